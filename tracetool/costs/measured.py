@@ -1,0 +1,102 @@
+"""Costs as measured: each action costs what the same (stage, kind, microbatch) cost in the trace.
+
+Microbatches the trace does not have cost the median of the measured ones, without the first: its backward
+makes the gradients that the later ones only add to.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from statistics import median_low
+from typing import TYPE_CHECKING
+
+from tracetool.errors import UnsupportedShape
+from tracetool.model.action import Action, ActionKind
+from tracetool.model.pipeline import ActionCost
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.model.pipeline import Pipeline, StageProfile
+    from tracetool.model.scenario import Scenario
+
+_GRADIENTS = (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)
+
+
+class MeasuredCosts:
+    """Costs of a pipeline's actions and messages, with the scenario's own memory figures if it has any.
+
+    Args:
+        pipeline: What was measured.
+        scenario: May replace activation and static bytes.
+    """
+
+    def __init__(self, pipeline: Pipeline, scenario: Scenario) -> None:
+        self._pipeline = pipeline
+        self._scenario = scenario
+        self.action = cache(self._action)
+
+    def _action(self, action: Action) -> ActionCost:
+        cost = _measured(self._pipeline.stages[action.stage], action)
+        activation = self._scenario.activation_bytes
+        if activation is None:
+            return cost
+        if action.kind is ActionKind.FORWARD:
+            return ActionCost(cost.duration_ns, activation, activation)
+        return ActionCost(cost.duration_ns, -activation if action.kind in _GRADIENTS else 0, 0)
+
+    def static_bytes(self, rank: int) -> int | None:
+        """Bytes a pipeline rank has allocated when the step starts; None if unknown."""
+        if self._scenario.static_bytes is not None:
+            return self._scenario.static_bytes
+        return self._pipeline.ranks[rank].static_bytes
+
+    def payload_bytes(self, src_stage: int, kind: ActionKind) -> int | None:
+        """Bytes of one message that leaves a stage; None if unknown."""
+        stage = self._pipeline.stages[src_stage]
+        return stage.forward_payload_bytes if kind is ActionKind.FORWARD else stage.backward_payload_bytes
+
+    def transfer_ns(self, src_stage: int, kind: ActionKind) -> int:
+        """Measured time of one message inside a DC, once both sides are ready."""
+        stage = self._pipeline.stages[src_stage]
+        return stage.forward_transfer_ns if kind is ActionKind.FORWARD else stage.backward_transfer_ns
+
+
+def _measured(stage: StageProfile, action: Action) -> ActionCost:
+    costs = stage.costs.get(action.kind)
+    if costs is not None:
+        return _of_microbatch(costs, action.microbatch)
+    parts = [stage.costs.get(k) for k in (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)]
+    if action.kind is ActionKind.BACKWARD and any(parts):
+        return _sum([_of_microbatch(p, action.microbatch) for p in parts if p])
+    raise UnsupportedShape(
+        f"the trace does not tell what {action} costs: stage {stage.stage} has only "
+        f"{', '.join(sorted(k.value for k in stage.costs))}.",
+        hint="a schedule that splits the backward needs a trace that splits it",
+    )
+
+
+def _of_microbatch(costs: Sequence[ActionCost], microbatch: int) -> ActionCost:
+    if microbatch < len(costs):
+        return costs[microbatch]
+    later = costs[1:] or costs
+    return ActionCost(
+        median_low(c.duration_ns for c in later),
+        _median([c.held_bytes for c in later]),
+        _median([c.peak_bytes for c in later]),
+    )
+
+
+def _median(values: Sequence[int | None]) -> int | None:
+    known = [v for v in values if v is not None]
+    return median_low(known) if known else None
+
+
+def _sum(parts: Sequence[ActionCost]) -> ActionCost:
+    held = [c.held_bytes for c in parts]
+    peak = [c.peak_bytes for c in parts]
+    return ActionCost(
+        sum(c.duration_ns for c in parts),
+        None if None in held else sum(h for h in held if h is not None),
+        None if None in peak else max(p for p in peak if p is not None),
+    )

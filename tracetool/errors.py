@@ -1,0 +1,132 @@
+"""Every error a user can meet.
+
+TraceToolError                 exit 2
+├─ IngestError                 UnknownFormat · MalformedTrace · MissingRank · DuplicateRank
+├─ ReconstructError            NoDeviceActivity · NoPipeline · UnmatchedTransfer
+├─ ScheduleError               InvalidSchedule · ScheduleDeadlock · UnsupportedShape
+├─ ScenarioError               BadQuantity · BadTopology
+├─ StoreError                  NotARun · SchemaVersion · AlreadyExists · BadQuery
+└─ UnknownName
+CheckFailed                    exit 1  (a check the user asked for did not hold)
+
+A message says what happened, where and what was found; ``hint`` says what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class TraceToolError(Exception):
+    """Base of all errors; the command line prints it without a traceback and exits with ``exit_code``."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class IngestError(TraceToolError):
+    """Files could not be turned into a Run."""
+
+
+class UnknownFormat(IngestError):
+    """No reader recognises the content of the files."""
+
+
+class MalformedTrace(IngestError):
+    """A file was recognised but its content is damaged."""
+
+
+class MissingRank(IngestError):
+    """A file does not say its rank, or ranks of the job are absent."""
+
+
+class DuplicateRank(IngestError):
+    """Two sources claim the same rank."""
+
+
+class ReconstructError(TraceToolError):
+    """The events do not add up to a pipeline."""
+
+
+class NoDeviceActivity(ReconstructError):
+    """The trace holds no kernels, so there is nothing to time."""
+
+
+class NoPipeline(ReconstructError):
+    """No pipeline-parallel structure was found."""
+
+
+class UnmatchedTransfer(ReconstructError):
+    """A send has no receive, or they disagree about the size."""
+
+
+class ScheduleError(TraceToolError):
+    """A schedule cannot be built or run."""
+
+
+class InvalidSchedule(ScheduleError):
+    """An order misses, repeats or misplaces an action."""
+
+
+class ScheduleDeadlock(ScheduleError):
+    """Every rank waits for another one."""
+
+
+class UnsupportedShape(ScheduleError):
+    """The schedule does not exist for these stages and microbatches."""
+
+
+class ScenarioError(TraceToolError):
+    """A what-if makes no sense for this pipeline."""
+
+
+class BadQuantity(ScenarioError):
+    """A quantity has no unit, the wrong one or no number."""
+
+
+class BadTopology(ScenarioError):
+    """A DC map or link does not fit the pipeline's ranks."""
+
+
+class StoreError(TraceToolError):
+    """A Run cannot be read or written."""
+
+
+class NotARun(StoreError):
+    """The path is no Run."""
+
+
+class SchemaVersion(StoreError):
+    """The Run was written by another schema version."""
+
+
+class AlreadyExists(StoreError):
+    """The target exists and would be overwritten."""
+
+
+class BadQuery(StoreError):
+    """DuckDB refused a query."""
+
+
+class UnknownName(TraceToolError):
+    """A name that nothing is registered under."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, hint: str | None = None) -> None:
+        names = sorted(known)
+        close = difflib.get_close_matches(name.lower(), names, n=2, cutoff=0.5)
+        guess = f" Did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
+        super().__init__(f"no {kind} named {name!r}.{guess}", hint=hint or f"known: {', '.join(names)}")
+
+
+class CheckFailed(TraceToolError):
+    """A check that the user asked for did not hold."""
+
+    exit_code = 1

@@ -1,0 +1,76 @@
+"""Each metric once: its name, unit, which way is better, and its formula over a Timeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from tracetool.model.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """What a metric means."""
+
+    name: str
+    unit: str
+    better: Literal["lower", "higher"]
+    doc: str
+
+
+METRICS: dict[str, Metric] = {
+    m.name: m
+    for m in (
+        Metric("step_ns", "ns", "lower", "First forward on any rank to the end of gradient reduction and optimizer on all ranks."),
+        Metric("window_ns", "ns", "lower", "Pipeline window: first forward on any rank to last backward on any rank."),
+        Metric("compute_ns", "ns", "lower", "Compute of all ranks in the window, summed."),
+        Metric("bubble_ns", "ns", "lower", "Idle time within the window, mean over ranks: window - compute / ranks."),
+        Metric("bubble_ratio", "1", "lower", "Idle share of the window: 1 - compute / (ranks x window)."),
+        Metric("cross_dc_bubble_ns", "ns", "lower", "Window minus the window with the cross-DC links made free."),
+        Metric("peak_hbm_bytes", "bytes", "lower", "Highest allocation of a rank within the step."),
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Metrics of one Timeline; ``METRICS`` says what each means.
+
+    Attributes:
+        step_ns: See METRICS.
+        window_ns: See METRICS.
+        compute_ns: See METRICS.
+        bubble_ns: See METRICS; rounded down to whole ns.
+        bubble_ratio: See METRICS.
+        rank_compute_ns: Compute of each pipeline rank.
+        peak_hbm_bytes: Peak of each pipeline rank; None where memory is unknown.
+    """
+
+    step_ns: int
+    window_ns: int
+    compute_ns: int
+    bubble_ns: int
+    bubble_ratio: float
+    rank_compute_ns: tuple[int, ...]
+    peak_hbm_bytes: tuple[int | None, ...]
+
+
+def measure(timeline: Timeline) -> Metrics:
+    """Compute the metrics of an observed or replayed Timeline."""
+    computes = timeline.computes()
+    ranks = len(timeline.global_ranks)
+    start = min(op.start_ns for op in computes)
+    window = max(op.end_ns for op in computes) - start
+    busy = tuple(sum(op.duration_ns for op in computes if op.rank == rank) for rank in range(ranks))
+    return Metrics(
+        step_ns=max(op.end_ns for op in timeline.ops) - start,
+        window_ns=window,
+        compute_ns=sum(busy),
+        bubble_ns=(ranks * window - sum(busy)) // ranks,
+        bubble_ratio=1 - sum(busy) / (ranks * window),
+        rank_compute_ns=busy,
+        peak_hbm_bytes=tuple(
+            None if curve is None else max(level for _, level in curve) for curve in timeline.memory
+        ),
+    )

@@ -1,0 +1,1 @@
+"""The nouns: pure values without input or output."""

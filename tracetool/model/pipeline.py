@@ -1,0 +1,106 @@
+"""What was measured of a pipeline: the costs of each stage, the memory of each rank, its transfers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median_low
+from typing import TYPE_CHECKING, Literal
+
+from tracetool.model.action import ActionKind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tracetool.model.schedule import Schedule
+
+P2PMode = Literal["grouped", "in-order", "per-edge"]
+P2P_MODES: tuple[P2PMode, ...] = ("grouped", "in-order", "per-edge")
+
+
+@dataclass(frozen=True, slots=True)
+class ActionCost:
+    """Cost of one action.
+
+    Attributes:
+        duration_ns: Compute time: kernels and the launch gaps between them, without waits.
+        held_bytes: Device memory allocated when it ends minus when it starts; None if unknown.
+        peak_bytes: Highest allocation while it runs, above the level at its start; None if unknown.
+    """
+
+    duration_ns: int
+    held_bytes: int | None = None
+    peak_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StageProfile:
+    """Measured costs of one stage.
+
+    Attributes:
+        stage: Global (virtual) stage.
+        costs: Per kind, one cost per microbatch in microbatch order.
+        forward_payload_bytes: Bytes of one activation to the next stage; None if unknown.
+        backward_payload_bytes: Bytes of one gradient to the previous stage; None if unknown.
+        forward_transfer_ns: Measured time of that activation's transfer, without waiting.
+        backward_transfer_ns: Measured time of that gradient's transfer, without waiting.
+        evidence: How the actions were found: label, autograd or kernels.
+    """
+
+    stage: int
+    costs: Mapping[ActionKind, tuple[ActionCost, ...]]
+    forward_payload_bytes: int | None = None
+    backward_payload_bytes: int | None = None
+    forward_transfer_ns: int = 0
+    backward_transfer_ns: int = 0
+    evidence: str = "label"
+
+    def median_ns(self, kind: ActionKind) -> int | None:
+        """Median duration over microbatches, or None if the trace has no such action."""
+        costs = self.costs.get(kind)
+        return median_low(c.duration_ns for c in costs) if costs else None
+
+    def activation_bytes(self) -> int | None:
+        """Bytes one microbatch keeps from forward to backward (median), or None if unknown."""
+        held = [c.held_bytes for c in self.costs.get(ActionKind.FORWARD, ()) if c.held_bytes is not None]
+        return median_low(held) if held else None
+
+
+@dataclass(frozen=True, slots=True)
+class RankProfile:
+    """What belongs to a pipeline rank as a whole.
+
+    Attributes:
+        rank: Global rank.
+        static_bytes: Allocated when the step starts: weights, optimizer state; None if unknown.
+        tail_kinds: The parts of that tail in order, as (kind, duration).
+        hbm_bytes: Device memory, as the trace says; None if unknown.
+    """
+
+    rank: int
+    static_bytes: int | None = None
+    tail_kinds: tuple[tuple[ActionKind, int], ...] = ()
+    hbm_bytes: int | None = None
+
+    @property
+    def tail_ns(self) -> int:
+        """Duration of gradient reduction and optimizer together."""
+        return sum(duration for _, duration in self.tail_kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """One pipeline as measured in one step: all that replay needs to know.
+
+    Attributes:
+        stages: One profile per stage, in stage order.
+        ranks: One profile per pipeline rank, in pipeline order.
+        observed: The compute order that was observed.
+        p2p: How transfers were issued.
+        step: Step number the costs were measured in.
+    """
+
+    stages: tuple[StageProfile, ...]
+    ranks: tuple[RankProfile, ...]
+    observed: Schedule
+    p2p: P2PMode
+    step: int

@@ -1,0 +1,32 @@
+"""A Scenario holds only the differences from what was measured; the empty one means as measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tracetool.model.topology import Topology
+
+if TYPE_CHECKING:
+    from tracetool.model.pipeline import P2PMode
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One what-if.
+
+    Attributes:
+        topology: DC of each pipeline rank and the links between DCs.
+        hbm_bytes: Memory limit per rank; None sets no limit.
+        p2p: How transfers are issued; None keeps what the trace shows.
+        microbatches: Microbatches per step; None keeps what the trace shows.
+        activation_bytes: Bytes one microbatch keeps, instead of the measured ones.
+        static_bytes: Bytes allocated at step start, instead of the measured ones.
+    """
+
+    topology: Topology = field(default_factory=Topology)
+    hbm_bytes: int | None = None
+    p2p: P2PMode | None = None
+    microbatches: int | None = None
+    activation_bytes: int | None = None
+    static_bytes: int | None = None

@@ -1,0 +1,82 @@
+"""A Timeline: when each action ran, observed in a trace or made by replay. Both look the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tracetool.model.action import ActionKind
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One action on one pipeline rank; times in ns from the start of the pipeline window."""
+
+    rank: int
+    stage: int
+    kind: ActionKind
+    microbatch: int
+    start_ns: int
+    duration_ns: int
+
+    @property
+    def end_ns(self) -> int:
+        """End of the action."""
+        return self.start_ns + self.duration_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One message between stages.
+
+    Attributes:
+        kind: FORWARD for an activation, BACKWARD for a gradient.
+        microbatch: Microbatch.
+        src_stage: Sending stage.
+        dst_stage: Receiving stage.
+        src_rank: Sending pipeline rank.
+        dst_rank: Receiving pipeline rank.
+        payload_bytes: Bytes; None if unknown.
+        send_posted_ns: When the sender's side was ready.
+        recv_posted_ns: When the receiver's side was ready.
+        start_ns: When bytes began to move.
+        end_ns: When the receiver could use the data.
+        link: Name of the cross-DC link, or None inside a DC.
+    """
+
+    kind: ActionKind
+    microbatch: int
+    src_stage: int
+    dst_stage: int
+    src_rank: int
+    dst_rank: int
+    payload_bytes: int | None
+    send_posted_ns: int
+    recv_posted_ns: int
+    start_ns: int
+    end_ns: int
+    link: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What every rank computed and what moved between them.
+
+    Attributes:
+        name: ``observed``, or the name of the replayed schedule.
+        global_ranks: Global rank of each pipeline rank.
+        ops: Computes of one microbatch (F, B, I, W, R), then the rank-wide ones (stage and microbatch -1).
+        transfers: Messages between stages.
+        memory: Per pipeline rank, (time, allocated bytes) at every change; None if unknown.
+    """
+
+    name: str
+    global_ranks: tuple[int, ...]
+    ops: tuple[Op, ...]
+    transfers: tuple[Transfer, ...]
+    memory: tuple[tuple[tuple[int, int], ...] | None, ...]
+
+    def computes(self) -> tuple[Op, ...]:
+        """The ops of the pipeline window, without gradient reduction and optimizer."""
+        return tuple(op for op in self.ops if op.stage >= 0)

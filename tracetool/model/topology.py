@@ -1,0 +1,169 @@
+"""Where pipeline ranks sit and what connects the places.
+
+Today the only tier is the data centre (DC); a rank pair without a declared link between them moves
+bytes as fast as was measured.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from tracetool.errors import BadQuantity, BadTopology
+from tracetool.units import format_bandwidth, format_duration, parse_bandwidth_bytes_per_s, parse_duration_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One direction between two DCs: a message occupies it for payload/bandwidth, then needs the latency."""
+
+    src_dc: str
+    dst_dc: str
+    bandwidth_bytes_per_s: int
+    latency_ns: int
+
+    @property
+    def name(self) -> str:
+        """The link's name in tables, as ``dc0-dc1``."""
+        return f"{self.src_dc}-{self.dst_dc}"
+
+    def occupancy_ns(self, payload_bytes: int) -> int:
+        """Time a message keeps the link busy, rounded to whole ns."""
+        return int(Fraction(payload_bytes * 10**9, self.bandwidth_bytes_per_s) + Fraction(1, 2))
+
+    def __str__(self) -> str:
+        return (
+            f"{self.src_dc}→{self.dst_dc} {format_bandwidth(self.bandwidth_bytes_per_s)}, "
+            f"{format_duration(self.latency_ns)}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """DC of each pipeline rank, and the links between DCs.
+
+    Attributes:
+        dcs: DC name of each pipeline rank; empty when nothing was said (one DC).
+        links: One per direction.
+    """
+
+    dcs: tuple[str, ...] = ()
+    links: tuple[Link, ...] = ()
+
+    def link(self, src_rank: int, dst_rank: int) -> Link | None:
+        """The link that a message between two pipeline ranks uses, or None inside a DC."""
+        if not self.dcs:
+            return None
+        pair = self.dcs[src_rank], self.dcs[dst_rank]
+        return next((link for link in self.links if (link.src_dc, link.dst_dc) == pair), None)
+
+    def boundaries(self) -> tuple[int, ...]:
+        """Pipeline ranks r for which r and r + 1 sit in different DCs."""
+        return tuple(r for r in range(len(self.dcs) - 1) if self.dcs[r] != self.dcs[r + 1])
+
+    def without_delays(self) -> Topology:
+        """The same places, with every cross-DC link made free."""
+        return Topology(self.dcs, tuple(Link(k.src_dc, k.dst_dc, 10**30, 0) for k in self.links))
+
+    def check(self, ranks: int) -> Topology:
+        """Check the map and the links against a pipeline.
+
+        Raises:
+            BadTopology: If a rank has no DC, a DC has no rank, or DCs that exchange messages have no link.
+        """
+        if not self.dcs:
+            if self.links:
+                raise BadTopology(
+                    "links between DCs are given, but not which ranks sit in which DC.",
+                    hint="add --dc, as in --dc 0-1,2-3",
+                )
+            return self
+        if len(self.dcs) != ranks:
+            raise BadTopology(
+                f"the DC map covers pipeline ranks 0..{len(self.dcs) - 1}, "
+                f"the pipeline has ranks 0..{ranks - 1}.",
+                hint="name every rank once, as in --dc 0-1,2-3 for four ranks in two DCs",
+            )
+        known = set(self.dcs)
+        for link in self.links:
+            for dc in (link.src_dc, link.dst_dc):
+                if dc not in known:
+                    raise BadTopology(
+                        f"link {link.name}: there is no {dc!r}; the DC map names {', '.join(sorted(known))}."
+                    )
+        for rank in self.boundaries():
+            for pair in ((rank, rank + 1), (rank + 1, rank)):
+                if self.link(*pair) is None:
+                    src, dst = (self.dcs[r] for r in pair)
+                    raise BadTopology(
+                        f"pipeline ranks {rank} and {rank + 1} sit in {self.dcs[rank]} and "
+                        f"{self.dcs[rank + 1]}, but no link {src}-{dst} is given.",
+                        hint=f"add --link {self.dcs[rank]}-{self.dcs[rank + 1]}=25Gbit/s,10ms",
+                    )
+        return self
+
+
+_RANGE = re.compile(r"^(\d+)(?:-(\d+))?$")
+
+
+def parse_dc_map(text: str) -> tuple[str, ...]:
+    """Read ``0-1,2-3``: ranges of pipeline ranks, one per DC, named dc0, dc1 ...; ``+`` joins ranges.
+
+    ``0-1,2-3`` puts ranks 0 and 1 in dc0, 2 and 3 in dc1; ``0+2,1+3`` interleaves them.
+
+    Returns:
+        The DC name of each pipeline rank.
+
+    Raises:
+        BadTopology: If the text is malformed, or a rank is named twice or left out.
+    """
+    seats: dict[int, str] = {}
+    for number, part in enumerate(text.split(",")):
+        for piece in part.split("+"):
+            match = _RANGE.match(piece.strip())
+            if match is None:
+                raise BadTopology(
+                    f"DC map {text!r}: {piece!r} is no range of ranks.", hint="write it as in --dc 0-1,2-3"
+                )
+            first, last = int(match[1]), int(match[2] or match[1])
+            if last < first:
+                raise BadTopology(f"DC map {text!r}: the range {piece!r} runs backwards.")
+            for rank in range(first, last + 1):
+                if rank in seats:
+                    raise BadTopology(f"DC map {text!r}: rank {rank} is in {seats[rank]} and in dc{number}.")
+                seats[rank] = f"dc{number}"
+    gaps = sorted(set(range(max(seats) + 1)) - set(seats))
+    if gaps:
+        raise BadTopology(
+            f"DC map {text!r} leaves out rank{'s' if len(gaps) > 1 else ''} {', '.join(map(str, gaps))}.",
+            hint="name every pipeline rank once",
+        )
+    return tuple(seats[rank] for rank in range(len(seats)))
+
+
+_LINK = re.compile(r"^\s*(?P<src>[^\s=>-]+)(?P<arrow>->|-|>)(?P<dst>[^\s=>-]+)\s*=\s*(?P<rest>.+)$")
+
+
+def parse_link(text: str) -> tuple[Link, ...]:
+    """Read ``dc0-dc1=25Gbit/s,10ms`` (both directions) or ``dc0->dc1=25Gbit/s,10ms`` (that one).
+
+    Raises:
+        BadTopology: If the form is wrong.
+        BadQuantity: If bandwidth or latency is missing or has no unit.
+    """
+    match = _LINK.match(text)
+    if match is None:
+        raise BadTopology(f"{text!r} is no link.", hint="write it as in --link dc0-dc1=25Gbit/s,10ms")
+    quantities = [part.strip() for part in match["rest"].split(",")]
+    if len(quantities) != 2:
+        raise BadQuantity(
+            f"link {text!r} needs a bandwidth and a latency.", hint="write it as in --link dc0-dc1=25Gbit/s,10ms"
+        )
+    bandwidth = parse_bandwidth_bytes_per_s(quantities[0])
+    latency = parse_duration_ns(quantities[1])
+    src, dst = match["src"], match["dst"]
+    if src == dst:
+        raise BadTopology(f"link {text!r} joins {src} to itself.")
+    there = Link(src, dst, bandwidth, latency)
+    return (there,) if ">" in match["arrow"] else (there, Link(dst, src, bandwidth, latency))

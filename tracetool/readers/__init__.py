@@ -1,0 +1,152 @@
+"""Readers: one per trace format. Files in, Arrow tables out, and a report of what was seen.
+
+A reader decides by content. Ingest asks every reader which of the files it takes (``find``), asks for
+the identity of each source (``identify``: cheap, before any long work) and then reads it (``read``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from tracetool.registry import Registry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    ByteCount = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is read together as one rank.
+
+    Attributes:
+        reader: Name of the reader that takes it.
+        path: File or folder to name in messages.
+        files: All files that belong to it; their bytes make its digest.
+    """
+
+    reader: str
+    path: Path
+    files: tuple[Path, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of its files on disk."""
+        return sum(file.stat().st_size for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A process group as one rank's trace describes it."""
+
+    name: str
+    description: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a source is, known before its events are read.
+
+    Attributes:
+        rank: Global rank, or None if the trace does not say.
+        world_size: Ranks in the job; 1 if the trace does not say.
+        groups: Process groups named outside the events.
+        host: Host name.
+        device: Device index on its host.
+        device_name: Device model.
+        sm_count: Streaming multiprocessors.
+        hbm_bytes: Device memory.
+        base_ns: Added to relative times.
+    """
+
+    rank: int | None
+    world_size: int = 1
+    groups: tuple[Group, ...] = ()
+    host: str | None = None
+    device: int | None = None
+    device_name: str | None = None
+    sm_count: int | None = None
+    hbm_bytes: int | None = None
+    base_ns: int = 0
+
+
+@dataclass(slots=True)
+class SourceReport:
+    """What was seen while reading, filled in by the reader.
+
+    Attributes:
+        rows: Records seen.
+        dropped: Reason to number of records that could not be used.
+        repaired: Reason to number of records changed while reading.
+        skipped: Reason to number of records that no table needs.
+        notes: Facts worth telling the user.
+    """
+
+    rows: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    repaired: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+
+
+class Reader(Protocol):
+    """One trace format."""
+
+    name: str
+
+    def find(self, files: Sequence[Path]) -> list[Source]:
+        """The sources among these files that this reader takes, decided by content."""
+
+    def identify(self, source: Source) -> Identity:
+        """Rank, groups and device of a source.
+
+        Raises:
+            MalformedTrace: If the source is damaged beyond that.
+        """
+
+    def read(
+        self, source: Source, identity: Identity, report: SourceReport, advance: ByteCount
+    ) -> Iterator[tuple[str, pa.Table]]:
+        """Yield (table name, rows) in any order.
+
+        Args:
+            source: What to read.
+            identity: What ``identify`` found, with the rank filled in by the user where the trace has none.
+            report: Filled in while reading.
+            advance: To be called with the number of file bytes consumed since the last call.
+
+        Raises:
+            MalformedTrace: If the content is damaged.
+        """
+
+
+READERS: Registry[Reader] = Registry(
+    "reader",
+    {"kineto": "tracetool.readers.kineto:READER", "ascend": "tracetool.readers.ascend:READER"},
+    "tracetool.readers",
+)
+
+
+def rows_table(name: str, rows: Sequence[Sequence[object]]) -> pa.Table:
+    """Make a table of a Run from rows in the declared column order."""
+    import pyarrow as pa
+
+    from tracetool.tables import TABLES
+
+    schema = TABLES[name].arrow_schema()
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
+    # Dictionary columns are built from plain strings: building them directly is many times slower.
+    arrays = [
+        pa.array(values, pa.string()).dictionary_encode()
+        if pa.types.is_dictionary(f.type)
+        else pa.array(values, f.type)
+        for f, values in zip(schema, columns, strict=True)
+    ]
+    return pa.Table.from_arrays(arrays, names=schema.names).cast(schema)

@@ -1,0 +1,282 @@
+"""Communication operations of one rank, put together from the three files that describe them.
+
+``kernel_details.csv`` has exact times, ``communication.json`` sizes and waits, ``communication_matrix.json``
+links. Operations carry the hash of their communicator, links the ranks inside the group.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tracetool.readers.ascend_text import MB_OF_LINKS, US_PER_MS, decoded, raw_text, scaled, time_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from tracetool.readers import Group, SourceReport
+    from tracetool.readers.ascend_kernels import CommunicationTask
+
+COMMUNICATION = "communication.json"
+MATRIX = "communication_matrix.json"
+LOCAL, RDMA = "LOCAL", "RDMA"
+
+_NAME = re.compile(r"^hcom_(?P<kind>[A-Za-z0-9]+)_*_(?P<digits>\d+)_-?\d+(?:_-?\d+)?$")
+_STEP = re.compile(r"^step(\d+)$")
+_ABSENT = msgspec.Raw(b"null")
+# A start in communication.json went through a float64 of microseconds (0.25 us apart) and a short print.
+_ROUNDING_NS = 1000
+_OPERATION = {"receive": "recv"}
+
+
+class _Time(msgspec.Struct):
+    start: msgspec.Raw = msgspec.field(name="Start Timestamp(us)", default=_ABSENT)
+    elapse: msgspec.Raw = msgspec.field(name="Elapse Time(ms)", default=_ABSENT)
+    wait: msgspec.Raw = msgspec.field(name="Wait Time(ms)", default=_ABSENT)
+
+
+class _Bandwidth(msgspec.Struct):
+    size: msgspec.Raw = msgspec.field(name="Transit Size(MB)", default=_ABSENT)
+
+
+class _Entry(msgspec.Struct):
+    time: _Time = msgspec.field(name="Communication Time Info", default_factory=_Time)
+    bandwidth: dict[str, _Bandwidth] = msgspec.field(
+        name="Communication Bandwidth Info", default_factory=dict
+    )
+
+
+class _Cell(msgspec.Struct):
+    transport: str = msgspec.field(name="Transport Type", default="")
+    size: msgspec.Raw = msgspec.field(name="Transit Size(MB)", default=_ABSENT)
+    operation: str | None = msgspec.field(name="Op Name", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Bytes that a rank logged between two members of a group, counted inside the group."""
+
+    own: int
+    peer: int
+    transport: str
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class Operation:
+    """One communication operation on one rank.
+
+    Attributes:
+        name: Name in the trace, without the hash.
+        operation: What it does: send, recv, batchsendrecv, allreduce ...
+        digits: Last digits of the group's hash, as the name has them.
+        start_ns: Start, Unix time.
+        end_ns: End.
+        stream: Device stream.
+        hash: Hash of the communicator as text; empty if unknown.
+        group: The group of that hash; None if the trace does not list it.
+        step: Step of ``communication.json``.
+        linked_bytes: Bytes over HCCS, PCIe and SIO in ``communication.json``; None if it is not listed.
+        rdma_bytes: The same over RDMA.
+        wait_ns: Its own waiting time there.
+        links: Its links in ``communication_matrix.json``, those that survived.
+    """
+
+    name: str
+    operation: str
+    digits: str
+    start_ns: int
+    end_ns: int
+    stream: int | None = None
+    hash: str = ""
+    group: Group | None = None
+    step: int | None = None
+    linked_bytes: int | None = None
+    rdma_bytes: int | None = None
+    wait_ns: int | None = None
+    links: tuple[Link, ...] = ()
+
+    @property
+    def group_name(self) -> str:
+        """Communicator, else its hash, else the digits of the hash that are known."""
+        return self.group.name if self.group is not None else self.hash or self.digits
+
+
+@dataclass(slots=True)
+class Matrix:
+    """``communication_matrix.json`` by operation.
+
+    Attributes:
+        links: (operation name, hash) to the links that survived; at most five operations per link do.
+        totals: Hash and kind of operation (as in ``batchsendrecv``) to the sums over all operations.
+    """
+
+    links: dict[tuple[str, str], tuple[Link, ...]] = field(default_factory=dict)
+    totals: dict[tuple[str, str], tuple[Link, ...]] = field(default_factory=dict)
+
+
+def group_hash(communicator: str) -> int:
+    """The 64-bit hash that stands for a communicator in operation names.
+
+    Two polynomial hashes of 32 bits over the bytes of the name: base 29 gives the high half, 131 the low.
+    """
+    high = low = 0
+    for byte in communicator.encode():
+        high = (high * 29 + byte) & 0xFFFF_FFFF
+        low = (low * 131 + byte) & 0xFFFF_FFFF
+    return high << 32 | low
+
+
+def read_matrix(path: Path, report: SourceReport, advance: Callable[[int], None]) -> Matrix:
+    """Links of each operation, and their sums.
+
+    Raises:
+        MalformedTrace: If the file is damaged.
+    """
+    content = decoded(path, dict[str, dict[str, dict[str, dict[str, _Cell]]]], advance)
+    links: dict[tuple[str, str], dict[tuple[int, int], Link]] = defaultdict(dict)
+    totals: dict[tuple[str, str], Counter[tuple[int, int, str]]] = defaultdict(Counter)
+    entries = [e for step in content.values() for kind in step.values() for e in kind.items()]
+    for key, cells in entries:
+        label, _, hashed = key.partition("@")
+        for ends, cell in cells.items():
+            report.rows += 1
+            link = _link(ends, cell)
+            if link is None:
+                report.dropped["link without ranks or size"] += 1
+            elif label.endswith("-total"):
+                kind = label.removesuffix("-total")
+                totals[hashed, kind][link.own, link.peer, link.transport] += link.size_bytes
+            else:
+                # Captures of 2023 have one entry per operation and no Op Name.
+                links[cell.operation or label, hashed][link.own, link.peer] = link
+    return Matrix(
+        {key: tuple(found.values()) for key, found in links.items()},
+        {key: tuple(Link(*ends, size) for ends, size in found.items()) for key, found in totals.items()},
+    )
+
+
+def read_communication(path: Path, report: SourceReport, advance: Callable[[int], None]) -> list[Operation]:
+    """Operations with the rounded times of ``communication.json``.
+
+    Raises:
+        MalformedTrace: If the file is damaged.
+    """
+    content = decoded(path, dict[str, dict[str, dict[str, _Entry]]], advance)
+    found: list[Operation] = []
+    for step_key, kinds in content.items():
+        match = _STEP.match(step_key)
+        step = int(match[1]) if match else None
+        for key, entry in (item for kind in kinds.values() for item in kind.items()):
+            if key.startswith("Total Op Info"):
+                continue
+            report.rows += 1
+            start = time_ns(raw_text(entry.time.start))
+            elapse = scaled(raw_text(entry.time.elapse), US_PER_MS * 1000)
+            if start is None or start <= 0 or elapse is None:
+                report.dropped["operation without time in communication.json"] += 1
+                continue
+            name, _, hashed = key.partition("@")
+            operation = _named(name, None, start, start + max(elapse, 0))
+            operation.hash, operation.step = hashed, step
+            operation.wait_ns = scaled(raw_text(entry.time.wait), US_PER_MS * 1000)
+            operation.linked_bytes, operation.rdma_bytes = _moved(entry.bandwidth)
+            found.append(operation)
+    return found
+
+
+def join(
+    tasks: Sequence[CommunicationTask],
+    listed: Sequence[Operation],
+    matrix: Matrix,
+    groups: Sequence[Group],
+    report: SourceReport,
+) -> list[Operation]:
+    """All operations in order of start: exact times where a task has them, groups and links attached.
+
+    Args:
+        tasks: Communication operations of ``kernel_details.csv``.
+        listed: Operations of ``communication.json``.
+        matrix: Links.
+        groups: Groups that the trace lists.
+        report: Told about rounded, differing and guessed things.
+    """
+    waiting: dict[str, list[Operation]] = defaultdict(list)
+    for operation in listed:
+        waiting[operation.name].append(operation)
+    joined = [_with_task(task, waiting[task.name], report) for task in tasks]
+    rounded = [operation for rest in waiting.values() for operation in rest]
+    if rounded:
+        report.notes.append(
+            f"{len(rounded)} communication operations are in {COMMUNICATION} only: "
+            "their times are rounded there to 0.25 us"
+        )
+    operations = sorted(joined + rounded, key=lambda o: (o.start_ns, o.name, o.hash))
+    by_hash = {str(group_hash(group.name)): group for group in groups}
+    guessed = sum(_attach(operation, matrix, by_hash) for operation in operations)
+    if guessed:
+        report.notes.append(
+            f"{guessed} communication operations were given the only group whose hash ends like their name"
+        )
+    return operations
+
+
+def collective_bytes(operation: Operation) -> int | None:
+    """Bytes that the links of this rank carried for it, or None if nothing was logged."""
+    if operation.linked_bytes is None or operation.rdma_bytes is None:
+        return None
+    return operation.linked_bytes + operation.rdma_bytes or None
+
+
+def _link(ends: str, cell: _Cell) -> Link | None:
+    own, _, peer = ends.partition("-")
+    size = scaled(raw_text(cell.size), MB_OF_LINKS)
+    if not (own.isdecimal() and peer.isdecimal()) or size is None:
+        return None
+    return Link(int(own), int(peer), cell.transport, size)
+
+
+def _moved(bandwidth: dict[str, _Bandwidth]) -> tuple[int, int]:
+    size = {name: scaled(raw_text(b.size), MB_OF_LINKS) or 0 for name, b in bandwidth.items()}
+    # SDMA is the sum of the three and would count them twice.
+    links = max(size.get("SDMA", 0), size.get("HCCS", 0) + size.get("PCIE", 0) + size.get("SIO", 0))
+    return links, size.get(RDMA, 0)
+
+
+def _named(name: str, kernel_class: str | None, start: int, end: int) -> Operation:
+    match = _NAME.match(name)
+    kind = match["kind"] if match else (kernel_class or name).removeprefix("hcom_").rstrip("_")
+    lowered = kind.lower()
+    return Operation(name, _OPERATION.get(lowered, lowered), match["digits"] if match else "", start, end)
+
+
+def _with_task(task: CommunicationTask, waiting: list[Operation], report: SourceReport) -> Operation:
+    """The operation of a task, taken out of those of its name in ``communication.json``."""
+    if not waiting:
+        operation = _named(task.name, task.kernel_class, task.start_ns, task.end_ns)
+    else:
+        # Groups whose hashes end alike share names: the start tells them apart.
+        operation = min(waiting, key=lambda o: abs(o.start_ns - task.start_ns))
+        waiting.remove(operation)
+        if abs(operation.start_ns - task.start_ns) > _ROUNDING_NS:
+            report.repaired[f"start differs in {COMMUNICATION}: kernel_details.csv taken"] += 1
+    operation.start_ns, operation.end_ns, operation.stream = task.start_ns, task.end_ns, task.stream
+    return operation
+
+
+def _attach(operation: Operation, matrix: Matrix, by_hash: Mapping[str, Group]) -> bool:
+    """Give an operation its group and links; return whether the group was guessed from the digits."""
+    guessed = False
+    if not operation.hash and operation.digits:
+        ending = [hashed for hashed in by_hash if hashed[-3:] == operation.digits]
+        guessed = len(ending) == 1
+        operation.hash = ending[0] if guessed else ""
+    operation.group = by_hash.get(operation.hash)
+    links = matrix.links.get((operation.name, operation.hash)) or matrix.links.get((operation.name, ""))
+    operation.links = links or ()
+    return guessed

@@ -1,0 +1,125 @@
+"""``kernel_details.csv``: one record per device task, communication operations among them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tracetool.readers.ascend_text import csv_rows, integer, lost_digits, time_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tracetool.readers import SourceReport
+
+CHUNK_ROWS = 1 << 16
+KERNEL_DETAILS = "kernel_details.csv"
+
+_REQUIRED = ("Name", "Start Time(us)", "Duration(us)")
+_OPTIONAL = ("Type", "Accelerator Core", "Stream ID", "Step Id")
+_COMMUNICATION_CORES = ("COMMUNICATION", "HCCL")
+# Matrix products are no sign: backward passes are full of them.
+_FORWARD = re.compile(r"FlashAttention|RmsNorm|LayerNorm|SwiGlu|Gelu|Softmax|RotaryPosition")
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicationTask:
+    """A communication operation as ``kernel_details.csv`` lists it: its times are exact."""
+
+    name: str
+    kernel_class: str | None
+    start_ns: int
+    end_ns: int
+    stream: int | None
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Mark:
+    """A kernel that tells forward from backward: a gradient kernel, or one of a layer's forward pass."""
+
+    start_ns: int
+    backward: bool
+
+
+class Kernels:
+    """Reads the file once; what other tables need from it is kept.
+
+    Attributes:
+        tasks: Communication operations, in file order.
+        marks: Kernels that tell forward from backward, in file order.
+        extents: Step number to first start and last end of its records, ns.
+    """
+
+    def __init__(self, rank: int, report: SourceReport) -> None:
+        self.tasks: list[CommunicationTask] = []
+        self.marks: list[Mark] = []
+        self.extents: dict[int, tuple[int, int]] = {}
+        self._rank = rank
+        self._report = report
+        self._count = 0
+
+    def event_rows(self, path: Path, advance: Callable[[int], None]) -> Iterator[list[tuple[object, ...]]]:
+        """Rows of the ``events`` table, in chunks.
+
+        Args:
+            path: The CSV file.
+            advance: Called with the file bytes consumed.
+
+        Raises:
+            MalformedTrace: With the line, if the file is damaged.
+        """
+        rows: list[tuple[object, ...]] = []
+        for name, start_text, duration_text, kind, core, stream_text, step in csv_rows(
+            path, _REQUIRED, _OPTIONAL, advance
+        ):
+            self._report.rows += 1
+            times = self._times(start_text, duration_text)
+            if times is None:
+                continue
+            start, duration = times
+            stream = integer(stream_text)
+            kernel_class = None if kind in ("", "N/A") else kind
+            self._extend(integer(step), start, start + duration)
+            if core in _COMMUNICATION_CORES or name.startswith("hcom_"):
+                self.tasks.append(CommunicationTask(name, kernel_class, start, start + duration, stream))
+                continue
+            self._mark(kernel_class or name, start)
+            rows.append(
+                (
+                    self._count, self._rank, "kernel", name, start, duration,
+                    None, stream, None, None, None, kernel_class,
+                )
+            )  # fmt: skip
+            self._count += 1
+            if len(rows) == CHUNK_ROWS:
+                yield rows
+                rows = []
+        yield rows
+
+    def _times(self, start_text: str, duration_text: str) -> tuple[int, int] | None:
+        start, duration = time_ns(start_text), time_ns(duration_text)
+        if lost_digits(start_text):
+            self._report.dropped["time in E notation: its digits are lost"] += 1
+        elif start is None or duration is None:
+            self._report.dropped["time is no number"] += 1
+        elif start <= 0:
+            self._report.dropped["time is zero"] += 1
+        elif duration < 0:
+            self._report.repaired["negative duration set to 0"] += 1
+            return start, 0
+        else:
+            return start, duration
+        return None
+
+    def _extend(self, step: int | None, start: int, end: int) -> None:
+        if step is not None:
+            first, last = self.extents.get(step, (start, end))
+            self.extents[step] = (min(first, start), max(last, end))
+
+    def _mark(self, kind: str, start: int) -> None:
+        if "Grad" in kind:
+            self.marks.append(Mark(start, backward=True))
+        elif _FORWARD.search(kind):
+            self.marks.append(Mark(start, backward=False))

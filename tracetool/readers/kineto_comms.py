@@ -1,0 +1,140 @@
+"""Ties the communication kernels of a Kineto trace to the host records that describe them.
+
+Kernels of coalesced batches carry no metadata; the ``record_param_comms`` records of the operations in
+the batch come before its launch, on the same thread (the project's ``kineto-formats`` reference, 9.2).
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from tracetool.readers import Group, SourceReport
+
+P2P = ("send", "recv")
+_DTYPE_BYTES = {
+    "Byte": 1, "Char": 1, "Bool": 1, "Short": 2, "Half": 2, "BFloat16": 2, "Int": 4, "Float": 4,
+    "Long": 8, "Double": 8, "ComplexFloat": 8, "ComplexDouble": 16,
+}  # fmt: skip
+_COMMUNICATION_KERNEL = re.compile(r"^(nccl|rccl|mscclpp)", re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class CommRecord:
+    """One ``record_param_comms`` record, and the kernel found for it."""
+
+    operation: str
+    group: str
+    group_ranks: tuple[int, ...]
+    peer: int | None
+    payload_bytes: int | None
+    posted_ns: int
+    thread: int
+    external_id: int | None
+    batch: int | None = None
+    stream: int | None = None
+    start_ns: int | None = None
+    end_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CommKernel:
+    """One communication kernel, with the host call that launched it."""
+
+    start_ns: int
+    end_ns: int
+    stream: int | None
+    external_id: int | None
+    launch_ns: int
+    launch_thread: int
+
+
+def is_communication_kernel(name: str) -> bool:
+    """Whether a kernel belongs to a communication library, by the prefix of its name."""
+    return _COMMUNICATION_KERNEL.match(name) is not None
+
+
+def parse_record(
+    args: Mapping[str, Any], posted_ns: int, thread: int, groups: Sequence[Group]
+) -> CommRecord | None:
+    """Read a ``record_param_comms`` record; None for waits and initialisation, which move nothing."""
+    operation = args.get("Collective name")
+    if not isinstance(operation, str) or operation in ("wait", "init", ""):
+        return None
+    name = str(args.get("Process Group Name", ""))
+    ranks = _group_ranks(args, name, groups)
+    element_bytes = _DTYPE_BYTES.get(str(args.get("dtype")))
+    # All-gather reports the full size on the output side, reduce-scatter on the input side.
+    elements = max(int(args.get("In msg nelems") or 0), int(args.get("Out msg nelems") or 0))
+    return CommRecord(
+        operation=operation,
+        group=name,
+        group_ranks=ranks,
+        peer=_peer(args, operation, ranks) if operation in P2P else None,
+        payload_bytes=None if element_bytes is None else elements * element_bytes,
+        posted_ns=posted_ns,
+        thread=thread,
+        external_id=args.get("External id"),
+    )
+
+
+def _peer(args: Mapping[str, Any], operation: str, ranks: tuple[int, ...]) -> int | None:
+    peer = args.get("Dst Rank" if operation == "send" else "Src Rank")
+    if isinstance(peer, int):
+        return peer
+    local = args.get("Rank")  # of send and recv: the peer, counted inside the group
+    return ranks[local] if isinstance(local, int) and 0 <= local < len(ranks) else None
+
+
+def _group_ranks(args: Mapping[str, Any], name: str, groups: Sequence[Group]) -> tuple[int, ...]:
+    text = str(args.get("Process Group Ranks", ""))
+    listed = tuple(int(r) for r in re.findall(r"\d+", text))
+    if "..." not in text and listed:
+        return listed
+    # The list is cut to 30 items: the envelope has it whole, or the group has stride form.
+    for group in groups:
+        if group.name == name and group.ranks[: len(listed)] == listed:
+            return group.ranks
+    start, stride, size = (args.get(k) for k in ("Global rank start", "Global rank stride", "Group size"))
+    if isinstance(start, int) and isinstance(stride, int) and isinstance(size, int) and stride > 0:
+        return tuple(range(start, start + stride * size, stride))
+    return listed
+
+
+def attach_kernels(
+    records: list[CommRecord], kernels: Iterable[CommKernel], report: SourceReport
+) -> None:
+    """Give each record its kernel's stream and times; operations launched together share a batch.
+
+    A kernel linked to a record by ``External id`` belongs to it. Any other one belongs to the send and
+    receive records posted on its thread since the previous communication launch there.
+    """
+    records.sort(key=lambda r: r.posted_ns)
+    linked = {r.external_id: r for r in records if r.external_id is not None}
+    posted: dict[int, list[CommRecord]] = defaultdict(list)
+    for record in records:
+        if record.operation in P2P:
+            posted[record.thread].append(record)
+    last_launch: dict[int, int] = defaultdict(int)
+    for batch, kernel in enumerate(sorted(kernels, key=lambda k: k.launch_ns)):
+        thread = kernel.launch_thread
+        record = linked.get(kernel.external_id) if kernel.external_id is not None else None
+        if record is not None:
+            members = [record]
+        else:
+            queue = posted[thread]
+            first = bisect_left(queue, last_launch[thread], key=lambda r: r.posted_ns)
+            last = bisect_right(queue, kernel.launch_ns, key=lambda r: r.posted_ns)
+            members = [r for r in queue[first:last] if r.batch is None]
+        if not members:
+            report.notes.append(f"a communication kernel at {kernel.start_ns} ns has no host record")
+        for member in members:
+            member.batch, member.stream = batch, kernel.stream
+            member.start_ns, member.end_ns = kernel.start_ns, kernel.end_ns
+        last_launch[thread] = kernel.launch_ns

@@ -1,0 +1,183 @@
+"""From a Run's tables to the pipeline that made them, and its observed Timeline.
+
+The best evidence present wins: labels of the framework, then autograd's own sequence numbers, then the
+types of kernels. What was found by which evidence is kept with the result; what was left out is noted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tracetool.errors import MissingRank, NoDeviceActivity
+from tracetool.model.action import Action, ActionKind
+from tracetool.model.pipeline import Pipeline, RankProfile, StageProfile
+from tracetool.model.schedule import schedule_from_orders
+from tracetool.model.timeline import Op, Timeline
+from tracetool.reconstruct.groups import PipelineGroup, find_pipelines
+from tracetool.reconstruct.memory import MemoryFacts, memory_facts
+from tracetool.reconstruct.segments import RankWork, find_work
+from tracetool.reconstruct.steps import Step, choose_step
+from tracetool.reconstruct.transfers import P2POp, find_transfers, median_transfer_ns, p2p_mode, payload
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tracetool.model.timeline import Transfer
+    from tracetool.store import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Reconstruction:
+    """What a Run turned out to hold.
+
+    Attributes:
+        pipeline: Measured costs and the observed order.
+        observed: The Timeline of the chosen step.
+        p2p_ops: Every send and receive of the step, per global rank, in order of posting.
+        notes: What was inferred, left out or is missing, one sentence each.
+    """
+
+    pipeline: Pipeline
+    observed: Timeline
+    p2p_ops: Mapping[int, tuple[P2POp, ...]]
+    notes: tuple[str, ...]
+
+
+def reconstruct(run: Run, *, step: int | None = None, use_labels: bool = True) -> Reconstruction:
+    """Find stages, microbatches, costs and transfers of one step.
+
+    Args:
+        run: The ingested traces.
+        step: Step number; by default the complete one of median length.
+        use_labels: Off hides the framework's own labels, to see what the rest of the trace tells.
+
+    Raises:
+        NoDeviceActivity: If there are no kernels.
+        NoPipeline: If no rank sends to another one.
+        MissingRank: If a rank of the pipeline was not recorded.
+        UnmatchedTransfer: If sends and receives do not pair up.
+        ReconstructError: If the step does not hold whole forwards and backwards.
+    """
+    notes: list[str] = []
+    kernels = dict(run.rows("SELECT rank, count(*) FROM events WHERE category = 'kernel' GROUP BY rank"))
+    if not kernels:
+        raise NoDeviceActivity(
+            f"{run.path.name} holds no kernels: its traces show the host only.",
+            hint="record with ProfilerActivity.CUDA (or NPU), and export inside on_trace_ready",
+        )
+    groups = find_pipelines(run)
+    group = groups[0]
+    if len(groups) > 1:
+        others = "; ".join(str(list(g.ranks)) for g in groups[1:])
+        notes.append(f"{len(groups)} pipelines side by side; this is {list(group.ranks)}, left out: {others}")
+    _check_recorded(run, group, kernels)
+    chosen = choose_step(run, group.ranks, step, notes)
+    transfers, p2p_ops = find_transfers(run, group, chosen, use_labels=use_labels)
+    work = find_work(run, group, chosen, use_labels=use_labels)
+    memory = memory_facts(run, group, chosen, work)
+    origin = min(s.start_ns for w in work.values() for s in w.segments)
+    pipeline = _pipeline(run, group, chosen, work, memory, transfers, p2p_ops)
+    return Reconstruction(
+        pipeline=pipeline,
+        observed=_timeline(group, work, transfers, memory, origin),
+        p2p_ops=p2p_ops,
+        notes=tuple(notes),
+    )
+
+
+def _check_recorded(run: Run, group: PipelineGroup, kernels: Mapping[int, int]) -> None:
+    recorded = {rank for (rank,) in run.rows("SELECT rank FROM ranks")}
+    missing = [rank for rank in group.ranks if rank not in recorded]
+    if missing:
+        raise MissingRank(
+            f"{len(group.ranks) - len(missing)} of {len(group.ranks)} pipeline ranks were recorded "
+            f"(missing: {', '.join(map(str, missing))}).",
+            hint="add the traces of the missing ranks: every stage must be measured",
+        )
+    silent = [rank for rank in group.ranks if rank not in kernels]
+    if silent:
+        raise NoDeviceActivity(
+            f"rank{'s' if len(silent) > 1 else ''} {', '.join(map(str, silent))} of the pipeline "
+            f"{list(group.ranks)} hold no kernels.",
+            hint="record device activity on every pipeline rank",
+        )
+
+
+def _pipeline(
+    run: Run,
+    group: PipelineGroup,
+    step: Step,
+    work: Mapping[int, RankWork],
+    memory: Mapping[int, MemoryFacts],
+    transfers: Sequence[Transfer],
+    p2p_ops: Mapping[int, tuple[P2POp, ...]],
+) -> Pipeline:
+    orders = [
+        [Action(s.stage, s.kind, s.microbatch) for s in work[rank].segments] for rank in group.ranks
+    ]
+    observed = schedule_from_orders(orders, name="observed")
+    hbm = dict(run.rows("SELECT rank, hbm_bytes FROM ranks"))
+    stages = []
+    for stage in range(observed.shape.stages):
+        rank = group.ranks[observed.shape.rank_of(stage)]
+        costs = {}
+        for kind in {a.kind for a in orders[observed.shape.rank_of(stage)] if a.stage == stage}:
+            segments = [s for s in work[rank].segments if s.stage == stage and s.kind is kind]
+            segments.sort(key=lambda s: s.microbatch)
+            costs[kind] = tuple(memory[rank].cost(s) for s in segments)
+        forward = [t for t in transfers if t.src_stage == stage and t.kind is ActionKind.FORWARD]
+        backward = [t for t in transfers if t.src_stage == stage and t.kind is ActionKind.BACKWARD]
+        stages.append(
+            StageProfile(
+                stage=stage,
+                costs=costs,
+                forward_payload_bytes=payload(forward),
+                backward_payload_bytes=payload(backward),
+                forward_transfer_ns=median_transfer_ns(forward),
+                backward_transfer_ns=median_transfer_ns(backward),
+                evidence=work[rank].evidence,
+            )
+        )
+    ranks = tuple(
+        RankProfile(rank, memory[rank].static_bytes, work[rank].tail, hbm.get(rank)) for rank in group.ranks
+    )
+    return Pipeline(tuple(stages), ranks, observed, p2p_mode(p2p_ops), step.number)
+
+
+def _timeline(
+    group: PipelineGroup,
+    work: Mapping[int, RankWork],
+    transfers: Sequence[Transfer],
+    memory: Mapping[int, MemoryFacts],
+    origin: int,
+) -> Timeline:
+    ops: list[Op] = []
+    tails: list[Op] = []
+    for position, rank in enumerate(group.ranks):
+        for s in work[rank].segments:
+            ops.append(
+                Op(position, s.stage, s.kind, s.microbatch, s.start_ns - origin, s.end_ns - s.start_ns)
+            )
+        at = max(s.end_ns for s in work[rank].segments) - origin
+        for kind, duration in work[rank].tail:
+            tails.append(Op(position, -1, kind, -1, at, duration))
+            at += duration
+    return Timeline(
+        name="observed",
+        global_ranks=group.ranks,
+        ops=(*ops, *tails),
+        transfers=tuple(_shifted(t, origin) for t in transfers),
+        memory=tuple(memory[rank].curve(work[rank].segments, origin) for rank in group.ranks),
+    )
+
+
+def _shifted(transfer: Transfer, origin: int) -> Transfer:
+    return replace(
+        transfer,
+        send_posted_ns=transfer.send_posted_ns - origin,
+        recv_posted_ns=transfer.recv_posted_ns - origin,
+        start_ns=transfer.start_ns - origin,
+        end_ns=transfer.end_ns - origin,
+    )
+

@@ -1,0 +1,138 @@
+"""Kernels of one rank and step, with what the trace says around them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from tracetool.reconstruct.labels import SQL_PATTERN
+
+if TYPE_CHECKING:
+    from tracetool.store import Run
+
+_GRADIENT = re.compile(r"Grad", re.IGNORECASE)
+_MARKER = re.compile(r"FlashAttention|RmsNorm|LayerNorm|Softmax|PromptFlash|FusionAttention", re.IGNORECASE)
+_OPTIMIZER = re.compile(r"Adam|Sgd|Momentum|Lamb|Muon", re.IGNORECASE)
+
+
+class Kernel(NamedTuple):
+    """One kernel.
+
+    Attributes:
+        start_ns: Start on the device.
+        end_ns: End on the device.
+        launch_ns: Host time of its launch (Ascend: its start).
+        label: Name of the framework label around the launch.
+        sequence_number: Autograd number of the op that launched it.
+        in_backward: Whether an autograd node launched it.
+        backward_of: Sequence number of that node: that of the forward op it undoes.
+        is_p2p: Whether it sends or receives.
+        is_barrier: Whether it belongs to a barrier, or prepares one.
+        is_optimizer: Whether it was launched inside the optimizer's step.
+        kernel_class: Ascend kernel type.
+    """
+
+    start_ns: int
+    end_ns: int
+    launch_ns: int
+    label: str | None = None
+    sequence_number: int | None = None
+    in_backward: bool = False
+    backward_of: int | None = None
+    is_p2p: bool = False
+    is_barrier: bool = False
+    is_optimizer: bool = False
+    kernel_class: str | None = None
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether its type names a gradient."""
+        return _GRADIENT.search(self.kernel_class or "") is not None
+
+    @property
+    def is_marker(self) -> bool:
+        """Whether its type exists in a forward and a backward form, so that it tells them apart."""
+        return _MARKER.search(self.kernel_class or "") is not None
+
+
+_AUTOGRAD_SQL = """
+WITH launched AS (
+    SELECT k.start_ns, k.start_ns + k.duration_ns AS end_ns, k.stream, k.external_id,
+           l.start_ns AS launch_ns, l.thread
+    FROM events AS k
+    JOIN events AS l ON l.rank = k.rank AND l.category = 'launch' AND l.correlation = k.correlation
+    WHERE k.rank = $rank AND k.category IN ('kernel', 'memcpy', 'memset')
+      AND l.start_ns >= $first AND l.start_ns < $last
+),
+nodes AS (
+    SELECT thread, start_ns, start_ns + duration_ns AS end_ns, sequence_number
+    FROM events
+    WHERE rank = $rank AND category = 'op' AND starts_with(name, 'autograd::engine::evaluate_function')
+),
+labels AS (
+    SELECT start_ns, start_ns + duration_ns AS end_ns, name
+    FROM events
+    WHERE rank = $rank AND category = 'annotation' AND regexp_matches(name, $labels)
+),
+optimizers AS (
+    SELECT start_ns, start_ns + duration_ns AS end_ns
+    FROM events
+    WHERE rank = $rank AND category = 'annotation' AND starts_with(name, 'Optimizer.step')
+),
+ops AS (
+    SELECT external_id, any_value(sequence_number) AS sequence_number
+    FROM events
+    WHERE rank = $rank AND category = 'op' AND sequence_number IS NOT NULL AND external_id IS NOT NULL
+    GROUP BY external_id
+),
+transfers AS (
+    SELECT stream, start_ns, bool_or(operation IN ('send', 'recv')) AS is_p2p,
+           bool_or(operation = 'barrier') AS is_barrier
+    FROM comms WHERE rank = $rank AND start_ns IS NOT NULL GROUP BY ALL
+)
+SELECT
+    k.start_ns, k.end_ns, k.launch_ns,
+    CASE WHEN k.launch_ns <= label.end_ns THEN label.name END AS label,
+    op.sequence_number,
+    coalesce(k.launch_ns <= node.end_ns, false) AS in_backward,
+    CASE WHEN k.launch_ns <= node.end_ns THEN node.sequence_number END AS backward_of,
+    coalesce(t.is_p2p, false) AS is_p2p,
+    coalesce(t.is_barrier, false) AS is_barrier,
+    coalesce(k.launch_ns <= opt.end_ns, false) AS is_optimizer
+FROM launched AS k
+LEFT JOIN ops AS op USING (external_id)
+LEFT JOIN transfers AS t ON t.stream = k.stream AND t.start_ns = k.start_ns
+ASOF LEFT JOIN nodes AS node ON node.thread = k.thread AND node.start_ns <= k.launch_ns
+ASOF LEFT JOIN labels AS label ON label.start_ns <= k.launch_ns
+ASOF LEFT JOIN optimizers AS opt ON opt.start_ns <= k.launch_ns
+ORDER BY k.launch_ns, k.start_ns
+"""
+
+_DEVICE_SQL = """
+SELECT start_ns, start_ns + duration_ns AS end_ns, kernel_class, false AS is_p2p
+FROM events
+WHERE rank = $rank AND category = 'kernel' AND start_ns >= $first AND start_ns < $last
+UNION ALL
+SELECT DISTINCT start_ns, end_ns, NULL, true
+FROM comms
+WHERE rank = $rank AND operation IN ('send', 'recv') AND start_ns >= $first AND start_ns < $last
+ORDER BY start_ns, end_ns
+"""
+
+
+def autograd_kernels(run: Run, rank: int, span: tuple[int, int]) -> list[Kernel]:
+    """Kernels launched within the span of host time, in launch order, with their host context."""
+    parameters = {"rank": rank, "first": span[0], "last": span[1], "labels": SQL_PATTERN}
+    return [Kernel(*row) for row in run.rows(_AUTOGRAD_SQL, parameters)]
+
+
+def device_kernels(run: Run, rank: int, span: tuple[int, int]) -> list[Kernel]:
+    """Kernels that started within the span of device time, in order: traces without host launches."""
+    rows = run.rows(_DEVICE_SQL, {"rank": rank, "first": span[0], "last": span[1]})
+    return [
+        Kernel(
+            start, end, start, is_p2p=is_p2p, kernel_class=kind,
+            is_optimizer=_OPTIMIZER.search(kind or "") is not None,
+        )
+        for start, end, kind, is_p2p in rows
+    ]  # fmt: skip

@@ -1,0 +1,103 @@
+"""Memory of a rank by action, from the allocator's own log.
+
+The caching allocator works in host order, so an allocation belongs to the action whose launches surround
+it. Between two actions, what is freed belongs to the one before and what is allocated to the one after.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tracetool.model.pipeline import ActionCost
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tracetool.reconstruct.groups import PipelineGroup
+    from tracetool.reconstruct.segments import RankWork, Segment
+    from tracetool.reconstruct.steps import Step
+    from tracetool.store import Run
+
+_Key = tuple[int, str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFacts:
+    """Memory of one rank.
+
+    Attributes:
+        static_bytes: Allocated before the first action; None if unknown.
+        held: Per action, bytes allocated at its end minus at its start.
+        peak: Per action, highest level above that at its start.
+    """
+
+    static_bytes: int | None = None
+    held: Mapping[_Key, int] = field(default_factory=dict)
+    peak: Mapping[_Key, int] = field(default_factory=dict)
+
+    def cost(self, segment: Segment) -> ActionCost:
+        """The segment's cost, with its memory if known."""
+        key = _key(segment)
+        return ActionCost(segment.end_ns - segment.start_ns, self.held.get(key), self.peak.get(key))
+
+    def curve(self, segments: Sequence[Segment], origin: int) -> tuple[tuple[int, int], ...] | None:
+        """(time, bytes) at the start and end of each action, on the device's time; None if unknown."""
+        if self.static_bytes is None:
+            return None
+        level = self.static_bytes
+        points = [(0, level)]
+        for s in segments:
+            points.append((s.start_ns - origin, level + self.peak[_key(s)]))
+            level += self.held[_key(s)]
+            points.append((s.end_ns - origin, level))
+        return tuple(points)
+
+
+def _key(segment: Segment) -> _Key:
+    return segment.stage, segment.kind.value, segment.microbatch
+
+
+def memory_facts(
+    run: Run, group: PipelineGroup, step: Step, work: Mapping[int, RankWork]
+) -> dict[int, MemoryFacts]:
+    """Memory of every rank of the pipeline; empty facts where the trace has no allocator log."""
+    facts = {}
+    for rank in group.ranks:
+        rows = run.rows(
+            "SELECT time_ns, delta_bytes, allocated_bytes FROM memory "
+            "WHERE rank = ? AND delta_bytes IS NOT NULL AND allocated_bytes IS NOT NULL "
+            "AND time_ns >= ? AND time_ns < ? ORDER BY time_ns",
+            [rank, *step.spans[rank]],
+        )
+        facts[rank] = _facts(rows, work[rank].segments) if rows else MemoryFacts()
+    return facts
+
+
+def _facts(rows: Sequence[tuple[int, int, int]], segments: Sequence[Segment]) -> MemoryFacts:
+    in_host_order = sorted(segments, key=lambda s: s.issue_ns)
+    changes: dict[_Key, list[int]] = {_key(s): [] for s in segments}
+    static: int | None = None
+    current = -1  # index of the last action whose launches have begun
+    for time, delta, total in rows:
+        while current + 1 < len(in_host_order) and time >= in_host_order[current + 1].issue_ns:
+            current += 1
+        owner = current
+        between = current < 0 or time > in_host_order[current].issued_ns
+        if between and delta > 0:
+            owner = current + 1
+        if owner < 0:
+            continue
+        if owner >= len(in_host_order):
+            break
+        if static is None:
+            static = total - delta
+        changes[_key(in_host_order[owner])].append(delta)
+    held, peak = {}, {}
+    for key, deltas in changes.items():
+        level = top = 0
+        for delta in deltas:
+            level += delta
+            top = max(top, level)
+        held[key], peak[key] = level, top
+    return MemoryFacts(static, held, peak)

@@ -1,0 +1,219 @@
+"""Compute segments: which kernels of a rank belong to which action.
+
+An action's time runs from its first kernel to its last one on the device; waiting for a message comes
+before the first kernel, so it is not in it, while the launch gaps inside are.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tracetool.errors import ReconstructError
+from tracetool.model.action import COMPUTE_KINDS, ActionKind
+from tracetool.reconstruct.kernels import Kernel, autograd_kernels, device_kernels
+from tracetool.reconstruct.labels import parse_label
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.reconstruct.groups import PipelineGroup
+    from tracetool.reconstruct.steps import Step
+    from tracetool.store import Run
+
+
+@dataclass(slots=True)
+class Segment:
+    """The kernels of one action.
+
+    Attributes:
+        kind: F, B, I or W.
+        microbatch: Microbatch.
+        stage: Global stage.
+        start_ns: Start of its first kernel.
+        end_ns: End of its last kernel.
+        issue_ns: Host time of its first launch.
+        issued_ns: Host time of its last launch.
+    """
+
+    kind: ActionKind
+    microbatch: int
+    stage: int
+    start_ns: int
+    end_ns: int
+    issue_ns: int
+    issued_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankWork:
+    """What one rank computed in a step: its segments in order, and what followed the last one."""
+
+    segments: tuple[Segment, ...]
+    tail: tuple[tuple[ActionKind, int], ...]
+    evidence: str
+
+
+@dataclass(slots=True)
+class _Run:
+    """Kernels launched one after another that belong together."""
+
+    kind: ActionKind
+    kernels: list[Kernel] = field(default_factory=list)
+    sequence_numbers: set[int] = field(default_factory=set)
+
+    def segment(self, stage: int, microbatch: int) -> Segment:
+        launches = [k.launch_ns for k in self.kernels]
+        return Segment(
+            self.kind, microbatch, stage,
+            min(k.start_ns for k in self.kernels), max(k.end_ns for k in self.kernels),
+            min(launches), max(launches),
+        )  # fmt: skip
+
+
+def find_work(run: Run, group: PipelineGroup, step: Step, *, use_labels: bool) -> dict[int, RankWork]:
+    """Segments of every rank of the pipeline in one step, by the best evidence there is.
+
+    Raises:
+        ReconstructError: If forwards and backwards of a rank cannot be told apart or do not pair up.
+    """
+    work = {}
+    for rank in group.ranks:
+        kernels = autograd_kernels(run, rank, step.spans[rank])
+        if use_labels and any(k.label for k in kernels):
+            segments, evidence = _by_label(kernels, group.position(rank)), "label"
+        elif any(k.backward_of is not None for k in kernels):
+            segments, evidence = _by_autograd(kernels, group.position(rank), rank), "autograd"
+        else:
+            kernels = device_kernels(run, rank, step.spans[rank])
+            segments, evidence = _by_kernel_type(kernels, group.position(rank), rank), "kernels"
+        segments.sort(key=lambda s: s.start_ns)
+        _check_pairs(segments, rank, step.number)
+        work[rank] = RankWork(tuple(segments), _tail(kernels, segments), evidence)
+    return work
+
+
+def _by_label(kernels: Sequence[Kernel], position: int) -> list[Segment]:
+    """Kernels launched inside a label belong to its action.
+
+    Labels leave parts out (GPipe's ``Forward 0`` ends before the loss): an unlabelled kernel of the
+    autograd graph belongs to the action labelled before it.
+    """
+    backward_numbers = {k.backward_of for k in kernels if k.backward_of is not None}
+    runs: dict[tuple[int, ActionKind, int], _Run] = {}
+    current: _Run | None = None
+    for kernel in kernels:
+        if kernel.is_p2p or kernel.is_barrier:
+            continue
+        label = parse_label(kernel.label) if kernel.label else None
+        if label is not None and label.kind.value in COMPUTE_KINDS:
+            stage = position if label.stage is None else label.stage
+            current = runs.setdefault((stage, label.kind, label.microbatch), _Run(label.kind))
+            current.kernels.append(kernel)
+        elif label is None and current is not None:
+            in_forward = kernel.sequence_number in backward_numbers and not kernel.in_backward
+            if in_forward if current.kind is ActionKind.FORWARD else kernel.in_backward:
+                current.kernels.append(kernel)
+    return [run.segment(stage, microbatch) for (stage, _, microbatch), run in runs.items()]
+
+
+def _by_autograd(kernels: Sequence[Kernel], position: int, rank: int) -> list[Segment]:
+    """Runs of launches, broken by sends, receives and barriers; backwards name the forward they belong to.
+
+    A run on the forward thread is a forward if a backward of the step refers to one of its autograd
+    sequence numbers; the loss gradient's initial value and the optimizer are not.
+    """
+    backward_numbers = {k.backward_of for k in kernels if k.backward_of is not None}
+    runs: list[_Run] = []
+    fresh = True
+    for kernel in kernels:
+        if kernel.is_p2p or kernel.is_barrier:
+            fresh = True
+            continue
+        kind = ActionKind.BACKWARD if kernel.in_backward else ActionKind.FORWARD
+        if fresh or runs[-1].kind is not kind:
+            runs.append(_Run(kind))
+            fresh = False
+        runs[-1].kernels.append(kernel)
+        number = kernel.sequence_number if kind is ActionKind.FORWARD else kernel.backward_of
+        if number in backward_numbers and number is not None:
+            runs[-1].sequence_numbers.add(number)
+    forwards = [r for r in runs if r.kind is ActionKind.FORWARD and r.sequence_numbers]
+    owner = {number: i for i, r in enumerate(forwards) for number in r.sequence_numbers}
+    parts: dict[int, _Run] = {}
+    for r in runs:
+        if r.kind is ActionKind.BACKWARD:
+            owners = {owner[n] for n in r.sequence_numbers if n in owner}
+            if len(owners) != 1:
+                raise ReconstructError(
+                    f"rank {rank}: a backward of {len(r.kernels)} kernels belongs to "
+                    f"{len(owners)} forwards of the step.",
+                    hint="its forward was not recorded, or several microbatches run in one backward",
+                )
+            parts.setdefault(owners.pop(), _Run(ActionKind.BACKWARD)).kernels.extend(r.kernels)
+    segments = [r.segment(position, i) for i, r in enumerate(forwards)]
+    return segments + [r.segment(position, i) for i, r in parts.items()]
+
+
+def _by_kernel_type(kernels: Sequence[Kernel], position: int, rank: int) -> list[Segment]:
+    """Pieces between sends and receives, cut where gradient kernels begin or end (Ascend).
+
+    Attention and normalisation have kernels of their own for the backward; what stands between two of
+    the same kind belongs to it. The microbatch is the running number.
+    """
+    runs: list[_Run] = []
+    fresh = True
+    for kernel in kernels:
+        if kernel.is_p2p or kernel.is_barrier:
+            fresh = True
+            continue
+        kind = ActionKind.BACKWARD if kernel.is_gradient else ActionKind.FORWARD
+        if fresh:
+            runs.append(_Run(kind))
+            fresh = False
+        elif kernel.is_marker and runs[-1].kind is not kind:
+            runs.append(_Run(kind))
+        if kernel.is_marker and not any(k.is_marker for k in runs[-1].kernels):
+            runs[-1].kind = kind
+        runs[-1].kernels.append(kernel)
+    counted: dict[ActionKind, int] = defaultdict(int)
+    segments = []
+    for r in runs:
+        if any(k.is_marker for k in r.kernels):
+            segments.append(r.segment(position, counted[r.kind]))
+            counted[r.kind] += 1
+    if not segments:
+        raise ReconstructError(
+            f"rank {rank}: no kernel tells forward from backward.",
+            hint="record host activity too (ProfilerActivity.CPU), so that autograd's threads are visible",
+        )
+    return segments
+
+
+def _check_pairs(segments: Sequence[Segment], rank: int, step: int) -> None:
+    kinds: dict[ActionKind, set[tuple[int, int]]] = defaultdict(set)
+    for s in segments:
+        kinds[s.kind].add((s.stage, s.microbatch))
+    forwards = kinds[ActionKind.FORWARD]
+    backwards = kinds[ActionKind.BACKWARD] | kinds[ActionKind.BACKWARD_WEIGHT]
+    if forwards != backwards or not forwards:
+        raise ReconstructError(
+            f"rank {rank}, step {step}: {len(forwards)} forwards and {len(backwards)} backwards were found; "
+            "they do not pair up.",
+            hint="the step may be cut off: try another with --step",
+        )
+
+
+def _tail(kernels: Sequence[Kernel], segments: Sequence[Segment]) -> tuple[tuple[ActionKind, int], ...]:
+    """Gradient reduction and optimizer: what runs after the last backward, without barriers."""
+    end = max(s.end_ns for s in segments)
+    after = [k for k in kernels if k.start_ns >= end and not k.is_p2p and not k.is_barrier]
+    optimizer = [k for k in after if k.is_optimizer]
+    if not optimizer:
+        return ((ActionKind.REDUCE_GRAD, max(k.end_ns for k in after) - end),) if after else ()
+    start = min(k.start_ns for k in optimizer)
+    parts = [(ActionKind.OPTIMIZER, max(k.end_ns for k in optimizer) - start)]
+    if start > end:
+        parts.insert(0, (ActionKind.REDUCE_GRAD, start - end))
+    return tuple(parts)

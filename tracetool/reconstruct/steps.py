@@ -1,0 +1,78 @@
+"""Training steps: which one to look at, and where it begins and ends on each rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tracetool.errors import ReconstructError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tracetool.store import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step: per global rank, the span of host time (device time on Ascend) it covers."""
+
+    number: int
+    spans: Mapping[int, tuple[int, int]]
+
+
+def choose_step(run: Run, ranks: Sequence[int], wanted: int | None, notes: list[str]) -> Step:
+    """The wanted step, or the complete one of median length.
+
+    A step is complete if every rank of the pipeline marks it and sends and receives as often in it as
+    in the fullest step.
+
+    Raises:
+        ReconstructError: If the wanted step does not exist, or no step is complete.
+    """
+    rows = run.rows(
+        "SELECT step, rank, min(start_ns), max(end_ns) FROM steps WHERE list_contains(?, rank) GROUP BY ALL",
+        [list(ranks)],
+    )
+    steps: dict[int, dict[int, tuple[int, int]]] = {}
+    for number, rank, start, end in rows:
+        steps.setdefault(number, {})[rank] = (start, end)
+    if not steps:
+        notes.append("the trace marks no steps: all of it is taken as one step, number 0")
+        spans = run.rows(
+            "SELECT rank, min(start_ns), max(start_ns + duration_ns) FROM events GROUP BY rank"
+        )
+        steps[0] = {rank: (start, end) for rank, start, end in spans if rank in ranks}
+    counts = {number: _p2p_count(run, spans) for number, spans in steps.items()}
+    whole = [n for n, s in steps.items() if len(s) == len(ranks) and counts[n] == max(counts.values())]
+    if wanted is not None and wanted not in steps:
+        raise ReconstructError(f"there is no step {wanted}; the traces hold steps {sorted(steps)}.")
+    if not whole:
+        raise ReconstructError(
+            f"none of the steps {sorted(steps)} was recorded on all pipeline ranks {list(ranks)}.",
+            hint="record the same steps on every rank",
+        )
+    partial = sorted(set(steps) - set(whole))
+    if partial:
+        notes.append(f"incomplete steps left out: {', '.join(map(str, partial))}")
+    if wanted is not None:
+        return Step(wanted, steps[wanted])
+    by_length = sorted(whole, key=lambda n: (_length(steps[n]), n))
+    number = by_length[(len(by_length) - 1) // 2]
+    return Step(number, steps[number])
+
+
+def _length(spans: Mapping[int, tuple[int, int]]) -> int:
+    return max(end for _, end in spans.values()) - min(start for start, _ in spans.values())
+
+
+def _p2p_count(run: Run, spans: Mapping[int, tuple[int, int]]) -> int:
+    total = 0
+    for rank, (start, end) in spans.items():
+        ((count,),) = run.rows(
+            "SELECT count(*) FROM comms WHERE rank = ? AND operation IN ('send', 'recv') "
+            "AND posted_ns >= ? AND posted_ns < ?",
+            [rank, start, end],
+        )
+        total += count
+    return total

@@ -1,0 +1,61 @@
+"""Plug-ins by name: built-ins named by import path, third parties through entry points."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
+
+from tracetool.errors import UnknownName
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Objects of one kind, loaded only when asked for.
+
+    Args:
+        kind: The word for one of them in messages, such as ``schedule``.
+        builtin: Name to ``module:attribute``.
+        group: Entry-point group of third-party plug-ins, such as ``tracetool.schedules``.
+        hint: What to try when a name is unknown.
+    """
+
+    def __init__(self, kind: str, builtin: Mapping[str, str], group: str, *, hint: str | None = None) -> None:
+        self._kind = kind
+        self._builtin = dict(builtin)
+        self._group = group
+        self._hint = hint
+
+    @cached_property
+    def _loaders(self) -> dict[str, Callable[[], T]]:
+        loaders: dict[str, Callable[[], T]] = {
+            point.name: cast("Callable[[], T]", point.load) for point in entry_points(group=self._group)
+        }
+        for name, target in self._builtin.items():
+            loaders[name] = lambda target=target: _load(target)  # type: ignore[misc]
+        return loaders
+
+    def names(self) -> list[str]:
+        """All names: built-ins in their listed order, then third parties by name."""
+        return [*self._builtin, *sorted(set(self._loaders) - set(self._builtin))]
+
+    def get(self, name: str) -> T:
+        """Load the object of that name (case does not matter).
+
+        Raises:
+            UnknownName: If nothing is registered under it; the message suggests close names.
+        """
+        loader = self._loaders.get(name) or self._loaders.get(name.lower())
+        if loader is None:
+            raise UnknownName(self._kind, name, self.names(), hint=self._hint)
+        return loader()
+
+
+def _load(target: str) -> T:  # type: ignore[type-var]
+    module, _, attribute = target.partition(":")
+    return cast("T", getattr(import_module(module), attribute))

@@ -1,0 +1,164 @@
+"""Replay: a schedule's order, measured costs and a scenario make a Timeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tracetool.costs.measured import MeasuredCosts
+from tracetool.errors import ScenarioError
+from tracetool.model.timeline import Op, Timeline, Transfer
+from tracetool.replay.engine import Times, run
+from tracetool.replay.graph import TaskGraph, TaskKind, build_graph
+from tracetool.replay.memory import memory_curve
+
+if TYPE_CHECKING:
+    from tracetool.model.action import Action
+    from tracetool.model.pipeline import P2PMode, Pipeline
+    from tracetool.model.scenario import Scenario
+    from tracetool.model.schedule import PipelineShape, Schedule
+    from tracetool.model.topology import Link
+    from tracetool.replay.program import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What replay made of a schedule.
+
+    Attributes:
+        schedule: The order that was replayed.
+        p2p: How its transfers were issued.
+        timeline: When everything ran.
+    """
+
+    schedule: Schedule
+    p2p: P2PMode
+    timeline: Timeline
+
+
+def p2p_of(schedule: Schedule, pipeline: Pipeline, scenario: Scenario) -> P2PMode:
+    """The p2p mode of a replay: what the scenario says, else what the trace shows.
+
+    A schedule made for non-blocking transfers cannot run in the blocking batches of a ``grouped`` trace: its
+    operations are issued one by one there, on the one communicator that the trace shows.
+    """
+    if scenario.p2p is not None:
+        return scenario.p2p
+    return "in-order" if pipeline.p2p == "grouped" and not schedule.blocking else pipeline.p2p
+
+
+def replay(pipeline: Pipeline, schedule: Schedule, scenario: Scenario) -> Replayed:
+    """Run a schedule with measured costs.
+
+    Args:
+        pipeline: What was measured.
+        schedule: The order to run.
+        scenario: Links, p2p mode and memory figures that differ from what was measured.
+
+    Returns:
+        The Timeline; its first forward starts at 0 ns.
+
+    Raises:
+        BadTopology: If the scenario's DCs do not fit the schedule's ranks.
+        ScheduleDeadlock: If every rank waits for another one.
+        ScenarioError: If a message crosses a link but its size is unknown.
+        UnsupportedShape: If the schedule needs costs that the trace does not tell.
+    """
+    scenario.topology.check(schedule.shape.ranks)
+    costs = MeasuredCosts(pipeline, scenario)
+    mode = p2p_of(schedule, pipeline, scenario)
+    graph = build_graph(schedule, mode)
+    tasks = _TaskCosts(costs, scenario, schedule.shape)
+    return Replayed(schedule, mode, _timeline(pipeline, schedule, graph, run(graph, tasks), tasks))
+
+
+class _TaskCosts:
+    """Answers the event loop from measured costs and the scenario's links."""
+
+    def __init__(self, costs: MeasuredCosts, scenario: Scenario, shape: PipelineShape) -> None:
+        self.measured = costs
+        self._topology = scenario.topology
+        self._shape = shape
+
+    def action_ns(self, action: Action) -> int:
+        return self.measured.action(action).duration_ns
+
+    def transfer_ns(self, message: Message) -> int:
+        return self.measured.transfer_ns(message.src_stage, message.kind)
+
+    def link(self, message: Message) -> Link | None:
+        rank_of = self._shape.rank_of
+        return self._topology.link(rank_of(message.src_stage), rank_of(message.dst_stage))
+
+    def link_bytes(self, message: Message) -> int:
+        payload = self.measured.payload_bytes(message.src_stage, message.kind)
+        if payload is None:
+            raise ScenarioError(
+                f"the trace does not tell how many bytes stage {message.src_stage} sends "
+                f"({message.kind.value}), so its time over a link is unknown.",
+                hint="record with torch 2.4 or newer, or Ascend Level1 and up",
+            )
+        return payload
+
+
+def _timeline(
+    pipeline: Pipeline, schedule: Schedule, graph: TaskGraph, times: Times, costs: _TaskCosts
+) -> Timeline:
+    from tracetool.model.action import Action
+
+    computes = [
+        (task, subject)
+        for task, subject in enumerate(graph.subjects)
+        if graph.kinds[task] is TaskKind.COMPUTE and isinstance(subject, Action)
+    ]
+    origin = min(times.start_ns[task] for task, _ in computes)
+    ops = [
+        Op(
+            graph.ranks[task], a.stage, a.kind, a.microbatch,
+            times.start_ns[task] - origin, times.end_ns[task] - times.start_ns[task],
+        )
+        for task, a in computes
+    ]  # fmt: skip
+    by_rank = [[op for op in ops if op.rank == rank] for rank in range(schedule.shape.ranks)]
+    tails: list[Op] = []
+    for rank, profile in enumerate(pipeline.ranks):
+        at = by_rank[rank][-1].end_ns
+        for kind, duration in profile.tail_kinds:
+            tails.append(Op(rank, -1, kind, -1, at, duration))
+            at += duration
+    return Timeline(
+        name=schedule.name,
+        global_ranks=tuple(profile.rank for profile in pipeline.ranks),
+        ops=(*ops, *tails),
+        transfers=_transfers(schedule.shape, graph, times, costs, origin),
+        memory=tuple(
+            memory_curve(rank_ops, costs.measured.static_bytes(rank), costs.measured.action)
+            for rank, rank_ops in enumerate(by_rank)
+        ),
+    )
+
+
+def _transfers(
+    shape: PipelineShape, graph: TaskGraph, times: Times, costs: _TaskCosts, origin: int
+) -> tuple[Transfer, ...]:
+    transfers = []
+    for message, tasks in graph.messages.items():
+        link = costs.link(message)
+        posted_ahead = tasks.recv_post is None
+        transfers.append(
+            Transfer(
+                kind=message.kind,
+                microbatch=message.microbatch,
+                src_stage=message.src_stage,
+                dst_stage=message.dst_stage,
+                src_rank=shape.rank_of(message.src_stage),
+                dst_rank=shape.rank_of(message.dst_stage),
+                payload_bytes=costs.measured.payload_bytes(message.src_stage, message.kind),
+                send_posted_ns=times.end_ns[tasks.send_post] - origin,
+                recv_posted_ns=0 if posted_ahead else times.end_ns[tasks.recv_post or 0] - origin,
+                start_ns=times.start_ns[tasks.arrive if link else tasks.move] - origin,
+                end_ns=times.end_ns[tasks.arrive] - origin,
+                link=link.name if link else None,
+            )
+        )
+    return tuple(sorted(transfers, key=lambda t: (t.start_ns, t.src_rank, t.dst_rank, t.microbatch)))

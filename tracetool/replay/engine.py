@@ -1,0 +1,119 @@
+"""The event loop: tasks start when what they wait for has ended; links serve messages first come, first served.
+
+Everything is int64 ns and ties are broken by task number, so equal input gives equal output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Protocol
+
+from tracetool.errors import ScheduleDeadlock
+from tracetool.model.action import Action
+from tracetool.replay.graph import TaskKind
+from tracetool.replay.program import Message
+
+if TYPE_CHECKING:
+    from tracetool.model.topology import Link
+    from tracetool.replay.graph import TaskGraph
+
+
+class Costs(Protocol):
+    """What the event loop asks about a task."""
+
+    def action_ns(self, action: Action) -> int:
+        """Compute time of an action."""
+
+    def transfer_ns(self, message: Message) -> int:
+        """Time of a message that crosses no link."""
+
+    def link(self, message: Message) -> Link | None:
+        """The link a message crosses, if any."""
+
+    def link_bytes(self, message: Message) -> int:
+        """Bytes of a message that crosses a link."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """When each task ran, by task number; for ARRIVE, ``start_ns`` is when the link took the message."""
+
+    start_ns: list[int]
+    end_ns: list[int]
+
+
+def run(graph: TaskGraph, costs: Costs) -> Times:
+    """Run a task graph.
+
+    Args:
+        graph: Tasks and what they wait for.
+        costs: Durations and links.
+
+    Returns:
+        Start and end of every task, in ns from the start of the first one.
+
+    Raises:
+        ScheduleDeadlock: If tasks are left that wait for each other, naming them per rank.
+    """
+    needs = list(graph.needs)
+    start = [-1] * len(needs)
+    end = [-1] * len(needs)
+    free: dict[tuple[str, str], int] = {}
+    queue: list[tuple[int, int]] = []
+
+    def begin(task: int, now: int) -> None:
+        start[task] = now
+        kind, subject = graph.kinds[task], graph.subjects[task]
+        duration = 0
+        if isinstance(subject, Action):
+            duration = costs.action_ns(subject)
+        elif isinstance(subject, Message):
+            link = costs.link(subject)
+            if kind is TaskKind.MOVE and link is None:
+                duration = costs.transfer_ns(subject)
+            elif kind is TaskKind.ARRIVE and link is not None:
+                key = link.src_dc, link.dst_dc
+                start[task] = max(now, free.get(key, 0))
+                free[key] = start[task] + link.occupancy_ns(costs.link_bytes(subject))
+                duration = free[key] + link.latency_ns - start[task]
+        end[task] = start[task] + duration
+        heappush(queue, (end[task], task))
+
+    for task, count in enumerate(needs):
+        if count == 0:
+            begin(task, 0)
+    left = len(needs)
+    while queue:
+        now, task = heappop(queue)
+        left -= 1
+        for successor in graph.successors[task]:
+            needs[successor] -= 1
+            if needs[successor] == 0:
+                begin(successor, now)
+    if left:
+        raise ScheduleDeadlock(_stuck(graph, start), hint="another --p2p mode may let it run")
+    return Times(start, end)
+
+
+def _stuck(graph: TaskGraph, start: list[int]) -> str:
+    """Per rank, the first task that never started and what it waits for."""
+    waits: dict[int, list[int]] = {}
+    for task, successors in enumerate(graph.successors):
+        if start[task] < 0:
+            for successor in successors:
+                waits.setdefault(successor, []).append(task)
+    lines = ["the schedule cannot finish: every rank waits."]
+    for rank in sorted(set(graph.ranks)):
+        stuck = [
+            t
+            for t in range(len(start))
+            if graph.ranks[t] == rank and start[t] < 0 and graph.kinds[t] in (TaskKind.COMPUTE, TaskKind.POST, TaskKind.MOVE)
+        ]
+        # What waits for nothing but other ranks says more than what queues behind it.
+        blocked = next((t for t in stuck if any(graph.ranks[w] != rank for w in waits.get(t, []))), None)
+        task = blocked if blocked is not None else (stuck[0] if stuck else None)
+        if task is not None:
+            reasons = [f"{graph.subjects[w]} (rank {graph.ranks[w]})" for w in waits.get(task, [])]
+            lines.append(f"  rank {rank}: {graph.subjects[task]} waits for {', '.join(reasons)}")
+    return "\n".join(lines)

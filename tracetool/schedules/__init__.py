@@ -1,0 +1,103 @@
+"""Schedules by name: pure order, no times. One small file each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tracetool.errors import InvalidSchedule, UnsupportedShape
+from tracetool.model.schedule import PipelineShape, Schedule, schedule_from_csv
+from tracetool.registry import Registry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleOptions:
+    """What a schedule may be told beyond the shape.
+
+    Attributes:
+        extra_forwards: Warm-up forwards per pipeline rank beyond 1F1B's.
+        observed: The order found in the trace.
+    """
+
+    extra_forwards: tuple[int, ...] | None = None
+    observed: Schedule | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleKind:
+    """A schedule as a plug-in.
+
+    Attributes:
+        name: Name on the command line.
+        summary: One line.
+        source: Where the order comes from.
+        constraints: On p, v and m.
+        bubble: Closed form at equal stages and zero delay (f, b: forward, full backward).
+        in_flight: Microbatches whose activations a stage holds at most.
+        build: Makes the order.
+    """
+
+    name: str
+    summary: str
+    source: str
+    constraints: str
+    bubble: str
+    in_flight: str
+    build: Callable[[PipelineShape, ScheduleOptions], Schedule]
+
+
+SCHEDULES: Registry[ScheduleKind] = Registry(
+    "schedule",
+    {
+        "gpipe": "tracetool.schedules.gpipe:SCHEDULE",
+        "1f1b": "tracetool.schedules.one_f_one_b:SCHEDULE",
+        "geopipe": "tracetool.schedules.geopipe:SCHEDULE",
+        "observed": "tracetool.schedules.observed:SCHEDULE",
+    },
+    "tracetool.schedules",
+    hint="'tracetool schedules' lists all; csv:FILE reads torch's CSV of actions",
+)
+
+
+def build_schedule(
+    name: str,
+    shape: PipelineShape,
+    *,
+    extra_forwards: tuple[int, ...] | None = None,
+    observed: Schedule | None = None,
+) -> Schedule:
+    """Build and check a schedule.
+
+    Args:
+        name: A registered name, or ``csv:FILE`` for a file in torch's CSV of actions.
+        shape: Ranks and microbatches.
+        extra_forwards: Per pipeline rank, for geopipe.
+        observed: The order found in the trace, for ``observed``.
+
+    Raises:
+        UnknownName: If there is no such schedule.
+        UnsupportedShape: If it does not exist for this shape.
+        InvalidSchedule: If the order is incomplete.
+    """
+    if name.startswith("csv:"):
+        return _from_file(Path(name.removeprefix("csv:")), name, shape)
+    kind = SCHEDULES.get(name)
+    return kind.build(shape, ScheduleOptions(extra_forwards, observed)).validate()
+
+
+def _from_file(path: Path, name: str, shape: PipelineShape) -> Schedule:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidSchedule(f"cannot read the schedule file {path}: {error}.") from error
+    schedule = schedule_from_csv(text, name=name)
+    if (schedule.shape.ranks, schedule.shape.stages) != (shape.ranks, shape.stages):
+        raise UnsupportedShape(
+            f"{path} is for {schedule.shape.ranks} ranks and {schedule.shape.stages} stages, "
+            f"the pipeline has {shape.ranks} and {shape.stages}."
+        )
+    return schedule

@@ -1,0 +1,110 @@
+-- Views over the tables of a Run. Every view and column carries a comment; times are int64 ns.
+
+CREATE VIEW bubbles AS
+WITH busy AS (
+    SELECT timeline, rank, stage, kind, microbatch, start_ns, start_ns + duration_ns AS end_ns
+    FROM ops
+    WHERE stage >= 0
+),
+edges AS (
+    SELECT timeline, max(end_ns) AS window_ns FROM busy GROUP BY timeline
+),
+gaps AS (
+    SELECT
+        timeline, rank,
+        coalesce(lag(end_ns) OVER (PARTITION BY timeline, rank ORDER BY start_ns), 0) AS start_ns,
+        start_ns AS end_ns,
+        stage || kind || microbatch AS before_action
+    FROM busy
+    UNION ALL
+    SELECT b.timeline, b.rank, max(b.end_ns), any_value(e.window_ns), NULL
+    FROM busy AS b JOIN edges AS e USING (timeline)
+    GROUP BY b.timeline, b.rank
+)
+SELECT timeline, rank, start_ns, end_ns - start_ns AS duration_ns, before_action
+FROM gaps
+WHERE end_ns > start_ns
+ORDER BY timeline, rank, start_ns;
+COMMENT ON VIEW bubbles IS 'Idle intervals of each rank within the pipeline window.';
+COMMENT ON COLUMN bubbles.timeline IS 'Timeline the interval belongs to.';
+COMMENT ON COLUMN bubbles.rank IS 'Global rank.';
+COMMENT ON COLUMN bubbles.start_ns IS 'From the start of the pipeline window.';
+COMMENT ON COLUMN bubbles.duration_ns IS 'Length of the idle interval.';
+COMMENT ON COLUMN bubbles.before_action IS 'Action that ended the wait; null after the last one (drain).';
+
+CREATE VIEW step_breakdown AS
+WITH spans AS (
+    SELECT timeline, max(start_ns + duration_ns) FILTER (stage >= 0) AS window_ns FROM ops GROUP BY timeline
+)
+SELECT
+    o.timeline, o.rank,
+    any_value(s.window_ns) AS window_ns,
+    coalesce(sum(duration_ns) FILTER (kind = 'F'), 0)::BIGINT AS forward_ns,
+    coalesce(sum(duration_ns) FILTER (kind IN ('B', 'I', 'W')), 0)::BIGINT AS backward_ns,
+    (any_value(s.window_ns) - coalesce(sum(duration_ns) FILTER (stage >= 0), 0))::BIGINT AS idle_ns,
+    coalesce(sum(duration_ns) FILTER (kind = 'REDUCE_GRAD'), 0)::BIGINT AS reduce_grad_ns,
+    coalesce(sum(duration_ns) FILTER (kind = 'OPTIMIZER'), 0)::BIGINT AS optimizer_ns
+FROM ops AS o JOIN spans AS s USING (timeline)
+GROUP BY o.timeline, o.rank
+ORDER BY o.timeline, o.rank;
+COMMENT ON VIEW step_breakdown IS 'Where the time of each rank goes: forward + backward + idle = window.';
+COMMENT ON COLUMN step_breakdown.timeline IS 'Timeline the row belongs to.';
+COMMENT ON COLUMN step_breakdown.rank IS 'Global rank.';
+COMMENT ON COLUMN step_breakdown.window_ns IS 'First forward on any rank to last backward on any rank.';
+COMMENT ON COLUMN step_breakdown.forward_ns IS 'Forward compute.';
+COMMENT ON COLUMN step_breakdown.backward_ns IS 'Backward compute (B, or I and W).';
+COMMENT ON COLUMN step_breakdown.idle_ns IS 'Window minus compute: the rank''s bubble.';
+COMMENT ON COLUMN step_breakdown.reduce_grad_ns IS 'Gradient reduction after the last backward.';
+COMMENT ON COLUMN step_breakdown.optimizer_ns IS 'Optimizer after the last backward.';
+
+CREATE VIEW link_utilization AS
+SELECT
+    timeline, src_rank, dst_rank, link, kind,
+    count(*) AS messages,
+    sum(payload_bytes)::BIGINT AS payload_bytes,
+    sum(end_ns - start_ns)::BIGINT AS moving_ns,
+    median(end_ns - start_ns)::BIGINT AS median_ns,
+    sum(greatest(start_ns - send_posted_ns, 0))::BIGINT AS send_wait_ns,
+    sum(greatest(start_ns - recv_posted_ns, 0))::BIGINT AS recv_wait_ns
+FROM transfers
+GROUP BY ALL
+ORDER BY ALL;
+COMMENT ON VIEW link_utilization IS 'Messages between each pair of ranks, and how long each side waited.';
+COMMENT ON COLUMN link_utilization.timeline IS 'Timeline the row belongs to.';
+COMMENT ON COLUMN link_utilization.src_rank IS 'Sending rank.';
+COMMENT ON COLUMN link_utilization.dst_rank IS 'Receiving rank.';
+COMMENT ON COLUMN link_utilization.link IS 'Cross-DC link, null inside a DC.';
+COMMENT ON COLUMN link_utilization.kind IS 'F activation, B gradient.';
+COMMENT ON COLUMN link_utilization.messages IS 'Number of messages.';
+COMMENT ON COLUMN link_utilization.payload_bytes IS 'Bytes of all of them.';
+COMMENT ON COLUMN link_utilization.moving_ns IS 'Time from both sides ready to data usable, summed.';
+COMMENT ON COLUMN link_utilization.median_ns IS 'The same, median of one message.';
+COMMENT ON COLUMN link_utilization.send_wait_ns IS 'Time senders waited for the receiver or the link.';
+COMMENT ON COLUMN link_utilization.recv_wait_ns IS 'Time receivers waited for the sender or the link.';
+
+CREATE VIEW peak_memory AS
+SELECT timeline, rank, max(allocated_bytes)::BIGINT AS peak_bytes, arg_max(time_ns, allocated_bytes)::BIGINT AS time_ns
+FROM memory_curve
+GROUP BY timeline, rank
+ORDER BY timeline, rank;
+COMMENT ON VIEW peak_memory IS 'Highest allocation of each rank.';
+COMMENT ON COLUMN peak_memory.timeline IS 'Timeline the row belongs to.';
+COMMENT ON COLUMN peak_memory.rank IS 'Global rank.';
+COMMENT ON COLUMN peak_memory.peak_bytes IS 'Highest allocation.';
+COMMENT ON COLUMN peak_memory.time_ns IS 'When, from the start of the pipeline window.';
+
+CREATE VIEW slowest_actions AS
+SELECT
+    timeline, rank, stage, kind, microbatch, duration_ns,
+    duration_ns / median(duration_ns) OVER (PARTITION BY timeline, stage, kind) AS over_median_ratio
+FROM ops
+WHERE stage >= 0
+ORDER BY over_median_ratio DESC;
+COMMENT ON VIEW slowest_actions IS 'Actions against the median of their stage and kind, slowest first.';
+COMMENT ON COLUMN slowest_actions.timeline IS 'Timeline the row belongs to.';
+COMMENT ON COLUMN slowest_actions.rank IS 'Global rank.';
+COMMENT ON COLUMN slowest_actions.stage IS 'Stage.';
+COMMENT ON COLUMN slowest_actions.kind IS 'F, B, I or W.';
+COMMENT ON COLUMN slowest_actions.microbatch IS 'Microbatch.';
+COMMENT ON COLUMN slowest_actions.duration_ns IS 'Compute time.';
+COMMENT ON COLUMN slowest_actions.over_median_ratio IS 'Compute time over the median of stage and kind.';

@@ -1,0 +1,233 @@
+"""A Run on disk: a folder of Parquet files and ``manifest.json``. Parquet is the truth, DuckDB the lens."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from tracetool.errors import AlreadyExists, BadQuery, NotARun, SchemaVersion, StoreError
+from tracetool.tables import SCHEMA_VERSION, TABLES, Table
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import duckdb
+    import polars as pl
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+MANIFEST = "manifest.json"
+
+
+def _parquet_writer(path: Path, table: Table) -> pq.ParquetWriter:
+    import pyarrow.parquet as pq
+
+    numbers = [c.name for c in table.columns if c.type in ("int64", "int32")]
+    return pq.ParquetWriter(
+        path,
+        table.arrow_schema(),
+        compression="zstd",
+        compression_level=3,
+        use_dictionary=[c.name for c in table.columns if c.type in ("category", "string")],
+        column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
+    )
+
+
+class RunWriter:
+    """Writes a Run under a temporary name and renames it when it is complete.
+
+    Used as a context manager: leaving it by an exception removes what was written.
+
+    Args:
+        path: Folder to create.
+        force: Replace an existing Run. Anything else in the way is never touched.
+
+    Raises:
+        AlreadyExists: If the path exists and is no Run, or ``force`` is off.
+    """
+
+    def __init__(self, path: Path, *, force: bool = False) -> None:
+        if path.exists():
+            if not (path / MANIFEST).is_file():
+                raise AlreadyExists(f"{path} exists and is no Run.", hint="choose another name with -o")
+            if not force:
+                raise AlreadyExists(f"the Run {path} exists.", hint="add --force to replace it")
+        self._path = path
+        self._writers: dict[str, pq.ParquetWriter] = {}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for writer in self._writers.values():
+            writer.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise StoreError(f"could not write {self._path}: {error}.", hint="check the disk") from error
+
+    def write(self, table: str, batch: pa.RecordBatch | pa.Table) -> None:
+        """Append rows, cast to the declared schema."""
+        declared = TABLES[table]
+        if table not in self._writers:
+            self._writers[table] = _parquet_writer(self._folder / f"{table}.parquet", declared)
+        import pyarrow as pa
+
+        rows = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
+        self._writers[table].write_table(rows.cast(declared.arrow_schema()))
+
+    def commit(self, manifest: dict[str, Any]) -> None:
+        """Write the manifest and give the Run its name."""
+        for name in TABLES:
+            if name not in self._writers:
+                self._writers[name] = _parquet_writer(self._folder / f"{name}.parquet", TABLES[name])
+        for writer in self._writers.values():
+            writer.close()
+        self._writers = {}
+        text = json.dumps({"schema_version": SCHEMA_VERSION, **manifest}, indent=2, sort_keys=True) + "\n"
+        (self._folder / MANIFEST).write_text(text, encoding="utf-8")
+        self._folder.chmod(0o755)
+        # A folder cannot be renamed over a full one: the old Run steps aside first.
+        aside = self._path.with_name(f".{self._path.name}.old-{os.getpid()}")
+        if self._path.exists():
+            self._path.rename(aside)
+        self._folder.rename(self._path)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+class Run:
+    """A Run that was opened for reading.
+
+    Args:
+        path: Its folder.
+
+    Raises:
+        NotARun: If the folder has no readable manifest or lacks a table.
+        SchemaVersion: If another major version of the schema wrote it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+            version = str(self.manifest["schema_version"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise NotARun(
+                f"{path} is no Run: its {MANIFEST} is missing or damaged.",
+                hint="make one with: tracetool ingest TRACES... -o x.run",
+            ) from error
+        if version.partition(".")[0] != SCHEMA_VERSION.partition(".")[0]:
+            raise SchemaVersion(
+                f"{path} has schema version {version}, this tool reads {SCHEMA_VERSION}.",
+                hint="ingest the traces again",
+            )
+        absent = [name for name in TABLES if not (path / f"{name}.parquet").is_file()]
+        if absent:
+            raise NotARun(f"{path} lacks {', '.join(absent)}.", hint="ingest the traces again")
+
+    @cached_property
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        """An in-memory DuckDB with one commented view per table and the views of ``sql/``.
+
+        Queries can reach neither files nor the network, and nothing they do changes the Run.
+        """
+        import duckdb
+        import pyarrow.dataset as ds
+
+        connection = duckdb.connect(":memory:")
+        connection.execute("SET python_enable_replacements = false")
+        connection.execute("SET enable_progress_bar = false")
+        for name in TABLES:
+            connection.register(f"_{name}", ds.dataset(self.path / f"{name}.parquet"))
+        connection.execute(view_statements({name: f"_{name}" for name in TABLES}))
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
+        return connection
+
+    def query(self, sql: str, parameters: list[object] | None = None) -> pl.DataFrame:
+        """Run a query over the Run's tables and views.
+
+        Raises:
+            BadQuery: If DuckDB refuses it; its own message is kept.
+        """
+        import duckdb
+
+        try:
+            relation = self.connection.sql(sql, params=parameters or [])
+        except duckdb.Error as error:
+            raise BadQuery(
+                str(error), hint="tracetool sql RUN without a query lists tables, views and columns"
+            ) from error
+        if relation is None:
+            raise BadQuery("the statement returns no rows.", hint="a Run is read-only: use SELECT")
+        try:
+            return relation.pl()
+        except duckdb.Error as error:
+            raise BadQuery(str(error)) from error
+
+    def rows(self, sql: str, parameters: list[object] | None = None) -> list[tuple[Any, ...]]:
+        """Run a query and return its rows as tuples."""
+        return self.query(sql, parameters).rows()
+
+    def add(self, tables: dict[str, pa.Table], manifest: dict[str, Any]) -> None:
+        """Replace derived tables and add entries to the manifest; each file changes in one step.
+
+        Args:
+            tables: Rows of tables made from the ingested ones.
+            manifest: Entries to add or replace.
+        """
+        for name, rows in tables.items():
+            target = self.path / f"{name}.parquet"
+            aside = target.with_suffix(".tmp")
+            with _parquet_writer(aside, TABLES[name]) as writer:
+                writer.write_table(rows.cast(TABLES[name].arrow_schema()))
+            aside.replace(target)
+        self.manifest |= manifest
+        aside = self.path / f"{MANIFEST}.tmp"
+        aside.write_text(json.dumps(self.manifest, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        aside.replace(self.path / MANIFEST)
+        self.__dict__.pop("connection", None)
+
+
+def is_run(path: Path) -> bool:
+    """Whether the path looks like a Run (a folder with a manifest)."""
+    return (path / MANIFEST).is_file()
+
+
+def view_statements(sources: dict[str, str]) -> str:
+    """SQL that makes every view, with comments on views and columns.
+
+    Args:
+        sources: For each table, what its view selects from.
+    """
+    statements = []
+    for name, table in TABLES.items():
+        statements.append(f"CREATE VIEW {name} AS SELECT * FROM {sources[name]};")
+        statements.append(f"COMMENT ON VIEW {name} IS {_quoted(table.doc)};")
+        statements += [f"COMMENT ON COLUMN {name}.{c.name} IS {_quoted(c.doc)};" for c in table.columns]
+    return "\n".join(statements) + "\n" + sql_text("views")
+
+
+def sql_text(name: str) -> str:
+    """The text of a file in ``tracetool/sql``."""
+    return (files("tracetool") / "sql" / f"{name}.sql").read_text(encoding="utf-8")
+
+
+def view_docs() -> dict[str, str]:
+    """Name and comment of each view in ``sql/views.sql``."""
+    found = re.findall(r"COMMENT ON VIEW (\w+) IS '((?:[^']|'')*)'", sql_text("views"))
+    return {name: doc.replace("''", "'") for name, doc in cast("list[tuple[str, str]]", found)}
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,95 @@
+"""Quantities with units: text to integers (ns, bytes, bytes/s) and back.
+
+A bare number is refused: Gbit/s taken for GB/s is the classic error of this field.
+Decimal prefixes are powers of 1000, binary ones (KiB, MiB ...) powers of 1024.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from tracetool.errors import BadQuantity
+
+_DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
+_PREFIXES = {**_DECIMAL, "K": 10**3, **_BINARY}
+
+DURATION_NS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9}
+SIZE_BYTES = {f"{prefix}B": Fraction(factor) for prefix, factor in _PREFIXES.items()}
+BANDWIDTH_BYTES_PER_S = {
+    **{f"{prefix}B/s": Fraction(factor) for prefix, factor in _PREFIXES.items()},
+    **{f"{prefix}bit/s": Fraction(factor, 8) for prefix, factor in _PREFIXES.items()},
+    **{f"{prefix}bps": Fraction(factor, 8) for prefix, factor in _DECIMAL.items() if prefix},
+}
+
+_QUANTITY = re.compile(r"^\s*(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>[^\d\s]\S*)?\s*$")
+
+
+def _parse(text: str, units: dict[str, Fraction] | dict[str, int], what: str, example: str) -> int:
+    match = _QUANTITY.match(text)
+    if match is None:
+        raise BadQuantity(f"{text!r} is not {what}.", hint=f"write a number with a unit, as in {example}")
+    unit = match["unit"]
+    if unit is None:
+        raise BadQuantity(
+            f"{text!r} has no unit; {what} needs one.", hint=f"write it with a unit, as in {example}"
+        )
+    if unit not in units:
+        raise BadQuantity(
+            f"{unit!r} in {text!r} is not a unit of {what}.", hint=f"write it as in {example}"
+        )
+    value = Fraction(match["number"]) * units[unit]
+    return int(value + Fraction(1, 2))
+
+
+def parse_duration_ns(text: str) -> int:
+    """Parse a duration such as ``10ms`` into whole nanoseconds.
+
+    Raises:
+        BadQuantity: If the unit is missing or not one of ns, us, ms, s.
+    """
+    return _parse(text, DURATION_NS, "a duration", "10ms, 250us or 1.5s")
+
+
+def parse_size_bytes(text: str) -> int:
+    """Parse a size such as ``80GiB`` into whole bytes.
+
+    Raises:
+        BadQuantity: If the unit is missing or not a size.
+    """
+    return _parse(text, SIZE_BYTES, "a size", "80GiB, 64GB or 512MiB")
+
+
+def parse_bandwidth_bytes_per_s(text: str) -> int:
+    """Parse a bandwidth such as ``25Gbit/s`` into whole bytes per second.
+
+    Raises:
+        BadQuantity: If the unit is missing, not a bandwidth, or the bandwidth is zero.
+    """
+    value = _parse(text, BANDWIDTH_BYTES_PER_S, "a bandwidth", "25Gbit/s or 12.5GB/s")
+    if value == 0:
+        raise BadQuantity(f"{text!r} is no bandwidth: nothing would ever arrive.", hint="give more than 0")
+    return value
+
+
+def _scaled(value: float, steps: list[tuple[float, str]], digits: int) -> str:
+    for factor, unit in steps:
+        if abs(value) >= factor:
+            return f"{value / factor:.{digits}f} {unit}"
+    return f"{value:.0f} {steps[-1][1]}"
+
+
+def format_duration(value_ns: float) -> str:
+    """Format nanoseconds for people, as ``312.4 ms``."""
+    return _scaled(value_ns, [(1e9, "s"), (1e6, "ms"), (1e3, "us"), (1, "ns")], 3 if abs(value_ns) >= 1e9 else 1)
+
+
+def format_size(value_bytes: float) -> str:
+    """Format bytes for people, as ``12.15 GiB``."""
+    return _scaled(value_bytes, [(2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1, "B")], 2)
+
+
+def format_bandwidth(value_bytes_per_s: float) -> str:
+    """Format a bandwidth in both spellings, as ``25 Gbit/s (3.125 GB/s)``."""
+    return f"{value_bytes_per_s * 8 / 1e9:g} Gbit/s ({value_bytes_per_s / 1e9:g} GB/s)"
