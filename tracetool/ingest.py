@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tracetool import __version__
 from tracetool.errors import DuplicateRank, IngestError, MissingRank, UnknownFormat
 from tracetool.readers import READERS, Identity, Reader, Source, SourceReport, rows_table
 from tracetool.store import Run, RunWriter, is_run
+from tracetool.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,7 +83,7 @@ def discover(paths: Sequence[Path]) -> list[Found]:
             hint="tracetool reads torch.profiler (Kineto) JSON and torch_npu *_ascend_pt folders",
         )
     found.sort(key=lambda f: (f.rank, str(f.source.path)))
-    for one, two in zip(found, found[1:], strict=False):
+    for one, two in itertools.pairwise(found):
         if one.rank == two.rank:
             raise DuplicateRank(
                 f"{one.source.path} and {two.source.path} both say rank {one.rank}.",
@@ -182,8 +183,7 @@ def _identified(source: Source, reader: Reader) -> Found:
     if match is None:
         raise MissingRank(
             f"{source.path} does not say its rank.",
-            hint="torch.distributed was not initialised when it was recorded; "
-            "name the file rank0.json, rank1.json ...",
+            hint="torch.distributed was not initialised when it was recorded; name the file rank0.json, rank1.json ...",
         )
     return Found(source, reader, replace(identity, rank=int(match[1])), rank_from_name=True)
 

@@ -22,7 +22,7 @@ class Metric:
 METRICS: dict[str, Metric] = {
     m.name: m
     for m in (
-        Metric("step_ns", "ns", "lower", "First forward on any rank to the end of gradient reduction and optimizer on all ranks."),
+        Metric("step_ns", "ns", "lower", "First forward to the end of gradient reduction and optimizer on all ranks."),
         Metric("window_ns", "ns", "lower", "Pipeline window: first forward on any rank to last backward on any rank."),
         Metric("compute_ns", "ns", "lower", "Compute of all ranks in the window, summed."),
         Metric("bubble_ns", "ns", "lower", "Idle time within the window, mean over ranks: window - compute / ranks."),
@@ -70,7 +70,5 @@ def measure(timeline: Timeline) -> Metrics:
         bubble_ns=(ranks * window - sum(busy)) // ranks,
         bubble_ratio=1 - sum(busy) / (ranks * window),
         rank_compute_ns=busy,
-        peak_hbm_bytes=tuple(
-            None if curve is None else max(level for _, level in curve) for curve in timeline.memory
-        ),
+        peak_hbm_bytes=tuple(None if curve is None else max(level for _, level in curve) for curve in timeline.memory),
     )

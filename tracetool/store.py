@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 MANIFEST = "manifest.json"
+
+Parameters = Sequence[object] | Mapping[str, object] | None
+"""Values for a query's placeholders: ``?`` by position or ``$name``."""
 
 
 def _parquet_writer(path: Path, table: Table) -> pq.ParquetWriter:
@@ -154,7 +158,7 @@ class Run:
         connection.execute("SET lock_configuration = true")
         return connection
 
-    def query(self, sql: str, parameters: list[object] | None = None) -> pl.DataFrame:
+    def query(self, sql: str, parameters: Parameters = None) -> pl.DataFrame:
         """Run a query over the Run's tables and views.
 
         Raises:
@@ -163,7 +167,7 @@ class Run:
         import duckdb
 
         try:
-            relation = self.connection.sql(sql, params=parameters or [])
+            relation = self.connection.sql(sql, params=parameters or None)
         except duckdb.Error as error:
             raise BadQuery(
                 str(error), hint="tracetool sql RUN without a query lists tables, views and columns"
@@ -171,11 +175,12 @@ class Run:
         if relation is None:
             raise BadQuery("the statement returns no rows.", hint="a Run is read-only: use SELECT")
         try:
-            return relation.pl()
+            frame: pl.DataFrame = relation.pl()
         except duckdb.Error as error:
             raise BadQuery(str(error)) from error
+        return frame
 
-    def rows(self, sql: str, parameters: list[object] | None = None) -> list[tuple[Any, ...]]:
+    def rows(self, sql: str, parameters: Parameters = None) -> list[tuple[Any, ...]]:
         """Run a query and return its rows as tuples."""
         return self.query(sql, parameters).rows()
 

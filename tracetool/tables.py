@@ -51,10 +51,7 @@ class Table:
             "list<int32>": pa.list_(pa.int32()),
         }
         return pa.schema(
-            [
-                pa.field(c.name, types[c.type], nullable=c.nullable, metadata={"doc": c.doc})
-                for c in self.columns
-            ],
+            [pa.field(c.name, types[c.type], nullable=c.nullable, metadata={"doc": c.doc}) for c in self.columns],
             metadata={"doc": self.doc, "schema_version": SCHEMA_VERSION},
         )
 
@@ -151,7 +148,7 @@ COMMS = _table(
     _nullable("stream", "int64", "Device stream of the communicator."),
     _nullable("start_ns", "int64", "Start of the kernel: waiting is included."),
     _nullable("end_ns", "int64", "End of the kernel."),
-    Column("evidence", "category", "How peer and bytes are known: metadata, matrix or unknown."),
+    Column("evidence", "category", "How peer and bytes are known: metadata, matrix, inferred or unknown."),
 )
 
 MEMORY = _table(

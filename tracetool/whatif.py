@@ -213,9 +213,7 @@ class _Depth:
     feasible: bool | None
 
 
-def choose_depth(
-    pipeline: Pipeline, shape: PipelineShape, scenario: Scenario
-) -> tuple[tuple[int, ...], str | None]:
+def choose_depth(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -> tuple[tuple[int, ...], str | None]:
     """Extra warm-up forwards per pipeline rank that hide the links, within the memory limit.
 
     From 1F1B on, forwards are added where they shorten the step most (to one boundary, or to all), each
@@ -252,9 +250,7 @@ def _first_good(path: Sequence[_Depth]) -> _Depth:
     raise AssertionError("the last depth has none after it")
 
 
-def _deepening(
-    pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, boundaries: Sequence[int]
-) -> list[_Depth]:
+def _deepening(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, boundaries: Sequence[int]) -> list[_Depth]:
     """Ever deeper warm-ups, from none to twice what the closed form of the schedule asks for."""
 
     def depth_of(per_boundary: tuple[int, ...]) -> _Depth:
@@ -268,9 +264,9 @@ def _deepening(
     while True:
         now = path[-1].per_boundary
         room = [now[i] < ceilings[i] for i in range(len(boundaries))]
-        raised = {
-            tuple(n + (i == j) for j, n in enumerate(now)) for i in range(len(boundaries)) if room[i]
-        } | ({tuple(n + 1 for n in now)} if all(room) else set())
+        raised = {tuple(n + (i == j) for j, n in enumerate(now)) for i in range(len(boundaries)) if room[i]} | (
+            {tuple(n + 1 for n in now)} if all(room) else set()
+        )
         if not raised:
             return path
         path.append(min((depth_of(c) for c in sorted(raised)), key=lambda d: (d.step_ns, d.per_boundary)))
@@ -289,8 +285,7 @@ def _hiding_depth(pipeline: Pipeline, scenario: Scenario, boundary: int) -> int:
             raise BadTopology(f"no link between pipeline ranks {ranks[0]} and {ranks[1]}.")
         delay += link.latency_ns + link.occupancy_ns(payload or 0)
     cycle = min(
-        (s.median_ns(ActionKind.FORWARD) or 0) + (s.median_ns(ActionKind.BACKWARD) or 0)
-        for s in pipeline.stages
+        (s.median_ns(ActionKind.FORWARD) or 0) + (s.median_ns(ActionKind.BACKWARD) or 0) for s in pipeline.stages
     )
     return ceil(delay / cycle) if cycle else 0
 
@@ -312,5 +307,3 @@ def _notes(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) ->
     if scenario.activation_bytes is not None:
         notes.append("memory from --activation: transient buffers are not in it")
     return notes
-
-

@@ -104,35 +104,20 @@ class Schedule:
             if forward not in done or (backward not in done and weight not in done):
                 missing = forward if forward not in done else backward
                 raise InvalidSchedule(
-                    f"schedule {self.name!r}, rank {rank}: {missing} is missing.\n"
-                    + self._pointed(rank, len(order)),
+                    f"schedule {self.name!r}, rank {rank}: {missing} is missing.\n" + self._pointed(rank, len(order)),
                     hint=f"the pipeline has stages 0..{self.shape.stages - 1} "
                     f"and microbatches 0..{self.shape.microbatches - 1}",
                 )
 
     def _fault(self, rank: int, action: Action, done: set[Action]) -> str | None:
-        stage, kind, microbatch = action
-        if kind.value not in COMPUTE_KINDS:
+        """What is wrong with the next action of a rank, or None."""
+        if action.kind.value not in COMPUTE_KINDS:
             return "an order holds computes only; transfers follow from it"
-        if not (stage < self.shape.stages and microbatch < self.shape.microbatches):
+        if not (action.stage < self.shape.stages and action.microbatch < self.shape.microbatches):
             return "no such stage or microbatch in this pipeline"
-        if self.shape.rank_of(stage) != rank:
-            return f"stage {stage} sits on rank {self.shape.rank_of(stage)}"
-        if action in done:
-            return "it ran before"
-        forward = Action(stage, ActionKind.FORWARD, microbatch)
-        full = Action(stage, ActionKind.BACKWARD, microbatch)
-        if kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT) and forward not in done:
-            return f"{forward} has not run yet"
-        split = Action(stage, ActionKind.BACKWARD_INPUT, microbatch)
-        # torch runs the whole backward of the first stage as W: nobody waits for its input gradient.
-        if kind is ActionKind.BACKWARD_WEIGHT and split not in done and (stage > 0 or forward not in done):
-            return f"{split} has not run yet"
-        if kind is ActionKind.BACKWARD and (split in done):
-            return f"{split} already ran: B is the full backward"
-        if kind in (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT) and full in done:
-            return f"{full} already ran: B is the full backward"
-        return None
+        if self.shape.rank_of(action.stage) != rank:
+            return f"stage {action.stage} sits on rank {self.shape.rank_of(action.stage)}"
+        return "it ran before" if action in done else _out_of_turn(action, done)
 
     def _pointed(self, rank: int, index: int) -> str:
         """The grid of orders, with an arrow under the action at fault."""
@@ -150,13 +135,29 @@ class Schedule:
         """All orders as text, one line per rank."""
         width = max(len(str(a)) for order in self.orders for a in order) + 1
         return "\n".join(
-            f"rank {rank:>2} " + "".join(f"{a!s:>{width}}" for a in order)
-            for rank, order in enumerate(self.orders)
+            f"rank {rank:>2} " + "".join(f"{a!s:>{width}}" for a in order) for rank, order in enumerate(self.orders)
         )
 
     def to_csv(self) -> str:
         """The orders in torch's ``compute_only`` CSV of actions: one row per rank."""
         return "".join(",".join(str(a) for a in order) + "\n" for order in self.orders)
+
+
+def _out_of_turn(action: Action, done: set[Action]) -> str | None:
+    """What an action of a stage and microbatch has to wait for or comes too late after, or None."""
+    stage, kind, microbatch = action
+    forward = Action(stage, ActionKind.FORWARD, microbatch)
+    full = Action(stage, ActionKind.BACKWARD, microbatch)
+    split = Action(stage, ActionKind.BACKWARD_INPUT, microbatch)
+    if kind is ActionKind.FORWARD:
+        return None
+    if kind is not ActionKind.RECOMPUTE and full in done:
+        return f"{full} already ran: B is the full backward"
+    if kind is ActionKind.BACKWARD and split in done:
+        return f"{split} already ran: B is the full backward"
+    # torch runs the whole backward of the first stage as W: nobody waits for its input gradient.
+    needed = split if kind is ActionKind.BACKWARD_WEIGHT and stage > 0 else forward
+    return None if needed in done else f"{needed} has not run yet"
 
 
 _WITHOUT_MICROBATCH = ("UNSHARD", "RESHARD", "REDUCE_GRAD")

@@ -81,8 +81,7 @@ class Topology:
             return self
         if len(self.dcs) != ranks:
             raise BadTopology(
-                f"the DC map covers pipeline ranks 0..{len(self.dcs) - 1}, "
-                f"the pipeline has ranks 0..{ranks - 1}.",
+                f"the DC map covers pipeline ranks 0..{len(self.dcs) - 1}, the pipeline has ranks 0..{ranks - 1}.",
                 hint="name every rank once, as in --dc 0-1,2-3 for four ranks in two DCs",
             )
         known = set(self.dcs)
@@ -158,7 +157,8 @@ def parse_link(text: str) -> tuple[Link, ...]:
     quantities = [part.strip() for part in match["rest"].split(",")]
     if len(quantities) != 2:
         raise BadQuantity(
-            f"link {text!r} needs a bandwidth and a latency.", hint="write it as in --link dc0-dc1=25Gbit/s,10ms"
+            f"link {text!r} needs a bandwidth and a latency.",
+            hint="write it as in --link dc0-dc1=25Gbit/s,10ms",
         )
     bandwidth = parse_bandwidth_bytes_per_s(quantities[0])
     latency = parse_duration_ns(quantities[1])

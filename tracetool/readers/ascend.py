@@ -26,9 +26,9 @@ from tracetool.readers.ascend_parts import MEMORY, STEP_TRACE, Parts, rank_folde
 from tracetool.readers.ascend_text import (
     MB_OF_MEMORY,
     csv_rows,
-    integer,
     lost_digits,
     scaled,
+    small_integer,
     time_ns,
 )
 
@@ -142,7 +142,7 @@ def _step_rows(
     records = csv_rows(path, ("Step",), ("Bubble", "Computing"), advance) if path is not None else ()
     for text, bubble, computing in records:
         report.rows += 1
-        step = integer(text)
+        step = small_integer(text)
         if step is None:
             report.skipped[f"row of {STEP_TRACE} without a step"] += 1
         elif step not in extents:
@@ -154,10 +154,7 @@ def _step_rows(
     blank = report.skipped[f"row of {STEP_TRACE} without a step"]
     if blank:
         report.notes.append(f"{blank} rows of {STEP_TRACE} name no step: recorded without a schedule")
-    return [
-        (rank, step, start, end, *vendor.get(step, (None, None)))
-        for step, (start, end) in sorted(extents.items())
-    ]
+    return [(rank, step, start, end, *vendor.get(step, (None, None))) for step, (start, end) in sorted(extents.items())]
 
 
 def _memory_rows(
@@ -165,9 +162,7 @@ def _memory_rows(
 ) -> Iterator[list[tuple[object, ...]]]:
     rows: list[tuple[object, ...]] = []
     columns = ("Total Allocated(MB)", "Total Reserved(MB)")
-    for component, time, allocated, reserved in csv_rows(
-        path, ("Component", "Timestamp(us)", *columns), (), advance
-    ):
+    for component, time, allocated, reserved in csv_rows(path, ("Component", "Timestamp(us)", *columns), (), advance):
         report.rows += 1
         time_of_change = time_ns(time)
         if lost_digits(time):
@@ -175,7 +170,7 @@ def _memory_rows(
         elif time_of_change is None or time_of_change <= 0:
             report.dropped["memory time is no number"] += 1
         else:
-            sizes = (scaled(allocated, MB_OFMEMORY), scaled(reserved, MB_OFMEMORY))
+            sizes = (scaled(allocated, MB_OF_MEMORY), scaled(reserved, MB_OF_MEMORY))
             rows.append((rank, component, time_of_change, None, *sizes))
         if len(rows) == CHUNK_ROWS:
             yield rows

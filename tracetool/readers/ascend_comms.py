@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tracetool.readers.ascend_text import MB_OF_LINKS, US_PER_MS, decoded, raw_text, scaled, time_ns
+from tracetool.readers.ascend_text import (
+    MB_OF_LINKS,
+    NS_PER_MS,
+    decoded,
+    raw_text,
+    scaled,
+    small_integer,
+    time_ns,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -46,9 +54,7 @@ class _Bandwidth(msgspec.Struct):
 
 class _Entry(msgspec.Struct):
     time: _Time = msgspec.field(name="Communication Time Info", default_factory=_Time)
-    bandwidth: dict[str, _Bandwidth] = msgspec.field(
-        name="Communication Bandwidth Info", default_factory=dict
-    )
+    bandwidth: dict[str, _Bandwidth] = msgspec.field(name="Communication Bandwidth Info", default_factory=dict)
 
 
 class _Cell(msgspec.Struct):
@@ -171,20 +177,20 @@ def read_communication(path: Path, report: SourceReport, advance: Callable[[int]
     found: list[Operation] = []
     for step_key, kinds in content.items():
         match = _STEP.match(step_key)
-        step = int(match[1]) if match else None
+        step = small_integer(match[1]) if match else None
         for key, entry in (item for kind in kinds.values() for item in kind.items()):
             if key.startswith("Total Op Info"):
                 continue
             report.rows += 1
             start = time_ns(raw_text(entry.time.start))
-            elapse = scaled(raw_text(entry.time.elapse), US_PER_MS * 1000)
+            elapse = scaled(raw_text(entry.time.elapse), NS_PER_MS)
             if start is None or start <= 0 or elapse is None:
                 report.dropped["operation without time in communication.json"] += 1
                 continue
             name, _, hashed = key.partition("@")
             operation = _named(name, None, start, start + max(elapse, 0))
             operation.hash, operation.step = hashed, step
-            operation.wait_ns = scaled(raw_text(entry.time.wait), US_PER_MS * 1000)
+            operation.wait_ns = scaled(raw_text(entry.time.wait), NS_PER_MS)
             operation.linked_bytes, operation.rdma_bytes = _moved(entry.bandwidth)
             found.append(operation)
     return found

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tracetool.readers.ascend_text import csv_rows, integer, lost_digits, time_ns
+from tracetool.readers.ascend_text import csv_rows, integer, lost_digits, small_integer, time_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -81,7 +81,7 @@ class Kernels:
             start, duration = times
             stream = integer(stream_text)
             kernel_class = None if kind in ("", "N/A") else kind
-            self._extend(integer(step), start, start + duration)
+            self._extend(small_integer(step), start, start + duration)
             if core in _COMMUNICATION_CORES or name.startswith("hcom_"):
                 self.tasks.append(CommunicationTask(name, kernel_class, start, start + duration, stream))
                 continue

@@ -139,9 +139,7 @@ class Messages:
             operations=members,
             rdma=rdma or any(o.rdma_bytes for o in members),
             usual_bytes=next(iter(sizes)) if len(sizes) == 1 else None,
-            senders=None
-            if totals is None
-            else frozenset(link.peer for link in totals if link.own != link.peer),
+            senders=None if totals is None else frozenset(link.peer for link in totals if link.own != link.peer),
         )
 
     def _message(self, operation: Operation, traffic: _Traffic, side: _Side) -> Message:

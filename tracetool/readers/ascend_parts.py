@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tracetool.readers import Group, Identity, Source
 from tracetool.readers.ascend_comms import COMMUNICATION, MATRIX
 from tracetool.readers.ascend_kernels import KERNEL_DETAILS
-from tracetool.readers.ascend_text import csv_rows, decoded, integer
+from tracetool.readers.ascend_text import csv_rows, decoded, small_integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -143,7 +143,7 @@ class Parts:
         for part in (KERNEL_DETAILS, STEP_TRACE):
             path = self.path(part)
             if path is not None:
-                device = integer(next(csv_rows(path, (), ("Device_id",), _nobody), ("",))[0])
+                device = small_integer(next(csv_rows(path, (), ("Device_id",), _nobody), ("",))[0])
                 if device is not None:
                     return device
         return None
@@ -165,8 +165,7 @@ def _whole(value: object) -> int | None:
     """A number of 0 or more that old releases write as such and new ones as text."""
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         return None
-    number = integer(str(value))
-    return number if number is not None and 0 <= number < 2**31 else None
+    return small_integer(str(value))
 
 
 def _groups(metadata: dict[str, Any]) -> Iterator[Group]:

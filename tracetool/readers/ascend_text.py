@@ -25,10 +25,11 @@ MB_OF_LINKS = 10**6
 """Bytes of a MB where the profiler speaks of transfers."""
 MB_OF_MEMORY = 2**20
 """Bytes of a MB where the profiler speaks of allocated memory."""
-US_PER_MS = 1000
+NS_PER_MS = 10**6
 
 _NOTHING = frozenset({"", "N/A", "NA", "null", "4294967295"})
-_INT64_MAX = 2**63 - 1
+# Sums of a few of them still fit int64.
+_TIME_LIMIT, _SIZE_LIMIT = 2**62, 2**58
 _BYTE = re.compile(r"byte (\d+)")
 
 
@@ -40,7 +41,13 @@ def integer(text: str) -> int | None:
         value = int(text)
     except ValueError:
         return None
-    return value if abs(value) <= _INT64_MAX else None
+    return value if abs(value) < _TIME_LIMIT else None
+
+
+def small_integer(text: str) -> int | None:
+    """The same for ranks, devices and steps: 0 to 2**31 - 1."""
+    value = integer(text)
+    return value if value is not None and 0 <= value < 2**31 else None
 
 
 def time_ns(text: str) -> int | None:
@@ -51,7 +58,7 @@ def time_ns(text: str) -> int | None:
         value = to_ns(text.encode())
     except ValueError:
         return None
-    return value if abs(value) <= _INT64_MAX else None
+    return value if abs(value) < _TIME_LIMIT else None
 
 
 def lost_digits(text: str) -> bool:
@@ -67,7 +74,7 @@ def scaled(text: str, factor: int) -> int | None:
         value = int((Decimal(text) * factor).to_integral_value(ROUND_HALF_EVEN))
     except (InvalidOperation, ValueError, OverflowError):
         return None
-    return value if abs(value) <= _INT64_MAX else None
+    return value if abs(value) < _SIZE_LIMIT else None
 
 
 def raw_text(raw: msgspec.Raw) -> str:
@@ -96,17 +103,14 @@ def csv_rows(
             header = [name.strip() for name in next(reader, [])]
             absent = [name for name in required if name not in header]
             if absent:
-                raise MalformedTrace(
-                    f"{path}: line 1 has no column {absent[0]!r}.", hint="export the capture again"
-                )
+                raise MalformedTrace(f"{path}: line 1 has no column {absent[0]!r}.", hint="export the capture again")
             places = [header.index(name) if name in header else -1 for name in (*required, *optional)]
             for record in reader:
                 if not record:
                     continue
                 if len(record) != len(header):
                     raise MalformedTrace(
-                        f"{path}: line {reader.line_num:,} has {len(record)} fields, "
-                        f"the header has {len(header)}.",
+                        f"{path}: line {reader.line_num:,} has {len(record)} fields, the header has {len(header)}.",
                         hint="the file is cut off or was edited; export the capture again",
                     )
                 yield tuple(record[place].strip() if place >= 0 else "" for place in places)

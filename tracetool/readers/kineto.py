@@ -77,7 +77,8 @@ class KinetoReader:
             yield "events", rows_table("events", rows.events)
             rows.events = []
         yield "steps", rows_table("steps", rows.steps)
-        yield "memory", rows_table("memory", sorted(rows.memory, key=lambda r: r[2]))
+        rows.memory.sort(key=lambda row: row[2])
+        yield "memory", rows_table("memory", rows.memory)
         yield "comms", rows_table("comms", rows.comms())
 
 

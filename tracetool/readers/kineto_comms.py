@@ -60,9 +60,7 @@ def is_communication_kernel(name: str) -> bool:
     return _COMMUNICATION_KERNEL.match(name) is not None
 
 
-def parse_record(
-    args: Mapping[str, Any], posted_ns: int, thread: int, groups: Sequence[Group]
-) -> CommRecord | None:
+def parse_record(args: Mapping[str, Any], posted_ns: int, thread: int, groups: Sequence[Group]) -> CommRecord | None:
     """Read a ``record_param_comms`` record; None for waits and initialisation, which move nothing."""
     operation = args.get("Collective name")
     if not isinstance(operation, str) or operation in ("wait", "init", ""):
@@ -107,9 +105,7 @@ def _group_ranks(args: Mapping[str, Any], name: str, groups: Sequence[Group]) ->
     return listed
 
 
-def attach_kernels(
-    records: list[CommRecord], kernels: Iterable[CommKernel], report: SourceReport
-) -> None:
+def attach_kernels(records: list[CommRecord], kernels: Iterable[CommKernel], report: SourceReport) -> None:
     """Give each record its kernel's stream and times; operations launched together share a batch.
 
     A kernel linked to a record by ``External id`` belongs to it. Any other one belongs to the send and
@@ -124,9 +120,9 @@ def attach_kernels(
     last_launch: dict[int, int] = defaultdict(int)
     for batch, kernel in enumerate(sorted(kernels, key=lambda k: k.launch_ns)):
         thread = kernel.launch_thread
-        record = linked.get(kernel.external_id) if kernel.external_id is not None else None
-        if record is not None:
-            members = [record]
+        own = linked.get(kernel.external_id) if kernel.external_id is not None else None
+        if own is not None:
+            members = [own]
         else:
             queue = posted[thread]
             first = bisect_left(queue, last_launch[thread], key=lambda r: r.posted_ns)

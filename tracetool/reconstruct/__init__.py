@@ -18,6 +18,7 @@ from tracetool.reconstruct.groups import PipelineGroup, find_pipelines
 from tracetool.reconstruct.memory import MemoryFacts, memory_facts
 from tracetool.reconstruct.segments import RankWork, find_work
 from tracetool.reconstruct.steps import Step, choose_step
+from tracetool.reconstruct.tails import tails_without_waits
 from tracetool.reconstruct.transfers import P2POp, find_transfers, median_transfer_ns, p2p_mode, payload
 
 if TYPE_CHECKING:
@@ -113,11 +114,10 @@ def _pipeline(
     transfers: Sequence[Transfer],
     p2p_ops: Mapping[int, tuple[P2POp, ...]],
 ) -> Pipeline:
-    orders = [
-        [Action(s.stage, s.kind, s.microbatch) for s in work[rank].segments] for rank in group.ranks
-    ]
+    orders = [[Action(s.stage, s.kind, s.microbatch) for s in work[rank].segments] for rank in group.ranks]
     observed = schedule_from_orders(orders, name="observed")
     hbm = dict(run.rows("SELECT rank, hbm_bytes FROM ranks"))
+    tails = tails_without_waits(run, step, work)
     stages = []
     for stage in range(observed.shape.stages):
         rank = group.ranks[observed.shape.rank_of(stage)]
@@ -139,9 +139,7 @@ def _pipeline(
                 evidence=work[rank].evidence,
             )
         )
-    ranks = tuple(
-        RankProfile(rank, memory[rank].static_bytes, work[rank].tail, hbm.get(rank)) for rank in group.ranks
-    )
+    ranks = tuple(RankProfile(rank, memory[rank].static_bytes, tails[rank], hbm.get(rank)) for rank in group.ranks)
     return Pipeline(tuple(stages), ranks, observed, p2p_mode(p2p_ops), step.number)
 
 
@@ -155,10 +153,10 @@ def _timeline(
     ops: list[Op] = []
     tails: list[Op] = []
     for position, rank in enumerate(group.ranks):
-        for s in work[rank].segments:
-            ops.append(
-                Op(position, s.stage, s.kind, s.microbatch, s.start_ns - origin, s.end_ns - s.start_ns)
-            )
+        ops += [
+            Op(position, s.stage, s.kind, s.microbatch, s.start_ns - origin, s.end_ns - s.start_ns)
+            for s in work[rank].segments
+        ]
         at = max(s.end_ns for s in work[rank].segments) - origin
         for kind, duration in work[rank].tail:
             tails.append(Op(position, -1, kind, -1, at, duration))
@@ -180,4 +178,3 @@ def _shifted(transfer: Transfer, origin: int) -> Transfer:
         start_ns=transfer.start_ns - origin,
         end_ns=transfer.end_ns - origin,
     )
-

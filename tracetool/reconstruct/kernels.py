@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 _GRADIENT = re.compile(r"Grad", re.IGNORECASE)
 _MARKER = re.compile(r"FlashAttention|RmsNorm|LayerNorm|Softmax|PromptFlash|FusionAttention", re.IGNORECASE)
+_CLIPPING = re.compile(r"LpNorm", re.IGNORECASE)
 _OPTIMIZER = re.compile(r"Adam|Sgd|Momentum|Lamb|Muon", re.IGNORECASE)
 
 
@@ -27,7 +28,8 @@ class Kernel(NamedTuple):
         in_backward: Whether an autograd node launched it.
         backward_of: Sequence number of that node: that of the forward op it undoes.
         is_p2p: Whether it sends or receives.
-        is_barrier: Whether it belongs to a barrier, or prepares one.
+        is_barrier: Whether it belongs to a barrier.
+        is_collective: Whether it is a collective (told for traces without host launches only).
         is_optimizer: Whether it was launched inside the optimizer's step.
         kernel_class: Ascend kernel type.
     """
@@ -41,6 +43,7 @@ class Kernel(NamedTuple):
     backward_of: int | None = None
     is_p2p: bool = False
     is_barrier: bool = False
+    is_collective: bool = False
     is_optimizer: bool = False
     kernel_class: str | None = None
 
@@ -48,6 +51,16 @@ class Kernel(NamedTuple):
     def is_gradient(self) -> bool:
         """Whether its type names a gradient."""
         return _GRADIENT.search(self.kernel_class or "") is not None
+
+    @property
+    def is_clipping(self) -> bool:
+        """Whether its type is that of the gradient norm, which follows the last backward."""
+        return _CLIPPING.search(self.kernel_class or "") is not None
+
+    @property
+    def is_root_gradient(self) -> bool:
+        """Whether its type is that of the fill with which autograd starts a backward from the loss."""
+        return self.kernel_class == "Fill"
 
     @property
     def is_marker(self) -> bool:
@@ -109,13 +122,13 @@ ORDER BY k.launch_ns, k.start_ns
 """
 
 _DEVICE_SQL = """
-SELECT start_ns, start_ns + duration_ns AS end_ns, kernel_class, false AS is_p2p
+SELECT start_ns, start_ns + duration_ns AS end_ns, kernel_class, false AS is_p2p, false AS is_collective
 FROM events
 WHERE rank = $rank AND category = 'kernel' AND start_ns >= $first AND start_ns < $last
 UNION ALL
-SELECT DISTINCT start_ns, end_ns, NULL, true
+SELECT DISTINCT start_ns, end_ns, NULL, operation IN ('send', 'recv'), operation NOT IN ('send', 'recv')
 FROM comms
-WHERE rank = $rank AND operation IN ('send', 'recv') AND start_ns >= $first AND start_ns < $last
+WHERE rank = $rank AND start_ns >= $first AND start_ns < $last
 ORDER BY start_ns, end_ns
 """
 
@@ -123,7 +136,7 @@ ORDER BY start_ns, end_ns
 def autograd_kernels(run: Run, rank: int, span: tuple[int, int]) -> list[Kernel]:
     """Kernels launched within the span of host time, in launch order, with their host context."""
     parameters = {"rank": rank, "first": span[0], "last": span[1], "labels": SQL_PATTERN}
-    return [Kernel(*row) for row in run.rows(_AUTOGRAD_SQL, parameters)]
+    return [Kernel(**row) for row in run.query(_AUTOGRAD_SQL, parameters).iter_rows(named=True)]
 
 
 def device_kernels(run: Run, rank: int, span: tuple[int, int]) -> list[Kernel]:
@@ -131,8 +144,8 @@ def device_kernels(run: Run, rank: int, span: tuple[int, int]) -> list[Kernel]:
     rows = run.rows(_DEVICE_SQL, {"rank": rank, "first": span[0], "last": span[1]})
     return [
         Kernel(
-            start, end, start, is_p2p=is_p2p, kernel_class=kind,
+            start, end, start, is_p2p=is_p2p, is_collective=is_collective, kernel_class=kind,
             is_optimizer=_OPTIMIZER.search(kind or "") is not None,
         )
-        for start, end, kind, is_p2p in rows
+        for start, end, kind, is_p2p, is_collective in rows
     ]  # fmt: skip

@@ -58,9 +58,7 @@ def _key(segment: Segment) -> _Key:
     return segment.stage, segment.kind.value, segment.microbatch
 
 
-def memory_facts(
-    run: Run, group: PipelineGroup, step: Step, work: Mapping[int, RankWork]
-) -> dict[int, MemoryFacts]:
+def memory_facts(run: Run, group: PipelineGroup, step: Step, work: Mapping[int, RankWork]) -> dict[int, MemoryFacts]:
     """Memory of every rank of the pipeline; empty facts where the trace has no allocator log."""
     facts = {}
     for rank in group.ranks:

@@ -6,6 +6,7 @@ before the first kernel, so it is not in it, while the launch gaps inside are.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from tracetool.errors import ReconstructError
 from tracetool.model.action import COMPUTE_KINDS, ActionKind
 from tracetool.reconstruct.kernels import Kernel, autograd_kernels, device_kernels
 from tracetool.reconstruct.labels import parse_label
+from tracetool.reconstruct.tails import Tail, observed_tail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,10 +50,16 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class RankWork:
-    """What one rank computed in a step: its segments in order, and what followed the last one."""
+    """What one rank computed in a step: its segments in order, and what followed the last one.
+
+    Attributes:
+        segments: In order of their start.
+        tail: Gradient reduction and optimizer as observed, waiting included.
+        evidence: label, autograd or kernels.
+    """
 
     segments: tuple[Segment, ...]
-    tail: tuple[tuple[ActionKind, int], ...]
+    tail: Tail
     evidence: str
 
 
@@ -90,7 +98,7 @@ def find_work(run: Run, group: PipelineGroup, step: Step, *, use_labels: bool) -
             segments, evidence = _by_kernel_type(kernels, group.position(rank), rank), "kernels"
         segments.sort(key=lambda s: s.start_ns)
         _check_pairs(segments, rank, step.number)
-        work[rank] = RankWork(tuple(segments), _tail(kernels, segments), evidence)
+        work[rank] = RankWork(tuple(segments), observed_tail(kernels, segments), evidence)
     return work
 
 
@@ -157,38 +165,62 @@ def _by_autograd(kernels: Sequence[Kernel], position: int, rank: int) -> list[Se
 
 
 def _by_kernel_type(kernels: Sequence[Kernel], position: int, rank: int) -> list[Segment]:
-    """Pieces between sends and receives, cut where gradient kernels begin or end (Ascend).
+    """Pieces between sends and receives, told apart by the types of their kernels (Ascend).
 
-    Attention and normalisation have kernels of their own for the backward; what stands between two of
-    the same kind belongs to it. The microbatch is the running number.
+    Attention and normalisation have kernels of their own for the backward. On the last stage a forward and
+    its backward are one piece: the backward starts with the fill of the loss gradient. The microbatch is
+    the running number.
     """
-    runs: list[_Run] = []
-    fresh = True
+    pieces: list[list[Kernel]] = [[]]
     for kernel in kernels:
-        if kernel.is_p2p or kernel.is_barrier:
-            fresh = True
-            continue
-        kind = ActionKind.BACKWARD if kernel.is_gradient else ActionKind.FORWARD
-        if fresh:
-            runs.append(_Run(kind))
-            fresh = False
-        elif kernel.is_marker and runs[-1].kind is not kind:
-            runs.append(_Run(kind))
-        if kernel.is_marker and not any(k.is_marker for k in runs[-1].kernels):
-            runs[-1].kind = kind
-        runs[-1].kernels.append(kernel)
+        if kernel.is_p2p:
+            pieces.append([])
+        else:
+            pieces[-1].append(kernel)
     counted: dict[ActionKind, int] = defaultdict(int)
     segments = []
-    for r in runs:
-        if any(k.is_marker for k in r.kernels):
-            segments.append(r.segment(position, counted[r.kind]))
-            counted[r.kind] += 1
+    unclear = 0
+    for piece in pieces:
+        for part in _parts(piece):
+            gradients = [k.is_gradient for k in part if k.is_marker]
+            if not gradients:
+                continue
+            unclear += len(set(gradients)) > 1
+            kind = ActionKind.BACKWARD if gradients[-1] else ActionKind.FORWARD
+            kept = _without_tail(part) if kind is ActionKind.BACKWARD else list(part)
+            segments.append(_Run(kind, kept).segment(position, counted[kind]))
+            counted[kind] += 1
+    if unclear:
+        raise ReconstructError(
+            f"rank {rank}: {unclear} pieces between transfers hold a forward and a backward, and no kernel "
+            "tells where the one ends.",
+            hint="record host activity too (ProfilerActivity.CPU)",
+        )
     if not segments:
         raise ReconstructError(
             f"rank {rank}: no kernel tells forward from backward.",
             hint="record host activity too (ProfilerActivity.CPU), so that autograd's threads are visible",
         )
     return segments
+
+
+def _parts(piece: Sequence[Kernel]) -> list[Sequence[Kernel]]:
+    """Cut a piece that goes from forward markers to gradient markers at the fill between them."""
+    markers = [i for i, k in enumerate(piece) if k.is_marker]
+    turns = [
+        (one, two) for one, two in itertools.pairwise(markers) if piece[two].is_gradient and not piece[one].is_gradient
+    ]
+    if len(turns) != 1:
+        return [piece]
+    fills = [i for i in range(*turns[0]) if piece[i].is_root_gradient]
+    return [piece[: fills[-1]], piece[fills[-1] :]] if fills else [piece]
+
+
+def _without_tail(part: Sequence[Kernel]) -> list[Kernel]:
+    """Leave out what follows a backward: from the first collective after its last marker on."""
+    last = max(i for i, k in enumerate(part) if k.is_marker)
+    end = next((i for i in range(last, len(part)) if part[i].is_collective), len(part))
+    return [k for k in part[:end] if not (k.is_optimizer or k.is_clipping)]
 
 
 def _check_pairs(segments: Sequence[Segment], rank: int, step: int) -> None:
@@ -203,17 +235,3 @@ def _check_pairs(segments: Sequence[Segment], rank: int, step: int) -> None:
             "they do not pair up.",
             hint="the step may be cut off: try another with --step",
         )
-
-
-def _tail(kernels: Sequence[Kernel], segments: Sequence[Segment]) -> tuple[tuple[ActionKind, int], ...]:
-    """Gradient reduction and optimizer: what runs after the last backward, without barriers."""
-    end = max(s.end_ns for s in segments)
-    after = [k for k in kernels if k.start_ns >= end and not k.is_p2p and not k.is_barrier]
-    optimizer = [k for k in after if k.is_optimizer]
-    if not optimizer:
-        return ((ActionKind.REDUCE_GRAD, max(k.end_ns for k in after) - end),) if after else ()
-    start = min(k.start_ns for k in optimizer)
-    parts = [(ActionKind.OPTIMIZER, max(k.end_ns for k in optimizer) - start)]
-    if start > end:
-        parts.insert(0, (ActionKind.REDUCE_GRAD, start - end))
-    return tuple(parts)

@@ -39,9 +39,7 @@ def choose_step(run: Run, ranks: Sequence[int], wanted: int | None, notes: list[
         steps.setdefault(number, {})[rank] = (start, end)
     if not steps:
         notes.append("the trace marks no steps: all of it is taken as one step, number 0")
-        spans = run.rows(
-            "SELECT rank, min(start_ns), max(start_ns + duration_ns) FROM events GROUP BY rank"
-        )
+        spans = run.rows("SELECT rank, min(start_ns), max(start_ns + duration_ns) FROM events GROUP BY rank")
         steps[0] = {rank: (start, end) for rank, start, end in spans if rank in ranks}
     counts = {number: _p2p_count(run, spans) for number, spans in steps.items()}
     whole = [n for n, s in steps.items() if len(s) == len(ranks) and counts[n] == max(counts.values())]

@@ -113,9 +113,7 @@ def find_transfers(
     return transfers, ops
 
 
-def _rank_ops(
-    run: Run, group: PipelineGroup, step: Step, rank: int, *, use_labels: bool
-) -> Iterable[P2POp]:
+def _rank_ops(run: Run, group: PipelineGroup, step: Step, rank: int, *, use_labels: bool) -> Iterable[P2POp]:
     first, last = step.spans[rank]
     position = group.position(rank)
     counted: dict[tuple[bool, ActionKind], int] = defaultdict(int)

@@ -101,9 +101,7 @@ class _TaskCosts:
         return payload
 
 
-def _timeline(
-    pipeline: Pipeline, schedule: Schedule, graph: TaskGraph, times: Times, costs: _TaskCosts
-) -> Timeline:
+def _timeline(pipeline: Pipeline, schedule: Schedule, graph: TaskGraph, times: Times, costs: _TaskCosts) -> Timeline:
     from tracetool.model.action import Action
 
     computes = [

@@ -108,12 +108,13 @@ def _stuck(graph: TaskGraph, start: list[int]) -> str:
         stuck = [
             t
             for t in range(len(start))
-            if graph.ranks[t] == rank and start[t] < 0 and graph.kinds[t] in (TaskKind.COMPUTE, TaskKind.POST, TaskKind.MOVE)
+            if graph.ranks[t] == rank
+            and start[t] < 0
+            and graph.kinds[t] in (TaskKind.COMPUTE, TaskKind.POST, TaskKind.MOVE)
         ]
         # What waits for nothing but other ranks says more than what queues behind it.
         blocked = next((t for t in stuck if any(graph.ranks[w] != rank for w in waits.get(t, []))), None)
-        task = blocked if blocked is not None else (stuck[0] if stuck else None)
-        if task is not None:
+        for task in [*([] if blocked is None else [blocked]), *stuck][:1]:
             reasons = [f"{graph.subjects[w]} (rank {graph.ranks[w]})" for w in waits.get(task, [])]
             lines.append(f"  rank {rank}: {graph.subjects[task]} waits for {', '.join(reasons)}")
     return "\n".join(lines)

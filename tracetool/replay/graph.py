@@ -144,15 +144,9 @@ class _Builder:
                 # as both sides have met: the delay of a link is spent outside the communicator.
                 graph.edge(arrive if self._mode == "grouped" else move, self._done[recv])
             graph.messages[message] = MessageTasks(send, recv, move, arrive)
+        makers = {self._flow.makes(action): task for action, task in self._computes.items()}
         for action, task in self._computes.items():
-            message = self._flow.needs(action)
-            if message is None:
-                continue
-            if self._flow.is_local(message):
-                graph.edge(self._producer(message), task)
-            else:
-                graph.edge(graph.messages[message].arrive, task)
+            needed = self._flow.needs(action)
+            if needed is not None:
+                graph.edge(makers[needed] if self._flow.is_local(needed) else graph.messages[needed].arrive, task)
         return graph
-
-    def _producer(self, message: Message) -> int:
-        return next(t for a, t in self._computes.items() if self._flow.makes(a) == message)

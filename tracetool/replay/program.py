@@ -56,10 +56,7 @@ class Dataflow:
     def __init__(self, schedule: Schedule) -> None:
         self.shape = schedule.shape
         self._split = {
-            (a.stage, a.microbatch)
-            for order in schedule.orders
-            for a in order
-            if a.kind is ActionKind.BACKWARD_INPUT
+            (a.stage, a.microbatch) for order in schedule.orders for a in order if a.kind is ActionKind.BACKWARD_INPUT
         }
 
     def needs(self, action: Action) -> Message | None:

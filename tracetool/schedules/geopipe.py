@@ -15,6 +15,8 @@ The delay is hidden from n = ceil(2c / (f + b)) on.
 
 from __future__ import annotations
 
+import itertools
+
 from tracetool.errors import UnsupportedShape
 from tracetool.model.schedule import PipelineShape, Schedule
 from tracetool.schedules import ScheduleKind, ScheduleOptions
@@ -31,7 +33,7 @@ def build(shape: PipelineShape, options: ScheduleOptions) -> Schedule:
             f"geopipe needs one number of extra forwards per pipeline rank ({p}), got {list(extra)}.",
             hint="as in --extra-forwards 2,2,0,0",
         )
-    if any(after > before for before, after in zip(extra, extra[1:], strict=False)):
+    if any(after > before for before, after in itertools.pairwise(extra)):
         raise UnsupportedShape(
             f"geopipe: extra forwards {list(extra)} grow downstream, where no forward could feed them.",
             hint="give upstream ranks at least as many, as in --extra-forwards 2,2,0,0",

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tracetool.errors import UnsupportedShape
-from tracetool.model.schedule import PipelineShape, Schedule
 from tracetool.schedules import ScheduleKind, ScheduleOptions
+
+if TYPE_CHECKING:
+    from tracetool.model.schedule import PipelineShape, Schedule
 
 
 def build(shape: PipelineShape, options: ScheduleOptions) -> Schedule:

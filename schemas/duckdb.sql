@@ -1,0 +1,237 @@
+-- Opens a Run in any DuckDB client.
+--   SET VARIABLE run = 'path/to/x.run';
+--   .read schemas/duckdb.sql
+CREATE VIEW sources AS SELECT * FROM read_parquet(getvariable('run') || '/sources.parquet');
+COMMENT ON VIEW sources IS 'One row per source: the files of one rank, read by one reader.';
+COMMENT ON COLUMN sources.source IS 'Number of the source within the Run.';
+COMMENT ON COLUMN sources.path IS 'File or folder it was read from, relative to what the user named.';
+COMMENT ON COLUMN sources.reader IS 'Reader that took it.';
+COMMENT ON COLUMN sources.digest IS 'SHA-256 over the bytes of its files.';
+COMMENT ON COLUMN sources.size_bytes IS 'Size of its files on disk.';
+COMMENT ON COLUMN sources.rank IS 'Rank the source belongs to.';
+COMMENT ON COLUMN sources.rows IS 'Records seen in the files.';
+COMMENT ON COLUMN sources.dropped IS 'Records that could not be used.';
+COMMENT ON COLUMN sources.repaired IS 'Records changed while reading (clamped, completed).';
+COMMENT ON COLUMN sources.clock_offset_ns IS 'Added to this source''s times to align its clock with the first one.';
+CREATE VIEW ranks AS SELECT * FROM read_parquet(getvariable('run') || '/ranks.parquet');
+COMMENT ON VIEW ranks IS 'One row per recorded rank.';
+COMMENT ON COLUMN ranks.rank IS 'Global rank.';
+COMMENT ON COLUMN ranks.source IS 'Source it was read from.';
+COMMENT ON COLUMN ranks.world_size IS 'Ranks in the job, as the trace says.';
+COMMENT ON COLUMN ranks.host IS 'Host name.';
+COMMENT ON COLUMN ranks.device IS 'Index of the device on its host.';
+COMMENT ON COLUMN ranks.device_name IS 'Device model.';
+COMMENT ON COLUMN ranks.sm_count IS 'Streaming multiprocessors (CUDA) of the device.';
+COMMENT ON COLUMN ranks.hbm_bytes IS 'Device memory.';
+CREATE VIEW groups AS SELECT * FROM read_parquet(getvariable('run') || '/groups.parquet');
+COMMENT ON VIEW groups IS 'One row per process group and recorded rank in it.';
+COMMENT ON COLUMN groups.rank IS 'Global rank.';
+COMMENT ON COLUMN groups.name IS 'Name of the group, unique only together with its ranks.';
+COMMENT ON COLUMN groups.description IS 'What the group is for: pp, dp, tp, default_pg ...';
+COMMENT ON COLUMN groups.ranks IS 'Global ranks in group order.';
+CREATE VIEW steps AS SELECT * FROM read_parquet(getvariable('run') || '/steps.parquet');
+COMMENT ON VIEW steps IS 'One row per training step and rank, as marked in the trace.';
+COMMENT ON COLUMN steps.rank IS 'Global rank.';
+COMMENT ON COLUMN steps.step IS 'Step number in the trace.';
+COMMENT ON COLUMN steps.start_ns IS 'Start of the mark.';
+COMMENT ON COLUMN steps.end_ns IS 'End of the mark.';
+COMMENT ON COLUMN steps.vendor_bubble_ns IS 'Ascend''s own Bubble column: sum of its receive operators.';
+COMMENT ON COLUMN steps.vendor_computing_ns IS 'Ascend''s own Computing column.';
+CREATE VIEW events AS SELECT * FROM read_parquet(getvariable('run') || '/events.parquet');
+COMMENT ON VIEW events IS 'One row per event of a trace that has a duration.';
+COMMENT ON COLUMN events.event IS 'Number of the event within its rank.';
+COMMENT ON COLUMN events.rank IS 'Global rank.';
+COMMENT ON COLUMN events.category IS 'kernel, memcpy, memset, launch, op or annotation.';
+COMMENT ON COLUMN events.name IS 'Name in the trace.';
+COMMENT ON COLUMN events.start_ns IS 'Start, Unix time.';
+COMMENT ON COLUMN events.duration_ns IS 'Duration.';
+COMMENT ON COLUMN events.thread IS 'Host thread (launch, op, annotation).';
+COMMENT ON COLUMN events.stream IS 'Device stream (kernel, memcpy, memset).';
+COMMENT ON COLUMN events.correlation IS 'Joins a kernel to its launch.';
+COMMENT ON COLUMN events.external_id IS 'Joins a kernel or launch to the op that caused it.';
+COMMENT ON COLUMN events.sequence_number IS 'Autograd sequence number of an op: joins backward to forward.';
+COMMENT ON COLUMN events.kernel_class IS 'Ascend kernel type (FlashAttentionScoreGrad ...).';
+CREATE VIEW comms AS SELECT * FROM read_parquet(getvariable('run') || '/comms.parquet');
+COMMENT ON VIEW comms IS 'One row per communication operation on one rank (each send and receive of a batch has its own).';
+COMMENT ON COLUMN comms.rank IS 'Global rank.';
+COMMENT ON COLUMN comms.position IS 'Order of posting on the rank.';
+COMMENT ON COLUMN comms.operation IS 'send, recv, allreduce, allgather ...';
+COMMENT ON COLUMN comms.group IS 'Process group name.';
+COMMENT ON COLUMN comms.group_ranks IS 'Global ranks of the group.';
+COMMENT ON COLUMN comms.peer IS 'Global rank of the other side (send, recv).';
+COMMENT ON COLUMN comms.payload_bytes IS 'Bytes of the message.';
+COMMENT ON COLUMN comms.posted_ns IS 'When the host posted it (Ascend: when the device started it).';
+COMMENT ON COLUMN comms.thread IS 'Host thread that posted it.';
+COMMENT ON COLUMN comms.batch IS 'Operations launched as one kernel share a batch.';
+COMMENT ON COLUMN comms.stream IS 'Device stream of the communicator.';
+COMMENT ON COLUMN comms.start_ns IS 'Start of the kernel: waiting is included.';
+COMMENT ON COLUMN comms.end_ns IS 'End of the kernel.';
+COMMENT ON COLUMN comms.evidence IS 'How peer and bytes are known: metadata, matrix or unknown.';
+CREATE VIEW memory AS SELECT * FROM read_parquet(getvariable('run') || '/memory.parquet');
+COMMENT ON VIEW memory IS 'One row per change of allocated device memory, in the order of the host''s calls.';
+COMMENT ON COLUMN memory.rank IS 'Global rank.';
+COMMENT ON COLUMN memory.component IS 'Allocator: torch, PTA, APP ...';
+COMMENT ON COLUMN memory.time_ns IS 'Host time of the change.';
+COMMENT ON COLUMN memory.delta_bytes IS 'Bytes allocated (+) or freed (-).';
+COMMENT ON COLUMN memory.allocated_bytes IS 'Allocated after the change.';
+COMMENT ON COLUMN memory.reserved_bytes IS 'Reserved after the change.';
+CREATE VIEW stages AS SELECT * FROM read_parquet(getvariable('run') || '/stages.parquet');
+COMMENT ON VIEW stages IS 'One row per pipeline stage.';
+COMMENT ON COLUMN stages.stage IS 'Global (virtual) stage.';
+COMMENT ON COLUMN stages.rank IS 'Global rank.';
+COMMENT ON COLUMN stages.pipeline_rank IS 'Position of the rank in its pipeline.';
+COMMENT ON COLUMN stages.forward_ns IS 'Median forward time of one microbatch.';
+COMMENT ON COLUMN stages.backward_ns IS 'Median full backward time of one microbatch.';
+COMMENT ON COLUMN stages.backward_input_ns IS 'Median input-gradient time, where the trace splits it.';
+COMMENT ON COLUMN stages.backward_weight_ns IS 'Median weight-gradient time, where the trace splits it.';
+COMMENT ON COLUMN stages.activation_bytes IS 'Bytes one microbatch keeps from forward to backward.';
+COMMENT ON COLUMN stages.static_bytes IS 'Bytes allocated when the step starts (of the rank).';
+COMMENT ON COLUMN stages.forward_payload_bytes IS 'Bytes sent to the next stage.';
+COMMENT ON COLUMN stages.backward_payload_bytes IS 'Bytes sent to the previous stage.';
+COMMENT ON COLUMN stages.evidence IS 'How the stage''s actions were found: label, autograd or kernels.';
+CREATE VIEW ops AS SELECT * FROM read_parquet(getvariable('run') || '/ops.parquet');
+COMMENT ON VIEW ops IS 'A Timeline''s computes: one row per action on one rank.';
+COMMENT ON COLUMN ops.timeline IS '''observed'', or the name of the replayed schedule.';
+COMMENT ON COLUMN ops.rank IS 'Global rank.';
+COMMENT ON COLUMN ops.stage IS 'Global (virtual) stage; -1 for the whole rank.';
+COMMENT ON COLUMN ops.kind IS 'F, B, I, W, R, REDUCE_GRAD or OPTIMIZER.';
+COMMENT ON COLUMN ops.microbatch IS 'Microbatch; -1 for the whole rank.';
+COMMENT ON COLUMN ops.start_ns IS 'Start, from the start of the pipeline window.';
+COMMENT ON COLUMN ops.duration_ns IS 'Compute time: kernels and the launch gaps between them.';
+CREATE VIEW transfers AS SELECT * FROM read_parquet(getvariable('run') || '/transfers.parquet');
+COMMENT ON VIEW transfers IS 'A Timeline''s messages between stages: one row per matched send and receive.';
+COMMENT ON COLUMN transfers.timeline IS '''observed'', or the name of the replayed schedule.';
+COMMENT ON COLUMN transfers.kind IS 'F (activation to a later stage) or B (gradient to an earlier one).';
+COMMENT ON COLUMN transfers.microbatch IS 'Microbatch.';
+COMMENT ON COLUMN transfers.src_stage IS 'Sending stage.';
+COMMENT ON COLUMN transfers.dst_stage IS 'Receiving stage.';
+COMMENT ON COLUMN transfers.src_rank IS 'Sending rank.';
+COMMENT ON COLUMN transfers.dst_rank IS 'Receiving rank.';
+COMMENT ON COLUMN transfers.payload_bytes IS 'Bytes of the message.';
+COMMENT ON COLUMN transfers.send_posted_ns IS 'When the sender''s side was ready, from the start of the window.';
+COMMENT ON COLUMN transfers.recv_posted_ns IS 'When the receiver''s side was ready, from the start of the window.';
+COMMENT ON COLUMN transfers.start_ns IS 'When bytes began to move: both sides ready and the link free.';
+COMMENT ON COLUMN transfers.end_ns IS 'When the receiver could use the data.';
+COMMENT ON COLUMN transfers.link IS 'Cross-DC link it used, as ''dc0-dc1''; null inside a DC.';
+CREATE VIEW memory_curve AS SELECT * FROM read_parquet(getvariable('run') || '/memory_curve.parquet');
+COMMENT ON VIEW memory_curve IS 'A Timeline''s allocated memory per rank, at every change.';
+COMMENT ON COLUMN memory_curve.timeline IS '''observed'', or the name of the replayed schedule.';
+COMMENT ON COLUMN memory_curve.rank IS 'Global rank.';
+COMMENT ON COLUMN memory_curve.time_ns IS 'From the start of the pipeline window.';
+COMMENT ON COLUMN memory_curve.allocated_bytes IS 'Allocated from then on.';
+CREATE VIEW metrics AS SELECT * FROM read_parquet(getvariable('run') || '/metrics.parquet');
+COMMENT ON VIEW metrics IS 'One row per metric of a Timeline.';
+COMMENT ON COLUMN metrics.timeline IS '''observed'', or the name of the replayed schedule.';
+COMMENT ON COLUMN metrics.metric IS 'Name; the unit is its suffix.';
+COMMENT ON COLUMN metrics.rank IS 'Rank, or null for the whole pipeline.';
+COMMENT ON COLUMN metrics.value IS 'Value in the unit of the name.';
+-- Views over the tables of a Run. Every view and column carries a comment; times are int64 ns.
+
+CREATE VIEW bubbles AS
+WITH busy AS (
+    SELECT timeline, rank, stage, kind, microbatch, start_ns, start_ns + duration_ns AS end_ns
+    FROM ops
+    WHERE stage >= 0
+),
+edges AS (
+    SELECT timeline, max(end_ns) AS window_ns FROM busy GROUP BY timeline
+),
+gaps AS (
+    SELECT
+        timeline, rank,
+        coalesce(lag(end_ns) OVER (PARTITION BY timeline, rank ORDER BY start_ns), 0) AS start_ns,
+        start_ns AS end_ns,
+        stage || kind || microbatch AS before_action
+    FROM busy
+    UNION ALL
+    SELECT b.timeline, b.rank, max(b.end_ns), any_value(e.window_ns), NULL
+    FROM busy AS b JOIN edges AS e USING (timeline)
+    GROUP BY b.timeline, b.rank
+)
+SELECT timeline, rank, start_ns, end_ns - start_ns AS duration_ns, before_action
+FROM gaps
+WHERE end_ns > start_ns
+ORDER BY timeline, rank, start_ns;
+COMMENT ON VIEW bubbles IS 'Idle intervals of each rank within the pipeline window.';
+COMMENT ON COLUMN bubbles.timeline IS 'Timeline the interval belongs to.';
+COMMENT ON COLUMN bubbles.rank IS 'Global rank.';
+COMMENT ON COLUMN bubbles.start_ns IS 'From the start of the pipeline window.';
+COMMENT ON COLUMN bubbles.duration_ns IS 'Length of the idle interval.';
+COMMENT ON COLUMN bubbles.before_action IS 'Action that ended the wait; null after the last one (drain).';
+
+CREATE VIEW step_breakdown AS
+WITH spans AS (
+    SELECT timeline, max(start_ns + duration_ns) FILTER (stage >= 0) AS window_ns FROM ops GROUP BY timeline
+)
+SELECT
+    o.timeline, o.rank,
+    any_value(s.window_ns) AS window_ns,
+    coalesce(sum(duration_ns) FILTER (kind = 'F'), 0)::BIGINT AS forward_ns,
+    coalesce(sum(duration_ns) FILTER (kind IN ('B', 'I', 'W')), 0)::BIGINT AS backward_ns,
+    (any_value(s.window_ns) - coalesce(sum(duration_ns) FILTER (stage >= 0), 0))::BIGINT AS idle_ns,
+    coalesce(sum(duration_ns) FILTER (kind = 'REDUCE_GRAD'), 0)::BIGINT AS reduce_grad_ns,
+    coalesce(sum(duration_ns) FILTER (kind = 'OPTIMIZER'), 0)::BIGINT AS optimizer_ns
+FROM ops AS o JOIN spans AS s USING (timeline)
+GROUP BY o.timeline, o.rank
+ORDER BY o.timeline, o.rank;
+COMMENT ON VIEW step_breakdown IS 'Where the time of each rank goes: forward + backward + idle = window.';
+COMMENT ON COLUMN step_breakdown.timeline IS 'Timeline the row belongs to.';
+COMMENT ON COLUMN step_breakdown.rank IS 'Global rank.';
+COMMENT ON COLUMN step_breakdown.window_ns IS 'First forward on any rank to last backward on any rank.';
+COMMENT ON COLUMN step_breakdown.forward_ns IS 'Forward compute.';
+COMMENT ON COLUMN step_breakdown.backward_ns IS 'Backward compute (B, or I and W).';
+COMMENT ON COLUMN step_breakdown.idle_ns IS 'Window minus compute: the rank''s bubble.';
+COMMENT ON COLUMN step_breakdown.reduce_grad_ns IS 'Gradient reduction after the last backward.';
+COMMENT ON COLUMN step_breakdown.optimizer_ns IS 'Optimizer after the last backward.';
+
+CREATE VIEW link_utilization AS
+SELECT
+    timeline, src_rank, dst_rank, link, kind,
+    count(*) AS messages,
+    sum(payload_bytes)::BIGINT AS payload_bytes,
+    sum(end_ns - start_ns)::BIGINT AS moving_ns,
+    median(end_ns - start_ns)::BIGINT AS median_ns,
+    sum(greatest(start_ns - send_posted_ns, 0))::BIGINT AS send_wait_ns,
+    sum(greatest(start_ns - recv_posted_ns, 0))::BIGINT AS recv_wait_ns
+FROM transfers
+GROUP BY ALL
+ORDER BY ALL;
+COMMENT ON VIEW link_utilization IS 'Messages between each pair of ranks, and how long each side waited.';
+COMMENT ON COLUMN link_utilization.timeline IS 'Timeline the row belongs to.';
+COMMENT ON COLUMN link_utilization.src_rank IS 'Sending rank.';
+COMMENT ON COLUMN link_utilization.dst_rank IS 'Receiving rank.';
+COMMENT ON COLUMN link_utilization.link IS 'Cross-DC link, null inside a DC.';
+COMMENT ON COLUMN link_utilization.kind IS 'F activation, B gradient.';
+COMMENT ON COLUMN link_utilization.messages IS 'Number of messages.';
+COMMENT ON COLUMN link_utilization.payload_bytes IS 'Bytes of all of them.';
+COMMENT ON COLUMN link_utilization.moving_ns IS 'Time from both sides ready to data usable, summed.';
+COMMENT ON COLUMN link_utilization.median_ns IS 'The same, median of one message.';
+COMMENT ON COLUMN link_utilization.send_wait_ns IS 'Time senders waited for the receiver or the link.';
+COMMENT ON COLUMN link_utilization.recv_wait_ns IS 'Time receivers waited for the sender or the link.';
+
+CREATE VIEW peak_memory AS
+SELECT timeline, rank, max(allocated_bytes)::BIGINT AS peak_bytes, arg_max(time_ns, allocated_bytes)::BIGINT AS time_ns
+FROM memory_curve
+GROUP BY timeline, rank
+ORDER BY timeline, rank;
+COMMENT ON VIEW peak_memory IS 'Highest allocation of each rank.';
+COMMENT ON COLUMN peak_memory.timeline IS 'Timeline the row belongs to.';
+COMMENT ON COLUMN peak_memory.rank IS 'Global rank.';
+COMMENT ON COLUMN peak_memory.peak_bytes IS 'Highest allocation.';
+COMMENT ON COLUMN peak_memory.time_ns IS 'When, from the start of the pipeline window.';
+
+CREATE VIEW slowest_actions AS
+SELECT
+    timeline, rank, stage, kind, microbatch, duration_ns,
+    duration_ns / median(duration_ns) OVER (PARTITION BY timeline, stage, kind) AS over_median_ratio
+FROM ops
+WHERE stage >= 0
+ORDER BY over_median_ratio DESC;
+COMMENT ON VIEW slowest_actions IS 'Actions against the median of their stage and kind, slowest first.';
+COMMENT ON COLUMN slowest_actions.timeline IS 'Timeline the row belongs to.';
+COMMENT ON COLUMN slowest_actions.rank IS 'Global rank.';
+COMMENT ON COLUMN slowest_actions.stage IS 'Stage.';
+COMMENT ON COLUMN slowest_actions.kind IS 'F, B, I or W.';
+COMMENT ON COLUMN slowest_actions.microbatch IS 'Microbatch.';
+COMMENT ON COLUMN slowest_actions.duration_ns IS 'Compute time.';
+COMMENT ON COLUMN slowest_actions.over_median_ratio IS 'Compute time over the median of stage and kind.';

@@ -1,0 +1,93 @@
+"""The Ascend reader on damaged files: it names them, or counts what it leaves out."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tracetool.errors import MalformedTrace, UnknownFormat
+from tracetool.ingest import discover
+from tracetool.readers import SourceReport
+
+SAMPLE = Path(__file__).parents[2] / "sample_traces" / "ascend-1f1b"
+OUTPUT = "ASCEND_PROFILER_OUTPUT"
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of rank 1 of the sample, to be damaged."""
+    return Path(shutil.copytree(SAMPLE / "rank_1_ascend_pt", tmp_path / "rank_1_ascend_pt"))
+
+
+def read(folder: Path) -> tuple[SourceReport, int]:
+    """The report of reading a folder, and how many events it has."""
+    (found,) = discover([folder])
+    report = SourceReport()
+    advanced: list[int] = []
+    tables = found.reader.read(found.source, found.identity, report, advanced.append)
+    return report, sum(rows.num_rows for name, rows in tables if name == "events")
+
+
+@pytest.mark.parametrize("name", ["kernel_details.csv", "communication.json", "communication_matrix.json"])
+def test_empty_file_counts_as_missing(copy: Path, name: str) -> None:
+    (copy / OUTPUT / name).write_bytes(b"")
+    notes = read(copy)[0].notes
+    assert any(note.startswith(f"{name} is empty (0 bytes)") for note in notes)
+
+
+def test_folder_of_empty_files_is_no_trace(copy: Path) -> None:
+    for file in (copy / OUTPUT).iterdir():
+        file.write_bytes(b"")
+    with pytest.raises(UnknownFormat):
+        discover([copy])
+
+
+@pytest.mark.parametrize("name", ["communication.json", "communication_matrix.json", "kernel_details.csv"])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_truncated_file_is_named_with_the_place(copy: Path, name: str, share: float) -> None:
+    path = copy / OUTPUT / name
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
+    with pytest.raises(MalformedTrace, match=rf"{name}: .*(byte|line) [\d,]+") as caught:
+        read(copy)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["profiler_info_1.json", "profiler_metadata.json"])
+def test_truncated_side_file_is_named(copy: Path, name: str) -> None:
+    path = copy / name
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(MalformedTrace, match=name):
+        discover([copy])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("1764300000009716.370\t", "1.7643E+15", "E notation"),
+        ("1764300000009716.370\t", "N/A", "no number"),
+        ("1764300000009716.370\t", "0", "time is zero"),
+    ],
+)
+def test_unusable_times_are_dropped_and_counted(copy: Path, old: str, new: str, reason: str) -> None:
+    expected = read(copy)[1]
+    path = copy / OUTPUT / "kernel_details.csv"
+    path.write_text(path.read_text().replace(old, new))
+    report, events = read(copy)
+    assert events == expected - 1
+    ((said, count),) = report.dropped.items()
+    assert reason in said
+    assert count == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [("Duration(us)", "Dauer", "no column"), ("SwiGlu,", "SwiGlu", "fields"), ("SwiGlu", "Swi\0lu", "NUL")],
+)
+def test_broken_table_is_named_with_the_line(copy: Path, old: str, new: str, said: str) -> None:
+    path = copy / OUTPUT / "kernel_details.csv"
+    path.write_bytes(path.read_bytes().replace(old.encode(), new.encode(), 1))
+    with pytest.raises(MalformedTrace, match=rf"kernel_details\.csv: line .*{said}"):
+        read(copy)

@@ -1,0 +1,5 @@
+"""``python -m tracetool``."""
+
+from tracetool.cli import main
+
+main()

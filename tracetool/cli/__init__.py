@@ -1,0 +1,67 @@
+"""The command line: a thin skin over the verbs, one file per command."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+
+import click
+
+from tracetool.cli.info import info
+from tracetool.cli.ingest import ingest
+from tracetool.cli.replay import replay
+from tracetool.cli.schedules import schedules
+from tracetool.cli.sql import sql
+from tracetool.errors import TraceToolError
+from tracetool.version import __version__
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="tracetool")
+def cli() -> None:
+    """Replay distributed training traces under other pipeline schedules, links and memory limits.
+
+    \b
+    Start here:
+      tracetool replay TRACES --schedule geopipe --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms --hbm 80GiB
+      tracetool ingest TRACES -o x.run          tracetool info x.run
+    """
+
+
+for command in (ingest, info, replay, sql, schedules):
+    cli.add_command(command)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit: 0 fine, 1 a check failed, 2 could not run."""
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command line and return its exit code. A crash is 2, never 1: 1 means a failed check."""
+    try:
+        result = cli.main(args=arguments, prog_name="tracetool", standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo("Interrupted; nothing was left half-written.", err=True)
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except TraceToolError as error:
+        click.echo(f"{click.style('Error:', fg='red', bold=True)} {error.message}", err=True)
+        if error.hint:
+            click.echo(f"Hint: {error.hint}", err=True)
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader of our output went away (as in `| head`): nobody is left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        with tempfile.NamedTemporaryFile("w", suffix=".txt", prefix="tracetool-", delete=False) as file:
+            traceback.print_exc(file=file)
+        click.echo(f"Unexpected error: {type(error).__name__}: {error}", err=True)
+        click.echo(f"This is a bug in tracetool {__version__}; the traceback is in {file.name}", err=True)
+        return 2
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,114 @@
+"""The facts that ``ingest`` and ``info`` show about a Run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tracetool.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from tracetool.store import Run
+
+
+def run_summary(run: Run) -> dict[str, Any]:
+    """Everything about a Run that a user should know before using its numbers."""
+    (totals,) = run.rows(
+        "SELECT count(*), count(*) FILTER (category = 'kernel'), min(start_ns), max(start_ns + duration_ns) FROM events"
+    )
+    (p2p,) = run.rows("SELECT count(*) FILTER (operation IN ('send', 'recv')), count(*) FROM comms")
+    steps = [n for (n,) in run.rows("SELECT DISTINCT step FROM steps ORDER BY step")]
+    ranks = run.query(
+        "SELECT r.rank, r.host, r.device_name, r.hbm_bytes, "
+        "count(e.event) FILTER (e.category = 'kernel') AS kernels "
+        "FROM ranks AS r LEFT JOIN events AS e USING (rank) GROUP BY ALL ORDER BY r.rank"
+    ).to_dicts()
+    stages = run.query("SELECT * FROM stages ORDER BY stage").to_dicts()
+    found = run.manifest.get("reconstruction", {})
+    span = (totals[3] or 0) - (totals[2] or 0)
+    return {
+        "run": str(run.path),
+        "digest": run.manifest["digest"],
+        "schema_version": run.manifest["schema_version"],
+        "tool_version": run.manifest["tool_version"],
+        "world_size": run.manifest["world_size"],
+        "missing_ranks": run.manifest["missing_ranks"],
+        "ranks": ranks,
+        "events": totals[0],
+        "kernels": totals[1],
+        "span_ns": span,
+        "comms": p2p[1],
+        "sends_and_receives": p2p[0],
+        "steps": steps,
+        "memory_rows": run.rows("SELECT count(*) FROM memory")[0][0],
+        "vendor_bubble": run.query(
+            "SELECT rank, step, vendor_bubble_ns FROM steps WHERE vendor_bubble_ns IS NOT NULL ORDER BY ALL"
+        ).to_dicts(),
+        "pipeline": {
+            "step": found.get("step"),
+            "notes": found.get("notes", []),
+            "missing": found.get("missing"),
+            "hint": found.get("hint"),
+            "stages": stages,
+        },
+        "sources": run.manifest["sources"],
+    }
+
+
+def summary_lines(facts: dict[str, Any]) -> list[str]:
+    """The summary for people."""
+    readers = sorted({s["reader"] for s in facts["sources"]})
+    devices = sorted({r["device_name"] for r in facts["ranks"] if r["device_name"]})
+    lines = [
+        f"{len(facts['ranks'])} of {facts['world_size']} ranks ({', '.join(readers)})"
+        + (f" on {', '.join(devices)}" if devices else ""),
+        f"  {facts['events']:,} events, {facts['kernels']:,} kernels over {format_duration(facts['span_ns'])}",
+        f"  {facts['comms']:,} communication operations, {facts['sends_and_receives']:,} of them sends and receives",
+        f"  steps: {', '.join(map(str, facts['steps'])) or 'none marked'}",
+        f"  memory: {facts['memory_rows']:,} allocator records"
+        if facts["memory_rows"]
+        else "  memory: not recorded (HBM limits need profile_memory=True, or --activation and --static)",
+    ]
+    lines += _pipeline_lines(facts["pipeline"])
+    lines += _loss_lines(facts)
+    return lines
+
+
+def _pipeline_lines(pipeline: dict[str, Any]) -> list[str]:
+    if pipeline["missing"]:
+        lines = [f"  pipeline: cannot be replayed: {pipeline['missing']}"]
+        return lines + ([f"    {pipeline['hint']}"] if pipeline["hint"] else [])
+    lines = [f"  pipeline of step {pipeline['step']}: {len(pipeline['stages'])} stages"]
+    for stage in pipeline["stages"]:
+        times = [
+            f"{name} {format_duration(stage[key])}"
+            for name, key in (
+                ("F", "forward_ns"), ("B", "backward_ns"),
+                ("I", "backward_input_ns"), ("W", "backward_weight_ns"),
+            )
+            if stage[key] is not None
+        ]  # fmt: skip
+        sizes = [
+            f"{name} {format_size(stage[key])}"
+            for name, key in (("activation", "activation_bytes"), ("static", "static_bytes"))
+            if stage[key] is not None
+        ]
+        lines.append(
+            f"    stage {stage['stage']} on rank {stage['rank']}: {', '.join(times + sizes)} (by {stage['evidence']})"
+        )
+    return lines + [f"    note: {note}" for note in pipeline["notes"]]
+
+
+def _loss_lines(facts: dict[str, Any]) -> list[str]:
+    lines = []
+    if facts["missing_ranks"]:
+        lines.append(f"  not recorded: ranks {', '.join(map(str, facts['missing_ranks']))}")
+    for source in facts["sources"]:
+        for what in ("dropped", "repaired"):
+            lines += [
+                f"  rank {source['rank']}: {count:,} records {what}: {reason}" for reason, count in source[what].items()
+            ]
+        lines += [f"  rank {source['rank']}: {note}" for note in source["notes"]]
+    bubbles = [f"rank {b['rank']} {format_duration(b['vendor_bubble_ns'])}" for b in facts["vendor_bubble"]]
+    if bubbles:
+        lines.append(f"  Ascend's own Bubble (receive operators only, not ours): {', '.join(bubbles)}")
+    return lines

@@ -1,0 +1,40 @@
+"""tracetool info: what a Run holds, and what it lacks for what."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from tracetool.cli.output import JSON, PATHS, QUIET, ProgressBar, next_step, print_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@click.command()
+@PATHS
+@JSON
+@QUIET
+def info(paths: tuple[Path, ...], *, as_json: bool, quiet: bool) -> None:
+    """Show what a Run (or raw traces) holds: ranks, steps, stages, and what is missing for what.
+
+    \b
+    Example:
+      tracetool info x.run
+    """
+    from tracetool.cli.facts import run_summary, summary_lines
+    from tracetool.runs import open_run
+
+    with ProgressBar(quiet=quiet) as progress:
+        run = open_run(paths, progress)
+    summary = run_summary(run)
+    if as_json:
+        print_json(summary)
+        return
+    click.echo("\n".join(summary_lines(summary)))
+    named = " ".join(str(p) for p in paths)
+    if summary["pipeline"]["missing"]:
+        next_step(f'tracetool sql {named} "select category, count(*) from events group by all"', quiet=quiet)
+    else:
+        next_step(f"tracetool replay {named} --schedule 1f1b,gpipe,geopipe", quiet=quiet)

@@ -1,0 +1,186 @@
+"""tracetool replay: what would other schedules take over these links, within this memory?"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tracetool.cli.output import FORCE, JSON, PATHS, QUIET, ProgressBar, check_target, next_step, write_file
+from tracetool.errors import ScenarioError
+
+if TYPE_CHECKING:
+    from tracetool.model.scenario import Scenario
+    from tracetool.reports import Report
+
+
+@click.command()
+@PATHS
+@click.option(
+    "--schedule",
+    default="observed",
+    show_default=True,
+    metavar="NAME,...",
+    help="Schedules to replay; 'tracetool schedules' lists them.",
+)
+@click.option("--dc", metavar="0-1,2-3", help="Pipeline ranks of each data centre (dc0, dc1 ...).")
+@click.option(
+    "--link",
+    multiple=True,
+    metavar="dc0-dc1=25Gbit/s,10ms",
+    help="Link between two data centres, both ways; dc0->dc1 for one way. Repeatable.",
+)
+@click.option("--hbm", metavar="80GiB", help="Memory limit per rank.")
+@click.option(
+    "--p2p",
+    type=click.Choice(["grouped", "in-order", "per-edge"]),
+    help="How transfers are issued; default: as in the trace.",
+)
+@click.option("--microbatches", type=click.IntRange(1, 65536), help="Microbatches per step; default: as in the trace.")
+@click.option(
+    "--extra-forwards", metavar="N,N,...", help="geopipe: warm-up forwards per rank; default: chosen for you."
+)
+@click.option("--activation", metavar="1.2GiB", help="Bytes one microbatch keeps on a stage; default: as measured.")
+@click.option("--static", metavar="6GiB", help="Bytes allocated when the step starts; default: as measured.")
+@click.option("--step", type=int, help="Step to measure; default: the complete one of median length.")
+@click.option("--baseline", default="1f1b", show_default=True, metavar="NAME", help="Schedule to compare with.")
+@click.option(
+    "-o",
+    "--output",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also write a report; its suffix chooses the form: .png .svg .pdf (picture), .json, .txt. Repeatable.",
+)
+@FORCE
+@JSON
+@QUIET
+def replay(
+    paths: tuple[Path, ...],
+    schedule: str,
+    dc: str | None,
+    link: tuple[str, ...],
+    hbm: str | None,
+    p2p: str | None,
+    microbatches: int | None,
+    extra_forwards: str | None,
+    activation: str | None,
+    static: str | None,
+    step: int | None,
+    baseline: str,
+    output: tuple[Path, ...],
+    *,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Replay a Run, or raw traces, under other schedules, links and memory limits.
+
+    \b
+    Examples:
+      tracetool replay traces/ --schedule geopipe --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms --hbm 80GiB
+      tracetool replay x.run --schedule 1f1b,gpipe,geopipe --json
+      tracetool replay x.run --schedule geopipe -o gantt.png
+    """
+    from tracetool.cli.values import parse_counts, parse_names
+    from tracetool.reconstruct import reconstruct
+    from tracetool.reports import REPORTS, run_facts
+    from tracetool.runs import open_run
+    from tracetool.whatif import answer
+
+    targets = _targets(output, force=force)
+    names = parse_names(schedule)
+    _check_names([*names, baseline])
+    words = _Words(dc, link, hbm, p2p, microbatches, activation, static)
+    scenario = words.scenario()
+    with ProgressBar(quiet=quiet) as progress:
+        run = open_run(paths, progress)
+    result = answer(
+        reconstruct(run, step=step),
+        names,
+        scenario,
+        baseline=baseline,
+        extra_forwards=parse_counts(extra_forwards) if extra_forwards else None,
+    )
+    named = " ".join(str(p) for p in paths)
+    facts = run_facts(named, run.manifest, shlex.join(["tracetool", *sys.argv[1:]]))
+    for path, report in targets:
+        write_file(path, report.render(result, facts, path.suffix.lower()), force=force)
+        click.echo(f"wrote {path}", err=True)
+    form = REPORTS.get("json" if as_json else "text")
+    click.echo(form.render(result, facts, "").decode(), nl=False)
+    if not as_json:
+        pictures = [path for path, _ in targets]
+        after = (
+            f'tracetool sql {shlex.quote(named)} "select * from step_breakdown"'
+            if pictures
+            else (f"{facts.command} -o gantt.png")
+        )
+        next_step(after, quiet=quiet)
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """The scenario's options as written."""
+
+    dc: str | None
+    link: tuple[str, ...]
+    hbm: str | None
+    p2p: str | None
+    microbatches: int | None
+    activation: str | None
+    static: str | None
+
+    def scenario(self) -> Scenario:
+        from tracetool.model.pipeline import P2P_MODES
+        from tracetool.model.scenario import Scenario
+        from tracetool.model.topology import Topology, parse_dc_map, parse_link
+        from tracetool.units import parse_size_bytes
+
+        def size(text: str | None) -> int | None:
+            return None if text is None else parse_size_bytes(text)
+
+        if (self.activation is None) != (self.static is None):
+            raise ScenarioError(
+                "--activation and --static belong together: a peak is both.", hint="give both, or neither"
+            )
+        return Scenario(
+            topology=Topology(
+                parse_dc_map(self.dc) if self.dc else (),
+                tuple(direction for text in self.link for direction in parse_link(text)),
+            ),
+            hbm_bytes=size(self.hbm),
+            p2p=next((mode for mode in P2P_MODES if mode == self.p2p), None),
+            microbatches=self.microbatches,
+            activation_bytes=size(self.activation),
+            static_bytes=size(self.static),
+        )
+
+
+def _targets(output: tuple[Path, ...], *, force: bool) -> list[tuple[Path, Report]]:
+    """The reports to write, refused before the long work if they cannot be."""
+    from tracetool.reports import report_for
+
+    targets = []
+    for path in output:
+        report = report_for(path.suffix)
+        if report is None:
+            raise ScenarioError(
+                f"no report is written to {path.suffix or 'files without suffix'}: {path}.",
+                hint="use .png, .svg, .pdf, .json or .txt",
+            )
+        check_target(path, force=force)
+        targets.append((path, report))
+    return targets
+
+
+def _check_names(names: list[str]) -> None:
+    from tracetool.schedules import SCHEDULES
+
+    for name in names:
+        if not name.startswith("csv:"):
+            SCHEDULES.get(name)

@@ -1,0 +1,59 @@
+"""tracetool schedules: which orders there are, and what one looks like."""
+
+from __future__ import annotations
+
+import click
+
+from tracetool.cli.output import JSON, QUIET, next_step, print_json
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--stages", type=click.IntRange(1, 1024), default=4, show_default=True, help="Pipeline stages p.")
+@click.option("--microbatches", type=click.IntRange(1, 65536), default=8, show_default=True, help="Microbatches m.")
+@click.option("--extra-forwards", metavar="N,N,...", help="geopipe: warm-up forwards per rank beyond 1F1B's.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print the order in torch's CSV of actions.")
+@JSON
+@QUIET
+def schedules(
+    name: str | None,
+    stages: int,
+    microbatches: int,
+    extra_forwards: str | None,
+    *,
+    as_csv: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """List the schedules, or print the order of one.
+
+    \b
+    Example:
+      tracetool schedules geopipe --stages 4 --microbatches 8 --extra-forwards 2,2,0,0
+    """
+    from tracetool.cli.values import parse_counts
+    from tracetool.model.schedule import PipelineShape
+    from tracetool.schedules import SCHEDULES, build_schedule
+
+    if name is None:
+        kinds = [SCHEDULES.get(n) for n in SCHEDULES.names()]
+        keys = ("name", "summary", "constraints", "bubble", "in_flight", "source")
+        if as_json:
+            print_json([{key: getattr(kind, key) for key in keys} for kind in kinds])
+            return
+        for kind in kinds:
+            click.echo(f"{click.style(kind.name, bold=True):<12} {kind.summary}")
+            click.echo(f"    shape {kind.constraints}; bubble {kind.bubble}; in flight {kind.in_flight}")
+            click.echo(f"    source: {kind.source}")
+        click.echo("csv:FILE     an order in torch's CSV of actions")
+        next_step("tracetool schedules geopipe --stages 4 --microbatches 8 --extra-forwards 2,2,0,0", quiet=quiet)
+        return
+    shape = PipelineShape(stages, microbatches)
+    schedule = build_schedule(name, shape, extra_forwards=parse_counts(extra_forwards) if extra_forwards else None)
+    if as_json:
+        print_json({"name": schedule.name, "orders": [[str(a) for a in order] for order in schedule.orders]})
+    elif as_csv:
+        click.echo(schedule.to_csv(), nl=False)
+    else:
+        click.echo(schedule.grid())
+        next_step(f"tracetool replay TRACES --schedule {name}", quiet=quiet)

@@ -1,0 +1,73 @@
+"""tracetool sql: ask a Run anything."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from tracetool.cli.output import print_json
+
+if TYPE_CHECKING:
+    from tracetool.store import Run
+
+
+@click.command()
+@click.argument("run", type=click.Path(), metavar="RUN_OR_TRACES")
+@click.argument("query", required=False)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "csv", "json"]),
+    default="table",
+    show_default=True,
+    help="Form of the output.",
+)
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+def sql(run: str, query: str | None, form: str, *, as_json: bool) -> None:
+    """Query a Run with SQL (DuckDB), read-only. Without a query: list tables, views and columns.
+
+    \b
+    Example:
+      tracetool sql x.run "select rank, sum(duration_ns) from bubbles group by rank"
+    """
+    from pathlib import Path
+
+    from tracetool.runs import open_run
+
+    opened = open_run([Path(run)])
+    form = "json" if as_json else form
+    if query is None:
+        _describe(opened, form)
+        return
+    frame = opened.query(query)
+    if form == "json":
+        click.echo(frame.write_json())
+    elif form == "csv":
+        click.echo(frame.write_csv(), nl=False)
+    else:
+        import polars as pl
+
+        with pl.Config(
+            tbl_rows=1000, tbl_cols=-1, tbl_width_chars=200, fmt_str_lengths=80, tbl_hide_dataframe_shape=True,
+            tbl_hide_column_data_types=True, tbl_formatting="MARKDOWN", thousands_separator=",",
+        ):  # fmt: skip
+            click.echo(str(frame))
+
+
+def _describe(run: Run, form: str) -> None:
+    rows = run.query(
+        "SELECT view_name AS name, v.comment AS doc, c.column_name, c.data_type, c.comment AS column_doc "
+        "FROM duckdb_views() AS v JOIN duckdb_columns() AS c ON c.table_name = v.view_name "
+        "WHERE NOT v.internal AND v.comment IS NOT NULL ORDER BY v.view_oid, c.column_index"
+    ).to_dicts()
+    if form == "json":
+        print_json(rows)
+        return
+    last = None
+    for row in rows:
+        if row["name"] != last:
+            last = row["name"]
+            click.echo(f"\n{click.style(last, bold=True)}: {row['doc']}")
+        click.echo(f"  {row['column_name']:<24} {row['data_type']:<10} {row['column_doc']}")
+    click.echo('\nNext: tracetool sql RUN "select * from step_breakdown"')

@@ -1,0 +1,183 @@
+"""Where things go in the schedule picture. Within a panel the vertical unit is the inch.
+
+The width is always that of a page, and so are the texts: only rows and cells shrink as they become more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import ceil, sqrt
+from typing import TYPE_CHECKING
+
+from tracetool.model.topology import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.metrics import Metrics
+    from tracetool.model.timeline import Timeline
+
+MS = 1_000_000
+PT = 72
+"""Points per inch."""
+
+WIDTH_IN = 10.5
+LEFT_IN = 0.84
+RIGHT_IN = 1.34
+HEAD_IN = 0.2
+"""Strip above the rows of a panel, for column heads and the arrow."""
+BAR = 0.86
+"""Share of a row that its cells fill."""
+
+_TITLE_IN = 0.22
+_COMPLAINT_IN = 0.17
+_GAP_IN = 0.14
+_AXIS_IN = 0.42
+_LEGEND_IN = 0.19
+_SCENARIO_IN = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One timeline of the picture, with what is said about it.
+
+    Attributes:
+        name: Its name, set in bold.
+        details: The rest of its title.
+        timeline: What to draw.
+        metrics: Metrics of the timeline.
+        microbatches: Microbatches per step.
+        topology: DCs of its rows; of the observed panel none, as the links are the scenario's.
+        complaint: What is wrong with its memory.
+        fits: Whether it fits the memory limit as far as is known.
+        hbm_bytes: Memory limit per rank.
+        compared_ns: Step time of the baseline, if the difference is to be drawn here.
+    """
+
+    name: str
+    details: str
+    timeline: Timeline
+    metrics: Metrics
+    microbatches: int
+    topology: Topology = field(default_factory=Topology)
+    complaint: str | None = None
+    fits: bool = True
+    hbm_bytes: int | None = None
+    compared_ns: int | None = None
+
+    @property
+    def ranks(self) -> int:
+        """Number of rows."""
+        return len(self.timeline.global_ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a panel is.
+
+    Attributes:
+        bottom_in: Lower edge of its axes, from the bottom of the picture.
+        height_in: Height of its axes.
+        row_in: Height of a row.
+        tops_in: Upper edge of each rank's row, from the top of the axes.
+        lane_in: Height of the lane for a link.
+        lanes_in: Upper edge of each lane by the rank above it.
+    """
+
+    bottom_in: float
+    height_in: float
+    row_in: float
+    tops_in: tuple[float, ...]
+    lane_in: float
+    lanes_in: dict[int, float]
+
+    def middle_in(self, rank: int) -> float:
+        """Middle of a rank's row."""
+        return self.tops_in[rank] + self.row_in / 2
+
+    def every(self, pitch_pt: float = 8.5) -> int:
+        """Of how many rows one is labelled, so that labels stand ``pitch_pt`` apart."""
+        need = ceil(pitch_pt / (self.row_in * PT))
+        return next((n for n in (1, 2, 4, 8, 16, 32) if n >= need), need)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The whole picture.
+
+    Attributes:
+        width_in: Its width.
+        height_in: Its height.
+        left_in: Width of the margin on the left.
+        end_ns: End of the time axis.
+        dpi: Resolution of the picture as pixels.
+        places: One per panel, from the top.
+    """
+
+    width_in: float
+    height_in: float
+    left_in: float
+    end_ns: int
+    dpi: int
+    places: tuple[Place, ...]
+
+    @property
+    def axes_in(self) -> float:
+        """Width of every panel's axes."""
+        return self.width_in - self.left_in - RIGHT_IN
+
+    @property
+    def pt_per_ns(self) -> float:
+        """Points that a nanosecond takes."""
+        return self.axes_in * PT / self.end_ns
+
+    def box(self, place: Place) -> tuple[float, float, float, float]:
+        """Left, bottom, width, height of a panel's axes, as shares of the picture."""
+        return (
+            self.left_in / self.width_in,
+            place.bottom_in / self.height_in,
+            self.axes_in / self.width_in,
+            place.height_in / self.height_in,
+        )
+
+
+def lay_out(panels: Sequence[Panel], *, scenario: bool, legend_rows: int) -> Layout:
+    """Give each panel its place below the one before.
+
+    Args:
+        panels: From the top.
+        scenario: Whether a line about the scenario stands above them.
+        legend_rows: Lines of the legend below them.
+    """
+    row_in = _row_in(sum(panel.ranks for panel in panels))
+    sizes = [_rows(panel, row_in) for panel in panels]
+    heads = [_GAP_IN + _TITLE_IN + (_COMPLAINT_IN if panel.complaint else 0) for panel in panels]
+    foot = _AXIS_IN + _LEGEND_IN * legend_rows + 0.06
+    top = foot + sum(heads) + sum(size.height_in for size in sizes)
+    height = top + (_SCENARIO_IN if scenario else 0)
+    places = []
+    for head, size in zip(heads, sizes, strict=True):
+        top -= head + size.height_in
+        places.append(replace(size, bottom_in=top))
+    longest = max(panel.metrics.step_ns for panel in panels)
+    dpi = 150 if row_in > 0.2 else 200
+    return Layout(WIDTH_IN, height, LEFT_IN, ceil(longest * 1.005), dpi, tuple(places))
+
+
+def _row_in(rows: int) -> float:
+    """Rows shrink slower than they grow in number, down to where only the pattern is left to see."""
+    return min(0.28, 1 / sqrt(rows), max(9 / rows, 0.025))
+
+
+def _rows(panel: Panel, row_in: float) -> Place:
+    borders = panel.topology.boundaries()
+    lane_in = min(max(row_in, 0.16), 0.24, 3 / max(1, len(borders)))
+    at = HEAD_IN
+    tops, lanes = [], {}
+    for rank in range(panel.ranks):
+        tops.append(at)
+        at += row_in
+        if rank in borders:
+            lanes[rank] = at
+            at += lane_in
+    return Place(0, at + 0.03, row_in, tuple(tops), lane_in, lanes)

@@ -1,0 +1,207 @@
+"""Round a panel: time axis, rank labels, DCs, idle share and memory, title, the time saved, the legend."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from math import ceil
+from typing import TYPE_CHECKING
+
+from tracetool.model.action import ActionKind
+from tracetool.reports.gantt_cells import BUBBLE_HATCH, COLOURS, LINK_BUSY, LINK_FLIGHT, chunks_of, shade
+from tracetool.reports.gantt_layout import MS, PT, Layout, Panel, Place
+from tracetool.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.text import Annotation
+
+RED = "#B00020"
+_GREY = "#555555"
+_LINK_TEXT = "#A0517D"
+_SMALL = 7.0
+
+_NAMES = {
+    ActionKind.FORWARD: "forward (F)",
+    ActionKind.BACKWARD: "backward (B)",
+    ActionKind.BACKWARD_INPUT: "input gradient (I)",
+    ActionKind.BACKWARD_WEIGHT: "weight gradient (W)",
+    ActionKind.RECOMPUTE: "recompute (R)",
+    ActionKind.REDUCE_GRAD: "gradient reduction",
+    ActionKind.OPTIMIZER: "optimizer",
+}
+
+
+def draw_axis(axes: Axes, *, last: bool) -> None:
+    """The time axis; its numbers stand below the last panel only."""
+    axes.set_yticks([])
+    axes.grid(visible=True, axis="x", color="#D0D0D0", linewidth=0.5, linestyle=":", zorder=0.6)
+    axes.set_axisbelow(True)
+    for side in ("left", "right", "top"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(axis="x", labelbottom=last, labelsize=_SMALL + 0.5, width=0.6, length=3)
+    if last:
+        axes.set_xlabel("time since the first forward (ms)", fontsize=8, labelpad=2)
+
+
+def draw_margins(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None:
+    """Ranks and DCs on the left, numbers per rank on the right."""
+    step = place.every()
+    inch = 1 / layout.axes_in
+    known = any(peak is not None for peak in panel.metrics.peak_hbm_bytes)
+    ends = (1 + 0.47 * inch, 1 + 1.26 * inch)
+    for x, head in zip(ends, ("idle", "peak HBM") if known else ("idle",), strict=False):
+        _beside(axes, x, place.tops_in[0] - 0.08, head, colour=_GREY)
+    for rank in range(0, panel.ranks, step):
+        y = place.middle_in(rank)
+        _beside(axes, -0.07 * inch, y, f"rank {rank}")
+        idle = 1 - panel.metrics.rank_compute_ns[rank] / panel.metrics.window_ns
+        _beside(axes, ends[0], y, f"{idle:.1%}")
+        peak = panel.metrics.peak_hbm_bytes[rank]
+        if peak is not None:
+            over = panel.hbm_bytes is not None and peak > panel.hbm_bytes
+            _beside(axes, ends[1], y, format_size(peak), colour=RED if over else "black", bold=over)
+    _dcs(axes, panel, place, inch)
+
+
+def _beside(axes: Axes, x: float, y: float, text: str, *, colour: str = "black", bold: bool = False) -> None:
+    axes.text(
+        x,
+        y,
+        text,
+        transform=axes.get_yaxis_transform(),
+        fontsize=_SMALL,
+        color=colour,
+        fontweight="bold" if bold else "normal",
+        ha="right",
+        va="center_baseline",
+    )
+
+
+def _dcs(axes: Axes, panel: Panel, place: Place, inch: float) -> None:
+    """A bracket and the name beside each DC's rows, a rule through each border, ``link`` at its lane."""
+    across = axes.get_yaxis_transform()
+    x = -0.58 * inch
+    for name, group in groupby(range(len(panel.topology.dcs)), key=lambda r: panel.topology.dcs[r]):
+        ranks = list(group)
+        top = place.tops_in[ranks[0]] + 0.1 * place.row_in
+        bottom = place.tops_in[ranks[-1]] + 0.9 * place.row_in
+        axes.plot([x, x], [top, bottom], transform=across, color=_GREY, linewidth=1.2, clip_on=False)
+        tall_pt = (bottom - top) * PT
+        if tall_pt + place.lane_in * PT >= 9:
+            axes.text(
+                x - 0.05 * inch,
+                (top + bottom) / 2,
+                name,
+                transform=across,
+                rotation=90 if tall_pt > 6 * len(name) else 0,
+                fontsize=8,
+                fontweight="bold",
+                ha="right",
+                va="center",
+            )
+    for top in place.lanes_in.values():
+        y = top + place.lane_in / 2
+        for start, end in ((x, -0.34 * inch), (-0.06 * inch, 1)):
+            axes.plot([start, end], [y, y], transform=across, color=_GREY, linewidth=0.6, clip_on=False, zorder=0.7)
+        if place.lane_in * PT >= 7:
+            _beside(axes, -0.07 * inch, y, "link", colour=_LINK_TEXT)
+
+
+def draw_title(axes: Axes, panel: Panel) -> None:
+    """The name, the key figures behind it, and below what is wrong with the memory."""
+    if panel.complaint:
+        colour = _GREY if panel.fits else RED
+        _above(axes, panel.complaint, (0, 1), (0, 1), 8.5, colour=colour, bold=True)
+    name = _above(axes, panel.name, (0, 1), (0, 14 if panel.complaint else 2), 9.5, bold=True)
+    _above(axes, panel.details, (1, 0), (7, 0), 8.5, of=name)
+
+
+def _above(
+    axes: Axes,
+    text: str,
+    at: tuple[float, float],
+    points: tuple[float, float],
+    size: float,
+    *,
+    of: Annotation | None = None,
+    colour: str = "black",
+    bold: bool = False,
+) -> Annotation:
+    return axes.annotate(
+        text,
+        at,
+        points,
+        xycoords=of or "axes fraction",
+        textcoords="offset points",
+        fontsize=size,
+        fontweight="bold" if bold else "normal",
+        color=colour,
+        va="bottom",
+        annotation_clip=False,
+    )
+
+
+def draw_saved(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None:
+    """An arrow from the end of the baseline's step to the end of this one, above the rows."""
+    step, base = panel.metrics.step_ns, panel.compared_ns
+    if base is None or step == base:
+        return
+    y = place.tops_in[0] - 0.08
+    shown = abs(step - base) * layout.pt_per_ns >= 6
+    if shown:
+        style = {"arrowstyle": "-|>", "shrinkA": 0, "shrinkB": 0, "linewidth": 1.2, "color": "black"}
+        axes.annotate("", (step / MS, y), (base / MS, y), arrowprops=style)
+    rows = [y - 0.05, place.tops_in[-1] + place.row_in]
+    axes.plot([base / MS] * 2, rows, color=_GREY, linewidth=0.8, linestyle=":")
+    change = f"{(step - base) / base:+.1%}".replace("-", "−")
+    low, high = sorted((step, base))
+    left = low > 0.35 * layout.end_ns
+    axes.annotate(
+        f"{format_duration(abs(base - step))} {'saved' if step < base else 'lost'} per step ({change})",
+        ((low if left else high) / MS, y),
+        (-5 if left else 5, 0),
+        textcoords="offset points",
+        fontsize=8,
+        fontweight="bold",
+        ha="right" if left else "left",
+        va="center",
+    )
+
+
+def legend_marks(panels: Sequence[Panel]) -> list[Artist]:
+    """What colours and lines mean, of what is in the picture."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    kinds = {op.kind for panel in panels for op in panel.timeline.ops}
+    marks: list[Artist] = [Patch(color=COLOURS[k], label=_NAMES[k]) for k in COLOURS if k in kinds]
+    if any(chunk for panel in panels for chunk in chunks_of(panel).values()):
+        darker = shade(ActionKind.FORWARD, 1, 2)
+        marks.append(Patch(color=darker, label="darker: later stage of the rank"))
+    marks.append(Patch(facecolor="white", edgecolor=BUBBLE_HATCH, hatch="/////", linewidth=0, label="idle (bubble)"))
+    if any(t.link for panel in panels for t in panel.timeline.transfers):
+        marks.append(Patch(color=LINK_BUSY, label="link busy (activations above, gradients below)"))
+        marks.append(Patch(color=LINK_FLIGHT, label="in flight"))
+    marks.append(Line2D([], [], color="black", linewidth=0.9, dashes=(4, 2), label="window end"))
+    return marks
+
+
+def draw_legend(figure: Figure, marks: Sequence[Artist], rows: int, layout: Layout) -> None:
+    """The legend below the last panel."""
+    figure.legend(
+        handles=list(marks),
+        loc="lower center",
+        bbox_to_anchor=(0.5, 0.05 / layout.height_in),
+        ncols=ceil(len(marks) / rows),
+        fontsize=7.5,
+        frameon=False,
+        columnspacing=1.5,
+        handlelength=1.5,
+        handletextpad=0.5,
+        borderpad=0,
+        borderaxespad=0,
+    )

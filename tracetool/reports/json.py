@@ -1,0 +1,200 @@
+"""The report as JSON: the contract for scripts and CI.
+
+The structs below are the schema: ``schemas/report.schema.json`` is made from them. Keys may be added
+within a major version; none is renamed or removed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from tracetool.reports import Report, RunFacts
+from tracetool.tables import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from tracetool.metrics import Metrics
+    from tracetool.whatif import Answer, Result
+
+SCHEMA_ID = "urn:tracetool:schema:1:report"
+
+
+def _doc(text: str) -> msgspec.Meta:
+    return msgspec.Meta(description=text)
+
+
+class RunInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The traces."""
+
+    name: Annotated[str, _doc("What the user named.")]
+    digest: Annotated[str, _doc("SHA-256 over the traces' content.")]
+    global_ranks: Annotated[list[int], _doc("Global rank of each pipeline rank.")]
+
+
+class StepInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The observed step."""
+
+    number: Annotated[int, _doc("Step number in the trace.")]
+    schedule: Annotated[str | None, _doc("Name of the observed order, null if it is none that is known.")]
+    p2p: Annotated[str, _doc("How its transfers were issued: grouped, in-order or per-edge.")]
+    stages: Annotated[int, _doc("Pipeline stages.")]
+    ranks: Annotated[int, _doc("Pipeline ranks.")]
+    microbatches: Annotated[int, _doc("Microbatches per step.")]
+    step_ns: Annotated[int, _doc("First forward to the end of gradient reduction and optimizer.")]
+    window_ns: Annotated[int, _doc("First forward on any rank to last backward on any rank.")]
+    bubble_ns: Annotated[int, _doc("Idle time within the window, mean over ranks.")]
+    bubble_ratio: Annotated[float, _doc("Idle share of the window: 1 - compute / (ranks x window).")]
+    peak_hbm_bytes: Annotated[list[int | None], _doc("Highest allocation per rank, null if unknown.")]
+
+
+class FidelityInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How well replay of the observed order gives back the observed pipeline window."""
+
+    observed_ns: Annotated[int, _doc("Observed pipeline window.")]
+    replayed_ns: Annotated[int, _doc("Replayed pipeline window.")]
+    error_ratio: Annotated[float, _doc("Replayed over observed, minus one.")]
+
+
+class LinkInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One direction between two data centres."""
+
+    src_dc: Annotated[str, _doc("Sending data centre.")]
+    dst_dc: Annotated[str, _doc("Receiving data centre.")]
+    bandwidth_bytes_per_s: Annotated[int, _doc("Bandwidth.")]
+    latency_ns: Annotated[int, _doc("One-way latency.")]
+
+
+class ScenarioInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What differs from the measurement."""
+
+    dcs: Annotated[list[str], _doc("Data centre of each pipeline rank; empty if nothing was said.")]
+    links: Annotated[list[LinkInfo], _doc("Links between data centres.")]
+    hbm_bytes: Annotated[int | None, _doc("Memory limit per rank.")]
+    p2p: Annotated[str | None, _doc("p2p mode asked for, null if left to the trace.")]
+    activation_bytes: Annotated[int | None, _doc("Activation bytes asked for, null if measured.")]
+    static_bytes: Annotated[int | None, _doc("Static bytes asked for, null if measured.")]
+
+
+class ShortageInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Where the memory limit is exceeded most."""
+
+    rank: Annotated[int, _doc("Pipeline rank.")]
+    missing_bytes: Annotated[int, _doc("Bytes it needs beyond the limit.")]
+
+
+class ResultInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One schedule in the scenario."""
+
+    schedule: Annotated[str, _doc("Name of the schedule.")]
+    extra_forwards: Annotated[list[int] | None, _doc("Warm-up forwards per rank beyond 1F1B's; null if n/a.")]
+    p2p: Annotated[str, _doc("How its transfers were issued: grouped, in-order or per-edge.")]
+    microbatches: Annotated[int, _doc("Microbatches per step.")]
+    feasible: Annotated[bool | None, _doc("Fits the memory limit; null if memory is unknown.")]
+    shortage: Annotated[ShortageInfo | None, _doc("Where it does not fit.")]
+    step_ns: Annotated[int, _doc("First forward to the end of gradient reduction and optimizer.")]
+    window_ns: Annotated[int, _doc("First forward on any rank to last backward on any rank.")]
+    bubble_ns: Annotated[int, _doc("Idle time within the window, mean over ranks.")]
+    bubble_ratio: Annotated[float, _doc("Idle share of the window: 1 - compute / (ranks x window).")]
+    cross_dc_bubble_ns: Annotated[int, _doc("Window minus the window with free cross-DC links.")]
+    peak_hbm_bytes: Annotated[list[int | None], _doc("Highest allocation per rank, null if unknown.")]
+    bubble_reduction: Annotated[float | None, _doc("1 - bubble_ns / the baseline's; null if that is 0.")]
+    cross_dc_bubble_reduction: Annotated[float | None, _doc("The same for cross_dc_bubble_ns.")]
+    remark: Annotated[str | None, _doc("Why this variant was chosen.")]
+
+
+class ReportInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Result of tracetool replay."""
+
+    schema: Annotated[str, _doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
+    schema_version: Annotated[str, _doc("Version of the schema.")] = SCHEMA_VERSION
+    tool_version: Annotated[str, _doc("Version of tracetool.")]
+    command: Annotated[str, _doc("Command line that made the report.")]
+    run: RunInfo
+    step: StepInfo
+    fidelity: FidelityInfo
+    scenario: ScenarioInfo
+    baseline: Annotated[ResultInfo, _doc("The schedule that the results are compared with.")]
+    results: Annotated[list[ResultInfo], _doc("One per schedule asked for.")]
+    notes: Annotated[list[str], _doc("What was inferred, is missing or not modelled.")]
+
+
+def report_info(answer: Answer, facts: RunFacts) -> ReportInfo:
+    """The answer as the structs of the schema."""
+    scenario = answer.scenario
+    return ReportInfo(
+        tool_version=facts.tool_version,
+        command=facts.command,
+        run=RunInfo(
+            name=facts.name, digest=facts.digest, global_ranks=list(answer.observed.global_ranks)
+        ),
+        step=_step(answer, answer.observed_metrics),
+        fidelity=FidelityInfo(
+            observed_ns=answer.fidelity.observed_ns,
+            replayed_ns=answer.fidelity.replayed_ns,
+            error_ratio=answer.fidelity.error_ratio,
+        ),
+        scenario=ScenarioInfo(
+            dcs=list(scenario.topology.dcs),
+            links=[
+                LinkInfo(
+                    src_dc=k.src_dc, dst_dc=k.dst_dc,
+                    bandwidth_bytes_per_s=k.bandwidth_bytes_per_s, latency_ns=k.latency_ns,
+                )
+                for k in scenario.topology.links
+            ],
+            hbm_bytes=scenario.hbm_bytes,
+            p2p=scenario.p2p,
+            activation_bytes=scenario.activation_bytes,
+            static_bytes=scenario.static_bytes,
+        ),
+        baseline=_result(answer, answer.baseline),
+        results=[_result(answer, r) for r in answer.results],
+        notes=list(answer.notes),
+    )  # fmt: skip
+
+
+def _step(answer: Answer, metrics: Metrics) -> StepInfo:
+    shape = answer.pipeline.observed.shape
+    return StepInfo(
+        number=answer.pipeline.step,
+        schedule=answer.observed_schedule,
+        p2p=answer.pipeline.p2p,
+        stages=shape.stages,
+        ranks=shape.ranks,
+        microbatches=shape.microbatches,
+        step_ns=metrics.step_ns,
+        window_ns=metrics.window_ns,
+        bubble_ns=metrics.bubble_ns,
+        bubble_ratio=metrics.bubble_ratio,
+        peak_hbm_bytes=list(metrics.peak_hbm_bytes),
+    )
+
+
+def _result(answer: Answer, result: Result) -> ResultInfo:
+    metrics, shortage = result.metrics, result.shortage
+    return ResultInfo(
+        schedule=result.schedule,
+        extra_forwards=None if result.extra_forwards is None else list(result.extra_forwards),
+        p2p=result.p2p,
+        microbatches=result.microbatches,
+        feasible=result.feasible,
+        shortage=None if shortage is None else ShortageInfo(rank=shortage.rank, missing_bytes=shortage.missing_bytes),
+        step_ns=metrics.step_ns,
+        window_ns=metrics.window_ns,
+        bubble_ns=metrics.bubble_ns,
+        bubble_ratio=metrics.bubble_ratio,
+        cross_dc_bubble_ns=result.cross_dc_bubble_ns,
+        peak_hbm_bytes=list(metrics.peak_hbm_bytes),
+        bubble_reduction=answer.bubble_reduction(result),
+        cross_dc_bubble_reduction=answer.cross_dc_bubble_reduction(result),
+        remark=result.remark,
+    )
+
+
+def render(answer: Answer, facts: RunFacts, _suffix: str) -> bytes:
+    """The report as indented JSON, with a final newline."""
+    return msgspec.json.format(msgspec.json.encode(report_info(answer, facts)), indent=2) + b"\n"
+
+
+REPORT = Report((".json",), render)

@@ -1,0 +1,118 @@
+"""Makes the files of ``schemas/`` from the declarations: ``python -m tracetool.reports.schemas schemas``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tracetool.reports.json import SCHEMA_ID, ReportInfo
+from tracetool.store import view_docs, view_statements
+from tracetool.tables import SCHEMA_VERSION, TABLES, Column, Table
+
+_BASE = SCHEMA_ID.rpartition(":")[0]
+_JSON_TYPES: dict[str, dict[str, Any]] = {
+    "int64": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+    "int32": {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1},
+    "float64": {"type": "number"},
+    "bool": {"type": "boolean"},
+    "string": {"type": "string"},
+    "category": {"type": "string"},
+    "list<int32>": {"type": "array", "items": {"type": "integer"}},
+}
+_UNITS = (("_bytes_per_s", "B/s"), ("_bytes", "B"), ("_ns", "ns"), ("_ratio", "1"))
+
+
+def all_schemas() -> dict[str, str]:
+    """Every generated file: path below ``schemas/`` to text."""
+    files = {f"tables/{name}.schema.json": _dump(_table(table)) for name, table in TABLES.items()}
+    files["report.schema.json"] = _dump(_report())
+    files["duckdb.sql"] = _duckdb()
+    files["README.md"] = _readme()
+    return files
+
+
+def _table(table: Table) -> dict[str, Any]:
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"{_BASE}:table:{table.name}",
+        "title": table.name,
+        "description": table.doc,
+        "type": "object",
+        "additionalProperties": False,
+        "required": [c.name for c in table.columns],
+        "properties": {c.name: _column(c) for c in table.columns},
+    }
+
+
+def _column(column: Column) -> dict[str, Any]:
+    kind = dict(_JSON_TYPES[column.type])
+    if column.nullable:
+        kind["type"] = [kind["type"], "null"]
+    kind |= {"description": column.doc, "x-arrow-type": column.type}
+    unit = next((unit for suffix, unit in _UNITS if column.name.endswith(suffix)), None)
+    return kind | ({"x-unit": unit} if unit else {})
+
+
+def _report() -> dict[str, Any]:
+    import msgspec
+
+    (_, schemas) = msgspec.json.schema_components([ReportInfo], ref_template="#/$defs/{name}")
+    top = schemas.pop("ReportInfo")
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": SCHEMA_ID,
+        **top,
+        "$defs": schemas,
+    }
+
+
+def _duckdb() -> str:
+    sources = {name: f"read_parquet(getvariable('run') || '/{name}.parquet')" for name in TABLES}
+    return (
+        "-- Opens a Run in any DuckDB client.\n"
+        "--   SET VARIABLE run = 'path/to/x.run';\n"
+        "--   .read schemas/duckdb.sql\n" + view_statements(sources)
+    )
+
+
+def _readme() -> str:
+    lines = [
+        "# schemas",
+        "",
+        f"Generated from `tracetool/tables.py` and `tracetool/reports/json.py` (schema version {SCHEMA_VERSION}) by",
+        "`python -m tracetool.reports.schemas schemas`; a test compares. Do not edit.",
+        "",
+        "Units are part of the names: `_ns` nanoseconds, `_bytes`, `_bytes_per_s`, `_ratio` 0..1. Within a major",
+        "version columns and keys are only added.",
+        "",
+        "- `report.schema.json`: what `tracetool replay --json` prints",
+        "- `duckdb.sql`: opens a Run in any DuckDB client (`SET VARIABLE run = 'x.run';` first)",
+        "- `tables/`: one JSON Schema per table of a Run",
+        "",
+        "| table | a row is |",
+        "|---|---|",
+        *(f"| `{t.name}` | {t.doc} |" for t in TABLES.values()),
+        "",
+        "| view | a row is |",
+        "|---|---|",
+        *(f"| `{name}` | {doc} |" for name, doc in view_docs().items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _dump(schema: dict[str, Any]) -> str:
+    return json.dumps(schema, indent=2) + "\n"
+
+
+def main(folder: Path) -> None:
+    """Write every generated file below a folder."""
+    for name, text in all_schemas().items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,135 @@
+"""Runs as commands use them: made or opened, with the tables that reconstruction fills in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracetool.errors import AlreadyExists, MissingRank, ReconstructError, ScheduleError
+from tracetool.ingest import Silent, cached_run, ingest
+from tracetool.metrics import METRICS, measure
+from tracetool.model.action import ActionKind
+from tracetool.readers import rows_table
+from tracetool.reconstruct import Reconstruction, reconstruct
+from tracetool.store import Run, is_run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from tracetool.ingest import Progress
+    from tracetool.model.timeline import Timeline
+
+_ENTRY = "reconstruction"
+
+
+def make_run(
+    paths: Sequence[Path | str], output: Path | str, *, force: bool = False, progress: Progress | None = None
+) -> Run:
+    """Ingest traces and fill in what can be reconstructed.
+
+    Raises:
+        IngestError: If the traces cannot be read.
+        AlreadyExists: If the output exists.
+    """
+    return derive(ingest(paths, output, force=force, progress=progress))
+
+
+def open_run(paths: Sequence[Path], progress: Progress | None = None) -> Run:
+    """Open one Run, or ingest raw traces into the user's cache and open that.
+
+    Raises:
+        TraceToolError: If the Run or the traces cannot be read.
+    """
+    if len(paths) == 1 and is_run(paths[0]):
+        return Run(paths[0])
+    runs = [p for p in paths if is_run(p)]
+    if runs:
+        raise AlreadyExists(f"{runs[0]} is a Run; it cannot be mixed with other inputs.", hint="name it alone")
+    run = cached_run(paths, progress or Silent())
+    return run if _ENTRY in run.manifest else derive(run)
+
+
+def derive(run: Run) -> Run:
+    """Write the tables of the observed step into a Run; if there is no pipeline, the manifest says why."""
+    try:
+        found = reconstruct(run)
+    except (ReconstructError, ScheduleError, MissingRank) as error:
+        run.add({}, {_ENTRY: {"missing": error.message, "hint": error.hint}})
+    else:
+        run.add(tables_of(found), {_ENTRY: {"step": found.pipeline.step, "notes": list(found.notes)}})
+    return run
+
+
+def tables_of(found: Reconstruction) -> dict[str, pa.Table]:
+    """Stages and the observed Timeline as tables of a Run."""
+    return {"stages": rows_table("stages", _stages(found)), **timeline_tables(found.observed)}
+
+
+def timeline_tables(timeline: Timeline) -> dict[str, pa.Table]:
+    """A Timeline as the tables ops, transfers, memory_curve and metrics, with global ranks."""
+    name, ranks = timeline.name, timeline.global_ranks
+    return {
+        "ops": rows_table(
+            "ops",
+            [
+                (name, ranks[o.rank], o.stage, o.kind.value, o.microbatch, o.start_ns, o.duration_ns)
+                for o in timeline.ops
+            ],
+        ),
+        "transfers": rows_table(
+            "transfers",
+            [
+                (
+                    name, t.kind.value, t.microbatch, t.src_stage, t.dst_stage, ranks[t.src_rank],
+                    ranks[t.dst_rank], t.payload_bytes, t.send_posted_ns, t.recv_posted_ns,
+                    t.start_ns, t.end_ns, t.link,
+                )
+                for t in timeline.transfers
+            ],
+        ),
+        "memory_curve": rows_table(
+            "memory_curve",
+            [
+                (name, ranks[rank], time, level)
+                for rank, curve in enumerate(timeline.memory)
+                for time, level in curve or ()
+            ],
+        ),
+        "metrics": rows_table("metrics", _metrics(timeline)),
+    }  # fmt: skip
+
+
+def _metrics(timeline: Timeline) -> list[tuple[object, ...]]:
+    metrics = measure(timeline)
+    whole: list[tuple[object, ...]] = [
+        (timeline.name, name, None, float(getattr(metrics, name)))
+        for name in METRICS
+        if isinstance(getattr(metrics, name, None), int | float)
+    ]
+    peaks: list[tuple[object, ...]] = [
+        (timeline.name, "peak_hbm_bytes", rank, float(peak))
+        for rank, peak in zip(timeline.global_ranks, metrics.peak_hbm_bytes, strict=True)
+        if peak is not None
+    ]
+    return whole + peaks
+
+
+def _stages(found: Reconstruction) -> list[tuple[object, ...]]:
+    pipeline = found.pipeline
+    kinds = (
+        ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT,
+    )  # fmt: skip
+    rows: list[tuple[object, ...]] = []
+    for stage in pipeline.stages:
+        position = pipeline.observed.shape.rank_of(stage.stage)
+        rank = pipeline.ranks[position]
+        rows.append(
+            (
+                stage.stage, rank.rank, position, *(stage.median_ns(kind) for kind in kinds),
+                stage.activation_bytes(), rank.static_bytes,
+                stage.forward_payload_bytes, stage.backward_payload_bytes, stage.evidence,
+            )
+        )  # fmt: skip
+    return rows
