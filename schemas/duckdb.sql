@@ -66,7 +66,7 @@ COMMENT ON COLUMN comms.batch IS 'Operations launched as one kernel share a batc
 COMMENT ON COLUMN comms.stream IS 'Device stream of the communicator.';
 COMMENT ON COLUMN comms.start_ns IS 'Start of the kernel: waiting is included.';
 COMMENT ON COLUMN comms.end_ns IS 'End of the kernel.';
-COMMENT ON COLUMN comms.evidence IS 'How peer and bytes are known: metadata, matrix or unknown.';
+COMMENT ON COLUMN comms.evidence IS 'How peer and bytes are known: metadata, matrix, inferred or unknown.';
 CREATE VIEW memory AS SELECT * FROM read_parquet(getvariable('run') || '/memory.parquet');
 COMMENT ON VIEW memory IS 'One row per change of allocated device memory, in the order of the host''s calls.';
 COMMENT ON COLUMN memory.rank IS 'Global rank.';

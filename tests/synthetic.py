@@ -102,9 +102,7 @@ def _per_action(value: PerAction, p: int, m: int) -> list[list[int]]:
     return [[stage] * m if isinstance(stage, int) else list(stage) for stage in stages]
 
 
-def places(
-    sizes: Sequence[int], *, latency_ns: int = 0, bandwidth_bytes_per_s: int = BYTE_PER_NS
-) -> Topology:
+def places(sizes: Sequence[int], *, latency_ns: int = 0, bandwidth_bytes_per_s: int = BYTE_PER_NS) -> Topology:
     """DCs that hold so many consecutive ranks each, with equal links between neighbours both ways."""
     dcs = tuple(f"dc{number}" for number, size in enumerate(sizes) for _ in range(size))
     links = []
@@ -114,9 +112,7 @@ def places(
     return Topology(dcs, tuple(links))
 
 
-def scenario(
-    topology: Topology | None = None, p2p: P2PMode | None = None, *, hbm_bytes: int | None = None
-) -> Scenario:
+def scenario(topology: Topology | None = None, p2p: P2PMode | None = None, *, hbm_bytes: int | None = None) -> Scenario:
     """A what-if with the parts that tests vary."""
     return Scenario(topology=topology or Topology(), p2p=p2p, hbm_bytes=hbm_bytes)
 

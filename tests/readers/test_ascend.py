@@ -189,9 +189,7 @@ def test_real_ranks_without_kernels_say_so(rank: int) -> None:
 
 def test_real_memory() -> None:
     rows = read(level2(0)).tables["memory"]
-    reserved = {
-        c: [r["reserved_bytes"] for r in rows if r["component"] == c] for c in ("PTA", "PTA+GE", "APP")
-    }
+    reserved = {c: [r["reserved_bytes"] for r in rows if r["component"] == c] for c in ("PTA", "PTA+GE", "APP")}
     assert max(reserved["PTA"]) == 10_372 * 2**20
     assert max(reserved["APP"]) == Decimal("11925.015625") * 2**20
     assert [len(values) for values in reserved.values()] == [9309, 9309, 41]
@@ -294,9 +292,7 @@ def test_matrix_totals_contradicting_the_messages_are_noted(copy: Path) -> None:
 
 def test_folders_may_be_renamed_and_wrapped(tmp_path: Path) -> None:
     for rank in range(4):
-        shutil.copytree(
-            SAMPLE / f"rank_{rank}_ascend_pt", tmp_path / "copied" / f"host{rank}" / "capture (1)"
-        )
+        shutil.copytree(SAMPLE / f"rank_{rank}_ascend_pt", tmp_path / "copied" / f"host{rank}" / "capture (1)")
     assert [(f.rank, f.source.path.parent.name) for f in discover([tmp_path])] == [
         (0, "host0"), (1, "host1"), (2, "host2"), (3, "host3"),
     ]  # fmt: skip

@@ -81,7 +81,7 @@ def test_step_adds_the_tail_to_the_window() -> None:
 @pytest.mark.parametrize("p", [4, 8, 16])
 @pytest.mark.parametrize("c", [3, 10, 29, 100])
 def test_extra_forwards_over_one_boundary(p: int, m_per_p: float, c: int) -> None:
-    """Derived closed form, one boundary in the middle, per edge: latency alone, occupancy alone up to f + b, and both."""
+    """Derived closed form, boundary in the middle, per edge: latency alone, occupancy alone (up to f + b), both."""
     m, f, b = int(m_per_p * p), 10, 20
     for extra in range(9 if m <= 64 else 3):
         if p + extra > m:
@@ -167,9 +167,7 @@ def test_sensitivity_to_a_dc_boundary(tau: int, latency: float, expected: tuple[
         window_ns(measured, "1f1b", scenario(between, "per-edge")),
         window_ns(measured, "1f1b", scenario(between, "grouped")),
     ] + [
-        window_ns(
-            measured, "geopipe", scenario(between, "per-edge"), extra_forwards=extra_forwards([4, 4], extra)
-        )
+        window_ns(measured, "geopipe", scenario(between, "per-edge"), extra_forwards=extra_forwards([4, 4], extra))
         for extra in (1, 2, 4)
     ]
     assert got == [windows * MS for windows in expected]

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from synthetic import BYTE_PER_NS, pipeline, places, scenario
 
-from tracetool.errors import ScheduleDeadlock
+from tracetool.errors import BadTopology, ScheduleDeadlock
 from tracetool.metrics import measure
 from tracetool.model.action import ActionKind
-from tracetool.model.schedule import PipelineShape
+from tracetool.model.schedule import PipelineShape, schedule_from_csv
 from tracetool.model.topology import Link, Topology
 from tracetool.replay import Replayed, replay
 from tracetool.schedules import build_schedule
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.timeline import Transfer
 
-quick = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 Durations = tuple[tuple[int, ...], ...]
 
@@ -55,9 +55,7 @@ class Case:
             backward_payload_bytes=self.gradient_bytes,
             transfer_ns=self.transfer_ns,
         )
-        order = build_schedule(
-            self.schedule, PipelineShape(self.p, self.m), extra_forwards=self.extra_forwards
-        )
+        order = build_schedule(self.schedule, PipelineShape(self.p, self.m), extra_forwards=self.extra_forwards)
         return replay(measured, order, scenario(topology or self.topology, mode or self.mode))
 
     def window_ns(self, mode: P2PMode | None = None, topology: Topology | None = None) -> int:
@@ -211,10 +209,17 @@ def test_free_links_take_no_longer(case: Case) -> None:
 def test_no_shorter_when_one_action_takes_longer(case: Case, data: st.DataObject) -> None:
     stage = data.draw(st.integers(0, case.p - 1))
     microbatch = data.draw(st.integers(0, case.m - 1))
-    name = data.draw(st.sampled_from(["forward_ns", "backward_ns"]))
-    grown = [list(row) for row in getattr(case, name)]
-    grown[stage][microbatch] += data.draw(st.integers(1, 200))
-    slower = replace(case, **{name: tuple(tuple(row) for row in grown)})
+    longer_ns = data.draw(st.integers(1, 200))
+
+    def grown(durations: Durations) -> Durations:
+        rows = [list(row) for row in durations]
+        rows[stage][microbatch] += longer_ns
+        return tuple(map(tuple, rows))
+
+    if data.draw(st.booleans()):
+        slower = replace(case, forward_ns=grown(case.forward_ns))
+    else:
+        slower = replace(case, backward_ns=grown(case.backward_ns))
     assert slower.window_ns() >= case.window_ns()
 
 
@@ -257,6 +262,16 @@ def test_scaling_every_time_scales_the_result(case: Case, factor: int) -> None:
 @given(cases(scattered=True))
 def test_the_same_question_gets_the_same_answer(case: Case) -> None:
     assert case.run() == case.run()
+
+
+def test_dcs_that_exchange_messages_need_a_link() -> None:
+    """Two stages per rank in a loop, a DC per rank: stage 2 in dc2 sends to stage 3 in dc0, with no link between."""
+    rows = [(rank, rank + 3) for rank in range(3)]
+    looped = schedule_from_csv("".join(f"{low}F0,{high}F0,{high}B0,{low}B0\n" for low, high in rows))
+    six_stages = pipeline(6, 1, 10, 20)
+    measured = replace(six_stages, ranks=six_stages.ranks[:3], observed=looped, p2p="per-edge")
+    with pytest.raises(BadTopology, match=r"dc2-dc0|dc0-dc2"):
+        replay(measured, looped, scenario(places([1, 1, 1], latency_ns=1000)))
 
 
 @pytest.mark.parametrize("extra", [2, 3])

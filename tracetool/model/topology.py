@@ -52,11 +52,21 @@ class Topology:
     links: tuple[Link, ...] = ()
 
     def link(self, src_rank: int, dst_rank: int) -> Link | None:
-        """The link that a message between two pipeline ranks uses, or None inside a DC."""
-        if not self.dcs:
+        """The link that a message between two pipeline ranks uses, or None inside a DC.
+
+        Raises:
+            BadTopology: If they sit in different DCs and no link joins them in that direction.
+        """
+        if not self.dcs or self.dcs[src_rank] == self.dcs[dst_rank]:
             return None
-        pair = self.dcs[src_rank], self.dcs[dst_rank]
-        return next((link for link in self.links if (link.src_dc, link.dst_dc) == pair), None)
+        src, dst = self.dcs[src_rank], self.dcs[dst_rank]
+        for link in self.links:
+            if (link.src_dc, link.dst_dc) == (src, dst):
+                return link
+        raise BadTopology(
+            f"pipeline rank {src_rank} ({src}) sends to rank {dst_rank} ({dst}), but no link {src}-{dst} is given.",
+            hint=f"add --link {src}-{dst}=25Gbit/s,10ms",
+        )
 
     def boundaries(self) -> tuple[int, ...]:
         """Pipeline ranks r for which r and r + 1 sit in different DCs."""
@@ -92,14 +102,8 @@ class Topology:
                         f"link {link.name}: there is no {dc!r}; the DC map names {', '.join(sorted(known))}."
                     )
         for rank in self.boundaries():
-            for pair in ((rank, rank + 1), (rank + 1, rank)):
-                if self.link(*pair) is None:
-                    src, dst = (self.dcs[r] for r in pair)
-                    raise BadTopology(
-                        f"pipeline ranks {rank} and {rank + 1} sit in {self.dcs[rank]} and "
-                        f"{self.dcs[rank + 1]}, but no link {src}-{dst} is given.",
-                        hint=f"add --link {self.dcs[rank]}-{self.dcs[rank + 1]}=25Gbit/s,10ms",
-                    )
+            self.link(rank, rank + 1)
+            self.link(rank + 1, rank)
         return self
 
 

@@ -29,7 +29,8 @@ floors AS (
            min(duration_ns) OVER (PARTITION BY "group", group_ranks, number) AS floor_ns
     FROM numbered
 )
-SELECT coalesce(sum(duration_ns - floor_ns), 0)::BIGINT FROM floors WHERE rank = $rank AND start_ns >= $after
+SELECT coalesce(sum(duration_ns - floor_ns), 0)::BIGINT FROM floors
+WHERE rank = $rank AND start_ns >= $after AND start_ns < $until
 """
 
 
@@ -58,7 +59,8 @@ def tails_without_waits(run: Run, step: Step, work: Mapping[int, RankWork]) -> d
     tails = {}
     for rank, rank_work in work.items():
         after = max(s.end_ns for s in rank_work.segments)
-        parameters = {"rank": rank, "first": first, "last": last, "after": after}
+        until = after + sum(duration for kind, duration in rank_work.tail if kind is ActionKind.REDUCE_GRAD)
+        parameters = {"rank": rank, "first": first, "last": last, "after": after, "until": until}
         ((waited,),) = run.rows(_WAITS_SQL, parameters)
         tails[rank] = tuple(
             (kind, max(0, duration - waited) if kind is ActionKind.REDUCE_GRAD else duration)

@@ -67,8 +67,8 @@ def replay(pipeline: Pipeline, schedule: Schedule, scenario: Scenario) -> Replay
     scenario.topology.check(schedule.shape.ranks)
     costs = MeasuredCosts(pipeline, scenario)
     mode = p2p_of(schedule, pipeline, scenario)
-    graph = build_graph(schedule, mode)
     tasks = _TaskCosts(costs, scenario, schedule.shape)
+    graph = build_graph(schedule, mode, lambda message: tasks.link(message) is not None)
     return Replayed(schedule, mode, _timeline(pipeline, schedule, graph, run(graph, tasks), tasks))
 
 
@@ -154,7 +154,7 @@ def _transfers(
                 payload_bytes=costs.measured.payload_bytes(message.src_stage, message.kind),
                 send_posted_ns=times.end_ns[tasks.send_post] - origin,
                 recv_posted_ns=0 if posted_ahead else times.end_ns[tasks.recv_post or 0] - origin,
-                start_ns=times.start_ns[tasks.arrive if link else tasks.move] - origin,
+                start_ns=times.start_ns[tasks.move] - origin,
                 end_ns=times.end_ns[tasks.arrive] - origin,
                 link=link.name if link else None,
             )

@@ -37,7 +37,7 @@ class Costs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """When each task ran, by task number; for ARRIVE, ``start_ns`` is when the link took the message."""
+    """When each task ran, by task number; a MOVE over a link starts when the link takes the message."""
 
     start_ns: list[int]
     end_ns: list[int]
@@ -70,13 +70,15 @@ def run(graph: TaskGraph, costs: Costs) -> Times:
             duration = costs.action_ns(subject)
         elif isinstance(subject, Message):
             link = costs.link(subject)
-            if kind is TaskKind.MOVE and link is None:
+            if kind is TaskKind.ARRIVE:
+                duration = 0 if link is None else link.latency_ns
+            elif link is None:
                 duration = costs.transfer_ns(subject)
-            elif kind is TaskKind.ARRIVE and link is not None:
+            else:
                 key = link.src_dc, link.dst_dc
                 start[task] = max(now, free.get(key, 0))
-                free[key] = start[task] + link.occupancy_ns(costs.link_bytes(subject))
-                duration = free[key] + link.latency_ns - start[task]
+                duration = link.occupancy_ns(costs.link_bytes(subject))
+                free[key] = start[task] + duration
         end[task] = start[task] + duration
         heappush(queue, (end[task], task))
 

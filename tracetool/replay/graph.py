@@ -10,6 +10,8 @@ from tracetool.model.action import Action
 from tracetool.replay.program import Dataflow, Message, Post, build_program
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.schedule import Schedule
 
@@ -17,8 +19,9 @@ if TYPE_CHECKING:
 class TaskKind(Enum):
     """Kind of a task.
 
-    A message passes POST on each side (the rank is ready to send or receive), MOVE (both sides are: bytes
-    leave the sender) and ARRIVE (the receiver can use them). DONE ends a post that others wait for.
+    A message passes POST on each side (the rank is ready to send or receive), MOVE (both sides are: its bytes
+    leave the sender, over a link once that is free) and ARRIVE (the link's latency; then the receiver can
+    use them). DONE ends a post that others wait for.
     """
 
     COMPUTE = auto()
@@ -77,27 +80,28 @@ class TaskGraph:
             self.needs[after] += 1
 
 
-def build_graph(schedule: Schedule, mode: P2PMode) -> TaskGraph:
+def build_graph(schedule: Schedule, mode: P2PMode, crosses_link: Callable[[Message], bool]) -> TaskGraph:
     """Compile a schedule and a p2p mode.
 
     Args:
         schedule: The compute order.
         mode: How transfers are issued.
+        crosses_link: Whether a message goes over a link between DCs.
 
     Raises:
         ScheduleDeadlock: If the order cannot be run in that mode.
     """
-    builder = _Builder(schedule, mode)
+    builder = _Builder(schedule, mode, crosses_link)
     for rank, program in enumerate(build_program(schedule, mode)):
         builder.add_rank(rank, program)
     return builder.finish()
 
 
 class _Builder:
-    def __init__(self, schedule: Schedule, mode: P2PMode) -> None:
+    def __init__(self, schedule: Schedule, mode: P2PMode, crosses_link: Callable[[Message], bool]) -> None:
         self.graph = TaskGraph()
-        self._schedule = schedule
         self._mode = mode
+        self._crosses_link = crosses_link
         self._flow = Dataflow(schedule)
         self._computes: dict[Action, int] = {}
         self._posts: dict[tuple[Message, bool], int] = {}
@@ -137,12 +141,8 @@ class _Builder:
             graph.edge(send, move)
             graph.edge(recv, move)
             graph.edge(move, arrive)
-            if send in self._done:
-                graph.edge(move, self._done[send])
-            if recv is not None and recv in self._done:
-                # A grouped batch ends when its data is there; a single receive frees the channel as soon
-                # as both sides have met: the delay of a link is spent outside the communicator.
-                graph.edge(arrive if self._mode == "grouped" else move, self._done[recv])
+            if recv is not None:
+                self._release(message, send, recv, move, arrive)
             graph.messages[message] = MessageTasks(send, recv, move, arrive)
         makers = {self._flow.makes(action): task for action, task in self._computes.items()}
         for action, task in self._computes.items():
@@ -150,3 +150,20 @@ class _Builder:
             if needed is not None:
                 graph.edge(makers[needed] if self._flow.is_local(needed) else graph.messages[needed].arrive, task)
         return graph
+
+    def _release(self, message: Message, send: int, recv: int, move: int, arrive: int) -> None:
+        """Say when the two posts of a message are over."""
+        edge, done = self.graph.edge, self._done
+        if self._mode == "grouped":
+            # A blocking batch ends for the sender when the bytes have left, for the receiver when they are there.
+            edge(move, done[send])
+            edge(arrive, done[recv])
+        elif self._crosses_link(message):
+            # Operations issued one by one free their channel once both sides have met: the delay of a link
+            # is spent outside the communicator (as measured with an emulated link).
+            for post in (send, recv):
+                edge(send, done[post])
+                edge(recv, done[post])
+        else:
+            edge(move, done[send])
+            edge(move, done[recv])

@@ -15,6 +15,7 @@ from tracetool.reports.gantt_layout import MS, Panel, lay_out
 from tracetool.units import format_bandwidth, format_duration, format_size
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from matplotlib.figure import Figure
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 PictureFormat = Literal["png", "svg", "pdf"]
 
-RASTER_ABOVE = 3_000
+RASTER_ABOVE = 4_000
 """Cells from which SVG and PDF hold them as pixels: as paths they would take megabytes and seconds."""
 
 _LONG = 40
@@ -38,7 +39,8 @@ _METADATA: dict[PictureFormat, dict[str, Any]] = {
     "pdf": {"CreationDate": None},
 }
 _STYLE = {
-    "font.family": ["DejaVu Sans"],
+    "font.family": ["sans-serif"],
+    "font.sans-serif": ["DejaVu Sans"],
     "font.size": 8,
     "axes.linewidth": 0.6,
     "hatch.linewidth": 0.5,
@@ -82,7 +84,10 @@ REPORT = Report((".png", ".svg", ".pdf"), _report)
 def _panels(answer: Answer, result: Result) -> list[Panel]:
     base = answer.baseline
     known = answer.observed_schedule or "unknown schedule"
-    observed = _panel(f"Observed: {known}", answer.observed, answer.observed_metrics, answer.pipeline.p2p)
+    without = ["measured without these links"] if answer.scenario.topology.links else []
+    observed = _panel(
+        f"Observed: {known}", answer.observed, answer.observed_metrics, answer.pipeline.p2p, after=without
+    )
     if result.timeline.ops == base.timeline.ops:
         role = "Baseline" if result.schedule == base.schedule else f"Same as the {base.schedule} baseline"
         return [observed, _replayed(answer, result, role)]
@@ -95,9 +100,9 @@ def _replayed(answer: Answer, result: Result, role: str) -> Panel:
     schedule = "observed order" if result.schedule == "observed" else result.schedule
     if len(schedule) > _LONG:
         schedule = "…" + schedule[-_LONG:]
-    extra = () if result.extra_forwards is None else (_extra_text(result.extra_forwards),)
+    extra = [] if result.extra_forwards is None else [_extra_text(result.extra_forwards)]
     return replace(
-        _panel(f"{role}: {schedule}", result.timeline, result.metrics, result.p2p, extra),
+        _panel(f"{role}: {schedule}", result.timeline, result.metrics, result.p2p, before=extra),
         topology=answer.scenario.topology,
         complaint=_complaint(result, hbm),
         fits=result.feasible is not False,
@@ -105,14 +110,23 @@ def _replayed(answer: Answer, result: Result, role: str) -> Panel:
     )
 
 
-def _panel(name: str, timeline: Timeline, metrics: Metrics, p2p: P2PMode, extra: tuple[str, ...] = ()) -> Panel:
+def _panel(
+    name: str,
+    timeline: Timeline,
+    metrics: Metrics,
+    p2p: P2PMode,
+    *,
+    before: Sequence[str] = (),
+    after: Sequence[str] = (),
+) -> Panel:
     microbatches = 1 + max(op.microbatch for op in timeline.ops)
     details = (
-        *extra,
+        *before,
         f"p = {len(timeline.global_ranks)}, m = {microbatches}",
         f"{p2p} p2p",
         f"step {format_duration(metrics.step_ns)}",
         f"bubble_ratio {metrics.bubble_ratio:.1%}",
+        *after,
     )
     return Panel(name, "  ·  ".join(details), timeline, metrics, microbatches)
 
@@ -132,14 +146,12 @@ def _extra_text(extra: tuple[int, ...]) -> str:
     """Extra forwards by runs of ranks, as 64 numbers would fill the title."""
     if not any(extra):
         return "no extra forwards"
-    runs = []
-    for value, group in groupby(range(len(extra)), key=lambda rank: extra[rank]):
-        ranks = list(group)
-        if value:
-            runs.append(f"+{value} on {_span(ranks[0], ranks[-1])}")
-    if len(runs) > 2:
-        return f"up to +{max(extra)} extra forwards per rank"
-    return "extra forwards " + ", ".join(runs)
+    runs = [(value, list(ranks)) for value, ranks in groupby(range(len(extra)), key=lambda rank: extra[rank])]
+    (value, ranks), *others = [run for run in runs if run[0]]
+    if len(others) > 1:
+        return f"up to +{max(extra)} forwards"
+    first = f"+{value} forward{'s' if value > 1 else ''} on {_span(ranks[0], ranks[-1])}"
+    return ", ".join([first, *(f"+{n} on {_span(more[0], more[-1])}" for n, more in others)])
 
 
 def _span(first: int, last: int) -> str:
@@ -161,7 +173,7 @@ def _scenario_line(answer: Answer) -> str | None:
         speed = f"{format_bandwidth(link.bandwidth_bytes_per_s)}, {format_duration(link.latency_ns)}"
         texts.append(f"{link.src_dc}{'↔' if same else '→'}{link.dst_dc} {speed}")
     if len(texts) > 2:
-        texts[2:] = [f"and {len(texts) - 2} more links"]
+        texts[2:] = [f"{len(texts) - 2} more link{'s' if len(texts) > 3 else ''}"]
     if answer.scenario.hbm_bytes is not None:
         texts.append(f"HBM limit {format_size(answer.scenario.hbm_bytes)} per rank")
     return "Scenario: " + "  ·  ".join(texts) if texts else None
@@ -187,7 +199,7 @@ def _figure(panels: list[Panel], scenario: str | None) -> Figure:
         axes.set_rasterization_zorder(2 if coarse else None)
         margins.draw_axis(axes, last=panel is panels[-1])
         cells.draw_cells(axes, panel, place, layout)
-        cells.draw_links(axes, panel, place)
+        cells.draw_links(axes, panel, place, layout)
         margins.draw_margins(axes, panel, place, layout)
         margins.draw_title(axes, panel)
         margins.draw_saved(axes, panel, place, layout)

@@ -79,11 +79,9 @@ def draw_cells(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None:
     for (kind, chunk), ops in sorted(_by_colour(panel.timeline.ops, chunks).items()):
         colour = shade(kind, chunk, most)
         width_pt = sorted(op.duration_ns for op in ops)[len(ops) // 4] * layout.pt_per_ns
-        # An edge round a sliver would leave nothing of it.
-        edge_pt = min(0.4, 0.06 * width_pt) if width_pt > 2 else 0
         for rank, row_ops in _by_rank(ops):
             boxes = [_row_box(place, rank, op.start_ns, op.end_ns) for op in row_ops]
-            _boxes(axes, boxes, zorder=1, facecolor=colour, edgecolor="white", linewidth=edge_pt)
+            _boxes(axes, boxes, zorder=1, facecolor=colour, edgecolor="white", linewidth=_edge_pt(width_pt))
         size = _number_pt(width_pt, digits, place, layout)
         if size is not None and ops[0].stage >= 0:
             _numbers(axes, ops, place, size, "white" if _is_dark(colour) else "black")
@@ -92,37 +90,43 @@ def draw_cells(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None:
     axes.plot([end, end], rows, color="black", linewidth=0.9, dashes=(4, 2), zorder=4)
 
 
-def draw_links(axes: Axes, panel: Panel, place: Place) -> None:
-    """At each DC border the messages of its link: activations in the upper half, gradients in the lower."""
+def draw_links(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None:
+    """At each DC border the messages of its link, those to the later DC in the upper half.
+
+    These are the activations, but for those that wrap round to a rank's next stage.
+    """
     busy: list[Box] = []
     flight: list[Box] = []
     for transfer in panel.timeline.transfers:
-        lane = _lane(panel, place, transfer)
         link = panel.topology.link(transfer.src_rank, transfer.dst_rank)
-        if lane is None or link is None:
+        if link is None:
             continue
+        border = _border(panel, transfer)
         gone = min(transfer.end_ns, transfer.start_ns + link.occupancy_ns(transfer.payload_bytes or 0))
         half = place.lane_in / 2
         pad = 0.08 * place.lane_in
-        top = lane + (pad if transfer.kind is ActionKind.FORWARD else half + pad / 2)
+        down = panel.topology.dcs[border] == link.src_dc
+        top = place.lanes_in[border] + (pad if down else half + pad / 2)
         bottom = top + half - 1.5 * pad
         busy.append((transfer.start_ns / MS, gone / MS, top, bottom))
         flight.append((gone / MS, transfer.end_ns / MS, top, bottom))
     _boxes(axes, flight, zorder=0.8, facecolor=LINK_FLIGHT)
-    _boxes(axes, busy, zorder=1, facecolor=LINK_BUSY)
+    if busy:
+        width_pt = min(end - start for start, end, *_ in busy) * MS * layout.pt_per_ns
+        edge_pt = _edge_pt(width_pt)
+        # Snapped, messages of less than a pixel would vanish.
+        snap = edge_pt > 0
+        _boxes(axes, busy, zorder=1, facecolor=LINK_BUSY, edgecolor="white", linewidth=edge_pt, snap=snap)
 
 
-def _lane(panel: Panel, place: Place, transfer: Transfer) -> float | None:
-    """The lane of a message; one that wraps round from the last rank has no border of its own."""
-    if transfer.link is None:
-        return None
+def _border(panel: Panel, transfer: Transfer) -> int:
+    """The rank above the border where a message is drawn; one that wraps round has none of its own."""
     low, high = sorted((transfer.src_rank, transfer.dst_rank))
     if high - low == 1:
-        return place.lanes_in.get(low)
-    dcs = panel.topology.dcs
-    pair = {dcs[low], dcs[high]}
-    shared = [top for rank, top in place.lanes_in.items() if {dcs[rank], dcs[rank + 1]} == pair]
-    return next(iter(shared or place.lanes_in.values()), None)
+        return low
+    dcs, borders = panel.topology.dcs, panel.topology.boundaries()
+    shared = tuple(rank for rank in borders if {dcs[rank], dcs[rank + 1]} == {dcs[low], dcs[high]})
+    return (shared or borders)[0]
 
 
 def _row_box(place: Place, rank: int, start_ns: int, end_ns: int) -> Box:
@@ -139,8 +143,13 @@ def _boxes(
     facecolor: str | RGB,
     edgecolor: str = "none",
     linewidth: float = 0,
+    snap: bool = True,
 ) -> PathPatch:
-    """Many rectangles as one path: a third of the bytes in SVG that as many paths take."""
+    """Many rectangles as one path: a third of the bytes in SVG that as many paths take.
+
+    Snapped to whole pixels, nothing shines through between two cells that touch, and pictures of many
+    cells compress to a third.
+    """
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
@@ -152,11 +161,15 @@ def _boxes(
         facecolor=facecolor,
         edgecolor=edgecolor,
         linewidth=linewidth,
-        # Unsnapped, what lies behind would shine through between two cells that touch.
-        snap=True,
+        snap=snap,
     )
     axes.add_artist(drawn)
     return drawn
+
+
+def _edge_pt(width_pt: float) -> float:
+    """An edge round a sliver would leave nothing of it."""
+    return min(0.4, 0.06 * width_pt) if width_pt > 2 else 0
 
 
 def _by_colour(ops: Iterable[Op], chunks: dict[int, int]) -> dict[tuple[ActionKind, int], list[Op]]:

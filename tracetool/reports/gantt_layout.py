@@ -22,13 +22,16 @@ PT = 72
 """Points per inch."""
 
 WIDTH_IN = 10.5
-LEFT_IN = 0.84
-RIGHT_IN = 1.34
-HEAD_IN = 0.2
-"""Strip above the rows of a panel, for column heads and the arrow."""
+LEFT_IN = 0.9
 BAR = 0.86
 """Share of a row that its cells fill."""
 
+_RIGHT_IN = 1.34
+_RIGHT_WITHOUT_MEMORY_IN = 0.6
+_HEADS_IN = 0.16
+"""Above the rows, for the heads of the columns on the right."""
+_ARROW_IN = 0.2
+"""The same, where the arrow needs room as well."""
 _TITLE_IN = 0.22
 _COMPLAINT_IN = 0.17
 _GAP_IN = 0.14
@@ -70,6 +73,11 @@ class Panel:
         """Number of rows."""
         return len(self.timeline.global_ranks)
 
+    @property
+    def knows_memory(self) -> bool:
+        """Whether a peak is known of any rank."""
+        return any(peak is not None for peak in self.metrics.peak_hbm_bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -109,6 +117,7 @@ class Layout:
         width_in: Its width.
         height_in: Its height.
         left_in: Width of the margin on the left.
+        right_in: Width of the margin on the right.
         end_ns: End of the time axis.
         dpi: Resolution of the picture as pixels.
         places: One per panel, from the top.
@@ -117,6 +126,7 @@ class Layout:
     width_in: float
     height_in: float
     left_in: float
+    right_in: float
     end_ns: int
     dpi: int
     places: tuple[Place, ...]
@@ -124,7 +134,7 @@ class Layout:
     @property
     def axes_in(self) -> float:
         """Width of every panel's axes."""
-        return self.width_in - self.left_in - RIGHT_IN
+        return self.width_in - self.left_in - self.right_in
 
     @property
     def pt_per_ns(self) -> float:
@@ -161,7 +171,8 @@ def lay_out(panels: Sequence[Panel], *, scenario: bool, legend_rows: int) -> Lay
         places.append(replace(size, bottom_in=top))
     longest = max(panel.metrics.step_ns for panel in panels)
     dpi = 150 if row_in > 0.2 else 200
-    return Layout(WIDTH_IN, height, LEFT_IN, ceil(longest * 1.005), dpi, tuple(places))
+    right_in = _RIGHT_IN if any(panel.knows_memory for panel in panels) else _RIGHT_WITHOUT_MEMORY_IN
+    return Layout(WIDTH_IN, height, LEFT_IN, right_in, ceil(longest * 1.005), dpi, tuple(places))
 
 
 def _row_in(rows: int) -> float:
@@ -172,7 +183,7 @@ def _row_in(rows: int) -> float:
 def _rows(panel: Panel, row_in: float) -> Place:
     borders = panel.topology.boundaries()
     lane_in = min(max(row_in, 0.16), 0.24, 3 / max(1, len(borders)))
-    at = HEAD_IN
+    at = _HEADS_IN if panel.compared_ns is None else _ARROW_IN
     tops, lanes = [], {}
     for rank in range(panel.ranks):
         tops.append(at)
@@ -180,4 +191,4 @@ def _rows(panel: Panel, row_in: float) -> Place:
         if rank in borders:
             lanes[rank] = at
             at += lane_in
-    return Place(0, at + 0.03, row_in, tuple(tops), lane_in, lanes)
+    return Place(0.0, at + 0.03, row_in, tuple(tops), lane_in, lanes)

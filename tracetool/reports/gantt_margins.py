@@ -51,10 +51,11 @@ def draw_margins(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None
     """Ranks and DCs on the left, numbers per rank on the right."""
     step = place.every()
     inch = 1 / layout.axes_in
-    known = any(peak is not None for peak in panel.metrics.peak_hbm_bytes)
+    # Thin rows put the first number close to the edge.
+    heads_in = place.middle_in(0) - max(0.14, place.row_in / 2 + 0.08)
     ends = (1 + 0.47 * inch, 1 + 1.26 * inch)
-    for x, head in zip(ends, ("idle", "peak HBM") if known else ("idle",), strict=False):
-        _beside(axes, x, place.tops_in[0] - 0.08, head, colour=_GREY)
+    for x, head in zip(ends, ("idle", "peak HBM")[: 1 + panel.knows_memory], strict=False):
+        _beside(axes, x, heads_in, head, colour=_GREY)
     for rank in range(0, panel.ranks, step):
         y = place.middle_in(rank)
         _beside(axes, -0.07 * inch, y, f"rank {rank}")
@@ -84,8 +85,8 @@ def _beside(axes: Axes, x: float, y: float, text: str, *, colour: str = "black",
 def _dcs(axes: Axes, panel: Panel, place: Place, inch: float) -> None:
     """A bracket and the name beside each DC's rows, a rule through each border, ``link`` at its lane."""
     across = axes.get_yaxis_transform()
-    x = -0.58 * inch
-    for name, group in groupby(range(len(panel.topology.dcs)), key=lambda r: panel.topology.dcs[r]):
+    x = -0.54 * inch
+    for name, group in groupby(range(len(panel.topology.dcs)), key=lambda rank: panel.topology.dcs[rank]):
         ranks = list(group)
         top = place.tops_in[ranks[0]] + 0.1 * place.row_in
         bottom = place.tops_in[ranks[-1]] + 0.9 * place.row_in
@@ -98,7 +99,7 @@ def _dcs(axes: Axes, panel: Panel, place: Place, inch: float) -> None:
                 name,
                 transform=across,
                 rotation=90 if tall_pt > 6 * len(name) else 0,
-                fontsize=8,
+                fontsize=7.5,
                 fontweight="bold",
                 ha="right",
                 va="center",
@@ -179,13 +180,15 @@ def legend_marks(panels: Sequence[Panel]) -> list[Artist]:
 
     kinds = {op.kind for panel in panels for op in panel.timeline.ops}
     marks: list[Artist] = [Patch(color=COLOURS[k], label=_NAMES[k]) for k in COLOURS if k in kinds]
-    if any(chunk for panel in panels for chunk in chunks_of(panel).values()):
+    wraps = any(chunk for panel in panels for chunk in chunks_of(panel).values())
+    if wraps:
         darker = shade(ActionKind.FORWARD, 1, 2)
         marks.append(Patch(color=darker, label="darker: later stage of the rank"))
     marks.append(Patch(facecolor="white", edgecolor=BUBBLE_HATCH, hatch="/////", linewidth=0, label="idle (bubble)"))
     if any(t.link for panel in panels for t in panel.timeline.transfers):
-        marks.append(Patch(color=LINK_BUSY, label="link busy (activations above, gradients below)"))
-        marks.append(Patch(color=LINK_FLIGHT, label="in flight"))
+        halves = "downstream above, upstream below" if wraps else "activations above, gradients below"
+        marks.append(Patch(color=LINK_BUSY, label=f"link busy ({halves})"))
+        marks.append(Patch(color=LINK_FLIGHT, label="in flight (latency)"))
     marks.append(Line2D([], [], color="black", linewidth=0.9, dashes=(4, 2), label="window end"))
     return marks
 

@@ -1,0 +1,140 @@
+"""The main job, end to end, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import pytest
+from recorded import ROOT, SAMPLES
+
+from tracetool.cli import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SAMPLE = str(SAMPLES / "h100-1f1b")
+LINK = ["--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms"]
+
+
+def _report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert run(["replay", *arguments, "--json"]) == 0
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    schema = json.loads((ROOT / "schemas" / "report.schema.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(schema).validate(report)
+    return report
+
+
+def test_the_main_job_says_what_was_observed_what_1f1b_and_geopipe_would_take(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["replay", SAMPLE, "--schedule", "geopipe", *LINK, "--hbm", "80GiB"]) == 0
+    text = capsys.readouterr().out
+    for part in ("observed 1f1b", "baseline", "geopipe +2,2,0,0", "25 Gbit/s (3.125 GB/s), 10.0 ms", "80.00 GiB"):
+        assert part in text
+    assert "check: replaying the observed order" in text
+    assert "Next: tracetool" in text
+    assert max(len(line) for line in text.splitlines() if not line.startswith("Next")) <= 100
+
+
+def test_json_has_the_promised_keys_and_conforms_to_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    report = _report(capsys, SAMPLE, "--schedule", "1f1b,gpipe,geopipe", *LINK)
+    assert {"run", "step", "fidelity", "baseline", "results"} <= set(report)
+    assert set(report["fidelity"]) == {"observed_ns", "replayed_ns", "error_ratio"}
+    assert [r["schedule"] for r in report["results"]] == ["1f1b", "gpipe", "geopipe"]
+    keys = {
+        "schedule", "extra_forwards", "p2p", "microbatches", "feasible", "step_ns", "window_ns", "bubble_ns",
+        "bubble_ratio", "cross_dc_bubble_ns", "peak_hbm_bytes", "bubble_reduction", "cross_dc_bubble_reduction",
+    }  # fmt: skip
+    for result in (report["baseline"], *report["results"]):
+        assert keys <= set(result)
+    assert abs(report["fidelity"]["error_ratio"]) < 0.015
+
+
+def test_what_the_numbers_of_a_report_mean_holds_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """The definitions of the design, recomputed from other fields of the same report."""
+    report = _report(capsys, SAMPLE, "--schedule", "1f1b,geopipe", *LINK)
+    free = _report(capsys, SAMPLE, "--schedule", "1f1b", "--dc", "0-1,2-3", "--link", "dc0-dc1=100000Pbit/s,0ns")
+    base = report["baseline"]
+    assert report["results"][0] == base
+    assert base["cross_dc_bubble_ns"] == base["window_ns"] - free["results"][0]["window_ns"]
+    geopipe = report["results"][1]
+    assert geopipe["bubble_reduction"] == pytest.approx(1 - geopipe["bubble_ns"] / base["bubble_ns"])
+    assert geopipe["bubble_ratio"] == pytest.approx(geopipe["bubble_ns"] / geopipe["window_ns"], abs=1e-8)
+
+
+@pytest.mark.parametrize(("hbm", "extra", "feasible"), [("80GiB", 2, True), ("14GiB", 1, True), ("12GiB", 0, False)])
+def test_geopipe_takes_the_depth_that_the_memory_allows(
+    hbm: str, extra: int, *, feasible: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 0 holds 12.15 GiB under 1F1B (measured) and 1.20 GiB more per forward in flight."""
+    (result,) = _report(capsys, SAMPLE, "--schedule", "geopipe", *LINK, "--hbm", hbm)["results"]
+    assert result["extra_forwards"] == [extra, extra, 0, 0]
+    assert result["feasible"] is feasible
+    if not feasible:
+        assert result["shortage"]["rank"] == 0
+        assert result["shortage"]["missing_bytes"] == result["peak_hbm_bytes"][0] - 12 * 2**30
+    if extra < 2:
+        assert "HBM" in result["remark"]
+
+
+def test_raw_traces_are_ingested_once_and_the_run_is_reused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRACETOOL_CACHE", str(tmp_path / "cache"))
+        first = _report(capsys, SAMPLE)
+        (cached,) = (tmp_path / "cache").iterdir()
+        written = cached.stat().st_mtime_ns
+        moved = tmp_path / "moved"
+        shutil.copytree(SAMPLE, moved)
+        second = _report(capsys, str(moved))
+        assert [p.name for p in (tmp_path / "cache").iterdir()] == [cached.name]
+        assert cached.stat().st_mtime_ns == written
+    assert first["results"] == second["results"]
+
+
+def test_pictures_and_reports_are_written_beside_the_answer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    targets = [tmp_path / name for name in ("a.png", "a.svg", "a.json", "a.txt")]
+    outputs = [part for target in targets for part in ("-o", str(target))]
+    assert run(["replay", SAMPLE, "--schedule", "geopipe", *LINK, *outputs]) == 0
+    capsys.readouterr()
+    png, svg, report, text = (target.read_bytes() for target in targets)
+    assert png.startswith(b"\x89PNG")
+    assert b"<svg" in svg
+    assert json.loads(report)["results"][0]["schedule"] == "geopipe"
+    assert b"geopipe" in text
+    assert run(["replay", SAMPLE, "-o", str(targets[0])]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert targets[0].read_bytes() == png
+
+
+def test_options_without_memory_in_the_trace_give_a_checked_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    annotated = str(SAMPLES / "h100-1f1b-annotated")
+    (unknown,) = _report(capsys, annotated, "--schedule", "geopipe", *LINK, "--hbm", "20GiB")["results"]
+    assert unknown["feasible"] is None
+    assert unknown["peak_hbm_bytes"] == [None] * 4
+    given = _report(
+        capsys, annotated, "--schedule", "1f1b", "--hbm", "20GiB", "--activation", "2GiB", "--static", "6GiB"
+    )
+    # 1F1B holds p - i microbatches on stage i.
+    assert given["results"][0]["peak_hbm_bytes"] == [(6 + 2 * n) * 2**30 for n in (4, 3, 2, 1)]
+
+
+def test_other_microbatch_counts_follow_the_closed_form_of_growth(capsys: pytest.CaptureFixture[str]) -> None:
+    """More microbatches cost at least the slowest stage's compute each."""
+    eight = _report(capsys, SAMPLE, "--schedule", "1f1b")["results"][0]
+    sixteen = _report(capsys, SAMPLE, "--schedule", "1f1b", "--microbatches", "16")["results"][0]
+    assert sixteen["microbatches"] == 16
+    # Stage 3 takes about 6.9 + 16.6 ms per microbatch in this recording.
+    assert (sixteen["window_ns"] - eight["window_ns"]) / 8e6 == pytest.approx(23.3, abs=0.5)
+
+
+def test_a_schedule_file_in_torchs_form_is_replayed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(["schedules", "geopipe", "--extra-forwards", "2,2,0,0", "--csv"]) == 0
+    path = tmp_path / "order.csv"
+    path.write_text(capsys.readouterr().out, encoding="utf-8")
+    from_file = _report(capsys, SAMPLE, "--schedule", f"csv:{path}", *LINK, "--p2p", "in-order")["results"][0]
+    named = _report(capsys, SAMPLE, "--schedule", "geopipe", *LINK, "--p2p", "in-order")["results"][0]
+    assert named["extra_forwards"] == [2, 2, 0, 0]
+    assert from_file["step_ns"] == named["step_ns"]

@@ -1,0 +1,36 @@
+"""Where recorded traces are, and Runs made of them."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+
+from tracetool.ingest import ingest
+from tracetool.store import Run
+
+ROOT = Path(__file__).resolve().parent.parent
+SAMPLES = ROOT / "sample_traces"
+
+
+def data(*parts: str) -> Path:
+    """A path in the shared data; skips the test where there is none."""
+    folder = Path(os.environ.get("TRACETOOL_DATA", ROOT.parent / "shared" / "data"))
+    path = folder.joinpath(*parts)
+    if not path.exists():
+        pytest.skip(f"no {path.name}: the recorded traces are not here (set TRACETOOL_DATA)")
+    return path
+
+
+@cache
+def run_of(folder: Path) -> Run:
+    """The Run of a folder of traces, made once per test process."""
+    return ingest([folder], Path(mkdtemp(prefix="tracetool-test-")) / "x.run")
+
+
+def h100(name: str) -> Run:
+    """The Run of one of the recorded H100 configurations."""
+    return run_of(data("h100-pp4", "traces", name))

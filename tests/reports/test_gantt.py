@@ -1,0 +1,207 @@
+"""The schedule picture: files of every format, the same bytes each time, and the words in them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+
+from tracetool.model.action import ActionKind
+from tracetool.model.pipeline import ActionCost, Pipeline, RankProfile, StageProfile
+from tracetool.model.scenario import Scenario
+from tracetool.model.schedule import PipelineShape
+from tracetool.model.topology import Topology, parse_dc_map, parse_link
+from tracetool.reconstruct import Reconstruction
+from tracetool.replay import replay
+from tracetool.reports import RunFacts, gantt
+from tracetool.reports.gantt import REPORT, PictureFormat, render_gantt
+from tracetool.schedules import build_schedule
+from tracetool.whatif import Answer, answer
+
+MS = 10**6
+GIB = 2**30
+RANKS, MICROBATCHES = 4, 6
+HBM = 80 * GIB
+FORMATS: tuple[PictureFormat, ...] = get_args(PictureFormat)
+TWO_DCS = Topology(parse_dc_map("0-1,2-3"), parse_link("dc0-dc1=25Gbit/s,10ms"))
+
+
+def picture_of(
+    schedule: str = "geopipe",
+    topology: Topology = TWO_DCS,
+    *,
+    hbm_bytes: int | None = HBM,
+    microbatches: int = MICROBATCHES,
+    held_bytes: int | None = GIB,
+    extra_forwards: tuple[int, ...] | None = (2, 2, 0, 0),
+) -> Answer:
+    freed = None if held_bytes is None else -held_bytes
+    stage = StageProfile(
+        0,
+        {
+            ActionKind.FORWARD: (ActionCost(5 * MS, held_bytes, held_bytes),) * microbatches,
+            ActionKind.BACKWARD: (ActionCost(10 * MS, freed, 0 if held_bytes else None),) * microbatches,
+        },
+        forward_payload_bytes=2**24,
+        backward_payload_bytes=2**24,
+    )
+    static = None if held_bytes is None else 8 * GIB
+    tail = ((ActionKind.REDUCE_GRAD, 2 * MS), (ActionKind.OPTIMIZER, 3 * MS))
+    pipeline = Pipeline(
+        stages=tuple(replace(stage, stage=s) for s in range(RANKS)),
+        ranks=tuple(RankProfile(rank, static, tail) for rank in range(RANKS)),
+        observed=build_schedule("1f1b", PipelineShape(RANKS, microbatches)),
+        p2p="per-edge",
+        step=0,
+    )
+    observed = replace(replay(pipeline, pipeline.observed, Scenario()).timeline, name="observed")
+    found = Reconstruction(pipeline, observed, {}, ())
+    what_if = Scenario(topology=topology, hbm_bytes=hbm_bytes)
+    return answer(found, [schedule], what_if, extra_forwards=extra_forwards)
+
+
+def texts(drawn: Answer) -> list[str]:
+    svg = render_gantt(drawn, format="svg").decode()
+    return re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+
+
+def test_import_leaves_matplotlib_alone() -> None:
+    code = "import sys, tracetool.reports.gantt; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG\r\n\x1a\n"), ("svg", b"<?xml"), ("pdf", b"%PDF-")])
+def test_format_has_its_magic_bytes(suffix: PictureFormat, magic: bytes) -> None:
+    assert render_gantt(picture_of(), format=suffix).startswith(magic)
+
+
+def test_report_writes_the_formats_of_its_suffixes() -> None:
+    drawn = picture_of()
+    facts = RunFacts("a", "b", "c", "d")
+    assert REPORT.suffixes == tuple(f".{name}" for name in FORMATS)
+    for name in FORMATS:
+        assert REPORT.render(drawn, facts, f".{name.upper()}") == render_gantt(drawn, format=name)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_equal_input_gives_equal_bytes(name: PictureFormat) -> None:
+    assert render_gantt(picture_of(), format=name) == render_gantt(picture_of(), format=name)
+
+
+def test_settings_of_the_user_do_not_change_the_picture() -> None:
+    import matplotlib as mpl
+
+    drawn = picture_of()
+    plain = render_gantt(drawn, format="svg")
+    with mpl.rc_context({"font.size": 20, "axes.facecolor": "black", "svg.fonttype": "path"}):
+        assert render_gantt(drawn, format="svg") == plain
+
+
+def test_names_schedules_ranks_dcs_and_figures() -> None:
+    drawn = picture_of()
+    found = texts(drawn)
+    for title in ("Observed: 1f1b", "Baseline: 1f1b", "Result: geopipe"):
+        assert found.count(title) == 1
+    for rank in range(RANKS):
+        assert found.count(f"rank {rank}") == 3
+    assert (found.count("dc0"), found.count("dc1")) == (2, 2)
+    details = next(t for t in found if "+2 forwards on ranks 0–1" in t)
+    assert f"p = {RANKS}, m = {MICROBATCHES}" in details
+    assert "per-edge p2p" in details
+    assert f"bubble_ratio {drawn.results[0].metrics.bubble_ratio:.1%}" in details
+
+
+def test_every_wide_cell_shows_its_microbatch() -> None:
+    found = texts(picture_of())
+    # The time axis says 0 as well.
+    for microbatch in range(1, MICROBATCHES):
+        assert found.count(str(microbatch)) == 3 * 2 * RANKS
+
+
+def test_narrow_cells_show_no_microbatch() -> None:
+    assert "137" not in texts(picture_of(microbatches=140))
+
+
+def test_time_saved_is_said() -> None:
+    drawn = picture_of()
+    base, step = drawn.baseline.metrics.step_ns, drawn.results[0].metrics.step_ns
+    assert step < base
+    assert any(f"{(base - step) / MS:.1f} ms saved per step" in t for t in texts(drawn))
+
+
+def test_time_lost_is_said() -> None:
+    drawn = picture_of()
+    turned = replace(drawn, baseline=drawn.results[0], results=(drawn.baseline,))
+    assert any("lost per step (+" in t for t in texts(turned))
+
+
+def test_result_equal_to_the_baseline_is_drawn_once() -> None:
+    found = texts(picture_of(extra_forwards=(0, 0, 0, 0)))
+    assert "Same as the 1f1b baseline: geopipe" in found
+    assert found.count("rank 0") == 2
+    assert not any("per step" in t for t in found)
+
+
+def test_without_dcs_there_are_no_links() -> None:
+    found = texts(picture_of(topology=Topology()))
+    assert "dc0" not in found
+    assert not any("link" in t for t in found)
+
+
+def test_shortage_is_said_in_red() -> None:
+    drawn = picture_of(hbm_bytes=10 * GIB)
+    assert drawn.results[0].feasible is False
+    svg = render_gantt(drawn, format="svg").decode()
+    said = re.findall(r"<text style=\"([^\"]*)\"[^>]*>(Does not fit[^<]*)<", svg)
+    assert [text for _, text in said] == [
+        f"Does not fit the HBM limit of 10.00 GiB: rank 0 lacks {short:.2f} GiB" for short in (2, 4)
+    ]
+    assert all("#b00020" in style for style, _ in said)
+
+
+def test_what_fits_is_not_called_short() -> None:
+    assert not any("HBM limit" in t for t in texts(picture_of(hbm_bytes=None)))
+    assert not any("Does not fit" in t for t in texts(picture_of()))
+
+
+def test_unknown_memory_is_said() -> None:
+    found = texts(picture_of(held_bytes=None))
+    assert found.count("HBM limit not checked: memory is unknown") == 2
+    assert "peak HBM" not in found
+
+
+def test_many_cells_become_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = picture_of()
+    paths = render_gantt(drawn, format="svg")
+    monkeypatch.setattr(gantt, "RASTER_ABOVE", 10)
+    pixels = render_gantt(drawn, format="svg")
+    assert (paths.count(b"<image"), pixels.count(b"<image")) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("extra", "text"),
+    [
+        ((1, 0, 0, 0), "+1 forward on rank 0"),
+        ((3, 1, 1, 0), "+3 forwards on rank 0, +1 on ranks 1–2"),
+        ((3, 2, 1, 0), "up to +3 forwards"),
+        ((0, 0, 0, 0), "no extra forwards"),
+    ],
+)
+def test_extra_forwards_are_named_by_ranks(extra: tuple[int, ...], text: str) -> None:
+    assert any(t.startswith(f"{text}  ·") for t in texts(picture_of(extra_forwards=extra)))
+
+
+@pytest.mark.parametrize(
+    ("links", "text"),
+    [
+        ("dc0-dc1=25Gbit/s,10ms", "dc0↔dc1 25 Gbit/s (3.125 GB/s), 10.0 ms"),
+        ("dc0->dc1=25Gbit/s,10ms dc1->dc0=10Gbit/s,10ms", "dc0→dc1 25 Gbit/s (3.125 GB/s), 10.0 ms  ·  dc1→dc0"),
+    ],
+)
+def test_links_are_named(links: str, text: str) -> None:
+    topology = Topology(TWO_DCS.dcs, tuple(link for part in links.split() for link in parse_link(part)))
+    assert any(text in t for t in texts(picture_of(topology=topology)))

@@ -1,0 +1,107 @@
+"""A Run on disk: whole or not there, and read-only for queries."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from recorded import SAMPLES, run_of
+
+from tracetool.errors import AlreadyExists, BadQuery, NotARun, SchemaVersion, StoreError
+from tracetool.readers import rows_table
+from tracetool.store import Run, RunWriter
+from tracetool.tables import TABLES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STEP_ROW = (0, 3, 10, 20, None, None)
+
+
+def _written(path: Path, **manifest: object) -> Run:
+    with RunWriter(path) as writer:
+        writer.write("steps", rows_table("steps", [STEP_ROW]))
+        writer.commit({"digest": "x", **manifest})
+    return Run(path)
+
+
+def test_what_is_written_is_read_back_and_every_table_exists(tmp_path: Path) -> None:
+    run = _written(tmp_path / "x.run")
+    assert run.rows("SELECT * FROM steps") == [STEP_ROW]
+    assert {p.stem for p in run.path.glob("*.parquet")} == set(TABLES)
+    assert run.rows("SELECT count(*) FROM events") == [(0,)]
+
+
+def test_a_failure_while_writing_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), RunWriter(tmp_path / "x.run") as writer:  # noqa: PT012 - the block is the case
+        writer.write("steps", rows_table("steps", [STEP_ROW]))
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="No space left"), RunWriter(tmp_path / "x.run"):
+        raise OSError(28, "No space left on device")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_run_is_replaced_only_when_asked(tmp_path: Path) -> None:
+    _written(tmp_path / "x.run", digest="old")
+    with pytest.raises(AlreadyExists, match="exists"):
+        RunWriter(tmp_path / "x.run")
+    with RunWriter(tmp_path / "x.run", force=True) as writer:
+        writer.commit({"digest": "new"})
+    assert Run(tmp_path / "x.run").manifest["digest"] == "new"
+    assert [p.name for p in tmp_path.iterdir()] == ["x.run"]
+
+
+def test_a_folder_that_is_no_run_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    with pytest.raises(AlreadyExists, match="is no Run"):
+        RunWriter(tmp_path / "notes", force=True)
+
+
+def test_damaged_and_foreign_runs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotARun, match=r"manifest\.json"):
+        Run(tmp_path)
+    run = _written(tmp_path / "x.run")
+    manifest = run.path / "manifest.json"
+    manifest.write_text(json.dumps({"schema_version": "99.0"}), encoding="utf-8")
+    with pytest.raises(SchemaVersion, match=r"99\.0"):
+        Run(run.path)
+    manifest.write_text("{", encoding="utf-8")
+    with pytest.raises(NotARun, match="damaged"):
+        Run(run.path)
+    manifest.write_text(json.dumps({"schema_version": "1.0"}), encoding="utf-8")
+    (run.path / "ops.parquet").unlink()
+    with pytest.raises(NotARun, match="lacks ops"):
+        Run(run.path)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "COPY events TO 'stolen.csv'",
+        "SELECT * FROM read_csv('/etc/hostname')",
+        "SELECT * FROM 'events.parquet'",
+        "ATTACH 'other.db'",
+        "INSTALL httpfs",
+        "SET enable_external_access = true",
+        "EXPORT DATABASE 'stolen'",
+        "SELECT * FROM TABLES",
+    ],
+)
+def test_queries_reach_no_files_and_change_no_settings(
+    sql: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(run_of(SAMPLES / "h100-1f1b").path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadQuery):
+        run.query(sql)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mistyped_column_is_answered_with_candidates() -> None:
+    with pytest.raises(BadQuery, match="start_ns"):
+        run_of(SAMPLES / "h100-1f1b").query("SELECT strat_ns FROM events")

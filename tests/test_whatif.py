@@ -1,0 +1,246 @@
+"""What other schedules would buy: choices, limits and comparisons against the closed forms of equal stages.
+
+Everything is per edge over one boundary in the middle, where the window with n extra forwards is known:
+T(n) = (m+p-1)(f+b) + 2c + r max(0, 2c - n(f+b)), r = floor((m-1-k-n)/(n+2)) + 1 if m-1 >= k+n else 0, k = p - s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+from typing import TYPE_CHECKING
+
+import pytest
+from synthetic import found, pipeline, places, scenario
+
+from tracetool.whatif import Shortage, answer, choose_depth
+
+if TYPE_CHECKING:
+    from tracetool.model.pipeline import Pipeline
+    from tracetool.whatif import Answer, Result
+
+P, M, F, B = 4, 40, 1000, 2000
+CYCLE = F + B
+UPSTREAM = P // 2 - 1
+IDEAL = (M + P - 1) * CYCLE
+HELD, STATIC = 10, 500
+
+
+def closed_ns(extra: int, delay_ns: int) -> int:
+    depth = P - UPSTREAM
+    rounds = (M - 1 - depth - extra) // (extra + 2) + 1 if depth + extra <= M - 1 else 0
+    return IDEAL + 2 * delay_ns + rounds * max(0, 2 * delay_ns - extra * CYCLE)
+
+
+def first_that_pays(delay_ns: int, deepest: int, tail_ns: int = 0) -> int:
+    """The documented rule: the first depth after which no deeper one shortens the step by more than 0.5 %."""
+    steps = [closed_ns(extra, delay_ns) + tail_ns for extra in range(deepest + 1)]
+    return next(n for n, step in enumerate(steps) if step - min(steps[n:]) <= 0.005 * step)
+
+
+def measured(*, memory: bool = True, tail_ns: int = 0, payload_bytes: int = 0) -> Pipeline:
+    return pipeline(
+        P,
+        M,
+        F,
+        B,
+        p2p="per-edge",
+        payload_bytes=payload_bytes,
+        tail_ns=tail_ns,
+        activation_bytes=HELD if memory else None,
+        static_bytes=STATIC if memory else None,
+    )
+
+
+def asked(delay_ns: int, *names: str, hbm_bytes: int | None = None, memory: bool = True) -> Answer:
+    over = scenario(places([2, 2], latency_ns=delay_ns), hbm_bytes=hbm_bytes)
+    return answer(found(measured(memory=memory)), names, over)
+
+
+def only(done: Answer) -> Result:
+    (result,) = done.results
+    return result
+
+
+@pytest.mark.parametrize("occupied", [False, True])
+@pytest.mark.parametrize("c", [1, 700, 1500, 1501, 2900, 3000, 4500, 6100, 9000, 12_000])
+def test_geopipe_hides_the_link_with_as_many_forwards_as_the_closed_form_asks_for(c: int, occupied: bool) -> None:
+    tau = min(c // 2, CYCLE) if occupied else 0
+    over = scenario(places([2, 2], latency_ns=c - tau))
+    hiding = ceil(2 * c / CYCLE)
+    expected = first_that_pays(c, M)
+    pipe = measured(payload_bytes=tau)
+    extra, remark = choose_depth(pipe, pipe.observed.shape, over)
+    assert extra == (expected, expected, 0, 0)
+    assert remark is None
+    # The rule may stop short of hiding everything, only where the rest is worth no more than 0.5 %.
+    assert expected == hiding or closed_ns(expected, c) - closed_ns(hiding, c) <= 0.005 * closed_ns(expected, c)
+    assert expected <= hiding
+
+
+@pytest.mark.parametrize("c", [1500, 3000, 4500, 6100, 9000])
+def test_geopipe_takes_exactly_the_hiding_depth_where_every_forward_pays(c: int) -> None:
+    """ceil(2c / (f+b)) extra forwards; their window is (m+p-1)(f+b) + 2c."""
+    hiding = ceil(2 * c / CYCLE)
+    assert closed_ns(hiding - 1, c) > 1.006 * closed_ns(hiding, c)
+    result = only(asked(c, "geopipe"))
+    assert result.extra_forwards == (hiding, hiding, 0, 0)
+    assert result.metrics.window_ns == IDEAL + 2 * c
+    assert result.cross_dc_bubble_ns == 2 * c
+
+
+def test_the_gain_is_a_share_of_the_whole_step() -> None:
+    """The same gain counts for less where the optimizer makes the step long."""
+    c, tail_ns = 4500, 10_000_000
+    assert first_that_pays(c, M, tail_ns) < first_that_pays(c, M)
+    pipe = measured(tail_ns=tail_ns)
+    extra, _ = choose_depth(pipe, pipe.observed.shape, scenario(places([2, 2], latency_ns=c)))
+    assert extra[0] == first_that_pays(c, M, tail_ns)
+
+
+def test_every_boundary_gets_forwards_until_the_delay_is_hidden() -> None:
+    """Three regions of 3, 3 and 2 equal stages: ceil(2c / (f+b)) per boundary reach (m+p-1)(f+b) + 4c."""
+    p, c = 8, 4000
+    pipe = pipeline(p, M, F, B, p2p="per-edge")
+    result = only(answer(found(pipe), ["geopipe"], scenario(places([3, 3, 2], latency_ns=c))))
+    floor = (M + p - 1) * CYCLE + 4 * c
+    hiding = ceil(2 * c / CYCLE)
+    assert result.extra_forwards is not None
+    assert floor <= result.metrics.window_ns <= floor / (1 - 0.005)
+    assert result.extra_forwards[0] <= 2 * hiding
+    assert result.extra_forwards[3] <= hiding
+    assert result.extra_forwards[-1] == 0
+
+
+def test_nothing_is_chosen_without_a_boundary() -> None:
+    result = only(answer(found(measured()), ["geopipe"], scenario()))
+    assert result.extra_forwards == (0,) * P
+    assert result.remark is not None
+    assert "no DC boundary" in result.remark
+    assert result.metrics.window_ns == IDEAL
+
+
+@pytest.mark.parametrize("short", [1, HELD])
+def test_memory_just_short_of_the_hiding_depth_gives_the_largest_that_fits(short: int) -> None:
+    """Rank 0 holds p + n activations above its static level."""
+    c = 4500
+    hiding = ceil(2 * c / CYCLE)
+    hbm_bytes = STATIC + (P + hiding) * HELD - short
+    result = only(asked(c, "geopipe", hbm_bytes=hbm_bytes))
+    assert result.extra_forwards == (hiding - 1, hiding - 1, 0, 0)
+    assert result.feasible is True
+    assert result.shortage is None
+    assert result.metrics.peak_hbm_bytes[0] == STATIC + (P + hiding - 1) * HELD
+    assert result.remark is not None
+    assert "HBM" in result.remark
+    assert f"{hiding - 1} extra forwards fit" in result.remark
+    assert f"{hiding} extra forwards would hide" in result.remark
+
+
+def test_memory_for_exactly_the_hiding_depth_suffices() -> None:
+    hiding = ceil(2 * 4500 / CYCLE)
+    result = only(asked(4500, "geopipe", hbm_bytes=STATIC + (P + hiding) * HELD))
+    assert result.extra_forwards == (hiding, hiding, 0, 0)
+    assert (result.feasible, result.shortage, result.remark) == (True, None, None)
+
+
+@pytest.mark.parametrize("missing", [1, HELD, 3 * HELD])
+def test_memory_below_1f1b_is_infeasible_by_exact_bytes(missing: int) -> None:
+    """1F1B holds p activations on rank 0, the most of all ranks."""
+    done = asked(4500, "1f1b", "geopipe", hbm_bytes=STATIC + P * HELD - missing)
+    for result in (done.baseline, *done.results):
+        assert result.feasible is False
+        assert result.shortage == Shortage(rank=0, missing_bytes=missing)
+    assert done.results[1].extra_forwards == (0,) * P
+    assert done.results[1].remark is not None
+    assert "1F1B" in done.results[1].remark
+
+
+def test_the_shortage_is_that_of_the_rank_that_lacks_most() -> None:
+    """Peaks 100 + 3*10, 150 + 2*10 and 175 + 1*10 against 140."""
+    pipe = pipeline(3, 6, F, B, p2p="per-edge", activation_bytes=10, static_bytes=[100, 150, 175])
+    result = only(answer(found(pipe), ["1f1b"], scenario(hbm_bytes=140)))
+    assert result.shortage == Shortage(rank=2, missing_bytes=45)
+
+
+def test_a_limit_without_known_memory_is_neither_kept_nor_broken() -> None:
+    done = asked(4500, "geopipe", hbm_bytes=1, memory=False)
+    assert only(done).feasible is None
+    assert only(done).extra_forwards == (3, 3, 0, 0)
+    assert any("memory is unknown" in note for note in done.notes)
+
+
+@pytest.mark.parametrize("c", [0, 1, 1500, 9000])
+def test_cross_dc_bubble_of_1f1b_is_what_the_delay_adds(c: int) -> None:
+    """T - (m+p-1)(f+b)."""
+    result = only(asked(c, "1f1b"))
+    assert result.metrics.window_ns == closed_ns(0, c)
+    assert result.cross_dc_bubble_ns == closed_ns(0, c) - IDEAL
+    assert result.metrics.bubble_ns == closed_ns(0, c) - M * CYCLE
+
+
+def test_bubble_reduction_is_one_minus_the_quotient_of_bubbles() -> None:
+    c = 4500
+    done = asked(c, "geopipe", "1f1b", "gpipe")
+    base, hidden = closed_ns(0, c), IDEAL + 2 * c
+    compute = M * CYCLE
+    assert done.baseline.schedule == "1f1b"
+    assert done.bubble_reduction(done.results[0]) == pytest.approx(1 - (hidden - compute) / (base - compute))
+    assert done.cross_dc_bubble_reduction(done.results[0]) == pytest.approx(1 - (hidden - IDEAL) / (base - IDEAL))
+    assert done.bubble_reduction(done.results[1]) == 0
+    assert done.cross_dc_bubble_reduction(done.results[1]) == 0
+    # GPipe crosses every boundary twice, once to fill and once to drain, as does what hides the link.
+    assert done.results[2].cross_dc_bubble_ns == 2 * c
+
+
+def test_no_reduction_of_a_bubble_that_is_not_there() -> None:
+    alone = answer(found(pipeline(1, 5, F, B)), ["gpipe"])
+    assert alone.baseline.metrics.bubble_ns == 0
+    assert alone.bubble_reduction(alone.results[0]) is None
+    near = answer(found(measured()), ["gpipe"])
+    assert near.cross_dc_bubble_reduction(near.results[0]) is None
+    assert near.bubble_reduction(near.results[0]) == 0
+
+
+def test_a_worse_schedule_has_a_negative_reduction() -> None:
+    """Against GPipe over a long link plain 1F1B has (T(0) - m(f+b)) / ((m+p-1)(f+b) + 2c - m(f+b)) times the bubble."""
+    c = 9000
+    over = scenario(places([2, 2], latency_ns=c))
+    done = answer(found(measured()), ["1f1b"], over, baseline="gpipe")
+    compute = M * CYCLE
+    expected = 1 - (closed_ns(0, c) - compute) / (IDEAL + 2 * c - compute)
+    assert expected < 0
+    assert done.bubble_reduction(only(done)) == pytest.approx(expected)
+
+
+def test_the_observed_order_replays_to_itself_and_is_recognised() -> None:
+    done = answer(found(measured()), ["observed"])
+    assert done.observed_schedule == "1f1b"
+    assert done.fidelity.error_ratio == 0
+    assert (done.fidelity.observed_ns, done.fidelity.replayed_ns) == (IDEAL, IDEAL)
+    assert only(done).metrics.window_ns == IDEAL
+    assert done.observed_metrics.window_ns == IDEAL
+
+
+def test_other_microbatches_cost_the_measured_median() -> None:
+    """Equal costs, so twice the microbatches make (2m + p - 1)(f + b)."""
+    done = answer(found(measured()), ["1f1b", "gpipe"], replace(scenario(), microbatches=2 * M))
+    assert [r.microbatches for r in done.results] == [2 * M] * 2
+    assert [r.metrics.window_ns for r in done.results] == [(2 * M + P - 1) * CYCLE] * 2
+
+
+def test_geopipe_leaves_the_blocking_batches_of_the_trace() -> None:
+    """What needs non-blocking transfers runs on the one communicator of a grouped trace, 1F1B in its batches."""
+    over = scenario(places([2, 2], latency_ns=4500))
+    done = answer(found(replace(measured(), p2p="grouped")), ["geopipe", "1f1b"], over)
+    assert [r.p2p for r in done.results] == ["in-order", "grouped"]
+    assert any("in-order" in note for note in done.notes)
+
+
+def test_given_extra_forwards_are_taken_as_they_are() -> None:
+    c = 4500
+    over = scenario(places([2, 2], latency_ns=c))
+    done = answer(found(measured()), ["geopipe"], over, extra_forwards=(1, 1, 0, 0))
+    assert only(done).extra_forwards == (1, 1, 0, 0)
+    assert only(done).metrics.window_ns == closed_ns(1, c)
+    assert only(done).remark is None
