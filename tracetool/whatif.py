@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
+from tracetool.errors import ScheduleDeadlock
 from tracetool.metrics import Metrics, measure
 from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
@@ -225,12 +226,16 @@ def choose_depth(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -
     boundaries = scenario.topology.boundaries()
     if not boundaries:
         return (0,) * shape.ranks, "no DC boundary: nothing to hide, the order is 1F1B's"
-    path = _deepening(pipeline, shape, scenario, boundaries)
+    path, deadlock = _deepening(pipeline, shape, scenario, boundaries)
+    if not path:
+        return (0,) * shape.ranks, None  # even 1F1B deadlocks here: replaying it will say where
     best = _first_good(path)
     if path[0].feasible is False:
         return path[0].extra_forwards, "even 1F1B's own warm-up exceeds the HBM limit"
     if best.feasible is not False:
-        return best.extra_forwards, None
+        return best.extra_forwards, (
+            f"more than {_depth_text(path[-1])} would deadlock with blocking transfers" if deadlock else None
+        )
     fitting = _first_good([d for d in path if d.feasible is not False])
     return fitting.extra_forwards, (
         f"limited by HBM: {_depth_text(fitting)} fit, {_depth_text(best)} would hide the link"
@@ -249,26 +254,41 @@ def _first_good(path: Sequence[_Depth]) -> _Depth:
     raise AssertionError("the last depth has none after it")
 
 
-def _deepening(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, boundaries: Sequence[int]) -> list[_Depth]:
-    """Ever deeper warm-ups, from none to twice what the closed form of the schedule asks for."""
+def _deepening(
+    pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, boundaries: Sequence[int]
+) -> tuple[list[_Depth], bool]:
+    """Ever deeper warm-ups, from none to twice what the closed form of the schedule asks for.
 
-    def depth_of(per_boundary: tuple[int, ...]) -> _Depth:
+    Returns:
+        The path, and whether it ends because anything deeper would deadlock.
+    """
+
+    def depth_of(per_boundary: tuple[int, ...]) -> _Depth | None:
         extra = extra_per_rank(shape.ranks, dict(zip(boundaries, per_boundary, strict=True)))
-        done = replay(pipeline, build_schedule("geopipe", shape, extra_forwards=extra), scenario)
+        try:
+            done = replay(pipeline, build_schedule("geopipe", shape, extra_forwards=extra), scenario)
+        except ScheduleDeadlock:
+            return None
         metrics = measure(done.timeline)
         return _Depth(per_boundary, extra, metrics.step_ns, _fits(metrics, scenario)[0])
 
     ceilings = [min(shape.microbatches, 2 * _hiding_depth(pipeline, scenario, b) + 2) for b in boundaries]
-    path = [depth_of((0,) * len(boundaries))]
-    while True:
-        now = path[-1].per_boundary
-        room = [now[i] < ceilings[i] for i in range(len(boundaries))]
-        raised = {tuple(n + (i == j) for j, n in enumerate(now)) for i in range(len(boundaries)) if room[i]} | (
-            {tuple(n + 1 for n in now)} if all(room) else set()
-        )
-        if not raised:
-            return path
-        path.append(min((depth_of(c) for c in sorted(raised)), key=lambda d: (d.step_ns, d.per_boundary)))
+    path: list[_Depth] = []
+    raised = {(0,) * len(boundaries)}
+    while raised:
+        found = [depth for depth in map(depth_of, sorted(raised)) if depth is not None]
+        if not found:
+            return path, True
+        path.append(min(found, key=lambda d: (d.step_ns, d.per_boundary)))
+        raised = _raised(path[-1].per_boundary, ceilings)
+    return path, False
+
+
+def _raised(now: tuple[int, ...], ceilings: Sequence[int]) -> set[tuple[int, ...]]:
+    """One forward more at one boundary, for each that has room, and at all of them."""
+    room = [n < ceiling for n, ceiling in zip(now, ceilings, strict=True)]
+    single = {tuple(n + (i == j) for j, n in enumerate(now)) for i in range(len(now)) if room[i]}
+    return single | ({tuple(n + 1 for n in now)} if all(room) else set())
 
 
 def _hiding_depth(pipeline: Pipeline, scenario: Scenario, boundary: int) -> int:

@@ -60,7 +60,7 @@ def run(graph: TaskGraph, costs: Costs) -> Times:
     start = [-1] * len(needs)
     end = [-1] * len(needs)
     free: dict[tuple[str, str], int] = {}
-    queue: list[tuple[int, int]] = []
+    queue: list[tuple[int, int]] = []  # (end, task)
 
     def begin(task: int, now: int) -> None:
         start[task] = now
@@ -99,24 +99,29 @@ def run(graph: TaskGraph, costs: Costs) -> Times:
 
 
 def _stuck(graph: TaskGraph, start: list[int]) -> str:
-    """Per rank, the first task that never started and what it waits for."""
-    waits: dict[int, list[int]] = {}
-    for task, successors in enumerate(graph.successors):
-        if start[task] < 0:
-            for successor in successors:
-                waits.setdefault(successor, []).append(task)
+    """Per rank, what it stands at: the message whose other side is not there, or the compute without input."""
     lines = ["the schedule cannot finish: every rank waits."]
     for rank in sorted(set(graph.ranks)):
-        stuck = [
-            t
-            for t in range(len(start))
-            if graph.ranks[t] == rank
-            and start[t] < 0
-            and graph.kinds[t] in (TaskKind.COMPUTE, TaskKind.POST, TaskKind.MOVE)
-        ]
-        # What waits for nothing but other ranks says more than what queues behind it.
-        blocked = next((t for t in stuck if any(graph.ranks[w] != rank for w in waits.get(t, []))), None)
-        for task in [*([] if blocked is None else [blocked]), *stuck][:1]:
-            reasons = [f"{graph.subjects[w]} (rank {graph.ranks[w]})" for w in waits.get(task, [])]
-            lines.append(f"  rank {rank}: {graph.subjects[task]} waits for {', '.join(reasons)}")
+        reason = _open_message(graph, start, rank) or _idle_compute(graph, start, rank)
+        if reason:
+            lines.append(f"  rank {rank} waits {reason}")
     return "\n".join(lines)
+
+
+def _open_message(graph: TaskGraph, start: list[int], rank: int) -> str | None:
+    for message, tasks in graph.messages.items():
+        sides = ((tasks.send_post, tasks.recv_post, "send"), (tasks.recv_post, tasks.send_post, "receive"))
+        for mine, other, verb in sides:
+            if mine is None or other is None or graph.ranks[mine] != rank:
+                continue
+            if start[mine] >= 0 and start[other] < 0:
+                return f"to {verb} {message}: rank {graph.ranks[other]} is not there yet"
+    return None
+
+
+def _idle_compute(graph: TaskGraph, start: list[int], rank: int) -> str | None:
+    for task, subject in enumerate(graph.subjects):
+        if graph.ranks[task] == rank and isinstance(subject, Action) and start[task] < 0:
+            inputs = [str(m) for m, t in graph.messages.items() if task in graph.successors[t.arrive]]
+            return f"at {subject} for {' and '.join(inputs) or 'an action of its own that comes later'}"
+    return None
