@@ -18,6 +18,9 @@ COMMENT ON VIEW ranks IS 'One row per recorded rank.';
 COMMENT ON COLUMN ranks.rank IS 'Global rank.';
 COMMENT ON COLUMN ranks.source IS 'Source it was read from.';
 COMMENT ON COLUMN ranks.world_size IS 'Ranks in the job, as the trace says.';
+COMMENT ON COLUMN ranks.pp_rank IS 'Position in its pipeline-parallel group, as the trace names it.';
+COMMENT ON COLUMN ranks.dp_rank IS 'Position in its data-parallel group.';
+COMMENT ON COLUMN ranks.tp_rank IS 'Position in its tensor-parallel group.';
 COMMENT ON COLUMN ranks.host IS 'Host name.';
 COMMENT ON COLUMN ranks.device IS 'Index of the device on its host.';
 COMMENT ON COLUMN ranks.device_name IS 'Device model.';
@@ -119,6 +122,15 @@ COMMENT ON COLUMN memory_curve.timeline IS '''observed'', or the name of the rep
 COMMENT ON COLUMN memory_curve.rank IS 'Global rank.';
 COMMENT ON COLUMN memory_curve.time_ns IS 'From the start of the pipeline window.';
 COMMENT ON COLUMN memory_curve.allocated_bytes IS 'Allocated from then on.';
+CREATE VIEW links AS SELECT * FROM read_parquet(getvariable('run') || '/links.parquet');
+COMMENT ON VIEW links IS 'One row per pair of ranks and direction that exchange messages in the observed step, as measured.';
+COMMENT ON COLUMN links.src_rank IS 'Sending rank.';
+COMMENT ON COLUMN links.dst_rank IS 'Receiving rank.';
+COMMENT ON COLUMN links.kind IS 'F (activation) or B (gradient).';
+COMMENT ON COLUMN links.messages IS 'Messages in the step.';
+COMMENT ON COLUMN links.payload_bytes IS 'Bytes of one message; null if they differ or are unknown.';
+COMMENT ON COLUMN links.transfer_ns IS 'Median time of one message once both sides were ready.';
+COMMENT ON COLUMN links.bandwidth_bytes_per_s IS 'payload_bytes over transfer_ns.';
 CREATE VIEW metrics AS SELECT * FROM read_parquet(getvariable('run') || '/metrics.parquet');
 COMMENT ON VIEW metrics IS 'One row per metric of a Timeline.';
 COMMENT ON COLUMN metrics.timeline IS '''observed'', or the name of the replayed schedule.';
@@ -235,3 +247,22 @@ COMMENT ON COLUMN slowest_actions.kind IS 'F, B, I or W.';
 COMMENT ON COLUMN slowest_actions.microbatch IS 'Microbatch.';
 COMMENT ON COLUMN slowest_actions.duration_ns IS 'Compute time.';
 COMMENT ON COLUMN slowest_actions.over_median_ratio IS 'Compute time over the median of stage and kind.';
+
+CREATE VIEW schedule_comparison AS
+SELECT
+    timeline,
+    max(value) FILTER (metric = 'step_ns')::BIGINT AS step_ns,
+    max(value) FILTER (metric = 'window_ns')::BIGINT AS window_ns,
+    max(value) FILTER (metric = 'bubble_ns')::BIGINT AS bubble_ns,
+    max(value) FILTER (metric = 'bubble_ratio') AS bubble_ratio,
+    max(value) FILTER (metric = 'peak_hbm_bytes')::BIGINT AS peak_hbm_bytes
+FROM metrics
+GROUP BY timeline
+ORDER BY timeline;
+COMMENT ON VIEW schedule_comparison IS 'One row per Timeline of the Run: its metrics side by side.';
+COMMENT ON COLUMN schedule_comparison.timeline IS '''observed'', or the name of a replayed schedule.';
+COMMENT ON COLUMN schedule_comparison.step_ns IS 'First forward to the end of gradient reduction and optimizer.';
+COMMENT ON COLUMN schedule_comparison.window_ns IS 'First forward on any rank to last backward on any rank.';
+COMMENT ON COLUMN schedule_comparison.bubble_ns IS 'Idle time within the window, mean over ranks.';
+COMMENT ON COLUMN schedule_comparison.bubble_ratio IS 'Idle share of the window.';
+COMMENT ON COLUMN schedule_comparison.peak_hbm_bytes IS 'Highest allocation of any rank.';

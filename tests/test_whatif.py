@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 from synthetic import found, pipeline, places, scenario
 
-from tracetool.whatif import Shortage, answer, choose_depth
+from tracetool.depth import Shortage, choose_depth
+from tracetool.whatif import answer
 
 if TYPE_CHECKING:
     from tracetool.model.pipeline import Pipeline
@@ -235,6 +236,16 @@ def test_geopipe_leaves_the_blocking_batches_of_the_trace() -> None:
     done = answer(found(replace(measured(), p2p="grouped")), ["geopipe", "1f1b"], over)
     assert [r.p2p for r in done.results] == ["in-order", "grouped"]
     assert any("in-order" in note for note in done.notes)
+
+
+def test_depth_stops_where_blocking_batches_would_deadlock() -> None:
+    """Two ranks: one extra forward runs in blocking batches, the second waits for itself (worked out by hand)."""
+    over = scenario(places([1, 1], latency_ns=4500), "grouped")
+    result = only(answer(found(pipeline(2, M, F, B)), ["geopipe"], over))
+    assert result.p2p == "grouped"
+    assert result.extra_forwards in {(0, 0), (1, 0)}
+    assert result.remark is not None
+    assert "deadlock" in result.remark
 
 
 def test_given_extra_forwards_are_taken_as_they_are() -> None:

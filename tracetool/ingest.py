@@ -6,11 +6,12 @@ import hashlib
 import itertools
 import os
 import re
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tracetool.errors import DuplicateRank, IngestError, MissingRank, UnknownFormat
+from tracetool.errors import DuplicateRank, IngestError, MissingRank, StoreError, UnknownFormat
 from tracetool.readers import READERS, Identity, Reader, Source, SourceReport, rows_table
 from tracetool.store import Run, RunWriter, is_run
 from tracetool.version import __version__
@@ -160,7 +161,13 @@ def cached_run(paths: Sequence[Path], progress: Progress) -> Run:
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tracetool"
     folder = Path(base) if base else default
     target = folder / f"{digest_of(found)[:24]}-{__version__}.run"
-    return Run(target) if is_run(target) else write_run(found, target, force=False, progress=progress)
+    try:
+        return Run(target)
+    except StoreError:
+        # Absent, damaged or of another schema: the cache is ours to fill anew.
+        if not is_run(target):
+            shutil.rmtree(target, ignore_errors=True)
+        return write_run(found, target, force=True, progress=progress)
 
 
 def _walk(paths: Sequence[Path]) -> list[Path]:
@@ -205,8 +212,14 @@ def _source_row(number: int, item: Found, report: SourceReport) -> tuple[object,
 
 def _rank_row(number: int, item: Found) -> tuple[object, ...]:
     who = item.identity
+    places = {
+        g.description: g.ranks.index(item.rank)
+        for g in who.groups
+        if g.description in ("pp", "dp", "tp") and item.rank in g.ranks
+    }
     return (
-        item.rank, number, who.world_size, who.host, who.device, who.device_name, who.sm_count, who.hbm_bytes,
+        item.rank, number, who.world_size, *(places.get(dimension) for dimension in ("pp", "dp", "tp")),
+        who.host, who.device, who.device_name, who.sm_count, who.hbm_bytes,
     )  # fmt: skip
 
 

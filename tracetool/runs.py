@@ -10,6 +10,7 @@ from tracetool.metrics import METRICS, measure
 from tracetool.model.action import ActionKind
 from tracetool.readers import rows_table
 from tracetool.reconstruct import Reconstruction, reconstruct
+from tracetool.reconstruct.transfers import median_transfer_ns, payload
 from tracetool.store import Run, is_run
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tracetool.ingest import Progress
-    from tracetool.model.timeline import Timeline
+    from tracetool.model.timeline import Timeline, Transfer
 
 _ENTRY = "reconstruction"
 
@@ -64,7 +65,11 @@ def derive(run: Run) -> Run:
 
 def tables_of(found: Reconstruction) -> dict[str, pa.Table]:
     """Stages and the observed Timeline as tables of a Run."""
-    return {"stages": rows_table("stages", _stages(found)), **timeline_tables(found.observed)}
+    return {
+        "stages": rows_table("stages", _stages(found)),
+        "links": rows_table("links", _links(found)),
+        **timeline_tables(found.observed),
+    }
 
 
 def timeline_tables(timeline: Timeline) -> dict[str, pa.Table]:
@@ -114,6 +119,19 @@ def _metrics(timeline: Timeline) -> list[tuple[object, ...]]:
         if peak is not None
     ]
     return whole + peaks
+
+
+def _links(found: Reconstruction) -> list[tuple[object, ...]]:
+    groups: dict[tuple[int, int, str], list[Transfer]] = {}
+    for transfer in found.observed.transfers:
+        groups.setdefault((transfer.src_rank, transfer.dst_rank, transfer.kind.value), []).append(transfer)
+    rows: list[tuple[object, ...]] = []
+    for (src, dst, kind), transfers in sorted(groups.items()):
+        size, time = payload(transfers), median_transfer_ns(transfers)
+        bandwidth = None if size is None or time == 0 else size * 10**9 // time
+        ranks = found.observed.global_ranks
+        rows.append((ranks[src], ranks[dst], kind, len(transfers), size, time, bandwidth))
+    return rows
 
 
 def _stages(found: Reconstruction) -> list[tuple[object, ...]]:

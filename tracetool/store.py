@@ -55,6 +55,7 @@ class RunWriter:
 
     Raises:
         AlreadyExists: If the path exists and is no Run, or ``force`` is off.
+        StoreError: If its folder cannot be written.
     """
 
     def __init__(self, path: Path, *, force: bool = False) -> None:
@@ -65,8 +66,14 @@ class RunWriter:
                 raise AlreadyExists(f"the Run {path} exists.", hint="add --force to replace it")
         self._path = path
         self._writers: dict[str, pq.ParquetWriter] = {}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        except OSError as error:
+            raise StoreError(
+                f"could not write {path}: {error}.",
+                hint="name another place with -o; $TRACETOOL_CACHE moves the cache",
+            ) from error
 
     def __enter__(self) -> Self:
         return self

@@ -88,6 +88,9 @@ RANKS = _table(
     _RANK,
     Column("source", "int32", "Source it was read from."),
     Column("world_size", "int32", "Ranks in the job, as the trace says."),
+    _nullable("pp_rank", "int32", "Position in its pipeline-parallel group, as the trace names it."),
+    _nullable("dp_rank", "int32", "Position in its data-parallel group."),
+    _nullable("tp_rank", "int32", "Position in its tensor-parallel group."),
     _nullable("host", "string", "Host name."),
     _nullable("device", "int32", "Index of the device on its host."),
     _nullable("device_name", "category", "Device model."),
@@ -218,6 +221,18 @@ MEMORY_CURVE = _table(
     Column("allocated_bytes", "int64", "Allocated from then on."),
 )
 
+LINKS = _table(
+    "links",
+    "One row per pair of ranks and direction that exchange messages in the observed step, as measured.",
+    Column("src_rank", "int32", "Sending rank."),
+    Column("dst_rank", "int32", "Receiving rank."),
+    Column("kind", "category", "F (activation) or B (gradient)."),
+    Column("messages", "int32", "Messages in the step."),
+    _nullable("payload_bytes", "int64", "Bytes of one message; null if they differ or are unknown."),
+    Column("transfer_ns", "int64", "Median time of one message once both sides were ready."),
+    _nullable("bandwidth_bytes_per_s", "int64", "payload_bytes over transfer_ns."),
+)
+
 METRICS = _table(
     "metrics",
     "One row per metric of a Timeline.",
@@ -231,7 +246,7 @@ TABLES: dict[str, Table] = {
     table.name: table
     for table in (
         SOURCES, RANKS, GROUPS, STEPS, EVENTS, COMMS, MEMORY,
-        STAGES, OPS, TRANSFERS, MEMORY_CURVE, METRICS,
+        STAGES, OPS, TRANSFERS, MEMORY_CURVE, LINKS, METRICS,
     )
 }  # fmt: skip
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import ceil
 from typing import TYPE_CHECKING
 
-from tracetool.errors import ScheduleDeadlock
+from tracetool.depth import Shortage, choose_depth, fits
 from tracetool.metrics import Metrics, measure
-from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
 from tracetool.replay import replay
 from tracetool.schedules import build_schedule
-from tracetool.schedules.geopipe import extra_per_rank
 from tracetool.schedules.recognise import recognise
 
 if TYPE_CHECKING:
@@ -22,17 +19,6 @@ if TYPE_CHECKING:
     from tracetool.model.schedule import PipelineShape
     from tracetool.model.timeline import Timeline
     from tracetool.reconstruct import Reconstruction
-
-GAIN_RATIO = 0.005
-"""geopipe stops adding forwards when no deeper warm-up shortens the step by more than this share."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shortage:
-    """Where a schedule first needs more memory than there is."""
-
-    rank: int
-    missing_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +161,7 @@ def _evaluate(
     metrics = measure(done.timeline)
     free = replace(scenario, topology=scenario.topology.without_delays())
     ideal = measure(replay(pipeline, schedule, free).timeline)
-    feasible, shortage = _fits(metrics, scenario)
+    feasible, shortage = fits(metrics, scenario)
     return Result(
         schedule=schedule.name,
         extra_forwards=schedule.extra_forwards,
@@ -190,124 +176,6 @@ def _evaluate(
     )
 
 
-def _fits(metrics: Metrics, scenario: Scenario) -> tuple[bool | None, Shortage | None]:
-    if scenario.hbm_bytes is None:
-        return True, None
-    over = [
-        Shortage(rank, peak - scenario.hbm_bytes)
-        for rank, peak in enumerate(metrics.peak_hbm_bytes)
-        if peak is not None and peak > scenario.hbm_bytes
-    ]
-    if over:
-        return False, max(over, key=lambda s: s.missing_bytes)
-    return (None if None in metrics.peak_hbm_bytes else True), None
-
-
-@dataclass(frozen=True, slots=True)
-class _Depth:
-    """One choice of extra forwards, replayed."""
-
-    per_boundary: tuple[int, ...]
-    extra_forwards: tuple[int, ...]
-    step_ns: int
-    feasible: bool | None
-
-
-def choose_depth(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -> tuple[tuple[int, ...], str | None]:
-    """Extra warm-up forwards per pipeline rank that hide the links, within the memory limit.
-
-    From 1F1B on, forwards are added where they shorten the step most (to one boundary, or to all), each
-    choice replayed. Taken is the first depth after which no deeper one shortens the step by more than
-    ``GAIN_RATIO``; if that does not fit the memory, the best of those that do.
-
-    Returns:
-        Extra forwards per rank, and in words what limited them.
-    """
-    boundaries = scenario.topology.boundaries()
-    if not boundaries:
-        return (0,) * shape.ranks, "no DC boundary: nothing to hide, the order is 1F1B's"
-    path, deadlock = _deepening(pipeline, shape, scenario, boundaries)
-    if not path:
-        return (0,) * shape.ranks, None  # even 1F1B deadlocks here: replaying it will say where
-    best = _first_good(path)
-    if path[0].feasible is False:
-        return path[0].extra_forwards, "even 1F1B's own warm-up exceeds the HBM limit"
-    if best.feasible is not False:
-        return best.extra_forwards, (
-            f"more than {_depth_text(path[-1])} would deadlock with blocking transfers" if deadlock else None
-        )
-    fitting = _first_good([d for d in path if d.feasible is not False])
-    return fitting.extra_forwards, (
-        f"limited by HBM: {_depth_text(fitting)} fit, {_depth_text(best)} would hide the link"
-    )
-
-
-def _depth_text(depth: _Depth) -> str:
-    return "+".join(map(str, depth.per_boundary)) + " extra forwards"
-
-
-def _first_good(path: Sequence[_Depth]) -> _Depth:
-    for index, depth in enumerate(path):
-        rest = min(d.step_ns for d in path[index:])
-        if depth.step_ns - rest <= GAIN_RATIO * depth.step_ns:
-            return depth
-    raise AssertionError("the last depth has none after it")
-
-
-def _deepening(
-    pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, boundaries: Sequence[int]
-) -> tuple[list[_Depth], bool]:
-    """Ever deeper warm-ups, from none to twice what the closed form of the schedule asks for.
-
-    Returns:
-        The path, and whether it ends because anything deeper would deadlock.
-    """
-
-    def depth_of(per_boundary: tuple[int, ...]) -> _Depth | None:
-        extra = extra_per_rank(shape.ranks, dict(zip(boundaries, per_boundary, strict=True)))
-        try:
-            done = replay(pipeline, build_schedule("geopipe", shape, extra_forwards=extra), scenario)
-        except ScheduleDeadlock:
-            return None
-        metrics = measure(done.timeline)
-        return _Depth(per_boundary, extra, metrics.step_ns, _fits(metrics, scenario)[0])
-
-    ceilings = [min(shape.microbatches, 2 * _hiding_depth(pipeline, scenario, b) + 2) for b in boundaries]
-    path: list[_Depth] = []
-    raised = {(0,) * len(boundaries)}
-    while raised:
-        found = [depth for depth in map(depth_of, sorted(raised)) if depth is not None]
-        if not found:
-            return path, True
-        path.append(min(found, key=lambda d: (d.step_ns, d.per_boundary)))
-        raised = _raised(path[-1].per_boundary, ceilings)
-    return path, False
-
-
-def _raised(now: tuple[int, ...], ceilings: Sequence[int]) -> set[tuple[int, ...]]:
-    """One forward more at one boundary, for each that has room, and at all of them."""
-    room = [n < ceiling for n, ceiling in zip(now, ceilings, strict=True)]
-    single = {tuple(n + (i == j) for j, n in enumerate(now)) for i in range(len(now)) if room[i]}
-    return single | ({tuple(n + 1 for n in now)} if all(room) else set())
-
-
-def _hiding_depth(pipeline: Pipeline, scenario: Scenario, boundary: int) -> int:
-    """ceil(2c / (f + b)) for one boundary (derived model, see the geopipe schedule), c from both directions."""
-    delay = 0
-    up, down = pipeline.stages[boundary], pipeline.stages[boundary + 1]
-    for ranks, payload in (
-        ((boundary, boundary + 1), up.forward_payload_bytes),
-        ((boundary + 1, boundary), down.backward_payload_bytes),
-    ):
-        link = scenario.topology.link(*ranks)
-        if link is not None:
-            delay += link.latency_ns + link.occupancy_ns(payload or 0)
-    cycle = min(
-        (s.median_ns(ActionKind.FORWARD) or 0) + (s.median_ns(ActionKind.BACKWARD) or 0) for s in pipeline.stages
-    )
-    return ceil(delay / cycle) if cycle else 0
-
-
 def _notes(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) -> list[str]:
     notes = []
     other_mode = sorted({r.p2p for r in results if r.p2p != pipeline.p2p})
@@ -315,7 +183,7 @@ def _notes(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) ->
         notes.append(
             f"not modelled: compute slows down beside communication kernels that wait. The costs come from a "
             f"{pipeline.p2p} run and are applied to {' and '.join(other_mode)} transfers; on the H100 runs this "
-            "tool is tested with, step times predicted across modes were off by 4 to 8 %"
+            "tool is tested with, step times predicted across modes were off by up to 8 %"
         )
     if scenario.hbm_bytes is not None and any(r.feasible is None for r in results):
         notes.append(

@@ -111,6 +111,12 @@ def test_messages_take_the_link_of_their_direction() -> None:
     assert Topology().link(0, 1) is None
 
 
+def test_places_without_a_link_between_them_cannot_send() -> None:
+    one_way = Topology(TWO_DCS, parse_link("dc0->dc1=1GB/s,1ms"))
+    with pytest.raises(BadTopology, match="no link dc1-dc0"):
+        one_way.link(3, 0)
+
+
 def test_boundaries_are_where_the_dc_changes() -> None:
     assert Topology(TWO_DCS).boundaries() == (1,)
     assert Topology(("a", "b", "b", "a")).boundaries() == (0, 2)
@@ -143,9 +149,9 @@ def test_a_map_and_links_that_fit_pass() -> None:
         (Topology(TWO_DCS[:3], parse_link("dc0-dc1=1GB/s,1ms")), ["0..2", "0..3"]),
         (Topology((*TWO_DCS, "dc1"), parse_link("dc0-dc1=1GB/s,1ms")), ["0..4", "0..3"]),
         (Topology(TWO_DCS, parse_link("dc0-dc2=1GB/s,1ms")), ["dc0-dc2", "no 'dc2'", "dc0, dc1"]),
-        (Topology(TWO_DCS), ["ranks 1 and 2", "dc0 and dc1", "no link dc0-dc1"]),
-        (Topology(TWO_DCS, parse_link("dc0->dc1=1GB/s,1ms")), ["ranks 1 and 2", "no link dc1-dc0"]),
-        (Topology(("a", "b", "c", "c"), parse_link("a-b=1GB/s,1ms")), ["ranks 1 and 2", "b and c", "no link b-c"]),
+        (Topology(TWO_DCS), ["rank 1 (dc0)", "rank 2 (dc1)", "no link dc0-dc1"]),
+        (Topology(TWO_DCS, parse_link("dc0->dc1=1GB/s,1ms")), ["rank 2 (dc1)", "rank 1 (dc0)", "no link dc1-dc0"]),
+        (Topology(("a", "b", "c", "c"), parse_link("a-b=1GB/s,1ms")), ["rank 1 (b)", "rank 2 (c)", "no link b-c"]),
     ],
 )
 def test_places_that_do_not_fit_four_ranks(topology: Topology, said: list[str]) -> None:

@@ -156,10 +156,11 @@ def _decode_end(path: Path, rest: bytes, offset: int) -> list[Event]:
     try:
         return msgspec.json.decode(b'{"traceEvents":[' + rest, type=_Rest).traceEvents
     except msgspec.DecodeError as error:
-        where = re.search(r"byte (\d+)", str(error))
-        position = offset + int(where[1]) - 16 if where else offset
+        reason, _, at = str(error).partition(" (byte ")
+        opening = len(b'{"traceEvents":[')
+        position = offset + (int(at.rstrip(")")) - opening if at else len(rest))
         raise MalformedTrace(
-            f"{path}: damaged text at byte {position:,}: {error}.",
+            f"{path}: damaged text at byte {position:,}: {reason}.",
             hint="the file is cut off or was written by two processes; record or copy it again",
         ) from error
 

@@ -43,8 +43,8 @@ def choose_step(run: Run, ranks: Sequence[int], wanted: int | None, notes: list[
         steps[0] = {rank: (start, end) for rank, start, end in spans if rank in ranks}
     counts = {number: _p2p_count(run, spans) for number, spans in steps.items()}
     whole = [n for n, s in steps.items() if len(s) == len(ranks) and counts[n] == max(counts.values())]
-    if wanted is not None and wanted not in steps:
-        raise ReconstructError(f"there is no step {wanted}; the traces hold steps {sorted(steps)}.")
+    if wanted is not None:
+        return Step(wanted, _on_all_ranks(wanted, steps, ranks))
     if not whole:
         raise ReconstructError(
             f"none of the steps {sorted(steps)} was recorded on all pipeline ranks {list(ranks)}.",
@@ -53,11 +53,20 @@ def choose_step(run: Run, ranks: Sequence[int], wanted: int | None, notes: list[
     partial = sorted(set(steps) - set(whole))
     if partial:
         notes.append(f"incomplete steps left out: {', '.join(map(str, partial))}")
-    if wanted is not None:
-        return Step(wanted, steps[wanted])
     by_length = sorted(whole, key=lambda n: (_length(steps[n]), n))
     number = by_length[(len(by_length) - 1) // 2]
     return Step(number, steps[number])
+
+
+def _on_all_ranks(
+    wanted: int, steps: Mapping[int, dict[int, tuple[int, int]]], ranks: Sequence[int]
+) -> dict[int, tuple[int, int]]:
+    if wanted not in steps:
+        raise ReconstructError(f"there is no step {wanted}; the traces hold steps {sorted(steps)}.")
+    missing = [rank for rank in ranks if rank not in steps[wanted]]
+    if missing:
+        raise ReconstructError(f"step {wanted} was not recorded on ranks {missing} of the pipeline {list(ranks)}.")
+    return steps[wanted]
 
 
 def _length(spans: Mapping[int, tuple[int, int]]) -> int:

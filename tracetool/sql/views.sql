@@ -108,3 +108,22 @@ COMMENT ON COLUMN slowest_actions.kind IS 'F, B, I or W.';
 COMMENT ON COLUMN slowest_actions.microbatch IS 'Microbatch.';
 COMMENT ON COLUMN slowest_actions.duration_ns IS 'Compute time.';
 COMMENT ON COLUMN slowest_actions.over_median_ratio IS 'Compute time over the median of stage and kind.';
+
+CREATE VIEW schedule_comparison AS
+SELECT
+    timeline,
+    max(value) FILTER (metric = 'step_ns')::BIGINT AS step_ns,
+    max(value) FILTER (metric = 'window_ns')::BIGINT AS window_ns,
+    max(value) FILTER (metric = 'bubble_ns')::BIGINT AS bubble_ns,
+    max(value) FILTER (metric = 'bubble_ratio') AS bubble_ratio,
+    max(value) FILTER (metric = 'peak_hbm_bytes')::BIGINT AS peak_hbm_bytes
+FROM metrics
+GROUP BY timeline
+ORDER BY timeline;
+COMMENT ON VIEW schedule_comparison IS 'One row per Timeline of the Run: its metrics side by side.';
+COMMENT ON COLUMN schedule_comparison.timeline IS '''observed'', or the name of a replayed schedule.';
+COMMENT ON COLUMN schedule_comparison.step_ns IS 'First forward to the end of gradient reduction and optimizer.';
+COMMENT ON COLUMN schedule_comparison.window_ns IS 'First forward on any rank to last backward on any rank.';
+COMMENT ON COLUMN schedule_comparison.bubble_ns IS 'Idle time within the window, mean over ranks.';
+COMMENT ON COLUMN schedule_comparison.bubble_ratio IS 'Idle share of the window.';
+COMMENT ON COLUMN schedule_comparison.peak_hbm_bytes IS 'Highest allocation of any rank.';
