@@ -41,7 +41,7 @@ def _error_ratio(base: str, name: str) -> float:
     schedule = build_schedule(row["schedule"], pipeline.observed.shape, extra_forwards=extra)
     mode = next(m for m in P2P_MODES if m == row["p2p"])
     done = replay(pipeline, schedule, Scenario(topology=_topology(row), p2p=mode))
-    return measure(done.timeline).step_ns / 1e6 / row["step_ms"] - 1
+    return measure(done.timeline).step_ns / 1e6 / float(row["step_ms"]) - 1
 
 
 @pytest.mark.parametrize("link", ["L1", "L2"])

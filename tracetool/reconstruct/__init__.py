@@ -75,7 +75,7 @@ def reconstruct(run: Run, *, step: int | None = None, use_labels: bool = True) -
     _check_recorded(run, group, kernels)
     chosen = choose_step(run, group.ranks, step, notes)
     transfers, p2p_ops = find_transfers(run, group, chosen, use_labels=use_labels)
-    work = find_work(run, group, chosen, use_labels=use_labels)
+    work = find_work(run, group, chosen, use_labels=use_labels, notes=notes)
     memory = memory_facts(run, group, chosen, work)
     origin = min(s.start_ns for w in work.values() for s in w.segments)
     pipeline = _pipeline(run, group, chosen, work, memory, transfers, p2p_ops)

@@ -7,6 +7,7 @@ before the first kernel, so it is not in it, while the launch gaps inside are.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from tracetool.model.action import COMPUTE_KINDS, ActionKind
 from tracetool.reconstruct.kernels import Kernel, autograd_kernels, device_kernels
 from tracetool.reconstruct.labels import parse_label
 from tracetool.reconstruct.tails import Tail, observed_tail
+from tracetool.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +66,7 @@ class RankWork:
 
 
 @dataclass(slots=True)
-class _Run:
+class _Launches:
     """Kernels launched one after another that belong together."""
 
     kind: ActionKind
@@ -80,8 +82,10 @@ class _Run:
         )  # fmt: skip
 
 
-def find_work(run: Run, group: PipelineGroup, step: Step, *, use_labels: bool) -> dict[int, RankWork]:
+def find_work(run: Run, group: PipelineGroup, step: Step, *, use_labels: bool, notes: list[str]) -> dict[int, RankWork]:
     """Segments of every rank of the pipeline in one step, by the best evidence there is.
+
+    Kernels that run between two actions and belong to none are told in ``notes``.
 
     Raises:
         ReconstructError: If forwards and backwards of a rank cannot be told apart or do not pair up.
@@ -98,6 +102,7 @@ def find_work(run: Run, group: PipelineGroup, step: Step, *, use_labels: bool) -
             segments, evidence = _by_kernel_type(kernels, group.position(rank), rank), "kernels"
         segments.sort(key=lambda s: s.start_ns)
         _check_pairs(segments, rank, step.number)
+        notes += _stray(kernels, segments, rank)
         work[rank] = RankWork(tuple(segments), observed_tail(kernels, segments), evidence)
     return work
 
@@ -109,15 +114,15 @@ def _by_label(kernels: Sequence[Kernel], position: int) -> list[Segment]:
     autograd graph belongs to the action labelled before it.
     """
     backward_numbers = {k.backward_of for k in kernels if k.backward_of is not None}
-    runs: dict[tuple[int, ActionKind, int], _Run] = {}
-    current: _Run | None = None
+    runs: dict[tuple[int, ActionKind, int], _Launches] = {}
+    current: _Launches | None = None
     for kernel in kernels:
         if kernel.is_p2p or kernel.is_barrier:
             continue
         label = parse_label(kernel.label) if kernel.label else None
         if label is not None and label.kind.value in COMPUTE_KINDS:
             stage = position if label.stage is None else label.stage
-            current = runs.setdefault((stage, label.kind, label.microbatch), _Run(label.kind))
+            current = runs.setdefault((stage, label.kind, label.microbatch), _Launches(label.kind))
             current.kernels.append(kernel)
         elif label is None and current is not None:
             in_forward = kernel.sequence_number in backward_numbers and not kernel.in_backward
@@ -133,7 +138,7 @@ def _by_autograd(kernels: Sequence[Kernel], position: int, rank: int) -> list[Se
     sequence numbers; the loss gradient's initial value and the optimizer are not.
     """
     backward_numbers = {k.backward_of for k in kernels if k.backward_of is not None}
-    runs: list[_Run] = []
+    runs: list[_Launches] = []
     fresh = True
     for kernel in kernels:
         if kernel.is_p2p or kernel.is_barrier:
@@ -141,7 +146,7 @@ def _by_autograd(kernels: Sequence[Kernel], position: int, rank: int) -> list[Se
             continue
         kind = ActionKind.BACKWARD if kernel.in_backward else ActionKind.FORWARD
         if fresh or runs[-1].kind is not kind:
-            runs.append(_Run(kind))
+            runs.append(_Launches(kind))
             fresh = False
         runs[-1].kernels.append(kernel)
         number = kernel.sequence_number if kind is ActionKind.FORWARD else kernel.backward_of
@@ -149,7 +154,7 @@ def _by_autograd(kernels: Sequence[Kernel], position: int, rank: int) -> list[Se
             runs[-1].sequence_numbers.add(number)
     forwards = [r for r in runs if r.kind is ActionKind.FORWARD and r.sequence_numbers]
     owner = {number: i for i, r in enumerate(forwards) for number in r.sequence_numbers}
-    parts: dict[int, _Run] = {}
+    parts: dict[int, _Launches] = {}
     for r in runs:
         if r.kind is ActionKind.BACKWARD:
             owners = {owner[n] for n in r.sequence_numbers if n in owner}
@@ -159,7 +164,7 @@ def _by_autograd(kernels: Sequence[Kernel], position: int, rank: int) -> list[Se
                     f"{len(owners)} forwards of the step.",
                     hint="its forward was not recorded, or several microbatches run in one backward",
                 )
-            parts.setdefault(owners.pop(), _Run(ActionKind.BACKWARD)).kernels.extend(r.kernels)
+            parts.setdefault(owners.pop(), _Launches(ActionKind.BACKWARD)).kernels.extend(r.kernels)
     segments = [r.segment(position, i) for i, r in enumerate(forwards)]
     return segments + [r.segment(position, i) for i, r in parts.items()]
 
@@ -188,7 +193,7 @@ def _by_kernel_type(kernels: Sequence[Kernel], position: int, rank: int) -> list
             unclear += len(set(gradients)) > 1
             kind = ActionKind.BACKWARD if gradients[-1] else ActionKind.FORWARD
             kept = _without_tail(part) if kind is ActionKind.BACKWARD else list(part)
-            segments.append(_Run(kind, kept).segment(position, counted[kind]))
+            segments.append(_Launches(kind, kept).segment(position, counted[kind]))
             counted[kind] += 1
     if unclear:
         raise ReconstructError(
@@ -235,3 +240,18 @@ def _check_pairs(segments: Sequence[Segment], rank: int, step: int) -> None:
             "they do not pair up.",
             hint="the step may be cut off: try another with --step",
         )
+
+
+def _stray(kernels: Sequence[Kernel], segments: Sequence[Segment], rank: int) -> list[str]:
+    """Tell of computing kernels that start between the first and last action, but inside none."""
+    starts = [s.start_ns for s in segments]
+    stray = [
+        kernel.end_ns - kernel.start_ns
+        for kernel in kernels
+        if not (kernel.is_p2p or kernel.is_barrier or kernel.is_collective)
+        and (at := bisect_right(starts, kernel.start_ns)) > 0
+        and segments[at - 1].end_ns <= kernel.start_ns < segments[-1].start_ns
+    ]
+    if not stray:
+        return []
+    return [f"rank {rank}: {len(stray)} kernels ({format_duration(sum(stray))}) between actions belong to none"]
