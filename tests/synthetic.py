@@ -39,6 +39,7 @@ def pipeline(
     backward_payload_bytes: PerStage = None,
     transfer_ns: int | Sequence[int] = 0,
     activation_bytes: PerStage = None,
+    transient_bytes: int = 0,
     static_bytes: PerStage = None,
     tail_ns: int = 0,
     p2p: P2PMode = "grouped",
@@ -56,6 +57,7 @@ def pipeline(
         backward_payload_bytes: What a stage sends upstream.
         transfer_ns: Time of a stage's messages inside a DC.
         activation_bytes: What one microbatch keeps from the start of its forward to the end of its backward.
+        transient_bytes: What every action needs while it runs, on top of what it keeps.
         static_bytes: What a rank has allocated when the step starts.
         tail_ns: Optimizer time after the window, on every rank.
         p2p: How transfers were issued.
@@ -69,13 +71,14 @@ def pipeline(
     stages = []
     for s, held in enumerate(_per_stage(activation_bytes, p)):
         freed = None if held is None else -held
-        idle = None if held is None else 0
+        forward_peak = None if held is None else held + transient_bytes
+        backward_peak = None if held is None else transient_bytes
         stages.append(
             StageProfile(
                 s,
                 {
-                    ActionKind.FORWARD: tuple(ActionCost(d, held, held) for d in forwards[s]),
-                    ActionKind.BACKWARD: tuple(ActionCost(d, freed, idle) for d in backwards[s]),
+                    ActionKind.FORWARD: tuple(ActionCost(d, held, forward_peak) for d in forwards[s]),
+                    ActionKind.BACKWARD: tuple(ActionCost(d, freed, backward_peak) for d in backwards[s]),
                 },
                 forward_payload_bytes=payloads[s],
                 backward_payload_bytes=gradients[s],

@@ -79,6 +79,8 @@ def choose_depth(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -
     best = _first_good(path)
     if path[0].feasible is False:
         return path[0].extra_forwards, "even 1F1B's own warm-up exceeds the HBM limit"
+    if best.feasible is not False and not deadlock and best.step_ns > min(d.step_ns for d in path):
+        return best.extra_forwards, f"deeper warm-ups would gain less than {GAIN_RATIO:.1%}"
     if best.feasible is not False:
         return best.extra_forwards, (
             f"more than {_depth_text(path[-1])} would deadlock with blocking transfers" if deadlock else None

@@ -27,7 +27,7 @@ METRICS: dict[str, Metric] = {
         Metric("compute_ns", "ns", "lower", "Compute of all ranks in the window, summed."),
         Metric("bubble_ns", "ns", "lower", "Idle time within the window, mean over ranks: window - compute / ranks."),
         Metric("bubble_ratio", "1", "lower", "Idle share of the window: 1 - compute / (ranks x window)."),
-        Metric("cross_dc_bubble_ns", "ns", "lower", "Window minus the window with the cross-DC links made free."),
+        Metric("cross_dc_bubble_ns", "ns", "lower", "Window minus the window with cross-DC messages taking no time at all."),
         Metric("peak_hbm_bytes", "bytes", "lower", "Highest allocation of a rank within the step."),
     )
 }  # fmt: skip
@@ -68,7 +68,7 @@ def measure(timeline: Timeline) -> Metrics:
         window_ns=window,
         compute_ns=sum(busy),
         bubble_ns=(ranks * window - sum(busy)) // ranks,
-        bubble_ratio=1 - sum(busy) / (ranks * window),
+        bubble_ratio=1 - sum(busy) / (ranks * window) if window else 0.0,
         rank_compute_ns=busy,
         peak_hbm_bytes=tuple(None if curve is None else max(level for _, level in curve) for curve in timeline.memory),
     )

@@ -15,7 +15,7 @@ _DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 _PREFIXES = {**_DECIMAL, "K": 10**3, **_BINARY}
 
-DURATION_NS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9}
+DURATION_NS = {"ns": 1, "us": 10**3, "\u00b5s": 10**3, "\u03bcs": 10**3, "ms": 10**6, "s": 10**9}
 SIZE_BYTES = {f"{prefix}B": Fraction(factor) for prefix, factor in _PREFIXES.items()}
 BANDWIDTH_BYTES_PER_S = {
     **{f"{prefix}B/s": Fraction(factor) for prefix, factor in _PREFIXES.items()},

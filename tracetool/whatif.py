@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.depth import Shortage, choose_depth, fits
+from tracetool.errors import ScenarioError
 from tracetool.metrics import Metrics, measure
 from tracetool.model.scenario import Scenario
 from tracetool.replay import replay
@@ -127,6 +128,10 @@ def answer(
     observed = pipeline.observed
     scenario.topology.check(observed.shape.ranks)
     shape = replace(observed.shape, microbatches=scenario.microbatches or observed.shape.microbatches)
+    if extra_forwards is not None and "geopipe" not in [name.lower() for name in schedules]:
+        raise ScenarioError(
+            f"extra forwards are geopipe's, and {', '.join(schedules)} has none.", hint="add --schedule geopipe"
+        )
     known = recognise(observed)
     if known is None and observed.shape.chunks > 1 and baseline == "1f1b":
         baseline = "observed"

@@ -159,3 +159,14 @@ def test_places_that_do_not_fit_four_ranks(topology: Topology, said: list[str]) 
         topology.check(4)
     for part in said:
         assert part in caught.value.message
+
+
+def test_a_link_given_twice_is_refused() -> None:
+    twice = (*parse_link("dc0-dc1=1Gbit/s,1ms"), *parse_link("dc0-dc1=9Gbit/s,9ms"))
+    with pytest.raises(BadTopology, match="dc0-dc1 is given more than once"):
+        Topology(parse_dc_map("0-1,2-3"), twice).check(4)
+
+
+def test_a_range_beyond_any_pipeline_is_refused() -> None:
+    with pytest.raises(BadTopology, match="beyond any pipeline"):
+        parse_dc_map("0-9999999999")

@@ -227,3 +227,22 @@ def test_memory_counts_each_stage_with_its_own_figures() -> None:
     """Stage i of 1F1B holds p - i microbatches of its own size above its own static level."""
     done = replayed(pipeline(3, 6, 3, 5, activation_bytes=[10, 20, 40], static_bytes=[100, 200, 300]), "1f1b")
     assert measure(done.timeline).peak_hbm_bytes == (100 + 3 * 10, 200 + 2 * 20, 300 + 1 * 40)
+
+
+def test_memory_rises_at_the_start_of_an_action_and_settles_at_its_end() -> None:
+    """One rank, two microbatches, worked out by hand: 7 bytes kept each, 3 more while an action runs, 100 static."""
+    measured = pipeline(1, 2, 4, 6, activation_bytes=7, transient_bytes=3, static_bytes=100)
+    (curve,) = replayed(measured, "gpipe").timeline.memory
+    at_ends = [(4, 107), (8, 114), (14, 107), (20, 100)]
+    at_starts = [(0, 110), (4, 117), (8, 117), (14, 110)]
+    assert curve is not None
+    assert curve[0] == (0, 100)
+    assert sorted(curve[1:]) == sorted(at_starts + at_ends)
+    assert [point for pair in zip(at_starts, at_ends, strict=True) for point in pair] == list(curve[1:])
+
+
+def test_unknown_memory_stays_unknown() -> None:
+    without_static = replayed(pipeline(2, 3, 4, 6, activation_bytes=7), "1f1b").timeline
+    partly = replayed(pipeline(2, 3, 4, 6, activation_bytes=[7, None], static_bytes=100), "1f1b").timeline
+    assert measure(without_static).peak_hbm_bytes == (None, None)
+    assert measure(partly).peak_hbm_bytes == (100 + 2 * 7, None)

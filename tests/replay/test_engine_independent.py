@@ -17,7 +17,7 @@ from tracetool.model.topology import Link, Topology
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tracetool.model.pipeline import Pipeline
+    from tracetool.model.pipeline import P2PMode, Pipeline
 
 Op = tuple[int, str, int]  # stage, "F" or "B", microbatch
 Hop = tuple[int, str, int]  # sending stage, "F" or "B", microbatch
@@ -202,6 +202,42 @@ def random_net(seed: int, *, contiguous: bool = False, occupancy: bool = True, o
         tuple(f"dc{seat}" for seat in seats),
         random.choice([0, random.randint(1, 3 * 10**6)]),
     )
+
+
+@pytest.mark.parametrize(
+    ("mode", "linked", "first_backward_ns", "window"),
+    [("in-order", False, 30, 37), ("in-order", True, 25, 33), ("per-edge", False, 22, 33), ("per-edge", True, 22, 33)],
+)
+def test_a_waiting_receive_blocks_what_its_channel_has_to_do_after_it(
+    mode: P2PMode, linked: bool, first_backward_ns: int, window: int
+) -> None:
+    """1F1B of two microbatches on two ranks, f = 10 and 1, b = 1, messages of 5 ns; worked out by hand.
+
+    Rank 0 computes F0 0-10, F1 10-20; rank 1 F0 15-16, B0 16-17. In order, rank 1's channel holds recv F0, recv F1,
+    send B0, since rank 0's turn for F1 comes before rank 1's for B0. Inside a DC F1 moves 20-25 and B0 after it 25-30;
+    over a link the channel is free again once both sides have met at 20, so B0 moves 20-25. Per edge B0 moves 17-22.
+    Then F1 25-26 and B1 26-27 on rank 1, whose gradient moves 27-32 per edge. In order inside a DC rank 0 receives it
+    after B0 30-31, from 31 to 36; over a link after B0 25-26, from 27 to 32. B1 on rank 0 takes the last ns.
+    """
+    what_if = scenario(places([1, 1]) if linked else None, mode)
+    measured = pipeline(2, 2, [10, 1], [1, 1], payload_bytes=5, transfer_ns=5)
+    timeline = replayed(measured, "1f1b", what_if).timeline
+    starts = {(op.rank, op.kind.value, op.microbatch): op.start_ns for op in timeline.computes()}
+    assert starts[0, "B", 0] == first_backward_ns
+    assert max(op.end_ns for op in timeline.computes()) == window
+
+
+def test_a_channel_sends_one_message_after_another_inside_a_dc() -> None:
+    """GPipe with f = 1 and messages of 7 ns; worked out by hand.
+
+    F0 moves 1-8. F1 is made at 2: per edge it moves 2-9; in order rank 1 posts its receive after its own F0 at 9, so
+    that it moves 9-16.
+    """
+    measured = pipeline(2, 2, 1, 1, transfer_ns=7)
+    cases: list[tuple[P2PMode, list[int]]] = [("in-order", [8, 16]), ("per-edge", [8, 9])]
+    for mode, starts in cases:
+        timeline = replayed(measured, "gpipe", scenario(p2p=mode)).timeline
+        assert [op.start_ns for op in timeline.computes() if op.rank == 1 and op.kind.value == "F"] == starts
 
 
 @pytest.mark.parametrize("seed", range(60))

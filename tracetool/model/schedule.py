@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from tracetool.errors import InvalidSchedule
@@ -178,11 +178,14 @@ def schedule_from_csv(text: str, *, name: str = "csv") -> Schedule:
     orders: list[tuple[Action, ...]] = []
     for row in csv.reader(io.StringIO(text)):
         cells = [cell.strip() for cell in row]
+        if not any(cells):
+            continue
         actions = [Action.parse(c) for c in cells if c and not c.endswith(_WITHOUT_MICROBATCH)]
         orders.append(tuple(a for a in actions if a.kind.value in COMPUTE_KINDS))
     if not any(orders):
         raise InvalidSchedule("the schedule file holds no compute actions.", hint="expected cells such as 0F0")
-    return schedule_from_orders(orders, name=name)
+    # What runs such files (torch's action runtime) issues transfers one by one, without blocking.
+    return replace(schedule_from_orders(orders, name=name), blocking=False)
 
 
 def schedule_from_orders(orders: Iterable[Sequence[Action]], *, name: str) -> Schedule:

@@ -95,6 +95,10 @@ class Topology:
                 hint="name every rank once, as in --dc 0-1,2-3 for four ranks in two DCs",
             )
         known = set(self.dcs)
+        pairs = [(link.src_dc, link.dst_dc) for link in self.links]
+        for pair in pairs:
+            if pairs.count(pair) > 1:
+                raise BadTopology(f"the link {'-'.join(pair)} is given more than once.", hint="give it once")
         for link in self.links:
             for dc in (link.src_dc, link.dst_dc):
                 if dc not in known:
@@ -107,6 +111,7 @@ class Topology:
         return self
 
 
+_MOST_RANKS = 65_536
 _RANGE = re.compile(r"^(\d+)(?:-(\d+))?$")
 
 
@@ -130,6 +135,8 @@ def parse_dc_map(text: str) -> tuple[str, ...]:
                     f"DC map {text!r}: {piece!r} is no range of ranks.", hint="write it as in --dc 0-1,2-3"
                 )
             first, last = int(match[1]), int(match[2] or match[1])
+            if last >= _MOST_RANKS:
+                raise BadTopology(f"DC map {text!r}: rank {last} is beyond any pipeline ({_MOST_RANKS} ranks).")
             if last < first:
                 raise BadTopology(f"DC map {text!r}: the range {piece!r} runs backwards.")
             for rank in range(first, last + 1):
