@@ -6,11 +6,14 @@ import os
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tracetool.ingest import ingest
-from tracetool.store import Run
+
+if TYPE_CHECKING:
+    from tracetool.store import Run
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLES = ROOT / "sample_traces"

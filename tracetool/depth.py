@@ -79,16 +79,20 @@ def choose_depth(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -
     best = _first_good(path)
     if path[0].feasible is False:
         return path[0].extra_forwards, "even 1F1B's own warm-up exceeds the HBM limit"
-    if best.feasible is not False and not deadlock and best.step_ns > min(d.step_ns for d in path):
-        return best.extra_forwards, f"deeper warm-ups would gain less than {GAIN_RATIO:.1%}"
     if best.feasible is not False:
-        return best.extra_forwards, (
-            f"more than {_depth_text(path[-1])} would deadlock with blocking transfers" if deadlock else None
-        )
+        return best.extra_forwards, _why_not_deeper(best, path, deadlock=deadlock)
     fitting = _first_good([d for d in path if d.feasible is not False])
     return fitting.extra_forwards, (
         f"limited by HBM: {_depth_text(fitting)} fit, {_depth_text(best)} would hide the link"
     )
+
+
+def _why_not_deeper(best: _Depth, path: Sequence[_Depth], *, deadlock: bool) -> str | None:
+    if deadlock:
+        return f"more than {_depth_text(path[-1])} would deadlock with blocking transfers"
+    if best.step_ns > min(d.step_ns for d in path):
+        return f"deeper warm-ups would gain less than {GAIN_RATIO:.1%}"
+    return None
 
 
 def _depth_text(depth: _Depth) -> str:

@@ -27,7 +27,7 @@ METRICS: dict[str, Metric] = {
         Metric("compute_ns", "ns", "lower", "Compute of all ranks in the window, summed."),
         Metric("bubble_ns", "ns", "lower", "Idle time within the window, mean over ranks: window - compute / ranks."),
         Metric("bubble_ratio", "1", "lower", "Idle share of the window: 1 - compute / (ranks x window)."),
-        Metric("cross_dc_bubble_ns", "ns", "lower", "Window minus the window with cross-DC messages taking no time at all."),
+        Metric("cross_dc_bubble_ns", "ns", "lower", "Window minus the window with cross-DC messages taking no time."),
         Metric("peak_hbm_bytes", "bytes", "lower", "Highest allocation of a rank within the step."),
     )
 }  # fmt: skip

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-import pytest
 from recorded import ROOT, SAMPLES, data
 
 from tracetool.cli import cli, run
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 SAMPLE = str(SAMPLES / "h100-1f1b")
 

@@ -95,17 +95,16 @@ def test_small_chunks_give_the_same_events(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_every_send_and_receive_has_its_kernel_and_bytes() -> None:
-    """Counts of the format reference for 1f1b_m8, 9.4: 72 mixed batches, 24 lone sends, 24 lone receives in two steps."""
+    """The format reference, 9.4, on 1f1b_m8: 72 mixed batches, 24 lone sends, 24 lone receives in two steps."""
     batches = h100("1f1b_m8").rows(
         "SELECT string_agg(operation, '+' ORDER BY operation), count(DISTINCT start_ns), min(payload_bytes), "
         "max(payload_bytes) FROM comms WHERE operation IN ('send', 'recv') GROUP BY rank, batch"
     )
-    # The two profiled steps of four ranks: 17 kernels on the outer ranks would not mix 72 times otherwise.
     assert Counter(kinds for kinds, *_ in batches) == {"recv+send": 72, "send": 24, "recv": 24}
     assert {(kernels, low, high) for _, kernels, low, high in batches} == {(1, 16_777_216, 16_777_216)}
 
 
-def _trace(events: list[dict[str, Any]], **top: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+def _trace(events: list[dict[str, Any]], **top: Any) -> dict[str, Any]:
     return {"schemaVersion": 1, "distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": events, **top}
 
 
