@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import re
 from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
+from importlib import import_module
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -46,10 +47,10 @@ def open_trace(path: Path) -> IO[bytes]:
     if not zipped:
         return path.open("rb")
     try:
-        from isal import igzip
+        unzip = import_module("isal.igzip")  # the extra fast-gzip: about three times as fast
     except ImportError:
-        return cast("IO[bytes]", gzip.open(path, "rb"))
-    return cast("IO[bytes]", igzip.open(path, "rb"))  # type: ignore[no-untyped-call]
+        unzip = gzip
+    return cast("IO[bytes]", unzip.open(path, "rb"))
 
 
 def envelope(path: Path) -> dict[str, Any]:
