@@ -4,7 +4,7 @@
 CREATE VIEW sources AS SELECT * FROM read_parquet(getvariable('run') || '/sources.parquet');
 COMMENT ON VIEW sources IS 'One row per source: the files of one rank, read by one reader.';
 COMMENT ON COLUMN sources.source IS 'Number of the source within the Run.';
-COMMENT ON COLUMN sources.path IS 'File or folder it was read from, relative to what the user named.';
+COMMENT ON COLUMN sources.path IS 'File or folder it was read from, as it was named.';
 COMMENT ON COLUMN sources.reader IS 'Reader that took it.';
 COMMENT ON COLUMN sources.digest IS 'SHA-256 over the bytes of its files.';
 COMMENT ON COLUMN sources.size_bytes IS 'Size of its files on disk.';
@@ -94,7 +94,7 @@ COMMENT ON COLUMN stages.backward_payload_bytes IS 'Bytes sent to the previous s
 COMMENT ON COLUMN stages.evidence IS 'How the stage''s actions were found: label, autograd or kernels.';
 CREATE VIEW ops AS SELECT * FROM read_parquet(getvariable('run') || '/ops.parquet');
 COMMENT ON VIEW ops IS 'A Timeline''s computes: one row per action on one rank.';
-COMMENT ON COLUMN ops.timeline IS '''observed'', or the name of the replayed schedule.';
+COMMENT ON COLUMN ops.timeline IS 'Timeline of the row: ''observed'' (replays are not kept in a Run).';
 COMMENT ON COLUMN ops.rank IS 'Global rank.';
 COMMENT ON COLUMN ops.stage IS 'Global (virtual) stage; -1 for the whole rank.';
 COMMENT ON COLUMN ops.kind IS 'F, B, I, W, R, REDUCE_GRAD or OPTIMIZER.';
@@ -103,7 +103,7 @@ COMMENT ON COLUMN ops.start_ns IS 'Start, from the start of the pipeline window.
 COMMENT ON COLUMN ops.duration_ns IS 'Compute time: kernels and the launch gaps between them.';
 CREATE VIEW transfers AS SELECT * FROM read_parquet(getvariable('run') || '/transfers.parquet');
 COMMENT ON VIEW transfers IS 'A Timeline''s messages between stages: one row per matched send and receive.';
-COMMENT ON COLUMN transfers.timeline IS '''observed'', or the name of the replayed schedule.';
+COMMENT ON COLUMN transfers.timeline IS 'Timeline of the row: ''observed'' (replays are not kept in a Run).';
 COMMENT ON COLUMN transfers.kind IS 'F (activation to a later stage) or B (gradient to an earlier one).';
 COMMENT ON COLUMN transfers.microbatch IS 'Microbatch.';
 COMMENT ON COLUMN transfers.src_stage IS 'Sending stage.';
@@ -118,7 +118,7 @@ COMMENT ON COLUMN transfers.end_ns IS 'When the receiver could use the data.';
 COMMENT ON COLUMN transfers.link IS 'Cross-DC link it used, as ''dc0-dc1''; null inside a DC.';
 CREATE VIEW memory_curve AS SELECT * FROM read_parquet(getvariable('run') || '/memory_curve.parquet');
 COMMENT ON VIEW memory_curve IS 'A Timeline''s allocated memory per rank, at every change.';
-COMMENT ON COLUMN memory_curve.timeline IS '''observed'', or the name of the replayed schedule.';
+COMMENT ON COLUMN memory_curve.timeline IS 'Timeline of the row: ''observed'' (replays are not kept in a Run).';
 COMMENT ON COLUMN memory_curve.rank IS 'Global rank.';
 COMMENT ON COLUMN memory_curve.time_ns IS 'From the start of the pipeline window.';
 COMMENT ON COLUMN memory_curve.allocated_bytes IS 'Allocated from then on.';
@@ -133,7 +133,7 @@ COMMENT ON COLUMN links.transfer_ns IS 'Median time of one message once both sid
 COMMENT ON COLUMN links.bandwidth_bytes_per_s IS 'payload_bytes over transfer_ns.';
 CREATE VIEW metrics AS SELECT * FROM read_parquet(getvariable('run') || '/metrics.parquet');
 COMMENT ON VIEW metrics IS 'One row per metric of a Timeline.';
-COMMENT ON COLUMN metrics.timeline IS '''observed'', or the name of the replayed schedule.';
+COMMENT ON COLUMN metrics.timeline IS 'Timeline of the row: ''observed'' (replays are not kept in a Run).';
 COMMENT ON COLUMN metrics.metric IS 'Name; the unit is its suffix.';
 COMMENT ON COLUMN metrics.rank IS 'Rank, or null for the whole pipeline.';
 COMMENT ON COLUMN metrics.value IS 'Value in the unit of the name.';
@@ -260,7 +260,7 @@ FROM metrics
 GROUP BY timeline
 ORDER BY timeline;
 COMMENT ON VIEW schedule_comparison IS 'One row per Timeline of the Run: its metrics side by side.';
-COMMENT ON COLUMN schedule_comparison.timeline IS '''observed'', or the name of a replayed schedule.';
+COMMENT ON COLUMN schedule_comparison.timeline IS 'Timeline of the row: ''observed'' (replays are not kept in a Run).';
 COMMENT ON COLUMN schedule_comparison.step_ns IS 'First forward to the end of gradient reduction and optimizer.';
 COMMENT ON COLUMN schedule_comparison.window_ns IS 'First forward on any rank to last backward on any rank.';
 COMMENT ON COLUMN schedule_comparison.bubble_ns IS 'Idle time within the window, mean over ranks.';

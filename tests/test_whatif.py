@@ -135,8 +135,7 @@ def test_memory_just_short_of_the_hiding_depth_gives_the_largest_that_fits(short
     assert result.metrics.peak_hbm_bytes[0] == STATIC + (P + hiding - 1) * HELD
     assert result.remark is not None
     assert "HBM" in result.remark
-    assert f"{hiding - 1} extra forwards fit" in result.remark
-    assert f"{hiding} extra forwards would hide" in result.remark
+    assert f"limited by HBM: without the limit +{hiding},{hiding},0,0 would take" in result.remark
 
 
 def test_memory_for_exactly_the_hiding_depth_suffices() -> None:
@@ -236,7 +235,8 @@ def test_geopipe_leaves_the_blocking_batches_of_the_trace() -> None:
     over = scenario(places([2, 2], latency_ns=4500))
     done = answer(found(replace(measured(), p2p="grouped")), ["geopipe", "1f1b"], over)
     assert [r.p2p for r in done.results] == ["in-order", "grouped"]
-    assert any("in-order" in note for note in done.notes)
+    # Costs of a blocking recording under other transfers are known to be less exact.
+    assert done.results[0].seen_error_ratio > done.results[1].seen_error_ratio
 
 
 def test_depth_stops_where_blocking_batches_would_deadlock() -> None:

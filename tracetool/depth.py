@@ -12,6 +12,7 @@ from tracetool.model.action import ActionKind
 from tracetool.replay import replay
 from tracetool.schedules import build_schedule
 from tracetool.schedules.geopipe import extra_per_rank
+from tracetool.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +66,7 @@ def choose_depth(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -
 
     From 1F1B on, forwards are added where they shorten the step most (to one boundary, or to all), each
     choice replayed. Taken is the first depth after which no deeper one shortens the step by more than
-    ``GAIN_RATIO``; if that does not fit the memory, the best of those that do.
+    ``GAIN_RATIO``; if that does not fit the memory, the search goes again over what does.
 
     Returns:
         Extra forwards per rank, and in words what limited them.
@@ -81,22 +82,23 @@ def choose_depth(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -
         return path[0].extra_forwards, "even 1F1B's own warm-up exceeds the HBM limit"
     if best.feasible is not False:
         return best.extra_forwards, _why_not_deeper(best, path, deadlock=deadlock)
-    fitting = _first_good([d for d in path if d.feasible is not False])
-    return fitting.extra_forwards, (
-        f"limited by HBM: {_depth_text(fitting)} fit, {_depth_text(best)} would hide the link"
+    fitting, _ = _deepening(pipeline, shape, scenario, boundaries, only_fitting=True)
+    chosen = _first_good(fitting)
+    return chosen.extra_forwards, (
+        f"limited by HBM: without the limit {_signed(best.extra_forwards)} would take {format_duration(best.step_ns)}"
     )
 
 
 def _why_not_deeper(best: _Depth, path: Sequence[_Depth], *, deadlock: bool) -> str | None:
     if deadlock:
-        return f"more than {_depth_text(path[-1])} would deadlock with blocking transfers"
+        return f"anything deeper than {_signed(path[-1].extra_forwards)} would deadlock with blocking transfers"
     if best.step_ns > min(d.step_ns for d in path):
         return f"deeper warm-ups would gain less than {GAIN_RATIO:.1%}"
     return None
 
 
-def _depth_text(depth: _Depth) -> str:
-    return "+".join(map(str, depth.per_boundary)) + " extra forwards"
+def _signed(extra_forwards: Sequence[int]) -> str:
+    return "+" + ",".join(map(str, extra_forwards))
 
 
 def _first_good(path: Sequence[_Depth]) -> _Depth:
@@ -108,7 +110,12 @@ def _first_good(path: Sequence[_Depth]) -> _Depth:
 
 
 def _deepening(
-    pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, boundaries: Sequence[int]
+    pipeline: Pipeline,
+    shape: PipelineShape,
+    scenario: Scenario,
+    boundaries: Sequence[int],
+    *,
+    only_fitting: bool = False,
 ) -> tuple[list[_Depth], bool]:
     """Ever deeper warm-ups, from none to twice what the closed form of the schedule asks for.
 
@@ -129,9 +136,10 @@ def _deepening(
     path: list[_Depth] = []
     raised = {(0,) * len(boundaries)}
     while raised:
-        found = [depth for depth in map(depth_of, sorted(raised)) if depth is not None]
+        running = [depth for depth in map(depth_of, sorted(raised)) if depth is not None]
+        found = [depth for depth in running if depth.feasible is not False or not only_fitting]
         if not found:
-            return path, True
+            return path, not running
         path.append(min(found, key=lambda d: (d.step_ns, d.per_boundary)))
         raised = _raised(path[-1].per_boundary, ceilings)
     return path, False

@@ -159,15 +159,17 @@ def cached_run(paths: Sequence[Path], progress: Progress) -> Run:
     found = discover(paths)
     base = os.environ.get("TRACETOOL_CACHE")
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tracetool"
-    folder = Path(base) if base else default
+    folder = Path(base).expanduser() if base else default
     target = folder / f"{digest_of(found)[:24]}-{__version__}.run"
+    name = " ".join(str(path) for path in paths)
     try:
-        return Run(target)
+        return Run(target, name=name)
     except StoreError:
         # Absent, damaged or of another schema: the cache is ours to fill anew.
         if not is_run(target):
             shutil.rmtree(target, ignore_errors=True)
-        return write_run(found, target, force=True, progress=progress)
+        write_run(found, target, force=True, progress=progress)
+        return Run(target, name=name)
 
 
 def _walk(paths: Sequence[Path]) -> list[Path]:
@@ -244,7 +246,8 @@ def _report(item: Found, report: SourceReport) -> dict[str, Any]:
 
 def _manifest(found: Sequence[Found], reports: list[dict[str, Any]]) -> dict[str, Any]:
     recorded = [f.rank for f in found]
-    world = found[0].identity.world_size
+    # A trace without distributed information says 1, whatever the rank in its name.
+    world = max(found[0].identity.world_size, recorded[-1] + 1)
     return {
         "tool_version": __version__,
         "digest": digest_of(found),

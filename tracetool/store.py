@@ -121,14 +121,16 @@ class Run:
 
     Args:
         path: Its folder.
+        name: What to call it in messages, if not by its path.
 
     Raises:
-        NotARun: If the folder has no readable manifest or lacks a table.
+        NotARun: If the folder has no readable manifest, or lacks a table or a part of one.
         SchemaVersion: If another major version of the schema wrote it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, name: str | None = None) -> None:
         self.path = path
+        self.name = name or str(path)
         try:
             self.manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
             version = str(self.manifest["schema_version"])
@@ -145,6 +147,9 @@ class Run:
         absent = [name for name in TABLES if not (path / f"{name}.parquet").is_file()]
         if absent:
             raise NotARun(f"{path} lacks {', '.join(absent)}.", hint="ingest the traces again")
+        cut = [name for name in TABLES if not _is_whole(path / f"{name}.parquet")]
+        if cut:
+            raise NotARun(f"{path}: {', '.join(cut)} is cut off.", hint="ingest the traces again")
 
     @cached_property
     def connection(self) -> duckdb.DuckDBPyConnection:
@@ -173,6 +178,7 @@ class Run:
         """
         import duckdb
 
+        self._check_statement(sql)
         try:
             relation = self.connection.sql(sql, params=parameters or None)
         except duckdb.Error as error:
@@ -180,12 +186,28 @@ class Run:
                 str(error), hint="tracetool sql RUN without a query lists tables, views and columns"
             ) from error
         if relation is None:
-            raise BadQuery("the statement returns no rows.", hint="a Run is read-only: use SELECT")
+            raise BadQuery("the statement returns no rows.")
         try:
             frame: pl.DataFrame = relation.pl()
         except duckdb.Error as error:
             raise BadQuery(str(error)) from error
         return frame
+
+    def _check_statement(self, sql: str) -> None:
+        import duckdb
+
+        try:
+            statements = self.connection.extract_statements(sql)
+        except duckdb.Error as error:
+            raise BadQuery(str(error)) from error
+        reading = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
+        if len(statements) != 1 or statements[0].type not in reading:
+            raise BadQuery(
+                f"one statement that reads is expected, found {len(statements) or 'none'}"
+                + (f" ({', '.join(s.type.name for s in statements)})" if statements else "")
+                + ".",
+                hint="a Run is read-only: use a single SELECT, or none to list tables and views",
+            )
 
     def rows(self, sql: str, parameters: Parameters = None) -> list[tuple[Any, ...]]:
         """Run a query and return its rows as tuples."""
@@ -209,6 +231,12 @@ class Run:
         aside.write_text(json.dumps(self.manifest, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         aside.replace(self.path / MANIFEST)
         self.__dict__.pop("connection", None)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a Parquet file has its closing mark."""
+    with path.open("rb") as file:
+        return file.seek(0, os.SEEK_END) > 12 and file.seek(-4, os.SEEK_END) > 0 and file.read() == b"PAR1"
 
 
 def is_run(path: Path) -> bool:

@@ -65,13 +65,13 @@ def _nullable(name: str, kind: ColumnType, doc: str) -> Column:
 
 
 _RANK = Column("rank", "int32", "Global rank.")
-_TIMELINE = Column("timeline", "category", "'observed', or the name of the replayed schedule.")
+_TIMELINE = Column("timeline", "category", "Timeline of the row: 'observed' (replays are not kept in a Run).")
 
 SOURCES = _table(
     "sources",
     "One row per source: the files of one rank, read by one reader.",
     Column("source", "int32", "Number of the source within the Run."),
-    Column("path", "string", "File or folder it was read from, relative to what the user named."),
+    Column("path", "string", "File or folder it was read from, as it was named."),
     Column("reader", "category", "Reader that took it."),
     Column("digest", "string", "SHA-256 over the bytes of its files."),
     Column("size_bytes", "int64", "Size of its files on disk."),

@@ -34,7 +34,9 @@ def _parse(text: str, units: dict[str, Fraction] | dict[str, int], what: str, ex
     if unit is None:
         raise BadQuantity(f"{text!r} has no unit; {what} needs one.", hint=f"write it with a unit, as in {example}")
     if unit not in units:
-        raise BadQuantity(f"{unit!r} in {text!r} is not a unit of {what}.", hint=f"write it as in {example}")
+        raise BadQuantity(
+            f"{unit!r} in {text!r} is not a unit of {what} (case matters).", hint=f"write it as in {example}"
+        )
     value = Fraction(match["number"]) * units[unit]
     return int(value + Fraction(1, 2))
 

@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING
 from tracetool.depth import Shortage, choose_depth, fits
 from tracetool.errors import ScenarioError
 from tracetool.metrics import Metrics, measure
+from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
 from tracetool.replay import replay
 from tracetool.schedules import build_schedule
 from tracetool.schedules.recognise import recognise
+from tracetool.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracetool.model.pipeline import P2PMode, Pipeline
-    from tracetool.model.schedule import PipelineShape
+    from tracetool.model.schedule import PipelineShape, Schedule
     from tracetool.model.timeline import Timeline
     from tracetool.reconstruct import Reconstruction
 
@@ -36,6 +38,8 @@ class Result:
         metrics: Its metrics.
         cross_dc_bubble_ns: Window minus the window with free cross-DC links.
         timeline: When everything ran.
+        seen_error_ratio: Largest error of the step time that predictions of this kind had on the recorded H100
+            runs (see ``_seen_error``).
         remark: Why this variant was chosen, for geopipe.
     """
 
@@ -48,6 +52,7 @@ class Result:
     metrics: Metrics
     cross_dc_bubble_ns: int
     timeline: Timeline
+    seen_error_ratio: float
     remark: str | None = None
 
 
@@ -167,6 +172,9 @@ def _evaluate(
     free = replace(scenario, topology=scenario.topology.without_delays())
     ideal = measure(replay(pipeline, schedule, free).timeline)
     feasible, shortage = fits(metrics, scenario)
+    if schedule.extra_forwards and not any(schedule.extra_forwards) and done.p2p != pipeline.p2p:
+        same = "this is 1F1B's order: what differs from 1f1b comes from how transfers are issued"
+        remark = f"{remark}; {same}" if remark else same
     return Result(
         schedule=schedule.name,
         extra_forwards=schedule.extra_forwards,
@@ -177,24 +185,44 @@ def _evaluate(
         metrics=metrics,
         cross_dc_bubble_ns=metrics.window_ns - ideal.window_ns,
         timeline=done.timeline,
+        seen_error_ratio=_seen_error(pipeline, schedule, done.p2p),
         remark=remark,
     )
 
 
+_ONE_FAMILY = ("1f1b", "geopipe")
+
+
+def _seen_error(pipeline: Pipeline, schedule: Schedule, mode: P2PMode) -> float:
+    """Largest error of the step time for such a prediction, over all pairs of recorded H100 runs (README, Accuracy).
+
+    Compute slows down beside communication kernels that wait, which is not modelled: costs belong to the order
+    and the transfers they were recorded with.
+    """
+    if any(ActionKind.BACKWARD_WEIGHT in stage.costs for stage in pipeline.stages):
+        return 0.18
+    recorded = recognise(pipeline.observed)
+    alike = schedule.orders == pipeline.observed.orders or (
+        recorded is not None and recorded.name in _ONE_FAMILY and schedule.name in _ONE_FAMILY
+    )
+    return 0.03 if alike and mode == pipeline.p2p and schedule.shape.chunks == 1 else 0.08
+
+
 def _notes(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) -> list[str]:
-    notes = []
-    other_mode = sorted({r.p2p for r in results if r.p2p != pipeline.p2p})
-    if other_mode:
-        notes.append(
-            f"not modelled: compute slows down beside communication kernels that wait. The costs come from a "
-            f"{pipeline.p2p} run and are applied to {' and '.join(other_mode)} transfers; on the H100 runs this "
-            "tool is tested with, step times predicted across modes were off by up to 8 %"
-        )
+    recorded = recognise(pipeline.observed)
+    notes = [
+        "±: the largest error of such predictions on this tool's H100 recordings. Not modelled: compute slows down "
+        "beside communication kernels that wait, so costs belong to the order and transfers they were recorded with "
+        f"({recorded.name if recorded else 'unknown order'}, {pipeline.p2p})"
+    ]
     if scenario.hbm_bytes is not None and any(r.feasible is None for r in results):
         notes.append(
-            "memory is unknown (the trace has no [memory] events), so the HBM limit was not checked: "
-            "record with profile_memory=True, or give --activation and --static"
+            "what actions hold in memory is unknown, so the HBM limit was not checked: give --activation and --static "
+            "(torch: or record with profile_memory=True)"
         )
     if scenario.activation_bytes is not None:
-        notes.append("memory from --activation: transient buffers are not in it")
+        notes.append("≥: peaks from --activation and --static leave out transient buffers and gradients")
+    device = min((r.hbm_bytes for r in pipeline.ranks if r.hbm_bytes is not None), default=None)
+    if scenario.hbm_bytes is not None and device is not None and scenario.hbm_bytes > device:
+        notes.append(f"the HBM limit is above what the recorded devices have ({format_size(device)})")
     return notes

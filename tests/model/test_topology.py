@@ -73,8 +73,8 @@ def test_text_that_is_no_link(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("dc0-dc1=25Gbit/s", "needs a bandwidth and a latency"),
-        ("dc0-dc1=25Gbit/s,10ms,3", "needs a bandwidth and a latency"),
+        ("dc0-dc1=25Gbit/s", "needs a bandwidth and then a latency"),
+        ("dc0-dc1=25Gbit/s,10ms,3", "needs a bandwidth and then a latency"),
         ("dc0-dc1=25,10ms", "'25' has no unit"),
         ("dc0-dc1=25Gbit/s,10", "'10' has no unit"),
         ("dc0-dc1=10ms,25Gbit/s", "'ms' in '10ms' is not a unit of a bandwidth"),

@@ -18,6 +18,7 @@ from tracetool.model.topology import Link, Topology
 from tracetool.reconstruct import reconstruct
 from tracetool.replay import replay
 from tracetool.schedules import build_schedule
+from tracetool.whatif import answer
 
 
 def _measured(name: str) -> dict[str, Any]:
@@ -95,3 +96,21 @@ def test_receives_are_posted_where_torchs_runtime_posts_them() -> None:
             for message in (*post.sends, *post.recvs)
         ]
         assert placed == [(o.is_send, o.kind, o.microbatch) for o in ops]
+
+
+@pytest.mark.parametrize("base", ["1f1b_m8", "rt1f1b_m8", "gpipe_m8", "zbh1_m8"])
+def test_every_prediction_is_within_the_error_it_is_reported_with(base: str) -> None:
+    """All measured rows of one model and four ranks that a schedule of ours exists for, whatever was recorded."""
+    found = reconstruct(h100(base))
+    rows = json.loads(data("h100-pp4", "measured.json").read_text(encoding="utf-8"))["results"]
+    for row in rows:
+        if row["schedule"] not in ("1f1b", "gpipe", "geopipe") or row["tensor_parallel"] > 1:
+            continue
+        topology = _topology(row) if row["links"] else Topology()
+        mode = next(m for m in P2P_MODES if m == row["p2p"])
+        extra = tuple(row["extra_forwards"]) if row["extra_forwards"] else None
+        (result,) = answer(
+            found, [row["schedule"]], Scenario(topology=topology, p2p=mode), extra_forwards=extra, baseline="observed"
+        ).results
+        error = result.metrics.step_ns / 1e6 / row["step_ms"] - 1
+        assert abs(error) <= result.seen_error_ratio, (base, row["name"], round(error, 4))

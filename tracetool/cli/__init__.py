@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -36,32 +37,41 @@ for command in (ingest, info, replay, sql, schedules):
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 fine, 1 a check failed, 2 could not run."""
+    # Job schedulers end a process with SIGTERM: leaving by an exception removes what is half-written.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
 def run(arguments: list[str]) -> int:
     """Run the command line and return its exit code. A crash is 2, never 1: 1 means a failed check."""
     try:
-        result = cli.main(args=arguments, prog_name="tracetool", standalone_mode=False)
-    except click.exceptions.Abort:
-        click.echo("Interrupted; nothing was left half-written.", err=True)
-        return 130
-    except click.ClickException as error:
-        error.show()
-        return 2
-    except TraceToolError as error:
-        click.echo(f"{click.style('Error:', fg='red', bold=True)} {error.message}", err=True)
-        if error.hint:
-            click.echo(f"Hint: {error.hint}", err=True)
-        return error.exit_code
+        result = cli.main(args=arguments, prog_name="tracetool", standalone_mode=False, obj=arguments)
     except BrokenPipeError:
         # The reader of our output went away (as in `| head`): nobody is left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:
-        with tempfile.NamedTemporaryFile("w", suffix=".txt", prefix="tracetool-", delete=False) as file:
-            traceback.print_exc(file=file)
-        click.echo(f"Unexpected error: {type(error).__name__}: {error}", err=True)
-        click.echo(f"This is a bug in tracetool {__version__}; the traceback is in {file.name}", err=True)
+    except click.ClickException as error:
+        error.show()
         return 2
+    except (click.exceptions.Abort, KeyboardInterrupt, Exception) as error:
+        return _told(error)
     return result if isinstance(result, int) else 0
+
+
+def _told(error: BaseException) -> int:
+    """Tell the user about an error on stderr; return the exit code."""
+    if isinstance(error, TraceToolError | OSError):
+        message, hint = (error.message, error.hint) if isinstance(error, TraceToolError) else (str(error), None)
+        click.echo(f"{click.style('Error:', fg='red', bold=True)} {message}", err=True)
+        if hint:
+            click.echo(f"Hint: {hint}", err=True)
+        return error.exit_code if isinstance(error, TraceToolError) else 2
+    # DuckDB passes Ctrl-C on as an error of its own.
+    if isinstance(error, click.exceptions.Abort | KeyboardInterrupt) or "interrupted" in str(error).lower():
+        click.echo("Interrupted; nothing was left half-written.", err=True)
+        return 130
+    with tempfile.NamedTemporaryFile("w", suffix=".txt", prefix="tracetool-", delete=False) as file:
+        traceback.print_exception(error, file=file)
+    click.echo(f"Unexpected error: {type(error).__name__}: {error}", err=True)
+    click.echo(f"This is a bug in tracetool {__version__}; the traceback is in {file.name}", err=True)
+    return 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 import click
@@ -33,7 +34,7 @@ def info(paths: tuple[Path, ...], *, as_json: bool, quiet: bool) -> None:
         print_json(summary)
         return
     click.echo("\n".join(summary_lines(summary)))
-    named = " ".join(str(p) for p in paths)
+    named = shlex.join(str(p) for p in paths)
     if summary["pipeline"]["missing"]:
         next_step(f'tracetool sql {named} "select category, count(*) from events group by all"', quiet=quiet)
     else:

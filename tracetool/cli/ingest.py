@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -35,4 +36,4 @@ def ingest(paths: tuple[Path, ...], output: Path, *, force: bool, as_json: bool,
         return
     click.echo(f"wrote {output}")
     click.echo("\n".join(summary_lines(summary)))
-    next_step(f"tracetool replay {output} --schedule 1f1b,gpipe,geopipe", quiet=quiet)
+    next_step(f"tracetool replay {shlex.quote(str(output))} --schedule 1f1b,gpipe,geopipe", quiet=quiet)

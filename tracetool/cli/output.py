@@ -61,6 +61,8 @@ def check_target(path: Path, *, force: bool) -> None:
         AlreadyExists: If it exists and ``force`` is off.
         StoreError: If its folder does not exist.
     """
+    if path.is_dir():
+        raise AlreadyExists(f"{path} is a folder.", hint="name a file")
     if path.exists() and not force:
         raise AlreadyExists(f"{path} exists.", hint="add --force to replace it")
     if not path.parent.is_dir():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 @click.option(
     "--p2p",
     type=click.Choice(["grouped", "in-order", "per-edge"]),
-    help="How transfers are issued; default: as in the trace.",
+    help="How transfers are issued; default: as in the trace (in-order for gpipe, geopipe and csv on a grouped one).",
 )
 @click.option("--microbatches", type=click.IntRange(1, 65536), help="Microbatches per step; default: as in the trace.")
 @click.option(
@@ -89,6 +88,7 @@ def replay(
     from tracetool.cli.values import parse_counts, parse_names
     from tracetool.reconstruct import reconstruct
     from tracetool.reports import REPORTS, run_facts
+    from tracetool.reports.gantt import shortest
     from tracetool.runs import open_run
     from tracetool.whatif import answer
 
@@ -107,10 +107,11 @@ def replay(
         extra_forwards=parse_counts(extra_forwards) if extra_forwards else None,
     )
     named = " ".join(str(p) for p in paths)
-    facts = run_facts(named, run.manifest, shlex.join(["tracetool", *sys.argv[1:]]))
+    facts = run_facts(named, run.manifest, shlex.join(["tracetool", *click.get_current_context().obj]))
     for path, report in targets:
         write_file(path, report.render(result, facts, path.suffix.lower()), force=force)
-        click.echo(f"wrote {path}", err=True)
+        drawn = f" ({shortest(result).schedule})" if report is REPORTS.get("gantt") else ""
+        click.echo(f"wrote {path}{drawn}", err=True)
     form = REPORTS.get("json" if as_json else "text")
     click.echo(form.render(result, facts, "").decode(), nl=False)
     if not as_json:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import click
 
 from tracetool.cli.output import JSON, QUIET, next_step, print_json
+from tracetool.errors import ScenarioError
+
+_MOST_ACTIONS = 1_000_000
 
 
 @click.command()
@@ -41,6 +44,10 @@ def schedules(
         if as_json:
             print_json([{key: getattr(kind, key) for key in keys} for kind in kinds])
             return
+        click.echo(
+            "p ranks, i the stage, v stages per rank, m microbatches, f forward and b full backward time,\n"
+            "c one-way delay of a link; in flight: microbatches whose activations a stage holds at most\n"
+        )
         for kind in kinds:
             click.echo(f"{click.style(kind.name, bold=True):<12} {kind.summary}")
             click.echo(f"    shape {kind.constraints}; bubble {kind.bubble}; in flight {kind.in_flight}")
@@ -48,6 +55,12 @@ def schedules(
         click.echo("csv:FILE     an order in torch's CSV of actions")
         next_step("tracetool schedules geopipe --stages 4 --microbatches 8 --extra-forwards 2,2,0,0", quiet=quiet)
         return
+    if stages * microbatches > _MOST_ACTIONS:
+        raise ScenarioError(
+            f"{stages} stages x {microbatches} microbatches is too much to print.", hint="show a smaller one"
+        )
+    if extra_forwards and name.lower() != "geopipe":
+        raise ScenarioError(f"extra forwards are geopipe's; {name} has none.")
     shape = PipelineShape(stages, microbatches)
     schedule = build_schedule(name, shape, extra_forwards=parse_counts(extra_forwards) if extra_forwards else None)
     if as_json:
@@ -56,4 +69,6 @@ def schedules(
         click.echo(schedule.to_csv(), nl=False)
     else:
         click.echo(schedule.grid())
+        if name.lower() == "geopipe" and not extra_forwards:
+            click.echo("without --extra-forwards this is 1F1B's order")
         next_step(f"tracetool replay TRACES --schedule {name}", quiet=quiet)

@@ -40,16 +40,21 @@ def sql(run: str, query: str | None, form: str, *, as_json: bool) -> None:
     if query is None:
         _describe(opened, form)
         return
+    import polars as pl
+
     frame = opened.query(query)
     if form == "json":
         click.echo(frame.write_json())
     elif form == "csv":
-        click.echo(frame.write_csv(), nl=False)
-    else:
-        import polars as pl
+        import polars.selectors as cs
 
+        # CSV has no lists: they are written as their text.
+        lists = cs.list().list.eval(pl.element().cast(pl.String)).list.join(" ")
+        click.echo(frame.with_columns(lists).write_csv(), nl=False)
+    else:
         with pl.Config(
-            tbl_rows=1000, tbl_cols=-1, tbl_width_chars=200, fmt_str_lengths=80, tbl_hide_dataframe_shape=True,
+            tbl_rows=-1, tbl_cols=-1, tbl_width_chars=200, fmt_str_lengths=80,
+            fmt_table_cell_list_len=-1, tbl_hide_dataframe_shape=True,
             tbl_hide_column_data_types=True, tbl_formatting="MARKDOWN", thousands_separator=",",
         ):  # fmt: skip
             click.echo(str(frame))

@@ -7,7 +7,7 @@ makes the gradients that the later ones only add to.
 from __future__ import annotations
 
 from functools import cache
-from statistics import median_low
+from statistics import median
 from typing import TYPE_CHECKING
 
 from tracetool.errors import UnsupportedShape
@@ -81,7 +81,7 @@ def _of_microbatch(costs: Sequence[ActionCost], microbatch: int) -> ActionCost:
         return costs[microbatch]
     later = costs[1:] or costs
     return ActionCost(
-        median_low(c.duration_ns for c in later),
+        round(median(c.duration_ns for c in later)),
         _median([c.held_bytes for c in later]),
         _median([c.peak_bytes for c in later]),
     )
@@ -89,7 +89,7 @@ def _of_microbatch(costs: Sequence[ActionCost], microbatch: int) -> ActionCost:
 
 def _median(values: Sequence[int | None]) -> int | None:
     known = [v for v in values if v is not None]
-    return median_low(known) if known else None
+    return round(median(known)) if known else None
 
 
 def _sum(parts: Sequence[ActionCost]) -> ActionCost:

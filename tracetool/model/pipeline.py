@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import median_low
+from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 from tracetool.model.action import ActionKind
@@ -57,12 +57,12 @@ class StageProfile:
     def median_ns(self, kind: ActionKind) -> int | None:
         """Median duration over microbatches, or None if the trace has no such action."""
         costs = self.costs.get(kind)
-        return median_low(c.duration_ns for c in costs) if costs else None
+        return round(median(c.duration_ns for c in costs)) if costs else None
 
     def activation_bytes(self) -> int | None:
         """Bytes one microbatch keeps from forward to backward (median), or None if unknown."""
         held = [c.held_bytes for c in self.costs.get(ActionKind.FORWARD, ()) if c.held_bytes is not None]
-        return median_low(held) if held else None
+        return round(median(held)) if held else None
 
 
 @dataclass(frozen=True, slots=True)

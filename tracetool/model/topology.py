@@ -168,7 +168,7 @@ def parse_link(text: str) -> tuple[Link, ...]:
     quantities = [part.strip() for part in match["rest"].split(",")]
     if len(quantities) != 2:
         raise BadQuantity(
-            f"link {text!r} needs a bandwidth and a latency.",
+            f"link {text!r} needs a bandwidth and then a latency.",
             hint="write it as in --link dc0-dc1=25Gbit/s,10ms",
         )
     bandwidth = parse_bandwidth_bytes_per_s(quantities[0])

@@ -162,7 +162,7 @@ def _decode_end(path: Path, rest: bytes, offset: int) -> list[Event]:
         position = offset + (int(at.rstrip(")")) - opening if at else len(rest))
         raise MalformedTrace(
             f"{path}: damaged text at byte {position:,}: {reason}.",
-            hint="the file is cut off or was written by two processes; record or copy it again",
+            hint="the file is cut off, or holds what JSON does not allow (NaN, inf, bare quotes); record it again",
         ) from error
 
 

@@ -118,6 +118,7 @@ def attach_kernels(records: list[CommRecord], kernels: Iterable[CommKernel], rep
         if record.operation in P2P:
             posted[record.thread].append(record)
     last_launch: dict[int, int] = defaultdict(int)
+    bare = 0
     for batch, kernel in enumerate(sorted(kernels, key=lambda k: k.launch_ns)):
         thread = kernel.launch_thread
         own = linked.get(kernel.external_id) if kernel.external_id is not None else None
@@ -128,9 +129,10 @@ def attach_kernels(records: list[CommRecord], kernels: Iterable[CommKernel], rep
             first = bisect_left(queue, last_launch[thread], key=lambda r: r.posted_ns)
             last = bisect_right(queue, kernel.launch_ns, key=lambda r: r.posted_ns)
             members = [r for r in queue[first:last] if r.batch is None]
-        if not members:
-            report.notes.append(f"a communication kernel at {kernel.start_ns} ns has no host record")
+        bare += not members
         for member in members:
             member.batch, member.stream = batch, kernel.stream
             member.start_ns, member.end_ns = kernel.start_ns, kernel.end_ns
         last_launch[thread] = kernel.launch_ns
+    if bare:
+        report.notes.append(f"{bare:,} communication kernels have no host record: what they moved is unknown")

@@ -60,11 +60,11 @@ def reconstruct(run: Run, *, step: int | None = None, use_labels: bool = True) -
         UnmatchedTransfer: If sends and receives do not pair up.
         ReconstructError: If the step does not hold whole forwards and backwards.
     """
-    notes: list[str] = []
+    notes = [f"rank {source['rank']}: {note}" for source in run.manifest.get("sources", ()) for note in source["notes"]]
     kernels = dict(run.rows("SELECT rank, count(*) FROM events WHERE category = 'kernel' GROUP BY rank"))
     if not kernels:
         raise NoDeviceActivity(
-            f"{run.path.name} holds no kernels: its traces show the host only.",
+            f"{run.name} holds no kernels: its traces show the host only.",
             hint="record with ProfilerActivity.CUDA (or NPU), and export inside on_trace_ready",
         )
     groups = find_pipelines(run)
@@ -76,7 +76,7 @@ def reconstruct(run: Run, *, step: int | None = None, use_labels: bool = True) -
     chosen = choose_step(run, group.ranks, step, notes)
     transfers, p2p_ops = find_transfers(run, group, chosen, use_labels=use_labels)
     work = find_work(run, group, chosen, use_labels=use_labels, notes=notes)
-    memory = memory_facts(run, group, chosen, work)
+    memory = memory_facts(run, group, chosen, work, notes)
     origin = min(s.start_ns for w in work.values() for s in w.segments)
     pipeline = _pipeline(run, group, chosen, work, memory, transfers, p2p_ops)
     return Reconstruction(

@@ -41,7 +41,7 @@ def find_pipelines(run: Run) -> list[PipelineGroup]:
     )
     if not pairs:
         raise NoPipeline(
-            f"{run.path.name} holds no sends and receives between ranks: no pipeline parallelism to replay.",
+            f"{run.name} holds no sends and receives between ranks: no pipeline parallelism to replay.",
             hint="send and receive records need torch 2.4 or newer (peer ranks: 2.6), or Ascend Level1 and up",
         )
     peers: dict[int, set[int]] = defaultdict(set)

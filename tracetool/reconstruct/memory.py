@@ -58,17 +58,27 @@ def _key(segment: Segment) -> _Key:
     return segment.stage, segment.kind.value, segment.microbatch
 
 
-def memory_facts(run: Run, group: PipelineGroup, step: Step, work: Mapping[int, RankWork]) -> dict[int, MemoryFacts]:
-    """Memory of every rank of the pipeline; empty facts where the trace has no allocator log."""
+def memory_facts(
+    run: Run, group: PipelineGroup, step: Step, work: Mapping[int, RankWork], notes: list[str]
+) -> dict[int, MemoryFacts]:
+    """Memory of every rank of the pipeline; empty facts, and a note, where the trace logs no single allocations."""
     facts = {}
+    totals_only = []
     for rank in group.ranks:
         rows = run.rows(
-            "SELECT time_ns, delta_bytes, allocated_bytes FROM memory "
-            "WHERE rank = ? AND delta_bytes IS NOT NULL AND allocated_bytes IS NOT NULL "
-            "AND time_ns >= ? AND time_ns < ? ORDER BY time_ns",
+            "SELECT time_ns, delta_bytes, allocated_bytes FROM memory WHERE rank = ? AND time_ns >= ? AND time_ns < ? "
+            "ORDER BY time_ns",
             [rank, *step.spans[rank]],
         )
-        facts[rank] = _facts(rows, work[rank].segments) if rows else MemoryFacts()
+        changes = [row for row in rows if None not in row]
+        facts[rank] = _facts(changes, work[rank].segments) if changes else MemoryFacts()
+        if rows and not changes:
+            totals_only.append(rank)
+    if totals_only:
+        notes.append(
+            f"ranks {', '.join(map(str, totals_only))} log memory as totals over time, without single allocations: "
+            "what an action holds is unknown"
+        )
     return facts
 
 

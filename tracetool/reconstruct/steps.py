@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tracetool.errors import ReconstructError
+from tracetool.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ class Step:
 
 
 def choose_step(run: Run, ranks: Sequence[int], wanted: int | None, notes: list[str]) -> Step:
-    """The wanted step, or the complete one of median length.
+    """The wanted step, or the complete one of median length (of an even number, the shorter middle one).
 
     A step is complete if every rank of the pipeline marks it and sends and receives as often in it as
     in the fullest step.
@@ -44,7 +45,7 @@ def choose_step(run: Run, ranks: Sequence[int], wanted: int | None, notes: list[
     counts = {number: _p2p_count(run, spans) for number, spans in steps.items()}
     whole = [n for n, s in steps.items() if len(s) == len(ranks) and counts[n] == max(counts.values())]
     if wanted is not None:
-        return Step(wanted, _on_all_ranks(wanted, steps, ranks))
+        return _at_one_time(Step(wanted, _on_all_ranks(wanted, steps, ranks)))
     if not whole:
         raise ReconstructError(
             f"none of the steps {sorted(steps)} was recorded on all pipeline ranks {list(ranks)}.",
@@ -55,7 +56,19 @@ def choose_step(run: Run, ranks: Sequence[int], wanted: int | None, notes: list[
         notes.append(f"incomplete steps left out: {', '.join(map(str, partial))}")
     by_length = sorted(whole, key=lambda n: (_length(steps[n]), n))
     number = by_length[(len(by_length) - 1) // 2]
-    return Step(number, steps[number])
+    return _at_one_time(Step(number, steps[number]))
+
+
+def _at_one_time(step: Step) -> Step:
+    latest = max(step.spans, key=lambda rank: step.spans[rank][0])
+    earliest = min(step.spans, key=lambda rank: step.spans[rank][1])
+    apart = step.spans[latest][0] - step.spans[earliest][1]
+    if apart >= 0:
+        raise ReconstructError(
+            f"step {step.number} of rank {latest} begins {format_duration(apart)} after that of rank {earliest} ended.",
+            hint="the traces are of different runs, or the hosts' clocks are far apart",
+        )
+    return step
 
 
 def _on_all_ranks(

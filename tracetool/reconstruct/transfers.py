@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from statistics import median_low
+from statistics import median
 from typing import TYPE_CHECKING
 
 from tracetool.errors import ReconstructError, UnmatchedTransfer
@@ -171,7 +171,7 @@ def payload(transfers: Sequence[Transfer]) -> int | None:
 
 def median_transfer_ns(transfers: Sequence[Transfer]) -> int:
     """Median time from both sides ready to data usable; 0 if there are none."""
-    return median_low(t.end_ns - t.start_ns for t in transfers) if transfers else 0
+    return round(median(t.end_ns - t.start_ns for t in transfers)) if transfers else 0
 
 
 def p2p_mode(ops: Mapping[int, Sequence[P2POp]]) -> P2PMode:

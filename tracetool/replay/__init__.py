@@ -69,7 +69,8 @@ def replay(pipeline: Pipeline, schedule: Schedule, scenario: Scenario) -> Replay
     mode = p2p_of(schedule, pipeline, scenario)
     tasks = _TaskCosts(costs, scenario, schedule.shape)
     graph = build_graph(schedule, mode, lambda message: tasks.link(message) is not None)
-    return Replayed(schedule, mode, _timeline(pipeline, schedule, graph, run(graph, tasks), tasks))
+    times = run(graph, tasks, f"schedule {schedule.name!r} with {mode} transfers")
+    return Replayed(schedule, mode, _timeline(pipeline, schedule, graph, times, tasks))
 
 
 class _TaskCosts:

@@ -35,6 +35,9 @@ class Costs(Protocol):
         """Bytes of a message that crosses a link."""
 
 
+_HINT = "another --p2p mode may let it run"
+
+
 @dataclass(frozen=True, slots=True)
 class Times:
     """When each task ran, by task number; a MOVE over a link starts when the link takes the message."""
@@ -43,12 +46,13 @@ class Times:
     end_ns: list[int]
 
 
-def run(graph: TaskGraph, costs: Costs) -> Times:
+def run(graph: TaskGraph, costs: Costs, name: str) -> Times:
     """Run a task graph.
 
     Args:
         graph: Tasks and what they wait for.
         costs: Durations and links.
+        name: What is run, for messages.
 
     Returns:
         Start and end of every task, in ns from the start of the first one.
@@ -94,13 +98,13 @@ def run(graph: TaskGraph, costs: Costs) -> Times:
             if needs[successor] == 0:
                 begin(successor, now)
     if left:
-        raise ScheduleDeadlock(_stuck(graph, start), hint="another --p2p mode may let it run")
+        raise ScheduleDeadlock(f"{name} cannot finish: every rank waits.\n" + _stuck(graph, start), hint=_HINT)
     return Times(start, end)
 
 
 def _stuck(graph: TaskGraph, start: list[int]) -> str:
     """Per rank, what it stands at: the message whose other side is not there, or the compute without input."""
-    lines = ["the schedule cannot finish: every rank waits."]
+    lines = []
     for rank in sorted(set(graph.ranks)):
         reason = _open_message(graph, start, rank) or _idle_compute(graph, start, rank)
         if reason:

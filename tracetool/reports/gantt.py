@@ -56,7 +56,7 @@ def render_gantt(answer: Answer, result: Result | None = None, *, format: Pictur
 
     Args:
         answer: What to draw.
-        result: The result to draw; by default the last one of the answer.
+        result: The result to draw; by default the one of shortest step among those that fit the memory.
         format: File format.
 
     Returns:
@@ -64,7 +64,7 @@ def render_gantt(answer: Answer, result: Result | None = None, *, format: Pictur
     """
     from matplotlib.style import context
 
-    panels = _panels(answer, result or answer.results[-1])
+    panels = _panels(answer, result or shortest(answer))
     out = io.BytesIO()
     # The user's own matplotlibrc must not change the picture.
     with context(["default", _STYLE]):
@@ -76,6 +76,11 @@ def render_gantt(answer: Answer, result: Result | None = None, *, format: Pictur
 def _report(answer: Answer, _facts: RunFacts, suffix: str) -> bytes:
     formats: dict[str, PictureFormat] = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
     return render_gantt(answer, format=formats[suffix.lower()])
+
+
+def shortest(answer: Answer) -> Result:
+    """The result of shortest step, those that do not fit the memory last."""
+    return min(answer.results, key=lambda r: (r.feasible is False, r.metrics.step_ns))
 
 
 REPORT = Report((".png", ".svg", ".pdf"), _report)
@@ -102,7 +107,14 @@ def _replayed(answer: Answer, result: Result, role: str) -> Panel:
         schedule = "…" + schedule[-_LONG:]
     extra = [] if result.extra_forwards is None else [_extra_text(result.extra_forwards)]
     return replace(
-        _panel(f"{role}: {schedule}", result.timeline, result.metrics, result.p2p, before=extra),
+        _panel(
+            f"{role}: {schedule}",
+            result.timeline,
+            result.metrics,
+            result.p2p,
+            before=extra,
+            error=f" ±{result.seen_error_ratio:.0%}",
+        ),
         topology=answer.scenario.topology,
         complaint=_complaint(result, hbm),
         fits=result.feasible is not False,
@@ -118,13 +130,14 @@ def _panel(
     *,
     before: Sequence[str] = (),
     after: Sequence[str] = (),
+    error: str = "",
 ) -> Panel:
     microbatches = 1 + max(op.microbatch for op in timeline.ops)
     details = (
         *before,
         f"p = {len(timeline.global_ranks)}, m = {microbatches}",
         f"{p2p} p2p",
-        f"step {format_duration(metrics.step_ns)}",
+        f"step {format_duration(metrics.step_ns)}{error}",
         f"bubble_ratio {metrics.bubble_ratio:.1%}",
         *after,
     )
@@ -138,7 +151,8 @@ def _complaint(result: Result, hbm_bytes: int | None) -> str | None:
         return None
     text = "Does not fit the HBM limit" + (f" of {format_size(hbm_bytes)}" if hbm_bytes is not None else "")
     if result.shortage is not None:
-        text += f": rank {result.shortage.rank} lacks {format_size(result.shortage.missing_bytes)}"
+        rank = result.timeline.global_ranks[result.shortage.rank]
+        text += f": rank {rank} lacks {format_size(result.shortage.missing_bytes)}"
     return text
 
 

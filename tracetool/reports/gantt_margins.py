@@ -58,7 +58,7 @@ def draw_margins(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None
         _beside(axes, x, heads_in, head, colour=_GREY)
     for rank in range(0, panel.ranks, step):
         y = place.middle_in(rank)
-        _beside(axes, -0.07 * inch, y, f"rank {rank}")
+        _beside(axes, -0.07 * inch, y, f"rank {panel.timeline.global_ranks[rank]}")
         idle = 1 - panel.metrics.rank_compute_ns[rank] / panel.metrics.window_ns
         _beside(axes, ends[0], y, f"{idle:.1%}")
         peak = panel.metrics.peak_hbm_bytes[rank]

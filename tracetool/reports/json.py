@@ -24,7 +24,7 @@ def _doc(text: str) -> msgspec.Meta:
     return msgspec.Meta(description=text)
 
 
-class RunInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class RunInfo(msgspec.Struct, kw_only=True):
     """The traces."""
 
     name: Annotated[str, _doc("What the user named.")]
@@ -32,7 +32,7 @@ class RunInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     global_ranks: Annotated[list[int], _doc("Global rank of each pipeline rank.")]
 
 
-class StepInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class StepInfo(msgspec.Struct, kw_only=True):
     """The observed step."""
 
     number: Annotated[int, _doc("Step number in the trace.")]
@@ -48,7 +48,7 @@ class StepInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     peak_hbm_bytes: Annotated[list[int | None], _doc("Highest allocation per rank, null if unknown.")]
 
 
-class FidelityInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class FidelityInfo(msgspec.Struct, kw_only=True):
     """How well replay of the observed order gives back the observed pipeline window."""
 
     observed_ns: Annotated[int, _doc("Observed pipeline window.")]
@@ -56,7 +56,7 @@ class FidelityInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     error_ratio: Annotated[float, _doc("Replayed over observed, minus one.")]
 
 
-class LinkInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class LinkInfo(msgspec.Struct, kw_only=True):
     """One direction between two data centres."""
 
     src_dc: Annotated[str, _doc("Sending data centre.")]
@@ -65,7 +65,7 @@ class LinkInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     latency_ns: Annotated[int, _doc("One-way latency.")]
 
 
-class ScenarioInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ScenarioInfo(msgspec.Struct, kw_only=True):
     """What differs from the measurement."""
 
     dcs: Annotated[list[str], _doc("Data centre of each pipeline rank; empty if nothing was said.")]
@@ -76,14 +76,14 @@ class ScenarioInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     static_bytes: Annotated[int | None, _doc("Static bytes asked for, null if measured.")]
 
 
-class ShortageInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ShortageInfo(msgspec.Struct, kw_only=True):
     """Where the memory limit is exceeded most."""
 
     rank: Annotated[int, _doc("Pipeline rank.")]
     missing_bytes: Annotated[int, _doc("Bytes it needs beyond the limit.")]
 
 
-class ResultInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ResultInfo(msgspec.Struct, kw_only=True):
     """One schedule in the scenario."""
 
     schedule: Annotated[str, _doc("Name of the schedule.")]
@@ -100,10 +100,11 @@ class ResultInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     peak_hbm_bytes: Annotated[list[int | None], _doc("Highest allocation per rank, null if unknown.")]
     bubble_reduction: Annotated[float | None, _doc("1 - bubble_ns / the baseline's; null if that is 0.")]
     cross_dc_bubble_reduction: Annotated[float | None, _doc("The same for cross_dc_bubble_ns.")]
+    seen_error_ratio: Annotated[float, _doc("Largest step time error of such predictions on recorded runs.")]
     remark: Annotated[str | None, _doc("Why this variant was chosen.")]
 
 
-class ReportInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ReportInfo(msgspec.Struct, kw_only=True):
     """Result of tracetool replay."""
 
     schema: Annotated[str, _doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
@@ -188,6 +189,7 @@ def _result(answer: Answer, result: Result) -> ResultInfo:
         peak_hbm_bytes=list(metrics.peak_hbm_bytes),
         bubble_reduction=answer.bubble_reduction(result),
         cross_dc_bubble_reduction=answer.cross_dc_bubble_reduction(result),
+        seen_error_ratio=result.seen_error_ratio,
         remark=result.remark,
     )
 

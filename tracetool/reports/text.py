@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 from tracetool.reports import Report, RunFacts
@@ -13,11 +14,12 @@ if TYPE_CHECKING:
     from tracetool.metrics import Metrics
     from tracetool.whatif import Answer, Result
 
-_HEAD = ("", "step time", "Δ", "bubble", "cross-DC bubble", "peak HBM", "fits")
+_WIDTH = 80
+_HEAD = ("", "step", "±", "Δ", "bubble", "cross-DC", "peak HBM", "fits")
 
 
 def render(answer: Answer, facts: RunFacts, _suffix: str = "") -> bytes:
-    """The report as text of at most 100 columns."""
+    """The report as text of at most 80 columns, names and paths aside."""
     lines = [*_title(answer, facts), "", *_table(answer), "", *_details(answer)]
     lines += [f"note: {note}" for note in answer.notes]
     return ("\n".join(_wrapped(lines)) + "\n").encode()
@@ -29,13 +31,17 @@ REPORT = Report((".txt",), render)
 def _title(answer: Answer, facts: RunFacts) -> list[str]:
     shape = answer.pipeline.observed.shape
     topology, hbm = answer.scenario.topology, answer.scenario.hbm_bytes
+    ranks = answer.observed.global_ranks
     stages = f"{shape.stages} stages" + (f" on {shape.ranks} ranks" if shape.chunks > 1 else "")
+    if ranks != tuple(range(len(ranks))):
+        stages += f" (ranks {', '.join(map(str, ranks))})"
     dcs = len(set(topology.dcs))
     places = f" in {dcs} DC{'s' if dcs > 1 else ''}" if dcs else ""
-    order = answer.observed_schedule or "an unknown schedule"
+    order = answer.observed_schedule or "an order without a name"
     lines = [
-        f"{facts.name}: step {answer.pipeline.step}, {order} on {stages}{places}, "
-        f"{shape.microbatches} microbatches, {answer.pipeline.p2p} transfers"
+        facts.name,
+        f"  step {answer.pipeline.step}: {order} on {stages}{places}, {shape.microbatches} microbatches, "
+        f"{answer.pipeline.p2p} transfers",
     ]
     lines += [f"  link {link}" for link in topology.links]
     if hbm is not None:
@@ -47,12 +53,13 @@ def _table(answer: Answer) -> list[str]:
     base = answer.baseline
     rows = [
         _HEAD,
-        (f"observed {answer.observed_schedule or ''}", *_cells(answer, answer.observed_metrics, None, base)),
+        (f"observed {answer.observed_schedule or ''}".rstrip(), *_cells(answer, answer.observed_metrics, None)),
     ]
     shown = [base, *(r for r in answer.results if r.schedule != base.schedule or r.p2p != base.p2p)]
-    rows += [(_name(r), *_cells(answer, r.metrics, r, base)) for r in shown]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
-    return [_aligned(row, widths) for row in rows]
+    rows += [(_name(r), *_cells(answer, r.metrics, r)) for r in shown]
+    columns = [i for i in range(len(_HEAD)) if any(row[i] for row in rows[1:])]
+    widths = [max(len(row[i]) for row in rows) for i in columns]
+    return [_aligned([row[i] for i in columns], widths) for row in rows]
 
 
 def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
@@ -61,22 +68,29 @@ def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
     return "  " + "  ".join([row[0].ljust(widths[0]), *numbers]).rstrip()
 
 
-def _cells(answer: Answer, metrics: Metrics, result: Result | None, base: Result) -> tuple[str, ...]:
-    peaks = [p for p in metrics.peak_hbm_bytes if p is not None]
-    peak = format_size(max(peaks)) if len(peaks) == len(metrics.peak_hbm_bytes) else "unknown"
+def _cells(answer: Answer, metrics: Metrics, result: Result | None) -> tuple[str, ...]:
+    step, bubble = format_duration(metrics.step_ns), f"{metrics.bubble_ratio:.1%}"
     if result is None:
-        return (format_duration(metrics.step_ns), "", f"{metrics.bubble_ratio:.1%}", "", peak, "")
-    change = metrics.step_ns / base.metrics.step_ns - 1
-    limited = answer.scenario.hbm_bytes is not None
-    fits = {True: "yes" if limited else "no limit", False: "NO", None: "unknown"}[result.feasible]
+        return step, "", "", bubble, "", _peak(metrics, lower_bound=False), ""
+    change = metrics.step_ns / answer.baseline.metrics.step_ns - 1
+    lower_bound = answer.scenario.activation_bytes is not None
+    fits = {True: "yes", False: "NO", None: "unknown"}[result.feasible]
     return (
-        format_duration(metrics.step_ns),
-        "baseline" if result is base else f"{change:+.1%}",
-        f"{metrics.bubble_ratio:.1%}",
+        step,
+        f"{result.seen_error_ratio:.0%}",
+        "baseline" if result is answer.baseline else f"{change:+.1%}",
+        bubble,
         format_duration(result.cross_dc_bubble_ns) if answer.scenario.topology.dcs else "",
-        peak,
-        fits,
+        _peak(metrics, lower_bound=lower_bound),
+        fits if answer.scenario.hbm_bytes is not None else "",
     )
+
+
+def _peak(metrics: Metrics, *, lower_bound: bool) -> str:
+    peaks = [p for p in metrics.peak_hbm_bytes if p is not None]
+    if len(peaks) < len(metrics.peak_hbm_bytes):
+        return "unknown"
+    return ("≥ " if lower_bound else "") + format_size(max(peaks))
 
 
 def _name(result: Result) -> str:
@@ -87,55 +101,56 @@ def _name(result: Result) -> str:
 def _details(answer: Answer) -> list[str]:
     lines = []
     for result in answer.results:
-        name = _name(result)
-        if result is not answer.results[0]:
-            lines.append("")
-        lines.append(f"  {name}: {result.p2p} transfers, window {format_duration(result.metrics.window_ns)}")
+        lines.append(f"  {_name(result)}: {result.p2p} transfers, window {format_duration(result.metrics.window_ns)}")
         if result.extra_forwards is not None:
-            lines.append(f"    extra warm-up forwards per rank: {_per_rank(result.extra_forwards)}")
+            lines.append(f"    extra warm-up forwards per rank: {', '.join(f'+{n}' for n in result.extra_forwards)}")
         if result.remark:
             lines.append(f"    {result.remark}")
         if None not in result.metrics.peak_hbm_bytes:
             peaks = [format_size(p or 0) for p in result.metrics.peak_hbm_bytes]
             lines.append(f"    peak HBM per rank: {', '.join(peaks)}")
         if result.shortage is not None:
-            short = result.shortage
+            rank = answer.observed.global_ranks[result.shortage.rank]
             lines.append(
-                f"    does not fit: rank {short.rank} lacks {format_size(short.missing_bytes)} "
-                f"({short.missing_bytes:,} bytes)"
+                f"    does not fit: rank {rank} lacks {format_size(result.shortage.missing_bytes)} "
+                f"({result.shortage.missing_bytes:,} bytes)"
             )
         if result.schedule != answer.baseline.schedule or result.p2p != answer.baseline.p2p:
-            lines.append(f"    {_reductions(answer, result)}")
+            lines += [f"    {line}" for line in _reductions(answer, result)]
+        lines.append("")
     check = answer.fidelity
-    lines.append("")
     lines.append(
-        f"  check: replaying the observed order gives {format_duration(check.replayed_ns)} for the observed "
-        f"window of {format_duration(check.observed_ns)} ({check.error_ratio:+.2%})"
+        f"  check: the observed order, replayed, takes a window of {format_duration(check.replayed_ns)} for the "
+        f"observed {format_duration(check.observed_ns)} ({check.error_ratio:+.2%}; the model on its own recording)"
     )
     return lines
 
 
-def _reductions(answer: Answer, result: Result) -> str:
-    base = answer.baseline.schedule
-    parts = []
-    for what, value in (
-        ("bubble", answer.bubble_reduction(result)),
-        ("cross-DC bubble", answer.cross_dc_bubble_reduction(result)),
-    ):
-        if value is not None:
-            parts.append(f"{what} {abs(value):.1%} {'less' if value >= 0 else 'more'}")
-    return f"against {base}: " + ", ".join(parts) if parts else f"against {base}: no bubble to reduce"
+def _reductions(answer: Answer, result: Result) -> list[str]:
+    """How much idle time is won back against the baseline, as mean time per rank."""
+    base = answer.baseline
+    compared = (
+        ("bubble", base.metrics.bubble_ns, result.metrics.bubble_ns, answer.bubble_reduction(result)),
+        (
+            "cross-DC bubble",
+            base.cross_dc_bubble_ns,
+            result.cross_dc_bubble_ns,
+            answer.cross_dc_bubble_reduction(result),
+        ),
+    )
+    return [
+        f"{what} {format_duration(before)} → {format_duration(after)} "
+        f"({abs(change):.1%} {'less' if change >= 0 else 'more'} than {base.schedule})"
+        for what, before, after, change in compared
+        if change is not None
+    ]
 
 
-def _per_rank(values: Sequence[int]) -> str:
-    return ", ".join(f"+{v}" for v in values)
-
-
-def _wrapped(lines: Sequence[str], width: int = 100) -> list[str]:
-    import textwrap
-
+def _wrapped(lines: Sequence[str]) -> list[str]:
     wrapped: list[str] = []
     for line in lines:
         indent = " " * (len(line) - len(line.lstrip()) + (6 if line.startswith("note:") else 2))
-        wrapped += textwrap.wrap(line, width, subsequent_indent=indent, drop_whitespace=True) or [""]
+        wrapped += textwrap.wrap(
+            line, _WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+        ) or [""]
     return wrapped
