@@ -68,12 +68,13 @@ def summary_lines(facts: dict[str, Any]) -> list[str]:
         if facts["memory_rows"]
         else "  memory: not recorded (HBM limits need profile_memory=True, or --activation and --static)",
     ]
-    lines += _pipeline_lines(facts["pipeline"])
+    told = {f"rank {s['rank']}: {note}" for s in facts["sources"] for note in s["notes"]}
+    lines += _pipeline_lines(facts["pipeline"], told)
     lines += _loss_lines(facts)
     return lines
 
 
-def _pipeline_lines(pipeline: dict[str, Any]) -> list[str]:
+def _pipeline_lines(pipeline: dict[str, Any], told: set[str]) -> list[str]:
     if pipeline["missing"]:
         lines = [f"  pipeline: cannot be replayed: {pipeline['missing']}"]
         return lines + ([f"    {pipeline['hint']}"] if pipeline["hint"] else [])
@@ -95,7 +96,7 @@ def _pipeline_lines(pipeline: dict[str, Any]) -> list[str]:
         lines.append(
             f"    stage {stage['stage']} on rank {stage['rank']}: {', '.join(times + sizes)} (by {stage['evidence']})"
         )
-    return lines + [f"    note: {note}" for note in pipeline["notes"]]
+    return lines + [f"    note: {note}" for note in pipeline["notes"] if note not in told]
 
 
 def _loss_lines(facts: dict[str, Any]) -> list[str]:

@@ -25,6 +25,7 @@ def info(paths: tuple[Path, ...], *, as_json: bool, quiet: bool) -> None:
       tracetool info x.run
     """
     from tracetool.cli.facts import run_summary, summary_lines
+    from tracetool.reports.text import wrapped
     from tracetool.runs import open_run
 
     with ProgressBar(quiet=quiet) as progress:
@@ -33,7 +34,7 @@ def info(paths: tuple[Path, ...], *, as_json: bool, quiet: bool) -> None:
     if as_json:
         print_json(summary)
         return
-    click.echo("\n".join(summary_lines(summary)))
+    click.echo("\n".join(wrapped(summary_lines(summary))))
     named = shlex.join(str(p) for p in paths)
     if summary["pipeline"]["missing"]:
         next_step(f'tracetool sql {named} "select category, count(*) from events group by all"', quiet=quiet)

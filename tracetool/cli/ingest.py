@@ -26,6 +26,7 @@ def ingest(paths: tuple[Path, ...], output: Path, *, force: bool, as_json: bool,
       tracetool ingest traces/rank*.json.gz -o x.run
     """
     from tracetool.cli.facts import run_summary, summary_lines
+    from tracetool.reports.text import wrapped
     from tracetool.runs import make_run
 
     with ProgressBar(quiet=quiet) as progress:
@@ -35,5 +36,5 @@ def ingest(paths: tuple[Path, ...], output: Path, *, force: bool, as_json: bool,
         print_json(summary)
         return
     click.echo(f"wrote {output}")
-    click.echo("\n".join(summary_lines(summary)))
+    click.echo("\n".join(wrapped(summary_lines(summary))))
     next_step(f"tracetool replay {shlex.quote(str(output))} --schedule 1f1b,gpipe,geopipe", quiet=quiet)

@@ -39,20 +39,23 @@ def schedules(
     from tracetool.schedules import SCHEDULES, build_schedule
 
     if name is None:
+        from tracetool.reports.text import wrapped
+
         kinds = [SCHEDULES.get(n) for n in SCHEDULES.names()]
         keys = ("name", "summary", "constraints", "bubble", "in_flight", "source")
         if as_json:
             print_json([{key: getattr(kind, key) for key in keys} for kind in kinds])
             return
-        click.echo(
-            "p ranks, i the stage, v stages per rank, m microbatches, f forward and b full backward time,\n"
-            "c one-way delay of a link; in flight: microbatches whose activations a stage holds at most\n"
-        )
+        lines = [
+            "p ranks, i the stage, v stages per rank, m microbatches, f forward and b full backward time, c one-way "
+            "delay of a link; in flight: microbatches whose activations a stage holds at most",
+            "",
+        ]
         for kind in kinds:
-            click.echo(f"{click.style(kind.name, bold=True):<12} {kind.summary}")
-            click.echo(f"    shape {kind.constraints}; bubble {kind.bubble}; in flight {kind.in_flight}")
-            click.echo(f"    source: {kind.source}")
-        click.echo("csv:FILE     an order in torch's CSV of actions")
+            lines += [f"{kind.name}: {kind.summary}", f"    shape {kind.constraints}; in flight {kind.in_flight}"]
+            lines += [f"    bubble {kind.bubble}", f"    source: {kind.source}"]
+        click.echo("\n".join(wrapped(lines)))
+        click.echo("csv:FILE: an order in torch's CSV of actions")
         next_step("tracetool schedules geopipe --stages 4 --microbatches 8 --extra-forwards 2,2,0,0", quiet=quiet)
         return
     if stages * microbatches > _MOST_ACTIONS:

@@ -22,7 +22,7 @@ def render(answer: Answer, facts: RunFacts, _suffix: str = "") -> bytes:
     """The report as text of at most 80 columns, names and paths aside."""
     lines = [*_title(answer, facts), "", *_table(answer), "", *_details(answer)]
     lines += [f"note: {note}" for note in answer.notes]
-    return ("\n".join(_wrapped(lines)) + "\n").encode()
+    return ("\n".join(wrapped(lines)) + "\n").encode()
 
 
 REPORT = Report((".txt",), render)
@@ -146,11 +146,12 @@ def _reductions(answer: Answer, result: Result) -> list[str]:
     ]
 
 
-def _wrapped(lines: Sequence[str]) -> list[str]:
-    wrapped: list[str] = []
+def wrapped(lines: Sequence[str]) -> list[str]:
+    """Lines broken to 80 columns, what follows indented under where they began."""
+    broken: list[str] = []
     for line in lines:
         indent = " " * (len(line) - len(line.lstrip()) + (6 if line.startswith("note:") else 2))
-        wrapped += textwrap.wrap(
+        broken += textwrap.wrap(
             line, _WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
         ) or [""]
-    return wrapped
+    return broken
