@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tracetool.model.action import ActionKind
 
 
@@ -24,6 +26,37 @@ class Op:
     def end_ns(self) -> int:
         """End of the action."""
         return self.start_ns + self.duration_ns
+
+
+MemoryCurve = tuple[tuple[int, int], ...]
+"""(time in ns, allocated bytes from then on) at every change, in order."""
+
+
+def memory_curve(
+    static_bytes: int | None, actions: Iterable[tuple[int, int, int | None, int | None]]
+) -> MemoryCurve | None:
+    """Allocated bytes of one rank over its actions in order.
+
+    An action raises the level by its peak when it starts and leaves it changed by what it holds when it ends.
+
+    Args:
+        static_bytes: Level before the first action.
+        actions: Per action start and end in ns, bytes held afterwards and peak above the level at its start.
+
+    Returns:
+        The curve, beginning with the static level at 0; None if any part is unknown.
+    """
+    if static_bytes is None:
+        return None
+    level = static_bytes
+    points = [(0, level)]
+    for start, end, held, peak in actions:
+        if held is None or peak is None:
+            return None
+        points.append((start, level + max(0, peak)))
+        level += held
+        points.append((end, level))
+    return tuple(points)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +108,7 @@ class Timeline:
     global_ranks: tuple[int, ...]
     ops: tuple[Op, ...]
     transfers: tuple[Transfer, ...]
-    memory: tuple[tuple[tuple[int, int], ...] | None, ...]
+    memory: tuple[MemoryCurve | None, ...]
 
     def computes(self) -> tuple[Op, ...]:
         """The ops of the pipeline window, without gradient reduction and optimizer."""

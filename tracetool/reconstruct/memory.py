@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tracetool.model.pipeline import ActionCost
+from tracetool.model.timeline import MemoryCurve, memory_curve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,17 +42,12 @@ class MemoryFacts:
         key = _key(segment)
         return ActionCost(segment.end_ns - segment.start_ns, self.held.get(key), self.peak.get(key))
 
-    def curve(self, segments: Sequence[Segment], origin: int) -> tuple[tuple[int, int], ...] | None:
-        """(time, bytes) at the start and end of each action, on the device's time; None if unknown."""
-        if self.static_bytes is None:
-            return None
-        level = self.static_bytes
-        points = [(0, level)]
-        for s in segments:
-            points.append((s.start_ns - origin, level + self.peak[_key(s)]))
-            level += self.held[_key(s)]
-            points.append((s.end_ns - origin, level))
-        return tuple(points)
+    def curve(self, segments: Sequence[Segment], origin: int) -> MemoryCurve | None:
+        """Allocated bytes over the rank's actions, on the device's time; None if unknown."""
+        spans = (
+            (s.start_ns - origin, s.end_ns - origin, self.held.get(_key(s)), self.peak.get(_key(s))) for s in segments
+        )
+        return memory_curve(self.static_bytes, spans)
 
 
 def _key(segment: Segment) -> _Key:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from tracetool.costs.measured import MeasuredCosts
 from tracetool.errors import ScenarioError
-from tracetool.model.timeline import Op, Timeline, Transfer
+from tracetool.model.action import Action
+from tracetool.model.timeline import MemoryCurve, Op, Timeline, Transfer, memory_curve
 from tracetool.replay.engine import Times, run
 from tracetool.replay.graph import TaskGraph, TaskKind, build_graph
-from tracetool.replay.memory import memory_curve
 
 if TYPE_CHECKING:
-    from tracetool.model.action import Action
+    from collections.abc import Sequence
+
     from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import PipelineShape, Schedule
@@ -103,8 +104,6 @@ class _TaskCosts:
 
 
 def _timeline(pipeline: Pipeline, schedule: Schedule, graph: TaskGraph, times: Times, costs: _TaskCosts) -> Timeline:
-    from tracetool.model.action import Action
-
     computes = [
         (task, subject)
         for task, subject in enumerate(graph.subjects)
@@ -130,11 +129,16 @@ def _timeline(pipeline: Pipeline, schedule: Schedule, graph: TaskGraph, times: T
         global_ranks=tuple(profile.rank for profile in pipeline.ranks),
         ops=(*ops, *tails),
         transfers=_transfers(schedule.shape, graph, times, costs, origin),
-        memory=tuple(
-            memory_curve(rank_ops, costs.measured.static_bytes(rank), costs.measured.action)
-            for rank, rank_ops in enumerate(by_rank)
-        ),
+        memory=tuple(_memory(rank_ops, rank, costs) for rank, rank_ops in enumerate(by_rank)),
     )
+
+
+def _memory(ops: Sequence[Op], rank: int, costs: _TaskCosts) -> MemoryCurve | None:
+    spans = []
+    for op in ops:
+        cost = costs.measured.action(Action(op.stage, op.kind, op.microbatch))
+        spans.append((op.start_ns, op.end_ns, cost.held_bytes, cost.peak_bytes))
+    return memory_curve(costs.measured.static_bytes(rank), spans)
 
 
 def _transfers(
