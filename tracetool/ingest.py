@@ -168,8 +168,12 @@ def cached_run(paths: Sequence[Path], progress: Progress) -> Run:
         # Absent, damaged or of another schema: the cache is ours to fill anew.
         if not is_run(target):
             shutil.rmtree(target, ignore_errors=True)
+    try:
         write_run(found, target, force=True, progress=progress)
-        return Run(target, name=name)
+    except StoreError as error:
+        hint = "set $TRACETOOL_CACHE to a folder that can be written, or ingest to a Run first"
+        raise StoreError(f"the cache cannot be used: {error.message}", hint=hint) from error
+    return Run(target, name=name)
 
 
 def _walk(paths: Sequence[Path]) -> list[Path]:

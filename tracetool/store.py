@@ -72,7 +72,7 @@ class RunWriter:
         except OSError as error:
             raise StoreError(
                 f"could not write {path}: {error}.",
-                hint="name another place with -o; $TRACETOOL_CACHE moves the cache",
+                hint="name another place with -o",
             ) from error
 
     def __enter__(self) -> Self:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tracetool.depth import Shortage, choose_depth, fits
+from tracetool.depth import GAIN_RATIO, Shortage, choose_depth, fits
 from tracetool.errors import ScenarioError
 from tracetool.metrics import Metrics, measure
 from tracetool.model.action import ActionKind
@@ -13,7 +13,7 @@ from tracetool.model.scenario import Scenario
 from tracetool.replay import replay
 from tracetool.schedules import build_schedule
 from tracetool.schedules.recognise import recognise
-from tracetool.units import format_size
+from tracetool.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +39,7 @@ class Result:
         cross_dc_bubble_ns: Window minus the window with free cross-DC links.
         timeline: When everything ran.
         seen_error_ratio: Largest error of the step time that predictions of this kind had on the recorded H100
-            runs (see ``_seen_error``).
+            runs (see ``_seen_error``); None for kinds that none of them was like.
         remark: Why this variant was chosen, for geopipe.
     """
 
@@ -52,7 +52,7 @@ class Result:
     metrics: Metrics
     cross_dc_bubble_ns: int
     timeline: Timeline
-    seen_error_ratio: float
+    seen_error_ratio: float | None
     remark: str | None = None
 
 
@@ -172,48 +172,59 @@ def _evaluate(
     free = replace(scenario, topology=scenario.topology.without_delays())
     ideal = measure(replay(pipeline, schedule, free).timeline)
     feasible, shortage = fits(metrics, scenario)
+    remarks = [remark] if remark else []
     if schedule.extra_forwards and not any(schedule.extra_forwards) and done.p2p != pipeline.p2p:
-        same = "this is 1F1B's order: what differs from 1f1b comes from how transfers are issued"
-        remark = f"{remark}; {same}" if remark else same
+        remarks.append("this is 1F1B's order: what differs from 1f1b comes from how transfers are issued")
+    if done.p2p != "per-edge" and not schedule.blocking and scenario.topology.links:
+        edges = measure(replay(pipeline, schedule, replace(scenario, p2p="per-edge")).timeline)
+        if edges.step_ns < (1 - GAIN_RATIO) * metrics.step_ns:
+            remarks.append(f"with a channel per edge (--p2p per-edge) it would take {format_duration(edges.step_ns)}")
     return Result(
         schedule=schedule.name,
         extra_forwards=schedule.extra_forwards,
         p2p=done.p2p,
-        microbatches=shape.microbatches,
+        microbatches=schedule.shape.microbatches,
         feasible=feasible,
         shortage=shortage,
         metrics=metrics,
         cross_dc_bubble_ns=metrics.window_ns - ideal.window_ns,
         timeline=done.timeline,
         seen_error_ratio=_seen_error(pipeline, schedule, done.p2p),
-        remark=remark,
+        remark="; ".join(remarks) or None,
     )
 
 
 _ONE_FAMILY = ("1f1b", "geopipe")
 
 
-def _seen_error(pipeline: Pipeline, schedule: Schedule, mode: P2PMode) -> float:
+def _seen_error(pipeline: Pipeline, schedule: Schedule, mode: P2PMode) -> float | None:
     """Largest error of the step time for such a prediction, over all pairs of recorded H100 runs (README, Accuracy).
+
+    They had one stage per rank and as many microbatches replayed as recorded; anything else was not tried.
 
     Compute slows down beside communication kernels that wait, which is not modelled: costs belong to the order
     and the transfers they were recorded with.
     """
+    tried = schedule.shape == pipeline.observed.shape and schedule.shape.chunks == 1
+    if not tried or any(stage.evidence == "kernels" for stage in pipeline.stages):
+        return None
     if any(ActionKind.BACKWARD_WEIGHT in stage.costs for stage in pipeline.stages):
         return 0.18
     recorded = recognise(pipeline.observed)
     alike = schedule.orders == pipeline.observed.orders or (
         recorded is not None and recorded.name in _ONE_FAMILY and schedule.name in _ONE_FAMILY
     )
-    return 0.03 if alike and mode == pipeline.p2p and schedule.shape.chunks == 1 else 0.08
+    return 0.03 if alike and mode == pipeline.p2p else 0.08
 
 
 def _notes(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) -> list[str]:
     recorded = recognise(pipeline.observed)
     notes = [
-        "±: the largest error of such predictions on this tool's H100 recordings. Not modelled: compute slows down "
+        "±: the largest error of such predictions on this tool's H100 recordings (~: a change within it; empty: none "
+        "was like it); maybe: a peak within 4 % of the limit. Not modelled: compute slows down "
         "beside communication kernels that wait, so costs belong to the order and transfers they were recorded with "
-        f"({recorded.name if recorded else 'unknown order'}, {pipeline.p2p})"
+        f"({recorded.name if recorded else 'unknown order'}, {pipeline.p2p}). A profiler slows a step down besides: "
+        "by 1 to 39 % on these recordings"
     ]
     if scenario.hbm_bytes is not None and any(r.feasible is None for r in results):
         notes.append(

@@ -26,7 +26,7 @@ def run_summary(run: Run) -> dict[str, Any]:
     found = run.manifest.get("reconstruction", {})
     span = (totals[3] or 0) - (totals[2] or 0)
     return {
-        "run": str(run.path),
+        "run": run.name,
         "digest": run.manifest["digest"],
         "schema_version": run.manifest["schema_version"],
         "tool_version": run.manifest["tool_version"],

@@ -39,4 +39,6 @@ def info(paths: tuple[Path, ...], *, as_json: bool, quiet: bool) -> None:
     if summary["pipeline"]["missing"]:
         next_step(f'tracetool sql {named} "select category, count(*) from events group by all"', quiet=quiet)
     else:
-        next_step(f"tracetool replay {named} --schedule 1f1b,gpipe,geopipe", quiet=quiet)
+        several = len({s["rank"] for s in summary["pipeline"]["stages"]}) < len(summary["pipeline"]["stages"])
+        names = "observed" if several else "1f1b,gpipe,geopipe"
+        next_step(f"tracetool replay {named} --schedule {names}", quiet=quiet)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     default="observed",
     show_default=True,
     metavar="NAME,...",
-    help="Schedules to replay; 'tracetool schedules' lists them.",
+    help="Schedules to replay; 'tracetool schedules' lists them; csv:FILE reads torch's CSV of actions.",
 )
 @click.option("--dc", metavar="0-1,2-3", help="Pipeline ranks of each data centre (dc0, dc1 ...).")
 @click.option(
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Also write a report; its suffix chooses the form: .png .svg .pdf (picture), .json, .txt. Repeatable.",
+    help="Also write a report; its suffix chooses the form: .png .svg .pdf (picture of the shortest result that fits), .json, .txt. Repeatable.",
 )
 @FORCE
 @JSON

@@ -65,7 +65,7 @@ class Topology:
                 return link
         raise BadTopology(
             f"pipeline rank {src_rank} ({src}) sends to rank {dst_rank} ({dst}), but no link {src}-{dst} is given.",
-            hint=f"add --link {src}-{dst}=25Gbit/s,10ms",
+            hint=f"add --link '{src}->{dst}=25Gbit/s,10ms', or {src}-{dst}=25Gbit/s,10ms alone for both ways",
         )
 
     def boundaries(self) -> tuple[int, ...]:

@@ -42,7 +42,7 @@ def find_pipelines(run: Run) -> list[PipelineGroup]:
     if not pairs:
         raise NoPipeline(
             f"{run.name} holds no sends and receives between ranks: no pipeline parallelism to replay.",
-            hint="send and receive records need torch 2.4 or newer (peer ranks: 2.6), or Ascend Level1 and up",
+            hint="send and receive records need torch 2.6 or newer, or Ascend Level1 and up",
         )
     peers: dict[int, set[int]] = defaultdict(set)
     carrying: list[tuple[int, ...]] = []
@@ -51,12 +51,16 @@ def find_pipelines(run: Run) -> list[PipelineGroup]:
         peers[peer].add(rank)
         carrying.append(tuple(group_ranks))
     declared = [tuple(r) for (r,) in run.rows("SELECT DISTINCT ranks FROM groups ORDER BY ALL")]
+    recorded = {rank for (rank,) in run.rows("SELECT rank FROM ranks")}
     pipelines = []
     left = set(peers)
     while left:
         members = _reach(min(left), peers)
         left -= members
         order = next((g for g in [*carrying, *declared] if set(g) == members), None)
+        if order is None:
+            # Unrecorded ranks hide part of the chain; the group that carries the traffic still lists them.
+            order = next((g for g in carrying if set(g) > members and set(g) - recorded), None)
         if order is not None:
             pipelines.append(PipelineGroup(order, "metadata"))
         else:

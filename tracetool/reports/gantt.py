@@ -96,7 +96,9 @@ def _panels(answer: Answer, result: Result) -> list[Panel]:
     if result.timeline.ops == base.timeline.ops:
         role = "Baseline" if result.schedule == base.schedule else f"Same as the {base.schedule} baseline"
         return [observed, _replayed(answer, result, role)]
-    shown = replace(_replayed(answer, result, "Result"), compared_ns=base.metrics.step_ns)
+    shown = replace(
+        _replayed(answer, result, "Result"), compared_ns=base.metrics.step_ns, error_ratio=result.seen_error_ratio
+    )
     return [observed, _replayed(answer, base, "Baseline"), shown]
 
 
@@ -113,7 +115,7 @@ def _replayed(answer: Answer, result: Result, role: str) -> Panel:
             result.metrics,
             result.p2p,
             before=extra,
-            error=f" ±{result.seen_error_ratio:.0%}",
+            error="" if result.seen_error_ratio is None else f" ±{result.seen_error_ratio:.0%}",
         ),
         topology=answer.scenario.topology,
         complaint=_complaint(result, hbm),

@@ -55,6 +55,7 @@ class Panel:
         fits: Whether it fits the memory limit as far as is known.
         hbm_bytes: Memory limit per rank.
         compared_ns: Step time of the baseline, if the difference is to be drawn here.
+        error_ratio: Known error of the step time; a smaller difference says so.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Panel:
     fits: bool = True
     hbm_bytes: int | None = None
     compared_ns: int | None = None
+    error_ratio: float | None = None
 
     @property
     def ranks(self) -> int:

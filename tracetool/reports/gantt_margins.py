@@ -159,6 +159,8 @@ def draw_saved(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None:
     rows = [y - 0.05, place.tops_in[-1] + place.row_in]
     axes.plot([base / MS] * 2, rows, color=_GREY, linewidth=0.8, linestyle=":")
     change = f"{(step - base) / base:+.1%}".replace("-", "−")
+    if panel.error_ratio is not None and abs(step - base) < panel.error_ratio * base:
+        change += ", within the error"
     low, high = sorted((step, base))
     left = low > 0.35 * layout.end_ns
     axes.annotate(

@@ -100,7 +100,9 @@ class ResultInfo(msgspec.Struct, kw_only=True):
     peak_hbm_bytes: Annotated[list[int | None], _doc("Highest allocation per rank, null if unknown.")]
     bubble_reduction: Annotated[float | None, _doc("1 - bubble_ns / the baseline's; null if that is 0.")]
     cross_dc_bubble_reduction: Annotated[float | None, _doc("The same for cross_dc_bubble_ns.")]
-    seen_error_ratio: Annotated[float, _doc("Largest step time error of such predictions on recorded runs.")]
+    seen_error_ratio: Annotated[
+        float | None, _doc("Largest step time error of such predictions on recorded runs; null if none was like it.")
+    ]
     remark: Annotated[str | None, _doc("Why this variant was chosen.")]
 
 

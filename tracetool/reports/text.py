@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from tracetool.whatif import Answer, Result
 
 _WIDTH = 80
+_PEAK_ERROR = 0.04
+"""Predicted peaks were up to this share too low on recorded runs: so close to the limit, "fits" is "maybe"."""
+
 _HEAD = ("", "step", "±", "Δ", "bubble", "cross-DC", "peak HBM", "fits")
 
 
@@ -38,10 +41,12 @@ def _title(answer: Answer, facts: RunFacts) -> list[str]:
     dcs = len(set(topology.dcs))
     places = f" in {dcs} DC{'s' if dcs > 1 else ''}" if dcs else ""
     order = answer.observed_schedule or "an order without a name"
+    replayed = answer.baseline.microbatches
     lines = [
         facts.name,
         f"  step {answer.pipeline.step}: {order} on {stages}{places}, {shape.microbatches} microbatches, "
         f"{answer.pipeline.p2p} transfers",
+        *([f"  replayed with {replayed} microbatches"] if replayed != shape.microbatches else []),
     ]
     lines += [f"  link {link}" for link in topology.links]
     if hbm is not None:
@@ -74,16 +79,26 @@ def _cells(answer: Answer, metrics: Metrics, result: Result | None) -> tuple[str
         return step, "", "", bubble, "", _peak(metrics, lower_bound=False), ""
     change = metrics.step_ns / answer.baseline.metrics.step_ns - 1
     lower_bound = answer.scenario.activation_bytes is not None
+    error = result.seen_error_ratio
     fits = {True: "yes", False: "NO", None: "unknown"}[result.feasible]
+    if result.feasible and answer.scenario.hbm_bytes is not None:
+        highest = max(p or 0 for p in metrics.peak_hbm_bytes)
+        fits = "maybe" if lower_bound or highest > (1 - _PEAK_ERROR) * answer.scenario.hbm_bytes else "yes"
     return (
         step,
-        f"{result.seen_error_ratio:.0%}",
-        "baseline" if result is answer.baseline else f"{change:+.1%}",
+        "" if error is None else f"{error:.0%}",
+        "baseline" if result is answer.baseline else _signed(change, error),
         bubble,
         format_duration(result.cross_dc_bubble_ns) if answer.scenario.topology.dcs else "",
         _peak(metrics, lower_bound=lower_bound),
         fits if answer.scenario.hbm_bytes is not None else "",
     )
+
+
+def _signed(change: float, error: float | None) -> str:
+    """A change of step time; one within the known error is marked."""
+    text = f"{change:+.1%}".replace("-0.0%", "+0.0%")
+    return f"~{text}" if error is not None and abs(change) < error else text
 
 
 def _peak(metrics: Metrics, *, lower_bound: bool) -> str:
@@ -95,6 +110,8 @@ def _peak(metrics: Metrics, *, lower_bound: bool) -> str:
 
 def _name(result: Result) -> str:
     extra = result.extra_forwards
+    if result.schedule == "observed":
+        return "observed, replayed"
     return result.schedule + (f" +{','.join(map(str, extra))}" if extra is not None else "")
 
 
@@ -139,11 +156,16 @@ def _reductions(answer: Answer, result: Result) -> list[str]:
         ),
     )
     return [
-        f"{what} {format_duration(before)} → {format_duration(after)} "
-        f"({abs(change):.1%} {'less' if change >= 0 else 'more'} than {base.schedule})"
+        f"{what} {format_duration(before)} → {format_duration(after)} ({_compared(change)} {base.schedule})"
         for what, before, after, change in compared
         if change is not None
     ]
+
+
+def _compared(reduction: float) -> str:
+    if round(reduction, 3) == 0:
+        return "as much as"
+    return f"{abs(reduction):.1%} {'less' if reduction > 0 else 'more'} than"
 
 
 def wrapped(lines: Sequence[str]) -> list[str]:

@@ -84,20 +84,26 @@ def build_schedule(
         InvalidSchedule: If the order is incomplete.
     """
     if name.startswith("csv:"):
-        return _from_file(Path(name.removeprefix("csv:")), name, shape)
+        return _from_file(Path(name.removeprefix("csv:")), shape)
     kind = SCHEDULES.get(name)
     return kind.build(shape, ScheduleOptions(extra_forwards, observed)).validate()
 
 
-def _from_file(path: Path, name: str, shape: PipelineShape) -> Schedule:
+def _from_file(path: Path, shape: PipelineShape) -> Schedule:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidSchedule(f"cannot read the schedule file {path}: {error}.") from error
-    schedule = schedule_from_csv(text, name=name)
+    schedule = schedule_from_csv(text, name=f"csv:{path.name}")
     if (schedule.shape.ranks, schedule.shape.stages) != (shape.ranks, shape.stages):
         raise UnsupportedShape(
             f"{path} is for {schedule.shape.ranks} ranks and {schedule.shape.stages} stages, "
             f"the pipeline has {shape.ranks} and {shape.stages}."
+        )
+    if schedule.shape.microbatches != shape.microbatches:
+        raise UnsupportedShape(
+            f"{path} is for {schedule.shape.microbatches} microbatches, asked for are {shape.microbatches}: "
+            "their steps do different work.",
+            hint=f"add --microbatches {schedule.shape.microbatches}",
         )
     return schedule
