@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.metrics import measure
 from tracetool.model.action import ActionKind
-from tracetool.model.pipeline import ActionCost, Pipeline, RankProfile, StageProfile
+from tracetool.model.pipeline import ActionCost, Pipeline, RankProfile, StageProfile, TailPart
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape
 from tracetool.model.topology import Link, Topology
@@ -86,7 +86,7 @@ def pipeline(
                 backward_transfer_ns=transfers[s],
             )
         )
-    tail = ((ActionKind.OPTIMIZER, tail_ns),) if tail_ns else ()
+    tail = (TailPart(ActionKind.OPTIMIZER, tail_ns),) if tail_ns else ()
     return Pipeline(
         stages=tuple(stages),
         ranks=tuple(RankProfile(rank, statics[rank], tail) for rank in range(p)),

@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 
 from tracetool.model.action import ActionKind
-from tracetool.model.pipeline import ActionCost, Pipeline, RankProfile, StageProfile
+from tracetool.model.pipeline import ActionCost, Pipeline, RankProfile, StageProfile, TailPart
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape
 from tracetool.model.topology import Topology, parse_dc_map, parse_link
@@ -50,7 +50,7 @@ def picture_of(
         backward_payload_bytes=2**24,
     )
     static = None if held_bytes is None else 8 * GIB
-    tail = ((ActionKind.REDUCE_GRAD, 2 * MS), (ActionKind.OPTIMIZER, 3 * MS))
+    tail = (TailPart(ActionKind.REDUCE_GRAD, 2 * MS), TailPart(ActionKind.OPTIMIZER, 3 * MS))
     pipeline = Pipeline(
         stages=tuple(replace(stage, stage=s) for s in range(RANKS)),
         ranks=tuple(RankProfile(rank, static, tail) for rank in range(RANKS)),

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Also write a report; its suffix chooses the form: .png .svg .pdf (picture of the shortest result that fits), .json, .txt. Repeatable.",
+    help="Also write a report, its form by the suffix: .png .svg .pdf (the shortest result that fits), .json, .txt.",
 )
 @FORCE
 @JSON

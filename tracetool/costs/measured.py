@@ -51,6 +51,10 @@ class MeasuredCosts:
             return self._scenario.static_bytes
         return self._pipeline.ranks[rank].static_bytes
 
+    def tail_peak_bytes(self, rank: int) -> int:
+        """Highest allocation of a rank's optimizer, above the level at its start; 0 with memory from the scenario."""
+        return 0 if self._scenario.static_bytes is not None else self._pipeline.ranks[rank].tail_peak_bytes
+
     def payload_bytes(self, src_stage: int, kind: ActionKind) -> int | None:
         """Bytes of one message that leaves a stage; None if unknown."""
         stage = self._pipeline.stages[src_stage]

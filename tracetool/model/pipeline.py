@@ -66,25 +66,42 @@ class StageProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class TailPart:
+    """A part of what a rank does after its last compute.
+
+    Attributes:
+        kind: REDUCE_GRAD or OPTIMIZER.
+        duration_ns: Its time, without waits for other ranks.
+        meet: Name of the collective that opens it: ranks with the same one begin it together; None for none.
+    """
+
+    kind: ActionKind
+    duration_ns: int
+    meet: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RankProfile:
     """What belongs to a pipeline rank as a whole.
 
     Attributes:
         rank: Global rank.
         static_bytes: Allocated when the step starts: weights, optimizer state; None if unknown.
-        tail_kinds: The parts of that tail in order, as (kind, duration).
+        tail: What follows the last compute, in order: gradient reduction and optimizer.
         hbm_bytes: Device memory, as the trace says; None if unknown.
+        tail_peak_bytes: Highest allocation in that tail, above the level at its start.
     """
 
     rank: int
     static_bytes: int | None = None
-    tail_kinds: tuple[tuple[ActionKind, int], ...] = ()
+    tail: tuple[TailPart, ...] = ()
     hbm_bytes: int | None = None
+    tail_peak_bytes: int = 0
 
     @property
     def tail_ns(self) -> int:
         """Duration of gradient reduction and optimizer together."""
-        return sum(duration for _, duration in self.tail_kinds)
+        return sum(part.duration_ns for part in self.tail)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ MemoryCurve = tuple[tuple[int, int], ...]
 
 
 def memory_curve(
-    static_bytes: int | None, actions: Iterable[tuple[int, int, int | None, int | None]]
+    static_bytes: int | None, actions: Iterable[tuple[int, int, int | None, int | None]], tail_peak_bytes: int
 ) -> MemoryCurve | None:
     """Allocated bytes of one rank over its actions in order.
 
@@ -42,6 +42,7 @@ def memory_curve(
     Args:
         static_bytes: Level before the first action.
         actions: Per action start and end in ns, bytes held afterwards and peak above the level at its start.
+        tail_peak_bytes: What the optimizer allocates at most, above the level after the last action.
 
     Returns:
         The curve, beginning with the static level at 0; None if any part is unknown.
@@ -56,6 +57,8 @@ def memory_curve(
         points.append((start, level + max(0, peak)))
         level += held
         points.append((end, level))
+    if tail_peak_bytes > 0:
+        points += [(points[-1][0], level + tail_peak_bytes), points[-1]]
     return tuple(points)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from tracetool.readers import Group, Identity, Source, SourceReport, rows_table
@@ -77,8 +78,7 @@ class KinetoReader:
             yield "events", rows_table("events", rows.events)
             rows.events = []
         yield "steps", rows_table("steps", rows.steps)
-        rows.memory.sort(key=lambda row: row[2])
-        yield "memory", rows_table("memory", rows.memory)
+        yield "memory", rows_table("memory", rows.own_memory())
         yield "comms", rows_table("comms", rows.comms())
 
 
@@ -114,6 +114,8 @@ class _Rows:
         self._identity = identity
         self._report = report
         self._count = 0
+        self._memory_devices: list[int | None] = []
+        self._devices: Counter[int] = Counter()
         self._records: list[CommRecord] = []
         self._launches: dict[int, tuple[int, int]] = {}
         self._kernels: list[tuple[int, int, int | None, int | None, int | None]] = []
@@ -159,6 +161,9 @@ class _Rows:
         if category in _DEVICE:
             stream = _integer(args.get("stream"))
             stream = _integer(event.tid) if stream is None else stream
+            device = _integer(args.get("device"))
+            if device is not None:
+                self._devices[device] += 1
             if is_communication_kernel(name):
                 self._kernels.append((start, start + duration, stream, external, correlation))
         else:
@@ -187,7 +192,16 @@ class _Rows:
         time = self._time(event)
         if time is not None:
             total, reserved = (_integer(args.get(k)) for k in ("Total Allocated", "Total Reserved"))
+            self._memory_devices.append(_integer(args.get("Device Id")))
             self.memory.append((self.rank, "torch", time[0], _integer(args.get("Bytes")), total, reserved))
+
+    def own_memory(self) -> list[tuple[Any, ...]]:
+        """Allocator records in order of time, of the device that most kernels ran on (if the trace says)."""
+        device = self._devices.most_common(1)[0][0] if self._devices else None
+        named = list(zip(self._memory_devices, self.memory, strict=True))
+        own = [row for where, row in named if device is None or where is None or where == device]
+        self._report.skipped["memory of another device"] += len(named) - len(own)
+        return sorted(own, key=lambda row: row[2])
 
     def comms(self) -> list[tuple[object, ...]]:
         """One row per communication operation, in order of posting."""

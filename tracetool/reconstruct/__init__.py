@@ -18,8 +18,8 @@ from tracetool.reconstruct.groups import PipelineGroup, find_pipelines
 from tracetool.reconstruct.memory import MemoryFacts, memory_facts
 from tracetool.reconstruct.segments import RankWork, find_work
 from tracetool.reconstruct.steps import Step, choose_step
-from tracetool.reconstruct.tails import tails_without_waits
-from tracetool.reconstruct.transfers import P2POp, find_transfers, median_transfer_ns, p2p_mode, payload
+from tracetool.reconstruct.tails import Tail, tails_without_waits
+from tracetool.reconstruct.transfers import P2POp, check_counts, find_transfers, median_transfer_ns, p2p_mode, payload
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,11 +74,15 @@ def reconstruct(run: Run, *, step: int | None = None, use_labels: bool = True) -
         notes.append(f"{len(groups)} pipelines side by side; this is {list(group.ranks)}, left out: {others}")
     _check_recorded(run, group, kernels)
     chosen = choose_step(run, group.ranks, step, notes)
-    transfers, p2p_ops = find_transfers(run, group, chosen, use_labels=use_labels)
+    transfers, p2p_ops = find_transfers(run, group, chosen, use_labels=use_labels, notes=notes)
     work = find_work(run, group, chosen, use_labels=use_labels, notes=notes)
     memory = memory_facts(run, group, chosen, work, notes)
+    tails = tails_without_waits(run, group, chosen, work, notes)
     origin = min(s.start_ns for w in work.values() for s in w.segments)
-    pipeline = _pipeline(run, group, chosen, work, memory, transfers, p2p_ops)
+    pipeline = _pipeline(run, group, chosen, work, memory, tails, transfers, p2p_ops)
+    check_counts(transfers, pipeline.observed.shape)
+    if pipeline.observed.shape.microbatches == 1 and pipeline.p2p != "grouped":
+        notes.append(f"with one microbatch a trace cannot show how transfers are issued: {pipeline.p2p} is assumed")
     return Reconstruction(
         pipeline=pipeline,
         observed=_timeline(group, work, transfers, memory, origin),
@@ -111,13 +115,13 @@ def _pipeline(
     step: Step,
     work: Mapping[int, RankWork],
     memory: Mapping[int, MemoryFacts],
+    tails: Mapping[int, Tail],
     transfers: Sequence[Transfer],
     p2p_ops: Mapping[int, tuple[P2POp, ...]],
 ) -> Pipeline:
     orders = [[Action(s.stage, s.kind, s.microbatch) for s in work[rank].segments] for rank in group.ranks]
     observed = schedule_from_orders(orders, name="observed")
     hbm = dict(run.rows("SELECT rank, hbm_bytes FROM ranks"))
-    tails = tails_without_waits(run, step, work)
     stages = []
     for stage in range(observed.shape.stages):
         rank = group.ranks[observed.shape.rank_of(stage)]
@@ -139,7 +143,10 @@ def _pipeline(
                 evidence=work[rank].evidence,
             )
         )
-    ranks = tuple(RankProfile(rank, memory[rank].static_bytes, tails[rank], hbm.get(rank)) for rank in group.ranks)
+    ranks = tuple(
+        RankProfile(rank, memory[rank].static_bytes, tails[rank], hbm.get(rank), memory[rank].tail_peak)
+        for rank in group.ranks
+    )
     return Pipeline(tuple(stages), ranks, observed, p2p_mode(p2p_ops), step.number)
 
 
@@ -158,9 +165,9 @@ def _timeline(
             for s in work[rank].segments
         ]
         at = max(s.end_ns for s in work[rank].segments) - origin
-        for kind, duration in work[rank].tail:
-            tails.append(Op(position, -1, kind, -1, at, duration))
-            at += duration
+        for part in work[rank].tail:
+            tails.append(Op(position, -1, part.kind, -1, at, part.duration_ns))
+            at += part.duration_ns
     return Timeline(
         name="observed",
         global_ranks=group.ranks,

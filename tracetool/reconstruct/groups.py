@@ -33,7 +33,8 @@ def find_pipelines(run: Run) -> list[PipelineGroup]:
     exactly these ranks (the one that carries the traffic first), else the chain of peers.
 
     Raises:
-        NoPipeline: If there are no sends and receives with a known peer.
+        NoPipeline: If there are no sends and receives with a known peer, or they do not join the ranks of a
+            declared pipeline.
     """
     pairs = run.rows(
         "SELECT DISTINCT rank, peer, group_ranks FROM comms "
@@ -51,16 +52,23 @@ def find_pipelines(run: Run) -> list[PipelineGroup]:
         peers[peer].add(rank)
         carrying.append(tuple(group_ranks))
     declared = [tuple(r) for (r,) in run.rows("SELECT DISTINCT ranks FROM groups ORDER BY ALL")]
+    pipelines_sql = "SELECT DISTINCT ranks FROM groups WHERE starts_with(description, 'pp') ORDER BY ALL"
+    declared_pipelines = [tuple(r) for (r,) in run.rows(pipelines_sql)]
     recorded = {rank for (rank,) in run.rows("SELECT rank FROM ranks")}
     pipelines = []
     left = set(peers)
     while left:
         members = _reach(min(left), peers)
         left -= members
-        order = next((g for g in [*carrying, *declared] if set(g) == members), None)
-        if order is None:
-            # Unrecorded ranks hide part of the chain; the group that carries the traffic still lists them.
-            order = next((g for g in carrying if set(g) > members and set(g) - recorded), None)
+        whole = next((g for g in declared_pipelines if set(g) > members), None)
+        if whole is not None and set(whole) <= recorded:
+            raise NoPipeline(
+                f"ranks {list(whole)} form one pipeline, but in this trace {sorted(members)} exchange no messages "
+                f"with {sorted(set(whole) - members)}.",
+                hint="transfers outside NCCL, RCCL and HCCL (such as TCP between data centres) are not recorded",
+            )
+        # Unrecorded ranks hide part of the chain; the pipeline's group still lists them.
+        order = whole or next((g for g in [*carrying, *declared] if set(g) == members), None)
         if order is not None:
             pipelines.append(PipelineGroup(order, "metadata"))
         else:

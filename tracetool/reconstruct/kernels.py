@@ -29,7 +29,8 @@ class Kernel(NamedTuple):
         backward_of: Sequence number of that node: that of the forward op it undoes.
         is_p2p: Whether it sends or receives.
         is_barrier: Whether it belongs to a barrier.
-        is_collective: Whether it is a collective (told for traces without host launches only).
+        is_collective: Whether it is a collective.
+        is_compute: Whether its time is its action's: it runs on the compute stream and is no copy.
         is_optimizer: Whether it was launched inside the optimizer's step.
         kernel_class: Ascend kernel type.
     """
@@ -46,6 +47,7 @@ class Kernel(NamedTuple):
     is_collective: bool = False
     is_optimizer: bool = False
     kernel_class: str | None = None
+    is_compute: bool = True
 
     @property
     def is_gradient(self) -> bool:
@@ -71,7 +73,8 @@ class Kernel(NamedTuple):
 _AUTOGRAD_SQL = """
 WITH launched AS (
     SELECT k.start_ns, k.start_ns + k.duration_ns AS end_ns, k.stream, k.external_id,
-           l.start_ns AS launch_ns, l.thread
+           l.start_ns AS launch_ns, l.thread, k.category = 'memcpy' AS is_copy,
+           k.category = 'kernel' AND regexp_matches(lower(k.name), '^(nccl|rccl|mscclpp)') AS is_communication
     FROM events AS k
     JOIN events AS l ON l.rank = k.rank AND l.category = 'launch' AND l.correlation = k.correlation
     WHERE k.rank = $rank AND k.category IN ('kernel', 'memcpy', 'memset')
@@ -111,6 +114,10 @@ SELECT
     CASE WHEN k.launch_ns <= node.end_ns THEN node.sequence_number END AS backward_of,
     coalesce(t.is_p2p, false) AS is_p2p,
     coalesce(t.is_barrier, false) AS is_barrier,
+    k.is_communication AND NOT coalesce(t.is_p2p OR t.is_barrier, false) AS is_collective,
+    NOT k.is_copy AND k.stream = (
+        SELECT mode(stream) FROM launched WHERE NOT is_communication AND NOT is_copy
+    ) AS is_compute,
     coalesce(k.launch_ns <= opt.end_ns, false) AS is_optimizer
 FROM launched AS k
 LEFT JOIN ops AS op USING (external_id)

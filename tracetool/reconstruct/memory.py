@@ -7,6 +7,7 @@ it. Between two actions, what is freed belongs to the one before and what is all
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from tracetool.model.pipeline import ActionCost
@@ -31,11 +32,13 @@ class MemoryFacts:
         static_bytes: Allocated before the first action; None if unknown.
         held: Per action, bytes allocated at its end minus at its start.
         peak: Per action, highest level above that at its start.
+        tail_peak: After the last action (optimizer), highest level above that at its end.
     """
 
     static_bytes: int | None = None
     held: Mapping[_Key, int] = field(default_factory=dict)
     peak: Mapping[_Key, int] = field(default_factory=dict)
+    tail_peak: int = 0
 
     def cost(self, segment: Segment) -> ActionCost:
         """The segment's cost, with its memory if known."""
@@ -44,10 +47,10 @@ class MemoryFacts:
 
     def curve(self, segments: Sequence[Segment], origin: int) -> MemoryCurve | None:
         """Allocated bytes over the rank's actions, on the device's time; None if unknown."""
-        spans = (
+        spans = [
             (s.start_ns - origin, s.end_ns - origin, self.held.get(_key(s)), self.peak.get(_key(s))) for s in segments
-        )
-        return memory_curve(self.static_bytes, spans)
+        ]
+        return memory_curve(self.static_bytes, spans, self.tail_peak)
 
 
 def _key(segment: Segment) -> _Key:
@@ -79,29 +82,31 @@ def memory_facts(
 
 
 def _facts(rows: Sequence[tuple[int, int, int]], segments: Sequence[Segment]) -> MemoryFacts:
+    """Split the allocator's log into what stood before the first action, the actions, and what came after."""
     in_host_order = sorted(segments, key=lambda s: s.issue_ns)
+    first_issue, last_issued = in_host_order[0].issue_ns, in_host_order[-1].issued_ns
+    before = [i for i, (time, delta, _) in enumerate(rows) if time < first_issue and delta < 0]
+    # The first action's own allocations are those after the last free before its first launch.
+    begin = before[-1] + 1 if before else 0
+    static = rows[begin - 1][2] if begin else rows[0][2] - rows[0][1]
     changes: dict[_Key, list[int]] = {_key(s): [] for s in segments}
-    static: int | None = None
-    current = -1  # index of the last action whose launches have begun
-    for time, delta, total in rows:
+    after: list[int] = []
+    current = 0  # index of the last action whose launches have begun
+    for time, delta, _ in rows[begin:]:
         while current + 1 < len(in_host_order) and time >= in_host_order[current + 1].issue_ns:
             current += 1
-        owner = current
-        between = current < 0 or time > in_host_order[current].issued_ns
-        if between and delta > 0:
-            owner = current + 1
-        if owner < 0:
-            continue
-        if owner >= len(in_host_order):
-            break
-        if static is None:
-            static = total - delta
-        changes[_key(in_host_order[owner])].append(delta)
+        # Between two actions, what is allocated is for the next one.
+        owner = current + (time > in_host_order[current].issued_ns and delta > 0)
+        if time > last_issued and (after or delta > 0):
+            after.append(delta)
+        else:
+            changes[_key(in_host_order[owner])].append(delta)
     held, peak = {}, {}
     for key, deltas in changes.items():
-        level = top = 0
-        for delta in deltas:
-            level += delta
-            top = max(top, level)
-        held[key], peak[key] = level, top
-    return MemoryFacts(static, held, peak)
+        held[key], peak[key] = sum(deltas), _highest(deltas)
+    return MemoryFacts(static, held, peak, _highest(after))
+
+
+def _highest(deltas: Sequence[int]) -> int:
+    """The highest level that changes reach, above that before them."""
+    return max(accumulate(deltas, initial=0))

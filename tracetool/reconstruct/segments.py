@@ -74,11 +74,12 @@ class _Launches:
     sequence_numbers: set[int] = field(default_factory=set)
 
     def segment(self, stage: int, microbatch: int) -> Segment:
+        """The action, timed by what it ran on the compute stream: copies and collectives beside it are no compute."""
         launches = [k.launch_ns for k in self.kernels]
+        timed = [k for k in self.kernels if k.is_compute] or self.kernels
         return Segment(
             self.kind, microbatch, stage,
-            min(k.start_ns for k in self.kernels), max(k.end_ns for k in self.kernels),
-            min(launches), max(launches),
+            min(k.start_ns for k in timed), max(k.end_ns for k in timed), min(launches), max(launches),
         )  # fmt: skip
 
 
@@ -162,7 +163,7 @@ def _by_autograd(kernels: Sequence[Kernel], position: int, rank: int) -> list[Se
                 raise ReconstructError(
                     f"rank {rank}: a backward of {len(r.kernels)} kernels belongs to "
                     f"{len(owners)} forwards of the step.",
-                    hint="its forward was not recorded, or several microbatches run in one backward",
+                    hint="activations are recomputed (not read yet), or its forward was not recorded",
                 )
             parts.setdefault(owners.pop(), _Launches(ActionKind.BACKWARD)).kernels.extend(r.kernels)
     segments = [r.segment(position, i) for i, r in enumerate(forwards)]
@@ -248,7 +249,8 @@ def _stray(kernels: Sequence[Kernel], segments: Sequence[Segment], rank: int) ->
     stray = [
         kernel.end_ns - kernel.start_ns
         for kernel in kernels
-        if not (kernel.is_p2p or kernel.is_barrier or kernel.is_collective)
+        if kernel.is_compute
+        and not (kernel.is_p2p or kernel.is_barrier or kernel.is_collective)
         and (at := bisect_right(starts, kernel.start_ns)) > 0
         and segments[at - 1].end_ns <= kernel.start_ns < segments[-1].start_ns
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import multimode
 from typing import TYPE_CHECKING
 
 from tracetool.errors import ReconstructError
@@ -26,7 +27,7 @@ def choose_step(run: Run, ranks: Sequence[int], wanted: int | None, notes: list[
     """The wanted step, or the complete one of median length (of an even number, the shorter middle one).
 
     A step is complete if every rank of the pipeline marks it and sends and receives as often in it as
-    in the fullest step.
+    in most steps (of equally many, in the fuller ones).
 
     Raises:
         ReconstructError: If the wanted step does not exist, or no step is complete.
@@ -43,7 +44,8 @@ def choose_step(run: Run, ranks: Sequence[int], wanted: int | None, notes: list[
         spans = run.rows("SELECT rank, min(start_ns), max(start_ns + duration_ns) FROM events GROUP BY rank")
         steps[0] = {rank: (start, end) for rank, start, end in spans if rank in ranks}
     counts = {number: _p2p_count(run, spans) for number, spans in steps.items()}
-    whole = [n for n, s in steps.items() if len(s) == len(ranks) and counts[n] == max(counts.values())]
+    usual = max(multimode(counts.values()))
+    whole = [n for n, s in steps.items() if len(s) == len(ranks) and counts[n] == usual]
     if wanted is not None:
         return _at_one_time(Step(wanted, _on_all_ranks(wanted, steps, ranks)))
     if not whole:

@@ -2,68 +2,114 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.model.action import ActionKind
+from tracetool.model.pipeline import TailPart
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tracetool.reconstruct.groups import PipelineGroup
     from tracetool.reconstruct.kernels import Kernel
     from tracetool.reconstruct.segments import RankWork, Segment
     from tracetool.reconstruct.steps import Step
     from tracetool.store import Run
 
-Tail = tuple[tuple[ActionKind, int], ...]
-"""The parts of a tail in order, as (kind, duration in ns)."""
+Tail = tuple[TailPart, ...]
 
-_WAITS_SQL = """
+_COLLECTIVES_SQL = """
 WITH numbered AS (
-    SELECT rank, "group", group_ranks, start_ns, end_ns - start_ns AS duration_ns,
+    SELECT rank, "group", group_ranks, start_ns, end_ns,
            row_number() OVER (PARTITION BY rank, "group", group_ranks ORDER BY position) AS number
     FROM comms
     WHERE operation NOT IN ('send', 'recv', 'barrier') AND start_ns >= $first AND end_ns <= $last
-),
-floors AS (
-    SELECT rank, start_ns, duration_ns,
-           min(duration_ns) OVER (PARTITION BY "group", group_ranks, number) AS floor_ns
-    FROM numbered
 )
-SELECT coalesce(sum(duration_ns - floor_ns), 0)::BIGINT FROM floors
-WHERE rank = $rank AND start_ns >= $after AND start_ns < $until
+SELECT rank, start_ns, end_ns, "group" || ' ' || group_ranks::VARCHAR || ' ' || number::VARCHAR AS name, group_ranks,
+       min(end_ns - start_ns) OVER (PARTITION BY "group", group_ranks, number) AS own_ns
+FROM numbered
+ORDER BY start_ns
 """
+
+
+class _Collective(NamedTuple):
+    """One collective on one rank; ``own_ns`` is its shortest duration over the recorded ranks.
+
+    The last rank to arrive does not wait, so what a rank spends beyond that is waiting.
+    """
+
+    rank: int
+    start_ns: int
+    end_ns: int
+    name: str
+    group_ranks: list[int]
+    own_ns: int
 
 
 def observed_tail(kernels: Sequence[Kernel], segments: Sequence[Segment]) -> Tail:
     """What ran after the last backward, without barriers, as it was observed."""
     end = max(s.end_ns for s in segments)
-    after = [k for k in kernels if k.start_ns >= end and not k.is_p2p and not k.is_barrier]
+    rest = [k for k in kernels if not (k.is_p2p or k.is_barrier)]
+    # A collective launched by the last backward may run on after it.
+    after = [k for k in rest if k.start_ns >= end or (k.is_collective and k.end_ns > end)]
     optimizer = [k for k in after if k.is_optimizer]
     if not optimizer:
-        return ((ActionKind.REDUCE_GRAD, max(k.end_ns for k in after) - end),) if after else ()
+        return (TailPart(ActionKind.REDUCE_GRAD, max(k.end_ns for k in after) - end),) if after else ()
     start = min(k.start_ns for k in optimizer)
-    parts = [(ActionKind.OPTIMIZER, max(k.end_ns for k in optimizer) - start)]
+    parts = [TailPart(ActionKind.OPTIMIZER, max(k.end_ns for k in optimizer) - start)]
     if start > end:
-        parts.insert(0, (ActionKind.REDUCE_GRAD, start - end))
+        parts.insert(0, TailPart(ActionKind.REDUCE_GRAD, start - end))
     return tuple(parts)
 
 
-def tails_without_waits(run: Run, step: Step, work: Mapping[int, RankWork]) -> dict[int, Tail]:
+def tails_without_waits(
+    run: Run, group: PipelineGroup, step: Step, work: Mapping[int, RankWork], notes: list[str]
+) -> dict[int, Tail]:
     """Each rank's tail without the time its collectives waited for slower ranks.
 
-    The last rank to arrive at a collective does not wait, so the shortest duration over the recorded ranks
-    is the collective's own; what another rank spent beyond that was waiting, which replay makes anew.
+    Collectives over several ranks of the pipeline cut the tail: replay lets the ranks meet there. The waits of
+    the others (data-parallel groups) are left out.
     """
     first = min(start for start, _ in step.spans.values())
     last = max(end for _, end in step.spans.values())
-    tails = {}
+    rows = run.rows(_COLLECTIVES_SQL, {"first": first, "last": last})
+    recorded = {rank for (rank,) in run.rows("SELECT rank FROM ranks")}
+    tails, alone = {}, set()
     for rank, rank_work in work.items():
-        after = max(s.end_ns for s in rank_work.segments)
-        until = after + sum(duration for kind, duration in rank_work.tail if kind is ActionKind.REDUCE_GRAD)
-        parameters = {"rank": rank, "first": first, "last": last, "after": after, "until": until}
-        ((waited,),) = run.rows(_WAITS_SQL, parameters)
-        tails[rank] = tuple(
-            (kind, max(0, duration - waited) if kind is ActionKind.REDUCE_GRAD else duration)
-            for kind, duration in rank_work.tail
+        at = max(s.end_ns for s in rank_work.segments)
+        mine = [c for c in (_Collective(*row) for row in rows) if c.rank == rank and c.end_ns > at]
+        parts: list[TailPart] = []
+        for part in rank_work.tail:
+            inside = [c for c in mine if c.start_ns < at + part.duration_ns and c.end_ns > at]
+            alone |= {tuple(c.group_ranks) for c in inside if set(c.group_ranks) - recorded}
+            parts += _cut(part, at, inside, set(group.ranks) & recorded)
+            at += part.duration_ns
+        tails[rank] = tuple(parts)
+    if alone:
+        groups = ", ".join(str(list(g)) for g in sorted(alone))
+        notes.append(
+            f"collectives after the last backward with unrecorded ranks ({groups}) may hold waits: upper bounds"
         )
     return tails
+
+
+def _cut(part: TailPart, start: int, collectives: Sequence[_Collective], pipeline: set[int]) -> list[TailPart]:
+    """Split a part where collectives let ranks of the pipeline meet, and take all waits out."""
+    meets = [c for c in collectives if len(set(c.group_ranks) & pipeline) > 1 and c.start_ns >= start]
+    waits = sorted((max(c.start_ns, start), c.end_ns - c.own_ns) for c in collectives)
+    bounds = [start, *(c.start_ns for c in meets), start + part.duration_ns]
+    names = [None, *(c.name for c in meets)]
+    return [
+        TailPart(part.kind, (after - before) - _covered(waits, before, after), name)
+        for before, after, name in zip(bounds, bounds[1:], names, strict=False)
+    ]
+
+
+def _covered(spans: Sequence[tuple[int, int]], start: int, end: int) -> int:
+    """Length of the union of sorted spans within [start, end)."""
+    total, at = 0, start
+    for low, high in spans:
+        fresh, until = max(low, at), min(high, end)
+        if until > fresh:
+            total, at = total + until - fresh, until
+    return total

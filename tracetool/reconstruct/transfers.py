@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from tracetool.model.pipeline import P2PMode
+    from tracetool.model.schedule import PipelineShape
     from tracetool.reconstruct.groups import PipelineGroup
     from tracetool.reconstruct.steps import Step
     from tracetool.store import Run
@@ -65,13 +66,14 @@ SELECT c.operation = 'send', c.peer, c.payload_bytes, c.group, c.batch, c.stream
 FROM comms AS c
 ASOF LEFT JOIN labels AS l ON l.start_ns <= c.posted_ns
 WHERE c.rank = $rank AND c.operation IN ('send', 'recv') AND c.peer IS NOT NULL
+  AND coalesce(c.payload_bytes, 65) > 64  -- shapes of what follows (Megatron's variable sequence lengths)
   AND c.posted_ns >= $first AND c.posted_ns < $last
 ORDER BY c.position
 """
 
 
 def find_transfers(
-    run: Run, group: PipelineGroup, step: Step, *, use_labels: bool
+    run: Run, group: PipelineGroup, step: Step, *, use_labels: bool, notes: list[str]
 ) -> tuple[list[Transfer], dict[int, tuple[P2POp, ...]]]:
     """Match sends to receives, first in first out per (group, source, destination).
 
@@ -110,7 +112,29 @@ def find_transfers(
                     hint="the order of messages fits no pipeline with one stage per rank",
                 )
             transfers.append(_transfer(group, send, recv))
+    early = sum(t.end_ns < t.send_posted_ns for t in transfers)
+    if early:
+        notes.append(
+            f"{early} of {len(transfers)} messages arrive before they were sent: the clocks of the ranks differ, and "
+            "every time that crosses ranks is off by as much"
+        )
     return transfers, ops
+
+
+def check_counts(transfers: Sequence[Transfer], shape: PipelineShape) -> None:
+    """Check that every pair of neighbouring stages exchanged one message per microbatch and direction.
+
+    Raises:
+        UnmatchedTransfer: If there are more or fewer.
+    """
+    counted = Counter((t.kind, t.src_stage, t.dst_stage) for t in transfers)
+    for (kind, src, dst), count in sorted(counted.items()):
+        if count != shape.microbatches:
+            raise UnmatchedTransfer(
+                f"stage {src} sends {count} {'activations' if kind is ActionKind.FORWARD else 'gradients'} to stage "
+                f"{dst} in a step of {shape.microbatches} microbatches.",
+                hint="an evaluation batch or another exchange may run inside the step: try another one with --step",
+            )
 
 
 def _rank_ops(run: Run, group: PipelineGroup, step: Step, rank: int, *, use_labels: bool) -> Iterable[P2POp]:

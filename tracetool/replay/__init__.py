@@ -11,6 +11,7 @@ from tracetool.model.action import Action
 from tracetool.model.timeline import MemoryCurve, Op, Timeline, Transfer, memory_curve
 from tracetool.replay.engine import Times, run
 from tracetool.replay.graph import TaskGraph, TaskKind, build_graph
+from tracetool.replay.tail import run_tails
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,12 +119,7 @@ def _timeline(pipeline: Pipeline, schedule: Schedule, graph: TaskGraph, times: T
         for task, a in computes
     ]  # fmt: skip
     by_rank = [[op for op in ops if op.rank == rank] for rank in range(schedule.shape.ranks)]
-    tails: list[Op] = []
-    for rank, profile in enumerate(pipeline.ranks):
-        at = by_rank[rank][-1].end_ns
-        for kind, duration in profile.tail_kinds:
-            tails.append(Op(rank, -1, kind, -1, at, duration))
-            at += duration
+    tails = run_tails([rank_ops[-1].end_ns for rank_ops in by_rank], [profile.tail for profile in pipeline.ranks])
     return Timeline(
         name=schedule.name,
         global_ranks=tuple(profile.rank for profile in pipeline.ranks),
@@ -138,7 +134,7 @@ def _memory(ops: Sequence[Op], rank: int, costs: _TaskCosts) -> MemoryCurve | No
     for op in ops:
         cost = costs.measured.action(Action(op.stage, op.kind, op.microbatch))
         spans.append((op.start_ns, op.end_ns, cost.held_bytes, cost.peak_bytes))
-    return memory_curve(costs.measured.static_bytes(rank), spans)
+    return memory_curve(costs.measured.static_bytes(rank), spans, costs.measured.tail_peak_bytes(rank))
 
 
 def _transfers(
