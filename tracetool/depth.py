@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from functools import cache
+from itertools import product
+from math import ceil, prod
 from typing import TYPE_CHECKING
 
 from tracetool.errors import ScheduleDeadlock
@@ -15,7 +17,7 @@ from tracetool.schedules.geopipe import extra_per_rank
 from tracetool.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.scenario import Scenario
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 
 GAIN_RATIO = 0.005
 """geopipe stops adding forwards when no deeper warm-up shortens the step by more than this share."""
+
+
+_MOST_REPLAYED_FORWARDS = 50_000
+"""Up to so many (about two seconds) every combination of depths is replayed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +70,8 @@ class _Depth:
 def choose_depth(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -> tuple[tuple[int, ...], str | None]:
     """Extra warm-up forwards per pipeline rank that hide the links, within the memory limit.
 
-    From 1F1B on, forwards are added where they shorten the step most (to one boundary, or to all), each
-    choice replayed. Taken is the first depth after which no deeper one shortens the step by more than
-    ``GAIN_RATIO``; if that does not fit the memory, the search goes again over what does.
+    Taken are the fewest forwards after which more would not shorten the step by more than ``GAIN_RATIO``, every
+    choice replayed; if they do not fit the memory, the same among the choices that do.
 
     Returns:
         Extra forwards per rank, and in words what limited them.
@@ -74,25 +79,26 @@ def choose_depth(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -
     boundaries = scenario.topology.boundaries()
     if not boundaries:
         return (0,) * shape.ranks, "no DC boundary: nothing to hide, the order is 1F1B's"
-    path, deadlock = _deepening(pipeline, shape, scenario, boundaries)
-    if not path:
+    search = _Search(pipeline, shape, scenario, boundaries)
+    choices = search.choices()
+    if not choices:
         return (0,) * shape.ranks, None  # even 1F1B deadlocks here: replaying it will say where
-    best = _first_good(path)
-    if path[0].feasible is False:
-        return path[0].extra_forwards, "even 1F1B's own warm-up exceeds the HBM limit"
+    best = _fewest(choices)
+    if choices[0].feasible is False:
+        return choices[0].extra_forwards, "even 1F1B's own warm-up exceeds the HBM limit"
     if best.feasible is not False:
-        return best.extra_forwards, _why_not_deeper(best, path, deadlock=deadlock)
-    fitting, _ = _deepening(pipeline, shape, scenario, boundaries, only_fitting=True)
-    chosen = _first_good(fitting)
+        return best.extra_forwards, _why_not_deeper(best, choices, deadlock=search.deadlocked)
+    chosen = _fewest(search.choices(only_fitting=True))
     return chosen.extra_forwards, (
         f"limited by HBM: without the limit {_signed(best.extra_forwards)} would take {format_duration(best.step_ns)}"
     )
 
 
-def _why_not_deeper(best: _Depth, path: Sequence[_Depth], *, deadlock: bool) -> str | None:
+def _why_not_deeper(best: _Depth, choices: Sequence[_Depth], *, deadlock: bool) -> str | None:
     if deadlock:
-        return f"anything deeper than {_signed(path[-1].extra_forwards)} would deadlock with blocking transfers"
-    if best.step_ns > min(d.step_ns for d in path):
+        deepest = max(choices, key=lambda d: sum(d.extra_forwards))
+        return f"anything deeper than {_signed(deepest.extra_forwards)} would deadlock with blocking transfers"
+    if best.step_ns > min(d.step_ns for d in choices):
         return f"deeper warm-ups would gain less than {GAIN_RATIO:.1%}"
     return None
 
@@ -101,48 +107,58 @@ def _signed(extra_forwards: Sequence[int]) -> str:
     return "+" + ",".join(map(str, extra_forwards))
 
 
-def _first_good(path: Sequence[_Depth]) -> _Depth:
-    for index, depth in enumerate(path):
-        rest = min(d.step_ns for d in path[index:])
-        if depth.step_ns - rest <= GAIN_RATIO * depth.step_ns:
-            return depth
-    raise AssertionError("the last depth has none after it")
+def _fewest(choices: Sequence[_Depth]) -> _Depth:
+    """The fewest forwards whose step is within ``GAIN_RATIO`` of the shortest."""
+    shortest = min(d.step_ns for d in choices)
+    good = [d for d in choices if d.step_ns - shortest <= GAIN_RATIO * d.step_ns]
+    return min(good, key=lambda d: (sum(d.extra_forwards), d.step_ns))
 
 
-def _deepening(
-    pipeline: Pipeline,
-    shape: PipelineShape,
-    scenario: Scenario,
-    boundaries: Sequence[int],
-    *,
-    only_fitting: bool = False,
-) -> tuple[list[_Depth], bool]:
-    """Ever deeper warm-ups, from none to twice what the closed form of the schedule asks for.
+class _Search:
+    """Replays depths up to twice what the closed form of the schedule asks for at each boundary."""
 
-    Returns:
-        The path, and whether it ends because anything deeper would deadlock.
-    """
+    def __init__(self, pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, boundaries: Sequence[int]) -> None:
+        self._pipeline = pipeline
+        self._shape = shape
+        self._scenario = scenario
+        self._boundaries = boundaries
+        self._ceilings = [min(shape.microbatches, 2 * _hiding_depth(pipeline, scenario, b) + 2) for b in boundaries]
+        self.deadlocked = False
+        self._replay = cache(self._replay_depth)
 
-    def depth_of(per_boundary: tuple[int, ...]) -> _Depth | None:
-        extra = extra_per_rank(shape.ranks, dict(zip(boundaries, per_boundary, strict=True)))
+    def choices(self, *, only_fitting: bool = False) -> list[_Depth]:
+        """Depths that run, 1F1B's own first: all there are, or where those are too many the steepest way up."""
+        grid = [range(ceiling + 1) for ceiling in self._ceilings]
+        if prod(map(len, grid)) * self._shape.ranks * self._shape.microbatches > _MOST_REPLAYED_FORWARDS:
+            return self._steepest(only_fitting=only_fitting)
+        return self._running(product(*grid), only_fitting=only_fitting)
+
+    def _running(self, choices: Iterable[tuple[int, ...]], *, only_fitting: bool) -> list[_Depth]:
+        found = [depth for depth in map(self._replay, choices) if depth is not None]
+        return [depth for depth in found if depth.feasible is not False or not only_fitting]
+
+    def _steepest(self, *, only_fitting: bool) -> list[_Depth]:
+        """From 1F1B on, one forward more where it shortens the step most: at one boundary, or at all."""
+        path: list[_Depth] = []
+        raised = {(0,) * len(self._boundaries)}
+        while raised:
+            found = self._running(sorted(raised), only_fitting=only_fitting)
+            if not found:
+                break
+            path.append(min(found, key=lambda d: (d.step_ns, d.per_boundary)))
+            raised = _raised(path[-1].per_boundary, self._ceilings)
+        return path
+
+    def _replay_depth(self, per_boundary: tuple[int, ...]) -> _Depth | None:
+        extra = extra_per_rank(self._shape.ranks, dict(zip(self._boundaries, per_boundary, strict=True)))
+        schedule = build_schedule("geopipe", self._shape, extra_forwards=extra)
         try:
-            done = replay(pipeline, build_schedule("geopipe", shape, extra_forwards=extra), scenario)
+            done = replay(self._pipeline, schedule, self._scenario)
         except ScheduleDeadlock:
+            self.deadlocked = True
             return None
         metrics = measure(done.timeline)
-        return _Depth(per_boundary, extra, metrics.step_ns, fits(metrics, scenario)[0])
-
-    ceilings = [min(shape.microbatches, 2 * _hiding_depth(pipeline, scenario, b) + 2) for b in boundaries]
-    path: list[_Depth] = []
-    raised = {(0,) * len(boundaries)}
-    while raised:
-        running = [depth for depth in map(depth_of, sorted(raised)) if depth is not None]
-        found = [depth for depth in running if depth.feasible is not False or not only_fitting]
-        if not found:
-            return path, not running
-        path.append(min(found, key=lambda d: (d.step_ns, d.per_boundary)))
-        raised = _raised(path[-1].per_boundary, ceilings)
-    return path, False
+        return _Depth(per_boundary, extra, metrics.step_ns, fits(metrics, self._scenario)[0])
 
 
 def _raised(now: tuple[int, ...], ceilings: Sequence[int]) -> set[tuple[int, ...]]:

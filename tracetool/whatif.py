@@ -176,7 +176,7 @@ def _evaluate(
     free = replace(scenario, topology=scenario.topology.without_delays())
     ideal = measure(replay(pipeline, schedule, free).timeline)
     feasible, shortage = fits(metrics, scenario)
-    known = _seen_error(pipeline, schedule, done.p2p)
+    known = _seen_error(pipeline, schedule, done.p2p, len(scenario.topology.boundaries()))
     remarks = [remark] if remark else []
     if schedule.extra_forwards and not any(schedule.extra_forwards) and done.p2p != pipeline.p2p:
         remarks.append("this is 1F1B's order: what differs from 1f1b comes from how transfers are issued")
@@ -202,15 +202,17 @@ def _evaluate(
 _ONE_FAMILY = ("1f1b", "geopipe")
 
 
-def _seen_error(pipeline: Pipeline, schedule: Schedule, mode: P2PMode) -> float | None:
+def _seen_error(pipeline: Pipeline, schedule: Schedule, mode: P2PMode, boundaries: int) -> float | None:
     """Largest error of the step time for such a prediction, over all pairs of recorded H100 runs (README, Accuracy).
 
-    They had one stage per rank and as many microbatches replayed as recorded; anything else was not tried.
+    They had one stage per rank, as many microbatches replayed as recorded, and at most one DC boundary, which
+    per-edge transfers did not cross; anything else was not tried.
 
     Compute slows down beside communication kernels that wait, which is not modelled: costs belong to the order
     and the transfers they were recorded with.
     """
     tried = schedule.shape == pipeline.observed.shape and schedule.shape.chunks == 1
+    tried = tried and boundaries <= (0 if mode == "per-edge" else 1)
     if not tried or any(stage.evidence == "kernels" for stage in pipeline.stages):
         return None
     if any(ActionKind.BACKWARD_WEIGHT in stage.costs for stage in pipeline.stages):

@@ -97,9 +97,9 @@ class _TaskCosts:
         payload = self.measured.payload_bytes(message.src_stage, message.kind)
         if payload is None:
             raise ScenarioError(
-                f"the trace does not tell how many bytes stage {message.src_stage} sends "
-                f"({message.kind.value}), so its time over a link is unknown.",
-                hint="record with torch 2.4 or newer, or Ascend Level1 and up",
+                f"the messages of stage {message.src_stage} ({message.kind.value}) differ in size or do not tell it, "
+                "so their time over a link is unknown.",
+                hint="sizes are recorded by torch 2.4 or newer, and Ascend Level1 and up",
             )
         return payload
 

@@ -1,0 +1,254 @@
+"""Recorded traces with one thing changed: what must come out is known from the unchanged one, or from the change."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from recorded import SAMPLES, run_of
+
+from tracetool.errors import NoPipeline, ReconstructError, UnmatchedTransfer
+from tracetool.ingest import ingest
+from tracetool.metrics import Metrics, measure
+from tracetool.model.action import ActionKind
+from tracetool.model.scenario import Scenario
+from tracetool.reconstruct import Reconstruction, reconstruct
+from tracetool.replay import replay
+from tracetool.whatif import answer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Trace = dict[str, Any]
+Change = Callable[[list[Trace]], None]
+GIB = 2**30
+LAUNCHES = ("cuda_runtime", "cuda_driver")
+
+
+def _spoiled(tmp_path: Path, change: Change) -> Reconstruction:
+    traces = [json.loads(gzip.decompress((SAMPLES / "h100-1f1b" / f"rank{r}.json.gz").read_bytes())) for r in range(4)]
+    change(traces)
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    for rank, trace in enumerate(traces):
+        (folder / f"rank{rank}.json").write_text(json.dumps(trace), encoding="utf-8")
+    return reconstruct(ingest([folder], tmp_path / "x.run"))
+
+
+@pytest.fixture(scope="module")
+def clean() -> Metrics:
+    return measure(reconstruct(run_of(SAMPLES / "h100-1f1b")).observed)
+
+
+def _kernels(trace: Trace) -> list[dict[str, Any]]:
+    return [e for e in trace["traceEvents"] if e.get("cat") == "kernel"]
+
+
+def _launch_of(trace: Trace, kernel: dict[str, Any]) -> dict[str, Any]:
+    wanted = kernel["args"]["correlation"]
+    return next(e for e in trace["traceEvents"] if e.get("cat") in LAUNCHES and e["args"].get("correlation") == wanted)
+
+
+def _named(trace: Trace, prefix: str) -> list[dict[str, Any]]:
+    return [e for e in trace["traceEvents"] if e["name"].startswith(prefix)]
+
+
+def _memory(time: float, size: int, total: int, device: int) -> dict[str, Any]:
+    args = {"Bytes": size, "Total Allocated": total, "Total Reserved": total, "Device Type": 1, "Device Id": device}
+    return {
+        "ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1, "s": "t", "ts": time,
+        "args": args,
+    }  # fmt: skip
+
+
+def test_a_collective_beside_the_last_backward_is_no_compute(tmp_path: Path, clean: Metrics) -> None:
+    """A 50 ms all-reduce on a stream of its own, launched by the last autograd node (data-parallel overlap)."""
+
+    def change(traces: list[Trace]) -> None:
+        trace = traces[0]
+        node = _named(trace, "autograd::engine::evaluate_function")[-1]
+        at = node["ts"] + node["dur"] / 2
+        ids = {"correlation": 99_999_999}
+        start = max(k["ts"] for k in _kernels(trace) if "nccl" not in k["name"])
+        where = {"ph": "X", "pid": node["pid"], "tid": node["tid"], "ts": at, "dur": 1}
+        trace["traceEvents"] += [
+            {**where, "cat": "cuda_runtime", "name": "cudaLaunchKernelExC", "args": ids},
+            {
+                "ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce_Sum_bf16_RING_LL()", "pid": 0, "tid": 99,
+                "ts": start - 9_000, "dur": 50_000, "args": {**ids, "stream": 99},
+            },
+        ]  # fmt: skip
+
+    found = _spoiled(tmp_path, change)
+    assert measure(found.observed).window_ns == clean.window_ns
+    assert measure(found.observed).compute_ns == clean.compute_ns
+
+
+def test_a_copy_between_receive_and_wait_pulls_no_wait_into_the_forward(tmp_path: Path, clean: Metrics) -> None:
+    def change(traces: list[Trace]) -> None:
+        trace = traces[1]
+        first = min((k for k in _kernels(trace) if "SendRecv" in k["name"]), key=lambda k: k["ts"])
+        launch = _launch_of(trace, first)
+        ids = {"correlation": 99_999_999}
+        trace["traceEvents"] += [
+            {**launch, "name": "cudaMemcpyAsync", "ts": launch["ts"] + launch["dur"] + 1, "dur": 1, "args": ids},
+            {
+                "ph": "X", "cat": "gpu_memcpy", "name": "Memcpy HtoD", "pid": 1, "tid": 7, "ts": first["ts"] + 1,
+                "dur": 2, "args": {**ids, "stream": 7, "bytes": 16_384},
+            },
+        ]  # fmt: skip
+
+    assert measure(_spoiled(tmp_path, change).observed).compute_ns == clean.compute_ns
+
+
+def test_what_is_freed_before_the_first_forward_is_not_kept(tmp_path: Path, clean: Metrics) -> None:
+    """4 GiB allocated and freed before the first launch of the step: the peak is that of the unchanged trace."""
+
+    def change(traces: list[Trace]) -> None:
+        trace = traces[0]
+        first = min(_named(trace, "[memory]"), key=lambda e: e["ts"])
+        level = first["args"]["Total Allocated"] - first["args"]["Bytes"]
+        trace["traceEvents"] += [
+            _memory(first["ts"] - 2, 4 * GIB, level + 4 * GIB, 0),
+            _memory(first["ts"] - 1, -4 * GIB, level, 0),
+        ]
+
+    assert measure(_spoiled(tmp_path, change).observed).peak_hbm_bytes == clean.peak_hbm_bytes
+
+
+def test_the_optimizers_memory_counts(tmp_path: Path, clean: Metrics) -> None:
+    """40 GiB inside Optimizer.step: the peak is the level after the last backward plus that, and does not fit 40."""
+
+    def change(traces: list[Trace]) -> None:
+        trace = traces[0]
+        step = _named(trace, "Optimizer.step")[0]
+        before = max((e for e in _named(trace, "[memory]") if e["ts"] < step["ts"]), key=lambda e: e["ts"])
+        level = before["args"]["Total Allocated"]
+        trace["traceEvents"] += [
+            _memory(step["ts"] + 1, 40 * GIB, level + 40 * GIB, 0),
+            _memory(step["ts"] + 2, -40 * GIB, level, 0),
+        ]
+
+    found = _spoiled(tmp_path, change)
+    peaks = measure(found.observed).peak_hbm_bytes
+    assert (peaks[0] or 0) > 45 * GIB
+    assert peaks[1:] == clean.peak_hbm_bytes[1:]
+    assert answer(found, ["1f1b"], Scenario(hbm_bytes=40 * GIB)).results[0].feasible is False
+
+
+def test_memory_of_another_device_is_left_out(tmp_path: Path, clean: Metrics) -> None:
+    def change(traces: list[Trace]) -> None:
+        events = _named(traces[1], "[memory]")
+        middle = sorted(e["ts"] for e in events)[len(events) // 2]
+        traces[1]["traceEvents"] += [_memory(middle + i / 1000, 2 * GIB, 2 * GIB * i, 0) for i in range(1, 11)]
+
+    assert measure(_spoiled(tmp_path, change).observed).peak_hbm_bytes == clean.peak_hbm_bytes
+
+
+def test_ranks_meet_at_a_collective_before_the_optimizer(tmp_path: Path) -> None:
+    """A global all-reduce after the last backward, then a rank that needs 60 ms more: the replayed step is the
+    observed one, because nobody passes the all-reduce before the slowest has come."""
+
+    def change(traces: list[Trace]) -> None:
+        ends = [
+            max(
+                k["ts"] + k["dur"]
+                for k in _kernels(t)
+                if k["ts"] < _named(t, "Optimizer.step")[0]["ts"] + 10**9 and "nccl" not in k["name"]
+                and _launch_of(t, k)["ts"] < _named(t, "Optimizer.step")[0]["ts"]
+            )
+            for t in traces
+        ]  # fmt: skip
+        meet = max(ends) + 100
+        for trace, end in zip(traces, ends, strict=True):
+            optimizer = _named(trace, "Optimizer.step")[0]
+            inside = [
+                k for k in _kernels(trace)
+                if optimizer["ts"] <= _launch_of(trace, k)["ts"] <= optimizer["ts"] + optimizer["dur"]
+            ]  # fmt: skip
+            shift = meet + 600 - min(k["ts"] for k in inside)
+            for kernel in inside:
+                kernel["ts"] += shift
+            if trace is traces[3]:
+                max(inside, key=lambda k: k["ts"])["dur"] += 60_000
+            barrier = next(e for e in trace["traceEvents"] if e.get("args", {}).get("Collective name") == "barrier")
+            at = optimizer["ts"] - 20
+            record = {**barrier, "ts": at, "dur": 10}
+            record["args"] = {**barrier["args"], "Collective name": "allreduce", "External id": 88_888_888}
+            ids = {"correlation": 99_999_999, "External id": 88_888_888}
+            trace["traceEvents"] += [
+                record,
+                {**record, "cat": "cuda_runtime", "name": "cudaLaunchKernelExC", "ts": at + 2, "args": ids},
+                {
+                    "ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL()", "pid": 0, "tid": 7,
+                    "ts": end + 50, "dur": meet + 500 - (end + 50), "args": {**ids, "stream": 7},
+                },
+            ]  # fmt: skip
+
+    found = _spoiled(tmp_path, change)
+    done = replay(found.pipeline, found.pipeline.observed, Scenario())
+    observed = measure(found.observed).step_ns
+    assert observed > 295_000_000
+    assert measure(done.timeline).step_ns == pytest.approx(observed, rel=0.005)
+
+
+def test_a_pipeline_whose_middle_edge_is_not_recorded_is_no_shorter_pipeline(tmp_path: Path) -> None:
+    """Ranks 1 and 2 talk over another backend (TCP between data centres): no records between them."""
+
+    def change(traces: list[Trace]) -> None:
+        for rank, other in ((1, 2), (2, 1)):
+            trace = traces[rank]
+            trace["traceEvents"] = [
+                e for e in trace["traceEvents"]
+                if other not in (e.get("args", {}).get("Src Rank"), e.get("args", {}).get("Dst Rank"))
+            ]  # fmt: skip
+
+    with pytest.raises(NoPipeline, match=r"exchange no messages"):
+        _spoiled(tmp_path, change)
+
+
+def test_a_clock_that_is_off_is_told_and_widens_the_error(tmp_path: Path) -> None:
+    def change(traces: list[Trace]) -> None:
+        for event in traces[3]["traceEvents"]:
+            if "ts" in event:
+                event["ts"] -= 30_000
+
+    found = _spoiled(tmp_path, change)
+    assert any("arrive before they were sent" in note for note in found.notes)
+    result = answer(found, ["1f1b"])
+    assert (result.results[0].seen_error_ratio or 0) >= abs(result.fidelity.error_ratio) > 0.05
+    assert any("do not trust" in note for note in result.notes)
+
+
+def test_an_extra_message_inside_the_step_is_refused(tmp_path: Path) -> None:
+    """One more send on rank 0 than rank 1 receives."""
+
+    def change(traces: list[Trace]) -> None:
+        events = traces[0]["traceEvents"]
+        send = next(e for e in events if e.get("args", {}).get("Collective name") == "send")
+        events.append({**send, "ts": send["ts"] - 0.5})
+
+    with pytest.raises(UnmatchedTransfer, match="rank 0 sends 9 messages to rank 1"):
+        _spoiled(tmp_path, change)
+
+
+def test_ranks_of_different_runs_are_refused(tmp_path: Path) -> None:
+    def change(traces: list[Trace]) -> None:
+        traces[2]["baseTimeNanoseconds"] += 8_000_000_000
+
+    with pytest.raises(ReconstructError, match=r"begins 7.*s after"):
+        _spoiled(tmp_path, change)
+
+
+def test_the_order_of_events_in_the_file_does_not_matter(tmp_path: Path) -> None:
+    def change(traces: list[Trace]) -> None:
+        for trace in traces:
+            trace["traceEvents"].reverse()
+
+    found = _spoiled(tmp_path, change)
+    whole = reconstruct(run_of(SAMPLES / "h100-1f1b"))
+    assert found.observed == whole.observed
+    assert {k.value for k in found.pipeline.stages[0].costs} == {ActionKind.FORWARD.value, ActionKind.BACKWARD.value}
