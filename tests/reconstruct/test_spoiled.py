@@ -252,3 +252,33 @@ def test_the_order_of_events_in_the_file_does_not_matter(tmp_path: Path) -> None
     whole = reconstruct(run_of(SAMPLES / "h100-1f1b"))
     assert found.observed == whole.observed
     assert {k.value for k in found.pipeline.stages[0].costs} == {ActionKind.FORWARD.value, ActionKind.BACKWARD.value}
+
+
+def test_without_marks_steps_end_with_the_optimizer(tmp_path: Path, clean: Metrics) -> None:
+    def change(traces: list[Trace]) -> None:
+        for trace in traces:
+            trace["traceEvents"] = [e for e in trace["traceEvents"] if not e["name"].startswith("ProfilerStep")]
+
+    found = _spoiled(tmp_path, change)
+    assert measure(found.observed) == clean
+    assert any("where the optimizer ends" in note for note in found.notes)
+
+
+def test_two_unmarked_steps_are_two(tmp_path: Path, clean: Metrics) -> None:
+    """The step once more, 300 ms later with new ids: either of the two is the recorded one."""
+
+    def change(traces: list[Trace]) -> None:
+        for trace in traces:
+            events = [e for e in trace["traceEvents"] if not e["name"].startswith("ProfilerStep")]
+            again = []
+            for event in events:
+                args = dict(event.get("args", {}))
+                for key in ("correlation", "External id", "Sequence number"):
+                    if key in args:
+                        args[key] += 50_000_000
+                again.append({**event, "ts": event["ts"] + 300_000, "args": args})
+            trace["traceEvents"] = events + again
+
+    found = _spoiled(tmp_path, change)
+    assert measure(found.observed).window_ns == clean.window_ns
+    assert found.pipeline.observed.shape.microbatches == 8

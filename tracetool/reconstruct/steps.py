@@ -40,9 +40,7 @@ def choose_step(run: Run, ranks: Sequence[int], wanted: int | None, notes: list[
     for number, rank, start, end in rows:
         steps.setdefault(number, {})[rank] = (start, end)
     if not steps:
-        notes.append("the trace marks no steps: all of it is taken as one step, number 0")
-        spans = run.rows("SELECT rank, min(start_ns), max(start_ns + duration_ns) FROM events GROUP BY rank")
-        steps[0] = {rank: (start, end) for rank, start, end in spans if rank in ranks}
+        steps = _between_optimizers(run, ranks, notes)
     counts = {number: _p2p_count(run, spans) for number, spans in steps.items()}
     usual = max(multimode(counts.values()))
     whole = [n for n, s in steps.items() if len(s) == len(ranks) and counts[n] == usual]
@@ -59,6 +57,32 @@ def choose_step(run: Run, ranks: Sequence[int], wanted: int | None, notes: list[
     by_length = sorted(whole, key=lambda n: (_length(steps[n]), n))
     number = by_length[(len(by_length) - 1) // 2]
     return _at_one_time(Step(number, steps[number]))
+
+
+def _between_optimizers(run: Run, ranks: Sequence[int], notes: list[str]) -> dict[int, dict[int, tuple[int, int]]]:
+    """Steps of a trace without marks: cut where the optimizer ends, or all of it as one."""
+    bounds = {
+        rank: (first, last)
+        for rank, first, last in run.rows(
+            "SELECT rank, min(start_ns), max(start_ns + duration_ns) FROM events GROUP BY rank"
+        )
+    }
+    ends: dict[int, list[int]] = {rank: [] for rank in ranks}
+    for rank, end in run.rows(
+        "SELECT rank, start_ns + duration_ns AS end_ns FROM events "
+        "WHERE category = 'annotation' AND starts_with(name, 'Optimizer.step') ORDER BY end_ns"
+    ):
+        if rank in ends:
+            ends[rank].append(end)
+    count = min(len(cuts) for cuts in ends.values())
+    if count == 0:
+        notes.append("the trace marks neither steps nor the optimizer: all of it is taken as one step, number 0")
+        return {0: {rank: bounds[rank] for rank in ranks}}
+    notes.append("the trace marks no steps: they are cut where the optimizer ends, and numbered from 0")
+    return {
+        number: {rank: (cuts[number - 1] if number else bounds[rank][0], cuts[number]) for rank, cuts in ends.items()}
+        for number in range(count)
+    }
 
 
 def _at_one_time(step: Step) -> Step:

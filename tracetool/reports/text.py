@@ -137,7 +137,7 @@ def _details(answer: Answer) -> list[str]:
         lines.append("")
     check = answer.fidelity
     lines.append(
-        f"  check: the observed order, replayed, takes a window of {format_duration(check.replayed_ns)} for the "
+        f"  fidelity: the observed order, replayed, takes a window of {format_duration(check.replayed_ns)} for the "
         f"observed {format_duration(check.observed_ns)} ({check.error_ratio:+.2%}; the model on its own recording)"
     )
     return lines
