@@ -72,7 +72,7 @@ class Kernel(NamedTuple):
 
 _AUTOGRAD_SQL = """
 WITH launched AS (
-    SELECT k.start_ns, k.start_ns + k.duration_ns AS end_ns, k.stream, k.external_id,
+    SELECT k.event, k.start_ns, k.start_ns + k.duration_ns AS end_ns, k.stream, k.external_id,
            l.start_ns AS launch_ns, l.thread, k.category = 'memcpy' AS is_copy,
            k.category = 'kernel' AND regexp_matches(lower(k.name), '^(nccl|rccl|mscclpp)') AS is_communication
     FROM events AS k
@@ -84,6 +84,13 @@ nodes AS (
     SELECT thread, start_ns, start_ns + duration_ns AS end_ns, sequence_number
     FROM events
     WHERE rank = $rank AND category = 'op' AND starts_with(name, 'autograd::engine::evaluate_function')
+),
+inside AS (
+    -- The innermost node around the launch: nodes nest where a backward runs another one.
+    SELECT k.event, arg_max(n.sequence_number, n.start_ns) AS backward_of
+    FROM launched AS k
+    JOIN nodes AS n ON n.thread = k.thread AND n.start_ns <= k.launch_ns AND n.end_ns >= k.launch_ns
+    GROUP BY k.event
 ),
 labels AS (
     SELECT start_ns, start_ns + duration_ns AS end_ns, name
@@ -110,8 +117,8 @@ SELECT
     k.start_ns, k.end_ns, k.launch_ns,
     CASE WHEN k.launch_ns <= label.end_ns THEN label.name END AS label,
     op.sequence_number,
-    coalesce(k.launch_ns <= node.end_ns, false) AS in_backward,
-    CASE WHEN k.launch_ns <= node.end_ns THEN node.sequence_number END AS backward_of,
+    inside.event IS NOT NULL AS in_backward,
+    inside.backward_of,
     coalesce(t.is_p2p, false) AS is_p2p,
     coalesce(t.is_barrier, false) AS is_barrier,
     k.is_communication AND NOT coalesce(t.is_p2p OR t.is_barrier, false) AS is_collective,
@@ -122,7 +129,7 @@ SELECT
 FROM launched AS k
 LEFT JOIN ops AS op USING (external_id)
 LEFT JOIN transfers AS t ON t.stream = k.stream AND t.start_ns = k.start_ns
-ASOF LEFT JOIN nodes AS node ON node.thread = k.thread AND node.start_ns <= k.launch_ns
+LEFT JOIN inside ON inside.event = k.event
 ASOF LEFT JOIN labels AS label ON label.start_ns <= k.launch_ns
 ASOF LEFT JOIN optimizers AS opt ON opt.start_ns <= k.launch_ns
 ORDER BY k.launch_ns, k.start_ns
