@@ -44,11 +44,12 @@ class Silent:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A source with its reader and identity."""
+    """A source with its reader, identity and the SHA-256 of its content."""
 
     source: Source
     reader: Reader
     identity: Identity
+    digest: str
     rank_from_name: bool = False
 
     @property
@@ -101,7 +102,7 @@ def discover(paths: Sequence[Path]) -> list[Found]:
 
 def digest_of(found: Sequence[Found]) -> str:
     """SHA-256 over the content of all sources: the same traces give the same digest anywhere."""
-    return hashlib.sha256("".join(f"{f.rank}:{_digest(f.source)}\n" for f in found).encode()).hexdigest()
+    return hashlib.sha256("".join(f"{f.rank}:{f.digest}\n" for f in found).encode()).hexdigest()
 
 
 def ingest(
@@ -191,14 +192,14 @@ def _walk(paths: Sequence[Path]) -> list[Path]:
 def _identified(source: Source, reader: Reader) -> Found:
     identity = reader.identify(source)
     if identity.rank is not None:
-        return Found(source, reader, identity)
+        return Found(source, reader, identity, _digest(source))
     match = _RANK_IN_NAME.search(source.path.name)
     if match is None:
         raise MissingRank(
             f"{source.path} does not say its rank.",
             hint="torch.distributed was not initialised when it was recorded; name the file rank0.json, rank1.json ...",
         )
-    return Found(source, reader, replace(identity, rank=int(match[1])), rank_from_name=True)
+    return Found(source, reader, replace(identity, rank=int(match[1])), _digest(source), rank_from_name=True)
 
 
 def _digest(source: Source) -> str:
@@ -211,7 +212,7 @@ def _digest(source: Source) -> str:
 
 def _source_row(number: int, item: Found, report: SourceReport) -> tuple[object, ...]:
     return (
-        number, str(item.source.path), item.reader.name, _digest(item.source), item.source.size_bytes,
+        number, str(item.source.path), item.reader.name, item.digest, item.source.size_bytes,
         item.rank, report.rows, report.dropped.total(), report.repaired.total(), 0,
     )  # fmt: skip
 

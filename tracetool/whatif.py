@@ -10,7 +10,7 @@ from tracetool.errors import ScenarioError
 from tracetool.metrics import Metrics, measure
 from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
-from tracetool.replay import replay
+from tracetool.replay import Replayed, replay
 from tracetool.schedules import build_schedule
 from tracetool.schedules.recognise import recognise
 from tracetool.units import format_duration, format_size
@@ -138,8 +138,10 @@ def answer(
             f"extra forwards are geopipe's, and {', '.join(schedules)} has none.", hint="add --schedule geopipe"
         )
     known = recognise(observed)
-    if known is None and observed.shape.chunks > 1 and baseline == "1f1b":
+    notes = list(found.notes)
+    if observed.shape.chunks > 1 and baseline == "1f1b":
         baseline = "observed"
+        notes.append("the baseline is the observed order: 1f1b needs one stage per rank")
     back, seen = measure(replay(pipeline, observed, Scenario()).timeline), measure(found.observed)
     fidelity = Fidelity(seen.window_ns, back.window_ns)
     # A model that misses its own recording by more than the known error misses other orders by as much at least.
@@ -155,7 +157,7 @@ def answer(
         scenario=scenario,
         baseline=base,
         results=tuple(results),
-        notes=(*found.notes, *_distrust(own_error), *_notes(pipeline, scenario, [base, *results])),
+        notes=(*notes, *_distrust(own_error), *_notes(pipeline, scenario, [base, *results])),
     )
 
 
@@ -177,13 +179,7 @@ def _evaluate(
     ideal = measure(replay(pipeline, schedule, free).timeline)
     feasible, shortage = fits(metrics, scenario)
     known = _seen_error(pipeline, schedule, done.p2p, len(scenario.topology.boundaries()))
-    remarks = [remark] if remark else []
-    if schedule.extra_forwards and not any(schedule.extra_forwards) and done.p2p != pipeline.p2p:
-        remarks.append("this is 1F1B's order: what differs from 1f1b comes from how transfers are issued")
-    if done.p2p != "per-edge" and not schedule.blocking and scenario.topology.links:
-        edges = measure(replay(pipeline, schedule, replace(scenario, p2p="per-edge")).timeline)
-        if edges.step_ns < (1 - GAIN_RATIO) * metrics.step_ns:
-            remarks.append(f"with a channel per edge (--p2p per-edge) it would take {format_duration(edges.step_ns)}")
+    remarks = [*([remark] if remark else []), *_transfer_remarks(pipeline, done, metrics, scenario)]
     return Result(
         schedule=schedule.name,
         extra_forwards=schedule.extra_forwards,
@@ -197,6 +193,19 @@ def _evaluate(
         seen_error_ratio=None if known is None else max(known, own_error),
         remark="; ".join(remarks) or None,
     )
+
+
+def _transfer_remarks(pipeline: Pipeline, done: Replayed, metrics: Metrics, scenario: Scenario) -> list[str]:
+    """What of a result comes from how its transfers are issued."""
+    remarks = []
+    schedule = done.schedule
+    if schedule.extra_forwards and not any(schedule.extra_forwards) and done.p2p != pipeline.p2p:
+        remarks.append("this is 1F1B's order: what differs from 1f1b comes from how transfers are issued")
+    if done.p2p != "per-edge" and not schedule.blocking and scenario.topology.links:
+        edges = measure(replay(pipeline, schedule, replace(scenario, p2p="per-edge")).timeline)
+        if edges.step_ns < (1 - GAIN_RATIO) * metrics.step_ns:
+            remarks.append(f"with a channel per edge (--p2p per-edge) it would take {format_duration(edges.step_ns)}")
+    return remarks
 
 
 _ONE_FAMILY = ("1f1b", "geopipe")
