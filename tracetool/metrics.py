@@ -62,13 +62,15 @@ def measure(timeline: Timeline) -> Metrics:
     ranks = len(timeline.global_ranks)
     start = min(op.start_ns for op in computes)
     window = max(op.end_ns for op in computes) - start
-    busy = tuple(sum(op.duration_ns for op in computes if op.rank == rank) for rank in range(ranks))
+    busy = [0] * ranks
+    for op in computes:
+        busy[op.rank] += op.duration_ns
     return Metrics(
         step_ns=max(op.end_ns for op in timeline.ops) - start,
         window_ns=window,
         compute_ns=sum(busy),
         bubble_ns=(ranks * window - sum(busy)) // ranks,
         bubble_ratio=1 - sum(busy) / (ranks * window) if window else 0.0,
-        rank_compute_ns=busy,
+        rank_compute_ns=tuple(busy),
         peak_hbm_bytes=tuple(None if curve is None else max(level for _, level in curve) for curve in timeline.memory),
     )

@@ -118,7 +118,9 @@ def _timeline(pipeline: Pipeline, schedule: Schedule, graph: TaskGraph, times: T
         )
         for task, a in computes
     ]  # fmt: skip
-    by_rank = [[op for op in ops if op.rank == rank] for rank in range(schedule.shape.ranks)]
+    by_rank: list[list[Op]] = [[] for _ in range(schedule.shape.ranks)]
+    for op in ops:
+        by_rank[op.rank].append(op)
     tails = run_tails([rank_ops[-1].end_ns for rank_ops in by_rank], [profile.tail for profile in pipeline.ranks])
     return Timeline(
         name=schedule.name,
