@@ -1,13 +1,18 @@
-"""Keeps tests away from the user's cache."""
+"""Keeps tests away from the user's cache, and from the speed of the machine."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# A busy machine makes no property false.
+settings.register_profile("tracetool", deadline=None)
+settings.load_profile("tracetool")
 
 
 @pytest.fixture(scope="session", autouse=True)
