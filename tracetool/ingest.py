@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -44,19 +44,16 @@ class Silent:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A source with its reader, identity and the SHA-256 of its content."""
+    """A source with its reader, rank, identity and the SHA-256 of its content.
+
+    The rank is the identity's, or where the trace has none (``identity.rank`` is None) the file name's.
+    """
 
     source: Source
     reader: Reader
+    rank: int
     identity: Identity
     digest: str
-    rank_from_name: bool = False
-
-    @property
-    def rank(self) -> int:
-        """The source's rank; known once it was found."""
-        assert self.identity.rank is not None  # noqa: S101 - `discover` guarantees it
-        return self.identity.rank
 
 
 def discover(paths: Sequence[Path]) -> list[Found]:
@@ -135,7 +132,7 @@ def write_run(found: Sequence[Found], output: Path, *, force: bool, progress: Pr
         rows: list[tuple[object, ...]] = []
         for number, item in enumerate(found):
             report = SourceReport()
-            for table, batch in item.reader.read(item.source, item.identity, report, progress.advance):
+            for table, batch in item.reader.read(item.source, item.rank, item.identity, report, progress.advance):
                 writer.write(table, batch)
             if report.rows == 0:
                 raise IngestError(
@@ -155,13 +152,14 @@ def cached_run(paths: Sequence[Path], progress: Progress) -> Run:
     """The Run of these traces, from the user's cache if the same content was read before.
 
     The cache is ``$TRACETOOL_CACHE``, else ``tracetool`` under ``$XDG_CACHE_HOME`` or ``~/.cache``; its
-    entries are named by the digest of the traces and the tool version.
+    entries are named by the digests of the traces and of the tool's code, so that no change of the tool
+    answers from what it read before.
     """
     found = discover(paths)
     base = os.environ.get("TRACETOOL_CACHE")
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tracetool"
     folder = Path(base).expanduser() if base else default
-    target = folder / f"{digest_of(found)[:24]}-{__version__}.run"
+    target = folder / f"{digest_of(found)[:24]}-{_code_digest()[:8]}.run"
     name = " ".join(str(path) for path in paths)
     try:
         return Run(target, name=name)
@@ -191,15 +189,15 @@ def _walk(paths: Sequence[Path]) -> list[Path]:
 
 def _identified(source: Source, reader: Reader) -> Found:
     identity = reader.identify(source)
-    if identity.rank is not None:
-        return Found(source, reader, identity, _digest(source))
-    match = _RANK_IN_NAME.search(source.path.name)
-    if match is None:
+    rank = identity.rank
+    if rank is None and (match := _RANK_IN_NAME.search(source.path.name)):
+        rank = int(match[1])
+    if rank is None:
         raise MissingRank(
             f"{source.path} does not say its rank.",
             hint="torch.distributed was not initialised when it was recorded; name the file rank0.json, rank1.json ...",
         )
-    return Found(source, reader, replace(identity, rank=int(match[1])), _digest(source), rank_from_name=True)
+    return Found(source, reader, rank, identity, _digest(source))
 
 
 def _digest(source: Source) -> str:
@@ -207,6 +205,16 @@ def _digest(source: Source) -> str:
     for file in source.files:
         with file.open("rb") as stream:
             total.update(hashlib.file_digest(stream, "sha256").digest())
+    return total.hexdigest()
+
+
+def _code_digest() -> str:
+    """SHA-256 over the tool's own files: two installs that may read or reconstruct differently differ in it."""
+    package = Path(__file__).parent
+    total = hashlib.sha256()
+    for file in sorted(f for f in package.rglob("*") if f.suffix in (".py", ".sql")):
+        total.update(f"{file.relative_to(package).as_posix()}\n".encode())
+        total.update(hashlib.sha256(file.read_bytes()).digest())
     return total.hexdigest()
 
 
@@ -236,7 +244,7 @@ def _group_rows(item: Found) -> list[tuple[object, ...]]:
 
 def _report(item: Found, report: SourceReport) -> dict[str, Any]:
     notes = list(report.notes)
-    if item.rank_from_name:
+    if item.identity.rank is None:
         notes.insert(0, f"rank {item.rank} taken from the file name")
     return {
         "path": str(item.source.path),

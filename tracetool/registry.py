@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tracetool.errors import UnknownName
 
@@ -33,12 +33,8 @@ class Registry(Generic[T]):
 
     @cached_property
     def _loaders(self) -> dict[str, Callable[[], T]]:
-        loaders: dict[str, Callable[[], T]] = {
-            point.name: cast("Callable[[], T]", point.load) for point in entry_points(group=self._group)
-        }
-        for name, target in self._builtin.items():
-            loaders[name] = lambda target=target: _load(target)  # type: ignore[misc]
-        return loaders
+        third_party = {point.name: point.load for point in entry_points(group=self._group)}
+        return third_party | {name: partial(_load, target) for name, target in self._builtin.items()}
 
     def names(self) -> list[str]:
         """All names: built-ins in their listed order, then third parties by name."""
@@ -56,6 +52,6 @@ class Registry(Generic[T]):
         return loader()
 
 
-def _load(target: str) -> T:  # type: ignore[type-var]
+def _load(target: str) -> Any:
     module, _, attribute = target.partition(":")
-    return cast("T", getattr(import_module(module), attribute))
+    return getattr(import_module(module), attribute)

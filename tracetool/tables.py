@@ -249,6 +249,3 @@ TABLES: dict[str, Table] = {
         STAGES, OPS, TRANSFERS, MEMORY_CURVE, LINKS, METRICS,
     )
 }  # fmt: skip
-
-INGESTED = ("sources", "ranks", "groups", "steps", "events", "comms", "memory")
-"""Tables written by ingest; the others are made from them by reconstruct."""

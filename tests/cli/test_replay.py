@@ -91,7 +91,10 @@ def test_raw_traces_are_ingested_once_and_the_run_is_reused(capsys: pytest.Captu
         second = _report(capsys, str(moved))
         assert [p.name for p in (tmp_path / "cache").iterdir()] == [cached.name]
         assert cached.stat().st_mtime_ns == written
-    assert first["results"] == second["results"]
+        patch.setattr("tracetool.ingest._code_digest", lambda: "0123456789")
+        third = _report(capsys, str(moved))
+        assert len(list((tmp_path / "cache").iterdir())) == 2, "other code answered from what this code had read"
+    assert first["results"] == second["results"] == third["results"]
 
 
 def test_pictures_and_reports_are_written_beside_the_answer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -210,6 +210,27 @@ def test_a_pipeline_whose_middle_edge_is_not_recorded_is_no_shorter_pipeline(tmp
         _spoiled(tmp_path, change)
 
 
+@pytest.mark.parametrize("names", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
+def test_without_a_group_of_the_pipeline_its_order_is_inferred_and_said(
+    tmp_path: Path, clean: Metrics, names: tuple[int, ...]
+) -> None:
+    """The ranks renamed, and all messages carried by one group with a fifth rank: the chain of peers remains."""
+
+    def change(traces: list[Trace]) -> None:
+        for trace, name in zip(traces, names, strict=True):
+            trace["distributedInfo"] |= {"rank": name, "world_size": 5, "pg_config": []}
+            for args in (e.get("args", {}) for e in trace["traceEvents"]):
+                if args.get("Process Group Ranks") == "[0, 1, 2, 3]":
+                    args |= {"Process Group Ranks": "[0, 1, 2, 3, 4]", "Group size": 5}
+                for peer in {"Src Rank", "Dst Rank"} & set(args):
+                    args[peer] = names[args[peer]]
+
+    found = _spoiled(tmp_path, change)
+    assert tuple(rank.rank for rank in found.pipeline.ranks) == names
+    assert any("no process group lists the pipeline" in note for note in found.notes)
+    assert measure(found.observed).step_ns == clean.step_ns
+
+
 def test_a_clock_that_is_off_is_told_and_widens_the_error(tmp_path: Path) -> None:
     def change(traces: list[Trace]) -> None:
         for event in traces[3]["traceEvents"]:

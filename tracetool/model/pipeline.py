@@ -98,11 +98,6 @@ class RankProfile:
     hbm_bytes: int | None = None
     tail_peak_bytes: int = 0
 
-    @property
-    def tail_ns(self) -> int:
-        """Duration of gradient reduction and optimizer together."""
-        return sum(part.duration_ns for part in self.tail)
-
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:

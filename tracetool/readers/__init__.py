@@ -112,13 +112,14 @@ class Reader(Protocol):
         """
 
     def read(
-        self, source: Source, identity: Identity, report: SourceReport, advance: ByteCount
+        self, source: Source, rank: int, identity: Identity, report: SourceReport, advance: ByteCount
     ) -> Iterator[tuple[str, pa.Table]]:
         """Yield (table name, rows) in any order.
 
         Args:
             source: What to read.
-            identity: What ``identify`` found, with the rank filled in by the user where the trace has none.
+            rank: Global rank; the identity's, or the file name's where the trace has none.
+            identity: What ``identify`` found.
             report: Filled in while reading.
             advance: To be called with the number of file bytes consumed since the last call.
 

@@ -55,15 +55,15 @@ class AscendReader:
     def read(
         self,
         source: Source,
+        rank: int,
         identity: Identity,
         report: SourceReport,
         advance: Callable[[int], None],
     ) -> Iterator[tuple[str, pa.Table]]:
         """Kernels first, then what is known only together with them."""
-        assert identity.rank is not None  # noqa: S101 - ingest fills it in
         parts = Parts(source)
         parts.take_beside(report, advance)
-        kernels = Kernels(identity.rank, report)
+        kernels = Kernels(rank, report)
         if (path := parts.path(KERNEL_DETAILS)) is not None:
             for rows in kernels.event_rows(path, advance):
                 yield "events", rows_table("events", rows)
@@ -72,15 +72,15 @@ class AscendReader:
         path = parts.path(MATRIX)
         matrix = read_matrix(path, report, advance) if path is not None else Matrix()
         operations = join(kernels.tasks, listed, matrix, identity.groups, report)
-        messages = Messages(identity.rank, operations, kernels.marks, matrix.totals)
-        yield "comms", rows_table("comms", _comm_rows(identity.rank, operations, messages, report))
+        messages = Messages(rank, operations, kernels.marks, matrix.totals)
+        yield "comms", rows_table("comms", _comm_rows(rank, operations, messages, report))
         extents = kernels.extents or _extents(operations)
         if extents and not kernels.extents:
             report.notes.append("its steps last from the first to the last communication operation only")
         path = parts.path(STEP_TRACE)
-        yield "steps", rows_table("steps", _step_rows(path, identity.rank, extents, report, advance))
+        yield "steps", rows_table("steps", _step_rows(path, rank, extents, report, advance))
         if (path := parts.path(MEMORY)) is not None:
-            for rows in _memory_rows(path, identity.rank, report, advance):
+            for rows in _memory_rows(path, rank, report, advance):
                 yield "memory", rows_table("memory", rows)
 
 

@@ -66,12 +66,13 @@ class KinetoReader:
     def read(
         self,
         source: Source,
+        rank: int,
         identity: Identity,
         report: SourceReport,
         advance: Callable[[int], None],
     ) -> Iterator[tuple[str, pa.Table]]:
         """Events as they stream by; steps, communication and memory at the end."""
-        rows = _Rows(identity, report)
+        rows = _Rows(rank, identity, report)
         for events in event_chunks(source.path, advance):
             report.rows += len(events)
             rows.take(events)
@@ -105,9 +106,8 @@ def _groups(info: dict[str, Any]) -> Iterator[Group]:
 class _Rows:
     """Turns events into rows of a Run's tables."""
 
-    def __init__(self, identity: Identity, report: SourceReport) -> None:
-        assert identity.rank is not None  # noqa: S101 - ingest fills it in
-        self.rank = identity.rank
+    def __init__(self, rank: int, identity: Identity, report: SourceReport) -> None:
+        self.rank = rank
         self.events: list[tuple[object, ...]] = []
         self.steps: list[tuple[object, ...]] = []
         self.memory: list[tuple[Any, ...]] = []

@@ -72,6 +72,10 @@ def reconstruct(run: Run, *, step: int | None = None, use_labels: bool = True) -
     if len(groups) > 1:
         others = "; ".join(str(list(g.ranks)) for g in groups[1:])
         notes.append(f"{len(groups)} pipelines side by side; this is {list(group.ranks)}, left out: {others}")
+    if group.inferred:
+        notes.append(
+            f"no process group lists the pipeline: the stage order {list(group.ranks)} follows who sends first"
+        )
     _check_recorded(run, group, kernels)
     chosen = choose_step(run, group.ranks, step, notes)
     transfers, p2p_ops = find_transfers(run, group, chosen, use_labels=use_labels, notes=notes)

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PipelineGroup:
-    """Global ranks of one pipeline in stage order, and how the order is known."""
+    """Global ranks of one pipeline in stage order; inferred if no process group lists them in order."""
 
     ranks: tuple[int, ...]
-    evidence: str
+    inferred: bool = False
 
     def position(self, rank: int) -> int:
         """Pipeline rank of a global rank."""
@@ -70,9 +70,9 @@ def find_pipelines(run: Run) -> list[PipelineGroup]:
         # Unrecorded ranks hide part of the chain; the pipeline's group still lists them.
         order = whole or next((g for g in [*carrying, *declared] if set(g) == members), None)
         if order is not None:
-            pipelines.append(PipelineGroup(order, "metadata"))
+            pipelines.append(PipelineGroup(order))
         else:
-            pipelines.append(PipelineGroup(_chain(run, members, peers), "order"))
+            pipelines.append(PipelineGroup(_chain(run, members, peers), inferred=True))
     return pipelines
 
 
