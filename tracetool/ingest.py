@@ -69,7 +69,7 @@ def discover(paths: Sequence[Path]) -> list[Found]:
     found: list[Found] = []
     for name in READERS.names():
         reader = READERS.get(name)
-        for source in reader.find([f for f in files if f not in taken]):
+        for source in reader.find([f for f in files if f not in taken]).sources:
             taken.update(source.files)
             found.append(_identified(source, reader))
     if not found:
@@ -132,7 +132,9 @@ def write_run(found: Sequence[Found], output: Path, *, force: bool, progress: Pr
         rows: list[tuple[object, ...]] = []
         for number, item in enumerate(found):
             report = SourceReport()
-            for table, batch in item.reader.read(item.source, item.rank, item.identity, report, progress.advance):
+            for table, batch in item.reader.read(
+                item.source, item.rank, item.identity, frozenset(), report, progress.advance
+            ):
                 writer.write(table, batch)
             if report.rows == 0:
                 raise IngestError(

@@ -123,7 +123,7 @@ EVENTS = _table(
     "One row per event of a trace that has a duration.",
     Column("event", "int64", "Number of the event within its rank."),
     _RANK,
-    Column("category", "category", "kernel, memcpy, memset, launch, op or annotation."),
+    Column("category", "category", "kernel, memcpy, memset, launch, op, annotation or python (only with --keep)."),
     Column("name", "category", "Name in the trace."),
     Column("start_ns", "int64", "Start, Unix time."),
     Column("duration_ns", "int64", "Duration."),
@@ -133,6 +133,11 @@ EVENTS = _table(
     _nullable("external_id", "int64", "Joins a kernel or launch to the op that caused it."),
     _nullable("sequence_number", "int64", "Autograd sequence number of an op: joins backward to forward."),
     _nullable("kernel_class", "category", "Ascend kernel type (FlashAttentionScoreGrad ...)."),
+    _nullable("blocks", "int64", "Thread blocks of a kernel's grid (CUDA, ROCm)."),
+    _nullable(
+        "label", "category", "Pipeline action that the trace itself names, such as 2F0: stage, kind, microbatch."
+    ),
+    _nullable("args", "string", "The event's arguments as JSON text (only with --keep args)."),
 )
 
 COMMS = _table(
@@ -151,7 +156,8 @@ COMMS = _table(
     _nullable("stream", "int64", "Device stream of the communicator."),
     _nullable("start_ns", "int64", "Start of the kernel: waiting is included."),
     _nullable("end_ns", "int64", "End of the kernel."),
-    Column("evidence", "category", "How peer and bytes are known: metadata, matrix, inferred or unknown."),
+    Column("evidence", "category", "How peer and bytes are known: metadata, matrix, label, inferred or unknown."),
+    _nullable("label", "category", "Pipeline action that the trace itself names, such as 2SEND_F0."),
 )
 
 MEMORY = _table(
@@ -163,6 +169,18 @@ MEMORY = _table(
     _nullable("delta_bytes", "int64", "Bytes allocated (+) or freed (-)."),
     _nullable("allocated_bytes", "int64", "Allocated after the change."),
     _nullable("reserved_bytes", "int64", "Reserved after the change."),
+)
+
+VENDOR_FIGURES = _table(
+    "vendor_figures",
+    "One row per figure that the vendor's own analysis gives, under its own name: its definitions are not ours.",
+    Column("source", "int32", "Source it was read from."),
+    Column("subject", "category", "What it is about: rank, stage, link, operation or group."),
+    Column("name", "string", "Which one: the rank, the ranks of the stage, src-dst of the link, the operation."),
+    _nullable("rank", "int32", "Global rank, where it is about one."),
+    _nullable("step", "int32", "Step number; null if the figure names none."),
+    Column("metric", "category", "The vendor's own name of the figure, unit included."),
+    Column("value", "float64", "Its value in the vendor's unit."),
 )
 
 STAGES = _table(
@@ -245,7 +263,7 @@ METRICS = _table(
 TABLES: dict[str, Table] = {
     table.name: table
     for table in (
-        SOURCES, RANKS, GROUPS, STEPS, EVENTS, COMMS, MEMORY,
+        SOURCES, RANKS, GROUPS, STEPS, EVENTS, COMMS, MEMORY, VENDOR_FIGURES,
         STAGES, OPS, TRANSFERS, MEMORY_CURVE, LINKS, METRICS,
     )
 }  # fmt: skip

@@ -53,13 +53,13 @@ class Read:
 
 
 def read(folder: Path) -> Read:
-    (source,) = READER.find(sorted(f for f in folder.rglob("*") if f.is_file()))
+    (source,) = READER.find(sorted(f for f in folder.rglob("*") if f.is_file())).sources
     identity = READER.identify(source)
     assert identity.rank is not None
     report = SourceReport()
     advanced: list[int] = []
     batches: dict[str, list[pa.Table]] = {}
-    for name, rows in READER.read(source, identity.rank, identity, report, advanced.append):
+    for name, rows in READER.read(source, identity.rank, identity, frozenset(), report, advanced.append):
         batches.setdefault(name, []).append(rows)
     tables = {name: pa.concat_tables(parts).to_pylist() for name, parts in batches.items()}
     return Read(identity, tables, report, source.size_bytes, sum(advanced))

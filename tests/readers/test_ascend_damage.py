@@ -26,7 +26,7 @@ def read(folder: Path) -> tuple[SourceReport, int]:
     (found,) = discover([folder])
     report = SourceReport()
     advanced: list[int] = []
-    tables = found.reader.read(found.source, found.rank, found.identity, report, advanced.append)
+    tables = found.reader.read(found.source, found.rank, found.identity, frozenset(), report, advanced.append)
     return report, sum(rows.num_rows for name, rows in tables if name == "events")
 
 

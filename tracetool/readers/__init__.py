@@ -29,16 +29,39 @@ class Source:
         reader: Name of the reader that takes it.
         path: File or folder to name in messages.
         files: All files that belong to it; their bytes make its digest.
+        member: Which part of the files it is, where they hold several ranks (a member of an archive, a rank).
+        ranked: Whether it is one rank's; the others (figures about a whole cluster) hold no events.
     """
 
     reader: str
     path: Path
     files: tuple[Path, ...]
+    member: str = ""
+    ranked: bool = True
 
     @property
     def size_bytes(self) -> int:
         """Size of its files on disk."""
         return sum(file.stat().st_size for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A file that belongs to a reader's format but is not read, and why."""
+
+    path: Path
+    reason: str
+
+
+@dataclass(slots=True)
+class Finding:
+    """What a reader takes of the files it was shown, and what it knows but leaves.
+
+    Files in neither list are unknown to the reader; another one may take them.
+    """
+
+    sources: list[Source] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +100,21 @@ class Identity:
     base_ns: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a file something was met.
+
+    Attributes:
+        file: Path as it was named, with the archive member if there is one.
+        at: Offset in bytes (after decompression), or line.
+        unit: ``byte`` or ``line``.
+    """
+
+    file: str
+    at: int
+    unit: str = "byte"
+
+
 @dataclass(slots=True)
 class SourceReport:
     """What was seen while reading, filled in by the reader.
@@ -86,6 +124,7 @@ class SourceReport:
         dropped: Reason to number of records that could not be used.
         repaired: Reason to number of records changed while reading.
         skipped: Reason to number of records that no table needs.
+        places: Reason to the first place (file, byte offset or line) where it was met, for those that have one.
         notes: Facts worth telling the user.
     """
 
@@ -93,7 +132,18 @@ class SourceReport:
     dropped: Counter[str] = field(default_factory=Counter)
     repaired: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
+    places: dict[str, Place] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    def drop(self, reason: str, place: Place, count: int = 1) -> None:
+        """Count records that could not be used; the first place of each reason is kept."""
+        self.dropped[reason] += count
+        self.places.setdefault(reason, place)
+
+    def repair(self, reason: str, place: Place, count: int = 1) -> None:
+        """Count records changed while reading; the first place of each reason is kept."""
+        self.repaired[reason] += count
+        self.places.setdefault(reason, place)
 
 
 class Reader(Protocol):
@@ -101,7 +151,7 @@ class Reader(Protocol):
 
     name: str
 
-    def find(self, files: Sequence[Path]) -> list[Source]:
+    def find(self, files: Sequence[Path]) -> Finding:
         """The sources among these files that this reader takes, decided by content."""
 
     def identify(self, source: Source) -> Identity:
@@ -112,14 +162,21 @@ class Reader(Protocol):
         """
 
     def read(
-        self, source: Source, rank: int, identity: Identity, report: SourceReport, advance: ByteCount
+        self,
+        source: Source,
+        rank: int,
+        identity: Identity,
+        keep: frozenset[str],
+        report: SourceReport,
+        advance: ByteCount,
     ) -> Iterator[tuple[str, pa.Table]]:
-        """Yield (table name, rows) in any order.
+        """Yield (table name, rows) in any order; tables as ``tables.py`` declares them.
 
         Args:
             source: What to read.
-            rank: Global rank; the identity's, or the file name's where the trace has none.
+            rank: Global rank; the identity's, or the file name's where the trace has none; -1 if unranked.
             identity: What ``identify`` found.
+            keep: What is read only on request: ``python_function``, ``args``.
             report: Filled in while reading.
             advance: To be called with the number of file bytes consumed since the last call.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from tracetool.readers import Identity, Source, SourceReport, rows_table
+from tracetool.readers import Finding, Identity, Source, SourceReport, rows_table
 from tracetool.readers.ascend_comms import (
     COMMUNICATION,
     MATRIX,
@@ -44,9 +44,9 @@ class AscendReader:
 
     name = "ascend"
 
-    def find(self, files: Sequence[Path]) -> list[Source]:
+    def find(self, files: Sequence[Path]) -> Finding:
         """Each folder of a rank is one source, whatever it is called."""
-        return rank_folders(self.name, files)
+        return Finding(rank_folders(self.name, files))
 
     def identify(self, source: Source) -> Identity:
         """Rank and groups from the files beside the output, the device from its tables."""
@@ -57,6 +57,7 @@ class AscendReader:
         source: Source,
         rank: int,
         identity: Identity,
+        keep: frozenset[str],
         report: SourceReport,
         advance: Callable[[int], None],
     ) -> Iterator[tuple[str, pa.Table]]:
@@ -107,7 +108,7 @@ def _comm_rows(
             (
                 rank, len(rows) + number, m.operation, operation.group_name, ranks, m.peer, m.payload_bytes,
                 operation.start_ns, None, batch, operation.stream, operation.start_ns, operation.end_ns,
-                m.evidence,
+                m.evidence, None,
             )
             for number, m in enumerate(carried)
         ]  # fmt: skip

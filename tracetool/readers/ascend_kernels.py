@@ -89,7 +89,7 @@ class Kernels:
             rows.append(
                 (
                     self._count, self._rank, "kernel", name, start, duration,
-                    None, stream, None, None, None, kernel_class,
+                    None, stream, None, None, None, kernel_class, None, None, None,
                 )
             )  # fmt: skip
             self._count += 1

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from tracetool.readers import Group, Identity, Source, SourceReport, rows_table
+from tracetool.readers import Finding, Group, Identity, Source, SourceReport, rows_table
 from tracetool.readers.chrome_json import Event, envelope, event_chunks, open_trace, to_ns
 from tracetool.readers.kineto_comms import (
     CommKernel,
@@ -40,9 +40,9 @@ class KinetoReader:
 
     name = "kineto"
 
-    def find(self, files: Sequence[Path]) -> list[Source]:
+    def find(self, files: Sequence[Path]) -> Finding:
         """Each file that opens like a trace object is one source."""
-        return [Source(self.name, file, (file,)) for file in files if _opens_like_a_trace(file)]
+        return Finding([Source(self.name, file, (file,)) for file in files if _opens_like_a_trace(file)])
 
     def identify(self, source: Source) -> Identity:
         """Rank, groups and device from the text around the events."""
@@ -68,6 +68,7 @@ class KinetoReader:
         source: Source,
         rank: int,
         identity: Identity,
+        keep: frozenset[str],
         report: SourceReport,
         advance: Callable[[int], None],
     ) -> Iterator[tuple[str, pa.Table]]:
@@ -179,7 +180,7 @@ class _Rows:
         self.events.append(
             (
                 self._count, self.rank, category, name, start, duration, thread, stream, correlation,
-                external, _integer(args.get("Sequence number")), None,
+                external, _integer(args.get("Sequence number")), None, None, None, None,
             )
         )  # fmt: skip
         self._count += 1
@@ -217,7 +218,7 @@ class _Rows:
             (
                 self.rank, position, r.operation, r.group, list(r.group_ranks), r.peer, r.payload_bytes,
                 r.posted_ns, r.thread, r.batch, r.stream, r.start_ns, r.end_ns,
-                "unknown" if r.peer is None and r.operation in ("send", "recv") else "metadata",
+                "unknown" if r.peer is None and r.operation in ("send", "recv") else "metadata", None,
             )
             for position, r in enumerate(self._records)
         ]  # fmt: skip
