@@ -126,6 +126,7 @@ class SourceReport:
         skipped: Reason to number of records that no table needs.
         places: Reason to the first place (file, byte offset or line) where it was met, for those that have one.
         notes: Facts worth telling the user.
+        device: Index of the rank's device on its host, where only the events tell.
     """
 
     rows: int = 0
@@ -134,6 +135,7 @@ class SourceReport:
     skipped: Counter[str] = field(default_factory=Counter)
     places: dict[str, Place] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    device: int | None = None
 
     def drop(self, reason: str, place: Place, count: int = 1) -> None:
         """Count records that could not be used; the first place of each reason is kept."""

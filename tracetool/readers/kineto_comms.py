@@ -24,6 +24,9 @@ _DTYPE_BYTES = {
     "Long": 8, "Double": 8, "ComplexFloat": 8, "ComplexDouble": 16,
 }  # fmt: skip
 _COMMUNICATION_KERNEL = re.compile(r"^(nccl|rccl|mscclpp)", re.IGNORECASE)
+_OPERATION_IN_NAME = re.compile(
+    r"^[a-z]*?(?:Dev)?(?:Kernel)?_?(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv)", re.IGNORECASE
+)
 
 
 @dataclass(slots=True)
@@ -43,11 +46,18 @@ class CommRecord:
     start_ns: int | None = None
     end_ns: int | None = None
 
+    @property
+    def evidence(self) -> str:
+        """How its peer and bytes are known."""
+        known = self.payload_bytes is not None and (self.peer is not None or self.operation not in P2P)
+        return "metadata" if known else "unknown"
+
 
 @dataclass(frozen=True, slots=True)
 class CommKernel:
     """One communication kernel, with the host call that launched it."""
 
+    name: str
     start_ns: int
     end_ns: int
     stream: int | None
@@ -59,6 +69,12 @@ class CommKernel:
 def is_communication_kernel(name: str) -> bool:
     """Whether a kernel belongs to a communication library, by the prefix of its name."""
     return _COMMUNICATION_KERNEL.match(name) is not None
+
+
+def operation_of_kernel(name: str) -> str:
+    """What a communication kernel does, by its name alone: SendRecv may be any of several operations."""
+    match = _OPERATION_IN_NAME.match(name)
+    return match[1].lower() if match else "unknown"
 
 
 def parse_record(args: Mapping[str, Any], posted_ns: int, thread: int, groups: Sequence[Group]) -> CommRecord | None:
@@ -106,11 +122,12 @@ def _group_ranks(args: Mapping[str, Any], name: str, groups: Sequence[Group]) ->
     return listed
 
 
-def attach_kernels(records: list[CommRecord], kernels: Iterable[CommKernel], report: SourceReport) -> None:
+def attach_kernels(records: list[CommRecord], kernels: Iterable[CommKernel], report: SourceReport) -> list[CommRecord]:
     """Give each record its kernel's stream and times; operations launched together share a batch.
 
     A kernel linked to a record by ``External id`` belongs to it. Any other one belongs to the send and
-    receive records posted on its thread since the previous communication launch there.
+    receive records posted on its thread since the previous communication launch there. A kernel without
+    any becomes a record of its own, of which only the operation in its name is known.
     """
     records.sort(key=lambda r: r.posted_ns)
     linked = {r.external_id: r for r in records if r.external_id is not None}
@@ -119,7 +136,7 @@ def attach_kernels(records: list[CommRecord], kernels: Iterable[CommKernel], rep
         if record.operation in P2P:
             posted[record.thread].append(record)
     last_launch: dict[int, int] = defaultdict(int)
-    bare = 0
+    bare: list[CommRecord] = []
     for batch, kernel in enumerate(sorted(kernels, key=lambda k: k.launch_ns)):
         thread = kernel.launch_thread
         own = linked.get(kernel.external_id) if kernel.external_id is not None else None
@@ -130,10 +147,13 @@ def attach_kernels(records: list[CommRecord], kernels: Iterable[CommKernel], rep
             first = bisect_left(queue, last_launch[thread], key=lambda r: r.posted_ns)
             last = bisect_right(queue, kernel.launch_ns, key=lambda r: r.posted_ns)
             members = [r for r in queue[first:last] if r.batch is None]
-        bare += not members
+        if not members:
+            members = [CommRecord(operation_of_kernel(kernel.name), "", (), None, None, kernel.launch_ns, thread, None)]
+            bare += members
         for member in members:
             member.batch, member.stream = batch, kernel.stream
             member.start_ns, member.end_ns = kernel.start_ns, kernel.end_ns
         last_launch[thread] = kernel.launch_ns
     if bare:
-        report.notes.append(f"{bare:,} communication kernels have no host record: what they moved is unknown")
+        report.notes.append(f"{len(bare):,} communication kernels have no host record: what they moved is unknown")
+    return sorted([*records, *bare], key=lambda r: r.posted_ns)

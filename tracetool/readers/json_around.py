@@ -1,0 +1,67 @@
+"""What stands around the events of a Chrome trace: metadata before and after them, read even if damaged."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tracetool.readers.byte_stream import ByteStream
+
+TAIL_BYTES = 4 << 20
+_RANK = re.compile(r'"rank"\s*:\s*"?(\d+)')
+_WORLD = re.compile(r'"world_size"\s*:\s*"?(\d+)')
+_AFTER_EVENTS = re.compile(rb"\}\s*\]\s*,?\s*(?=[\"}])")
+
+
+def facts(text: bytes, keys: frozenset[str]) -> dict[str, Any]:
+    """The values of some top-level keys, each read by itself: damage elsewhere costs them nothing.
+
+    Args:
+        text: JSON text before or after the events; it need not be whole.
+        keys: Keys to look for; of two equal ones the first counts.
+    """
+    around = text.decode(errors="replace")
+    decoder = json.JSONDecoder(strict=False)
+    found: dict[str, Any] = {}
+    for match in re.finditer(rf'"({"|".join(map(re.escape, sorted(keys)))})"\s*:\s*', around):
+        if match[1] in found:
+            continue
+        try:
+            found[match[1]], _ = decoder.raw_decode(around, match.end())
+        except (ValueError, RecursionError):
+            if match[1] == "distributedInfo":
+                found |= _distributed(around[match.end() : match.end() + 4096])
+    return found
+
+
+def _distributed(text: str) -> dict[str, Any]:
+    rank, world = _RANK.search(text), _WORLD.search(text)
+    if rank is None or world is None:
+        return {}
+    return {"distributedInfo": {"rank": int(rank[1]), "world_size": int(world[1])}}
+
+
+def tail_of(path: Path, stream: ByteStream, *, seekable: bool) -> bytes:
+    """Text after the last event: the end of a plain file at once, that of a compressed one by reading it through.
+
+    Args:
+        path: The file.
+        stream: The same, to be read through.
+        seekable: Whether the file's own end is the end of the text.
+    """
+    if seekable:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - TAIL_BYTES))
+            tail = file.read()
+    else:
+        tail = b""
+        for block in stream.blocks(1 << 20):
+            tail = (tail + block)[-TAIL_BYTES:]
+    last = max(0, tail.rfind(b'"ph"'))
+    match = _AFTER_EVENTS.search(tail, last)
+    return tail[match.end() :] if match else b""

@@ -1,0 +1,247 @@
+"""The event scanner that needs no compiler: msgspec decodes a window of events to raw values."""
+
+from __future__ import annotations
+
+import re
+from itertools import compress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tracetool.readers.json_columns import (
+    CLOSED,
+    DECLINED,
+    MORE,
+    Field,
+    Scanned,
+    after,
+    integer_of,
+    nanoseconds_of,
+    text_column,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import pyarrow as pa
+
+_ABSENT = msgspec.Raw(b"")
+_NULL = b"null"
+_SPACE = re.compile(rb"[\s,]*")
+_CUT = re.compile(rb'\}(?=\s*,\s*\{\s*")')
+_ENDS_HERE = re.compile(rb"\}\s*\]")
+_BYTE = re.compile(r"\(byte (\d+)\)")
+_TRIALS = 16
+
+
+class PlainScanner:
+    """Takes events out of text; see :class:`tracetool.readers.json_columns.Scanner`.
+
+    Args:
+        fields: The columns; the first two are ``ph`` and ``cat``.
+        wanted: Raw text of ``ph``, quotes included, to the raw texts of ``cat`` that are read (empty: no
+            category); None for any.
+    """
+
+    block_bytes = 1 << 20
+
+    def __init__(self, fields: Sequence[Field], wanted: Mapping[bytes, frozenset[bytes] | None]) -> None:
+        self._fields = tuple(fields)
+        self._wanted = wanted
+        args = [(f"a{n}", f) for n, f in enumerate(fields) if f.in_args]
+        own = [(f"e{n}", f) for n, f in enumerate(fields) if not f.in_args]
+        # Structs without garbage collection: they hold raw text only, and tracking them halves the speed.
+        arguments = msgspec.defstruct(
+            "Arguments", [(a, msgspec.Raw, msgspec.field(name=f.key, default=_ABSENT)) for a, f in args],
+            gc=False, frozen=True,
+        )  # fmt: skip
+        self._none = arguments()
+        members: list[Any] = [(a, msgspec.Raw, msgspec.field(name=f.key, default=_ABSENT)) for a, f in own]
+        whole = [n for n, f in enumerate(fields) if f.key == "args"]
+        self._arguments = msgspec.json.Decoder(arguments | None) if whole else None
+        if not whole:
+            members.append(("args", arguments | None, self._none))
+        event: Any = msgspec.defstruct("Event", members, gc=False)
+        self._events: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[event])
+        self._single: msgspec.json.Decoder[Any] = msgspec.json.Decoder(event)
+        self._getters = [_getter(f"a{n}" if f.in_args else f"e{n}") for n, f in enumerate(fields)]
+
+    def scan(self, data: bytes, start: int, stop: int) -> Scanned:
+        """Take whole events from the front of the window ``data[start:stop]``."""
+        begin = after(_SPACE, data, start, stop)
+        if data[begin : begin + 1] == b"]" and begin < stop:
+            return Scanned(begin + 1, CLOSED)
+        cut = self._last_cut(data, begin, stop)
+        if cut < 0:
+            status = DECLINED if _ENDS_HERE.search(data, begin, stop) or _not_open(data, begin, stop) else MORE
+            return Scanned(start, status)
+        events, end = self._decoded(data, begin, cut)
+        if end == begin:
+            return Scanned(start, DECLINED)
+        scanned = self._columns(events)
+        scanned.end = end
+        scanned.status = MORE if end == cut else DECLINED
+        return scanned
+
+    def one(self, event: bytes) -> Scanned | None:
+        """Take exactly one event; None if the text is no valid JSON object."""
+        try:
+            return self._columns([self._single.decode(event)])
+        except (msgspec.DecodeError, RecursionError):
+            return None
+
+    def _last_cut(self, data: bytes, begin: int, stop: int) -> int:
+        """Offset after the last brace in the window that another event follows, or -1."""
+        high = stop
+        while high > begin:
+            low = max(begin, high - (1 << 14))
+            found = -1
+            for match in _CUT.finditer(data, low, stop):
+                if match.start() >= high:
+                    break
+                found = match.end()
+            if found >= 0:
+                return found
+            high = low
+        return -1
+
+    def _decoded(self, data: bytes, begin: int, cut: int) -> tuple[list[Any], int]:
+        """The events up to the cut, or as many as are plainly valid, and the offset after them."""
+        end = cut
+        for _ in range(_TRIALS):
+            try:
+                return self._events.decode(b"[%b]" % data[begin:end]), end
+            except msgspec.DecodeError as error:
+                position = _BYTE.search(str(error))
+                before = begin + int(position[1]) - 1 if position else end - 1
+                end = data.rfind(b"}", begin, min(before, end - 1)) + 1
+            except RecursionError:
+                break
+            if end <= begin:
+                break
+        return [], begin
+
+    def _columns(self, events: list[Any]) -> Scanned:
+        import numpy as np
+        import pyarrow as pa
+
+        scanned = Scanned(0, MORE)
+        phases, phase_names = _codes([e.e0 for e in events])
+        categories, category_names = _codes([e.e1 for e in events])
+        pairs = phases * len(category_names) + categories
+        wanted = np.zeros(len(phase_names) * len(category_names), bool)
+        for n, phase in enumerate(phase_names):
+            allowed = self._wanted.get(phase, frozenset())
+            for k, category in enumerate(category_names):
+                wanted[n * len(category_names) + k] = allowed is None or category in allowed
+        mask = wanted[pairs]
+        for pair, count in enumerate(np.bincount(pairs[~mask]).tolist()):
+            if count:
+                n, k = divmod(pair, len(category_names))
+                scanned.skipped[phase_names[n], category_names[k]] += count
+        if not mask.all():
+            events = list(compress(events, mask.tolist()))
+        if not events:
+            return scanned
+        nothing = self._none
+        if self._arguments is None:
+            args = [e.args or nothing for e in events]
+        else:
+            whole = self._getters[[f.key for f in self._fields].index("args")](events)
+            args = [(self._arguments.decode(raw) or nothing) if len(raw) else nothing for raw in whole]
+        columns = []
+        for field, getter in zip(self._fields, self._getters, strict=True):
+            column, bad = _column(getter(args if field.in_args else events), field)
+            columns.append(column)
+            scanned.bad_text += bad
+        scanned.table = pa.Table.from_arrays(columns, names=[f.key for f in self._fields])
+        return scanned
+
+
+def _not_open(data: bytes, begin: int, stop: int) -> bool:
+    return begin < stop and data[begin : begin + 1] != b"{"
+
+
+def _getter(name: str) -> Callable[[list[Any]], list[msgspec.Raw]]:
+    """A function that lists one attribute of many objects, as fast as Python can."""
+    namespace: dict[str, Any] = {}
+    exec(f"def get(rows): return [row.{name} for row in rows]", namespace)  # noqa: S102 - names of our own
+    found: Callable[[list[Any]], list[msgspec.Raw]] = namespace["get"]
+    return found
+
+
+def _binary(values: list[msgspec.Raw]) -> pa.BinaryArray:
+    import numpy as np
+    import pyarrow as pa
+
+    offsets = np.zeros(len(values) + 1, np.int32)
+    np.cumsum(np.fromiter(map(len, values), np.int32, len(values)), out=offsets[1:])
+    return pa.Array.from_buffers(
+        pa.binary(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(values))]
+    )
+
+
+def _codes(values: list[msgspec.Raw]) -> tuple[Any, list[bytes]]:
+    """Codes and distinct raw values; null counts as absent (empty)."""
+    encoded = _binary(values).dictionary_encode()
+    names = [b"" if name == _NULL else name for name in encoded.dictionary.to_pylist()]
+    return encoded.indices.to_numpy(), names
+
+
+def _column(values: list[msgspec.Raw], field: Field) -> tuple[pa.Array, int]:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    count = len(values)
+    is_text = field.kind in ("text", "json")
+    if values.count(_ABSENT) == count:
+        if not is_text:
+            return pa.nulls(count, pa.int64()), 0
+        return pa.DictionaryArray.from_arrays(pa.nulls(count, pa.int32()), pa.array([], pa.string())), 0
+    raw = _binary(values)
+    if is_text:
+        encoded = raw.dictionary_encode()
+        unique = encoded.dictionary.to_pylist()
+        codes = encoded.indices
+        absent = [n for n, value in enumerate(unique) if value in (b"", _NULL)]
+        if absent:
+            codes = pc.if_else(pc.is_in(codes, pa.array(absent, pa.int32())), pa.scalar(None, pa.int32()), codes)
+            used = [n for n in range(len(unique)) if n not in absent]
+            shift = np.zeros(len(unique), np.int32)
+            shift[used] = np.arange(len(used), dtype=np.int32)
+            codes = pa.array(shift).take(codes)
+            unique = [unique[n] for n in used]
+        return text_column(codes, unique, as_json=field.kind == "json")
+    numbers = pc.if_else(pc.equal(pc.binary_length(raw), 0), pa.scalar(None, pa.binary()), raw)
+    return (_integers if field.kind == "int" else _times)(numbers), 0
+
+
+def _integers(raw: pa.BinaryArray) -> pa.Int64Array:
+    import pyarrow as pa
+
+    try:
+        return raw.cast(pa.string()).cast(pa.int64())
+    except pa.ArrowInvalid:
+        return _by_value(raw, integer_of)
+
+
+def _times(raw: pa.BinaryArray) -> pa.Int64Array:
+    import numpy as np
+    import pyarrow as pa
+
+    try:
+        exact = raw.cast(pa.string()).cast(pa.decimal128(18, 3))
+    except pa.ArrowInvalid:
+        return _by_value(raw, nanoseconds_of)
+    # A decimal of scale 3 is stored as a whole number of thousandths; 18 digits fit its low 64 bits.
+    low = np.frombuffer(exact.buffers()[1], np.int64)[2 * exact.offset :: 2][: len(exact)]
+    return pa.array(low, mask=exact.is_null().to_numpy(zero_copy_only=False) if exact.null_count else None)
+
+
+def _by_value(raw: pa.BinaryArray, meaning: Callable[[bytes], int | None]) -> pa.Int64Array:
+    import pyarrow as pa
+
+    encoded = raw.dictionary_encode()
+    values = pa.array([meaning(value) for value in encoded.dictionary.to_pylist()], pa.int64())
+    return values.take(encoded.indices)

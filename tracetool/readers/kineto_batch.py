@@ -1,0 +1,312 @@
+"""One batch of Kineto events, column by column: which rows are spans, and what their values mean."""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from tracetool.readers.json_columns import Field
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    import numpy as np
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from tracetool.readers import SourceReport
+
+ABSENT = -(2**63)
+"""Stands for null in arrays of int64."""
+
+_CATEGORY = {
+    "kernel": "kernel", "Kernel": "kernel",
+    "gpu_memcpy": "memcpy", "Memcpy": "memcpy",
+    "gpu_memset": "memset", "Memset": "memset",
+    "cuda_runtime": "launch", "cuda_driver": "launch", "Runtime": "launch",
+    "xpu_runtime": "launch", "xpu_driver": "launch", "mtia_runtime": "launch", "glow_runtime": "launch",
+    "privateuse1_runtime": "launch", "privateuse1_driver": "launch",
+    "cpu_op": "op", "Operator": "op",
+    "user_annotation": "annotation",
+    "python_function": "python",
+}  # fmt: skip
+_CATEGORIES = ("kernel", "memcpy", "memset", "launch", "op", "annotation", "python")
+_DEVICE = 3  # the first three of them run on the device
+_LAUNCH = _CATEGORIES.index("launch")
+_MEMORY = "[memory]"
+_HOST = 0  # c10 device type of the CPU
+_FARTHEST_NS = 2**61
+_DIGITS = re.compile(r"\d+")
+
+
+def _argument(key: str, kind: Any = "int") -> Field:
+    return Field(key, kind, in_args=True)
+
+
+def fields(keep: frozenset[str]) -> list[Field]:
+    """The values of an event that are read."""
+    own = [
+        Field("ph", "text"), Field("cat", "text"), Field("name", "text"), Field("tid", "int"),
+        Field("ts", "time"), Field("dur", "time"),
+    ]  # fmt: skip
+    numbers = (
+        "correlation", "stream", "device", "External id", "external id", "Sequence number", "sycl queue", "l0 queue",
+        "Bytes", "Total Allocated", "Total Reserved", "Device Type", "Device Id",
+        "In msg nelems", "Out msg nelems", "Group size", "Global rank start", "Global rank stride",
+        "Rank", "Src Rank", "Dst Rank",
+    )  # fmt: skip
+    texts = ("Collective name", "dtype", "Process Group Name", "Process Group Ranks")
+    found = own + [_argument(k) for k in numbers] + [_argument(k, "text") for k in texts] + [_argument("grid", "json")]
+    return [*found, Field("args", "json")] if "args" in keep else found
+
+
+def wanted(keep: frozenset[str]) -> dict[bytes, frozenset[bytes] | None]:
+    """Raw phases and categories that are read."""
+    names = [n for n in _CATEGORY if n != "python_function" or n in keep]
+    return {b'"X"': frozenset(f'"{n}"'.encode() for n in names), b'"i"': None, b'"I"': None}
+
+
+def _array(column: pa.Array) -> NDArray[np.int64]:
+    """A column of integers with ABSENT for null."""
+    import pyarrow.compute as pc
+
+    found: NDArray[np.int64] = pc.fill_null(column, ABSENT).to_numpy(zero_copy_only=False)
+    return found
+
+
+class Batch:
+    """A table of events as a scanner made it, with absolute times.
+
+    Args:
+        table: One column per field of :func:`fields`.
+        base_ns: Added to its times.
+        report: Told about what is dropped, repaired or skipped.
+    """
+
+    def __init__(self, table: pa.Table, base_ns: int, report: SourceReport) -> None:
+        import numpy as np
+
+        self._report = report
+        self._table = table
+        self._columns = {name: table.column(name).combine_chunks() for name in ("ph", "cat", "name", "ts", "dur")}
+        self._names: list[str] = self._columns["name"].dictionary.to_pylist()
+        phases = self._columns["ph"].dictionary.to_pylist()
+        self._is_span = np.isin(self._codes("ph"), [n for n, p in enumerate(phases) if p == "X"])
+        relative = _array(self._columns["ts"])
+        self._start = relative + base_ns
+        self._timed = self._check_times(relative)
+
+    def _codes(self, name: str) -> NDArray[np.int64]:
+        import numpy as np
+        import pyarrow.compute as pc
+
+        indices = pc.fill_null(self._columns[name].indices, -1)
+        codes: NDArray[np.int64] = indices.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+        return codes
+
+    def _check_times(self, relative: NDArray[np.int64]) -> NDArray[np.bool_]:
+        import numpy as np
+
+        unknown = relative == ABSENT
+        zero = relative == 0
+        far = ~unknown & (np.abs(np.where(unknown, 0, relative)) > _FARTHEST_NS)
+        for reason, rows in (("time is no number", unknown), ("time is zero", zero), ("time is out of range", far)):
+            count = int(np.count_nonzero(rows & self._is_span))
+            if count:
+                self._report.dropped[reason] += count
+        usable: NDArray[np.bool_] = ~(unknown | zero | far)
+        return usable
+
+    def memory(self) -> list[NDArray[np.int64]]:
+        """Allocator records of the device: time, change, allocated, reserved, device (ABSENT where unknown)."""
+        import numpy as np
+
+        code = self._names.index(_MEMORY) if _MEMORY in self._names else -2
+        rows = ~self._is_span & (self._codes("name") == code)
+        others = int(np.count_nonzero(~self._is_span & ~rows))
+        if others:
+            self._report.skipped["instants"] += others
+        kinds = _array(self._table.column("Device Type").combine_chunks())
+        on_device = (kinds != _HOST) & (kinds != ABSENT)
+        on_host = int(np.count_nonzero(rows & ~on_device))
+        if on_host:
+            self._report.skipped["host memory"] += on_host
+        rows &= on_device & self._timed
+        names = ("Bytes", "Total Allocated", "Total Reserved", "Device Id")
+        values = [_array(self._table.column(n).combine_chunks())[rows] for n in names]
+        return [self._start[rows], *values]
+
+    def spans(self) -> Spans:
+        """Its events with a duration that a table needs."""
+        import numpy as np
+        import pyarrow as pa
+
+        cats = self._columns["cat"].dictionary.to_pylist()
+        place = np.array([_CATEGORIES.index(_CATEGORY[c]) if c in _CATEGORY else -1 for c in cats] + [-1], np.int32)
+        category = place[self._codes("cat")]
+        rows = np.flatnonzero(self._is_span & self._timed & (category >= 0))
+        duration = _array(self._columns["dur"])[rows]
+        for reason, rows_wrong in (
+            ("no duration: set to 0", duration == ABSENT),
+            ("negative duration set to 0", (duration < 0) & (duration != ABSENT)),
+        ):
+            if rows_wrong.any():
+                self._report.repaired[reason] += int(np.count_nonzero(rows_wrong))
+        picked = pa.array(rows)
+        return Spans(self._table.take(picked), category[rows], self._start[rows], np.maximum(duration, 0))
+
+
+class Spans:
+    """Events with a category, a start and a duration, one per row.
+
+    Attributes:
+        size: Number of them.
+        start: Start, Unix time in ns.
+        duration: Duration, ns.
+    """
+
+    def __init__(
+        self, table: pa.Table, category: NDArray[np.int32], start: NDArray[np.int64], duration: NDArray[np.int64]
+    ) -> None:
+        self._table = table
+        self._category = category
+        self.size = len(start)
+        self.start = start
+        self.duration = duration
+        self._on_device = category < _DEVICE
+        names = table.column("name").combine_chunks()
+        self._names: list[str | None] = names.dictionary.to_pylist()
+        self._name_column = names
+        self._thread = _array(table.column("tid").combine_chunks())
+        self._correlation = _array(table.column("correlation").combine_chunks())
+
+    def _integers(self, *keys: str) -> NDArray[np.int64]:
+        """The first of several arguments that is there."""
+        import numpy as np
+
+        found = _array(self._table.column(keys[0]).combine_chunks())
+        for key in keys[1:]:
+            column = self._table.column(key).combine_chunks()
+            if column.null_count < self.size:
+                found = np.where(found == ABSENT, _array(column), found)
+        return found
+
+    def categories(self) -> dict[str, int]:
+        """Number of spans by category."""
+        import numpy as np
+
+        counts = np.bincount(self._category, minlength=len(_CATEGORIES)).tolist()
+        return {name: count for name, count in zip(_CATEGORIES, counts, strict=True) if count}
+
+    def devices(self) -> dict[int, int]:
+        """Number of device activities by device."""
+        import numpy as np
+
+        values = self._integers("device")[self._on_device]
+        found, counts = np.unique(values[(values >= 0) & (values < 2**31)], return_counts=True)
+        return dict(zip(found.tolist(), counts.tolist(), strict=True))
+
+    def launches(self) -> list[NDArray[np.int64]]:
+        """Correlation, start and thread of every launch that has them."""
+        rows = (self._category == _LAUNCH) & (self._correlation != ABSENT) & (self._thread != ABSENT)
+        return [self._correlation[rows], self.start[rows], self._thread[rows]]
+
+    def named(self, condition: Callable[[str], bool], categories: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+        """(name, row) of the spans of some categories whose name meets a condition."""
+        import numpy as np
+        import pyarrow.compute as pc
+
+        hits = [n for n, name in enumerate(self._names) if name is not None and condition(name)]
+        if not hits:
+            return
+        codes = pc.fill_null(self._name_column.indices, -1).to_numpy(zero_copy_only=False)
+        kinds = [_CATEGORIES.index(c) for c in categories]
+        for row in np.flatnonzero(np.isin(codes, hits) & np.isin(self._category, kinds)).tolist():
+            yield str(self._names[codes[row]]), row
+
+    def args(self, row: int) -> Mapping[str, Any]:
+        """The arguments of one span that are there."""
+        values = self._table.slice(row, 1).to_pylist()[0]
+        values["External id"] = values["External id"] if values["External id"] is not None else values["external id"]
+        return {key: value for key, value in values.items() if value is not None}
+
+    def thread_of(self, row: int) -> int:
+        """Host thread of one span; 0 if the trace does not say."""
+        thread = int(self._thread[row])
+        return 0 if thread == ABSENT else thread
+
+    def links(self, row: int) -> tuple[int | None, int | None, int | None]:
+        """Stream, external id and correlation of one span on the device."""
+        values = (self._streams[row], self._external[row], self._correlation[row])
+        stream, external, correlation = (None if v == ABSENT else int(v) for v in values)
+        return stream, external, correlation
+
+    @cached_property
+    def _external(self) -> NDArray[np.int64]:
+        return self._integers("External id", "external id")
+
+    @cached_property
+    def _streams(self) -> NDArray[np.int64]:
+        import numpy as np
+
+        found = self._integers("stream", "sycl queue", "l0 queue")
+        return np.where(found == ABSENT, self._thread, found)
+
+    def _blocks(self) -> pa.Array:
+        """Thread blocks of each kernel's grid."""
+        import pyarrow as pa
+
+        grids = self._table.column("grid").combine_chunks()
+        sizes = []
+        for text in grids.dictionary.to_pylist():
+            numbers = [int(n) for n in _DIGITS.findall(text)[:3] if len(n) < 11]
+            size = math.prod(numbers) if numbers else None
+            sizes.append(size if size is not None and size < 2**62 else None)
+        return pa.array(sizes, pa.int64()).take(grids.indices)
+
+    def rows(self, rank: int, first: int) -> pa.Table:
+        """Rows of the ``events`` table.
+
+        Args:
+            rank: Global rank.
+            first: Number of the first event.
+        """
+        import numpy as np
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        on_host = ~self._on_device
+        nothing = pa.nulls(self.size, pa.dictionary(pa.int32(), pa.string()))
+        args = self._table.column("args").cast(pa.string()) if "args" in self._table.column_names else None
+        named = self._name_column
+        if named.null_count:
+            named = pc.fill_null(named.cast(pa.string()), "").dictionary_encode()
+        return pa.table(
+            {
+                "event": np.arange(first, first + self.size),
+                "rank": np.full(self.size, rank, np.int32),
+                "category": pa.DictionaryArray.from_arrays(self._category, list(_CATEGORIES)),
+                "name": named,
+                "start_ns": self.start,
+                "duration_ns": self.duration,
+                "thread": _masked(self._thread, on_host),
+                "stream": _masked(self._streams, self._on_device),
+                "correlation": self._table.column("correlation"),
+                "external_id": _masked(self._external),
+                "sequence_number": self._table.column("Sequence number"),
+                "kernel_class": nothing,
+                "blocks": self._blocks(),
+                "label": nothing,
+                "args": args if args is not None else pa.nulls(self.size, pa.string()),
+            }
+        )
+
+
+def _masked(values: NDArray[np.int64], where: NDArray[np.bool_] | None = None) -> pa.Array:
+    """An Arrow column, null where absent or not asked for."""
+    import pyarrow as pa
+
+    absent = values == ABSENT
+    return pa.array(values, mask=absent if where is None else absent | ~where)

@@ -1,0 +1,165 @@
+"""Events of a Kineto trace as rows of a Run's tables, a batch at a time."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from tracetool.readers import rows_table
+from tracetool.readers.kineto_batch import ABSENT, Batch
+from tracetool.readers.kineto_comms import (
+    CommKernel,
+    CommRecord,
+    attach_kernels,
+    is_communication_kernel,
+    parse_record,
+)
+from tracetool.readers.spill import Spill
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from tracetool.readers import Identity, SourceReport
+
+_STEP = re.compile(r"^ProfilerStep#(\d{1,9})$")
+_RECORD = "record_param_comms"
+_ABSOLUTE_NS = 10**18  # 2001: a time before it counts from something else than 1970
+
+
+class Rows:
+    """Turns batches of events into rows; what is known only at the end is kept in arrays.
+
+    Args:
+        rank: Global rank.
+        identity: Groups, and what is added to relative times.
+        report: Told about what is dropped, repaired or skipped.
+    """
+
+    def __init__(self, rank: int, identity: Identity, report: SourceReport) -> None:
+        self._rank = rank
+        self._identity = identity
+        self._report = report
+        self._count = 0
+        self._first_ns: int | None = None
+        self._steps: list[tuple[object, ...]] = []
+        self._records: list[CommRecord] = []
+        self._kernels: list[tuple[str, int, int, int | None, int | None, int | None]] = []
+        self._launches = Spill(3)
+        self._memory = Spill(5)
+        self._devices: Counter[int] = Counter()
+        self._categories: Counter[str] = Counter()
+        self._communication_titles = 0
+
+    def close(self) -> None:
+        """Give back what waits on disk."""
+        self._launches.close()
+        self._memory.close()
+
+    @property
+    def device(self) -> int | None:
+        """Device that most kernels ran on, if the trace says."""
+        return self._devices.most_common(1)[0][0] if self._devices else None
+
+    def events(self, table: pa.Table) -> pa.Table:
+        """Rows of ``events``; everything else in the batch is taken note of."""
+        batch = Batch(table, self._identity.base_ns, self._report)
+        self._memory.add(batch.memory())
+        spans = batch.spans()
+        if spans.size:
+            first = int(spans.start.min())
+            self._first_ns = first if self._first_ns is None else min(first, self._first_ns)
+        self._categories.update(spans.categories())
+        self._devices.update(spans.devices())
+        self._launches.add(spans.launches())
+        for name, number in spans.named(lambda name: _STEP.match(name) is not None, ("annotation",)):
+            start = int(spans.start[number])
+            step = int(name.partition("#")[2])
+            self._steps.append((self._rank, step, start, start + int(spans.duration[number]), None, None))
+        for _, number in spans.named(lambda name: name == _RECORD, ("op",)):
+            args = spans.args(number)
+            record = parse_record(args, int(spans.start[number]), spans.thread_of(number), self._identity.groups)
+            if record is not None:
+                self._records.append(record)
+        for name, number in spans.named(is_communication_kernel, ("kernel",)):
+            start = int(spans.start[number])
+            self._kernels.append((name, start, start + int(spans.duration[number]), *spans.links(number)))
+        rows = spans.rows(self._rank, self._count)
+        self._count += spans.size
+        return rows
+
+    def steps(self) -> pa.Table:
+        """Rows of ``steps``, as marked."""
+        return rows_table("steps", self._steps)
+
+    def memory(self) -> pa.Table:
+        """Allocator records in order of time, of the device that most kernels ran on (if the trace says)."""
+        import numpy as np
+        import pyarrow as pa
+
+        time, delta, total, reserved, device = self._memory.columns()
+        if self.device is not None:
+            own = (device == self.device) | (device == ABSENT)
+            self._report.skipped["memory of another device"] += int(np.count_nonzero(~own))
+            time, delta, total, reserved = time[own], delta[own], total[own], reserved[own]
+        order = np.argsort(time, kind="stable")
+        columns = [time[order], *(_nullable(c[order]) for c in (delta, total, reserved))]
+        return pa.table(
+            {
+                "rank": pa.array(np.full(len(order), self._rank, np.int32)),
+                "component": pa.array(["torch"] * len(order), pa.string()).dictionary_encode(),
+                **dict(zip(("time_ns", "delta_bytes", "allocated_bytes", "reserved_bytes"), columns, strict=True)),
+            }
+        )
+
+    def comms(self) -> pa.Table:
+        """One row per communication operation, in order of posting."""
+        kernels = self._kernels_with_launch()
+        records = attach_kernels(self._records, kernels, self._report)
+        return rows_table(
+            "comms",
+            [
+                (
+                    self._rank, position, r.operation, r.group, list(r.group_ranks), r.peer, r.payload_bytes,
+                    r.posted_ns, r.thread, r.batch, r.stream, r.start_ns, r.end_ns, r.evidence, None,
+                )
+                for position, r in enumerate(records)
+            ],
+        )  # fmt: skip
+
+    def tell(self) -> None:
+        """Note what the trace lacks for the steps after reading."""
+        if not self._categories["kernel"]:
+            self._report.notes.append(
+                "no device activity: no kernels; record with ProfilerActivity.CUDA (XPU ...) and export inside "
+                "on_trace_ready"
+            )
+        if self._first_ns is not None and self._first_ns < _ABSOLUTE_NS:
+            self._report.notes.append("its times do not count from 1970: other ranks cannot be aligned with it")
+
+    def _kernels_with_launch(self) -> list[CommKernel]:
+        import numpy as np
+
+        wanted = {correlation for *_, correlation in self._kernels if correlation is not None}
+        launches: dict[int, tuple[int, int]] = {}
+        needed = np.array(sorted(wanted), np.int64)
+        for correlation, start, thread in self._launches.blocks():
+            hit = np.isin(correlation, needed)
+            pairs = zip(start[hit].tolist(), thread[hit].tolist(), strict=True)
+            launches.update(zip(correlation[hit].tolist(), pairs, strict=True))
+        found = []
+        for name, start, end, stream, external, correlation in self._kernels:
+            launch = launches.get(correlation) if correlation is not None else None
+            if launch is None:
+                self._report.dropped["communication kernel without launch"] += 1
+                continue
+            found.append(CommKernel(name, start, end, stream, external, *launch))
+        return found
+
+
+def _nullable(values: NDArray[np.int64]) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.array(values, mask=values == ABSENT)
