@@ -27,8 +27,8 @@ def test_rows_of_every_table_conform(name: str) -> None:
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema)
     rows = derive(run_of(SAMPLES / "h100-1f1b")).query(f"SELECT * FROM {name} USING SAMPLE 50 ROWS").to_dicts()
-    assert rows or name == "vendor_figures"
     rows += derive(run_of(SAMPLES / "ascend-1f1b")).query(f"SELECT * FROM {name} USING SAMPLE 50 ROWS").to_dicts()
+    assert rows or name in ("vendor_figures", "problems"), "the samples have neither losses nor vendors' analyses"
     for row in rows:
         validator.validate(row)
 

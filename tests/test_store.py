@@ -9,9 +9,10 @@ import pytest
 from recorded import SAMPLES, run_of
 
 from tracetool.errors import AlreadyExists, BadQuery, NotARun, SchemaVersion, StoreError
+from tracetool.parts import write_part
 from tracetool.readers import rows_table
 from tracetool.store import Run, RunWriter
-from tracetool.tables import TABLES
+from tracetool.tables import SCHEMA_VERSION, TABLES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,21 +22,20 @@ STEP_ROW = (0, 3, 10, 20, None, None)
 
 def _written(path: Path, **manifest: object) -> Run:
     with RunWriter(path) as writer:
-        writer.write("steps", rows_table("steps", [STEP_ROW]))
-        writer.commit({"digest": "x", **manifest})
+        writer.commit({"digest": "x", **manifest}, {"steps": rows_table("steps", [STEP_ROW])})
     return Run(path)
 
 
 def test_what_is_written_is_read_back_and_every_table_exists(tmp_path: Path) -> None:
     run = _written(tmp_path / "x.run")
     assert run.rows("SELECT * FROM steps") == [STEP_ROW]
-    assert {p.stem for p in run.path.glob("*.parquet")} == set(TABLES)
+    assert {p.parent.name for p in run.path.glob("*/*.parquet")} == set(TABLES)
     assert run.rows("SELECT count(*) FROM events") == [(0,)]
 
 
 def test_a_failure_while_writing_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), RunWriter(tmp_path / "x.run") as writer:  # noqa: PT012 - the block is the case
-        writer.write("steps", rows_table("steps", [STEP_ROW]))
+        write_part(writer.folder, "steps", rows_table("steps", [STEP_ROW]))
         raise ZeroDivisionError
     assert list(tmp_path.iterdir()) == []
 
@@ -51,7 +51,7 @@ def test_an_existing_run_is_replaced_only_when_asked(tmp_path: Path) -> None:
     with pytest.raises(AlreadyExists, match="exists"):
         RunWriter(tmp_path / "x.run")
     with RunWriter(tmp_path / "x.run", force=True) as writer:
-        writer.commit({"digest": "new"})
+        writer.commit({"digest": "new"}, {})
     assert Run(tmp_path / "x.run").manifest["digest"] == "new"
     assert [p.name for p in tmp_path.iterdir()] == ["x.run"]
 
@@ -73,8 +73,8 @@ def test_damaged_and_foreign_runs_are_refused(tmp_path: Path) -> None:
     manifest.write_text("{", encoding="utf-8")
     with pytest.raises(NotARun, match="damaged"):
         Run(run.path)
-    manifest.write_text(json.dumps({"schema_version": "1.0"}), encoding="utf-8")
-    (run.path / "ops.parquet").unlink()
+    manifest.write_text(json.dumps({"schema_version": SCHEMA_VERSION}), encoding="utf-8")
+    (run.path / "ops" / "run.parquet").unlink()
     with pytest.raises(NotARun, match="lacks ops"):
         Run(run.path)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracetool.errors import AlreadyExists, MissingRank, ReconstructError, ScheduleError
-from tracetool.ingest import Silent, cached_run, ingest
+from tracetool.ingest import IngestOptions, Silent, cached_run, ingest
 from tracetool.metrics import METRICS, measure
 from tracetool.model.action import ActionKind
 from tracetool.readers import rows_table
@@ -26,7 +26,12 @@ _ENTRY = "reconstruction"
 
 
 def make_run(
-    paths: Sequence[Path | str], output: Path | str, *, force: bool = False, progress: Progress | None = None
+    paths: Sequence[Path | str],
+    output: Path | str,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+    options: IngestOptions | None = None,
 ) -> Run:
     """Ingest traces and fill in what can be reconstructed.
 
@@ -34,7 +39,7 @@ def make_run(
         IngestError: If the traces cannot be read.
         AlreadyExists: If the output exists.
     """
-    return derive(ingest(paths, output, force=force, progress=progress))
+    return derive(ingest(paths, output, force=force, progress=progress, options=options or IngestOptions()))
 
 
 def open_run(paths: Sequence[Path], progress: Progress | None = None) -> Run:

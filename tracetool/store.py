@@ -1,4 +1,4 @@
-"""A Run on disk: a folder of Parquet files and ``manifest.json``. Parquet is the truth, DuckDB the lens."""
+"""A Run on disk: ``manifest.json`` and a folder of Parquet files per table. Parquet is the truth, DuckDB the lens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from tracetool.errors import AlreadyExists, BadQuery, NotARun, SchemaVersion, StoreError
-from tracetool.tables import SCHEMA_VERSION, TABLES, Table
+from tracetool.parts import part_path, write_part
+from tracetool.tables import SCHEMA_VERSION, TABLES
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -22,26 +23,11 @@ if TYPE_CHECKING:
     import duckdb
     import polars as pl
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
 MANIFEST = "manifest.json"
 
 Parameters = Sequence[object] | Mapping[str, object] | None
 """Values for a query's placeholders: ``?`` by position or ``$name``."""
-
-
-def _parquet_writer(path: Path, table: Table) -> pq.ParquetWriter:
-    import pyarrow.parquet as pq
-
-    numbers = [c.name for c in table.columns if c.type in ("int64", "int32")]
-    return pq.ParquetWriter(
-        path,
-        table.arrow_schema(),
-        compression="zstd",
-        compression_level=3,
-        use_dictionary=[c.name for c in table.columns if c.type in ("category", "string")],
-        column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
-    )
 
 
 class RunWriter:
@@ -65,10 +51,9 @@ class RunWriter:
             if not force:
                 raise AlreadyExists(f"the Run {path} exists.", hint="add --force to replace it")
         self._path = path
-        self._writers: dict[str, pq.ParquetWriter] = {}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+            self.folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
         except OSError as error:
             raise StoreError(
                 f"could not write {path}: {error}.",
@@ -81,38 +66,29 @@ class RunWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for writer in self._writers.values():
-            writer.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
         if isinstance(error, OSError):
             raise StoreError(f"could not write {self._path}: {error}.", hint="check the disk") from error
 
-    def write(self, table: str, batch: pa.RecordBatch | pa.Table) -> None:
-        """Append rows, cast to the declared schema."""
-        declared = TABLES[table]
-        if table not in self._writers:
-            self._writers[table] = _parquet_writer(self._folder / f"{table}.parquet", declared)
-        import pyarrow as pa
-
-        rows = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
-        self._writers[table].write_table(rows.cast(declared.arrow_schema()))
-
-    def commit(self, manifest: dict[str, Any]) -> None:
-        """Write the manifest and give the Run its name."""
+    def drop_part(self, part: str) -> None:
+        """Take back everything that a part holds."""
         for name in TABLES:
-            if name not in self._writers:
-                self._writers[name] = _parquet_writer(self._folder / f"{name}.parquet", TABLES[name])
-        for writer in self._writers.values():
-            writer.close()
-        self._writers = {}
+            part_path(self.folder, name, part).unlink(missing_ok=True)
+
+    def commit(self, manifest: dict[str, Any], tables: Mapping[str, pa.Table]) -> None:
+        """Write the manifest and the tables of the Run as a whole, and give the Run its name."""
+        for name, declared in TABLES.items():
+            rows = tables.get(name)
+            if rows is not None or not any((self.folder / name).glob("*.parquet")):
+                write_part(self.folder, name, declared.arrow_schema().empty_table() if rows is None else rows)
         text = json.dumps({"schema_version": SCHEMA_VERSION, **manifest}, indent=2, sort_keys=True) + "\n"
-        (self._folder / MANIFEST).write_text(text, encoding="utf-8")
-        self._folder.chmod(0o755)
+        (self.folder / MANIFEST).write_text(text, encoding="utf-8")
+        self.folder.chmod(0o755)
         # A folder cannot be renamed over a full one: the old Run steps aside first.
         aside = self._path.with_name(f".{self._path.name}.old-{os.getpid()}")
         if self._path.exists():
             self._path.rename(aside)
-        self._folder.rename(self._path)
+        self.folder.rename(self._path)
         shutil.rmtree(aside, ignore_errors=True)
 
 
@@ -144,10 +120,11 @@ class Run:
                 f"{path} has schema version {version}, this tool reads {SCHEMA_VERSION}.",
                 hint="ingest the traces again",
             )
-        absent = [name for name in TABLES if not (path / f"{name}.parquet").is_file()]
+        parts = {name: sorted((path / name).glob("*.parquet")) for name in TABLES}
+        absent = [name for name, files_of in parts.items() if not files_of]
         if absent:
             raise NotARun(f"{path} lacks {', '.join(absent)}.", hint="ingest the traces again")
-        cut = [name for name in TABLES if not _is_whole(path / f"{name}.parquet")]
+        cut = [f"{name}/{file.name}" for name, files_of in parts.items() for file in files_of if not _is_whole(file)]
         if cut:
             raise NotARun(f"{path}: {', '.join(cut)} is cut off.", hint="ingest the traces again")
 
@@ -164,7 +141,8 @@ class Run:
         connection.execute("SET python_enable_replacements = false")
         connection.execute("SET enable_progress_bar = false")
         for name in TABLES:
-            connection.register(f"_{name}", ds.dataset(self.path / f"{name}.parquet"))
+            parts = sorted((self.path / name).glob("*.parquet"))
+            connection.register(f"_{name}", ds.dataset(parts, schema=TABLES[name].arrow_schema()))
         connection.execute(view_statements({name: f"_{name}" for name in TABLES}))
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
@@ -221,11 +199,7 @@ class Run:
             manifest: Entries to add or replace.
         """
         for name, rows in tables.items():
-            target = self.path / f"{name}.parquet"
-            aside = target.with_suffix(".tmp")
-            with _parquet_writer(aside, TABLES[name]) as writer:
-                writer.write_table(rows.cast(TABLES[name].arrow_schema()))
-            aside.replace(target)
+            write_part(self.path, name, rows)
         self.manifest |= manifest
         aside = self.path / f"{MANIFEST}.tmp"
         aside.write_text(json.dumps(self.manifest, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "2.0"
 
 ColumnType = Literal["int64", "int32", "float64", "bool", "string", "category", "list<int32>"]
 
@@ -69,17 +69,33 @@ _TIMELINE = Column("timeline", "category", "Timeline of the row: 'observed' (rep
 
 SOURCES = _table(
     "sources",
-    "One row per source: the files of one rank, read by one reader.",
-    Column("source", "int32", "Number of the source within the Run."),
-    Column("path", "string", "File or folder it was read from, as it was named."),
-    Column("reader", "category", "Reader that took it."),
-    Column("digest", "string", "SHA-256 over the bytes of its files."),
+    "One row per source (the files of one rank, read by one reader), and per file that was left.",
+    Column("source", "int32", "Number of the source within the Run; files that were left follow."),
+    Column("path", "string", "File or folder it was read from, as it was named; with the member of an archive."),
+    Column("status", "category", "read, failed (nothing of it is in the Run) or left."),
+    _nullable("reason", "string", "Why it failed or was left."),
+    _nullable("reader", "category", "Reader that took it."),
+    _nullable("digest", "string", "SHA-256 over the bytes of its files."),
     Column("size_bytes", "int64", "Size of its files on disk."),
     _nullable("rank", "int32", "Rank the source belongs to."),
     Column("rows", "int64", "Records seen in the files."),
     Column("dropped", "int64", "Records that could not be used."),
     Column("repaired", "int64", "Records changed while reading (clamped, completed)."),
+    Column("skipped", "int64", "Records that no table needs."),
     Column("clock_offset_ns", "int64", "Added to this source's times to align its clock with the first one."),
+)
+
+PROBLEMS = _table(
+    "problems",
+    "One row per source and reason for which records were dropped or changed while reading.",
+    Column("source", "int32", "Source the records are of."),
+    _nullable("rank", "int32", "Its rank."),
+    Column("action", "category", "dropped or repaired."),
+    Column("reason", "string", "What was wrong with them."),
+    Column("records", "int64", "How many."),
+    _nullable("file", "string", "File of the first one, where its place is known."),
+    _nullable("at", "int64", "Offset of the first one: bytes (after decompression) or line."),
+    _nullable("unit", "category", "byte or line."),
 )
 
 RANKS = _table(
@@ -263,7 +279,7 @@ METRICS = _table(
 TABLES: dict[str, Table] = {
     table.name: table
     for table in (
-        SOURCES, RANKS, GROUPS, STEPS, EVENTS, COMMS, MEMORY, VENDOR_FIGURES,
+        SOURCES, PROBLEMS, RANKS, GROUPS, STEPS, EVENTS, COMMS, MEMORY, VENDOR_FIGURES,
         STAGES, OPS, TRANSFERS, MEMORY_CURVE, LINKS, METRICS,
     )
 }  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 
 from tracetool.errors import MalformedTrace, UnknownFormat
 from tracetool.ingest import discover
-from tracetool.readers import SourceReport
+from tracetool.readers import READERS, SourceReport
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "ascend-1f1b"
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
@@ -23,10 +23,12 @@ def copy(tmp_path: Path) -> Path:
 
 def read(folder: Path) -> tuple[SourceReport, int]:
     """The report of reading a folder, and how many events it has."""
-    (found,) = discover([folder])
+    (found,) = discover([folder]).found
     report = SourceReport()
     advanced: list[int] = []
-    tables = found.reader.read(found.source, found.rank, found.identity, frozenset(), report, advanced.append)
+    tables = READERS.get(found.reader).read(
+        found.source, found.rank, found.identity, frozenset(), report, advanced.append
+    )
     return report, sum(rows.num_rows for name, rows in tables if name == "events")
 
 

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any
 from tracetool.units import format_duration, format_size
 
 if TYPE_CHECKING:
+    from tracetool.ingest import Discovery
     from tracetool.store import Run
+
+_SHOWN = 12
 
 
 def run_summary(run: Run) -> dict[str, Any]:
@@ -51,7 +54,46 @@ def run_summary(run: Run) -> dict[str, Any]:
             "stages": stages,
         },
         "sources": run.manifest["sources"],
+        "failed": run.manifest["failed"],
+        "left": run.manifest["left"],
     }
+
+
+def discovery_facts(discovery: Discovery) -> dict[str, Any]:
+    """What would be read, and what not."""
+    return {
+        "sources": [
+            {
+                "path": item.label,
+                "reader": item.reader,
+                "rank": item.rank if item.source.ranked else None,
+                "rank_from": item.rank_from or "the trace",
+                "world_size": item.identity.world_size,
+                "files": len(item.source.files),
+                "size_bytes": item.source.size_bytes,
+            }
+            for item in discovery.found
+        ],
+        "failed": [{"path": str(left.path), "reason": left.reason} for left in discovery.failed],
+        "left": [{"path": str(left.path), "reason": left.reason} for left in discovery.left],
+    }
+
+
+def discovery_lines(facts: dict[str, Any]) -> list[str]:
+    """The same for people; every file that is left is named."""
+    lines = [f"{len(facts['sources'])} sources would be read"]
+    for source in facts["sources"]:
+        who = "no rank" if source["rank"] is None else f"rank {source['rank']}"
+        origin = "" if source["rank_from"] == "the trace" else f" (from {source['rank_from']})"
+        files = "" if source["files"] == 1 else f", {source['files']} files"
+        lines.append(
+            f"  {who}{origin}: {source['path']} ({source['reader']}, {format_size(source['size_bytes'])}{files})"
+        )
+    for what, told in (("failed", "cannot be read"), ("left", "left")):
+        if facts[what]:
+            lines.append(f"{len(facts[what])} {told}")
+            lines += [f"  {item['path']}: {item['reason']}" for item in facts[what]]
+    return lines
 
 
 def summary_lines(facts: dict[str, Any]) -> list[str]:
@@ -99,16 +141,35 @@ def _pipeline_lines(pipeline: dict[str, Any], told: set[str]) -> list[str]:
     return lines + [f"    note: {note}" for note in pipeline["notes"] if note not in told]
 
 
+def _left_lines(left: list[dict[str, str]]) -> list[str]:
+    """Files that were left, the reasons that concern many files in one line each."""
+    by_reason: dict[str, list[str]] = {}
+    for item in left:
+        by_reason.setdefault(item["reason"], []).append(item["path"])
+    lines = []
+    for reason, paths in by_reason.items():
+        named = ", ".join(paths[:2]) + (f" and {len(paths) - 2} more" if len(paths) > 2 else "")
+        lines.append(f"  left: {named}: {reason}")
+    return lines[:_SHOWN] + ([f"  left for {len(lines) - _SHOWN} more reasons"] if len(lines) > _SHOWN else [])
+
+
 def _loss_lines(facts: dict[str, Any]) -> list[str]:
     lines = []
     if facts["missing_ranks"]:
         lines.append(f"  not recorded: ranks {', '.join(map(str, facts['missing_ranks']))}")
     for source in facts["sources"]:
+        who = source["path"] if source["rank"] is None else f"rank {source['rank']}"
+        if source["failure"]:
+            lines.append(f"  {who} cannot be used: {source['failure']}")
+            continue
         for what in ("dropped", "repaired"):
-            lines += [
-                f"  rank {source['rank']}: {count:,} records {what}: {reason}" for reason, count in source[what].items()
-            ]
-        lines += [f"  rank {source['rank']}: {note}" for note in source["notes"]]
+            for reason, count in source[what].items():
+                place = source["places"].get(reason)
+                where = f" (the first in {place})" if place else ""
+                lines.append(f"  {who}: {count:,} records {what}: {reason}{where}")
+        lines += [f"  {who}: {note}" for note in source["notes"]]
+    lines += [f"  cannot be used: {item['reason']}" for item in facts["failed"]]
+    lines += _left_lines(facts["left"])
     bubbles = [f"rank {b['rank']} {format_duration(b['vendor_bubble_ns'])}" for b in facts["vendor_bubble"]]
     if bubbles:
         lines.append(f"  Ascend's own Bubble (receive operators only, not ours): {', '.join(bubbles)}")

@@ -9,28 +9,72 @@ import click
 
 from tracetool.cli.output import FORCE, JSON, QUIET, ProgressBar, next_step, print_json
 
+_KEEP = ("python_function", "args")
+
+
+def _ranks(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
+    ranks = {}
+    for value in values:
+        name, _, rank = value.rpartition("=")
+        if not name or not rank.isdecimal():
+            raise click.BadParameter(f"{value!r}: expected FILE=RANK, such as node7.json=7")
+        ranks[name] = int(rank)
+    return ranks
+
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACES...")
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder of the new Run.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder of the new Run.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be read, what would be left, and why.")
+@click.option("--strict", is_flag=True, help="Exit with 2 if anything at all is lost while reading.")
+@click.option("--keep", multiple=True, type=click.Choice(_KEEP), help="Read this, too; may be repeated.")
+@click.option("--rank", "ranks", multiple=True, callback=_ranks, metavar="FILE=N", help="Rank of a trace without one.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Worker processes [default: by cores, memory and size].")
+@click.option("--executor", metavar="dask://HOST:PORT", help="Read on a Dask cluster that reaches the same paths.")
 @FORCE
 @JSON
 @QUIET
-def ingest(paths: tuple[Path, ...], output: Path, *, force: bool, as_json: bool, quiet: bool) -> None:
+def ingest(
+    paths: tuple[Path, ...],
+    output: Path | None,
+    *,
+    dry_run: bool,
+    strict: bool,
+    keep: tuple[str, ...],
+    ranks: dict[str, int],
+    jobs: int | None,
+    executor: str | None,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
     """Read trace files, or folders of them, into a Run.
 
-    Takes torch.profiler (Kineto) JSON, plain or gzip, and torch_npu *_ascend_pt folders, by content.
+    Takes by content: torch.profiler (Kineto) JSON, plain, .gz, .zst or in a .tar; torch_npu, MindSpore and
+    msprof output, text or databases; NDTimeline.
 
     \b
-    Example:
+    Examples:
+      tracetool ingest traces/ --dry-run
       tracetool ingest traces/rank*.json.gz -o x.run
     """
-    from tracetool.cli.facts import run_summary, summary_lines
+    from tracetool.cli.facts import discovery_facts, discovery_lines, run_summary, summary_lines
+    from tracetool.ingest import IngestOptions, discover
     from tracetool.reports.text import wrapped
     from tracetool.runs import make_run
 
+    if dry_run:
+        facts = discovery_facts(discover(paths, ranks))
+        if as_json:
+            print_json(facts)
+        else:
+            click.echo("\n".join(wrapped(discovery_lines(facts))))
+        return
+    if output is None:
+        raise click.UsageError("say where to with -o x.run (or only look with --dry-run).")
+    options = IngestOptions(keep=keep, ranks=ranks, strict=strict, jobs=jobs, executor=executor)
     with ProgressBar(quiet=quiet) as progress:
-        run = make_run(paths, output, force=force, progress=progress)
+        run = make_run(paths, output, force=force, progress=progress, options=options)
     summary = run_summary(run)
     if as_json:
         print_json(summary)

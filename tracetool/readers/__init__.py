@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     ByteCount = Callable[[int], None]
 
 
+ABSOLUTE_NS = 10**18
+"""2001: times before it count from something else than 1970."""
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """What is read together as one rank.
@@ -127,6 +131,7 @@ class SourceReport:
         places: Reason to the first place (file, byte offset or line) where it was met, for those that have one.
         notes: Facts worth telling the user.
         device: Index of the rank's device on its host, where only the events tell.
+        first_ns: Earliest time met: it tells whether times count from 1970.
     """
 
     rows: int = 0
@@ -136,6 +141,7 @@ class SourceReport:
     places: dict[str, Place] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     device: int | None = None
+    first_ns: int | None = None
 
     def drop(self, reason: str, place: Place, count: int = 1) -> None:
         """Count records that could not be used; the first place of each reason is kept."""

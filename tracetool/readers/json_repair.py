@@ -13,6 +13,9 @@ _NOT_NUMBERS = re.compile(_STRING + rb"|(?<=[:\[,\s])[-+]?(?:inf|infinity|nan)\b
 _CONTROL = re.compile(rb"[\x00-\x1f]")
 _ANY_STRING = re.compile(_STRING, re.DOTALL)
 _BACKSLASH = re.compile(rb'\\(?:(["\\/bfnrt]|u[0-9a-fA-F]{4})|)')
+# A name reaches to the next key that events have.
+_NAME = re.compile(rb'("name"\s*:\s*")(.*?)(?="\s*(?:,\s*"(?:ph|cat|pid|tid|ts|dur|s|args)"\s*:|\}\s*\Z))', re.DOTALL)
+_QUOTE = re.compile(rb'\\.|"', re.DOTALL)
 # A quote that neither opens nor closes a value or key, judged by what stands beside it.
 _BARE_QUOTE = re.compile(rb'(?<![:,\[{\s\\])"(?!\s*[:,\]}])')
 
@@ -33,8 +36,7 @@ def repairs(event: bytes) -> Iterator[tuple[bytes, str]]:
     if doubled != plain:
         yield doubled, "lone backslashes doubled"
         yield _ANY_STRING.sub(_escape_controls, doubled), "lone backslashes doubled"
-    quoted = _BARE_QUOTE.sub(rb'\\"', doubled)
-    if quoted != doubled:
+    for quoted in (_NAME.sub(_escape_quotes, doubled), _BARE_QUOTE.sub(rb'\\"', doubled)):
         yield _ANY_STRING.sub(_escape_controls, quoted), "bare quotes in text escaped"
 
 
@@ -45,6 +47,10 @@ def _null(match: re.Match[bytes]) -> bytes:
 
 def _escape_controls(match: re.Match[bytes]) -> bytes:
     return _CONTROL.sub(lambda control: b"\\u%04x" % control[0][0], match[0])
+
+
+def _escape_quotes(match: re.Match[bytes]) -> bytes:
+    return match[1] + _QUOTE.sub(lambda quote: b'\\"' if quote[0] == b'"' else quote[0], match[2])
 
 
 def _double(match: re.Match[bytes]) -> bytes:

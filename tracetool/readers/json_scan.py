@@ -35,7 +35,7 @@ _NEXT = re.compile(rb"[\s,]*")
 _OPENING = re.compile(rb'\{\s*"')
 # An event may end here: another one opens, the list closes, or (in what is left at the end) nothing follows.
 _END = re.compile(rb'\}(?=\s*(?:,\s*\{\s*"|\]))')
-_LAST_END = re.compile(rb'\}(?=\s*(?:,\s*\{\s*"|\]|,?\s*\Z))')
+_LAST_END = re.compile(rb'\}(?=\s*(?:,\s*\{\s*"|\]|,?\s*(?:\{\s*)?\Z))')
 _REOPENED = re.compile(rb"\s*(?:\[|,\s*[\[{])")
 _TRIALS = 16
 
@@ -170,7 +170,8 @@ class ChromeTrace:
                     self._report.repair(reason, self._place(at))
                     yield from self._taken(scanned, end)
                     return
-        self._give_up(at, ends[0] if ends else None)
+        boundary = _END.search(self._data, at)
+        self._give_up(at, boundary.end() if boundary else None)
 
     def _give_up(self, at: int, end: int | None) -> None:
         if end is not None:

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from tracetool.readers import rows_table
+from tracetool.readers import ABSOLUTE_NS, rows_table
 from tracetool.readers.kineto_batch import ABSENT, Batch
 from tracetool.readers.kineto_comms import (
     CommKernel,
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 _STEP = re.compile(r"^ProfilerStep#(\d{1,9})$")
 _RECORD = "record_param_comms"
-_ABSOLUTE_NS = 10**18  # 2001: a time before it counts from something else than 1970
 
 
 class Rows:
@@ -43,7 +42,6 @@ class Rows:
         self._identity = identity
         self._report = report
         self._count = 0
-        self._first_ns: int | None = None
         self._steps: list[tuple[object, ...]] = []
         self._records: list[CommRecord] = []
         self._kernels: list[tuple[str, int, int, int | None, int | None, int | None]] = []
@@ -69,8 +67,9 @@ class Rows:
         self._memory.add(batch.memory())
         spans = batch.spans()
         if spans.size:
+            known = self._report.first_ns
             first = int(spans.start.min())
-            self._first_ns = first if self._first_ns is None else min(first, self._first_ns)
+            self._report.first_ns = first if known is None else min(first, known)
         self._categories.update(spans.categories())
         self._devices.update(spans.devices())
         self._launches.add(spans.launches())
@@ -136,7 +135,7 @@ class Rows:
                 "no device activity: no kernels; record with ProfilerActivity.CUDA (XPU ...) and export inside "
                 "on_trace_ready"
             )
-        if self._first_ns is not None and self._first_ns < _ABSOLUTE_NS:
+        if self._report.first_ns is not None and self._report.first_ns < ABSOLUTE_NS:
             self._report.notes.append("its times do not count from 1970: other ranks cannot be aligned with it")
 
     def _kernels_with_launch(self) -> list[CommKernel]:

@@ -69,7 +69,7 @@ def _report() -> dict[str, Any]:
 
 
 def _duckdb() -> str:
-    sources = {name: f"read_parquet(getvariable('run') || '/{name}.parquet')" for name in TABLES}
+    sources = {name: f"read_parquet(getvariable('run') || '/{name}/*.parquet')" for name in TABLES}
     return (
         "-- Opens a Run in any DuckDB client.\n"
         "--   SET VARIABLE run = 'path/to/x.run';\n"

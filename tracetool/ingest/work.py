@@ -1,0 +1,81 @@
+"""Reads one source into its part of a Run: in this process, a worker process or on another machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tracetool.errors import IngestError, MalformedTrace
+from tracetool.parts import PartWriter, source_part
+from tracetool.readers import READERS, SourceReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tracetool.ingest.discover import Found
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One source to read.
+
+    Attributes:
+        number: Number of the source in the Run.
+        found: The source, and who it is.
+        folder: Folder of the Run being written.
+        keep: What is read only on request.
+    """
+
+    number: int
+    found: Found
+    folder: Path
+    keep: frozenset[str]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a source.
+
+    Attributes:
+        report: What was seen in it.
+        failure: Why nothing of it can be used, or None.
+        hint: What to do then.
+    """
+
+    report: SourceReport
+    failure: str | None = None
+    hint: str | None = None
+
+
+def read_source(task: Task, advance: Callable[[int], None]) -> Outcome:
+    """Read a source and write its part; a source that cannot be used is an outcome, not an exception.
+
+    Raises:
+        OSError: If the part cannot be written.
+    """
+    report = SourceReport()
+    item = task.found
+    reader = READERS.get(item.reader)
+    part = source_part(task.number)
+    try:
+        with PartWriter(task.folder, part) as writer:
+            for table, rows in reader.read(item.source, item.rank, item.identity, task.keep, report, advance):
+                writer.write(table, _numbered(rows, task.number) if table == "vendor_figures" else rows)
+        if report.rows == 0 and item.source.ranked:
+            raise IngestError(
+                f"{item.label} holds no events.",
+                hint="export the trace inside on_trace_ready, before the profiler's context closes",
+            )
+    except (MalformedTrace, IngestError) as error:
+        return Outcome(report, error.message, error.hint)
+    if item.rank_from is not None:
+        report.notes.insert(0, f"rank {item.rank} taken from {item.rank_from}")
+    return Outcome(report)
+
+
+def _numbered(rows: Any, number: int) -> Any:
+    import pyarrow as pa
+
+    column = pa.array([number] * rows.num_rows, pa.int32())
+    return rows.set_column(rows.column_names.index("source"), "source", column)

@@ -1,0 +1,102 @@
+"""The Parquet files of a Run: a folder per table, and in it a file per source that has rows for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from tracetool.tables import TABLES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from tracetool.tables import Table
+
+WHOLE = "run"
+"""Name of the part that belongs to the Run as a whole and to no source."""
+
+# Row groups this large compress well; a batch of events of this size takes about 20 MB.
+_GROUP_ROWS = 1 << 17
+
+
+def part_path(run: Path, table: str, part: str) -> Path:
+    """The file of one part of a table."""
+    return run / table / f"{part}.parquet"
+
+
+def source_part(number: int) -> str:
+    """Name of the part of a source."""
+    return f"source-{number:05d}"
+
+
+class PartWriter:
+    """Writes one part of every table it is given rows for; used as a context manager.
+
+    Args:
+        run: Folder of the Run.
+        part: Name of the part.
+    """
+
+    def __init__(self, run: Path, part: str) -> None:
+        self._run = run
+        self._part = part
+        self._writers: dict[str, pq.ParquetWriter] = {}
+        self._waiting: dict[str, list[pa.Table]] = {}
+        self.rows: dict[str, int] = dict.fromkeys(TABLES, 0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        try:
+            if kind is None:
+                for name in list(self._waiting):
+                    self._flush(name)
+        finally:
+            for writer in self._writers.values():
+                writer.close()
+
+    def write(self, table: str, rows: pa.Table) -> None:
+        """Append rows; small batches wait until they make a row group."""
+        if not rows.num_rows:
+            return
+        self.rows[table] += rows.num_rows
+        waiting = self._waiting.setdefault(table, [])
+        waiting.append(rows.select(TABLES[table].arrow_schema().names).cast(TABLES[table].arrow_schema()))
+        if sum(len(w) for w in waiting) >= _GROUP_ROWS:
+            self._flush(table)
+
+    def _flush(self, name: str) -> None:
+        import pyarrow as pa
+
+        rows = pa.concat_tables(self._waiting.pop(name)).unify_dictionaries()
+        if name not in self._writers:
+            self._writers[name] = _writer(part_path(self._run, name, self._part), TABLES[name])
+        self._writers[name].write_table(rows, row_group_size=len(rows))
+
+
+def write_part(run: Path, name: str, rows: pa.Table) -> None:
+    """Write the whole-Run part of a table in one step; what was there before is replaced."""
+    target = part_path(run, name, WHOLE)
+    target.parent.mkdir(exist_ok=True)
+    aside = target.with_suffix(".tmp")
+    with _writer(aside, TABLES[name]) as writer:
+        writer.write_table(rows.cast(TABLES[name].arrow_schema()))
+    aside.replace(target)
+
+
+def _writer(path: Path, table: Table) -> pq.ParquetWriter:
+    import pyarrow.parquet as pq
+
+    path.parent.mkdir(exist_ok=True)
+    numbers = [c.name for c in table.columns if c.type in ("int64", "int32")]
+    return pq.ParquetWriter(
+        path,
+        table.arrow_schema(),
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=[c.name for c in table.columns if c.type in ("category", "string")],
+        column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
+    )
