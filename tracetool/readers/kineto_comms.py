@@ -39,7 +39,7 @@ class CommRecord:
     peer: int | None
     payload_bytes: int | None
     posted_ns: int
-    thread: int
+    thread: int | None
     external_id: int | None
     batch: int | None = None
     stream: int | None = None
@@ -63,7 +63,7 @@ class CommKernel:
     stream: int | None
     external_id: int | None
     launch_ns: int
-    launch_thread: int
+    launch_thread: int | None
 
 
 def is_communication_kernel(name: str) -> bool:
@@ -131,11 +131,11 @@ def attach_kernels(records: list[CommRecord], kernels: Iterable[CommKernel], rep
     """
     records.sort(key=lambda r: r.posted_ns)
     linked = {r.external_id: r for r in records if r.external_id is not None}
-    posted: dict[int, list[CommRecord]] = defaultdict(list)
+    posted: dict[int | None, list[CommRecord]] = defaultdict(list)
     for record in records:
         if record.operation in P2P:
             posted[record.thread].append(record)
-    last_launch: dict[int, int] = defaultdict(int)
+    last_launch: dict[int | None, int] = defaultdict(int)
     bare: list[CommRecord] = []
     for batch, kernel in enumerate(sorted(kernels, key=lambda k: k.launch_ns)):
         thread = kernel.launch_thread

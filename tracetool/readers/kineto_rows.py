@@ -73,7 +73,7 @@ class Rows:
         self._categories.update(spans.categories())
         self._devices.update(spans.devices())
         self._launches.add(spans.launches())
-        for name, number in spans.named(lambda name: _STEP.match(name) is not None, ("annotation",)):
+        for name, number in spans.named(lambda name: _STEP.match(name) is not None, ("annotation", "op")):
             start = int(spans.start[number])
             step = int(name.partition("#")[2])
             self._steps.append((self._rank, step, start, start + int(spans.duration[number]), None, None))
@@ -151,10 +151,12 @@ class Rows:
         found = []
         for name, start, end, stream, external, correlation in self._kernels:
             launch = launches.get(correlation) if correlation is not None else None
-            if launch is None:
-                self._report.dropped["communication kernel without launch"] += 1
-                continue
-            found.append(CommKernel(name, start, end, stream, external, *launch))
+            found.append(CommKernel(name, start, end, stream, external, *(launch or (start, None))))
+        bare = sum(kernel.launch_thread is None for kernel in found)
+        if bare:
+            self._report.notes.append(
+                f"{bare:,} communication kernels have no launch in the trace: they count as posted when they start"
+            )
         return found
 
 
