@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from decimal import Decimal
 from importlib.util import find_spec
@@ -282,6 +283,57 @@ def test_many_distinct_skipped_pairs() -> None:
     text = b"".join(b'{"ph":"%d","cat":"%d"}' % (n % 7, n % 300) for n in range(4200))
     expected = Counter((b'"%d"' % (n % 7), b'"%d"' % (n % 300)) for n in range(4200))
     assert scan(text).skipped == expected
+
+
+def test_every_byte_in_every_place_of_a_string() -> None:
+    for n in range(256):
+        for string in (
+            b"%b",
+            b"x%bx",
+            b"%b" + b"x" * 40,
+            b"\\%b",
+            b"\\%b0041",
+            b"\\u%b000",
+            b"\\u000%b",
+            b"\\ud83d\\u%be00",
+        ):
+            text = b'{"ph":"X","v":"%b"},{"%b":1}]' % (string % bytes([n]), bytes([n]))
+            assert scan(text, ("v", "text", False)) == find(text, 0, len(text), [*TOP, ("v", "text", False)], ANY)
+
+
+UNITS = [0, 0xD7FF, 0xD800, 0xDABC, 0xDBFF, 0xDC00, 0xDDEF, 0xDFFF, 0xE000, 0xFFFF]
+
+
+def test_surrogates_come_in_pairs() -> None:
+    for first in UNITS:
+        for second in UNITS:
+            text = f'{{"ph":"X","v":"\\u{first:04x}\\u{second:04X}"}}]'.encode()
+            try:
+                json.loads(b'"\\u%04x\\u%04x"' % (first, second)).encode()  # UTF-8 has no lone surrogates
+                taken = True
+            except UnicodeEncodeError:
+                taken = False
+            assert scan(text).status == (CLOSED if taken else DECLINED), text
+
+
+def test_texts_that_differ_in_one_byte_are_kept_apart() -> None:
+    for length in range(1, 41):
+        whole = b"k" * length
+        near = [whole[:n] + b"K" + whole[n + 1 :] for n in range(length)] + [whole + b"k", whole[1:]]
+        values = [b'"%b"' % name for name in (whole, *near, whole)]
+        text = b",".join(b'{"ph":"X","v":%b}' % value for value in values)
+        assert scan(text, ("v", "text", False)).cells[2] == values
+        text = b",".join(b'{"ph":"X","%b":1}' % name for name in (whole, *near, whole))
+        assert scan(text, (whole.decode(), "int", False)).cells[2] == [1, *[None] * len(near), 1]
+
+
+def test_the_text_is_let_go() -> None:
+    text = bytearray(b'{"ph":"X"}')
+    scanner: Any = CompiledScanner(TOP, ANY)
+    assert scanner.scan(text, 0, len(text)).rows == 1
+    with pytest.raises(ValueError, match="outside"):
+        scanner.scan(text, 0, 99)
+    text += b" " * 1000  # BufferError if it were still held
 
 
 # Making one
