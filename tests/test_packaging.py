@@ -1,12 +1,19 @@
-"""What is imported when, and what the package offers."""
+"""What is imported when, what the package offers, and what is built."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
+from recorded import ROOT
 
 import tracetool
 
@@ -45,3 +52,57 @@ def test_every_exported_name_loads() -> None:
 
 def test_the_installed_version_is_the_packages_own() -> None:
     assert version("tracetool") == tracetool.__version__
+
+
+def _build(work: Path, what: list[str], compiler: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run pip on a copy of the sources: nothing built before is found, and nothing is left in the tree."""
+    if find_spec("pip") is None or find_spec("setuptools") is None:
+        pytest.skip("building needs pip and setuptools")
+    source = work / "source"
+    built = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__")
+    shutil.copytree(ROOT / "tracetool", source / "tracetool", ignore=built)
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, source)
+    env = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", **({"CC": compiler} if compiler else {})}
+    command = [sys.executable, "-m", "pip", *what, "--no-deps", "--no-build-isolation", "--no-index", str(source)]
+    return subprocess.run(command, cwd=work, env=env, capture_output=True, text=True, check=False)
+
+
+def test_the_wheel_holds_the_package_and_the_compiled_scanner(tmp_path: Path) -> None:
+    compiler = (sysconfig.get_config_var("CC") or "").partition(" ")[0]
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if "CC" in os.environ or shutil.which(compiler) is None or not header.exists():
+        pytest.skip("the compiler that Python was built with is not here")
+    done = _build(tmp_path, ["wheel", "--wheel-dir", str(tmp_path)])
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = tmp_path.glob("tracetool-*.whl")
+    assert wheel.name.startswith(f"tracetool-{tracetool.__version__}-")
+    with ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+    extension = f"tracetool/readers/_scan{sysconfig.get_config_var('EXT_SUFFIX')}"
+    kept = {path for pattern in ("*.py", "*.pyi", "*.sql", "py.typed") for path in (ROOT / "tracetool").rglob(pattern)}
+    assert held == {path.relative_to(ROOT).as_posix() for path in kept} | {extension}
+
+
+def test_without_a_compiler_it_installs_silently_and_works(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    # An older pip's and setuptools' own remarks are not ours to judge: only what the missing compiler adds.
+    done = _build(tmp_path, ["install", "--quiet", "--target", str(target)], compiler="/bin/false")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "/bin/false" not in done.stdout + done.stderr
+    assert not list(target.rglob("_scan*.so"))
+    program = """
+import sys
+from tracetool.cli import run
+from tracetool.readers import json_compiled
+print(json_compiled.__file__, json_compiled.available())
+sys.exit(run(["schedules"]))
+"""
+    env = {**os.environ, "PYTHONPATH": str(target)}
+    env.pop("TRACETOOL_SCANNER", None)
+    ran = subprocess.run(
+        [sys.executable, "-c", program], env=env, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    first, *rest = ran.stdout.splitlines()
+    assert first == f"{target / 'tracetool' / 'readers' / 'json_compiled.py'} False"
+    assert any("geopipe" in line for line in rest)

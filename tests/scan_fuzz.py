@@ -1,0 +1,77 @@
+"""Try a built ``_scan`` module on random text: ``python scan_fuzz.py MODULE SEED CASES``; CASES may be ``60s``.
+
+A script of its own, so that a module built with sanitizers can run under the preloaded library they need.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import sys
+import time
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+from typing import TYPE_CHECKING, Any
+
+from event_reference import Found, as_found, find
+from event_soup import FIELDS, WANTED, Soup
+
+from tracetool.readers.json_compiled import Window
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from tracetool.readers._scan import Scanner
+
+
+def load(path: str) -> Scanner:
+    """A scanner from a module at this path."""
+    name = "tracetool.readers._scan"
+    spec = spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path))
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    fields = [(key.encode(), kind, in_args) for key, kind, in_args in FIELDS]
+    scanner: Scanner = module.Scanner(fields, WANTED)
+    return scanner
+
+
+def soup_text(random: Random) -> bytes:
+    """Text of one case, mostly with something wrong in it."""
+    soup = Soup(random, random.choice([0.0, 0.0, 0.0, 0.02]))
+    text = soup.text()
+    return text if random.random() < 0.5 else soup.damaged(text)
+
+
+def check(scanner: Scanner, text: bytes) -> Found:
+    """The scanner's answer, after comparing it with the reference.
+
+    Bytes have a zero after them and small objects hold their content: here the text ends where its allocation does.
+    """
+    start = max(0, 64 - len(text))
+    text = bytes(start) + text
+    room: Any = (ctypes.c_char * len(text)).from_buffer_copy(text)
+    found = as_found(Window(*scanner.scan(room, start, len(text))), FIELDS)
+    assert found == find(text, start, len(text), FIELDS, WANTED), text
+    return found
+
+
+def main(path: str, seed: int, cases: str) -> int:
+    """Run the cases; the number of those run."""
+    scanner = load(path)
+    rng = random.Random(seed)  # noqa: S311 - cases of a test, repeatable
+    until = time.monotonic() + float(cases[:-1]) if cases.endswith("s") else None
+    count = taken = declined = 0
+    while time.monotonic() < until if until is not None else count < int(cases):
+        text = soup_text(rng)
+        found = check(scanner, text[: rng.choice([len(text), len(text), rng.randint(0, len(text))])])
+        count += 1
+        taken += found.rows + found.skipped.total()
+        declined += found.status == 1
+    sys.stdout.write(f"{count} cases, {taken} events taken, {declined} declined\n")
+    return count
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
