@@ -42,7 +42,8 @@ NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 NUMBER_CUT = re.compile(rb"-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*|(?:\.[0-9]+)?[eE][-+]?[0-9]*)?)?\Z")
 SPACE = re.compile(rb"[ \t\n\r]*")
 INT_PLAIN = re.compile(rb'-?[0-9]{1,18}|"-?[0-9]{1,18}"')
-TIME_PLAIN = re.compile(rb'-?[0-9]{1,15}(?:\.[0-9]{1,3})?|"-?[0-9]{1,15}(?:\.[0-9]{1,3})?"')
+_TIME = rb"-?(?:[0-9]{1,15}|[0-8][0-9]{15})(?:\.[0-9]{1,3})?"
+TIME_PLAIN = re.compile(_TIME + rb'|"' + _TIME + rb'"')
 
 
 class CutError(Exception):

@@ -1,18 +1,98 @@
-"""Every public and recorded Kineto trace, against what an independent parse finds in it."""
+"""Every public and recorded Kineto trace against an independent parse, with either scanner."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import ast
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from independent import Facts, facts, texts
-from recorded import data
+from recorded import SAMPLES, data
 
-from tracetool.ingest import ingest
+from tracetool.ingest.discover import discover
+from tracetool.readers import READERS, SourceReport
+from tracetool.readers.json_compiled import available
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from tracetool.ingest.discover import Found
 
-_HTA = ("torch", "facebookresearch+HolisticTraceAnalysis", "tests", "data")
+TABLE = Path(__file__).with_name("golden.tsv")
 
-TRACES: dict[str, tuple[tuple[str, ...], str]] = {}
+
+def _golden() -> dict[str, list[Facts]]:
+    found: dict[str, list[Facts]] = {}
+    for line in TABLE.read_text(encoding="utf-8").splitlines()[3:]:
+        name, *values = line.split("\t")
+        found.setdefault(name, []).append(Facts(*map(ast.literal_eval, values)))
+    return found
+
+
+GOLDEN = _golden()
+
+
+@cache
+def _found(name: str) -> list[Found]:
+    return discover([data(*name.split("/"))]).found
+
+
+def _read(item: Found) -> tuple[dict[str, list[pa.Table]], SourceReport]:
+    report = SourceReport()
+    tables: dict[str, list[pa.Table]] = {}
+    reader = READERS.get(item.reader)
+    for name, rows in reader.read(item.source, item.rank, item.identity, frozenset(), report, lambda _count: None):
+        tables.setdefault(name, []).append(rows)
+    return tables, report
+
+
+def _facts(tables: dict[str, list[pa.Table]], report: SourceReport) -> Facts:
+    rows = pa.concat_tables(tables["events"]) if "events" in tables else None
+    assert rows is not None
+    categories = Counter(rows.column("category").cast(pa.string()).to_pylist())
+    starts, durations = rows.column("start_ns").to_pylist(), rows.column("duration_ns").to_pylist()
+    comms = pa.concat_tables(tables["comms"]).to_pylist()
+    ends = [s + d for s, d in zip(starts, durations, strict=True)]
+    return Facts(
+        events=len(rows),
+        kernels=categories["kernel"],
+        communication_kernels=len({(c["start_ns"], c["end_ns"], c["stream"]) for c in comms if c["start_ns"]}),
+        records=sum(bool(c["group"]) or bool(c["group_ranks"]) for c in comms),
+        steps=tuple(sorted(set(pa.concat_tables(tables["steps"]).column("step").to_pylist()))),
+        first_ns=min(starts, default=0),
+        span_ns=max(ends, default=0) - min(starts, default=0),
+        start_sum_ns=sum(starts),
+        duration_sum_ns=sum(durations),
+        memory=sum(map(len, tables["memory"])) + report.skipped["memory of another device"],
+    )
+
+
+@pytest.mark.parametrize("name", GOLDEN, ids=str)
+def test_nothing_is_lost_or_invented(name: str) -> None:
+    read = [_read(item) for item in _found(name)]
+    assert sorted(_facts(tables, report) for tables, report in read) == sorted(GOLDEN[name])
+    assert [report.dropped.total() for _, report in read] == [0] * len(read)
+
+
+@pytest.mark.skipif(not available(), reason="the compiled scanner was not built here")
+@pytest.mark.parametrize("name", GOLDEN, ids=str)
+def test_both_scanners_give_the_same_tables(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for item in _found(name):
+        results: list[Any] = []
+        for choice in ("compiled", "plain"):
+            monkeypatch.setenv("TRACETOOL_SCANNER", choice)
+            tables, report = _read(item)
+            whole = {table: pa.concat_tables(parts).unify_dictionaries() for table, parts in tables.items()}
+            results.append(({table: rows.to_pydict() for table, rows in whole.items()}, report))
+        assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_the_table_of_a_sample_is_what_the_independent_parse_finds(rank: int) -> None:
+    (path,) = (SAMPLES / "h100-1f1b").glob(f"rank{rank}.json.gz")
+    (text,) = texts(path)
+    (item,) = discover([path]).found
+    tables, report = _read(item)
+    assert _facts(tables, report) == facts(text)

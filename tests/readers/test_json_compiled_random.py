@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded import data
 
+from tracetool.readers.json_columns import Field
 from tracetool.readers.json_compiled import CompiledScanner, Kind
 
 if TYPE_CHECKING:
@@ -33,14 +34,14 @@ def test_random_text_gives_what_the_reference_finds(rng: Random, faults: float, 
         text = soup.damaged(text)
     start = rng.choice([0, rng.randint(0, len(text))])
     stop = rng.choice([len(text), rng.randint(start, len(text))])
-    found = as_found(CompiledScanner(FIELDS, WANTED).scan(text, start, stop), FIELDS)
+    found = as_found(CompiledScanner([Field(*f) for f in FIELDS], WANTED).window(text, start, stop), FIELDS)
     assert found == find(text, start, stop, FIELDS, WANTED)
 
 
 @given(st.binary(max_size=60) | st.text('"\\{}[],:0123456789-.eEtruefalsn \n', max_size=60).map(str.encode))
 def test_any_bytes_give_what_the_reference_finds(inner: bytes) -> None:
     for text in (inner, b'{"ph":"X","a":%b},{"ph":"X"}]' % inner, b'{"ph":"X",%b}' % inner):
-        found = as_found(CompiledScanner(FIELDS, WANTED).scan(text, 0, len(text)), FIELDS)
+        found = as_found(CompiledScanner([Field(*f) for f in FIELDS], WANTED).window(text, 0, len(text)), FIELDS)
         assert found == find(text, 0, len(text), FIELDS, WANTED)
 
 
@@ -54,14 +55,14 @@ WHOLE = rb"""
 
 
 def test_a_window_may_end_anywhere() -> None:
-    scanner = CompiledScanner(FIELDS, WANTED)
-    whole = as_found(scanner.scan(WHOLE, 0, len(WHOLE)), FIELDS)
+    scanner = CompiledScanner([Field(*f) for f in FIELDS], WANTED)
+    whole = as_found(scanner.window(WHOLE, 0, len(WHOLE)), FIELDS)
     assert (whole.rows, whole.status, whole.skipped.total()) == (3, CLOSED, 1)
     for cut in range(whole.end):
-        first = as_found(scanner.scan(WHOLE, 0, cut), FIELDS)
+        first = as_found(scanner.window(WHOLE, 0, cut), FIELDS)
         assert first.status == MORE
         assert first == find(WHOLE, 0, cut, FIELDS, WANTED)
-        rest = as_found(scanner.scan(WHOLE, first.end, len(WHOLE)), FIELDS)
+        rest = as_found(scanner.window(WHOLE, first.end, len(WHOLE)), FIELDS)
         assert (rest.end, rest.status) == (whole.end, CLOSED)
         assert [a + b for a, b in zip(first.cells, rest.cells, strict=True)] == whole.cells
         assert first.odd + [(n, row + first.rows, raw) for n, row, raw in rest.odd] == whole.odd
@@ -93,7 +94,9 @@ def test_a_recorded_trace_gives_what_json_reads() -> None:
     events = json.loads(text, parse_int=str, parse_float=str)["traceEvents"]
     wanted = [e for e in events if e["ph"] == "X" and e["cat"] in ("kernel", "cpu_op")]
     start = text.index(b"[", text.index(b'"traceEvents"')) + 1
-    window = CompiledScanner(RECORDED, {b'"X"': frozenset({b'"kernel"', b'"cpu_op"'})}).scan(text, start, len(text))
+    window = CompiledScanner([Field(*f) for f in RECORDED], {b'"X"': frozenset({b'"kernel"', b'"cpu_op"'})}).window(
+        text, start, len(text)
+    )
     found = as_found(window, RECORDED)
     assert (found.status, found.odd, found.rows) == (CLOSED, [], len(wanted))
     assert found.rows + found.skipped.total() == len(events)

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 import pytest
 
 from tracetool.errors import TraceToolError, UnknownName
+from tracetool.readers.json_columns import Field
 from tracetool.readers.json_compiled import CompiledScanner, available
 
 
@@ -32,7 +33,7 @@ def test_without_it_the_environment_may_insist(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("TRACETOOL_SCANNER", raising=False)
     assert not available()
     with pytest.raises(TraceToolError, match="not there"):
-        CompiledScanner([("ph", "text", False), ("cat", "text", False)], {})
+        CompiledScanner([Field("ph", "text"), Field("cat", "text")], {})
     monkeypatch.setenv("TRACETOOL_SCANNER", "compiled")
     with pytest.raises(TraceToolError, match="not there"):
         available()

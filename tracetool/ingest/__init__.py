@@ -160,7 +160,7 @@ def _code_digest() -> str:
     """SHA-256 over the tool's own files: two installs that may read or reconstruct differently differ in it."""
     package = Path(__file__).parent.parent
     total = hashlib.sha256()
-    for file in sorted(f for f in package.rglob("*") if f.suffix in (".py", ".sql", ".c")):
+    for file in sorted(f for f in package.rglob("*") if f.suffix in (".py", ".sql", ".c", ".h")):
         total.update(f"{file.relative_to(package).as_posix()}\n".encode())
         total.update(hashlib.sha256(file.read_bytes()).digest())
     return total.hexdigest()

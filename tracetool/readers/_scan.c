@@ -112,7 +112,8 @@ static inline int plain_number(Text raw, Kind kind, int64_t *number)
     uint64_t v = 0;
     for (; p < end && is_digit(*p); p++)
         v = v * 10 + (*p - '0');
-    if (p == digits || p - digits > (kind == TIME ? 15 : 18))
+    /* What fits: 16 digits of microseconds up to 8.99e15, as old releases count from 1970, times 1000. */
+    if (p == digits || p - digits > (kind == TIME ? 15 + (*digits <= '8') : 18))
         return 0;
     if (kind == TIME) {
         Py_ssize_t decimals = 0;

@@ -29,6 +29,7 @@ class ByteStream:
     Attributes:
         name: What to call it in messages.
         broken: Why the data ended early, or None.
+        is_plain: Whether the text is the file as it lies on disk; known once reading began.
 
     Args:
         path: The file.
@@ -39,6 +40,7 @@ class ByteStream:
     def __init__(self, path: Path, member: str = "", advance: Callable[[int], None] | None = None) -> None:
         self.name = f"{path}:{member}" if member else str(path)
         self.broken: str | None = None
+        self.is_plain = False
         self._path = path
         self._member = member
         self._advance = advance
@@ -54,6 +56,7 @@ class ByteStream:
             position = 0
             try:
                 stream = _opened(raw, self._member, stack)
+                self.is_plain = isinstance(stream, _Ahead) and not self._member
                 while block := stream.read(size):
                     if self._advance is not None:
                         self._advance(raw.tell() - position)

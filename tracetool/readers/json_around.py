@@ -45,15 +45,14 @@ def _distributed(text: str) -> dict[str, Any]:
     return {"distributedInfo": {"rank": int(rank[1]), "world_size": int(world[1])}}
 
 
-def tail_of(path: Path, stream: ByteStream, *, seekable: bool) -> bytes:
+def tail_of(path: Path, stream: ByteStream) -> bytes:
     """Text after the last event: the end of a plain file at once, that of a compressed one by reading it through.
 
     Args:
         path: The file.
-        stream: The same, to be read through.
-        seekable: Whether the file's own end is the end of the text.
+        stream: The same, of which the head was read.
     """
-    if seekable:
+    if stream.is_plain:
         with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - TAIL_BYTES))

@@ -7,15 +7,21 @@ Python, decides about everything unusual.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from importlib import import_module
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from tracetool.errors import TraceToolError, UnknownName
+from tracetool.readers.json_columns import Scanned, integer_of, nanoseconds_of, text_column
+from tracetool.readers.json_plain import PlainScanner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import pyarrow as pa
+
     from tracetool.readers import _scan
+    from tracetool.readers.json_columns import Field
 
 Kind = Literal["text", "json", "int", "time"]
 Column = tuple[bytearray, bytearray] | tuple[bytearray, list[bytes]]
@@ -76,10 +82,10 @@ def _load() -> type[_scan.Scanner]:
 
 
 class CompiledScanner:
-    """Takes events out of text.
+    """Takes events out of text; see :class:`tracetool.readers.json_columns.Scanner`.
 
     Args:
-        fields: (key, kind, whether it is a key of ``args``) of each column; the first two are ``ph`` and ``cat``.
+        fields: The columns; the first two are ``ph`` and ``cat``.
         wanted: Raw text of ``ph``, quotes included, to the raw texts of ``cat`` that are taken (empty: no
             category); None for any.
 
@@ -87,11 +93,64 @@ class CompiledScanner:
         TraceToolError: If it was not built.
     """
 
-    def __init__(
-        self, fields: Sequence[tuple[str, Kind, bool]], wanted: Mapping[bytes, frozenset[bytes] | None]
-    ) -> None:
+    block_bytes = 4 << 20
+
+    def __init__(self, fields: Sequence[Field], wanted: Mapping[bytes, frozenset[bytes] | None]) -> None:
+        self._fields = tuple(fields)
+        self._plain = PlainScanner(fields, wanted)
         self._scanner = _load()([(key.encode(), kind, in_args) for key, kind, in_args in fields], wanted)
 
-    def scan(self, data: bytes, start: int, stop: int) -> Window:
+    def scan(self, data: bytes, start: int, stop: int) -> Scanned:
         """Take whole events from the front of the window ``data[start:stop]``."""
+        return self._scanned(self.window(data, start, stop))
+
+    def one(self, event: bytes) -> Scanned | None:
+        """Take exactly one event; None if the text is no valid JSON object."""
+        return self._plain.one(event)
+
+    def window(self, data: bytes, start: int, stop: int) -> Window:
+        """The same as :meth:`scan`, as the compiled code gives it."""
         return Window(*self._scanner.scan(data, start, stop))
+
+    def _scanned(self, window: Window) -> Scanned:
+        import pyarrow as pa
+
+        scanned = Scanned(window.end, window.status, skipped=Counter(window.skipped))
+        if not window.rows:
+            return scanned
+        odd: dict[int, list[tuple[int, bytes]]] = {}
+        for place, row, raw in window.odd:
+            odd.setdefault(place, []).append((row, raw))
+        columns = []
+        for number, (field, (first, second)) in enumerate(zip(self._fields, window.columns, strict=True)):
+            if field.kind in ("text", "json"):
+                column, bad = _texts(first, cast("list[bytes]", second), as_json=field.kind == "json")
+                scanned.bad_text += bad
+            else:
+                meaning = integer_of if field.kind == "int" else nanoseconds_of
+                cells = [(row, meaning(raw)) for row, raw in odd.get(number, ())]
+                column = _numbers(first, cast("bytearray", second), cells)
+            columns.append(column)
+        scanned.table = pa.Table.from_arrays(columns, names=[f.key for f in self._fields])
+        return scanned
+
+
+def _texts(codes: bytearray, unique: list[bytes], *, as_json: bool) -> tuple[pa.Array, int]:
+    import numpy as np
+    import pyarrow as pa
+
+    places = np.frombuffer(codes, np.int32)
+    absent = places < 0
+    return text_column(pa.array(places, mask=absent if absent.any() else None), unique, as_json=as_json)
+
+
+def _numbers(values: bytearray, valid: bytearray, cells: list[tuple[int, int | None]]) -> pa.Array:
+    import numpy as np
+    import pyarrow as pa
+
+    numbers: Any = np.frombuffer(values, np.int64)
+    there: Any = np.frombuffer(valid, np.bool_)
+    for row, value in cells:
+        if value is not None:
+            numbers[row], there[row] = value, True
+    return pa.array(numbers, mask=None if there.all() else ~there)

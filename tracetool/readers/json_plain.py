@@ -48,15 +48,17 @@ class PlainScanner:
     def __init__(self, fields: Sequence[Field], wanted: Mapping[bytes, frozenset[bytes] | None]) -> None:
         self._fields = tuple(fields)
         self._wanted = wanted
-        args = [(f"a{n}", f) for n, f in enumerate(fields) if f.in_args]
-        own = [(f"e{n}", f) for n, f in enumerate(fields) if not f.in_args]
+        # Several fields may read one key.
+        names = {(f.in_args, f.key): f"{'a' if f.in_args else 'e'}{n}" for n, f in reversed(list(enumerate(fields)))}
+        args = [(name, key) for (in_args, key), name in names.items() if in_args]
+        own = [(name, key) for (in_args, key), name in names.items() if not in_args]
         # Structs without garbage collection: they hold raw text only, and tracking them halves the speed.
         arguments = msgspec.defstruct(
-            "Arguments", [(a, msgspec.Raw, msgspec.field(name=f.key, default=_ABSENT)) for a, f in args],
+            "Arguments", [(a, msgspec.Raw, msgspec.field(name=key, default=_ABSENT)) for a, key in args],
             gc=False, frozen=True,
         )  # fmt: skip
         self._none = arguments()
-        members: list[Any] = [(a, msgspec.Raw, msgspec.field(name=f.key, default=_ABSENT)) for a, f in own]
+        members: list[Any] = [(a, msgspec.Raw, msgspec.field(name=key, default=_ABSENT)) for a, key in own]
         whole = [n for n, f in enumerate(fields) if f.key == "args"]
         self._arguments = msgspec.json.Decoder(arguments | None) if whole else None
         if not whole:
@@ -64,7 +66,7 @@ class PlainScanner:
         event: Any = msgspec.defstruct("Event", members, gc=False)
         self._events: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[event])
         self._single: msgspec.json.Decoder[Any] = msgspec.json.Decoder(event)
-        self._getters = [_getter(f"a{n}" if f.in_args else f"e{n}") for n, f in enumerate(fields)]
+        self._getters = [_getter(names[f.in_args, f.key]) for f in fields]
 
     def scan(self, data: bytes, start: int, stop: int) -> Scanned:
         """Take whole events from the front of the window ``data[start:stop]``."""
@@ -231,11 +233,14 @@ def _times(raw: pa.BinaryArray) -> pa.Int64Array:
     import pyarrow as pa
 
     try:
-        exact = raw.cast(pa.string()).cast(pa.decimal128(18, 3))
+        exact = raw.cast(pa.string()).cast(pa.decimal128(22, 3))
     except pa.ArrowInvalid:
         return _by_value(raw, nanoseconds_of)
-    # A decimal of scale 3 is stored as a whole number of thousandths; 18 digits fit its low 64 bits.
-    low = np.frombuffer(exact.buffers()[1], np.int64)[2 * exact.offset :: 2][: len(exact)]
+    # A decimal of scale 3 is stored as a whole number of thousandths, in 128 bits.
+    words = np.frombuffer(exact.buffers()[1], np.int64)[2 * exact.offset :][: 2 * len(exact)]
+    low, high = words[::2], words[1::2]
+    if not np.array_equal(high, low >> 63):
+        return _by_value(raw, nanoseconds_of)
     return pa.array(low, mask=exact.is_null().to_numpy(zero_copy_only=False) if exact.null_count else None)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tracetool.errors import MalformedTrace
 from tracetool.readers import Place
 from tracetool.readers.json_columns import CLOSED, MORE, Field, Scanned, Scanner, after
+from tracetool.readers.json_compiled import CompiledScanner, available
 from tracetool.readers.json_plain import PlainScanner
 from tracetool.readers.json_repair import repairs
 
@@ -48,6 +49,8 @@ def event_scanner(fields: Sequence[Field], wanted: Mapping[bytes, frozenset[byte
         wanted: Raw text of ``ph``, quotes included, to the raw texts of ``cat`` that are read (empty: no
             category); None for any.
     """
+    if available() and not any(field.key == "args" for field in fields):
+        return CompiledScanner(fields, wanted)
     return PlainScanner(fields, wanted)
 
 

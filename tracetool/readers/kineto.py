@@ -115,17 +115,16 @@ def _is_trace(stream: ByteStream) -> bool:
 
 
 def _around(source: Source) -> dict[str, Any]:
-    head = ByteStream(source.path, source.member).head(_HEAD_BYTES)
+    stream = ByteStream(source.path, source.member)
+    head = stream.head(_HEAD_BYTES)
     match = _EVENTS.search(head)
     if match is None and not _LIST.match(head):
-        head = ByteStream(source.path, source.member).head(_LOOK_BYTES)
+        head = stream.head(_LOOK_BYTES)
         match = _EVENTS.search(head)
     found = facts(head[: match.end()] if match else b"", _KEYS)
     if "distributedInfo" not in found or "baseTimeNanoseconds" not in found:
         # Old writers, and traces made on demand, have it after the events.
-        seekable = not source.member and head[:1] in b" \t\r\n{["
-        stream = ByteStream(source.path, source.member)
-        found = facts(tail_of(source.path, stream, seekable=seekable), _KEYS) | found
+        found = facts(tail_of(source.path, stream), _KEYS) | found
     return found
 
 

@@ -1,6 +1,6 @@
 """A second way to read a Kineto trace: the standard library and Decimal, nothing of the product.
 
-``python tests/readers/independent.py FILE...`` prints one line per file for the table in ``test_golden.py``.
+``python tests/independent.py FILE...`` prints one line per file for the table ``golden.tsv``.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def facts(text: bytes) -> Facts:
     kernels = [e for e in spans if CATEGORIES[e["cat"]] == "kernel"]
     records = [
         e for e in spans
-        if e["name"] == "record_param_comms" and e.get("args", {}).get("Collective name") not in (None, "", "wait", "init")
+        if e["name"] == "record_param_comms"
+        and e.get("args", {}).get("Collective name") not in (None, "", "wait", "init")
     ]  # fmt: skip
     marks = [m for e in spans if CATEGORIES[e["cat"]] in ("annotation", "op") and (m := STEP.match(str(e["name"])))]
     return Facts(
@@ -91,4 +92,4 @@ def _ns(value: Any) -> int:
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         for member in texts(Path(name)):
-            print(name, facts(member))  # noqa: T201 - a tool of its own
+            print(name, *facts(member), sep="\t")  # noqa: T201 - a tool of its own
