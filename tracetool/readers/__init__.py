@@ -187,7 +187,12 @@ class Reader(Protocol):
 
 READERS: Registry[Reader] = Registry(
     "reader",
-    {"kineto": "tracetool.readers.kineto:READER", "ascend": "tracetool.readers.ascend:READER"},
+    {
+        # Before kineto: labelled timelines are Chrome traces too.
+        "ndtimeline": "tracetool.readers.ndtimeline:READER",
+        "kineto": "tracetool.readers.kineto:READER",
+        "ascend": "tracetool.readers.ascend:READER",
+    },
     "tracetool.readers",
 )
 
