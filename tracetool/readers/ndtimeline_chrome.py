@@ -23,31 +23,30 @@ from tracetool.readers.ndtimeline_layout import TIME_LIMIT_NS, Layout, Operation
 from tracetool.readers.ndtimeline_names import BACKWARD, COMPUTE, FORWARD, is_known
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 LIMIT_BYTES = 256 << 20
 """Timelines that are larger after decompression are refused: they are read whole."""
 _HEAD_BYTES = 1 << 16
+_BLOCK_BYTES = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 _ARRAY = re.compile(rb'^\s*(?:\[|\{.*?"traceEvents"\s*:\s*\[)', re.DOTALL)
 _CUT = re.compile(rb"\}\s*,\s*(?=\{)")
 _JOINED_PIECES = 16
+_UNPLACED = "event without rank, stage or step"
+_LOST = "event that cannot be decoded (of any rank)"
 _NUMBER = re.compile(rb'^"?-?\d{1,18}(?:\.\d{0,40})?(?:[eE][+-]?\d{1,2})?"?$')
 _THREAD = re.compile(r"^PP rank (\d+), TP rank (\d+), (\S.*)$")
 
 
 def opens_labelled(path: Path) -> bool:
     """Whether the first span at the head of the file is one of the labelled operations."""
-    try:
-        with open_trace(path) as stream:
-            head = stream.read(_HEAD_BYTES)
-    except (OSError, EOFError, zlib.error):
-        return False
-    match = _ARRAY.match(head.removeprefix(_BOM))
+    head, _ = _text(path, _HEAD_BYTES)
+    match = _ARRAY.match(head)
     if match is None:
         return False
-    text = head.removeprefix(_BOM)[match.end() :].decode("utf-8", errors="replace")
+    text = head[match.end() :].decode("utf-8", errors="replace")
     decoder, at = json.JSONDecoder(), 0
     while at < len(text):
         at += len(text[at:]) - len(text[at:].lstrip(" \t\r\n,"))
@@ -148,7 +147,7 @@ class Timeline:
                 break
             else:
                 if text[starts[at] : ends[at]].strip(b" \t\r\n]}"):
-                    report.drop("event that cannot be decoded", Place(str(self.path), starts[at]))
+                    report.drop(_LOST, Place(str(self.path), starts[at]))
             at += used
 
 
@@ -163,29 +162,41 @@ def timeline_layout(path: Path, version: tuple[int, int]) -> Layout:  # noqa: AR
     Raises:
         MalformedTrace: If no event can be used.
     """
-    layout = Layout()
-    for operation in Timeline(path).operations(None, SourceReport()):
+    layout, report, timeline = Layout(), SourceReport(), Timeline(path)
+    for operation in timeline.operations(None, report):
         layout.take(operation)
+    layout.unplaced = report.dropped[_UNPLACED] + report.dropped[_LOST] + timeline.is_broken
     if not layout.steps:
         raise MalformedTrace(f"{path}: no event names a rank, a step and a time.", hint="export the timeline again")
     return layout.done()
 
 
 def _whole_text(path: Path) -> tuple[bytes, bool]:
-    """The text, and whether its compressed form broke off."""
-    text, broken = bytearray(), False
+    """The text, and whether its compressed form breaks off.
+
+    Raises:
+        MalformedTrace: If there is more than the limit.
+    """
+    text, is_broken = _text(path, LIMIT_BYTES + 1)
+    if len(text) > LIMIT_BYTES:
+        raise MalformedTrace(
+            f"{path} holds more than {LIMIT_BYTES >> 20} MiB of text, the limit for such timelines.",
+            hint="export fewer steps at a time",
+        )
+    return text, is_broken
+
+
+def _text(path: Path, most: int) -> tuple[bytes, bool]:
+    """So many bytes of the text at most, and whether its compressed form breaks off before."""
+    text = bytearray()
     with open_trace(path) as stream:
+        take: Callable[[int], bytes] = getattr(stream, "read1")  # noqa: B009 - not in IO, yet all of them have it
         try:
-            while block := stream.read(_HEAD_BYTES):
+            while len(text) < most and (block := take(min(_BLOCK_BYTES, most - len(text)))):
                 text += block
-                if len(text) > LIMIT_BYTES:
-                    raise MalformedTrace(
-                        f"{path} holds more than {LIMIT_BYTES >> 20} MiB of text, the limit for such timelines.",
-                        hint="export fewer steps at a time",
-                    )
         except (OSError, EOFError, zlib.error):
-            broken = True
-    return bytes(text).removeprefix(_BOM), broken
+            return bytes(text).removeprefix(_BOM), True
+    return bytes(text).removeprefix(_BOM), False
 
 
 def _end_of_object(piece: bytes) -> int | None:
@@ -211,7 +222,7 @@ def _operation(
     args = event.args or {}
     step = _whole(args.get("step"))
     if who is None or step is None:
-        report.drop("event without rank, stage or step", place)
+        report.drop(_UNPLACED, place)
         return None
     if not is_known(event.name):
         report.drop("event of an unknown operation", place)

@@ -65,6 +65,7 @@ class Layout:
         chunks: Model chunks per rank.
         splits_backward: Whether weight gradients have operations of their own.
         numbered: Ranks whose computes name microbatches.
+        unplaced: Damaged records that may be of any rank.
         computing_ns: (rank, step) to the time of its computes.
         names_chunks: Whether computes name their model chunk or global stage.
     """
@@ -78,6 +79,7 @@ class Layout:
     _forwards: set[tuple[int, str]] = field(default_factory=set)
     _seen: dict[int, Counter[Where]] = field(default_factory=lambda: defaultdict(Counter))
     _owners: dict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    unplaced: int = 0
     computing_ns: Counter[tuple[int, int]] = field(default_factory=Counter)
 
     def take(self, operation: Operation) -> None:
@@ -109,6 +111,7 @@ class Layout:
         """This and the layout of another file of the same job."""
         both = Layout(chunks=max(self.chunks, other.chunks))
         both.splits_backward = self.splits_backward or other.splits_backward
+        both.unplaced = self.unplaced + other.unplaced
         both.names_chunks = self.names_chunks or other.names_chunks
         both._forwards = self._forwards | other._forwards
         both.numbered = self.numbered | other.numbered

@@ -76,6 +76,7 @@ class RankRows:
         self._report = report
         self._file, self._unit = file, unit
         self._numbered = rank in layout.numbered
+        self._is_whole = True
         self.events: list[tuple[object, ...]] = []
         self.comms: list[tuple[object, ...]] = []
         self.steps: list[tuple[object, ...]] = []
@@ -86,6 +87,7 @@ class RankRows:
         steps: dict[int, list[Operation]] = defaultdict(list)
         for operation in self._once(operations):
             steps[operation.step].append(operation)
+        self._is_whole = not (self._layout.unplaced or self._report.dropped.total())
         offsets = self._layout.offsets()
         unlabelled, paired = 0, 0
         for step, members in sorted(steps.items()):
@@ -126,10 +128,10 @@ class RankRows:
             if operation.name not in kinds:
                 continue
             kind, stage, microbatch = kinds[operation.name], self._stage(operation), operation.microbatch
-            if not self._numbered and stage is not None:
+            if not self._numbered and stage is not None and self._is_whole:
                 microbatch = counted[kind, stage]
                 counted[kind, stage] += 1
-            elif microbatch is None or stage is None:
+            elif self._numbered and (microbatch is None or stage is None):
                 self._report.repair(
                     "compute without its stage or microbatch: kept without label", self._place(operation)
                 )
@@ -189,25 +191,35 @@ class RankRows:
         return [pairs.get(s.operation.at, s) for s in sent]
 
     def _pairs(self, message: Message, sent: Sequence[_Sent], computes: Sequence[_Compute]) -> dict[int, _Sent] | None:
-        if any(c.stage is None for c in computes) or not (
-            _is_whole([c.operation for c in computes]) and _is_whole([s.operation for s in sent])
-        ):
+        operations = [c.operation for c in computes], [s.operation for s in sent]
+        if any(c.stage is None for c in computes) or not all(self._lacks_none(some) for some in operations):
             return None
         served = [c for c in computes if self._peer_of(message, c) is not None]
-        if len(sent) == len(served):
-            chosen = served
-        elif len(sent) == len(computes):
-            chosen = list(computes)
-        elif message.operation == "recv" and len(sent) == len(computes) - 1:
-            chosen = list(computes[1:])
-        else:
+        # The recorders sometimes miss the first receive of the first stage, which nothing is behind.
+        skips_first = message.operation == "recv" and bool(computes) and self._peer_of(message, computes[0]) is None
+        later = computes[1:] if skips_first else ()
+        count = len(sent)
+        chosen = next((some for some in (served, computes, later) if len(some) == count), None)
+        slack_ns = None if chosen is None else _slack_ns(message, sent, chosen)
+        if chosen is None or slack_ns is None:
             return None
-        if not all(_is_causal(message, s.operation, c.operation) for s, c in zip(sent, chosen, strict=True)):
-            return None
+        # Had the last ones been lost, others might fit better: then nothing tells which.
+        for rival in (served[:count], computes[:count], later[:count]):
+            if len(rival) == count and any(one is not other for one, other in zip(rival, chosen, strict=True)):
+                rival_ns = _slack_ns(message, sent, rival)
+                if rival_ns is not None and rival_ns <= slack_ns:
+                    return None
         return {
             s.operation.at: replace(s, peer=self._peer_of(message, c), stage=c.stage, microbatch=c.microbatch)
             for s, c in zip(sent, chosen, strict=True)
         }
+
+    def _lacks_none(self, operations: Sequence[Operation]) -> bool:
+        """Whether none is missing before the last one: their numbers tell it, else the trace must be undamaged."""
+        orders = [o.order for o in operations]
+        if None in orders:
+            return self._is_whole
+        return sorted(o for o in orders if o is not None) == list(range(len(orders)))
 
     def _peer_of(self, message: Message, compute: _Compute) -> int | None:
         return None if compute.stage is None else self._layout.owner(compute.stage + _towards(message))
@@ -257,7 +269,8 @@ class RankRows:
         if any(row[2] in ("send", "recv") for row in self.comms):
             notes.append("the n-th send or receive of a kind is taken as that of the n-th compute in need of one")
         if not self._numbered:
-            notes.append("no microbatches are named: forwards and backwards are numbered in order of start")
+            consequence = "are numbered in order of start" if self._is_whole else "of a damaged trace are not numbered"
+            notes.append(f"no microbatches are named: forwards and backwards {consequence}")
         if self._layout.wraps_around and self._layout.chunks == 1:
             notes.append(
                 "the ends of the pipeline exchange messages and no model chunks are named: nothing is labelled"
@@ -279,17 +292,14 @@ def _towards(message: Message) -> int:
     return 1 if (message.kind == "F") == (message.operation == "send") else -1
 
 
-def _is_whole(operations: Sequence[Operation]) -> bool:
-    """Whether none is missing between the others, as far as they are numbered."""
-    orders = [o.order for o in operations]
-    return None in orders or sorted(o for o in orders if o is not None) == list(range(len(orders)))
-
-
-def _is_causal(message: Message, operation: Operation, compute: Operation) -> bool:
-    """Whether it is sent after it was computed, or received before it was needed."""
+def _slack_ns(message: Message, sent: Sequence[_Sent], computes: Sequence[_Compute]) -> int | None:
+    """Time between computes and their sends, or receives and their computes; None if one comes too early."""
+    pairs = zip((s.operation for s in sent), (c.operation for c in computes), strict=True)
     if message.operation == "send":
-        return operation.start_ns >= compute.start_ns + compute.duration_ns - _CLOCK_TOLERANCE_NS
-    return operation.start_ns + operation.duration_ns <= compute.start_ns + _CLOCK_TOLERANCE_NS
+        gaps = [o.start_ns - c.start_ns - c.duration_ns for o, c in pairs]
+    else:
+        gaps = [c.start_ns - o.start_ns - o.duration_ns for o, c in pairs]
+    return sum(gaps) if all(gap >= -_CLOCK_TOLERANCE_NS for gap in gaps) else None
 
 
 def _lane(message: Message) -> int:

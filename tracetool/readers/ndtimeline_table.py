@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _REQUIRED = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration")
 _OPTIONAL = ("tp_rank", "seq_id", "mc", "mb_id", "gmc")
 _BATCH_ROWS = 1 << 16
+_UNPLACED = "row without rank, dp_rank, stage or step"
+_LOST = "row in a damaged part of the table (of any rank)"
 
 
 def table_trouble(path: Path) -> str | None:
@@ -59,9 +61,10 @@ def table_layout(path: Path, version: tuple[int, int]) -> Layout:  # noqa: ARG00
     Raises:
         MalformedTrace: If no row can be used.
     """
-    layout = Layout()
-    for operation in table_operations(path, None, SourceReport()):
+    layout, report = Layout(), SourceReport()
+    for operation in table_operations(path, None, report):
         layout.take(operation)
+    layout.unplaced = report.dropped[_UNPLACED] + report.dropped[_LOST]
     if not layout.steps:
         raise MalformedTrace(f"{path}: no row names a rank, a step and a time.", hint="export the table again")
     return layout.done()
@@ -108,7 +111,7 @@ def step_of_clock_ns(path: Path, layout: Layout) -> int:
 def _operation(row: int, fields: dict[str, Any], report: SourceReport, place: Place) -> Operation | None:
     dp, pp, rank, step = (_whole(fields[name]) for name in ("dp_rank", "stage", "rank", "step"))
     if rank is None or dp is None or pp is None or step is None:
-        report.drop("row without rank, dp_rank, stage or step", place)
+        report.drop(_UNPLACED, place)
         return None
     name = fields["optype"]
     if not isinstance(name, str) or not is_known(name):
@@ -153,9 +156,7 @@ def _rows(path: Path, rank: int | None, report: SourceReport, *, strays: bool) -
                         at += batch.num_rows
                 except (pa.ArrowException, OSError):
                     lost = offset + rows - at
-                    report.drop(
-                        "row in a damaged part of the table (of any rank)", Place(str(path), at + 1, "line"), lost
-                    )
+                    report.drop(_LOST, Place(str(path), at + 1, "line"), lost)
             offset += rows
 
 
