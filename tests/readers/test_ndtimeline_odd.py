@@ -141,6 +141,43 @@ def test_lost_rows_never_move_a_label(
                 assert row["label"] in [truth[key] for key in at]
 
 
+def test_loss_that_another_reading_fits_leaves_no_label(tmp_path: Path) -> None:
+    """Two receives that nothing is behind are left of four: as many as the second chunk needs."""
+    rows = job(2, 2, 2, idle=True, interleaved=True)
+    shown = [c for c in columns(rows) if not (c["rank"] == 0 and c["optype"] == "forward-recv" and c["seq_id"] >= 2)]
+    tables, _ = read(write_table(tmp_path / "t", shown))
+    received = [row for row in tables["comms"] if row["rank"] == 0 and row["operation"] == "recv"]
+    assert [row["label"] for row in received] == [None, None, *(row["label"] for row in received[2:])]
+    missing = labels_of(rows) - labels_in(tables)
+    assert set(missing) == {(0, "2RECV_F0"), (0, "2RECV_F1")}
+
+
+def test_steps_are_laid_end_to_end(tmp_path: Path) -> None:
+    """The n-th step begins where the one before ended, whatever its own clock said."""
+    shown = columns(job(2, 1, 2, steps=3))
+    for row in shown:
+        row["start_ts"] += 8 - row["step"]
+    tables, _ = read(write_table(tmp_path / "t", shown, single=False))
+    spans = {
+        step: (
+            min(row["start_ns"] for row in tables["steps"] if row["step"] == step),
+            max(row["end_ns"] for row in tables["steps"] if row["step"] == step),
+        )
+        for step in range(3)
+    }
+    assert spans[0][0] == 0
+    assert spans[1][0] == spans[0][1]
+    assert spans[2][0] == spans[1][1]
+
+
+def test_unnumbered_events_of_a_damaged_rank_get_no_label(tmp_path: Path) -> None:
+    events = ndtimeline_events(job(2, 1, 3))
+    next(e for e in events if e["args"]["rank"] == 1 and e["name"] == "forward-compute")["ts"] = None
+    tables, reports = read(write_events(tmp_path / "t", events))
+    assert reports[1].dropped == {"time is no number": 1}
+    assert {rank for rank, _ in labels_in(tables)} == {0}
+
+
 def test_placement_that_is_no_loop_is_followed() -> None:
     """V-shaped: stages 0 and 3 on rank 0, 1 and 2 on rank 1; so says the global chunk of every compute."""
     rows = []
