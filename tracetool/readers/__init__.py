@@ -192,6 +192,7 @@ READERS: Registry[Reader] = Registry(
         "ndtimeline": "tracetool.readers.ndtimeline:READER",
         "kineto": "tracetool.readers.kineto:READER",
         "ascend": "tracetool.readers.ascend:READER",
+        "mindinsight": "tracetool.readers.mindinsight:READER",
     },
     "tracetool.readers",
 )

@@ -77,7 +77,7 @@ class NDTimelineReader:
         layout, meta = _job(source)
         strays = rank == min(layout.places)
         is_table = table_trouble(source.files[0]) is None
-        rows = RankRows(rank, identity, layout, report, str(source.files[0]), "line" if is_table else "byte")
+        rows = RankRows(rank, identity, layout, report)
         if is_table:
             rows.take(table_operations(source.files[0], rank, report, strays=strays))
         else:

@@ -95,7 +95,7 @@ class Timeline:
             who = _who(event, threads)
             mine = report if rank is None or (strays if who is None else who[0] == rank) else elsewhere
             mine.rows += 1
-            operation = _operation(at, event, who, mine, Place(str(self.path), at))
+            operation = _operation(event, who, mine, Place(str(self.path), at))
             if operation is not None and mine is report:
                 yield operation
 
@@ -216,9 +216,7 @@ def _who(event: Event, threads: dict[int, tuple[int, Where]]) -> tuple[int, Wher
     return threads.get(tid) if tid is not None else None
 
 
-def _operation(
-    at: int, event: Event, who: tuple[int, Where] | None, report: SourceReport, place: Place
-) -> Operation | None:
+def _operation(event: Event, who: tuple[int, Where] | None, report: SourceReport, place: Place) -> Operation | None:
     args = event.args or {}
     step = _whole(args.get("step"))
     if who is None or step is None:
@@ -237,7 +235,7 @@ def _operation(
     chunk, microbatch = (_whole(args.get(name)) for name in ("model_chunk", "mb_id"))
     has_microbatch = event.name in COMPUTE
     return Operation(
-        at, who[0], who[1], step, event.name, start, duration, _whole(args.get("seq_id")),
+        place, who[0], who[1], step, event.name, start, duration, _whole(args.get("seq_id")),
         chunk, None, microbatch if has_microbatch else None,
     )  # fmt: skip
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import MalformedTrace
 from tracetool.readers import Group, Identity
 from tracetool.readers.ndtimeline_names import COMPUTE, DP, EMBEDDING, OPTIMIZER, PP, TP, WEIGHT, WORLD, messages_of
+
+if TYPE_CHECKING:
+    from tracetool.readers import Place
 
 TIME_LIMIT_NS = 2**61
 """Sums of two such times still fit int64."""
@@ -29,7 +32,7 @@ class Operation(NamedTuple):
     """One recorded operation of a rank.
 
     Attributes:
-        at: Row or byte it was met at.
+        place: Where it was met.
         rank: Global rank.
         where: Coordinates of the rank.
         step: Step number.
@@ -42,7 +45,7 @@ class Operation(NamedTuple):
         microbatch: Microbatch; None if not given.
     """
 
-    at: int
+    place: Place
     rank: int
     where: Where
     step: int
@@ -53,6 +56,11 @@ class Operation(NamedTuple):
     chunk: int | None = None
     stage: int | None = None
     microbatch: int | None = None
+
+    @property
+    def at(self) -> int:
+        """Row or byte it was met at; it tells apart the operations of one rank and step."""
+        return self.place.at
 
 
 @dataclass(slots=True)

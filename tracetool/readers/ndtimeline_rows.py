@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tracetool.readers import Place, SourceReport
 from tracetool.readers.ndtimeline_names import (
     BACKWARD,
     COLLECTIVES,
@@ -24,7 +23,7 @@ from tracetool.readers.ndtimeline_names import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tracetool.readers import Identity
+    from tracetool.readers import Identity, SourceReport
     from tracetool.readers.ndtimeline_layout import Layout, Operation
 
 _CLOCK_TOLERANCE_NS = 50_000
@@ -62,19 +61,14 @@ class RankRows:
         identity: Its groups.
         layout: What the whole trace says.
         report: Filled in.
-        file: Named in places.
-        unit: Unit of the places: line or byte.
     """
 
-    def __init__(
-        self, rank: int, identity: Identity, layout: Layout, report: SourceReport, file: str, unit: str
-    ) -> None:
+    def __init__(self, rank: int, identity: Identity, layout: Layout, report: SourceReport) -> None:
         self._rank = rank
         self._groups = {g.name: g.ranks for g in identity.groups}
         self._layout = layout
         self._position = layout.places[rank].pp
         self._report = report
-        self._file, self._unit = file, unit
         self._numbered = rank in layout.numbered
         self._is_whole = True
         self.events: list[tuple[object, ...]] = []
@@ -108,14 +102,14 @@ class RankRows:
         seen: set[tuple[int, str, int]] = set()
         for operation in operations:
             if operation.where != self._layout.places[self._rank]:
-                self._report.drop("operation of this rank at other coordinates", self._place(operation))
+                self._report.drop("operation of this rank at other coordinates", operation.place)
                 continue
             if operation.name in NOT_READ:
                 self._report.skipped[NOT_READ[operation.name]] += 1
             if operation.order is not None:
                 key = (operation.step, operation.name, operation.order)
                 if key in seen:
-                    self._report.drop("operation listed twice", self._place(operation))
+                    self._report.drop("operation listed twice", operation.place)
                     continue
                 seen.add(key)
             yield operation
@@ -132,9 +126,7 @@ class RankRows:
                 microbatch = counted[kind, stage]
                 counted[kind, stage] += 1
             elif self._numbered and (microbatch is None or stage is None):
-                self._report.repair(
-                    "compute without its stage or microbatch: kept without label", self._place(operation)
-                )
+                self._report.repair("compute without its stage or microbatch: kept without label", operation.place)
             computes.append(_Compute(kind, stage, microbatch, operation))
         return computes
 
@@ -170,7 +162,8 @@ class RankRows:
             for number, sent in zip(numbers, matched, strict=True):
                 found[number] = sent
         idle = [s for s in found if s.message.kind is not None and s.peer is None]
-        self._report.skipped["send or receive that nothing is behind"] += len(idle)
+        if idle:
+            self._report.skipped["send or receive that nothing is behind"] += len(idle)
         return [s for s in found if s.message.kind is None or s.peer is not None]
 
     def _served(self, message: Message, sent: Sequence[_Sent], computes: Sequence[_Compute]) -> list[_Sent]:
@@ -282,9 +275,6 @@ class RankRows:
         if self._layout.splits_backward:
             notes.append(f"{WEIGHT} is recorded: {BACKWARD} is taken as the input gradient alone")
         notes += [f"its {name} group is not known in full" for name in (PP, DP) if name not in self._groups]
-
-    def _place(self, operation: Operation) -> Place:
-        return Place(self._file, operation.at, self._unit)
 
 
 def _towards(message: Message) -> int:

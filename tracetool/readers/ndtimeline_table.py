@@ -84,7 +84,7 @@ def table_operations(
     for row, fields in _rows(path, rank, report, strays=strays):
         report.rows += 1
         place = Place(str(path), row, "line")
-        operation = _operation(row, fields, report, place)
+        operation = _operation(fields, report, place)
         if operation is not None:
             yield operation
 
@@ -108,7 +108,7 @@ def step_of_clock_ns(path: Path, layout: Layout) -> int:
     return math.ceil(math.ldexp(1.0, math.frexp(longest)[1] - bits) * 10**9)
 
 
-def _operation(row: int, fields: dict[str, Any], report: SourceReport, place: Place) -> Operation | None:
+def _operation(fields: dict[str, Any], report: SourceReport, place: Place) -> Operation | None:
     dp, pp, rank, step = (_whole(fields[name]) for name in ("dp_rank", "stage", "rank", "step"))
     if rank is None or dp is None or pp is None or step is None:
         report.drop(_UNPLACED, place)
@@ -126,7 +126,7 @@ def _operation(row: int, fields: dict[str, Any], report: SourceReport, place: Pl
         duration = 0
     order, chunk, microbatch, stage = (_whole(fields.get(name)) for name in ("seq_id", "mc", "mb_id", "gmc"))
     return Operation(
-        row, rank, Where(dp, pp, _whole(fields.get("tp_rank"))), step, name, start, duration,
+        place, rank, Where(dp, pp, _whole(fields.get("tp_rank"))), step, name, start, duration,
         order, chunk, stage, microbatch,
     )  # fmt: skip
 
