@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from labelled import Row, job, ndtimeline_events, write_events, write_table
 
-from tracetool.errors import MalformedTrace
+from tracetool.errors import DuplicateRank, MalformedTrace
 from tracetool.ingest import discover, ingest
 from tracetool.readers import SourceReport, ndtimeline_chrome
 from tracetool.readers.ndtimeline import READER
@@ -280,6 +280,23 @@ def test_ndtimeline(tmp_path: Path, as_object: bool) -> None:
     assert {row["evidence"] for row in tables["comms"]} == {"inferred"}
     assert any("numbered in order of start" in note for note in reports[0].notes)
     assert READER.identify(READER.find([path]).sources[3]).groups[0].ranks == (1, 3, 5)
+
+
+@pytest.mark.parametrize("longer_us", [0, 5])
+def test_timeline_is_left_only_if_it_shows_the_table(tmp_path: Path, longer_us: int) -> None:
+    """The same ranks and steps are not enough: their computes must last equally long."""
+    rows = job(2, 1, 3)
+    table = write_table(tmp_path / "table", columns(rows), single=False)
+    events = ndtimeline_events(rows)
+    for event in events:
+        event["dur"] += longer_us
+    timeline = write_events(tmp_path / "timeline", events)
+    finding = READER.find([table, timeline])
+    assert [one.path for one in finding.left] == ([] if longer_us else [timeline])
+    assert {source.path for source in finding.sources} == {table, *([timeline] if longer_us else [])}
+    if longer_us:
+        with pytest.raises(DuplicateRank):
+            discover([tmp_path])
 
 
 def test_unnamed_chunks_are_not_guessed(tmp_path: Path) -> None:
