@@ -195,7 +195,13 @@ class Reader(Protocol):
 
 READERS: Registry[Reader] = Registry(
     "reader",
-    {"kineto": "tracetool.readers.kineto:READER", "ascend": "tracetool.readers.ascend:READER"},
+    {
+        # Before kineto: labelled timelines are Chrome traces too.
+        "ndtimeline": "tracetool.readers.ndtimeline:READER",
+        "kineto": "tracetool.readers.kineto:READER",
+        "ascend": "tracetool.readers.ascend:READER",
+        "mindinsight": "tracetool.readers.mindinsight:READER",
+    },
     "tracetool.readers",
 )
 

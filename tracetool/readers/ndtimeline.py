@@ -1,0 +1,187 @@
+"""Traces whose operations are labelled: NDTimeline, and the tables and timelines of the straggler analysis.
+
+One file holds many ranks; each rank is a source of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tracetool.errors import MalformedTrace
+from tracetool.readers import Finding, Identity, Left, Source, SourceReport, rows_table
+from tracetool.readers.ndtimeline_chrome import Timeline, opens_labelled, timeline_layout
+from tracetool.readers.ndtimeline_rows import RankRows
+from tracetool.readers.ndtimeline_table import step_of_clock_ns, table_layout, table_operations, table_trouble
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from tracetool.readers.ndtimeline_layout import Layout
+
+_CHUNK_ROWS = 1 << 16
+_META_BYTES = 1 << 16
+_META_LINE = re.compile(r"^(\w+_size):[ \t]*(\d{1,9})[ \t]*$", re.MULTILINE)
+_META_KEYS = frozenset({"dp_size", "pp_size", "tp_size", "world_size"})
+
+
+class NDTimelineReader:
+    """Reads labelled traces; see :class:`tracetool.readers.Reader`."""
+
+    name = "ndtimeline"
+
+    def find(self, files: Sequence[Path]) -> Finding:
+        """One source per rank of each job: of its table if there is one, else of its timelines."""
+        finding = Finding()
+        metas: list[Path] = []
+        tables: dict[Path, Layout] = {}
+        timelines: dict[Path, Layout] = {}
+        for file in files:
+            trouble = table_trouble(file)
+            try:
+                if trouble is None:
+                    tables[file] = table_layout(file, _version(file))
+                elif trouble:
+                    finding.left.append(Left(file, trouble))
+                elif opens_labelled(file):
+                    timelines[file] = timeline_layout(file, _version(file))
+                elif _meta(file):
+                    metas.append(file)
+            except MalformedTrace as error:
+                finding.left.append(Left(file, error.message))
+        for table, layout in tables.items():
+            own = [m for m in metas if _describes(_meta(m), layout)]
+            finding.sources += self._sources(table, (table, *own[:1]) if len(own) == 1 else (table,), layout)
+        self._take_timelines(finding, timelines, tables)
+        return finding
+
+    def identify(self, source: Source) -> Identity:
+        """Rank and groups from the coordinates of all operations, sizes from the job's description."""
+        layout, meta = _job(source)
+        return layout.identity(_rank(source), meta.get("tp_size"), meta.get("world_size"))
+
+    def read(
+        self,
+        source: Source,
+        rank: int,
+        identity: Identity,
+        keep: frozenset[str],
+        report: SourceReport,
+        advance: Callable[[int], None],
+    ) -> Iterator[tuple[str, pa.Table]]:
+        """Computes as events, transfers and collectives as comms, steps as their extent."""
+        layout, meta = _job(source)
+        strays = rank == min(layout.places)
+        is_table = table_trouble(source.files[0]) is None
+        rows = RankRows(rank, identity, layout, report)
+        if is_table:
+            rows.take(table_operations(source.files[0], rank, report, strays=strays))
+        else:
+            timelines = [Timeline(file) for file in source.files]
+            rows.take(o for t in timelines for o in t.operations(rank, report, strays=strays))
+            report.notes += [f"{t.path}: its compressed data breaks off" for t in timelines if t.is_broken]
+        if strays:
+            report.notes += [f"all ranks: {note}" for note in _job_notes(source, layout, meta, is_table=is_table)]
+        for file in source.files:
+            advance(file.stat().st_size)
+        for start in range(0, len(rows.events), _CHUNK_ROWS):
+            yield "events", rows_table("events", rows.events[start : start + _CHUNK_ROWS])
+        for start in range(0, len(rows.comms), _CHUNK_ROWS):
+            yield "comms", rows_table("comms", rows.comms[start : start + _CHUNK_ROWS])
+        yield "steps", rows_table("steps", rows.steps)
+
+    def _sources(self, path: Path, files: tuple[Path, ...], layout: Layout) -> list[Source]:
+        return [Source(self.name, path, files, member=f"rank {rank}") for rank in layout.places]
+
+    def _take_timelines(self, finding: Finding, timelines: dict[Path, Layout], tables: dict[Path, Layout]) -> None:
+        """Take the timelines that are measurements of their own; those of one job are read together."""
+        jobs: list[_Job] = []
+        for file, layout in timelines.items():
+            table = next((t for t, known in tables.items() if layout.is_view_of(known)), None)
+            if Timeline(file).is_simulated():
+                reason = "a simulated timeline, no measurement: every forward takes equally long, and every backward"
+                finding.left.append(Left(file, reason))
+            elif table is not None:
+                reason = f"drawn from the same operations as {table.name}, which says more about them"
+                finding.left.append(Left(file, reason))
+            else:
+                job = next((j for j in jobs if not j.layout.computing_ns.keys() & layout.computing_ns.keys()), None)
+                if job is None:
+                    jobs.append(_Job((file,), layout))
+                else:
+                    job.files, job.layout = (*job.files, file), job.layout.merged(layout)
+        for job in jobs:
+            path = job.files[0] if len(job.files) == 1 else job.files[0].parent
+            finding.sources += self._sources(path, job.files, job.layout)
+
+
+READER = NDTimelineReader()
+
+
+@dataclass(slots=True)
+class _Job:
+    """Timelines that no two of have operations of one rank and step."""
+
+    files: tuple[Path, ...]
+    layout: Layout
+
+
+def _rank(source: Source) -> int:
+    return int(source.member.removeprefix("rank "))
+
+
+def _version(file: Path) -> tuple[int, int]:
+    stat = file.stat()
+    return stat.st_size, stat.st_mtime_ns
+
+
+def _job(source: Source) -> tuple[Layout, dict[str, int]]:
+    first, *others = source.files
+    if table_trouble(first) is None:
+        meta = _meta(others[0]) if others else {}
+        return table_layout(first, _version(first)), meta
+    layout = timeline_layout(first, _version(first))
+    for file in others:
+        layout = layout.merged(timeline_layout(file, _version(file)))
+    return layout, {}
+
+
+def _meta(file: Path) -> dict[str, int]:
+    """Sizes of the job from its description (YAML), or nothing if the file is none."""
+    with file.open("rb") as stream:
+        text = stream.read(_META_BYTES + 1)
+    if len(text) > _META_BYTES or b"\0" in text:
+        return {}
+    sizes = {key: int(value) for key, value in _META_LINE.findall(text.decode("utf-8", errors="replace"))}
+    return sizes if set(sizes) >= _META_KEYS else {}
+
+
+def _describes(meta: dict[str, int], layout: Layout) -> bool:
+    """Whether a job of these sizes can have these ranks: the grid is the same, and every rank exists."""
+    dp = {where.dp for where in layout.places.values()}
+    pp = {where.pp for where in layout.places.values()}
+    return len(dp) == meta["dp_size"] and len(pp) == meta["pp_size"] and max(layout.places) < meta["world_size"]
+
+
+def _job_notes(source: Source, layout: Layout, meta: dict[str, int], *, is_table: bool) -> list[str]:
+    notes = []
+    if is_table:
+        apart = step_of_clock_ns(source.files[0], layout)
+        notes.append(f"times are floating-point seconds, at worst {apart:,} ns apart")
+        if not meta:
+            notes.append("no description of the job was given: its size is that of the table")
+        elif meta["tp_size"] > 1 and all(where.tp is None for where in layout.places.values()):
+            notes.append(f"tensor parallelism of {meta['tp_size']}, but no row tells a rank's place in it")
+    if meta.get("dsp_size", 1) > 1:
+        notes.append(f"every data-parallel rank is {meta['dsp_size']} ranks: groups list those in the table only")
+    if layout.restarts:
+        notes.append("the clock starts anew with every step: steps are laid end to end, what lay between is unknown")
+    elif not layout.has_epoch:
+        notes.append("times are not Unix times: they have no epoch")
+    if not layout.is_looped:
+        notes.append("global stages are not placed in loops: each is where its computes are")
+    return notes
