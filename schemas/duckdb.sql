@@ -8,7 +8,7 @@ COMMENT ON COLUMN sources.path IS 'File or folder it was read from, as it was na
 COMMENT ON COLUMN sources.status IS 'read, failed (nothing of it is in the Run) or left.';
 COMMENT ON COLUMN sources.reason IS 'Why it failed or was left.';
 COMMENT ON COLUMN sources.reader IS 'Reader that took it.';
-COMMENT ON COLUMN sources.digest IS 'SHA-256 over the bytes of its files.';
+COMMENT ON COLUMN sources.digest IS 'XXH3 (128 bits) over the bytes of its files.';
 COMMENT ON COLUMN sources.size_bytes IS 'Size of its files on disk.';
 COMMENT ON COLUMN sources.rank IS 'Rank the source belongs to.';
 COMMENT ON COLUMN sources.rows IS 'Records seen in the files.';

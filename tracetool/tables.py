@@ -75,7 +75,7 @@ SOURCES = _table(
     Column("status", "category", "read, failed (nothing of it is in the Run) or left."),
     _nullable("reason", "string", "Why it failed or was left."),
     _nullable("reader", "category", "Reader that took it."),
-    _nullable("digest", "string", "SHA-256 over the bytes of its files."),
+    _nullable("digest", "string", "XXH3 (128 bits) over the bytes of its files."),
     Column("size_bytes", "int64", "Size of its files on disk."),
     _nullable("rank", "int32", "Rank the source belongs to."),
     Column("rows", "int64", "Records seen in the files."),

@@ -9,6 +9,8 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import xxhash
+
 from tracetool.errors import DuplicateRank, IngestError, MalformedTrace, MissingRank, UnknownFormat
 from tracetool.readers import READERS, Identity, Left, Source
 from tracetool.readers.byte_stream import ByteStream
@@ -24,14 +26,14 @@ UNRANKED = -1
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A source with its reader, rank, identity and the SHA-256 of its content.
+    """A source with its reader, rank, identity and a digest of its content.
 
     Attributes:
         source: What is read together.
         reader: Name of the reader that takes it.
         rank: Global rank; UNRANKED for a source that is no single rank's.
         identity: Who it is; its rank is None where the trace does not say.
-        digest: SHA-256 of its files.
+        digest: XXH3 (128 bits) of the bytes of its files.
         rank_from: Where the rank was taken from, if not from the trace.
     """
 
@@ -202,8 +204,11 @@ def _check_job(found: list[Found]) -> None:
 
 
 def _digest(source: Source) -> str:
-    total = hashlib.sha256()
+    # XXH3 reads ten times as fast as SHA-256 and tells contents apart as well; nobody attacks their own cache.
+    total = xxhash.xxh3_128()
     for file in source.files:
         with file.open("rb") as stream:
-            total.update(hashlib.file_digest(stream, "sha256").digest())
+            while block := stream.read(1 << 20):
+                total.update(block)
+        total.update(b"\0end of file")
     return total.hexdigest()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tracetool.readers.json_columns import Field
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import numpy as np
     import pyarrow as pa
@@ -154,8 +154,11 @@ class Batch:
         ):
             if rows_wrong.any():
                 self._report.repaired[reason] += int(np.count_nonzero(rows_wrong))
-        picked = pa.array(rows)
-        return Spans(self._table.take(picked), category[rows], self._start[rows], np.maximum(duration, 0))
+        there = [n for n, c in zip(self._table.column_names, self._table.columns, strict=True) if c.null_count < len(c)]
+        table = self._table.select(there)
+        if len(rows) < len(self._start):
+            table = table.take(pa.array(rows))
+        return Spans(table, category[rows], self._start[rows], np.maximum(duration, 0))
 
 
 class Spans:
@@ -176,21 +179,21 @@ class Spans:
         self.start = start
         self.duration = duration
         self._on_device = category < _DEVICE
-        names = table.column("name").combine_chunks()
-        self._names: list[str | None] = names.dictionary.to_pylist()
-        self._name_column = names
-        self._thread = _array(table.column("tid").combine_chunks())
-        self._correlation = _array(table.column("correlation").combine_chunks())
+        self._name_column = self._texts("name")
+        self._names: list[str | None] = self._name_column.dictionary.to_pylist()
+        self._thread = self._integers("tid")
+        self._correlation = self._integers("correlation")
 
     def _integers(self, *keys: str) -> NDArray[np.int64]:
-        """The first of several arguments that is there."""
+        """The first of several values that is there."""
         import numpy as np
 
-        found = _array(self._table.column(keys[0]).combine_chunks())
-        for key in keys[1:]:
-            column = self._table.column(key).combine_chunks()
-            if column.null_count < self.size:
-                found = np.where(found == ABSENT, _array(column), found)
+        columns = [_array(self._table.column(key).combine_chunks()) for key in keys if key in self._table.column_names]
+        if not columns:
+            return np.full(self.size, ABSENT)
+        found = columns[0]
+        for column in columns[1:]:
+            found = np.where(found == ABSENT, column, found)
         return found
 
     def categories(self) -> dict[str, int]:
@@ -226,11 +229,17 @@ class Spans:
         for row in np.flatnonzero(np.isin(codes, hits) & np.isin(self._category, kinds)).tolist():
             yield str(self._names[codes[row]]), row
 
-    def args(self, row: int) -> Mapping[str, Any]:
-        """The arguments of one span that are there."""
-        values = self._table.slice(row, 1).to_pylist()[0]
-        values["External id"] = values["External id"] if values["External id"] is not None else values["external id"]
-        return {key: value for key, value in values.items() if value is not None}
+    def args(self, rows: Sequence[int]) -> list[Mapping[str, Any]]:
+        """The arguments of some spans, those that are there."""
+        listed = self._table.take(rows).to_pylist()
+        return [{key: value for key, value in values.items() if value is not None} for values in listed]
+
+    def _texts(self, key: str) -> pa.DictionaryArray:
+        import pyarrow as pa
+
+        if key not in self._table.column_names:
+            return pa.nulls(self.size, pa.dictionary(pa.int32(), pa.string()))
+        return self._table.column(key).combine_chunks()
 
     def thread_of(self, row: int) -> int:
         """Host thread of one span; 0 if the trace does not say."""
@@ -258,7 +267,7 @@ class Spans:
         """Thread blocks of each kernel's grid."""
         import pyarrow as pa
 
-        grids = self._table.column("grid").combine_chunks()
+        grids = self._texts("grid")
         sizes = []
         for text in grids.dictionary.to_pylist():
             numbers = [int(n) for n in _DIGITS.findall(text)[:3] if len(n) < 11]
@@ -293,9 +302,9 @@ class Spans:
                 "duration_ns": self.duration,
                 "thread": _masked(self._thread, on_host),
                 "stream": _masked(self._streams, self._on_device),
-                "correlation": self._table.column("correlation"),
+                "correlation": _masked(self._correlation),
                 "external_id": _masked(self._external),
-                "sequence_number": self._table.column("Sequence number"),
+                "sequence_number": _masked(self._integers("Sequence number")),
                 "kernel_class": nothing,
                 "blocks": self._blocks(),
                 "label": nothing,

@@ -77,8 +77,8 @@ class Rows:
             start = int(spans.start[number])
             step = int(name.partition("#")[2])
             self._steps.append((self._rank, step, start, start + int(spans.duration[number]), None, None))
-        for _, number in spans.named(lambda name: name == _RECORD, ("op",)):
-            args = spans.args(number)
+        records = [number for _, number in spans.named(lambda name: name == _RECORD, ("op",))]
+        for number, args in zip(records, spans.args(records) if records else (), strict=True):
             record = parse_record(args, int(spans.start[number]), spans.thread_of(number), self._identity.groups)
             if record is not None:
                 self._records.append(record)
