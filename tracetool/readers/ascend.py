@@ -140,7 +140,7 @@ def _step_rows(
     advance: Callable[[int], None],
 ) -> list[tuple[object, ...]]:
     vendor: dict[int, tuple[int | None, int | None]] = {}
-    records = csv_rows(path, ("Step",), ("Bubble", "Computing"), advance) if path is not None else ()
+    records = csv_rows(path, ("Step",), ("Bubble", "Computing"), advance, report) if path is not None else ()
     for text, bubble, computing in records:
         report.rows += 1
         step = small_integer(text)
@@ -163,7 +163,9 @@ def _memory_rows(
 ) -> Iterator[list[tuple[object, ...]]]:
     rows: list[tuple[object, ...]] = []
     columns = ("Total Allocated(MB)", "Total Reserved(MB)")
-    for component, time, allocated, reserved in csv_rows(path, ("Component", "Timestamp(us)", *columns), (), advance):
+    for component, time, allocated, reserved in csv_rows(
+        path, ("Component", "Timestamp(us)", *columns), (), advance, report
+    ):
         report.rows += 1
         time_of_change = time_ns(time)
         if lost_digits(time):

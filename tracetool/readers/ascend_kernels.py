@@ -72,7 +72,7 @@ class Kernels:
         """
         rows: list[tuple[object, ...]] = []
         for name, start_text, duration_text, kind, core, stream_text, step in csv_rows(
-            path, _REQUIRED, _OPTIONAL, advance
+            path, _REQUIRED, _OPTIONAL, advance, self._report
         ):
             self._report.rows += 1
             times = self._times(start_text, duration_text)
