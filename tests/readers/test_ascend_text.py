@@ -30,8 +30,10 @@ def test_whole_files_read_as_by_the_standard_library(
     path = tmp_path / "x.csv"
     with path.open("w", newline="", encoding="utf-8") as stream:
         # The library's writer leaves a bare CR unquoted, which its reader then rejects.
-        quoting = csv.QUOTE_ALL if any("\r" in f for r in records for f in r) else csv.QUOTE_MINIMAL
-        writer = csv.writer(stream, lineterminator=end, quoting=quoting)
+        if any("\r" in field for record in records for field in record):
+            writer = csv.writer(stream, lineterminator=end, quoting=csv.QUOTE_ALL)
+        else:
+            writer = csv.writer(stream, lineterminator=end)
         writer.writerows([("a", "b", "c"), *records])
     report = SourceReport()
     found = list(csv_rows(path, ("b", "a"), ("d", "c"), nobody, report))

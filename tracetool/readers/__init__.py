@@ -187,7 +187,11 @@ class Reader(Protocol):
 
 READERS: Registry[Reader] = Registry(
     "reader",
-    {"kineto": "tracetool.readers.kineto:READER", "ascend": "tracetool.readers.ascend:READER"},
+    {
+        "kineto": "tracetool.readers.kineto:READER",
+        "ascend": "tracetool.readers.ascend:READER",
+        "msprof": "tracetool.readers.msprof:READER",
+    },
     "tracetool.readers",
 )
 

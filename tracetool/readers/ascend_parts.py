@@ -68,6 +68,11 @@ def rank_folders(reader: str, files: Sequence[Path]) -> list[Source]:
     return [Source(reader, root, tuple(parts)) for root, parts in sorted(found.items())]
 
 
+def is_beside(file: Path) -> bool:
+    """Whether a file is named like those that the framework's profiler writes beside its output."""
+    return _part(file) in _BESIDE
+
+
 class Parts:
     """The files of a source by what they are; files of zero bytes count as missing.
 
