@@ -31,6 +31,7 @@ from tracetool.readers.ascend_text import (
     small_integer,
     time_ns,
 )
+from tracetool.readers.ascend_view import TRACE_VIEW, View
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -67,6 +68,9 @@ class AscendReader:
         kernels = Kernels(rank, report)
         if (path := parts.path(KERNEL_DETAILS)) is not None:
             for rows in kernels.event_rows(path, advance):
+                yield "events", rows_table("events", rows)
+        if (path := parts.path(TRACE_VIEW)) is not None:
+            for rows in View(path, rank, report, advance).event_rows(kernels):
                 yield "events", rows_table("events", rows)
         path = parts.path(COMMUNICATION)
         listed = read_communication(path, report, advance) if path is not None else []

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _ABSENT = msgspec.Raw(b"")
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]|"', re.DOTALL)
 # Not the object of "args": that one follows a colon.
-_NEXT_EVENT = re.compile(rb'(?<=[,\[\]}\s])\{\s*"(?:ph|name)"\s*:')
+_NEXT_EVENT = re.compile(rb'[,\[\]}]\s*(\{\s*"(?:ph|name)"\s*:)')
+_END = re.compile(rb"\]\s*\Z")
 _BETWEEN = re.compile(rb"\s*,?\s*")
 
 
@@ -92,6 +93,9 @@ def _whole_events(text: bytes, name: str, report: SourceReport) -> Iterator[Even
             else:
                 yield event
             at = end
+        elif head == b",":
+            report.repair("comma without an event", Place(name, at))
+            at += 1
         elif head:
             at = _resume(text, at, name, report)
     if not closed:
@@ -121,8 +125,10 @@ def _end_of_object(text: bytes, start: int) -> int | None:
 
 
 def _resume(text: bytes, at: int, name: str, report: SourceReport) -> int:
-    """Count what cannot be read here, and find where the next event begins."""
-    match = _NEXT_EVENT.search(text, at + 1)
-    cut = match is None and _end_of_object(text, at) is None
-    report.drop("event cut off at the end of the file" if cut else "damaged event", Place(name, at))
-    return match.start() if match is not None else len(text)
+    """Count what cannot be read here, and find where the next event begins or the last one has ended."""
+    if (match := _NEXT_EVENT.search(text, at)) is not None:
+        report.drop("damaged event", Place(name, at))
+        return match.start(1)
+    end = _END.search(text, max(at + 1, len(text) - 64))
+    report.drop("event cut off at the end of the file" if end is None else "damaged event", Place(name, at))
+    return len(text) if end is None else end.start()

@@ -14,6 +14,7 @@ from tracetool.readers import Group, Identity, Source
 from tracetool.readers.ascend_comms import COMMUNICATION, MATRIX
 from tracetool.readers.ascend_kernels import KERNEL_DETAILS
 from tracetool.readers.ascend_text import csv_rows, decoded, small_integer
+from tracetool.readers.ascend_view import TRACE_VIEW
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,7 @@ METADATA = "profiler_metadata.json"
 INFO = "profiler_info_{rank}.json"
 
 _OUTPUT = "ASCEND_PROFILER_OUTPUT"
-_ANY_OF = (KERNEL_DETAILS, COMMUNICATION, STEP_TRACE)
+_ANY_OF = (KERNEL_DETAILS, COMMUNICATION, STEP_TRACE, TRACE_VIEW)
 _BESIDE = (INFO, METADATA)
 _INFO_NAME = re.compile(r"^profiler_info(?:_(\d+))?\.json$")
 _WITHOUT = {
@@ -36,6 +37,7 @@ _WITHOUT = {
     MATRIX: "links of its communication are unknown",
     STEP_TRACE: "the vendor's times of its steps are unknown",
     MEMORY: "memory of this rank is unknown",
+    TRACE_VIEW: "what its host did is unknown",
     METADATA: "its process groups are unknown",
     INFO: "its rank is taken from elsewhere",
 }

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tracetool.readers.ascend_planes import Planes
-from tracetool.readers.ascend_tracks import Track, event_span, is_kernel, number, step_of
+from tracetool.readers.ascend_tracks import Track, event_span, is_kernel, number, step_of, task_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -133,13 +133,12 @@ class Timeline:
         return None
 
     def _kernel(self, event: Event, name: str, stream: int, start: int, duration: int, count: int) -> Row | None:
-        args = event.args
-        kind = str(args.task_type) if args is not None and args.task_type is not None else ""
-        if not is_kernel(kind) or name in ("N/A", ""):
+        kind = task_type(event)
+        if not is_kernel(event):
             self._skipped[f"device task {kind or name}"] += 1
             return None
         self.kernels += 1
-        connection = number(args.connection_id) if args is not None else None
+        connection = number(event.args.connection_id) if event.args is not None else None
         return (
             count, self._rank, "kernel", name, start, duration,
             None, stream, connection, None, None, kind, None, None, None,

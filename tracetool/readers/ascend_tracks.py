@@ -54,20 +54,21 @@ _FRAMEWORK_CATEGORIES = ("cpu_op", "user_annotation")
 
 @dataclass(slots=True)
 class Tracks:
-    """Names of processes and threads, and how many spans each track has."""
+    """Names of processes and threads, how many spans each track has, and how many of them are kernels."""
 
     processes: dict[int, str] = field(default_factory=dict)
     threads: dict[tuple[int, int], str] = field(default_factory=dict)
     sort_indices: dict[int, int] = field(default_factory=dict)
     spans: Counter[Track] = field(default_factory=Counter)
+    kernels: int = 0
 
     def learn(self, events: Iterable[Event]) -> None:
         """Take the names from metadata events, then count the spans by track."""
-        threads: Counter[tuple[int | None, int | None, str | None]] = Counter()
+        threads: Counter[tuple[int | None, int | None, str | None, bool]] = Counter()
         for event in events:
             pid, tid = number(event.pid), number(event.tid)
             if event.ph == "X":
-                threads[pid, tid, event.cat] += 1
+                threads[pid, tid, event.cat, is_kernel(event)] += 1
             elif event.ph == "M" and pid is not None and event.args is not None:
                 if event.name == "process_name":
                     self.processes[pid] = str(event.args.name)
@@ -75,8 +76,10 @@ class Tracks:
                     self.threads[pid, tid] = str(event.args.name)
                 elif event.name == "process_sort_index" and (index := number(event.args.sort_index)) is not None:
                     self.sort_indices[pid] = index
-        for (pid, tid, category), count in threads.items():
-            self.spans[self.of(pid, tid, category)] += count
+        for (pid, tid, category, kernel), count in threads.items():
+            track = self.of(pid, tid, category)
+            self.spans[track] += count
+            self.kernels += count if kernel and track is Track.HARDWARE else 0
 
     def of(self, pid: int | None, tid: int | None, category: str | None) -> Track:
         """The track of an event."""
@@ -115,9 +118,19 @@ class Tracks:
         return None if device == HOST_DEVICE else device
 
 
-def is_kernel(task_type: str) -> bool:
+def is_kernel_type(task_type: str) -> bool:
     """Whether a device task of this type computes; the others copy, notify, wait or record."""
     return _KERNEL_TASK.match(task_type) is not None
+
+
+def task_type(event: Event) -> str:
+    """The type of a device task; empty if it has none."""
+    return "" if event.args is None or event.args.task_type is None else str(event.args.task_type)
+
+
+def is_kernel(event: Event) -> bool:
+    """Whether an event of a device track computes."""
+    return is_kernel_type(task_type(event)) and event.name not in ("N/A", "")
 
 
 def step_of(name: str) -> int | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from tracetool.readers import Place
 from tracetool.readers.ascend_planes import operation_of
 from tracetool.readers.ascend_text import MB_OF_MEMORY, csv_header, csv_records, integer, scaled, small_integer, time_ns
-from tracetool.readers.ascend_tracks import is_kernel, span
+from tracetool.readers.ascend_tracks import is_kernel_type, span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -92,7 +92,7 @@ class Tables:
         """Kernels of ``task_time``; tasks that record, wait or copy have no name there or are of another type."""
         required = ("kernel_name", "kernel_type", "task_start(us)", "task_time(us)")
         for place, (name, kind, start, duration, stream) in self._records(slices, required, ("stream_id",)):
-            if name in _NAMELESS or not is_kernel(kind):
+            if name in _NAMELESS or not is_kernel_type(kind):
                 self._report.skipped[f"device task {kind or 'without a type'}"] += 1
             elif (times := self._span(place, start, duration)) is not None:
                 yield Kernel(name, kind, integer(stream), *times)
