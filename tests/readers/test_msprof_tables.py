@@ -101,7 +101,7 @@ def test_op_summary(prof: Path, end: str) -> None:
     assert [
         (r["name"], r["kernel_class"], r["stream"], r["start_ns"], r["duration_ns"]) for r in found.events("kernel")
     ] == [("k1", "MatMulV3", 2, T0 + 1000, 1), ("k2", "MatMulV3", 2, T0 + 2000, 2)]
-    assert dict(found.report.skipped) == {"device task EVENT_RECORD": 1}
+    assert dict(found.report.skipped) == {"device task EVENT_RECORD": 1, "file of statistics": 1}
     assert (found.identity.rank, found.identity.host, found.identity.device) == (None, "node1", 0)
     assert found.advanced == found.source.size_bytes
     assert found.report.notes == []

@@ -88,7 +88,7 @@ def scaled(text: str, factor: int) -> int | None:
 
 def raw_text(raw: msgspec.Raw) -> str:
     """A JSON number (quoted or not) as it stands in the file."""
-    return bytes(raw).decode().strip('"\t ')
+    return bytes(raw).decode(errors="replace").strip('"\t ')
 
 
 def csv_rows(

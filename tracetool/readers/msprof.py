@@ -137,8 +137,9 @@ class _Files:
             for parts_of_one in self._newest[table]:
                 _check_slices(parts_of_one, report)
         self._one_per_key(report, advance)
-        statistics = [p for s in self._newest.pop(STATISTICS, []) for p in s]
-        advance(sum(p.path.stat().st_size for p in statistics))
+        if statistics := [p for s in self._newest.pop(STATISTICS, []) for p in s]:
+            report.skipped["file of statistics"] += len(statistics)
+            advance(sum(p.path.stat().st_size for p in statistics))
 
     def slices(self, table: str) -> list[list[Part]]:
         """The files of a table, each in its slices."""

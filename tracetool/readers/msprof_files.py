@@ -114,7 +114,7 @@ def _table_of(path: Path) -> str | None:
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
     if start == b"[":
         return TIMELINE if b'"ph"' in head and (_TRACK.search(head) or b'"cpu_op"' in head) else None
-    if start in (b"", b"{") or b"," not in head or b"\0" in head[:1024]:
+    if start in (b"", b"{") or b"," not in head or b"\0" in head.partition(b"\n")[0]:
         return None
     columns = set(csv_header(path))
     return next((table for table, choices in _ANY_OF.items() if any(c <= columns for c in choices)), None)

@@ -135,7 +135,7 @@ def _spans(events: Iterable[Event]) -> Iterator[Event]:
 
 
 def _sameness(event: Event) -> tuple[object, ...]:
-    return (event.ph, str(event.name), event.pid, event.tid, bytes(event.ts), bytes(event.dur))
+    return (event.ph, str(event.name), str(event.pid), str(event.tid), bytes(event.ts), bytes(event.dur))
 
 
 def _nobody(count: int) -> None:

@@ -112,6 +112,6 @@ def _kind_of(path: Path) -> str | None:
         return (
             COMMUNICATION if b'"Communication Time Info"' in head else MATRIX if b'"Transport Type"' in head else None
         )
-    if b"Index" in head and b"\0" not in head and set(csv_header(path)) >= _COLUMNS:
+    if b"Index" in head and b"\0" not in head.partition(b"\n")[0] and set(csv_header(path)) >= _COLUMNS:
         return STEPS
     return None
