@@ -38,6 +38,7 @@ _NOTHING = frozenset({"", "N/A", "NA", "null", "4294967295"})
 _TIME_LIMIT, _SIZE_LIMIT = 2**62, 2**58
 # Call stacks make records of many lines; an opening quote that nothing closes must not take the rest of the file.
 _RECORD_LINES = 1000
+_BATCH_LINES = 512
 _HEADER_BYTES = 1 << 20
 _BYTE = re.compile(r"byte (\d+)")
 
@@ -144,11 +145,8 @@ def csv_records(
             report.drop(reason, Place(str(path), line, "line"))
 
     with path.open("rb") as stream:
-        for line, fields in _records(_lines(stream, advance, drop), drop):
-            if len(fields) != len(header):
-                drop("record with another number of fields than the header", line)
-            else:
-                yield line, tuple(fields[place].strip() if place >= 0 else "" for place in places)
+        for line, fields in _records(_lines(stream, advance, drop), len(header), drop):
+            yield line, tuple([fields[place].strip() if place >= 0 else "" for place in places])
 
 
 def decoded(path: Path, kind: type[T], advance: Callable[[int], None]) -> T:
@@ -197,26 +195,68 @@ def _lines(
     advance(pending)
 
 
-def _records(lines: Iterator[tuple[int, str]], drop: Callable[[str, int], None]) -> Iterator[tuple[int, list[str]]]:
-    """Records with their first line; one whose quotes do not fit costs its first line only."""
-    waiting: deque[tuple[int, str]] = deque()
-    while waiting or (waiting := deque(islice(lines, 1))):
+def _records(
+    lines: Iterator[tuple[int, str]], width: int, drop: Callable[[str, int], None]
+) -> Iterator[tuple[int, list[str]]]:
+    """Records of the given number of fields with their first line, many at a time where all is well."""
+    while batch := list(islice(lines, _BATCH_LINES)):
+        # A record that goes on behind the batch leaves a quote open.
+        quotes = sum(text.count('"') for _, text in batch)
+        for _ in range(_RECORD_LINES):
+            if quotes % 2 == 0 or (following := next(lines, None)) is None:
+                break
+            batch.append(following)
+            quotes += following[1].count('"')
+        whole = _undamaged(batch, width)
+        yield from whole if whole is not None else _one_by_one(batch, lines, width, drop)
+
+
+def _undamaged(batch: list[tuple[int, str]], width: int) -> list[tuple[int, list[str]]] | None:
+    """All records of a batch; None if any of them is damaged."""
+    reader = csv.reader((text for _, text in batch), strict=True)
+    records: list[tuple[int, list[str]]] = []
+    place = 0
+    try:
+        for fields in reader:
+            if len(fields) == width:
+                records.append((batch[place][0], fields))
+            elif fields:
+                return None
+            place = reader.line_num
+    except csv.Error:
+        return None
+    return records
+
+
+def _one_by_one(
+    batch: list[tuple[int, str]], lines: Iterator[tuple[int, str]], width: int, drop: Callable[[str, int], None]
+) -> Iterator[tuple[int, list[str]]]:
+    """Whole records of a batch and of what its last one needs; a damaged one costs its first line only."""
+    waiting = deque(batch)
+    while waiting:
         number, text = waiting.popleft()
-        if '"' not in text:
-            if stripped := text.rstrip("\r\n"):
-                yield number, stripped.split(",")
-            continue
-        taken = [(number, text)]
-        while text.count('"') % 2 and len(taken) < _RECORD_LINES:
+        taken: list[tuple[int, str]] = []
+        fields = _fields(text)
+        while fields is None and text.count('"') % 2 and len(taken) < _RECORD_LINES:
             following = waiting.popleft() if waiting else next(lines, None)
             if following is None:
                 break
             taken.append(following)
             text += following[1]
-        try:
-            (fields,) = csv.reader(io.StringIO(text, newline=""), strict=True)
-        except (csv.Error, ValueError):
+            fields = _fields(text) if text.count('"') % 2 == 0 else None
+        if fields is None:
             drop("record with damaged quotes", number)
-            waiting.extendleft(reversed(taken[1:]))
-        else:
+            waiting.extendleft(reversed(taken))
+        elif len(fields) == width:
             yield number, fields
+        elif fields:
+            drop("record with another number of fields than the header", number)
+
+
+def _fields(text: str) -> list[str] | None:
+    """The fields of one record; None if the text is not exactly one."""
+    try:
+        (fields,) = csv.reader(io.StringIO(text, newline=""), strict=True)
+    except (csv.Error, ValueError):
+        return None
+    return fields
