@@ -12,7 +12,7 @@ import pytest
 from readers.ascend_reading import find, read_only
 from recorded import data
 
-from tracetool.ingest import ingest
+from tracetool.ingest import discover, ingest
 from tracetool.readers.msprof import READER
 
 if TYPE_CHECKING:
@@ -209,6 +209,9 @@ def test_rank_is_unknown_unless_something_says_it(copy: Path) -> None:
     path = copy / "device_0" / "info.json.0"
     path.write_text(path.read_text().replace('"rank_id":0', '"rank_id":-1'))
     assert read_only(READER, copy).identity.rank is None
+    renamed = copy.rename(copy.parent / "rank_12")
+    assert [f.rank for f in discover([renamed])] == [12]
+    renamed.rename(copy)
     table = {"server_list": [{"server_id": "1.2.3.4", "device": [{"device_id": "0", "rank_id": "3"}]}]}
     (copy / "hccl_1p.json").write_text(json.dumps(table))
     assert read_only(READER, copy).identity.rank == 3
@@ -223,3 +226,27 @@ def test_damaged_timeline_costs_its_damage_only(copy: Path) -> None:
     assert len(found.events("kernel")) == 1389
     assert dict(found.report.dropped) == {"damaged event": 1}
     assert found.report.places["damaged event"].file == str(path)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_bytes_of_the_planes_are_those_of_the_vendors_files(rank: int, tmp_path: Path) -> None:
+    """communication.json sums what an operation moved over links; a timeline alone gives the same."""
+    output = data(f"ascend/Ascend+msinsight/test/data/pytorch/text/level1/rank{rank}_ascend_pt/ASCEND_PROFILER_OUTPUT")
+    shutil.copyfile(output / "trace_view.json", tmp_path / f"rank{rank}.json")
+    found = read_only(READER, tmp_path)
+    content = json.loads((output / "communication.json").read_text(), parse_float=Decimal)
+    listed = {
+        key.partition("@")[0]: about["Communication Bandwidth Info"]["HCCS"]["Transit Size(MB)"]
+        for kinds in content.values()
+        for operations in kinds.values()
+        for key, about in operations.items()
+        if not key.startswith("Total")
+    }
+    assert len(found.tables["comms"]) == len(listed) == 4
+    assert sorted(r["payload_bytes"] for r in found.tables["comms"]) == sorted(
+        round(s * 10**6) for s in listed.values()
+    )
+    assert {(r["stream"], r["operation"]) for r in found.tables["comms"]} == {(4, "allreduce")}
+    assert len(found.events("kernel")) == 187
+    assert found.report.dropped.total() == 0
+    assert [s["step"] for s in found.tables["steps"]] == [50]

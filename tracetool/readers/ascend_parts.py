@@ -75,6 +75,16 @@ def is_beside(file: Path) -> bool:
     return _part(file) in _BESIDE
 
 
+def holds_output(folder: Path) -> bool:
+    """Whether :func:`rank_folders` would take the files of a folder, looked up on disk."""
+    try:
+        if not any((f := folder / name).is_file() and f.stat().st_size > 0 for name in _ANY_OF):
+            return False
+        return folder.name == _OUTPUT or any(is_beside(f) for near in (folder, folder.parent) for f in near.iterdir())
+    except OSError:
+        return False
+
+
 class Parts:
     """The files of a source by what they are; files of zero bytes count as missing.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tracetool.readers import Finding, Left, Source
-from tracetool.readers.ascend_parts import is_beside, rank_folders
+from tracetool.readers.ascend_parts import holds_output, is_beside
 from tracetool.readers.ascend_text import csv_header, csv_rows, small_integer
 from tracetool.readers.msprof_capture import configuration, is_configuration, is_rank_table
 from tracetool.readers.msprof_files import OP_SUMMARY, STATISTICS, TASK_TIME, TIMELINE, Part, part_of
@@ -50,7 +50,7 @@ def trees(reader: str, files: Sequence[Path]) -> Finding:
     configured = {folder for folder, members in folders.items() if any(is_configuration(f) for f in members)}
     found: dict[Path, _Tree] = {}
     for folder, members in sorted(folders.items()):
-        parts = [] if _is_framework_output(folder) else [p for f in sorted(members) if (p := part_of(f)) is not None]
+        parts = [] if holds_output(folder) else [p for f in sorted(members) if (p := part_of(f)) is not None]
         if any(p.table != STATISTICS for p in parts):
             root = _root(folder, configured)
             found.setdefault(root, _Tree(root)).parts += parts
@@ -60,7 +60,9 @@ def trees(reader: str, files: Sequence[Path]) -> Finding:
             finding.left.append(Left(root, reason))
             continue
         tree.beside = _beside(root, folders, configured)
-        finding.sources += _sources(reader, tree)
+        # The whole capture's folder: its name may hold the rank.
+        path = root.parent if root in configured and root.parent.name else root
+        finding.sources += _sources(reader, path, tree)
     finding.left += _unparsed(configured, found, folders)
     return finding
 
@@ -74,14 +76,14 @@ def _root(folder: Path, configured: set[Path]) -> Path:
     return parent if any(other.parent == parent for other in configured) else folder
 
 
-def _sources(reader: str, tree: _Tree) -> list[Source]:
+def _sources(reader: str, path: Path, tree: _Tree) -> list[Source]:
     alone = [p for p in tree.parts if not tree.beside and p.table == TIMELINE and p.stem not in _STEMS]
     found = [Source(reader, part.path, (part.path,)) for part in alone]
     parts = [p for p in tree.parts if p not in alone]
     if any(p.table != STATISTICS for p in parts):
         paths = (*sorted({p.path for p in parts}), *tree.beside)
         members = ["" if device is None else f"device {device}" for device in _devices(parts, tree.beside)]
-        found += [Source(reader, tree.root, paths, member) for member in members]
+        found += [Source(reader, path, paths, member) for member in members]
     return found
 
 
@@ -135,25 +137,27 @@ def _unparsed(
 
 def _beside_in(folder: Path) -> bool:
     """Whether the framework's profiler made a folder."""
-    return any(f.name == "FRAMEWORK" or is_beside(f) for f in folder.iterdir())
+    return any(f.name == "FRAMEWORK" or is_beside(f) for f in _listing(folder))
 
 
 def _better_beside(prof: Path) -> str | None:
     """Why a tree inside a framework's folder is left: the framework's own output of it is there."""
     made = _beside_in(prof.parent)
-    for folder in sorted(f for f in prof.parent.iterdir() if f.is_dir() and f != prof):
+    for folder in (f for f in _listing(prof.parent) if f.is_dir() and f != prof):
         if not made and folder.name != _OUTPUT:
             continue
         databases = [f for pattern in _DATABASES for f in folder.glob(pattern)]
-        if _is_framework_output(folder) or any(f.stat().st_size for f in databases):
+        if holds_output(folder) or any(f.stat().st_size for f in databases):
             return f"{folder.name} beside it holds the same, with ranks and steps: that is read"
     return None
 
 
-def _is_framework_output(folder: Path) -> bool:
-    """Whether a framework's profiler left its own output in a folder, which the reader ``ascend`` takes."""
-    near = [f for place in (folder, folder.parent) for f in place.iterdir() if f.is_file()]
-    return any(f.parent == folder for source in rank_folders("", near) for f in source.files if not is_beside(f))
+def _listing(folder: Path) -> list[Path]:
+    """What is in a folder; nothing if it must not be looked at."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
 
 
 def _nobody(count: int) -> None:
