@@ -171,6 +171,22 @@ def test_a_capture_that_was_never_exported_is_left(copy: Path) -> None:
     ]
 
 
+def test_one_device_that_was_never_exported_is_left(copy: Path) -> None:
+    shutil.copytree(copy / "device_0", copy / "device_1", ignore=shutil.ignore_patterns("timeline"))
+    found = find(READER, copy)
+    assert [(s.path, s.member) for s in found.sources] == [(copy, "device 0")]
+    assert [left.path for left in found.left] == [copy / "device_1"]
+
+
+@pytest.mark.parametrize("place", [".", "mindstudio_profiler_output"])
+def test_a_capture_exported_as_a_database_is_not_called_unparsed(copy: Path, place: str) -> None:
+    shutil.rmtree(copy / "device_0" / "timeline")
+    (copy / place).mkdir(exist_ok=True)
+    (copy / place / "msprof_20230818142704.db").write_bytes(b"SQLite format 3\0")
+    found = find(READER, copy)
+    assert (found.sources, found.left) == ([], [])
+
+
 def test_a_framework_folder_that_was_never_parsed_names_the_call(copy: Path) -> None:
     shutil.rmtree(copy / "device_0" / "timeline")
     folder = copy.parent / "x_ascend_pt"

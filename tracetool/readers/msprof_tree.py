@@ -122,7 +122,7 @@ def _unparsed(
     for folder in sorted(configured):
         root = folder.parent
         read = [c for f in folders[folder] if (c := configuration(f)) is not None]
-        if not read or root in left or root in found or folder in found:
+        if not read or root in left or root in found or folder in found or _has_database(root):
             continue
         by_device = any(tree.parent == root and tree in configured for tree in found)
         if by_device and all(c.device is None for c in read):
@@ -150,6 +150,12 @@ def _better_beside(prof: Path) -> str | None:
         if holds_output(folder) or any(f.stat().st_size for f in databases):
             return f"{folder.name} beside it holds the same, with ranks and steps: that is read"
     return None
+
+
+def _has_database(prof: Path) -> bool:
+    """Whether the capture was exported as a database, which is another reader's."""
+    places = (prof, *(f for f in _listing(prof) if f.is_dir()))
+    return any(f.name.startswith("msprof") and f.suffix == ".db" for place in places for f in _listing(place))
 
 
 def _listing(folder: Path) -> list[Path]:
