@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import shutil
 from pathlib import Path
 
@@ -46,7 +48,7 @@ def test_folder_of_empty_files_is_no_trace(copy: Path) -> None:
         discover([copy])
 
 
-@pytest.mark.parametrize("name", ["communication.json", "communication_matrix.json", "kernel_details.csv"])
+@pytest.mark.parametrize("name", ["communication.json", "communication_matrix.json"])
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_truncated_file_is_named_with_the_place(copy: Path, name: str, share: float) -> None:
     path = copy / OUTPUT / name
@@ -84,12 +86,44 @@ def test_unusable_times_are_dropped_and_counted(copy: Path, old: str, new: str, 
     assert count == 1
 
 
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_truncated_table_costs_its_last_record_only(copy: Path, share: float) -> None:
+    path = copy / OUTPUT / "kernel_details.csv"
+    content = path.read_bytes()
+    content = content[: int(len(content) * share)]
+    path.write_bytes(content)
+    # The standard library's parser on what is whole: all lines but the one that was cut.
+    whole = list(csv.DictReader(io.StringIO(content[: content.rindex(b"\n") + 1].decode(), newline="")))
+    report, events = read(copy)
+    assert events == sum(not r["Name"].startswith("hcom_") for r in whole)
+    assert dict(report.dropped) == {"record with another number of fields than the header": 1}
+    assert report.places["record with another number of fields than the header"].at == content.count(b"\n") + 1
+
+
+def test_missing_column_is_named(copy: Path) -> None:
+    path = copy / OUTPUT / "kernel_details.csv"
+    path.write_bytes(path.read_bytes().replace(b"Duration(us)", b"Dauer", 1))
+    with pytest.raises(MalformedTrace, match=r"kernel_details\.csv: line 1 has no column"):
+        read(copy)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
-    [("Duration(us)", "Dauer", "no column"), ("SwiGlu,", "SwiGlu", "fields"), ("SwiGlu", "Swi\0lu", "NUL")],
+    [
+        ("SwiGlu,", "SwiGlu", "record with another number of fields than the header"),
+        ("SwiGlu", "Swi\0lu", "line with NUL bytes"),
+        ("SwiGlu", "Swi\udce4lu", "line that is no UTF-8 text"),
+        (',"""', ',""', "record with damaged quotes"),
+    ],
 )
-def test_broken_table_is_named_with_the_line(copy: Path, old: str, new: str, said: str) -> None:
+def test_damaged_record_costs_no_other(copy: Path, old: str, new: str, said: str) -> None:
+    expected = read(copy)[1]
     path = copy / OUTPUT / "kernel_details.csv"
-    path.write_bytes(path.read_bytes().replace(old.encode(), new.encode(), 1))
-    with pytest.raises(MalformedTrace, match=rf"kernel_details\.csv: line .*{said}"):
-        read(copy)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(old.encode(), new.encode(errors="surrogateescape"), 1))
+    report, events = read(copy)
+    assert events == expected - 1
+    assert dict(report.dropped) == {said: 1}
+    place = report.places[said]
+    assert (place.file, place.unit) == (str(path), "line")
+    assert place.at == content[: content.index(old.encode())].count(b"\n") + 1

@@ -200,7 +200,9 @@ READERS: Registry[Reader] = Registry(
         "ndtimeline": "tracetool.readers.ndtimeline:READER",
         "kineto": "tracetool.readers.kineto:READER",
         "ascend": "tracetool.readers.ascend:READER",
+        "msprof": "tracetool.readers.msprof:READER",
         "mindinsight": "tracetool.readers.mindinsight:READER",
+        "vendor": "tracetool.readers.vendor:READER",
     },
     "tracetool.readers",
 )

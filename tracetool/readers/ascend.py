@@ -31,6 +31,7 @@ from tracetool.readers.ascend_text import (
     small_integer,
     time_ns,
 )
+from tracetool.readers.ascend_view import TRACE_VIEW, View
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -67,6 +68,9 @@ class AscendReader:
         kernels = Kernels(rank, report)
         if (path := parts.path(KERNEL_DETAILS)) is not None:
             for rows in kernels.event_rows(path, advance):
+                yield "events", rows_table("events", rows)
+        if (path := parts.path(TRACE_VIEW)) is not None:
+            for rows in View(path, rank, report, advance).event_rows(kernels):
                 yield "events", rows_table("events", rows)
         path = parts.path(COMMUNICATION)
         listed = read_communication(path, report, advance) if path is not None else []
@@ -140,7 +144,7 @@ def _step_rows(
     advance: Callable[[int], None],
 ) -> list[tuple[object, ...]]:
     vendor: dict[int, tuple[int | None, int | None]] = {}
-    records = csv_rows(path, ("Step",), ("Bubble", "Computing"), advance) if path is not None else ()
+    records = csv_rows(path, ("Step",), ("Bubble", "Computing"), advance, report) if path is not None else ()
     for text, bubble, computing in records:
         report.rows += 1
         step = small_integer(text)
@@ -163,7 +167,9 @@ def _memory_rows(
 ) -> Iterator[list[tuple[object, ...]]]:
     rows: list[tuple[object, ...]] = []
     columns = ("Total Allocated(MB)", "Total Reserved(MB)")
-    for component, time, allocated, reserved in csv_rows(path, ("Component", "Timestamp(us)", *columns), (), advance):
+    for component, time, allocated, reserved in csv_rows(
+        path, ("Component", "Timestamp(us)", *columns), (), advance, report
+    ):
         report.rows += 1
         time_of_change = time_ns(time)
         if lost_digits(time):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -50,15 +51,16 @@ class Kernels:
         tasks: Communication operations, in file order.
         marks: Kernels that tell forward from backward, in file order.
         extents: Step number to first start and last end of its records, ns.
+        starts: Start of each kernel, in file order.
     """
 
     def __init__(self, rank: int, report: SourceReport) -> None:
         self.tasks: list[CommunicationTask] = []
         self.marks: list[Mark] = []
         self.extents: dict[int, tuple[int, int]] = {}
+        self.starts = array("q")
         self._rank = rank
         self._report = report
-        self._count = 0
 
     def event_rows(self, path: Path, advance: Callable[[int], None]) -> Iterator[list[tuple[object, ...]]]:
         """Rows of the ``events`` table, in chunks.
@@ -72,7 +74,7 @@ class Kernels:
         """
         rows: list[tuple[object, ...]] = []
         for name, start_text, duration_text, kind, core, stream_text, step in csv_rows(
-            path, _REQUIRED, _OPTIONAL, advance
+            path, _REQUIRED, _OPTIONAL, advance, self._report
         ):
             self._report.rows += 1
             times = self._times(start_text, duration_text)
@@ -88,11 +90,11 @@ class Kernels:
             self._mark(kernel_class or name, start)
             rows.append(
                 (
-                    self._count, self._rank, "kernel", name, start, duration,
+                    len(self.starts), self._rank, "kernel", name, start, duration,
                     None, stream, None, None, None, kernel_class, None, None, None,
                 )
             )  # fmt: skip
-            self._count += 1
+            self.starts.append(start)
             if len(rows) == CHUNK_ROWS:
                 yield rows
                 rows = []

@@ -14,6 +14,7 @@ from tracetool.readers import Group, Identity, Source
 from tracetool.readers.ascend_comms import COMMUNICATION, MATRIX
 from tracetool.readers.ascend_kernels import KERNEL_DETAILS
 from tracetool.readers.ascend_text import csv_rows, decoded, small_integer
+from tracetool.readers.ascend_view import TRACE_VIEW
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,7 @@ METADATA = "profiler_metadata.json"
 INFO = "profiler_info_{rank}.json"
 
 _OUTPUT = "ASCEND_PROFILER_OUTPUT"
-_ANY_OF = (KERNEL_DETAILS, COMMUNICATION, STEP_TRACE)
+_ANY_OF = (KERNEL_DETAILS, COMMUNICATION, STEP_TRACE, TRACE_VIEW)
 _BESIDE = (INFO, METADATA)
 _INFO_NAME = re.compile(r"^profiler_info(?:_(\d+))?\.json$")
 _WITHOUT = {
@@ -36,6 +37,7 @@ _WITHOUT = {
     MATRIX: "links of its communication are unknown",
     STEP_TRACE: "the vendor's times of its steps are unknown",
     MEMORY: "memory of this rank is unknown",
+    TRACE_VIEW: "what its host did is unknown",
     METADATA: "its process groups are unknown",
     INFO: "its rank is taken from elsewhere",
 }
@@ -66,6 +68,21 @@ def rank_folders(reader: str, files: Sequence[Path]) -> list[Source]:
         output = [f for f in members if _part(f) in _WITHOUT and f not in beside]
         found[root] += [f for f in sorted(output) + sorted(beside) if f not in found[root]]
     return [Source(reader, root, tuple(parts)) for root, parts in sorted(found.items())]
+
+
+def is_beside(file: Path) -> bool:
+    """Whether a file is named like those that the framework's profiler writes beside its output."""
+    return _part(file) in _BESIDE
+
+
+def holds_output(folder: Path) -> bool:
+    """Whether :func:`rank_folders` would take the files of a folder, looked up on disk."""
+    try:
+        if not any((f := folder / name).is_file() and f.stat().st_size > 0 for name in _ANY_OF):
+            return False
+        return folder.name == _OUTPUT or any(is_beside(f) for near in (folder, folder.parent) for f in near.iterdir())
+    except OSError:
+        return False
 
 
 class Parts:

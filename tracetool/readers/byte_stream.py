@@ -67,7 +67,7 @@ class ByteStream:
 
     def head(self, size: int) -> bytes:
         """The first bytes, at most ``size``; empty if the file cannot be read."""
-        found = b""
+        found = bytearray()
         try:
             with closing(cast("Any", self.blocks(size))) as blocks:
                 for block in blocks:
@@ -76,7 +76,7 @@ class ByteStream:
                         break
         except OSError:
             return b""
-        return found[:size]
+        return bytes(found[:size])
 
 
 def members(path: Path) -> list[str]:

@@ -31,7 +31,7 @@ _AROUND_LIMIT_BYTES = 64 << 20
 _SMALL_WINDOW = 1 << 14
 _AHEAD = 1 << 18
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-_BARE = re.compile(rb"\s*\[")
+_BARE = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[")
 _NEXT = re.compile(rb"[\s,]*")
 _OPENING = re.compile(rb'\{\s*"')
 # An event may end here: another one opens, the list closes, or (in what is left at the end) nothing follows.

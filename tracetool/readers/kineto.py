@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _HEAD_BYTES = 1 << 16
 _LOOK_BYTES = 1 << 24
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-_OBJECT = re.compile(rb'\s*\{\s*"')
-_LIST = re.compile(rb"\s*\[\s*\{")
+_OBJECT = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"')
+_LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*\{")
 _KEYS = frozenset(
     (
         "distributedInfo", "deviceProperties", "computeProperties", "baseTimeNanoseconds", "host_name",

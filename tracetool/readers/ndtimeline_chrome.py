@@ -9,27 +9,26 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from collections import defaultdict
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tracetool.errors import MalformedTrace
 from tracetool.readers import Place, SourceReport
-from tracetool.readers.chrome_json import Event, open_trace, to_ns
+from tracetool.readers.byte_stream import ByteStream
+from tracetool.readers.json_columns import nanoseconds_of
 from tracetool.readers.ndtimeline_layout import TIME_LIMIT_NS, Layout, Operation, Where
 from tracetool.readers.ndtimeline_names import BACKWARD, COMPUTE, FORWARD, is_known
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 LIMIT_BYTES = 256 << 20
 """Timelines that are larger after decompression are refused: they are read whole."""
 _HEAD_BYTES = 1 << 16
-_BLOCK_BYTES = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 _ARRAY = re.compile(rb'^\s*(?:\[|\{.*?"traceEvents"\s*:\s*\[)', re.DOTALL)
 _CUT = re.compile(rb"\}\s*,\s*(?=\{)")
@@ -59,6 +58,19 @@ def opens_labelled(path: Path) -> bool:
         if event.get("ph") == "X":
             return is_known(event.get("cat", event.get("name"))) and is_known(event.get("name"))
     return False
+
+
+class Event(msgspec.Struct):
+    """One event; ``ts`` and ``dur`` keep their text."""
+
+    ph: str = ""
+    cat: str | None = None
+    name: Any = ""
+    pid: Any = None
+    tid: Any = None
+    ts: msgspec.Raw = msgspec.Raw(b"")
+    dur: msgspec.Raw = msgspec.Raw(b"")
+    args: dict[str, Any] | None = None
 
 
 class Timeline:
@@ -188,15 +200,9 @@ def _whole_text(path: Path) -> tuple[bytes, bool]:
 
 def _text(path: Path, most: int) -> tuple[bytes, bool]:
     """So many bytes of the text at most, and whether its compressed form breaks off before."""
-    text = bytearray()
-    with open_trace(path) as stream:
-        take: Callable[[int], bytes] = getattr(stream, "read1")  # noqa: B009 - not in IO, yet all of them have it
-        try:
-            while len(text) < most and (block := take(min(_BLOCK_BYTES, most - len(text)))):
-                text += block
-        except (OSError, EOFError, zlib.error):
-            return bytes(text).removeprefix(_BOM), True
-    return bytes(text).removeprefix(_BOM), False
+    stream = ByteStream(path)
+    text = stream.head(most)
+    return text.removeprefix(_BOM), stream.broken is not None
 
 
 def _end_of_object(piece: bytes) -> int | None:
@@ -243,8 +249,8 @@ def _operation(event: Event, who: tuple[int, Where] | None, report: SourceReport
 def _time_ns(text: bytes) -> int | None:
     if not _NUMBER.match(text):
         return None
-    value = to_ns(text)
-    return value if abs(value) < TIME_LIMIT_NS else None
+    value = nanoseconds_of(text)
+    return value if value is not None and abs(value) < TIME_LIMIT_NS else None
 
 
 def _whole(value: object) -> int | None:

@@ -1,0 +1,118 @@
+"""``trace_view.json`` of torch_npu: the framework's events in front of the tracks that msprof writes.
+
+Ops, launches and step marks are known here only. Kernels and communication are in other files too, with the
+types and steps that this one lacks; they are taken from here where those files have fewer.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING
+
+from tracetool.readers import SourceReport
+from tracetool.readers.ascend_chrome import chrome_events
+from tracetool.readers.ascend_kernels import CommunicationTask
+from tracetool.readers.ascend_timeline import Timeline
+from tracetool.readers.ascend_tracks import Track, Tracks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from tracetool.readers.ascend_chrome import Event
+    from tracetool.readers.ascend_kernels import Kernels
+    from tracetool.readers.ascend_timeline import Row
+
+TRACE_VIEW = "trace_view.json"
+
+_HOST = frozenset({Track.FRAMEWORK, Track.HOST})
+_DEVICE = frozenset({Track.HARDWARE, Track.COMMUNICATION, Track.SUBTASK})
+# The two files round to whole ns on their own: starts of 4 of 382 tasks measured differ by 1 ns, all others agree.
+_ROUNDING_NS = 1
+
+
+class View:
+    """Reads the file as often as is needed; damage and bytes are told once.
+
+    Args:
+        path: The file.
+        rank: Global rank.
+        report: Told about damage, what is skipped, and what is in this file only.
+        advance: Called with the file bytes consumed.
+    """
+
+    def __init__(self, path: Path, rank: int, report: SourceReport, advance: Callable[[int], None]) -> None:
+        self._path = path
+        self._rank = rank
+        self._report = report
+        self._tracks = Tracks()
+        self._tracks.learn(chrome_events(path, report, advance))
+
+    def event_rows(self, kernels: Kernels) -> Iterator[list[Row]]:
+        """Rows of the ``events`` table, in chunks: ops, launches, step marks, and kernels that are missing.
+
+        Args:
+            kernels: What another table lists; gets the communication operations it lacks, and steps if it has none.
+        """
+        count = len(kernels.starts)
+        reading = Timeline(self._rank, self._tracks, self._report, wanted=_HOST)
+        for rows in reading.rows(self._events(), count):
+            count += len(rows)
+            yield rows
+        kernels.extents = kernels.extents or reading.marks.steps
+        missing = self._tracks.kernels > len(kernels.starts)
+        if missing or self._tracks.spans[Track.COMMUNICATION] > len(kernels.tasks):
+            yield from self._missing_rows(kernels, count)
+
+    def _missing_rows(self, kernels: Kernels, first: int) -> Iterator[list[Row]]:
+        report = SourceReport()
+        reading = Timeline(self._rank, self._tracks, report, wanted=_DEVICE)
+        known = _Known(kernels.starts)
+        count = first
+        for rows in reading.rows(self._events(), 0):
+            missing = [row for row in rows if known.lacks(row[4])]
+            # Numbers follow one another although rows were left out.
+            yield [(count + place, *row[1:]) for place, row in enumerate(missing)]
+            count += len(missing)
+        listed = _Known(array("q", [task.start_ns for task in kernels.tasks]))
+        tasks = [
+            CommunicationTask(o.name, None, o.start_ns, o.end_ns, o.stream)
+            for o in reading.planes.finish(())
+            if listed.lacks(o.start_ns)
+        ]
+        kernels.tasks += tasks
+        for what, number in (("kernels", count - first), ("communication operations", len(tasks))):
+            if number:
+                self._report.rows += number
+                self._report.notes.append(f"{number} {what} are in {TRACE_VIEW} only: taken from there")
+        self._report.dropped.update(report.dropped)
+        self._report.repaired.update(report.repaired)
+
+    def _events(self) -> Iterable[Event]:
+        return (e for e in chrome_events(self._path, SourceReport(), _nobody) if e.ph != "M")
+
+
+class _Known:
+    """Starts of tasks that another table lists; each stands for one task."""
+
+    def __init__(self, starts: array[int]) -> None:
+        self._starts = array("q", sorted(starts))
+        self._used = bytearray(len(starts))
+
+    def lacks(self, start: object) -> bool:
+        """Whether no task that is left starts there; else that task is used up."""
+        if not isinstance(start, int):
+            return False
+        first = bisect_left(self._starts, start - _ROUNDING_NS)
+        last = bisect_right(self._starts, start + _ROUNDING_NS)
+        # The nearest first, so that tasks 1 ns apart are not taken for each other.
+        for place in sorted(range(first, last), key=lambda p: abs(self._starts[p] - start)):
+            if not self._used[place]:
+                self._used[place] = 1
+                return False
+        return True
+
+
+def _nobody(count: int) -> None:
+    """Bytes that are read a second time are shown to nobody."""
