@@ -29,7 +29,7 @@ _UNMERGED = ("-wal", "-journal")
 # No row of a profiler is near this: a larger one is damage or malice and counts as unreadable.
 _ROW_BYTES = 16 << 20
 _NAME_CHARACTERS = 4096
-_LAST_ROWID = 2**63 - 1
+_FIRST_ROWID, _LAST_ROWID = -(2**63), 2**63 - 1
 _MOST_GAPS = 1000
 _MOST_NAMES = 1 << 17
 _NONE = frozenset({2**32 - 1, 2**63 - 1, 2**64 - 1})
@@ -130,6 +130,8 @@ class Database:
             self._read_schema()
         except (sqlite3.Error, OverflowError) as error:
             self.failure = str(error)
+        if not self.tables and not self.failure and self._short():
+            self.failure = "its tables are cut off"
 
     def has(self, table: str, *columns: str) -> bool:
         """Whether there is such a table with all these columns."""
@@ -149,20 +151,27 @@ class Database:
         if table not in self.tables:
             return
         chosen = ", ".join(f'"{c}"' if c in self.tables[table] else "NULL" for c in columns) or "NULL"
-        last: int | None = None
+        start = _FIRST_ROWID
         for _ in range(_MOST_GAPS):
-            after, bound = ("", ()) if last is None else (" WHERE _rowid_ > ?", (last,))
-            query = f'SELECT _rowid_, {chosen} FROM "{table}"{after} ORDER BY _rowid_'
+            query = f'SELECT _rowid_, {chosen} FROM "{table}" WHERE _rowid_ >= ? ORDER BY _rowid_'
             try:
-                for row in self._connection.execute(query, bound):
-                    last = row[0]
+                for row in self._connection.execute(query, (start,)):
+                    start = row[0] + 1
                     yield row[1:]
                 return
             except sqlite3.Error as error:
-                self._lose(table, f"after row {last}: {error}" if last is not None else str(error))
-            last = self._resume(table, chosen, last)
-            if last is None:
+                reason = str(error)
+            # The sqlite3 module steps ahead: the row before the damage was not handed out yet.
+            ahead = self._row(table, chosen, start)
+            if ahead:
+                start = ahead[0] + 1
+                yield ahead[1:]
+            self._lose(table, f"{reason}, from row {max(start, 0)} on")
+            resumed = self._resume(table, chosen, max(start, 0))
+            if resumed is None:
                 return
+            start = resumed
+        self._lose(table, "too many damaged places: the rest is left")
 
     def text_by_key(self, table: str, key: str, column: str, number: int) -> str | None:
         """The beginning of a text in the row of a key; None if there is none or it cannot be read."""
@@ -245,47 +254,35 @@ class Database:
         if reason not in self._gaps[table]:
             self._gaps[table].append(reason)
 
-    def _resume(self, table: str, chosen: str, last: int | None) -> int | None:
-        """The rowid before the next one that can be read; None if there is none."""
-        if last is None:
-            bounds = self._first(table)
-            if bounds is None:
-                return None
-            last = bounds
-        bad, step = last, 1
-        while True:
-            good = last + step
-            if good > _LAST_ROWID:
-                return None
-            readable = self._readable(table, chosen, good)
-            if readable is None:
-                return None
-            if readable:
-                break
-            bad, step = good, step * 2
+    def _resume(self, table: str, chosen: str, bad: int) -> int | None:
+        """A rowid after this unreadable one from which on rows can be read; None if there is none."""
+        step, found = 1, False
+        good = bad
+        while not found and good < _LAST_ROWID:
+            good = min(bad + step, _LAST_ROWID)
+            row = self._row(table, chosen, good)
+            if row is None:
+                break  # beyond the last row: those between may be whole
+            found = bool(row)
+            if not found:
+                bad, step = good, step * 2
         while good - bad > 1:
             middle = (good + bad) // 2
-            if self._readable(table, chosen, middle):
-                good = middle
-            else:
+            row = self._row(table, chosen, middle)
+            if row == ():
                 bad = middle
-        return good - 1
+            else:
+                good, found = middle, found or row is not None
+        return good if found else None
 
-    def _first(self, table: str) -> int | None:
-        """A rowid below all others; without one the table has none, as WITHOUT ROWID tables do."""
+    def _row(self, table: str, chosen: str, start: int) -> tuple[Any, ...] | None:
+        """The row at or after this rowid, an empty one if it cannot be read; None if there is none."""
+        query = f'SELECT _rowid_, {chosen} FROM "{table}" WHERE _rowid_ >= ? ORDER BY _rowid_ LIMIT 1'
         try:
-            self._connection.execute(f'SELECT _rowid_ FROM "{table}" LIMIT 0')
-        except sqlite3.Error:
-            return None
-        return 0
-
-    def _readable(self, table: str, chosen: str, start: int) -> bool | None:
-        """Whether the row at or after this rowid can be read; None if there is no such row."""
-        query = f'SELECT {chosen} FROM "{table}" WHERE _rowid_ >= ? ORDER BY _rowid_ LIMIT 1'
-        try:
-            return True if self._connection.execute(query, (start,)).fetchone() is not None else None
-        except sqlite3.Error:
-            return False
+            found: tuple[Any, ...] | None = self._connection.execute(query, (start,)).fetchone()
+        except (sqlite3.Error, OverflowError):
+            return ()
+        return found
 
 
 class Names:
