@@ -14,8 +14,9 @@ import pytest
 from ascend_capture import COMMUNICATION_STREAM, OUTPUT, hash_of, of_text
 from recorded import SAMPLES, data
 
-from tracetool.ingest import discover, ingest
+from tracetool.ingest import ingest
 from tracetool.readers import Identity, SourceReport
+from tracetool.readers.ascend import READER
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,16 +45,19 @@ class Read:
 
 
 def read(*paths: Path, keep: frozenset[str] = frozenset()) -> Read:
-    (found,) = discover(list(paths))
+    files = [f for path in paths for f in (sorted(path.rglob("*")) if path.is_dir() else [path]) if f.is_file()]
+    (source,) = READER.find(files).sources
+    identity = READER.identify(source)
+    assert identity.rank is not None
     report = SourceReport()
     advanced: list[int] = []
     batches: dict[str, list[pa.Table]] = {}
-    for name, rows in found.reader.read(found.source, found.rank, found.identity, keep, report, advanced.append):
+    for name, rows in READER.read(source, identity.rank, identity, keep, report, advanced.append):
         batches.setdefault(name, []).append(rows)
-    assert sum(advanced) == found.source.size_bytes
+    assert sum(advanced) == source.size_bytes
     tables = {name: pa.concat_tables(parts).to_pylist() for name, parts in batches.items()}
     assert [e["event"] for e in tables.get("events", [])] == list(range(len(tables.get("events", []))))
-    return Read(found.identity, tables, report)
+    return Read(identity, tables, report)
 
 
 def ddp(kind: str, rank: int) -> Path:

@@ -84,6 +84,13 @@ class Choice:
 
     def event_rows(self, rank: int, keep: frozenset[str]) -> Iterator[list[Row]]:
         """Rows of the ``events`` table: what the device ran, then what the host did."""
+        for rows in self._event_rows(rank, keep):
+            met = self._report.first_ns
+            starts = [_number(row[4]) for row in rows]
+            self._report.first_ns = min(starts if met is None else [met, *starts], default=None)
+            yield rows
+
+    def _event_rows(self, rank: int, keep: frozenset[str]) -> Iterator[list[Row]]:
         count = 0
         if self._taken is not None:
             self._file(KERNEL_DETAILS, used=False)
