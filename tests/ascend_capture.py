@@ -19,6 +19,14 @@ ALONE = 2**32 - 1
 PID = 4242
 COMMUNICATION_STREAM = 17
 
+# 1F1B of the committed sample by hand, as in the tests of its text files.
+ORDERS = {
+    0: "s1|s1|s1|s1 r1|r1|r1|r1",
+    1: "r0|s2|r0|s2|r0|s2 r2|s0 r0|s2 r2|s0|r2|s0|r2|s0",
+    2: "r1|s3|r1|s3 r3|s1 r1|s3 r3|s1 r1|s3 r3|s1|r3|s1",
+    3: "r2|s2 r2|s2 r2|s2 r2|s2",
+}
+
 # Column types as in real captures of January 2025.
 SCHEMA = {
     "STRING_IDS": "id INTEGER PRIMARY KEY, value TEXT",
@@ -154,6 +162,31 @@ def of_text(folder: Path, rank: int, order: str) -> Capture:
                 totalAllocated=sizes[0], totalReserved=sizes[1], deviceId=device,
             )  # fmt: skip
     return capture
+
+
+def add_host_side(capture: Capture) -> None:
+    """Launch every operation just before it runs, gradient kernels inside nodes of autograd on the same thread.
+
+    So it is where torch_npu's task queue is off.
+    """
+    kinds = {c["globalTaskId"]: c["opType"] for c in capture.rows["COMPUTE_TASK_INFO"]}
+    texts = {row["id"]: row["value"] for row in capture.rows["STRING_IDS"]}
+    capture.rows["CANN_API"].clear()
+    node, batch = capture.text("autograd::engine::evaluate_function: X"), 0
+    launched: set[int] = set()
+    for task in capture.rows["TASK"]:
+        if task["connectionId"] in launched:
+            continue
+        launched.add(task["connectionId"])
+        start = task["startNs"] - 10
+        capture.launch(start, task["connectionId"])
+        kind = texts.get(kinds.get(task["globalTaskId"], -1), "")
+        batch += not kind
+        if "Grad" in kind:
+            capture.add(
+                "PYTORCH_API", startNs=str(start - 5), endNs=str(start + 8), globalTid=PID << 32 | 7, name=node,
+                sequenceNumber=batch, type=50001,
+            )  # fmt: skip
 
 
 def _add_operations(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from ascend_capture import COMMUNICATION_STREAM, OUTPUT, hash_of, of_text
+from ascend_capture import COMMUNICATION_STREAM, ORDERS, OUTPUT, hash_of, of_text
 from recorded import SAMPLES, data
 
 from tracetool.ingest import ingest
@@ -23,13 +23,6 @@ if TYPE_CHECKING:
 
 DDP = "ascend/Ascend+msinsight/test/data/pytorch"
 SAMPLE = SAMPLES / "ascend-1f1b"
-# 1F1B by hand, as in the tests of the text files.
-ORDERS = {
-    0: "s1|s1|s1|s1 r1|r1|r1|r1",
-    1: "r0|s2|r0|s2|r0|s2 r2|s0 r0|s2 r2|s0|r2|s0|r2|s0",
-    2: "r1|s3|r1|s3 r3|s1 r1|s3 r3|s1 r1|s3 r3|s1|r3|s1",
-    3: "r2|s2 r2|s2 r2|s2 r2|s2",
-}
 
 
 @dataclass

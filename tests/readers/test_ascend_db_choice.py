@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ascend_capture import ALONE, OUTPUT, Capture, of_text, simple
+from ascend_capture import ALONE, ORDERS, OUTPUT, Capture, of_text, simple
 from recorded import SAMPLES, data
 
 from tracetool.errors import MissingRank
@@ -19,7 +19,6 @@ from tracetool.readers import Source, SourceReport
 from tracetool.readers.ascend import READER
 
 SAMPLE = SAMPLES / "ascend-1f1b" / "rank_1_ascend_pt"
-ORDER = "r0|s2|r0|s2|r0|s2 r2|s0 r0|s2 r2|s0|r2|s0|r2|s0"
 DATABASE = "ascend_pytorch_profiler_1.db"
 START = 1_700_000_000_000_000_000
 
@@ -63,7 +62,7 @@ def read(folder: Path) -> Read:
 def both(tmp_path: Path) -> Path:
     """Rank 1 of the sample as text and, beside it, as a database."""
     folder = Path(shutil.copytree(SAMPLE, tmp_path / "rank"))
-    of_text(SAMPLE, 1, ORDER).write(folder / OUTPUT / DATABASE)
+    of_text(SAMPLE, 1, ORDERS[1]).write(folder / OUTPUT / DATABASE)
     return folder
 
 
@@ -71,7 +70,7 @@ def rewrite(folder: Path, change: Any) -> None:
     """Write the database anew after a change of its rows."""
     path = folder / OUTPUT / DATABASE
     path.unlink()
-    capture = of_text(SAMPLE, 1, ORDER)
+    capture = of_text(SAMPLE, 1, ORDERS[1])
     change(capture)
     capture.write(path)
 
@@ -139,7 +138,7 @@ def test_a_damaged_text_file_is_left_out_for_the_database(both: Path) -> None:
 
 def test_a_database_below_the_folders_capture_belongs_to_the_rank(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(SAMPLE, tmp_path / "rank"))
-    of_text(SAMPLE, 1, ORDER).write(
+    of_text(SAMPLE, 1, ORDERS[1]).write(
         folder / "PROF_000001_x" / "mindstudio_profiler_output" / "msprof_20250101000000.db"
     )
     (source,) = sources(tmp_path)
@@ -248,7 +247,7 @@ def test_missing_tables_are_said_with_what_they_cost(tmp_path: Path) -> None:
 
 
 def test_level0_has_operations_without_bytes_or_peers(tmp_path: Path) -> None:
-    capture = of_text(SAMPLE, 1, ORDER)
+    capture = of_text(SAMPLE, 1, ORDERS[1])
     for task in capture.rows["COMMUNICATION_TASK_INFO"]:
         task.update(size=-1, srcRank=ALONE, dstRank=ALONE)
     capture.write(tmp_path / "x.db")
@@ -315,5 +314,5 @@ def test_columns_of_the_csv_are_what_the_capture_is_made_of() -> None:
     """The synthetic databases hold all records of the text they are made from."""
     with (SAMPLE / OUTPUT / "kernel_details.csv").open(newline="", encoding="utf-8") as stream:
         records = list(csv.DictReader(stream))
-    capture = of_text(SAMPLE, 1, ORDER)
+    capture = of_text(SAMPLE, 1, ORDERS[1])
     assert len(capture.rows["COMPUTE_TASK_INFO"]) + len(capture.rows["COMMUNICATION_OP"]) == len(records)
