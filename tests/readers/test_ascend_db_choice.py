@@ -310,6 +310,14 @@ def test_a_step_is_what_was_launched_in_it(tmp_path: Path) -> None:
     assert found.says("steps [6] ran nothing on the device")
 
 
+def test_events_outside_the_recording_are_said(tmp_path: Path) -> None:
+    capture = simple(3)
+    capture.add("SESSION_TIME_INFO", startTimeNs=START - 1000, endTimeNs=START + 1500)
+    capture.write(tmp_path / "x.db")
+    # The third kernel starts at START + 2000, its launch 300 before.
+    assert read(tmp_path).says("2 events lie outside the recording's time")
+
+
 def test_columns_of_the_csv_are_what_the_capture_is_made_of() -> None:
     """The synthetic databases hold all records of the text they are made from."""
     with (SAMPLE / OUTPUT / "kernel_details.csv").open(newline="", encoding="utf-8") as stream:

@@ -84,11 +84,16 @@ class Choice:
 
     def event_rows(self, rank: int, keep: frozenset[str]) -> Iterator[list[Row]]:
         """Rows of the ``events`` table: what the device ran, then what the host did."""
+        first, last = self._parts.session() or (0, 2**63)
+        outside = 0
         for rows in self._event_rows(rank, keep):
             met = self._report.first_ns
             starts = [_number(row[4]) for row in rows]
             self._report.first_ns = min(starts if met is None else [met, *starts], default=None)
+            outside += sum(not first <= start <= last for start in starts)
             yield rows
+        if outside:
+            self._report.notes.append(f"{outside:,} events lie outside the recording's time in SESSION_TIME_INFO")
 
     def _event_rows(self, rank: int, keep: frozenset[str]) -> Iterator[list[Row]]:
         count = 0
@@ -143,10 +148,10 @@ class Choice:
 
     def memory_rows(self, rank: int) -> Iterator[list[Row]]:
         """Rows of the ``memory`` table."""
+        path = self._parts.path(MEMORY)
         databases = [e.database for e in self._events]
         counts = [(d, sum(1 for _ in memory_rows(d, self._parts.device, rank, SourceReport()))) for d in databases]
         best = max(counts, key=lambda item: item[1], default=None)
-        path = self._parts.path(MEMORY)
         if best is not None and best[1] and path is not None and not self._leave_text:
             text = self._whole(partial(_memory_count, path)) or 0
             self._say_taken("memory", [(best[0].path.name, best[1]), (MEMORY, text)])
@@ -159,13 +164,15 @@ class Choice:
 
     def _choose_kernels(self) -> None:
         """Count what each file has of kernels, and leave out the text files if they are another capture's."""
+        path = self._parts.path(KERNEL_DETAILS)
+        if path is None and len(self._events) == 1:
+            self._taken = self._events[0]
+            return
         counts = [(events, events.count()) for events in self._events]
         best = max(counts, key=lambda item: item[1])
-        path = self._parts.path(KERNEL_DETAILS)
         if path is None:
             self._taken = best[0]
-            if len(counts) > 1:
-                self._say_taken("kernels", [(e.database.path.name, n) for e, n in counts])
+            self._say_taken("kernels", [(e.database.path.name, n) for e, n in counts])
             return
         first, last = 2**63, 0
         try:

@@ -71,8 +71,8 @@ def whole(value: object) -> int | None:
 
 def known(value: object) -> int | None:
     """The same for ids, ranks and streams, whose highest unsigned numbers mean that there is none."""
-    number = whole(value)
-    return None if number is None or number in _NONE or number < 0 else number
+    number = value if type(value) is int else whole(value)
+    return None if number is None or number < 0 or number in _NONE else number
 
 
 @contextmanager
@@ -297,7 +297,8 @@ class Names:
         self._found: dict[int, str | None] = {}
         self._by_key = database.is_key("STRING_IDS", "id")
         if not self._by_key:
-            self._found = {i: str(v)[:_NAME_CHARACTERS] for i, v in database.rows("STRING_IDS", "id", "value")}
+            texts = database.rows("STRING_IDS", "id", "value")
+            self._found = {number: str(text)[:_NAME_CHARACTERS] for number, text in texts if text is not None}
 
     def text(self, number: object) -> str | None:
         """What an id stands for; None if nothing tells."""

@@ -78,7 +78,7 @@ def communication_tasks(database: Database, device: int | None, report: SourceRe
             continue
         report.rows += 1
         place = Place(f"{database.path}: {OPERATIONS}", number, "row")
-        times = span(start, end, place, report)
+        times = span(start, end, (database, OPERATIONS, number), report)
         name = names.text(name_id)
         if times is None:
             continue

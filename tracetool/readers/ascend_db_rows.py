@@ -64,7 +64,7 @@ class Keyed:
 
     def get(self, key: object) -> tuple[int, ...] | None:
         """What the row of this key holds; None without such a row."""
-        if not isinstance(key, int):
+        if not self._keys or not isinstance(key, int):
             return None
         at = bisect_left(self._keys, key)
         if at == len(self._keys) or self._keys[at] != key:
@@ -88,7 +88,7 @@ class Marks:
         seen: set[int] = set()
         for number, (step, start, end) in enumerate(database.rows("STEP_TIME", "id", "startNs", "endNs")):
             report.rows += 1
-            times = span(start, end, Place(f"{database.path}: STEP_TIME", number, "row"), report)
+            times = span(start, end, (database, "STEP_TIME", number), report)
             which = whole(step)
             if times is None:
                 continue
@@ -166,7 +166,7 @@ class Events:
             if compute is None and copy is None and not _COPY.match(kind_name):
                 report.skipped[f"device task that is neither kernel nor copy: {kind_name[:40]}"] += 1
                 continue
-            times = span(start, end, Place(f"{self.database.path}: TASK", number, "row"), report)
+            times = span(start, end, (self.database, "TASK", number), report)
             if times is None:
                 continue
             if compute is None:
@@ -195,7 +195,7 @@ class Events:
             report.rows += 1
             if whole(kind) not in _RANGES:
                 report.skipped["marker without a duration"] += 1
-            elif times := span(start, end, Place(f"{self.database.path}: MSTX_EVENTS", number, "row"), report):
+            elif times := span(start, end, (self.database, "MSTX_EVENTS", number), report):
                 yield _event(rank, "annotation", self._name(message, report), times, thread=_thread(tid))
 
     def _launches(self, rank: int, report: SourceReport) -> Iterator[Row]:
@@ -207,7 +207,7 @@ class Events:
             if self._device is not None and connection not in self._launched:
                 continue
             report.rows += 1
-            times = span(start, end, Place(f"{self.database.path}: CANN_API", number, "row"), report)
+            times = span(start, end, (self.database, "CANN_API", number), report)
             if times is None:
                 continue
             if connection is not None and not unique:
@@ -231,7 +231,7 @@ class Events:
             if category == "python" and "python_function" not in keep:
                 report.skipped["python_function"] += 1
                 continue
-            times = span(start, end, Place(f"{self.database.path}: PYTORCH_API", number, "row"), report)
+            times = span(start, end, (self.database, "PYTORCH_API", number), report)
             if times is None:
                 continue
             name = self._name(name_id, report)
@@ -257,7 +257,7 @@ def memory_rows(database: Database, device: int | None, rank: int, report: Sourc
         if device is not None and whole(where) != device:
             continue
         report.rows += 1
-        moment = span(time, time, Place(f"{database.path}: MEMORY_RECORD", number, "row"), report)
+        moment = span(time, time, (database, "MEMORY_RECORD", number), report)
         if moment is not None:
             yield rank, names.text(component) or "?", moment[0], None, _size(allocated), _size(reserved)
     for number, (kind, ddr, hbm, time, where) in enumerate(
@@ -269,7 +269,7 @@ def memory_rows(database: Database, device: int | None, rank: int, report: Sourc
         if (names.text(kind) or "").lower() != "app":
             report.skipped["memory of the whole device, other processes included"] += 1
             continue
-        moment = span(time, time, Place(f"{database.path}: NPU_MEM", number, "row"), report)
+        moment = span(time, time, (database, "NPU_MEM", number), report)
         sizes = (_size(ddr), _size(hbm))
         if moment is not None:
             known_sizes = [size for size in sizes if size is not None]
@@ -288,9 +288,19 @@ def chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
         yield pending
 
 
-def span(start: object, end: object, place: Place, report: SourceReport) -> tuple[int, int] | None:
-    """Start and duration in ns; None, counted, if they are no usable times."""
+def span(start: object, end: object, where: tuple[Database, str, int], report: SourceReport) -> tuple[int, int] | None:
+    """Start and duration in ns; None, counted, if they are no usable times.
+
+    Args:
+        start: As the column holds it.
+        end: The same.
+        where: Database, table and number of the row.
+        report: Told about unusable ones.
+    """
+    if type(start) is int and type(end) is int and 0 < start <= end < _TIME_LIMIT:
+        return start, end - start
     first, last = whole(start), whole(end)
+    place = Place(f"{where[0].path}: {where[1]}", where[2], "row")
     if first is None or last is None or max(abs(first), abs(last)) >= _TIME_LIMIT:
         report.drop("time is no whole number", place)
     elif first <= 0:
@@ -331,5 +341,5 @@ def _size(value: object) -> int | None:
 
 
 def _int64(value: object) -> int | None:
-    number = whole(value)
+    number = value if type(value) is int else whole(value)
     return number if number is not None and abs(number) < 2**63 else None

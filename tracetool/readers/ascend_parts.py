@@ -301,7 +301,8 @@ class Parts:
         if self.device is not None:
             return self.device
         for about in self._captured():
-            devices = about.devices or sorted(about.ranks)
+            mapped = [device for device in about.devices if device in about.ranks]
+            devices = mapped or about.devices or sorted(about.ranks)
             if devices:
                 return devices[0]
         for part in (KERNEL_DETAILS, STEP_TRACE):
