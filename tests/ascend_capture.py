@@ -50,6 +50,7 @@ SCHEMA = {
     "MSTX_EVENTS": "startNs INTEGER, endNs INTEGER, eventType INTEGER, message INTEGER, globalTid INTEGER",
     "MEMCPY_INFO": "globalTaskId INTEGER, size NUMERIC, memcpyOperation INTEGER",
     "ENUM_MEMCPY_OPERATION": "id INTEGER PRIMARY KEY, name TEXT",
+    "ENUM_HCCL_TRANSPORT_TYPE": "id INTEGER PRIMARY KEY, name TEXT",
     "STEP_TIME": "id INTEGER, startNs INTEGER, endNs INTEGER",
     "MEMORY_RECORD": "component INTEGER, timestamp INTEGER, totalAllocated INTEGER, totalReserved INTEGER, "
     "totalActive INTEGER, streamPtr INTEGER, deviceId INTEGER",

@@ -274,6 +274,18 @@ def test_over_rdma_the_sender_logs_the_payload(tmp_path: Path) -> None:
     assert (row["operation"], row["peer"], row["payload_bytes"], row["group"]) == ("send", 8, 20_971_520, "net")
 
 
+def test_transfers_over_what_is_not_understood_are_counted(tmp_path: Path) -> None:
+    capture = of_text(SAMPLE, 1, ORDERS[1])
+    for number, name in enumerate(("SDMA", "RDMA", "LOCAL", "UB")):
+        capture.add("ENUM_HCCL_TRANSPORT_TYPE", id=number, name=name)
+    moved = [task for task in capture.rows["COMMUNICATION_TASK_INFO"] if task["linkType"] == 1]
+    for task in moved:
+        task["transportType"] = 3
+    capture.write(tmp_path / "x.db")
+    found = read(tmp_path)
+    assert found.report.skipped["transfer over UB: which way it goes is not known"] == len(moved) > 0
+
+
 def test_ranges_and_copies(tmp_path: Path) -> None:
     capture = simple(1)
     capture.add(

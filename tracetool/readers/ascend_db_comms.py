@@ -41,6 +41,8 @@ OPERATIONS, TASKS = "COMMUNICATION_OP", "COMMUNICATION_TASK_INFO"
 _TRANSPORTS = {0: "SDMA", 1: "RDMA", 2: "LOCAL"}
 _LINKS = {0: "ON_CHIP", 1: "HCCS", 2: "PCIE", 3: "ROCE", 4: "SIO", 5: "HCCS_SW", 6: "STANDARD_ROCE"}
 _RDMA_KINDS = {1: "RDMA_SEND_PAYLOAD"}
+# Bytes that tasks other than copies name over these are those of the copies.
+_UNDERSTOOD = ("SDMA", "RDMA", LOCAL, "N/A", "INVALID_TYPE", "")
 _COPIES = ("Memcpy", "Reduce_Inline")
 _LINK_NAMES = {"ON_CHIP": LOCAL, "HCCS_SW": "HCCS"}
 
@@ -197,9 +199,12 @@ class _Reader:
         if kind.startswith("Notify") and peer is not None and peer != own:
             mine.notified.add(peer)
         carried = self._carried(kind, transport, link, rdma_kind)
+        size_bytes = known(size)
+        over = self._transports.get(_number(transport), "")
+        if carried is None and size_bytes and over not in _UNDERSTOOD:
+            report.skipped[f"transfer over {over[:20]}: which way it goes is not known"] += 1
         if carried is None:
             return
-        size_bytes = known(size)
         if size_bytes is None:
             report.dropped[f"transfer without a size in {TASKS}"] += 1
         else:
