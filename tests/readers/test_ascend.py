@@ -125,6 +125,8 @@ def test_real_messages_without_the_matrix_are_inferred_the_same(rank: int, tmp_p
     folder = Path(shutil.copytree(level2(rank), tmp_path / "rank"))
     with_matrix = read(folder)
     (folder / OUTPUT / "communication_matrix.json").unlink()
+    assert read(folder).tables["comms"] == with_matrix.tables["comms"], "analysis.db has the links too"
+    (folder / OUTPUT / "analysis.db").unlink()
     without = read(folder)
 
     def facts(found: Read) -> list[tuple[Any, ...]]:

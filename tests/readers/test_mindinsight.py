@@ -259,6 +259,6 @@ def test_no_step_at_all(copy: Path) -> None:
 
 def test_name_without_a_rank(copy: Path) -> None:
     shutil.move(copy / "step_trace_raw_0_detail_time.csv", copy / "trace.csv")
-    shutil.move(copy / "step_trace_raw_1_detail_time.csv", copy / "other.csv")
+    shutil.copy(copy / "trace.csv", copy / "other.csv")
     with pytest.raises(MissingRank):
         discover([copy / "trace.csv", copy / "other.csv"])

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
+from ascend_capture import ORDERS, add_host_side, of_text
 from recorded import SAMPLES, data, run_of
 
+from tracetool.ingest import ingest
 from tracetool.metrics import measure
 from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
 from tracetool.reconstruct import Reconstruction, reconstruct
 from tracetool.replay import replay
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 
@@ -29,6 +36,24 @@ def test_the_samples_constants_come_back() -> None:
     assert measure(found.observed).step_ns == pytest.approx(209_782_330, rel=1e-6)
     done = replay(found.pipeline, found.pipeline.observed, Scenario())
     assert measure(done.timeline).window_ns == pytest.approx(measure(found.observed).window_ns, rel=0.005)
+
+
+@pytest.mark.parametrize("host_side", [False, True])
+def test_the_samples_constants_come_back_from_databases(tmp_path: Path, host_side: bool) -> None:
+    """The same sample in the profiler's other format, also where autograd's nodes are seen but no transfer is."""
+    for rank, order in ORDERS.items():
+        capture = of_text(SAMPLES / "ascend-1f1b" / f"rank_{rank}_ascend_pt", rank, order)
+        if host_side:
+            add_host_side(capture)
+            (step,) = capture.rows["STEP_TIME"]
+            step["endNs"] = max(task["endNs"] for task in capture.rows["TASK"])
+        capture.write(tmp_path / f"ascend_pytorch_profiler_{rank}.db")
+    text = reconstruct(run_of(SAMPLES / "ascend-1f1b"))
+    found = reconstruct(ingest([tmp_path], tmp_path / "x.run"))
+    for kind in (F, B):
+        assert _times_ms(found, kind) == _times_ms(text, kind)
+    assert measure(found.observed).step_ns == measure(text.observed).step_ns
+    assert [t.payload_bytes for t in found.observed.transfers] == [t.payload_bytes for t in text.observed.transfers]
 
 
 def test_a_real_pipeline_gives_its_golden_numbers() -> None:

@@ -176,7 +176,7 @@ def _ranked(item: Found, ranks: Mapping[str, int], *, alone: bool) -> Found:
             return replace(item, rank=rank, rank_from="--rank")
     if item.identity.rank is not None:
         return replace(item, rank=item.identity.rank)
-    match = _RANK_IN_NAME.search(item.source.member or item.source.path.name)
+    match = _RANK_IN_NAME.search(item.source.member) or _RANK_IN_NAME.search(item.source.path.name)
     if match:
         return replace(item, rank=int(match[1]), rank_from="the file name")
     if alone:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -24,7 +24,7 @@ from tracetool.readers.ascend_text import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from tracetool.readers import Group, SourceReport
@@ -90,7 +90,8 @@ class Operation:
         linked_bytes: Bytes over HCCS, PCIe and SIO in ``communication.json``; None if it is not listed.
         rdma_bytes: The same over RDMA.
         wait_ns: Its own waiting time there.
-        links: Its links in ``communication_matrix.json``, those that survived.
+        links: Its links in ``communication_matrix.json``, those that survived, or all of a database.
+        notified: Ranks inside the group that it exchanged notices with; empty if unknown.
     """
 
     name: str
@@ -106,11 +107,34 @@ class Operation:
     rdma_bytes: int | None = None
     wait_ns: int | None = None
     links: tuple[Link, ...] = ()
+    notified: tuple[int, ...] = ()
 
     @property
     def group_name(self) -> str:
         """Communicator, else its hash, else the digits of the hash that are known."""
         return self.group.name if self.group is not None else self.hash or self.digits
+
+
+class LinkEntry(NamedTuple):
+    """A link as the communication matrix lists it.
+
+    Attributes:
+        label: Kind of operation and which of them, as in ``batchsendrecv-top1``, or the operation.
+        hash: Hash of the communicator as text.
+        own: Rank inside the group; None if the entry is damaged, like the next two.
+        peer: Rank of the other side.
+        transport: Over what.
+        size_bytes: Bytes.
+        operation: Name of the operation, if it is of one.
+    """
+
+    label: str
+    hash: str
+    own: int | None
+    peer: int | None
+    transport: str
+    size_bytes: int | None
+    operation: str | None
 
 
 @dataclass(slots=True)
@@ -145,22 +169,22 @@ def read_matrix(path: Path, report: SourceReport, advance: Callable[[int], None]
         MalformedTrace: If the file is damaged.
     """
     content = decoded(path, dict[str, dict[str, dict[str, dict[str, _Cell]]]], advance)
+    return collect_links(_entries(content), report)
+
+
+def collect_links(entries: Iterable[LinkEntry], report: SourceReport) -> Matrix:
+    """Links of each operation, and their sums, out of the single ones."""
     links: dict[tuple[str, str], dict[tuple[int, int], Link]] = defaultdict(dict)
     totals: dict[tuple[str, str], Counter[tuple[int, int, str]]] = defaultdict(Counter)
-    entries = [e for step in content.values() for kind in step.values() for e in kind.items()]
-    for key, cells in entries:
-        label, _, hashed = key.partition("@")
-        for ends, cell in cells.items():
-            report.rows += 1
-            link = _link(ends, cell)
-            if link is None:
-                report.dropped["link without ranks or size"] += 1
-            elif label.endswith("-total"):
-                kind = label.removesuffix("-total")
-                totals[hashed, kind][link.own, link.peer, link.transport] += link.size_bytes
-            else:
-                # Captures of 2023 have one entry per operation and no Op Name.
-                links[cell.operation or label, hashed][link.own, link.peer] = link
+    for label, hashed, own, peer, transport, size, operation in entries:
+        report.rows += 1
+        if own is None or peer is None or size is None:
+            report.dropped["link without ranks or size"] += 1
+        elif label.endswith("-total"):
+            totals[hashed, label.removesuffix("-total")][own, peer, transport] += size
+        else:
+            # Captures of 2023 have one entry per operation and no Op Name.
+            links[operation or label, hashed][own, peer] = Link(own, peer, transport, size)
     return Matrix(
         {key: tuple(found.values()) for key, found in links.items()},
         {key: tuple(Link(*ends, size) for ends, size in found.items()) for key, found in totals.items()},
@@ -175,25 +199,43 @@ def read_communication(path: Path, report: SourceReport, advance: Callable[[int]
     """
     content = decoded(path, dict[str, dict[str, dict[str, _Entry]]], advance)
     found: list[Operation] = []
-    for step_key, kinds in content.items():
-        match = _STEP.match(step_key)
-        step = small_integer(match[1]) if match else None
+    for step, kinds in content.items():
         for key, entry in (item for kind in kinds.values() for item in kind.items()):
             if key.startswith("Total Op Info"):
                 continue
             report.rows += 1
-            start = time_ns(raw_text(entry.time.start))
-            elapse = scaled(raw_text(entry.time.elapse), NS_PER_MS)
-            if start is None or start <= 0 or elapse is None:
+            times = (raw_text(entry.time.start), raw_text(entry.time.elapse), raw_text(entry.time.wait))
+            sizes = {name: scaled(raw_text(b.size), MB_OF_LINKS) or 0 for name, b in entry.bandwidth.items()}
+            operation = listed_operation(key, step, times, sizes)
+            if operation is None:
                 report.dropped["operation without time in communication.json"] += 1
-                continue
-            name, _, hashed = key.partition("@")
-            operation = _named(name, None, start, start + max(elapse, 0))
-            operation.hash, operation.step = hashed, step
-            operation.wait_ns = scaled(raw_text(entry.time.wait), NS_PER_MS)
-            operation.linked_bytes, operation.rdma_bytes = _moved(entry.bandwidth)
-            found.append(operation)
+            else:
+                found.append(operation)
     return found
+
+
+def listed_operation(
+    key: str, step: str, times: tuple[str, str, str], sizes: Mapping[str, int] | None
+) -> Operation | None:
+    """An operation as ``communication.json`` lists it; None if it does not say when it was.
+
+    Args:
+        key: Name, ``@`` and hash.
+        step: Step as in ``step13``.
+        times: Start in us, duration and wait in ms, as text.
+        sizes: Bytes by transport; None if unknown.
+    """
+    start, elapse = time_ns(times[0]), scaled(times[1], NS_PER_MS)
+    if start is None or start <= 0 or elapse is None:
+        return None
+    name, _, hashed = key.partition("@")
+    match = _STEP.match(step)
+    operation = _named(name, None, start, start + max(elapse, 0))
+    operation.hash, operation.step = hashed, small_integer(match[1]) if match else None
+    operation.wait_ns = scaled(times[2], NS_PER_MS)
+    if sizes is not None:
+        operation.linked_bytes, operation.rdma_bytes = moved_bytes(sizes)
+    return operation
 
 
 def join(
@@ -239,39 +281,56 @@ def collective_bytes(operation: Operation) -> int | None:
     return operation.linked_bytes + operation.rdma_bytes or None
 
 
-def _link(ends: str, cell: _Cell) -> Link | None:
-    own, _, peer = ends.partition("-")
-    size = scaled(raw_text(cell.size), MB_OF_LINKS)
-    if not (own.isdecimal() and peer.isdecimal()) or size is None:
-        return None
-    return Link(int(own), int(peer), cell.transport, size)
-
-
-def _moved(bandwidth: dict[str, _Bandwidth]) -> tuple[int, int]:
-    size = {name: scaled(raw_text(b.size), MB_OF_LINKS) or 0 for name, b in bandwidth.items()}
+def moved_bytes(sizes: Mapping[str, int]) -> tuple[int, int]:
+    """Bytes over links inside a host, and over RDMA, from those by transport."""
     # SDMA is the sum of the three and would count them twice.
-    links = max(size.get("SDMA", 0), size.get("HCCS", 0) + size.get("PCIE", 0) + size.get("SIO", 0))
-    return links, size.get(RDMA, 0)
+    links = max(sizes.get("SDMA", 0), sizes.get("HCCS", 0) + sizes.get("PCIE", 0) + sizes.get("SIO", 0))
+    return links, sizes.get(RDMA, 0)
+
+
+def operation_kind(name: str, kernel_class: str | None) -> str:
+    """What an operation does (allreduce, send, recv, batchsendrecv ...), by its name or else its type."""
+    match = _NAME.match(name)
+    kind = (match["kind"] if match else (kernel_class or name).removeprefix("hcom_").rstrip("_")).lower()
+    return _OPERATION.get(kind, kind)
+
+
+def _entries(content: Mapping[str, Mapping[str, Mapping[str, Mapping[str, _Cell]]]]) -> Iterator[LinkEntry]:
+    for key, cells in (e for step in content.values() for kind in step.values() for e in kind.items()):
+        label, _, hashed = key.partition("@")
+        for ends, cell in cells.items():
+            own, peer = (small_integer(end) if end.isdecimal() else None for end in _pair(ends))
+            size = scaled(raw_text(cell.size), MB_OF_LINKS)
+            yield LinkEntry(label, hashed, own, peer, cell.transport, size, cell.operation)
+
+
+def _pair(ends: str) -> tuple[str, str]:
+    own, _, peer = ends.partition("-")
+    return own, peer
 
 
 def _named(name: str, kernel_class: str | None, start: int, end: int) -> Operation:
     match = _NAME.match(name)
-    kind = match["kind"] if match else (kernel_class or name).removeprefix("hcom_").rstrip("_")
-    lowered = kind.lower()
-    return Operation(name, _OPERATION.get(lowered, lowered), match["digits"] if match else "", start, end)
+    return Operation(name, operation_kind(name, kernel_class), match["digits"] if match else "", start, end)
 
 
 def _with_task(task: CommunicationTask, waiting: list[Operation], report: SourceReport) -> Operation:
     """The operation of a task, taken out of those of its name in ``communication.json``."""
-    if not waiting:
+    same = [o for o in waiting if not (task.hash and o.hash and o.hash != task.hash)]
+    if not same:
         operation = _named(task.name, task.kernel_class, task.start_ns, task.end_ns)
     else:
         # Groups whose hashes end alike share names: the start tells them apart.
-        operation = min(waiting, key=lambda o: abs(o.start_ns - task.start_ns))
+        operation = min(same, key=lambda o: abs(o.start_ns - task.start_ns))
         waiting.remove(operation)
-        if abs(operation.start_ns - task.start_ns) > _ROUNDING_NS:
+        # With its hash an operation is known for sure; a database's start is then that of its launch on the device.
+        if not task.hash and abs(operation.start_ns - task.start_ns) > _ROUNDING_NS:
             report.repaired[f"start differs in {COMMUNICATION}: kernel_details.csv taken"] += 1
     operation.start_ns, operation.end_ns, operation.stream = task.start_ns, task.end_ns, task.stream
+    operation.hash = task.hash or operation.hash
+    operation.links, operation.notified = task.links, task.notified
+    if task.linked_bytes is not None:
+        operation.linked_bytes, operation.rdma_bytes = task.linked_bytes, task.rdma_bytes
     return operation
 
 
@@ -283,6 +342,7 @@ def _attach(operation: Operation, matrix: Matrix, by_hash: Mapping[str, Group]) 
         guessed = len(ending) == 1
         operation.hash = ending[0] if guessed else ""
     operation.group = by_hash.get(operation.hash)
-    links = matrix.links.get((operation.name, operation.hash)) or matrix.links.get((operation.name, ""))
-    operation.links = links or ()
+    if not operation.links:
+        links = matrix.links.get((operation.name, operation.hash)) or matrix.links.get((operation.name, ""))
+        operation.links = links or ()
     return guessed

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tracetool.readers import SourceReport
+    from tracetool.readers.ascend_comms import Link
 
 CHUNK_ROWS = 1 << 16
 KERNEL_DETAILS = "kernel_details.csv"
@@ -27,13 +28,33 @@ _FORWARD = re.compile(r"FlashAttention|RmsNorm|LayerNorm|SwiGlu|Gelu|Softmax|Rot
 
 @dataclass(frozen=True, slots=True)
 class CommunicationTask:
-    """A communication operation as ``kernel_details.csv`` lists it: its times are exact."""
+    """A communication operation as the device ran it: its times are exact.
+
+    Attributes:
+        name: Name in the trace, without the hash.
+        kernel_class: Its type.
+        start_ns: Start, Unix time.
+        end_ns: End.
+        stream: Device stream.
+        hash: Hash of the communicator as text; empty if unknown, as in ``kernel_details.csv``.
+        links: All its links; empty if unknown.
+        linked_bytes: Bytes over HCCS, PCIe and SIO; None if unknown.
+        rdma_bytes: The same over RDMA.
+        notified: Ranks inside the group that it exchanged notices with.
+        connection: Joins it to its launch.
+    """
 
     name: str
     kernel_class: str | None
     start_ns: int
     end_ns: int
     stream: int | None
+    hash: str = ""
+    links: tuple[Link, ...] = ()
+    linked_bytes: int | None = None
+    rdma_bytes: int | None = None
+    notified: tuple[int, ...] = ()
+    connection: int | None = None
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -44,10 +65,23 @@ class Mark:
     backward: bool
 
 
+def mark_of(kind: str, start_ns: int) -> Mark | None:
+    """What a kernel of this type tells; None for most of them."""
+    if "Grad" in kind:
+        return Mark(start_ns, backward=True)
+    return Mark(start_ns, backward=False) if _FORWARD.search(kind) else None
+
+
+def is_communication(name: str, core: str) -> bool:
+    """Whether a device task is a communication operation, by its name or the core it ran on."""
+    return core in _COMMUNICATION_CORES or name.startswith("hcom_")
+
+
 class Kernels:
     """Reads the file once; what other tables need from it is kept.
 
     Attributes:
+        count: Kernels so far.
         tasks: Communication operations, in file order.
         marks: Kernels that tell forward from backward, in file order.
         extents: Step number to first start and last end of its records, ns.
@@ -84,10 +118,11 @@ class Kernels:
             stream = integer(stream_text)
             kernel_class = None if kind in ("", "N/A") else kind
             self._extend(small_integer(step), start, start + duration)
-            if core in _COMMUNICATION_CORES or name.startswith("hcom_"):
+            if is_communication(name, core):
                 self.tasks.append(CommunicationTask(name, kernel_class, start, start + duration, stream))
                 continue
-            self._mark(kernel_class or name, start)
+            if mark := mark_of(kernel_class or name, start):
+                self.marks.append(mark)
             rows.append(
                 (
                     len(self.starts), self._rank, "kernel", name, start, duration,
@@ -119,9 +154,3 @@ class Kernels:
         if step is not None:
             first, last = self.extents.get(step, (start, end))
             self.extents[step] = (min(first, start), max(last, end))
-
-    def _mark(self, kind: str, start: int) -> None:
-        if "Grad" in kind:
-            self.marks.append(Mark(start, backward=True))
-        elif _FORWARD.search(kind):
-            self.marks.append(Mark(start, backward=False))

@@ -146,6 +146,9 @@ class Messages:
         group = operation.group
         evidence = side.evidence
         peer = self._other(group)
+        if peer is None and side.local_peer is None:
+            side = _with_noticed(side, operation)
+            evidence = side.evidence
         if peer is None and group is not None and side.local_peer is not None:
             peer = group.ranks[side.local_peer] if side.local_peer < len(group.ranks) else None
         elif peer is None and group is not None:
@@ -205,6 +208,16 @@ class Messages:
             last = bisect_left(self._mark_starts, self._post_starts[index])
         between = self._marks[first:last]
         return any(mark.backward for mark in between) if between else None
+
+
+def _with_noticed(side: _Side, operation: Operation) -> _Side:
+    """The peer of a message that no link shows, from the notices that every transfer exchanges."""
+    noticed = set(operation.notified)
+    if len(noticed) > 1:
+        # With several, the others are those that the links show.
+        noticed -= {link.peer for link in operation.links}
+        side = replace(side, evidence=INFERRED)
+    return replace(side, local_peer=noticed.pop()) if len(noticed) == 1 else side
 
 
 def _sides(operation: Operation, traffic: _Traffic) -> list[_Side]:

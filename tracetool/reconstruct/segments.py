@@ -96,7 +96,8 @@ def find_work(run: Run, group: PipelineGroup, step: Step, *, use_labels: bool, n
         kernels = autograd_kernels(run, rank, step.spans[rank])
         if use_labels and any(k.label for k in kernels):
             segments, evidence = _by_label(kernels, group.position(rank)), "label"
-        elif any(k.backward_of is not None for k in kernels):
+        elif any(k.backward_of is not None for k in kernels) and any(k.is_p2p for k in kernels):
+            # Ascend's transfers are not launched as kernels: nothing would part one forward from the next.
             segments, evidence = _by_autograd(kernels, group.position(rank), rank), "autograd"
         else:
             kernels = device_kernels(run, rank, step.spans[rank])
