@@ -196,13 +196,13 @@ class Reader(Protocol):
 READERS: Registry[Reader] = Registry(
     "reader",
     {
-        # Before kineto: labelled timelines are Chrome traces too.
         "ndtimeline": "tracetool.readers.ndtimeline:READER",
-        "kineto": "tracetool.readers.kineto:READER",
         "ascend": "tracetool.readers.ascend:READER",
         "msprof": "tracetool.readers.msprof:READER",
         "mindinsight": "tracetool.readers.mindinsight:READER",
         "vendor": "tracetool.readers.vendor:READER",
+        # The last to be asked: timelines of the others are Chrome traces too.
+        "kineto": "tracetool.readers.kineto:READER",
     },
     "tracetool.readers",
 )
