@@ -19,6 +19,7 @@ WHOLE = "run"
 
 # Row groups this large compress well; a batch of events of this size takes about 20 MB.
 _GROUP_ROWS = 1 << 17
+_CUT_BY = ("rank", "start_ns", "posted_ns", "time_ns")
 
 
 def part_path(run: Path, table: str, part: str) -> Path:
@@ -99,4 +100,6 @@ def _writer(path: Path, table: Table) -> pq.ParquetWriter:
         compression_level=1,
         use_dictionary=[c.name for c in table.columns if c.type in ("category", "string")],
         column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
+        # Only what queries cut by: statistics of all columns take a fifth of the time to write.
+        write_statistics=[c.name for c in table.columns if c.name in _CUT_BY],
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from itertools import compress
+from itertools import compress, repeat
+from operator import is_not
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -43,30 +44,28 @@ class PlainScanner:
             category); None for any.
     """
 
-    block_bytes = 1 << 20
+    block_bytes = 2 << 20
 
     def __init__(self, fields: Sequence[Field], wanted: Mapping[bytes, frozenset[bytes] | None]) -> None:
         self._fields = tuple(fields)
         self._wanted = wanted
         # Several fields may read one key.
         names = {(f.in_args, f.key): f"{'a' if f.in_args else 'e'}{n}" for n, f in reversed(list(enumerate(fields)))}
-        args = [(name, key) for (in_args, key), name in names.items() if in_args]
-        own = [(name, key) for (in_args, key), name in names.items() if not in_args]
+        members: dict[bool, list[Any]] = {True: [], False: []}
+        for (in_args, key), name in names.items():
+            members[in_args].append((name, msgspec.Raw, msgspec.field(name=key, default=_ABSENT)))
         # Structs without garbage collection: they hold raw text only, and tracking them halves the speed.
-        arguments = msgspec.defstruct(
-            "Arguments", [(a, msgspec.Raw, msgspec.field(name=key, default=_ABSENT)) for a, key in args],
-            gc=False, frozen=True,
-        )  # fmt: skip
+        arguments = msgspec.defstruct("Arguments", members[True], gc=False, frozen=True)
         self._none = arguments()
-        members: list[Any] = [(a, msgspec.Raw, msgspec.field(name=key, default=_ABSENT)) for a, key in own]
         whole = [n for n, f in enumerate(fields) if f.key == "args"]
         self._arguments = msgspec.json.Decoder(arguments | None) if whole else None
         if not whole:
-            members.append(("args", arguments | None, self._none))
-        event: Any = msgspec.defstruct("Event", members, gc=False)
+            members[False].append(("args", arguments | None, self._none))
+        event: Any = msgspec.defstruct("Event", members[False], gc=False)
         self._events: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[event])
         self._single: msgspec.json.Decoder[Any] = msgspec.json.Decoder(event)
         self._getters = [_getter(names[f.in_args, f.key]) for f in fields]
+        self._whole = self._getters[whole[0]] if whole else None
 
     def scan(self, data: bytes, start: int, stop: int) -> Scanned:
         """Take whole events from the front of the window ``data[start:stop]``."""
@@ -112,7 +111,7 @@ class PlainScanner:
         end = cut
         for _ in range(_TRIALS):
             try:
-                return self._events.decode(b"[%b]" % data[begin:end]), end
+                return self._events.decode(_listed(data, begin, end)), end
             except msgspec.DecodeError as error:
                 position = _BYTE.search(str(error))
                 before = begin + int(position[1]) - 1 if position else end - 1
@@ -145,12 +144,7 @@ class PlainScanner:
             events = list(compress(events, mask.tolist()))
         if not events:
             return scanned
-        nothing = self._none
-        if self._arguments is None:
-            args = [e.args or nothing for e in events]
-        else:
-            whole = self._getters[[f.key for f in self._fields].index("args")](events)
-            args = [(self._arguments.decode(raw) or nothing) if len(raw) else nothing for raw in whole]
+        args = self._args(events)
         columns = []
         for field, getter in zip(self._fields, self._getters, strict=True):
             column, bad = _column(getter(args if field.in_args else events), field)
@@ -158,6 +152,18 @@ class PlainScanner:
             scanned.bad_text += bad
         scanned.table = pa.Table.from_arrays(columns, names=[f.key for f in self._fields])
         return scanned
+
+    def _args(self, events: list[Any]) -> list[Any]:
+        """The arguments of each event."""
+        none = self._none
+        if self._arguments is None or self._whole is None:
+            return [e.args or none for e in events]
+        decode = self._arguments.decode
+        return [(decode(raw) or none) if len(raw) else none for raw in self._whole(events)]
+
+
+def _listed(data: bytes, begin: int, end: int) -> bytes:
+    return b"".join((b"[", memoryview(data)[begin:end], b"]"))
 
 
 def _not_open(data: bytes, begin: int, stop: int) -> bool:
@@ -191,32 +197,59 @@ def _codes(values: list[msgspec.Raw]) -> tuple[Any, list[bytes]]:
 
 
 def _column(values: list[msgspec.Raw], field: Field) -> tuple[pa.Array, int]:
-    import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
     count = len(values)
-    is_text = field.kind in ("text", "json")
-    if values.count(_ABSENT) == count:
-        if not is_text:
-            return pa.nulls(count, pa.int64()), 0
-        return pa.DictionaryArray.from_arrays(pa.nulls(count, pa.int32()), pa.array([], pa.string())), 0
-    raw = _binary(values)
-    if is_text:
-        encoded = raw.dictionary_encode()
-        unique = encoded.dictionary.to_pylist()
-        codes = encoded.indices
-        absent = [n for n, value in enumerate(unique) if value in (b"", _NULL)]
-        if absent:
-            codes = pc.if_else(pc.is_in(codes, pa.array(absent, pa.int32())), pa.scalar(None, pa.int32()), codes)
-            used = [n for n in range(len(unique)) if n not in absent]
-            shift = np.zeros(len(unique), np.int32)
-            shift[used] = np.arange(len(used), dtype=np.int32)
-            codes = pa.array(shift).take(codes)
-            unique = [unique[n] for n in used]
-        return text_column(codes, unique, as_json=field.kind == "json")
-    numbers = pc.if_else(pc.equal(pc.binary_length(raw), 0), pa.scalar(None, pa.binary()), raw)
-    return (_integers if field.kind == "int" else _times)(numbers), 0
+    missing = values.count(_ABSENT)
+    # Of a value that few events have, only those are looked at.
+    rows = None
+    if 4 * missing > 3 * count:
+        rows = list(compress(range(count), map(is_not, values, repeat(_ABSENT)))) if missing < count else []
+        values = [values[n] for n in rows]
+    if field.kind in ("text", "json"):
+        return _text(values, rows, count, as_json=field.kind == "json")
+    numbers = _binary(values)
+    if missing and rows is None:
+        numbers = pc.if_else(pc.equal(pc.binary_length(numbers), 0), pa.scalar(None, pa.binary()), numbers)
+    column = (_integers if field.kind == "int" else _times)(numbers)
+    return (column if rows is None else _scattered(column, rows, count)), 0
+
+
+def _scattered(column: pa.Int64Array, rows: list[int], count: int) -> pa.Int64Array:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not rows:
+        return pa.nulls(count, pa.int64())
+    values, missing = np.zeros(count, np.int64), np.ones(count, bool)
+    values[rows] = pc.fill_null(column, 0).to_numpy()
+    missing[rows] = column.is_null().to_numpy(zero_copy_only=False)
+    return pa.array(values, mask=missing)
+
+
+def _text(
+    values: list[msgspec.Raw], rows: list[int] | None, count: int, *, as_json: bool
+) -> tuple[pa.DictionaryArray, int]:
+    import numpy as np
+    import pyarrow as pa
+
+    encoded = _binary(values).dictionary_encode()
+    unique: list[bytes] = encoded.dictionary.to_pylist()
+    codes = encoded.indices.to_numpy()
+    if rows is not None:
+        places = codes
+        codes = np.full(count, -1, np.int32)
+        codes[rows] = places
+    absent = [n for n, value in enumerate(unique) if value in (b"", _NULL)]
+    if absent:
+        shift = np.cumsum([value not in (b"", _NULL) for value in unique], dtype=np.int32) - 1
+        shift[absent] = -1
+        codes = np.where(codes < 0, -1, shift[codes])
+        unique = [value for value in unique if value not in (b"", _NULL)]
+    none = codes < 0
+    return text_column(pa.array(codes, mask=none if none.any() else None), unique, as_json=as_json)
 
 
 def _integers(raw: pa.BinaryArray) -> pa.Int64Array:
