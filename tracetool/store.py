@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MANIFEST = "manifest.json"
+_QUERY_MEMORY = "1GB"
 
 Parameters = Sequence[object] | Mapping[str, object] | None
 """Values for a query's placeholders: ``?`` by position or ``$name``."""
@@ -135,16 +136,16 @@ class Run:
         Queries can reach neither files nor the network, and nothing they do changes the Run.
         """
         import duckdb
-        import pyarrow.dataset as ds
 
+        folder = self.path.absolute()
         connection = duckdb.connect(":memory:")
         connection.execute("SET python_enable_replacements = false")
         connection.execute("SET enable_progress_bar = false")
-        for name in TABLES:
-            parts = sorted((self.path / name).glob("*.parquet"))
-            connection.register(f"_{name}", ds.dataset(parts, schema=TABLES[name].arrow_schema()))
-        connection.execute(view_statements({name: f"_{name}" for name in TABLES}))
+        connection.execute(f"SET memory_limit = '{_QUERY_MEMORY}'")
+        connection.execute(f"SET allowed_directories = [{_quoted(str(folder))}]")
         connection.execute("SET enable_external_access = false")
+        sources = {name: f"read_parquet({_quoted(str(folder / name / '*.parquet'))})" for name in TABLES}
+        connection.execute(view_statements(sources))
         connection.execute("SET lock_configuration = true")
         return connection
 
