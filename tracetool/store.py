@@ -7,11 +7,11 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from tracetool.errors import AlreadyExists, BadQuery, NotARun, SchemaVersion, StoreError
 from tracetool.parts import part_path, write_part
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MANIFEST = "manifest.json"
+
+T = TypeVar("T")
 _QUERY_MEMORY = "1GB"
 
 Parameters = Sequence[object] | Mapping[str, object] | None
@@ -155,22 +157,33 @@ class Run:
         Raises:
             BadQuery: If DuckDB refuses it; its own message is kept.
         """
+        return self._answer(sql, parameters, lambda relation: cast("pl.DataFrame", relation.pl()))
+
+    def rows(self, sql: str, parameters: Parameters = None) -> list[tuple[Any, ...]]:
+        """Run a query and return its rows as tuples; see :meth:`query`."""
+        return self._answer(sql, parameters, lambda relation: relation.fetchall())
+
+    def records(self, sql: str, parameters: Parameters = None) -> list[dict[str, Any]]:
+        """Run a query and return its rows by column name; see :meth:`query`."""
+        return self._answer(
+            sql,
+            parameters,
+            lambda relation: [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()],
+        )
+
+    def _answer(self, sql: str, parameters: Parameters, take: Callable[[duckdb.DuckDBPyRelation], T]) -> T:
         import duckdb
 
         self._check_statement(sql)
         try:
             relation = self.connection.sql(sql, params=parameters or None)
+            if relation is None:
+                raise BadQuery("the statement returns no rows.")
+            return take(relation)
         except duckdb.Error as error:
             raise BadQuery(
                 str(error), hint="tracetool sql RUN without a query lists tables, views and columns"
             ) from error
-        if relation is None:
-            raise BadQuery("the statement returns no rows.")
-        try:
-            frame: pl.DataFrame = relation.pl()
-        except duckdb.Error as error:
-            raise BadQuery(str(error)) from error
-        return frame
 
     def _check_statement(self, sql: str) -> None:
         import duckdb
@@ -187,10 +200,6 @@ class Run:
                 + ".",
                 hint="a Run is read-only: use a single SELECT, or none to list tables and views",
             )
-
-    def rows(self, sql: str, parameters: Parameters = None) -> list[tuple[Any, ...]]:
-        """Run a query and return its rows as tuples."""
-        return self.query(sql, parameters).rows()
 
     def add(self, tables: dict[str, pa.Table], manifest: dict[str, Any]) -> None:
         """Replace derived tables and add entries to the manifest; each file changes in one step.

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import shutil
+from pathlib import Path
 
+import pytest
 from recorded import ROOT, SAMPLES, data
 
 from tracetool.cli import cli, run
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
+from tracetool.store import Run
 
 SAMPLE = str(SAMPLES / "h100-1f1b")
 
@@ -30,11 +28,117 @@ def test_ingest_writes_a_run_and_says_what_is_in_it(capsys: pytest.CaptureFixtur
     assert json.loads(capsys.readouterr().out)["kernels"] == 6040
 
 
-def test_info_says_what_is_missing_for_what(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["info", str(data("cpu-gloo-pp4", "ScheduleInterleaved1F1B"))]) == 0
-    assert "cannot be replayed" in capsys.readouterr().out
-    assert run(["info", str(SAMPLES / "h100-1f1b-annotated")]) == 0
-    assert "memory: not recorded" in capsys.readouterr().out
+_HTA = ("torch", "facebookresearch+HolisticTraceAnalysis", "tests", "data")
+GAPS: dict[str, tuple[tuple[str, ...], list[str]]] = {
+    "gloo, host only": (
+        ("cpu-gloo-pp4", "ScheduleInterleaved1F1B"),
+        ["no kernels: a trace of the host only", "448 gloo messages have neither kernels nor peers", "no memory"],
+    ),
+    "one rank of 300, host only": (
+        (*_HTA, "cpu_only"),
+        ["no kernels: a trace", "no sends and receives", "no memory", "ranks 0-33, 35-299 were not recorded"],
+    ),
+    "torch 2.2": (
+        ("torch", "astra-sim+astra-sim", "megatron-tp8"),
+        ["672 communication kernels without a record of the host", "no memory"],
+    ),
+    "1F1B on GPUs": (("h100-pp4", "traces", "1f1b_m8_mem"), []),
+    "labelled operations": (
+        ("torch", "ByteDance-Seed+StragglerAnalysis", "trace-ST.parquet"),
+        ["no size of 3,072 of 3,072 sends and receives", "no memory"],
+    ),
+    "a vendor's figures": (
+        ("ascend", "Ascend+msprof-analyze", "test", "resource", "advisor", "cluster_analysis_output"),
+        ["no rank was recorded"],
+    ),
+    "step traces of MindSpore": (
+        ("ascend", "mindspore-ai+mindinsight", "tests", "utils", "resource", "cluster_propose"),
+        ["no kernels", "no peer for", "no size of", "no memory"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GAPS)
+def test_info_says_what_is_missing_for_what(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path, expected = GAPS[case]
+    assert run(["info", str(data(*path)), "--json"]) == 0
+    gaps = json.loads(capsys.readouterr().out)["gaps"]
+    assert len(gaps) == len(expected), gaps
+    for gap, lacks in zip(gaps, expected, strict=True):
+        assert gap["lacks"].startswith(lacks)
+        assert gap["needed_for"]
+        assert gap["hint"]
+
+
+def test_a_dry_run_only_looks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = tmp_path / "traces"
+    shutil.copytree(SAMPLE, folder)
+    (folder / "notes.txt").write_text("hello", encoding="utf-8")
+    (folder / "empty.json").write_bytes(b"")
+    assert run(["ingest", str(folder), "--dry-run", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert [source["rank"] for source in facts["sources"]] == [0, 1, 2, 3]
+    assert {Path(left["path"]).name: left["reason"] for left in facts["left"]} == {
+        "notes.txt": "no trace of a known format",
+        "empty.json": "empty (0 bytes)",
+    }
+    assert run(["ingest", str(folder), "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert "4 sources would be read" in text
+    assert "no trace of a known format" in text
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["traces"]
+    assert run(["ingest", str(folder), "-o", str(tmp_path / "x.run"), "-q"]) == 0
+    capsys.readouterr()
+    query = "select status, count(*) as n from sources group by status order by status"
+    assert run(["sql", str(tmp_path / "x.run"), query, "--format", "csv"]) == 0
+    assert capsys.readouterr().out == "status,n\nleft,2\nread,4\n"
+
+
+def test_a_rank_can_be_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for name in ("some.json", "other.json"):
+        shutil.copy(data("broken", "norank", "r0.json"), tmp_path / name)
+    told = ["--rank", "some.json=3", "--rank", "other.json=1"]
+    assert run(["ingest", str(tmp_path), "--dry-run", "--json", *told]) == 0
+    assert [s["rank"] for s in json.loads(capsys.readouterr().out)["sources"]] == [1, 3]
+    assert run(["ingest", str(tmp_path), "--dry-run", "--rank", "some.json"]) == 2
+    assert "FILE=RANK" in capsys.readouterr().err
+
+
+def test_what_is_kept_on_request(tmp_path: Path) -> None:
+    trace = {
+        "schemaVersion": 1,
+        "traceEvents": [
+            {
+                "ph": "X",
+                "cat": "python_function",
+                "name": "f.py(1): g",
+                "tid": 5,
+                "ts": 1,
+                "dur": 2,
+                "args": {"Python id": 1},
+            },
+            {
+                "ph": "X",
+                "cat": "cpu_op",
+                "name": "aten::mm",
+                "tid": 5,
+                "ts": 3,
+                "dur": 1,
+                "args": {"Input Dims": [[1, 2]]},
+            },
+        ],
+    }
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps(trace), encoding="utf-8")
+    target = tmp_path / "x.run"
+    assert run(["ingest", str(path), "-o", str(target), "-q"]) == 0
+    assert Run(target).rows("SELECT category, args FROM events") == [("op", None)]
+    keep = ["--keep", "python_function", "--keep", "args"]
+    assert run(["ingest", str(path), "-o", str(target), "-q", "--force", *keep]) == 0
+    assert Run(target).rows("SELECT category, args FROM events") == [
+        ("python", '{"Python id": 1}'),
+        ("op", '{"Input Dims": [[1, 2]]}'),
+    ]
 
 
 def test_ascend_ranks_without_kernels_are_reported_not_fatal(
@@ -43,8 +147,7 @@ def test_ascend_ranks_without_kernels_are_reported_not_fatal(
     level2 = str(data("ascend", "Ascend+msinsight", "test", "st", "level2"))
     assert run(["ingest", level2, "-o", str(tmp_path / "x.run")]) == 0
     text = capsys.readouterr().out
-    for rank in (1, 3):
-        assert f"rank {rank}: no kernel_details.csv" in text
+    assert "ranks 1, 3: no kernel_details.csv: compute of this rank is unknown" in text
     assert "Ascend's own Bubble" in text
 
 

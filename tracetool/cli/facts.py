@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tracetool.cli.gaps import find_gaps, rank_ranges
 from tracetool.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -20,12 +21,12 @@ def run_summary(run: Run) -> dict[str, Any]:
     )
     (p2p,) = run.rows("SELECT count(*) FILTER (operation IN ('send', 'recv')), count(*) FROM comms")
     steps = [n for (n,) in run.rows("SELECT DISTINCT step FROM steps ORDER BY step")]
-    ranks = run.query(
+    ranks = run.records(
         "SELECT r.rank, r.host, r.device_name, r.hbm_bytes, "
         "count(e.event) FILTER (e.category = 'kernel') AS kernels "
         "FROM ranks AS r LEFT JOIN events AS e USING (rank) GROUP BY ALL ORDER BY r.rank"
-    ).to_dicts()
-    stages = run.query("SELECT * FROM stages ORDER BY stage").to_dicts()
+    )
+    stages = run.records("SELECT * FROM stages ORDER BY stage")
     found = run.manifest.get("reconstruction", {})
     span = (totals[3] or 0) - (totals[2] or 0)
     return {
@@ -43,9 +44,9 @@ def run_summary(run: Run) -> dict[str, Any]:
         "sends_and_receives": p2p[0],
         "steps": steps,
         "memory_rows": run.rows("SELECT count(*) FROM memory")[0][0],
-        "vendor_bubble": run.query(
+        "vendor_bubble": run.records(
             "SELECT rank, step, vendor_bubble_ns FROM steps WHERE vendor_bubble_ns IS NOT NULL ORDER BY ALL"
-        ).to_dicts(),
+        ),
         "pipeline": {
             "step": found.get("step"),
             "notes": found.get("notes", []),
@@ -53,6 +54,8 @@ def run_summary(run: Run) -> dict[str, Any]:
             "hint": found.get("hint"),
             "stages": stages,
         },
+        "vendor_figures": run.rows("SELECT count(*) FROM vendor_figures")[0][0],
+        "gaps": [gap._asdict() for gap in find_gaps(run)],
         "sources": run.manifest["sources"],
         "failed": run.manifest["failed"],
         "left": run.manifest["left"],
@@ -105,13 +108,15 @@ def summary_lines(facts: dict[str, Any]) -> list[str]:
         + (f" on {', '.join(devices)}" if devices else ""),
         f"  {facts['events']:,} events, {facts['kernels']:,} kernels over {format_duration(facts['span_ns'])}",
         f"  {facts['comms']:,} communication operations, {facts['sends_and_receives']:,} of them sends and receives",
-        f"  steps: {', '.join(map(str, facts['steps'])) or 'none marked'}",
-        f"  memory: {facts['memory_rows']:,} allocator records"
-        if facts["memory_rows"]
-        else "  memory: not recorded (HBM limits need profile_memory=True, or --activation and --static)",
+        f"  steps: {rank_ranges(facts['steps']) or 'none marked'}",
     ]
+    if facts["memory_rows"]:
+        lines.append(f"  memory: {facts['memory_rows']:,} allocator records")
+    if facts["vendor_figures"]:
+        lines.append(f"  vendor_figures: {facts['vendor_figures']:,} figures of a vendor's analysis")
     told = {f"rank {s['rank']}: {note}" for s in facts["sources"] for note in s["notes"]}
     lines += _pipeline_lines(facts["pipeline"], told)
+    lines += [f"  missing for {gap['needed_for']}: {gap['lacks']} ({gap['hint']})" for gap in facts["gaps"]]
     lines += _loss_lines(facts)
     return lines
 
@@ -154,9 +159,8 @@ def _left_lines(left: list[dict[str, str]]) -> list[str]:
 
 
 def _loss_lines(facts: dict[str, Any]) -> list[str]:
-    lines = []
-    if facts["missing_ranks"]:
-        lines.append(f"  not recorded: ranks {', '.join(map(str, facts['missing_ranks']))}")
+    lines: list[str] = []
+    told: dict[str, list[int]] = {}
     for source in facts["sources"]:
         who = source["path"] if source["rank"] is None else f"rank {source['rank']}"
         if source["failure"]:
@@ -167,7 +171,12 @@ def _loss_lines(facts: dict[str, Any]) -> list[str]:
                 place = source["places"].get(reason)
                 where = f" (the first in {place})" if place else ""
                 lines.append(f"  {who}: {count:,} records {what}: {reason}{where}")
-        lines += [f"  {who}: {note}" for note in source["notes"]]
+        for note in source["notes"]:
+            if source["rank"] is None:
+                lines.append(f"  {who}: {note}")
+            else:
+                told.setdefault(note, []).append(source["rank"])
+    lines += [f"  rank{'s' if len(r) > 1 else ''} {rank_ranges(r)}: {note}" for note, r in told.items()]
     lines += [f"  cannot be used: {item['reason']}" for item in facts["failed"]]
     lines += _left_lines(facts["left"])
     bubbles = [f"rank {b['rank']} {format_duration(b['vendor_bubble_ns'])}" for b in facts["vendor_bubble"]]

@@ -61,11 +61,11 @@ def sql(run: str, query: str | None, form: str, *, as_json: bool) -> None:
 
 
 def _describe(run: Run, form: str) -> None:
-    rows = run.query(
+    rows = run.records(
         "SELECT view_name AS name, v.comment AS doc, c.column_name, c.data_type, c.comment AS column_doc "
         "FROM duckdb_views() AS v JOIN duckdb_columns() AS c ON c.table_name = v.view_name "
         "WHERE NOT v.internal AND v.comment IS NOT NULL ORDER BY v.view_oid, c.column_index"
-    ).to_dicts()
+    )
     if form == "json":
         print_json(rows)
         return

@@ -196,13 +196,6 @@ class Spans:
             found = np.where(found == ABSENT, column, found)
         return found
 
-    def categories(self) -> dict[str, int]:
-        """Number of spans by category."""
-        import numpy as np
-
-        counts = np.bincount(self._category, minlength=len(_CATEGORIES)).tolist()
-        return {name: count for name, count in zip(_CATEGORIES, counts, strict=True) if count}
-
     def devices(self) -> dict[int, int]:
         """Number of device activities by device."""
         import numpy as np

@@ -48,8 +48,6 @@ class Rows:
         self._launches = Spill(3)
         self._memory = Spill(5)
         self._devices: Counter[int] = Counter()
-        self._categories: Counter[str] = Counter()
-        self._communication_titles = 0
 
     def close(self) -> None:
         """Give back what waits on disk."""
@@ -70,7 +68,6 @@ class Rows:
             known = self._report.first_ns
             first = int(spans.start.min())
             self._report.first_ns = first if known is None else min(first, known)
-        self._categories.update(spans.categories())
         self._devices.update(spans.devices())
         self._launches.add(spans.launches())
         for name, number in spans.named(lambda name: _STEP.match(name) is not None, ("annotation", "op")):
@@ -129,12 +126,7 @@ class Rows:
         )  # fmt: skip
 
     def tell(self) -> None:
-        """Note what the trace lacks for the steps after reading."""
-        if not self._categories["kernel"]:
-            self._report.notes.append(
-                "no device activity: no kernels; record with ProfilerActivity.CUDA (XPU ...) and export inside "
-                "on_trace_ready"
-            )
+        """Note what keeps the trace from being laid beside others."""
         if self._report.first_ns is not None and self._report.first_ns < ABSOLUTE_NS:
             self._report.notes.append("its times do not count from 1970: other ranks cannot be aligned with it")
 

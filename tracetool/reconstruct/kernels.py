@@ -150,7 +150,7 @@ ORDER BY start_ns, end_ns
 def autograd_kernels(run: Run, rank: int, span: tuple[int, int]) -> list[Kernel]:
     """Kernels launched within the span of host time, in launch order, with their host context."""
     parameters = {"rank": rank, "first": span[0], "last": span[1], "labels": SQL_PATTERN}
-    return [Kernel(**row) for row in run.query(_AUTOGRAD_SQL, parameters).iter_rows(named=True)]
+    return [Kernel(**row) for row in run.records(_AUTOGRAD_SQL, parameters)]
 
 
 def device_kernels(run: Run, rank: int, span: tuple[int, int]) -> list[Kernel]:

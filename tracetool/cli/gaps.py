@@ -1,0 +1,116 @@
+"""What a Run lacks, for which later step it would be needed, and how to record it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from tracetool.store import Run
+
+
+class Gap(NamedTuple):
+    """Something that is missing.
+
+    Attributes:
+        lacks: What.
+        needed_for: The step that needs it.
+        hint: How to get it.
+    """
+
+    lacks: str
+    needed_for: str
+    hint: str
+
+
+def rank_ranges(ranks: Iterable[int]) -> str:
+    """Ranks in short: ``0-3, 7``."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
+
+def find_gaps(run: Run) -> list[Gap]:
+    """Everything that a later step will miss."""
+    ranks = [rank for (rank,) in run.rows("SELECT rank FROM ranks ORDER BY rank")]
+    if not ranks:
+        return [
+            Gap("no rank was recorded", "replay", "add the traces; figures of a vendor's analysis stand alone here")
+        ]
+    return [*_device(run, ranks), *_messages(run), *_marks(run), *_rest(run)]
+
+
+def _device(run: Run, ranks: list[int]) -> Iterator[Gap]:
+    categories = dict(run.rows("SELECT rank, list(DISTINCT category) FROM events GROUP BY rank"))
+    silent = [rank for rank in ranks if "kernel" not in categories.get(rank, ())]
+    who = "" if len(silent) == len(ranks) else f" on ranks {rank_ranges(silent)}"
+    if silent:
+        host = any(categories.get(rank) for rank in silent)
+        what = f"no kernels{who}: a trace of the host only" if host else f"no kernels{who}"
+        yield Gap(
+            what, "stages, costs and replay",
+            "record device activity (ProfilerActivity.CUDA, XPU, NPU) and export inside on_trace_ready",
+        )  # fmt: skip
+    labelled = run.rows("SELECT count(label) FROM events")[0][0]
+    blind = [r for r in ranks if r not in silent and not {"op", "launch"} & set(categories.get(r, ()))]
+    classes = run.rows("SELECT count(kernel_class) FROM events")[0][0]
+    if blind and not labelled and not classes:
+        yield Gap(
+            f"no host activity on ranks {rank_ranges(blind)}", "telling forward from backward",
+            "record ProfilerActivity.CPU too",
+        )  # fmt: skip
+
+
+def _messages(run: Run) -> Iterator[Gap]:
+    ((messages, nameless, sizeless, unknown),) = run.rows(
+        "SELECT count(*) FILTER (operation IN ('send', 'recv')), "
+        "count(*) FILTER (operation IN ('send', 'recv') AND peer IS NULL), "
+        "count(*) FILTER (operation IN ('send', 'recv') AND payload_bytes IS NULL), "
+        "count(*) FILTER (\"group\" = '' AND evidence = 'unknown') FROM comms"
+    )
+    if unknown:
+        yield Gap(
+            f"{unknown:,} communication kernels without a record of the host", "who exchanges what with whom",
+            "re-record with torch >= 2.4 and ProfilerActivity.CPU",
+        )  # fmt: skip
+    gloo = run.rows(
+        "SELECT count(*) FROM events WHERE category = 'annotation' AND regexp_matches(name, '^gloo:(send|recv)')"
+    )[0][0]
+    if not messages and gloo:
+        yield Gap(f"{gloo:,} gloo messages have neither kernels nor peers", "transfers", "record a run on NCCL or HCCL")
+    elif not messages and not unknown:
+        yield Gap("no sends and receives", "a pipeline", "record ranks of different stages; TCP is not recorded")
+    if nameless:
+        yield Gap(
+            f"no peer for {nameless:,} of {messages:,} sends and receives", "stages and transfers",
+            "re-record with torch >= 2.6, or Ascend Level1 and up",
+        )  # fmt: skip
+    if sizeless:
+        yield Gap(
+            f"no size of {sizeless:,} of {messages:,} sends and receives", "bandwidth of links",
+            "re-record with torch >= 2.4, or Ascend Level1 and up",
+        )  # fmt: skip
+
+
+def _marks(run: Run) -> Iterator[Gap]:
+    if not run.rows("SELECT count(*) FROM steps")[0][0]:
+        yield Gap(
+            "no steps are marked", "choosing a step (they are cut where the optimizer ends)",
+            "call profiler.step() after every step",
+        )  # fmt: skip
+    if not run.rows("SELECT count(*) FROM memory")[0][0]:
+        yield Gap(
+            "no memory was recorded", "HBM limits (or give --activation and --static)",
+            "record with profile_memory=True",
+        )  # fmt: skip
+
+
+def _rest(run: Run) -> Iterator[Gap]:
+    missing = run.manifest["missing_ranks"]
+    if missing:
+        yield Gap(f"ranks {rank_ranges(missing)} were not recorded", "pipelines they are part of", "add their traces")
