@@ -216,7 +216,7 @@ def _rank_row(task: Task, outcome: Outcome) -> tuple[object, ...]:
     }
     device = outcome.report.device if who.device is None else who.device
     return (
-        item.rank, task.number, who.world_size, *(places.get(dimension) for dimension in ("pp", "dp", "tp")),
+        item.rank, task.number, who.world_size or 1, *(places.get(dimension) for dimension in ("pp", "dp", "tp")),
         who.host, device, who.device_name, who.sm_count, who.hbm_bytes,
     )  # fmt: skip
 
@@ -229,7 +229,7 @@ def _manifest(discovery: Discovery, tasks: Sequence[Task], outcomes: Sequence[Ou
     read = [t for t, o in zip(tasks, outcomes, strict=True) if o.failure is None and t.found.source.ranked]
     recorded = [t.found.rank for t in read]
     # A trace without distributed information says 1, whatever the rank in its name.
-    world = max([t.found.identity.world_size for t in read] + [rank + 1 for rank in recorded] + [0])
+    world = max([t.found.identity.world_size or 1 for t in read] + [rank + 1 for rank in recorded] + [0])
     return {
         "tool_version": __version__,
         "digest": digest_of(discovery.found),

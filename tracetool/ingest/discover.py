@@ -195,7 +195,8 @@ def _check_job(found: list[Found]) -> None:
             raise DuplicateRank(f"{one.label} and {two.label} both say rank {one.rank}.", hint="name only one of them")
     sizes: dict[int, str] = {}
     for item in ranked:
-        sizes.setdefault(item.identity.world_size, item.label)
+        if item.identity.world_size is not None:
+            sizes.setdefault(item.identity.world_size, item.label)
     if len(sizes) > 1:
         told = ", ".join(f"{size} ranks ({label})" for size, label in sorted(sizes.items()))
         raise IngestError(

@@ -8,6 +8,7 @@ import signal
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,6 +23,7 @@ WORKER_BYTES = 512 << 20
 """Memory that reading one source may take, with the libraries loaded."""
 
 _DASK = "dask://"
+_CONNECT_SECONDS = 10
 # Below this much text per further worker, starting one costs more than it saves.
 _WORTH_BYTES = 64 << 20
 _COMPRESSION = 12
@@ -164,15 +166,15 @@ def _on_cluster(tasks: Sequence[Task], progress: Progress, address: str) -> list
     if not address.startswith(_DASK):
         raise IngestError(f"no executor {address!r}.", hint=f"name a Dask scheduler: {_DASK}HOST:PORT")
     try:
-        from distributed import Client
+        client_of: Any = import_module("distributed").Client
     except ImportError as error:
         raise IngestError("Dask is not installed.", hint="pip install 'tracetool[dask]'") from error
     try:
-        client = Client(f"tcp://{address.removeprefix(_DASK)}", timeout="10s")
+        client = client_of(f"tcp://{address.removeprefix(_DASK)}", timeout=_CONNECT_SECONDS)
     except OSError as error:
         raise IngestError(f"no Dask scheduler answers at {address}: {error}.", hint="check host and port") from error
     with client:
-        pool = client.get_executor(pure=False)
+        pool: Executor = client.get_executor(pure=False)
         futures = [pool.submit(partial(read_source, task, _unseen)) for task in tasks]
         by_future = dict(zip(futures, tasks, strict=True))
         for future in as_completed(futures):

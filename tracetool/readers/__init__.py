@@ -83,7 +83,7 @@ class Identity:
 
     Attributes:
         rank: Global rank, or None if the trace does not say.
-        world_size: Ranks in the job; 1 if the trace does not say.
+        world_size: Ranks in the job, or None if the trace does not say.
         groups: Process groups named outside the events.
         host: Host name.
         device: Device index on its host.
@@ -94,7 +94,7 @@ class Identity:
     """
 
     rank: int | None
-    world_size: int = 1
+    world_size: int | None = None
     groups: tuple[Group, ...] = ()
     host: str | None = None
     device: int | None = None

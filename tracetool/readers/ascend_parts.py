@@ -198,7 +198,7 @@ class Parts:
         self._check()
         metadata = self._metadata()
         groups = tuple(_groups(metadata))
-        everyone = max((len(g.ranks) for g in groups), default=1)
+        everyone = max((len(g.ranks) for g in groups), default=None)
         ranks = [rank for rank in self._ranks() if rank is not None]
         device = self._device()
         about = self._captured()

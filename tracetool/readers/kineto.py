@@ -68,7 +68,7 @@ class KinetoReader:
         host = found.get("host_name")
         return Identity(
             rank=rank if isinstance(rank, int) and 0 <= rank < 2**31 else None,
-            world_size=world if isinstance(world, int) and 0 < world < 2**31 else 1,
+            world_size=world if isinstance(world, int) and 0 < world < 2**31 else None,
             groups=tuple(_groups(info)),
             host=host if isinstance(host, str) else None,
             device_name=_typed(device.get("name"), str),
