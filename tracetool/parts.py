@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from contextlib import ExitStack, contextmanager
+from typing import IO, TYPE_CHECKING, Self
 
+from tracetool.paths import is_local
 from tracetool.tables import TABLES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     import pyarrow as pa
@@ -44,6 +47,7 @@ class PartWriter:
         self._run = run
         self._part = part
         self._writers: dict[str, pq.ParquetWriter] = {}
+        self._files = ExitStack()
         self._waiting: dict[str, list[pa.Table]] = {}
         self.rows: dict[str, int] = dict.fromkeys(TABLES, 0)
 
@@ -58,6 +62,7 @@ class PartWriter:
         finally:
             for writer in self._writers.values():
                 writer.close()
+            self._files.close()
 
     def write(self, table: str, rows: pa.Table) -> None:
         """Append rows; small batches wait until they make a row group."""
@@ -74,27 +79,38 @@ class PartWriter:
 
         rows = pa.concat_tables(self._waiting.pop(name)).unify_dictionaries()
         if name not in self._writers:
-            self._writers[name] = _writer(part_path(self._run, name, self._part), TABLES[name])
+            target = part_path(self._run, name, self._part)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._writers[name] = _writer(self._files.enter_context(target.open("wb")), TABLES[name])
         self._writers[name].write_table(rows, row_group_size=len(rows))
 
 
 def write_part(run: Path, name: str, rows: pa.Table) -> None:
     """Write the whole-Run part of a table in one step; what was there before is replaced."""
-    target = part_path(run, name, WHOLE)
-    target.parent.mkdir(exist_ok=True)
-    aside = target.with_suffix(".tmp")
-    with _writer(aside, TABLES[name]) as writer:
+    with whole_file(part_path(run, name, WHOLE)) as file, _writer(file, TABLES[name]) as writer:
         writer.write_table(rows.cast(TABLES[name].arrow_schema()))
+
+
+@contextmanager
+def whole_file(target: Path) -> Iterator[IO[bytes]]:
+    """A file to write that is there as a whole or not at all."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not is_local(target):
+        with target.open("wb") as file:  # object stores show a file only once it is closed
+            yield file
+        return
+    aside = target.with_suffix(".tmp")
+    with aside.open("wb") as file:
+        yield file
     aside.replace(target)
 
 
-def _writer(path: Path, table: Table) -> pq.ParquetWriter:
+def _writer(file: IO[bytes], table: Table) -> pq.ParquetWriter:
     import pyarrow.parquet as pq
 
-    path.parent.mkdir(exist_ok=True)
     numbers = [c.name for c in table.columns if c.type in ("int64", "int32")]
     return pq.ParquetWriter(
-        path,
+        file,
         table.arrow_schema(),
         compression="zstd",
         compression_level=1,

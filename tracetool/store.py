@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from tracetool.errors import AlreadyExists, BadQuery, NotARun, SchemaVersion, StoreError
-from tracetool.parts import part_path, write_part
+from tracetool.parts import part_path, whole_file, write_part
+from tracetool.paths import is_local, location, make_readable, remove_tree
 from tracetool.tables import SCHEMA_VERSION, TABLES
 
 if TYPE_CHECKING:
@@ -54,6 +55,11 @@ class RunWriter:
             if not force:
                 raise AlreadyExists(f"the Run {path} exists.", hint="add --force to replace it")
         self._path = path
+        if not is_local(path):
+            # Object stores cannot rename: a Run is one once its manifest is there, which is written last.
+            remove_tree(path)
+            self.folder = path
+            return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
@@ -69,7 +75,8 @@ class RunWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if is_local(self.folder) or kind is not None:
+            remove_tree(self.folder)
         if isinstance(error, OSError):
             raise StoreError(f"could not write {self._path}: {error}.", hint="check the disk") from error
 
@@ -84,8 +91,9 @@ class RunWriter:
             rows = tables.get(name)
             if rows is not None or not any((self.folder / name).glob("*.parquet")):
                 write_part(self.folder, name, declared.arrow_schema().empty_table() if rows is None else rows)
-        text = json.dumps({"schema_version": SCHEMA_VERSION, **manifest}, indent=2, sort_keys=True) + "\n"
-        (self.folder / MANIFEST).write_text(text, encoding="utf-8")
+        _write_manifest(self.folder, {"schema_version": SCHEMA_VERSION, **manifest})
+        if not is_local(self.folder):
+            return
         self.folder.chmod(0o755)
         # A folder cannot be renamed over a full one: the old Run steps aside first.
         aside = self._path.with_name(f".{self._path.name}.old-{os.getpid()}")
@@ -139,14 +147,15 @@ class Run:
         """
         import duckdb
 
-        folder = self.path.absolute()
+        folder = location(self.path)
         connection = duckdb.connect(":memory:")
         connection.execute("SET python_enable_replacements = false")
         connection.execute("SET enable_progress_bar = false")
         connection.execute(f"SET memory_limit = '{_QUERY_MEMORY}'")
-        connection.execute(f"SET allowed_directories = [{_quoted(str(folder))}]")
+        connection.execute(f"SET allowed_directories = [{_quoted(folder)}]")
+        make_readable(connection, self.path)
         connection.execute("SET enable_external_access = false")
-        sources = {name: f"read_parquet({_quoted(str(folder / name / '*.parquet'))})" for name in TABLES}
+        sources = {name: f"read_parquet({_quoted(f'{folder}/{name}/*.parquet')})" for name in TABLES}
         connection.execute(view_statements(sources))
         connection.execute("SET lock_configuration = true")
         return connection
@@ -211,10 +220,13 @@ class Run:
         for name, rows in tables.items():
             write_part(self.path, name, rows)
         self.manifest |= manifest
-        aside = self.path / f"{MANIFEST}.tmp"
-        aside.write_text(json.dumps(self.manifest, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        aside.replace(self.path / MANIFEST)
+        _write_manifest(self.path, self.manifest)
         self.__dict__.pop("connection", None)
+
+
+def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    with whole_file(folder / MANIFEST) as file:
+        file.write((json.dumps(manifest, indent=2, sort_keys=True) + "\n").encode())
 
 
 def _is_whole(path: Path) -> bool:

@@ -17,7 +17,15 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress as RichProgress
 
-PATHS = click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN_OR_TRACES...")
+
+def path_or_url(value: str) -> Path:
+    """What an argument names: a path, or a URL of an object store."""
+    from tracetool.paths import as_path
+
+    return as_path(value)
+
+
+PATHS = click.argument("paths", nargs=-1, required=True, type=path_or_url, metavar="RUN_OR_TRACES...")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 QUIET = click.option("-q", "--quiet", is_flag=True, help="No progress and no next-step hint.")
 FORCE = click.option("--force", is_flag=True, help="Replace existing output.")

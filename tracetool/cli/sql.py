@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.output import print_json
+from tracetool.cli.output import path_or_url, print_json
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tracetool.store import Run
 
 
 @click.command()
-@click.argument("run", type=click.Path(), metavar="RUN_OR_TRACES")
+@click.argument("run", type=path_or_url, metavar="RUN_OR_TRACES")
 @click.argument("query", required=False)
 @click.option(
     "--format",
@@ -24,18 +26,16 @@ if TYPE_CHECKING:
     help="Form of the output.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
-def sql(run: str, query: str | None, form: str, *, as_json: bool) -> None:
+def sql(run: Path, query: str | None, form: str, *, as_json: bool) -> None:
     """Query a Run with SQL (DuckDB), read-only. Without a query: list tables, views and columns.
 
     \b
     Example:
       tracetool sql x.run "select rank, sum(duration_ns) from bubbles group by rank"
     """
-    from pathlib import Path
-
     from tracetool.runs import open_run
 
-    opened = open_run([Path(run)])
+    opened = open_run([run])
     form = "json" if as_json else form
     if query is None:
         _describe(opened, form)

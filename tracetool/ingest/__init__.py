@@ -18,6 +18,7 @@ from tracetool.ingest.executors import Silent as Silent
 from tracetool.ingest.executors import run_tasks
 from tracetool.ingest.work import Outcome, Task
 from tracetool.parts import source_part
+from tracetool.paths import as_path
 from tracetool.readers import ABSOLUTE_NS, Left, rows_table
 from tracetool.store import Run, RunWriter, is_run
 from tracetool.version import __version__
@@ -78,8 +79,8 @@ def ingest(
         AlreadyExists: If the output exists.
         StoreError: If the output cannot be written.
     """
-    discovery = discover([Path(p) for p in paths], options.ranks)
-    return write_run(discovery, Path(output), force=force, progress=progress or Silent(), options=options)
+    discovery = discover([as_path(p) for p in paths], options.ranks)
+    return write_run(discovery, as_path(output), force=force, progress=progress or Silent(), options=options)
 
 
 def write_run(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from tracetool.errors import DuplicateRank, IngestError, MalformedTrace, MissingRank, UnknownFormat
+from tracetool.paths import is_local
 from tracetool.readers import READERS, Identity, Left, Source
 from tracetool.readers.byte_stream import ByteStream
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,9})(?!\d)", re.IGNORECASE)
+_STREAMING = ("kineto",)
+"""Readers that need a file once from front to back, so that it may lie elsewhere."""
+
 UNRANKED = -1
 """Stands for the rank of a source that is no single rank's."""
 
@@ -79,7 +83,7 @@ def discover(paths: Sequence[Path], ranks: Mapping[str, int] | None = None) -> D
     identified: list[tuple[Source, str, Identity]] = []
     for name in READERS.names():
         reader = READERS.get(name)
-        finding = reader.find([f for f in files if f not in taken])
+        finding = reader.find([f for f in files if f not in taken and (is_local(f) or name in _STREAMING)])
         result.left += finding.left
         for source in finding.sources:
             taken.update(source.files)
@@ -89,7 +93,9 @@ def discover(paths: Sequence[Path], ranks: Mapping[str, int] | None = None) -> D
                 result.failed.append(Left(source.path, error.message))
     known = taken | {left.path for left in result.left}
     for file in files:
-        if file not in known:
+        if file not in known and not is_local(file):
+            result.left.append(Left(file, "no torch.profiler trace; other formats are read from this machine only"))
+        elif file not in known:
             broken, reason = _why_unknown(file)
             (result.failed if broken else result.left).append(Left(file, reason))
     _check_named([f for f in named if f not in known])
