@@ -1,0 +1,128 @@
+"""Reading speed and memory, beside HolisticTraceAnalysis where it is installed.
+
+Run with: pytest -n0 -s tests/benchmarks/test_ingest.py
+The large file is made here, of a sample; ``TRACETOOL_BENCH_TRACE`` names another trace to make it of and
+``TRACETOOL_HTA_PYTHON`` an interpreter that has HolisticTraceAnalysis (its pandas need not be ours). Rates are
+bytes of text per second of processor time, of all processes; the interpreter's start is in neither figure.
+Nothing here asserts a time.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from large_trace import write_large_trace
+from recorded import SAMPLES
+
+from tracetool.readers.json_compiled import available
+
+SOURCE = Path(os.environ.get("TRACETOOL_BENCH_TRACE", SAMPLES / "h100-1f1b" / "rank0.json.gz"))
+SIZES_MB = tuple(int(size) for size in os.environ.get("TRACETOOL_BENCH_MB", "50,200,1000").split(","))
+HTA_PYTHON = os.environ.get("TRACETOOL_HTA_PYTHON", "")
+
+_OURS = """
+import resource, sys, time
+from pathlib import Path
+from tracetool.ingest import IngestOptions, ingest
+import tracetool.readers.kineto, pyarrow.parquet, pyarrow.compute
+def cpu():
+    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+if __name__ == "__main__":
+    start, clock = cpu(), time.perf_counter()
+    ingest([Path(sys.argv[1])], sys.argv[2], force=True, options=IngestOptions(jobs=int(sys.argv[3])))
+    wall = time.perf_counter() - clock
+    print(cpu() - start, wall, max(resource.getrusage(who).ru_maxrss for who in (0, -1)) / 1024)
+"""
+_HTA = """
+import resource, sys, time
+from hta.common.trace import Trace
+start, clock = time.process_time(), time.perf_counter()
+Trace(trace_files={0: sys.argv[1]}, trace_dir="").parse_traces(use_multiprocessing=False)
+print(time.process_time() - start, time.perf_counter() - clock, resource.getrusage(0).ru_maxrss / 1024)
+"""
+
+
+class Cost(NamedTuple):
+    """What reading took."""
+
+    cpu_s: float
+    wall_s: float
+    peak_mb: float
+
+
+def _run(python: str, code: str, *arguments: str, scanner: str = "") -> Cost:
+    command = [python, "-c", code, *arguments]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "TRACETOOL_SCANNER": scanner}
+    )
+    return Cost(*map(float, done.stdout.split()[-3:]))
+
+
+def _line(name: str, size: int, cost: Cost, anchor: Cost | None = None) -> str:
+    ratio = f"{anchor.cpu_s / cost.cpu_s:5.1f} x HTA" if anchor else ""
+    wall = f"{anchor.wall_s / cost.wall_s:5.1f} x by the clock" if anchor else ""
+    return f"  {name:<22}{size / cost.cpu_s / 1e6:7.1f} MB/s  peak {cost.peak_mb:6.0f} MB  {ratio} {wall}"
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Large traces by size."""
+    folder = tmp_path_factory.mktemp("large")
+    made = {}
+    for size in SIZES_MB:
+        made[size] = folder / f"rank0_{size}.json"
+        write_large_trace(SOURCE, made[size], size << 20)
+    return made
+
+
+SCANNERS = ("plain", "compiled") if available() else ("plain",)
+
+
+@pytest.mark.parametrize("size", SIZES_MB)
+def test_one_file(size: int, large: dict[int, Path], tmp_path: Path) -> None:
+    path = large[size]
+    count = path.stat().st_size
+    anchor = _run(HTA_PYTHON, _HTA, str(path)) if HTA_PYTHON else None
+    print(f"\n{path.name}, {count / 1e6:.0f} MB")  # noqa: T201 - a benchmark's purpose
+    if anchor:
+        print(_line("HTA", count, anchor))  # noqa: T201
+    for scanner in SCANNERS:
+        cost = _run(sys.executable, _OURS, str(path), str(tmp_path / "x.run"), "1", scanner=scanner)
+        print(_line(scanner, count, cost, anchor))  # noqa: T201
+        assert cost.peak_mb < 400, "the memory of reading is bounded, whatever the size of the file"
+
+
+def test_compressed(large: dict[int, Path], tmp_path: Path) -> None:
+    path = large[SIZES_MB[min(1, len(SIZES_MB) - 1)]]
+    zipped = tmp_path / "rank0.json.gz"
+    with path.open("rb") as source, gzip.open(zipped, "wb", compresslevel=6) as target:
+        shutil.copyfileobj(source, target, 1 << 20)
+    count = path.stat().st_size
+    print(f"\n{path.name}, plain and gzip")  # noqa: T201
+    for scanner in SCANNERS:
+        one, two = (
+            _run(sys.executable, _OURS, str(p), str(tmp_path / "x.run"), "1", scanner=scanner) for p in (path, zipped)
+        )
+        print(_line(f"{scanner} .gz", count, two), f"{one.cpu_s / two.cpu_s:.2f} of plain text")  # noqa: T201
+
+
+def test_eight_ranks_on_two_workers(large: dict[int, Path], tmp_path: Path) -> None:
+    smallest = large[SIZES_MB[0]]
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    for rank in range(8):
+        text = smallest.read_bytes()
+        (folder / f"rank{rank}.json").write_bytes(text.replace(b'"rank": 0', b'"rank": %d' % rank, 1))
+    count = 8 * smallest.stat().st_size
+    print(f"\neight ranks, {count / 1e6:.0f} MB")  # noqa: T201
+    for jobs in ("1", "2"):
+        cost = _run(sys.executable, _OURS, str(folder), str(tmp_path / "x.run"), jobs)
+        print(_line(f"--jobs {jobs}", count, cost), f"{count / cost.wall_s / 1e6:.0f} MB/s by the clock")  # noqa: T201
