@@ -87,6 +87,7 @@ COMMENT ON COLUMN comms.start_ns IS 'Start of the kernel: waiting is included.';
 COMMENT ON COLUMN comms.end_ns IS 'End of the kernel.';
 COMMENT ON COLUMN comms.evidence IS 'How peer and bytes are known: metadata, matrix, label, inferred or unknown.';
 COMMENT ON COLUMN comms.label IS 'Pipeline action that the trace itself names, such as 2SEND_F0.';
+COMMENT ON COLUMN comms.communicator IS 'Id of the communicator as the trace writes it (Comms Id: unsigned 64 bits).';
 CREATE VIEW memory AS SELECT * FROM read_parquet(getvariable('run') || '/memory/*.parquet');
 COMMENT ON VIEW memory IS 'One row per change of allocated device memory, in the order of the host''s calls.';
 COMMENT ON COLUMN memory.rank IS 'Global rank.';

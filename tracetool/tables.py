@@ -174,6 +174,7 @@ COMMS = _table(
     _nullable("end_ns", "int64", "End of the kernel."),
     Column("evidence", "category", "How peer and bytes are known: metadata, matrix, label, inferred or unknown."),
     _nullable("label", "category", "Pipeline action that the trace itself names, such as 2SEND_F0."),
+    _nullable("communicator", "string", "Id of the communicator as the trace writes it (Comms Id: unsigned 64 bits)."),
 )
 
 MEMORY = _table(

@@ -53,7 +53,7 @@ def _facts(tables: dict[str, list[pa.Table]], report: SourceReport) -> Facts:
     assert rows is not None
     categories = Counter(rows.column("category").cast(pa.string()).to_pylist())
     starts, durations = rows.column("start_ns").to_pylist(), rows.column("duration_ns").to_pylist()
-    comms = pa.concat_tables(tables["comms"]).to_pylist()
+    comms = [row for part in tables.get("comms", ()) for row in part.to_pylist()]
     ends = [s + d for s, d in zip(starts, durations, strict=True)]
     return Facts(
         events=len(rows),
@@ -65,7 +65,7 @@ def _facts(tables: dict[str, list[pa.Table]], report: SourceReport) -> Facts:
         span_ns=max(ends, default=0) - min(starts, default=0),
         start_sum_ns=sum(starts),
         duration_sum_ns=sum(durations),
-        memory=sum(map(len, tables["memory"])) + report.skipped["memory of another device"],
+        memory=sum(map(len, tables.get("memory", ()))) + report.skipped["memory of another device"],
     )
 
 

@@ -18,6 +18,7 @@ from tracetool.ingest import ingest
 from tracetool.readers.json_columns import nanoseconds_of
 from tracetool.readers.json_compiled import CompiledScanner
 from tracetool.readers.json_plain import PlainScanner
+from tracetool.readers.spill import Spill
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,6 +96,24 @@ def test_small_chunks_give_the_same_events(tmp_path: Path, monkeypatch: pytest.M
         assert small.query(f"SELECT * FROM {table}").equals(whole.query(f"SELECT * FROM {table}"))
 
 
+def test_allocator_records_are_sorted_however_the_file_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Spill, "_IN_MEMORY_BYTES", 100)
+    for scanner in (PlainScanner, CompiledScanner):
+        monkeypatch.setattr(scanner, "block_bytes", 2000)
+    args = {"Device Type": 1, "Device Id": 0, "Total Allocated": 5, "Total Reserved": 9}
+    times = list(range(10, 210))
+    for number, order in enumerate((times, times[::-1], times[100:] + times[:100])):
+        events = [_kernel(1, device=0)] + [
+            {"ph": "i", "s": "t", "name": "[memory]", "pid": 0, "tid": 1, "ts": t, "args": {**args, "Bytes": t}}
+            for t in order
+        ]
+        (tmp_path / str(number)).mkdir()
+        run = _read(tmp_path / str(number), _trace(events))
+        assert run.rows("SELECT time_ns, delta_bytes FROM memory") == [(1000 * t, t) for t in times]
+
+
 def test_every_send_and_receive_has_its_kernel_and_bytes() -> None:
     """The format reference, 9.4, on 1f1b_m8: 72 mixed batches, 24 lone sends, 24 lone receives in two steps."""
     batches = h100("1f1b_m8").rows(
@@ -148,7 +167,7 @@ def test_zero_times_are_dropped_and_negative_durations_repaired_and_both_counted
 def test_streams_and_ids_of_any_spelling(tmp_path: Path) -> None:
     events = [_kernel(1, stream="0x10", correlation=2**64 - 1), _kernel(2, stream=4294967295), _kernel(3)]
     run = _read(tmp_path, _trace(events))
-    assert run.rows("SELECT stream, correlation FROM events") == [(16, None), (4294967295, None), (7, None)]
+    assert run.rows("SELECT stream, correlation FROM events") == [(16, -1), (4294967295, None), (7, None)]
 
 
 def test_an_empty_shell_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tracetool.ingest.discover import Found
+
+
+_M_MMAP_THRESHOLD = -3
+_LARGE_BLOCK_BYTES = 1 << 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,7 @@ def read_source(task: Task, advance: Callable[[int], None]) -> Outcome:
     Raises:
         OSError: If the part cannot be written.
     """
+    _keep_heap_small()
     report = SourceReport()
     item = task.found
     reader = READERS.get(item.reader)
@@ -72,6 +78,18 @@ def read_source(task: Task, advance: Callable[[int], None]) -> Outcome:
     if item.rank_from is not None:
         report.notes.insert(0, f"rank {item.rank} taken from {item.rank_from}")
     return Outcome(report)
+
+
+def _keep_heap_small() -> None:
+    """Have glibc give large blocks back at once.
+
+    By default it raises the size from which it does so to that of the blocks it sees, and the heap of a process
+    that reads a large file grows by fragmentation: by 70 MB over 1 GB of text.
+    """
+    try:
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
+    except (OSError, AttributeError, TypeError):
+        return  # another C library
 
 
 def _numbered(rows: Any, number: int) -> Any:

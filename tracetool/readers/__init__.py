@@ -209,13 +209,14 @@ READERS: Registry[Reader] = Registry(
 
 
 def rows_table(name: str, rows: Sequence[Sequence[object]]) -> pa.Table:
-    """Make a table of a Run from rows in the declared column order."""
+    """Make a table of a Run from rows in the declared column order; nullable columns at the end may be left out."""
     import pyarrow as pa
 
     from tracetool.tables import TABLES
 
     schema = TABLES[name].arrow_schema()
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
+    columns: list[Sequence[object]] = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
+    columns += [[None] * len(rows)] * (len(schema) - len(columns))
     # Dictionary columns are built from plain strings: building them directly is many times slower.
     arrays = [
         pa.array(values, pa.string()).dictionary_encode()

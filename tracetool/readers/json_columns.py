@@ -85,7 +85,10 @@ def after(pattern: re.Pattern[bytes], data: bytes, start: int, stop: int) -> int
 
 
 def integer_of(raw: bytes) -> int | None:
-    """An integer as various versions write it: 7, "7", 7.0, "0x7", "stream 7"; None for anything else."""
+    """An integer as various versions write it: 7, "7", 7.0, "0x7", "stream 7"; None for anything else.
+
+    Unsigned ids of 64 bits keep their bits, as two's complement: equal ids stay equal, and different ones different.
+    """
     text = raw.strip(b'"')
     try:
         if text.isdigit() or (text[:1] == b"-" and text[1:].isdigit()):
@@ -100,6 +103,8 @@ def integer_of(raw: bytes) -> int | None:
             value = int(whole)
     except (ValueError, InvalidOperation):
         return None
+    if 2**63 <= value < 2**64:
+        return value - 2**64
     return value if value in _INT64 else None
 
 

@@ -16,6 +16,7 @@ _BACKSLASH = re.compile(rb'\\(?:(["\\/bfnrt]|u[0-9a-fA-F]{4})|)')
 # A name reaches to the next key that events have.
 _NAME = re.compile(rb'("name"\s*:\s*")(.*?)(?="\s*(?:,\s*"(?:ph|cat|pid|tid|ts|dur|s|args)"\s*:|\}\s*\Z))', re.DOTALL)
 _QUOTE = re.compile(rb'\\.|"', re.DOTALL)
+_UNOPENED = re.compile(rb'("(?:tid|pid)"\s*:\s*)([A-Za-z][^"{}\[\]]*")')
 # A quote that neither opens nor closes a value or key, judged by what stands beside it.
 _BARE_QUOTE = re.compile(rb'(?<![:,\[{\s\\])"(?!\s*[:,\]}])')
 
@@ -29,6 +30,9 @@ def repairs(event: bytes) -> Iterator[tuple[bytes, str]]:
     plain = _NOT_NUMBERS.sub(_null, event)
     if plain != event:
         yield plain, "inf or nan read as null"
+    opened = _UNOPENED.sub(rb'\1"\2', plain)
+    if opened != plain:
+        yield opened, "missing quote before a value added (legacy autograd export)"
     escaped = _ANY_STRING.sub(_escape_controls, plain)
     if escaped != plain:
         yield escaped, "control characters in text escaped"

@@ -32,6 +32,7 @@ _KEYS = frozenset(
 )  # fmt: skip
 # What a bare list must name to be a trace of torch and not of another tool.
 _LIST_MARKS = (b'"cpu_op"', b'"Operator"', b'"Kernel"', b'"kernel"', b'"cuda_runtime"', b'"fwdbwd"', b'"aten::')
+_LEGACY = re.compile(rb"(?:CPU|CUDA) functions")
 _OUT_OF_RANGE = re.compile(r"Out-of-range = (\d+)")
 
 
@@ -46,7 +47,11 @@ class KinetoReader:
         for file in files:
             names = members(file)
             if not names:
-                if _is_trace(ByteStream(file)):
+                if _is_legacy(ByteStream(file)):
+                    found.left.append(
+                        Left(file, "export of the autograd profiler before torch 1.8: use torch.profiler")
+                    )
+                elif _is_trace(ByteStream(file)):
                     found.sources.append(Source(self.name, file, (file,)))
                 continue
             taken = [n for n in names if _is_trace(ByteStream(file, n))]
@@ -93,14 +98,22 @@ class KinetoReader:
             for table in trace.tables():
                 yield "events", rows.events(table)
             yield "steps", rows.steps()
-            yield "memory", rows.memory()
-            yield "comms", rows.comms()
+            for table in rows.memory():
+                yield "memory", table
+            for table in rows.comms():
+                yield "comms", table
             report.device = rows.device
             rows.tell()
         _tell_of_the_recording(facts(trace.head, _KEYS) | facts(trace.tail, _KEYS), report)
 
 
 READER = KinetoReader()
+
+
+def _is_legacy(stream: ByteStream) -> bool:
+    """Whether it is of a time when events had no category; what ran on the device was no event of its own."""
+    head = stream.head(_HEAD_BYTES)
+    return _LIST.match(head) is not None and b'"cat"' not in head and _LEGACY.search(head) is not None
 
 
 def _is_trace(stream: ByteStream) -> bool:

@@ -58,7 +58,12 @@ def fields(keep: frozenset[str]) -> list[Field]:
         "Rank", "Src Rank", "Dst Rank",
     )  # fmt: skip
     texts = ("Collective name", "dtype", "Process Group Name", "Process Group Ranks")
-    found = own + [_argument(k) for k in numbers] + [_argument(k, "text") for k in texts] + [_argument("grid", "json")]
+    found = (
+        own
+        + [_argument(k) for k in numbers]
+        + [_argument(k, "text") for k in texts]
+        + [_argument("grid", "json"), _argument("Comms Id", "json")]
+    )
     return [*found, Field("args", "json")] if "args" in keep else found
 
 

@@ -10,6 +10,8 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import lru_cache
+from sys import intern
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from tracetool.readers import Group, SourceReport
 
 P2P = ("send", "recv")
+_MOST_RANKS = 1 << 22
 _DTYPE_BYTES = {
     "Float8_e4m3fn": 1, "Float8_e5m2": 1, "Float8_e4m3fnuz": 1, "Float8_e5m2fnuz": 1,
     "Byte": 1, "Char": 1, "Bool": 1, "Short": 2, "Half": 2, "BFloat16": 2, "Int": 4, "Float": 4,
@@ -41,6 +44,7 @@ class CommRecord:
     posted_ns: int
     thread: int | None
     external_id: int | None
+    communicator: str | None = None
     batch: int | None = None
     stream: int | None = None
     start_ns: int | None = None
@@ -88,14 +92,15 @@ def parse_record(args: Mapping[str, Any], posted_ns: int, thread: int, groups: S
     # All-gather reports the full size on the output side, reduce-scatter on the input side.
     elements = max(int(args.get("In msg nelems") or 0), int(args.get("Out msg nelems") or 0))
     return CommRecord(
-        operation=operation,
-        group=name,
+        operation=intern(operation),
+        group=intern(name),
         group_ranks=ranks,
         peer=_peer(args, operation, ranks) if operation in P2P else None,
         payload_bytes=None if element_bytes is None else elements * element_bytes,
         posted_ns=posted_ns,
         thread=thread,
-        external_id=args.get("External id"),
+        external_id=args.get("External id", args.get("external id")),
+        communicator=str(args["Comms Id"]).strip('"') if "Comms Id" in args else None,
     )
 
 
@@ -109,7 +114,7 @@ def _peer(args: Mapping[str, Any], operation: str, ranks: tuple[int, ...]) -> in
 
 def _group_ranks(args: Mapping[str, Any], name: str, groups: Sequence[Group]) -> tuple[int, ...]:
     text = str(args.get("Process Group Ranks", ""))
-    listed = tuple(int(r) for r in re.findall(r"\d+", text))
+    listed = _listed_ranks(text)
     if "..." not in text and listed:
         return listed
     # The list is cut to 30 items: the envelope has it whole, or the group has stride form.
@@ -117,9 +122,23 @@ def _group_ranks(args: Mapping[str, Any], name: str, groups: Sequence[Group]) ->
         if group.name == name and group.ranks[: len(listed)] == listed:
             return group.ranks
     start, stride, size = (args.get(k) for k in ("Global rank start", "Global rank stride", "Group size"))
-    if isinstance(start, int) and isinstance(stride, int) and isinstance(size, int) and stride > 0:
-        return tuple(range(start, start + stride * size, stride))
+    if isinstance(start, int) and isinstance(stride, int) and isinstance(size, int):
+        return _strided_ranks(start, stride, size) or listed
     return listed
+
+
+# A trace names few groups and many operations: they share the lists of ranks.
+@lru_cache(maxsize=1024)
+def _listed_ranks(text: str) -> tuple[int, ...]:
+    ranks = (int(r) for r in re.findall(r"\d{1,10}", text))
+    return tuple(r for r in ranks if r < _MOST_RANKS)
+
+
+@lru_cache(maxsize=1024)
+def _strided_ranks(start: int, stride: int, size: int) -> tuple[int, ...]:
+    if not (0 <= start < _MOST_RANKS and 0 < stride < _MOST_RANKS and 0 < size < _MOST_RANKS):
+        return ()
+    return tuple(range(start, start + stride * size, stride))
 
 
 def attach_kernels(records: list[CommRecord], kernels: Iterable[CommKernel], report: SourceReport) -> list[CommRecord]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
+from sys import intern
 from typing import TYPE_CHECKING
 
 from tracetool.readers import ABSOLUTE_NS, rows_table
@@ -18,6 +20,8 @@ from tracetool.readers.kineto_comms import (
 from tracetool.readers.spill import Spill
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy as np
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 
 _STEP = re.compile(r"^ProfilerStep#(\d{1,9})$")
 _RECORD = "record_param_comms"
+_CHUNK_ROWS = 1 << 13
 
 
 class Rows:
@@ -47,6 +52,7 @@ class Rows:
         self._kernels: list[tuple[str, int, int, int | None, int | None, int | None]] = []
         self._launches = Spill(3)
         self._memory = Spill(5)
+        self._memory_times: list[int] = []
         self._devices: Counter[int] = Counter()
 
     def close(self) -> None:
@@ -62,7 +68,7 @@ class Rows:
     def events(self, table: pa.Table) -> pa.Table:
         """Rows of ``events``; everything else in the batch is taken note of."""
         batch = Batch(table, self._identity.base_ns, self._report)
-        self._memory.add(batch.memory())
+        self._take_memory(batch.memory())
         spans = batch.spans()
         if spans.size:
             known = self._report.first_ns
@@ -81,7 +87,7 @@ class Rows:
                 self._records.append(record)
         for name, number in spans.named(is_communication_kernel, ("kernel",)):
             start = int(spans.start[number])
-            self._kernels.append((name, start, start + int(spans.duration[number]), *spans.links(number)))
+            self._kernels.append((intern(name), start, start + int(spans.duration[number]), *spans.links(number)))
         rows = spans.rows(self._rank, self._count)
         self._count += spans.size
         return rows
@@ -90,40 +96,54 @@ class Rows:
         """Rows of ``steps``, as marked."""
         return rows_table("steps", self._steps)
 
-    def memory(self) -> pa.Table:
+    def memory(self) -> Iterator[pa.Table]:
         """Allocator records in order of time, of the device that most kernels ran on (if the trace says)."""
+        import numpy as np
+
+        ordered = all(b >= a for a, b in itertools.pairwise(self._memory_times))
+        for block in self._memory.blocks() if ordered else [self._memory.columns()]:
+            own = np.ones(block.shape[1], bool)
+            if self.device is not None:
+                own = (block[4] == self.device) | (block[4] == ABSENT)
+                self._report.skipped["memory of another device"] += int(np.count_nonzero(~own))
+            rows = np.flatnonzero(own)
+            yield self._memory_rows(block, rows[np.argsort(block[0][rows], kind="stable")])
+
+    def _take_memory(self, columns: list[NDArray[np.int64]]) -> None:
+        if len(columns[0]):
+            # Blocks that follow each other in time can be sorted one by one.
+            self._memory_times += [int(columns[0].min()), int(columns[0].max())]
+            self._memory.add(columns)
+
+    def _memory_rows(self, block: NDArray[np.int64], order: NDArray[np.int64]) -> pa.Table:
         import numpy as np
         import pyarrow as pa
 
-        time, delta, total, reserved, device = self._memory.columns()
-        if self.device is not None:
-            own = (device == self.device) | (device == ABSENT)
-            self._report.skipped["memory of another device"] += int(np.count_nonzero(~own))
-            time, delta, total, reserved = time[own], delta[own], total[own], reserved[own]
-        order = np.argsort(time, kind="stable")
-        columns = [time[order], *(_nullable(c[order]) for c in (delta, total, reserved))]
+        names = ("delta_bytes", "allocated_bytes", "reserved_bytes")
         return pa.table(
             {
                 "rank": pa.array(np.full(len(order), self._rank, np.int32)),
-                "component": pa.array(["torch"] * len(order), pa.string()).dictionary_encode(),
-                **dict(zip(("time_ns", "delta_bytes", "allocated_bytes", "reserved_bytes"), columns, strict=True)),
+                "component": pa.DictionaryArray.from_arrays(np.zeros(len(order), np.int32), ["torch"]),
+                "time_ns": block[0][order],
+                **{name: _nullable(block[n][order]) for n, name in enumerate(names, 1)},
             }
         )
 
-    def comms(self) -> pa.Table:
+    def comms(self) -> Iterator[pa.Table]:
         """One row per communication operation, in order of posting."""
-        kernels = self._kernels_with_launch()
-        records = attach_kernels(self._records, kernels, self._report)
-        return rows_table(
-            "comms",
-            [
-                (
-                    self._rank, position, r.operation, r.group, list(r.group_ranks), r.peer, r.payload_bytes,
-                    r.posted_ns, r.thread, r.batch, r.stream, r.start_ns, r.end_ns, r.evidence, None,
-                )
-                for position, r in enumerate(records)
-            ],
-        )  # fmt: skip
+        records = attach_kernels(self._records, self._kernels_with_launch(), self._report)
+        for first in range(0, len(records), _CHUNK_ROWS):
+            yield rows_table(
+                "comms",
+                [
+                    (
+                        self._rank, position, r.operation, r.group, r.group_ranks, r.peer, r.payload_bytes,
+                        r.posted_ns, r.thread, r.batch, r.stream, r.start_ns, r.end_ns, r.evidence, None,
+                        r.communicator,
+                    )
+                    for position, r in enumerate(records[first : first + _CHUNK_ROWS], first)
+                ],
+            )  # fmt: skip
 
     def tell(self) -> None:
         """Note what keeps the trace from being laid beside others."""

@@ -1,0 +1,59 @@
+"""The memory of reading does not grow with the file (rows 9 and 10 of the format reference's trouble list)."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from recorded import SAMPLES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LIMIT_MB = 400
+_READ = """
+import resource, sys
+from tracetool.cli import run
+code = run(["ingest", sys.argv[1], "-o", sys.argv[2], "-q", "--force", "--jobs", "1"])
+print(code, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+def _write(path: Path, size_mb: int) -> int:
+    """A trace of at least this much text, compressed as members that repeat; the number of copies in it."""
+    text = gzip.decompress((SAMPLES / "h100-1f1b-annotated" / "rank0.json.gz").read_bytes())
+    begin = text.index(b"[", text.index(b'"traceEvents"')) + 1
+    found = re.search(rb"\}\s*\](?=[^\]]*\Z)", text)
+    assert found is not None
+    events = text[begin : found.start() + 1]
+    copies = -(-size_mb * 10**6 // len(events))
+    packed = gzip.compress(events + b",\n", 1)
+    with path.open("wb") as file:
+        file.write(gzip.compress(text[:begin]))
+        for _ in range(copies - 1):
+            file.write(packed)
+        file.write(gzip.compress(events + text[found.end() - 1 :]))
+    return copies
+
+
+@pytest.mark.parametrize(("scanner", "sizes_mb"), [("", (20, 400)), ("plain", (10, 100))])
+def test_the_peak_does_not_grow_with_the_file(scanner: str, sizes_mb: tuple[int, int], tmp_path: Path) -> None:
+    peaks = []
+    for size in sizes_mb:
+        path = tmp_path / f"rank0_{size}.json.gz"
+        _write(path, size)
+        done = subprocess.run(
+            [sys.executable, "-c", _READ, str(path), str(tmp_path / "x.run")],
+            capture_output=True, text=True, check=True, env={**os.environ, "TRACETOOL_SCANNER": scanner},
+        )  # fmt: skip
+        code, peak = done.stdout.split()[-2:]
+        assert code == "0", done.stderr
+        peaks.append(float(peak))
+    assert max(peaks) < LIMIT_MB
+    # What a process takes differs by some 20 MB from run to run. 1 GB of text is read in the benchmarks.
+    assert peaks[1] < peaks[0] + 80
