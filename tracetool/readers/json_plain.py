@@ -16,6 +16,7 @@ from tracetool.readers.json_columns import (
     Scanned,
     after,
     integer_of,
+    moment_of,
     nanoseconds_of,
     text_column,
 )
@@ -41,13 +42,20 @@ class PlainScanner:
         fields: The columns; the first two are ``ph`` and ``cat``.
         wanted: Raw text of ``ph``, quotes included, to the raw texts of ``cat`` that are read (empty: no
             category); None for any.
+        unwanted: Raw texts of ``cat`` that are never taken.
     """
 
     block_bytes = 1 << 20
 
-    def __init__(self, fields: Sequence[Field], wanted: Mapping[bytes, frozenset[bytes] | None]) -> None:
+    def __init__(
+        self,
+        fields: Sequence[Field],
+        wanted: Mapping[bytes, frozenset[bytes] | None],
+        unwanted: frozenset[bytes] = frozenset(),
+    ) -> None:
         self._fields = tuple(fields)
         self._wanted = wanted
+        self._unwanted = unwanted
         # Several fields may read one key.
         names = {(f.in_args, f.key): f"{'a' if f.in_args else 'e'}{n}" for n, f in reversed(list(enumerate(fields)))}
         args = [(name, key) for (in_args, key), name in names.items() if in_args]
@@ -135,7 +143,9 @@ class PlainScanner:
         for n, phase in enumerate(phase_names):
             allowed = self._wanted.get(phase, frozenset())
             for k, category in enumerate(category_names):
-                wanted[n * len(category_names) + k] = allowed is None or category in allowed
+                wanted[n * len(category_names) + k] = category not in self._unwanted and (
+                    allowed is None or category in allowed
+                )
         mask = wanted[pairs]
         for pair, count in enumerate(np.bincount(pairs[~mask]).tolist()):
             if count:
@@ -216,7 +226,11 @@ def _column(values: list[msgspec.Raw], field: Field) -> tuple[pa.Array, int]:
             unique = [unique[n] for n in used]
         return text_column(codes, unique, as_json=field.kind == "json")
     numbers = pc.if_else(pc.equal(pc.binary_length(raw), 0), pa.scalar(None, pa.binary()), raw)
-    return (_integers if field.kind == "int" else _times)(numbers), 0
+    if field.kind == "int":
+        return _integers(numbers), 0
+    if field.kind == "moment" and b"E" in numbers.buffers()[2].to_pybytes().upper():
+        return _by_value(numbers, moment_of), 0
+    return _times(numbers), 0
 
 
 def _integers(raw: pa.BinaryArray) -> pa.Int64Array:
@@ -231,9 +245,10 @@ def _integers(raw: pa.BinaryArray) -> pa.Int64Array:
 def _times(raw: pa.BinaryArray) -> pa.Int64Array:
     import numpy as np
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     try:
-        exact = raw.cast(pa.string()).cast(pa.decimal128(22, 3))
+        exact = pc.utf8_trim(raw.cast(pa.string()), '"').cast(pa.decimal128(22, 3))
     except pa.ArrowInvalid:
         return _by_value(raw, nanoseconds_of)
     # A decimal of scale 3 is stored as a whole number of thousandths, in 128 bits.

@@ -41,17 +41,22 @@ _REOPENED = re.compile(rb"\s*(?:\[|,\s*[\[{])")
 _TRIALS = 16
 
 
-def event_scanner(fields: Sequence[Field], wanted: Mapping[bytes, frozenset[bytes] | None]) -> Scanner:
+def event_scanner(
+    fields: Sequence[Field],
+    wanted: Mapping[bytes, frozenset[bytes] | None],
+    unwanted: frozenset[bytes] = frozenset(),
+) -> Scanner:
     """The fastest scanner there is for these columns.
 
     Args:
         fields: The columns; the first two are ``ph`` and ``cat``.
         wanted: Raw text of ``ph``, quotes included, to the raw texts of ``cat`` that are read (empty: no
             category); None for any.
+        unwanted: Raw texts of ``cat`` that are not read, whatever ``wanted`` says.
     """
     if available() and not any(field.key == "args" for field in fields):
-        return CompiledScanner(fields, wanted)
-    return PlainScanner(fields, wanted)
+        return CompiledScanner(fields, wanted, unwanted)
+    return PlainScanner(fields, wanted, unwanted)
 
 
 class ChromeTrace:
