@@ -51,8 +51,8 @@ class AscendReader:
             databases = [*captures, *analyses]
             parts.take_beside(databases, report, advance)
             choice = Choice(parts, captures, analyses, report, advance)
-            for rows in choice.event_rows(rank, keep):
-                yield "events", rows_table("events", rows)
+            for events in choice.event_tables(rank, keep):
+                yield "events", events
             operations, matrix = choice.operations(identity.groups)
             messages = Messages(rank, operations, choice.marks, matrix.totals)
             yield "comms", rows_table("comms", _comm_rows(rank, operations, messages, report))
