@@ -30,7 +30,7 @@ _ABSENT = msgspec.Raw(b"")
 _NULL = b"null"
 _SPACE = re.compile(rb"[\s,]*")
 _CUT = re.compile(rb'\}(?=\s*,\s*\{\s*")')
-_ENDS_HERE = re.compile(rb"\}\s*\]")
+_ENDS_HERE = re.compile(rb"\}[\s,]*\]")
 _BYTE = re.compile(r"\(byte (\d+)\)")
 _TRIALS = 16
 

@@ -33,10 +33,16 @@ _AHEAD = 1 << 18
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[")
 _NEXT = re.compile(rb"[\s,]*")
-_OPENING = re.compile(rb'\{\s*"')
+_KEY = rb'\{\s*"[^"\\]{0,64}"\s*:'
+# Not the object of "args": that one follows a colon.
+_OPENING = re.compile(rb"(?<!:)(?<!: )" + _KEY)
+# In a damaged event another one may begin before any has ended.
+_NEXT_EVENT = re.compile(rb'[,}\]]\s*(?=\{\s*"(?:ph|name|cat)"\s*:)')
 # An event may end here: another one opens, the list closes, or (in what is left at the end) nothing follows.
-_END = re.compile(rb'\}(?=\s*(?:,\s*\{\s*"|\]))')
-_LAST_END = re.compile(rb'\}(?=\s*(?:,\s*\{\s*"|\]|,?\s*(?:\{\s*)?\Z))')
+_END = re.compile(rb"\}(?=[\s,]*(?:" + _KEY + rb"|\]))")
+_LAST_END = re.compile(rb"\}(?=[\s,]*(?:" + _KEY + rb"|\]|(?:\{\s*)?\Z))")
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}]', re.DOTALL)
+_MOST_TOKENS = 4096
 _REOPENED = re.compile(rb"\s*(?:\[|,\s*[\[{])")
 _TRIALS = 16
 
@@ -166,7 +172,8 @@ class ChromeTrace:
             return
         pattern = _LAST_END if self._final else _END
         ends = [m.end() for m, _ in zip(pattern.finditer(self._data, at), range(_TRIALS), strict=False)]
-        for end in ends:
+        closed = _end_of_object(self._data, at)
+        for end in ends if closed is None else [closed, *ends]:
             scanned = self._scanner.one(self._data[at:end])
             if scanned is not None:
                 yield from self._taken(scanned, end)
@@ -182,7 +189,10 @@ class ChromeTrace:
         self._give_up(at, boundary.end() if boundary else None)
 
     def _give_up(self, at: int, end: int | None) -> None:
-        if end is not None:
+        following = _NEXT_EVENT.search(self._data, at, len(self._data) if end is None else end)
+        if following is not None:
+            self._drop("damaged event", at, following.end())
+        elif end is not None:
             self._drop("damaged event", at, end)
         elif self._final:
             self._cut_off(at)
@@ -199,7 +209,7 @@ class ChromeTrace:
             self._cut_off(at)
         else:
             # An opening may be cut in two by the end of the data.
-            self._drop("text between events that is none", at, len(self._data) - 64)
+            self._drop("text between events that is none", at, len(self._data) - 128)
             self._read()
 
     def _drop(self, reason: str, at: int, end: int) -> None:
@@ -240,3 +250,13 @@ class ChromeTrace:
         if self._stream.broken:
             self._report.drop(f"data after a break ({self._stream.broken})", self._place(len(self._data)))
         self._check_one_trace(self.tail, self._start)
+
+
+def _end_of_object(data: bytes, start: int) -> int | None:
+    """Offset after the brace that closes an object, whatever follows it; None if its braces or quotes do not fit."""
+    depth = 0
+    for token, _ in zip(_TOKEN.finditer(data, start), range(_MOST_TOKENS), strict=False):
+        depth += (token[0] == b"{") - (token[0] == b"}")
+        if depth == 0:
+            return token.end()
+    return None
