@@ -13,7 +13,7 @@ from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,10 +22,15 @@ from labelled import Row, job, ndtimeline_events, write_events, write_table
 
 from tracetool.errors import DuplicateRank, MalformedTrace
 from tracetool.ingest import discover, ingest
-from tracetool.readers import SourceReport, ndtimeline_chrome
+from tracetool.readers import Place, SourceReport, ndtimeline_chrome
+from tracetool.readers.json_scan import ChromeTrace
 from tracetool.readers.ndtimeline import READER
 from tracetool.readers.ndtimeline_names import Message, messages_of
 from tracetool.readers.ndtimeline_table import seconds_ns
+
+if TYPE_CHECKING:
+    from tracetool.readers.byte_stream import ByteStream
+    from tracetool.readers.json_columns import Scanner
 
 Table = list[dict[str, Any]]
 
@@ -350,8 +355,11 @@ def test_damaged_event_costs_no_other(tmp_path: Path, bad: str) -> None:
     tables, reports = read(path)
     assert sum(report.dropped.total() for report in reports.values()) == 1
     assert len(tables["events"]) + len(tables["comms"]) == len(events) - 1
-    (place,) = (place for report in reports.values() for place in report.places.values())
-    assert text.encode()[place.at :].startswith(b'{"name": "%s"' % events[5]["name"].encode())
+    assert [r.places["time is no number"] for r in reports.values() if r.dropped] == [Place(str(path), 6, "event")]
+    mended = [r.places[reason] for r in reports.values() for reason in r.repaired]
+    assert len(mended) == (bad in ("NaN", "Infinity"))
+    for place in mended:
+        assert text.encode()[place.at :].startswith(b'{"name": "%s"' % events[5]["name"].encode())
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
@@ -364,18 +372,28 @@ def test_truncated_timeline_keeps_what_is_whole(tmp_path: Path, share: float, zi
     tables, reports = read(path)
     kept = len(tables["events"]) + len(tables["comms"])
     assert kept == len(rows) if zipped else abs(kept / len(rows) - share) < 0.02
-    assert any("breaks off" in note for note in reports[0].notes) if zipped else reports[0].dropped.total() == 1
+    (reason,) = reports[0].dropped
+    assert reason.startswith("data after a break") if zipped else reason == "the file ends inside an event"
     assert labels_in(tables) == Counter()  # the number of a microbatch is known from nothing but the whole
 
 
-def test_large_timeline_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_events(tmp_path / "t", ndtimeline_events(job(2, 1, 3)))
-    monkeypatch.setattr(ndtimeline_chrome, "LIMIT_BYTES", path.stat().st_size - 1)
-    finding = READER.find([path])
-    assert not finding.sources
-    assert "the limit for such timelines" in finding.left[0].reason
-    with pytest.raises(MalformedTrace, match="MiB of text"):
-        ndtimeline_chrome.Timeline(path)
+def test_a_file_is_read_once_for_all_its_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_events(tmp_path / "t", ndtimeline_events(job(4, 1, 3)))
+    opened: list[str] = []
+
+    class Counted(ChromeTrace):
+        def __init__(self, stream: ByteStream, scanner: Scanner, report: SourceReport) -> None:
+            opened.append(stream.name)
+            super().__init__(stream, scanner, report)
+
+    monkeypatch.setattr(ndtimeline_chrome, "ChromeTrace", Counted)
+    tables, _ = read(path)
+    assert {row["rank"] for row in tables["events"]} == {0, 1, 2, 3}
+    assert opened == [str(path)]
+    path.write_text(json.dumps(ndtimeline_events(job(2, 1, 3))))
+    tables, _ = read(path)
+    assert {row["rank"] for row in tables["events"]} == {0, 1}
+    assert len(opened) == 2
 
 
 @pytest.mark.parametrize("text", ["[]", "[1]", "{}", "", "[{", '[{"ph": "X", "name": "aten::add"}]', "[[[["])

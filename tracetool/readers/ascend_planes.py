@@ -99,9 +99,7 @@ class Planes:
         # Their process and thread have numbers: the tracks would not know them otherwise.
         pids, tids = (np.array([t[n] or 0 for t in threads], np.int64)[places] for n in (0, 1))
         stream = spans.integers("stream")[rows]
-        self._subtasks.add(
-            _Subtask(pids, tids, start[rows], own, peer, np.where(local, 0, transport), size, stream)
-        )
+        self._subtasks.add(_Subtask(pids, tids, start[rows], own, peer, np.where(local, 0, transport), size, stream))
 
     def finish(self, groups: Sequence[Group]) -> list[Operation]:
         """All operations in order of start, with their links and groups.

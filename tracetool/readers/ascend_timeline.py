@@ -188,9 +188,7 @@ class Timeline:
             if pid is not None and tid is not None:
                 first = int(start[row])
                 communicator = self._tracks.communicator(pid, tid)
-                self.planes.operation(
-                    (pid, tid), communicator, called[names[row]], first, first + int(duration[row])
-                )
+                self.planes.operation((pid, tid), communicator, called[names[row]], first, first + int(duration[row]))
 
     def _take_iterations(self, spans: Spans, rows: Integers, start: Integers, duration: Integers) -> None:
         """Note a graph's iterations; their parts (FP_BP, Reduce ...) have no table."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import MalformedTrace
 from tracetool.readers import Finding, Identity, Left, Source, SourceReport, rows_table
-from tracetool.readers.ndtimeline_chrome import Timeline, opens_labelled, timeline_layout
+from tracetool.readers.ndtimeline_chrome import opens_labelled, timeline_of
 from tracetool.readers.ndtimeline_rows import RankRows
 from tracetool.readers.ndtimeline_table import step_of_clock_ns, table_layout, table_operations, table_trouble
 
@@ -48,7 +48,7 @@ class NDTimelineReader:
                 elif trouble:
                     finding.left.append(Left(file, trouble))
                 elif opens_labelled(file):
-                    timelines[file] = timeline_layout(file, _version(file))
+                    timelines[file] = timeline_of(file, _version(file)).layout
                 elif _meta(file):
                     metas.append(file)
             except MalformedTrace as error:
@@ -81,9 +81,8 @@ class NDTimelineReader:
         if is_table:
             rows.take(table_operations(source.files[0], rank, report, strays=strays))
         else:
-            timelines = [Timeline(file) for file in source.files]
+            timelines = [timeline_of(file, _version(file)) for file in source.files]
             rows.take(o for t in timelines for o in t.operations(rank, report, strays=strays))
-            report.notes += [f"{t.path}: its compressed data breaks off" for t in timelines if t.is_broken]
         if strays:
             report.notes += [f"all ranks: {note}" for note in _job_notes(source, layout, meta, is_table=is_table)]
         for file in source.files:
@@ -102,7 +101,7 @@ class NDTimelineReader:
         jobs: list[_Job] = []
         for file, layout in timelines.items():
             table = next((t for t, known in tables.items() if layout.is_view_of(known)), None)
-            if Timeline(file).is_simulated():
+            if timeline_of(file, _version(file)).is_simulated():
                 reason = "a simulated timeline, no measurement: every forward takes equally long, and every backward"
                 finding.left.append(Left(file, reason))
             elif table is not None:
@@ -144,9 +143,9 @@ def _job(source: Source) -> tuple[Layout, dict[str, int]]:
     if table_trouble(first) is None:
         meta = _meta(others[0]) if others else {}
         return table_layout(first, _version(first)), meta
-    layout = timeline_layout(first, _version(first))
+    layout = timeline_of(first, _version(first)).layout
     for file in others:
-        layout = layout.merged(timeline_layout(file, _version(file)))
+        layout = layout.merged(timeline_of(file, _version(file)).layout)
     return layout, {}
 
 
