@@ -11,8 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.readers.ascend_comms import LOCAL, RDMA, Link, Operation, collective_bytes, group_hash
-from tracetool.readers.ascend_messages import INFERRED, P2P, UNKNOWN, Message, Messages
+from tracetool.readers.ascend_comms import LOCAL, RDMA, Link, Operation, group_hash
 from tracetool.readers.ascend_tracks import ABSENT
 from tracetool.readers.spill import Spill
 
@@ -213,39 +212,6 @@ def attach_groups(operations: Sequence[Operation], groups: Sequence[Group], repo
         report.notes.append(
             f"{guessed} communication operations were given the only group whose hash ends like their name"
         )
-
-
-def comm_rows(rank: int, operations: Sequence[Operation], report: SourceReport) -> list[tuple[object, ...]]:
-    """Rows of the ``comms`` table.
-
-    Args:
-        rank: Global rank.
-        operations: In order of start.
-        report: Told how many messages are inferred or unknown.
-    """
-    messages = Messages(rank, operations, (), {})
-    rows: list[tuple[object, ...]] = []
-    counts: Counter[str] = Counter()
-    for batch, operation in enumerate(operations):
-        if operation.operation in P2P:
-            carried = messages.of(operation)
-            counts.update(m.evidence for m in carried)
-        else:
-            size = collective_bytes(operation)
-            carried = [Message(operation.operation, None, size, UNKNOWN if size is None else INFERRED)]
-        ranks = list(operation.group.ranks) if operation.group is not None else []
-        rows += [
-            (
-                rank, len(rows) + place, m.operation, operation.group_name, ranks, m.peer, m.payload_bytes,
-                operation.start_ns, None, batch, operation.stream, operation.start_ns, operation.end_ns,
-                m.evidence, None,
-            )
-            for place, m in enumerate(carried)
-        ]  # fmt: skip
-    for evidence, meaning in ((INFERRED, "inferred from sizes and neighbours"), (UNKNOWN, "unknown")):
-        if counts[evidence]:
-            report.notes.append(f"direction, peer or bytes of {counts[evidence]} messages are {meaning}")
-    return rows
 
 
 def _owner(threads: Sequence[tuple[int, int]], pid: int, tid: int) -> tuple[int, int] | None:

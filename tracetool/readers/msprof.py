@@ -13,8 +13,9 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from tracetool.readers import Finding, Identity, Source, SourceReport, rows_table
+from tracetool.readers.ascend_messages import Messages, comm_rows
 from tracetool.readers.ascend_parts import Parts, is_beside
-from tracetool.readers.ascend_planes import attach_groups, comm_rows
+from tracetool.readers.ascend_planes import attach_groups
 from tracetool.readers.ascend_timeline import CHUNK_ROWS
 from tracetool.readers.ascend_tracks import Track
 from tracetool.readers.msprof_capture import Capture, Clock, capture_of, configuration, is_configuration, is_rank_table
@@ -102,7 +103,8 @@ class MsprofReader:
             yield "events", rows_table("events", chunk)
         attach_groups(listed, identity.groups, report)
         operations = _joined(timelines.operations, listed, report)
-        yield "comms", rows_table("comms", comm_rows(rank, operations, report))
+        messages = Messages(rank, operations, (), {})
+        yield "comms", rows_table("comms", comm_rows(rank, operations, messages, "sizes and neighbours", report))
         for s in files.slices(STEP_TRACE):
             tables.iterations(_paths(s), timelines.marks)
         yield "steps", rows_table("steps", _step_rows(rank, timelines.marks, report))
