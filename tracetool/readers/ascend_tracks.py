@@ -169,11 +169,16 @@ class Tracks:
 
     def device(self, pid: int | None) -> int | None:
         """The device that a process number holds; None for the host and for numbers without one."""
-        index = self.sort_indices.get(pid) if pid is not None else None
-        if pid is None or index is None or pid >> 10 == 0 or pid >> 5 & 31 != index:
+        if pid is None or not self._holds_device(pid):
+            return None
+        # Other numbers may look like one by chance: where devices are in them, they are in all that msprof gives.
+        if not all(self._holds_device(p) for p in self.sort_indices if self.processes.get(p) in _PROCESS):
             return None
         device = pid & 31
         return None if device == HOST_DEVICE else device
+
+    def _holds_device(self, pid: int) -> bool:
+        return pid >> 10 != 0 and pid >> 5 & 31 == self.sort_indices.get(pid)
 
 
 def is_kernel_type(task_type: str) -> bool:
