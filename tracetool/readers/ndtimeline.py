@@ -6,12 +6,13 @@ One file holds many ranks; each rank is a source of its own.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tracetool.errors import MalformedTrace
 from tracetool.readers import Finding, Identity, Left, Source, SourceReport, rows_table
-from tracetool.readers.ndtimeline_chrome import opens_labelled, timeline_of
+from tracetool.readers.ndtimeline_chrome import by_step, opens_labelled, timeline_of
 from tracetool.readers.ndtimeline_rows import RankRows
 from tracetool.readers.ndtimeline_table import step_of_clock_ns, table_layout, table_operations, table_trouble
 
@@ -21,9 +22,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from tracetool.readers.ndtimeline_layout import Layout
+    from tracetool.readers.ndtimeline_layout import Layout, Operation
 
-_CHUNK_ROWS = 1 << 16
 _META_BYTES = 1 << 16
 _META_LINE = re.compile(r"^(\w+_size):[ \t]*(\d{1,9})[ \t]*$", re.MULTILINE)
 _META_KEYS = frozenset({"dp_size", "pp_size", "tp_size", "world_size"})
@@ -79,19 +79,21 @@ class NDTimelineReader:
         is_table = table_trouble(source.files[0]) is None
         rows = RankRows(rank, identity, layout, report)
         if is_table:
-            rows.take(table_operations(source.files[0], rank, report, strays=strays))
+            steps: dict[int, list[Operation]] = defaultdict(list)
+            for operation in table_operations(source.files[0], rank, report, strays=strays):
+                steps[operation.step].append(operation)
+            parts = rows.take(lambda: sorted(steps.items()))
         else:
             timelines = [timeline_of(file, _version(file)) for file in source.files]
-            rows.take(o for t in timelines for o in t.operations(rank, report, strays=strays))
+            for timeline in timelines:
+                timeline.tell(rank, report, strays=strays)
+            parts = rows.take(by_step(timelines, rank))
+        for name, chunk in parts:
+            yield name, rows_table(name, chunk)
         if strays:
             report.notes += [f"all ranks: {note}" for note in _job_notes(source, layout, meta, is_table=is_table)]
         for file in source.files:
             advance(file.stat().st_size)
-        for start in range(0, len(rows.events), _CHUNK_ROWS):
-            yield "events", rows_table("events", rows.events[start : start + _CHUNK_ROWS])
-        for start in range(0, len(rows.comms), _CHUNK_ROWS):
-            yield "comms", rows_table("comms", rows.comms[start : start + _CHUNK_ROWS])
-        yield "steps", rows_table("steps", rows.steps)
 
     def _sources(self, path: Path, files: tuple[Path, ...], layout: Layout) -> list[Source]:
         return [Source(self.name, path, files, member=f"rank {rank}") for rank in layout.places]

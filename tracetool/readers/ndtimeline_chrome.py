@@ -23,7 +23,7 @@ from tracetool.readers.ndtimeline_names import BACKWARD, COMPUTE, FORWARD, is_kn
 from tracetool.readers.spill import Spill
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     import numpy as np
@@ -39,6 +39,7 @@ _UNPLACED = "event without rank, stage or step"
 _THREAD = re.compile(r"^PP rank (\d+), TP rank (\d+), (\S.*)$")
 _SAME_DURATIONS = 8
 _ABSENT = -(2**63)
+_STEP = 6  # among the columns of usable operations
 _NUMBERS = ("rank", "step", "pp", "tp", "seq_id", "model_chunk", "mb_id")
 _FIELDS = (
     Field("ph", "text"), Field("cat", "text"), Field("name", "text"), Field("pid", "int"), Field("tid", "int"),
@@ -110,36 +111,44 @@ class Timeline:
         for spans in map(_Spans._make, self._spans.blocks()):
             self._judge(spans)
 
-    def operations(self, rank: int | None, report: SourceReport, *, strays: bool = False) -> Iterator[Operation]:
-        """The usable operations of one rank, or of all.
+    def tell(self, rank: int | None, report: SourceReport, *, strays: bool = False) -> None:
+        """Add what was met to a report, with the numbers of events or the bytes of what cannot be used.
 
         Args:
             rank: Global rank; None for all ranks.
-            report: What cannot be used is counted in it, with the number of its event or its byte.
+            report: Added to.
             strays: Whether to count what belongs to no rank, too.
         """
-        import numpy as np
-
         own = self._of_rank.values() if rank is None else [self._of_rank[rank]] if rank in self._of_rank else []
         for some in [*own, *([self._everyone] if strays or rank is None else [])]:
             _add(report, some)
-        names = list(self._names)
+
+    def usable(self, rank: int | None) -> Iterator[list[Integers]]:
+        """The usable operations of one rank, or of all, as columns for :meth:`operations_of`."""
+        import numpy as np
+
         for spans in map(_Spans._make, self._spans.blocks()):
-            who, usable = self._placed(spans), self._usable(spans)
-            mine = usable & (who.rank >= 0) & (spans.step >= 0)
+            who = self._placed(spans)
+            known = np.array(self._known, bool)[spans.name]
+            mine = known & (spans.start > _ABSENT) & (spans.duration > _ABSENT) & (who.rank >= 0) & (spans.step >= 0)
             if rank is not None:
                 mine &= who.rank == rank
             chosen = (
                 *who, spans.at, spans.name, spans.step, spans.start, np.maximum(spans.duration, 0), spans.order,
                 spans.chunk, spans.microbatch,
             )  # fmt: skip
-            columns = [column[mine].tolist() for column in chosen]
-            for of, dp, pp, tp, at, name, step, start, duration, order, chunk, microbatch in zip(*columns, strict=True):
-                yield Operation(
-                    Place(str(self._path), at, "event"), of, Where(dp, pp, _number(tp)), step, names[name], start,
-                    duration, _number(order), _number(chunk), None,
-                    _number(microbatch) if names[name] in COMPUTE else None,
-                )  # fmt: skip
+            yield [column[mine] for column in chosen]
+
+    def operations_of(self, columns: Iterable[Integers]) -> Iterator[Operation]:
+        """The operations that :meth:`usable` gave."""
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        names = list(self._names)
+        for of, dp, pp, tp, at, name, step, start, duration, order, chunk, microbatch in rows:
+            yield Operation(
+                Place(str(self._path), at, "event"), of, Where(dp, pp, _number(tp)), step, names[name], start,
+                duration, _number(order), _number(chunk), None,
+                _number(microbatch) if names[name] in COMPUTE else None,
+            )  # fmt: skip
 
     @cached_property
     def layout(self) -> Layout:
@@ -149,8 +158,9 @@ class Timeline:
             MalformedTrace: If no event can be used.
         """
         layout = Layout()
-        for operation in self.operations(None, SourceReport()):
-            layout.take(operation)
+        for columns in self.usable(None):
+            for operation in self.operations_of(columns):
+                layout.take(operation)
         unplaced = sum(report.dropped[_UNPLACED] for report in self._of_rank.values())
         layout.unplaced = self._everyone.dropped.total() + unplaced
         if not layout.steps:
@@ -215,13 +225,6 @@ class Timeline:
                     column[rows] = -1 if value is None else value
         return places
 
-    def _usable(self, spans: _Spans) -> NDArray[np.bool_]:
-        import numpy as np
-
-        known = np.array(self._known, bool)[spans.name]
-        usable: NDArray[np.bool_] = known & (spans.start > _ABSENT) & (spans.duration > _ABSENT)
-        return usable
-
     def _judge(self, spans: _Spans) -> None:
         """Count what each rank has, and what of it cannot be used."""
         import numpy as np
@@ -274,6 +277,36 @@ def timeline_of(path: Path, version: tuple[int, int]) -> Timeline:  # noqa: ARG0
         MalformedTrace: If it holds no list of events.
     """
     return Timeline(path)
+
+
+def by_step(timelines: Sequence[Timeline], rank: int) -> Callable[[], Iterator[tuple[int, list[Operation]]]]:
+    """The usable operations of a rank by step; only their numbers are held.
+
+    Args:
+        timelines: Files of one job.
+        rank: Global rank.
+    """
+    import numpy as np
+
+    blocks = [(n, columns) for n, timeline in enumerate(timelines) for columns in timeline.usable(rank)]
+    held = [np.concatenate(some) for some in zip(*(columns for _, columns in blocks), strict=True)]
+    files = np.concatenate([np.full(len(columns[0]), n) for n, columns in blocks]) if blocks else None
+
+    def steps() -> Iterator[tuple[int, list[Operation]]]:
+        if files is None:
+            return
+        # In the order of the files within each step.
+        numbers = held[_STEP]
+        order = np.argsort(numbers, kind="stable")
+        for rows in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+            found: list[Operation] = []
+            for n in np.unique(files[rows]).tolist():
+                own = rows[files[rows] == n]
+                found += timelines[n].operations_of([column[own] for column in held])
+            if found:
+                yield found[0].step, found
+
+    return steps
 
 
 def _threads_in(table: pa.Table) -> dict[int, tuple[int, int, int, str]]:
