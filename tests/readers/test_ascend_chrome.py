@@ -77,6 +77,13 @@ def test_whole_file(tmp_path: Path, scanner: str, form: str) -> None:
         (f"[{PIECES[0]},{PIECES[1]}][{PIECES[2]},{PIECES[3]}]", {"lists of events run together": 1}, {}),
         (f"[{PIECES[0]},{PIECES[1]},]\n[{PIECES[2]},{PIECES[3]}]", {"lists of events run together": 1}, {}),
         (f"[{PIECES[0]},{PIECES[1]}],{PIECES[2]},{PIECES[3]}]", {"lists of events run together": 1}, {}),
+        (f"[{PIECES[0]}]{PIECES[1]},{PIECES[2]},{PIECES[3]}]", {"lists of events run together": 1}, {}),
+        (
+            f"[{PIECES[0]},{PIECES[1]}], x{PIECES[2]},{PIECES[3]}]",
+            {"text after the end of the events": 1},
+            {"text between events that is none": 1},
+        ),
+        (f"[{','.join(PIECES)}]\n \n", {}, {}),
         (f"[{','.join(PIECES)},]", {}, {}),
         (f"[{','.join(PIECES)}", {}, {"the file ends before its list of events does": 1}),
     ],

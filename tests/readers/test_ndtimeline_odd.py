@@ -13,7 +13,7 @@ from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,15 +22,10 @@ from labelled import Row, job, ndtimeline_events, write_events, write_table
 
 from tracetool.errors import DuplicateRank, MalformedTrace
 from tracetool.ingest import discover, ingest
-from tracetool.readers import Place, SourceReport, ndtimeline_chrome
-from tracetool.readers.json_scan import ChromeTrace
+from tracetool.readers import Place, SourceReport
 from tracetool.readers.ndtimeline import READER
 from tracetool.readers.ndtimeline_names import Message, messages_of
 from tracetool.readers.ndtimeline_table import seconds_ns
-
-if TYPE_CHECKING:
-    from tracetool.readers.byte_stream import ByteStream
-    from tracetool.readers.json_columns import Scanner
 
 Table = list[dict[str, Any]]
 
@@ -375,25 +370,6 @@ def test_truncated_timeline_keeps_what_is_whole(tmp_path: Path, share: float, zi
     (reason,) = reports[0].dropped
     assert reason.startswith("data after a break") if zipped else reason == "the file ends inside an event"
     assert labels_in(tables) == Counter()  # the number of a microbatch is known from nothing but the whole
-
-
-def test_a_file_is_read_once_for_all_its_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_events(tmp_path / "t", ndtimeline_events(job(4, 1, 3)))
-    opened: list[str] = []
-
-    class Counted(ChromeTrace):
-        def __init__(self, stream: ByteStream, scanner: Scanner, report: SourceReport) -> None:
-            opened.append(stream.name)
-            super().__init__(stream, scanner, report)
-
-    monkeypatch.setattr(ndtimeline_chrome, "ChromeTrace", Counted)
-    tables, _ = read(path)
-    assert {row["rank"] for row in tables["events"]} == {0, 1, 2, 3}
-    assert opened == [str(path)]
-    path.write_text(json.dumps(ndtimeline_events(job(2, 1, 3))))
-    tables, _ = read(path)
-    assert {row["rank"] for row in tables["events"]} == {0, 1}
-    assert len(opened) == 2
 
 
 @pytest.mark.parametrize("text", ["[]", "[1]", "{}", "", "[{", '[{"ph": "X", "name": "aten::add"}]', "[[[["])

@@ -43,7 +43,8 @@ _END = re.compile(rb"\}(?=[\s,]*(?:" + _KEY + rb"|\]))")
 _LAST_END = re.compile(rb"\}(?=[\s,]*(?:" + _KEY + rb"|\]|(?:\{\s*)?\Z))")
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}]', re.DOTALL)
 _MOST_TOKENS = 4096
-_REOPENED = re.compile(rb"\s*(?:\[|,\s*[\[{])")
+_REOPENED = re.compile(rb"\s*,?\s*[\[{]")
+_SOMETHING = re.compile(rb"\s*\S")
 _TRIALS = 16
 
 
@@ -92,6 +93,7 @@ class ChromeTrace:
         self._start = 0
         self._final = False
         self._closed = False
+        self._is_bare = False
         self._window = scanner.block_bytes
         self.head = self._find_list()
 
@@ -134,8 +136,10 @@ class ChromeTrace:
     def _find_list(self) -> bytes:
         while True:
             self._read()
-            match = _BARE.match(self._data) or _EVENTS.search(self._data)
+            bare = _BARE.match(self._data)
+            match = bare or _EVENTS.search(self._data)
             if match is not None:
+                self._is_bare = bare is not None
                 self._start = match.end()
                 return self._data[: match.end()]
             if self._final or len(self._data) > _AROUND_LIMIT_BYTES:
@@ -237,11 +241,14 @@ class ChromeTrace:
         while not self._final and self._left() < 64:
             self._read()
         match = _REOPENED.match(self._data, self._start)
-        if match is None:
-            self._closed = True
-        else:
+        if match is not None:
             self._report.repair("lists of events run together", self._place(self._start))
             self._start = match.end() - (self._data[match.end() - 1 : match.end()] == b"{")
+        elif self._is_bare and _SOMETHING.match(self._data, self._start):
+            # Nothing stands behind a bare list: a stray bracket must not hide the events after it.
+            self._report.repair("text after the end of the events", self._place(self._start))
+        else:
+            self._closed = True
 
     def _finish(self) -> None:
         while not self._final and self._left() <= _AROUND_LIMIT_BYTES:
