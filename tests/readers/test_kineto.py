@@ -15,10 +15,10 @@ from recorded import SAMPLES, data, h100, run_of
 
 from tracetool.errors import IngestError
 from tracetool.ingest import ingest
+from tracetool.readers import spill
 from tracetool.readers.json_columns import nanoseconds_of
 from tracetool.readers.json_compiled import CompiledScanner
 from tracetool.readers.json_plain import PlainScanner
-from tracetool.readers.spill import Spill
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,7 +99,7 @@ def test_small_chunks_give_the_same_events(tmp_path: Path, monkeypatch: pytest.M
 def test_allocator_records_are_sorted_however_the_file_has_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Spill, "_IN_MEMORY_BYTES", 100)
+    monkeypatch.setattr(spill, "_IN_MEMORY_BYTES", 100)
     for scanner in (PlainScanner, CompiledScanner):
         monkeypatch.setattr(scanner, "block_bytes", 2000)
     args = {"Device Type": 1, "Device Id": 0, "Total Allocated": 5, "Total Reserved": 9}

@@ -240,8 +240,9 @@ def test_damaged_timeline_costs_its_damage_only(copy: Path) -> None:
     path.write_text(path.read_text().replace('"dur": 23.1,', '"dur": NaN,', 1))
     found = read_only(READER, copy)
     assert len(found.events("kernel")) == 1389
-    assert dict(found.report.dropped) == {"damaged event": 1}
-    assert found.report.places["damaged event"].file == str(path)
+    assert dict(found.report.repaired) == {"inf or nan read as null": 1}
+    assert dict(found.report.dropped) == {"time is no number": 1}
+    assert found.report.places["inf or nan read as null"].file == str(path)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

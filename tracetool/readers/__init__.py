@@ -110,8 +110,8 @@ class Place:
 
     Attributes:
         file: Path as it was named, with the archive member if there is one.
-        at: Offset in bytes (after decompression), or line.
-        unit: ``byte`` or ``line``.
+        at: Offset in bytes (after decompression), or line, row of a table, or event; the last three count from 1.
+        unit: ``byte``, ``line``, ``row`` (of a database) or ``event``.
     """
 
     file: str

@@ -45,6 +45,7 @@ typedef struct {
     Py_ssize_t n_fields, n_wanted;
     Field *fields;
     Wanted *wanted;
+    Wanted unwanted; /* categories that are never taken */
     Keys event_keys, args_keys;
     PyObject *owned; /* list of the bytes objects that the texts above point into */
 } Scanner;
@@ -200,18 +201,22 @@ static inline const Byte *scan_args(Scan *s, const Byte *p)
     return *p == 'n' ? scan_word(&s->window, p, "null") : give_up(&s->window, DECLINED);
 }
 
+static int lists(const Wanted *w, Text cat)
+{
+    for (Py_ssize_t j = 0; j < w->n_cats; j++)
+        if (same(w->cats[j], cat))
+            return 1;
+    return 0;
+}
+
 static int is_wanted(const Scanner *scanner, Text ph, Text cat)
 {
+    if (lists(&scanner->unwanted, cat))
+        return 0;
     for (Py_ssize_t i = 0; i < scanner->n_wanted; i++) {
         const Wanted *w = &scanner->wanted[i];
-        if (!same(w->ph, ph))
-            continue;
-        if (!w->cats)
-            return 1;
-        for (Py_ssize_t j = 0; j < w->n_cats; j++)
-            if (same(w->cats[j], cat))
-                return 1;
-        return 0;
+        if (same(w->ph, ph))
+            return !w->cats || lists(w, cat);
     }
     return 0;
 }
@@ -579,6 +584,7 @@ static void scanner_dealloc(PyObject *object)
     for (Py_ssize_t i = 0; i < self->n_wanted; i++)
         PyMem_Free(self->wanted[i].cats);
     PyMem_Free(self->wanted);
+    PyMem_Free(self->unwanted.cats);
     PyMem_Free(self->fields);
     PyMem_Free(self->event_keys.slots);
     PyMem_Free(self->args_keys.slots);
@@ -589,21 +595,23 @@ static void scanner_dealloc(PyObject *object)
 
 static PyObject *scanner_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"fields", "wanted", NULL};
-    PyObject *fields, *wanted;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:Scanner", names, &fields, &wanted))
+    static char *names[] = {"fields", "wanted", "unwanted", NULL};
+    PyObject *fields, *wanted, *unwanted = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|O:Scanner", names, &fields, &wanted, &unwanted))
         return NULL;
     Scanner *self = (Scanner *)type->tp_alloc(type, 0);
     if (!self)
         return NULL;
     self->owned = PyList_New(0);
-    if (!self->owned || parse_fields(self, fields) < 0 || parse_wanted(self, wanted) < 0)
+    if (!self->owned || parse_fields(self, fields) < 0 || parse_wanted(self, wanted) < 0 ||
+        (unwanted && parse_cats(self, unwanted, &self->unwanted) < 0))
         Py_CLEAR(self);
     return (PyObject *)self;
 }
 
-PyDoc_STRVAR(scanner_doc, "Scanner(fields, wanted)\n--\n\n"
-                          "Takes the wanted events out of Chrome-trace text; one column per field (key, kind, in_args).");
+PyDoc_STRVAR(scanner_doc, "Scanner(fields, wanted, unwanted=())\n--\n\n"
+                          "Takes the wanted events out of Chrome-trace text; one column per field (key, kind, in_args).\n"
+                          "Events of an unwanted category are left out whatever wanted says.");
 
 static PyMethodDef scanner_methods[] = {{"scan", scanner_scan, METH_VARARGS, scan_doc}, {NULL, NULL, 0, NULL}};
 

@@ -8,7 +8,10 @@ from tracetool.readers.json_compiled import Column, Kind
 @final
 class Scanner:
     def __new__(
-        cls, fields: Sequence[tuple[bytes, Kind, bool]], wanted: Mapping[bytes, frozenset[bytes] | None]
+        cls,
+        fields: Sequence[tuple[bytes, Kind, bool]],
+        wanted: Mapping[bytes, frozenset[bytes] | None],
+        unwanted: frozenset[bytes] = ...,
     ) -> Scanner: ...
     def scan(
         self, data: bytes, start: int, stop: int, /

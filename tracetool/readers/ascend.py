@@ -6,13 +6,11 @@ A rank's folder holds ``ASCEND_PROFILER_OUTPUT`` and, beside it, ``profiler_info
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from tracetool.readers import Finding, Identity, Source, SourceReport, rows_table
 from tracetool.readers.ascend_choice import Choice
-from tracetool.readers.ascend_comms import Operation, collective_bytes
-from tracetool.readers.ascend_messages import BATCH, INFERRED, P2P, UNKNOWN, Message, Messages
+from tracetool.readers.ascend_messages import Messages, comm_rows
 from tracetool.readers.ascend_parts import Parts, rank_folders
 from tracetool.readers.ascend_text import small_integer, time_ns
 
@@ -22,6 +20,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from tracetool.readers.ascend_comms import Operation
+
+_INFERRED_FROM = "waits, usual sizes and the computing beside them"
+
 
 class AscendReader:
     """Reads output of torch_npu, MindSpore and msprof; see :class:`tracetool.readers.Reader`."""
@@ -30,7 +32,7 @@ class AscendReader:
 
     def find(self, files: Sequence[Path]) -> Finding:
         """Each folder of a rank is one source, whatever it is called, and each database that lies alone."""
-        return Finding(rank_folders(self.name, files))
+        return rank_folders(self.name, files)
 
     def identify(self, source: Source) -> Identity:
         """Rank and groups from the files beside the output, the device from its tables."""
@@ -51,11 +53,11 @@ class AscendReader:
             databases = [*captures, *analyses]
             parts.take_beside(databases, report, advance)
             choice = Choice(parts, captures, analyses, report, advance)
-            for rows in choice.event_rows(rank, keep):
-                yield "events", rows_table("events", rows)
+            for events in choice.event_tables(rank, keep):
+                yield "events", events
             operations, matrix = choice.operations(identity.groups)
             messages = Messages(rank, operations, choice.marks, matrix.totals)
-            yield "comms", rows_table("comms", _comm_rows(rank, operations, messages, report))
+            yield "comms", rows_table("comms", comm_rows(rank, operations, messages, _INFERRED_FROM, report))
             extents = choice.extents()
             if not extents and (extents := _extents(operations)):
                 report.notes.append("its steps last from the first to the last communication operation only")
@@ -69,41 +71,6 @@ class AscendReader:
 
 
 READER = AscendReader()
-
-
-def _comm_rows(
-    rank: int, operations: Sequence[Operation], messages: Messages, report: SourceReport
-) -> list[tuple[object, ...]]:
-    rows: list[tuple[object, ...]] = []
-    batches: dict[str, list[Message]] = defaultdict(list)
-    sent_or_received: list[Message] = []
-    for batch, operation in enumerate(operations):
-        if operation.operation in P2P:
-            carried = messages.of(operation)
-            sent_or_received += carried
-            if operation.operation == BATCH:
-                batches[operation.group_name] += carried
-        else:
-            size = collective_bytes(operation)
-            carried = [Message(operation.operation, None, size, UNKNOWN if size is None else INFERRED)]
-        ranks = list(operation.group.ranks) if operation.group is not None else []
-        rows += [
-            (
-                rank, len(rows) + number, m.operation, operation.group_name, ranks, m.peer, m.payload_bytes,
-                operation.start_ns, None, batch, operation.stream, operation.start_ns, operation.end_ns,
-                m.evidence, None,
-            )
-            for number, m in enumerate(carried)
-        ]  # fmt: skip
-    messages.check(batches, report)
-    for evidence, meaning in (
-        (INFERRED, "inferred from waits, usual sizes and the computing beside them"),
-        (UNKNOWN, "unknown"),
-    ):
-        count = sum(m.evidence == evidence for m in sent_or_received)
-        if count:
-            report.notes.append(f"direction, peer or bytes of {count} messages are {meaning}")
-    return rows
 
 
 def _extents(operations: Sequence[Operation]) -> dict[int, tuple[int, int]]:

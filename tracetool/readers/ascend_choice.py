@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from tracetool.errors import MalformedTrace
-from tracetool.readers import Place, SourceReport
+from tracetool.readers import Place, SourceReport, rows_table
 from tracetool.readers.ascend_comms import (
     COMMUNICATION,
     MATRIX,
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    import pyarrow as pa
+
     from tracetool.readers import Group
     from tracetool.readers.ascend_db import Database
     from tracetool.readers.ascend_parts import Parts
@@ -58,7 +60,7 @@ class Choice:
         advance: Called with the bytes of the text files consumed.
 
     Attributes:
-        marks: Kernels that tell forward from backward; filled by ``event_rows``.
+        marks: Kernels that tell forward from backward; filled by ``event_tables``.
     """
 
     def __init__(
@@ -83,20 +85,24 @@ class Choice:
         marked = [e for e in (self._taken, *self._events) if e is not None and "STEP_TIME" in e.database.tables]
         self._steps = Marks(marked[0].database, report) if marked else None
 
-    def event_rows(self, rank: int, keep: frozenset[str]) -> Iterator[list[Row]]:
+    def event_tables(self, rank: int, keep: frozenset[str]) -> Iterator[pa.Table]:
         """Rows of the ``events`` table: what the device ran, then what the host did."""
-        first, last = self._parts.session() or (0, 2**63)
+        session = self._parts.session()
         outside = 0
         for rows in self._event_rows(rank, keep):
-            met = self._report.first_ns
-            starts = [_number(row[4]) for row in rows]
-            self._report.first_ns = min(starts if met is None else [met, *starts], default=None)
-            outside += sum(not first <= start <= last for start in starts)
-            yield rows
+            table = rows_table("events", rows) if isinstance(rows, list) else rows
+            if len(table):
+                starts = table.column("start_ns").to_numpy()
+                met = self._report.first_ns
+                first = int(starts.min())
+                self._report.first_ns = first if met is None else min(met, first)
+                if session is not None:
+                    outside += int(((starts < session[0]) | (starts > session[1])).sum())
+            yield table
         if outside:
             self._report.notes.append(f"{outside:,} events lie outside the recording's time in SESSION_TIME_INFO")
 
-    def _event_rows(self, rank: int, keep: frozenset[str]) -> Iterator[list[Row]]:
+    def _event_rows(self, rank: int, keep: frozenset[str]) -> Iterator[list[Row] | pa.Table]:
         count = 0
         if self._taken is not None:
             self._file(KERNEL_DETAILS, used=False)
@@ -106,15 +112,15 @@ class Choice:
                 count += len(rows)
             self.marks = self._taken.marks
         else:
-            for rows in self._text_rows(rank):
-                yield rows
-                count += len(rows)
+            for text_rows in self._text_rows(rank, keep):
+                yield text_rows
+                count += len(text_rows)
         for events in [self._taken] if self._taken is not None else self._events[:1]:
             for rows in chunks(events.host_rows(rank, keep, self._report)):
                 yield [(count + i, *row) for i, row in enumerate(rows)]
                 count += len(rows)
 
-    def _text_rows(self, rank: int) -> Iterator[list[Row]]:
+    def _text_rows(self, rank: int, keep: frozenset[str]) -> Iterator[list[Row] | pa.Table]:
         self._text = Kernels(rank, self._report)
         if (path := self._file(KERNEL_DETAILS)) is not None:
             for rows in self._text.event_rows(path, self._advance):
@@ -124,10 +130,13 @@ class Choice:
         self.marks = self._text.marks
         # A database beside it has the same host events.
         if (path := self._file(TRACE_VIEW, used=not self._events)) is not None:
-            yield from View(path, rank, self._report, self._advance).event_rows(self._text)
+            others = any(self._parts.path(part) is not None for part in (KERNEL_DETAILS, COMMUNICATION))
+            view = self._whole(partial(View, path, rank, keep, self._report, self._advance), beside=others)
+            if view is not None:
+                yield from view.event_tables(self._text)
 
     def operations(self, groups: Sequence[Group]) -> tuple[list[Operation], Matrix]:
-        """All communication operations, and the sums of their links; after ``event_rows``."""
+        """All communication operations, and the sums of their links; after ``event_tables``."""
         tasks = self._tasks()
         listed = self._listed(tasks)
         matrix = self._matrix()
@@ -268,14 +277,20 @@ class Choice:
         self._advance(path.stat().st_size)
         return None
 
-    def _whole(self, read: Callable[[], T]) -> T | None:
-        """What a text file holds; beside databases a damaged one is left out instead of ending it all."""
+    def _whole(self, read: Callable[[], T], *, beside: bool = False) -> T | None:
+        """What a text file holds; beside databases a damaged one is left out instead of ending it all.
+
+        Args:
+            read: Reads it.
+            beside: Whether other text files would be lost with it.
+        """
         try:
             return read()
         except MalformedTrace as error:
-            if not self._events and not self._analyses:
+            if not self._events and not self._analyses and not beside:
                 raise
-            self._report.drop("damaged text file beside a database", Place(str(self._parts.folder), 0))
+            reason = "damaged text file beside others" if beside else "damaged text file beside a database"
+            self._report.drop(reason, Place(str(self._parts.folder), 0))
             self._report.notes.append(f"left out: {error.message}")
             return None
 

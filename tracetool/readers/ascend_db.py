@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,13 +19,14 @@ from tracetool.errors import MalformedTrace
 from tracetool.readers import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from tracetool.readers import SourceReport
 
 _MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100
 _UNMERGED = ("-wal", "-journal")
+_BESIDE = (*_UNMERGED, "-shm")
 # No row of a profiler is near this: a larger one is damage or malice and counts as unreadable.
 _ROW_BYTES = 16 << 20
 _NAME_CHARACTERS = 4096
@@ -75,12 +76,21 @@ def known(value: object) -> int | None:
     return None if number is None or number < 0 or number in _NONE else number
 
 
+def companions(databases: Iterable[Path], files: Iterable[Path]) -> list[Path]:
+    """Those of the files that SQLite keeps beside one of the databases, with changes of its own or without."""
+    names = {database.with_name(database.name + suffix) for database in databases for suffix in _BESIDE}
+    return sorted(names & set(files))
+
+
 @contextmanager
-def opened(path: Path) -> Iterator[Database]:
-    """A database, for reading only.
+def connected(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection to a database, for reading only.
 
     Args:
         path: The file; nothing is written beside it.
+
+    Raises:
+        MalformedTrace: If changes lie beside it, and there is no room for a copy to merge them in.
     """
     beside = unmerged(path)
     with TemporaryDirectory(prefix="tracetool-") as folder:
@@ -98,11 +108,15 @@ def opened(path: Path) -> Iterator[Database]:
             uri = f"{copy.as_uri()}?mode=rw"
         else:
             uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
-        connection = sqlite3.connect(uri, uri=True, isolation_level=None)
-        try:
-            yield Database(path, connection)
-        finally:
-            connection.close()
+        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
+            yield connection
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Database]:
+    """A database, for reading only; see :func:`connected`."""
+    with connected(path) as connection:
+        yield Database(path, connection)
 
 
 class Database:

@@ -8,11 +8,11 @@ received. What this rank's files do not say is inferred from what it computed be
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tracetool.readers.ascend_comms import LOCAL, RDMA, Link
+from tracetool.readers.ascend_comms import LOCAL, RDMA, Link, collective_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -208,6 +208,46 @@ class Messages:
             last = bisect_left(self._mark_starts, self._post_starts[index])
         between = self._marks[first:last]
         return any(mark.backward for mark in between) if between else None
+
+
+def comm_rows(
+    rank: int, operations: Sequence[Operation], messages: Messages, inferred_from: str, report: SourceReport
+) -> list[tuple[object, ...]]:
+    """Rows of the ``comms`` table.
+
+    Args:
+        rank: Global rank.
+        operations: In order of start.
+        messages: Made of them.
+        inferred_from: What tells of messages that the links do not show.
+        report: Told how many messages are inferred or unknown, and of sums that differ.
+    """
+    rows: list[tuple[object, ...]] = []
+    batches: dict[str, list[Message]] = defaultdict(list)
+    counts: Counter[str] = Counter()
+    for batch, operation in enumerate(operations):
+        if operation.operation in P2P:
+            carried = messages.of(operation)
+            counts.update(m.evidence for m in carried)
+            if operation.operation == BATCH:
+                batches[operation.group_name] += carried
+        else:
+            size = collective_bytes(operation)
+            carried = [Message(operation.operation, None, size, UNKNOWN if size is None else INFERRED)]
+        ranks = list(operation.group.ranks) if operation.group is not None else []
+        rows += [
+            (
+                rank, len(rows) + place, m.operation, operation.group_name, ranks, m.peer, m.payload_bytes,
+                operation.start_ns, None, batch, operation.stream, operation.start_ns, operation.end_ns,
+                m.evidence, None,
+            )
+            for place, m in enumerate(carried)
+        ]  # fmt: skip
+    messages.check(batches, report)
+    for evidence, meaning in ((INFERRED, f"inferred from {inferred_from}"), (UNKNOWN, "unknown")):
+        if counts[evidence]:
+            report.notes.append(f"direction, peer or bytes of {counts[evidence]} messages are {meaning}")
+    return rows
 
 
 def _with_noticed(side: _Side, operation: Operation) -> _Side:

@@ -11,9 +11,9 @@ from collections import defaultdict
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tracetool.readers import Group, Identity, Source
+from tracetool.readers import Finding, Group, Identity, Left, Source
 from tracetool.readers.ascend_comms import COMMUNICATION, MATRIX
-from tracetool.readers.ascend_db import opened, unmerged
+from tracetool.readers.ascend_db import companions, opened, unmerged
 from tracetool.readers.ascend_db_identity import (
     ANALYSIS,
     CAPTURE,
@@ -24,7 +24,7 @@ from tracetool.readers.ascend_db_identity import (
     rank_in_name,
 )
 from tracetool.readers.ascend_kernels import KERNEL_DETAILS
-from tracetool.readers.ascend_text import csv_rows, decoded, small_integer
+from tracetool.readers.ascend_text import csv_header, csv_rows, decoded, small_integer
 from tracetool.readers.ascend_view import TRACE_VIEW
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ _WITHOUT_TABLE = {
 }
 
 
-def rank_folders(reader: str, files: Sequence[Path]) -> list[Source]:
-    """One source per folder that holds the output of a rank, and per database that lies alone.
+def rank_folders(reader: str, files: Sequence[Path]) -> Finding:
+    """One source per folder that holds the output of a rank, and per database that lies alone; and what is left.
 
     Args:
         reader: Name of the reader.
@@ -82,6 +82,7 @@ def rank_folders(reader: str, files: Sequence[Path]) -> list[Source]:
     for file in files:
         folders[file.parent].append(file)
     found: dict[Path, list[Path]] = defaultdict(list)
+    others: list[Path] = []
     for folder, members in sorted(folders.items(), key=lambda item: (item[0].name != _OUTPUT, item[0])):
         databases = [f for f in members if f in kinds]
         text = any(f.name in _ANY_OF and f.stat().st_size > 0 for f in members)
@@ -97,13 +98,24 @@ def rank_folders(reader: str, files: Sequence[Path]) -> list[Source]:
             continue
         output = [f for f in members if _part(f) in _WITHOUT and f not in beside] + databases
         found[root] += [f for f in sorted(output) + sorted(beside) if f not in found[root]]
+        others += [f for f in members if f not in found[root] and _is_table(f)]
     taken = {file for members in found.values() for file in members}
     alone: list[Path] = []
     for database in sorted(file for file in kinds if file not in taken):
         roots = [folder for folder in database.parents if folder in found]
         (found[roots[0]] if roots else alone).append(database)
     sources = [Source(reader, root, _with_unmerged(parts)) for root, parts in sorted(found.items())]
-    return sources + _alone(reader, alone, kinds)
+    sources += _alone(reader, alone, kinds)
+    taken = {file for source in sources for file in source.files}
+    unused = [Left(f, "no table needs it") for f in sorted(others) if f not in taken]
+    logs = [Left(f, "belongs to the database") for f in companions(kinds, files) if f not in taken]
+    return Finding(sources, unused + logs)
+
+
+def _is_table(file: Path) -> bool:
+    """Whether a file is text with a header, as CSV files are."""
+    header = csv_header(file)
+    return len(header) > 1 and header[0][:1] not in ("{", "[")
 
 
 def _alone(reader: str, databases: Sequence[Path], kinds: Mapping[Path, str]) -> list[Source]:

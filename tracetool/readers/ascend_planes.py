@@ -9,18 +9,23 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.readers.ascend_comms import LOCAL, RDMA, Link, Operation, collective_bytes, group_hash
-from tracetool.readers.ascend_messages import INFERRED, P2P, UNKNOWN, Message, Messages
-from tracetool.readers.ascend_tracks import number
+from tracetool.readers.ascend_comms import LOCAL, RDMA, Link, Operation, group_hash
+from tracetool.readers.ascend_tracks import ABSENT
+from tracetool.readers.spill import Spill
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from tracetool.readers import Group, SourceReport
-    from tracetool.readers.ascend_chrome import Args
+    from tracetool.readers.ascend_chrome import Spans
+    from tracetool.readers.ascend_tracks import Thread
+
+    _Position = tuple[int, int]
 
 _HCOM = re.compile(r"^hcom_(?P<kind>[A-Za-z0-9]+)_*_(?P<digits>\d+)_-?\d+(?:_-?\d+)?$")
 # MindSpore's graphs: Default/AllReduce-op534_0.
@@ -30,12 +35,17 @@ _ON_CHIP = "ON_CHIP"
 _INDEX = re.compile(r"^\d{1,6}$")
 
 
-@dataclass(slots=True)
-class _Moved:
-    """Bytes of one operation by (own, peer, transport), and the streams of its subtasks."""
+class _Subtask(NamedTuple):
+    """Columns of subtasks that move bytes; ``transport`` is a number that stands for its name."""
 
-    sizes: Counter[tuple[int, int, str]] = field(default_factory=Counter)
-    streams: set[int] = field(default_factory=set)
+    pid: NDArray[np.int64]
+    tid: NDArray[np.int64]
+    start: NDArray[np.int64]
+    own: NDArray[np.int64]
+    peer: NDArray[np.int64]
+    transport: NDArray[np.int64]
+    size: NDArray[np.int64]
+    stream: NDArray[np.int64]
 
 
 class Planes:
@@ -48,7 +58,8 @@ class Planes:
     def __init__(self, report: SourceReport) -> None:
         self._report = report
         self._operations: dict[tuple[int, int], list[Operation]] = defaultdict(list)
-        self._subtasks: list[tuple[int, int, int, int, int, str, int, int | None]] = []
+        self._subtasks = Spill(len(_Subtask._fields))
+        self._transports = {LOCAL: 0, RDMA: 1}
         self._idle = 0
 
     def operation(self, thread: tuple[int, int], communicator: str, name: str, start: int, end: int) -> None:
@@ -57,18 +68,37 @@ class Planes:
         found.hash = "" if _INDEX.match(communicator) else communicator
         self._operations[thread].append(found)
 
-    def subtask(self, thread: tuple[int, int], start: int, args: Args | None) -> None:
-        """Take a subtask from a plane; the ones that move nothing are only counted."""
-        own = number(args.source) if args is not None else None
-        size = number(args.size) if args is not None else None
-        if args is None or own is None or not size:
-            self._idle += 1
+    def subtasks(
+        self, spans: Spans, threads: Sequence[Thread], rows: NDArray[np.int64], start: NDArray[np.int64]
+    ) -> None:
+        """Take subtasks from planes; the ones that move nothing are only counted.
+
+        Args:
+            spans: Spans, subtasks among them.
+            threads: What the numbers of threads stand for.
+            rows: Which of the spans are subtasks.
+            start: Start of each span.
+        """
+        import numpy as np
+
+        if not len(rows):
             return
-        peer = number(args.destination)
-        peer = own if peer is None else peer
-        local = peer == own or args.link == _ON_CHIP
-        transport = LOCAL if local else RDMA if args.transport == RDMA else str(args.link)
-        self._subtasks.append((*thread, start, own, peer, transport, size, number(args.stream)))
+        own, size = spans.integers("source")[rows], spans.integers("size")[rows]
+        moves = (own != ABSENT) & (size != ABSENT) & (size != 0)
+        self._idle += int(np.count_nonzero(~moves))
+        rows, own, size = rows[moves], own[moves], size[moves]
+        peer = spans.integers("destination")[rows]
+        peer = np.where(peer == ABSENT, own, peer)
+        links, link_names = spans.texts("link")
+        ways, way_names = spans.texts("transport")
+        numbers = [self._transports.setdefault(name, len(self._transports)) for name in link_names]
+        transport = np.where(np.isin(ways[rows], _places(way_names, RDMA)), 1, np.array(numbers)[links[rows]])
+        local = (peer == own) | np.isin(links[rows], _places(link_names, _ON_CHIP))
+        places = spans.threads[rows]
+        # Their process and thread have numbers: the tracks would not know them otherwise.
+        pids, tids = (np.array([t[n] or 0 for t in threads], np.int64)[places] for n in (0, 1))
+        stream = spans.integers("stream")[rows]
+        self._subtasks.add(_Subtask(pids, tids, start[rows], own, peer, np.where(local, 0, transport), size, stream))
 
     def finish(self, groups: Sequence[Group]) -> list[Operation]:
         """All operations in order of start, with their links and groups.
@@ -87,29 +117,72 @@ class Planes:
         return found
 
     def _move(self) -> None:
+        """Give each operation the bytes of its subtasks by link, and their stream if it is one."""
         threads = sorted(self._operations)
-        starts = {thread: [o.start_ns for o in self._operations[thread]] for thread in threads}
-        moved: dict[tuple[tuple[int, int], int], _Moved] = defaultdict(_Moved)
-        for pid, tid, start, own, peer, transport, size, stream in self._subtasks:
-            thread = _owner(threads, pid, tid)
-            place = bisect_right(starts[thread], start) - 1 if thread is not None else -1
-            # Both ends of an operation were rounded to whole ns.
-            if thread is None or place < 0 or start > self._operations[thread][place].end_ns + 1:
-                self._report.dropped["communication subtask outside of every operation"] += 1
-                continue
-            of = moved[thread, place]
-            of.sizes[own, peer, transport] += size
-            if stream is not None:
-                of.streams.add(stream)
-        for (thread, place), found in moved.items():
-            operation = self._operations[thread][place]
-            operation.links = tuple(Link(*ends, size) for ends, size in found.sizes.items())
+        sizes: dict[_Position, Counter[tuple[int, int, int]]] = defaultdict(Counter)
+        streams: dict[_Position, set[int]] = defaultdict(set)
+        for block in self._subtasks.blocks():
+            subtasks = _Subtask(*block)
+            thread, place = self._found(threads, subtasks)
+            lost = place < 0
+            if lost.any():
+                self._report.dropped["communication subtask outside of every operation"] += int(lost.sum())
+            whole = (thread, place, subtasks.own, subtasks.peer, subtasks.transport)
+            for key, size in _sums([column[~lost] for column in whole], subtasks.size[~lost]):
+                sizes[key[0], key[1]][key[2], key[3], key[4]] += size
+            on_stream = ~lost & (subtasks.stream != ABSENT)
+            for key, _ in _sums([c[on_stream] for c in (thread, place, subtasks.stream)], subtasks.size[on_stream]):
+                streams[key[0], key[1]].add(key[2])
+        self._subtasks.close()
+        transports = list(self._transports)
+        for (number, position), moved in sizes.items():
+            operation = self._operations[threads[number]][position]
+            operation.links = tuple(Link(own, peer, transports[way], size) for (own, peer, way), size in moved.items())
             over = Counter[str]()
             for link in operation.links:
                 over[link.transport] += link.size_bytes
             operation.rdma_bytes = over[RDMA]
             operation.linked_bytes = over.total() - over[RDMA] - over[LOCAL]
-            operation.stream = next(iter(found.streams)) if len(found.streams) == 1 else None
+            known = streams[number, position]
+            operation.stream = next(iter(known)) if len(known) == 1 else None
+
+    def _found(
+        self, threads: Sequence[tuple[int, int]], subtasks: _Subtask
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The thread of operations of each subtask, and the place of its operation there (-1: there is none)."""
+        import numpy as np
+
+        thread, place = (np.full(len(subtasks.start), -1, np.int64) for _ in range(2))
+        planes = set(zip(subtasks.pid.tolist(), subtasks.tid.tolist(), strict=True))
+        for pid, tid in planes:
+            owner = _owner(threads, pid, tid)
+            if owner is None:
+                continue
+            rows = np.flatnonzero((subtasks.pid == pid) & (subtasks.tid == tid))
+            operations = self._operations[owner]
+            starts, ends = (np.array([getattr(o, end) for o in operations], np.int64) for end in ("start_ns", "end_ns"))
+            found = np.searchsorted(starts, subtasks.start[rows], side="right") - 1
+            # Both ends of an operation were rounded to whole ns.
+            place[rows] = np.where((found >= 0) & (subtasks.start[rows] <= ends[found] + 1), found, -1)
+            thread[rows] = threads.index(owner)
+        return thread, place
+
+
+def _places(names: Sequence[str], name: str) -> list[int]:
+    return [place for place, other in enumerate(names) if other == name]
+
+
+def _sums(keys: Sequence[NDArray[np.int64]], sizes: NDArray[np.int64]) -> Iterator[tuple[list[int], int]]:
+    """Each combination of keys with the sum of its sizes, in order of first appearance."""
+    import numpy as np
+
+    if not len(sizes):
+        return
+    found, first, of = np.unique(np.stack(keys), axis=1, return_index=True, return_inverse=True)
+    sums = np.zeros(found.shape[1], np.int64)
+    np.add.at(sums, of.reshape(-1), sizes)
+    for place in np.argsort(first).tolist():
+        yield found[:, place].tolist(), int(sums[place])
 
 
 def operation_of(name: str, start: int, end: int, stream: int | None = None) -> Operation:
@@ -139,39 +212,6 @@ def attach_groups(operations: Sequence[Operation], groups: Sequence[Group], repo
         report.notes.append(
             f"{guessed} communication operations were given the only group whose hash ends like their name"
         )
-
-
-def comm_rows(rank: int, operations: Sequence[Operation], report: SourceReport) -> list[tuple[object, ...]]:
-    """Rows of the ``comms`` table.
-
-    Args:
-        rank: Global rank.
-        operations: In order of start.
-        report: Told how many messages are inferred or unknown.
-    """
-    messages = Messages(rank, operations, (), {})
-    rows: list[tuple[object, ...]] = []
-    counts: Counter[str] = Counter()
-    for batch, operation in enumerate(operations):
-        if operation.operation in P2P:
-            carried = messages.of(operation)
-            counts.update(m.evidence for m in carried)
-        else:
-            size = collective_bytes(operation)
-            carried = [Message(operation.operation, None, size, UNKNOWN if size is None else INFERRED)]
-        ranks = list(operation.group.ranks) if operation.group is not None else []
-        rows += [
-            (
-                rank, len(rows) + place, m.operation, operation.group_name, ranks, m.peer, m.payload_bytes,
-                operation.start_ns, None, batch, operation.stream, operation.start_ns, operation.end_ns,
-                m.evidence, None,
-            )
-            for place, m in enumerate(carried)
-        ]  # fmt: skip
-    for evidence, meaning in ((INFERRED, "inferred from sizes and neighbours"), (UNKNOWN, "unknown")):
-        if counts[evidence]:
-            report.notes.append(f"direction, peer or bytes of {counts[evidence]} messages are {meaning}")
-    return rows
 
 
 def _owner(threads: Sequence[tuple[int, int]], pid: int, tid: int) -> tuple[int, int] | None:

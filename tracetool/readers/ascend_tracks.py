@@ -10,16 +10,18 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.readers.ascend_text import integer, lost_digits, raw_text, time_ns
+from tracetool.readers.ascend_text import lost_digits, time_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
 
-    from tracetool.readers import SourceReport
-    from tracetool.readers.ascend_chrome import Event
+    import numpy as np
+    from numpy.typing import NDArray
 
+ABSENT = -(2**63)
+"""Stands for null in arrays of int64."""
 HOST_DEVICE = 31
 """Device number by which a process number says that it is the host's."""
 
@@ -49,39 +51,96 @@ _PROCESS = {
     "HCCL": Track.COMMUNICATION, "Communication": Track.COMMUNICATION,
     "Step Trace": Track.STEP,
 }  # fmt: skip
-_FRAMEWORK_CATEGORIES = ("cpu_op", "user_annotation")
+PYTHON = "python_function"
+_FRAMEWORK_CATEGORIES = ("cpu_op", "user_annotation", PYTHON)
+
+
+class Thread(NamedTuple):
+    """A thread with the category of some of its events."""
+
+    pid: int | None
+    tid: int | None
+    category: str
 
 
 @dataclass(slots=True)
 class Tracks:
-    """Names of processes and threads, how many spans each track has, and how many of them are kernels."""
+    """Names of processes and threads, how many spans each track has, and how many of them are kernels.
+
+    Attributes:
+        processes: Process to name.
+        threads: Process and thread to name.
+        sort_indices: Process to its place in the order of display.
+        seen: Threads of spans to the numbers that stand for them.
+    """
 
     processes: dict[int, str] = field(default_factory=dict)
     threads: dict[tuple[int, int], str] = field(default_factory=dict)
     sort_indices: dict[int, int] = field(default_factory=dict)
-    spans: Counter[Track] = field(default_factory=Counter)
-    kernels: int = 0
+    seen: dict[Thread, int] = field(default_factory=dict)
+    _counts: Counter[tuple[int, bool]] = field(default_factory=Counter)
 
-    def learn(self, events: Iterable[Event]) -> None:
-        """Take the names from metadata events, then count the spans by track."""
-        threads: Counter[tuple[int | None, int | None, str | None, bool]] = Counter()
-        for event in events:
-            pid, tid = number(event.pid), number(event.tid)
-            if event.ph == "X":
-                threads[pid, tid, event.cat, is_kernel(event)] += 1
-            elif event.ph == "M" and pid is not None and event.args is not None:
-                if event.name == "process_name":
-                    self.processes[pid] = str(event.args.name)
-                elif event.name == "thread_name" and tid is not None:
-                    self.threads[pid, tid] = str(event.args.name)
-                elif event.name == "process_sort_index" and (index := number(event.args.sort_index)) is not None:
-                    self.sort_indices[pid] = index
-        for (pid, tid, category, kernel), count in threads.items():
-            track = self.of(pid, tid, category)
-            self.spans[track] += count
-            self.kernels += count if kernel and track is Track.HARDWARE else 0
+    def learn(
+        self, name: str | None, pid: int | None, tid: int | None, called: str | None, sort_index: int | None
+    ) -> None:
+        """Take a name from a metadata event."""
+        if pid is None:
+            return
+        if name == "process_name" and called is not None:
+            self.processes[pid] = called
+        elif name == "thread_name" and tid is not None and called is not None:
+            self.threads[pid, tid] = called
+        elif name == "process_sort_index" and sort_index is not None:
+            self.sort_indices[pid] = sort_index
 
-    def of(self, pid: int | None, tid: int | None, category: str | None) -> Track:
+    def threads_of(
+        self, pids: NDArray[np.int64], tids: NDArray[np.int64], categories: NDArray[np.int64], names: Sequence[str]
+    ) -> NDArray[np.int32]:
+        """Numbers that stand for the threads of spans.
+
+        Args:
+            pids: Process of each span; ABSENT for none.
+            tids: Thread of each.
+            categories: Category of each, as places in ``names``.
+            names: Categories; none is empty.
+        """
+        import numpy as np
+
+        (own_pids, of_pid), (own_tids, of_tid) = (np.unique(some, return_inverse=True) for some in (pids, tids))
+        keys, of_key = np.unique((of_pid * len(own_tids) + of_tid) * len(names) + categories, return_inverse=True)
+        numbers = []
+        for key in keys.tolist():
+            pair, category = divmod(key, len(names))
+            pid, tid = int(own_pids[pair // len(own_tids)]), int(own_tids[pair % len(own_tids)])
+            thread = Thread(None if pid == ABSENT else pid, None if tid == ABSENT else tid, names[category])
+            numbers.append(self.seen.setdefault(thread, len(self.seen)))
+        found: NDArray[np.int32] = np.array(numbers, np.int32)[of_key]
+        return found
+
+    def count(self, threads: NDArray[np.int32], kernels: NDArray[np.bool_]) -> None:
+        """Count spans by thread, and which of them compute."""
+        import numpy as np
+
+        for place, count in enumerate(np.bincount(threads * 2 + kernels).tolist()):
+            if count:
+                self._counts[place >> 1, bool(place & 1)] += count
+
+    @property
+    def spans(self) -> Counter[Track]:
+        """Spans by track; right once all names are known."""
+        tracks = [self.of(*thread) for thread in self.seen]
+        found = Counter[Track]()
+        for (thread, _), count in self._counts.items():
+            found[tracks[thread]] += count
+        return found
+
+    @property
+    def kernels(self) -> int:
+        """Kernels among the spans; right once all names are known."""
+        tracks = [self.of(*thread) for thread in self.seen]
+        return sum(n for (t, kernel), n in self._counts.items() if kernel and tracks[t] is Track.HARDWARE)
+
+    def of(self, pid: int | None, tid: int | None, category: str) -> Track:
         """The track of an event."""
         if pid is None or tid is None:
             return Track.OTHER
@@ -94,9 +153,8 @@ class Tracks:
             return Track.SUBTASK if thread.startswith("Plane") else Track.OTHER
         return Track.STEP if track is Track.HARDWARE and thread.startswith("Step Trace") else track
 
-    def called(self, event: Event) -> str:
-        """What an event of no use is counted as."""
-        pid = number(event.pid)
+    def called(self, pid: int | None) -> str:
+        """What spans of a process are counted as where they are of no use."""
         return f"track {self.processes.get(pid, 'without a name') if pid is not None else 'without a number'}"
 
     def communicator(self, pid: int, tid: int) -> str:
@@ -111,11 +169,16 @@ class Tracks:
 
     def device(self, pid: int | None) -> int | None:
         """The device that a process number holds; None for the host and for numbers without one."""
-        index = self.sort_indices.get(pid) if pid is not None else None
-        if pid is None or index is None or pid >> 10 == 0 or pid >> 5 & 31 != index:
+        if pid is None or not self._holds_device(pid):
+            return None
+        # Other numbers may look like one by chance: where devices are in them, they are in all that msprof gives.
+        if not all(self._holds_device(p) for p in self.sort_indices if self.processes.get(p) in _PROCESS):
             return None
         device = pid & 31
         return None if device == HOST_DEVICE else device
+
+    def _holds_device(self, pid: int) -> bool:
+        return pid >> 10 != 0 and pid >> 5 & 31 == self.sort_indices.get(pid)
 
 
 def is_kernel_type(task_type: str) -> bool:
@@ -123,27 +186,10 @@ def is_kernel_type(task_type: str) -> bool:
     return _KERNEL_TASK.match(task_type) is not None
 
 
-def task_type(event: Event) -> str:
-    """The type of a device task; empty if it has none."""
-    return "" if event.args is None or event.args.task_type is None else str(event.args.task_type)
-
-
-def is_kernel(event: Event) -> bool:
-    """Whether an event of a device track computes."""
-    return is_kernel_type(task_type(event)) and event.name not in ("N/A", "")
-
-
 def step_of(name: str) -> int | None:
     """The step that a mark of the framework's profiler names."""
     match = _STEP_MARK.match(name)
     return int(match[1]) if match is not None else None
-
-
-def number(value: object) -> int | None:
-    """A whole number that is written as such or as text."""
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
-        return None
-    return integer(str(value))
 
 
 def span(
@@ -170,15 +216,3 @@ def span(
     else:
         return start, duration
     return None
-
-
-def event_span(event: Event, report: SourceReport) -> tuple[int, int] | None:
-    """Start and duration in ns of an event; None if they are of no use, and then counted."""
-
-    def drop(reason: str) -> None:
-        report.dropped[reason] += 1
-
-    def repair(reason: str) -> None:
-        report.repaired[reason] += 1
-
-    return span(raw_text(event.ts), raw_text(event.dur), drop, repair)

@@ -11,18 +11,19 @@ from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
 from tracetool.readers import SourceReport
-from tracetool.readers.ascend_chrome import chrome_events
+from tracetool.readers.ascend_chrome import Spans, take_spans
 from tracetool.readers.ascend_kernels import CommunicationTask
 from tracetool.readers.ascend_timeline import Timeline
 from tracetool.readers.ascend_tracks import Track, Tracks
+from tracetool.readers.spill import TableSpill
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tracetool.readers.ascend_chrome import Event
+    import pyarrow as pa
+
     from tracetool.readers.ascend_kernels import Kernels
-    from tracetool.readers.ascend_timeline import Row
 
 TRACE_VIEW = "trace_view.json"
 
@@ -33,48 +34,58 @@ _ROUNDING_NS = 1
 
 
 class View:
-    """Reads the file as often as is needed; damage and bytes are told once.
+    """Reads the file once; its spans wait on disk until they are asked for.
 
     Args:
         path: The file.
         rank: Global rank.
+        keep: What is read on request only.
         report: Told about damage, what is skipped, and what is in this file only.
         advance: Called with the file bytes consumed.
+
+    Raises:
+        MalformedTrace: If it holds no list of events.
     """
 
-    def __init__(self, path: Path, rank: int, report: SourceReport, advance: Callable[[int], None]) -> None:
-        self._path = path
+    def __init__(
+        self, path: Path, rank: int, keep: frozenset[str], report: SourceReport, advance: Callable[[int], None]
+    ) -> None:
         self._rank = rank
         self._report = report
         self._tracks = Tracks()
-        self._tracks.learn(chrome_events(path, report, advance))
+        self._spill = TableSpill()
+        self._batches = take_spans(path, self._tracks, self._spill, keep, report, advance)
 
-    def event_rows(self, kernels: Kernels) -> Iterator[list[Row]]:
-        """Rows of the ``events`` table, in chunks: ops, launches, step marks, and kernels that are missing.
+    def event_tables(self, kernels: Kernels) -> Iterator[pa.Table]:
+        """Rows of the ``events`` table: ops, launches, step marks, and kernels that are missing.
 
         Args:
             kernels: What another table lists; gets the communication operations it lacks, and steps if it has none.
         """
         count = len(kernels.starts)
         reading = Timeline(self._rank, self._tracks, self._report, wanted=_HOST)
-        for rows in reading.rows(self._events(), count):
+        for rows in reading.tables(self._spans(), count):
             count += len(rows)
             yield rows
         kernels.extents = kernels.extents or reading.marks.steps
         missing = self._tracks.kernels > len(kernels.starts)
         if missing or self._tracks.spans[Track.COMMUNICATION] > len(kernels.tasks):
-            yield from self._missing_rows(kernels, count)
+            yield from self._missing(kernels, count)
+        self._spill.close()
 
-    def _missing_rows(self, kernels: Kernels, first: int) -> Iterator[list[Row]]:
+    def _missing(self, kernels: Kernels, first: int) -> Iterator[pa.Table]:
+        import numpy as np
+        import pyarrow as pa
+
         report = SourceReport()
         reading = Timeline(self._rank, self._tracks, report, wanted=_DEVICE)
         known = _Known(kernels.starts)
         count = first
-        for rows in reading.rows(self._events(), 0):
-            missing = [row for row in rows if known.lacks(row[4])]
+        for rows in reading.tables(self._spans(), 0):
+            lacking = rows.filter(pa.array([known.lacks(start) for start in rows.column("start_ns").to_pylist()]))
             # Numbers follow one another although rows were left out.
-            yield [(count + place, *row[1:]) for place, row in enumerate(missing)]
-            count += len(missing)
+            yield lacking.set_column(0, rows.schema.field(0), pa.array(np.arange(count, count + len(lacking))))
+            count += len(lacking)
         listed = _Known(array("q", [task.start_ns for task in kernels.tasks]))
         tasks = [
             CommunicationTask(o.name, None, o.start_ns, o.end_ns, o.stream)
@@ -84,13 +95,12 @@ class View:
         kernels.tasks += tasks
         for what, number in (("kernels", count - first), ("communication operations", len(tasks))):
             if number:
-                self._report.rows += number
                 self._report.notes.append(f"{number} {what} are in {TRACE_VIEW} only: taken from there")
         self._report.dropped.update(report.dropped)
         self._report.repaired.update(report.repaired)
 
-    def _events(self) -> Iterable[Event]:
-        return (e for e in chrome_events(self._path, SourceReport(), _nobody) if e.ph != "M")
+    def _spans(self) -> Iterator[Spans]:
+        return (Spans(self._spill.take(number)) for number in self._batches)
 
 
 class _Known:
@@ -100,10 +110,8 @@ class _Known:
         self._starts = array("q", sorted(starts))
         self._used = bytearray(len(starts))
 
-    def lacks(self, start: object) -> bool:
+    def lacks(self, start: int) -> bool:
         """Whether no task that is left starts there; else that task is used up."""
-        if not isinstance(start, int):
-            return False
         first = bisect_left(self._starts, start - _ROUNDING_NS)
         last = bisect_right(self._starts, start + _ROUNDING_NS)
         # The nearest first, so that tasks 1 ns apart are not taken for each other.
@@ -112,7 +120,3 @@ class _Known:
                 self._used[place] = 1
                 return False
         return True
-
-
-def _nobody(count: int) -> None:
-    """Bytes that are read a second time are shown to nobody."""

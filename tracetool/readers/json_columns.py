@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import pyarrow as pa
 
@@ -28,13 +28,14 @@ class Field(NamedTuple):
     Attributes:
         key: Its JSON key.
         kind: ``text`` and ``json`` become dictionary-encoded strings (``json``: the text as it stands),
-            ``int`` int64, ``time`` int64 nanoseconds made of microseconds; null where the value is absent,
-            null or of another form.
+            ``int`` int64, ``time`` int64 nanoseconds made of microseconds, ``moment`` the same but null in E
+            notation, which does not hold the digits of a point in time; null where the value is absent, null
+            or of another form.
         in_args: Whether it is a key of the event's ``args``.
     """
 
     key: str
-    kind: Literal["text", "json", "int", "time"]
+    kind: Literal["text", "json", "int", "time", "moment"]
     in_args: bool = False
 
 
@@ -124,6 +125,19 @@ def nanoseconds_of(raw: bytes) -> int | None:
     except (InvalidOperation, ValueError):
         return None
     return value if value in _INT64 else None
+
+
+def moment_of(raw: bytes) -> int | None:
+    """The same for a point in time: None in E notation, as that is good to hours only."""
+    return None if b"e" in raw or b"E" in raw else nanoseconds_of(raw)
+
+
+MEANINGS: dict[str, Callable[[bytes], int | None]] = {
+    "int": integer_of,
+    "time": nanoseconds_of,
+    "moment": moment_of,
+}
+"""Kinds of numbers to what a raw value of them means."""
 
 
 def text_of(raw: bytes) -> tuple[str, bool]:

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from tracetool.errors import TraceToolError, UnknownName
-from tracetool.readers.json_columns import Scanned, integer_of, nanoseconds_of, text_column
+from tracetool.readers.json_columns import MEANINGS, Scanned, text_column
 from tracetool.readers.json_plain import PlainScanner
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ class CompiledScanner:
         fields: The columns; the first two are ``ph`` and ``cat``.
         wanted: Raw text of ``ph``, quotes included, to the raw texts of ``cat`` that are taken (empty: no
             category); None for any.
+        unwanted: Raw texts of ``cat`` that are never taken.
 
     Raises:
         TraceToolError: If it was not built.
@@ -95,10 +96,17 @@ class CompiledScanner:
 
     block_bytes = 4 << 20
 
-    def __init__(self, fields: Sequence[Field], wanted: Mapping[bytes, frozenset[bytes] | None]) -> None:
+    def __init__(
+        self,
+        fields: Sequence[Field],
+        wanted: Mapping[bytes, frozenset[bytes] | None],
+        unwanted: frozenset[bytes] = frozenset(),
+    ) -> None:
         self._fields = tuple(fields)
-        self._plain = PlainScanner(fields, wanted)
-        self._scanner = _load()([(key.encode(), kind, in_args) for key, kind, in_args in fields], wanted)
+        self._plain = PlainScanner(fields, wanted, unwanted)
+        # A moment is a time in the text: it differs only in what is no plain number.
+        own = [(f.key.encode(), "time" if f.kind == "moment" else f.kind, f.in_args) for f in fields]
+        self._scanner = _load()(own, wanted, unwanted)
 
     def scan(self, data: bytes, start: int, stop: int) -> Scanned:
         """Take whole events from the front of the window ``data[start:stop]``."""
@@ -127,7 +135,7 @@ class CompiledScanner:
                 column, bad = _texts(first, cast("list[bytes]", second), as_json=field.kind == "json")
                 scanned.bad_text += bad
             else:
-                meaning = integer_of if field.kind == "int" else nanoseconds_of
+                meaning = MEANINGS[field.kind]
                 cells = [(row, meaning(raw)) for row, raw in odd.get(number, ())]
                 column = _numbers(first, cast("bytearray", second), cells)
             columns.append(column)

@@ -17,6 +17,7 @@ from tracetool.readers.json_columns import (
     Scanned,
     after,
     integer_of,
+    moment_of,
     nanoseconds_of,
     text_column,
 )
@@ -30,7 +31,7 @@ _ABSENT = msgspec.Raw(b"")
 _NULL = b"null"
 _SPACE = re.compile(rb"[\s,]*")
 _CUT = re.compile(rb'\}(?=\s*,\s*\{\s*")')
-_ENDS_HERE = re.compile(rb"\}\s*\]")
+_ENDS_HERE = re.compile(rb"\}[\s,]*\]")
 _BYTE = re.compile(r"\(byte (\d+)\)")
 _TRIALS = 16
 
@@ -42,13 +43,20 @@ class PlainScanner:
         fields: The columns; the first two are ``ph`` and ``cat``.
         wanted: Raw text of ``ph``, quotes included, to the raw texts of ``cat`` that are read (empty: no
             category); None for any.
+        unwanted: Raw texts of ``cat`` that are never taken.
     """
 
     block_bytes = 2 << 20
 
-    def __init__(self, fields: Sequence[Field], wanted: Mapping[bytes, frozenset[bytes] | None]) -> None:
+    def __init__(
+        self,
+        fields: Sequence[Field],
+        wanted: Mapping[bytes, frozenset[bytes] | None],
+        unwanted: frozenset[bytes] = frozenset(),
+    ) -> None:
         self._fields = tuple(fields)
         self._wanted = wanted
+        self._unwanted = unwanted
         # Several fields may read one key.
         names = {(f.in_args, f.key): f"{'a' if f.in_args else 'e'}{n}" for n, f in reversed(list(enumerate(fields)))}
         members: dict[bool, list[Any]] = {True: [], False: []}
@@ -134,7 +142,9 @@ class PlainScanner:
         for n, phase in enumerate(phase_names):
             allowed = self._wanted.get(phase, frozenset())
             for k, category in enumerate(category_names):
-                wanted[n * len(category_names) + k] = allowed is None or category in allowed
+                wanted[n * len(category_names) + k] = category not in self._unwanted and (
+                    allowed is None or category in allowed
+                )
         mask = wanted[pairs]
         for pair, count in enumerate(np.bincount(pairs[~mask]).tolist()):
             if count:
@@ -212,7 +222,12 @@ def _column(values: list[msgspec.Raw], field: Field) -> tuple[pa.Array, int]:
     numbers = _binary(values)
     if missing and rows is None:
         numbers = pc.if_else(pc.equal(pc.binary_length(numbers), 0), pa.scalar(None, pa.binary()), numbers)
-    column = (_integers if field.kind == "int" else _times)(numbers)
+    if field.kind == "int":
+        column = _integers(numbers)
+    elif field.kind == "moment" and b"E" in numbers.buffers()[2].to_pybytes().upper():
+        column = _by_value(numbers, moment_of)
+    else:
+        column = _times(numbers)
     return (column if rows is None else _scattered(column, rows, count)), 0
 
 
@@ -264,9 +279,10 @@ def _integers(raw: pa.BinaryArray) -> pa.Int64Array:
 def _times(raw: pa.BinaryArray) -> pa.Int64Array:
     import numpy as np
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     try:
-        exact = raw.cast(pa.string()).cast(pa.decimal128(22, 3))
+        exact = pc.utf8_trim(raw.cast(pa.string()), '"').cast(pa.decimal128(22, 3))
     except pa.ArrowInvalid:
         return _by_value(raw, nanoseconds_of)
     # A decimal of scale 3 is stored as a whole number of thousandths, in 128 bits.

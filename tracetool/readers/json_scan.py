@@ -33,25 +33,37 @@ _AHEAD = 1 << 18
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[")
 _NEXT = re.compile(rb"[\s,]*")
-_OPENING = re.compile(rb'\{\s*"')
+_KEY = rb'\{\s*"[^"\\]{0,64}"\s*:'
+# Not the object of "args": that one follows a colon.
+_OPENING = re.compile(rb"(?<!:)(?<!: )" + _KEY)
+# In a damaged event another one may begin before any has ended.
+_NEXT_EVENT = re.compile(rb'[,}\]]\s*(?=\{\s*"(?:ph|name|cat)"\s*:)')
 # An event may end here: another one opens, the list closes, or (in what is left at the end) nothing follows.
-_END = re.compile(rb'\}(?=\s*(?:,\s*\{\s*"|\]))')
-_LAST_END = re.compile(rb'\}(?=\s*(?:,\s*\{\s*"|\]|,?\s*(?:\{\s*)?\Z))')
-_REOPENED = re.compile(rb"\s*(?:\[|,\s*[\[{])")
+_END = re.compile(rb"\}(?=[\s,]*(?:" + _KEY + rb"|\]))")
+_LAST_END = re.compile(rb"\}(?=[\s,]*(?:" + _KEY + rb"|\]|(?:\{\s*)?\Z))")
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}]', re.DOTALL)
+_MOST_TOKENS = 4096
+_REOPENED = re.compile(rb"\s*,?\s*[\[{]")
+_SOMETHING = re.compile(rb"\s*\S")
 _TRIALS = 16
 
 
-def event_scanner(fields: Sequence[Field], wanted: Mapping[bytes, frozenset[bytes] | None]) -> Scanner:
+def event_scanner(
+    fields: Sequence[Field],
+    wanted: Mapping[bytes, frozenset[bytes] | None],
+    unwanted: frozenset[bytes] = frozenset(),
+) -> Scanner:
     """The fastest scanner there is for these columns.
 
     Args:
         fields: The columns; the first two are ``ph`` and ``cat``.
         wanted: Raw text of ``ph``, quotes included, to the raw texts of ``cat`` that are read (empty: no
             category); None for any.
+        unwanted: Raw texts of ``cat`` that are not read, whatever ``wanted`` says.
     """
     if available() and not any(field.key == "args" for field in fields):
-        return CompiledScanner(fields, wanted)
-    return PlainScanner(fields, wanted)
+        return CompiledScanner(fields, wanted, unwanted)
+    return PlainScanner(fields, wanted, unwanted)
 
 
 class ChromeTrace:
@@ -81,6 +93,7 @@ class ChromeTrace:
         self._start = 0
         self._final = False
         self._closed = False
+        self._is_bare = False
         self._window = scanner.block_bytes
         self.head = self._find_list()
 
@@ -123,8 +136,10 @@ class ChromeTrace:
     def _find_list(self) -> bytes:
         while True:
             self._read()
-            match = _BARE.match(self._data) or _EVENTS.search(self._data)
+            bare = _BARE.match(self._data)
+            match = bare or _EVENTS.search(self._data)
             if match is not None:
+                self._is_bare = bare is not None
                 self._start = match.end()
                 return self._data[: match.end()]
             if self._final or len(self._data) > _AROUND_LIMIT_BYTES:
@@ -161,7 +176,8 @@ class ChromeTrace:
             return
         pattern = _LAST_END if self._final else _END
         ends = [m.end() for m, _ in zip(pattern.finditer(self._data, at), range(_TRIALS), strict=False)]
-        for end in ends:
+        closed = _end_of_object(self._data, at)
+        for end in ends if closed is None else [closed, *ends]:
             scanned = self._scanner.one(self._data[at:end])
             if scanned is not None:
                 yield from self._taken(scanned, end)
@@ -177,7 +193,10 @@ class ChromeTrace:
         self._give_up(at, boundary.end() if boundary else None)
 
     def _give_up(self, at: int, end: int | None) -> None:
-        if end is not None:
+        following = _NEXT_EVENT.search(self._data, at, len(self._data) if end is None else end)
+        if following is not None:
+            self._drop("damaged event", at, following.end())
+        elif end is not None:
             self._drop("damaged event", at, end)
         elif self._final:
             self._cut_off(at)
@@ -194,7 +213,7 @@ class ChromeTrace:
             self._cut_off(at)
         else:
             # An opening may be cut in two by the end of the data.
-            self._drop("text between events that is none", at, len(self._data) - 64)
+            self._drop("text between events that is none", at, len(self._data) - 128)
             self._read()
 
     def _drop(self, reason: str, at: int, end: int) -> None:
@@ -222,11 +241,14 @@ class ChromeTrace:
         while not self._final and self._left() < 64:
             self._read()
         match = _REOPENED.match(self._data, self._start)
-        if match is None:
-            self._closed = True
-        else:
+        if match is not None:
             self._report.repair("lists of events run together", self._place(self._start))
             self._start = match.end() - (self._data[match.end() - 1 : match.end()] == b"{")
+        elif self._is_bare and _SOMETHING.match(self._data, self._start):
+            # Nothing stands behind a bare list: a stray bracket must not hide the events after it.
+            self._report.repair("text after the end of the events", self._place(self._start))
+        else:
+            self._closed = True
 
     def _finish(self) -> None:
         while not self._final and self._left() <= _AROUND_LIMIT_BYTES:
@@ -235,3 +257,13 @@ class ChromeTrace:
         if self._stream.broken:
             self._report.drop(f"data after a break ({self._stream.broken})", self._place(len(self._data)))
         self._check_one_trace(self.tail, self._start)
+
+
+def _end_of_object(data: bytes, start: int) -> int | None:
+    """Offset after the brace that closes an object, whatever follows it; None if its braces or quotes do not fit."""
+    depth = 0
+    for token, _ in zip(_TOKEN.finditer(data, start), range(_MOST_TOKENS), strict=False):
+        depth += (token[0] == b"{") - (token[0] == b"}")
+        if depth == 0:
+            return token.end()
+    return None

@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from tracetool.readers import Finding, Identity, Source, SourceReport, rows_table
+from tracetool.readers.ascend_messages import Messages, comm_rows
 from tracetool.readers.ascend_parts import Parts, is_beside
-from tracetool.readers.ascend_planes import attach_groups, comm_rows
+from tracetool.readers.ascend_planes import attach_groups
 from tracetool.readers.ascend_timeline import CHUNK_ROWS
 from tracetool.readers.ascend_tracks import Track
 from tracetool.readers.msprof_capture import Capture, Clock, capture_of, configuration, is_configuration, is_rank_table
@@ -90,20 +92,19 @@ class MsprofReader:
         clock = Clock(capture.offset_ns)
         device = _one_of_several(source)
         tables = Tables(rank, device, report, advance, clock)
-        timelines = Timelines(files.slices(TIMELINE), report, advance)
+        timelines = Timelines(files.slices(TIMELINE), keep, report, advance)
         listed: list[Operation] = []
         events = 0
-        for chunk in _chunks(
-            _events(rank, tables, timelines, files, listed, clock, device, identity.groups, report, advance)
-        ):
-            events += len(chunk)
-            yield "events", rows_table("events", chunk)
+        for rows in _events(rank, tables, timelines, files, listed, clock, device, identity.groups, report, advance):
+            events += len(rows)
+            yield "events", rows
         for chunk in _chunks(row for s in files.slices(RANGES) for row in tables.ranges(_paths(s), events)):
             events += len(chunk)
             yield "events", rows_table("events", chunk)
         attach_groups(listed, identity.groups, report)
         operations = _joined(timelines.operations, listed, report)
-        yield "comms", rows_table("comms", comm_rows(rank, operations, report))
+        messages = Messages(rank, operations, (), {})
+        yield "comms", rows_table("comms", comm_rows(rank, operations, messages, "sizes and neighbours", report))
         for s in files.slices(STEP_TRACE):
             tables.iterations(_paths(s), timelines.marks)
         yield "steps", rows_table("steps", _step_rows(rank, timelines.marks, report))
@@ -210,29 +211,28 @@ def _events(
     groups: Sequence[Group],
     report: SourceReport,
     advance: Callable[[int], None],
-) -> Iterator[Row]:
+) -> Iterator[pa.Table]:
     """Kernels from the table or timeline that knows most of them, then what the host did."""
-    event = 0
+    count = 0
     summarised = {s[0].numbers: s for s in files.slices(OP_SUMMARY)}
     timed = {s[0].numbers: s for s in files.slices(TASK_TIME)}
-    for slices in summarised.values():
-        for kernel in tables.summary(_paths(slices), listed):
-            yield kernel.row(rank, event)
-            event += 1
-    if event == 0:
+    listings = (tables.summary(_paths(slices), listed) for slices in summarised.values())
+    for chunk in _chunks(kernel.row(rank, n) for n, kernel in enumerate(chain.from_iterable(listings))):
+        count += len(chunk)
+        yield rows_table("events", chunk)
+    if count == 0:
         # Nothing in it can be used: the other files may still know the kernels.
         summarised = {}
     better = set(summarised) | timelines.shown()
     advance(sum(p.path.stat().st_size for key, slices in timed.items() if key in better for p in slices))
     plain = [slices for key, slices in timed.items() if key not in better]
-    for slices in plain:
-        for kernel in tables.tasks(_paths(slices)):
-            yield kernel.row(rank, event)
-            event += 1
+    tasks = chain.from_iterable(tables.tasks(_paths(slices)) for slices in plain)
+    for chunk in _chunks(kernel.row(rank, n) for n, kernel in enumerate(tasks, count)):
+        count += len(chunk)
+        yield rows_table("events", chunk)
     stepped = {s[0].numbers for s in files.slices(STEP_TRACE)}
     without = {Track.HARDWARE: set(summarised), Track.STEP: stepped}
-    for chunk in timelines.rows(rank, device, clock, without, groups, event):
-        yield from chunk
+    yield from timelines.tables(rank, device, clock.all, without, groups, count)
     if timelines.kernels or plain:
         report.notes.append("no op_summary of some kernels: their class is the type of their task")
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    import numpy as np
+    from numpy.typing import NDArray
+
 _CONFIGURATION = re.compile(r"^(?P<kind>info\.json|start_info|end_info)(?:\.(?P<device>\d+))?$")
 _KEYS = {
     "info.json": {"hostname", "DeviceInfo", "devices", "pid", "hwtype"},
@@ -77,6 +80,14 @@ class Clock:
             return time
         self.monotonic += 1
         return time if self._offset is None else time + self._offset
+
+    def all(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The same of many times at once."""
+        import numpy as np
+
+        monotonic = times < _WALL_NS
+        self.monotonic += int(np.count_nonzero(monotonic))
+        return times if self._offset is None else np.where(monotonic, times + self._offset, times)
 
 
 def configuration(path: Path) -> Configuration | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tracetool.readers.ascend_text import csv_header
+from tracetool.readers.byte_stream import ByteStream
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -44,7 +45,9 @@ _TRACK = re.compile(
     rb'"process_name".{0,200}?"name"\s*:\s*"(Ascend Hardware|Task Scheduler|CANN|HCCL|Communication|Step Trace)"',
     re.DOTALL,
 )
-_NAME = re.compile(r"^(?P<stem>.*?)(?P<numbers>(?:_\d{1,10})*?)(?:_slice_(?P<slice>\d+))?(?:_(?P<time>\d{14}))?\.\w+$")
+_NAME = re.compile(
+    r"^(?P<stem>.*?)(?P<numbers>(?:_\d{1,10})*?)(?:_slice_(?P<slice>\d+))?(?:_(?P<time>\d{14}))?\.\w+(?:\.gz|\.zst)?$"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +112,7 @@ def _exports(parts: Sequence[Part]) -> list[list[Part]]:
 
 
 def _table_of(path: Path) -> str | None:
-    with path.open("rb") as stream:
-        head = stream.read(_HEAD_BYTES)
+    head = ByteStream(path).head(_HEAD_BYTES)
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
     if start == b"[":
         return TIMELINE if b'"ph"' in head and (_TRACK.search(head) or b'"cpu_op"' in head) else None

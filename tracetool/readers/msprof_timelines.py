@@ -10,18 +10,22 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tracetool.readers import SourceReport
-from tracetool.readers.ascend_chrome import Event, chrome_events
+from tracetool.errors import MalformedTrace
+from tracetool.readers import Place
+from tracetool.readers.ascend_chrome import Spans, take_spans
 from tracetool.readers.ascend_timeline import Marks, Timeline
 from tracetool.readers.ascend_tracks import Track, Tracks
-from tracetool.readers.msprof_tables import without_repeats
+from tracetool.readers.spill import TableSpill
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from tracetool.readers import Group
+    import numpy as np
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from tracetool.readers import Group, SourceReport
     from tracetool.readers.ascend_comms import Operation
-    from tracetool.readers.ascend_timeline import Row
     from tracetool.readers.msprof_files import Part
 
 Key = tuple[int, ...]
@@ -31,10 +35,11 @@ _READ = (Track.HARDWARE, Track.HOST, Track.COMMUNICATION, Track.STEP, Track.FRAM
 
 @dataclass(slots=True)
 class _Slices:
-    """A timeline: its slices in order, its names, and which of its tracks are read."""
+    """A timeline: its slices in order, the spans of each, its names, and which of its tracks are read."""
 
     parts: list[Part]
-    tracks: Tracks
+    tracks: Tracks = field(default_factory=Tracks)
+    batches: list[list[int]] = field(default_factory=list)
     chosen: set[Track] = field(default_factory=set)
 
     @property
@@ -43,10 +48,11 @@ class _Slices:
 
 
 class Timelines:
-    """Surveys the timelines, then reads what is asked for.
+    """Reads the timelines, then tells what is asked for.
 
     Args:
         slices: Slices of each timeline, in order.
+        keep: What is read on request only.
         report: Told about damage, and which files were left out as repetitions.
         advance: Called with the file bytes consumed.
 
@@ -56,36 +62,49 @@ class Timelines:
         kernels: Kernels read.
     """
 
-    def __init__(self, slices: Sequence[Sequence[Part]], report: SourceReport, advance: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        slices: Sequence[Sequence[Part]],
+        keep: frozenset[str],
+        report: SourceReport,
+        advance: Callable[[int], None],
+    ) -> None:
         self.marks = Marks()
         self.operations: list[Operation] = []
         self.kernels = 0
         self._report = report
-        self._all = [_Slices(list(parts), Tracks()) for parts in slices]
+        self._spill = TableSpill()
+        self._all = [_Slices(list(parts)) for parts in slices]
         for timeline in self._all:
             for part in timeline.parts:
-                timeline.tracks.learn(chrome_events(part.path, report, advance))
+                try:
+                    batches = take_spans(part.path, timeline.tracks, self._spill, keep, report, advance)
+                except MalformedTrace as error:
+                    report.drop("timeline without events", Place(str(part.path), 0))
+                    report.notes.append(f"left out: {error.message}")
+                    batches = []
+                timeline.batches.append(batches)
         self._choose()
 
     def shown(self) -> set[Key]:
         """Device, model and iteration of the timelines that show device tasks."""
         return {t.key for t in self._all if Track.HARDWARE in t.chosen}
 
-    def rows(
+    def tables(
         self,
         rank: int,
         device: int | None,
-        clock: Callable[[int], int],
+        clock: Callable[[NDArray[np.int64]], NDArray[np.int64]],
         without: dict[Track, set[Key]],
         groups: Sequence[Group],
         first: int,
-    ) -> Iterator[list[Row]]:
+    ) -> Iterator[pa.Table]:
         """Rows of the ``events`` table, in chunks.
 
         Args:
             rank: Global rank.
             device: Only this device; None for all.
-            clock: Turns a time of the file into Unix time.
+            clock: Turns times of the file into Unix time.
             without: Tracks that tables tell better, by key.
             groups: Groups that are known from elsewhere.
             first: Number of the first event within the rank.
@@ -100,26 +119,43 @@ class Timelines:
                 rank, timeline.tracks, self._report, wanted=frozenset(wanted), clock=clock, device=device
             )
             reading.marks = self.marks
-            for chunk in reading.rows(self._events(timeline), first):
+            for chunk in reading.tables(self._spans(timeline), first):
                 first += len(chunk)
                 yield chunk
             self.operations += reading.planes.finish(groups)
             self.kernels += reading.kernels
 
-    def _events(self, timeline: _Slices) -> Iterator[Event]:
-        # Damage and bytes were told in the survey.
-        again = [chrome_events(part.path, SourceReport(), _nobody) for part in timeline.parts]
-        return without_repeats([_spans(events) for events in again], _sameness, self._report)
+        self._spill.close()
+
+    def _spans(self, timeline: _Slices) -> Iterator[Spans]:
+        """The spans of all slices in order; those that the slice before had too are counted and left out."""
+        import numpy as np
+
+        if len(timeline.parts) == 1:
+            yield from (Spans(self._spill.take(number)) for number in timeline.batches[0])
+            return
+        before = np.empty(0, np.uint64)
+        for batches in timeline.batches:
+            now = [before[:0]]
+            for number in batches:
+                spans = Spans(self._spill.take(number))
+                now.append(_marks(spans))
+                repeated = np.isin(now[-1], before)
+                if repeated.any():
+                    self._report.skipped["repeated from the slice before"] += int(np.count_nonzero(repeated))
+                yield spans.only(np.flatnonzero(~repeated))
+            before = np.concatenate(now)
 
     def _choose(self) -> None:
         by_key: dict[Key, list[_Slices]] = defaultdict(list)
         for timeline in self._all:
             by_key[timeline.key].append(timeline)
         for same in by_key.values():
+            spans = [(timeline, timeline.tracks.spans) for timeline in same]
             for track in _READ:
-                holding = [t for t in same if t.tracks.spans[track]]
+                holding = [(t, counts) for t, counts in spans if counts[track]]
                 if holding:
-                    best = max(holding, key=lambda t: (t.tracks.spans[track], len(t.tracks.spans)))
+                    best, _ = max(holding, key=lambda offer: (offer[1][track], len(offer[1])))
                     best.chosen.add(track)
         left = [t.parts[0].stem for t in self._all if not t.chosen]
         kept = sorted({t.parts[0].stem for t in self._all if t.chosen})
@@ -130,13 +166,15 @@ class Timelines:
             )
 
 
-def _spans(events: Iterable[Event]) -> Iterator[Event]:
-    return (event for event in events if event.ph != "M")
+def _marks(spans: Spans) -> NDArray[np.uint64]:
+    """A number for each span that equal ones share: of its thread, name and times."""
+    import numpy as np
+    import xxhash
 
-
-def _sameness(event: Event) -> tuple[object, ...]:
-    return (event.ph, str(event.name), str(event.pid), str(event.tid), bytes(event.ts), bytes(event.dur))
-
-
-def _nobody(count: int) -> None:
-    """Bytes that are read a second time are shown to nobody."""
+    names, called = spans.texts("name")
+    mixed = np.array([xxhash.xxh3_64_intdigest(name.encode()) for name in called], np.uint64)[names]
+    threads = spans.threads.astype(np.int64)
+    for column in (threads, spans.integers("start"), spans.integers("duration")):
+        mixed = (mixed ^ column.view(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= mixed >> np.uint64(29)
+    return mixed

@@ -6,12 +6,13 @@ One file holds many ranks; each rank is a source of its own.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tracetool.errors import MalformedTrace
 from tracetool.readers import Finding, Identity, Left, Source, SourceReport, rows_table
-from tracetool.readers.ndtimeline_chrome import Timeline, opens_labelled, timeline_layout
+from tracetool.readers.ndtimeline_chrome import by_step, opens_labelled, timeline_of
 from tracetool.readers.ndtimeline_rows import RankRows
 from tracetool.readers.ndtimeline_table import step_of_clock_ns, table_layout, table_operations, table_trouble
 
@@ -21,9 +22,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from tracetool.readers.ndtimeline_layout import Layout
+    from tracetool.readers.ndtimeline_layout import Layout, Operation
 
-_CHUNK_ROWS = 1 << 16
 _META_BYTES = 1 << 16
 _META_LINE = re.compile(r"^(\w+_size):[ \t]*(\d{1,9})[ \t]*$", re.MULTILINE)
 _META_KEYS = frozenset({"dp_size", "pp_size", "tp_size", "world_size"})
@@ -48,7 +48,7 @@ class NDTimelineReader:
                 elif trouble:
                     finding.left.append(Left(file, trouble))
                 elif opens_labelled(file):
-                    timelines[file] = timeline_layout(file, _version(file))
+                    timelines[file] = timeline_of(file, _version(file)).layout
                 elif _meta(file):
                     metas.append(file)
             except MalformedTrace as error:
@@ -79,20 +79,21 @@ class NDTimelineReader:
         is_table = table_trouble(source.files[0]) is None
         rows = RankRows(rank, identity, layout, report)
         if is_table:
-            rows.take(table_operations(source.files[0], rank, report, strays=strays))
+            steps: dict[int, list[Operation]] = defaultdict(list)
+            for operation in table_operations(source.files[0], rank, report, strays=strays):
+                steps[operation.step].append(operation)
+            parts = rows.take(lambda: sorted(steps.items()))
         else:
-            timelines = [Timeline(file) for file in source.files]
-            rows.take(o for t in timelines for o in t.operations(rank, report, strays=strays))
-            report.notes += [f"{t.path}: its compressed data breaks off" for t in timelines if t.is_broken]
+            timelines = [timeline_of(file, _version(file)) for file in source.files]
+            for timeline in timelines:
+                timeline.tell(rank, report, strays=strays)
+            parts = rows.take(by_step(timelines, rank))
+        for name, chunk in parts:
+            yield name, rows_table(name, chunk)
         if strays:
             report.notes += [f"all ranks: {note}" for note in _job_notes(source, layout, meta, is_table=is_table)]
         for file in source.files:
             advance(file.stat().st_size)
-        for start in range(0, len(rows.events), _CHUNK_ROWS):
-            yield "events", rows_table("events", rows.events[start : start + _CHUNK_ROWS])
-        for start in range(0, len(rows.comms), _CHUNK_ROWS):
-            yield "comms", rows_table("comms", rows.comms[start : start + _CHUNK_ROWS])
-        yield "steps", rows_table("steps", rows.steps)
 
     def _sources(self, path: Path, files: tuple[Path, ...], layout: Layout) -> list[Source]:
         return [Source(self.name, path, files, member=f"rank {rank}") for rank in layout.places]
@@ -102,7 +103,7 @@ class NDTimelineReader:
         jobs: list[_Job] = []
         for file, layout in timelines.items():
             table = next((t for t, known in tables.items() if layout.is_view_of(known)), None)
-            if Timeline(file).is_simulated():
+            if timeline_of(file, _version(file)).is_simulated():
                 reason = "a simulated timeline, no measurement: every forward takes equally long, and every backward"
                 finding.left.append(Left(file, reason))
             elif table is not None:
@@ -144,9 +145,9 @@ def _job(source: Source) -> tuple[Layout, dict[str, int]]:
     if table_trouble(first) is None:
         meta = _meta(others[0]) if others else {}
         return table_layout(first, _version(first)), meta
-    layout = timeline_layout(first, _version(first))
+    layout = timeline_of(first, _version(first)).layout
     for file in others:
-        layout = layout.merged(timeline_layout(file, _version(file)))
+        layout = layout.merged(timeline_of(file, _version(file)).layout)
     return layout, {}
 
 

@@ -10,38 +10,48 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import MalformedTrace
 from tracetool.readers import Place, SourceReport
 from tracetool.readers.byte_stream import ByteStream
-from tracetool.readers.json_columns import nanoseconds_of
+from tracetool.readers.json_columns import Field
+from tracetool.readers.json_scan import ChromeTrace, event_scanner
 from tracetool.readers.ndtimeline_layout import TIME_LIMIT_NS, Layout, Operation, Where
 from tracetool.readers.ndtimeline_names import BACKWARD, COMPUTE, FORWARD, is_known
+from tracetool.readers.spill import Spill
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-LIMIT_BYTES = 256 << 20
-"""Timelines that are larger after decompression are refused: they are read whole."""
+    import numpy as np
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    Integers = NDArray[np.int64]
+
 _HEAD_BYTES = 1 << 16
 _BOM = b"\xef\xbb\xbf"
 _ARRAY = re.compile(rb'^\s*(?:\[|\{.*?"traceEvents"\s*:\s*\[)', re.DOTALL)
-_CUT = re.compile(rb"\}\s*,\s*(?=\{)")
-_JOINED_PIECES = 16
 _UNPLACED = "event without rank, stage or step"
-_LOST = "event that cannot be decoded (of any rank)"
-_NUMBER = re.compile(rb'^"?-?\d{1,18}(?:\.\d{0,40})?(?:[eE][+-]?\d{1,2})?"?$')
 _THREAD = re.compile(r"^PP rank (\d+), TP rank (\d+), (\S.*)$")
+_SAME_DURATIONS = 8
+_ABSENT = -(2**63)
+_STEP = 6  # among the columns of usable operations
+_NUMBERS = ("rank", "step", "pp", "tp", "seq_id", "model_chunk", "mb_id")
+_FIELDS = (
+    Field("ph", "text"), Field("cat", "text"), Field("name", "text"), Field("pid", "int"), Field("tid", "int"),
+    Field("ts", "time"), Field("dur", "time"), *(Field(key, "int", in_args=True) for key in _NUMBERS),
+    Field("name", "text", in_args=True),
+)  # fmt: skip
+_COLUMNS = ("ph", "cat", "name", "pid", "tid", "ts", "dur", *_NUMBERS, "called")
 
 
 def opens_labelled(path: Path) -> bool:
     """Whether the first span at the head of the file is one of the labelled operations."""
-    head, _ = _text(path, _HEAD_BYTES)
+    head = ByteStream(path).head(_HEAD_BYTES).removeprefix(_BOM)
     match = _ARRAY.match(head)
     if match is None:
         return False
@@ -60,199 +70,274 @@ def opens_labelled(path: Path) -> bool:
     return False
 
 
-class Event(msgspec.Struct):
-    """One event; ``ts`` and ``dur`` keep their text."""
+class _Spans(NamedTuple):
+    """Columns of spans; what is absent is negative, absent times are lower than any. ``at`` counts from 1."""
 
-    ph: str = ""
-    cat: str | None = None
-    name: Any = ""
-    pid: Any = None
-    tid: Any = None
-    ts: msgspec.Raw = msgspec.Raw(b"")
-    dur: msgspec.Raw = msgspec.Raw(b"")
-    args: dict[str, Any] | None = None
+    at: Integers
+    name: Integers
+    pid: Integers
+    tid: Integers
+    start: Integers
+    duration: Integers
+    rank: Integers
+    step: Integers
+    pp: Integers
+    tp: Integers
+    order: Integers
+    chunk: Integers
+    microbatch: Integers
 
 
 class Timeline:
-    """The events of one file that name a rank.
+    """The events of one file, read once; they wait on disk until a rank asks for its own.
 
     Args:
-        path: Plain or gzip Chrome-trace JSON.
-
-    Attributes:
-        is_broken: Whether its compressed data breaks off.
+        path: Chrome-trace JSON, plain or compressed.
 
     Raises:
-        MalformedTrace: If it is larger than the limit.
+        MalformedTrace: If it holds no list of events.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._text, self.is_broken = _whole_text(path)
+        self._path = path
+        self._names: dict[str, int] = {}
+        self._spans = Spill(len(_Spans._fields))
+        self._threads: dict[int, tuple[int, Where]] = {}
+        self._everyone = SourceReport()
+        self._of_rank: dict[int, SourceReport] = defaultdict(SourceReport)
+        self._durations: dict[str, tuple[int, int, int]] = {}
+        self._read()
+        self._known = [is_known(name) for name in self._names]
+        for spans in map(_Spans._make, self._spans.blocks()):
+            self._judge(spans)
 
-    def operations(self, rank: int | None, report: SourceReport, *, strays: bool = False) -> Iterator[Operation]:
-        """The usable operations of one rank, or of all.
+    def tell(self, rank: int | None, report: SourceReport, *, strays: bool = False) -> None:
+        """Add what was met to a report, with the numbers of events or the bytes of what cannot be used.
 
         Args:
             rank: Global rank; None for all ranks.
-            report: What cannot be used is counted in it, with its byte.
-            strays: Whether to count the events that name no rank, too.
+            report: Added to.
+            strays: Whether to count what belongs to no rank, too.
         """
-        threads = self._threads()
-        # What belongs to another rank is counted there.
-        elsewhere = SourceReport()
-        for at, event in self._events(report if strays or rank is None else elsewhere):
-            if event.ph != "X":
-                continue
-            who = _who(event, threads)
-            mine = report if rank is None or (strays if who is None else who[0] == rank) else elsewhere
-            mine.rows += 1
-            operation = _operation(event, who, mine, Place(str(self.path), at))
-            if operation is not None and mine is report:
-                yield operation
+        own = self._of_rank.values() if rank is None else [self._of_rank[rank]] if rank in self._of_rank else []
+        for some in [*own, *([self._everyone] if strays or rank is None else [])]:
+            _add(report, some)
+
+    def usable(self, rank: int | None) -> Iterator[list[Integers]]:
+        """The usable operations of one rank, or of all, as columns for :meth:`operations_of`."""
+        import numpy as np
+
+        for spans in map(_Spans._make, self._spans.blocks()):
+            who = self._placed(spans)
+            known = np.array(self._known, bool)[spans.name]
+            mine = known & (spans.start > _ABSENT) & (spans.duration > _ABSENT) & (who.rank >= 0) & (spans.step >= 0)
+            if rank is not None:
+                mine &= who.rank == rank
+            chosen = (
+                *who, spans.at, spans.name, spans.step, spans.start, np.maximum(spans.duration, 0), spans.order,
+                spans.chunk, spans.microbatch,
+            )  # fmt: skip
+            yield [column[mine] for column in chosen]
+
+    def operations_of(self, columns: Iterable[Integers]) -> Iterator[Operation]:
+        """The operations that :meth:`usable` gave."""
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        names = list(self._names)
+        for of, dp, pp, tp, at, name, step, start, duration, order, chunk, microbatch in rows:
+            yield Operation(
+                Place(str(self._path), at, "event"), of, Where(dp, pp, _number(tp)), step, names[name], start,
+                duration, _number(order), _number(chunk), None,
+                _number(microbatch) if names[name] in COMPUTE else None,
+            )  # fmt: skip
+
+    @cached_property
+    def layout(self) -> Layout:
+        """What the timeline says as a whole.
+
+        Raises:
+            MalformedTrace: If no event can be used.
+        """
+        layout = Layout()
+        for columns in self.usable(None):
+            for operation in self.operations_of(columns):
+                layout.take(operation)
+        unplaced = sum(report.dropped[_UNPLACED] for report in self._of_rank.values())
+        layout.unplaced = self._everyone.dropped.total() + unplaced
+        if not layout.steps:
+            raise MalformedTrace(
+                f"{self._path}: no event names a rank, a step and a time.", hint="export the timeline again"
+            )
+        return layout.done()
 
     def is_simulated(self) -> bool:
         """Whether all forwards last equally long, and all backwards: no measurement gives that."""
-        durations: dict[str, list[bytes]] = defaultdict(list)
-        for _, event in self._events(SourceReport()):
-            if event.name in (FORWARD, BACKWARD):
-                durations[event.name].append(bytes(event.dur))
-        return bool(durations) and all(len(set(some)) == 1 and len(some) >= 8 for some in durations.values())
+        seen = [self._durations[name] for name in (FORWARD, BACKWARD) if name in self._durations]
+        return bool(seen) and all(low == high and count >= _SAME_DURATIONS for low, high, count in seen)
 
-    def _threads(self) -> dict[int, tuple[int, Where]]:
-        """Thread to rank and coordinates, from the names of the threads; empty if they say nothing."""
+    def _read(self) -> None:
+        import numpy as np
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
         named: dict[int, tuple[int, int, int, str]] = {}
-        if b"PP rank " not in self._text:
-            return {}
-        for _, event in self._events(SourceReport()):
-            args = event.args or {}
-            if event.ph == "M" and event.name == "thread_name" and (match := _THREAD.match(str(args.get("name")))):
-                tid, pid = _whole(event.tid), _whole(event.pid)
-                if tid is not None and pid is not None:
-                    named[tid] = (pid, int(match[1]), int(match[2]), match[3])
+        scanner = event_scanner(_FIELDS, {b'"X"': None, b'"M"': None})
+        count = 0
+        for scanned in ChromeTrace(ByteStream(self._path), scanner, self._everyone).tables():
+            table = scanned.rename_columns(_COLUMNS)
+            is_span = pc.equal(table.column("ph").cast(pa.string()), "X")
+            named |= _threads_in(table.filter(pc.invert(is_span)))
+            at = np.arange(count + 1, count + 1 + len(table))[is_span.to_numpy()]
+            count += len(table)
+            self._take(table.filter(is_span), at)
         classes = len({kind for *_, kind in named.values()})
-        return {tid: (tid // classes, Where(dp, pp, tp)) for tid, (dp, pp, tp, _) in named.items()}
+        self._threads = {tid: (tid // classes, Where(dp, pp, tp)) for tid, (dp, pp, tp, _) in named.items()}
 
-    def _events(self, report: SourceReport) -> Iterator[tuple[int, Event]]:
-        """Events with the byte each begins at. What is no event is counted, and costs no other."""
-        text = self._text
-        match = _ARRAY.match(text)
-        if match is None:
-            raise MalformedTrace(f"{self.path}: no array of events found.")
-        decoder = msgspec.json.Decoder(Event)
-        cuts = list(_CUT.finditer(text, match.end()))
-        starts = [match.end(), *(cut.end() for cut in cuts)]
-        ends = [*(cut.start() + 1 for cut in cuts), len(text)]
-        at = 0
-        while at < len(starts):
-            used = 1
-            for joined in range(1, min(_JOINED_PIECES, len(starts) - at) + 1):  # a cut may be inside an event
-                piece = text[starts[at] : ends[at + joined - 1]]
-                if at + joined == len(starts):
-                    piece = piece[: _end_of_object(piece.lstrip())]
-                try:
-                    event = decoder.decode(piece)
-                except msgspec.DecodeError:
-                    continue
-                yield starts[at], event
-                used = joined
-                break
-            else:
-                if text[starts[at] : ends[at]].strip(b" \t\r\n]}"):
-                    report.drop(_LOST, Place(str(self.path), starts[at]))
-            at += used
+    def _take(self, table: pa.Table, at: Integers) -> None:
+        import numpy as np
+
+        encoded = table.column("name").combine_chunks()
+        numbers = [self._names.setdefault(name, len(self._names)) for name in encoded.dictionary.to_pylist()]
+        codes = encoded.indices.fill_null(len(numbers)).to_numpy(zero_copy_only=False)
+        names = np.array([*numbers, self._names.setdefault("", len(self._names))], np.int64)[codes]
+        columns = [_integers(table, key, 2**31) for key in ("pid", "tid")]
+        columns += [_integers(table, key, TIME_LIMIT_NS) for key in ("ts", "dur")]
+        columns += [_integers(table, key, 2**31) for key in _NUMBERS]
+        spans = _Spans(at, names, *columns)
+        self._spans.add(spans)
+        for name in (FORWARD, BACKWARD):
+            durations = spans.duration[names == self._names.get(name, -1)]
+            if len(durations):
+                low, high, count = self._durations.get(name, (2**63, -(2**63), 0))
+                low, high = min(low, int(durations.min())), max(high, int(durations.max()))
+                self._durations[name] = (low, high, count + len(durations))
+
+    def _placed(self, spans: _Spans) -> _Places:
+        """Rank and coordinates of each span: those it names, else those of its thread; rank -1 if neither tells."""
+        import numpy as np
+
+        direct = (spans.rank >= 0) & (spans.pp >= 0) & (spans.pid >= 0)
+        places = _Places(np.where(direct, spans.rank, -1), spans.pid.copy(), spans.pp.copy(), spans.tp.copy())
+        for tid in np.unique(spans.tid[~direct]).tolist():
+            if tid in self._threads:
+                rank, where = self._threads[tid]
+                rows = ~direct & (spans.tid == tid)
+                for column, value in zip(places, (rank, *where), strict=True):
+                    column[rows] = -1 if value is None else value
+        return places
+
+    def _judge(self, spans: _Spans) -> None:
+        """Count what each rank has, and what of it cannot be used."""
+        import numpy as np
+
+        rank = self._placed(spans).rank
+        known = np.array(self._known, bool)[spans.name]
+        whole = (rank >= 0) & (spans.step >= 0)
+        timed = (spans.start > _ABSENT) & (spans.duration > _ABSENT)
+        dropped = (
+            (_UNPLACED, ~whole),
+            ("event of an unknown operation", whole & ~known),
+            ("time is no number", whole & known & ~timed),
+        )
+        for of in np.unique(rank).tolist():
+            mine = rank == of
+            report = self._everyone if of < 0 else self._of_rank[of]
+            if of >= 0:
+                # Every event of the file was counted for everyone.
+                report.rows += int(np.count_nonzero(mine))
+                self._everyone.rows -= int(np.count_nonzero(mine))
+            for reason, rows in dropped:
+                if count := int(np.count_nonzero(rows & mine)):
+                    report.drop(reason, self._place(spans, rows & mine), count)
+            negative = mine & whole & known & timed & (spans.duration < 0)
+            if count := int(np.count_nonzero(negative)):
+                report.repair("negative duration set to 0", self._place(spans, negative), count)
+
+    def _place(self, spans: _Spans, rows: NDArray[np.bool_]) -> Place:
+        return Place(str(self._path), int(spans.at[rows][0]), "event")
+
+
+class _Places(NamedTuple):
+    """Columns of ranks and their coordinates."""
+
+    rank: Integers
+    dp: Integers
+    pp: Integers
+    tp: Integers
 
 
 @lru_cache(maxsize=16)
-def timeline_layout(path: Path, version: tuple[int, int]) -> Layout:  # noqa: ARG001 - part of the cache's key
-    """What a timeline says as a whole.
+def timeline_of(path: Path, version: tuple[int, int]) -> Timeline:  # noqa: ARG001 - part of the cache's key
+    """A timeline, read once for all its ranks.
 
     Args:
         path: The file.
         version: Size and time of change, so that a changed file is read anew.
 
     Raises:
-        MalformedTrace: If no event can be used.
+        MalformedTrace: If it holds no list of events.
     """
-    layout, report, timeline = Layout(), SourceReport(), Timeline(path)
-    for operation in timeline.operations(None, report):
-        layout.take(operation)
-    layout.unplaced = report.dropped[_UNPLACED] + report.dropped[_LOST] + timeline.is_broken
-    if not layout.steps:
-        raise MalformedTrace(f"{path}: no event names a rank, a step and a time.", hint="export the timeline again")
-    return layout.done()
+    return Timeline(path)
 
 
-def _whole_text(path: Path) -> tuple[bytes, bool]:
-    """The text, and whether its compressed form breaks off.
+def by_step(timelines: Sequence[Timeline], rank: int) -> Callable[[], Iterator[tuple[int, list[Operation]]]]:
+    """The usable operations of a rank by step; only their numbers are held.
 
-    Raises:
-        MalformedTrace: If there is more than the limit.
+    Args:
+        timelines: Files of one job.
+        rank: Global rank.
     """
-    text, is_broken = _text(path, LIMIT_BYTES + 1)
-    if len(text) > LIMIT_BYTES:
-        raise MalformedTrace(
-            f"{path} holds more than {LIMIT_BYTES >> 20} MiB of text, the limit for such timelines.",
-            hint="export fewer steps at a time",
-        )
-    return text, is_broken
+    import numpy as np
+
+    blocks = [(n, columns) for n, timeline in enumerate(timelines) for columns in timeline.usable(rank)]
+    held = [np.concatenate(some) for some in zip(*(columns for _, columns in blocks), strict=True)]
+    files = np.concatenate([np.full(len(columns[0]), n) for n, columns in blocks]) if blocks else None
+
+    def steps() -> Iterator[tuple[int, list[Operation]]]:
+        if files is None:
+            return
+        # In the order of the files within each step.
+        numbers = held[_STEP]
+        order = np.argsort(numbers, kind="stable")
+        for rows in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+            found: list[Operation] = []
+            for n in np.unique(files[rows]).tolist():
+                own = rows[files[rows] == n]
+                found += timelines[n].operations_of([column[own] for column in held])
+            if found:
+                yield found[0].step, found
+
+    return steps
 
 
-def _text(path: Path, most: int) -> tuple[bytes, bool]:
-    """So many bytes of the text at most, and whether its compressed form breaks off before."""
-    stream = ByteStream(path)
-    text = stream.head(most)
-    return text.removeprefix(_BOM), stream.broken is not None
+def _threads_in(table: pa.Table) -> dict[int, tuple[int, int, int, str]]:
+    """Thread to DP, PP and TP rank and class of operations, from the names of threads."""
+    named = {}
+    rows = zip(*(table.column(key).to_pylist() for key in ("name", "called", "pid", "tid")), strict=True)
+    for name, called, pid, tid in rows:
+        match = _THREAD.match(called or "") if name == "thread_name" else None
+        if match is not None and all(n is not None and 0 <= n < 2**31 for n in (pid, tid)):
+            named[tid] = (pid, int(match[1]), int(match[2]), match[3])
+    return named
 
 
-def _end_of_object(piece: bytes) -> int | None:
-    """Length of the object that a piece begins with; None if it does not end."""
-    try:
-        return json.JSONDecoder().raw_decode(piece.decode("latin-1"))[1]  # one character per byte
-    except (ValueError, RecursionError):
-        return None
+def _integers(table: pa.Table, key: str, limit: int) -> Integers:
+    """A column of numbers, absent where there is none or it is too far from 0."""
+    import numpy as np
+    import pyarrow.compute as pc
+
+    values = pc.fill_null(table.column(key), _ABSENT).to_numpy()
+    found: Integers = np.where((values < limit) & (values > -limit), values, _ABSENT)
+    return found
 
 
-def _who(event: Event, threads: dict[int, tuple[int, Where]]) -> tuple[int, Where] | None:
-    args = event.args or {}
-    rank, pp, dp = _whole(args.get("rank")), _whole(args.get("pp")), _whole(event.pid)
-    if rank is not None and pp is not None and dp is not None:
-        return rank, Where(dp, pp, _whole(args.get("tp")))
-    tid = _whole(event.tid)
-    return threads.get(tid) if tid is not None else None
-
-
-def _operation(event: Event, who: tuple[int, Where] | None, report: SourceReport, place: Place) -> Operation | None:
-    args = event.args or {}
-    step = _whole(args.get("step"))
-    if who is None or step is None:
-        report.drop(_UNPLACED, place)
-        return None
-    if not is_known(event.name):
-        report.drop("event of an unknown operation", place)
-        return None
-    start, duration = _time_ns(bytes(event.ts)), _time_ns(bytes(event.dur))
-    if start is None or duration is None:
-        report.drop("time is no number", place)
-        return None
-    if duration < 0:
-        report.repair("negative duration set to 0", place)
-        duration = 0
-    chunk, microbatch = (_whole(args.get(name)) for name in ("model_chunk", "mb_id"))
-    has_microbatch = event.name in COMPUTE
-    return Operation(
-        place, who[0], who[1], step, event.name, start, duration, _whole(args.get("seq_id")),
-        chunk, None, microbatch if has_microbatch else None,
-    )  # fmt: skip
-
-
-def _time_ns(text: bytes) -> int | None:
-    if not _NUMBER.match(text):
-        return None
-    value = nanoseconds_of(text)
-    return value if value is not None and abs(value) < TIME_LIMIT_NS else None
-
-
-def _whole(value: object) -> int | None:
+def _number(value: int) -> int | None:
     """A number of 0 or more; -1 stands for none."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 else None
+    return value if value >= 0 else None
+
+
+def _add(into: SourceReport, report: SourceReport) -> None:
+    into.rows += report.rows
+    into.dropped.update(report.dropped)
+    into.repaired.update(report.repaired)
+    into.skipped.update(report.skipped)
+    into.places = report.places | into.places

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tracetool.readers import SourceReport
 from tracetool.readers.ndtimeline_names import (
     BACKWARD,
     COLLECTIVES,
@@ -21,11 +22,14 @@ from tracetool.readers.ndtimeline_names import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from tracetool.readers import Identity, SourceReport
+    from tracetool.readers import Identity
     from tracetool.readers.ndtimeline_layout import Layout, Operation
 
+    Row = tuple[object, ...]
+
+_CHUNK_ROWS = 1 << 14
 _CLOCK_TOLERANCE_NS = 50_000
 """By so much a send or receive may lie beyond the computes it could serve."""
 _COMPUTE_LANE, _NEXT_LANE, _PREVIOUS_LANE, _BATCH_LANE, _TP_LANE, _DP_LANE = range(6)
@@ -71,21 +75,30 @@ class RankRows:
         self._report = report
         self._numbered = rank in layout.numbered
         self._is_whole = True
-        self.events: list[tuple[object, ...]] = []
-        self.comms: list[tuple[object, ...]] = []
-        self.steps: list[tuple[object, ...]] = []
+        self.events: list[Row] = []
+        self.comms: list[Row] = []
+        self.steps: list[Row] = []
+        self._first_event = self._first_comm = 0
+        self._exchanges = False
         self._batches = 0
 
-    def take(self, operations: Iterable[Operation]) -> None:
-        """Turn all operations of the rank into rows, and tell in the report what was inferred."""
-        steps: dict[int, list[Operation]] = defaultdict(list)
-        for operation in self._once(operations):
-            steps[operation.step].append(operation)
+    def take(self, by_step: Callable[[], Iterable[tuple[int, list[Operation]]]]) -> Iterator[tuple[str, list[Row]]]:
+        """Turn all operations of the rank into rows, step by step, and tell in the report what was inferred.
+
+        Args:
+            by_step: Gives the steps in order, each with its operations, as often as it is asked.
+
+        Yields:
+            Table name and rows.
+        """
+        for _, members in by_step():
+            self._once(members, self._report)
         self._is_whole = not (self._layout.unplaced or self._report.dropped.total())
         offsets = self._layout.offsets()
         unlabelled, paired = 0, 0
-        for step, members in sorted(steps.items()):
-            shifted = [o._replace(start_ns=o.start_ns + offsets[step]) for o in members]
+        again = SourceReport()
+        for step, members in by_step():
+            shifted = [o._replace(start_ns=o.start_ns + offsets[step]) for o in self._once(members, again)]
             shifted.sort(key=lambda o: (o.start_ns, o.order or 0, o.at))
             computes = self._computes(shifted)
             self.events += self._event_rows(computes, [o for o in shifted if o.name == OPTIMIZER])
@@ -96,23 +109,40 @@ class RankRows:
             if kept:
                 first, last = min(o.start_ns for o in kept), max(o.start_ns + o.duration_ns for o in kept)
                 self.steps.append((self._rank, step, first, last, None, None))
+            yield from self._full(_CHUNK_ROWS)
+        yield from self._full(1)
+        yield "steps", self.steps
         self._tell(unlabelled, paired)
 
-    def _once(self, operations: Iterable[Operation]) -> Iterable[Operation]:
-        seen: set[tuple[int, str, int]] = set()
+    def _full(self, least: int) -> Iterator[tuple[str, list[Row]]]:
+        """Hand over the rows so far of each table that has at least so many."""
+        if len(self.events) >= least:
+            self._first_event += len(self.events)
+            yield "events", self.events
+            self.events = []
+        if len(self.comms) >= least:
+            self._first_comm += len(self.comms)
+            yield "comms", self.comms
+            self.comms = []
+
+    def _once(self, operations: Iterable[Operation], report: SourceReport) -> list[Operation]:
+        """The operations of a step that belong to the rank, none of them twice."""
+        seen: set[tuple[str, int]] = set()
+        kept = []
         for operation in operations:
             if operation.where != self._layout.places[self._rank]:
-                self._report.drop("operation of this rank at other coordinates", operation.place)
+                report.drop("operation of this rank at other coordinates", operation.place)
                 continue
             if operation.name in NOT_READ:
-                self._report.skipped[NOT_READ[operation.name]] += 1
+                report.skipped[NOT_READ[operation.name]] += 1
             if operation.order is not None:
-                key = (operation.step, operation.name, operation.order)
+                key = (operation.name, operation.order)
                 if key in seen:
-                    self._report.drop("operation listed twice", operation.place)
+                    report.drop("operation listed twice", operation.place)
                     continue
                 seen.add(key)
-            yield operation
+            kept.append(operation)
+        return kept
 
     def _computes(self, operations: Sequence[Operation]) -> list[_Compute]:
         kinds = {FORWARD: "F", BACKWARD: "I" if self._layout.splits_backward else "B", WEIGHT: "W"}
@@ -138,11 +168,12 @@ class RankRows:
         return self._position if self._layout.chunks == 1 and not self._layout.wraps_around else None
 
     def _event_rows(self, computes: Sequence[_Compute], optimizers: Sequence[Operation]) -> list[tuple[object, ...]]:
+        count = self._first_event + len(self.events)
         labelled = [(c.operation, _label(c.kind, c.stage, c.microbatch)) for c in computes]
         rows = sorted([*labelled, *((o, None) for o in optimizers)], key=lambda row: (row[0].start_ns, row[0].at))
         return [
             (
-                len(self.events) + number, self._rank, "kernel", o.name, o.start_ns, o.duration_ns, None, _COMPUTE_LANE,
+                count + number, self._rank, "kernel", o.name, o.start_ns, o.duration_ns, None, _COMPUTE_LANE,
                 None, None, None, None, None, label, None,
             )
             for number, (o, label) in enumerate(rows)
@@ -222,6 +253,7 @@ class RankRows:
         sides: dict[tuple[int, int], set[tuple[str, int]]] = defaultdict(set)
         for s in sent:
             sides[s.operation.start_ns, s.operation.duration_ns].add((s.message.operation, s.operation.at))
+        first = self._first_comm
         batches: dict[object, int] = {}
         paired = set()
         rows: list[tuple[Operation, _Sent | None]] = [(s.operation, s) for s in sent]
@@ -236,12 +268,13 @@ class RankRows:
             what, group, peer, lane, evidence, label = row
             self.comms.append(
                 (
-                    self._rank, len(self.comms), what, group, list(self._groups.get(group, ())), peer, None,
+                    self._rank, first + len(self.comms), what, group, list(self._groups.get(group, ())), peer, None,
                     operation.start_ns, None, batch, lane, operation.start_ns,
                     operation.start_ns + operation.duration_ns, evidence, label,
                 )
             )  # fmt: skip
         self._batches += len(batches)
+        self._exchanges |= bool(sent)
         return len(paired)
 
     def _collective(self, operation: Operation) -> tuple[str, str, None, int, str, None]:
@@ -259,7 +292,7 @@ class RankRows:
 
     def _tell(self, unlabelled: int, paired: int) -> None:
         notes = self._report.notes
-        if any(row[2] in ("send", "recv") for row in self.comms):
+        if self._exchanges:
             notes.append("the n-th send or receive of a kind is taken as that of the n-th compute in need of one")
         if not self._numbered:
             consequence = "are numbered in order of start" if self._is_whole else "of a damaged trace are not numbered"

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tracetool.errors import MalformedTrace
-from tracetool.readers import Finding, Identity, Place, Source, SourceReport, rows_table
+from tracetool.readers import Finding, Identity, Left, Place, Source, SourceReport, rows_table
+from tracetool.readers.ascend_db import companions, is_database, unmerged
 from tracetool.readers.ascend_text import csv_header
-from tracetool.readers.vendor_db import DATABASE, database_figures, holds_figures, is_database
+from tracetool.readers.vendor_db import DATABASE, database_figures, holds_figures
 from tracetool.readers.vendor_figures import Figure, communication_figures, group_figures, matrix_figures, step_figures
 
 if TYPE_CHECKING:
@@ -54,10 +55,12 @@ class VendorReader:
                 folders[file.parent][kind].append(file)
         finding = Finding()
         for folder, kinds in sorted(folders.items()):
-            together = tuple(found[0] for found in kinds.values())
-            finding.sources.append(Source(self.name, folder, tuple(sorted(together)), ranked=False))
+            together = [found[0] for found in kinds.values()]
+            finding.sources.append(Source(self.name, folder, _with_changes(together), ranked=False))
             for file in sorted(f for found in kinds.values() for f in found[1:]):
-                finding.sources.append(Source(self.name, file, (file,), ranked=False))
+                finding.sources.append(Source(self.name, file, _with_changes([file]), ranked=False))
+        taken = {file for source in finding.sources for file in source.files}
+        finding.left = [Left(f, "belongs to the database") for f in companions(taken, files) if f not in taken]
         return finding
 
     def identify(self, source: Source) -> Identity:
@@ -93,6 +96,7 @@ def _figures(files: Iterable[Path], report: SourceReport, advance: Callable[[int
     for file in files:
         kind = _kind_of(file)
         if kind is None:
+            advance(file.stat().st_size)
             continue
         try:
             yield from _READ[kind](file, report, advance)
@@ -101,10 +105,15 @@ def _figures(files: Iterable[Path], report: SourceReport, advance: Callable[[int
             report.drop("file with damaged text", Place(str(file), int(at[1]) if at else file.stat().st_size))
 
 
+def _with_changes(files: Sequence[Path]) -> tuple[Path, ...]:
+    """The files, and the logs of changes that lie beside databases among them."""
+    return (*sorted(files), *(change for f in sorted(files) if is_database(f) for change in unmerged(f)))
+
+
 def _kind_of(path: Path) -> str | None:
     with path.open("rb") as stream:
         head = stream.read(_HEAD_BYTES)
-    if is_database(head):
+    if is_database(path):
         return DATABASE if holds_figures(path) else None
     if _LISTS.match(head):
         return GROUPS

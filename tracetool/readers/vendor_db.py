@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
-import tempfile
-from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
+from tracetool.errors import MalformedTrace
 from tracetool.readers import Place
+from tracetool.readers.ascend_db import connected
 from tracetool.readers.ascend_text import small_integer
 from tracetool.readers.vendor_figures import Figure, group_name, number, step_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from tracetool.readers import SourceReport
 
 DATABASE = "database"
 
-_MAGIC = b"SQLite format 3\0"
 # Units are in the analysis' documents, not in its columns.
 _UNITS = {
     "start_timestamp": "(us)", "elapsed_time": "(ms)", "transit_time": "(ms)", "wait_time": "(ms)",
@@ -33,17 +30,12 @@ _STEP_COLUMNS = ("step", "type", "index")
 Record = dict[str, object]
 
 
-def is_database(head: bytes) -> bool:
-    """Whether a file that begins so is an SQLite database."""
-    return head.startswith(_MAGIC)
-
-
 def holds_figures(path: Path) -> bool:
     """Whether a database has any of the tables that are read."""
     try:
-        with _opened(path) as connection:
+        with connected(path) as connection:
             return bool(_tables(connection) & _READ.keys())
-    except (sqlite3.Error, OSError):
+    except (sqlite3.Error, OSError, MalformedTrace):
         return False
 
 
@@ -55,7 +47,7 @@ def database_figures(path: Path, report: SourceReport, advance: Callable[[int], 
         report: Told about damage, and what is no number.
         advance: Called with the file bytes consumed.
     """
-    with _opened(path) as connection:
+    with connected(path) as connection:
         for table in sorted(_tables(connection) & _READ.keys()):
             records = _records(connection, table, path, report)
             yield from _READ[table](records, report)
@@ -160,20 +152,3 @@ def _records(connection: sqlite3.Connection, table: str, path: Path, report: Sou
 
 def _tables(connection: sqlite3.Connection) -> set[str]:
     return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """The database as it is; where a log of changes lies beside it, a copy of both elsewhere."""
-    log = path.with_name(f"{path.name}-wal")
-    if not log.exists() or log.stat().st_size == 0:
-        uri = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
-        with closing(sqlite3.connect(uri, uri=True)) as connection:
-            yield connection
-        return
-    with tempfile.TemporaryDirectory(prefix="tracetool-") as folder:
-        copy = Path(folder) / "copy.db"
-        shutil.copyfile(path, copy)
-        shutil.copyfile(log, copy.with_name("copy.db-wal"))
-        with closing(sqlite3.connect(copy)) as connection:
-            yield connection
