@@ -6,7 +6,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "_scan_json.h"
+#include "_scan_shape.h"
 
 #if PY_BIG_ENDIAN
 #error "columns are little-endian; the plain scanner serves here"
@@ -46,6 +46,7 @@ typedef struct {
     Field *fields;
     Wanted *wanted;
     Keys event_keys, args_keys;
+    int fields_have_own_keys; /* no key, nor args as a whole, serves several */
     PyObject *owned; /* list of the bytes objects that the texts above point into */
 } Scanner;
 
@@ -79,19 +80,31 @@ typedef struct {
 typedef struct {
     PyObject *values, *valid; /* bytearrays; text has codes and no valid */
     Byte *values_at, *valid_at;
+    Py_ssize_t filled; /* rows written; those after it that get no cell are filled in when the next one does */
     Distinct distinct;
 } Column;
+
+/* A value of an event whose shape is known. */
+typedef struct {
+    Step *step;
+    CellState state;
+    int32_t code; /* of a text met before, or -1 */
+    Text raw;
+    int64_t number;
+} Staged;
 
 typedef struct {
     const Scanner *scanner;
     Window window;
     uint64_t event;
+    int n_args; /* of the current event */
     Cell *cells;
     int *touched;
     Py_ssize_t n_touched;
     Column *columns;
     Py_ssize_t rows, room;
     Distinct pairs; /* (ph, cat) */
+    Shapes shapes;
     PyObject *odd;
 } Scan;
 
@@ -139,6 +152,8 @@ static inline void set_cells(Scan *s, int field, Text raw)
         if (cell->event != s->event) {
             cell->event = s->event;
             s->touched[s->n_touched++] = field;
+        } else {
+            s->shapes.plain = 0;
         }
         cell->raw = raw;
         cell->state = null ? ABSENT : kind != TEXT && plain_number(raw, kind, &cell->number) ? NUMBER : RAW;
@@ -154,6 +169,8 @@ static inline Text cell_text(const Scan *s, int field)
 /* The last args object of an event counts, so nothing of an earlier one may stay. */
 static void clear_args(Scan *s)
 {
+    if (s->n_args++)
+        s->shapes.plain = 0;
     for (Py_ssize_t i = 0; i < s->n_touched; i++)
         if (s->scanner->fields[s->touched[i]].in_args)
             s->cells[s->touched[i]].state = ABSENT;
@@ -178,11 +195,18 @@ static inline const Byte *scan_members(Scan *s, const Byte *p, const Keys *keys,
             return NULL;
         const KeySlot *slot = find_key(keys, key);
         const Byte *value = p;
-        p = levels == 1 && slot && slot->is_args ? scan_args(s, p) : scan_value(w, p, levels);
+        int field = slot ? slot->field : -1;
+        if (levels == 1 && slot && slot->is_args) {
+            p = scan_args(s, p);
+        } else {
+            p = scan_value(w, p, levels);
+            if (p && field != 0 && field != 1)
+                note_member(&s->shapes, (Text){value, p - value}, field, levels);
+        }
         if (!p)
             return NULL;
         if (slot)
-            set_cells(s, slot->field, (Text){value, p - value});
+            set_cells(s, field, (Text){value, p - value});
         p = skip_space(p, stop);
         if (p < stop && *p == '}')
             return p + 1;
@@ -216,7 +240,6 @@ static int is_wanted(const Scanner *scanner, Text ph, Text cat)
     return 0;
 }
 
-/* Rows nobody sets are 0 and not valid; absent text is -1. */
 static int grow_columns(Scan *s, Py_ssize_t room)
 {
     if (room > PY_SSIZE_T_MAX / 16) {
@@ -229,15 +252,41 @@ static int grow_columns(Scan *s, Py_ssize_t room)
         if (PyByteArray_Resize(c->values, room * width) < 0 || (c->valid && PyByteArray_Resize(c->valid, room) < 0))
             return -1;
         c->values_at = (Byte *)PyByteArray_AS_STRING(c->values);
-        size_t fresh = room > s->room ? (size_t)(room - s->room) : 0;
-        memset(c->values_at + s->room * width * (fresh > 0), width == 4 ? 0xFF : 0, fresh * (size_t)width);
-        if (c->valid) {
+        if (c->valid)
             c->valid_at = (Byte *)PyByteArray_AS_STRING(c->valid);
-            memset(c->valid_at + s->room * (fresh > 0), 0, fresh);
-        }
     }
     s->room = room;
     return 0;
+}
+
+/* Rows nobody sets are 0 and not valid; absent text is -1. */
+static inline void fill_column(Column *c, Py_ssize_t rows)
+{
+    size_t missing = (size_t)(rows - c->filled);
+    if (!missing)
+        return;
+    if (c->valid) {
+        memset(c->values_at + c->filled * 8, 0, missing * 8);
+        memset(c->valid_at + c->filled, 0, missing);
+    } else {
+        memset(c->values_at + c->filled * 4, 0xFF, missing * 4);
+    }
+    c->filled = rows;
+}
+
+static inline void put_number(Column *c, Py_ssize_t row, int64_t number)
+{
+    fill_column(c, row);
+    memcpy(c->values_at + row * 8, &number, 8);
+    c->valid_at[row] = 1;
+    c->filled = row + 1;
+}
+
+static inline void put_code(Column *c, Py_ssize_t row, int32_t code)
+{
+    fill_column(c, row);
+    memcpy(c->values_at + row * 4, &code, 4);
+    c->filled = row + 1;
 }
 
 static int add_odd(Scan *s, int field, Text raw)
@@ -248,17 +297,21 @@ static int add_odd(Scan *s, int field, Text raw)
     return failed ? -1 : 0;
 }
 
+static inline int make_room(Scan *s)
+{
+    return s->rows == s->room ? grow_columns(s, s->room + s->room / 2 + 16) : 0;
+}
+
 static int add_row(Scan *s)
 {
-    if (s->rows == s->room && grow_columns(s, s->room + s->room / 2 + 16) < 0)
+    if (make_room(s) < 0)
         return -1;
     for (Py_ssize_t i = 0; i < s->n_touched; i++) {
         int field = s->touched[i];
         const Cell *cell = &s->cells[field];
         Column *c = &s->columns[field];
         if (cell->state == NUMBER) {
-            memcpy(c->values_at + s->rows * 8, &cell->number, 8);
-            c->valid_at[s->rows] = 1;
+            put_number(c, s->rows, cell->number);
         } else if (cell->state == RAW && c->valid) {
             if (add_odd(s, field, cell->raw) < 0)
                 return -1;
@@ -268,17 +321,35 @@ static int add_row(Scan *s)
                 PyErr_NoMemory();
                 return -1;
             }
-            memcpy(c->values_at + s->rows * 4, &code, 4);
+            put_code(c, s->rows, code);
         }
     }
     s->rows++;
     return 0;
 }
 
-static const Byte *scan_event(Scan *s, const Byte *p)
+static int learn(Scan *s, const Byte *from, const Byte *end, int32_t pair, Text ph, Text cat)
+{
+    int taken = s->pairs.entries[pair].keep;
+    Step *step = learn_shape(&s->shapes, from, end, taken);
+    if (!step)
+        return 0;
+    step->pair = pair;
+    /* The row was added: both are there. */
+    step->ph = taken && ph.n ? distinct_index(&s->columns[0].distinct, ph, (Text){NULL, 0}) : -1;
+    step->cat = taken && cat.n ? distinct_index(&s->columns[1].distinct, cat, (Text){NULL, 0}) : -1;
+    s->shapes.end = (int32_t)(step - s->shapes.steps);
+    return 0;
+}
+
+/* The event at p; from is the end of the one before. */
+static const Byte *scan_event(Scan *s, const Byte *p, const Byte *from)
 {
     s->event++;
     s->n_touched = 0;
+    s->n_args = 0;
+    s->shapes.n_members = 0;
+    s->shapes.plain = s->scanner->fields_have_own_keys;
     p = scan_members(s, p + 1, &s->scanner->event_keys, 1);
     if (!p)
         return NULL;
@@ -293,7 +364,186 @@ static const Byte *scan_event(Scan *s, const Byte *p)
         entry->keep = is_wanted(s->scanner, ph, cat);
     if (entry->keep && add_row(s) < 0)
         return give_up(&s->window, FAILED);
+    s->shapes.end = 0;
+    if (s->shapes.plain && s->shapes.credit > 0)
+        learn(s, from, p, pair, ph, cat);
     return p;
+}
+
+/* Events of a shape met before. */
+
+/* A value that no row needs. */
+static inline const Byte *pass_value(Window *w, const Byte *p, Step *step)
+{
+    const Byte *stop = w->stop, *value = p;
+    if (*p == '"' || *p == '[' || *p == '{') {
+        if (step->recent.n && stop - p >= step->recent.n && begins(p, step->recent))
+            return p + step->recent.n;
+        p = scan_value(w, p, step->levels);
+        if (p)
+            step->recent = (Text){value, p - value};
+        return p;
+    }
+    uint64_t word = load_digits(p);
+    unsigned n = count_digits(word);
+    if (n - 1 < 7 && !(n > 1 && *p == '0') && p[n] != '.' && (p[n] | 0x20) != 'e')
+        return p + n;
+    return scan_scalar(w, p);
+}
+
+/* A number of up to 16 digits in its plain form, as most are; NULL: of another form, maybe. */
+static inline const Byte *scan_plain_number(const Byte *p, Kind kind, int64_t *number)
+{
+    static const uint64_t tens[] = {1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000};
+    int negative = *p == '-';
+    p += negative;
+    uint64_t word = load_digits(p);
+    unsigned n = count_digits(word);
+    if (!n || (n > 1 && *p == '0'))
+        return NULL;
+    uint64_t v = digits_value(word, n);
+    p += n;
+    if (n == 8 && (n = count_digits(word = load_digits(p)))) {
+        if (n == 8 && (is_digit(p[8]) || p[-8] > '8'))
+            return NULL;
+        v = v * tens[n] + digits_value(word, n);
+        p += n;
+    }
+    if (kind == TIME) {
+        v *= 1000;
+        if (*p == '.') {
+            n = count_digits(word = load_digits(++p));
+            if (n - 1 > 2)
+                return NULL;
+            v += digits_value(word, n) * tens[3 - n];
+            p += n;
+        }
+    }
+    *number = negative ? -(int64_t)v : (int64_t)v;
+    return p;
+}
+
+/* A text that came after the last one before, from its first byte; NULL if it is another. */
+static inline const Byte *expected_text(const Window *w, const Byte *p, const Distinct *texts, Staged *staged)
+{
+    if (staged->step->last < 0)
+        return NULL;
+    const Entry *before = &texts->entries[staged->step->last];
+    for (int i = 0; i < 2 && before->next[i] >= 0; i++) {
+        Text text = texts->entries[before->next[i]].a;
+        if (w->stop - p >= text.n && begins(p, text)) {
+            staged->code = before->next[i];
+            return p + text.n;
+        }
+    }
+    return NULL;
+}
+
+static inline const Byte *stage_value(Scan *s, const Byte *p, Staged *staged)
+{
+    const Step *step = staged->step;
+    Kind kind = s->scanner->fields[step->field].kind;
+    const Byte *end = NULL;
+    staged->state = NUMBER;
+    if (kind != TEXT) {
+        if (*p != '"' && (end = scan_plain_number(p, kind, &staged->number)))
+            return end;
+    } else {
+        staged->state = RAW;
+        if ((end = expected_text(&s->window, p, &s->columns[step->field].distinct, staged)))
+            return end;
+        staged->code = -1;
+    }
+    end = scan_value(&s->window, p, step->levels);
+    if (!end)
+        return NULL;
+    staged->raw = (Text){p, end - p};
+    if (end - p == 4 && *p == 'n')
+        staged->state = ABSENT;
+    else if (kind != TEXT)
+        staged->state = plain_number(staged->raw, kind, &staged->number) ? NUMBER : RAW;
+    return end;
+}
+
+/* The code of a text, which is expected next time after the same one before. */
+static inline int32_t staged_code(Distinct *texts, const Staged *staged)
+{
+    Step *step = staged->step;
+    int32_t code = staged->code >= 0 ? staged->code : distinct_index(texts, staged->raw, (Text){NULL, 0});
+    if (code >= 0 && step->last >= 0) {
+        int32_t *next = texts->entries[step->last].next;
+        if (next[0] != code) {
+            next[1] = next[0];
+            next[0] = code;
+        }
+    }
+    step->last = code;
+    return code;
+}
+
+static int add_staged(Scan *s, const Step *end, const Staged *staged, int n)
+{
+    if (make_room(s) < 0)
+        return -1;
+    if (end->ph >= 0)
+        put_code(&s->columns[0], s->rows, end->ph);
+    if (end->cat >= 0)
+        put_code(&s->columns[1], s->rows, end->cat);
+    for (int i = 0; i < n; i++) {
+        int field = staged[i].step->field;
+        Column *c = &s->columns[field];
+        if (staged[i].state == NUMBER) {
+            put_number(c, s->rows, staged[i].number);
+        } else if (staged[i].state == RAW && c->valid) {
+            if (add_odd(s, field, staged[i].raw) < 0)
+                return -1;
+        } else if (staged[i].state == RAW) {
+            int32_t code = staged_code(&c->distinct, &staged[i]);
+            if (code < 0) {
+                PyErr_NoMemory();
+                return -1;
+            }
+            put_code(c, s->rows, code);
+        }
+    }
+    s->rows++;
+    return 0;
+}
+
+/* The event after p, the end of the one before, if its shape was met; NULL leaves it to the general way, which
+ * alone decides what is wrong with it, if anything is (or FAILED). */
+static inline const Byte *match_event(Scan *s, const Byte *p)
+{
+    Shapes *shapes = &s->shapes;
+    Window *w = &s->window;
+    Staged staged[MOST_SHAPE_VALUES];
+    int n = 0;
+    Step *ended = &shapes->steps[shapes->end], *step = &shapes->steps[ended->child];
+    if (!ended->child || w->stop - p < step->text.n + SHAPE_MARGIN || !begins(p, step->text)) {
+        step = follow(shapes, &shapes->steps[0], p, w->stop);
+        if (!step)
+            return NULL;
+        if (shapes->end)
+            ended->child = (int32_t)(step - shapes->steps);
+    }
+    while (step->levels) {
+        p += step->text.n;
+        if (step->field < 0) {
+            p = pass_value(w, p, step);
+        } else {
+            staged[n].step = step;
+            p = stage_value(s, p, &staged[n++]);
+        }
+        if (!p || !(step = follow(shapes, step, p, w->stop)))
+            return NULL;
+    }
+    Entry *entry = &s->pairs.entries[step->pair];
+    entry->count++;
+    if (entry->keep && add_staged(s, step, staged, n) < 0)
+        return give_up(w, FAILED);
+    shapes->end = (int32_t)(step - shapes->steps);
+    shape_hit(shapes);
+    return p + step->text.n;
 }
 
 static Status scan_window(Scan *s, const Byte *p, const Byte **end)
@@ -301,11 +551,22 @@ static Status scan_window(Scan *s, const Byte *p, const Byte **end)
     int comma = 0;
     *end = p;
     for (;;) {
+        if (p == *end && s->shapes.credit > 0) {
+            s->window.verdict = DECLINED;
+            const Byte *matched = match_event(s, p);
+            if (matched) {
+                *end = p = matched;
+                continue;
+            }
+            if (s->window.verdict == FAILED)
+                return FAILED;
+            s->shapes.credit -= 4;
+        }
         p = skip_space(p, s->window.stop);
         if (p == s->window.stop)
             return MORE;
         if (*p == '{') {
-            p = scan_event(s, p);
+            p = scan_event(s, p, *end);
             if (!p)
                 return s->window.verdict;
             *end = p;
@@ -377,7 +638,7 @@ static int scan_begin(Scan *s, Py_ssize_t size)
     s->cells = PyMem_Calloc(n, sizeof(Cell));
     s->touched = PyMem_Calloc(n, sizeof(int));
     s->columns = PyMem_Calloc(n, sizeof(Column));
-    if (!s->cells || !s->touched || !s->columns) {
+    if (!s->cells || !s->touched || !s->columns || shapes_begin(&s->shapes) < 0) {
         PyErr_NoMemory();
         return -1;
     }
@@ -403,6 +664,7 @@ static void scan_end(Scan *s)
     PyMem_Free(s->columns);
     PyMem_Free(s->cells);
     PyMem_Free(s->touched);
+    PyMem_Free(s->shapes.steps);
     distinct_free(&s->pairs);
     Py_XDECREF(s->odd);
 }
@@ -424,6 +686,8 @@ static PyObject *scanner_scan(PyObject *self, PyObject *args)
         const Byte *base = data.buf, *end;
         s.window.stop = base + stop;
         Status status = scan_window(&s, base + start, &end);
+        for (Py_ssize_t i = 0; status != FAILED && i < s.scanner->n_fields; i++)
+            fill_column(&s.columns[i], s.rows);
         if (status != FAILED && grow_columns(&s, s.rows) == 0) {
             PyObject *columns = make_columns(&s), *skipped = columns ? make_skipped(&s.pairs) : NULL;
             if (skipped)
@@ -494,10 +758,14 @@ static int make_keys(Scanner *self)
         PyErr_NoMemory();
         return -1;
     }
-    add_key(&self->event_keys, (Text){(const Byte *)"args", 4})->is_args = 1;
+    KeySlot *args = add_key(&self->event_keys, (Text){(const Byte *)"args", 4});
+    args->is_args = 1;
+    self->fields_have_own_keys = 1;
     for (int i = 0; i < (int)self->n_fields; i++) {
         Field *field = &self->fields[i];
         KeySlot *slot = add_key(field->in_args ? &self->args_keys : &self->event_keys, field->key);
+        if (slot->field >= 0 || slot == args)
+            self->fields_have_own_keys = 0;
         field->next = slot->field;
         slot->field = i;
     }

@@ -6,10 +6,6 @@
 
 #include "_scan_text.h"
 
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
-
 #define MOST_LEVELS 100
 
 #if defined(__GNUC__)
@@ -150,6 +146,33 @@ static inline const Byte *scan_number(Window *w, const Byte *p)
         p = scan_digits(w, p);
     }
     return p;
+}
+
+/* Eight bytes of text, less '0' in each: how many digits they begin with, and what those amount to. */
+static inline uint64_t load_digits(const Byte *p) { return load8(p) ^ UINT64_C(0x3030303030303030); }
+
+static inline unsigned count_digits(uint64_t word)
+{
+    const uint64_t ones = UINT64_C(0x0101010101010101);
+    /* Carries spoil only what comes after the first byte that is no digit. */
+    uint64_t others = ((word + ones * (0x80 - 10)) | word) & (ones << 7);
+    unsigned n = 0;
+#if defined(__GNUC__)
+    return others ? (unsigned)__builtin_ctzll(others) / 8 : 8;
+#else
+    for (; n < 8 && !(others >> (8 * n + 7) & 1); n++)
+        ;
+    return n;
+#endif
+}
+
+/* n is 1 to 8. */
+static inline uint64_t digits_value(uint64_t word, unsigned n)
+{
+    word <<= 64 - 8 * n;
+    word = (word * 10 + (word >> 8)) & UINT64_C(0x00FF00FF00FF00FF);
+    word = (word * 100 + (word >> 16)) & UINT64_C(0x0000FFFF0000FFFF);
+    return (word * 10000 + (word >> 32)) & UINT64_C(0xFFFFFFFF);
 }
 
 static const Byte *scan_word(Window *w, const Byte *p, const char *word)
