@@ -14,8 +14,6 @@
 
 /* What a Scanner was made for. */
 
-typedef enum { TEXT, INT, TIME } Kind;
-
 typedef struct {
     Text key;
     Kind kind;
@@ -110,37 +108,11 @@ typedef struct {
 
 /* Cells of the current event. */
 
-/* The plain forms of numbers: an integer, or microseconds with up to three decimals as nanoseconds. */
-static inline int plain_number(Text raw, Kind kind, int64_t *number)
+static inline int is_plain(const Window *w, Text raw, Kind kind, int64_t *number)
 {
-    static const uint64_t tens[] = {1, 10, 100, 1000};
-    const Byte *p = raw.p, *end = raw.p + raw.n;
-    if (*p == '"') {
-        p++;
-        end--;
-    }
-    int negative = p < end && *p == '-';
-    p += negative;
-    const Byte *digits = p;
-    uint64_t v = 0;
-    for (; p < end && is_digit(*p); p++)
-        v = v * 10 + (*p - '0');
-    /* What fits: 16 digits of microseconds up to 8.99e15, as old releases count from 1970, times 1000. */
-    if (p == digits || p - digits > (kind == TIME ? 15 + (*digits <= '8') : 18))
-        return 0;
-    if (kind == TIME) {
-        Py_ssize_t decimals = 0;
-        if (p < end && *p == '.') {
-            decimals = end - ++p;
-            if (decimals < 1 || decimals > 3)
-                return 0;
-            for (; p < end && is_digit(*p); p++)
-                v = v * 10 + (*p - '0');
-        }
-        v *= tens[3 - decimals];
-    }
-    *number = negative ? -(int64_t)v : (int64_t)v;
-    return p == end;
+    if (w->stop - raw.p >= NUMBER_MARGIN && scan_plain_number(raw.p, kind, number) == raw.p + raw.n)
+        return 1;
+    return plain_number(raw, kind, number);
 }
 
 static inline void set_cells(Scan *s, int field, Text raw)
@@ -156,7 +128,7 @@ static inline void set_cells(Scan *s, int field, Text raw)
             s->shapes.plain = 0;
         }
         cell->raw = raw;
-        cell->state = null ? ABSENT : kind != TEXT && plain_number(raw, kind, &cell->number) ? NUMBER : RAW;
+        cell->state = null ? ABSENT : kind != TEXT && is_plain(&s->window, raw, kind, &cell->number) ? NUMBER : RAW;
     }
 }
 
@@ -201,7 +173,8 @@ static inline const Byte *scan_members(Scan *s, const Byte *p, const Keys *keys,
         } else {
             p = scan_value(w, p, levels);
             if (p && field != 0 && field != 1)
-                note_member(&s->shapes, (Text){value, p - value}, field, levels);
+                note_member(&s->shapes, (Member){(Text){value, p - value}, field, levels,
+                                                 slot && field >= 0 ? s->scanner->fields[field].kind : NO_FIELD});
         }
         if (!p)
             return NULL;
@@ -338,7 +311,7 @@ static int learn(Scan *s, const Byte *from, const Byte *end, int32_t pair, Text 
     /* The row was added: both are there. */
     step->ph = taken && ph.n ? distinct_index(&s->columns[0].distinct, ph, (Text){NULL, 0}) : -1;
     step->cat = taken && cat.n ? distinct_index(&s->columns[1].distinct, cat, (Text){NULL, 0}) : -1;
-    s->shapes.end = (int32_t)(step - s->shapes.steps);
+    s->shapes.end = step;
     return 0;
 }
 
@@ -349,7 +322,7 @@ static const Byte *scan_event(Scan *s, const Byte *p, const Byte *from)
     s->n_touched = 0;
     s->n_args = 0;
     s->shapes.n_members = 0;
-    s->shapes.plain = s->scanner->fields_have_own_keys;
+    s->shapes.plain = s->scanner->fields_have_own_keys && s->shapes.credit > 0;
     p = scan_members(s, p + 1, &s->scanner->event_keys, 1);
     if (!p)
         return NULL;
@@ -364,8 +337,8 @@ static const Byte *scan_event(Scan *s, const Byte *p, const Byte *from)
         entry->keep = is_wanted(s->scanner, ph, cat);
     if (entry->keep && add_row(s) < 0)
         return give_up(&s->window, FAILED);
-    s->shapes.end = 0;
-    if (s->shapes.plain && s->shapes.credit > 0)
+    s->shapes.end = s->shapes.steps;
+    if (s->shapes.plain && s->window.stop - p >= SHAPE_MARGIN)
         learn(s, from, p, pair, ph, cat);
     return p;
 }
@@ -375,52 +348,15 @@ static const Byte *scan_event(Scan *s, const Byte *p, const Byte *from)
 /* A value that no row needs. */
 static inline const Byte *pass_value(Window *w, const Byte *p, Step *step)
 {
-    const Byte *stop = w->stop, *value = p;
-    if (*p == '"' || *p == '[' || *p == '{') {
-        if (step->recent.n && stop - p >= step->recent.n && begins(p, step->recent))
-            return p + step->recent.n;
-        p = scan_value(w, p, step->levels);
-        if (p)
-            step->recent = (Text){value, p - value};
-        return p;
-    }
-    uint64_t word = load_digits(p);
-    unsigned n = count_digits(word);
-    if (n - 1 < 7 && !(n > 1 && *p == '0') && p[n] != '.' && (p[n] | 0x20) != 'e')
-        return p + n;
-    return scan_scalar(w, p);
-}
-
-/* A number of up to 16 digits in its plain form, as most are; NULL: of another form, maybe. */
-static inline const Byte *scan_plain_number(const Byte *p, Kind kind, int64_t *number)
-{
-    static const uint64_t tens[] = {1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000};
-    int negative = *p == '-';
-    p += negative;
-    uint64_t word = load_digits(p);
-    unsigned n = count_digits(word);
-    if (!n || (n > 1 && *p == '0'))
-        return NULL;
-    uint64_t v = digits_value(word, n);
-    p += n;
-    if (n == 8 && (n = count_digits(word = load_digits(p)))) {
-        if (n == 8 && (is_digit(p[8]) || p[-8] > '8'))
-            return NULL;
-        v = v * tens[n] + digits_value(word, n);
-        p += n;
-    }
-    if (kind == TIME) {
-        v *= 1000;
-        if (*p == '.') {
-            n = count_digits(word = load_digits(++p));
-            if (n - 1 > 2)
-                return NULL;
-            v += digits_value(word, n) * tens[3 - n];
-            p += n;
-        }
-    }
-    *number = negative ? -(int64_t)v : (int64_t)v;
-    return p;
+    const Byte *end = pass_short_number(p);
+    if (end)
+        return end;
+    if (step->recent.n && w->stop - p >= step->recent.n && begins(p, step->recent))
+        return p + step->recent.n;
+    end = scan_value(w, p, step->levels);
+    if (end && (*p == '"' || *p == '[' || *p == '{'))
+        step->recent = (Text){p, end - p};
+    return end;
 }
 
 /* A text that came after the last one before, from its first byte; NULL if it is another. */
@@ -442,11 +378,11 @@ static inline const Byte *expected_text(const Window *w, const Byte *p, const Di
 static inline const Byte *stage_value(Scan *s, const Byte *p, Staged *staged)
 {
     const Step *step = staged->step;
-    Kind kind = s->scanner->fields[step->field].kind;
+    Kind kind = step->kind;
     const Byte *end = NULL;
     staged->state = NUMBER;
     if (kind != TEXT) {
-        if (*p != '"' && (end = scan_plain_number(p, kind, &staged->number)))
+        if ((end = scan_plain_number(p, kind, &staged->number)))
             return end;
     } else {
         staged->state = RAW;
@@ -518,30 +454,25 @@ static inline const Byte *match_event(Scan *s, const Byte *p)
     Window *w = &s->window;
     Staged staged[MOST_SHAPE_VALUES];
     int n = 0;
-    Step *ended = &shapes->steps[shapes->end], *step = &shapes->steps[ended->child];
-    if (!ended->child || w->stop - p < step->text.n + SHAPE_MARGIN || !begins(p, step->text)) {
-        step = follow(shapes, &shapes->steps[0], p, w->stop);
-        if (!step)
-            return NULL;
-        if (shapes->end)
-            ended->child = (int32_t)(step - shapes->steps);
-    }
+    Step *step = follow_end(shapes, p, w->stop);
+    if (!step)
+        return NULL;
     while (step->levels) {
         p += step->text.n;
-        if (step->field < 0) {
+        if (step->kind == NO_FIELD) {
             p = pass_value(w, p, step);
         } else {
             staged[n].step = step;
             p = stage_value(s, p, &staged[n++]);
         }
-        if (!p || !(step = follow(shapes, step, p, w->stop)))
+        if (!p || !(step = follow(step, p, w->stop)))
             return NULL;
     }
     Entry *entry = &s->pairs.entries[step->pair];
     entry->count++;
     if (entry->keep && add_staged(s, step, staged, n) < 0)
         return give_up(w, FAILED);
-    shapes->end = (int32_t)(step - shapes->steps);
+    shapes->end = step;
     shape_hit(shapes);
     return p + step->text.n;
 }
@@ -560,7 +491,7 @@ static Status scan_window(Scan *s, const Byte *p, const Byte **end)
             }
             if (s->window.verdict == FAILED)
                 return FAILED;
-            s->shapes.credit -= 4;
+            s->shapes.credit -= 2;
         }
         p = skip_space(p, s->window.stop);
         if (p == s->window.stop)

@@ -10,36 +10,40 @@
 #ifndef TRACETOOL_SCAN_SHAPE_H
 #define TRACETOOL_SCAN_SHAPE_H
 
-#include "_scan_json.h"
+#include "_scan_number.h"
 
 #define MOST_SHAPE_STEPS 512 /* all shapes together */
 #define MOST_SHAPE_VALUES 64 /* of one event */
 #define MOST_BRANCHES 24
-#define SHAPE_MARGIN 32 /* bytes readable after a step's text, so that numbers need no checks */
+#define SHAPE_MARGIN NUMBER_MARGIN /* bytes readable after a step's text, so that few checks are needed */
 
 /* Text, and the value after it or the end of an event. */
-typedef struct {
-    Text text; /* it lies in the window */
+typedef struct Step Step;
+struct Step {
+    Text text; /* it lies in the window, as do SHAPE_MARGIN bytes more */
+    uint32_t mask; /* the first 32 bytes of them that are the text's */
     Text recent; /* the last value here that belongs to no field */
-    int32_t child; /* first of the steps that may follow; after an end, the step that last did; 0: none */
-    int32_t sibling; /* another step from the same place, or 0 */
-    int32_t field; /* of the value, or -1 if no row needs it */
+    Step *child; /* first of the steps that may follow, or NULL; after an end, the step that last did */
+    Step *sibling; /* another step from the same place, or NULL */
+    int32_t field; /* of the value, if its kind is not NO_FIELD */
+    Kind kind; /* NO_FIELD if no row needs it */
     int32_t levels; /* open at the value; 0: the event has ended */
     int32_t last; /* where a text was found last among the field's distinct ones, or -1 */
     int32_t pair; /* at the end: ph and cat among the distinct pairs, and each alone, or -1 */
     int32_t ph, cat;
-} Step;
+};
 
 /* A value of the event that is being parsed. */
 typedef struct {
     Text raw;
     int32_t field, levels;
+    Kind kind;
 } Member;
 
 typedef struct {
     Step *steps; /* the first is the root */
     int32_t used;
-    int32_t end; /* step that ended the last event, or 0 */
+    Step *end; /* step that ended the last event, or the root */
     int credit; /* gained by events of a known shape, lost by others; without any, shapes are left alone */
     int plain; /* whether the event that is being parsed can have a shape */
     int32_t n_members;
@@ -51,9 +55,10 @@ static int shapes_begin(Shapes *shapes)
     shapes->steps = PyMem_Malloc(MOST_SHAPE_STEPS * sizeof(Step));
     if (!shapes->steps)
         return -1;
-    shapes->steps[0] = (Step){.field = -1, .last = -1};
+    shapes->steps[0] = (Step){.kind = NO_FIELD, .last = -1};
+    shapes->end = shapes->steps;
     shapes->used = 1;
-    shapes->credit = 512;
+    shapes->credit = 256;
     return 0;
 }
 
@@ -62,45 +67,74 @@ static inline void shape_hit(Shapes *shapes)
     shapes->credit += shapes->credit < 1024;
 }
 
-static inline void note_member(Shapes *shapes, Text raw, int32_t field, int32_t levels)
+static inline void note_member(Shapes *shapes, Member member)
 {
+    if (!shapes->plain)
+        return;
     if (shapes->n_members < MOST_SHAPE_VALUES)
-        shapes->members[shapes->n_members++] = (Member){raw, field, levels};
+        shapes->members[shapes->n_members++] = member;
     else
         shapes->plain = 0;
 }
 
-/* The step after this one whose text stands at p, or NULL. */
-static inline Step *follow(Shapes *shapes, Step *from, const Byte *p, const Byte *stop)
+/* Whether the step's text stands at p, for many lengths with no branch on the length. */
+static inline int stands(const Step *step, const Byte *p)
 {
-    Step *steps = shapes->steps;
-    int32_t before = 0;
-    for (int32_t i = from->child; i; before = i, i = steps[i].sibling) {
-        Step *step = &steps[i];
-        if (stop - p < step->text.n + SHAPE_MARGIN || !begins(p, step->text))
+#ifdef __SSE2__
+    const Byte *q = step->text.p;
+    __m128i first = _mm_cmpeq_epi8(_mm_loadu_si128((const __m128i *)p), _mm_loadu_si128((const __m128i *)q));
+    __m128i second =
+        _mm_cmpeq_epi8(_mm_loadu_si128((const __m128i *)(p + 16)), _mm_loadu_si128((const __m128i *)(q + 16)));
+    uint32_t equal = (uint32_t)_mm_movemask_epi8(first) | (uint32_t)_mm_movemask_epi8(second) << 16;
+    if (~equal & step->mask)
+        return 0;
+    return step->text.n <= 32 || begins(p + 32, (Text){q + 32, step->text.n - 32});
+#else
+    return begins(p, step->text);
+#endif
+}
+
+/* The step after this one whose text stands at p, or NULL. */
+static inline Step *follow(Step *from, const Byte *p, const Byte *stop)
+{
+    Step *before = NULL;
+    for (Step *step = from->child; step; before = step, step = step->sibling) {
+        if (stop - p < step->text.n + SHAPE_MARGIN || !stands(step, p))
             continue;
         if (before) { /* to the front: what was met last is likely to come again */
-            steps[before].sibling = step->sibling;
+            before->sibling = step->sibling;
             step->sibling = from->child;
-            from->child = i;
+            from->child = step;
         }
         return step;
     }
     return NULL;
 }
 
+/* The first step of an event: likely the one that last followed the end of such an event as the last one was. */
+static inline Step *follow_end(Shapes *shapes, const Byte *p, const Byte *stop)
+{
+    Step *end = shapes->end, *step = end->child;
+    if (end == shapes->steps)
+        return follow(end, p, stop);
+    if (!step || stop - p < step->text.n + SHAPE_MARGIN || !stands(step, p))
+        end->child = step = follow(shapes->steps, p, stop);
+    return step;
+}
+
 /* The step after this one with exactly this text, made if need be; NULL without room. */
 static Step *grow_step(Shapes *shapes, Step *from, Text text, int32_t levels)
 {
     int branches = 0;
-    for (int32_t i = from->child; i; i = shapes->steps[i].sibling, branches++)
-        if (same(shapes->steps[i].text, text))
-            return &shapes->steps[i];
+    for (Step *step = from->child; step; step = step->sibling, branches++)
+        if (same(step->text, text))
+            return step;
     if (shapes->used == MOST_SHAPE_STEPS || branches == MOST_BRANCHES)
         return NULL;
-    Step *step = &shapes->steps[shapes->used];
-    *step = (Step){.text = text, .sibling = from->child, .field = -1, .levels = levels, .last = -1};
-    from->child = shapes->used++;
+    Step *step = &shapes->steps[shapes->used++];
+    uint32_t mask = text.n < 32 ? (UINT32_C(1) << text.n) - 1 : UINT32_MAX;
+    *step = (Step){.text = text, .mask = mask, .sibling = from->child, .kind = NO_FIELD, .levels = levels, .last = -1};
+    from->child = step;
     return step;
 }
 
@@ -108,14 +142,16 @@ static Step *grow_step(Shapes *shapes, Step *from, Text text, int32_t levels)
  * or NULL without room. */
 static Step *learn_shape(Shapes *shapes, const Byte *from, const Byte *end, int taken)
 {
-    Step *step = &shapes->steps[0];
+    Step *step = shapes->steps;
     for (int32_t i = 0; i < shapes->n_members; i++) {
         const Member *m = &shapes->members[i];
         step = grow_step(shapes, step, (Text){from, m->raw.p - from}, m->levels);
         if (!step)
             return NULL;
-        if (taken)
+        if (taken) {
             step->field = m->field;
+            step->kind = m->kind;
+        }
         from = m->raw.p + m->raw.n;
     }
     return grow_step(shapes, step, (Text){from, end - from}, 0);
