@@ -10,11 +10,13 @@
 #ifndef TRACETOOL_SCAN_SHAPE_H
 #define TRACETOOL_SCAN_SHAPE_H
 
-#include "_scan_number.h"
+#include "_scan_fields.h"
 
 #define MOST_SHAPE_STEPS 512 /* all shapes together */
 #define MOST_SHAPE_VALUES 64 /* of one event */
 #define MOST_BRANCHES 24
+#define MOST_CREDIT 1024
+#define SHAPE_COST 2 /* in credit, of an event that has no known shape: trying it was for nothing */
 #define SHAPE_MARGIN NUMBER_MARGIN /* bytes readable after a step's text, so that few checks are needed */
 
 /* Text, and the value after it or the end of an event. */
@@ -36,15 +38,14 @@ struct Step {
 /* A value of the event that is being parsed. */
 typedef struct {
     Text raw;
-    int32_t field, levels;
-    Kind kind;
+    int32_t field, levels; /* no field: -1 */
 } Member;
 
 typedef struct {
     Step *steps; /* the first is the root */
     int32_t used;
     Step *end; /* step that ended the last event, or the root */
-    int credit; /* gained by events of a known shape, lost by others; without any, shapes are left alone */
+    int credit; /* gained by events of a known shape, lost by others; without it, no more are tried in this window */
     int plain; /* whether the event that is being parsed can have a shape */
     int32_t n_members;
     Member members[MOST_SHAPE_VALUES];
@@ -58,21 +59,16 @@ static int shapes_begin(Shapes *shapes)
     shapes->steps[0] = (Step){.kind = NO_FIELD, .last = -1};
     shapes->end = shapes->steps;
     shapes->used = 1;
-    shapes->credit = 256;
+    shapes->credit = MOST_CREDIT / 4;
     return 0;
 }
 
-static inline void shape_hit(Shapes *shapes)
-{
-    shapes->credit += shapes->credit < 1024;
-}
-
-static inline void note_member(Shapes *shapes, Member member)
+static inline void note_member(Shapes *shapes, Text raw, int32_t field, int32_t levels)
 {
     if (!shapes->plain)
         return;
     if (shapes->n_members < MOST_SHAPE_VALUES)
-        shapes->members[shapes->n_members++] = member;
+        shapes->members[shapes->n_members++] = (Member){raw, field, levels};
     else
         shapes->plain = 0;
 }
@@ -140,7 +136,7 @@ static Step *grow_step(Shapes *shapes, Step *from, Text text, int32_t levels)
 
 /* Learn the shape of the event whose members were noted; from is the end of the event before. Its last step,
  * or NULL without room. */
-static Step *learn_shape(Shapes *shapes, const Byte *from, const Byte *end, int taken)
+static Step *learn_shape(Shapes *shapes, const Field *fields, const Byte *from, const Byte *end, int taken)
 {
     Step *step = shapes->steps;
     for (int32_t i = 0; i < shapes->n_members; i++) {
@@ -148,9 +144,9 @@ static Step *learn_shape(Shapes *shapes, const Byte *from, const Byte *end, int 
         step = grow_step(shapes, step, (Text){from, m->raw.p - from}, m->levels);
         if (!step)
             return NULL;
-        if (taken) {
+        if (taken && m->field >= 0) {
             step->field = m->field;
-            step->kind = m->kind;
+            step->kind = fields[m->field].kind;
         }
         from = m->raw.p + m->raw.n;
     }
