@@ -73,8 +73,8 @@ def scan(text: bytes, stop: int | None = None, fields: Sequence[tuple[str, Kind,
 
 
 def after_its_like(event: bytes, *samples: bytes) -> bytes:
-    """Text in which an event stands between samples."""
-    return b",\n".join([*samples, event, samples[0]]) + ROOM
+    """Text in which an event follows each sample twice: what stands before the first is of the window alone."""
+    return b",\n".join([*samples, *samples, event, samples[0]]) + ROOM
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=IDS)
@@ -87,9 +87,9 @@ def test_every_byte_of_an_event_may_be_another(sample: bytes) -> None:
 @pytest.mark.parametrize("sample", SAMPLES, ids=IDS)
 def test_bytes_may_be_missing_or_too_many_anywhere(sample: bytes) -> None:
     for at in range(len(sample) + 1):
-        for more in (b"", b" ", b"0", b"9", b'"', b",", b"}", b"]", b".", b"e1", b"\\", b"null", b"[", b'"a":1,'):
+        for more in (b" ", b"0", b'"', b",", b"}", b".", b"e1", b"\\", b'"a":1,'):
             scan(after_its_like(sample[:at] + more + sample[at:], sample))
-        for less in (1, 2, 7):
+        for less in (1, 7):
             scan(after_its_like(sample[:at] + sample[at + less :], sample))
             scan(after_its_like(sample[:at] + sample[at : at + less] + sample[at:], sample))
 
@@ -113,24 +113,14 @@ def test_a_window_may_begin_between_any_events() -> None:
         assert rest.end == whole.end
 
 
+_DECIMALS = (b".", b".0", b".1", b".12", b".123", b".1234", b"." + b"7" * 9)
+
+
 def numbers() -> Iterator[bytes]:
     """Numbers of every length, good and bad."""
     for digits in range(21):
         for whole in {b"9" * digits, b"1234567890123456789012"[:digits], b"8" * digits, b"0" * digits, b"01" * digits}:
-            for rest in (
-                b"",
-                b".",
-                b".0",
-                b".1",
-                b".12",
-                b".123",
-                b".1234",
-                b"." + b"7" * 9,
-                b"e5",
-                b".5E-7",
-                b"-",
-                b"x",
-            ):
+            for rest in (b"", *_DECIMALS, b"e5", b".5E-7", b"-", b"x"):
                 yield whole + rest
                 yield b"-" + whole + rest
                 if len(rest) < 5:
@@ -138,7 +128,7 @@ def numbers() -> Iterator[bytes]:
     yield from (b"null", b"nul", b"true", b"[]", b'"0x0"', b'"stream 7"', b'""', b"--1", b"+1", b".5", b"1..5")
 
 
-@pytest.mark.parametrize("key", [b"ts", b"tid", b"pid", b"name", b"External id", b"Record function id", b"Ev Idx"])
+@pytest.mark.parametrize("key", [b"ts", b"tid", b"pid", b"name"])
 def test_numbers_of_every_form_in_a_known_shape(key: bytes) -> None:
     begin = OP.index(b'"%b": ' % key) + len(key) + 4
     end = begin + len(OP[begin:].split(b",")[0].split(b"\n")[0])

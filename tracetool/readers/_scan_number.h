@@ -48,8 +48,8 @@ static inline uint64_t digits_value(uint64_t word, unsigned n)
     return (word * 10000 + (word >> 32)) & UINT64_C(0xFFFFFFFF);
 }
 
-/* A number of up to 16 digits in its plain form, as most are, up to what cannot belong to that form; NULL: of
- * another form, maybe. Reads NUMBER_MARGIN. */
+/* A number in its plain form, as most are, and its end if what follows may end a number; NULL: of another form,
+ * maybe. Takes 16 digits at most. Reads NUMBER_MARGIN. */
 static inline const Byte *scan_plain_number(const Byte *p, Kind kind, int64_t *number)
 {
     static const uint32_t tens[] = {1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000};
@@ -62,7 +62,7 @@ static inline const Byte *scan_plain_number(const Byte *p, Kind kind, int64_t *n
     uint64_t v = digits_value(word, n);
     p += n;
     if (n == 8 && (n = count_digits(word = load_digits(p)))) {
-        if (n == 8 && (is_digit(p[8]) || p[-8] > '8'))
+        if (n == 8 && p[-8] > '8')
             return NULL;
         v = v * tens[n] + digits_value(word, n);
         p += n;
