@@ -92,6 +92,12 @@ _OTHERWISE = {
 _BYTES = b'"\\{}[],:0123456789-.eEtfnu \n\t\r\x00\x1f\x7f\x80\xff/'
 
 
+def crowd(count: int) -> bytes:
+    """Events of more shapes than a scanner has room for, each of which is met four times."""
+    event = '{"ph":"X","cat":"kernel","a%d":1,"b%d":2,"c%d":"x","ts":%d}'
+    return ",".join(event % (n // 4 % 7, n // 28 % 8, n // 224 % 9, n) for n in range(count)).encode()
+
+
 class Soup:
     """Makes text out of the decisions of a random generator.
 

@@ -14,7 +14,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from typing import TYPE_CHECKING, Any
 
 from event_reference import Found, as_found, find
-from event_soup import FIELDS, OWN_KEYS, WANTED, Soup
+from event_soup import FIELDS, OWN_KEYS, WANTED, Soup, crowd
 
 from tracetool.readers.json_compiled import Window
 
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from event_reference import Fields
 
     from tracetool.readers._scan import Scanner
+
+
+_LONG = b",".join([b'{"ph":"X","cat":"kernel","name":"%b","x":"%b"}' % (b"n" * 100, b"x" * 100)] * 6)
+"""Text that ends where comparing it with text from before would go on."""
 
 
 def load(path: str) -> list[tuple[Fields, Scanner]]:
@@ -64,6 +68,10 @@ def main(path: str, seed: int, cases: str) -> int:
     """Run the cases; the number of those run."""
     scanners = load(path)
     rng = random.Random(seed)  # noqa: S311 - cases of a test, repeatable
+    for fields, scanner in scanners[:2]:
+        check(scanner, fields, crowd(2000))
+        for cut in range(len(_LONG)):
+            check(scanner, fields, _LONG[:cut])
     until = time.monotonic() + float(cases[:-1]) if cases.endswith("s") else None
     count = taken = declined = 0
     while time.monotonic() < until if until is not None else count < int(cases):

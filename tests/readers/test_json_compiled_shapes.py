@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from event_reference import CLOSED, DECLINED, MORE, Found, as_found, find
+from event_soup import crowd
 
 from tracetool.readers.json_columns import Field
 from tracetool.readers.json_compiled import CompiledScanner, Kind
@@ -146,6 +147,7 @@ def test_numbers_are_exact_in_a_known_shape() -> None:
 
 def test_texts_that_follow_each_other_and_begin_alike() -> None:
     base = [b'"%b"' % (b"x" * n) for n in range(40)] + [b'"%b"' % (b"x" * n + b"y") for n in range(40)]
+    base += [b'"%by%b"' % (b"x" * n, b"x" * (39 - n)) for n in range(40)]
     base += [rb'"a\"b"', rb'"a\""', rb'"a\\"', b"1", b"12", b"1.5", b"1.55", b"true", b"[1]", b"[1, 2]", b"null", b'""']
     pick = random.Random(7)  # noqa: S311 - cases of a test, repeatable
     values = base * 3 + pick.choices(base, k=600) + pick.choices(base[:3], k=300)
@@ -165,10 +167,11 @@ def test_bad_texts_after_good_ones(key: bytes, bad: bytes) -> None:
 
 @pytest.mark.parametrize("levels", [98, 99, 100])
 def test_levels_are_counted_in_a_known_shape(levels: int) -> None:
-    event = b'{"ph":"X","cat":"kernel","args":{"w":%b,"dtype":"f"},"w":%b}'
-    plain = event % (b"[]", b"[]")
-    for inner, outer in ((levels, 1), (1, levels + 1)):
-        deep = event % (b"[" * inner + b"]" * inner, b"[" * outer + b"]" * outer)
+    event = b'{"ph":"X","cat":"kernel","args":{"w":%b,"dtype":%b},"w":%b,"name":%b}'
+    plain = event % ((b"[]",) * 4)
+    for place in range(4):
+        depths = [levels + place // 2 if n == place else 1 for n in range(4)]
+        deep = event % tuple(b"[" * depth + b"]" * depth for depth in depths)
         found = scan(after_its_like(deep, plain))
         assert found.status == (MORE if levels < 99 else DECLINED)
 
@@ -185,6 +188,13 @@ def test_events_of_one_shape_are_kept_or_skipped_by_their_kind() -> None:
     assert found.cells[2] == [b'"%d"' % (n % 9) for n in taken]
     assert found.cells[4] == [n * 1000 for n in taken]
     assert found.skipped.total() == 400 - len(taken)
+
+
+def test_events_without_category_of_a_known_shape() -> None:
+    events = [b'{"ph":"i","ts":%d}', b'{"ph":"i","cat":null,"ts":%d}', b'{"ph":"X","cat":"kernel","ts":%d}']
+    found = scan(b",".join(events[n % 3] % n for n in range(60)) + ROOM)
+    assert found.cells[0] == [b'"i"', b'"i"', b'"X"'] * 20
+    assert found.cells[1] == [None, None, b'"kernel"'] * 20
 
 
 def test_keys_met_twice_are_not_taken_for_a_shape() -> None:
@@ -243,6 +253,10 @@ def test_more_shapes_than_are_remembered(branches: int) -> None:
     found = scan(b",\n".join(shapes[n * 7919 % branches] % n for n in range(1400)) + ROOM)
     assert found.cells[4] == [n * 1000 for n in range(1400)]
     assert found.cells[5] == [2000] * 1400
+
+
+def test_more_steps_than_are_remembered() -> None:
+    assert scan(crowd(2000) + ROOM).rows == 2000
 
 
 @pytest.mark.parametrize("values", [63, 64, 65, 200])

@@ -19,7 +19,7 @@ static void learn_event(Scan *s, const Byte *from, const Byte *end, int32_t pair
 {
     Shapes *shapes = &s->shapes;
     int taken = s->pairs.entries[pair].keep;
-    Step *step = s->window.stop - end >= SHAPE_MARGIN ? learn_shape(shapes, s->scanner->fields, from, end, taken) : NULL;
+    Step *step = learn_shape(shapes, s->scanner->fields, from, end, taken);
     shapes->end = step ? step : shapes->steps;
     if (!step)
         return;

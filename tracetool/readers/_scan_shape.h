@@ -22,7 +22,7 @@
 /* Text, and the value after it or the end of an event. */
 typedef struct Step Step;
 struct Step {
-    Text text; /* it lies in the window, as do SHAPE_MARGIN bytes more */
+    Text text; /* it lies in the window; SHAPE_MARGIN bytes more do once there is text after it to compare it with */
     uint32_t mask; /* the first 32 bytes of them that are the text's */
     Text recent; /* the last value here that belongs to no field */
     Step *child; /* first of the steps that may follow, or NULL; after an end, the step that last did */
