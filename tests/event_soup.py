@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,6 +27,13 @@ FIELDS: list[tuple[str, Kind, bool]] = [
     ("", "text", True),
     ("ключ", "json", True),
 ]
+OWN_KEYS: list[tuple[str, Kind, bool]] = [
+    f
+    for n, f in enumerate(FIELDS)
+    if f[0] != "args" and f[::2] not in {(key, in_args) for key, _, in_args in FIELDS[:n]}
+]
+"""The same without ``args`` as a whole, and one field to a key: as the readers ask, and as shapes are learned."""
+
 WANTED: dict[bytes, frozenset[bytes] | None] = {
     b'"X"': frozenset({b'"kernel"', b'"cpu_op"', b""}),
     b'"i"': None,
@@ -74,7 +82,20 @@ _QUOTED = [
 ]
 _WORDS = ["true", "false", "null", "null", "null"]
 _BAD_WORDS = ["True", "nul", "nulll", "undefined", "tru e"]
+_OTHERWISE = {
+    "aten::": ["é", "aten", r"\n"],
+    "漢字": ["x"],
+    "null": ["1", '""'],
+    "true": ["null", "[]"],
+    "[]": ["{}", "7"],
+}
 _BYTES = b'"\\{}[],:0123456789-.eEtfnu \n\t\r\x00\x1f\x7f\x80\xff/'
+
+
+def crowd(count: int) -> bytes:
+    """Events of more shapes than a scanner has room for, each of which is met four times."""
+    event = '{"ph":"X","cat":"kernel","a%d":1,"b%d":2,"c%d":"x","ts":%d}'
+    return ",".join(event % (n // 4 % 7, n // 28 % 8, n // 224 % 9, n) for n in range(count)).encode()
 
 
 class Soup:
@@ -187,6 +208,36 @@ class Soup:
             parts += [self._space(), self.event(), self._space(), comma]
         parts.append(self._random.choice(["", "", " ", "]", "\n]", "]}", "{"]))
         return "".join(parts).encode("utf-8", "surrogatepass")
+
+    def alike(self) -> bytes:
+        """Many events of few shapes, as a writer makes them, but some with small differences."""
+        pick, chance = self._random.choice, self._random.random
+        shapes = [self.event() for _ in range(pick([1, 1, 2, 4, 8]))]
+        between = pick([",", ",\n  ", " ,", "\r\n,\t", " "])
+        events = [self._another(pick(shapes)) if chance() < 0.9 else pick(shapes) for _ in range(pick([4, 10, 40]))]
+        return (between.join(events) + pick(["", "]", "\n]", between + "]", between])).encode("utf-8", "surrogatepass")
+
+    def _another(self, event: str) -> str:
+        pick, chance = self._random.choice, self._random.random
+        digits, words = chance() < 0.8, pick([0.0, 0.0, 0.1])
+
+        def other(run: re.Match[str]) -> str:
+            if run[0].startswith("\\u"):
+                return run[0]
+            if not run[0].isdigit():
+                return pick(_OTHERWISE[run[0]]) if words and chance() < words else run[0]
+            kept = run[0] if chance() < 0.5 else run[0] * 2 if chance() < 0.2 else run[0][-1]
+            return "".join(pick("123456789") if digits and d != "0" else d for d in kept)
+
+        event = re.sub(rf"\\u.{{4}}|{'|'.join(map(re.escape, _OTHERWISE))}|\d+", other, event)
+        if self._fault():
+            at = self._random.randrange(len(event))
+            event = (
+                event[:at]
+                + pick([" ", "0", "9", ".", "e", "-", '"', "}", "]", ",", "\\", ""])
+                + event[at + pick([0, 1]) :]
+            )
+        return event
 
     def damaged(self, text: bytes) -> bytes:
         """The text with a few bytes changed, put in, taken out or cut off."""

@@ -14,37 +14,44 @@ from importlib.util import module_from_spec, spec_from_file_location
 from typing import TYPE_CHECKING, Any
 
 from event_reference import Found, as_found, find
-from event_soup import FIELDS, WANTED, Soup
+from event_soup import FIELDS, OWN_KEYS, WANTED, Soup, crowd
 
 from tracetool.readers.json_compiled import Window
 
 if TYPE_CHECKING:
     from random import Random
 
+    from event_reference import Fields
+
     from tracetool.readers._scan import Scanner
 
 
-def load(path: str) -> Scanner:
-    """A scanner from a module at this path."""
+_LONG = b",".join([b'{"ph":"X","cat":"kernel","name":"%b","x":"%b"}' % (b"n" * 100, b"x" * 100)] * 6)
+"""Text that ends where comparing it with text from before would go on."""
+
+
+def load(path: str) -> list[tuple[Fields, Scanner]]:
+    """Scanners from a module at this path, with their fields."""
     name = "tracetool.readers._scan"
     spec = spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path))
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
-    fields = [(key.encode(), kind, in_args) for key, kind, in_args in FIELDS]
-    scanner: Scanner = module.Scanner(fields, WANTED)
-    return scanner
+    return [
+        (fields, module.Scanner([(key.encode(), kind, in_args) for key, kind, in_args in fields], WANTED))
+        for fields in (FIELDS, OWN_KEYS, OWN_KEYS)
+    ]
 
 
 def soup_text(random: Random) -> bytes:
     """Text of one case, mostly with something wrong in it."""
     soup = Soup(random, random.choice([0.0, 0.0, 0.0, 0.02]))
-    text = soup.text()
+    text = soup.alike() if random.random() < 0.4 else soup.text()
     return text if random.random() < 0.5 else soup.damaged(text)
 
 
-def check(scanner: Scanner, text: bytes) -> Found:
+def check(scanner: Scanner, fields: Fields, text: bytes) -> Found:
     """The scanner's answer, after comparing it with the reference.
 
     Bytes have a zero after them and small objects hold their content: here the text ends where its allocation does.
@@ -52,20 +59,25 @@ def check(scanner: Scanner, text: bytes) -> Found:
     start = max(0, 64 - len(text))
     text = bytes(start) + text
     room: Any = (ctypes.c_char * len(text)).from_buffer_copy(text)
-    found = as_found(Window(*scanner.scan(room, start, len(text))), FIELDS)
-    assert found == find(text, start, len(text), FIELDS, WANTED), text
+    found = as_found(Window(*scanner.scan(room, start, len(text))), fields)
+    assert found == find(text, start, len(text), fields, WANTED), text
     return found
 
 
 def main(path: str, seed: int, cases: str) -> int:
     """Run the cases; the number of those run."""
-    scanner = load(path)
+    scanners = load(path)
     rng = random.Random(seed)  # noqa: S311 - cases of a test, repeatable
+    for fields, scanner in scanners[:2]:
+        check(scanner, fields, crowd(2000))
+        for cut in range(len(_LONG)):
+            check(scanner, fields, _LONG[:cut])
     until = time.monotonic() + float(cases[:-1]) if cases.endswith("s") else None
     count = taken = declined = 0
     while time.monotonic() < until if until is not None else count < int(cases):
         text = soup_text(rng)
-        found = check(scanner, text[: rng.choice([len(text), len(text), rng.randint(0, len(text))])])
+        fields, scanner = rng.choice(scanners)
+        found = check(scanner, fields, text[: rng.choice([len(text), len(text), rng.randint(0, len(text))])])
         count += 1
         taken += found.rows + found.skipped.total()
         declined += found.status == 1

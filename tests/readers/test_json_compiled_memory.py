@@ -9,11 +9,14 @@ import sys
 import sysconfig
 import tracemalloc
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from event_soup import FIELDS, WANTED
+from event_soup import FIELDS, OWN_KEYS, WANTED
 from recorded import ROOT
+
+if TYPE_CHECKING:
+    from tracetool.readers.json_compiled import Kind
 
 SOURCE = ROOT / "tracetool" / "readers" / "_scan.c"
 SANITIZE = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
@@ -84,12 +87,13 @@ def test_nothing_is_kept() -> None:
 
 
 @pytest.mark.parametrize("text", [TEXT, MANY], ids=["few", "many"])
-def test_it_survives_each_allocation_that_fails(text: bytes) -> None:
+@pytest.mark.parametrize("own", [FIELDS, OWN_KEYS], ids=["any shape", "known shapes"])
+def test_it_survives_each_allocation_that_fails(text: bytes, own: list[tuple[str, Kind, bool]]) -> None:
     pytest.importorskip("tracetool.readers._scan", reason="the compiled scanner was not built")
     testing = pytest.importorskip("_testcapi", reason="this Python cannot make allocations fail")
     from tracetool.readers import _scan
 
-    fields = [(key.encode(), kind, in_args) for key, kind, in_args in FIELDS]
+    fields = [(key.encode(), kind, in_args) for key, kind, in_args in own]
     expected = _scan.Scanner(fields, WANTED).scan(text, 0, len(text))
     failures = 0
     for n in range(1, 20_000):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from event_reference import CLOSED, MORE, as_found, find
-from event_soup import FIELDS, WANTED, Soup
+from event_soup import FIELDS, OWN_KEYS, WANTED, Soup
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded import data
@@ -36,6 +36,19 @@ def test_random_text_gives_what_the_reference_finds(rng: Random, faults: float, 
     stop = rng.choice([len(text), rng.randint(start, len(text))])
     found = as_found(CompiledScanner([Field(*f) for f in FIELDS], WANTED).window(text, start, stop), FIELDS)
     assert found == find(text, start, stop, FIELDS, WANTED)
+
+
+@given(st.randoms(use_true_random=False), st.sampled_from([0.0, 0.0, 0.02]), st.booleans(), st.booleans())
+def test_events_of_few_shapes_give_what_the_reference_finds(
+    rng: Random, faults: float, damage: bool, cut: bool
+) -> None:
+    soup = Soup(rng, faults)
+    text = soup.alike()
+    if damage:
+        text = soup.damaged(text)
+    stop = rng.randint(0, len(text)) if cut else len(text)
+    found = as_found(CompiledScanner([Field(*f) for f in OWN_KEYS], WANTED).window(text, 0, stop), OWN_KEYS)
+    assert found == find(text, 0, stop, OWN_KEYS, WANTED)
 
 
 @given(st.binary(max_size=60) | st.text('"\\{}[],:0123456789-.eEtruefalsn \n', max_size=60).map(str.encode))

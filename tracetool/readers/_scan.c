@@ -6,159 +6,11 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "_scan_json.h"
+#include "_scan_match.h"
 
 #if PY_BIG_ENDIAN
 #error "columns are little-endian; the plain scanner serves here"
 #endif
-
-/* What a Scanner was made for. */
-
-typedef enum { TEXT, INT, TIME } Kind;
-
-typedef struct {
-    Text key;
-    Kind kind;
-    int in_args;
-    int next; /* another field of the same key, or -1 */
-} Field;
-
-typedef struct {
-    Text key; /* p is NULL in a free slot */
-    int field; /* the first field of this key, or -1 */
-    int is_args;
-} KeySlot;
-
-typedef struct {
-    KeySlot *slots;
-    size_t mask;
-} Keys;
-
-typedef struct {
-    Text ph;
-    Text *cats; /* NULL: any */
-    Py_ssize_t n_cats;
-} Wanted;
-
-typedef struct {
-    PyObject_HEAD
-    Py_ssize_t n_fields, n_wanted;
-    Field *fields;
-    Wanted *wanted;
-    Wanted unwanted; /* categories that are never taken */
-    Keys event_keys, args_keys;
-    PyObject *owned; /* list of the bytes objects that the texts above point into */
-} Scanner;
-
-static inline size_t key_slot(Text key)
-{
-    return key.n ? (size_t)key.n + 7 * (size_t)key.p[0] + 31 * (size_t)key.p[key.n - 1] : 0;
-}
-
-static inline const KeySlot *find_key(const Keys *keys, Text key)
-{
-    for (size_t at = key_slot(key) & keys->mask;; at = (at + 1) & keys->mask) {
-        const KeySlot *slot = &keys->slots[at];
-        if (!slot->key.p)
-            return NULL;
-        if (same(slot->key, key))
-            return slot;
-    }
-}
-
-/* One call of scan. */
-
-typedef enum { ABSENT, NUMBER, RAW } CellState;
-
-typedef struct {
-    uint64_t event; /* the cell is empty unless this is the current event */
-    CellState state;
-    Text raw;
-    int64_t number;
-} Cell;
-
-typedef struct {
-    PyObject *values, *valid; /* bytearrays; text has codes and no valid */
-    Byte *values_at, *valid_at;
-    Distinct distinct;
-} Column;
-
-typedef struct {
-    const Scanner *scanner;
-    Window window;
-    uint64_t event;
-    Cell *cells;
-    int *touched;
-    Py_ssize_t n_touched;
-    Column *columns;
-    Py_ssize_t rows, room;
-    Distinct pairs; /* (ph, cat) */
-    PyObject *odd;
-} Scan;
-
-/* Cells of the current event. */
-
-/* The plain forms of numbers: an integer, or microseconds with up to three decimals as nanoseconds. */
-static inline int plain_number(Text raw, Kind kind, int64_t *number)
-{
-    static const uint64_t tens[] = {1, 10, 100, 1000};
-    const Byte *p = raw.p, *end = raw.p + raw.n;
-    if (*p == '"') {
-        p++;
-        end--;
-    }
-    int negative = p < end && *p == '-';
-    p += negative;
-    const Byte *digits = p;
-    uint64_t v = 0;
-    for (; p < end && is_digit(*p); p++)
-        v = v * 10 + (*p - '0');
-    /* What fits: 16 digits of microseconds up to 8.99e15, as old releases count from 1970, times 1000. */
-    if (p == digits || p - digits > (kind == TIME ? 15 + (*digits <= '8') : 18))
-        return 0;
-    if (kind == TIME) {
-        Py_ssize_t decimals = 0;
-        if (p < end && *p == '.') {
-            decimals = end - ++p;
-            if (decimals < 1 || decimals > 3)
-                return 0;
-            for (; p < end && is_digit(*p); p++)
-                v = v * 10 + (*p - '0');
-        }
-        v *= tens[3 - decimals];
-    }
-    *number = negative ? -(int64_t)v : (int64_t)v;
-    return p == end;
-}
-
-static inline void set_cells(Scan *s, int field, Text raw)
-{
-    int null = raw.n == 4 && *raw.p == 'n';
-    for (; field >= 0; field = s->scanner->fields[field].next) {
-        Kind kind = s->scanner->fields[field].kind;
-        Cell *cell = &s->cells[field];
-        if (cell->event != s->event) {
-            cell->event = s->event;
-            s->touched[s->n_touched++] = field;
-        }
-        cell->raw = raw;
-        cell->state = null ? ABSENT : kind != TEXT && plain_number(raw, kind, &cell->number) ? NUMBER : RAW;
-    }
-}
-
-static inline Text cell_text(const Scan *s, int field)
-{
-    const Cell *cell = &s->cells[field];
-    return cell->event == s->event && cell->state == RAW ? cell->raw : (Text){(const Byte *)"", 0};
-}
-
-/* The last args object of an event counts, so nothing of an earlier one may stay. */
-static void clear_args(Scan *s)
-{
-    for (Py_ssize_t i = 0; i < s->n_touched; i++)
-        if (s->scanner->fields[s->touched[i]].in_args)
-            s->cells[s->touched[i]].state = ABSENT;
-}
 
 /* Events. */
 
@@ -179,11 +31,18 @@ static inline const Byte *scan_members(Scan *s, const Byte *p, const Keys *keys,
             return NULL;
         const KeySlot *slot = find_key(keys, key);
         const Byte *value = p;
-        p = levels == 1 && slot && slot->is_args ? scan_args(s, p) : scan_value(w, p, levels);
+        int field = slot ? slot->field : -1;
+        if (levels == 1 && slot && slot->is_args) {
+            p = scan_args(s, p);
+        } else {
+            p = scan_value(w, p, levels);
+            if (p && field != 0 && field != 1)
+                note_member(&s->shapes, (Text){value, p - value}, field, levels);
+        }
         if (!p)
             return NULL;
         if (slot)
-            set_cells(s, slot->field, (Text){value, p - value});
+            set_cells(s, field, (Text){value, p - value});
         p = skip_space(p, stop);
         if (p < stop && *p == '}')
             return p + 1;
@@ -201,89 +60,14 @@ static inline const Byte *scan_args(Scan *s, const Byte *p)
     return *p == 'n' ? scan_word(&s->window, p, "null") : give_up(&s->window, DECLINED);
 }
 
-static int lists(const Wanted *w, Text cat)
-{
-    for (Py_ssize_t j = 0; j < w->n_cats; j++)
-        if (same(w->cats[j], cat))
-            return 1;
-    return 0;
-}
-
-static int is_wanted(const Scanner *scanner, Text ph, Text cat)
-{
-    if (lists(&scanner->unwanted, cat))
-        return 0;
-    for (Py_ssize_t i = 0; i < scanner->n_wanted; i++) {
-        const Wanted *w = &scanner->wanted[i];
-        if (same(w->ph, ph))
-            return !w->cats || lists(w, cat);
-    }
-    return 0;
-}
-
-/* Rows nobody sets are 0 and not valid; absent text is -1. */
-static int grow_columns(Scan *s, Py_ssize_t room)
-{
-    if (room > PY_SSIZE_T_MAX / 16) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    for (Py_ssize_t i = 0; i < s->scanner->n_fields; i++) {
-        Column *c = &s->columns[i];
-        Py_ssize_t width = s->scanner->fields[i].kind == TEXT ? 4 : 8;
-        if (PyByteArray_Resize(c->values, room * width) < 0 || (c->valid && PyByteArray_Resize(c->valid, room) < 0))
-            return -1;
-        c->values_at = (Byte *)PyByteArray_AS_STRING(c->values);
-        size_t fresh = room > s->room ? (size_t)(room - s->room) : 0;
-        memset(c->values_at + s->room * width * (fresh > 0), width == 4 ? 0xFF : 0, fresh * (size_t)width);
-        if (c->valid) {
-            c->valid_at = (Byte *)PyByteArray_AS_STRING(c->valid);
-            memset(c->valid_at + s->room * (fresh > 0), 0, fresh);
-        }
-    }
-    s->room = room;
-    return 0;
-}
-
-static int add_odd(Scan *s, int field, Text raw)
-{
-    PyObject *odd = Py_BuildValue("iny#", field, s->rows, (const char *)raw.p, raw.n);
-    int failed = !odd || PyList_Append(s->odd, odd) < 0;
-    Py_XDECREF(odd);
-    return failed ? -1 : 0;
-}
-
-static int add_row(Scan *s)
-{
-    if (s->rows == s->room && grow_columns(s, s->room + s->room / 2 + 16) < 0)
-        return -1;
-    for (Py_ssize_t i = 0; i < s->n_touched; i++) {
-        int field = s->touched[i];
-        const Cell *cell = &s->cells[field];
-        Column *c = &s->columns[field];
-        if (cell->state == NUMBER) {
-            memcpy(c->values_at + s->rows * 8, &cell->number, 8);
-            c->valid_at[s->rows] = 1;
-        } else if (cell->state == RAW && c->valid) {
-            if (add_odd(s, field, cell->raw) < 0)
-                return -1;
-        } else if (cell->state == RAW) {
-            int32_t code = distinct_index(&c->distinct, cell->raw, (Text){NULL, 0});
-            if (code < 0) {
-                PyErr_NoMemory();
-                return -1;
-            }
-            memcpy(c->values_at + s->rows * 4, &code, 4);
-        }
-    }
-    s->rows++;
-    return 0;
-}
-
-static const Byte *scan_event(Scan *s, const Byte *p)
+/* The event at p; from is the end of the one before. */
+static const Byte *scan_event(Scan *s, const Byte *p, const Byte *from)
 {
     s->event++;
     s->n_touched = 0;
+    s->n_args = 0;
+    s->shapes.n_members = 0;
+    s->shapes.plain = s->scanner->fields_have_own_keys && s->shapes.credit > 0;
     p = scan_members(s, p + 1, &s->scanner->event_keys, 1);
     if (!p)
         return NULL;
@@ -298,6 +82,10 @@ static const Byte *scan_event(Scan *s, const Byte *p)
         entry->keep = is_wanted(s->scanner, ph, cat);
     if (entry->keep && add_row(s) < 0)
         return give_up(&s->window, FAILED);
+    if (s->shapes.plain)
+        learn_event(s, from, p, pair);
+    else
+        s->shapes.end = s->shapes.steps;
     return p;
 }
 
@@ -306,11 +94,20 @@ static Status scan_window(Scan *s, const Byte *p, const Byte **end)
     int comma = 0;
     *end = p;
     for (;;) {
+        if (p == *end && s->shapes.credit > 0) {
+            const Byte *matched = match_event(s, p);
+            if (matched) {
+                *end = p = matched;
+                continue;
+            }
+            if (s->window.verdict == FAILED)
+                return FAILED;
+        }
         p = skip_space(p, s->window.stop);
         if (p == s->window.stop)
             return MORE;
         if (*p == '{') {
-            p = scan_event(s, p);
+            p = scan_event(s, p, *end);
             if (!p)
                 return s->window.verdict;
             *end = p;
@@ -376,42 +173,6 @@ static PyObject *make_skipped(const Distinct *pairs)
     return skipped;
 }
 
-static int scan_begin(Scan *s, Py_ssize_t size)
-{
-    size_t n = (size_t)s->scanner->n_fields;
-    s->cells = PyMem_Calloc(n, sizeof(Cell));
-    s->touched = PyMem_Calloc(n, sizeof(int));
-    s->columns = PyMem_Calloc(n, sizeof(Column));
-    if (!s->cells || !s->touched || !s->columns) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    for (size_t i = 0; i < n; i++) {
-        Column *c = &s->columns[i];
-        c->values = PyByteArray_FromStringAndSize(NULL, 0);
-        if (!c->values)
-            return -1;
-        if (s->scanner->fields[i].kind != TEXT && !(c->valid = PyByteArray_FromStringAndSize(NULL, 0)))
-            return -1;
-    }
-    s->odd = PyList_New(0);
-    return s->odd ? grow_columns(s, size / 256 + 1) : -1;
-}
-
-static void scan_end(Scan *s)
-{
-    for (Py_ssize_t i = 0; s->columns && i < s->scanner->n_fields; i++) {
-        Py_XDECREF(s->columns[i].values);
-        Py_XDECREF(s->columns[i].valid);
-        distinct_free(&s->columns[i].distinct);
-    }
-    PyMem_Free(s->columns);
-    PyMem_Free(s->cells);
-    PyMem_Free(s->touched);
-    distinct_free(&s->pairs);
-    Py_XDECREF(s->odd);
-}
-
 PyDoc_STRVAR(scan_doc, "scan(data, start, stop, /)\n--\n\n"
                        "Columns of the events in data[start:stop]: (end, status, rows, columns, odd, skipped).");
 
@@ -429,6 +190,8 @@ static PyObject *scanner_scan(PyObject *self, PyObject *args)
         const Byte *base = data.buf, *end;
         s.window.stop = base + stop;
         Status status = scan_window(&s, base + start, &end);
+        for (Py_ssize_t i = 0; status != FAILED && i < s.scanner->n_fields; i++)
+            fill_column(&s.columns[i], s.rows);
         if (status != FAILED && grow_columns(&s, s.rows) == 0) {
             PyObject *columns = make_columns(&s), *skipped = columns ? make_skipped(&s.pairs) : NULL;
             if (skipped)
@@ -440,173 +203,6 @@ static PyObject *scanner_scan(PyObject *self, PyObject *args)
     scan_end(&s);
     PyBuffer_Release(&data);
     return result;
-}
-
-/* Making a Scanner. */
-
-static int own_text(Scanner *self, PyObject *value, const char *what, Text *text)
-{
-    if (!PyBytes_Check(value)) {
-        PyErr_Format(PyExc_TypeError, "%s must be bytes, not %.80s", what, Py_TYPE(value)->tp_name);
-        return -1;
-    }
-    *text = (Text){(const Byte *)PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value)};
-    return PyList_Append(self->owned, value);
-}
-
-static int parse_field(Scanner *self, PyObject *item, Field *field)
-{
-    PyObject *key;
-    const char *kind;
-    if (!PyTuple_Check(item)) {
-        PyErr_SetString(PyExc_TypeError, "a field is a tuple (key, kind, in_args)");
-        return -1;
-    }
-    if (!PyArg_ParseTuple(item, "Osp:field", &key, &kind, &field->in_args))
-        return -1;
-    field->next = -1;
-    if (strcmp(kind, "text") == 0 || strcmp(kind, "json") == 0)
-        field->kind = TEXT;
-    else if (strcmp(kind, "int") == 0)
-        field->kind = INT;
-    else if (strcmp(kind, "time") == 0)
-        field->kind = TIME;
-    else {
-        PyErr_Format(PyExc_ValueError, "no kind of field: %.80s", kind);
-        return -1;
-    }
-    return own_text(self, key, "a key", &field->key);
-}
-
-static KeySlot *add_key(Keys *keys, Text key)
-{
-    size_t at = key_slot(key) & keys->mask;
-    while (keys->slots[at].key.p && !same(keys->slots[at].key, key))
-        at = (at + 1) & keys->mask;
-    if (!keys->slots[at].key.p)
-        keys->slots[at] = (KeySlot){key, -1, 0};
-    return &keys->slots[at];
-}
-
-static int make_keys(Scanner *self)
-{
-    size_t room = 64;
-    while (room < (size_t)self->n_fields * 4 + 4)
-        room *= 2;
-    self->event_keys = (Keys){PyMem_Calloc(room, sizeof(KeySlot)), room - 1};
-    self->args_keys = (Keys){PyMem_Calloc(room, sizeof(KeySlot)), room - 1};
-    if (!self->event_keys.slots || !self->args_keys.slots) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    add_key(&self->event_keys, (Text){(const Byte *)"args", 4})->is_args = 1;
-    for (int i = 0; i < (int)self->n_fields; i++) {
-        Field *field = &self->fields[i];
-        KeySlot *slot = add_key(field->in_args ? &self->args_keys : &self->event_keys, field->key);
-        field->next = slot->field;
-        slot->field = i;
-    }
-    return 0;
-}
-
-static int parse_fields(Scanner *self, PyObject *fields)
-{
-    PyObject *items = PySequence_Tuple(fields);
-    if (!items)
-        return -1;
-    int failed = 0;
-    Py_ssize_t n = PyTuple_GET_SIZE(items);
-    self->fields = n < INT32_MAX ? PyMem_Calloc((size_t)n + 1, sizeof(Field)) : NULL;
-    if (!self->fields) {
-        PyErr_NoMemory();
-        failed = 1;
-    }
-    for (Py_ssize_t i = 0; !failed && i < n; i++)
-        failed = parse_field(self, PyTuple_GET_ITEM(items, i), &self->fields[i]) < 0;
-    Py_DECREF(items);
-    if (failed)
-        return -1;
-    self->n_fields = n;
-    const Field *f = self->fields;
-    if (n < 2 || !same(f[0].key, (Text){(const Byte *)"ph", 2}) || f[0].kind != TEXT || f[0].in_args ||
-        !same(f[1].key, (Text){(const Byte *)"cat", 3}) || f[1].kind != TEXT || f[1].in_args) {
-        PyErr_SetString(PyExc_ValueError, "the first fields must be the texts ph and cat");
-        return -1;
-    }
-    return make_keys(self);
-}
-
-static int parse_cats(Scanner *self, PyObject *cats, Wanted *wanted)
-{
-    PyObject *items = PySequence_Tuple(cats);
-    if (!items)
-        return -1;
-    int failed = 0;
-    wanted->n_cats = PyTuple_GET_SIZE(items);
-    wanted->cats = PyMem_Calloc((size_t)wanted->n_cats + 1, sizeof(Text));
-    if (!wanted->cats) {
-        PyErr_NoMemory();
-        failed = 1;
-    }
-    for (Py_ssize_t i = 0; !failed && i < wanted->n_cats; i++)
-        failed = own_text(self, PyTuple_GET_ITEM(items, i), "a cat", &wanted->cats[i]) < 0;
-    Py_DECREF(items);
-    return failed ? -1 : 0;
-}
-
-static int parse_wanted(Scanner *self, PyObject *mapping)
-{
-    PyObject *items = PyMapping_Items(mapping);
-    if (!items)
-        return -1;
-    int failed = 0;
-    Py_ssize_t n = PyList_GET_SIZE(items);
-    self->wanted = PyMem_Calloc((size_t)n + 1, sizeof(Wanted));
-    if (!self->wanted) {
-        PyErr_NoMemory();
-        failed = 1;
-    }
-    for (Py_ssize_t i = 0; !failed && i < n; i++) {
-        PyObject *ph, *cats;
-        self->n_wanted = i + 1;
-        failed = !PyArg_ParseTuple(PyList_GET_ITEM(items, i), "OO:wanted", &ph, &cats) ||
-                 own_text(self, ph, "a ph", &self->wanted[i].ph) < 0 ||
-                 (cats != Py_None && parse_cats(self, cats, &self->wanted[i]) < 0);
-    }
-    Py_DECREF(items);
-    return failed ? -1 : 0;
-}
-
-static void scanner_dealloc(PyObject *object)
-{
-    Scanner *self = (Scanner *)object;
-    PyTypeObject *type = Py_TYPE(object);
-    for (Py_ssize_t i = 0; i < self->n_wanted; i++)
-        PyMem_Free(self->wanted[i].cats);
-    PyMem_Free(self->wanted);
-    PyMem_Free(self->unwanted.cats);
-    PyMem_Free(self->fields);
-    PyMem_Free(self->event_keys.slots);
-    PyMem_Free(self->args_keys.slots);
-    Py_XDECREF(self->owned);
-    type->tp_free(object);
-    Py_DECREF(type);
-}
-
-static PyObject *scanner_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"fields", "wanted", "unwanted", NULL};
-    PyObject *fields, *wanted, *unwanted = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|O:Scanner", names, &fields, &wanted, &unwanted))
-        return NULL;
-    Scanner *self = (Scanner *)type->tp_alloc(type, 0);
-    if (!self)
-        return NULL;
-    self->owned = PyList_New(0);
-    if (!self->owned || parse_fields(self, fields) < 0 || parse_wanted(self, wanted) < 0 ||
-        (unwanted && parse_cats(self, unwanted, &self->unwanted) < 0))
-        Py_CLEAR(self);
-    return (PyObject *)self;
 }
 
 PyDoc_STRVAR(scanner_doc, "Scanner(fields, wanted, unwanted=())\n--\n\n"

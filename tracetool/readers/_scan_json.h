@@ -6,11 +6,8 @@
 
 #include "_scan_text.h"
 
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
-
 #define MOST_LEVELS 100
+#define NUMBER_MARGIN 32 /* bytes that functions may read where they say so */
 
 #if defined(__GNUC__)
 #define LIKELY(x) __builtin_expect(!!(x), 1)
@@ -135,8 +132,45 @@ static inline const Byte *scan_digits(Window *w, const Byte *p)
     return p;
 }
 
+/* Eight bytes of text, less '0' in each: how many digits they begin with. */
+static inline uint64_t load_digits(const Byte *p) { return load8(p) ^ UINT64_C(0x3030303030303030); }
+
+static inline unsigned count_digits(uint64_t word)
+{
+    const uint64_t ones = UINT64_C(0x0101010101010101);
+    /* Carries spoil only what comes after the first byte that is no digit. */
+    uint64_t others = ((word + ones * (0x80 - 10)) | word) & (ones << 7);
+#if defined(__GNUC__)
+    return others ? (unsigned)__builtin_ctzll(others) / 8 : 8;
+#else
+    unsigned n = 0;
+    while (n < 8 && !(others >> (8 * n + 7) & 1))
+        n++;
+    return n;
+#endif
+}
+
+/* The end of a number of up to 7 digits and 7 decimals; NULL: of another form, maybe. Reads NUMBER_MARGIN. */
+static inline const Byte *pass_short_number(const Byte *p)
+{
+    unsigned n = count_digits(load_digits(p));
+    if (n - 1 > 6 || (n > 1 && *p == '0'))
+        return NULL;
+    p += n;
+    if (*p == '.') {
+        n = count_digits(load_digits(p + 1));
+        if (n - 1 > 6)
+            return NULL;
+        p += 1 + n;
+    }
+    return (*p | 0x20) == 'e' ? NULL : p;
+}
+
 static inline const Byte *scan_number(Window *w, const Byte *p)
 {
+    const Byte *end = w->stop - p >= NUMBER_MARGIN ? pass_short_number(p) : NULL;
+    if (end)
+        return end;
     p += *p == '-';
     if (p < w->stop && *p == '0')
         p++;

@@ -7,6 +7,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 typedef unsigned char Byte;
 
 typedef struct {
@@ -48,6 +52,26 @@ static inline int same(Text a, Text b)
     return 1;
 }
 
+/* Whether p begins with a text; as many bytes must be readable. Its end is compared first: the text before a
+ * value and most names begin alike and end differently. */
+static inline int begins(const Byte *p, Text t)
+{
+    Py_ssize_t n = t.n;
+#ifdef __SSE2__
+    if (n >= 16) {
+        for (Py_ssize_t at = n - 16;; at = at > 16 ? at - 16 : 0) {
+            __m128i here = _mm_loadu_si128((const __m128i *)(p + at));
+            __m128i there = _mm_loadu_si128((const __m128i *)(t.p + at));
+            if (_mm_movemask_epi8(_mm_cmpeq_epi8(here, there)) != 0xFFFF)
+                return 0;
+            if (at == 0)
+                return 1;
+        }
+    }
+#endif
+    return same((Text){p, n}, t);
+}
+
 /* Differs from process to process, so that no trace can be made to fall into one bucket. */
 static uint64_t hash_seed;
 
@@ -83,7 +107,8 @@ typedef struct {
     uint64_t hash;
     Text a, b;
     Py_ssize_t count;
-    int keep;
+    int32_t keep;
+    int32_t next[2]; /* what came after it in the same place, latest first, or -1: names come in sequences */
 } Entry;
 
 typedef struct {
@@ -138,7 +163,7 @@ static inline int32_t distinct_index(Distinct *d, Text a, Text b)
     for (int32_t i; (i = d->slots[at] - 1) >= 0; at = (at + 1) & d->mask)
         if (d->entries[i].hash == h && same(d->entries[i].a, a) && same(d->entries[i].b, b))
             return d->last = i;
-    d->entries[d->used] = (Entry){h, a, b, 0, 0};
+    d->entries[d->used] = (Entry){h, a, b, 0, 0, {-1, -1}};
     d->slots[at] = d->used + 1;
     return d->last = d->used++;
 }
