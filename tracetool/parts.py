@@ -19,6 +19,8 @@ WHOLE = "run"
 
 # Row groups this large compress well; a batch of events of this size takes about 20 MB.
 _GROUP_ROWS = 1 << 17
+# Names may be long: what waits is limited in bytes, too.
+_GROUP_BYTES = 64 << 20
 
 
 def part_path(run: Path, table: str, part: str) -> Path:
@@ -65,7 +67,7 @@ class PartWriter:
         self.rows[table] += rows.num_rows
         waiting = self._waiting.setdefault(table, [])
         waiting.append(rows.select(TABLES[table].arrow_schema().names).cast(TABLES[table].arrow_schema()))
-        if sum(len(w) for w in waiting) >= _GROUP_ROWS:
+        if sum(map(len, waiting)) >= _GROUP_ROWS or sum(w.nbytes for w in waiting) >= _GROUP_BYTES:
             self._flush(table)
 
     def _flush(self, name: str) -> None:

@@ -32,7 +32,7 @@ _KEYS = frozenset(
 )  # fmt: skip
 # What a bare list must name to be a trace of torch and not of another tool.
 _LIST_MARKS = (b'"cpu_op"', b'"Operator"', b'"Kernel"', b'"kernel"', b'"cuda_runtime"', b'"fwdbwd"', b'"aten::')
-_OUT_OF_RANGE = re.compile(r"Out-of-range = (\d+)")
+_OUT_OF_RANGE = re.compile(r"Out-of-range = (\d{1,18})(?!\d)")
 
 
 class KinetoReader:
@@ -63,18 +63,19 @@ class KinetoReader:
         rank = info.get("rank")
         devices = found.get("deviceProperties") or found.get("computeProperties")
         device = devices[0] if isinstance(devices, list) and devices and isinstance(devices[0], dict) else {}
+        name = device.get("name")
         world = info.get("world_size")
         base = found.get("baseTimeNanoseconds")
         host = found.get("host_name")
         return Identity(
-            rank=rank if isinstance(rank, int) and 0 <= rank < 2**31 else None,
-            world_size=world if isinstance(world, int) and 0 < world < 2**31 else 1,
+            rank=_within(rank, 2**31),
+            world_size=_within(world, 2**31) or 1,
             groups=tuple(_groups(info)),
             host=host if isinstance(host, str) else None,
-            device_name=_typed(device.get("name"), str),
-            sm_count=_typed(device.get("numSms"), int),
-            hbm_bytes=_typed(device.get("totalGlobalMem"), int),
-            base_ns=base if isinstance(base, int) and 0 <= base < 2**62 else 0,
+            device_name=name if isinstance(name, str) else None,
+            sm_count=_within(device.get("numSms"), 2**31),
+            hbm_bytes=_within(device.get("totalGlobalMem"), 2**62),
+            base_ns=_within(base, 2**62) or 0,
         )
 
     def read(
@@ -91,10 +92,11 @@ class KinetoReader:
         trace = ChromeTrace(ByteStream(source.path, source.member, advance), scanner, report)
         with closing(Rows(rank, identity, report)) as rows:
             for table in trace.tables():
-                yield "events", rows.events(table)
+                yield "events", rows.events(table, trace.place)
             yield "steps", rows.steps()
             yield "memory", rows.memory()
-            yield "comms", rows.comms()
+            for comms in rows.comms():
+                yield "comms", comms
             report.device = rows.device
             rows.tell()
         _tell_of_the_recording(facts(trace.head, _KEYS) | facts(trace.tail, _KEYS), report)
@@ -128,8 +130,9 @@ def _around(source: Source) -> dict[str, Any]:
     return found
 
 
-def _typed(value: Any, kind: type) -> Any:
-    return value if isinstance(value, kind) and not isinstance(value, bool) else None
+def _within(value: Any, limit: int) -> int | None:
+    """A whole number from 0 to below the limit; None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < limit else None
 
 
 def _groups(info: dict[str, Any]) -> Iterator[Group]:
@@ -140,12 +143,13 @@ def _groups(info: dict[str, Any]) -> Iterator[Group]:
         ranks = entry.get("ranks")
         if isinstance(ranks, str):  # the on-demand form quotes the list
             ranks = [int(r) for r in re.findall(r"\d{1,9}", ranks)]
-        members_of = [r for r in ranks if isinstance(r, int) and 0 <= r < 2**31] if isinstance(ranks, list) else []
+        members_of = [r for r in ranks if _within(r, 2**31) is not None] if isinstance(ranks, list) else []
         yield Group(str(entry.get("pg_name")), str(entry.get("pg_desc", "")), tuple(members_of))
 
 
 def _tell_of_the_recording(around: dict[str, Any], report: SourceReport) -> None:
-    lines = [line for key in ("INFO", "WARNING", "ERROR") for line in around.get(key) or () if isinstance(line, str)]
+    said = [around.get(key) for key in ("INFO", "WARNING", "ERROR")]
+    lines = [line for listed in said if isinstance(listed, list) for line in listed if isinstance(line, str)]
     lost = sum(int(count) for line in lines for count in _OUT_OF_RANGE.findall(line))
     if lost:
         report.notes.append(f"the profiler left out {lost:,} device records as out of range: steps may lack kernels")

@@ -10,6 +10,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ _DTYPE_BYTES = {
     "Byte": 1, "Char": 1, "Bool": 1, "Short": 2, "Half": 2, "BFloat16": 2, "Int": 4, "Float": 4,
     "Long": 8, "Double": 8, "ComplexFloat": 8, "ComplexDouble": 16,
 }  # fmt: skip
+_RANKS = 2**31
+_MOST_MEMBERS = 1 << 17
+_MOST_ELEMENTS = 2**58
 _COMMUNICATION_KERNEL = re.compile(r"^(nccl|rccl|mscclpp)", re.IGNORECASE)
 _OPERATION_IN_NAME = re.compile(
     r"^[a-z]*?(?:Dev)?(?:Kernel)?_?(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv)", re.IGNORECASE
@@ -84,9 +88,9 @@ def parse_record(args: Mapping[str, Any], posted_ns: int, thread: int, groups: S
         return None
     name = str(args.get("Process Group Name", ""))
     ranks = _group_ranks(args, name, groups)
-    element_bytes = _DTYPE_BYTES.get(str(args.get("dtype")))
     # All-gather reports the full size on the output side, reduce-scatter on the input side.
-    elements = max(int(args.get("In msg nelems") or 0), int(args.get("Out msg nelems") or 0))
+    elements = max(args.get("In msg nelems") or 0, args.get("Out msg nelems") or 0)
+    element_bytes = _DTYPE_BYTES.get(str(args.get("dtype"))) if elements < _MOST_ELEMENTS else None
     return CommRecord(
         operation=operation,
         group=name,
@@ -101,7 +105,7 @@ def parse_record(args: Mapping[str, Any], posted_ns: int, thread: int, groups: S
 
 def _peer(args: Mapping[str, Any], operation: str, ranks: tuple[int, ...]) -> int | None:
     peer = args.get("Dst Rank" if operation == "send" else "Src Rank")
-    if isinstance(peer, int):
+    if isinstance(peer, int) and abs(peer) < _RANKS:
         return peer
     local = args.get("Rank")  # of send and recv: the peer, counted inside the group
     return ranks[local] if isinstance(local, int) and 0 <= local < len(ranks) else None
@@ -109,7 +113,7 @@ def _peer(args: Mapping[str, Any], operation: str, ranks: tuple[int, ...]) -> in
 
 def _group_ranks(args: Mapping[str, Any], name: str, groups: Sequence[Group]) -> tuple[int, ...]:
     text = str(args.get("Process Group Ranks", ""))
-    listed = tuple(int(r) for r in re.findall(r"\d+", text))
+    listed = _listed(text)
     if "..." not in text and listed:
         return listed
     # The list is cut to 30 items: the envelope has it whole, or the group has stride form.
@@ -117,9 +121,21 @@ def _group_ranks(args: Mapping[str, Any], name: str, groups: Sequence[Group]) ->
         if group.name == name and group.ranks[: len(listed)] == listed:
             return group.ranks
     start, stride, size = (args.get(k) for k in ("Global rank start", "Global rank stride", "Group size"))
-    if isinstance(start, int) and isinstance(stride, int) and isinstance(size, int) and stride > 0:
-        return tuple(range(start, start + stride * size, stride))
+    if isinstance(start, int) and isinstance(stride, int) and isinstance(size, int):
+        found = range(start, start + stride * size, stride) if stride > 0 else range(0)
+        if len(found) <= _MOST_MEMBERS and start >= 0 and found.stop < _RANKS:
+            return tuple(found)
     return listed
+
+
+@lru_cache(maxsize=256)
+def _listed(text: str) -> tuple[int, ...]:
+    """The ranks in a list as text; none of it if it is no list of ranks."""
+    if len(text) > 12 * _MOST_MEMBERS:
+        return ()
+    numbers = re.findall(r"\d+", text)
+    ranks = tuple(int(n) for n in numbers if len(n) < 11 and int(n) < _RANKS)
+    return ranks if len(ranks) == len(numbers) else ()
 
 
 def attach_kernels(records: list[CommRecord], kernels: Iterable[CommKernel], report: SourceReport) -> list[CommRecord]:
