@@ -55,6 +55,23 @@ def _printable(value: Any) -> Any:
     return value
 
 
+def ends_well(tail: bytes, *, bare: bool) -> bool:
+    """Whether what follows the list of events is what may follow it, or the beginning of that.
+
+    Args:
+        tail: Text after the closing bracket.
+        bare: Whether the list stands by itself and not in an object.
+    """
+    text = ("0" if bare else '{"":0') + tail.decode("latin-1")
+    try:
+        _, end = json.JSONDecoder(strict=False, parse_int=str).raw_decode(text)
+    except json.JSONDecodeError as error:
+        return error.pos >= len(text) - 12 or error.msg.startswith("Unterminated string")
+    except RecursionError:
+        return True
+    return not text[end:].strip()
+
+
 def _distributed(text: str) -> dict[str, Any]:
     rank, world = _RANK.search(text), _WORLD.search(text)
     if rank is None or world is None:

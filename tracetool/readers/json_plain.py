@@ -20,6 +20,7 @@ from tracetool.readers.json_columns import (
     nanoseconds_of,
     text_column,
 )
+from tracetool.readers.json_resume import objects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -93,7 +94,12 @@ class PlainScanner:
 
     def many(self, events: Sequence[bytes]) -> Scanned:
         """Take texts of one or more whole events each, all of which were accepted or lie in what is whole."""
-        return self._columns(self._events.decode(b"[%b]" % b",".join(events)))
+        try:
+            found = self._events.decode(b"[%b]" % b",".join(events))
+        except msgspec.DecodeError:
+            # The compiled scanner takes events that no comma parts.
+            found = [self._single.decode(event) for text in events for event in objects(text)]
+        return self._columns(found)
 
     def _window(self, data: bytes, start: int, stop: int) -> tuple[list[Any], int, Status]:
         begin = after(_SPACE, data, start, stop)

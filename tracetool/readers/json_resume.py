@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _OPENING = re.compile(rb"\{")
 # Numbers stay text: Python refuses to make integers of thousands of digits. Control characters are mended later.
@@ -41,6 +44,15 @@ def object_at(data: bytes, at: int) -> Found:
     """
     _, end, cost = _decoded(data, at)
     return Found(at if end is not None else None, end, cost)
+
+
+def objects(text: bytes) -> Iterator[bytes]:
+    """The objects in text of nothing but whole objects, parted by commas or not at all."""
+    at = 0
+    while (match := _OPENING.search(text, at)) is not None:
+        _, end, _ = _decoded(text, match.start())
+        at = end if end is not None else len(text)
+        yield text[match.start() : at]
 
 
 def next_event(data: bytes, start: int, stop: int, most_cost: int) -> Found:

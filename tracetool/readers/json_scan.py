@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import MalformedTrace
 from tracetool.readers import Place
+from tracetool.readers.json_around import VALUE_BYTES, ends_well
 from tracetool.readers.json_columns import CLOSED, MORE, Field, Scanned, Scanner, after
 from tracetool.readers.json_compiled import CompiledScanner, available
 from tracetool.readers.json_plain import PlainScanner
@@ -336,6 +337,10 @@ class ChromeTrace:
         following = self._first_event(self._start)
         if following is None:
             self._closed = True
+            if not ends_well(
+                self._data[self._start : self._start + VALUE_BYTES], bare=bool(_BARE.fullmatch(self.head))
+            ):
+                self._report.drop("damaged text after the events", self._place(self._start))
         elif _JOINT.match(self._data, self._start, following):
             self._report.repair("lists of events run together", self._place(self._start))
             self._start = following
