@@ -50,6 +50,10 @@ class RunWriter:
                 raise AlreadyExists(f"{path} exists and is no Run.", hint="choose another name with -o")
             if not force:
                 raise AlreadyExists(f"the Run {path} exists.", hint="add --force to replace it")
+        try:
+            str(path).encode()
+        except UnicodeEncodeError as error:
+            raise StoreError(f"{path} is no name in UTF-8.", hint="choose another name with -o") from error
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

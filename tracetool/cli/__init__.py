@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -44,6 +45,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(arguments: list[str]) -> int:
     """Run the command line and return its exit code. A crash is 2, never 1: 1 means a failed check."""
+    for stream in (sys.stdout, sys.stderr):
+        # Names of files may be any bytes.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         result = cli.main(args=arguments, prog_name="tracetool", standalone_mode=False, obj=arguments)
     except BrokenPipeError:

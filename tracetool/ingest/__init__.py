@@ -191,7 +191,11 @@ def _source_row(number: int, item: Found, outcome: Outcome) -> tuple[object, ...
 
 
 def _left_row(number: int, status: str, left: Left) -> tuple[object, ...]:
-    size = left.path.stat().st_size if left.path.exists() else 0
+    try:
+        size = left.path.stat().st_size
+    except (OSError, ValueError):
+        # A member of an archive, whose name may be anything.
+        size = 0
     return (number, str(left.path), status, left.reason, None, None, size, None, 0, 0, 0, 0, 0)
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 _STRING = rb'"(?:[^"\\]|\\.)*"'
 _TOKEN = re.compile(_STRING + rb"|[{}\[\]]", re.DOTALL)
-_NO_OBJECT = re.compile(rb"\s*:\s*(?!\{|null\b)")
+_NO_OBJECT = re.compile(rb"\s*+:\s*+(?!\{|null\b)")
 _ODD_ARGS = re.compile(rb'"args"' + _NO_OBJECT.pattern)
 _SURROGATES = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL

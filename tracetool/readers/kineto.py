@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from tracetool.readers import Finding, Group, Identity, Left, Source, SourceReport
-from tracetool.readers.byte_stream import ByteStream, members
+from tracetool.readers.byte_stream import Archive, ByteStream, is_archive
 from tracetool.readers.json_around import facts, tail_of
 from tracetool.readers.json_scan import ChromeTrace, event_scanner
 from tracetool.readers.kineto_batch import fields, wanted
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _HEAD_BYTES = 1 << 16
 _LOOK_BYTES = 1 << 24
+# Each of them is looked up from the beginning of the archive.
+_MOST_IN_ARCHIVE = 4096
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _OBJECT = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"')
 _LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*\{")
@@ -44,15 +46,22 @@ class KinetoReader:
         """Each file, or member of a tar archive, that opens like a trace is one source."""
         found = Finding()
         for file in files:
-            names = members(file)
-            if not names:
-                if _is_trace(ByteStream(file)):
+            if not is_archive(file):
+                if _is_trace(ByteStream(file).head(_HEAD_BYTES)):
                     found.sources.append(Source(self.name, file, (file,)))
                 continue
-            taken = [n for n in names if _is_trace(ByteStream(file, n))]
-            found.sources += [Source(self.name, file, (file,), member=n) for n in taken]
+            archive = Archive(file)
+            traces: dict[str, bool] = {}
+            for name, head in archive.heads(_HEAD_BYTES):
+                traces[name] = _is_trace(head)
+            taken = [name for name, is_trace in traces.items() if is_trace]
+            found.sources += [Source(self.name, file, (file,), member=n) for n in taken[:_MOST_IN_ARCHIVE]]
+            if len(taken) > _MOST_IN_ARCHIVE:
+                found.failed.append(Left(file, f"{file} has more than {_MOST_IN_ARCHIVE:,} traces: unpack it"))
             if taken:
-                found.left += [Left(file / n, "no trace") for n in names if n not in taken]
+                found.left += [Left(file / n, "no trace") for n, is_trace in traces.items() if not is_trace]
+            if archive.trouble and (taken or not traces):
+                found.failed.append(Left(file, f"{file}: {archive.trouble}"))
         return found
 
     def identify(self, source: Source) -> Identity:
@@ -105,8 +114,7 @@ class KinetoReader:
 READER = KinetoReader()
 
 
-def _is_trace(stream: ByteStream) -> bool:
-    head = stream.head(_HEAD_BYTES)
+def _is_trace(head: bytes) -> bool:
     if _LIST.match(head):
         return any(mark in head for mark in _LIST_MARKS)
     if not _OBJECT.match(head):
