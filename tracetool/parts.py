@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 from typing import TYPE_CHECKING, Self
 
 from tracetool.tables import TABLES
@@ -21,6 +23,18 @@ WHOLE = "run"
 _GROUP_ROWS = 1 << 17
 # Names may be long: what waits is limited in bytes, too.
 _GROUP_BYTES = 64 << 20
+_MARGIN_BYTES = 64 << 20
+
+
+def check_room(folder: Path) -> None:
+    """Stop before a disk is full: a small file may hold any number of events.
+
+    Raises:
+        OSError: If less than a margin is free where the folder is.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < _MARGIN_BYTES:
+        raise OSError(errno.ENOSPC, f"only {free >> 20} MiB are free where {folder} is")
 
 
 def part_path(run: Path, table: str, part: str) -> Path:
@@ -73,6 +87,7 @@ class PartWriter:
     def _flush(self, name: str) -> None:
         import pyarrow as pa
 
+        check_room(self._run)
         rows = pa.concat_tables(self._waiting.pop(name)).unify_dictionaries()
         if name not in self._writers:
             self._writers[name] = _writer(part_path(self._run, name, self._part), TABLES[name])

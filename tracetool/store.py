@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -79,20 +79,35 @@ class RunWriter:
         for name in TABLES:
             part_path(self.folder, name, part).unlink(missing_ok=True)
 
-    def commit(self, manifest: dict[str, Any], tables: Mapping[str, pa.Table]) -> None:
-        """Write the manifest and the tables of the Run as a whole, and give the Run its name."""
+    def commit(
+        self, manifest: dict[str, Any], tables: Mapping[str, pa.Table], complete: Callable[[Run], object] | None = None
+    ) -> None:
+        """Write the manifest and the tables of the Run as a whole, and give the Run its name.
+
+        Args:
+            manifest: Facts about the Run.
+            tables: Those that belong to no source.
+            complete: Adds what is derived, while the Run has no name yet.
+        """
         for name, declared in TABLES.items():
             rows = tables.get(name)
             if rows is not None or not any((self.folder / name).glob("*.parquet")):
                 write_part(self.folder, name, declared.arrow_schema().empty_table() if rows is None else rows)
         text = json.dumps({"schema_version": SCHEMA_VERSION, **manifest}, indent=2, sort_keys=True) + "\n"
         (self.folder / MANIFEST).write_text(text, encoding="utf-8")
+        if complete is not None:
+            complete(Run(self.folder, name=str(self._path)))
         self.folder.chmod(0o755)
         # A folder cannot be renamed over a full one: the old Run steps aside first.
         aside = self._path.with_name(f".{self._path.name}.old-{os.getpid()}")
         if self._path.exists():
             self._path.rename(aside)
-        self.folder.rename(self._path)
+        try:
+            self.folder.rename(self._path)
+        except BaseException:
+            if aside.exists() and not self._path.exists():
+                aside.rename(self._path)
+            raise
         shutil.rmtree(aside, ignore_errors=True)
 
 

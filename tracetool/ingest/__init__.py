@@ -23,7 +23,7 @@ from tracetool.store import Run, RunWriter, is_run
 from tracetool.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -60,6 +60,7 @@ def ingest(
     force: bool = False,
     progress: Progress | None = None,
     options: IngestOptions = _DEFAULT,
+    complete: Callable[[Run], object] | None = None,
 ) -> Run:
     """Read traces into a new Run.
 
@@ -69,6 +70,7 @@ def ingest(
         force: Replace an existing Run.
         progress: Told about bytes read.
         options: How to read.
+        complete: Adds what is derived before the Run gets its name.
 
     Returns:
         The Run, opened.
@@ -79,11 +81,18 @@ def ingest(
         StoreError: If the output cannot be written.
     """
     discovery = discover([Path(p) for p in paths], options.ranks)
-    return write_run(discovery, Path(output), force=force, progress=progress or Silent(), options=options)
+    progress = progress or Silent()
+    return write_run(discovery, Path(output), force=force, progress=progress, options=options, complete=complete)
 
 
 def write_run(
-    discovery: Discovery, output: Path, *, force: bool, progress: Progress, options: IngestOptions = _DEFAULT
+    discovery: Discovery,
+    output: Path,
+    *,
+    force: bool,
+    progress: Progress,
+    options: IngestOptions = _DEFAULT,
+    complete: Callable[[Run], object] | None = None,
 ) -> Run:
     """Read discovered sources into a new Run; see :func:`ingest`."""
     with RunWriter(output, force=force) as writer:
@@ -94,7 +103,8 @@ def write_run(
                 writer.drop_part(source_part(task.number))
         _check(discovery, outcomes, strict=options.strict)
         read = [(t, o) for t, o in zip(tasks, outcomes, strict=True) if o.failure is None]
-        writer.commit(_manifest(discovery, tasks, outcomes), _tables(discovery, tasks, outcomes, read))
+        made = _manifest(discovery, tasks, outcomes), _tables(discovery, tasks, outcomes, read)
+        writer.commit(*made, complete)
     return Run(output)
 
 
