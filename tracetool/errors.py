@@ -31,6 +31,16 @@ class TraceToolError(Exception):
         self.message = message
         self.hint = hint
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # Workers send errors home; those of other arguments could not be made anew there.
+        return _remade, (type(self), self.message, self.hint)
+
+
+def _remade(kind: type[TraceToolError], message: str, hint: str | None) -> TraceToolError:
+    error = kind.__new__(kind)
+    TraceToolError.__init__(error, message, hint=hint)
+    return error
+
 
 class IngestError(TraceToolError):
     """Files could not be turned into a Run."""

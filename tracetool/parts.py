@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 from contextlib import ExitStack, contextmanager
 from typing import IO, TYPE_CHECKING, Self
 
@@ -23,6 +25,22 @@ WHOLE = "run"
 # Row groups this large compress well; a batch of events of this size takes about 20 MB.
 _GROUP_ROWS = 1 << 17
 _CUT_BY = ("rank", "start_ns", "posted_ns", "time_ns")
+# Names may be long: what waits is limited in bytes, too.
+_GROUP_BYTES = 64 << 20
+_MARGIN_BYTES = 64 << 20
+
+
+def check_room(folder: Path) -> None:
+    """Stop before a disk is full: a small file may hold any number of events.
+
+    Raises:
+        OSError: If less than a margin is free where the folder is.
+    """
+    if not is_local(folder):
+        return
+    free = shutil.disk_usage(folder).free
+    if free < _MARGIN_BYTES:
+        raise OSError(errno.ENOSPC, f"only {free >> 20} MiB are free where {folder} is")
 
 
 def part_path(run: Path, table: str, part: str) -> Path:
@@ -71,12 +89,13 @@ class PartWriter:
         self.rows[table] += rows.num_rows
         waiting = self._waiting.setdefault(table, [])
         waiting.append(rows.select(TABLES[table].arrow_schema().names).cast(TABLES[table].arrow_schema()))
-        if sum(len(w) for w in waiting) >= _GROUP_ROWS:
+        if sum(map(len, waiting)) >= _GROUP_ROWS or sum(w.nbytes for w in waiting) >= _GROUP_BYTES:
             self._flush(table)
 
     def _flush(self, name: str) -> None:
         import pyarrow as pa
 
+        check_room(self._run)
         rows = pa.concat_tables(self._waiting.pop(name)).unify_dictionaries()
         if name not in self._writers:
             target = part_path(self._run, name, self._part)

@@ -39,7 +39,8 @@ def make_run(
         IngestError: If the traces cannot be read.
         AlreadyExists: If the output exists.
     """
-    return derive(ingest(paths, output, force=force, progress=progress, options=options or IngestOptions()))
+    options = options or IngestOptions()
+    return ingest(paths, output, force=force, progress=progress, options=options, complete=derive)
 
 
 def open_run(paths: Sequence[Path], progress: Progress | None = None) -> Run:

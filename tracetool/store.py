@@ -54,6 +54,10 @@ class RunWriter:
                 raise AlreadyExists(f"{path} exists and is no Run.", hint="choose another name with -o")
             if not force:
                 raise AlreadyExists(f"the Run {path} exists.", hint="add --force to replace it")
+        try:
+            str(path).encode()
+        except UnicodeEncodeError as error:
+            raise StoreError(f"{path} is no name in UTF-8.", hint="choose another name with -o") from error
         self._path = path
         if not is_local(path):
             # Object stores cannot rename: a Run is one once its manifest is there, which is written last.
@@ -85,13 +89,23 @@ class RunWriter:
         for name in TABLES:
             part_path(self.folder, name, part).unlink(missing_ok=True)
 
-    def commit(self, manifest: dict[str, Any], tables: Mapping[str, pa.Table]) -> None:
-        """Write the manifest and the tables of the Run as a whole, and give the Run its name."""
+    def commit(
+        self, manifest: dict[str, Any], tables: Mapping[str, pa.Table], complete: Callable[[Run], object] | None = None
+    ) -> None:
+        """Write the manifest and the tables of the Run as a whole, and give the Run its name.
+
+        Args:
+            manifest: Facts about the Run.
+            tables: Those that belong to no source.
+            complete: Adds what is derived, while the Run has no name yet.
+        """
         for name, declared in TABLES.items():
             rows = tables.get(name)
             if rows is not None or not any((self.folder / name).glob("*.parquet")):
                 write_part(self.folder, name, declared.arrow_schema().empty_table() if rows is None else rows)
         _write_manifest(self.folder, {"schema_version": SCHEMA_VERSION, **manifest})
+        if complete is not None:
+            complete(Run(self.folder, name=str(self._path)))
         if not is_local(self.folder):
             return
         self.folder.chmod(0o755)
@@ -99,7 +113,12 @@ class RunWriter:
         aside = self._path.with_name(f".{self._path.name}.old-{os.getpid()}")
         if self._path.exists():
             self._path.rename(aside)
-        self.folder.rename(self._path)
+        try:
+            self.folder.rename(self._path)
+        except BaseException:
+            if aside.exists() and not self._path.exists():
+                aside.rename(self._path)
+            raise
         shutil.rmtree(aside, ignore_errors=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -17,6 +18,9 @@ from tracetool.cli.schedules import schedules
 from tracetool.cli.sql import sql
 from tracetool.errors import TraceToolError
 from tracetool.version import __version__
+
+_signal: int | None = None
+"""The signal that interrupted this process."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -38,12 +42,25 @@ for command in (ingest, info, replay, sql, schedules):
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 fine, 1 a check failed, 2 could not run."""
     # Job schedulers end a process with SIGTERM: leaving by an exception removes what is half-written.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def _interrupt(number: int, _frame: object) -> None:
+    global _signal  # noqa: PLW0603 - what interrupts the process is the process' own
+    if _signal is None:
+        # Only the first one: what follows must not interrupt the cleaning up.
+        _signal = number
+        raise KeyboardInterrupt
 
 
 def run(arguments: list[str]) -> int:
     """Run the command line and return its exit code. A crash is 2, never 1: 1 means a failed check."""
+    for stream in (sys.stdout, sys.stderr):
+        # Names of files may be any bytes.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         result = cli.main(args=arguments, prog_name="tracetool", standalone_mode=False, obj=arguments)
     except BrokenPipeError:
@@ -60,6 +77,9 @@ def run(arguments: list[str]) -> int:
 
 def _told(error: BaseException) -> int:
     """Tell the user about an error on stderr; return the exit code."""
+    if _signal is not None or isinstance(error, click.exceptions.Abort | KeyboardInterrupt):
+        click.echo("Interrupted; nothing was left half-written.", err=True)
+        return 128 + (_signal or signal.SIGINT)
     if isinstance(error, TraceToolError | OSError):
         message, hint = (error.message, error.hint) if isinstance(error, TraceToolError) else (str(error), None)
         click.echo(f"{click.style('Error:', fg='red', bold=True)} {message}", err=True)
@@ -67,7 +87,7 @@ def _told(error: BaseException) -> int:
             click.echo(f"Hint: {hint}", err=True)
         return error.exit_code if isinstance(error, TraceToolError) else 2
     # DuckDB passes Ctrl-C on as an error of its own.
-    if isinstance(error, click.exceptions.Abort | KeyboardInterrupt) or "interrupted" in str(error).lower():
+    if "interrupted" in str(error).lower():
         click.echo("Interrupted; nothing was left half-written.", err=True)
         return 130
     with tempfile.NamedTemporaryFile("w", suffix=".txt", prefix="tracetool-", delete=False) as file:

@@ -52,14 +52,19 @@ def write_file(path: Path, data: bytes, *, force: bool) -> None:
         StoreError: If it cannot be written.
     """
     check_target(path, force=force)
+    aside: Path | None = None
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        aside = Path(name)
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
+        aside.chmod(0o644)
+        aside.replace(path)
     except OSError as error:
         raise StoreError(f"could not write {path}: {error}.") from error
+    finally:
+        if aside is not None:
+            aside.unlink(missing_ok=True)
 
 
 def check_target(path: Path, *, force: bool) -> None:

@@ -24,7 +24,7 @@ from tracetool.store import Run, RunWriter, is_run
 from tracetool.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -61,6 +61,7 @@ def ingest(
     force: bool = False,
     progress: Progress | None = None,
     options: IngestOptions = _DEFAULT,
+    complete: Callable[[Run], object] | None = None,
 ) -> Run:
     """Read traces into a new Run.
 
@@ -70,6 +71,7 @@ def ingest(
         force: Replace an existing Run.
         progress: Told about bytes read.
         options: How to read.
+        complete: Adds what is derived before the Run gets its name.
 
     Returns:
         The Run, opened.
@@ -80,11 +82,18 @@ def ingest(
         StoreError: If the output cannot be written.
     """
     discovery = discover([as_path(p) for p in paths], options.ranks)
-    return write_run(discovery, as_path(output), force=force, progress=progress or Silent(), options=options)
+    target, progress = as_path(output), progress or Silent()
+    return write_run(discovery, target, force=force, progress=progress, options=options, complete=complete)
 
 
 def write_run(
-    discovery: Discovery, output: Path, *, force: bool, progress: Progress, options: IngestOptions = _DEFAULT
+    discovery: Discovery,
+    output: Path,
+    *,
+    force: bool,
+    progress: Progress,
+    options: IngestOptions = _DEFAULT,
+    complete: Callable[[Run], object] | None = None,
 ) -> Run:
     """Read discovered sources into a new Run; see :func:`ingest`."""
     with RunWriter(output, force=force) as writer:
@@ -95,7 +104,8 @@ def write_run(
                 writer.drop_part(source_part(task.number))
         _check(discovery, outcomes, strict=options.strict)
         read = [(t, o) for t, o in zip(tasks, outcomes, strict=True) if o.failure is None]
-        writer.commit(_manifest(discovery, tasks, outcomes), _tables(discovery, tasks, outcomes, read))
+        made = _manifest(discovery, tasks, outcomes), _tables(discovery, tasks, outcomes, read)
+        writer.commit(*made, complete)
     return Run(output)
 
 
@@ -192,7 +202,11 @@ def _source_row(number: int, item: Found, outcome: Outcome) -> tuple[object, ...
 
 
 def _left_row(number: int, status: str, left: Left) -> tuple[object, ...]:
-    size = left.path.stat().st_size if left.path.exists() else 0
+    try:
+        size = left.path.stat().st_size
+    except (OSError, ValueError):
+        # A member of an archive, whose name may be anything.
+        size = 0
     return (number, str(left.path), status, left.reason, None, None, size, None, 0, 0, 0, 0, 0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
+import stat
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from tracetool.errors import DuplicateRank, IngestError, MalformedTrace, Missing
 from tracetool.paths import is_local
 from tracetool.readers import READERS, Identity, Left, Source
 from tracetool.readers.byte_stream import ByteStream
+from tracetool.store import MANIFEST, is_run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -77,21 +79,24 @@ def discover(paths: Sequence[Path], ranks: Mapping[str, int] | None = None) -> D
         MissingRank: If a source does not say its rank.
         MalformedTrace: If the only sources are damaged beyond reading.
     """
-    files, named = _walk(paths)
     result = Discovery()
+    files, named = _walk(paths, result)
     taken: set[Path] = set()
     identified: list[tuple[Source, str, Identity]] = []
     for name in READERS.names():
         reader = READERS.get(name)
         finding = reader.find([f for f in files if f not in taken and (is_local(f) or name in _STREAMING)])
         result.left += finding.left
+        result.failed += finding.failed
         for source in finding.sources:
             taken.update(source.files)
             try:
                 identified.append((source, name, reader.identify(source)))
             except MalformedTrace as error:
                 result.failed.append(Left(source.path, error.message))
-    known = taken | {left.path for left in result.left}
+            except OSError as error:
+                result.failed.append(Left(source.path, f"{source.path} cannot be read: {error}"))
+    known = taken | {left.path for left in (*result.left, *result.failed)}
     for file in files:
         if file not in known and not is_local(file):
             result.left.append(Left(file, "no torch.profiler trace; other formats are read from this machine only"))
@@ -113,19 +118,101 @@ def digest_of(found: Sequence[Found]) -> str:
     return hashlib.sha256("".join(f"{f.rank}:{f.digest}\n" for f in found).encode()).hexdigest()
 
 
-def _walk(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """All files below the paths, and those that were named themselves."""
+def _walk(paths: Sequence[Path], result: Discovery) -> tuple[list[Path], list[Path]]:
+    """All files below the paths, and those that were named themselves; what cannot be read is told."""
     files: list[Path] = []
     named: list[Path] = []
     for path in paths:
-        if not path.exists():
-            raise IngestError(f"{path} does not exist.")
-        if path.is_dir():
-            files += sorted(f for f in path.rglob("*") if f.is_file())
-        else:
+        try:
+            mode = path.stat().st_mode
+        except (OSError, ValueError) as error:
+            missing = isinstance(error, FileNotFoundError) and not path.is_symlink()
+            why = "does not exist" if missing else f"cannot be read: {getattr(error, 'strerror', None) or error}"
+            raise IngestError(f"{path} {why}.") from error
+        if stat.S_ISDIR(mode):
+            files += _below(path, result)
+        elif stat.S_ISREG(mode):
             files.append(path)
             named.append(path)
-    return list(dict.fromkeys(files)), named
+        else:
+            raise UnknownFormat(
+                f"{path} is no regular file but a pipe, socket or device.", hint="write the trace to a file first"
+            )
+    readable = [file for file in dict.fromkeys(files) if _is_readable(file, result)]
+    return readable, [file for file in named if file in readable]
+
+
+def _below(folder: Path, result: Discovery) -> list[Path]:
+    """The files of a folder and of those in it, each once; links are followed, Runs are not entered."""
+    files: dict[tuple[int, int], Path] = {}
+    links: list[Path] = []
+    entered: set[tuple[int, int]] = set()
+    waiting = [folder]
+    while waiting:
+        here = waiting.pop(0)
+        try:
+            status = here.stat()
+            entries = sorted(here.iterdir())
+        except OSError as error:
+            result.failed.append(Left(here, f"{here} cannot be read: {error.strerror}"))
+            continue
+        if (status.st_dev, status.st_ino) in entered:
+            continue
+        entered.add((status.st_dev, status.st_ino))
+        if _holds_run(here):
+            result.left.append(Left(here, "a Run"))
+            continue
+        for entry in entries:
+            if entry.is_symlink():
+                links.append(entry)
+            elif entry.is_dir():
+                waiting.append(entry)
+            else:
+                _take(entry, files, result)
+        if not waiting:
+            # What is there itself goes first, so that it bears its own name.
+            waiting = [link for link in links if link.is_dir()]
+            for link in links:
+                if not link.is_dir():
+                    _take(link, files, result)
+            links = []
+    return sorted(files.values())
+
+
+def _take(entry: Path, files: dict[tuple[int, int], Path], result: Discovery) -> None:
+    try:
+        status = entry.stat()
+    except OSError as error:
+        result.left.append(Left(entry, f"cannot be read: {error.strerror}"))
+        return
+    known = files.setdefault((status.st_dev, status.st_ino), entry) if stat.S_ISREG(status.st_mode) else None
+    if known is None:
+        result.left.append(Left(entry, "no regular file"))
+    elif known != entry and entry.is_symlink():
+        result.left.append(Left(entry, f"a link to {known.name}"))
+    elif known != entry:
+        files[status.st_dev, -len(files)] = entry
+
+
+def _holds_run(folder: Path) -> bool:
+    """Whether a folder is a Run: one that holds the tool's own manifest."""
+    if not is_run(folder):
+        return False
+    try:
+        with (folder / MANIFEST).open("rb") as file:
+            return b'"schema_version"' in file.read(1 << 24)
+    except OSError:
+        return False
+
+
+def _is_readable(file: Path, result: Discovery) -> bool:
+    try:
+        with file.open("rb") as stream:
+            stream.read(1)
+    except OSError as error:
+        result.failed.append(Left(file, f"{file} cannot be read: {error.strerror}"))
+        return False
+    return True
 
 
 def _why_unknown(file: Path) -> tuple[bool, str]:
@@ -136,6 +223,8 @@ def _why_unknown(file: Path) -> tuple[bool, str]:
     head = stream.head(1 << 12)
     if stream.broken:
         return True, f"{file}: {stream.broken}"
+    if head.startswith((b"\xff\xfe", b"\xfe\xff", b"{\0", b"[\0", b"\0{", b"\0[")):
+        return True, f"{file} is UTF-16 text: save it as UTF-8"
     if head[:1] in b"{[" and b"\0" in head:
         return True, f"{file} holds NUL bytes: a download or an editor changed it"
     return False, "no trace of a known format"
@@ -145,8 +234,9 @@ def _check_named(unknown: list[Path]) -> None:
     for file in unknown:
         if file.stat().st_size == 0:
             raise UnknownFormat(f"{file} is empty.", hint="record the trace again")
+        broken, reason = _why_unknown(file)
         raise UnknownFormat(
-            f"{file} is no trace of a known format.",
+            f"{reason}." if broken else f"{file} is no trace of a known format.",
             hint="tracetool reads torch.profiler (Kineto) JSON, Ascend msprof and torch_npu output, and NDTimeline",
         )
 

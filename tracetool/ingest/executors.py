@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -114,7 +116,8 @@ def _in_processes(tasks: Sequence[Task], progress: Progress, jobs: int) -> list[
     with _stopped_at_once(
         ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker, initargs=(counter,))
     ) as pool:
-        futures = [pool.submit(_read_in_worker, task) for task in tasks]
+        with _uninterrupted():
+            futures = [pool.submit(_read_in_worker, task) for task in tasks]
         seen = 0
         waiting: set[Future[Outcome]] = set(futures)
         while waiting:
@@ -131,10 +134,24 @@ def _in_processes(tasks: Sequence[Task], progress: Progress, jobs: int) -> list[
 
 
 @contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Holds Ctrl-C back; processes that start meanwhile never see it: the parent decides when to stop."""
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
+@contextmanager
 def _stopped_at_once(pool: ProcessPoolExecutor) -> Iterator[Executor]:
     """A pool whose workers do not outlive an interruption."""
     try:
         yield pool
+    except BrokenProcessPool as error:
+        raise IngestError(
+            "a worker process was ended from outside, perhaps for want of memory.", hint="try again with --jobs 1"
+        ) from error
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         for worker in multiprocessing.active_children():
@@ -148,10 +165,17 @@ def _start_worker(counter: Any) -> None:
     global _read_so_far  # noqa: PLW0603 - shared memory reaches a worker only when it starts
     import pyarrow as pa
 
-    # The parent decides when to stop.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     pa.set_cpu_count(1)
     _read_so_far = counter
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed tells nobody: its workers would wait for work without end."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _read_in_worker(task: Task) -> Outcome:

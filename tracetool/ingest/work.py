@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,14 @@ from tracetool.parts import PartWriter, source_part
 from tracetool.readers import READERS, SourceReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    import pyarrow as pa
+
     from tracetool.ingest.discover import Found
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -66,7 +71,8 @@ def read_source(task: Task, advance: Callable[[int], None]) -> Outcome:
     part = source_part(task.number)
     try:
         with PartWriter(task.folder, part) as writer:
-            for table, rows in reader.read(item.source, item.rank, item.identity, task.keep, report, advance):
+            tables = reader.read(item.source, item.rank, item.identity, task.keep, report, advance)
+            for table, rows in _reading(item, tables):
                 writer.write(table, _numbered(rows, task.number) if table == "vendor_figures" else rows)
         if report.rows == 0 and item.source.ranked:
             raise IngestError(
@@ -92,6 +98,16 @@ def _keep_heap_small() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
     except (OSError, AttributeError, TypeError):
         return  # another C library
+
+
+def _reading(item: Found, tables: Iterator[tuple[str, pa.Table]]) -> Iterator[tuple[str, pa.Table]]:
+    """The same, but a source that cannot be read is no fault of the output."""
+    try:
+        yield from tables
+    except OSError as error:
+        if error.errno in _FULL:
+            raise  # of the folder for temporary files
+        raise MalformedTrace(f"{item.label} cannot be read: {error}.", hint="check the disk") from error
 
 
 def _numbered(rows: Any, number: int) -> Any:

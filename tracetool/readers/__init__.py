@@ -59,13 +59,14 @@ class Left:
 
 @dataclass(slots=True)
 class Finding:
-    """What a reader takes of the files it was shown, and what it knows but leaves.
+    """What a reader takes of the files it was shown, what it knows but leaves, and what is damaged beyond that.
 
-    Files in neither list are unknown to the reader; another one may take them.
+    Files in no list are unknown to the reader; another one may take them.
     """
 
     sources: list[Source] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
+    failed: list[Left] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +220,22 @@ def rows_table(name: str, rows: Sequence[Sequence[object]]) -> pa.Table:
     columns += [[None] * len(rows)] * (len(schema) - len(columns))
     # Dictionary columns are built from plain strings: building them directly is many times slower.
     arrays = [
-        pa.array(values, pa.string()).dictionary_encode()
+        _texts(values)
+        if pa.types.is_string(f.type)
+        else _texts(values).dictionary_encode()
         if pa.types.is_dictionary(f.type)
         else pa.array(values, f.type)
         for f, values in zip(schema, columns, strict=True)
     ]
     return pa.Table.from_arrays(arrays, names=schema.names).cast(schema)
+
+
+def _texts(values: Sequence[object]) -> pa.Array:
+    import pyarrow as pa
+
+    try:
+        return pa.array(values, pa.string())
+    except UnicodeEncodeError:
+        # Names of files may be any bytes.
+        shown = [v.encode("utf-8", "backslashreplace").decode() if isinstance(v, str) else v for v in values]
+        return pa.array(shown, pa.string())

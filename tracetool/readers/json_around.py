@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from tracetool.readers.byte_stream import ByteStream
 
 TAIL_BYTES = 4 << 20
+VALUE_BYTES = 4 << 20
+"""What is decoded of one value: its objects take twenty times as much memory."""
+_MOST_TRIALS = 1000
 _RANK = re.compile(r'"rank"\s*:\s*"?(\d+)')
 _WORLD = re.compile(r'"world_size"\s*:\s*"?(\d+)')
 _AFTER_EVENTS = re.compile(rb"\}\s*\]\s*,?\s*(?=[\"}])")
@@ -24,18 +28,48 @@ def facts(text: bytes, keys: frozenset[str]) -> dict[str, Any]:
         text: JSON text before or after the events; it need not be whole.
         keys: Keys to look for; of two equal ones the first counts.
     """
-    around = text.decode(errors="replace")
     decoder = json.JSONDecoder(strict=False)
     found: dict[str, Any] = {}
-    for match in re.finditer(rf'"({"|".join(map(re.escape, sorted(keys)))})"\s*:\s*', around):
-        if match[1] in found:
+    pattern = re.compile(rb'"(%b)"\s*:\s*' % b"|".join(re.escape(key.encode()) for key in sorted(keys)))
+    for match in islice(pattern.finditer(text), _MOST_TRIALS):
+        key = match[1].decode()
+        if key in found:
             continue
         try:
-            found[match[1]], _ = decoder.raw_decode(around, match.end())
+            value = text[match.end() : match.end() + VALUE_BYTES].decode(errors="replace")
+            found[key] = _printable(decoder.raw_decode(value)[0])
         except (ValueError, RecursionError):
-            if match[1] == "distributedInfo":
-                found |= _distributed(around[match.end() : match.end() + 4096])
+            if key == "distributedInfo":
+                found |= _distributed(text[match.end() : match.end() + 4096].decode(errors="replace"))
     return found
+
+
+def _printable(value: Any) -> Any:
+    """The same without halves of surrogate pairs, which no table can hold."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_printable(item) for item in value]
+    if isinstance(value, dict):
+        return {_printable(key): _printable(item) for key, item in value.items()}
+    return value
+
+
+def ends_well(tail: bytes, *, bare: bool) -> bool:
+    """Whether what follows the list of events is what may follow it, or the beginning of that.
+
+    Args:
+        tail: Text after the closing bracket.
+        bare: Whether the list stands by itself and not in an object.
+    """
+    text = ("0" if bare else '{"":0') + tail.decode("latin-1")
+    try:
+        _, end = json.JSONDecoder(strict=False, parse_int=str).raw_decode(text)
+    except json.JSONDecodeError as error:
+        return error.pos >= len(text) - 12 or error.msg.startswith("Unterminated string")
+    except RecursionError:
+        return True
+    return not text[end:].strip()
 
 
 def _distributed(text: str) -> dict[str, Any]:

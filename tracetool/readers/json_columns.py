@@ -75,8 +75,14 @@ class Scanner(Protocol):
     def scan(self, data: bytes, start: int, stop: int) -> Scanned:
         """Take whole events from the front of the window ``data[start:stop]``."""
 
-    def one(self, event: bytes) -> Scanned | None:
-        """Take exactly one event; None if the text is no valid JSON object."""
+    def whole(self, data: bytes, start: int, stop: int) -> tuple[int, Status]:
+        """How far :meth:`scan` would come in a window, and why it would stop; nothing is taken."""
+
+    def accepts(self, event: bytes) -> bool:
+        """Whether the text is exactly one valid event."""
+
+    def many(self, events: Sequence[bytes]) -> Scanned:
+        """Take texts of one or more whole events each, all of which were accepted or lie in what is whole."""
 
 
 def after(pattern: re.Pattern[bytes], data: bytes, start: int, stop: int) -> int:
@@ -113,7 +119,8 @@ def nanoseconds_of(raw: bytes) -> int | None:
     """Microseconds as decimal text, quoted or not, to whole nanoseconds, exactly; None if it is no number."""
     digits = raw.strip(b'"\t ').removesuffix(rb"\t")
     whole, _, fraction = digits.partition(b".")
-    if len(fraction) <= 3 and whole.removeprefix(b"-").isdigit() and (not fraction or fraction.isdigit()):
+    plain = len(whole) < 20 and len(fraction) <= 3
+    if plain and whole.removeprefix(b"-").isdigit() and (not fraction or fraction.isdigit()):
         sign = -1 if whole[:1] == b"-" else 1
         value = int(whole) * 1000 + sign * int(fraction.ljust(3, b"0") or 0)
         return value if value in _INT64 else None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tracetool.readers import _scan
-    from tracetool.readers.json_columns import Field
+    from tracetool.readers.json_columns import Field, Status
 
 Kind = Literal["text", "json", "int", "time"]
 Column = tuple[bytearray, bytearray] | tuple[bytearray, list[bytes]]
@@ -112,9 +112,18 @@ class CompiledScanner:
         """Take whole events from the front of the window ``data[start:stop]``."""
         return self._scanned(self.window(data, start, stop))
 
-    def one(self, event: bytes) -> Scanned | None:
-        """Take exactly one event; None if the text is no valid JSON object."""
-        return self._plain.one(event)
+    def whole(self, data: bytes, start: int, stop: int) -> tuple[int, Status]:
+        """How far :meth:`scan` would come in a window, and why it would stop; nothing is taken."""
+        window = self.window(data, start, stop)
+        return window.end, window.status
+
+    def accepts(self, event: bytes) -> bool:
+        """Whether the text is exactly one valid event."""
+        return self._plain.accepts(event)
+
+    def many(self, events: Sequence[bytes]) -> Scanned:
+        """Take texts of one or more whole events each, all of which were accepted or lie in what is whole."""
+        return self._plain.many(events)
 
     def window(self, data: bytes, start: int, stop: int) -> Window:
         """The same as :meth:`scan`, as the compiled code gives it."""

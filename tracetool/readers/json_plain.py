@@ -15,12 +15,14 @@ from tracetool.readers.json_columns import (
     MORE,
     Field,
     Scanned,
+    Status,
     after,
     integer_of,
     moment_of,
     nanoseconds_of,
     text_column,
 )
+from tracetool.readers.json_resume import objects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +36,7 @@ _CUT = re.compile(rb'\}(?=\s*,\s*\{\s*")')
 _ENDS_HERE = re.compile(rb"\}[\s,]*\]")
 _BYTE = re.compile(r"\(byte (\d+)\)")
 _TRIALS = 16
+_MOST_DIGITS = 38
 
 
 class PlainScanner:
@@ -66,38 +69,56 @@ class PlainScanner:
         arguments = msgspec.defstruct("Arguments", members[True], gc=False, frozen=True)
         self._none = arguments()
         whole = [n for n, f in enumerate(fields) if f.key == "args"]
-        self._arguments = msgspec.json.Decoder(arguments | None) if whole else None
+        self._arguments = msgspec.json.Decoder(arguments | None)
+        self._args_raw = _getter(names[False, "args"]) if whole else None
         if not whole:
             members[False].append(("args", arguments | None, self._none))
         event: Any = msgspec.defstruct("Event", members[False], gc=False)
         self._events: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[event])
         self._single: msgspec.json.Decoder[Any] = msgspec.json.Decoder(event)
         self._getters = [_getter(names[f.in_args, f.key]) for f in fields]
-        self._whole = self._getters[whole[0]] if whole else None
 
     def scan(self, data: bytes, start: int, stop: int) -> Scanned:
         """Take whole events from the front of the window ``data[start:stop]``."""
-        begin = after(_SPACE, data, start, stop)
-        if data[begin : begin + 1] == b"]" and begin < stop:
-            return Scanned(begin + 1, CLOSED)
-        cut = self._last_cut(data, begin, stop)
-        if cut < 0:
-            status = DECLINED if _ENDS_HERE.search(data, begin, stop) or _not_open(data, begin, stop) else MORE
-            return Scanned(start, status)
-        events, end = self._decoded(data, begin, cut)
-        if end == begin:
-            return Scanned(start, DECLINED)
-        scanned = self._columns(events)
-        scanned.end = end
-        scanned.status = MORE if end == cut else DECLINED
+        events, end, status = self._window(data, start, stop)
+        scanned = self._columns(events) if events else Scanned(end, status)
+        scanned.end, scanned.status = end, status
         return scanned
 
-    def one(self, event: bytes) -> Scanned | None:
-        """Take exactly one event; None if the text is no valid JSON object."""
+    def whole(self, data: bytes, start: int, stop: int) -> tuple[int, Status]:
+        """How far :meth:`scan` would come in a window, and why it would stop; nothing is taken."""
+        _, end, status = self._window(data, start, stop)
+        return end, status
+
+    def accepts(self, event: bytes) -> bool:
+        """Whether the text is exactly one valid event."""
         try:
-            return self._columns([self._single.decode(event)])
+            self._single.decode(event)
         except (msgspec.DecodeError, RecursionError):
-            return None
+            return False
+        return True
+
+    def many(self, events: Sequence[bytes]) -> Scanned:
+        """Take texts of one or more whole events each, all of which were accepted or lie in what is whole."""
+        try:
+            found = self._events.decode(b"[%b]" % b",".join(events))
+        except msgspec.DecodeError:
+            # The compiled scanner takes events that no comma parts.
+            found = [self._single.decode(event) for text in events for event in objects(text)]
+        return self._columns(found)
+
+    def _window(self, data: bytes, start: int, stop: int) -> tuple[list[Any], int, Status]:
+        begin = after(_SPACE, data, start, stop)
+        if data[begin : begin + 1] == b"]" and begin < stop:
+            return [], begin + 1, CLOSED
+        cut = self._last_cut(data, begin, stop)
+        if cut < 0:
+            declined = _ENDS_HERE.search(data, begin, stop) or _not_open(data, begin, stop)
+            return [], start, DECLINED if declined else MORE
+        events, end = self._decoded(data, begin, cut)
+        if end == begin:
+            return [], start, DECLINED
+        return events, end, MORE if end == cut else DECLINED
 
     def _last_cut(self, data: bytes, begin: int, stop: int) -> int:
         """Offset after the last brace in the window that another event follows, or -1."""
@@ -154,7 +175,11 @@ class PlainScanner:
             events = list(compress(events, mask.tolist()))
         if not events:
             return scanned
-        args = self._args(events)
+        nothing = self._none
+        if self._args_raw is None:
+            args = [e.args or nothing for e in events]
+        else:
+            args = [self._members_of(raw) for raw in self._args_raw(events)]
         columns = []
         for field, getter in zip(self._fields, self._getters, strict=True):
             column, bad = _column(getter(args if field.in_args else events), field)
@@ -163,13 +188,12 @@ class PlainScanner:
         scanned.table = pa.Table.from_arrays(columns, names=[f.key for f in self._fields])
         return scanned
 
-    def _args(self, events: list[Any]) -> list[Any]:
-        """The arguments of each event."""
-        none = self._none
-        if self._arguments is None or self._whole is None:
-            return [e.args or none for e in events]
-        decode = self._arguments.decode
-        return [(decode(raw) or none) if len(raw) else none for raw in self._whole(events)]
+    def _members_of(self, raw: msgspec.Raw) -> Any:
+        try:
+            return (self._arguments.decode(raw) or self._none) if len(raw) else self._none
+        except msgspec.ValidationError:
+            # No object: the text is kept, nothing of it is looked for.
+            return self._none
 
 
 def _listed(data: bytes, begin: int, end: int) -> bytes:
@@ -281,6 +305,9 @@ def _times(raw: pa.BinaryArray) -> pa.Int64Array:
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    # Arrow's decimals wrap around where there are thousands of digits.
+    if (pc.max(pc.binary_length(raw)).as_py() or 0) > _MOST_DIGITS:
+        return _by_value(raw, nanoseconds_of)
     try:
         exact = pc.utf8_trim(raw.cast(pa.string()), '"').cast(pa.decimal128(22, 3))
     except pa.ArrowInvalid:

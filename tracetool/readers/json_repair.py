@@ -9,6 +9,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _STRING = rb'"(?:[^"\\]|\\.)*"'
+_TOKEN = re.compile(_STRING + rb"|[{}\[\]]", re.DOTALL)
+_NO_OBJECT = re.compile(rb"\s*+:\s*+(?!\{|null\b)")
+_ODD_ARGS = re.compile(rb'"args"' + _NO_OBJECT.pattern)
+_SURROGATES = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
 _NOT_NUMBERS = re.compile(_STRING + rb"|(?<=[:\[,\s])[-+]?(?:inf|infinity|nan)\b", re.IGNORECASE | re.DOTALL)
 _CONTROL = re.compile(rb"[\x00-\x1f]")
 _ANY_STRING = re.compile(_STRING, re.DOTALL)
@@ -33,15 +39,24 @@ def repairs(event: bytes) -> Iterator[tuple[bytes, str]]:
     opened = _UNOPENED.sub(rb'\1"\2', plain)
     if opened != plain:
         yield opened, "missing quote before a value added (legacy autograd export)"
-    escaped = _ANY_STRING.sub(_escape_controls, plain)
+    escaped = _without_controls(plain)
     if escaped != plain:
         yield escaped, "control characters in text escaped"
+    if (paired := _SURROGATES.sub(_replace_lone, escaped)) != escaped:
+        yield paired, "half surrogate pairs replaced"
+    if (named := _without_args(paired)) != paired:
+        yield named, "arguments that are no object left out"
     doubled = _BACKSLASH.sub(_double, plain)
     if doubled != plain:
         yield doubled, "lone backslashes doubled"
-        yield _ANY_STRING.sub(_escape_controls, doubled), "lone backslashes doubled"
+        yield _without_controls(doubled), "lone backslashes doubled"
     for quoted in (_NAME.sub(_escape_quotes, doubled), _BARE_QUOTE.sub(rb'\\"', doubled)):
-        yield _ANY_STRING.sub(_escape_controls, quoted), "bare quotes in text escaped"
+        if quoted != doubled:
+            yield _without_controls(quoted), "bare quotes in text escaped"
+
+
+def _without_controls(event: bytes) -> bytes:
+    return _ANY_STRING.sub(_escape_controls, event) if _CONTROL.search(event) else event
 
 
 def _null(match: re.Match[bytes]) -> bytes:
@@ -59,3 +74,22 @@ def _escape_quotes(match: re.Match[bytes]) -> bytes:
 
 def _double(match: re.Match[bytes]) -> bytes:
     return match[0] if match[1] else b"\\\\"
+
+
+def _replace_lone(match: re.Match[bytes]) -> bytes:
+    return rb"\ufffd" if match[1] else match[0]
+
+
+def _without_args(event: bytes) -> bytes:
+    """The event with another key for arguments that are no object, as those of other tools may be."""
+    if _ODD_ARGS.search(event) is None:
+        return event
+    level = 0
+    for token in _TOKEN.finditer(event):
+        if token[0] in (b"{", b"["):
+            level += 1
+        elif token[0] in (b"}", b"]"):
+            level -= 1
+        elif level == 1 and token[0] == b'"args"' and _NO_OBJECT.match(event, token.end()):
+            return b'%b"odd args"%b' % (event[: token.start()], event[token.end() :])
+    return event

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import MalformedTrace
 from tracetool.readers import Place
+from tracetool.readers.json_around import VALUE_BYTES, ends_well
 from tracetool.readers.json_columns import CLOSED, MORE, Field, Scanned, Scanner, after
 from tracetool.readers.json_compiled import CompiledScanner, available
 from tracetool.readers.json_plain import PlainScanner
 from tracetool.readers.json_repair import repairs
+from tracetool.readers.json_resume import LONGEST_BYTES, next_event, object_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -30,22 +32,24 @@ LONGEST_EVENT_BYTES = 16 << 20
 _AROUND_LIMIT_BYTES = 64 << 20
 _SMALL_WINDOW = 1 << 14
 _AHEAD = 1 << 18
+_PENDING_BYTES = 1 << 20
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[")
 _NEXT = re.compile(rb"[\s,]*")
-_KEY = rb'\{\s*"[^"\\]{0,64}"\s*:'
-# Not the object of "args": that one follows a colon.
-_OPENING = re.compile(rb"(?<!:)(?<!: )" + _KEY)
-# In a damaged event another one may begin before any has ended.
-_NEXT_EVENT = re.compile(rb'[,}\]]\s*(?=\{\s*"(?:ph|name|cat)"\s*:)')
+_PHASE = re.compile(rb'"ph"\s*:')
 # An event may end here: another one opens, the list closes, or (in what is left at the end) nothing follows.
-_END = re.compile(rb"\}(?=[\s,]*(?:" + _KEY + rb"|\]))")
-_LAST_END = re.compile(rb"\}(?=[\s,]*(?:" + _KEY + rb"|\]|(?:\{\s*)?\Z))")
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}]', re.DOTALL)
-_MOST_TOKENS = 4096
-_REOPENED = re.compile(rb"\s*,?\s*[\[{]")
-_SOMETHING = re.compile(rb"\s*\S")
-_TRIALS = 16
+_END = re.compile(rb'\}(?=[\s,]*(?:\{\s*"|\]))')
+_LAST_END = re.compile(rb'\}(?=[\s,]*(?:\{\s*"|\]|(?:\{\s*)?\Z))')
+_REPAIR_ENDS = 4
+_JOINT = re.compile(rb"[\s,\[]*\Z")
+# What may be spent on damage, in bytes that could be decoded meanwhile: a lot of it anywhere, and some all over.
+_CREDIT = 1 << 28
+_CREDIT_PER_BYTE = 64
+_LOOK_COST = 4096
+_TRIAL_COST = 3072
+_COARSE_BYTES = 4096
+_MOST_SKIPPED_NAMES = 1000
+_LONGEST_SKIPPED_NAME = 100
 
 
 def event_scanner(
@@ -59,7 +63,7 @@ def event_scanner(
         fields: The columns; the first two are ``ph`` and ``cat``.
         wanted: Raw text of ``ph``, quotes included, to the raw texts of ``cat`` that are read (empty: no
             category); None for any.
-        unwanted: Raw texts of ``cat`` that are not read, whatever ``wanted`` says.
+        unwanted: Raw texts of ``cat`` that are never taken.
     """
     if available() and not any(field.key == "args" for field in fields):
         return CompiledScanner(fields, wanted, unwanted)
@@ -72,6 +76,7 @@ class ChromeTrace:
     Attributes:
         head: Text before the list.
         tail: Text after it; complete once all tables were taken.
+        place: Where the events of the table that was given last begin.
 
     Args:
         stream: The file.
@@ -93,8 +98,13 @@ class ChromeTrace:
         self._start = 0
         self._final = False
         self._closed = False
-        self._is_bare = False
         self._window = scanner.block_bytes
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._pending_place = self.place = Place(stream.name, 0)
+        self._dropped_to = -1
+        self._credit = _CREDIT
+        self._credited = 0
         self.head = self._find_list()
 
     def tables(self) -> Iterator[pa.Table]:
@@ -105,18 +115,30 @@ class ChromeTrace:
         """
         while not self._closed:
             stop = min(len(self._data), self._start + self._window)
-            scanned = self._scanner.scan(self._data, self._start, stop)
-            yield from self._taken(scanned, scanned.end)
-            if scanned.status == CLOSED:
+            if self._window <= 4 * _SMALL_WINDOW:
+                # Beside damage events come in ones and twos: they are put together before they become columns.
+                end, status = self._scanner.whole(self._data, self._start, stop)
+                self._put(self._data[self._start : end], self._start)
+                self._start = end
+            else:
+                yield from self._flushed()
+                place = self._place(self._start)
+                scanned = self._scanner.scan(self._data, self._start, stop)
+                status, self._start = scanned.status, scanned.end
+                yield from self._taken(scanned, place)
+            if status == CLOSED:
                 self._after_list()
-            elif scanned.status == MORE and stop < len(self._data):
+            elif status == MORE and stop < len(self._data):
                 self._window *= 4
-            elif scanned.status == MORE and not self._final and self._left() <= LONGEST_EVENT_BYTES:
+            elif status == MORE and not self._final and self._left() <= LONGEST_EVENT_BYTES:
                 self._read()
                 self._window = max(self._window, self._scanner.block_bytes)
             else:
                 self._window = _SMALL_WINDOW
-                yield from self._one_event()
+                self._one_event()
+            if self._pending_bytes > _PENDING_BYTES:
+                yield from self._flushed()
+        yield from self._flushed()
         self._finish()
 
     def _left(self) -> int:
@@ -134,98 +156,167 @@ class ChromeTrace:
             self._start = 0
 
     def _find_list(self) -> bytes:
+        looked = 0
         while True:
             self._read()
-            bare = _BARE.match(self._data)
-            match = bare or _EVENTS.search(self._data)
+            match = _BARE.match(self._data) or _EVENTS.search(self._data, max(0, looked - 64))
             if match is not None:
-                self._is_bare = bare is not None
                 self._start = match.end()
                 return self._data[: match.end()]
-            if self._final or len(self._data) > _AROUND_LIMIT_BYTES:
-                why = f": {self._stream.broken}" if self._stream.broken else ""
-                raise MalformedTrace(
-                    f"{self._stream.name}: no list of events (traceEvents) was found{why}.",
-                    hint="expected a trace as torch.profiler exports it; was it cut off or overwritten?",
-                )
+            looked = len(self._data)
+            if self._final or looked > _AROUND_LIMIT_BYTES:
+                break
+        first = self._first_event(0)
+        if first is None:
+            why = f": {self._stream.broken}" if self._stream.broken else ""
+            raise MalformedTrace(
+                f"{self._stream.name}: no list of events (traceEvents) was found{why}.",
+                hint="expected a trace as torch.profiler exports it; was it cut off or overwritten?",
+            )
+        self._report.drop("text where a list of events should begin", self._place(0))
+        self._start = first
+        return self._data[:first]
 
-    def _taken(self, scanned: Scanned, end: int) -> Iterator[pa.Table]:
-        self._start = end
+    def _put(self, text: bytes, at: int) -> None:
+        """Keep text of whole events until there is enough of it."""
+        text = text[_after_commas(text) : text.rfind(b"}") + 1]
+        if text:
+            if not self._pending:
+                self._pending_place = self._place(at)
+            self._pending.append(text)
+            self._pending_bytes += len(text)
+
+    def _flushed(self) -> Iterator[pa.Table]:
+        if self._pending:
+            scanned = self._scanner.many(self._pending)
+            self._pending, self._pending_bytes = [], 0
+            yield from self._taken(scanned, self._pending_place)
+
+    def _taken(self, scanned: Scanned, place: Place) -> Iterator[pa.Table]:
+        self.place = place
         if scanned.table is not None:
             yield scanned.table
         rows = scanned.rows
         for (phase, category), count in scanned.skipped.items():
             rows += count
-            named = category if phase == b'"X"' else b"ph " + phase
-            self._report.skipped[named.replace(b'"', b"").decode(errors="replace") or "no category"] += count
+            self._skip(category if phase == b'"X"' else b"ph " + phase, count)
         if scanned.bad_text:
-            self._report.repair("text that is not UTF-8, replaced", self._place(self._start), scanned.bad_text)
+            self._report.repair("text that is not UTF-8, replaced", place, scanned.bad_text)
         self._report.rows += rows
 
-    def _one_event(self) -> Iterator[pa.Table]:
+    def _skip(self, raw: bytes, count: int) -> None:
+        name = raw[:_LONGEST_SKIPPED_NAME].replace(b'"', b"").decode(errors="replace") or "no category"
+        skipped = self._report.skipped
+        skipped[name if name in skipped or len(skipped) < _MOST_SKIPPED_NAMES else "other categories"] += count
+
+    def _one_event(self) -> None:
         """Look at the next event by itself: take it as it is, mend it, or drop it."""
-        at = after(_NEXT, self._data, self._start, len(self._data))
-        if not self._final and len(self._data) - at < _AHEAD:
+        at = self._start = after(_NEXT, self._data, self._start, len(self._data))
+        if not self._final and self._left() < _AHEAD:
             self._read()
             return
         if at == len(self._data):
             self._cut_off(at)
-            return
-        if self._data[at : at + 1] != b"{":
-            self._drop_until_opening(at)
-            return
-        pattern = _LAST_END if self._final else _END
-        ends = [m.end() for m, _ in zip(pattern.finditer(self._data, at), range(_TRIALS), strict=False)]
-        closed = _end_of_object(self._data, at)
-        for end in ends if closed is None else [closed, *ends]:
-            scanned = self._scanner.one(self._data[at:end])
-            if scanned is not None:
-                yield from self._taken(scanned, end)
+        elif self._data[at : at + 1] == b"]":
+            self._start = at + 1
+            self._after_list()
+        elif not self._affords():
+            self._skip_coarsely(at)
+        elif self._data[at : at + 1] != b"{":
+            self._resume(at, "text between events that is none", None, None)
+        else:
+            self._take_or_mend(at)
+
+    def _affords(self) -> bool:
+        """Whether looking closely is still worth it: damage all over a large file would take hours."""
+        here = self._offset + self._start
+        self._credit = min(_CREDIT, self._credit + _CREDIT_PER_BYTE * (here - self._credited))
+        self._credited = here
+        self._credit -= _LOOK_COST
+        return self._credit > 0
+
+    def _take_or_mend(self, at: int) -> None:
+        own = object_at(self._data, at)
+        self._credit -= own.cost
+        following = None
+        if own.end is not None:
+            event = self._data[at : own.end]
+            if self._took(event, at, own.end) or self._mended(event, at, own.end):
                 return
-        for end in ends[:4]:
-            for text, reason in repairs(self._data[at:end]):
-                scanned = self._scanner.one(text)
-                if scanned is not None:
-                    self._report.repair(reason, self._place(at))
-                    yield from self._taken(scanned, end)
+        else:
+            pattern = _LAST_END if self._final else _END
+            matches = zip(pattern.finditer(self._data, at, self._near(at)), range(_REPAIR_ENDS), strict=False)
+            ends = [match.end() for match, _ in matches]
+            for end in ends:
+                event = self._data[at:end]
+                if following is None and event.count(b'"ph"') > 1:
+                    following = self._next_event(at + 1, ends[-1])
+                # Mending may not reach over an event that is whole.
+                if (following is None or end <= following) and self._mended(event, at, end):
                     return
-        boundary = _END.search(self._data, at)
-        self._give_up(at, boundary.end() if boundary else None)
+        boundary = _END.search(self._data, at, self._near(at))
+        too_long = own.cost >= LONGEST_BYTES and self._left() > LONGEST_EVENT_BYTES
+        reason = f"event longer than {LONGEST_EVENT_BYTES >> 20} MiB" if too_long else "damaged event"
+        self._resume(at, reason, boundary.end() if boundary else None, following)
 
-    def _give_up(self, at: int, end: int | None) -> None:
-        following = _NEXT_EVENT.search(self._data, at, len(self._data) if end is None else end)
-        if following is not None:
-            self._drop("damaged event", at, following.end())
-        elif end is not None:
-            self._drop("damaged event", at, end)
-        elif self._final:
-            self._cut_off(at)
-        elif len(self._data) - at > LONGEST_EVENT_BYTES:
-            self._drop(f"event longer than {LONGEST_EVENT_BYTES >> 20} MiB", at, len(self._data) - 64)
-        else:
-            self._read()
+    def _near(self, at: int) -> int:
+        return min(len(self._data), at + _AHEAD)
 
-    def _drop_until_opening(self, at: int) -> None:
-        match = _OPENING.search(self._data, at)
-        if match is not None:
-            self._drop("text between events that is none", at, match.start())
-        elif self._final:
+    def _took(self, text: bytes, at: int, end: int) -> bool:
+        if not self._scanner.accepts(text):
+            return False
+        self._put(text, at)
+        self._start = end
+        return True
+
+    def _mended(self, event: bytes, at: int, end: int) -> bool:
+        for text, reason in repairs(event):
+            self._credit -= _TRIAL_COST + 4 * len(event)
+            if self._took(text, at, end):
+                self._report.repair(reason, self._place(at))
+                return True
+        return False
+
+    def _next_event(self, start: int, stop: int) -> int | None:
+        found = next_event(self._data, start, stop, max(self._credit, 0))
+        self._credit -= found.cost
+        return found.start
+
+    def _resume(self, at: int, reason: str, boundary: int | None, following: int | None) -> None:
+        """Drop what is at ``at`` up to where events go on."""
+        inside = self._data[at : at + 1] == b"{"
+        if following is None:
+            following = self._next_event(at + inside, self._near(at) if boundary is None else boundary)
+        end = following if boundary is None or (following is not None and following < boundary) else boundary
+        if end is None and self._final and self._near(at) == len(self._data):
+            closing = self._data.find(b"]", at)
+            if inside or closing < 0:
+                self._cut_off(at)
+                return
+            end = closing
+        self._drop(reason, at, self._near(at) if end is None else end)
+
+    def _skip_coarsely(self, at: int) -> None:
+        boundary = _END.search(self._data, min(len(self._data), at + _COARSE_BYTES))
+        if boundary is None and self._final:
             self._cut_off(at)
         else:
-            # An opening may be cut in two by the end of the data.
-            self._drop("text between events that is none", at, len(self._data) - 128)
-            self._read()
+            end = boundary.end() if boundary else len(self._data) - 64
+            self._drop("damaged all over: up to 4 KiB left out at a time", at, end)
 
     def _drop(self, reason: str, at: int, end: int) -> None:
         self._check_one_trace(self._data[at:end], at)
-        self._report.drop(reason, self._place(at))
+        if self._offset + at != self._dropped_to:
+            self._report.drop(reason, self._place(at))
         self._start = end
+        self._dropped_to = self._offset + end
 
     def _cut_off(self, at: int) -> None:
         rest = self._data[at:]
         self._check_one_trace(rest, at)
         reason = "the file ends inside an event" if rest else "the file ends before its list of events does"
         self._report.drop(reason, self._place(at))
+        self._start = at
         self._closed = True
 
     def _check_one_trace(self, text: bytes, at: int) -> None:
@@ -237,18 +328,36 @@ class ChromeTrace:
             )
 
     def _after_list(self) -> None:
-        """Go on if another list follows, as merged files have it; else read what stands around."""
-        while not self._final and self._left() < 64:
+        """Go on if events follow, as in merged or damaged files; else what is left stands around them."""
+        self._window = _SMALL_WINDOW
+        if not self._affords():
+            self._skip_coarsely(self._start)
+            return
+        looked = 0
+        while not self._final and self._left() <= _AROUND_LIMIT_BYTES:
+            if _PHASE.search(self._data, self._start + looked) is not None and self._left() > LONGEST_EVENT_BYTES:
+                break
+            looked = max(0, self._left() - 64)
             self._read()
-        match = _REOPENED.match(self._data, self._start)
-        if match is not None:
-            self._report.repair("lists of events run together", self._place(self._start))
-            self._start = match.end() - (self._data[match.end() - 1 : match.end()] == b"{")
-        elif self._is_bare and _SOMETHING.match(self._data, self._start):
-            # Nothing stands behind a bare list: a stray bracket must not hide the events after it.
-            self._report.repair("text after the end of the events", self._place(self._start))
-        else:
+        following = self._first_event(self._start)
+        if following is None:
             self._closed = True
+            if not ends_well(
+                self._data[self._start : self._start + VALUE_BYTES], bare=bool(_BARE.fullmatch(self.head))
+            ):
+                self._report.drop("damaged text after the events", self._place(self._start))
+        elif _JOINT.match(self._data, self._start, following):
+            self._report.repair("lists of events run together", self._place(self._start))
+            self._start = following
+        else:
+            self._drop("text between events that is none", self._start, following)
+
+    def _first_event(self, start: int) -> int | None:
+        """The first whole event after a place, if what stands there speaks of events at all."""
+        if _PHASE.search(self._data, start) is None:
+            return None
+        found = next_event(self._data, start, len(self._data), _CREDIT)
+        return found.start
 
     def _finish(self) -> None:
         while not self._final and self._left() <= _AROUND_LIMIT_BYTES:
@@ -259,11 +368,5 @@ class ChromeTrace:
         self._check_one_trace(self.tail, self._start)
 
 
-def _end_of_object(data: bytes, start: int) -> int | None:
-    """Offset after the brace that closes an object, whatever follows it; None if its braces or quotes do not fit."""
-    depth = 0
-    for token, _ in zip(_TOKEN.finditer(data, start), range(_MOST_TOKENS), strict=False):
-        depth += (token[0] == b"{") - (token[0] == b"}")
-        if depth == 0:
-            return token.end()
-    return None
+def _after_commas(text: bytes) -> int:
+    return after(_NEXT, text, 0, len(text))

@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from tracetool.readers import Finding, Group, Identity, Left, Source, SourceReport
-from tracetool.readers.byte_stream import ByteStream, members
+from tracetool.readers.byte_stream import Archive, ByteStream, is_archive
 from tracetool.readers.json_around import facts, tail_of
 from tracetool.readers.json_scan import ChromeTrace, event_scanner
 from tracetool.readers.kineto_batch import fields, wanted
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _HEAD_BYTES = 1 << 16
 _LOOK_BYTES = 1 << 24
+# Each of them is looked up from the beginning of the archive.
+_MOST_IN_ARCHIVE = 4096
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _OBJECT = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"')
 _LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*\{")
@@ -33,7 +35,7 @@ _KEYS = frozenset(
 # What a bare list must name to be a trace of torch and not of another tool.
 _LIST_MARKS = (b'"cpu_op"', b'"Operator"', b'"Kernel"', b'"kernel"', b'"cuda_runtime"', b'"fwdbwd"', b'"aten::')
 _LEGACY = re.compile(rb"(?:CPU|CUDA) functions")
-_OUT_OF_RANGE = re.compile(r"Out-of-range = (\d+)")
+_OUT_OF_RANGE = re.compile(r"Out-of-range = (\d{1,18})(?!\d)")
 
 
 class KinetoReader:
@@ -45,19 +47,27 @@ class KinetoReader:
         """Each file, or member of a tar archive, that opens like a trace is one source."""
         found = Finding()
         for file in files:
-            names = members(file)
-            if not names:
-                if _is_legacy(ByteStream(file)):
+            if not is_archive(file):
+                head = ByteStream(file).head(_HEAD_BYTES)
+                if _is_legacy(head):
                     found.left.append(
                         Left(file, "export of the autograd profiler before torch 1.8: use torch.profiler")
                     )
-                elif _is_trace(ByteStream(file)):
+                elif _is_trace(head):
                     found.sources.append(Source(self.name, file, (file,)))
                 continue
-            taken = [n for n in names if _is_trace(ByteStream(file, n))]
-            found.sources += [Source(self.name, file, (file,), member=n) for n in taken]
+            archive = Archive(file)
+            traces: dict[str, bool] = {}
+            for name, head in archive.heads(_HEAD_BYTES):
+                traces[name] = _is_trace(head)
+            taken = [name for name, is_trace in traces.items() if is_trace]
+            found.sources += [Source(self.name, file, (file,), member=n) for n in taken[:_MOST_IN_ARCHIVE]]
+            if len(taken) > _MOST_IN_ARCHIVE:
+                found.failed.append(Left(file, f"{file} has more than {_MOST_IN_ARCHIVE:,} traces: unpack it"))
             if taken:
-                found.left += [Left(file / n, "no trace") for n in names if n not in taken]
+                found.left += [Left(file / n, "no trace") for n, is_trace in traces.items() if not is_trace]
+            if archive.trouble and (taken or not traces):
+                found.failed.append(Left(file, f"{file}: {archive.trouble}"))
         return found
 
     def identify(self, source: Source) -> Identity:
@@ -68,18 +78,19 @@ class KinetoReader:
         rank = info.get("rank")
         devices = found.get("deviceProperties") or found.get("computeProperties")
         device = devices[0] if isinstance(devices, list) and devices and isinstance(devices[0], dict) else {}
+        name = device.get("name")
         world = info.get("world_size")
         base = found.get("baseTimeNanoseconds")
         host = found.get("host_name")
         return Identity(
-            rank=rank if isinstance(rank, int) and 0 <= rank < 2**31 else None,
-            world_size=world if isinstance(world, int) and 0 < world < 2**31 else None,
+            rank=_within(rank, 2**31),
+            world_size=_within(world, 2**31) or None,
             groups=tuple(_groups(info)),
             host=host if isinstance(host, str) else None,
-            device_name=_typed(device.get("name"), str),
-            sm_count=_typed(device.get("numSms"), int),
-            hbm_bytes=_typed(device.get("totalGlobalMem"), int),
-            base_ns=base if isinstance(base, int) and 0 <= base < 2**62 else 0,
+            device_name=name if isinstance(name, str) else None,
+            sm_count=_within(device.get("numSms"), 2**31),
+            hbm_bytes=_within(device.get("totalGlobalMem"), 2**62),
+            base_ns=_within(base, 2**62) or 0,
         )
 
     def read(
@@ -96,7 +107,7 @@ class KinetoReader:
         trace = ChromeTrace(ByteStream(source.path, source.member, advance), scanner, report)
         with closing(Rows(rank, identity, report)) as rows:
             for table in trace.tables():
-                yield "events", rows.events(table)
+                yield "events", rows.events(table, trace.place)
             yield "steps", rows.steps()
             for table in rows.memory():
                 yield "memory", table
@@ -110,14 +121,12 @@ class KinetoReader:
 READER = KinetoReader()
 
 
-def _is_legacy(stream: ByteStream) -> bool:
+def _is_legacy(head: bytes) -> bool:
     """Whether it is of a time when events had no category; what ran on the device was no event of its own."""
-    head = stream.head(_HEAD_BYTES)
     return _LIST.match(head) is not None and b'"cat"' not in head and _LEGACY.search(head) is not None
 
 
-def _is_trace(stream: ByteStream) -> bool:
-    head = stream.head(_HEAD_BYTES)
+def _is_trace(head: bytes) -> bool:
     if _LIST.match(head):
         return any(mark in head for mark in _LIST_MARKS)
     if not _OBJECT.match(head):
@@ -141,8 +150,9 @@ def _around(source: Source) -> dict[str, Any]:
     return found
 
 
-def _typed(value: Any, kind: type) -> Any:
-    return value if isinstance(value, kind) and not isinstance(value, bool) else None
+def _within(value: Any, limit: int) -> int | None:
+    """A whole number from 0 to below the limit; None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < limit else None
 
 
 def _groups(info: dict[str, Any]) -> Iterator[Group]:
@@ -153,12 +163,13 @@ def _groups(info: dict[str, Any]) -> Iterator[Group]:
         ranks = entry.get("ranks")
         if isinstance(ranks, str):  # the on-demand form quotes the list
             ranks = [int(r) for r in re.findall(r"\d{1,9}", ranks)]
-        members_of = [r for r in ranks if isinstance(r, int) and 0 <= r < 2**31] if isinstance(ranks, list) else []
+        members_of = [r for r in ranks if _within(r, 2**31) is not None] if isinstance(ranks, list) else []
         yield Group(str(entry.get("pg_name")), str(entry.get("pg_desc", "")), tuple(members_of))
 
 
 def _tell_of_the_recording(around: dict[str, Any], report: SourceReport) -> None:
-    lines = [line for key in ("INFO", "WARNING", "ERROR") for line in around.get(key) or () if isinstance(line, str)]
+    said = [around.get(key) for key in ("INFO", "WARNING", "ERROR")]
+    lines = [line for listed in said if isinstance(listed, list) for line in listed if isinstance(line, str)]
     lost = sum(int(count) for line in lines for count in _OUT_OF_RANGE.findall(line))
     if lost:
         report.notes.append(f"the profiler left out {lost:,} device records as out of range: steps may lack kernels")

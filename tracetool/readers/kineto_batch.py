@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from tracetool.readers import SourceReport
+    from tracetool.readers import Place, SourceReport
 
 ABSENT = -(2**63)
 """Stands for null in arrays of int64."""
@@ -88,12 +88,14 @@ class Batch:
         table: One column per field of :func:`fields`.
         base_ns: Added to its times.
         report: Told about what is dropped, repaired or skipped.
+        place: Where the first of them is.
     """
 
-    def __init__(self, table: pa.Table, base_ns: int, report: SourceReport) -> None:
+    def __init__(self, table: pa.Table, base_ns: int, report: SourceReport, place: Place) -> None:
         import numpy as np
 
         self._report = report
+        self._place = place
         self._table = table
         self._columns = {name: table.column(name).combine_chunks() for name in ("ph", "cat", "name", "ts", "dur")}
         self._names: list[str] = self._columns["name"].dictionary.to_pylist()
@@ -117,11 +119,17 @@ class Batch:
         unknown = relative == ABSENT
         zero = relative == 0
         far = ~unknown & (np.abs(np.where(unknown, 0, relative)) > _FARTHEST_NS)
-        for reason, rows in (("time is no number", unknown), ("time is zero", zero), ("time is out of range", far)):
+        long = _array(self._columns["dur"]) > _FARTHEST_NS
+        for reason, rows in (
+            ("time is no number", unknown),
+            ("time is zero", zero),
+            ("time is out of range", far),
+            ("duration is out of range", long & ~(unknown | zero | far)),
+        ):
             count = int(np.count_nonzero(rows & self._is_span))
             if count:
-                self._report.dropped[reason] += count
-        usable: NDArray[np.bool_] = ~(unknown | zero | far)
+                self._report.drop(reason, self._place, count)
+        usable: NDArray[np.bool_] = ~(unknown | zero | far | long)
         return usable
 
     def memory(self) -> list[NDArray[np.int64]]:
@@ -158,7 +166,7 @@ class Batch:
             ("negative duration set to 0", (duration < 0) & (duration != ABSENT)),
         ):
             if rows_wrong.any():
-                self._report.repaired[reason] += int(np.count_nonzero(rows_wrong))
+                self._report.repair(reason, self._place, int(np.count_nonzero(rows_wrong)))
         there = [n for n, c in zip(self._table.column_names, self._table.columns, strict=True) if c.null_count < len(c)]
         table = self._table.select(there)
         if len(rows) < len(self._start):

@@ -26,6 +26,9 @@ _DTYPE_BYTES = {
     "Byte": 1, "Char": 1, "Bool": 1, "Short": 2, "Half": 2, "BFloat16": 2, "Int": 4, "Float": 4,
     "Long": 8, "Double": 8, "ComplexFloat": 8, "ComplexDouble": 16,
 }  # fmt: skip
+_RANKS = 2**31
+_MOST_MEMBERS = 1 << 17
+_MOST_ELEMENTS = 2**58
 _COMMUNICATION_KERNEL = re.compile(r"^(nccl|rccl|mscclpp)", re.IGNORECASE)
 _OPERATION_IN_NAME = re.compile(
     r"^[a-z]*?(?:Dev)?(?:Kernel)?_?(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv)", re.IGNORECASE
@@ -88,9 +91,9 @@ def parse_record(args: Mapping[str, Any], posted_ns: int, thread: int, groups: S
         return None
     name = str(args.get("Process Group Name", ""))
     ranks = _group_ranks(args, name, groups)
-    element_bytes = _DTYPE_BYTES.get(str(args.get("dtype")))
     # All-gather reports the full size on the output side, reduce-scatter on the input side.
-    elements = max(int(args.get("In msg nelems") or 0), int(args.get("Out msg nelems") or 0))
+    elements = max(args.get("In msg nelems") or 0, args.get("Out msg nelems") or 0)
+    element_bytes = _DTYPE_BYTES.get(str(args.get("dtype"))) if elements < _MOST_ELEMENTS else None
     return CommRecord(
         operation=intern(operation),
         group=intern(name),
@@ -106,7 +109,7 @@ def parse_record(args: Mapping[str, Any], posted_ns: int, thread: int, groups: S
 
 def _peer(args: Mapping[str, Any], operation: str, ranks: tuple[int, ...]) -> int | None:
     peer = args.get("Dst Rank" if operation == "send" else "Src Rank")
-    if isinstance(peer, int):
+    if isinstance(peer, int) and abs(peer) < _RANKS:
         return peer
     local = args.get("Rank")  # of send and recv: the peer, counted inside the group
     return ranks[local] if isinstance(local, int) and 0 <= local < len(ranks) else None

@@ -26,11 +26,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from tracetool.readers import Identity, SourceReport
+    from tracetool.readers import Identity, Place, SourceReport
+    from tracetool.readers.kineto_batch import Spans
 
 _STEP = re.compile(r"^ProfilerStep#(\d{1,9})$")
 _RECORD = "record_param_comms"
 _CHUNK_ROWS = 1 << 13
+# What is kept until the end is limited: no real job comes near.
+_MOST_COMMUNICATIONS = 1 << 19
+_MOST_STEPS = 1 << 16
 
 
 class Rows:
@@ -65,9 +69,14 @@ class Rows:
         """Device that most kernels ran on, if the trace says."""
         return self._devices.most_common(1)[0][0] if self._devices else None
 
-    def events(self, table: pa.Table) -> pa.Table:
-        """Rows of ``events``; everything else in the batch is taken note of."""
-        batch = Batch(table, self._identity.base_ns, self._report)
+    def events(self, table: pa.Table, place: Place) -> pa.Table:
+        """Rows of ``events``; everything else in the batch is taken note of.
+
+        Args:
+            table: One column per field.
+            place: Where the first of them is.
+        """
+        batch = Batch(table, self._identity.base_ns, self._report, place)
         self._take_memory(batch.memory())
         spans = batch.spans()
         if spans.size:
@@ -76,21 +85,37 @@ class Rows:
             self._report.first_ns = first if known is None else min(first, known)
         self._devices.update(spans.devices())
         self._launches.add(spans.launches())
+        self._note_steps(spans, place)
+        self._note_communication(spans, place)
+        rows = spans.rows(self._rank, self._count)
+        self._count += spans.size
+        return rows
+
+    def _note_steps(self, spans: Spans, place: Place) -> None:
         for name, number in spans.named(lambda name: _STEP.match(name) is not None, ("annotation", "op")):
+            if len(self._steps) >= _MOST_STEPS:
+                self._report.drop(f"more than {_MOST_STEPS:,} marks of steps", place)
+                continue
             start = int(spans.start[number])
             step = int(name.partition("#")[2])
             self._steps.append((self._rank, step, start, start + int(spans.duration[number]), None, None))
+
+    def _note_communication(self, spans: Spans, place: Place) -> None:
         records = [number for _, number in spans.named(lambda name: name == _RECORD, ("op",))]
+        kernels = list(spans.named(is_communication_kernel, ("kernel",)))
+        room = _MOST_COMMUNICATIONS - len(self._records), _MOST_COMMUNICATIONS - len(self._kernels)
+        if (beyond := max(0, len(records) - room[0]) + max(0, len(kernels) - room[1])) > 0:
+            self._report.drop(
+                f"more than {_MOST_COMMUNICATIONS:,} communication operations: no rows in comms", place, beyond
+            )
+            records, kernels = records[: room[0]], kernels[: room[1]]
         for number, args in zip(records, spans.args(records) if records else (), strict=True):
             record = parse_record(args, int(spans.start[number]), spans.thread_of(number), self._identity.groups)
             if record is not None:
                 self._records.append(record)
-        for name, number in spans.named(is_communication_kernel, ("kernel",)):
+        for name, number in kernels:
             start = int(spans.start[number])
             self._kernels.append((intern(name), start, start + int(spans.duration[number]), *spans.links(number)))
-        rows = spans.rows(self._rank, self._count)
-        self._count += spans.size
-        return rows
 
     def steps(self) -> pa.Table:
         """Rows of ``steps``, as marked."""

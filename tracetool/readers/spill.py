@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import tempfile
 import weakref
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
+
+from tracetool.parts import check_room
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,6 +48,7 @@ class Spill(_Waiting):
         import numpy as np
 
         if len(columns[0]):
+            check_room(Path(tempfile.gettempdir()))
             self._lengths.append(len(columns[0]))
             self._file.seek(0, 2)
             self._file.write(np.stack(columns).astype(np.int64, copy=False).tobytes())

@@ -1,0 +1,153 @@
+"""Ctrl-C, SIGTERM, SIGKILL and a full disk while reading: no half Run, no worker left, one line on stderr."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+import pytest
+
+from tracetool.cli import run
+from tracetool.errors import IngestError, StoreError, TraceToolError, UnknownName
+from tracetool.ingest import IngestOptions, executors, ingest
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks for processes in /proc")
+
+_EVENT = (
+    '{"ph":"X","cat":"kernel","name":"k%d","tid":7,"ts":17323%011d.125,"dur":12.5,"args":{"stream":7,"grid":[1,2]}},\n'
+)
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two ranks of 60 MB."""
+    folder = tmp_path_factory.mktemp("traces")
+    block = "".join(_EVENT % (n % 997, n * 7919) for n in range(20_000))
+    for rank in range(2):
+        with (folder / f"rank{rank}.json").open("w", encoding="utf-8") as file:
+            file.write(f'{{"schemaVersion":1,"distributedInfo":{{"rank":{rank},"world_size":2}},"traceEvents":[\n')
+            file.writelines(block for _ in range(25))
+            file.write('{"ph":"f"}]}')
+    return folder
+
+
+def _command(traces: Path, output: Path, jobs: int) -> list[str]:
+    return [sys.executable, "-m", "tracetool", "ingest", str(traces), "-o", str(output), "--jobs", str(jobs), "-q"]
+
+
+def _start(traces: Path, output: Path, jobs: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(_command(traces, output, jobs), stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def _until_it_writes(output: Path) -> None:
+    until = time.monotonic() + 60
+    while not list(output.parent.glob(f".{output.name}.*/*/*")):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def _members(group: int) -> list[int]:
+    """The live processes of a session, zombies left out."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, _, session = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if int(session) == group and state != "Z":
+            found.append(int(folder.name))
+    return found
+
+
+def _gone(group: int) -> bool:
+    until = time.monotonic() + 30
+    while _members(group):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize(
+    ("number", "everybody"), [(signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGTERM, False)]
+)
+def test_an_interruption_leaves_nothing(
+    number: signal.Signals, everybody: bool, jobs: int, traces: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "x.run"
+    process = _start(traces, output, jobs)
+    _until_it_writes(output)
+    # A terminal sends Ctrl-C to all processes of the command.
+    (os.killpg if everybody else os.kill)(process.pid, number)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert error.strip() == "Interrupted; nothing was left half-written."
+    assert list(tmp_path.iterdir()) == []
+    assert _gone(process.pid)
+
+
+def test_workers_end_with_a_parent_that_is_killed(traces: Path, tmp_path: Path) -> None:
+    with _start(traces, tmp_path / "x.run", 2) as process:
+        _until_it_writes(tmp_path / "x.run")
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    assert _gone(process.pid)
+    assert not (tmp_path / "x.run").exists()
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_full_disk_leaves_nothing(jobs: int, traces: Path, tmp_path: Path) -> None:
+    """A limit of the size of files stands for the disk: writing fails in the same way."""
+    command = _command(traces, tmp_path / "x.run", jobs)
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))  # noqa: E731
+    done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit)
+    assert done.returncode == 2
+    assert "Error: could not write" in done.stderr
+    assert "File too large" in done.stderr
+    assert "Unexpected" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_stops_before_the_disk_is_full(traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", ["total", "used", "free"])
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage(1 << 40, 1 << 40, 5 << 20))
+    with pytest.raises(StoreError, match=r"could not write .*x\.run.*only 5 MiB are free") as caught:
+        ingest([traces], tmp_path / "x.run")
+    assert caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_that_is_ended_from_outside_is_told(
+    traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise BrokenProcessPool("gone")
+
+    monkeypatch.setattr(executors, "as_completed", broken)
+    with pytest.raises(IngestError, match="a worker process was ended from outside"):
+        ingest([traces], tmp_path / "x.run", options=IngestOptions(jobs=2))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_errors_come_home_from_workers() -> None:
+    for error in (UnknownName("scanner", "x", ["plain"]), StoreError("a", hint="b"), TraceToolError("c")):
+        again = pickle.loads(pickle.dumps(error))  # noqa: S301 - made here
+        assert (type(again), again.message, again.hint) == (type(error), error.message, error.hint)
+
+
+def test_a_scanner_that_is_none_is_told_from_workers(
+    traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRACETOOL_SCANNER", "fast")
+    assert run(["ingest", str(traces), "-o", str(tmp_path / "x.run"), "--jobs", "2", "-q"]) == 2
+    assert "no scanner named 'fast'" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
