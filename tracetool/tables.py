@@ -151,7 +151,10 @@ EVENTS = _table(
     _nullable("kernel_class", "category", "Ascend kernel type (FlashAttentionScoreGrad ...)."),
     _nullable("blocks", "int64", "Thread blocks of a kernel's grid (CUDA, ROCm)."),
     _nullable(
-        "label", "category", "Pipeline action that the trace itself names, such as 2F0: stage, kind, microbatch."
+        "label",
+        "category",
+        "Pipeline action that the trace names, such as 2F0 (stage, kind, microbatch): of annotations "
+        "(PP:2F0), and of operations listed by action.",
     ),
     _nullable("args", "string", "The event's arguments as JSON text (only with --keep args)."),
 )
@@ -173,7 +176,7 @@ COMMS = _table(
     _nullable("start_ns", "int64", "Start of the kernel: waiting is included."),
     _nullable("end_ns", "int64", "End of the kernel."),
     Column("evidence", "category", "How peer and bytes are known: metadata, matrix, label, inferred or unknown."),
-    _nullable("label", "category", "Pipeline action that the trace itself names, such as 2SEND_F0."),
+    _nullable("label", "category", "Pipeline action, such as 2SEND_F0, where a trace lists operations by action."),
     _nullable("communicator", "string", "Id of the communicator as the trace writes it (Comms Id: unsigned 64 bits)."),
 )
 

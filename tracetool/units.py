@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from tracetool.errors import BadQuantity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
@@ -91,3 +95,25 @@ def format_size(value_bytes: float) -> str:
 def format_bandwidth(value_bytes_per_s: float) -> str:
     """Format a bandwidth in both spellings, as ``25 Gbit/s (3.125 GB/s)``."""
     return f"{value_bytes_per_s * 8 / 1e9:g} Gbit/s ({value_bytes_per_s / 1e9:g} GB/s)"
+
+
+def format_ranges(numbers: Iterable[int]) -> str:
+    """Whole numbers in short: ``0-3, 7``."""
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """Ranks in short: ``rank 3``, ``ranks 0-3, 7``."""
+    listed = list(ranks)
+    return f"rank{'' if len(listed) == 1 else 's'} {format_ranges(listed)}"
+
+
+def format_count(count: int, noun: str) -> str:
+    """A number of things: ``1 record``, ``1,200 records``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

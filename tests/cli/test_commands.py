@@ -74,13 +74,13 @@ def test_a_dry_run_only_looks(capsys: pytest.CaptureFixture[str], tmp_path: Path
     folder = tmp_path / "traces"
     shutil.copytree(SAMPLE, folder)
     (folder / "notes.txt").write_text("hello", encoding="utf-8")
-    (folder / "empty.json").write_bytes(b"")
+    (folder / "empty.txt").write_bytes(b"")
     assert run(["ingest", str(folder), "--dry-run", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert [source["rank"] for source in facts["sources"]] == [0, 1, 2, 3]
     assert {Path(left["path"]).name: left["reason"] for left in facts["left"]} == {
         "notes.txt": "no trace of a known format",
-        "empty.json": "empty (0 bytes)",
+        "empty.txt": "empty (0 bytes)",
     }
     assert run(["ingest", str(folder), "--dry-run"]) == 0
     text = capsys.readouterr().out
@@ -96,12 +96,38 @@ def test_a_dry_run_only_looks(capsys: pytest.CaptureFixture[str], tmp_path: Path
 
 def test_a_rank_can_be_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for name in ("some.json", "other.json"):
-        shutil.copy(data("broken", "norank", "r0.json"), tmp_path / name)
+        text = data("broken", "norank", "r0.json").read_text(encoding="utf-8")
+        (tmp_path / name).write_text(text + " " * len(name), encoding="utf-8")
     told = ["--rank", "some.json=3", "--rank", "other.json=1"]
     assert run(["ingest", str(tmp_path), "--dry-run", "--json", *told]) == 0
     assert [s["rank"] for s in json.loads(capsys.readouterr().out)["sources"]] == [1, 3]
     assert run(["ingest", str(tmp_path), "--dry-run", "--rank", "some.json"]) == 2
     assert "FILE=RANK" in capsys.readouterr().err
+    assert run(["ingest", str(tmp_path), "-o", str(tmp_path / "x.run"), *told, "--rank", "nope.json=2"]) == 2
+    assert "--rank nope.json=2 names none of the sources" in capsys.readouterr().err
+    assert run(["ingest", SAMPLE, "-o", str(tmp_path / "x.run"), "--rank", "rank1.json.gz=2"]) == 2
+    assert "says that it is rank 1, not 2" in capsys.readouterr().err
+
+
+def test_a_dry_run_lists_everything_and_every_conflict(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(SAMPLE, tmp_path / name)
+    (tmp_path / "b" / "rank9.json").write_text('{"schemaVersion": 1, "traceEvents": []}', encoding="utf-8")
+    for number in range(40):
+        (tmp_path / f"note{number}.txt").write_text("x", encoding="utf-8")
+    assert run(["ingest", str(tmp_path), "--dry-run"]) == 2
+    text = capsys.readouterr().out
+    assert "9 sources would be read" in text
+    assert text.count("conflict: ") == 4
+    assert "28 more: no trace of a known format" in text
+    assert run(["ingest", str(tmp_path), "-o", str(tmp_path / "x.run")]) == 2
+    assert "both say rank 0" in capsys.readouterr().err
+
+
+def test_the_next_command_fits_what_was_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    host_only = str(data("cpu-gloo-pp4", "ScheduleInterleaved1F1B"))
+    assert run(["ingest", host_only, "-o", str(tmp_path / "x.run")]) == 0
+    assert "Next: tracetool sql" in capsys.readouterr().out
 
 
 def test_what_is_kept_on_request(tmp_path: Path) -> None:

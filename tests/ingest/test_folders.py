@@ -104,7 +104,7 @@ def test_a_run_in_a_folder_is_left_as_a_run(tmp_path: Path) -> None:
     again = ingest([tmp_path / "traces"], tmp_path / "new.run")
     assert again.rows("SELECT count(*) FROM events") == old.rows("SELECT count(*) FROM events")
     assert again.manifest["left"] == [{"path": str(tmp_path / "traces" / "old.run"), "reason": "a Run"}]
-    with pytest.raises(UnknownFormat, match="1 a Run"):
+    with pytest.raises(UnknownFormat, match="is a Run already"):
         discover([tmp_path / "traces" / "old.run"])
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tracetool.errors import MalformedTrace, UnknownFormat
+from tracetool.errors import MalformedTrace
 from tracetool.ingest import discover
 from tracetool.readers import READERS, SourceReport
 
@@ -44,7 +44,7 @@ def test_empty_file_counts_as_missing(copy: Path, name: str) -> None:
 def test_folder_of_empty_files_is_no_trace(copy: Path) -> None:
     for file in (copy / OUTPUT).iterdir():
         file.write_bytes(b"")
-    with pytest.raises(UnknownFormat):
+    with pytest.raises(MalformedTrace, match=r"is empty \(0 bytes\)"):
         discover([copy])
 
 

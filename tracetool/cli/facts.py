@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from tracetool.cli.gaps import find_gaps, rank_ranges
-from tracetool.units import format_duration, format_size
+from tracetool.cli.gaps import find_gaps
+from tracetool.reconstruct import notes_of_sources
+from tracetool.units import format_count, format_duration, format_ranges, format_size
 
 if TYPE_CHECKING:
     from tracetool.ingest import Discovery
@@ -62,16 +64,35 @@ def run_summary(run: Run) -> dict[str, Any]:
     }
 
 
+def next_command(named: str, facts: dict[str, Any]) -> str:
+    """The command that is useful after a Run was shown.
+
+    Args:
+        named: The Run as it was named, quoted for the shell.
+        facts: Its summary.
+    """
+    stages = facts["pipeline"]["stages"]
+    if facts["pipeline"]["missing"]:
+        table = "vendor_figures" if not facts["ranks"] else "events" if facts["events"] else "comms"
+        column = {"vendor_figures": "metric", "events": "category", "comms": "operation"}[table]
+        return f'tracetool sql {named} "select {column}, count(*) from {table} group by all"'
+    several = len({s["rank"] for s in stages}) < len(stages)
+    return f"tracetool replay {named} --schedule {'observed' if several else '1f1b,gpipe,geopipe'}"
+
+
 def discovery_facts(discovery: Discovery) -> dict[str, Any]:
     """What would be read, and what not."""
+    from tracetool.ingest.discover import UNRANKED
+
     return {
         "sources": [
             {
                 "path": item.label,
                 "reader": item.reader,
-                "rank": item.rank if item.source.ranked else None,
+                "rank": None if item.rank == UNRANKED else item.rank,
                 "rank_from": item.rank_from or "the trace",
                 "world_size": item.identity.world_size,
+                "member": item.source.member,
                 "files": len(item.source.files),
                 "size_bytes": item.source.size_bytes,
             }
@@ -79,24 +100,36 @@ def discovery_facts(discovery: Discovery) -> dict[str, Any]:
         ],
         "failed": [{"path": str(left.path), "reason": left.reason} for left in discovery.failed],
         "left": [{"path": str(left.path), "reason": left.reason} for left in discovery.left],
+        "conflicts": [conflict.message for conflict in discovery.conflicts],
     }
 
 
 def discovery_lines(facts: dict[str, Any]) -> list[str]:
     """The same for people; every file that is left is named."""
-    lines = [f"{len(facts['sources'])} sources would be read"]
+    lines = [f"{format_count(len(facts['sources']), 'source')} would be read"]
     for source in facts["sources"]:
         who = "no rank" if source["rank"] is None else f"rank {source['rank']}"
         origin = "" if source["rank_from"] == "the trace" else f" (from {source['rank_from']})"
         files = "" if source["files"] == 1 else f", {source['files']} files"
-        lines.append(
-            f"  {who}{origin}: {source['path']} ({source['reader']}, {format_size(source['size_bytes'])}{files})"
-        )
+        size = "" if source["member"] else f", {format_size(source['size_bytes'])}"
+        lines.append(f"  {who}{origin}: {source['path']} ({source['reader']}{size}{files})")
     for what, told in (("failed", "cannot be read"), ("left", "left")):
         if facts[what]:
             lines.append(f"{len(facts[what])} {told}")
-            lines += [f"  {item['path']}: {item['reason']}" for item in facts[what]]
+            lines += _folded(facts[what])
+    lines += [f"conflict: {conflict}" for conflict in facts["conflicts"]]
     return lines
+
+
+def _folded(items: list[dict[str, str]]) -> list[str]:
+    """Every item, but of a reason that concerns many files the first few."""
+    lines: list[str] = []
+    seen: Counter[str] = Counter()
+    for item in items:
+        seen[item["reason"]] += 1
+        if seen[item["reason"]] <= _SHOWN:
+            lines.append(f"  {item['path']}: {item['reason']}")
+    return lines + [f"  {n - _SHOWN:,} more: {reason} (--json lists all)" for reason, n in seen.items() if n > _SHOWN]
 
 
 def summary_lines(facts: dict[str, Any]) -> list[str]:
@@ -108,14 +141,13 @@ def summary_lines(facts: dict[str, Any]) -> list[str]:
         + (f" on {', '.join(devices)}" if devices else ""),
         f"  {facts['events']:,} events, {facts['kernels']:,} kernels over {format_duration(facts['span_ns'])}",
         f"  {facts['comms']:,} communication operations, {facts['sends_and_receives']:,} of them sends and receives",
-        f"  steps: {rank_ranges(facts['steps']) or 'none marked'}",
+        f"  steps: {format_ranges(facts['steps']) or 'none marked'}",
     ]
     if facts["memory_rows"]:
         lines.append(f"  memory: {facts['memory_rows']:,} allocator records")
     if facts["vendor_figures"]:
         lines.append(f"  vendor_figures: {facts['vendor_figures']:,} figures of a vendor's analysis")
-    told = {f"rank {s['rank']}: {note}" for s in facts["sources"] for note in s["notes"]}
-    lines += _pipeline_lines(facts["pipeline"], told)
+    lines += _pipeline_lines(facts["pipeline"], set(notes_of_sources(facts["sources"])))
     lines += [f"  missing for {gap['needed_for']}: {gap['lacks']} ({gap['hint']})" for gap in facts["gaps"]]
     lines += _loss_lines(facts)
     return lines
@@ -160,7 +192,6 @@ def _left_lines(left: list[dict[str, str]]) -> list[str]:
 
 def _loss_lines(facts: dict[str, Any]) -> list[str]:
     lines: list[str] = []
-    told: dict[str, list[int]] = {}
     for source in facts["sources"]:
         who = source["path"] if source["rank"] is None else f"rank {source['rank']}"
         if source["failure"]:
@@ -170,13 +201,14 @@ def _loss_lines(facts: dict[str, Any]) -> list[str]:
             for reason, count in source[what].items():
                 place = source["places"].get(reason)
                 where = f" (the first in {place})" if place else ""
-                lines.append(f"  {who}: {count:,} records {what}: {reason}{where}")
-        for note in source["notes"]:
-            if source["rank"] is None:
-                lines.append(f"  {who}: {note}")
-            else:
-                told.setdefault(note, []).append(source["rank"])
-    lines += [f"  rank{'s' if len(r) > 1 else ''} {rank_ranges(r)}: {note}" for note, r in told.items()]
+                size = source["lost_bytes"].get(reason, 0) if what == "dropped" else 0
+                told_size = f" ({format_count(size, 'byte')})" if size else ""
+                lines.append(f"  {who}: {format_count(count, 'record')} {what}{told_size}: {reason}{where}")
+        if python := source["skipped"].get("python_function", 0):
+            lines.append(
+                f"  {who}: {format_count(python, 'event')} of Python functions not read (--keep python_function)"
+            )
+    lines += [f"  {note}" for note in notes_of_sources(facts["sources"])]
     lines += [f"  cannot be used: {item['reason']}" for item in facts["failed"]]
     lines += _left_lines(facts["left"])
     bubbles = [f"rank {b['rank']} {format_duration(b['vendor_bubble_ns'])}" for b in facts["vendor_bubble"]]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from tracetool.units import format_ranks
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from tracetool.store import Run
 
@@ -24,17 +26,6 @@ class Gap(NamedTuple):
     hint: str
 
 
-def rank_ranges(ranks: Iterable[int]) -> str:
-    """Ranks in short: ``0-3, 7``."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
-
-
 def find_gaps(run: Run) -> list[Gap]:
     """Everything that a later step will miss."""
     ranks = [rank for (rank,) in run.rows("SELECT rank FROM ranks ORDER BY rank")]
@@ -48,12 +39,14 @@ def find_gaps(run: Run) -> list[Gap]:
 def _device(run: Run, ranks: list[int]) -> Iterator[Gap]:
     categories = dict(run.rows("SELECT rank, list(DISTINCT category) FROM events GROUP BY rank"))
     silent = [rank for rank in ranks if "kernel" not in categories.get(rank, ())]
-    who = "" if len(silent) == len(ranks) else f" on ranks {rank_ranges(silent)}"
+    who = "" if len(silent) == len(ranks) else f" on {format_ranks(silent)}"
     if silent:
         host = any(categories.get(rank) for rank in silent)
         what = f"no kernels{who}: a trace of the host only" if host else f"no kernels{who}"
+        damaged = [s["rank"] for s in run.manifest["sources"] if s["rank"] in silent and s["dropped"]]
         yield Gap(
             what, "stages, costs and replay",
+            f"the file of {format_ranks(damaged)} is damaged: fetch it again" if damaged else
             "record device activity (ProfilerActivity.CUDA, XPU, NPU) and export inside on_trace_ready",
         )  # fmt: skip
     labelled = run.rows("SELECT count(label) FROM events")[0][0]
@@ -61,7 +54,7 @@ def _device(run: Run, ranks: list[int]) -> Iterator[Gap]:
     classes = run.rows("SELECT count(kernel_class) FROM events")[0][0]
     if blind and not labelled and not classes:
         yield Gap(
-            f"no host activity on ranks {rank_ranges(blind)}", "telling forward from backward",
+            f"no host activity on {format_ranks(blind)}", "telling forward from backward",
             "record ProfilerActivity.CPU too",
         )  # fmt: skip
 
@@ -113,4 +106,5 @@ def _marks(run: Run) -> Iterator[Gap]:
 def _rest(run: Run) -> Iterator[Gap]:
     missing = run.manifest["missing_ranks"]
     if missing:
-        yield Gap(f"ranks {rank_ranges(missing)} were not recorded", "pipelines they are part of", "add their traces")
+        was = "was" if len(missing) == 1 else "were"
+        yield Gap(f"{format_ranks(missing)} {was} not recorded", "pipelines they are part of", "add their traces")

@@ -24,7 +24,7 @@ def info(paths: tuple[Path, ...], *, as_json: bool, quiet: bool) -> None:
     Example:
       tracetool info x.run
     """
-    from tracetool.cli.facts import run_summary, summary_lines
+    from tracetool.cli.facts import next_command, run_summary, summary_lines
     from tracetool.reports.text import wrapped
     from tracetool.runs import open_run
 
@@ -36,9 +36,4 @@ def info(paths: tuple[Path, ...], *, as_json: bool, quiet: bool) -> None:
         return
     click.echo("\n".join(wrapped(summary_lines(summary))))
     named = shlex.join(str(p) for p in paths)
-    if summary["pipeline"]["missing"]:
-        next_step(f'tracetool sql {named} "select category, count(*) from events group by all"', quiet=quiet)
-    else:
-        several = len({s["rank"] for s in summary["pipeline"]["stages"]}) < len(summary["pipeline"]["stages"])
-        names = "observed" if several else "1f1b,gpipe,geopipe"
-        next_step(f"tracetool replay {named} --schedule {names}", quiet=quiet)
+    next_step(next_command(named, summary), quiet=quiet)

@@ -61,17 +61,19 @@ def ingest(
       tracetool ingest traces/ --dry-run
       tracetool ingest traces/rank*.json.gz -o x.run
     """
-    from tracetool.cli.facts import discovery_facts, discovery_lines, run_summary, summary_lines
+    from tracetool.cli.facts import discovery_facts, discovery_lines, next_command, run_summary, summary_lines
     from tracetool.ingest import IngestOptions, discover
     from tracetool.reports.text import wrapped
     from tracetool.runs import make_run
 
     if dry_run:
-        facts = discovery_facts(discover(paths, ranks))
+        facts = discovery_facts(discover(paths, ranks, only_look=True))
         if as_json:
             print_json(facts)
         else:
             click.echo("\n".join(wrapped(discovery_lines(facts))))
+        if facts["conflicts"]:
+            click.get_current_context().exit(2)
         return
     if output is None:
         raise click.UsageError("say where to with -o x.run (or only look with --dry-run).")
@@ -84,4 +86,4 @@ def ingest(
         return
     click.echo(f"wrote {output}")
     click.echo("\n".join(wrapped(summary_lines(summary))))
-    next_step(f"tracetool replay {shlex.quote(str(output))} --schedule 1f1b,gpipe,geopipe", quiet=quiet)
+    next_step(next_command(shlex.quote(str(output)), summary), quiet=quiet)

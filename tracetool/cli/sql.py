@@ -55,7 +55,7 @@ def sql(run: Path, query: str | None, form: str, *, as_json: bool) -> None:
         with pl.Config(
             tbl_rows=-1, tbl_cols=-1, tbl_width_chars=200, fmt_str_lengths=80,
             fmt_table_cell_list_len=-1, tbl_hide_dataframe_shape=True,
-            tbl_hide_column_data_types=True, tbl_formatting="MARKDOWN", thousands_separator=",",
+            tbl_hide_column_data_types=True, tbl_formatting="MARKDOWN",
         ):  # fmt: skip
             click.echo(str(frame))
 

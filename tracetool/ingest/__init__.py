@@ -266,6 +266,7 @@ def _summary(item: Found, outcome: Outcome) -> dict[str, Any]:
         "dropped": dict(report.dropped),
         "repaired": dict(report.repaired),
         "skipped": dict(report.skipped),
+        "lost_bytes": dict(report.lost_bytes),
         "places": {reason: f"{p.file}, {p.unit} {p.at:,}" for reason, p in report.places.items()},
         "notes": list(report.notes),
     }

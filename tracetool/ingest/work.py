@@ -82,7 +82,7 @@ def read_source(task: Task, advance: Callable[[int], None]) -> Outcome:
     except (MalformedTrace, IngestError) as error:
         return Outcome(report, error.message, error.hint)
     if item.rank_from is not None:
-        report.notes.insert(0, f"rank {item.rank} taken from {item.rank_from}")
+        report.notes.insert(0, f"this rank is taken from {item.rank_from}")
     return Outcome(report)
 
 

@@ -130,6 +130,7 @@ class SourceReport:
         repaired: Reason to number of records changed while reading.
         skipped: Reason to number of records that no table needs.
         places: Reason to the first place (file, byte offset or line) where it was met, for those that have one.
+        lost_bytes: Reason to size of the text that was dropped for it, where it is known.
         notes: Facts worth telling the user.
         device: Index of the rank's device on its host, where only the events tell.
         first_ns: Earliest time met: it tells whether times count from 1970.
@@ -140,6 +141,7 @@ class SourceReport:
     repaired: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
     places: dict[str, Place] = field(default_factory=dict)
+    lost_bytes: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
     device: int | None = None
     first_ns: int | None = None

@@ -242,7 +242,7 @@ class Parts:
             if self._files[part]:
                 taken, *others = (f"{f.parent.name}/{f.name}" for f in self._files[part])
                 report.notes += [f"{other} left out: {taken} was taken" for other in others]
-            elif self._in_databases(part, databases):
+            elif self._in_databases(part, databases) or part in self._said_elsewhere(databases):
                 continue
             elif part in self._empty:
                 report.notes.append(f"{part} is empty (0 bytes), hence missing: {consequence}")
@@ -256,6 +256,12 @@ class Parts:
         ranks = [rank for rank in self._ranks() if rank is not None]
         if len(set(ranks)) > 1:
             report.notes.append(f"its files disagree about the rank ({ranks}): the first was taken")
+
+    def _said_elsewhere(self, databases: Sequence[Database]) -> tuple[str, ...]:
+        """Files that nobody misses: what they would tell is in another one, or comes from no text export at all."""
+        if not databases:
+            return (KERNEL_DETAILS,) if self._files[TRACE_VIEW] else ()
+        return (TRACE_VIEW, METADATA)
 
     def _in_databases(self, part: str, databases: Sequence[Database]) -> bool:
         if part == INFO:

@@ -308,6 +308,7 @@ class ChromeTrace:
         self._check_one_trace(self._data[at:end], at)
         if self._offset + at != self._dropped_to:
             self._report.drop(reason, self._place(at))
+        self._report.lost_bytes[reason] += end - at
         self._start = end
         self._dropped_to = self._offset + end
 
@@ -316,6 +317,7 @@ class ChromeTrace:
         self._check_one_trace(rest, at)
         reason = "the file ends inside an event" if rest else "the file ends before its list of events does"
         self._report.drop(reason, self._place(at))
+        self._report.lost_bytes[reason] += len(rest)
         self._start = at
         self._closed = True
 

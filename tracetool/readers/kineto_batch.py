@@ -39,6 +39,7 @@ _MEMORY = "[memory]"
 _HOST = 0  # c10 device type of the CPU
 _FARTHEST_NS = 2**61
 _DIGITS = re.compile(r"\d+")
+_ACTION = re.compile(r"^PP:((?:\d+|\()[\w;()]*)$")
 
 
 def _argument(key: str, kind: Any = "int") -> Field:
@@ -281,6 +282,15 @@ class Spans:
             sizes.append(size if size is not None and size < 2**62 else None)
         return pa.array(sizes, pa.int64()).take(grids.indices)
 
+    def _labels(self, by_name: list[str | None]) -> pa.Array:
+        """The action that an annotation names."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        annotated = pa.array(self._category == _CATEGORIES.index("annotation"))
+        labels = pa.array(by_name, pa.string()).take(self._name_column.indices)
+        return pc.if_else(annotated, labels, pa.scalar(None, pa.string())).dictionary_encode()
+
     def rows(self, rank: int, first: int) -> pa.Table:
         """Rows of the ``events`` table.
 
@@ -294,6 +304,7 @@ class Spans:
 
         on_host = ~self._on_device
         nothing = pa.nulls(self.size, pa.dictionary(pa.int32(), pa.string()))
+        labels = [match[1] if (match := _ACTION.match(name or "")) else None for name in self._names]
         args = self._table.column("args").cast(pa.string()) if "args" in self._table.column_names else None
         named = self._name_column
         if named.null_count:
@@ -313,7 +324,7 @@ class Spans:
                 "sequence_number": _masked(self._integers("Sequence number")),
                 "kernel_class": nothing,
                 "blocks": self._blocks(),
-                "label": nothing,
+                "label": self._labels(labels) if any(labels) else nothing,
                 "args": args if args is not None else pa.nulls(self.size, pa.string()),
             }
         )

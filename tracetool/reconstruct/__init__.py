@@ -7,9 +7,9 @@ types of kernels. What was found by which evidence is kept with the result; what
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tracetool.errors import MissingRank, NoDeviceActivity
+from tracetool.errors import MissingRank, NoDeviceActivity, NoPipeline
 from tracetool.model.action import Action, ActionKind
 from tracetool.model.pipeline import Pipeline, RankProfile, StageProfile
 from tracetool.model.schedule import schedule_from_orders
@@ -20,9 +20,10 @@ from tracetool.reconstruct.segments import RankWork, find_work
 from tracetool.reconstruct.steps import Step, choose_step
 from tracetool.reconstruct.tails import Tail, tails_without_waits
 from tracetool.reconstruct.transfers import P2POp, check_counts, find_transfers, median_transfer_ns, p2p_mode, payload
+from tracetool.units import format_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tracetool.model.timeline import Transfer
     from tracetool.store import Run
@@ -60,13 +61,15 @@ def reconstruct(run: Run, *, step: int | None = None, use_labels: bool = True) -
         UnmatchedTransfer: If sends and receives do not pair up.
         ReconstructError: If the step does not hold whole forwards and backwards.
     """
-    notes = [f"rank {source['rank']}: {note}" for source in run.manifest.get("sources", ()) for note in source["notes"]]
+    notes = notes_of_sources(run.manifest.get("sources", ()))
     kernels = dict(run.rows("SELECT rank, count(*) FROM events WHERE category = 'kernel' GROUP BY rank"))
     if not kernels:
+        host = run.rows("SELECT count(*) FROM events")[0][0]
         raise NoDeviceActivity(
-            f"{run.name} holds no kernels: its traces show the host only.",
-            hint="record with ProfilerActivity.CUDA (or NPU), and export inside on_trace_ready",
+            f"{run.name} holds no kernels{': its traces show the host only' if host else ''}.",
+            hint="record with ProfilerActivity.CUDA (or NPU), and export inside on_trace_ready" if host else None,
         )
+    _check_labels(run)
     groups = find_pipelines(run)
     group = groups[0]
     if len(groups) > 1:
@@ -95,6 +98,33 @@ def reconstruct(run: Run, *, step: int | None = None, use_labels: bool = True) -
     )
 
 
+def notes_of_sources(sources: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What was noted while reading, a line per note with the ranks that it concerns.
+
+    Args:
+        sources: Those of a Run's manifest.
+    """
+    ranks: dict[str, list[int]] = {}
+    others = []
+    for source in sources:
+        for note in source["notes"]:
+            if source["rank"] is None:
+                others.append(f"{source['path']}: {note}")
+            else:
+                ranks.setdefault(note, []).append(source["rank"])
+    return [f"{format_ranks(listed)}: {note}" for note, listed in ranks.items()] + others
+
+
+def _check_labels(run: Run) -> None:
+    labelled = run.rows("SELECT count(*) FROM events WHERE category = 'kernel' AND label IS NOT NULL")[0][0]
+    if labelled:
+        raise NoPipeline(
+            f"{run.name} holds operations that its own labels place (stage, kind, microbatch): "
+            "they are read, but replaying them is not supported yet.",
+            hint='ask for them: tracetool sql ... "select label, avg(duration_ns) from events group by label"',
+        )
+
+
 def _check_recorded(run: Run, group: PipelineGroup, kernels: Mapping[int, int]) -> None:
     recorded = {rank for (rank,) in run.rows("SELECT rank FROM ranks")}
     missing = [rank for rank in group.ranks if rank not in recorded]
@@ -106,10 +136,12 @@ def _check_recorded(run: Run, group: PipelineGroup, kernels: Mapping[int, int]) 
         )
     silent = [rank for rank in group.ranks if rank not in kernels]
     if silent:
+        damaged = [s["rank"] for s in run.manifest.get("sources", ()) if s["rank"] in silent and s["dropped"]]
         raise NoDeviceActivity(
-            f"rank{'s' if len(silent) > 1 else ''} {', '.join(map(str, silent))} of the pipeline "
-            f"{list(group.ranks)} hold no kernels.",
-            hint="record device activity on every pipeline rank",
+            f"no kernels on {format_ranks(silent)} of the pipeline {list(group.ranks)}.",
+            hint=f"the file of {format_ranks(damaged)} is damaged (tracetool info says where): fetch it again"
+            if damaged
+            else "record device activity on every pipeline rank",
         )
 
 
