@@ -68,7 +68,7 @@ COMMENT ON COLUMN events.external_id IS 'Joins a kernel or launch to the op that
 COMMENT ON COLUMN events.sequence_number IS 'Autograd sequence number of an op: joins backward to forward.';
 COMMENT ON COLUMN events.kernel_class IS 'Ascend kernel type (FlashAttentionScoreGrad ...).';
 COMMENT ON COLUMN events.blocks IS 'Thread blocks of a kernel''s grid (CUDA, ROCm).';
-COMMENT ON COLUMN events.label IS 'Pipeline action that the trace itself names, such as 2F0 (stage, kind, microbatch): of annotations (PP:2F0), and of operations that the trace lists by action.';
+COMMENT ON COLUMN events.label IS 'Pipeline action that the trace names, such as 2F0 (stage, kind, microbatch): of annotations (PP:2F0), and of operations listed by action.';
 COMMENT ON COLUMN events.args IS 'The event''s arguments as JSON text (only with --keep args).';
 CREATE VIEW comms AS SELECT * FROM read_parquet(getvariable('run') || '/comms/*.parquet');
 COMMENT ON VIEW comms IS 'One row per communication operation on one rank (each send and receive of a batch has its own).';
@@ -86,7 +86,7 @@ COMMENT ON COLUMN comms.stream IS 'Device stream of the communicator.';
 COMMENT ON COLUMN comms.start_ns IS 'Start of the kernel: waiting is included.';
 COMMENT ON COLUMN comms.end_ns IS 'End of the kernel.';
 COMMENT ON COLUMN comms.evidence IS 'How peer and bytes are known: metadata, matrix, label, inferred or unknown.';
-COMMENT ON COLUMN comms.label IS 'Pipeline action, such as 2SEND_F0, where the trace lists its operations by action.';
+COMMENT ON COLUMN comms.label IS 'Pipeline action, such as 2SEND_F0, where a trace lists operations by action.';
 COMMENT ON COLUMN comms.communicator IS 'Id of the communicator as the trace writes it (Comms Id: unsigned 64 bits).';
 CREATE VIEW memory AS SELECT * FROM read_parquet(getvariable('run') || '/memory/*.parquet');
 COMMENT ON VIEW memory IS 'One row per change of allocated device memory, in the order of the host''s calls.';

@@ -118,7 +118,7 @@ def test_a_dry_run_lists_everything_and_every_conflict(capsys: pytest.CaptureFix
     assert run(["ingest", str(tmp_path), "--dry-run"]) == 2
     text = capsys.readouterr().out
     assert "9 sources would be read" in text
-    assert text.count("conflict: ") == 4
+    assert text.count("conflict:") == 4
     assert "28 more: no trace of a known format" in text
     assert run(["ingest", str(tmp_path), "-o", str(tmp_path / "x.run")]) == 2
     assert "both say rank 0" in capsys.readouterr().err

@@ -217,6 +217,24 @@ def test_a_damaged_rank_costs_the_others_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "strict.run").exists()
 
 
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
+def test_a_file_without_its_beginning_keeps_its_whole_events(part: float, tmp_path: Path) -> None:
+    text = gzip.decompress(_sample())
+    begin = int(len(text) * part)
+    (tmp_path / "rank2.json").write_bytes(text[begin:])
+    run = ingest([tmp_path], tmp_path / "x.run")
+    whole = json.loads(text)["traceEvents"]
+    rest = text[begin:]
+    names = {"kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver", "cpu_op", "user_annotation"}
+    # Of the events that open after the cut, by the standard library: those at the end of the list.
+    opened = rest.count(b'{"ph":"X","cat"')
+    spans = [e for e in whole if e["ph"] == "X"][-opened:]
+    kept = sum(e["cat"] in names for e in spans)
+    ((count,),) = run.rows("SELECT count(*) FROM events")
+    assert kept - 1 <= count <= kept  # the cut may lie inside the first of them
+    assert run.rows("SELECT action FROM problems LIMIT 1") == [("dropped",)]
+
+
 def test_strict_refuses_any_loss_and_names_the_place(tmp_path: Path) -> None:
     strict = IngestOptions(strict=True)
     with pytest.raises(IngestError, match=r"1 dropped: the file ends inside an event \(the first at byte [\d,]+\)"):

@@ -25,6 +25,7 @@ _LOOK_BYTES = 1 << 24
 _MOST_IN_ARCHIVE = 4096
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _OBJECT = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"')
+_EVENT = re.compile(rb'\{\s*"ph"\s*:\s*"[XisfM]"')
 _LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*\{")
 _KEYS = frozenset(
     (
@@ -129,8 +130,9 @@ def _is_legacy(head: bytes) -> bool:
 def _is_trace(head: bytes) -> bool:
     if _LIST.match(head):
         return any(mark in head for mark in _LIST_MARKS)
-    if not _OBJECT.match(head):
-        return False
+    if not _OBJECT.match(head) or _EVENT.match(head):
+        # The beginning may be lost: whole events speak for themselves.
+        return len(_EVENT.findall(head)) > 1 and any(mark in head for mark in _LIST_MARKS)
     if b'"schemaVersion"' in head or b'"deviceProperties"' in head:
         return True
     return _EVENTS.search(head) is not None
