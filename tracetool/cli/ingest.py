@@ -53,8 +53,8 @@ def ingest(
 ) -> None:
     """Read trace files, or folders of them, into a Run.
 
-    Takes by content: torch.profiler (Kineto) JSON, plain, .gz, .zst or in a .tar; torch_npu, MindSpore and
-    msprof output, text or databases; NDTimeline.
+    Takes by content: torch.profiler (Kineto) JSON, plain, .gz, .zst or in a .tar; torch_npu, MindSpore
+    (MindInsight's, too) and msprof output, text or databases; NDTimeline and straggler-analysis tables.
 
     \b
     Examples:

@@ -74,11 +74,17 @@ def wanted(keep: frozenset[str]) -> dict[bytes, frozenset[bytes] | None]:
     return {b'"X"': frozenset(f'"{n}"'.encode() for n in names), b'"i"': None, b'"I"': None}
 
 
-def _array(column: pa.Array) -> NDArray[np.int64]:
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    """The column in one piece; a scanner's columns are in one already, and combining would copy it."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _array(column: pa.ChunkedArray) -> NDArray[np.int64]:
     """A column of integers with ABSENT for null."""
     import pyarrow.compute as pc
 
-    found: NDArray[np.int64] = pc.fill_null(column, ABSENT).to_numpy(zero_copy_only=False)
+    whole = _whole(column)
+    found: NDArray[np.int64] = (pc.fill_null(whole, ABSENT) if whole.null_count else whole).to_numpy()
     return found
 
 
@@ -98,11 +104,11 @@ class Batch:
         self._report = report
         self._place = place
         self._table = table
-        self._columns = {name: table.column(name).combine_chunks() for name in ("ph", "cat", "name", "ts", "dur")}
+        self._columns = {name: _whole(table.column(name)) for name in ("ph", "cat", "name")}
         self._names: list[str] = self._columns["name"].dictionary.to_pylist()
         phases = self._columns["ph"].dictionary.to_pylist()
         self._is_span = np.isin(self._codes("ph"), [n for n, p in enumerate(phases) if p == "X"])
-        relative = _array(self._columns["ts"])
+        relative = _array(table.column("ts"))
         self._start = relative + base_ns
         self._timed = self._check_times(relative)
 
@@ -120,7 +126,7 @@ class Batch:
         unknown = relative == ABSENT
         zero = relative == 0
         far = ~unknown & (np.abs(np.where(unknown, 0, relative)) > _FARTHEST_NS)
-        long = _array(self._columns["dur"]) > _FARTHEST_NS
+        long = _array(self._table.column("dur")) > _FARTHEST_NS
         for reason, rows in (
             ("time is no number", unknown),
             ("time is zero", zero),
@@ -142,14 +148,14 @@ class Batch:
         others = int(np.count_nonzero(~self._is_span & ~rows))
         if others:
             self._report.skipped["instants"] += others
-        kinds = _array(self._table.column("Device Type").combine_chunks())
+        kinds = _array(self._table.column("Device Type"))
         on_device = (kinds != _HOST) & (kinds != ABSENT)
         on_host = int(np.count_nonzero(rows & ~on_device))
         if on_host:
             self._report.skipped["host memory"] += on_host
         rows &= on_device & self._timed
         names = ("Bytes", "Total Allocated", "Total Reserved", "Device Id")
-        values = [_array(self._table.column(n).combine_chunks())[rows] for n in names]
+        values = [_array(self._table.column(n))[rows] for n in names]
         return [self._start[rows], *values]
 
     def spans(self) -> Spans:
@@ -161,7 +167,7 @@ class Batch:
         place = np.array([_CATEGORIES.index(_CATEGORY[c]) if c in _CATEGORY else -1 for c in cats] + [-1], np.int32)
         category = place[self._codes("cat")]
         rows = np.flatnonzero(self._is_span & self._timed & (category >= 0))
-        duration = _array(self._columns["dur"])[rows]
+        duration = _array(self._table.column("dur"))[rows]
         for reason, rows_wrong in (
             ("no duration: set to 0", duration == ABSENT),
             ("negative duration set to 0", (duration < 0) & (duration != ABSENT)),
@@ -202,7 +208,7 @@ class Spans:
         """The first of several values that is there."""
         import numpy as np
 
-        columns = [_array(self._table.column(key).combine_chunks()) for key in keys if key in self._table.column_names]
+        columns = [_array(self._table.column(key)) for key in keys if key in self._table.column_names]
         if not columns:
             return np.full(self.size, ABSENT)
         found = columns[0]
@@ -246,7 +252,7 @@ class Spans:
 
         if key not in self._table.column_names:
             return pa.nulls(self.size, pa.dictionary(pa.int32(), pa.string()))
-        return self._table.column(key).combine_chunks()
+        return _whole(self._table.column(key))
 
     def thread_of(self, row: int) -> int:
         """Host thread of one span; 0 if the trace does not say."""
