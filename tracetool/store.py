@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 
 T = TypeVar("T")
+_COMMENT = "COMMENT ON "
 _QUERY_MEMORY = "1GB"
 
 Parameters = Sequence[object] | Mapping[str, object] | None
@@ -160,7 +161,7 @@ class Run:
 
     @cached_property
     def connection(self) -> duckdb.DuckDBPyConnection:
-        """An in-memory DuckDB with one commented view per table and the views of ``sql/``.
+        """An in-memory DuckDB with one view per table and the views of ``sql/``.
 
         Queries can reach neither files nor the network, and nothing they do changes the Run.
         """
@@ -175,9 +176,15 @@ class Run:
         make_readable(connection, self.path)
         connection.execute("SET enable_external_access = false")
         sources = {name: f"read_parquet({_quoted(f'{folder}/{name}/*.parquet')})" for name in TABLES}
-        connection.execute(view_statements(sources))
+        lines = view_statements(sources).splitlines()
+        connection.execute("\n".join(line for line in lines if not line.startswith(_COMMENT)))
         connection.execute("SET lock_configuration = true")
         return connection
+
+    def add_comments(self) -> None:
+        """Give tables, views and columns their comments, which take longer to set than most queries to answer."""
+        lines = view_statements(dict.fromkeys(TABLES, "")).splitlines()
+        self.connection.execute("\n".join(line for line in lines if line.startswith(_COMMENT)))
 
     def query(self, sql: str, parameters: Parameters = None) -> pl.DataFrame:
         """Run a query over the Run's tables and views.

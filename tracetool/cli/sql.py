@@ -61,6 +61,7 @@ def sql(run: Path, query: str | None, form: str, *, as_json: bool) -> None:
 
 
 def _describe(run: Run, form: str) -> None:
+    run.add_comments()
     rows = run.records(
         "SELECT view_name AS name, v.comment AS doc, c.column_name, c.data_type, c.comment AS column_doc "
         "FROM duckdb_views() AS v JOIN duckdb_columns() AS c ON c.table_name = v.view_name "

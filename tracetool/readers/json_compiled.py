@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
@@ -103,10 +104,15 @@ class CompiledScanner:
         unwanted: frozenset[bytes] = frozenset(),
     ) -> None:
         self._fields = tuple(fields)
-        self._plain = PlainScanner(fields, wanted, unwanted)
+        self._wanted = wanted
+        self._unwanted = unwanted
         # A moment is a time in the text: it differs only in what is no plain number.
         own = [(f.key.encode(), "time" if f.kind == "moment" else f.kind, f.in_args) for f in fields]
         self._scanner = _load()(own, wanted, unwanted)
+
+    @cached_property
+    def _plain(self) -> PlainScanner:
+        return PlainScanner(self._fields, self._wanted, self._unwanted)
 
     def scan(self, data: bytes, start: int, stop: int) -> Scanned:
         """Take whole events from the front of the window ``data[start:stop]``."""
