@@ -21,6 +21,7 @@ from tracetool.readers.byte_stream import Archive, ByteStream
 from tracetool.readers.tar_stream import TarStream
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -45,12 +46,20 @@ def _all(path: Path, member: str = "") -> tuple[bytes, str | None]:
     return b"".join(stream.blocks(1 << 16)), stream.broken
 
 
+PACKED: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".zst": lambda text: bytes(pa.compress(text, codec="zstd", asbytes=True)),
+}
+
+
+@pytest.mark.parametrize("packed", PACKED)
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_members_are_those_that_the_standard_library_finds(kind: int, tmp_path: Path) -> None:
+def test_members_are_those_that_the_standard_library_finds(kind: int, packed: str, tmp_path: Path) -> None:
     long = "/".join(["folder" * 5] * 4) + "/rank0.json"
     members = {"a": b"", "b.json": b"x" * 511, "c": b"y" * 512, "ü/d": b"z" * 513, long: bytes(5000)}
-    path = tmp_path / "x.tar"
-    path.write_bytes(_tar(members, kind))
+    path = tmp_path / f"x.tar{packed}"
+    path.write_bytes(PACKED[packed](_tar(members, kind)))
     archive = Archive(path)
     assert dict(archive.heads(1 << 20)) == members
     assert archive.trouble is None

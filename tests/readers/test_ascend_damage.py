@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tracetool.errors import MalformedTrace
 from tracetool.ingest import discover
 from tracetool.readers import READERS, SourceReport
+from tracetool.readers.ascend_salvage import operations
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "ascend-1f1b"
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
@@ -50,13 +53,44 @@ def test_folder_of_empty_files_is_no_trace(copy: Path) -> None:
 
 @pytest.mark.parametrize("name", ["communication.json", "communication_matrix.json"])
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_truncated_file_is_named_with_the_place(copy: Path, name: str, share: float) -> None:
+def test_truncated_file_keeps_its_whole_operations(copy: Path, name: str, share: float) -> None:
     path = copy / OUTPUT / name
     content = path.read_bytes()
+    listed = json.loads(content)
     path.write_bytes(content[: int(len(content) * share)])
-    with pytest.raises(MalformedTrace, match=rf"{name}: .*(byte|line) [\d,]+") as caught:
-        read(copy)
-    assert caught.value.hint
+    report, events = read(copy)
+    assert events == read(SAMPLE / "rank_1_ascend_pt")[1]
+    (place,) = {report.places[reason] for reason in report.dropped}
+    assert sum(report.dropped.values()) == 1
+    assert place.file == str(path)
+    assert place.at < len(content) * share
+    # An operation is whole if it ends before the cut, which its text as the standard library writes it tells.
+    keys = [key for step in listed.values() for kind in step.values() for key in kind]
+    whole = sum(_end(content, key) <= int(len(content) * share) for key in keys)
+    found = list(operations(path, dict[str, Any], SourceReport(), lambda _: None))
+    assert [key for _, key, _ in found] == keys[:whole]
+    assert {step for step, _, _ in found} <= set(listed)
+
+
+def _end(content: bytes, key: str) -> int:
+    at = content.index(b"{", content.index(json.dumps(key).encode()))
+    return json.JSONDecoder().raw_decode(content.decode(), at)[1]
+
+
+def test_damage_inside_costs_one_operation(copy: Path) -> None:
+    path = copy / OUTPUT / "communication.json"
+    content = path.read_bytes()
+    keys = [key for step in json.loads(content).values() for kind in step.values() for key in kind]
+    for old, new in (
+        (b'"Wait Time(ms)": ', b'"Wait Time(ms)" '),
+        (b'"HCCS": {', b'"HC\xffCS": {'),
+        (b'"RDMA": {', b'"RDMA": ['),
+    ):
+        assert old in content
+        path.write_bytes(content.replace(old, new, 1))
+        found = list(operations(path, dict[str, Any], report := SourceReport(), lambda _: None))
+        assert [key for _, key, _ in found] in (keys[1:], keys)
+        assert sum(report.dropped.values()) == len(keys) - len(found)
 
 
 @pytest.mark.parametrize("name", ["profiler_info_1.json", "profiler_metadata.json"])

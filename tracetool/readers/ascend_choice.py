@@ -240,6 +240,7 @@ class Choice:
         path = self._file(COMMUNICATION)
         reports = [SourceReport() for _ in range(1 + len(self._analyses))]
         text = None if path is None else self._whole(partial(read_communication, path, reports[0], self._advance))
+        self._tell_damage(reports[0])
         offers = [(COMMUNICATION, text or [])]
         for database, own in zip(self._analyses, reports[1:], strict=True):
             offers.append((database.path.name, listed_operations(database, own)))
@@ -256,6 +257,7 @@ class Choice:
         path = self._file(MATRIX)
         reports = [SourceReport() for _ in range(1 + len(self._analyses))]
         text = None if path is None else self._whole(partial(read_matrix, path, reports[0], self._advance))
+        self._tell_damage(reports[0])
         offers = [(MATRIX, text or Matrix())]
         for database, own in zip(self._analyses, reports[1:], strict=True):
             offers.append((database.path.name, listed_matrix(database, own)))
@@ -293,6 +295,11 @@ class Choice:
             self._report.drop(reason, Place(str(self._parts.folder), 0))
             self._report.notes.append(f"left out: {error.message}")
             return None
+
+    def _tell_damage(self, report: SourceReport) -> None:
+        """Say what is damaged in a text file, whether it is taken or a database has more."""
+        for reason in [r for r in report.dropped if r.startswith("damaged ")]:
+            self._report.drop(reason, report.places.pop(reason), report.dropped.pop(reason))
 
     def _fuller(self, what: str, offers: Sequence[tuple[str, list[T]]]) -> list[T] | None:
         held = [offer for offer in offers if offer[1]]

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from tracetool.readers.ascend_salvage import operations
 from tracetool.readers.ascend_text import (
     MB_OF_LINKS,
     NS_PER_MS,
-    decoded,
     raw_text,
     scaled,
     small_integer,
@@ -168,8 +168,7 @@ def read_matrix(path: Path, report: SourceReport, advance: Callable[[int], None]
     Raises:
         MalformedTrace: If the file is damaged.
     """
-    content = decoded(path, dict[str, dict[str, dict[str, dict[str, _Cell]]]], advance)
-    return collect_links(_entries(content), report)
+    return collect_links(_entries(operations(path, dict[str, _Cell], report, advance)), report)
 
 
 def collect_links(entries: Iterable[LinkEntry], report: SourceReport) -> Matrix:
@@ -197,20 +196,18 @@ def read_communication(path: Path, report: SourceReport, advance: Callable[[int]
     Raises:
         MalformedTrace: If the file is damaged.
     """
-    content = decoded(path, dict[str, dict[str, dict[str, _Entry]]], advance)
     found: list[Operation] = []
-    for step, kinds in content.items():
-        for key, entry in (item for kind in kinds.values() for item in kind.items()):
-            if key.startswith("Total Op Info"):
-                continue
-            report.rows += 1
-            times = (raw_text(entry.time.start), raw_text(entry.time.elapse), raw_text(entry.time.wait))
-            sizes = {name: scaled(raw_text(b.size), MB_OF_LINKS) or 0 for name, b in entry.bandwidth.items()}
-            operation = listed_operation(key, step, times, sizes)
-            if operation is None:
-                report.dropped["operation without time in communication.json"] += 1
-            else:
-                found.append(operation)
+    for step, key, entry in operations(path, _Entry, report, advance):
+        if key.startswith("Total Op Info"):
+            continue
+        report.rows += 1
+        times = (raw_text(entry.time.start), raw_text(entry.time.elapse), raw_text(entry.time.wait))
+        sizes = {name: scaled(raw_text(b.size), MB_OF_LINKS) or 0 for name, b in entry.bandwidth.items()}
+        operation = listed_operation(key, step, times, sizes)
+        if operation is None:
+            report.dropped["operation without time in communication.json"] += 1
+        else:
+            found.append(operation)
     return found
 
 
@@ -295,8 +292,8 @@ def operation_kind(name: str, kernel_class: str | None) -> str:
     return _OPERATION.get(kind, kind)
 
 
-def _entries(content: Mapping[str, Mapping[str, Mapping[str, Mapping[str, _Cell]]]]) -> Iterator[LinkEntry]:
-    for key, cells in (e for step in content.values() for kind in step.values() for e in kind.items()):
+def _entries(listed: Iterable[tuple[str, str, Mapping[str, _Cell]]]) -> Iterator[LinkEntry]:
+    for _, key, cells in listed:
         label, _, hashed = key.partition("@")
         for ends, cell in cells.items():
             own, peer = (small_integer(end) if end.isdecimal() else None for end in _pair(ends))

@@ -142,7 +142,7 @@ class Database:
             for setting in ("trusted_schema=OFF", "writable_schema=ON", "query_only=ON", "cell_size_check=ON"):
                 connection.execute(f"PRAGMA {setting}")
             self._read_schema()
-        except (sqlite3.Error, OverflowError) as error:
+        except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
             self.failure = str(error)
         if not self.tables and not self.failure and self._short():
             self.failure = "its tables are cut off"
@@ -173,7 +173,7 @@ class Database:
                     start = row[0] + 1
                     yield row[1:]
                 return
-            except sqlite3.Error as error:
+            except (sqlite3.Error, UnicodeDecodeError) as error:
                 reason = str(error)
             # The sqlite3 module steps ahead: the row before the damage was not handed out yet.
             ahead = self._row(table, chosen, start)
@@ -192,7 +192,7 @@ class Database:
         query = f'SELECT substr("{column}", 1, {_NAME_CHARACTERS}) FROM "{table}" WHERE "{key}" = ?'
         try:
             found = self._connection.execute(query, (number,)).fetchone()
-        except (sqlite3.Error, OverflowError) as error:
+        except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
             self._lose(table, str(error))
             return None
         return None if found is None or found[0] is None else str(found[0])
@@ -203,7 +203,7 @@ class Database:
             return set()
         try:
             return {row[0] for row in self._connection.execute(f'SELECT DISTINCT "{column}" FROM "{table}"')}
-        except sqlite3.Error:
+        except (sqlite3.Error, UnicodeDecodeError):
             return {row[0] for row in self.rows(table, column)}
 
     def count(self, table: str) -> int:
@@ -254,7 +254,7 @@ class Database:
         for name in [str(row[0]) for row in listed if '"' not in str(row[0])]:
             try:
                 columns = self._connection.execute(f'PRAGMA table_info("{name}")').fetchall()
-            except sqlite3.Error as error:
+            except (sqlite3.Error, UnicodeDecodeError) as error:
                 self._lose(name, str(error))
                 continue
             if columns:
@@ -294,7 +294,7 @@ class Database:
         query = f'SELECT _rowid_, {chosen} FROM "{table}" WHERE _rowid_ >= ? ORDER BY _rowid_ LIMIT 1'
         try:
             found: tuple[Any, ...] | None = self._connection.execute(query, (start,)).fetchone()
-        except (sqlite3.Error, OverflowError):
+        except (sqlite3.Error, OverflowError, UnicodeDecodeError):
             return ()
         return found
 

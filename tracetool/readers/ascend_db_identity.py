@@ -101,7 +101,7 @@ def about_capture(database: Database) -> About:
     for name, value in database.rows("META_DATA", "name", "value"):
         try:
             about.metadata[str(name)] = msgspec.json.decode(str(value))
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             about.metadata[str(name)] = str(value)
     for column, table in (("hostName", "HOST_INFO"), ("hostName", "NPU_INFO")):
         for (name,) in database.rows(table, column):

@@ -9,8 +9,7 @@ import csv
 import io
 import re
 from collections import deque
-from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
-from itertools import islice
+from decimal import ROUND_HALF_EVEN, Decimal
 from typing import IO, TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -40,6 +39,9 @@ _TIME_LIMIT, _SIZE_LIMIT = 2**62, 2**58
 _RECORD_LINES = 1000
 _BATCH_LINES = 512
 _HEADER_BYTES = 1 << 20
+_LINE_BYTES = 1 << 20
+_BATCH_BYTES = 4 << 20
+_MOST_BYTES = 16 << 20
 _BYTE = re.compile(r"byte (\d+)")
 
 
@@ -79,7 +81,7 @@ def scaled(text: str, factor: int) -> int | None:
         return None
     try:
         value = int((Decimal(text) * factor).to_integral_value(ROUND_HALF_EVEN))
-    except (InvalidOperation, ValueError, OverflowError):
+    except (ArithmeticError, ValueError):
         return None
     return value if abs(value) < _SIZE_LIMIT else None
 
@@ -157,11 +159,14 @@ def decoded(path: Path, kind: type[T], advance: Callable[[int], None]) -> T:
     Raises:
         MalformedTrace: With the byte or the place in the document where it is damaged.
     """
+    size = path.stat().st_size
+    if size > _MOST_BYTES:
+        raise MalformedTrace(f"{path}: {size:,} bytes are more than any such file has.", hint="export it again")
     text = path.read_bytes()
-    advance(len(text))
+    advance(size)
     try:
         return msgspec.json.decode(text, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         position = _BYTE.search(str(error))
         where = int(position[1]) if position else len(text)
         at = "" if isinstance(error, msgspec.ValidationError) else f" at byte {where:,}"
@@ -175,11 +180,17 @@ def _lines(
 ) -> Iterator[tuple[int, str]]:
     """Numbered lines after the header that are text."""
     pending = 0
-    for number, line in enumerate(stream, 1):
+    number = 0
+    while line := stream.readline(_LINE_BYTES):
+        number += 1
         pending += len(line)
         if pending >= 1 << 20:
             advance(pending)
             pending = 0
+        if len(line) == _LINE_BYTES and not line.endswith(b"\n"):
+            advance(_passed(stream))
+            drop(f"line longer than {_LINE_BYTES >> 20} MiB", number)
+            continue
         if number == 1:
             continue
         if b"\0" in line:
@@ -192,18 +203,41 @@ def _lines(
     advance(pending)
 
 
+def _passed(stream: IO[bytes]) -> int:
+    """Go to the end of the line; the bytes passed."""
+    count = 0
+    while rest := stream.readline(_LINE_BYTES):
+        count += len(rest)
+        if rest.endswith(b"\n"):
+            break
+    return count
+
+
+def _batch(lines: Iterator[tuple[int, str]]) -> list[tuple[int, str]]:
+    batch: list[tuple[int, str]] = []
+    size = 0
+    for item in lines:
+        batch.append(item)
+        size += len(item[1])
+        if len(batch) == _BATCH_LINES or size > _BATCH_BYTES:
+            break
+    return batch
+
+
 def _records(
     lines: Iterator[tuple[int, str]], width: int, drop: Callable[[str, int], None]
 ) -> Iterator[tuple[int, list[str]]]:
     """Records of the given number of fields with their first line, many at a time where all is well."""
-    while batch := list(islice(lines, _BATCH_LINES)):
+    while batch := _batch(lines):
         # A record that goes on behind the batch leaves a quote open.
         quotes = sum(text.count('"') for _, text in batch)
+        size = 0
         for _ in range(_RECORD_LINES):
-            if quotes % 2 == 0 or (following := next(lines, None)) is None:
+            if quotes % 2 == 0 or size > 4 * _BATCH_BYTES or (following := next(lines, None)) is None:
                 break
             batch.append(following)
             quotes += following[1].count('"')
+            size += len(following[1])
         whole = _undamaged(batch, width)
         yield from whole if whole is not None else _one_by_one(batch, lines, width, drop)
 
@@ -234,7 +268,7 @@ def _one_by_one(
         number, text = waiting.popleft()
         taken: list[tuple[int, str]] = []
         fields = _fields(text)
-        while fields is None and text.count('"') % 2 and len(taken) < _RECORD_LINES:
+        while fields is None and text.count('"') % 2 and len(taken) < _RECORD_LINES and len(text) < _BATCH_BYTES:
             following = waiting.popleft() if waiting else next(lines, None)
             if following is None:
                 break

@@ -132,7 +132,7 @@ def _is_trace(head: bytes) -> bool:
         return any(mark in head for mark in _LIST_MARKS)
     if not _OBJECT.match(head) or _EVENT.match(head):
         # The beginning may be lost: whole events speak for themselves.
-        return len(_EVENT.findall(head)) > 1 and any(mark in head for mark in _LIST_MARKS)
+        return b"\0" not in head and len(_EVENT.findall(head)) > 1 and any(mark in head for mark in _LIST_MARKS)
     if b'"schemaVersion"' in head or b'"deviceProperties"' in head:
         return True
     return _EVENTS.search(head) is not None

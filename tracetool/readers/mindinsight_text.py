@@ -32,6 +32,7 @@ _FIGURE_COLUMNS = frozenset({
 _RANK = re.compile(r"_raw_(\d{1,9})(?:_detail_time)?\.csv$")
 _FIGURES_OF = re.compile(r"_(\d{1,9})_(\d{1,9})_(\d{1,9})\.csv$")
 _HEAD_BYTES = 1 << 12
+_MOST_RANKS = 1 << 20
 _CELL_BYTES = 1 << 27
 _KB = MB_OF_LINKS // 1000
 
@@ -83,7 +84,7 @@ def figures_of(file: Path) -> tuple[Grid, int] | None:
     if match is None:
         return None
     stages, ranks, rank = (int(number) for number in match.groups())
-    if not 0 < stages <= ranks or ranks % stages or rank >= ranks:
+    if not 0 < stages <= ranks <= _MOST_RANKS or ranks % stages or rank >= ranks:
         return None
     return Grid(stages, ranks), rank
 
@@ -118,7 +119,7 @@ def received_bytes(file: Path, report: SourceReport) -> dict[tuple[str, str], in
     for place, record in records(file, report):
         try:
             costs = msgspec.json.decode(record["communication_operator_cost"], type=dict[str, list[Any]])
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             report.drop("costs of operations that are no JSON", place)
             continue
         for operation, cost in costs.items():

@@ -185,7 +185,7 @@ def _rank_in(tables: Sequence[Path], device: int) -> int | None:
 def _mapping_in(path: Path) -> dict[str, Any]:
     try:
         return msgspec.json.decode(path.read_bytes().strip(b"\0 \r\n\t"), type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}
 
 

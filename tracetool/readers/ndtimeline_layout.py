@@ -12,6 +12,8 @@ from tracetool.readers import Group, Identity
 from tracetool.readers.ndtimeline_names import COMPUTE, DP, EMBEDDING, OPTIMIZER, PP, TP, WEIGHT, WORLD, messages_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tracetool.readers import Place
 
 TIME_LIMIT_NS = 2**61
@@ -163,7 +165,8 @@ class Layout:
     @property
     def is_looped(self) -> bool:
         """Whether every stage is where looping places it: chunk x pipeline ranks + pipeline rank."""
-        return all(self.owner(stage) == stage % self.stages for stage in range(self.stages * self.chunks))
+        # Only those that were seen somewhere may be elsewhere; a damaged number may make stages by the billion.
+        return all(self.owner(stage) in (None, stage % self.stages) for stage in self._owners)
 
     @property
     def wraps_around(self) -> bool:
@@ -218,8 +221,8 @@ class Layout:
         where, cells = self.places[rank], self._cells()
         own = cells[where.dp, where.pp]
         member = own.index(rank)
-        column = [cells.get((where.dp, stage), ()) for stage in range(self.stages)]
-        row = [cells.get((dp, where.pp), ()) for dp in range(max(w.dp for w in self.places.values()) + 1)]
+        column = self._line(self.stages, lambda stage: cells.get((where.dp, stage), []))
+        row = self._line(max(w.dp for w in self.places.values()) + 1, lambda dp: cells.get((dp, where.pp), []))
         if name == WORLD:
             return tuple(self.places) if len(self.places) == world_size else ()
         if name == TP:
@@ -230,6 +233,10 @@ class Layout:
         if any(len(cell) != len(own) for cell in cells_of_group):
             return ()
         return tuple(cell[member] for cell in cells_of_group)
+
+    def _line(self, count: int, cell: Callable[[int], list[int]]) -> list[list[int]]:
+        """So many cells; empty ones at once where there are fewer ranks, as a damaged number may be in the billions."""
+        return [cell(number) for number in range(count)] if count <= len(self.places) else [[], []]
 
     def _cells(self) -> dict[tuple[int, int], list[int]]:
         cells: dict[tuple[int, int], list[int]] = defaultdict(list)

@@ -39,7 +39,7 @@ def table_trouble(path: Path) -> str | None:
 
     try:
         schema = pq.read_schema(path)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         return f"a Parquet file that cannot be opened: {error}"
     if not set(_REQUIRED) <= set(schema.names):
         return ""
@@ -154,7 +154,7 @@ def _rows(path: Path, rank: int | None, report: SourceReport, *, strays: bool) -
                     for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=columns):
                         yield from _chosen(batch, at, rank, strays=strays)
                         at += batch.num_rows
-                except (pa.ArrowException, OSError):
+                except (pa.ArrowException, OSError, UnicodeDecodeError):
                     lost = offset + rows - at
                     report.drop(_LOST, Place(str(path), at + 1, "line"), lost)
             offset += rows

@@ -108,7 +108,8 @@ class TarStream:
 
     def take(self, size: int) -> bytes:
         """The next bytes of the archive; fewer only at its end."""
-        found = self._stream.read(size)
+        # Nothing is asked for by none: to zlib a limit of 0 is no limit.
+        found = self._stream.read(size) if size else b""
         while len(found) < size and (more := self._stream.read(size - len(found))):
             found += more
         self._at += len(found)

@@ -100,7 +100,7 @@ def _figures(files: Iterable[Path], report: SourceReport, advance: Callable[[int
             continue
         try:
             yield from _READ[kind](file, report, advance)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             at = re.search(r"byte (\d+)", str(error))
             report.drop("file with damaged text", Place(str(file), int(at[1]) if at else file.stat().st_size))
 

@@ -35,7 +35,7 @@ def holds_figures(path: Path) -> bool:
     try:
         with connected(path) as connection:
             return bool(_tables(connection) & _READ.keys())
-    except (sqlite3.Error, OSError, MalformedTrace):
+    except (sqlite3.Error, OSError, UnicodeDecodeError, MalformedTrace):
         return False
 
 
@@ -146,7 +146,7 @@ def _records(connection: sqlite3.Connection, table: str, path: Path, report: Sou
             count += 1
             report.rows += 1
             yield dict(zip(columns, values, strict=True))
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         report.drop(f"rest of table {table}: {error}", Place(str(path), count, "row"))
 
 
