@@ -135,10 +135,7 @@ def spoil(path: Path, random: Random) -> str:
     elif kind == "repeat":
         content[at:at] = content[random.randrange(len(content)) :][:2000]
     elif kind == "cell":
-        try:
-            return _spoil_cell(path, random)
-        except sqlite3.DatabaseError:
-            return f"{path.name}: spoiled beyond opening before"
+        return _spoil_cell(path, random)
     else:
         pattern, odd = {
             "number": (_NUMBER, _ODD_NUMBERS),
@@ -153,6 +150,13 @@ def spoil(path: Path, random: Random) -> str:
 
 
 def _spoil_cell(path: Path, random: Random) -> str:
+    try:
+        return _change_cells(path, random)
+    except sqlite3.DatabaseError:
+        return f"{path.name}: spoiled beyond opening before"
+
+
+def _change_cells(path: Path, random: Random) -> str:
     with closing(sqlite3.connect(path)) as connection, connection:
         tables = [
             name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY 1")
