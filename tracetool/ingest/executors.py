@@ -27,7 +27,7 @@ WORKER_BYTES = 512 << 20
 _DASK = "dask://"
 _CONNECT_SECONDS = 10
 # Below this much text per further worker, starting one costs more than it saves.
-_WORTH_BYTES = 64 << 20
+_WORTH_BYTES = 256 << 20
 _COMPRESSION = 12
 _read_so_far: Any = None
 
