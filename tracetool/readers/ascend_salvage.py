@@ -83,7 +83,7 @@ def _one_by_one(path: Path, text: bytes, kind: type[T], report: SourceReport) ->
         if match[3] is None:
             continue
         found = object_at(text, match.end())
-        value = text[match.end() : found.end or match.end()]
+        value = text[match.end() : found.end]
         try:
             operation = decoder.decode(value)
             key = match[3].decode()

@@ -36,6 +36,8 @@ _CUT = re.compile(rb'\}(?=\s*,\s*\{\s*")')
 _ENDS_HERE = re.compile(rb"\}[\s,]*\]")
 _BYTE = re.compile(r"\(byte (\d+)\)")
 _TRIALS = 16
+# Blanks between two events that are looked over.
+_SPACES = 4096
 _MOST_DIGITS = 38
 
 
@@ -126,7 +128,7 @@ class PlainScanner:
         while high > begin:
             low = max(begin, high - (1 << 14))
             found = -1
-            for match in _CUT.finditer(data, low, stop):
+            for match in _CUT.finditer(data, low, min(stop, high + _SPACES)):
                 if match.start() >= high:
                     break
                 found = match.end()

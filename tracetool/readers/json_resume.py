@@ -23,16 +23,19 @@ _DEEP_COST = 1 << 15
 
 
 class Found(NamedTuple):
-    """A whole event, or None in its place, and what looking for it cost (about bytes read by the decoder).
+    """A whole event, and what looking for it cost.
 
     Attributes:
-        start: Its opening brace.
-        end: After its closing brace.
+        start: Its opening brace; None if there is none.
+        end: After its closing brace; where looking was given up if there is none.
+        cost: About as many bytes as could be decoded meanwhile.
+        is_cut: Whether more text might make it whole.
     """
 
     start: int | None
-    end: int | None
+    end: int
     cost: int
+    is_cut: bool = False
 
 
 def object_at(data: bytes, at: int) -> Found:
@@ -42,20 +45,20 @@ def object_at(data: bytes, at: int) -> Found:
         data: Text.
         at: Offset of its opening brace.
     """
-    _, end, cost = _decoded(data, at)
-    return Found(at if end is not None else None, end, cost)
+    _, end, cost, is_cut = _decoded(data, at)
+    return Found(None, at, cost, is_cut) if end is None else Found(at, end, cost)
 
 
 def objects(text: bytes) -> Iterator[bytes]:
     """The objects in text of nothing but whole objects, parted by commas or not at all."""
     at = 0
     while (match := _OPENING.search(text, at)) is not None:
-        _, end, _ = _decoded(text, match.start())
+        _, end, _, _ = _decoded(text, match.start())
         at = end if end is not None else len(text)
         yield text[match.start() : at]
 
 
-def next_event(data: bytes, start: int, stop: int, most_cost: int) -> Found:
+def next_event(data: bytes, start: int, stop: int, most_cost: int, *, is_all: bool = True) -> Found:
     """The first whole event that opens in a part of the text.
 
     What opens inside a damaged event (its arguments) is no event: it has no ``ph``.
@@ -65,20 +68,23 @@ def next_event(data: bytes, start: int, stop: int, most_cost: int) -> Found:
         start: Where to begin.
         stop: Where openings end to matter; an event may reach further.
         most_cost: Give up beyond it.
+        is_all: Whether no more text follows; else it is given up where the end of the text cuts an object.
     """
     spent = 0
     at = start
     while (match := _OPENING.search(data, at, stop)) is not None and spent <= most_cost:
-        found, end, cost = _decoded(data, match.start())
+        found, end, cost, is_cut = _decoded(data, match.start())
         spent += cost
+        if is_cut and not is_all:
+            return Found(None, match.start(), spent, is_cut)
         if end is not None and "ph" in found:
             return Found(match.start(), end, spent)
         # An object without it may be the arguments of an event whose front is damaged: nothing opens inside.
         at = end if end is not None and "traceEvents" not in found else match.end()
-    return Found(None, None, spent)
+    return Found(None, stop if match is None else at, spent)
 
 
-def _decoded(data: bytes, at: int) -> tuple[dict[str, object], int | None, int]:
+def _decoded(data: bytes, at: int) -> tuple[dict[str, object], int | None, int, bool]:
     size, cost = _SLICE, 0
     while True:
         # Latin-1 keeps offsets: each byte is one character.
@@ -86,12 +92,13 @@ def _decoded(data: bytes, at: int) -> tuple[dict[str, object], int | None, int]:
         try:
             found, end = _DECODER.raw_decode(text)
         except json.JSONDecodeError as error:
-            cost += _ATTEMPT_COST + error.pos
-            cut = error.pos >= len(text) - 12 or error.msg.startswith("Unterminated string")
+            open_string = error.msg.startswith("Unterminated string")
+            cost += _ATTEMPT_COST + (len(text) if open_string else error.pos)
+            cut = open_string or error.pos >= len(text) - 12
         except RecursionError:
-            return {}, None, cost + _DEEP_COST
+            return {}, None, cost + _DEEP_COST, False
         else:
-            return found, at + end, cost + _ATTEMPT_COST + end
+            return found, at + end, cost + _ATTEMPT_COST + end, False
         if not cut or size >= LONGEST_BYTES or at + size >= len(data):
-            return {}, None, cost
+            return {}, None, cost, cut and len(text) < LONGEST_BYTES
         size = min(size * _GROWTH, LONGEST_BYTES)

@@ -40,6 +40,8 @@ _PHASE = re.compile(rb'"ph"\s*:')
 # An event may end here: another one opens, the list closes, or (in what is left at the end) nothing follows.
 _END = re.compile(rb'\}(?=[\s,]*(?:\{\s*"|\]))')
 _LAST_END = re.compile(rb'\}(?=[\s,]*(?:\{\s*"|\]|(?:\{\s*)?\Z))')
+# What an event looks like before anything of it is read.
+_LIKELY = re.compile(rb'[,\[]\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args)"\s*:)')
 _REPAIR_ENDS = 4
 _JOINT = re.compile(rb"[\s,\[]*\Z")
 # What may be spent on damage, in bytes that could be decoded meanwhile: a lot of it anywhere, and some all over.
@@ -105,6 +107,7 @@ class ChromeTrace:
         self._dropped_to = -1
         self._credit = _CREDIT
         self._credited = 0
+        self._given_up: int | None = None
         self.head = self._find_list()
 
     def tables(self) -> Iterator[pa.Table]:
@@ -238,8 +241,11 @@ class ChromeTrace:
     def _take_or_mend(self, at: int) -> None:
         own = object_at(self._data, at)
         self._credit -= own.cost
+        if own.is_cut and not self._final:
+            self._read()
+            return
         following = None
-        if own.end is not None:
+        if own.start is not None:
             event = self._data[at : own.end]
             if self._took(event, at, own.end) or self._mended(event, at, own.end):
                 return
@@ -278,8 +284,9 @@ class ChromeTrace:
         return False
 
     def _next_event(self, start: int, stop: int) -> int | None:
-        found = next_event(self._data, start, stop, max(self._credit, 0))
+        found = next_event(self._data, start, stop, max(self._credit, 0), is_all=self._final)
         self._credit -= found.cost
+        self._given_up = found.end if found.start is None and found.end < stop else None
         return found.start
 
     def _resume(self, at: int, reason: str, boundary: int | None, following: int | None) -> None:
@@ -288,21 +295,24 @@ class ChromeTrace:
         if following is None:
             following = self._next_event(at + inside, self._near(at) if boundary is None else boundary)
         end = following if boundary is None or (following is not None and following < boundary) else boundary
-        if end is None and self._final and self._near(at) == len(self._data):
+        if end is None and self._given_up is None and self._final and self._near(at) == len(self._data):
             closing = self._data.find(b"]", at)
             if inside or closing < 0:
                 self._cut_off(at)
                 return
             end = closing
-        self._drop(reason, at, self._near(at) if end is None else end)
+        if end is None:
+            end = self._near(at) if self._given_up is None else max(self._given_up, at + 1)
+        self._drop(reason, at, end)
 
     def _skip_coarsely(self, at: int) -> None:
-        boundary = _END.search(self._data, min(len(self._data), at + _COARSE_BYTES))
-        if boundary is None and self._final:
+        opening = _LIKELY.search(self._data, min(len(self._data), at + _COARSE_BYTES))
+        if opening is None and self._final:
             self._cut_off(at)
         else:
-            end = boundary.end() if boundary else len(self._data) - 64
-            self._drop("damaged all over: up to 4 KiB left out at a time", at, end)
+            # An opening may be cut in two by the end of the data.
+            end = opening.end() if opening else len(self._data) - 64
+            self._drop("damaged all over: up to 4 KiB left out at a time", at, max(end, at + 1))
 
     def _drop(self, reason: str, at: int, end: int) -> None:
         self._check_one_trace(self._data[at:end], at)
@@ -359,6 +369,8 @@ class ChromeTrace:
         if _PHASE.search(self._data, start) is None:
             return None
         found = next_event(self._data, start, len(self._data), _CREDIT)
+        if found.start is None and (likely := _LIKELY.search(self._data, found.end)):
+            return likely.end()
         return found.start
 
     def _finish(self) -> None:

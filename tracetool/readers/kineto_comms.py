@@ -133,8 +133,9 @@ def _group_ranks(args: Mapping[str, Any], name: str, groups: Sequence[Group]) ->
 # A trace names few groups and many operations: they share the lists of ranks.
 @lru_cache(maxsize=1024)
 def _listed_ranks(text: str) -> tuple[int, ...]:
-    ranks = (int(r) for r in re.findall(r"\d{1,10}", text))
-    return tuple(r for r in ranks if r < _MOST_RANKS)
+    numbers = re.findall(r"\d+", text)
+    ranks = tuple(int(n) for n in numbers if len(n) < 11 and int(n) < _MOST_RANKS)
+    return ranks if len(ranks) == len(numbers) else ()
 
 
 @lru_cache(maxsize=1024)
