@@ -169,6 +169,14 @@ def test_long_events_are_passed_over(scanner: str, tmp_path: Path, monkeypatch: 
     assert run.manifest["sources"][0]["dropped"] == {"event longer than 3 MiB": 1}
 
 
+def test_a_comma_behind_a_damaged_last_event_costs_nothing_else(scanner: str, tmp_path: Path) -> None:
+    path = tmp_path / "rank0.json"
+    path.write_text(f'{{"traceEvents": [{json.dumps(_event(dur=float("inf"))).replace("Infinity", "inf")},]}}')
+    run = ingest([path], tmp_path / "x.run")
+    assert run.manifest["sources"][0]["dropped"] == {}
+    assert run.manifest["sources"][0]["repaired"] == {"inf or nan read as null": 1, "no duration: set to 0": 1}
+
+
 def test_damage_all_over_is_left_out_in_pieces(scanner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_scan, "_CREDIT", 1 << 20)
     monkeypatch.setattr(json_scan, "_CREDIT_PER_BYTE", 1)
