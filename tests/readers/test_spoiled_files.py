@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from random import Random
@@ -10,7 +11,7 @@ from tempfile import mkdtemp
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from spoiled_files import FORMATS, read_all, spoil
+from spoiled_files import FORMATS, labelled_table, read_all, spoil
 
 _WHOLE: dict[str, Path] = {}
 
@@ -44,3 +45,14 @@ def test_whole_files_are_read(name: str) -> None:
     assert rows["events"] > 0
     assert rows["comms"] > 0
     assert refused == []
+
+
+def test_damaged_names_in_a_tables_footer_are_told(tmp_path: Path) -> None:
+    labelled_table(tmp_path)
+    path = tmp_path / "table.parquet"
+    whole = path.read_bytes()
+    footer = len(whole) - int.from_bytes(whole[-8:-4], "little") - 8
+    for match in re.finditer(rb"rank|stage|optype", whole[footer:]):
+        for at in range(footer + match.start(), footer + match.end()):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x80]) + whole[at + 1 :])
+            read_all(tmp_path)

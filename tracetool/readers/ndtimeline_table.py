@@ -179,9 +179,10 @@ def _chosen(
 
 def _may_hold(file: Any, group: int, rank: int) -> bool:
     about = file.metadata.row_group(group)
-    for column in range(about.num_columns):
-        part = about.column(column)
-        if part.path_in_schema == "rank" and part.statistics is not None and part.statistics.has_min_max:
-            with suppress(TypeError):
+    # Statistics may be of another type or damaged: then the rows themselves must tell.
+    with suppress(TypeError, ValueError, OSError):
+        for column in range(about.num_columns):
+            part = about.column(column)
+            if part.path_in_schema == "rank" and part.statistics is not None and part.statistics.has_min_max:
                 return bool(part.statistics.min <= rank <= part.statistics.max)
     return True
