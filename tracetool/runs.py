@@ -10,6 +10,8 @@ from tracetool.metrics import METRICS, measure
 from tracetool.model.action import ActionKind
 from tracetool.readers import rows_table
 from tracetool.reconstruct import Reconstruction, reconstruct
+from tracetool.reconstruct.account import Account
+from tracetool.reconstruct.survey import survey_run
 from tracetool.reconstruct.transfers import median_transfer_ns, payload
 from tracetool.store import Run, is_run
 
@@ -60,12 +62,19 @@ def open_run(paths: Sequence[Path], progress: Progress | None = None) -> Run:
 
 def derive(run: Run) -> Run:
     """Write the tables of the observed step into a Run; if there is no pipeline, the manifest says why."""
+    account = Account()
+    survey = survey_run(run, account)
+    tables = dict(survey.tables)
+    entry: dict[str, object]
     try:
-        found = reconstruct(run)
+        found = reconstruct(run, survey=survey, account=account)
     except (ReconstructError, ScheduleError, MissingRank) as error:
-        run.add({}, {_ENTRY: {"missing": error.message, "hint": error.hint}})
+        entry = {"missing": error.message, "hint": error.hint, "notes": account.notes}
     else:
-        run.add(tables_of(found), {_ENTRY: {"step": found.pipeline.step, "notes": list(found.notes)}})
+        tables |= tables_of(found)
+        entry = {"step": found.pipeline.step, "notes": list(found.notes)}
+    tables["findings"] = rows_table("findings", account.findings)
+    run.add(tables, {_ENTRY: entry})
     return run
 
 
@@ -136,7 +145,7 @@ def _links(found: Reconstruction) -> list[tuple[object, ...]]:
         size, time = payload(transfers), median_transfer_ns(transfers)
         bandwidth = None if size is None or time == 0 else size * 10**9 // time
         ranks = found.observed.global_ranks
-        rows.append((ranks[src], ranks[dst], kind, len(transfers), size, time, bandwidth))
+        rows.append((ranks[src], ranks[dst], kind, len(transfers), size, time, bandwidth, None, None))
     return rows
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCHEMA_VERSION = "2.0"
+SCHEMA_VERSION = "3.0"
 
 ColumnType = Literal["int64", "int32", "float64", "bool", "string", "category", "list<int32>"]
 
@@ -203,6 +203,122 @@ VENDOR_FIGURES = _table(
     Column("value", "float64", "Its value in the vendor's unit."),
 )
 
+_EVIDENCE = (
+    "label, metadata, autograd, kernels, messages, order, schedule fit, inferred, copied or assumed: the best that "
+    "the trace holds."
+)
+_CONFIDENCE = Column("confidence", "float64", "Share of the independent checks that agree; 1 where the trace says it.")
+
+FINDINGS = _table(
+    "findings",
+    "One row per fact that reconstruction found: how it is known, and how sure it is.",
+    Column(
+        "fact", "category", "steps, pipeline, coordinates, clocks, segments, schedule, transfers, memory, layers ..."
+    ),
+    Column("subject", "string", "What it is about: a rank, a stage, a link, or all."),
+    Column("value", "string", "What was found, for people."),
+    Column("evidence", "category", _EVIDENCE),
+    _CONFIDENCE,
+    _nullable("detail", "string", "What disagrees, or what the evidence leaves open."),
+)
+
+COORDINATES = _table(
+    "coordinates",
+    "One row per rank of the job: its position along each parallel dimension.",
+    _RANK,
+    _nullable("pipeline", "int32", "Number of its pipeline: pipelines side by side are counted by their lowest rank."),
+    _nullable("pp", "int32", "Pipeline rank: position in stage order."),
+    _nullable("dp", "int32", "Data-parallel position."),
+    _nullable("tp", "int32", "Tensor-parallel position."),
+    _nullable("cp", "int32", "Context-parallel position."),
+    _nullable("ep", "int32", "Expert-parallel position."),
+    Column("recorded", "bool", "Whether its trace is in the Run."),
+    _nullable("copied_from", "int32", "Recorded rank of the same stage whose trace stands for it, where asked for."),
+    Column("evidence", "category", _EVIDENCE),
+    _CONFIDENCE,
+)
+
+CLOCKS = _table(
+    "clocks",
+    "One row per rank: its clock against that of the reference rank, from messages and collectives both took part in.",
+    _RANK,
+    Column("reference_rank", "int32", "Rank whose clock is kept."),
+    Column("time_ns", "int64", "Time on the rank's own clock at which the offset holds."),
+    _nullable("offset_ns", "int64", "Add it to the rank's times to align them; null if nothing joins the two ranks."),
+    _nullable("drift_ppm", "float64", "Growth of the offset with time, parts per million; null if not to be told."),
+    _nullable("residual_ns", "int64", "Median distance of the anchors from the alignment."),
+    Column("anchors", "int32", "Messages and collectives that were used."),
+    Column("applied", "bool", "Whether reconstruction moved the rank's times by it."),
+    Column("evidence", "category", _EVIDENCE),
+    _CONFIDENCE,
+)
+
+WAITS = _table(
+    "waits",
+    "One row per communication operation of ``comms`` that ran: how long it waited, and how long it moved bytes.",
+    _RANK,
+    Column("position", "int32", "The operation's position in ``comms``."),
+    Column("operation", "category", "send, recv, allreduce ..."),
+    _nullable(
+        "pair", "int64", "Same number on both sides of a message, or on all ranks of a collective; null: unmatched."
+    ),
+    Column("wait_ns", "int64", "From its start until the last side was ready."),
+    Column("transfer_ns", "int64", "From then to its end; of a send that was buffered: its own duration."),
+    Column("exposed_ns", "int64", "Part of its duration during which its rank computed nothing."),
+    Column("upper_bound", "bool", "The other side was not recorded: waiting may be inside transfer_ns."),
+    Column("evidence", "category", _EVIDENCE),
+)
+
+STEP_FACTS = _table(
+    "step_facts",
+    "One row per training step of the pipeline that was looked at.",
+    Column("step", "int32", "Step number."),
+    Column("start_ns", "int64", "Earliest start on its ranks."),
+    Column("duration_ns", "int64", "To the latest end on its ranks."),
+    Column("status", "category", "complete, first, last (the capture begins or ends inside it) or partial."),
+    Column("chosen", "bool", "Whether stages, ops and transfers are of it."),
+    Column("messages", "int32", "Sends and receives in it, all ranks."),
+    Column("evidence", "category", _EVIDENCE),
+)
+
+COSTS = _table(
+    "costs",
+    "One row per action of every complete step: the distribution behind ``stages``.",
+    Column("step", "int32", "Step number."),
+    _RANK,
+    Column("stage", "int32", "Global (virtual) stage."),
+    Column("kind", "category", "F, B, I, W or R."),
+    Column("microbatch", "int32", "Microbatch."),
+    Column("duration_ns", "int64", "Compute time: kernels and the launch gaps between them."),
+    Column("kernel_ns", "int64", "Time its kernels ran (union)."),
+    Column("beside_ns", "int64", "Part of that during which a communication kernel ran beside it."),
+)
+
+KERNEL_ACTIONS = _table(
+    "kernel_actions",
+    "One row per device kernel of the chosen step: the action it belongs to. Joins ``events`` by rank and event.",
+    _RANK,
+    Column("event", "int64", "Number of the event within its rank."),
+    _nullable("stage", "int32", "Global (virtual) stage; null if it belongs to no stage."),
+    Column("kind", "category", "F, B, I, W, R, REDUCE_GRAD, OPTIMIZER, COMMUNICATION or OTHER."),
+    _nullable("microbatch", "int32", "Microbatch."),
+    _nullable("part", "category", "Of a backward: input or weight, the gradient that it computes; recompute."),
+    _nullable("layer", "int32", "Layer within the stage; null before the first and after the last one."),
+)
+
+LAYERS = _table(
+    "layers",
+    "One row per part of a stage's forward or backward: what is ahead of the repeated layers, each of them, the rest.",
+    Column("stage", "int32", "Global (virtual) stage."),
+    Column("kind", "category", "F, B, I or W."),
+    Column("layer", "int32", "Layer in model order within the stage; -1 ahead of the layers, -2 after them."),
+    Column("kernels", "int32", "Kernels of one microbatch in it."),
+    Column("duration_ns", "int64", "Median over microbatches: kernels and the launch gaps between them."),
+    Column("uncontended_ns", "int64", "The same without slowdown beside waiting communication kernels."),
+    Column("evidence", "category", _EVIDENCE),
+    _CONFIDENCE,
+)
+
 STAGES = _table(
     "stages",
     "One row per pipeline stage.",
@@ -268,7 +384,13 @@ LINKS = _table(
     Column("messages", "int32", "Messages in the step."),
     _nullable("payload_bytes", "int64", "Bytes of one message; null if they differ or are unknown."),
     Column("transfer_ns", "int64", "Median time of one message once both sides were ready."),
-    _nullable("bandwidth_bytes_per_s", "int64", "payload_bytes over transfer_ns."),
+    _nullable(
+        "bandwidth_bytes_per_s",
+        "int64",
+        "Fitted over messages of several sizes where there are any, else payload_bytes over transfer_ns.",
+    ),
+    _nullable("latency_ns", "int64", "Fitted start-up time of a message; null without messages of several sizes."),
+    _nullable("exposed_ns", "int64", "Time of the receiver's operations on it during which the rank computed nothing."),
 )
 
 METRICS = _table(
@@ -284,6 +406,7 @@ TABLES: dict[str, Table] = {
     table.name: table
     for table in (
         SOURCES, PROBLEMS, RANKS, GROUPS, STEPS, EVENTS, COMMS, MEMORY, VENDOR_FIGURES,
+        FINDINGS, COORDINATES, CLOCKS, WAITS, STEP_FACTS, COSTS, KERNEL_ACTIONS, LAYERS,
         STAGES, OPS, TRANSFERS, MEMORY_CURVE, LINKS, METRICS,
     )
 }  # fmt: skip

@@ -14,10 +14,12 @@ from tracetool.model.action import Action, ActionKind
 from tracetool.model.pipeline import Pipeline, RankProfile, StageProfile
 from tracetool.model.schedule import schedule_from_orders
 from tracetool.model.timeline import Op, Timeline
+from tracetool.reconstruct.account import Account, Finding
 from tracetool.reconstruct.groups import PipelineGroup, find_pipelines
 from tracetool.reconstruct.memory import MemoryFacts, memory_facts
 from tracetool.reconstruct.segments import RankWork, find_work
 from tracetool.reconstruct.steps import Step, choose_step
+from tracetool.reconstruct.survey import Survey, survey_run
 from tracetool.reconstruct.tails import Tail, tails_without_waits
 from tracetool.reconstruct.transfers import P2POp, check_counts, find_transfers, median_transfer_ns, p2p_mode, payload
 from tracetool.units import format_ranks
@@ -38,21 +40,32 @@ class Reconstruction:
         observed: The Timeline of the chosen step.
         p2p_ops: Every send and receive of the step, per global rank, in order of posting.
         notes: What was inferred, left out or is missing, one sentence each.
+        findings: Facts with the evidence for them.
     """
 
     pipeline: Pipeline
     observed: Timeline
     p2p_ops: Mapping[int, tuple[P2POp, ...]]
     notes: tuple[str, ...]
+    findings: tuple[Finding, ...] = ()
 
 
-def reconstruct(run: Run, *, step: int | None = None, use_labels: bool = True) -> Reconstruction:
+def reconstruct(
+    run: Run,
+    *,
+    step: int | None = None,
+    use_labels: bool = True,
+    survey: Survey | None = None,
+    account: Account | None = None,
+) -> Reconstruction:
     """Find stages, microbatches, costs and transfers of one step.
 
     Args:
         run: The ingested traces.
         step: Step number; by default the complete one of median length.
         use_labels: Off hides the framework's own labels, to see what the rest of the trace tells.
+        survey: What is known of the whole capture, if it was looked at before.
+        account: Takes up how things were found, beyond what it holds already.
 
     Raises:
         NoDeviceActivity: If there are no kernels.
@@ -61,7 +74,9 @@ def reconstruct(run: Run, *, step: int | None = None, use_labels: bool = True) -
         UnmatchedTransfer: If sends and receives do not pair up.
         ReconstructError: If the step does not hold whole forwards and backwards.
     """
-    notes = notes_of_sources(run.manifest.get("sources", ()))
+    account = account or Account()
+    for text in notes_of_sources(run.manifest.get("sources", ())):
+        account.note(text)
     kernels = dict(run.rows("SELECT rank, count(*) FROM events WHERE category = 'kernel' GROUP BY rank"))
     if not kernels:
         host = run.rows("SELECT count(*) FROM events")[0][0]
@@ -70,31 +85,33 @@ def reconstruct(run: Run, *, step: int | None = None, use_labels: bool = True) -
             hint="record with ProfilerActivity.CUDA (or NPU), and export inside on_trace_ready" if host else None,
         )
     _check_labels(run)
+    survey = survey or survey_run(run, account)
     groups = find_pipelines(run)
     group = groups[0]
     if len(groups) > 1:
         others = "; ".join(str(list(g.ranks)) for g in groups[1:])
-        notes.append(f"{len(groups)} pipelines side by side; this is {list(group.ranks)}, left out: {others}")
+        account.note(f"{len(groups)} pipelines side by side; this is {list(group.ranks)}, left out: {others}")
     if group.inferred:
-        notes.append(
+        account.note(
             f"no process group lists the pipeline: the stage order {list(group.ranks)} follows who sends first"
         )
     _check_recorded(run, group, kernels)
-    chosen = choose_step(run, group.ranks, step, notes)
-    transfers, p2p_ops = find_transfers(run, group, chosen, use_labels=use_labels, notes=notes)
-    work = find_work(run, group, chosen, use_labels=use_labels, notes=notes)
-    memory = memory_facts(run, group, chosen, work, notes)
-    tails = tails_without_waits(run, group, chosen, work, notes)
+    chosen = choose_step(run, group.ranks, step, account)
+    transfers, p2p_ops = find_transfers(run, group, chosen, use_labels=use_labels, account=account)
+    work = find_work(run, group, chosen, use_labels=use_labels, account=account)
+    memory = memory_facts(run, group, chosen, work, account)
+    tails = tails_without_waits(run, group, chosen, work, account)
     origin = min(s.start_ns for w in work.values() for s in w.segments)
     pipeline = _pipeline(run, group, chosen, work, memory, tails, transfers, p2p_ops)
     check_counts(transfers, pipeline.observed.shape)
     if pipeline.observed.shape.microbatches == 1 and pipeline.p2p != "grouped":
-        notes.append(f"with one microbatch a trace cannot show how transfers are issued: {pipeline.p2p} is assumed")
+        account.note(f"with one microbatch a trace cannot show how transfers are issued: {pipeline.p2p} is assumed")
     return Reconstruction(
         pipeline=pipeline,
         observed=_timeline(group, work, transfers, memory, origin),
         p2p_ops=p2p_ops,
-        notes=tuple(notes),
+        notes=tuple(account.notes),
+        findings=tuple(account.findings),
     )
 
 

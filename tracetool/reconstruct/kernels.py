@@ -33,6 +33,14 @@ class Kernel(NamedTuple):
         is_compute: Whether its time is its action's: it runs on the compute stream and is no copy.
         is_optimizer: Whether it was launched inside the optimizer's step.
         kernel_class: Ascend kernel type.
+        event: Number of the event within its rank; -1 for a communication operation that is none.
+        name: Name of the kernel.
+        stream: Device stream.
+        blocks: Thread blocks of its grid.
+        node: Event number of the autograd node around its launch, the innermost one; None outside a backward.
+        node_name: Name of that node, as ``MmBackward0``.
+        root_of: Like ``backward_of``, of the outermost node (they differ where a backward runs another one).
+        op_name: Name of the op that launched it.
     """
 
     start_ns: int
@@ -48,6 +56,19 @@ class Kernel(NamedTuple):
     is_optimizer: bool = False
     kernel_class: str | None = None
     is_compute: bool = True
+    event: int = -1
+    name: str = ""
+    stream: int | None = None
+    blocks: int | None = None
+    node: int | None = None
+    node_name: str | None = None
+    root_of: int | None = None
+    op_name: str | None = None
+
+    @property
+    def is_recompute(self) -> bool:
+        """Whether it repeats a forward inside the backward: ops get autograd numbers only where a graph is built."""
+        return self.in_backward and self.sequence_number is not None
 
     @property
     def is_gradient(self) -> bool:
@@ -72,7 +93,7 @@ class Kernel(NamedTuple):
 
 _AUTOGRAD_SQL = """
 WITH launched AS (
-    SELECT k.event, k.start_ns, k.start_ns + k.duration_ns AS end_ns, k.stream, k.external_id,
+    SELECT k.event, k.name, k.start_ns, k.start_ns + k.duration_ns AS end_ns, k.stream, k.blocks, k.external_id,
            l.start_ns AS launch_ns, l.thread, k.category = 'memcpy' AS is_copy,
            k.category = 'kernel' AND regexp_matches(lower(k.name), '^(nccl|rccl|mscclpp)') AS is_communication
     FROM events AS k
@@ -81,13 +102,16 @@ WITH launched AS (
       AND l.start_ns >= $first AND l.start_ns < $last
 ),
 nodes AS (
-    SELECT thread, start_ns, start_ns + duration_ns AS end_ns, sequence_number
+    SELECT event, thread, start_ns, start_ns + duration_ns AS end_ns, sequence_number,
+           regexp_replace(name, '^autograd::engine::evaluate_function: (torch::autograd::)?', '') AS name
     FROM events
     WHERE rank = $rank AND category = 'op' AND starts_with(name, 'autograd::engine::evaluate_function')
 ),
 inside AS (
-    -- The innermost node around the launch: nodes nest where a backward runs another one.
-    SELECT k.event, arg_max(n.sequence_number, n.start_ns) AS backward_of
+    -- Nodes nest where a backward runs another one (reentrant checkpointing).
+    SELECT k.event, arg_max(n.sequence_number, n.start_ns) AS backward_of,
+           arg_min(n.sequence_number, n.start_ns) AS root_of,
+           arg_max(n.event, n.start_ns) AS node, arg_max(n.name, n.start_ns) AS node_name
     FROM launched AS k
     JOIN nodes AS n ON n.thread = k.thread AND n.start_ns <= k.launch_ns AND n.end_ns >= k.launch_ns
     GROUP BY k.event
@@ -103,9 +127,9 @@ optimizers AS (
     WHERE rank = $rank AND category = 'annotation' AND starts_with(name, 'Optimizer.step')
 ),
 ops AS (
-    SELECT external_id, any_value(sequence_number) AS sequence_number
+    SELECT external_id, any_value(sequence_number) AS sequence_number, any_value(name) AS name
     FROM events
-    WHERE rank = $rank AND category = 'op' AND sequence_number IS NOT NULL AND external_id IS NOT NULL
+    WHERE rank = $rank AND category = 'op' AND external_id IS NOT NULL
     GROUP BY external_id
 ),
 transfers AS (
@@ -118,7 +142,8 @@ SELECT
     CASE WHEN k.launch_ns <= label.end_ns THEN label.name END AS label,
     op.sequence_number,
     inside.event IS NOT NULL AS in_backward,
-    inside.backward_of,
+    inside.backward_of, inside.root_of, inside.node, inside.node_name, op.name AS op_name,
+    k.event, k.name, k.stream, k.blocks,
     coalesce(t.is_p2p, false) AS is_p2p,
     coalesce(t.is_barrier, false) AS is_barrier,
     k.is_communication AND NOT coalesce(t.is_p2p OR t.is_barrier, false) AS is_collective,
@@ -136,11 +161,13 @@ ORDER BY k.launch_ns, k.start_ns
 """
 
 _DEVICE_SQL = """
-SELECT start_ns, start_ns + duration_ns AS end_ns, kernel_class, false AS is_p2p, false AS is_collective
+SELECT start_ns, start_ns + duration_ns AS end_ns, kernel_class, false AS is_p2p, false AS is_collective,
+       event, name, stream
 FROM events
 WHERE rank = $rank AND category = 'kernel' AND start_ns >= $first AND start_ns < $last
 UNION ALL
-SELECT DISTINCT start_ns, end_ns, NULL, operation IN ('send', 'recv'), operation NOT IN ('send', 'recv')
+SELECT DISTINCT start_ns, end_ns, NULL, operation IN ('send', 'recv'), operation NOT IN ('send', 'recv'),
+       -1, operation, stream
 FROM comms
 WHERE rank = $rank AND start_ns >= $first AND start_ns < $last
 ORDER BY start_ns, end_ns
@@ -159,7 +186,7 @@ def device_kernels(run: Run, rank: int, span: tuple[int, int]) -> list[Kernel]:
     return [
         Kernel(
             start, end, start, is_p2p=is_p2p, is_collective=is_collective, kernel_class=kind,
-            is_optimizer=_OPTIMIZER.search(kind or "") is not None,
+            is_optimizer=_OPTIMIZER.search(kind or "") is not None, event=event, name=name, stream=stream,
         )
-        for start, end, kind, is_p2p, is_collective in rows
+        for start, end, kind, is_p2p, is_collective, event, name, stream in rows
     ]  # fmt: skip

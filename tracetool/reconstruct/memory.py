@@ -16,6 +16,7 @@ from tracetool.model.timeline import MemoryCurve, memory_curve
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tracetool.reconstruct.account import Account
     from tracetool.reconstruct.groups import PipelineGroup
     from tracetool.reconstruct.segments import RankWork, Segment
     from tracetool.reconstruct.steps import Step
@@ -58,7 +59,7 @@ def _key(segment: Segment) -> _Key:
 
 
 def memory_facts(
-    run: Run, group: PipelineGroup, step: Step, work: Mapping[int, RankWork], notes: list[str]
+    run: Run, group: PipelineGroup, step: Step, work: Mapping[int, RankWork], account: Account
 ) -> dict[int, MemoryFacts]:
     """Memory of every rank of the pipeline; empty facts, and a note, where the trace logs no single allocations."""
     facts = {}
@@ -74,7 +75,7 @@ def memory_facts(
         if rows and not changes:
             totals_only.append(rank)
     if totals_only:
-        notes.append(
+        account.note(
             f"ranks {', '.join(map(str, totals_only))} log memory as totals over time, without single allocations: "
             "what an action holds is unknown"
         )

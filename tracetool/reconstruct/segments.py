@@ -22,6 +22,7 @@ from tracetool.units import format_duration
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tracetool.reconstruct.account import Account
     from tracetool.reconstruct.groups import PipelineGroup
     from tracetool.reconstruct.steps import Step
     from tracetool.store import Run
@@ -39,6 +40,7 @@ class Segment:
         end_ns: End of its last kernel.
         issue_ns: Host time of its first launch.
         issued_ns: Host time of its last launch.
+        kernels: Its kernels in launch order, copies and collectives beside it among them.
     """
 
     kind: ActionKind
@@ -48,6 +50,7 @@ class Segment:
     end_ns: int
     issue_ns: int
     issued_ns: int
+    kernels: tuple[Kernel, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +83,14 @@ class _Launches:
         return Segment(
             self.kind, microbatch, stage,
             min(k.start_ns for k in timed), max(k.end_ns for k in timed), min(launches), max(launches),
+            tuple(self.kernels),
         )  # fmt: skip
 
 
-def find_work(run: Run, group: PipelineGroup, step: Step, *, use_labels: bool, notes: list[str]) -> dict[int, RankWork]:
+def find_work(run: Run, group: PipelineGroup, step: Step, *, use_labels: bool, account: Account) -> dict[int, RankWork]:
     """Segments of every rank of the pipeline in one step, by the best evidence there is.
 
-    Kernels that run between two actions and belong to none are told in ``notes``.
+    Kernels that run between two actions and belong to none are told in ``account``.
 
     Raises:
         ReconstructError: If forwards and backwards of a rank cannot be told apart or do not pair up.
@@ -104,7 +108,8 @@ def find_work(run: Run, group: PipelineGroup, step: Step, *, use_labels: bool, n
             segments, evidence = _by_kernel_type(kernels, group.position(rank), rank), "kernels"
         segments.sort(key=lambda s: s.start_ns)
         _check_pairs(segments, rank, step.number)
-        notes += _stray(kernels, segments, rank)
+        for text in _stray(kernels, segments, rank):
+            account.note(text)
         work[rank] = RankWork(tuple(segments), observed_tail(kernels, segments), evidence)
     return work
 

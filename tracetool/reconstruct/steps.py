@@ -12,6 +12,7 @@ from tracetool.units import format_duration
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tracetool.reconstruct.account import Account
     from tracetool.store import Run
 
 
@@ -23,7 +24,7 @@ class Step:
     spans: Mapping[int, tuple[int, int]]
 
 
-def choose_step(run: Run, ranks: Sequence[int], wanted: int | None, notes: list[str]) -> Step:
+def choose_step(run: Run, ranks: Sequence[int], wanted: int | None, account: Account) -> Step:
     """The wanted step, or the complete one of median length (of an even number, the shorter middle one).
 
     A step is complete if every rank of the pipeline marks it and sends and receives as often in it as
@@ -40,7 +41,7 @@ def choose_step(run: Run, ranks: Sequence[int], wanted: int | None, notes: list[
     for number, rank, start, end in rows:
         steps.setdefault(number, {})[rank] = (start, end)
     if not steps:
-        steps = _between_optimizers(run, ranks, notes)
+        steps = _between_optimizers(run, ranks, account)
     counts = {number: _p2p_count(run, spans) for number, spans in steps.items()}
     usual = max(multimode(counts.values()))
     whole = [n for n, s in steps.items() if len(s) == len(ranks) and counts[n] == usual]
@@ -53,13 +54,13 @@ def choose_step(run: Run, ranks: Sequence[int], wanted: int | None, notes: list[
         )
     partial = sorted(set(steps) - set(whole))
     if partial:
-        notes.append(f"incomplete steps left out: {', '.join(map(str, partial))}")
+        account.note(f"incomplete steps left out: {', '.join(map(str, partial))}")
     by_length = sorted(whole, key=lambda n: (_length(steps[n]), n))
     number = by_length[(len(by_length) - 1) // 2]
     return _at_one_time(Step(number, steps[number]))
 
 
-def _between_optimizers(run: Run, ranks: Sequence[int], notes: list[str]) -> dict[int, dict[int, tuple[int, int]]]:
+def _between_optimizers(run: Run, ranks: Sequence[int], account: Account) -> dict[int, dict[int, tuple[int, int]]]:
     """Steps of a trace without marks: cut where the optimizer ends, or all of it as one."""
     bounds = {
         rank: (first, last)
@@ -76,9 +77,9 @@ def _between_optimizers(run: Run, ranks: Sequence[int], notes: list[str]) -> dic
             ends[rank].append(end)
     count = min(len(cuts) for cuts in ends.values())
     if count == 0:
-        notes.append("the trace marks neither steps nor the optimizer: all of it is taken as one step, number 0")
+        account.note("the trace marks neither steps nor the optimizer: all of it is taken as one step, number 0")
         return {0: {rank: bounds[rank] for rank in ranks}}
-    notes.append("the trace marks no steps: they are cut where the optimizer ends, and numbered from 0")
+    account.note("the trace marks no steps: they are cut where the optimizer ends, and numbered from 0")
     return {
         number: {rank: (cuts[number - 1] if number else bounds[rank][0], cuts[number]) for rank, cuts in ends.items()}
         for number in range(count)

@@ -10,6 +10,7 @@ from tracetool.model.pipeline import TailPart
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tracetool.reconstruct.account import Account
     from tracetool.reconstruct.groups import PipelineGroup
     from tracetool.reconstruct.kernels import Kernel
     from tracetool.reconstruct.segments import RankWork, Segment
@@ -63,7 +64,7 @@ def observed_tail(kernels: Sequence[Kernel], segments: Sequence[Segment]) -> Tai
 
 
 def tails_without_waits(
-    run: Run, group: PipelineGroup, step: Step, work: Mapping[int, RankWork], notes: list[str]
+    run: Run, group: PipelineGroup, step: Step, work: Mapping[int, RankWork], account: Account
 ) -> dict[int, Tail]:
     """Each rank's tail without the time its collectives waited for slower ranks.
 
@@ -87,7 +88,7 @@ def tails_without_waits(
         tails[rank] = tuple(parts)
     if alone:
         groups = ", ".join(str(list(g)) for g in sorted(alone))
-        notes.append(
+        account.note(
             f"collectives after the last backward with unrecorded ranks ({groups}) may hold waits: upper bounds"
         )
     return tails

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.schedule import PipelineShape
+    from tracetool.reconstruct.account import Account
     from tracetool.reconstruct.groups import PipelineGroup
     from tracetool.reconstruct.steps import Step
     from tracetool.store import Run
@@ -73,7 +74,7 @@ ORDER BY c.position
 
 
 def find_transfers(
-    run: Run, group: PipelineGroup, step: Step, *, use_labels: bool, notes: list[str]
+    run: Run, group: PipelineGroup, step: Step, *, use_labels: bool, account: Account
 ) -> tuple[list[Transfer], dict[int, tuple[P2POp, ...]]]:
     """Match sends to receives, first in first out per (group, source, destination).
 
@@ -114,7 +115,7 @@ def find_transfers(
             transfers.append(_transfer(group, send, recv))
     early = sum(t.end_ns < t.send_posted_ns for t in transfers)
     if early:
-        notes.append(
+        account.note(
             f"{early} of {len(transfers)} messages arrive before they were sent: the clocks of the ranks differ, and "
             "every time that crosses ranks is off by as much"
         )
