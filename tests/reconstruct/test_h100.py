@@ -96,7 +96,7 @@ def test_every_labelled_send_and_receive_is_what_its_label_says() -> None:
     found = reconstruct(run, use_labels=False)
     for rank, ops in found.p2p_ops.items():
         expected = _labelled_operations(run, rank, found.pipeline.step)
-        got = [(f"{'SEND' if o.is_send else 'RECV'}_{o.kind.value}", o.stage, o.microbatch) for o in ops]
+        got = [(f"{'SEND' if o.op.is_send else 'RECV'}_{o.kind.value}", o.stage, o.microbatch) for o in ops]
         assert got == expected
 
 

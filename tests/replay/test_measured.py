@@ -95,7 +95,7 @@ def test_receives_are_posted_where_torchs_runtime_posts_them() -> None:
             if isinstance(post, Post)
             for message in (*post.sends, *post.recvs)
         ]
-        assert placed == [(o.is_send, o.kind, o.microbatch) for o in ops]
+        assert placed == [(o.op.is_send, o.kind, o.microbatch) for o in ops]
 
 
 @pytest.mark.parametrize("base", ["1f1b_m8", "rt1f1b_m8", "gpipe_m8", "zbh1_m8"])

@@ -21,13 +21,24 @@ from tracetool.reconstruct.segments import RankWork, find_work
 from tracetool.reconstruct.steps import Step, choose_step
 from tracetool.reconstruct.survey import Survey, survey_run
 from tracetool.reconstruct.tails import Tail, tails_without_waits
-from tracetool.reconstruct.transfers import P2POp, check_counts, find_transfers, median_transfer_ns, p2p_mode, payload
+from tracetool.reconstruct.transfers import (
+    StageOp,
+    StepMessages,
+    check_counts,
+    find_transfers,
+    median_transfer_ns,
+    messages_of_step,
+    p2p_mode,
+    payload,
+    stage_ops,
+)
 from tracetool.units import format_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from tracetool.model.timeline import Transfer
+    from tracetool.reconstruct.clocks import Clocks
     from tracetool.store import Run
 
 
@@ -45,7 +56,7 @@ class Reconstruction:
 
     pipeline: Pipeline
     observed: Timeline
-    p2p_ops: Mapping[int, tuple[P2POp, ...]]
+    p2p_ops: Mapping[int, tuple[StageOp, ...]]
     notes: tuple[str, ...]
     findings: tuple[Finding, ...] = ()
 
@@ -79,11 +90,7 @@ def reconstruct(
         account.note(text)
     kernels = dict(run.rows("SELECT rank, count(*) FROM events WHERE category = 'kernel' GROUP BY rank"))
     if not kernels:
-        host = run.rows("SELECT count(*) FROM events")[0][0]
-        raise NoDeviceActivity(
-            f"{run.name} holds no kernels{': its traces show the host only' if host else ''}.",
-            hint="record with ProfilerActivity.CUDA (or NPU), and export inside on_trace_ready" if host else None,
-        )
+        _check_host_only(run, account)
     _check_labels(run)
     survey = survey or survey_run(run, account)
     groups = find_pipelines(run)
@@ -97,18 +104,24 @@ def reconstruct(
         )
     _check_recorded(run, group, kernels)
     chosen = choose_step(run, group.ranks, step, account)
-    transfers, p2p_ops = find_transfers(run, group, chosen, use_labels=use_labels, account=account)
-    work = find_work(run, group, chosen, use_labels=use_labels, account=account)
-    memory = memory_facts(run, group, chosen, work, account)
-    tails = tails_without_waits(run, group, chosen, work, account)
-    origin = min(s.start_ns for w in work.values() for s in w.segments)
-    pipeline = _pipeline(run, group, chosen, work, memory, tails, transfers, p2p_ops)
+    messages = messages_of_step(survey, group, chosen)
+    work = find_work(
+        run, group, chosen, messages.posts, messages.messages,
+        use_labels=use_labels, has_device=bool(kernels), account=account,
+    )  # fmt: skip
+    p2p_ops = stage_ops(run, chosen, messages, work.placed)
+    transfers = find_transfers(group, messages, p2p_ops, survey.clocks, account)
+    memory = memory_facts(run, group, chosen, work.ranks, account)
+    tails = tails_without_waits(run, group, chosen, work.ranks, account)
+    aligned = survey.clocks.aligned_ns
+    origin = min(aligned(rank, s.start_ns) for rank, w in work.ranks.items() for s in w.segments)
+    pipeline = _pipeline(run, group, chosen, work.ranks, memory, tails, transfers, messages)
     check_counts(transfers, pipeline.observed.shape)
     if pipeline.observed.shape.microbatches == 1 and pipeline.p2p != "grouped":
         account.note(f"with one microbatch a trace cannot show how transfers are issued: {pipeline.p2p} is assumed")
     return Reconstruction(
         pipeline=pipeline,
-        observed=_timeline(group, work, transfers, memory, origin),
+        observed=_timeline(group, work.ranks, transfers, memory, survey.clocks, origin),
         p2p_ops=p2p_ops,
         notes=tuple(account.notes),
         findings=tuple(account.findings),
@@ -132,6 +145,20 @@ def notes_of_sources(sources: Iterable[Mapping[str, Any]]) -> list[str]:
     return [f"{format_ranks(listed)}: {note}" for note, listed in ranks.items()] + others
 
 
+def _check_host_only(run: Run, account: Account) -> None:
+    """A trace without a device can be read only where the host itself computed: backwards ran, messages were sent."""
+    ((events, nodes, messages),) = run.rows(
+        "SELECT count(*), count(*) FILTER (category = 'op' AND starts_with(name, 'autograd::engine::')), "
+        "(SELECT count(*) FROM comms WHERE operation IN ('send', 'recv')) FROM events"
+    )
+    if not (nodes and messages):
+        raise NoDeviceActivity(
+            f"{run.name} holds no kernels{': its traces show the host only' if events else ''}.",
+            hint="record with ProfilerActivity.CUDA (or NPU), and export inside on_trace_ready" if events else None,
+        )
+    account.note("no kernels in the traces: the host's own ops are taken as the compute, as in a run on CPUs")
+
+
 def _check_labels(run: Run) -> None:
     labelled = run.rows("SELECT count(*) FROM events WHERE category = 'kernel' AND label IS NOT NULL")[0][0]
     if labelled:
@@ -151,7 +178,7 @@ def _check_recorded(run: Run, group: PipelineGroup, kernels: Mapping[int, int]) 
             f"(missing: {', '.join(map(str, missing))}).",
             hint="add the traces of the missing ranks: every stage must be measured",
         )
-    silent = [rank for rank in group.ranks if rank not in kernels]
+    silent = [rank for rank in group.ranks if kernels and rank not in kernels]
     if silent:
         damaged = [s["rank"] for s in run.manifest.get("sources", ()) if s["rank"] in silent and s["dropped"]]
         raise NoDeviceActivity(
@@ -170,7 +197,7 @@ def _pipeline(
     memory: Mapping[int, MemoryFacts],
     tails: Mapping[int, Tail],
     transfers: Sequence[Transfer],
-    p2p_ops: Mapping[int, tuple[P2POp, ...]],
+    messages: StepMessages,
 ) -> Pipeline:
     orders = [[Action(s.stage, s.kind, s.microbatch) for s in work[rank].segments] for rank in group.ranks]
     observed = schedule_from_orders(orders, name="observed")
@@ -200,7 +227,7 @@ def _pipeline(
         RankProfile(rank, memory[rank].static_bytes, tails[rank], hbm.get(rank), memory[rank].tail_peak)
         for rank in group.ranks
     )
-    return Pipeline(tuple(stages), ranks, observed, p2p_mode(p2p_ops), step.number)
+    return Pipeline(tuple(stages), ranks, observed, p2p_mode(messages.posts), step.number)
 
 
 def _timeline(
@@ -208,16 +235,21 @@ def _timeline(
     work: Mapping[int, RankWork],
     transfers: Sequence[Transfer],
     memory: Mapping[int, MemoryFacts],
+    clocks: Clocks,
     origin: int,
 ) -> Timeline:
     ops: list[Op] = []
     tails: list[Op] = []
     for position, rank in enumerate(group.ranks):
-        ops += [
-            Op(position, s.stage, s.kind, s.microbatch, s.start_ns - origin, s.end_ns - s.start_ns)
+        mine = [
+            Op(
+                position, s.stage, s.kind, s.microbatch,
+                clocks.aligned_ns(rank, s.start_ns) - origin, s.end_ns - s.start_ns,
+            )
             for s in work[rank].segments
-        ]
-        at = max(s.end_ns for s in work[rank].segments) - origin
+        ]  # fmt: skip
+        ops += mine
+        at = max(op.end_ns for op in mine)
         for part in work[rank].tail:
             tails.append(Op(position, -1, part.kind, -1, at, part.duration_ns))
             at += part.duration_ns
@@ -226,8 +258,16 @@ def _timeline(
         global_ranks=group.ranks,
         ops=(*ops, *tails),
         transfers=tuple(_shifted(t, origin) for t in transfers),
-        memory=tuple(memory[rank].curve(work[rank].segments, origin) for rank in group.ranks),
+        memory=tuple(
+            memory[rank].curve(work[rank].segments, origin - _shift(clocks, work[rank], rank)) for rank in group.ranks
+        ),
     )
+
+
+def _shift(clocks: Clocks, work: RankWork, rank: int) -> int:
+    """What aligning adds to the rank's times in this step (drift within a step is far below a microsecond)."""
+    start = work.segments[0].start_ns
+    return clocks.aligned_ns(rank, start) - start
 
 
 def _shifted(transfer: Transfer, origin: int) -> Transfer:

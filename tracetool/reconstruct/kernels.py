@@ -180,6 +180,67 @@ def autograd_kernels(run: Run, rank: int, span: tuple[int, int]) -> list[Kernel]
     return [Kernel(**row) for row in run.records(_AUTOGRAD_SQL, parameters)]
 
 
+_HOST_SQL = """
+WITH nodes AS (
+    SELECT event, thread, start_ns, start_ns + duration_ns AS end_ns, sequence_number,
+           regexp_replace(name, '^autograd::engine::evaluate_function: (torch::autograd::)?', '') AS name
+    FROM events
+    WHERE rank = $rank AND category = 'op' AND starts_with(name, 'autograd::engine::evaluate_function')
+),
+labels AS (
+    SELECT start_ns, start_ns + duration_ns AS end_ns, name
+    FROM events
+    WHERE rank = $rank AND category = 'annotation' AND regexp_matches(name, $labels)
+),
+optimizers AS (
+    SELECT start_ns, start_ns + duration_ns AS end_ns
+    FROM events
+    WHERE rank = $rank AND category = 'annotation' AND starts_with(name, 'Optimizer.')
+),
+ops AS (
+    SELECT event, name, thread, start_ns, start_ns + duration_ns AS end_ns, sequence_number
+    FROM events
+    WHERE rank = $rank AND category = 'op' AND start_ns >= $first AND start_ns < $last
+      AND NOT regexp_matches(name, '^(c10d::|record_param_comms|autograd::engine::)')
+),
+inside AS (
+    SELECT o.event, arg_max(n.sequence_number, n.start_ns) AS backward_of,
+           arg_min(n.sequence_number, n.start_ns) AS root_of,
+           arg_max(n.event, n.start_ns) AS node, arg_max(n.name, n.start_ns) AS node_name
+    FROM ops AS o
+    JOIN nodes AS n ON n.thread = o.thread AND n.start_ns <= o.start_ns AND n.end_ns >= o.end_ns
+    GROUP BY o.event
+)
+SELECT
+    o.start_ns, o.end_ns, o.start_ns AS launch_ns,
+    CASE WHEN o.start_ns <= label.end_ns THEN label.name END AS label,
+    o.sequence_number, inside.event IS NOT NULL AS in_backward,
+    inside.backward_of, inside.root_of, inside.node, inside.node_name, o.name AS op_name, o.event, o.name,
+    coalesce(o.start_ns <= opt.end_ns, false) AS is_optimizer
+FROM ops AS o
+LEFT JOIN inside ON inside.event = o.event
+ASOF LEFT JOIN labels AS label ON label.start_ns <= o.start_ns
+ASOF LEFT JOIN optimizers AS opt ON opt.start_ns <= o.start_ns
+ORDER BY o.start_ns, o.end_ns DESC
+"""
+
+
+def host_kernels(run: Run, rank: int, span: tuple[int, int]) -> list[Kernel]:
+    """Ops of a trace without a device, as if each were a kernel: the host itself computes (nested ops overlap)."""
+    parameters = {"rank": rank, "first": span[0], "last": span[1], "labels": SQL_PATTERN}
+    return [Kernel(**row) for row in run.records(_HOST_SQL, parameters)]
+
+
+def nodes_that_ran(run: Run, rank: int, span: tuple[int, int]) -> set[int]:
+    """Sequence numbers of the autograd nodes that ran within the span of host time."""
+    rows = run.rows(
+        "SELECT DISTINCT sequence_number FROM events WHERE rank = ? AND category = 'op' AND start_ns >= ? "
+        "AND start_ns < ? AND starts_with(name, 'autograd::engine::evaluate_function') AND sequence_number IS NOT NULL",
+        [rank, *span],
+    )
+    return {number for (number,) in rows}
+
+
 def device_kernels(run: Run, rank: int, span: tuple[int, int]) -> list[Kernel]:
     """Kernels that started within the span of device time, in order: traces without host launches."""
     rows = run.rows(_DEVICE_SQL, {"rank": rank, "first": span[0], "last": span[1]})

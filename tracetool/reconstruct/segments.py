@@ -6,24 +6,29 @@ before the first kernel, so it is not in it, while the launch gaps inside are.
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_right
 from collections import defaultdict
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import ReconstructError
-from tracetool.model.action import COMPUTE_KINDS, ActionKind
-from tracetool.reconstruct.kernels import Kernel, autograd_kernels, device_kernels
-from tracetool.reconstruct.labels import parse_label
+from tracetool.model.action import ActionKind
+from tracetool.reconstruct.kernel_types import pieces_by_kernel_type
+from tracetool.reconstruct.kernels import autograd_kernels, device_kernels, host_kernels, nodes_that_ran
+from tracetool.reconstruct.labels import label_of, pieces_by_label
+from tracetool.reconstruct.pieces import find_pieces
+from tracetool.reconstruct.placement import Placed, RankTrail, place
 from tracetool.reconstruct.tails import Tail, observed_tail
-from tracetool.units import format_duration
+from tracetool.units import format_count, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from tracetool.reconstruct.account import Account
+    from tracetool.reconstruct.account import Account, Evidence
     from tracetool.reconstruct.groups import PipelineGroup
+    from tracetool.reconstruct.kernels import Kernel
+    from tracetool.reconstruct.messages import Message, P2POp
+    from tracetool.reconstruct.pieces import Piece
     from tracetool.reconstruct.steps import Step
     from tracetool.store import Run
 
@@ -61,178 +66,197 @@ class RankWork:
         segments: In order of their start.
         tail: Gradient reduction and optimizer as observed, waiting included.
         evidence: label, autograd or kernels.
+        loose: Kernels that belong to no action, communication among them.
     """
 
     segments: tuple[Segment, ...]
     tail: Tail
-    evidence: str
+    evidence: Evidence
+    loose: tuple[Kernel, ...] = ()
 
 
-@dataclass(slots=True)
-class _Launches:
-    """Kernels launched one after another that belong together."""
+class Work(NamedTuple):
+    """The work of a pipeline in one step.
 
-    kind: ActionKind
-    kernels: list[Kernel] = field(default_factory=list)
-    sequence_numbers: set[int] = field(default_factory=set)
+    Attributes:
+        ranks: Per global rank.
+        placed: What the messages say about stages and microbatches; None if they were not looked at.
+        confidence: Share of messages (and of labels, where they are used) that agree.
+    """
 
-    def segment(self, stage: int, microbatch: int) -> Segment:
-        """The action, timed by what it ran on the compute stream: copies and collectives beside it are no compute."""
-        launches = [k.launch_ns for k in self.kernels]
-        timed = [k for k in self.kernels if k.is_compute] or self.kernels
-        return Segment(
-            self.kind, microbatch, stage,
-            min(k.start_ns for k in timed), max(k.end_ns for k in timed), min(launches), max(launches),
-            tuple(self.kernels),
-        )  # fmt: skip
+    ranks: Mapping[int, RankWork]
+    placed: Placed | None
+    confidence: float
 
 
-def find_work(run: Run, group: PipelineGroup, step: Step, *, use_labels: bool, account: Account) -> dict[int, RankWork]:
+class _Found(NamedTuple):
+    """Pieces of one rank, kernels that belong to none, all of its kernels, and how the pieces were found."""
+
+    pieces: list[Piece]
+    loose: list[Kernel]
+    kernels: list[Kernel]
+    evidence: Evidence
+
+
+def find_work(
+    run: Run,
+    group: PipelineGroup,
+    step: Step,
+    posts: Mapping[int, Sequence[P2POp]],
+    messages: Sequence[Message],
+    *,
+    use_labels: bool,
+    has_device: bool,
+    account: Account,
+) -> Work:
     """Segments of every rank of the pipeline in one step, by the best evidence there is.
 
-    Kernels that run between two actions and belong to none are told in ``account``.
+    Args:
+        run: The ingested traces.
+        group: The pipeline.
+        step: The step.
+        posts: Sends and receives of the step per global rank, in order of posting.
+        messages: Those of them that met.
+        use_labels: Off hides the framework's own labels.
+        has_device: Off takes the host's ops as the compute.
+        account: Takes up what belongs to no action, and how sure the rest is.
 
     Raises:
-        ReconstructError: If forwards and backwards of a rank cannot be told apart or do not pair up.
+        ReconstructError: If forwards and backwards of a rank cannot be told apart or do not pair up, or
+            messages fit no order of stages and microbatches.
     """
-    work = {}
+    kernels = {
+        rank: (autograd_kernels if has_device else host_kernels)(run, rank, step.spans[rank]) for rank in group.ranks
+    }
+    labelled = use_labels and all(any(k.label for k in kernels[rank]) for rank in group.ranks)
+    try:
+        found, placed = _placed(run, group, step, kernels, posts, messages)
+    except ReconstructError:
+        if not labelled:
+            raise
+        found, placed = {}, None
+    confidence = placed.agreeing / max(1, placed.messages) if placed is not None else 1.0
+    if labelled:
+        named = _named(found)
+        if placed is None or placed.faults or named < 1:
+            found = {r: _by_label(kernels[r], group.position(r)) for r in group.ranks}
+            placed = None
+        confidence = min(confidence, named) if found else 1.0
+    ranks = {}
     for rank in group.ranks:
-        kernels = autograd_kernels(run, rank, step.spans[rank])
-        if use_labels and any(k.label for k in kernels):
-            segments, evidence = _by_label(kernels, group.position(rank)), "label"
-        elif any(k.backward_of is not None for k in kernels) and any(k.is_p2p for k in kernels):
-            # Ascend's transfers are not launched as kernels: nothing would part one forward from the next.
-            segments, evidence = _by_autograd(kernels, group.position(rank), rank), "autograd"
-        else:
-            kernels = device_kernels(run, rank, step.spans[rank])
-            segments, evidence = _by_kernel_type(kernels, group.position(rank), rank), "kernels"
-        segments.sort(key=lambda s: s.start_ns)
+        segments = sorted((_segment(p) for p in found[rank].pieces), key=lambda s: s.start_ns)
         _check_pairs(segments, rank, step.number)
-        for text in _stray(kernels, segments, rank):
+        for text in _stray(found[rank].loose, segments, rank):
             account.note(text)
-        work[rank] = RankWork(tuple(segments), observed_tail(kernels, segments), evidence)
-    return work
+        evidence: Evidence = "label" if labelled else found[rank].evidence
+        tail = observed_tail(found[rank].kernels, segments)
+        ranks[rank] = RankWork(tuple(segments), tail, evidence, tuple(found[rank].loose))
+    return Work(ranks, placed, confidence)
 
 
-def _by_label(kernels: Sequence[Kernel], position: int) -> list[Segment]:
-    """Kernels launched inside a label belong to its action.
-
-    Labels leave parts out (GPipe's ``Forward 0`` ends before the loss): an unlabelled kernel of the
-    autograd graph belongs to the action labelled before it.
-    """
-    backward_numbers = {k.backward_of for k in kernels if k.backward_of is not None}
-    runs: dict[tuple[int, ActionKind, int], _Launches] = {}
-    current: _Launches | None = None
-    for kernel in kernels:
-        if kernel.is_p2p or kernel.is_barrier:
+def _placed(
+    run: Run,
+    group: PipelineGroup,
+    step: Step,
+    kernels: Mapping[int, list[Kernel]],
+    posts: Mapping[int, Sequence[P2POp]],
+    messages: Sequence[Message],
+) -> tuple[dict[int, _Found], Placed]:
+    """Pieces of every rank with stages and microbatches that the messages confirm."""
+    faults: tuple[str, ...] = ()
+    problem = ReconstructError("")
+    # Where a message inside a rank is all that parts two stages, only the cut of the graph between them shows it.
+    for cuts in ({}, _graph_cuts(run, group, step)):
+        found = {r: _pieces(run, r, step, kernels[r], posts[r], cuts.get(r, ())) for r in group.ranks}
+        try:
+            placed = place(group.ranks, [RankTrail(found[r].pieces, posts[r]) for r in group.ranks], messages)
+        except ReconstructError as error:
+            problem = error if not problem.message else problem
             continue
-        label = parse_label(kernel.label) if kernel.label else None
-        if label is not None and label.kind.value in COMPUTE_KINDS:
-            stage = position if label.stage is None else label.stage
-            current = runs.setdefault((stage, label.kind, label.microbatch), _Launches(label.kind))
-            current.kernels.append(kernel)
-        elif label is None and current is not None:
-            in_forward = kernel.sequence_number in backward_numbers and not kernel.in_backward
-            if in_forward if current.kind is ActionKind.FORWARD else kernel.in_backward:
-                current.kernels.append(kernel)
-    return [run.segment(stage, microbatch) for (stage, _, microbatch), run in runs.items()]
+        if not placed.faults:
+            return _settled(found), placed
+        faults = faults or placed.faults
+    if not faults:
+        raise problem
+    raise ReconstructError(
+        f"unknown schedule: {len(faults)} of {len(messages)} messages fit no order of stages and microbatches, among "
+        f"them: {faults[0]}.",
+        hint="the step may be cut off (try another with --step); labels of the framework (torch 2.10 and newer) help",
+    )
 
 
-def _by_autograd(kernels: Sequence[Kernel], position: int, rank: int) -> list[Segment]:
-    """Runs of launches, broken by sends, receives and barriers; backwards name the forward they belong to.
+def _graph_cuts(run: Run, group: PipelineGroup, step: Step) -> dict[int, list[int]]:
+    """Host times at which an activation was detached from its graph: where torch hands it to the next stage."""
+    cuts: dict[int, list[int]] = defaultdict(list)
+    for rank in group.ranks:
+        rows = run.rows(
+            "SELECT start_ns FROM events WHERE rank = ? AND category = 'op' AND name = 'aten::detach' "
+            "AND sequence_number IS NOT NULL AND start_ns >= ? AND start_ns < ? ORDER BY start_ns",
+            [rank, *step.spans[rank]],
+        )
+        if rows:
+            cuts[rank] = [time for (time,) in rows]
+    return cuts
 
-    A run on the forward thread is a forward if a backward of the step refers to one of its autograd
-    sequence numbers; the loss gradient's initial value and the optimizer are not.
-    """
-    backward_numbers = {k.backward_of for k in kernels if k.backward_of is not None}
-    runs: list[_Launches] = []
-    fresh = True
-    for kernel in kernels:
-        if kernel.is_p2p or kernel.is_barrier:
-            fresh = True
+
+def _pieces(
+    run: Run, rank: int, step: Step, kernels: list[Kernel], posts: Sequence[P2POp], cuts: Sequence[int]
+) -> _Found:
+    work = [k for k in kernels if not (k.is_p2p or k.is_barrier)]
+    # Ascend's transfers are not launched as kernels: nothing would part one forward from the next.
+    if any(k.backward_of is not None for k in kernels) and (not _is_device(kernels) or any(k.is_p2p for k in kernels)):
+        breaks = sorted([op.posted_ns for op in posts] + [k.launch_ns for k in kernels if k.is_barrier] + [*cuts])
+        pieces, loose = find_pieces(work, nodes_that_ran(run, rank, step.spans[rank]), breaks)
+        return _Found(pieces, loose, kernels, "autograd")
+    on_device = device_kernels(run, rank, step.spans[rank])
+    pieces, loose = pieces_by_kernel_type(on_device, rank)
+    return _Found(pieces, loose, on_device, "kernels")
+
+
+def _is_device(kernels: Sequence[Kernel]) -> bool:
+    return any(k.stream is not None for k in kernels)
+
+
+def _settled(found: dict[int, _Found]) -> dict[int, _Found]:
+    """Name the first stage's backward as torch's runtime runs it: where others are split, all of it is W."""
+    kinds = {p.kind for f in found.values() for p in f.pieces if p.stage > 0}
+    if ActionKind.BACKWARD_INPUT in kinds and ActionKind.BACKWARD not in kinds:
+        for piece in (p for f in found.values() for p in f.pieces):
+            if piece.kind is ActionKind.BACKWARD:
+                piece.kind = ActionKind.BACKWARD_WEIGHT
+    return found
+
+
+def _named(found: Mapping[int, _Found]) -> float:
+    """Take over the kinds that labels give to pieces; the share of pieces whose stage and microbatch agree."""
+    agree, total = 0, 0
+    for piece in (p for f in found.values() for p in f.pieces):
+        label = label_of(piece.kernels, is_forward=piece.kind is ActionKind.FORWARD)
+        if label is None:
             continue
-        kind = ActionKind.BACKWARD if kernel.in_backward else ActionKind.FORWARD
-        if fresh or runs[-1].kind is not kind:
-            runs.append(_Launches(kind))
-            fresh = False
-        runs[-1].kernels.append(kernel)
-        number = kernel.sequence_number if kind is ActionKind.FORWARD else kernel.backward_of
-        if number in backward_numbers and number is not None:
-            runs[-1].sequence_numbers.add(number)
-    forwards = [r for r in runs if r.kind is ActionKind.FORWARD and r.sequence_numbers]
-    owner = {number: i for i, r in enumerate(forwards) for number in r.sequence_numbers}
-    parts: dict[int, _Launches] = {}
-    for r in runs:
-        if r.kind is ActionKind.BACKWARD:
-            owners = {owner[n] for n in r.sequence_numbers if n in owner}
-            if len(owners) != 1:
-                raise ReconstructError(
-                    f"rank {rank}: a backward of {len(r.kernels)} kernels belongs to "
-                    f"{len(owners)} forwards of the step.",
-                    hint="activations are recomputed (not read yet), or its forward was not recorded",
-                )
-            parts.setdefault(owners.pop(), _Launches(ActionKind.BACKWARD)).kernels.extend(r.kernels)
-    segments = [r.segment(position, i) for i, r in enumerate(forwards)]
-    return segments + [r.segment(position, i) for i, r in parts.items()]
+        total += 1
+        if label.microbatch == piece.microbatch and label.stage in (None, piece.stage):
+            agree += 1
+            if {label.kind, piece.kind} == {ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT}:
+                piece.kind = label.kind
+    return agree / total if total else 0.0
 
 
-def _by_kernel_type(kernels: Sequence[Kernel], position: int, rank: int) -> list[Segment]:
-    """Pieces between sends and receives, told apart by the types of their kernels (Ascend).
-
-    Attention and normalisation have kernels of their own for the backward. On the last stage a forward and
-    its backward are one piece: the backward starts with the fill of the loss gradient. The microbatch is
-    the running number.
-    """
-    pieces: list[list[Kernel]] = [[]]
-    for kernel in kernels:
-        if kernel.is_p2p:
-            pieces.append([])
-        else:
-            pieces[-1].append(kernel)
-    counted: dict[ActionKind, int] = defaultdict(int)
-    segments = []
-    unclear = 0
-    for piece in pieces:
-        for part in _parts(piece):
-            gradients = [k.is_gradient for k in part if k.is_marker]
-            if not gradients:
-                continue
-            unclear += len(set(gradients)) > 1
-            kind = ActionKind.BACKWARD if gradients[-1] else ActionKind.FORWARD
-            kept = _without_tail(part) if kind is ActionKind.BACKWARD else list(part)
-            segments.append(_Launches(kind, kept).segment(position, counted[kind]))
-            counted[kind] += 1
-    if unclear:
-        raise ReconstructError(
-            f"rank {rank}: {unclear} pieces between transfers hold a forward and a backward, and no kernel "
-            "tells where the one ends.",
-            hint="record host activity too (ProfilerActivity.CPU)",
-        )
-    if not segments:
-        raise ReconstructError(
-            f"rank {rank}: no kernel tells forward from backward.",
-            hint="record host activity too (ProfilerActivity.CPU), so that autograd's threads are visible",
-        )
-    return segments
+def _by_label(kernels: list[Kernel], position: int) -> _Found:
+    work = [k for k in kernels if not (k.is_p2p or k.is_barrier)]
+    pieces, loose = pieces_by_label(work, position)
+    return _Found(pieces, loose, kernels, "label")
 
 
-def _parts(piece: Sequence[Kernel]) -> list[Sequence[Kernel]]:
-    """Cut a piece that goes from forward markers to gradient markers at the fill between them."""
-    markers = [i for i, k in enumerate(piece) if k.is_marker]
-    turns = [
-        (one, two) for one, two in itertools.pairwise(markers) if piece[two].is_gradient and not piece[one].is_gradient
-    ]
-    if len(turns) != 1:
-        return [piece]
-    fills = [i for i in range(*turns[0]) if piece[i].is_root_gradient]
-    return [piece[: fills[-1]], piece[fills[-1] :]] if fills else [piece]
-
-
-def _without_tail(part: Sequence[Kernel]) -> list[Kernel]:
-    """Leave out what follows a backward: from the first collective after its last marker on."""
-    last = max(i for i, k in enumerate(part) if k.is_marker)
-    end = next((i for i in range(last, len(part)) if part[i].is_collective), len(part))
-    return [k for k in part[:end] if not (k.is_optimizer or k.is_clipping)]
+def _segment(piece: Piece) -> Segment:
+    """The action, timed by what it ran on the compute stream: copies and collectives beside it are no compute."""
+    launches = [k.launch_ns for k in piece.kernels]
+    timed = [k for k in piece.kernels if k.is_compute] or piece.kernels
+    return Segment(
+        piece.kind, piece.microbatch, piece.stage,
+        min(k.start_ns for k in timed), max(k.end_ns for k in timed), min(launches), max(launches),
+        tuple(piece.kernels),
+    )  # fmt: skip
 
 
 def _check_pairs(segments: Sequence[Segment], rank: int, step: int) -> None:
@@ -249,17 +273,20 @@ def _check_pairs(segments: Sequence[Segment], rank: int, step: int) -> None:
         )
 
 
-def _stray(kernels: Sequence[Kernel], segments: Sequence[Segment], rank: int) -> list[str]:
+def _stray(loose: Sequence[Kernel], segments: Sequence[Segment], rank: int) -> list[str]:
     """Tell of computing kernels that start between the first and last action, but inside none."""
     starts = [s.start_ns for s in segments]
     stray = [
         kernel.end_ns - kernel.start_ns
-        for kernel in kernels
+        for kernel in loose
         if kernel.is_compute
-        and not (kernel.is_p2p or kernel.is_barrier or kernel.is_collective)
+        and not kernel.is_collective
         and (at := bisect_right(starts, kernel.start_ns)) > 0
         and segments[at - 1].end_ns <= kernel.start_ns < segments[-1].start_ns
     ]
     if not stray:
         return []
-    return [f"rank {rank}: {len(stray)} kernels ({format_duration(sum(stray))}) between actions belong to none"]
+    return [
+        f"rank {rank}: {format_count(len(stray), 'kernel')} ({format_duration(sum(stray))}) between actions belong "
+        "to none: scaling of gradients and the like"
+    ]
