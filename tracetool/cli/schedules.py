@@ -12,7 +12,10 @@ _MOST_ACTIONS = 1_000_000
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--stages", type=click.IntRange(1, 1024), default=4, show_default=True, help="Pipeline stages p.")
+@click.option(
+    "--stages", type=click.IntRange(1, 1024), default=4, show_default=True, help="Pipeline ranks p (stages per chunk)."
+)
+@click.option("--chunks", type=click.IntRange(1, 64), help="Stages per rank v  [default: as few as the schedule takes]")
 @click.option("--microbatches", type=click.IntRange(1, 65536), default=8, show_default=True, help="Microbatches m.")
 @click.option("--extra-forwards", metavar="N,N,...", help="geopipe: warm-up forwards per rank beyond 1F1B's.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print the order in torch's CSV of actions.")
@@ -21,6 +24,7 @@ _MOST_ACTIONS = 1_000_000
 def schedules(
     name: str | None,
     stages: int,
+    chunks: int | None,
     microbatches: int,
     extra_forwards: str | None,
     *,
@@ -64,7 +68,11 @@ def schedules(
         )
     if extra_forwards and name.lower() != "geopipe":
         raise ScenarioError(f"extra forwards are geopipe's; {name} has none.")
-    shape = PipelineShape(stages, microbatches)
+    if name.startswith("csv:"):
+        shape = PipelineShape(stages, microbatches, chunks or 1)
+    else:
+        named = SCHEDULES.get(name)
+        shape = PipelineShape(stages, microbatches, chunks or named.least_chunks, named.placement)
     schedule = build_schedule(name, shape, extra_forwards=parse_counts(extra_forwards) if extra_forwards else None)
     if as_json:
         print_json({"name": schedule.name, "orders": [[str(a) for a in order] for order in schedule.orders]})

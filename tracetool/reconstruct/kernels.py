@@ -66,6 +66,11 @@ class Kernel(NamedTuple):
     op_name: str | None = None
 
     @property
+    def issued_ns(self) -> int:
+        """Host time at which the host was through with it: an op of the host itself is then over."""
+        return self.launch_ns if self.stream is not None or self.launch_ns != self.start_ns else self.end_ns
+
+    @property
     def is_recompute(self) -> bool:
         """Whether it repeats a forward inside the backward: ops get autograd numbers only where a graph is built."""
         return self.in_backward and self.sequence_number is not None

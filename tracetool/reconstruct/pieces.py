@@ -92,7 +92,7 @@ def find_pieces(
             if index not in number_of:
                 grads.hold(part.kernels, after_break=part.after_break)
                 continue
-            start, end = _ends(part, part.numbers)
+            start, end = _ends(part)
             grads.hold(part.kernels[:start], after_break=part.after_break)
             grads.flush()
             grads.out.append(Piece(F, number_of[index], part.kernels[start:end]))
@@ -193,30 +193,25 @@ _GRADIENT_SUM_OP = "aten::add_"
 _SCALING_OPS = ("aten::div_", "aten::mul_")
 
 
-def _ends(part: _Stretch, numbers: Container[int]) -> tuple[int, int]:
+def _ends(part: _Stretch) -> tuple[int, int]:
     """Where a forward begins and ends within a run of launches outside the autograd engine.
 
-    Ahead of it may stand sums of the weight gradients before it (they carry the number of its first node, or
-    one that no node has); behind it the fill of the loss gradient, which is launched before the engine starts.
+    Ahead of it may stand sums of the weight gradients before it (they show the number of its first node);
+    behind it what prepares a backward: the fill of the loss gradient, launched before the engine starts.
     """
-    start, end = 0, len(part.kernels)
-    while end > 1 and _prepares_backward(part.kernels[end - 1], numbers):
-        end -= 1
-    while start < end - 1 and _sums_gradients(part.kernels[start], numbers):
-        start += 1
+    kernels = part.kernels
+    last = max(i for i, k in enumerate(kernels) if k.sequence_number in part.numbers)
+    after = (
+        i for i in range(last + 1, len(kernels))
+        if _is_root_gradient(kernels[i]) and kernels[i].launch_ns >= kernels[last].issued_ns
+    )  # fmt: skip
+    end = next(after, len(kernels))
+    start = next((i for i, k in enumerate(kernels[:last]) if k.op_name != _GRADIENT_SUM_OP), last)
     return start, end
 
 
-def _prepares_backward(kernel: Kernel, numbers: Container[int]) -> bool:
-    if kernel.sequence_number is None:
-        return kernel.op_name in _ROOT_GRADIENT_OPS
-    return kernel.sequence_number not in numbers
-
-
-def _sums_gradients(kernel: Kernel, numbers: Container[int]) -> bool:
-    if kernel.sequence_number is None:
-        return False
-    return kernel.op_name == _GRADIENT_SUM_OP or kernel.sequence_number not in numbers
+def _is_root_gradient(kernel: Kernel) -> bool:
+    return kernel.sequence_number is None and kernel.op_name in _ROOT_GRADIENT_OPS
 
 
 class _Grads:

@@ -13,6 +13,8 @@ from tracetool.registry import Registry
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tracetool.model.schedule import Placement
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduleOptions:
@@ -39,6 +41,8 @@ class ScheduleKind:
         bubble: Closed form at equal stages and zero delay (f, b: forward, full backward).
         in_flight: Microbatches whose activations a stage holds at most.
         build: Makes the order.
+        least_chunks: Stages per rank that it needs at least.
+        placement: How it places several stages per rank.
     """
 
     name: str
@@ -48,6 +52,8 @@ class ScheduleKind:
     bubble: str
     in_flight: str
     build: Callable[[PipelineShape, ScheduleOptions], Schedule]
+    least_chunks: int = 1
+    placement: Placement = "loop"
 
 
 SCHEDULES: Registry[ScheduleKind] = Registry(
@@ -56,6 +62,9 @@ SCHEDULES: Registry[ScheduleKind] = Registry(
         "gpipe": "tracetool.schedules.gpipe:SCHEDULE",
         "1f1b": "tracetool.schedules.one_f_one_b:SCHEDULE",
         "geopipe": "tracetool.schedules.geopipe:SCHEDULE",
+        "interleaved": "tracetool.schedules.interleaved:SCHEDULE",
+        "zb-h1": "tracetool.schedules.zero_bubble_h1:SCHEDULE",
+        "zb-v": "tracetool.schedules.zero_bubble_v:SCHEDULE",
         "observed": "tracetool.schedules.observed:SCHEDULE",
     },
     "tracetool.schedules",

@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from difflib import SequenceMatcher
+from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.model.action import ActionKind
+from tracetool.errors import UnsupportedShape
+from tracetool.model.action import Action, ActionKind
 from tracetool.schedules import build_schedule
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tracetool.model.schedule import Schedule
+
+_ONE_CHUNK = ("1f1b", "gpipe", "geopipe", "zb-h1")
+_SEVERAL_CHUNKS = ("interleaved", "zb-v")
+
+
+class Fit(NamedTuple):
+    """The named schedule that is nearest to an observed order.
+
+    Attributes:
+        schedule: The schedule.
+        mismatches: Actions that would have to move to make the observed order this one.
+        actions: Actions in all.
+        first: Where the first rank leaves it, for people; None if none does.
+    """
+
+    schedule: Schedule
+    mismatches: int
+    actions: int
+    first: str | None
 
 
 def recognise(observed: Schedule) -> Schedule | None:
@@ -16,17 +39,71 @@ def recognise(observed: Schedule) -> Schedule | None:
 
     With few microbatches several schedules coincide; the plainest one is named.
     """
+    fit = best_fit(observed)
+    return fit.schedule if fit is not None and fit.mismatches == 0 else None
+
+
+def best_fit(observed: Schedule) -> Fit | None:
+    """The nearest named schedule of the observed shape; None if there is none for it.
+
+    A full backward counts as an input gradient with its weight gradient right behind it (torch merges such
+    pairs), and the input gradient of the first stage is left out (torch runs that whole backward as W).
+    """
+    fits = []
+    for candidate in _candidates(observed):
+        fit = _fit(observed, candidate)
+        if fit.mismatches == 0:
+            return fit
+        fits.append(fit)
+    return min(fits, key=lambda fit: fit.mismatches, default=None)
+
+
+def _candidates(observed: Schedule) -> list[Schedule]:
     shape = observed.shape
-    if shape.chunks != 1:
-        return None
-    warm_ups = []
-    for order in observed.orders:
-        kinds = [a.kind for a in order]
-        first = kinds.index(ActionKind.BACKWARD) if ActionKind.BACKWARD in kinds else len(kinds)
+    found = []
+    for name in _ONE_CHUNK if shape.chunks == 1 else _SEVERAL_CHUNKS:
+        extra = _extra_forwards(observed) if name == "geopipe" else None
+        if name == "geopipe" and (extra is None or not any(extra)):
+            continue
+        try:
+            found.append(build_schedule(name, shape, extra_forwards=extra))
+        except UnsupportedShape:
+            continue
+    return found
+
+
+def _extra_forwards(observed: Schedule) -> tuple[int, ...] | None:
+    """Forwards of each rank ahead of its first backward, beyond 1F1B's; None if they grow downstream."""
+    extra = []
+    for rank, order in enumerate(observed.orders):
+        ahead = next((i for i, a in enumerate(order) if a.kind is not ActionKind.FORWARD), len(order))
         # The forward just before the first backward belongs to the first (F, B) pair.
-        warm_ups.append(first - 1)
-    extra = tuple(max(0, n - (shape.ranks - i - 1)) for i, n in enumerate(warm_ups))
-    candidates = [build_schedule("1f1b", shape), build_schedule("gpipe", shape)]
-    if list(extra) == sorted(extra, reverse=True):
-        candidates.append(build_schedule("geopipe", shape, extra_forwards=extra))
-    return next((c for c in candidates if c.orders == observed.orders), None)
+        extra.append(max(0, ahead - 1 - (observed.shape.ranks - rank - 1)))
+    return tuple(extra) if extra == sorted(extra, reverse=True) else None
+
+
+def _fit(observed: Schedule, candidate: Schedule) -> Fit:
+    mismatches, actions, first = 0, 0, None
+    for rank, (one, other) in enumerate(zip(observed.orders, candidate.orders, strict=True)):
+        ours, theirs = _parts(one), _parts(other)
+        actions += len(ours)
+        if ours == theirs:
+            continue
+        same = sum(block.size for block in SequenceMatcher(None, ours, theirs, autojunk=False).get_matching_blocks())
+        mismatches += max(len(ours), len(theirs)) - same
+        if first is None:
+            at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), -1)
+            first = f"rank {rank}, action {at}: {ours[at]} where {candidate.name} has {theirs[at]}"
+    return Fit(candidate, mismatches, actions, first)
+
+
+def _parts(order: Sequence[Action]) -> list[Action]:
+    parts: list[Action] = []
+    for action in order:
+        stage, kind, microbatch = action
+        if kind is ActionKind.BACKWARD:
+            parts.append(Action(stage, ActionKind.BACKWARD_INPUT, microbatch))
+            parts.append(Action(stage, ActionKind.BACKWARD_WEIGHT, microbatch))
+        else:
+            parts.append(action)
+    return [a for a in parts if not (a.stage == 0 and a.kind is ActionKind.BACKWARD_INPUT)]
