@@ -2,7 +2,7 @@
 
     python sample_traces/trim_h100.py RECORDED_FOLDER STEP OUTPUT_FOLDER
 
-Kept: kernels, memory copies and their launches, the forward ops that launched them, autograd nodes that
+Kept: kernels, memory copies and their launches, the ops that launched them, autograd nodes that
 launched something, communication records, annotations and allocator records of that step. Times keep their
 text, ids their values.
 """
@@ -65,7 +65,7 @@ def _needed(event: dict[str, Any], launched: set[int], causes: set[int | None]) 
         return (
             event["name"].startswith("autograd::engine::evaluate_function")
             or event["name"] == "record_param_comms"
-            or (args.get("External id") in causes and "Sequence number" in args)
+            or args.get("External id") in causes
         )
     return category == "user_annotation" or (event["name"] == "[memory]" and args.get("Device Type") == 1)
 

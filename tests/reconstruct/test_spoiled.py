@@ -252,7 +252,7 @@ def test_an_extra_message_inside_the_step_is_refused(tmp_path: Path) -> None:
         send = next(e for e in events if e.get("args", {}).get("Collective name") == "send")
         events.append({**send, "ts": send["ts"] - 0.5})
 
-    with pytest.raises(UnmatchedTransfer, match="rank 0 sends 9 messages to rank 1"):
+    with pytest.raises(UnmatchedTransfer, match="rank 0 sends 9 messages to rank 1, which receives 8"):
         _spoiled(tmp_path, change)
 
 

@@ -94,9 +94,10 @@ def _check_op(op: P2POp, step: Step, met: set[tuple[int, int]], alone: Mapping[t
     if (op.rank, op.position) not in met:
         ours, theirs = alone[op.rank, op.peer, op.is_send], alone[op.peer, op.rank, not op.is_send]
         verb, other = ("sends", "receives") if op.is_send else ("receives", "sends")
+        way = "to" if op.is_send else "from"
         raise UnmatchedTransfer(
-            f"step {step.number}: rank {op.rank} {verb} {ours} messages to or from rank {op.peer}, which {other} "
-            f"{theirs} of them in the step.",
+            f"step {step.number}: rank {op.rank} {verb} {ours} messages {way} rank {op.peer}, which {other} "
+            f"{theirs} in it.",
             hint="the capture may begin or end inside the step: try another one with --step",
         )
 
