@@ -148,4 +148,4 @@ def window_ns(
 def found(measured: Pipeline) -> Reconstruction:
     """The pipeline as if reconstructed from a trace: observed is what its own order replays to."""
     done = replay(measured, measured.observed, Scenario())
-    return Reconstruction(measured, replace(done.timeline, name="observed"), {}, ())
+    return Reconstruction(measured, replace(done.timeline, name="observed"), {}, {}, ())

@@ -145,12 +145,6 @@ def test_labelled_schedules_with_split_backwards_and_several_stages_are_read() -
     assert (interleaved.observed.shape.ranks, interleaved.observed.shape.stages) == (4, 8)
 
 
-@pytest.mark.parametrize("name", ["interleaved_m8", "zbh1_m8"])
-def test_what_cannot_be_told_without_labels_is_refused_not_guessed(name: str) -> None:
-    with pytest.raises(ReconstructError):
-        reconstruct(h100(name), use_labels=False)
-
-
 def test_two_pipelines_side_by_side_are_told_apart_and_said() -> None:
     found = reconstruct(h100("tp2pp2_1f1b_m8"))
     assert found.observed.global_ranks == (0, 2)

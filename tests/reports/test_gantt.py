@@ -59,7 +59,7 @@ def picture_of(
         step=0,
     )
     observed = replace(replay(pipeline, pipeline.observed, Scenario()).timeline, name="observed")
-    found = Reconstruction(pipeline, observed, {}, ())
+    found = Reconstruction(pipeline, observed, {}, {}, ())
     what_if = Scenario(topology=topology, hbm_bytes=hbm_bytes)
     return answer(found, [schedule], what_if, extra_forwards=extra_forwards)
 

@@ -17,7 +17,7 @@ from tracetool.model.timeline import Op, Timeline
 from tracetool.reconstruct.account import Account, Finding
 from tracetool.reconstruct.groups import PipelineGroup, find_pipelines
 from tracetool.reconstruct.memory import MemoryFacts, memory_facts
-from tracetool.reconstruct.segments import RankWork, find_work
+from tracetool.reconstruct.segments import RankWork, Segment, find_work
 from tracetool.reconstruct.steps import Step, choose_step
 from tracetool.reconstruct.survey import Survey, survey_run
 from tracetool.reconstruct.tails import Tail, tails_without_waits
@@ -50,6 +50,7 @@ class Reconstruction:
         pipeline: Measured costs and the observed order.
         observed: The Timeline of the chosen step.
         p2p_ops: Every send and receive of the step, per global rank, in order of posting.
+        segments: Every action of the step with its kernels, per global rank, on the rank's own clock.
         notes: What was inferred, left out or is missing, one sentence each.
         findings: Facts with the evidence for them.
     """
@@ -57,6 +58,7 @@ class Reconstruction:
     pipeline: Pipeline
     observed: Timeline
     p2p_ops: Mapping[int, tuple[StageOp, ...]]
+    segments: Mapping[int, tuple[Segment, ...]]
     notes: tuple[str, ...]
     findings: tuple[Finding, ...] = ()
 
@@ -123,6 +125,7 @@ def reconstruct(
         pipeline=pipeline,
         observed=_timeline(group, work.ranks, transfers, memory, survey.clocks, origin),
         p2p_ops=p2p_ops,
+        segments={rank: w.segments for rank, w in work.ranks.items()},
         notes=tuple(account.notes),
         findings=tuple(account.findings),
     )
