@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tracetool.errors import MissingRank, NoDeviceActivity, NoPipeline
+from tracetool.errors import MissingRank, NoDeviceActivity
 from tracetool.model.action import Action, ActionKind
 from tracetool.model.pipeline import Pipeline, RankProfile, StageProfile
 from tracetool.model.schedule import schedule_from_orders
@@ -93,7 +93,6 @@ def reconstruct(
     kernels = dict(run.rows("SELECT rank, count(*) FROM events WHERE category = 'kernel' GROUP BY rank"))
     if not kernels:
         _check_host_only(run, account)
-    _check_labels(run)
     survey = survey or survey_run(run, account)
     groups = find_pipelines(run)
     group = groups[0]
@@ -160,16 +159,6 @@ def _check_host_only(run: Run, account: Account) -> None:
             hint="record with ProfilerActivity.CUDA (or NPU), and export inside on_trace_ready" if events else None,
         )
     account.note("no kernels in the traces: the host's own ops are taken as the compute, as in a run on CPUs")
-
-
-def _check_labels(run: Run) -> None:
-    labelled = run.rows("SELECT count(*) FROM events WHERE category = 'kernel' AND label IS NOT NULL")[0][0]
-    if labelled:
-        raise NoPipeline(
-            f"{run.name} holds operations that its own labels place (stage, kind, microbatch): "
-            "they are read, but replaying them is not supported yet.",
-            hint='ask for them: tracetool sql ... "select label, avg(duration_ns) from events group by label"',
-        )
 
 
 def _check_recorded(run: Run, group: PipelineGroup, kernels: Mapping[int, int]) -> None:

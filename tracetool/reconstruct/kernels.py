@@ -23,7 +23,7 @@ class Kernel(NamedTuple):
         start_ns: Start on the device.
         end_ns: End on the device.
         launch_ns: Host time of its launch (Ascend: its start).
-        label: Name of the framework label around the launch.
+        label: Name of the framework label around the launch; of a trace that lists operations, its action.
         sequence_number: Autograd number of the op that launched it.
         in_backward: Whether an autograd node launched it.
         backward_of: Sequence number of that node: that of the forward op it undoes.
@@ -167,12 +167,12 @@ ORDER BY k.launch_ns, k.start_ns
 
 _DEVICE_SQL = """
 SELECT start_ns, start_ns + duration_ns AS end_ns, kernel_class, false AS is_p2p, false AS is_collective,
-       event, name, stream
+       event, name, stream, label
 FROM events
 WHERE rank = $rank AND category = 'kernel' AND start_ns >= $first AND start_ns < $last
 UNION ALL
 SELECT DISTINCT start_ns, end_ns, NULL, operation IN ('send', 'recv'), operation NOT IN ('send', 'recv'),
-       -1, operation, stream
+       -1, operation, stream, NULL
 FROM comms
 WHERE rank = $rank AND start_ns >= $first AND start_ns < $last
 ORDER BY start_ns, end_ns
@@ -253,6 +253,7 @@ def device_kernels(run: Run, rank: int, span: tuple[int, int]) -> list[Kernel]:
         Kernel(
             start, end, start, is_p2p=is_p2p, is_collective=is_collective, kernel_class=kind,
             is_optimizer=_OPTIMIZER.search(kind or "") is not None, event=event, name=name, stream=stream,
+            label=label,
         )
-        for start, end, kind, is_p2p, is_collective, event, name, stream in rows
+        for start, end, kind, is_p2p, is_collective, event, name, stream, label in rows
     ]  # fmt: skip

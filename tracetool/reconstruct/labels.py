@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.model.action import COMPUTE_KINDS, ActionKind
+from tracetool.model.action import COMPUTE_KINDS, Action, ActionKind
 from tracetool.reconstruct.pieces import Piece
 
 if TYPE_CHECKING:
@@ -65,6 +65,26 @@ def label_of(kernels: Sequence[Kernel], *, is_forward: bool) -> Label | None:
     ((name, _),) = names.most_common(1)
     labels = [label for label in parse_labels(name) if label.kind.value in COMPUTE_KINDS]
     return next((label for label in labels if (label.kind is ActionKind.FORWARD) is is_forward), None)
+
+
+def pieces_of_actions(kernels: Sequence[Kernel]) -> tuple[list[Piece], list[Kernel]]:
+    """Operations that the trace itself lists by action (NDTimeline, straggler analysis), a piece each.
+
+    Returns:
+        The pieces with stage and microbatch, and the operations that belong to none.
+    """
+    found: dict[Action, Piece] = {}
+    forwards: dict[tuple[int, int], int] = {}
+    loose: list[Kernel] = []
+    for kernel in kernels:
+        if kernel.label is None:
+            loose.append(kernel)
+            continue
+        action = Action.parse(kernel.label)
+        stage, kind, microbatch = action
+        forward = forwards.setdefault((stage, microbatch), len(forwards))
+        found.setdefault(action, Piece(kind, forward, [], stage, microbatch)).kernels.append(kernel)
+    return list(found.values()), loose
 
 
 def pieces_by_label(kernels: Sequence[Kernel], position: int) -> tuple[list[Piece], list[Kernel]]:

@@ -15,7 +15,7 @@ from tracetool.errors import ReconstructError
 from tracetool.model.action import ActionKind
 from tracetool.reconstruct.kernel_types import pieces_by_kernel_type
 from tracetool.reconstruct.kernels import autograd_kernels, device_kernels, host_kernels, nodes_that_ran
-from tracetool.reconstruct.labels import label_of, pieces_by_label
+from tracetool.reconstruct.labels import label_of, pieces_by_label, pieces_of_actions
 from tracetool.reconstruct.pieces import find_pieces
 from tracetool.reconstruct.placement import Placed, RankTrail, place
 from tracetool.reconstruct.tails import Tail, observed_tail
@@ -125,6 +125,8 @@ def find_work(
         ReconstructError: If forwards and backwards of a rank cannot be told apart or do not pair up, or
             messages fit no order of stages and microbatches.
     """
+    if lists_actions(run):
+        return _listed(run, group, step, account)
     kernels = {
         rank: (autograd_kernels if has_device else host_kernels)(run, rank, step.spans[rank]) for rank in group.ranks
     }
@@ -142,6 +144,26 @@ def find_work(
             found = {r: _by_label(kernels[r], group.position(r)) for r in group.ranks}
             placed = None
         confidence = min(confidence, named) if found else 1.0
+    return Work(_ranks(found, group, step, account, labelled=labelled), placed, confidence)
+
+
+def lists_actions(run: Run) -> bool:
+    """Whether the trace lists operations by action (NDTimeline, straggler analysis) instead of kernels."""
+    return bool(run.rows("SELECT 1 FROM events WHERE category = 'kernel' AND label IS NOT NULL LIMIT 1"))
+
+
+def _listed(run: Run, group: PipelineGroup, step: Step, account: Account) -> Work:
+    found = {}
+    for rank in group.ranks:
+        operations = device_kernels(run, rank, step.spans[rank])
+        pieces, loose = pieces_of_actions([k for k in operations if not (k.is_p2p or k.is_collective)])
+        found[rank] = _Found(pieces, loose, operations, "label")
+    return Work(_ranks(found, group, step, account, labelled=True), None, 1.0)
+
+
+def _ranks(
+    found: Mapping[int, _Found], group: PipelineGroup, step: Step, account: Account, *, labelled: bool
+) -> dict[int, RankWork]:
     ranks = {}
     for rank in group.ranks:
         segments = sorted((_segment(p) for p in found[rank].pieces), key=lambda s: s.start_ns)
@@ -151,7 +173,7 @@ def find_work(
         evidence: Evidence = "label" if labelled else found[rank].evidence
         tail = observed_tail(found[rank].kernels, segments)
         ranks[rank] = RankWork(tuple(segments), tail, evidence, tuple(found[rank].loose))
-    return Work(ranks, placed, confidence)
+    return ranks
 
 
 def _placed(

@@ -146,7 +146,7 @@ def _by_label(run: Run, step: Step, rank: int, ops: Sequence[P2POp]) -> tuple[St
     names = dict(run.rows(_LABELS_SQL, {"rank": rank, "labels": SQL_PATTERN}))
     found = []
     for op in ops:
-        label = parse_label(names.get(op.position) or "")
+        label = parse_label(f"PP:{op.label}" if op.label else names.get(op.position) or "")
         if label is None or label.stage is None or not label.kind.value.startswith(("SEND", "RECV")):
             raise UnmatchedTransfer(
                 f"rank {rank}, step {step.number}: nothing tells what its message {'to' if op.is_send else 'from'} "
