@@ -13,6 +13,7 @@ from tracetool.reconstruct import Reconstruction, reconstruct
 from tracetool.reconstruct.account import Account
 from tracetool.reconstruct.survey import survey_run
 from tracetool.reconstruct.transfers import median_transfer_ns, payload
+from tracetool.schedules.recognise import best_fit
 from tracetool.store import Run, is_run
 
 if TYPE_CHECKING:
@@ -72,10 +73,32 @@ def derive(run: Run) -> Run:
         entry = {"missing": error.message, "hint": error.hint, "notes": account.notes}
     else:
         tables |= tables_of(found)
+        _name_schedule(found, account)
         entry = {"step": found.pipeline.step, "notes": list(found.notes)}
     tables["findings"] = rows_table("findings", account.findings)
     run.add(tables, {_ENTRY: entry})
     return run
+
+
+def _name_schedule(found: Reconstruction, account: Account) -> None:
+    """Say which schedule the observed order is, or which one is nearest."""
+    shape = found.pipeline.observed.shape
+    dimensions = f"p={shape.ranks} v={shape.chunks} m={shape.microbatches}"
+    fit = best_fit(found.pipeline.observed)
+    if fit is None:
+        account.find(
+            "schedule", "all", f"unknown, {dimensions}", "schedule fit", 0.0, "no named schedule has this shape"
+        )
+    elif fit.mismatches:
+        detail = (
+            f"nearest is {fit.schedule.name}, with {fit.mismatches} of {fit.actions} actions elsewhere; "
+            f"first {fit.first}"
+        )
+        account.find(
+            "schedule", "all", f"unknown, {dimensions}", "schedule fit", 1 - fit.mismatches / fit.actions, detail
+        )
+    else:
+        account.find("schedule", "all", f"{fit.schedule.name}, {dimensions}", "schedule fit")
 
 
 def tables_of(found: Reconstruction) -> dict[str, pa.Table]:

@@ -6,6 +6,7 @@ types of kernels. What was found by which evidence is kept with the result; what
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from tracetool.model.timeline import Op, Timeline
 from tracetool.reconstruct.account import Account, Finding
 from tracetool.reconstruct.groups import PipelineGroup, find_pipelines
 from tracetool.reconstruct.memory import MemoryFacts, memory_facts
-from tracetool.reconstruct.segments import RankWork, Segment, find_work
+from tracetool.reconstruct.segments import RankWork, Segment, Work, find_work
 from tracetool.reconstruct.steps import Step, choose_step
 from tracetool.reconstruct.survey import Survey, survey_run
 from tracetool.reconstruct.tails import Tail, tails_without_waits
@@ -32,7 +33,7 @@ from tracetool.reconstruct.transfers import (
     payload,
     stage_ops,
 )
-from tracetool.units import format_ranks
+from tracetool.units import format_count, format_ranges, format_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -118,6 +119,7 @@ def reconstruct(
     origin = min(aligned(rank, s.start_ns) for rank, w in work.ranks.items() for s in w.segments)
     pipeline = _pipeline(run, group, chosen, work.ranks, memory, tails, transfers, messages)
     check_counts(transfers, pipeline.observed.shape)
+    _tell(account, pipeline, work, transfers)
     if pipeline.observed.shape.microbatches == 1 and pipeline.p2p != "grouped":
         account.note(f"with one microbatch a trace cannot show how transfers are issued: {pipeline.p2p} is assumed")
     return Reconstruction(
@@ -159,6 +161,29 @@ def _check_host_only(run: Run, account: Account) -> None:
             hint="record with ProfilerActivity.CUDA (or NPU), and export inside on_trace_ready" if events else None,
         )
     account.note("no kernels in the traces: the host's own ops are taken as the compute, as in a run on CPUs")
+
+
+def _tell(account: Account, pipeline: Pipeline, work: Work, transfers: Sequence[Transfer]) -> None:
+    """Say how stages, microbatches and messages were found."""
+    shape = pipeline.observed.shape
+    for position, profile in enumerate(pipeline.ranks):
+        mine = work.ranks[profile.rank]
+        kinds = Counter(s.kind.value for s in mine.segments)
+        stages = sorted({s.stage for s in mine.segments})
+        account.find(
+            "segments", f"rank {profile.rank}",
+            f"pipeline rank {position}, {format_count(len(stages), 'stage')} ({format_ranges(stages)}): "
+            + ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())),
+            mine.evidence, work.confidence,
+        )  # fmt: skip
+    by_messages = work.placed is not None
+    account.find(
+        "transfers", "all",
+        f"{len(transfers)} messages between {shape.stages} stages of {shape.microbatches} microbatches",
+        "messages" if by_messages else "label",
+        work.placed.agreeing / max(1, work.placed.messages) if work.placed is not None else 1.0,
+        "both ends of each are neighbouring stages of one microbatch" if by_messages else None,
+    )  # fmt: skip
 
 
 def _check_recorded(run: Run, group: PipelineGroup, kernels: Mapping[int, int]) -> None:
