@@ -140,9 +140,12 @@ def test_hiding_the_labels_changes_nothing_of_the_pipeline(name: str) -> None:
     assert labelled.pipeline.observed.orders == hidden.pipeline.observed.orders
 
 
-def _told(schedule: Schedule, *, swapped: tuple[int, int] | None = None) -> tuple[Placed, list[RankTrail]]:
+def _told(
+    schedule: Schedule, *, swapped: tuple[int, int] | None = None, together: bool = False
+) -> tuple[Placed, list[RankTrail]]:
     """What place() makes of a schedule whose ranks post sends right behind what made them, receives in the order
-    in which they take them. ``swapped`` exchanges two sends of rank 1 with each other.
+    in which they take them. ``swapped`` exchanges two sends of rank 1 with each other; ``together`` posts the sends
+    of a forward right before a backward with that one's, behind them.
     """
     shape = schedule.shape
     trails, messages = [], []
@@ -158,6 +161,8 @@ def _told(schedule: Schedule, *, swapped: tuple[int, int] | None = None) -> tupl
             for message, is_send, peer in _messages_of(action, shape):
                 book = made if is_send else taken
                 at = 10 * time + (5 if is_send else -5)
+                if together and is_send and action.kind is F and time + 1 < len(order) and order[time + 1].kind is B:
+                    at += 11
                 post = P2POp(rank, len(posts), peer, is_send, 8, "pp", None, None, None, at, at, at + 1, None)
                 posts.append(post)
                 book[message] = post
@@ -174,7 +179,7 @@ def _told(schedule: Schedule, *, swapped: tuple[int, int] | None = None) -> tupl
             one, two = swapped
             sends[one], sends[two] = sends[two], sends[one]
         messages += [Message(*pair) for pair in zip(sends, recvs, strict=True)]
-    return place(range(shape.ranks), trails, messages), trails
+    return place(range(shape.ranks), trails, messages, by_direction=together), trails
 
 
 def _launched(time: int) -> Kernel:
@@ -244,3 +249,13 @@ def test_a_shuffled_recording_is_refused_as_unknown() -> None:
     matched = match_messages({rank: sorted(o, key=lambda op: op.position) for rank, o in swapped.items()})
     with pytest.raises(ReconstructError, match="unknown schedule"):
         reconstruct(run, step=1, use_labels=False, survey=Survey(swapped, matched, whole.clocks))
+
+
+@pytest.mark.parametrize("p", [3, 4])
+def test_an_activation_and_a_gradient_posted_together_are_told_apart(p: int) -> None:
+    """Megatron's interleaved schedule posts both behind a forward and a backward."""
+    schedule = build_schedule("interleaved", PipelineShape(p, 2 * p, 2))
+    placed, trails = _told(schedule, together=True)
+    assert placed.faults == ()
+    got = [[f"{piece.stage}{piece.kind.value}{piece.microbatch}" for piece in trail.pieces] for trail in trails]
+    assert got == _orders(schedule)

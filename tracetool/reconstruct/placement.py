@@ -61,19 +61,27 @@ class Placed(NamedTuple):
     faults: tuple[str, ...]
 
 
-def place(ranks: Sequence[int], trails: Sequence[RankTrail], messages: Sequence[Message]) -> Placed:
+def place(
+    ranks: Sequence[int],
+    trails: Sequence[RankTrail],
+    messages: Sequence[Message],
+    *,
+    by_direction: bool = False,
+) -> Placed:
     """Give every piece its stage and microbatch, in place.
 
     Args:
         ranks: Global ranks in pipeline order.
         trails: One per pipeline rank.
         messages: Matched sends and receives of the step.
+        by_direction: Whether sends may come later than right behind what made them: then looped stages are assumed,
+            where activations go on to the next rank and gradients back. Otherwise the order of launches counts.
 
     Raises:
         ReconstructError: If no looped or V placement explains who sends to whom.
     """
     position = {rank: i for i, rank in enumerate(ranks)}
-    makers = _makers(trails, position)
+    makers = _makers(trails, position, by_direction=by_direction)
     flow = _Flow(trails, position, makers, messages)
     shape = _shape(trails, flow)
     _place_chunks(shape, flow)
@@ -81,7 +89,9 @@ def place(ranks: Sequence[int], trails: Sequence[RankTrail], messages: Sequence[
     return _checked(shape, flow, faults)
 
 
-def _makers(trails: Sequence[RankTrail], position: Mapping[int, int]) -> dict[tuple[int, int], Piece]:
+def _makers(
+    trails: Sequence[RankTrail], position: Mapping[int, int], *, by_direction: bool
+) -> dict[tuple[int, int], Piece]:
     """For each send, the piece that made what it sends: the last ones before it, in their order."""
     makers: dict[tuple[int, int], Piece] = {}
     for trail in trails:
@@ -98,14 +108,16 @@ def _makers(trails: Sequence[RankTrail], position: Mapping[int, int]) -> dict[tu
                     fresh.append(trail.pieces[at])
                 at += 1
             sends = [op for op in batch if op.is_send]
-            chosen = _choose(sends, fresh, position)
+            chosen = _choose(sends, fresh, position, by_direction=by_direction)
             makers |= {(op.rank, op.position): piece for op, piece in zip(sends, chosen, strict=True)}
             if sends:
                 fresh = []
     return makers
 
 
-def _choose(sends: Sequence[P2POp], fresh: Sequence[Piece], position: Mapping[int, int]) -> list[Piece]:
+def _choose(
+    sends: Sequence[P2POp], fresh: Sequence[Piece], position: Mapping[int, int], *, by_direction: bool
+) -> list[Piece]:
     if not sends:
         return []
     if len(fresh) < len(sends):
@@ -115,13 +127,11 @@ def _choose(sends: Sequence[P2POp], fresh: Sequence[Piece], position: Mapping[in
             f"{len(fresh)} forwards and backwards that could have made them.",
             hint="messages that the host posts late, or in parts, cannot be told from one another",
         )
-    if len(sends) == 2 and fresh[-1].kind is not fresh[-2].kind:
-        # A forward and a backward in turn: looped stages send the activation on, the gradient back.
-        last = len(position) - 1
-        onward = [(position[op.peer] - position[op.rank]) % (last + 1) == 1 for op in sends]
-        if last > 1 and onward[0] is not onward[1]:
-            by_kind = {piece.kind is F: piece for piece in fresh[-2:]}
-            return [by_kind[is_onward] for is_onward in onward]
+    if by_direction and len(position) > 2:
+        onward = [(position[op.peer] - position[op.rank]) % len(position) == 1 for op in sends]
+        latest = {piece.kind is F: piece for piece in fresh}
+        if len(set(onward)) == len(onward) and all(is_onward in latest for is_onward in onward):
+            return [latest[is_onward] for is_onward in onward]
     return list(fresh[-len(sends) :])
 
 

@@ -6,6 +6,7 @@ before the first kernel, so it is not in it, while the launch gaps inside are.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass
@@ -188,10 +189,12 @@ def _placed(
     faults: tuple[str, ...] = ()
     problem = ReconstructError("")
     # Where a message inside a rank is all that parts two stages, only the cut of the graph between them shows it.
-    for cuts in ({}, _graph_cuts(run, group, step)):
+    for with_cuts, by_direction in itertools.product((False, True), repeat=2):
+        cuts = _graph_cuts(run, group, step) if with_cuts else {}
         found = {r: _pieces(run, r, step, kernels[r], posts[r], cuts.get(r, ())) for r in group.ranks}
+        trails = [RankTrail(found[r].pieces, posts[r]) for r in group.ranks]
         try:
-            placed = place(group.ranks, [RankTrail(found[r].pieces, posts[r]) for r in group.ranks], messages)
+            placed = place(group.ranks, trails, messages, by_direction=by_direction)
         except ReconstructError as error:
             problem = error if not problem.message else problem
             continue
