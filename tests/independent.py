@@ -70,6 +70,8 @@ def facts(text: bytes) -> Facts:
         if e["name"] == "record_param_comms"
         and e.get("args", {}).get("Collective name") not in (None, "", "wait", "init")
     ]  # fmt: skip
+    if not any(e["name"] == "record_param_comms" for e in spans):  # gloo: the ops that post a message stand for it
+        records = [e for e in spans if e["name"] in ("c10d::send", "c10d::recv_")]
     marks = [m for e in spans if CATEGORIES[e["cat"]] in ("annotation", "op") and (m := STEP.match(str(e["name"])))]
     return Facts(
         events=len(spans),

@@ -86,7 +86,8 @@ def test_ranks_of_different_jobs(capsys: pytest.CaptureFixture[str], ranks: Path
 
 
 def test_a_trace_without_gpu_kernels(capsys: pytest.CaptureFixture[str]) -> None:
-    error = _refused(capsys, "replay", data("cpu-gloo-pp4", "ScheduleInterleaved1F1B"))
+    hta = ("torch", "facebookresearch+HolisticTraceAnalysis", "tests", "data", "cpu_only")
+    error = _refused(capsys, "replay", data(*hta))
     assert "holds no kernels" in error
     assert "ProfilerActivity.CUDA" in error
 

@@ -58,7 +58,9 @@ def _facts(tables: dict[str, list[pa.Table]], report: SourceReport) -> Facts:
     return Facts(
         events=len(rows),
         kernels=categories["kernel"],
-        communication_kernels=len({(c["start_ns"], c["end_ns"], c["stream"]) for c in comms if c["start_ns"]}),
+        communication_kernels=len(
+            {(c["start_ns"], c["end_ns"], c["stream"]) for c in comms if c["stream"] is not None}
+        ),
         records=sum(bool(c["group"]) or bool(c["group_ranks"]) for c in comms),
         steps=tuple(sorted(set(pa.concat_tables(tables["steps"]).column("step").to_pylist()))),
         first_ns=min(starts, default=0),

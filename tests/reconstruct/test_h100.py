@@ -9,9 +9,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-from recorded import SAMPLES, data, h100, run_of
+from recorded import SAMPLES, h100, run_of
 
-from tracetool.errors import ReconstructError
 from tracetool.model.action import ActionKind
 from tracetool.reconstruct import Reconstruction, reconstruct
 from tracetool.reconstruct.labels import parse_label
@@ -156,9 +155,3 @@ def test_the_samples_give_what_the_recordings_give() -> None:
         trimmed, whole = reconstruct(run_of(SAMPLES / sample)), reconstruct(h100(source), step=1)
         assert trimmed.observed == whole.observed
         assert trimmed.pipeline == whole.pipeline
-
-
-def test_gloo_traces_have_no_kernels_and_say_so() -> None:
-    run = run_of(data("cpu-gloo-pp4", "ScheduleInterleaved1F1B"))
-    with pytest.raises(ReconstructError, match="no kernels"):
-        reconstruct(run)

@@ -44,8 +44,9 @@ def _device(run: Run, ranks: list[int]) -> Iterator[Gap]:
         host = any(categories.get(rank) for rank in silent)
         what = f"no kernels{who}: a trace of the host only" if host else f"no kernels{who}"
         damaged = [s["rank"] for s in run.manifest["sources"] if s["rank"] in silent and s["dropped"]]
+        stages = run.rows("SELECT count(*) FROM stages")[0][0]
         yield Gap(
-            what, "stages, costs and replay",
+            what, "times of a device: the host's own ops stand for them" if stages else "stages, costs and replay",
             f"the file of {format_ranks(damaged)} is damaged: fetch it again" if damaged else
             "record device activity (ProfilerActivity.CUDA, XPU, NPU) and export inside on_trace_ready",
         )  # fmt: skip
@@ -71,17 +72,12 @@ def _messages(run: Run) -> Iterator[Gap]:
             f"{unknown:,} communication kernels without a record of the host", "who exchanges what with whom",
             "re-record with torch >= 2.4 and ProfilerActivity.CPU",
         )  # fmt: skip
-    gloo = run.rows(
-        "SELECT count(*) FROM events WHERE category = 'annotation' AND regexp_matches(name, '^gloo:(send|recv)')"
-    )[0][0]
-    if not messages and gloo:
-        yield Gap(f"{gloo:,} gloo messages have neither kernels nor peers", "transfers", "record a run on NCCL or HCCL")
-    elif not messages and not unknown:
+    if not messages and not unknown:
         yield Gap("no sends and receives", "a pipeline", "record ranks of different stages; TCP is not recorded")
     if nameless:
         yield Gap(
             f"no peer for {nameless:,} of {messages:,} sends and receives", "stages and transfers",
-            "re-record with torch >= 2.6, or Ascend Level1 and up",
+            "re-record with torch >= 2.6 or record_shapes=True, or Ascend Level1 and up",
         )  # fmt: skip
     if sizeless:
         yield Gap(

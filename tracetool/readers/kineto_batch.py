@@ -63,7 +63,7 @@ def fields(keep: frozenset[str]) -> list[Field]:
         own
         + [_argument(k) for k in numbers]
         + [_argument(k, "text") for k in texts]
-        + [_argument("grid", "json"), _argument("Comms Id", "json")]
+        + [_argument(k, "json") for k in ("grid", "Comms Id", "Concrete Inputs", "Input Dims", "Input type")]
     )
     return [*found, Field("args", "json")] if "args" in keep else found
 

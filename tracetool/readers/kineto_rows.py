@@ -10,6 +10,15 @@ from typing import TYPE_CHECKING
 
 from tracetool.readers import ABSOLUTE_NS, rows_table
 from tracetool.readers.kineto_batch import ABSENT, Batch
+from tracetool.readers.kineto_c10d import (
+    OPERATIONS,
+    TITLES,
+    Posting,
+    Title,
+    complete_records,
+    parse_posting,
+    parse_title,
+)
 from tracetool.readers.kineto_comms import (
     CommKernel,
     CommRecord,
@@ -53,6 +62,8 @@ class Rows:
         self._count = 0
         self._steps: list[tuple[object, ...]] = []
         self._records: list[CommRecord] = []
+        self._postings: list[Posting] = []
+        self._titles: list[Title] = []
         self._kernels: list[tuple[str, int, int, int | None, int | None, int | None]] = []
         self._launches = Spill(3)
         self._memory = Spill(5)
@@ -87,6 +98,7 @@ class Rows:
         self._launches.add(spans.launches())
         self._note_steps(spans, place)
         self._note_communication(spans, place)
+        self._note_postings(spans, place)
         rows = spans.rows(self._rank, self._count)
         self._count += spans.size
         return rows
@@ -116,6 +128,22 @@ class Rows:
         for name, number in kernels:
             start = int(spans.start[number])
             self._kernels.append((intern(name), start, start + int(spans.duration[number]), *spans.links(number)))
+
+    def _note_postings(self, spans: Spans, place: Place) -> None:
+        postings = list(spans.named(OPERATIONS.__contains__, ("op",)))
+        titles = list(spans.named(TITLES.__contains__, ("annotation",)))
+        beyond = max(0, len(self._postings) + len(self._titles) + len(postings) + len(titles) - _MOST_COMMUNICATIONS)
+        if beyond:
+            self._report.drop(f"more than {_MOST_COMMUNICATIONS:,} c10d operations: no rows in comms", place, beyond)
+            return
+        for found, known, parse, kept in (
+            (postings, OPERATIONS, parse_posting, self._postings), (titles, TITLES, parse_title, self._titles),
+        ):  # fmt: skip
+            rows = [row for _, row in found]
+            for (name, row), args in zip(found, spans.args(rows) if rows else (), strict=True):
+                start = int(spans.start[row])
+                span = start, start + int(spans.duration[row])
+                kept.append(parse(known[name], args, span, spans.thread_of(row)))  # type: ignore[arg-type]
 
     def steps(self) -> pa.Table:
         """Rows of ``steps``, as marked."""
@@ -156,7 +184,10 @@ class Rows:
 
     def comms(self) -> Iterator[pa.Table]:
         """One row per communication operation, in order of posting."""
-        records = attach_kernels(self._records, self._kernels_with_launch(), self._report)
+        records = complete_records(
+            self._records, self._postings, self._titles, self._identity.groups, self._report
+        )  # fmt: skip
+        records = attach_kernels(records, self._kernels_with_launch(), self._report)
         for first in range(0, len(records), _CHUNK_ROWS):
             yield rows_table(
                 "comms",
