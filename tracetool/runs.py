@@ -129,9 +129,10 @@ def _metrics(timeline: Timeline) -> list[tuple[object, ...]]:
         if isinstance(getattr(metrics, name, None), int | float)
     ]
     peaks: list[tuple[object, ...]] = [
-        (timeline.name, "peak_hbm_bytes", rank, float(peak))
-        for rank, peak in zip(timeline.global_ranks, metrics.peak_hbm_bytes, strict=True)
-        if peak is not None
+        (timeline.name, name, rank, float(value))
+        for name, values in (("peak_hbm_bytes", metrics.peak_hbm_bytes), ("overhead_bytes", metrics.overhead_bytes))
+        for rank, value in zip(timeline.global_ranks, values, strict=True)
+        if value is not None
     ]
     return whole + peaks
 
@@ -161,7 +162,7 @@ def _stages(found: Reconstruction) -> list[tuple[object, ...]]:
         rows.append(
             (
                 stage.stage, rank.rank, position, *(stage.median_ns(kind) for kind in kinds),
-                stage.activation_bytes(), rank.static_bytes,
+                stage.activation_bytes(), stage.transient_bytes(), stage.gradient_bytes(), rank.static_bytes,
                 stage.forward_payload_bytes, stage.backward_payload_bytes, stage.evidence,
             )
         )  # fmt: skip

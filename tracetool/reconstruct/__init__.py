@@ -197,9 +197,12 @@ def _pipeline(
             )
         )
     ranks = tuple(
-        RankProfile(rank, memory[rank].static_bytes, tails[rank], hbm.get(rank), memory[rank].tail_peak)
+        RankProfile(
+            rank, memory[rank].static_bytes, tails[rank], hbm.get(rank), memory[rank].tail_peak,
+            memory[rank].overhead_bytes,
+        )
         for rank in group.ranks
-    )
+    )  # fmt: skip
     return Pipeline(tuple(stages), ranks, observed, p2p_mode(p2p_ops), step.number)
 
 
@@ -227,6 +230,7 @@ def _timeline(
         ops=(*ops, *tails),
         transfers=tuple(_shifted(t, origin) for t in transfers),
         memory=tuple(memory[rank].curve(work[rank].segments, origin) for rank in group.ranks),
+        overhead_bytes=tuple(memory[rank].overhead_bytes for rank in group.ranks),
     )
 
 
