@@ -11,6 +11,7 @@ from tracetool.model.action import ActionKind
 from tracetool.readers import rows_table
 from tracetool.reconstruct import Reconstruction, reconstruct
 from tracetool.reconstruct.account import Account
+from tracetool.reconstruct.memory_log import tell_snapshots_apart_in_time
 from tracetool.reconstruct.survey import survey_run
 from tracetool.reconstruct.transfers import median_transfer_ns, payload
 from tracetool.store import Run, is_run
@@ -64,6 +65,7 @@ def derive(run: Run) -> Run:
     """Write the tables of the observed step into a Run; if there is no pipeline, the manifest says why."""
     account = Account()
     survey = survey_run(run, account)
+    tell_snapshots_apart_in_time(run, account)
     tables = dict(survey.tables)
     entry: dict[str, object]
     try:

@@ -193,7 +193,9 @@ MEMORY = _table(
     Column("time_ns", "int64", "Host time of the change."),
     _nullable("delta_bytes", "int64", "Bytes allocated (+) or freed (-)."),
     _nullable("allocated_bytes", "int64", "Allocated after the change."),
-    _nullable("reserved_bytes", "int64", "Reserved after the change; of a component that allocates nothing: all it holds."),
+    _nullable(
+        "reserved_bytes", "int64", "Reserved after the change; of a component that allocates nothing: all it holds."
+    ),
     _nullable(
         "block",
         "int64",

@@ -90,9 +90,7 @@ class StageProfile:
 
 
 def _beyond_kept(costs: Sequence[ActionCost]) -> list[int]:
-    return [
-        c.peak_bytes - max(0, c.held_bytes) for c in costs if c.held_bytes is not None and c.peak_bytes is not None
-    ]
+    return [c.peak_bytes - max(0, c.held_bytes) for c in costs if c.held_bytes is not None and c.peak_bytes is not None]
 
 
 _GRADIENTS = (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)

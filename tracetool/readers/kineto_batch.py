@@ -140,7 +140,7 @@ class Batch:
         return usable
 
     def memory(self) -> list[NDArray[np.int64]]:
-        """Allocator records of the device: time, change, allocated, reserved, device, address (ABSENT where unknown)."""
+        """Allocator records of the device: time, change, allocated, reserved, device, address; ABSENT where unknown."""
         import numpy as np
 
         code = self._names.index(_MEMORY) if _MEMORY in self._names else -2

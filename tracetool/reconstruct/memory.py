@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _Key = tuple[int, str, int]
 _SAME_RATIO = 0.02
 """Microbatches of a stage that differ by no more hold the same."""
+_WORTH_TELLING_RATIO = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +150,13 @@ def _tell_stages(
             for what, size in (
                 ("activation", profile.activation_bytes()),
                 ("transient", profile.transient_bytes()),
-                ("gradients", profile.gradient_bytes()),
+                ("first backward keeps", profile.gradient_bytes()),
             )
             if size is not None
         )
-        open_points = [bounds.detail, _outliving(found, stage), None if found.names_blocks else _NO_BLOCKS]
+        open_points = [
+            bounds.detail, _outliving(found, profile), None if found.names_blocks else _NO_BLOCKS, _gradients(profile),
+        ]  # fmt: skip
         checks = [log.continuous] if not log.is_samples else []
         confidence = min(bounds.confidence, _balanced(profile), *checks)
         detail = "; ".join(point for point in open_points if point) or None
@@ -171,9 +174,18 @@ def _costs(segments: Iterable[Segment], facts: MemoryFacts) -> dict[ActionKind, 
     return {kind: tuple(listed) for kind, listed in costs.items()}
 
 
-def _outliving(found: ActionMemory, stage: int) -> str | None:
-    sizes = [size for key, size in found.outliving.items() if key[0] == stage and size]
-    if not sizes:
+def _gradients(profile: StageProfile) -> str | None:
+    kept, activation = profile.gradient_bytes(), profile.activation_bytes()
+    if kept is None or not activation:
+        return None
+    if kept < _SAME_RATIO * activation:
+        return "the step allocates no gradients: they are among the static bytes"
+    return "what the first backward keeps are the gradients, until after the last action"
+
+
+def _outliving(found: ActionMemory, profile: StageProfile) -> str | None:
+    sizes = [size for key, size in found.outliving.items() if key[0] == profile.stage]
+    if max(sizes, default=0) < _WORTH_TELLING_RATIO * (profile.activation_bytes() or 0) or not any(sizes):
         return None
     return f"{format_size(max(sizes))} of a forward outlive its backward here: counted as freed by it"
 

@@ -177,6 +177,4 @@ def _last_backwards(spans: Sequence[HostSpan]) -> list[int | None]:
     for index, span in enumerate(spans):
         if span.key[1] != ActionKind.FORWARD.value:
             backward[span.key[0], span.key[2]] = index
-    return [
-        backward.get((s.key[0], s.key[2])) if s.key[1] == ActionKind.FORWARD.value else None for s in spans
-    ]
+    return [backward.get((s.key[0], s.key[2])) if s.key[1] == ActionKind.FORWARD.value else None for s in spans]

@@ -8,12 +8,12 @@ result; its longest silence is where the forward ended for it.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tracetool.model.action import ActionKind
 from tracetool.reconstruct.memory_actions import HostSpan
-from tracetool.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -106,42 +106,37 @@ def _by_device_times(segments: Sequence[Segment], transfers: Sequence[tuple[int,
     import numpy as np
 
     starts, ends = (np.array([t[i] for t in transfers], np.int64) for i in (0, 1))
-    busy = np.searchsorted(times, ends, "left") - np.searchsorted(times, starts, "right")
-    silent = float((busy == 0).mean()) if len(busy) else 0.0
+    changes = np.searchsorted(times, ends, "left") - np.searchsorted(times, starts, "right")
+    silent = float((changes <= 0).mean()) if len(changes) else 0.0
     if silent < _LEAST_SILENT_SHARE:
-        why = (
-            f"the host allocates during {int((busy > 0).sum())} of {len(busy)} transfers"
-            if len(busy)
-            else "no transfer makes the host wait"
-        )
-        return Boundaries((), "device times", silent, f"{why}, so that it runs ahead of the device by an unknown time")
-    begins = [segments[0].start_ns]
-    stops = []
-    turns = 0
-    for before, after in zip(segments, segments[1:], strict=False):
-        inside = np.flatnonzero((starts >= before.end_ns) & (ends <= after.start_ns))
+        loud = f"the host allocates during {int((changes > 0).sum())} of {len(changes)} transfers"
+        why = loud if len(changes) else "no transfer makes the host wait"
+        return Boundaries((), "device times", silent, f"{why}: how far it is ahead of the device is unknown")
+    waited = ends[ends <= segments[0].start_ns]
+    begins, stops, turns = [int(waited.max()) if len(waited) else segments[0].start_ns], [], 0
+    for before, after in itertools.pairwise(segments):
+        inside = ends[(starts >= before.end_ns) & (ends <= after.start_ns)]
+        turn = _silence(times, before) if not len(inside) and before.kind is ActionKind.FORWARD else None
         if len(inside):
-            stops.append(before.end_ns)
-            begins.append(int(ends[inside].max()))
-            continue
-        silence = _silence(times, before)
-        if before.kind is not ActionKind.FORWARD or silence is None:
-            return Boundaries(
-                (), "device times", silent,
-                f"{_name(before)} and {_name(after)} follow each other without a transfer, and nothing shows how far "
-                "the host was ahead there",
-            )  # fmt: skip
-        turns += 1
-        stops.append(silence[0])
-        begins.append(silence[1])
+            turn = before.end_ns, int(inside.max())
+        elif turn is None:
+            why = f"no transfer lies between {_name(before)} and {_name(after)}"
+            return Boundaries((), "device times", silent, f"{why}: how far the host is ahead there is unknown")
+        turns += not len(inside)
+        stops.append(turn[0])
+        begins.append(turn[1])
     stops.append(segments[-1].end_ns)
-    first_wait = ends[ends <= segments[0].start_ns]
-    begins[0] = int(first_wait.max()) if len(first_wait) else begins[0]
     spans = tuple(HostSpan(_key(s), b, e) for s, b, e in zip(segments, begins, stops, strict=True))
-    detail = f"memory is on the host's clock, actions on the device's: level at {len(segments)} boundaries, where the host waits for a transfer"
-    if turns:
-        detail += f"; {turns} turns from forward to backward taken where the host stood still longest"
-    return Boundaries(spans, "device times", silent * (1 - 0.5 * turns / len(segments)), detail)
+    # Nothing checks a turn.
+    return Boundaries(spans, "device times", silent * (1 - turns / len(segments)), _told(len(segments), turns))
+
+
+def _told(boundaries: int, turns: int) -> str:
+    told = (
+        "memory is on the host's clock, actions are on the device's: they are laid together where the host waits for "
+        f"a transfer ({boundaries - turns} of {boundaries} boundaries)"
+    )
+    return told + (f", and where it stands still longest in a forward ({turns})" if turns else "")
 
 
 def _silence(times: Numbers, segment: Segment) -> tuple[int, int] | None:
@@ -160,4 +155,4 @@ def _silence(times: Numbers, segment: Segment) -> tuple[int, int] | None:
 
 
 def _name(segment: Segment) -> str:
-    return f"{segment.stage}{segment.kind.value}{segment.microbatch} ({format_duration(segment.end_ns - segment.start_ns)})"
+    return f"{segment.stage}{segment.kind.value}{segment.microbatch}"

@@ -114,9 +114,7 @@ class Beyond:
 def read_logs(run: Run, step: Step, ranks: Sequence[int]) -> dict[int, dict[str, pl.DataFrame]]:
     """All records of memory in the step, per rank and component, in order of time."""
     spans = [step.spans[rank] for rank in ranks]
-    found = run.query(
-        _ROWS_SQL, {"ranks": list(ranks), "first": [a for a, _ in spans], "last": [b for _, b in spans]}
-    )
+    found = run.query(_ROWS_SQL, {"ranks": list(ranks), "first": [a for a, _ in spans], "last": [b for _, b in spans]})
     logs: dict[int, dict[str, pl.DataFrame]] = {rank: {} for rank in ranks}
     for (rank, component), rows in found.partition_by("rank", "component", as_dict=True, include_key=False).items():
         logs[int(rank)][str(component)] = rows
@@ -186,11 +184,11 @@ def beyond_allocations(components: Mapping[str, pl.DataFrame], log: Log) -> Beyo
 def tell_snapshots_apart_in_time(run: Run, account: Account) -> None:
     """Say which ranks' memory snapshots were recorded at another time than their traces."""
     for rank, first, last, traced_first, traced_last in run.rows(_SPANS_SQL, {"component": SNAPSHOT}):
-        ahead = last < traced_first
-        apart = traced_first - last if ahead else first - traced_last
+        if last < traced_first:
+            where = f"ends {format_duration(traced_first - last)} before its trace begins"
+        else:
+            where = f"begins {format_duration(first - traced_last)} after its trace ends"
         account.note(
-            f"{format_ranks([rank])}: its memory snapshot ends {format_duration(apart)} before its trace begins: not used"
-            if ahead
-            else f"{format_ranks([rank])}: its memory snapshot begins {format_duration(apart)} after its trace ends "
-            "(another time base, or a history that was too short): not used"
+            f"{format_ranks([rank])}: its memory snapshot {where}, so it is not used: another run, another time base, "
+            "or a history too short to reach back"
         )
