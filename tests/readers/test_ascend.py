@@ -10,8 +10,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from decimal import Decimal
-from itertools import groupby, pairwise
-from operator import itemgetter
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -198,36 +197,6 @@ def test_real_memory() -> None:
     assert max(reserved["APP"]) == Decimal("11925.015625") * 2**20
     assert [len(values) for values in reserved.values()] == [9309, 9309, 41]
     assert {r["allocated_bytes"] for r in rows if r["component"] == "APP"} == {None}
-
-
-@pytest.mark.parametrize("rank", [0, 2])
-def test_real_changes_of_memory_join_allocations(rank: int) -> None:
-    """operator_memory.csv against the levels of memory_record.csv: a change it explains is the step between them."""
-    rows = sorted(
-        (r for r in read(level2(rank)).tables["memory"] if r["component"] == "PTA"), key=itemgetter("time_ns")
-    )
-    folder = level2(rank) / OUTPUT
-    with (folder / "operator_memory.csv").open() as file:
-        listed = list(csv.DictReader(file))
-    made = [r for r in rows if (r["delta_bytes"] or 0) > 0]
-    assert sorted(r["delta_bytes"] for r in made) == sorted(int(Decimal(o["Size(KB)"]) * 1024) for o in listed)
-    for before, after in pairwise(rows):
-        if after["delta_bytes"] is not None:
-            assert after["allocated_bytes"] - before["allocated_bytes"] == after["delta_bytes"]
-    size = {r["block"]: r["delta_bytes"] for r in made}
-    freed = [r for r in rows if (r["delta_bytes"] or 0) < 0]
-    assert len(freed) == len({r["block"] for r in freed}) == sum(bool(o["Release Time(us)"].strip()) for o in listed)
-    assert all(size[r["block"]] == -r["delta_bytes"] for r in freed)
-
-
-def test_real_sizes_of_libraries_are_kept_where_they_change() -> None:
-    """npu_module_mem.csv of rank 0: 45 samples of 77 libraries, four of which hold anything, all of the time."""
-    rows = [r for r in read(level2(0)).tables["memory"] if r["component"].startswith("module ")]
-    assert {r["component"]: Decimal(r["reserved_bytes"]) / 2**20 for r in rows} == {
-        "module SLOG": Decimal("158.65234375"), "module HCCL": Decimal("1241.69921875"),
-        "module RUNTIME": Decimal("58.24609375"), "module APP": Decimal(10372),
-    }  # fmt: skip
-    assert len(rows) == 4
 
 
 def test_real_set_is_ingested(tmp_path: Path) -> None:

@@ -184,8 +184,9 @@ class Choice:
             text = self._whole(partial(_memory_count, path)) or 0
             self._say_taken("memory", [(best[0].path.name, best[1]), (MEMORY, text)])
             best = best if best[1] >= text else None
-        if best is not None and best[1]:
-            for part in (MEMORY, OPERATOR_MEMORY, MODULE_MEMORY):
+        text_parts = (MEMORY, OPERATOR_MEMORY, MODULE_MEMORY)
+        if best is not None and (best[1] or not any(map(self._parts.path, text_parts))):
+            for part in text_parts:
                 self._file(part, used=False)
             allocations = database_allocations(best[0], self._parts.device, self._report)
             yield from chunks(memory_rows(best[0], self._parts.device, rank, self._report, allocations))

@@ -62,7 +62,7 @@ _TABLES = {
     COMMUNICATION: (("COMMUNICATION_OP", "COMMUNICATION_TASK_INFO"), ("CommAnalyzerTime", "CommAnalyzerBandwidth")),
     MATRIX: (("COMMUNICATION_TASK_INFO",), ("CommAnalyzerMatrix",)),
     STEP_TRACE: (("StepTraceTime",),),
-    MEMORY: (("MEMORY_RECORD",), ("NPU_MEM",)),
+    MEMORY: (("MEMORY_RECORD",), ("NPU_MEM",), ("OP_MEMORY",)),
 }
 _WITHOUT_TABLE = {
     "COMMUNICATION_OP": "its communication is unknown, unless text files list it",
@@ -262,9 +262,10 @@ class Parts:
 
     def _said_elsewhere(self, databases: Sequence[Database]) -> tuple[str, ...]:
         """Files that nobody misses: what they would tell is in another one, or comes from no text export at all."""
+        listed = (MEMORY,) if self._files[OPERATOR_MEMORY] else ()
         if not databases:
-            return (KERNEL_DETAILS,) if self._files[TRACE_VIEW] else ()
-        return (TRACE_VIEW, METADATA)
+            return (*listed, KERNEL_DETAILS) if self._files[TRACE_VIEW] else listed
+        return (*listed, TRACE_VIEW, METADATA)
 
     def _in_databases(self, part: str, databases: Sequence[Database]) -> bool:
         if part == INFO:

@@ -82,8 +82,8 @@ class Log(NamedTuple):
         if not self.is_samples or self.interval_ns * _SAMPLES_PER_ACTION <= action_ns:
             return None
         return (
-            f"sampled every {format_duration(self.interval_ns)}, while the shortest action takes "
-            f"{format_duration(action_ns)}"
+            f"{self.component}'s levels are samples without the changes between them, and fewer than "
+            f"{_SAMPLES_PER_ACTION} of them to the shortest action"
         )
 
 
