@@ -11,17 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from ascend_capture import ORDERS, of_text
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded import SAMPLES, data, h100, run_of
 
+from tracetool.ingest import ingest
 from tracetool.metrics import measure
 from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
 from tracetool.reconstruct import reconstruct
 from tracetool.reconstruct.account import Account
 from tracetool.reconstruct.memory_actions import HostSpan, memory_by_action
+from tracetool.reconstruct.memory_boundaries import by_device_times
 from tracetool.reconstruct.memory_log import Log
+from tracetool.reconstruct.segments import Segment
 from tracetool.replay import replay
 from tracetool.runs import derive
 from tracetool.schedules import build_schedule
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tracetool.reconstruct import Reconstruction
+    from tracetool.reconstruct.memory_boundaries import Boundaries
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 MIB, GIB = 2**20, 2**30
@@ -210,6 +215,81 @@ def test_levels_that_are_too_few_for_an_action_are_told(tmp_path: Path) -> None:
     assert found.pipeline.ranks[0].overhead_bytes is not None
 
 
+def test_launches_tell_what_belongs_together_however_far_the_host_is_ahead(tmp_path: Path) -> None:
+    """The sample as databases, whose host launches everything within some us, before the device begins.
+
+    Each forward of a rank allocates (rank + 1) x 64 MiB at its first launch, its backward frees them at its own.
+    """
+    text = run_of(SAMPLES / "ascend-1f1b")
+    timeline = reconstruct(text).observed
+    ((origin,),) = text.rows("SELECT min(start_ns) FROM events WHERE rank = 0 AND category = 'kernel'")
+    for rank, order in ORDERS.items():
+        capture = of_text(SAMPLES / "ascend-1f1b" / f"rank_{rank}_ascend_pt", rank, order)
+        launches = {row["connectionId"]: row["startNs"] for row in capture.rows["CANN_API"]}
+        launched = {task["startNs"]: launches[task["connectionId"]] for task in capture.rows["TASK"]}
+        device = capture.rows["TASK"][0]["deviceId"]
+        capture.rows["MEMORY_RECORD"].clear()
+        size, level, made = (rank + 1) * 64 * MIB, GIB, {}
+        for op in sorted((o for o in timeline.computes() if o.rank == rank), key=lambda o: o.start_ns):
+            time = launched[origin + op.start_ns] + 1
+            level += size if op.kind is F else -size
+            capture.add(
+                "MEMORY_RECORD", component=capture.text("PTA"), timestamp=time, totalAllocated=level,
+                totalReserved=20 * GIB, deviceId=device,
+            )  # fmt: skip
+            if op.kind is F:
+                made[op.microbatch] = time, level
+            else:
+                capture.add(
+                    "OP_MEMORY", name=capture.text("aten::mm"), size=size, allocationTime=made[op.microbatch][0],
+                    releaseTime=time, activeReleaseTime=time, allocationTotalAllocated=made[op.microbatch][1],
+                    allocationTotalReserved=20 * GIB, releaseTotalAllocated=level, releaseTotalReserved=20 * GIB,
+                    deviceId=device,
+                )  # fmt: skip
+        capture.write(tmp_path / f"ascend_pytorch_profiler_{rank}.db")
+    account = Account()
+    found = reconstruct(ingest([tmp_path], tmp_path / "x.run"), account=account)
+    for rank, stage in enumerate(found.pipeline.stages):
+        size = (rank + 1) * 64 * MIB
+        assert [cost.held_bytes for cost in stage.costs[F]] == [size] * 4
+        assert [cost.held_bytes for cost in stage.costs[B]] == [-size] * 4
+        assert found.pipeline.ranks[rank].static_bytes == GIB
+    told = [f for f in account.findings if f.fact == "memory" and f.subject.startswith("stage")]
+    assert {(f.evidence, f.confidence) for f in told} == {("order", 1.0)}
+
+
+def _segment(kind: ActionKind, start: int, end: int) -> Segment:
+    return Segment(kind, 0, 0, start, end, start, end)
+
+
+def _bounds(segments: list[Segment], transfers: list[tuple[int, int]], *times: int) -> Boundaries:
+    return by_device_times(segments, transfers, np.array(times, np.int64))
+
+
+def test_where_a_transfer_parts_two_actions_the_host_is_level() -> None:
+    found = _bounds([_segment(F, 10, 50), _segment(B, 90, 120)], [(0, 5), (52, 80)], 6, 15, 48, 85, 100)
+    assert [(s.begin_ns, s.end_ns) for s in found.spans] == [(5, 50), (80, 120)]
+    assert found.confidence == 1
+
+
+def test_a_host_that_allocates_while_the_device_waits_is_ahead() -> None:
+    found = _bounds([_segment(F, 10, 50), _segment(B, 90, 120)], [(0, 5), (52, 80)], 6, 15, 48, 60, 100)
+    assert not found.spans
+    assert "the host allocates during 1 of 2 transfers" in (found.detail or "")
+    assert "no transfer makes the host wait" in (_bounds([_segment(F, 10, 50)], [], 20).detail or "")
+
+
+def test_without_a_transfer_only_a_silence_that_stands_out_is_a_turn() -> None:
+    pair = [_segment(F, 10, 50), _segment(B, 50, 90)]
+    found = _bounds(pair, [(0, 5)], 11, 13, 15, 40, 42, 60)
+    assert [(s.begin_ns, s.end_ns) for s in found.spans] == [(5, 15), (40, 90)]
+    assert found.confidence == 0.5
+    for times in ((11, 20, 30, 40, 49), (12, 40)):
+        assert "no transfer lies between 0F0 and 0B0" in (_bounds(pair, [(0, 5)], *times).detail or "")
+    swapped = [_segment(B, 10, 50), _segment(F, 50, 90)]
+    assert not _bounds(swapped, [(0, 5)], 11, 13, 15, 40, 42).spans
+
+
 # --- Small logs, against a plain computation
 
 
@@ -313,8 +393,6 @@ def test_the_plain_computation_agrees_where_no_blocks_are_named(changes: list[tu
 
 
 def test_stages_hold_the_figures(tmp_path: Path) -> None:
-    from tracetool.ingest import ingest
-
     run = derive(ingest([SAMPLES / "h100-1f1b"], tmp_path / "x.run"))
     rows = run.rows("SELECT activation_bytes, transient_bytes, gradient_bytes, static_bytes FROM stages ORDER BY stage")
     stages = reconstruct(run).pipeline.stages

@@ -83,10 +83,10 @@ def memory_facts(
 ) -> dict[int, MemoryFacts]:
     """Memory of every rank of the pipeline; empty facts, and a note why, where the trace does not tell."""
     tell_snapshots_apart_in_time(run, account)
-    logs = read_logs(run, step, group.ranks)
-    if not any(logs.values()):
+    if not run.rows("SELECT rank FROM memory WHERE list_contains($ranks, rank) LIMIT 1", {"ranks": list(group.ranks)}):
         return {rank: MemoryFacts() for rank in group.ranks}
     host = HostTimes(run, step, work)
+    logs = read_logs(run, {rank: host.span(rank) for rank in group.ranks})
     unknown: dict[str, list[int]] = {}
     facts = {}
     for rank in group.ranks:

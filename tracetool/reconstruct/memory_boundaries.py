@@ -30,8 +30,18 @@ _STANDS_OUT = 3
 _LAUNCHES_SQL = """
 SELECT k.rank, k.event, l.start_ns
 FROM events AS k
+JOIN (SELECT unnest($ranks) AS rank, unnest($first) AS first, unnest($last) AS last) AS step ON step.rank = k.rank
 JOIN events AS l ON l.rank = k.rank AND l.category = 'launch' AND l.correlation = k.correlation
-WHERE k.category = 'kernel' AND list_contains($ranks, k.rank)
+WHERE k.category = 'kernel' AND k.start_ns >= first AND k.start_ns < last
+"""
+
+_AROUND_SQL = """
+SELECT l.rank, coalesce(max(l.start_ns) FILTER (l.start_ns < first), 0),
+       coalesce(min(l.start_ns) FILTER (l.start_ns > last), 9223372036854775807)
+FROM events AS l
+JOIN (SELECT unnest($ranks) AS rank, unnest($first) AS first, unnest($last) AS last) AS step ON step.rank = l.rank
+WHERE l.category = 'launch'
+GROUP BY l.rank
 """
 
 _TRANSFERS_SQL = """
@@ -69,18 +79,30 @@ class HostTimes:
 
     def __init__(self, run: Run, step: Step, work: Mapping[int, RankWork]) -> None:
         self._work = work
+        self._spans = dict(step.spans)
         # Only kernels of traces without autograd's records are timed by the device alone.
         bare = [rank for rank, found in work.items() if found.evidence == "kernels"]
         self._launches: dict[int, dict[int, int]] = {}
         self._transfers: dict[int, list[tuple[int, int]]] = {}
         if not bare:
             return
-        for rank, event, time in run.rows(_LAUNCHES_SQL, {"ranks": bare}):
+        for rank, event, time in run.rows(_LAUNCHES_SQL, _bounds(bare, step.spans)):
             self._launches.setdefault(rank, {})[event] = time
+        on_host = {rank: (min(times.values()), max(times.values())) for rank, times in self._launches.items()}
+        if on_host:
+            for rank, before, after in run.rows(_AROUND_SQL, _bounds(list(on_host), on_host)):
+                self._spans[rank] = before, after
         for rank, start, end in run.rows(_TRANSFERS_SQL, {"ranks": bare}):
             first, last = step.spans[rank]
             if first <= start < last:
                 self._transfers.setdefault(rank, []).append((start, end))
+
+    def span(self, rank: int) -> tuple[int, int]:
+        """When the host worked for the step: from the launch before its first one to the launch after its last one.
+
+        Where there are no launches, and where the step is marked on the host, as long as the step lasted.
+        """
+        return self._spans[rank]
 
     def of(self, rank: int, log: Log) -> Boundaries:
         """The boundaries of a rank's actions on the clock of its allocator's log."""
@@ -91,7 +113,15 @@ class HostTimes:
         times = [[launches[k.event] for k in s.kernels if k.event in launches] for s in found.segments]
         if all(times):
             return _in_order([HostSpan(_key(s), min(t), max(t)) for s, t in zip(found.segments, times, strict=True)])
-        return _by_device_times(found.segments, self._transfers.get(rank, []), log.time_ns)
+        return by_device_times(found.segments, self._transfers.get(rank, []), log.time_ns)
+
+
+def _bounds(ranks: Sequence[int], spans: Mapping[int, tuple[int, int]]) -> dict[str, list[int]]:
+    return {
+        "ranks": list(ranks),
+        "first": [spans[rank][0] for rank in ranks],
+        "last": [spans[rank][1] for rank in ranks],
+    }
 
 
 def _key(segment: Segment) -> tuple[int, str, int]:
@@ -102,7 +132,14 @@ def _in_order(spans: list[HostSpan]) -> Boundaries:
     return Boundaries(tuple(sorted(spans, key=lambda s: s.begin_ns)), "launches")
 
 
-def _by_device_times(segments: Sequence[Segment], transfers: Sequence[tuple[int, int]], times: Numbers) -> Boundaries:
+def by_device_times(segments: Sequence[Segment], transfers: Sequence[tuple[int, int]], times: Numbers) -> Boundaries:
+    """Boundaries where the host is known to be level with the device.
+
+    Args:
+        segments: In order of the device.
+        transfers: Start and end of each send and receive on the device.
+        times: When the allocator changed anything, on the host.
+    """
     import numpy as np
 
     starts, ends = (np.array([t[i] for t in transfers], np.int64) for i in (0, 1))

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from tracetool.units import format_duration, format_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     import numpy as np
     import polars as pl
     from numpy.typing import NDArray
 
     from tracetool.reconstruct.account import Account
-    from tracetool.reconstruct.steps import Step
     from tracetool.store import Run
 
     Numbers = NDArray[np.int64]
@@ -111,11 +110,13 @@ class Beyond:
         return max(0, self.reserved_bytes - self.peak_allocated_bytes) + (self.other_bytes or 0)
 
 
-def read_logs(run: Run, step: Step, ranks: Sequence[int]) -> dict[int, dict[str, pl.DataFrame]]:
-    """All records of memory in the step, per rank and component, in order of time."""
-    spans = [step.spans[rank] for rank in ranks]
-    found = run.query(_ROWS_SQL, {"ranks": list(ranks), "first": [a for a, _ in spans], "last": [b for _, b in spans]})
-    logs: dict[int, dict[str, pl.DataFrame]] = {rank: {} for rank in ranks}
+def read_logs(run: Run, spans: Mapping[int, tuple[int, int]]) -> dict[int, dict[str, pl.DataFrame]]:
+    """All records of memory in a span of each rank's host, per rank and component, in order of time."""
+    bounds = list(spans.values())
+    found = run.query(
+        _ROWS_SQL, {"ranks": list(spans), "first": [a for a, _ in bounds], "last": [b for _, b in bounds]}
+    )
+    logs: dict[int, dict[str, pl.DataFrame]] = {rank: {} for rank in spans}
     for (rank, component), rows in found.partition_by("rank", "component", as_dict=True, include_key=False).items():
         logs[int(rank)][str(component)] = rows
     return logs
