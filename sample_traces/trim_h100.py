@@ -27,7 +27,7 @@ ARGS = {
     "cuda_driver": ("correlation",),
     "cpu_op": ("External id", "Sequence number"),
     "user_annotation": ("External id",),
-    "cpu_instant_event": ("Bytes", "Total Allocated", "Total Reserved", "Device Type", "Device Id"),
+    "cpu_instant_event": ("Bytes", "Total Allocated", "Total Reserved", "Device Type", "Device Id", "Addr"),
 }
 COMM_ARGS = (
     "External id", "Collective name", "dtype", "In msg nelems", "Out msg nelems", "Group size", "Rank",

@@ -91,11 +91,12 @@ COMMENT ON COLUMN comms.communicator IS 'Id of the communicator as the trace wri
 CREATE VIEW memory AS SELECT * FROM read_parquet(getvariable('run') || '/memory/*.parquet');
 COMMENT ON VIEW memory IS 'One row per change of allocated device memory, in the order of the host''s calls.';
 COMMENT ON COLUMN memory.rank IS 'Global rank.';
-COMMENT ON COLUMN memory.component IS 'Allocator: torch, PTA, APP ...';
+COMMENT ON COLUMN memory.component IS 'Whose memory: torch (caching allocator), torch snapshot (the same, from its own history), PTA (Ascend''s caching allocator), GE, APP (the whole process), module HCCL (a library, as the driver counts it) ...';
 COMMENT ON COLUMN memory.time_ns IS 'Host time of the change.';
 COMMENT ON COLUMN memory.delta_bytes IS 'Bytes allocated (+) or freed (-).';
 COMMENT ON COLUMN memory.allocated_bytes IS 'Allocated after the change.';
-COMMENT ON COLUMN memory.reserved_bytes IS 'Reserved after the change.';
+COMMENT ON COLUMN memory.reserved_bytes IS 'Reserved after the change; of a component that allocates nothing: all it holds.';
+COMMENT ON COLUMN memory.block IS 'What was allocated or freed: its address, or a number of its own where the trace lists both ends of an allocation. The next free of the same block ends it.';
 CREATE VIEW vendor_figures AS SELECT * FROM read_parquet(getvariable('run') || '/vendor_figures/*.parquet');
 COMMENT ON VIEW vendor_figures IS 'One row per figure that the vendor''s own analysis gives, under its own name: its definitions are not ours.';
 COMMENT ON COLUMN vendor_figures.source IS 'Source it was read from.';
@@ -197,6 +198,8 @@ COMMENT ON COLUMN stages.backward_ns IS 'Median full backward time of one microb
 COMMENT ON COLUMN stages.backward_input_ns IS 'Median input-gradient time, where the trace splits it.';
 COMMENT ON COLUMN stages.backward_weight_ns IS 'Median weight-gradient time, where the trace splits it.';
 COMMENT ON COLUMN stages.activation_bytes IS 'Bytes one microbatch keeps from forward to backward.';
+COMMENT ON COLUMN stages.transient_bytes IS 'Bytes that an action needs at most beyond what it keeps.';
+COMMENT ON COLUMN stages.gradient_bytes IS 'Bytes that the first backward of a step allocates and later ones add to.';
 COMMENT ON COLUMN stages.static_bytes IS 'Bytes allocated when the step starts (of the rank).';
 COMMENT ON COLUMN stages.forward_payload_bytes IS 'Bytes sent to the next stage.';
 COMMENT ON COLUMN stages.backward_payload_bytes IS 'Bytes sent to the previous stage.';

@@ -54,6 +54,9 @@ SCHEMA = {
     "STEP_TIME": "id INTEGER, startNs INTEGER, endNs INTEGER",
     "MEMORY_RECORD": "component INTEGER, timestamp INTEGER, totalAllocated INTEGER, totalReserved INTEGER, "
     "totalActive INTEGER, streamPtr INTEGER, deviceId INTEGER",
+    "OP_MEMORY": "name INTEGER, size INTEGER, allocationTime INTEGER, releaseTime INTEGER, activeReleaseTime INTEGER, "
+    "allocationTotalAllocated INTEGER, allocationTotalReserved INTEGER, releaseTotalAllocated INTEGER, "
+    "releaseTotalReserved INTEGER, deviceId INTEGER",
     "NPU_MEM": "type INTEGER, ddr NUMERIC, hbm NUMERIC, timestampNs INTEGER, deviceId INTEGER",
     "StepTraceTime": "deviceId INTEGER, step TEXT, computing NUMERIC, bubble NUMERIC",
 }

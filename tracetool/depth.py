@@ -42,15 +42,17 @@ class Shortage:
 def fits(metrics: Metrics, scenario: Scenario) -> tuple[bool | None, Shortage | None]:
     """Whether a replay stays within the scenario's memory limit, and the rank that lacks most if not.
 
+    What a rank needs is its highest allocation and, where it was measured, what it occupies beyond that.
+
     Returns:
         True without a limit, None if there is one but memory is unknown.
     """
     if scenario.hbm_bytes is None:
         return True, None
     over = [
-        Shortage(rank, peak - scenario.hbm_bytes)
-        for rank, peak in enumerate(metrics.peak_hbm_bytes)
-        if peak is not None and peak > scenario.hbm_bytes
+        Shortage(rank, needed - scenario.hbm_bytes)
+        for rank, needed in enumerate(metrics.needed_hbm_bytes)
+        if needed is not None and needed > scenario.hbm_bytes
     ]
     if over:
         return False, max(over, key=lambda s: s.missing_bytes)

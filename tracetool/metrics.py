@@ -28,7 +28,15 @@ METRICS: dict[str, Metric] = {
         Metric("bubble_ns", "ns", "lower", "Idle time within the window, mean over ranks: window - compute / ranks."),
         Metric("bubble_ratio", "1", "lower", "Idle share of the window: 1 - compute / (ranks x window)."),
         Metric("cross_dc_bubble_ns", "ns", "lower", "Window minus the window with cross-DC messages taking no time."),
-        Metric("peak_hbm_bytes", "bytes", "lower", "Highest allocation of a rank within the step."),
+        Metric(
+            "peak_hbm_bytes", "bytes", "lower",
+            "Highest allocation of a rank within the step, as its allocator counts it; overhead_bytes is not in it.",
+        ),
+        Metric(
+            "overhead_bytes", "bytes", "lower",
+            "Device memory a rank needs beyond its highest allocation, as measured: highest reservation of the "
+            "allocator minus highest allocation in the recorded step, plus what else the process held.",
+        ),
     )
 }  # fmt: skip
 
@@ -45,6 +53,7 @@ class Metrics:
         bubble_ratio: See METRICS.
         rank_compute_ns: Compute of each pipeline rank.
         peak_hbm_bytes: Peak of each pipeline rank; None where memory is unknown.
+        overhead_bytes: See METRICS, of each pipeline rank; None where it is unknown.
     """
 
     step_ns: int
@@ -54,6 +63,16 @@ class Metrics:
     bubble_ratio: float
     rank_compute_ns: tuple[int, ...]
     peak_hbm_bytes: tuple[int | None, ...]
+    overhead_bytes: tuple[int | None, ...] = ()
+
+    @property
+    def needed_hbm_bytes(self) -> tuple[int | None, ...]:
+        """Device memory of each rank: peak and overhead; without the overhead where that is unknown."""
+        extra = self.overhead_bytes or (None,) * len(self.peak_hbm_bytes)
+        return tuple(
+            None if peak is None else peak + (beyond or 0)
+            for peak, beyond in zip(self.peak_hbm_bytes, extra, strict=True)
+        )
 
 
 def measure(timeline: Timeline) -> Metrics:
@@ -73,4 +92,5 @@ def measure(timeline: Timeline) -> Metrics:
         bubble_ratio=1 - sum(busy) / (ranks * window) if window else 0.0,
         rank_compute_ns=tuple(busy),
         peak_hbm_bytes=tuple(None if curve is None else max(level for _, level in curve) for curve in timeline.memory),
+        overhead_bytes=timeline.overhead_bytes or (None,) * ranks,
     )

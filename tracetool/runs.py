@@ -11,6 +11,7 @@ from tracetool.model.action import ActionKind
 from tracetool.readers import rows_table
 from tracetool.reconstruct import Reconstruction, reconstruct
 from tracetool.reconstruct.account import Account
+from tracetool.reconstruct.memory_log import tell_snapshots_apart_in_time
 from tracetool.reconstruct.survey import survey_run
 from tracetool.reconstruct.transfers import median_transfer_ns, payload
 from tracetool.schedules.recognise import best_fit
@@ -65,6 +66,7 @@ def derive(run: Run) -> Run:
     """Write the tables of the observed step into a Run; if there is no pipeline, the manifest says why."""
     account = Account()
     survey = survey_run(run, account)
+    tell_snapshots_apart_in_time(run, account)
     tables = dict(survey.tables)
     entry: dict[str, object]
     try:
@@ -152,9 +154,10 @@ def _metrics(timeline: Timeline) -> list[tuple[object, ...]]:
         if isinstance(getattr(metrics, name, None), int | float)
     ]
     peaks: list[tuple[object, ...]] = [
-        (timeline.name, "peak_hbm_bytes", rank, float(peak))
-        for rank, peak in zip(timeline.global_ranks, metrics.peak_hbm_bytes, strict=True)
-        if peak is not None
+        (timeline.name, name, rank, float(value))
+        for name, values in (("peak_hbm_bytes", metrics.peak_hbm_bytes), ("overhead_bytes", metrics.overhead_bytes))
+        for rank, value in zip(timeline.global_ranks, values, strict=True)
+        if value is not None
     ]
     return whole + peaks
 
@@ -184,7 +187,7 @@ def _stages(found: Reconstruction) -> list[tuple[object, ...]]:
         rows.append(
             (
                 stage.stage, rank.rank, position, *(stage.median_ns(kind) for kind in kinds),
-                stage.activation_bytes(), rank.static_bytes,
+                stage.activation_bytes(), stage.transient_bytes(), stage.gradient_bytes(), rank.static_bytes,
                 stage.forward_payload_bytes, stage.backward_payload_bytes, stage.evidence,
             )
         )  # fmt: skip

@@ -184,11 +184,24 @@ MEMORY = _table(
     "memory",
     "One row per change of allocated device memory, in the order of the host's calls.",
     _RANK,
-    Column("component", "category", "Allocator: torch, PTA, APP ..."),
+    Column(
+        "component",
+        "category",
+        "Whose memory: torch (caching allocator), torch snapshot (the same, from its own history), PTA (Ascend's "
+        "caching allocator), GE, APP (the whole process), module HCCL (a library, as the driver counts it) ...",
+    ),
     Column("time_ns", "int64", "Host time of the change."),
     _nullable("delta_bytes", "int64", "Bytes allocated (+) or freed (-)."),
     _nullable("allocated_bytes", "int64", "Allocated after the change."),
-    _nullable("reserved_bytes", "int64", "Reserved after the change."),
+    _nullable(
+        "reserved_bytes", "int64", "Reserved after the change; of a component that allocates nothing: all it holds."
+    ),
+    _nullable(
+        "block",
+        "int64",
+        "What was allocated or freed: its address, or a number of its own where the trace lists both ends of an "
+        "allocation. The next free of the same block ends it.",
+    ),
 )
 
 VENDOR_FIGURES = _table(
@@ -330,6 +343,8 @@ STAGES = _table(
     _nullable("backward_input_ns", "int64", "Median input-gradient time, where the trace splits it."),
     _nullable("backward_weight_ns", "int64", "Median weight-gradient time, where the trace splits it."),
     _nullable("activation_bytes", "int64", "Bytes one microbatch keeps from forward to backward."),
+    _nullable("transient_bytes", "int64", "Bytes that an action needs at most beyond what it keeps."),
+    _nullable("gradient_bytes", "int64", "Bytes that the first backward of a step allocates and later ones add to."),
     _nullable("static_bytes", "int64", "Bytes allocated when the step starts (of the rank)."),
     _nullable("forward_payload_bytes", "int64", "Bytes sent to the next stage."),
     _nullable("backward_payload_bytes", "int64", "Bytes sent to the previous stage."),

@@ -241,6 +241,18 @@ def _distrust(own_error: float) -> list[str]:
     ]
 
 
+def _beyond_allocations(pipeline: Pipeline) -> list[str]:
+    """What the HBM limit is compared with."""
+    known = [r.overhead_bytes for r in pipeline.ranks if r.overhead_bytes is not None]
+    if not known:
+        return []
+    return [
+        f"a rank needs its peak and what it occupied beyond that when recorded (up to {format_size(max(known))}): what "
+        "its allocator reserves more than it hands out and, on Ascend, what else the process holds; CUDA's context "
+        "and NCCL's buffers are in no torch trace: leave room for them"
+    ]
+
+
 def _notes(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) -> list[str]:
     recorded = recognise(pipeline.observed)
     notes = [
@@ -255,6 +267,8 @@ def _notes(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) ->
             "what actions hold in memory is unknown, so the HBM limit was not checked: give --activation and --static "
             "(torch: or record with profile_memory=True)"
         )
+    if scenario.hbm_bytes is not None and scenario.static_bytes is None:
+        notes += _beyond_allocations(pipeline)
     if scenario.activation_bytes is not None:
         notes.append("≥: peaks from --activation and --static leave out transient buffers and gradients")
     device = min((r.hbm_bytes for r in pipeline.ranks if r.hbm_bytes is not None), default=None)

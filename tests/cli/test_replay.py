@@ -46,7 +46,8 @@ def test_json_has_the_promised_keys_and_conforms_to_the_schema(capsys: pytest.Ca
     assert [r["schedule"] for r in report["results"]] == ["1f1b", "gpipe", "geopipe"]
     keys = {
         "schedule", "extra_forwards", "p2p", "microbatches", "feasible", "step_ns", "window_ns", "bubble_ns",
-        "bubble_ratio", "cross_dc_bubble_ns", "peak_hbm_bytes", "bubble_reduction", "cross_dc_bubble_reduction",
+        "bubble_ratio", "cross_dc_bubble_ns", "peak_hbm_bytes", "overhead_bytes", "bubble_reduction",
+        "cross_dc_bubble_reduction",
     }  # fmt: skip
     for result in (report["baseline"], *report["results"]):
         assert keys <= set(result)
@@ -75,7 +76,8 @@ def test_geopipe_takes_the_depth_that_the_memory_allows(
     assert result["feasible"] is feasible
     if not feasible:
         assert result["shortage"]["rank"] == 0
-        assert result["shortage"]["missing_bytes"] == result["peak_hbm_bytes"][0] - 12 * 2**30
+        needed = result["peak_hbm_bytes"][0] + result["overhead_bytes"][0]
+        assert result["shortage"]["missing_bytes"] == needed - 12 * 2**30
     if extra < 2:
         assert "HBM" in result["remark"]
 

@@ -159,6 +159,19 @@ def test_text_and_database_of_the_same_program_agree(rank: int) -> None:
     counts = [Counter(m["component"] for m in found.tables["memory"]) for found in (text, database)]
     for component, count in {"PTA+GE": 495, "PTA": 381, "GE": 114}.items():
         assert [c[component] for c in counts] == [count, count]
+        changes = [
+            Counter(m["delta_bytes"] for m in f.tables["memory"] if m["component"] == component)
+            for f in (text, database)
+        ]
+        assert changes[0] == changes[1]
+    libraries = [
+        {m["component"]: m["reserved_bytes"] for m in f.tables["memory"] if m["component"].startswith("module ")}
+        for f in (text, database)
+    ]
+    assert set(libraries[0]) == {"module APP", "module HCCL", "module RUNTIME", "module GE"}
+    assert {k: v for k, v in libraries[0].items() if "RUN" not in k} == {
+        k: v for k, v in libraries[1].items() if "RUN" not in k
+    }
     assert all(13 <= c["APP"] <= 14 for c in counts), "sampled every 20 ms, whatever the program does"
     assert text.tables["steps"][0]["step"] == database.tables["steps"][0]["step"] == 50
 
@@ -167,7 +180,7 @@ def test_text_and_database_of_the_same_program_agree(rank: int) -> None:
 def test_real_memory_and_identity(rank: int) -> None:
     database = ddp("db", rank) / OUTPUT / f"ascend_pytorch_profiler_{rank}.db"
     found = read(ddp("db", rank))
-    rows = [m for m in found.tables["memory"] if m["component"] != "APP"]
+    rows = [m for m in found.tables["memory"] if m["component"] in ("PTA", "PTA+GE", "GE")]
     expected = query(database, "SELECT timestamp, totalAllocated, totalReserved FROM MEMORY_RECORD ORDER BY rowid")
     assert [(m["time_ns"], m["allocated_bytes"], m["reserved_bytes"]) for m in rows] == expected
     app = query(database, "SELECT ddr + hbm FROM NPU_MEM JOIN STRING_IDS ON id = type WHERE value = 'app'")

@@ -55,6 +55,15 @@ class MeasuredCosts:
         """Highest allocation of a rank's optimizer, above the level at its start; 0 with memory from the scenario."""
         return 0 if self._scenario.static_bytes is not None else self._pipeline.ranks[rank].tail_peak_bytes
 
+    def overhead_bytes(self, rank: int) -> int | None:
+        """Device memory a rank needs beyond its highest allocation, as measured; None with memory from the scenario.
+
+        A constant of the recording: what the allocator reserved beyond its highest allocation (blocks of sizes
+        that do not fit, and what it kept of earlier steps), and what else the process held. Taking it for every
+        schedule errs to the safe side where the allocator would give cached blocks back under pressure.
+        """
+        return None if self._scenario.static_bytes is not None else self._pipeline.ranks[rank].overhead_bytes
+
     def payload_bytes(self, src_stage: int, kind: ActionKind) -> int | None:
         """Bytes of one message that leaves a stage; None if unknown."""
         stage = self._pipeline.stages[src_stage]

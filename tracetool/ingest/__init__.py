@@ -183,7 +183,10 @@ def _tables(
     rows = [_source_row(t.number, t.found, o) for t, o in zip(tasks, outcomes, strict=True)]
     beside = [("failed", left) for left in discovery.failed] + [("left", left) for left in discovery.left]
     rows += [_left_row(len(rows) + n, status, left) for n, (status, left) in enumerate(beside)]
-    ranked = [(t, o) for t, o in read if t.found.source.ranked]
+    traced = {t.found.rank for t, _ in read if not t.found.source.complements}
+    ranked = [
+        (t, o) for t, o in read if t.found.source.ranked and not (t.found.source.complements and t.found.rank in traced)
+    ]
     return {
         "sources": rows_table("sources", rows),
         "problems": rows_table("problems", [row for t, o in read for row in _problem_rows(t, o)]),

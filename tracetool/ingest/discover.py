@@ -161,7 +161,8 @@ def _with_ranks(
     for source, _, _ in identified:
         if source.files not in digests:
             digests[source.files] = _digest(source)
-    alone = sum(source.ranked for source, _, _ in identified) == 1
+    own = [source for source, _, _ in identified if source.ranked and not source.complements]
+    alone = len(own or [source for source, _, _ in identified if source.ranked]) == 1
     unused = set(ranks)
     found = []
     for source, reader, identity in identified:
@@ -172,6 +173,8 @@ def _with_ranks(
             except MissingRank as error:
                 conflicts.append(error)
         found.append(item)
+    found = [_beside(item, found) if _awaits_rank(item) else item for item in found]
+    conflicts += [_no_rank(item) for item in found if _awaits_rank(item)]
     for name in sorted(unused):
         labels = ", ".join(item.label for item in found[:3]) + (" ..." if len(found) > 3 else "")
         conflicts.append(
@@ -196,13 +199,37 @@ def _ranked(item: Found, ranks: Mapping[str, int], unused: set[str], *, alone: b
     match = _RANK_IN_NAME.search(item.source.member) or _RANK_IN_NAME.search(item.source.path.name)
     if match:
         return replace(item, rank=int(match[1]), rank_from="the file name")
+    if item.source.complements:
+        return item  # its trace may tell
     if alone:
         return replace(item, rank=0, rank_from="being the only one")
-    raise MissingRank(
-        f"{item.label} does not say its rank.",
-        hint="torch.distributed was not initialised when it was recorded; name the file rank0.json, rank1.json ..., "
-        f"or say --rank {item.source.path.name}=0",
+    raise _no_rank(item)
+
+
+def _no_rank(item: Found) -> MissingRank:
+    hint = "name the file rank0.json, rank1.json ..., " if not item.source.complements else "name it like its trace, "
+    why = "" if item.source.complements else "torch.distributed was not initialised when it was recorded; "
+    return MissingRank(
+        f"{item.label} does not say its rank.", hint=f"{why}{hint}or say --rank {item.source.path.name}=0"
     )
+
+
+def _awaits_rank(item: Found) -> bool:
+    return item.source.complements and item.rank == UNRANKED
+
+
+def _beside(item: Found, found: Sequence[Found]) -> Found:
+    """What adds to a trace, with the rank of the one it lies beside: of its own name, or the only one."""
+    traces = [f for f in found if f.rank != UNRANKED and not f.source.complements]
+    near = [f for f in traces if f.source.path.parent == item.source.path.parent]
+    stem = item.source.path.name.partition(".")[0]
+    named = [f for f in near if f.source.path.name.partition(".")[0] == stem]
+    for candidates in (named, near, traces):
+        if len(candidates) == 1:
+            return replace(item, rank=candidates[0].rank, rank_from=f"{candidates[0].source.path.name} beside it")
+    if not traces and sum(f.source.ranked for f in found) == 1:
+        return replace(item, rank=0, rank_from="being the only one")
+    return item
 
 
 def _job_conflicts(found: list[Found]) -> Iterator[IngestError]:
@@ -216,8 +243,8 @@ def _job_conflicts(found: list[Found]) -> Iterator[IngestError]:
                 f"{other.label} and {item.label} hold the same bytes, as ranks {other.rank} and {item.rank}.",
                 hint="name only one of them",
             )
-    for one, two in itertools.pairwise(ranked):
-        if one.rank == two.rank:
+    for one, two in itertools.pairwise(sorted(ranked, key=lambda f: (f.source.complements, f.rank))):
+        if one.rank == two.rank and one.source.complements == two.source.complements:
             yield DuplicateRank(f"{one.label} and {two.label} both say rank {one.rank}.", hint="name only one of them")
     sizes: dict[int, str] = {}
     for item in ranked:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from tracetool.model.action import ActionKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from tracetool.model.schedule import Schedule
 
@@ -64,6 +64,37 @@ class StageProfile:
         held = [c.held_bytes for c in self.costs.get(ActionKind.FORWARD, ()) if c.held_bytes is not None]
         return round(median(held)) if held else None
 
+    def transient_bytes(self) -> int | None:
+        """Bytes that an action needs at most beyond what it keeps: median of the kind that needs most, or None."""
+        needed = [
+            median(beyond)
+            for kind, costs in self.costs.items()
+            if (beyond := _beyond_kept(costs[1:] if kind in _GRADIENTS and len(costs) > 1 else costs))
+        ]
+        return round(max(needed)) if needed else None
+
+    def gradient_bytes(self) -> int | None:
+        """Bytes that the first backward of a step allocates and the later ones add to, or None if unknown.
+
+        What its first microbatch frees less than the others; of a single one, less than its forward keeps.
+        """
+        activation = self.activation_bytes()
+        costs = next((found for kind in _GRADIENTS if (found := self.costs.get(kind))), ())
+        held = [c.held_bytes for c in costs if c.held_bytes is not None]
+        if activation is None or not held or len(held) < len(costs):
+            return None
+        if len(held) > 1:
+            return max(0, round(held[0] - median(held[1:])))
+        inputs = self.costs.get(ActionKind.BACKWARD_INPUT, ())
+        return max(0, held[0] + activation + sum(c.held_bytes or 0 for c in inputs))
+
+
+def _beyond_kept(costs: Sequence[ActionCost]) -> list[int]:
+    return [c.peak_bytes - max(0, c.held_bytes) for c in costs if c.held_bytes is not None and c.peak_bytes is not None]
+
+
+_GRADIENTS = (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)
+
 
 @dataclass(frozen=True, slots=True)
 class TailPart:
@@ -90,6 +121,8 @@ class RankProfile:
         tail: What follows the last compute, in order: gradient reduction and optimizer.
         hbm_bytes: Device memory, as the trace says; None if unknown.
         tail_peak_bytes: Highest allocation in that tail, above the level at its start.
+        overhead_bytes: Device memory that the rank occupied beyond its highest allocation, as measured: what the
+            allocator had reserved beyond it, and what else the process held. None if the trace does not tell.
     """
 
     rank: int
@@ -97,6 +130,7 @@ class RankProfile:
     tail: tuple[TailPart, ...] = ()
     hbm_bytes: int | None = None
     tail_peak_bytes: int = 0
+    overhead_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,8 @@ class Timeline:
         ops: Computes of one microbatch (F, B, I, W, R), then the rank-wide ones (stage and microbatch -1).
         transfers: Messages between stages.
         memory: Per pipeline rank, (time, allocated bytes) at every change; None if unknown.
+        overhead_bytes: Per pipeline rank, device memory occupied beyond the highest allocation, as measured; None, or
+            no entry, if unknown.
     """
 
     name: str
@@ -112,6 +114,7 @@ class Timeline:
     ops: tuple[Op, ...]
     transfers: tuple[Transfer, ...]
     memory: tuple[MemoryCurve | None, ...]
+    overhead_bytes: tuple[int | None, ...] = ()
 
     def computes(self) -> tuple[Op, ...]:
         """The ops of the pipeline window, without gradient reduction and optimizer."""

@@ -35,6 +35,7 @@ class Source:
         files: All files that belong to it; their bytes make its digest.
         member: Which part of the files it is, where they hold several ranks (a member of an archive, a rank).
         ranked: Whether it is one rank's; the others (figures about a whole cluster) hold no events.
+        complements: Whether it adds to the trace of its rank, so that a rank may have both.
     """
 
     reader: str
@@ -42,6 +43,7 @@ class Source:
     files: tuple[Path, ...]
     member: str = ""
     ranked: bool = True
+    complements: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -204,6 +206,7 @@ READERS: Registry[Reader] = Registry(
         "msprof": "tracetool.readers.msprof:READER",
         "mindinsight": "tracetool.readers.mindinsight:READER",
         "vendor": "tracetool.readers.vendor:READER",
+        "memory_snapshot": "tracetool.readers.memory_snapshot:READER",
         # The last to be asked: timelines of the others are Chrome traces too.
         "kineto": "tracetool.readers.kineto:READER",
     },

@@ -29,7 +29,15 @@ from tracetool.readers.ascend_db_comms import (
 )
 from tracetool.readers.ascend_db_rows import Events, Marks, chunks, memory_rows
 from tracetool.readers.ascend_kernels import KERNEL_DETAILS, CommunicationTask, Kernels, Mark
-from tracetool.readers.ascend_memory import text_memory_rows
+from tracetool.readers.ascend_memory import (
+    MODULE_MEMORY,
+    OPERATOR_MEMORY,
+    database_allocations,
+    database_module_rows,
+    text_allocations,
+    text_memory_rows,
+    text_module_rows,
+)
 from tracetool.readers.ascend_parts import MEMORY, STEP_TRACE, nobody
 from tracetool.readers.ascend_text import csv_rows
 from tracetool.readers.ascend_view import TRACE_VIEW, View
@@ -176,11 +184,28 @@ class Choice:
             text = self._whole(partial(_memory_count, path)) or 0
             self._say_taken("memory", [(best[0].path.name, best[1]), (MEMORY, text)])
             best = best if best[1] >= text else None
-        if best is not None and best[1]:
-            self._file(MEMORY, used=False)
-            yield from chunks(memory_rows(best[0], self._parts.device, rank, self._report))
-        elif (path := self._file(MEMORY)) is not None:
-            yield from text_memory_rows(path, rank, self._report, self._advance)
+        text_parts = (MEMORY, OPERATOR_MEMORY, MODULE_MEMORY)
+        if best is not None and (best[1] or not any(map(self._parts.path, text_parts))):
+            for part in text_parts:
+                self._file(part, used=False)
+            allocations = database_allocations(best[0], self._parts.device, self._report)
+            yield from chunks(memory_rows(best[0], self._parts.device, rank, self._report, allocations))
+            yield from chunks(allocations.rest(rank))
+            yield from database_module_rows(best[0], self._parts.device, rank, self._report)
+        else:
+            yield from self._text_memory_rows(rank)
+
+    def _text_memory_rows(self, rank: int) -> Iterator[list[Row]]:
+        listed = self._file(OPERATOR_MEMORY)
+        known = listed and self._whole(partial(text_allocations, listed, self._report, self._advance), beside=True)
+        allocations = known or None
+        if (path := self._file(MEMORY)) is not None:
+            yield from text_memory_rows(path, rank, self._report, self._advance, allocations)
+        if allocations is not None:
+            yield from chunks(allocations.rest(rank))
+        if (path := self._file(MODULE_MEMORY)) is not None:
+            read = partial(text_module_rows, path, rank, self._report, self._advance)
+            yield from self._whole(lambda: list(read()), beside=True) or ()
 
     def _choose_kernels(self) -> None:
         """Count what each file has of kernels, and leave out the text files if they are another capture's."""

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 from tracetool.readers import Place
 from tracetool.readers.ascend_db import Names, enumeration, known, whole
 from tracetool.readers.ascend_kernels import CHUNK_ROWS, Mark, is_communication, mark_of
+from tracetool.readers.ascend_memory import bounded, record_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tracetool.readers import SourceReport
     from tracetool.readers.ascend_db import Database
+    from tracetool.readers.ascend_memory import Allocations
 
     Row = tuple[object, ...]
 
@@ -248,8 +250,18 @@ class Events:
         return name or _NO_NAME
 
 
-def memory_rows(database: Database, device: int | None, rank: int, report: SourceReport) -> Iterator[Row]:
-    """Rows of the ``memory`` table: the allocators' own records, and what the driver says of the process."""
+def memory_rows(
+    database: Database, device: int | None, rank: int, report: SourceReport, allocations: Allocations | None = None
+) -> Iterator[Row]:
+    """Rows of the ``memory`` table: the allocators' own records, and what the driver says of the process.
+
+    Args:
+        database: Where they are.
+        device: The only device to read, where it holds several.
+        rank: Global rank.
+        report: Told about unusable rows.
+        allocations: What is known of single allocations.
+    """
     names = Names(database)
     columns = ("component", "timestamp", "totalAllocated", "totalReserved", "deviceId")
     for number, row in enumerate(database.rows("MEMORY_RECORD", *columns)):
@@ -259,7 +271,8 @@ def memory_rows(database: Database, device: int | None, rank: int, report: Sourc
         report.rows += 1
         moment = span(time, time, (database, "MEMORY_RECORD", number), report)
         if moment is not None:
-            yield rank, names.text(component) or "?", moment[0], None, _size(allocated), _size(reserved)
+            sizes = (bounded(allocated), bounded(reserved))
+            yield record_row(rank, names.text(component) or "?", moment[0], sizes, allocations)
     for number, (kind, ddr, hbm, time, where) in enumerate(
         database.rows("NPU_MEM", "type", "ddr", "hbm", "timestampNs", "deviceId")
     ):
@@ -270,10 +283,10 @@ def memory_rows(database: Database, device: int | None, rank: int, report: Sourc
             report.skipped["memory of the whole device, other processes included"] += 1
             continue
         moment = span(time, time, (database, "NPU_MEM", number), report)
-        sizes = (_size(ddr), _size(hbm))
+        in_parts = (bounded(ddr), bounded(hbm))
         if moment is not None:
-            known_sizes = [size for size in sizes if size is not None]
-            yield rank, "APP", moment[0], None, None, sum(known_sizes) if known_sizes else None
+            known_sizes = [size for size in in_parts if size is not None]
+            yield rank, "APP", moment[0], None, None, sum(known_sizes) if known_sizes else None, None
 
 
 def chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
@@ -333,11 +346,6 @@ def _event(
 def _thread(global_tid: object) -> int | None:
     number = known(global_tid)
     return None if number is None else number & _THREAD_BITS
-
-
-def _size(value: object) -> int | None:
-    number = whole(value)
-    return number if number is not None and abs(number) < 2**58 else None
 
 
 def _int64(value: object) -> int | None:

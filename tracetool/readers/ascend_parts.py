@@ -24,6 +24,7 @@ from tracetool.readers.ascend_db_identity import (
     rank_in_name,
 )
 from tracetool.readers.ascend_kernels import KERNEL_DETAILS
+from tracetool.readers.ascend_memory import MODULE_MEMORY, OPERATOR_MEMORY
 from tracetool.readers.ascend_text import csv_header, csv_rows, decoded, small_integer
 from tracetool.readers.ascend_view import TRACE_VIEW
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 STEP_TRACE = "step_trace_time.csv"
 MEMORY = "memory_record.csv"
+OPTIONAL = (OPERATOR_MEMORY, MODULE_MEMORY)
+"""Text files that add to others: nobody misses them."""
 METADATA = "profiler_metadata.json"
 INFO = "profiler_info_{rank}.json"
 
@@ -59,7 +62,7 @@ _TABLES = {
     COMMUNICATION: (("COMMUNICATION_OP", "COMMUNICATION_TASK_INFO"), ("CommAnalyzerTime", "CommAnalyzerBandwidth")),
     MATRIX: (("COMMUNICATION_TASK_INFO",), ("CommAnalyzerMatrix",)),
     STEP_TRACE: (("StepTraceTime",),),
-    MEMORY: (("MEMORY_RECORD",), ("NPU_MEM",)),
+    MEMORY: (("MEMORY_RECORD",), ("NPU_MEM",), ("OP_MEMORY",)),
 }
 _WITHOUT_TABLE = {
     "COMMUNICATION_OP": "its communication is unknown, unless text files list it",
@@ -96,7 +99,7 @@ def rank_folders(reader: str, files: Sequence[Path]) -> Finding:
             root, beside = folder, inside
         else:
             continue
-        output = [f for f in members if _part(f) in _WITHOUT and f not in beside] + databases
+        output = [f for f in members if (_part(f) in _WITHOUT or f.name in OPTIONAL) and f not in beside] + databases
         found[root] += [f for f in sorted(output) + sorted(beside) if f not in found[root]]
         others += [f for f in members if f not in found[root] and _is_table(f)]
     taken = {file for members in found.values() for file in members}
@@ -181,7 +184,7 @@ class Parts:
             part = kind_of(file) or _part(file)
             if file.stat().st_size == 0:
                 self._empty.add(part)
-            elif part in _WITHOUT or part in (CAPTURE, ANALYSIS):
+            elif part in _WITHOUT or part in OPTIONAL or part in (CAPTURE, ANALYSIS):
                 self._files[part].append(file)
             else:
                 self._changes.append(file)
@@ -259,9 +262,10 @@ class Parts:
 
     def _said_elsewhere(self, databases: Sequence[Database]) -> tuple[str, ...]:
         """Files that nobody misses: what they would tell is in another one, or comes from no text export at all."""
+        listed = (MEMORY,) if self._files[OPERATOR_MEMORY] else ()
         if not databases:
-            return (KERNEL_DETAILS,) if self._files[TRACE_VIEW] else ()
-        return (TRACE_VIEW, METADATA)
+            return (*listed, KERNEL_DETAILS) if self._files[TRACE_VIEW] else listed
+        return (*listed, TRACE_VIEW, METADATA)
 
     def _in_databases(self, part: str, databases: Sequence[Database]) -> bool:
         if part == INFO:

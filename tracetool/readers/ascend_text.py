@@ -28,6 +28,8 @@ T = TypeVar("T")
 
 MB_OF_LINKS = 10**6
 """Bytes of a MB where the profiler speaks of transfers."""
+KB_OF_MEMORY = 2**10
+"""Bytes of a KB where the profiler speaks of allocated memory."""
 MB_OF_MEMORY = 2**20
 """Bytes of a MB where the profiler speaks of allocated memory."""
 NS_PER_MS = 10**6

@@ -54,7 +54,7 @@ def fields(keep: frozenset[str]) -> list[Field]:
     ]  # fmt: skip
     numbers = (
         "correlation", "stream", "device", "External id", "external id", "Sequence number", "sycl queue", "l0 queue",
-        "Bytes", "Total Allocated", "Total Reserved", "Device Type", "Device Id",
+        "Bytes", "Total Allocated", "Total Reserved", "Device Type", "Device Id", "Addr",
         "In msg nelems", "Out msg nelems", "Group size", "Global rank start", "Global rank stride",
         "Rank", "Src Rank", "Dst Rank",
     )  # fmt: skip
@@ -140,7 +140,7 @@ class Batch:
         return usable
 
     def memory(self) -> list[NDArray[np.int64]]:
-        """Allocator records of the device: time, change, allocated, reserved, device (ABSENT where unknown)."""
+        """Allocator records of the device: time, change, allocated, reserved, device, address; ABSENT where unknown."""
         import numpy as np
 
         code = self._names.index(_MEMORY) if _MEMORY in self._names else -2
@@ -154,7 +154,7 @@ class Batch:
         if on_host:
             self._report.skipped["host memory"] += on_host
         rows &= on_device & self._timed
-        names = ("Bytes", "Total Allocated", "Total Reserved", "Device Id")
+        names = ("Bytes", "Total Allocated", "Total Reserved", "Device Id", "Addr")
         values = [_array(self._table.column(n))[rows] for n in names]
         return [self._start[rows], *values]
 

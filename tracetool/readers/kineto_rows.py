@@ -66,7 +66,7 @@ class Rows:
         self._titles: list[Title] = []
         self._kernels: list[tuple[str, int, int, int | None, int | None, int | None]] = []
         self._launches = Spill(3)
-        self._memory = Spill(5)
+        self._memory = Spill(6)
         self._memory_times: list[int] = []
         self._devices: Counter[int] = Counter()
 
@@ -172,13 +172,13 @@ class Rows:
         import numpy as np
         import pyarrow as pa
 
-        names = ("delta_bytes", "allocated_bytes", "reserved_bytes")
+        columns = {"delta_bytes": 1, "allocated_bytes": 2, "reserved_bytes": 3, "block": 5}
         return pa.table(
             {
                 "rank": pa.array(np.full(len(order), self._rank, np.int32)),
                 "component": pa.DictionaryArray.from_arrays(np.zeros(len(order), np.int32), ["torch"]),
                 "time_ns": block[0][order],
-                **{name: _nullable(block[n][order]) for n, name in enumerate(names, 1)},
+                **{name: _nullable(block[n][order]) for name, n in columns.items()},
             }
         )
 

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tracetool.readers import Place
 from tracetool.readers.ascend_planes import operation_of
-from tracetool.readers.ascend_text import MB_OF_MEMORY, csv_header, csv_records, integer, scaled, small_integer, time_ns
+from tracetool.readers.ascend_text import (
+    KB_OF_MEMORY,
+    MB_OF_MEMORY,
+    csv_header,
+    csv_records,
+    integer,
+    scaled,
+    small_integer,
+    time_ns,
+)
 from tracetool.readers.ascend_tracks import is_kernel_type, span
 
 if TYPE_CHECKING:
@@ -19,9 +28,6 @@ if TYPE_CHECKING:
     from tracetool.readers.ascend_timeline import Marks, Row
 
 T = TypeVar("T")
-
-KB_OF_MEMORY = 2**10
-"""Bytes of a KB where the profiler speaks of allocated memory."""
 
 _COMMUNICATION_TYPES = ("COMMUNICATION", "HCCL")
 _NAMELESS = ("", "N/A")

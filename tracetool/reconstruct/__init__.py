@@ -241,9 +241,12 @@ def _pipeline(
             )
         )
     ranks = tuple(
-        RankProfile(rank, memory[rank].static_bytes, tails[rank], hbm.get(rank), memory[rank].tail_peak)
+        RankProfile(
+            rank, memory[rank].static_bytes, tails[rank], hbm.get(rank), memory[rank].tail_peak,
+            memory[rank].overhead_bytes,
+        )
         for rank in group.ranks
-    )
+    )  # fmt: skip
     return Pipeline(tuple(stages), ranks, observed, p2p_mode(messages.posts), step.number)
 
 
@@ -278,6 +281,7 @@ def _timeline(
         memory=tuple(
             memory[rank].curve(work[rank].segments, origin - _shift(clocks, work[rank], rank)) for rank in group.ranks
         ),
+        overhead_bytes=tuple(memory[rank].overhead_bytes for rank in group.ranks),
     )
 
 

@@ -1,28 +1,41 @@
-"""Memory of a rank by action, from the allocator's own log.
-
-The caching allocator works in host order, so an allocation belongs to the action whose launches surround
-it. Between two actions, what is freed belongs to the one before and what is allocated to the one after.
-"""
+"""Memory of each rank of a pipeline: by action, at its peak, and beyond what the allocator hands out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from tracetool.model.pipeline import ActionCost
+from tracetool.model.action import ActionKind
+from tracetool.model.pipeline import ActionCost, StageProfile
 from tracetool.model.timeline import MemoryCurve, memory_curve
+from tracetool.reconstruct.memory_actions import ActionMemory, memory_by_action
+from tracetool.reconstruct.memory_boundaries import HostTimes
+from tracetool.reconstruct.memory_log import (
+    Beyond,
+    beyond_allocations,
+    choose_log,
+    read_logs,
+    tell_snapshots_apart_in_time,
+)
+from tracetool.units import format_ranks, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from tracetool.reconstruct.account import Account
+    import polars as pl
+
+    from tracetool.reconstruct.account import Account, Evidence
     from tracetool.reconstruct.groups import PipelineGroup
+    from tracetool.reconstruct.memory_boundaries import Boundaries
+    from tracetool.reconstruct.memory_log import Log
     from tracetool.reconstruct.segments import RankWork, Segment
     from tracetool.reconstruct.steps import Step
     from tracetool.store import Run
 
 _Key = tuple[int, str, int]
+_SAME_RATIO = 0.02
+"""Microbatches of a stage that differ by no more hold the same."""
+_WORTH_TELLING_RATIO = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +47,19 @@ class MemoryFacts:
         held: Per action, bytes allocated at its end minus at its start.
         peak: Per action, highest level above that at its start.
         tail_peak: After the last action (optimizer), highest level above that at its end.
+        beyond: What the rank occupies beyond its allocations; None if unknown.
     """
 
     static_bytes: int | None = None
     held: Mapping[_Key, int] = field(default_factory=dict)
     peak: Mapping[_Key, int] = field(default_factory=dict)
     tail_peak: int = 0
+    beyond: Beyond | None = None
+
+    @property
+    def overhead_bytes(self) -> int | None:
+        """Device memory needed beyond the highest allocation; None if unknown."""
+        return None if self.beyond is None else self.beyond.overhead_bytes
 
     def cost(self, segment: Segment) -> ActionCost:
         """The segment's cost, with its memory if known."""
@@ -61,53 +81,124 @@ def _key(segment: Segment) -> _Key:
 def memory_facts(
     run: Run, group: PipelineGroup, step: Step, work: Mapping[int, RankWork], account: Account
 ) -> dict[int, MemoryFacts]:
-    """Memory of every rank of the pipeline; empty facts, and a note, where the trace logs no single allocations."""
+    """Memory of every rank of the pipeline; empty facts, and a note why, where the trace does not tell."""
+    tell_snapshots_apart_in_time(run, account)
+    if not run.rows("SELECT rank FROM memory WHERE list_contains($ranks, rank) LIMIT 1", {"ranks": list(group.ranks)}):
+        return {rank: MemoryFacts() for rank in group.ranks}
+    host = HostTimes(run, step, work)
+    logs = read_logs(run, {rank: host.span(rank) for rank in group.ranks})
+    unknown: dict[str, list[int]] = {}
     facts = {}
-    totals_only = []
     for rank in group.ranks:
-        rows = run.rows(
-            "SELECT time_ns, delta_bytes, allocated_bytes FROM memory WHERE rank = ? AND time_ns >= ? AND time_ns < ? "
-            "ORDER BY time_ns",
-            [rank, *step.spans[rank]],
-        )
-        changes = [row for row in rows if None not in row]
-        facts[rank] = _facts(changes, work[rank].segments) if changes else MemoryFacts()
-        if rows and not changes:
-            totals_only.append(rank)
-    if totals_only:
-        account.note(
-            f"ranks {', '.join(map(str, totals_only))} log memory as totals over time, without single allocations: "
-            "what an action holds is unknown"
-        )
+        facts[rank], why = _facts(rank, logs[rank], work[rank].segments, host, account)
+        if why is not None:
+            unknown.setdefault(why, []).append(rank)
+    for why, ranks in unknown.items():
+        account.note(f"{format_ranks(ranks)}: what an action holds in memory is unknown: {why}")
     return facts
 
 
-def _facts(rows: Sequence[tuple[int, int, int]], segments: Sequence[Segment]) -> MemoryFacts:
-    """Split the allocator's log into what stood before the first action, the actions, and what came after."""
-    in_host_order = sorted(segments, key=lambda s: s.issue_ns)
-    first_issue, last_issued = in_host_order[0].issue_ns, in_host_order[-1].issued_ns
-    before = [i for i, (time, delta, _) in enumerate(rows) if time < first_issue and delta < 0]
-    # The first action's own allocations are those after the last free before its first launch.
-    begin = before[-1] + 1 if before else 0
-    static = rows[begin - 1][2] if begin else rows[0][2] - rows[0][1]
-    changes: dict[_Key, list[int]] = {_key(s): [] for s in segments}
-    after: list[int] = []
-    current = 0  # index of the last action whose launches have begun
-    for time, delta, _ in rows[begin:]:
-        while current + 1 < len(in_host_order) and time >= in_host_order[current + 1].issue_ns:
-            current += 1
-        # Between two actions, what is allocated is for the next one.
-        owner = current + (time > in_host_order[current].issued_ns and delta > 0)
-        if time > last_issued and (after or delta > 0):
-            after.append(delta)
-        else:
-            changes[_key(in_host_order[owner])].append(delta)
-    held, peak = {}, {}
-    for key, deltas in changes.items():
-        held[key], peak[key] = sum(deltas), _highest(deltas)
-    return MemoryFacts(static, held, peak, _highest(after))
+def _facts(
+    rank: int, components: Mapping[str, pl.DataFrame], segments: Sequence[Segment], host: HostTimes, account: Account
+) -> tuple[MemoryFacts, str | None]:
+    """Facts of one rank, and why they are empty."""
+    if not components:
+        return MemoryFacts(), "no record of memory in the step"
+    log = choose_log(components)
+    if log is None:
+        return MemoryFacts(), f"only what {', '.join(sorted(components))} hold as a whole is recorded"
+    beyond = beyond_allocations(components, log)
+    _tell_beyond(rank, beyond, log, account)
+    why = log.too_coarse(min(s.end_ns - s.start_ns for s in segments))
+    if why is not None:
+        return MemoryFacts(beyond=beyond), why
+    bounds = host.of(rank, log)
+    if not bounds.spans:
+        return MemoryFacts(beyond=beyond), bounds.detail
+    found = memory_by_action(log, bounds.spans)
+    facts = MemoryFacts(found.static_bytes, found.held, found.peak, found.tail_peak, beyond)
+    _tell_stages(rank, facts, found, segments, (log, bounds), account)
+    return facts, None
 
 
-def _highest(deltas: Sequence[int]) -> int:
-    """The highest level that changes reach, above that before them."""
-    return max(accumulate(deltas, initial=0))
+def _tell_beyond(rank: int, beyond: Beyond, log: Log, account: Account) -> None:
+    value = f"at most {format_size(beyond.peak_allocated_bytes)} allocated"
+    if beyond.reserved_bytes is not None:
+        value += f", {format_size(beyond.reserved_bytes)} reserved"
+    if beyond.other_bytes is not None:
+        value += f", {format_size(beyond.other_bytes)} held by the process besides"
+    named = ", ".join(f"{name} {format_size(size)}" for name, size in beyond.modules[:3])
+    context = "CUDA's context and NCCL's buffers are in no torch trace" if beyond.other_bytes is None else None
+    account.find("memory", f"rank {rank}", value, "metadata", log.continuous or 1.0, named or context)
+
+
+def _tell_stages(
+    rank: int,
+    facts: MemoryFacts,
+    found: ActionMemory,
+    segments: Sequence[Segment],
+    source: tuple[Log, Boundaries],
+    account: Account,
+) -> None:
+    log, bounds = source
+    evidence: Evidence = "order" if bounds.by == "launches" else "inferred"
+    for stage in sorted({s.stage for s in segments}):
+        mine = [s for s in segments if s.stage == stage]
+        profile = StageProfile(stage, _costs(mine, facts))
+        value = ", ".join(
+            f"{what} {format_size(size)}"
+            for what, size in (
+                ("activation", profile.activation_bytes()),
+                ("transient", profile.transient_bytes()),
+                ("first backward keeps", profile.gradient_bytes()),
+            )
+            if size is not None
+        )
+        open_points = [
+            bounds.detail, _outliving(found, profile), None if found.names_blocks else _NO_BLOCKS, _gradients(profile),
+        ]  # fmt: skip
+        checks = [log.continuous] if not log.is_samples else []
+        confidence = min(bounds.confidence, _balanced(profile), *checks)
+        detail = "; ".join(point for point in open_points if point) or None
+        static = f"static {format_size(facts.static_bytes or 0)} (of rank {rank})"
+        account.find("memory", f"stage {stage}", f"{value}; {static}", evidence, confidence, detail)
+
+
+_NO_BLOCKS = "the log does not join frees to allocations: what outlives its backward is not told apart"
+
+
+def _costs(segments: Iterable[Segment], facts: MemoryFacts) -> dict[ActionKind, tuple[ActionCost, ...]]:
+    costs: dict[ActionKind, list[ActionCost]] = {}
+    for segment in sorted(segments, key=lambda s: s.microbatch):
+        costs.setdefault(segment.kind, []).append(facts.cost(segment))
+    return {kind: tuple(listed) for kind, listed in costs.items()}
+
+
+def _gradients(profile: StageProfile) -> str | None:
+    kept, activation = profile.gradient_bytes(), profile.activation_bytes()
+    if kept is None or not activation:
+        return None
+    if kept < _SAME_RATIO * activation:
+        return "the step allocates no gradients: they are among the static bytes"
+    return "what the first backward keeps are the gradients, until after the last action"
+
+
+def _outliving(found: ActionMemory, profile: StageProfile) -> str | None:
+    sizes = [size for key, size in found.outliving.items() if key[0] == profile.stage]
+    if max(sizes, default=0) < _WORTH_TELLING_RATIO * (profile.activation_bytes() or 0) or not any(sizes):
+        return None
+    return f"{format_size(max(sizes))} of a forward outlive its backward here: counted as freed by it"
+
+
+def _balanced(profile: StageProfile) -> float:
+    """Share of microbatches whose backward frees what the forward of the median microbatch keeps (not the first)."""
+    activation = profile.activation_bytes()
+    forwards = profile.costs.get(ActionKind.FORWARD, ())
+    released = [0] * len(forwards)
+    for kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT):
+        for microbatch, cost in enumerate(profile.costs.get(kind, ())):
+            released[microbatch] -= cost.held_bytes or 0
+    later = released[1:]
+    if not activation or not later:
+        return 1.0
+    return sum(abs(size - activation) <= _SAME_RATIO * activation for size in later) / len(later)

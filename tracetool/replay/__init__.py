@@ -128,6 +128,7 @@ def _timeline(pipeline: Pipeline, schedule: Schedule, graph: TaskGraph, times: T
         ops=(*ops, *tails),
         transfers=_transfers(schedule.shape, graph, times, costs, origin),
         memory=tuple(_memory(rank_ops, rank, costs) for rank, rank_ops in enumerate(by_rank)),
+        overhead_bytes=tuple(costs.measured.overhead_bytes(rank) for rank in range(len(by_rank))),
     )
 
 

@@ -63,7 +63,8 @@ def draw_margins(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None
         _beside(axes, ends[0], y, f"{idle:.1%}")
         peak = panel.metrics.peak_hbm_bytes[rank]
         if peak is not None:
-            over = panel.hbm_bytes is not None and peak > panel.hbm_bytes
+            needed = panel.metrics.needed_hbm_bytes[rank] or peak
+            over = panel.hbm_bytes is not None and needed > panel.hbm_bytes
             _beside(axes, ends[1], y, format_size(peak), colour=RED if over else "black", bold=over)
     _dcs(axes, panel, place, inch)
 

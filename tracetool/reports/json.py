@@ -46,6 +46,9 @@ class StepInfo(msgspec.Struct, kw_only=True):
     bubble_ns: Annotated[int, _doc("Idle time within the window, mean over ranks.")]
     bubble_ratio: Annotated[float, _doc("Idle share of the window: 1 - compute / (ranks x window).")]
     peak_hbm_bytes: Annotated[list[int | None], _doc("Highest allocation per rank, null if unknown.")]
+    overhead_bytes: Annotated[
+        list[int | None], _doc("Device memory needed per rank beyond it, as measured; null if unknown.")
+    ]
 
 
 class FidelityInfo(msgspec.Struct, kw_only=True):
@@ -98,6 +101,9 @@ class ResultInfo(msgspec.Struct, kw_only=True):
     bubble_ratio: Annotated[float, _doc("Idle share of the window: 1 - compute / (ranks x window).")]
     cross_dc_bubble_ns: Annotated[int, _doc("Window minus the window with free cross-DC links.")]
     peak_hbm_bytes: Annotated[list[int | None], _doc("Highest allocation per rank, null if unknown.")]
+    overhead_bytes: Annotated[
+        list[int | None], _doc("Device memory needed per rank beyond it, as measured; null if unknown.")
+    ]
     bubble_reduction: Annotated[float | None, _doc("1 - bubble_ns / the baseline's; null if that is 0.")]
     cross_dc_bubble_reduction: Annotated[float | None, _doc("The same for cross_dc_bubble_ns.")]
     seen_error_ratio: Annotated[
@@ -171,6 +177,7 @@ def _step(answer: Answer, metrics: Metrics) -> StepInfo:
         bubble_ns=metrics.bubble_ns,
         bubble_ratio=metrics.bubble_ratio,
         peak_hbm_bytes=list(metrics.peak_hbm_bytes),
+        overhead_bytes=list(metrics.overhead_bytes),
     )
 
 
@@ -189,6 +196,7 @@ def _result(answer: Answer, result: Result) -> ResultInfo:
         bubble_ratio=metrics.bubble_ratio,
         cross_dc_bubble_ns=result.cross_dc_bubble_ns,
         peak_hbm_bytes=list(metrics.peak_hbm_bytes),
+        overhead_bytes=list(metrics.overhead_bytes),
         bubble_reduction=answer.bubble_reduction(result),
         cross_dc_bubble_reduction=answer.cross_dc_bubble_reduction(result),
         seen_error_ratio=result.seen_error_ratio,
