@@ -1,16 +1,17 @@
-"""Trims a recorded 4-rank trace to one step and to the events that tracetool reads.
+"""Trims a recorded trace to one step and to the events that tracetool reads.
 
     python sample_traces/trim_h100.py RECORDED_FOLDER STEP OUTPUT_FOLDER
 
-Kept: kernels, memory copies and their launches, the ops that launched them, autograd nodes that
-launched something, communication records, annotations and allocator records of that step. Times keep their
-text, ids their values.
+Kept: kernels, memory copies and their launches, the ops that launched them, autograd nodes that launched
+something and the ops they undo, cuts of the graph, communication records, annotations and allocator records
+of that step. Times keep their text, ids their values.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import re
 import sys
 from bisect import bisect_left
 from decimal import Decimal
@@ -35,6 +36,8 @@ COMM_ARGS = (
     "Global rank start", "Global rank stride",
 )  # fmt: skip
 
+BACKWARD_OP = re.compile(r"Backward\d*$")
+
 
 def trim(trace: dict[str, Any], step: int) -> dict[str, Any]:
     """One step of a trace, with what tracetool reads."""
@@ -46,18 +49,23 @@ def trim(trace: dict[str, Any], step: int) -> dict[str, Any]:
     kernels = [e for e in events if e.get("cat") in DEVICE and e["args"]["correlation"] in launches]
     launched = {e["args"]["correlation"] for e in kernels}
     causes = {e["args"].get("External id") for e in kernels}
+    undone = {
+        e["args"].get("Sequence number")
+        for e in host
+        if e.get("cat") == "cpu_op" and e["name"].startswith("autograd::engine::evaluate_function")
+    } - {None}
     launch_times: dict[int, list[Decimal]] = {}
     for e in host:
         if e.get("cat") in LAUNCH and e.get("args", {}).get("correlation") in launched:
             launch_times.setdefault(e["tid"], []).append(e["ts"])
     for times in launch_times.values():
         times.sort()
-    kept = [e for e in host if _needed(e, launched, causes) and not _idle_node(e, launch_times)] + kernels
+    kept = [e for e in host if _needed(e, launched, causes, undone) and not _idle_node(e, launch_times)] + kernels
     kept.sort(key=lambda e: e["ts"])
     return {**trace, "traceEvents": [_slim(e) for e in kept]}
 
 
-def _needed(event: dict[str, Any], launched: set[int], causes: set[int | None]) -> bool:
+def _needed(event: dict[str, Any], launched: set[int], causes: set[int | None], undone: set[int | None]) -> bool:
     category, args = event.get("cat"), event.get("args", {})
     if category in LAUNCH:
         return args.get("correlation") in launched
@@ -66,6 +74,8 @@ def _needed(event: dict[str, Any], launched: set[int], causes: set[int | None]) 
             event["name"].startswith("autograd::engine::evaluate_function")
             or event["name"] == "record_param_comms"
             or args.get("External id") in causes
+            or (args.get("Sequence number") in undone and not BACKWARD_OP.search(event["name"]))
+            or ("Sequence number" in args and event["name"] == "aten::detach")
         )
     return category == "user_annotation" or (event["name"] == "[memory]" and args.get("Device Type") == 1)
 

@@ -37,3 +37,8 @@ def run_of(folder: Path) -> Run:
 def h100(name: str) -> Run:
     """The Run of one of the recorded H100 configurations."""
     return run_of(data("h100-pp4", "traces", name))
+
+
+def small(name: str) -> Run:
+    """The Run of one of the small recordings in tests/data (its README says what they are)."""
+    return run_of(ROOT / "tests" / "data" / name)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from recorded import data, h100, run_of
+from recorded import data, h100, run_of, small
 
 from tracetool.errors import ReconstructError
 from tracetool.model.action import Action, ActionKind
@@ -28,6 +28,7 @@ from tracetool.schedules.recognise import best_fit
 
 if TYPE_CHECKING:
     from tracetool.model.schedule import Schedule
+    from tracetool.reconstruct.segments import Segment
     from tracetool.store import Run
 
 F, B, INPUT, W = (ActionKind(code) for code in "FBIW")
@@ -37,7 +38,7 @@ SELECT k.event, l.name
 FROM events AS k
 JOIN events AS launch ON launch.rank = k.rank AND launch.category = 'launch' AND launch.correlation = k.correlation
 JOIN events AS l ON l.rank = k.rank AND l.category = 'annotation'
-  AND regexp_matches(l.name, '^(PP:\\d+[FBIW]\\d+|Forward \\d+|Backward \\d+)$')
+  AND regexp_matches(l.name, '^(PP:\\d+[FBIW]\\d+|PP:\\([^)]*\\)OVERLAP_F_B|Forward \\d+|Backward \\d+)$')
   AND launch.start_ns BETWEEN l.start_ns AND l.start_ns + l.duration_ns
 WHERE k.rank = ? AND k.category IN ('kernel', 'memcpy', 'memset')
   AND NOT starts_with(k.name, 'nccl')
@@ -259,3 +260,53 @@ def test_an_activation_and_a_gradient_posted_together_are_told_apart(p: int) -> 
     assert placed.faults == ()
     got = [[f"{piece.stage}{piece.kind.value}{piece.microbatch}" for piece in trail.pieces] for trail in trails]
     assert got == _orders(schedule)
+
+
+SMALL = {
+    "zbv": ("v", 2, 4), "dualpipev": ("v", 2, 6), "izb": ("loop", 2, 4), "interleaved2": ("loop", 2, 4),
+    "interleaved3": ("loop", 3, 4), "loopedbfs": ("loop", 2, 4),
+}  # fmt: skip
+"""Placement, stages per rank and microbatches of the small recordings, by their README."""
+
+
+def _told_by(label: str, segment: Segment) -> bool:
+    """Whether a label names a segment's action; torch runs the whole backward of the first stage as B or as W."""
+    kinds = {segment.kind.value} | ({"B", "W"} if segment.stage == 0 and segment.kind in (B, W) else set())
+    names = {f"{segment.stage}{kind}{segment.microbatch}" for kind in kinds}
+    return bool(names & set(label.removeprefix("PP:").removesuffix("OVERLAP_F_B").strip("()").split(";")))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_stages_of_two_ranks_are_told_apart_kernel_by_kernel(name: str) -> None:
+    """With two ranks both neighbours are the same rank, so that only the order of work tells what a message is."""
+    run = small(name)
+    found = reconstruct(run, use_labels=False)
+    shape = found.pipeline.observed.shape
+    assert (shape.placement, shape.chunks, shape.microbatches) == SMALL[name]
+    assert shape.ranks == 2
+    for rank, segments in found.segments.items():
+        labels = dict(run.rows(_KERNEL_LABELS, [rank]))
+        assert len(segments) >= 2 * shape.chunks * shape.microbatches
+        for segment in segments:
+            assert all(_told_by(labels[k.event], segment) for k in segment.kernels if k.event in labels)
+            assert sum(k.event in labels for k in segment.kernels) >= 0.9 * len(segment.kernels)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_messages_of_two_ranks_carry_their_labels(name: str) -> None:
+    placement, chunks, microbatches = SMALL[name]
+    crossing = 2 * chunks - 1 - (1 if placement == "v" else 0)  # the turn of a V stays on its rank
+    _check_messages(small(name), 1, expected=2 * crossing * microbatches)
+
+
+@pytest.mark.parametrize("name", ["ckpt_nonreentrant", "ckpt_reentrant"])
+def test_recomputed_forwards_are_told_apart_inside_the_backward(name: str) -> None:
+    """Both recompute each block: the kernels repeat, by name and number, those of the stage's own forward blocks."""
+    found = reconstruct(small(name), use_labels=False)
+    assert (found.pipeline.observed.shape.microbatches, len(found.pipeline.stages)) == (4, 2)
+    for segments in found.segments.values():
+        forwards = {s.microbatch: Counter(k.name for k in s.kernels) for s in segments if s.kind is F}
+        for segment in (s for s in segments if s.kind is B):
+            again = Counter(k.name for k in segment.kernels if k.is_recompute)
+            assert again
+            assert not again - forwards[segment.microbatch]

@@ -36,16 +36,22 @@ class Host:
             self._node += 1
             self.undone.add(number)
             for _ in range(kernels):
-                self._launch(in_backward=True, backward_of=number, root_of=number, node=self._node)
+                self._launch(
+                    in_backward=True, backward_of=number, root_of=number, node=self._node, root_node=self._node
+                )
 
     def recompute(self, number: int, fresh: int) -> None:
         """An op that repeats a forward, inside the node of another one: it makes a node of its own."""
-        self._launch(in_backward=True, backward_of=number, root_of=number, node=self._node, sequence_number=fresh)
+        self._launch(
+            in_backward=True, backward_of=number, root_of=number, node=self._node, root_node=self._node,
+            sequence_number=fresh,
+        )  # fmt: skip
 
     def nested(self, root: int, number: int) -> None:
         """A node that runs inside another one (reentrant checkpointing)."""
+        outer = max(k.root_node or 0 for k in self.kernels if k.root_of == root)
         self._node += 1
-        self._launch(in_backward=True, backward_of=number, root_of=root, node=self._node)
+        self._launch(in_backward=True, backward_of=number, root_of=root, node=self._node, root_node=outer)
 
     def _launch(self, **context: object) -> None:
         self._time += 1

@@ -38,7 +38,8 @@ class Kernel(NamedTuple):
         stream: Device stream.
         blocks: Thread blocks of its grid.
         node: Event number of the autograd node around its launch, the innermost one; None outside a backward.
-        node_name: Name of that node, as ``MmBackward0``.
+        root_node: Event number of the outermost node around its launch.
+        node_name: Name of the innermost node, as ``MmBackward0``.
         root_of: Like ``backward_of``, of the outermost node (they differ where a backward runs another one).
         op_name: Name of the op that launched it.
     """
@@ -61,6 +62,7 @@ class Kernel(NamedTuple):
     stream: int | None = None
     blocks: int | None = None
     node: int | None = None
+    root_node: int | None = None
     node_name: str | None = None
     root_of: int | None = None
     op_name: str | None = None
@@ -116,7 +118,8 @@ inside AS (
     -- Nodes nest where a backward runs another one (reentrant checkpointing).
     SELECT k.event, arg_max(n.sequence_number, n.start_ns) AS backward_of,
            arg_min(n.sequence_number, n.start_ns) AS root_of,
-           arg_max(n.event, n.start_ns) AS node, arg_max(n.name, n.start_ns) AS node_name
+           arg_max(n.event, n.start_ns) AS node, arg_min(n.event, n.start_ns) AS root_node,
+           arg_max(n.name, n.start_ns) AS node_name
     FROM launched AS k
     JOIN nodes AS n ON n.thread = k.thread AND n.start_ns <= k.launch_ns AND n.end_ns >= k.launch_ns
     GROUP BY k.event
@@ -137,6 +140,16 @@ ops AS (
     WHERE rank = $rank AND category = 'op' AND external_id IS NOT NULL
     GROUP BY external_id
 ),
+numbered AS (
+    -- Ops inside a Function of the user run without a graph; the Function around them has the number.
+    SELECT k.event, arg_max(o.sequence_number, o.start_ns) AS sequence_number
+    FROM launched AS k
+    LEFT JOIN ops USING (external_id)
+    JOIN events AS o ON o.rank = $rank AND o.category = 'op' AND o.sequence_number IS NOT NULL
+      AND o.thread = k.thread AND o.start_ns <= k.launch_ns AND o.start_ns + o.duration_ns >= k.launch_ns
+    WHERE ops.sequence_number IS NULL AND k.event NOT IN (SELECT event FROM inside)
+    GROUP BY k.event
+),
 transfers AS (
     SELECT stream, start_ns, bool_or(operation IN ('send', 'recv')) AS is_p2p,
            bool_or(operation = 'barrier') AS is_barrier
@@ -145,9 +158,9 @@ transfers AS (
 SELECT
     k.start_ns, k.end_ns, k.launch_ns,
     CASE WHEN k.launch_ns <= label.end_ns THEN label.name END AS label,
-    op.sequence_number,
+    coalesce(op.sequence_number, numbered.sequence_number) AS sequence_number,
     inside.event IS NOT NULL AS in_backward,
-    inside.backward_of, inside.root_of, inside.node, inside.node_name, op.name AS op_name,
+    inside.backward_of, inside.root_of, inside.node, inside.root_node, inside.node_name, op.name AS op_name,
     k.event, k.name, k.stream, k.blocks,
     coalesce(t.is_p2p, false) AS is_p2p,
     coalesce(t.is_barrier, false) AS is_barrier,
@@ -160,6 +173,7 @@ FROM launched AS k
 LEFT JOIN ops AS op USING (external_id)
 LEFT JOIN transfers AS t ON t.stream = k.stream AND t.start_ns = k.start_ns
 LEFT JOIN inside ON inside.event = k.event
+LEFT JOIN numbered ON numbered.event = k.event
 ASOF LEFT JOIN labels AS label ON label.start_ns <= k.launch_ns
 ASOF LEFT JOIN optimizers AS opt ON opt.start_ns <= k.launch_ns
 ORDER BY k.launch_ns, k.start_ns
@@ -211,7 +225,8 @@ ops AS (
 inside AS (
     SELECT o.event, arg_max(n.sequence_number, n.start_ns) AS backward_of,
            arg_min(n.sequence_number, n.start_ns) AS root_of,
-           arg_max(n.event, n.start_ns) AS node, arg_max(n.name, n.start_ns) AS node_name
+           arg_max(n.event, n.start_ns) AS node, arg_min(n.event, n.start_ns) AS root_node,
+           arg_max(n.name, n.start_ns) AS node_name
     FROM ops AS o
     JOIN nodes AS n ON n.thread = o.thread AND n.start_ns <= o.start_ns AND n.end_ns >= o.end_ns
     GROUP BY o.event
@@ -220,7 +235,8 @@ SELECT
     o.start_ns, o.end_ns, o.start_ns AS launch_ns,
     CASE WHEN o.start_ns <= label.end_ns THEN label.name END AS label,
     o.sequence_number, inside.event IS NOT NULL AS in_backward,
-    inside.backward_of, inside.root_of, inside.node, inside.node_name, o.name AS op_name, o.event, o.name,
+    inside.backward_of, inside.root_of, inside.node, inside.root_node, inside.node_name,
+    o.name AS op_name, o.event, o.name,
     coalesce(o.start_ns <= opt.end_ns, false) AS is_optimizer
 FROM ops AS o
 LEFT JOIN inside ON inside.event = o.event

@@ -281,11 +281,9 @@ class _Grads:
 
     def _is_second(self, forward: int, kernel: Kernel) -> bool:
         """Whether the node around a launch ran for its forward before."""
-        number, node = kernel.root_of, kernel.node
-        if number is not None and node is not None and forward not in self._second:
-            first = self._nodes[forward].setdefault(number, node)
-            if first != node and kernel.root_of == kernel.backward_of:
-                self._second.add(forward)
+        number, node = kernel.root_of, kernel.root_node
+        if number is not None and node is not None and self._nodes[forward].setdefault(number, node) != node:
+            self._second.add(forward)
         return forward in self._second
 
     def finish(self) -> tuple[list[Piece], list[Kernel]]:
