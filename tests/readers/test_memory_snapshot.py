@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from readers.ascend_reading import Read, find, read_only
-from recorded import SAMPLES, run_of
+from recorded import SAMPLES, run_of, small
 from snapshot_writer import Allocator, dump, split_off_memory
 
 from tracetool.errors import DuplicateRank, IngestError, MalformedTrace, MissingRank
@@ -295,3 +295,13 @@ def test_two_snapshots_or_two_traces_of_a_rank_are_a_conflict(tmp_path: Path) ->
     dump(tmp_path / "rank0_b.pickle", _simple().snapshot(more=1))
     with pytest.raises(DuplicateRank, match="both say rank 0"):
         discover([tmp_path])
+
+
+def test_a_recorded_snapshot_ends_at_the_level_of_the_trace_beside_it() -> None:
+    """The trace's own ``[memory]`` totals tell; in between, blocks larger than asked for are known to 1 MiB each."""
+    run = small("snapshot")
+    levels = "SELECT arg_max(allocated_bytes, time_ns), max(allocated_bytes), max(reserved_bytes) FROM memory "
+    ((traced, peak, reserved),) = run.rows(levels + "WHERE component = 'torch'")
+    ((last, highest, held),) = run.rows(levels + "WHERE component = 'torch snapshot'")
+    assert (last, held) == (traced, reserved)
+    assert highest == pytest.approx(peak, rel=0.01)
