@@ -147,7 +147,7 @@ COMMENT ON COLUMN waits.operation IS 'send, recv, allreduce ...';
 COMMENT ON COLUMN waits.pair IS 'Same number on both sides of a message, or on all ranks of a collective; null: unmatched.';
 COMMENT ON COLUMN waits.wait_ns IS 'From its start until the last side was ready.';
 COMMENT ON COLUMN waits.transfer_ns IS 'From then to its end; of a send that was buffered: its own duration.';
-COMMENT ON COLUMN waits.exposed_ns IS 'Part of its duration during which its rank computed nothing.';
+COMMENT ON COLUMN waits.exposed_ns IS 'Part of its duration during which its rank computed nothing; null without kernels.';
 COMMENT ON COLUMN waits.upper_bound IS 'The other side was not recorded: waiting may be inside transfer_ns.';
 COMMENT ON COLUMN waits.evidence IS 'label, metadata, autograd, kernels, messages, order, schedule fit, inferred, copied or assumed: the best that the trace holds.';
 CREATE VIEW step_facts AS SELECT * FROM read_parquet(getvariable('run') || '/step_facts/*.parquet');

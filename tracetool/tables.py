@@ -277,7 +277,9 @@ WAITS = _table(
     ),
     Column("wait_ns", "int64", "From its start until the last side was ready."),
     Column("transfer_ns", "int64", "From then to its end; of a send that was buffered: its own duration."),
-    Column("exposed_ns", "int64", "Part of its duration during which its rank computed nothing."),
+    _nullable(
+        "exposed_ns", "int64", "Part of its duration during which its rank computed nothing; null without kernels."
+    ),
     Column("upper_bound", "bool", "The other side was not recorded: waiting may be inside transfer_ns."),
     Column("evidence", "category", _EVIDENCE),
 )

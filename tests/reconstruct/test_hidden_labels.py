@@ -247,7 +247,7 @@ def test_a_shuffled_recording_is_refused_as_unknown() -> None:
         ops[second]._replace(position=ops[first].position),
     )
     swapped[1] = ops
-    matched = match_messages({rank: sorted(o, key=lambda op: op.position) for rank, o in swapped.items()})
+    matched = match_messages({rank: sorted(o, key=lambda op: op.position) for rank, o in swapped.items()}, Account())
     with pytest.raises(ReconstructError, match="unknown schedule"):
         reconstruct(run, step=1, use_labels=False, survey=Survey(swapped, matched, whole.clocks))
 

@@ -6,11 +6,16 @@ A communicator keeps messages in order, so the n-th send of one rank to another 
 from __future__ import annotations
 
 from collections import defaultdict
+from math import inf
+from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
+
+from tracetool.units import format_count, format_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tracetool.reconstruct.account import Account
     from tracetool.store import Run
 
 SHAPE_MESSAGE_BYTES = 64
@@ -74,29 +79,109 @@ _SQL = """
 SELECT rank, position, peer, operation = 'send', payload_bytes, "group", batch, stream, thread, posted_ns,
        start_ns, end_ns, label
 FROM comms
-WHERE operation IN ('send', 'recv') AND peer IS NOT NULL AND coalesce(payload_bytes, $shape + 1) > $shape
+WHERE operation IN ('send', 'recv') AND peer IS NOT NULL
 ORDER BY rank, position
 """
+_MOST_SHIFTS = 64
+_EARLY_NS = 1_000_000
+"""A receive that ends so long before its send starts is that of another one, or a clock is wrong."""
 
 
-def read_p2p(run: Run) -> dict[int, list[P2POp]]:
+def read_p2p(run: Run, account: Account) -> dict[int, list[P2POp]]:
     """Every send and receive with a known peer, per rank in order of posting; shape announcements are left out."""
     ops: dict[int, list[P2POp]] = defaultdict(list)
-    for row in run.rows(_SQL, {"shape": SHAPE_MESSAGE_BYTES}):
-        ops[row[0]].append(P2POp(*row))
+    shapes = 0
+    for row in run.rows(_SQL):
+        op = P2POp(*row)
+        if op.payload_bytes is not None and op.payload_bytes <= SHAPE_MESSAGE_BYTES:
+            shapes += 1
+        else:
+            ops[op.rank].append(op)
+    if shapes:
+        account.note(
+            f"{format_count(shapes, 'message')} of at most {SHAPE_MESSAGE_BYTES} bytes left out: they announce the "
+            "shape of what follows"
+        )
     return dict(ops)
 
 
-def match_messages(ops: Mapping[int, Sequence[P2POp]]) -> Matched:
-    """Pair sends with receives, first in first out per (group, source, destination)."""
+def match_messages(ops: Mapping[int, Sequence[P2POp]], account: Account) -> Matched:
+    """Pair sends with receives, first in first out per (group, source, destination).
+
+    Sizes of both sides must agree. Where a capture begins or ends in the middle on one side, the shift is searched
+    at which sizes agree and ends are nearest to a constant distance; without a clear one nothing is paired.
+    """
     queues: dict[tuple[str, int, int], tuple[list[P2POp], list[P2POp]]] = defaultdict(lambda: ([], []))
     for op in (op for rank in sorted(ops) for op in ops[rank]):
         key = (op.group, op.rank, op.peer) if op.is_send else (op.group, op.peer, op.rank)
         queues[key][0 if op.is_send else 1].append(op)
     messages: list[Message] = []
     unmatched: list[P2POp] = []
-    for _, (sends, recvs) in sorted(queues.items()):
-        whole = min(len(sends), len(recvs))
-        messages += [Message(*pair) for pair in zip(sends[:whole], recvs[:whole], strict=True)]
-        unmatched += [*sends[whole:], *recvs[whole:]]
+    for (_, src, dst), (sends, recvs) in sorted(queues.items()):
+        shift = _shift(sends, recvs)
+        pairs = [] if shift is None else _paired(sends, recvs, shift)
+        messages += pairs
+        met = {id(op) for pair in pairs for op in pair}
+        left = [op for op in (*sends, *recvs) if id(op) not in met]
+        unmatched += left
+        if left and src in ops and dst in ops:
+            account.note(_told(src, dst, sends, recvs, len(pairs), shift))
+    alone = sorted({op.peer for op in unmatched} - set(ops))
+    if alone:
+        account.note(
+            f"{format_count(sum(op.peer in alone for op in unmatched), 'message')} with {format_ranks(alone)}, not "
+            "recorded: their time holds the waiting, too"
+        )
     return Matched(tuple(messages), tuple(unmatched))
+
+
+def _told(src: int, dst: int, sends: Sequence[P2POp], recvs: Sequence[P2POp], met: int, shift: int | None) -> str:
+    counts = f"rank {src} sends {format_count(len(sends), 'message')} to rank {dst}, which receives {len(recvs)}"
+    if shift is None:
+        return f"{counts}: no shift of the one against the other fits sizes and times, none was matched"
+    late = f", from the {shift + 1}. send on" if shift > 0 else f", from the {1 - shift}. receive on" if shift else ""
+    return f"{counts}: {met} were matched{late}; the capture of one begins or ends in the middle"
+
+
+def _paired(sends: Sequence[P2POp], recvs: Sequence[P2POp], shift: int) -> list[Message]:
+    """The messages if the first receive meets the send number ``shift`` (negative: the other way round)."""
+    return [Message(*pair) for pair in zip(sends[max(shift, 0) :], recvs[max(-shift, 0) :], strict=False)]
+
+
+def _shift(sends: Sequence[P2POp], recvs: Sequence[P2POp]) -> int | None:
+    if not sends or not recvs:
+        return None
+    plain = _paired(sends, recvs, 0)
+    usual = 0 if len(sends) == len(recvs) and _fits(plain) else None
+    if usual is not None and not any(_is_early(m) for m in plain):
+        return usual
+    least = max(1, min(len(sends), len(recvs)) // 2)
+    fitting = []
+    for shift in range(max(1 - len(recvs), -_MOST_SHIFTS), min(len(sends), _MOST_SHIFTS + 1)):
+        pairs = _paired(sends, recvs, shift)
+        if len(pairs) >= least and _fits(pairs):
+            fitting.append((_scatter(pairs), shift))
+    fitting.sort()
+    if not fitting or fitting[0][0] == inf:
+        return usual
+    clear = len(fitting) == 1 or 2 * fitting[0][0] < fitting[1][0]
+    return fitting[0][1] if clear else usual
+
+
+def _fits(pairs: Sequence[Message]) -> bool:
+    return all(send.payload_bytes == recv.payload_bytes for send, recv in pairs)
+
+
+def _is_early(message: Message) -> bool:
+    """Whether the receive was over before the send began."""
+    send, recv = message
+    return recv.end_ns is not None and send.start_ns is not None and recv.end_ns < send.start_ns - _EARLY_NS
+
+
+def _scatter(pairs: Sequence[Message]) -> float:
+    """How far the distances between both ends scatter around their median, ns; infinite if they are not known."""
+    apart = [recv.end_ns - send.end_ns for send, recv in pairs if recv.end_ns is not None and send.end_ns is not None]
+    if not apart:
+        return inf
+    middle = median(apart)
+    return 1.0 + float(median(abs(d - middle) for d in apart))
