@@ -6,7 +6,7 @@ types of kernels. What was found by which evidence is kept with the result; what
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tracetool.errors import MissingRank, NoDeviceActivity, NoPipeline
@@ -15,6 +15,7 @@ from tracetool.model.pipeline import Pipeline, RankProfile, StageProfile
 from tracetool.model.schedule import schedule_from_orders
 from tracetool.model.timeline import Op, Timeline
 from tracetool.reconstruct.account import Account, Finding
+from tracetool.reconstruct.closeup import Row, cost_rows, look_closely, read_residents
 from tracetool.reconstruct.groups import PipelineGroup, find_pipelines
 from tracetool.reconstruct.memory import MemoryFacts, memory_facts
 from tracetool.reconstruct.segments import RankWork, find_work
@@ -41,6 +42,7 @@ class Reconstruction:
         p2p_ops: Every send and receive of the step, per global rank, in order of posting.
         notes: What was inferred, left out or is missing, one sentence each.
         findings: Facts with the evidence for them.
+        tables: Rows of the tables costs, kernel_actions and layers.
     """
 
     pipeline: Pipeline
@@ -48,6 +50,7 @@ class Reconstruction:
     p2p_ops: Mapping[int, tuple[P2POp, ...]]
     notes: tuple[str, ...]
     findings: tuple[Finding, ...] = ()
+    tables: Mapping[str, Sequence[Row]] = field(default_factory=dict)
 
 
 def reconstruct(
@@ -102,7 +105,10 @@ def reconstruct(
     memory = memory_facts(run, group, chosen, work, account)
     tails = tails_without_waits(run, group, chosen, work, account)
     origin = min(s.start_ns for w in work.values() for s in w.segments)
+    residents = read_residents(run, group, work)
+    closeup = look_closely(run, group, chosen, work, residents, account)
     pipeline = _pipeline(run, group, chosen, work, memory, tails, transfers, p2p_ops)
+    pipeline = replace(pipeline, stages=tuple(closeup.complete(stage) for stage in pipeline.stages))
     check_counts(transfers, pipeline.observed.shape)
     if pipeline.observed.shape.microbatches == 1 and pipeline.p2p != "grouped":
         account.note(f"with one microbatch a trace cannot show how transfers are issued: {pipeline.p2p} is assumed")
@@ -112,6 +118,11 @@ def reconstruct(
         p2p_ops=p2p_ops,
         notes=tuple(account.notes),
         findings=tuple(account.findings),
+        tables={
+            "costs": cost_rows(chosen.number, work, residents),
+            "kernel_actions": closeup.kernel_rows(),
+            "layers": closeup.layer_rows(),
+        },
     )
 
 

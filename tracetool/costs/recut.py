@@ -1,0 +1,152 @@
+"""A pipeline cut into more stages: the chunks of interleaved schedules, from the costs of its layers.
+
+What is ahead of the layers and after them (embedding, head, loss) stays with the layer next to it. Layers take with
+them what they cost on the rank that recorded them: chunk ``i`` of the whole model may run on another one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING
+
+from tracetool.errors import UnsupportedShape
+from tracetool.model.action import Action, ActionKind
+from tracetool.model.pipeline import ActionCost, StageProfile
+from tracetool.model.schedule import PipelineShape, Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.model.pipeline import Costs, LayerCosts, Pipeline
+    from tracetool.model.schedule import Placement
+
+F, B = ActionKind.FORWARD, ActionKind.BACKWARD
+HALVES = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
+
+
+def recut(pipeline: Pipeline, chunks: int, *, placement: Placement = "loop") -> Pipeline:
+    """Cut a pipeline into ``chunks`` stages per rank, each of as many layers.
+
+    No order was observed for them: the result's holds all forwards, then all backwards, stage by stage. Its ranks
+    hold as many layers as before, so weights and optimizer stay what they were, unless the ends of the model move
+    to other ranks (V placement): then memory is unknown.
+
+    Args:
+        pipeline: What was measured.
+        chunks: Stages per rank.
+        placement: Which rank holds which stage.
+
+    Raises:
+        UnsupportedShape: If layers are unknown or do not divide.
+    """
+    shape = PipelineShape(pipeline.observed.shape.ranks, pipeline.observed.shape.microbatches, chunks, placement)
+    parts = [_with_rest(_known(stage)) for stage in pipeline.stages]
+    total = sum(len(layers) for layers in parts)
+    if chunks < 1 or total % shape.stages:
+        fitting = [v for v in range(1, total // shape.ranks + 1) if total % (v * shape.ranks) == 0]
+        raise UnsupportedShape(
+            f"{total} layers do not divide into {shape.stages} stages ({shape.ranks} ranks of {chunks} chunks).",
+            hint=f"chunks that do: {', '.join(map(str, fitting))}"
+            if fitting
+            else "no number of chunks does: the recorded stages hold different numbers of layers",
+        )
+    owners = [stage for stage, layers in zip(pipeline.stages, parts, strict=True) for _ in layers]
+    layers = [layer for of_stage in parts for layer in of_stage]
+    size = total // shape.stages
+    stages = tuple(
+        _stage(i, layers[i * size : (i + 1) * size], owners[i * size : (i + 1) * size], pipeline, shape)
+        for i in range(shape.stages)
+    )
+    moved = placement != pipeline.observed.shape.placement and chunks > 1
+    uneven = len({len(of_stage) for of_stage in parts}) > 1
+    ranks = tuple(replace(r, static_bytes=None) if moved or uneven else r for r in pipeline.ranks)
+    return replace(pipeline, stages=stages, ranks=ranks, observed=_order(shape))
+
+
+def _known(stage: StageProfile) -> LayerCosts:
+    if stage.layers is None:
+        raise UnsupportedShape(
+            f"the layers of stage {stage.stage} are unknown, so it cannot be cut into chunks.",
+            hint="tracetool info says why; a trace of a schedule with as many stages per rank needs no cutting",
+        )
+    return stage.layers
+
+
+def _with_rest(costs: LayerCosts) -> list[list[Costs]]:
+    """The layers of a stage, each with what stays beside it."""
+    blocks = [[layer] for layer in costs.layers]
+    blocks[0].insert(0, costs.ahead)
+    blocks[-1].append(costs.after)
+    return blocks
+
+
+def _stage(
+    number: int,
+    layers: Sequence[Sequence[Costs]],
+    owners: Sequence[StageProfile],
+    pipeline: Pipeline,
+    shape: PipelineShape,
+) -> StageProfile:
+    blocks = [block for layer in layers for block in layer]
+    kinds = [kind for kind in (F, B, *HALVES) if all(kind in block for block in blocks)]
+    costs = {kind: _sums(blocks, kind) for kind in kinds}
+    derived = {}
+    if B in costs:
+        # The trace ran the backward as one: its halves are derived.
+        derived = {kind: costs.pop(kind) for kind in HALVES if kind in costs}
+    last = number == shape.stages - 1
+    senders = [s for s in pipeline.stages if s.forward_payload_bytes is not None]
+    answers = [s for s in pipeline.stages if s.backward_payload_bytes is not None]
+    return StageProfile(
+        stage=number,
+        costs=costs,
+        forward_payload_bytes=None if last else _one([s.forward_payload_bytes for s in senders]),
+        backward_payload_bytes=None if number == 0 else _one([s.backward_payload_bytes for s in answers]),
+        forward_transfer_ns=0 if last else _typical([s.forward_transfer_ns for s in senders]),
+        backward_transfer_ns=0 if number == 0 else _typical([s.backward_transfer_ns for s in answers]),
+        evidence=owners[0].evidence,
+        derived=derived,
+    )
+
+
+def _sums(blocks: Sequence[Costs], kind: ActionKind) -> tuple[ActionCost, ...]:
+    """Per microbatch, the blocks of a stage one after another."""
+    in_turn = blocks if kind is F else blocks[::-1]
+    return tuple(_in_turn(costs) for costs in zip(*(block[kind] for block in in_turn), strict=True))
+
+
+def _in_turn(costs: Sequence[ActionCost]) -> ActionCost:
+    level: int | None = 0
+    peak: int | None = 0
+    for cost in costs:
+        if level is None or peak is None or cost.held_bytes is None or cost.peak_bytes is None:
+            level = peak = None
+            continue
+        peak = max(peak, level + cost.peak_bytes)
+        level += cost.held_bytes
+    alone = [cost.uncontended_ns for cost in costs]
+    return ActionCost(
+        sum(cost.duration_ns for cost in costs),
+        level,
+        peak,
+        None if None in alone else sum(a for a in alone if a is not None),
+    )
+
+
+def _one(sizes: Sequence[int | None]) -> int | None:
+    return sizes[0] if len(set(sizes)) == 1 else None
+
+
+def _typical(times: Sequence[int]) -> int:
+    return round(median(times)) if times else 0
+
+
+def _order(shape: PipelineShape) -> Schedule:
+    orders = []
+    for rank in range(shape.ranks):
+        mine = [stage for stage in range(shape.stages) if shape.rank_of(stage) == rank]
+        forwards = [Action(s, F, m) for s in mine for m in range(shape.microbatches)]
+        backwards = [Action(s, B, m) for s in reversed(mine) for m in range(shape.microbatches)]
+        orders.append((*forwards, *backwards))
+    return Schedule("re-cut", shape, tuple(orders)).validate()
