@@ -96,15 +96,13 @@ def _stage(
         # The trace ran the backward as one: its halves are derived.
         derived = {kind: costs.pop(kind) for kind in HALVES if kind in costs}
     last = number == shape.stages - 1
-    senders = [s for s in pipeline.stages if s.forward_payload_bytes is not None]
-    answers = [s for s in pipeline.stages if s.backward_payload_bytes is not None]
     return StageProfile(
         stage=number,
         costs=costs,
-        forward_payload_bytes=None if last else _one([s.forward_payload_bytes for s in senders]),
-        backward_payload_bytes=None if number == 0 else _one([s.backward_payload_bytes for s in answers]),
-        forward_transfer_ns=0 if last else _typical([s.forward_transfer_ns for s in senders]),
-        backward_transfer_ns=0 if number == 0 else _typical([s.backward_transfer_ns for s in answers]),
+        forward_payload_bytes=None if last else _one([s.forward_payload_bytes for s in pipeline.stages[:-1]]),
+        backward_payload_bytes=None if number == 0 else _one([s.backward_payload_bytes for s in pipeline.stages[1:]]),
+        forward_transfer_ns=0 if last else _transfer_ns(pipeline, shape, number, 1),
+        backward_transfer_ns=0 if number == 0 else _transfer_ns(pipeline, shape, number, -1),
         evidence=owners[0].evidence,
         derived=derived,
     )
@@ -138,8 +136,20 @@ def _one(sizes: Sequence[int | None]) -> int | None:
     return sizes[0] if len(set(sizes)) == 1 else None
 
 
-def _typical(times: Sequence[int]) -> int:
-    return round(median(times)) if times else 0
+def _transfer_ns(pipeline: Pipeline, shape: PipelineShape, stage: int, step: int) -> int:
+    """Time of a message to the next stage or the one before: as measured between the two ranks, else the median."""
+    was = pipeline.observed.shape
+    measured = {
+        (was.rank_of(s.stage), was.rank_of(s.stage + step)): s.forward_transfer_ns
+        if step > 0
+        else s.backward_transfer_ns
+        for s in pipeline.stages
+        if 0 <= s.stage + step < was.stages
+    }
+    ends = shape.rank_of(stage), shape.rank_of(stage + step)
+    if ends[0] == ends[1] or not measured:
+        return 0
+    return measured[ends] if ends in measured else round(median(measured.values()))
 
 
 def _order(shape: PipelineShape) -> Schedule:
