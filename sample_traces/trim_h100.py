@@ -2,9 +2,8 @@
 
     python sample_traces/trim_h100.py RECORDED_FOLDER STEP OUTPUT_FOLDER
 
-Kept: kernels, memory copies and their launches, the forward ops that launched them, autograd nodes that
-launched something, communication records, annotations and allocator records of that step. Times keep their
-text, ids their values.
+Kept: kernels, memory copies and their launches, the ops that launched them, autograd nodes, communication
+records, annotations and allocator records of that step. Times keep their text, ids their values.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import gzip
 import json
 import sys
-from bisect import bisect_left
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -46,13 +44,7 @@ def trim(trace: dict[str, Any], step: int) -> dict[str, Any]:
     kernels = [e for e in events if e.get("cat") in DEVICE and e["args"]["correlation"] in launches]
     launched = {e["args"]["correlation"] for e in kernels}
     causes = {e["args"].get("External id") for e in kernels}
-    launch_times: dict[int, list[Decimal]] = {}
-    for e in host:
-        if e.get("cat") in LAUNCH and e.get("args", {}).get("correlation") in launched:
-            launch_times.setdefault(e["tid"], []).append(e["ts"])
-    for times in launch_times.values():
-        times.sort()
-    kept = [e for e in host if _needed(e, launched, causes) and not _idle_node(e, launch_times)] + kernels
+    kept = [e for e in host if _needed(e, launched, causes)] + kernels
     kept.sort(key=lambda e: e["ts"])
     return {**trace, "traceEvents": [_slim(e) for e in kept]}
 
@@ -65,18 +57,9 @@ def _needed(event: dict[str, Any], launched: set[int], causes: set[int | None]) 
         return (
             event["name"].startswith("autograd::engine::evaluate_function")
             or event["name"] == "record_param_comms"
-            or (args.get("External id") in causes and "Sequence number" in args)
+            or args.get("External id") in causes
         )
     return category == "user_annotation" or (event["name"] == "[memory]" and args.get("Device Type") == 1)
-
-
-def _idle_node(event: dict[str, Any], launch_times: dict[int, list[Decimal]]) -> bool:
-    """Whether this is an autograd node that launched nothing."""
-    if not event["name"].startswith("autograd::engine::evaluate_function"):
-        return False
-    times = launch_times.get(event["tid"], [])
-    following = bisect_left(times, event["ts"])
-    return following == len(times) or times[following] > event["ts"] + event["dur"]
 
 
 def _slim(event: dict[str, Any]) -> dict[str, Any]:
