@@ -63,6 +63,22 @@ def test_split_backwards_are_cut_too() -> None:
         assert _alone_ms(costs[INPUT]) == pytest.approx(_alone_ms(recorded.derived[INPUT]), rel=0.1)
 
 
+def test_a_chunk_of_whole_and_split_backwards_has_both() -> None:
+    """Three layers of the first stage, whose backward torch runs as one, and one of the second (I, W)."""
+    whole = reconstruct(h100("zbh1_m8")).pipeline
+    first, second = (stage.layers for stage in whole.stages[:2])
+    assert first is not None
+    assert second is not None
+    layers = LayerCosts(first.ahead, (*first.layers[:3], second.layers[3]), first.after)
+    mixed = replace(whole, stages=(replace(whole.stages[0], layers=layers), *whole.stages[1:]))
+    got = recut(mixed, 1).stages[0]
+    for m in range(8):
+        parts = [block[B][m].duration_ns for block in (first.ahead, *first.layers[:3], first.after)]
+        halves = [second.layers[3][kind][m].duration_ns for kind in (INPUT, WEIGHT)]
+        assert got.costs[B][m].duration_ns == sum(parts) + sum(halves)
+        assert sum(got.derived[kind][m].duration_ns for kind in (INPUT, WEIGHT)) == got.costs[B][m].duration_ns
+
+
 def test_memory_of_chunks_sums_to_that_of_stages() -> None:
     whole = reconstruct(h100("1f1b_m8_mem")).pipeline
     cut = recut(whole, 4)

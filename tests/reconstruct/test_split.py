@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from statistics import quantiles
 from typing import TYPE_CHECKING
 
 import pytest
-from recorded import data, h100, run_of
+from recorded import SAMPLES, data, h100, run_of
 
+from tracetool.errors import UnsupportedShape
+from tracetool.ingest import ingest
 from tracetool.metrics import measure
 from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
@@ -111,6 +114,25 @@ def test_ascend_kernels_without_autograd_are_not_split_and_it_is_said() -> None:
     found = reconstruct(run_of(data("ascend", "Ascend+msinsight", "test", "st", "level2")))
     assert all(not stage.derived for stage in found.pipeline.stages)
     assert any("input and weights are not told apart" in note for note in found.notes)
+
+
+def test_kernels_without_their_ops_are_not_split_and_a_schedule_that_needs_it_is_refused(tmp_path: Path) -> None:
+    """The sample without the ops of its backwards: nothing tells the two products of a linear layer apart."""
+    for path in (SAMPLES / "h100-1f1b").glob("*.gz"):
+        trace = json.loads(gzip.decompress(path.read_bytes()))
+        trace["traceEvents"] = [
+            e
+            for e in trace["traceEvents"]
+            if e.get("cat") != "cpu_op" or not e["name"].startswith("aten::") or "Sequence number" in e.get("args", {})
+        ]
+        (tmp_path / path.name.removesuffix(".gz")).write_text(json.dumps(trace), encoding="utf-8")
+    found = reconstruct(ingest([tmp_path], tmp_path / "x.run"))
+    assert all(not stage.derived for stage in found.pipeline.stages)
+    told = [note for note in found.notes if "is not split into input and weight gradients" in note]
+    assert len(told) == 4
+    assert all("MmBackward0" in note for note in told)
+    with pytest.raises(UnsupportedShape, match="do not tell input gradients from weight gradients"):
+        replay(found.pipeline, reconstruct(h100("zbh1_m8")).pipeline.observed, Scenario())
 
 
 def test_a_zero_bubble_step_is_predicted_from_a_trace_that_never_split() -> None:

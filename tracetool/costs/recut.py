@@ -89,12 +89,12 @@ def _stage(
     shape: PipelineShape,
 ) -> StageProfile:
     blocks = [block for layer in layers for block in layer]
-    kinds = [kind for kind in (F, B, *HALVES) if all(kind in block for block in blocks)]
-    costs = {kind: _sums(blocks, kind) for kind in kinds}
-    derived = {}
-    if B in costs:
-        # The trace ran the backward as one: its halves are derived.
-        derived = {kind: costs.pop(kind) for kind in HALVES if kind in costs}
+    halves = {kind: _sums(blocks, kind) for kind in HALVES if all(kind in block for block in blocks)}
+    if any(B in block for block in blocks):
+        # Where the trace ran a backward as one, its halves are derived.
+        costs = {F: _sums(blocks, F), B: _sums([_whole(block) for block in blocks], B)}
+    else:
+        costs, halves = {F: _sums(blocks, F), **halves}, {}
     last = number == shape.stages - 1
     return StageProfile(
         stage=number,
@@ -104,7 +104,7 @@ def _stage(
         forward_transfer_ns=0 if last else _transfer_ns(pipeline, shape, number, 1),
         backward_transfer_ns=0 if number == 0 else _transfer_ns(pipeline, shape, number, -1),
         evidence=owners[0].evidence,
-        derived=derived,
+        derived=halves,
     )
 
 
@@ -112,6 +112,11 @@ def _sums(blocks: Sequence[Costs], kind: ActionKind) -> tuple[ActionCost, ...]:
     """Per microbatch, the blocks of a stage one after another."""
     in_turn = blocks if kind is F else blocks[::-1]
     return tuple(_in_turn(costs) for costs in zip(*(block[kind] for block in in_turn), strict=True))
+
+
+def _whole(block: Costs) -> Costs:
+    """A block with its backward as one action, if it ran as two."""
+    return block if B in block else {**block, B: tuple(map(_in_turn, zip(*(block[k] for k in HALVES), strict=True)))}
 
 
 def _in_turn(costs: Sequence[ActionCost]) -> ActionCost:

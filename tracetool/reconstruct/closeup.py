@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ _MOST_REST = 0.02
 """Share of a backward that may belong to neither gradient; beyond it the halves count as unknown."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Closeup:
     """What the kernels of a step tell beyond its actions.
 
@@ -50,9 +51,17 @@ class Closeup:
     split: frozenset[int]
     memory: Mapping[tuple[int, ActionKind, int], Mapping[int, BlockMemory]]
 
+    @cached_property
+    def by_stage(self) -> dict[int, dict[tuple[ActionKind, int], ActionView]]:
+        """Actions of each stage by kind and microbatch."""
+        found: dict[int, dict[tuple[ActionKind, int], ActionView]] = defaultdict(dict)
+        for view in self.views:
+            found[view.segment.stage][view.segment.kind, view.segment.microbatch] = view
+        return found
+
     def complete(self, profile: StageProfile) -> StageProfile:
         """Add to a stage's costs what its kernels tell: uncontended times, halves of the backward, layers."""
-        views = {(v.segment.kind, v.segment.microbatch): v for v in self.views if v.segment.stage == profile.stage}
+        views = self.by_stage[profile.stage]
         whole = {kind: sorted(m for k, m in views if k is kind) for kind in profile.costs}
         costs = {
             kind: tuple(
@@ -64,7 +73,7 @@ class Closeup:
         derived: Costs = {}
         if profile.stage in self.split:
             views_of_backward = [views[_backward(profile.costs), m] for m in whole[_backward(profile.costs)]]
-            derived = {kind: tuple(v.half(kind) for v in views_of_backward) for kind in _HALVES}
+            derived = {kind: tuple(v.whole_half(kind).cost for v in views_of_backward) for kind in _HALVES}
         return replace(profile, costs=costs, derived=derived, layers=self._layer_costs(profile.stage, views, whole))
 
     def _layer_costs(
@@ -76,23 +85,24 @@ class Closeup:
         found = self.layers[stage]
         if found is None or any(v.places is None for v in views.values()):
             return None
+        backward = _backward(whole)
 
         def of_layer(layer: int) -> Costs:
             costs = {
                 kind: tuple(self._block(views[kind, m], layer) for m in of_kind) for kind, of_kind in whole.items()
             }
-            if stage in self.split:
-                backward = _backward(whole)
+            if ActionKind.BACKWARD_INPUT not in costs and backward in costs:
                 costs[ActionKind.BACKWARD] = costs.pop(backward)
+            if stage in self.split:
                 costs |= {
-                    kind: tuple(views[backward, m].half(kind, layer) for m in whole[backward]) for kind in _HALVES
+                    kind: tuple(views[backward, m].half(kind, layer).cost for m in whole[backward]) for kind in _HALVES
                 }
             return costs
 
         return LayerCosts(of_layer(AHEAD), tuple(of_layer(i) for i in range(found.count)), of_layer(AFTER))
 
     def _block(self, view: ActionView, layer: int) -> ActionCost:
-        cost = view.cost([place.layer == layer for place in view.places or ()])
+        cost = view.layer(layer).cost
         s = view.segment
         blocks = self.memory.get((s.stage, s.kind, s.microbatch))
         if blocks is None:
@@ -112,15 +122,11 @@ class Closeup:
             if found is None:
                 continue
             for layer in (AHEAD, *range(found.count), AFTER):
-                costs = [v.cost([p.layer == layer for p in v.places or ()]) for v in views]
-                kernels = median(sum(p.layer == layer for p in v.places or ()) for v in views)
-                if not kernels:
-                    continue
-                duration = median(c.duration_ns for c in costs)
-                alone = median(c.uncontended_ns or 0 for c in costs)
-                rows.append(
-                    (stage, kind.value, layer, int(kernels), round(duration), round(alone), "kernels", found.confidence)
+                kernels, duration, alone = (
+                    round(median(values)) for values in zip(*(v.layer(layer) for v in views), strict=True)
                 )
+                if kernels:
+                    rows.append((stage, kind.value, layer, kernels, duration, alone, "kernels", found.confidence))
         return rows
 
     def kernel_rows(self) -> list[Row]:
@@ -292,7 +298,7 @@ def _split_stage(
             + (f"{rest / whole:.0%} of it does not tell which it is ({names})" if rest else "it has no linear layer")
         )
         return False
-    halves = [round(median(v.half(kind).duration_ns for v in views)) for kind in _HALVES]
+    halves = [round(median(v.whole_half(kind).duration_ns for v in views)) for kind in _HALVES]
     account.find(
         "split", f"stage {stage}",
         f"input gradient {format_duration(halves[0])}, weight gradients {format_duration(halves[1])}, derived from a "
