@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import h100
+from recorded import data, h100, run_of
 
 from tracetool.model.action import ActionKind
 from tracetool.reconstruct import reconstruct
@@ -78,6 +78,20 @@ def test_without_slowdown_an_in_order_run_costs_what_a_grouped_one_does() -> Non
         assert alone == pytest.approx(plain, rel=0.02)
         if stage.stage == 3:
             assert slowed > 1.2 * plain
+
+
+def test_kernel_time_of_ascend_actions_is_the_busy_time_of_the_format_reference() -> None:
+    """ascend-formats.md, 12.3, busy ms: rank 0 F 31.2 and 29.3; rank 2 F 73.3 and 73.3, B 114.3 and 114.4."""
+    found = reconstruct(run_of(data("ascend", "Ascend+msinsight", "test", "st", "level2")))
+    busy: dict[tuple[object, object], list[float]] = {}
+    for _, rank, _, kind, _, _, kernel_ns, _ in found.tables["costs"]:
+        assert isinstance(kernel_ns, int)
+        busy.setdefault((rank, kind), []).append(kernel_ns / 1e6)
+    assert busy[0, "F"] == pytest.approx([31.2, 29.3], abs=0.1)
+    assert busy[2, "F"] == pytest.approx([73.3, 73.3], abs=0.1)
+    assert busy[2, "B"] == pytest.approx([114.3, 114.4], abs=0.1)
+    # The norm of the gradients (1.3 ms of LpNorm in the reference's 77.7 ms) is no backward's.
+    assert busy[0, "B"] == pytest.approx([73.6, 77.7 - 1.3], abs=0.1)
 
 
 def test_kernel_time_and_time_beside_communication_are_those_of_the_trace() -> None:

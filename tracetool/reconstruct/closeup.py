@@ -138,16 +138,18 @@ class Closeup:
             parts: Sequence[Part | None] = view.parts or [None] * len(s.kernels)
             for kernel, place, part in zip(s.kernels, places, parts, strict=True):
                 layer = place.layer if place is not None and place.layer >= 0 else None
-                rows.append((view.rank, kernel.event, s.stage, s.kind.value, s.microbatch, part, layer))
+                if kernel.event >= 0:
+                    rows.append((view.rank, kernel.event, s.stage, s.kind.value, s.microbatch, part, layer))
         return rows
 
 
 def cost_rows(step: int, work: Mapping[int, RankWork], residents: Mapping[int, Resident]) -> list[Row]:
-    """Rows of the table ``costs`` for the actions of one step."""
+    """Rows of the table ``costs`` for the actions of one step; collectives are no kernels of theirs."""
     rows: list[Row] = []
     for rank, of_rank in work.items():
         for s in of_rank.segments:
-            kernel_ns = sum(piece.run_ns for piece in pieces(s.kernels))
+            runs = zip(s.kernels, pieces(s.kernels), strict=True)
+            kernel_ns = sum(piece.run_ns for kernel, piece in runs if not kernel.is_collective)
             beside = sum(_beside(s, residents[rank]))
             rows.append((step, rank, s.stage, s.kind.value, s.microbatch, s.end_ns - s.start_ns, kernel_ns, beside))
     return rows
