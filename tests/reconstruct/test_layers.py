@@ -189,6 +189,10 @@ def test_a_backward_goes_from_the_last_layer_to_the_first() -> None:
     assert _layers(_segment(0, B, 0, "HnBAnBAn"), []) == [AFTER, AFTER, 1, 1, 1, 0, 0, 0]
 
 
+def test_a_recomputation_goes_the_forwards_way() -> None:
+    assert _layers(_segment(0, ActionKind.RECOMPUTE, 0, "EABAB"), []) == [AHEAD, 0, 0, 1, 1]
+
+
 def test_a_stage_of_one_layer_is_found_by_those_of_others() -> None:
     assert _layers(_segment(0, F, 0, "EABn"), [_segment(1, F, 0, "ABnABn")]) == [AHEAD, 0, 0, 0]
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import Costs, LayerCosts, Pipeline
     from tracetool.model.schedule import Placement
 
-F, B = ActionKind.FORWARD, ActionKind.BACKWARD
+F, B, R = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.RECOMPUTE
 HALVES = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
 
 
@@ -95,6 +95,8 @@ def _stage(
         costs = {F: _sums(blocks, F), B: _sums([_whole(block) for block in blocks], B)}
     else:
         costs, halves = {F: _sums(blocks, F), **halves}, {}
+    if all(R in block for block in blocks):
+        costs[R] = _sums(blocks, R)
     last = number == shape.stages - 1
     return StageProfile(
         stage=number,
@@ -110,7 +112,7 @@ def _stage(
 
 def _sums(blocks: Sequence[Costs], kind: ActionKind) -> tuple[ActionCost, ...]:
     """Per microbatch, the blocks of a stage one after another."""
-    in_turn = blocks if kind is F else blocks[::-1]
+    in_turn = blocks if kind in (F, R) else blocks[::-1]
     return tuple(_in_turn(costs) for costs in zip(*(block[kind] for block in in_turn), strict=True))
 
 

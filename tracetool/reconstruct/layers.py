@@ -24,6 +24,7 @@ AHEAD, AFTER = -1, -2
 
 Token = tuple[str, int | None, str | None]
 _LEAST_SHARE = 0.5
+_UPWARDS = (ActionKind.FORWARD, ActionKind.RECOMPUTE)
 
 
 class Place(NamedTuple):
@@ -174,7 +175,7 @@ def _start(pattern: _Pattern, repeat: Repeat, units: Mapping[tuple[Token, ...], 
             return start
     if repeat.slack:
         pattern.notes.append(f"{pattern.segment.kind.value}: {repeat.slack} kernels could be the rest's as well")
-    return repeat.start if pattern.segment.kind is ActionKind.FORWARD else repeat.start + repeat.slack
+    return repeat.start if pattern.segment.kind in _UPWARDS else repeat.start + repeat.slack
 
 
 def _stage_layers(patterns: Sequence[_Pattern]) -> StageLayers | None:
@@ -226,7 +227,7 @@ def _descending(pattern: _Pattern, repeat: Repeat, owners: Mapping[int, int]) ->
     A forward goes up, a backward down, for each needs what the one before it made. Weight gradients alone need
     nothing of each other: the forward ops that their nodes name tell.
     """
-    if pattern.segment.kind is ActionKind.FORWARD or repeat.times == 1:
+    if pattern.segment.kind in _UPWARDS or repeat.times == 1:
         return False
     if pattern.segment.kind is not ActionKind.BACKWARD_WEIGHT:
         return True
