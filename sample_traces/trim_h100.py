@@ -2,9 +2,9 @@
 
     python sample_traces/trim_h100.py RECORDED_FOLDER STEP OUTPUT_FOLDER
 
-Kept: kernels, memory copies and their launches, the ops that launched them, autograd nodes that launched
-something and the ops they undo, cuts of the graph, communication records, annotations and allocator records
-of that step. Times keep their text, ids their values.
+Kept: kernels, memory copies and their launches, the ops that launched them, autograd nodes and the ops they
+undo, cuts of the graph, communication records, annotations and allocator records of that step. Times keep
+their text, ids their values.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import gzip
 import json
 import re
 import sys
-from bisect import bisect_left
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -54,13 +53,7 @@ def trim(trace: dict[str, Any], step: int) -> dict[str, Any]:
         for e in host
         if e.get("cat") == "cpu_op" and e["name"].startswith("autograd::engine::evaluate_function")
     } - {None}
-    launch_times: dict[int, list[Decimal]] = {}
-    for e in host:
-        if e.get("cat") in LAUNCH and e.get("args", {}).get("correlation") in launched:
-            launch_times.setdefault(e["tid"], []).append(e["ts"])
-    for times in launch_times.values():
-        times.sort()
-    kept = [e for e in host if _needed(e, launched, causes, undone) and not _idle_node(e, launch_times)] + kernels
+    kept = [e for e in host if _needed(e, launched, causes, undone)] + kernels
     kept.sort(key=lambda e: e["ts"])
     return {**trace, "traceEvents": [_slim(e) for e in kept]}
 
@@ -78,15 +71,6 @@ def _needed(event: dict[str, Any], launched: set[int], causes: set[int | None], 
             or ("Sequence number" in args and event["name"] == "aten::detach")
         )
     return category == "user_annotation" or (event["name"] == "[memory]" and args.get("Device Type") == 1)
-
-
-def _idle_node(event: dict[str, Any], launch_times: dict[int, list[Decimal]]) -> bool:
-    """Whether this is an autograd node that launched nothing."""
-    if not event["name"].startswith("autograd::engine::evaluate_function"):
-        return False
-    times = launch_times.get(event["tid"], [])
-    following = bisect_left(times, event["ts"])
-    return following == len(times) or times[following] > event["ts"] + event["dur"]
 
 
 def _slim(event: dict[str, Any]) -> dict[str, Any]:

@@ -108,6 +108,7 @@ def tables_of(found: Reconstruction) -> dict[str, pa.Table]:
     return {
         "stages": rows_table("stages", _stages(found)),
         "links": rows_table("links", _links(found)),
+        **{name: rows_table(name, rows) for name, rows in found.tables.items()},
         **timeline_tables(found.observed),
     }
 

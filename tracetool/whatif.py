@@ -179,7 +179,11 @@ def _evaluate(
     ideal = measure(replay(pipeline, schedule, free).timeline)
     feasible, shortage = fits(metrics, scenario)
     known = _seen_error(pipeline, schedule, done.p2p, len(scenario.topology.boundaries()))
-    remarks = [*([remark] if remark else []), *_transfer_remarks(pipeline, done, metrics, scenario)]
+    remarks = [
+        *([remark] if remark else []),
+        *_derived_remarks(pipeline, schedule),
+        *_transfer_remarks(pipeline, done, metrics, scenario),
+    ]
     return Result(
         schedule=schedule.name,
         extra_forwards=schedule.extra_forwards,
@@ -193,6 +197,14 @@ def _evaluate(
         seen_error_ratio=None if known is None else max(known, own_error),
         remark="; ".join(remarks) or None,
     )
+
+
+def _derived_remarks(pipeline: Pipeline, schedule: Schedule) -> list[str]:
+    """What of a result comes from halves of backwards that ran as one."""
+    halves = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
+    used = {a.stage for order in schedule.orders for a in order if a.kind in halves and a.stage}
+    derived = [s for s in sorted(used) if not all(kind in pipeline.stages[s].costs for kind in halves)]
+    return ["input and weight gradients are told apart by kernels: the trace ran them as one"] if derived else []
 
 
 def _transfer_remarks(pipeline: Pipeline, done: Replayed, metrics: Metrics, scenario: Scenario) -> list[str]:

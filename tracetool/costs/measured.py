@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from tracetool.model.pipeline import Pipeline, StageProfile
     from tracetool.model.scenario import Scenario
+    from tracetool.model.schedule import Schedule
 
 _GRADIENTS = (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)
 
@@ -29,14 +30,18 @@ class MeasuredCosts:
     Args:
         pipeline: What was measured.
         scenario: May replace activation and static bytes.
+        schedule: What is replayed: where it runs no I on a stage, its W there is the whole backward.
     """
 
-    def __init__(self, pipeline: Pipeline, scenario: Scenario) -> None:
+    def __init__(self, pipeline: Pipeline, scenario: Scenario, schedule: Schedule) -> None:
         self._pipeline = pipeline
         self._scenario = scenario
+        self._splitting = {a.stage for order in schedule.orders for a in order if a.kind is ActionKind.BACKWARD_INPUT}
         self.action = cache(self._action)
 
     def _action(self, action: Action) -> ActionCost:
+        if action.kind is ActionKind.BACKWARD_WEIGHT and action.stage not in self._splitting:
+            action = action._replace(kind=ActionKind.BACKWARD)
         cost = _measured(self._pipeline.stages[action.stage], action)
         activation = self._scenario.activation_bytes
         if activation is None:
@@ -76,16 +81,20 @@ class MeasuredCosts:
 
 
 def _measured(stage: StageProfile, action: Action) -> ActionCost:
-    costs = stage.costs.get(action.kind)
+    halves = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
+    # A trace that has W alone runs the whole backward as W.
+    is_half = action.kind in halves and not all(kind in stage.costs for kind in halves)
+    costs = stage.derived.get(action.kind) if is_half else stage.costs.get(action.kind)
     if costs is not None:
         return _of_microbatch(costs, action.microbatch)
-    parts = [stage.costs.get(k) for k in (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)]
+    parts = [stage.costs.get(k) for k in halves]
     if action.kind is ActionKind.BACKWARD and any(parts):
         return _sum([_of_microbatch(p, action.microbatch) for p in parts if p])
     raise UnsupportedShape(
         f"the trace does not tell what {action} costs: stage {stage.stage} has only "
-        f"{', '.join(sorted(k.value for k in stage.costs))}.",
-        hint="a schedule that splits the backward needs a trace that splits it",
+        f"{', '.join(sorted(k.value for k in stage.costs))}"
+        + (", and its kernels do not tell input gradients from weight gradients." if is_half else "."),
+        hint="a schedule that splits the backward needs a trace that splits it, or one with autograd's nodes",
     )
 
 
@@ -97,6 +106,7 @@ def _of_microbatch(costs: Sequence[ActionCost], microbatch: int) -> ActionCost:
         round(median(c.duration_ns for c in later)),
         _median([c.held_bytes for c in later]),
         _median([c.peak_bytes for c in later]),
+        _median([c.uncontended_ns for c in later]),
     )
 
 
@@ -108,8 +118,10 @@ def _median(values: Sequence[int | None]) -> int | None:
 def _sum(parts: Sequence[ActionCost]) -> ActionCost:
     held = [c.held_bytes for c in parts]
     peak = [c.peak_bytes for c in parts]
+    alone = [c.uncontended_ns for c in parts]
     return ActionCost(
         sum(c.duration_ns for c in parts),
         None if None in held else sum(h for h in held if h is not None),
         None if None in peak else max(p for p in peak if p is not None),
+        None if None in alone else sum(a for a in alone if a is not None),
     )

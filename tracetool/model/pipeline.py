@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 from tracetool.model.action import ActionKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from tracetool.model.schedule import Schedule
 
 P2PMode = Literal["grouped", "in-order", "per-edge"]
@@ -25,11 +24,32 @@ class ActionCost:
         duration_ns: Compute time: kernels and the launch gaps between them, without waits.
         held_bytes: Device memory allocated when it ends minus when it starts; None if unknown.
         peak_bytes: Highest allocation while it runs, above the level at its start; None if unknown.
+        uncontended_ns: The time without slowdown beside communication kernels that wait; None if unknown.
     """
 
     duration_ns: int
     held_bytes: int | None = None
     peak_bytes: int | None = None
+    uncontended_ns: int | None = None
+
+
+Costs = Mapping[ActionKind, tuple[ActionCost, ...]]
+"""Per kind, one cost per microbatch in microbatch order."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCosts:
+    """A stage's costs by layer: together they are the costs of the stage, a whole backward always as B.
+
+    Attributes:
+        ahead: Of what is ahead of the layers in the model (embedding).
+        layers: Of each layer, in model order.
+        after: Of what is after them (final norm, head, loss).
+    """
+
+    ahead: Costs
+    layers: tuple[Costs, ...]
+    after: Costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +64,20 @@ class StageProfile:
         forward_transfer_ns: Measured time of that activation's transfer, without waiting.
         backward_transfer_ns: Measured time of that gradient's transfer, without waiting.
         evidence: How the actions were found: label, autograd or kernels.
+        derived: Costs of the halves I and W of a backward that ran as one, from its kernels; empty if they do not
+            tell. What they hold is unknown.
+        layers: Costs by layer, derived halves included; None if layers are unknown.
     """
 
     stage: int
-    costs: Mapping[ActionKind, tuple[ActionCost, ...]]
+    costs: Costs
     forward_payload_bytes: int | None = None
     backward_payload_bytes: int | None = None
     forward_transfer_ns: int = 0
     backward_transfer_ns: int = 0
     evidence: str = "label"
+    derived: Costs = field(default_factory=dict)
+    layers: LayerCosts | None = None
 
     def median_ns(self, kind: ActionKind) -> int | None:
         """Median duration over microbatches, or None if the trace has no such action."""

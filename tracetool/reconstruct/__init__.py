@@ -7,7 +7,7 @@ types of kernels. What was found by which evidence is kept with the result; what
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tracetool.errors import MissingRank, NoDeviceActivity
@@ -16,6 +16,7 @@ from tracetool.model.pipeline import Pipeline, RankProfile, StageProfile
 from tracetool.model.schedule import schedule_from_orders
 from tracetool.model.timeline import Op, Timeline
 from tracetool.reconstruct.account import Account, Finding
+from tracetool.reconstruct.closeup import Row, cost_rows, look_closely, read_residents
 from tracetool.reconstruct.groups import PipelineGroup, find_pipelines
 from tracetool.reconstruct.memory import MemoryFacts, memory_facts
 from tracetool.reconstruct.segments import RankWork, Segment, Work, find_work
@@ -54,6 +55,7 @@ class Reconstruction:
         segments: Every action of the step with its kernels, per global rank, on the rank's own clock.
         notes: What was inferred, left out or is missing, one sentence each.
         findings: Facts with the evidence for them.
+        tables: Rows of the tables costs, kernel_actions and layers.
     """
 
     pipeline: Pipeline
@@ -62,6 +64,7 @@ class Reconstruction:
     segments: Mapping[int, tuple[Segment, ...]]
     notes: tuple[str, ...]
     findings: tuple[Finding, ...] = ()
+    tables: Mapping[str, Sequence[Row]] = field(default_factory=dict)
 
 
 def reconstruct(
@@ -117,7 +120,10 @@ def reconstruct(
     tails = tails_without_waits(run, group, chosen, work.ranks, account)
     aligned = survey.clocks.aligned_ns
     origin = min(aligned(rank, s.start_ns) for rank, w in work.ranks.items() for s in w.segments)
+    residents = read_residents(run, group, work.ranks)
+    closeup = look_closely(run, group, chosen, work.ranks, residents, account)
     pipeline = _pipeline(run, group, chosen, work.ranks, memory, tails, transfers, messages)
+    pipeline = replace(pipeline, stages=tuple(closeup.complete(stage) for stage in pipeline.stages))
     check_counts(transfers, pipeline.observed.shape)
     _tell(account, pipeline, work, transfers)
     if pipeline.observed.shape.microbatches == 1 and pipeline.p2p != "grouped":
@@ -129,6 +135,11 @@ def reconstruct(
         segments={rank: w.segments for rank, w in work.ranks.items()},
         notes=tuple(account.notes),
         findings=tuple(account.findings),
+        tables={
+            "costs": cost_rows(chosen.number, work.ranks, residents),
+            "kernel_actions": closeup.kernel_rows(),
+            "layers": closeup.layer_rows(),
+        },
     )
 
 

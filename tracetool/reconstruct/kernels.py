@@ -42,6 +42,7 @@ class Kernel(NamedTuple):
         node_name: Name of the innermost node, as ``MmBackward0``.
         root_of: Like ``backward_of``, of the outermost node (they differ where a backward runs another one).
         op_name: Name of the op that launched it.
+        op: Number of that op: kernels of one call share it.
     """
 
     start_ns: int
@@ -66,6 +67,7 @@ class Kernel(NamedTuple):
     node_name: str | None = None
     root_of: int | None = None
     op_name: str | None = None
+    op: int | None = None
 
     @property
     def issued_ns(self) -> int:
@@ -161,6 +163,7 @@ SELECT
     coalesce(op.sequence_number, numbered.sequence_number) AS sequence_number,
     inside.event IS NOT NULL AS in_backward,
     inside.backward_of, inside.root_of, inside.node, inside.root_node, inside.node_name, op.name AS op_name,
+    k.external_id AS op,
     k.event, k.name, k.stream, k.blocks,
     coalesce(t.is_p2p, false) AS is_p2p,
     coalesce(t.is_barrier, false) AS is_barrier,

@@ -67,7 +67,7 @@ def replay(pipeline: Pipeline, schedule: Schedule, scenario: Scenario) -> Replay
         UnsupportedShape: If the schedule needs costs that the trace does not tell.
     """
     scenario.topology.check(schedule.shape.ranks)
-    costs = MeasuredCosts(pipeline, scenario)
+    costs = MeasuredCosts(pipeline, scenario, schedule)
     mode = p2p_of(schedule, pipeline, scenario)
     tasks = _TaskCosts(costs, scenario, schedule.shape)
     graph = build_graph(schedule, mode, lambda message: tasks.link(message) is not None)

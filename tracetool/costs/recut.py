@@ -1,0 +1,169 @@
+"""A pipeline cut into more stages: the chunks of interleaved schedules, from the costs of its layers.
+
+What is ahead of the layers and after them (embedding, head, loss) stays with the layer next to it. Layers take with
+them what they cost on the rank that recorded them: chunk ``i`` of the whole model may run on another one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING
+
+from tracetool.errors import UnsupportedShape
+from tracetool.model.action import Action, ActionKind
+from tracetool.model.pipeline import ActionCost, StageProfile
+from tracetool.model.schedule import PipelineShape, Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.model.pipeline import Costs, LayerCosts, Pipeline
+    from tracetool.model.schedule import Placement
+
+F, B, R = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.RECOMPUTE
+HALVES = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
+
+
+def recut(pipeline: Pipeline, chunks: int, *, placement: Placement = "loop") -> Pipeline:
+    """Cut a pipeline into ``chunks`` stages per rank, each of as many layers.
+
+    No order was observed for them: the result's holds all forwards, then all backwards, stage by stage. Its ranks
+    hold as many layers as before, so weights and optimizer stay what they were, unless the ends of the model move
+    to other ranks (V placement): then memory is unknown.
+
+    Args:
+        pipeline: What was measured.
+        chunks: Stages per rank.
+        placement: Which rank holds which stage.
+
+    Raises:
+        UnsupportedShape: If layers are unknown or do not divide.
+    """
+    shape = PipelineShape(pipeline.observed.shape.ranks, pipeline.observed.shape.microbatches, chunks, placement)
+    parts = [_with_rest(_known(stage)) for stage in pipeline.stages]
+    total = sum(len(layers) for layers in parts)
+    if chunks < 1 or total % shape.stages:
+        fitting = [v for v in range(1, total // shape.ranks + 1) if total % (v * shape.ranks) == 0]
+        raise UnsupportedShape(
+            f"{total} layers do not divide into {shape.stages} stages ({shape.ranks} ranks of {chunks} chunks).",
+            hint=f"chunks that do: {', '.join(map(str, fitting))}"
+            if fitting
+            else "no number of chunks does: the recorded stages hold different numbers of layers",
+        )
+    owners = [stage for stage, layers in zip(pipeline.stages, parts, strict=True) for _ in layers]
+    layers = [layer for of_stage in parts for layer in of_stage]
+    size = total // shape.stages
+    stages = tuple(
+        _stage(i, layers[i * size : (i + 1) * size], owners[i * size : (i + 1) * size], pipeline, shape)
+        for i in range(shape.stages)
+    )
+    moved = placement != pipeline.observed.shape.placement and chunks > 1
+    uneven = len({len(of_stage) for of_stage in parts}) > 1
+    ranks = tuple(replace(r, static_bytes=None) if moved or uneven else r for r in pipeline.ranks)
+    return replace(pipeline, stages=stages, ranks=ranks, observed=_order(shape))
+
+
+def _known(stage: StageProfile) -> LayerCosts:
+    if stage.layers is None:
+        raise UnsupportedShape(
+            f"the layers of stage {stage.stage} are unknown, so it cannot be cut into chunks.",
+            hint="tracetool info says why; a trace of a schedule with as many stages per rank needs no cutting",
+        )
+    return stage.layers
+
+
+def _with_rest(costs: LayerCosts) -> list[list[Costs]]:
+    """The layers of a stage, each with what stays beside it."""
+    blocks = [[layer] for layer in costs.layers]
+    blocks[0].insert(0, costs.ahead)
+    blocks[-1].append(costs.after)
+    return blocks
+
+
+def _stage(
+    number: int,
+    layers: Sequence[Sequence[Costs]],
+    owners: Sequence[StageProfile],
+    pipeline: Pipeline,
+    shape: PipelineShape,
+) -> StageProfile:
+    blocks = [block for layer in layers for block in layer]
+    halves = {kind: _sums(blocks, kind) for kind in HALVES if all(kind in block for block in blocks)}
+    if any(B in block for block in blocks):
+        # Where the trace ran a backward as one, its halves are derived.
+        costs = {F: _sums(blocks, F), B: _sums([_whole(block) for block in blocks], B)}
+    else:
+        costs, halves = {F: _sums(blocks, F), **halves}, {}
+    if all(R in block for block in blocks):
+        costs[R] = _sums(blocks, R)
+    last = number == shape.stages - 1
+    return StageProfile(
+        stage=number,
+        costs=costs,
+        forward_payload_bytes=None if last else _one([s.forward_payload_bytes for s in pipeline.stages[:-1]]),
+        backward_payload_bytes=None if number == 0 else _one([s.backward_payload_bytes for s in pipeline.stages[1:]]),
+        forward_transfer_ns=0 if last else _transfer_ns(pipeline, shape, number, 1),
+        backward_transfer_ns=0 if number == 0 else _transfer_ns(pipeline, shape, number, -1),
+        evidence=owners[0].evidence,
+        derived=halves,
+    )
+
+
+def _sums(blocks: Sequence[Costs], kind: ActionKind) -> tuple[ActionCost, ...]:
+    """Per microbatch, the blocks of a stage one after another."""
+    in_turn = blocks if kind in (F, R) else blocks[::-1]
+    return tuple(_in_turn(costs) for costs in zip(*(block[kind] for block in in_turn), strict=True))
+
+
+def _whole(block: Costs) -> Costs:
+    """A block with its backward as one action, if it ran as two."""
+    return block if B in block else {**block, B: tuple(map(_in_turn, zip(*(block[k] for k in HALVES), strict=True)))}
+
+
+def _in_turn(costs: Sequence[ActionCost]) -> ActionCost:
+    level: int | None = 0
+    peak: int | None = 0
+    for cost in costs:
+        if level is None or peak is None or cost.held_bytes is None or cost.peak_bytes is None:
+            level = peak = None
+            continue
+        peak = max(peak, level + cost.peak_bytes)
+        level += cost.held_bytes
+    alone = [cost.uncontended_ns for cost in costs]
+    return ActionCost(
+        sum(cost.duration_ns for cost in costs),
+        level,
+        peak,
+        None if None in alone else sum(a for a in alone if a is not None),
+    )
+
+
+def _one(sizes: Sequence[int | None]) -> int | None:
+    return sizes[0] if len(set(sizes)) == 1 else None
+
+
+def _transfer_ns(pipeline: Pipeline, shape: PipelineShape, stage: int, step: int) -> int:
+    """Time of a message to the next stage or the one before: as measured between the two ranks, else the median."""
+    was = pipeline.observed.shape
+    measured = {
+        (was.rank_of(s.stage), was.rank_of(s.stage + step)): s.forward_transfer_ns
+        if step > 0
+        else s.backward_transfer_ns
+        for s in pipeline.stages
+        if 0 <= s.stage + step < was.stages
+    }
+    ends = shape.rank_of(stage), shape.rank_of(stage + step)
+    if ends[0] == ends[1] or not measured:
+        return 0
+    return measured[ends] if ends in measured else round(median(measured.values()))
+
+
+def _order(shape: PipelineShape) -> Schedule:
+    orders = []
+    for rank in range(shape.ranks):
+        mine = [stage for stage in range(shape.stages) if shape.rank_of(stage) == rank]
+        forwards = [Action(s, F, m) for s in mine for m in range(shape.microbatches)]
+        backwards = [Action(s, B, m) for s in reversed(mine) for m in range(shape.microbatches)]
+        orders.append((*forwards, *backwards))
+    return Schedule("re-cut", shape, tuple(orders)).validate()

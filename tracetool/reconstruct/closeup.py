@@ -1,0 +1,323 @@
+"""A step looked at kernel by kernel: layers, halves of the backward, slowdown beside communication."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import median
+from typing import TYPE_CHECKING
+
+from tracetool.model.action import ActionKind
+from tracetool.model.pipeline import ActionCost, Costs, LayerCosts
+from tracetool.reconstruct.action_view import ActionView
+from tracetool.reconstruct.contention import Resident, Sample, learn_alone, pieces, read_resident
+from tracetool.reconstruct.layer_memory import BlockMemory, memory_of_blocks
+from tracetool.reconstruct.layers import AFTER, AHEAD, Place, StageLayers, find_layers
+from tracetool.reconstruct.split import Part, agreement, gradient_parts, read_feeders
+from tracetool.units import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from tracetool.model.pipeline import StageProfile
+    from tracetool.reconstruct.account import Account
+    from tracetool.reconstruct.contention import Alone
+    from tracetool.reconstruct.groups import PipelineGroup
+    from tracetool.reconstruct.segments import RankWork, Segment
+    from tracetool.reconstruct.steps import Step
+    from tracetool.store import Run
+
+Row = tuple[object, ...]
+_HALVES = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
+_PARTS: dict[ActionKind, Part] = dict(zip(_HALVES, ("input", "weight"), strict=True))
+_MOST_REST = 0.02
+"""Share of a backward that may belong to neither gradient; beyond it the halves count as unknown."""
+
+
+@dataclass(frozen=True)
+class Closeup:
+    """What the kernels of a step tell beyond its actions.
+
+    Attributes:
+        views: Every action, in order of rank and start.
+        layers: Layers of each stage; None where they are unknown.
+        split: Stages whose backwards ran as one and can be told apart.
+        memory: Memory of each part of an action, where single allocations are logged.
+    """
+
+    views: tuple[ActionView, ...]
+    layers: Mapping[int, StageLayers | None]
+    split: frozenset[int]
+    memory: Mapping[tuple[int, ActionKind, int], Mapping[int, BlockMemory]]
+
+    @cached_property
+    def by_stage(self) -> dict[int, dict[tuple[ActionKind, int], ActionView]]:
+        """Actions of each stage by kind and microbatch."""
+        found: dict[int, dict[tuple[ActionKind, int], ActionView]] = defaultdict(dict)
+        for view in self.views:
+            found[view.segment.stage][view.segment.kind, view.segment.microbatch] = view
+        return found
+
+    def complete(self, profile: StageProfile) -> StageProfile:
+        """Add to a stage's costs what its kernels tell: uncontended times, halves of the backward, layers."""
+        views = self.by_stage[profile.stage]
+        whole = {kind: sorted(m for k, m in views if k is kind) for kind in profile.costs}
+        costs = {
+            kind: tuple(
+                replace(cost, uncontended_ns=sum(views[kind, m].alone_ns))
+                for m, cost in zip(whole[kind], of_kind, strict=True)
+            )
+            for kind, of_kind in profile.costs.items()
+        }
+        derived: Costs = {}
+        if profile.stage in self.split:
+            views_of_backward = [views[_backward(profile.costs), m] for m in whole[_backward(profile.costs)]]
+            derived = {kind: tuple(v.whole_half(kind).cost for v in views_of_backward) for kind in _HALVES}
+        return replace(profile, costs=costs, derived=derived, layers=self._layer_costs(profile.stage, views, whole))
+
+    def _layer_costs(
+        self,
+        stage: int,
+        views: Mapping[tuple[ActionKind, int], ActionView],
+        whole: Mapping[ActionKind, Sequence[int]],
+    ) -> LayerCosts | None:
+        found = self.layers[stage]
+        if found is None or any(v.places is None for v in views.values()):
+            return None
+        backward = _backward(whole)
+
+        def of_layer(layer: int) -> Costs:
+            costs = {
+                kind: tuple(self._block(views[kind, m], layer) for m in of_kind) for kind, of_kind in whole.items()
+            }
+            if ActionKind.BACKWARD_INPUT not in costs and backward in costs:
+                costs[ActionKind.BACKWARD] = costs.pop(backward)
+            if stage in self.split:
+                costs |= {
+                    kind: tuple(views[backward, m].half(kind, layer).cost for m in whole[backward]) for kind in _HALVES
+                }
+            return costs
+
+        return LayerCosts(of_layer(AHEAD), tuple(of_layer(i) for i in range(found.count)), of_layer(AFTER))
+
+    def _block(self, view: ActionView, layer: int) -> ActionCost:
+        cost = view.layer(layer).cost
+        s = view.segment
+        blocks = self.memory.get((s.stage, s.kind, s.microbatch))
+        if blocks is None:
+            return cost
+        held, peak = blocks.get(layer, BlockMemory(0, 0))
+        return replace(cost, held_bytes=held, peak_bytes=peak)
+
+    def layer_rows(self) -> list[Row]:
+        """Rows of the table ``layers``."""
+        rows: list[Row] = []
+        by_action: dict[tuple[int, ActionKind], list[ActionView]] = defaultdict(list)
+        for view in self.views:
+            if view.places is not None:
+                by_action[view.segment.stage, view.segment.kind].append(view)
+        for (stage, kind), views in sorted(by_action.items()):
+            found = self.layers[stage]
+            if found is None:
+                continue
+            for layer in (AHEAD, *range(found.count), AFTER):
+                kernels, duration, alone = (
+                    round(median(values)) for values in zip(*(v.layer(layer) for v in views), strict=True)
+                )
+                if kernels:
+                    rows.append((stage, kind.value, layer, kernels, duration, alone, "kernels", found.confidence))
+        return rows
+
+    def kernel_rows(self) -> list[Row]:
+        """Rows of the table ``kernel_actions`` for the kernels of actions."""
+        rows: list[Row] = []
+        for view in self.views:
+            s = view.segment
+            places: Sequence[Place | None] = view.places or [None] * len(s.kernels)
+            parts: Sequence[Part | None] = view.parts or [None] * len(s.kernels)
+            for kernel, place, part in zip(s.kernels, places, parts, strict=True):
+                layer = place.layer if place is not None and place.layer >= 0 else None
+                if kernel.event >= 0:
+                    rows.append((view.rank, kernel.event, s.stage, s.kind.value, s.microbatch, part, layer))
+        return rows
+
+
+def cost_rows(step: int, work: Mapping[int, RankWork], residents: Mapping[int, Resident]) -> list[Row]:
+    """Rows of the table ``costs`` for the actions of one step; collectives are no kernels of theirs."""
+    rows: list[Row] = []
+    for rank, of_rank in work.items():
+        for s in of_rank.segments:
+            runs = zip(s.kernels, pieces(s.kernels), strict=True)
+            kernel_ns = sum(piece.run_ns for kernel, piece in runs if not kernel.is_collective)
+            beside = sum(_beside(s, residents[rank]))
+            rows.append((step, rank, s.stage, s.kind.value, s.microbatch, s.end_ns - s.start_ns, kernel_ns, beside))
+    return rows
+
+
+def _beside(segment: Segment, resident: Resident) -> list[int]:
+    """Per kernel of the compute stream, how long a communication kernel other than itself was on the device."""
+    lengths = resident.beside_ns(segment.kernels)
+    return [
+        length if kernel.is_compute and not kernel.is_collective else 0
+        for kernel, length in zip(segment.kernels, lengths, strict=True)
+    ]
+
+
+def look_closely(
+    run: Run,
+    group: PipelineGroup,
+    step: Step,
+    work: Mapping[int, RankWork],
+    residents: Mapping[int, Resident],
+    account: Account,
+) -> Closeup:
+    """Look at the kernels of every action of a step."""
+    segments = [(rank, s) for rank in group.ranks for s in work[rank].segments if s.kernels]
+    first, last = min(start for start, _ in step.spans.values()), max(end for _, end in step.spans.values())
+    weights = read_feeders(run, group.ranks, first, last)
+    layers = find_layers([s for _, s in segments])
+    views = []
+    for rank, s in segments:
+        times = [piece.gap_ns + piece.run_ns for piece in pieces(s.kernels)]
+        found = layers[s.stage]
+        places = found.places.get((s.kind, s.microbatch)) if found else None
+        views.append(ActionView(rank, s, times, times, _beside(s, residents[rank]), places))
+    _take_slowdown_out(views, account)
+    split = _split_backwards(views, weights, account)
+    _tell_layers(layers, account)
+    return Closeup(tuple(views), layers, split, memory_of_blocks(run, views, step.spans))
+
+
+def read_residents(run: Run, group: PipelineGroup, work: Mapping[int, RankWork]) -> dict[int, Resident]:
+    """When communication kernels were on the devices of a step's ranks."""
+    segments = [s for rank in group.ranks for s in work[rank].segments]
+    return read_resident(run, group.ranks, min(s.start_ns for s in segments), max(s.end_ns for s in segments))
+
+
+def _take_slowdown_out(views: Sequence[ActionView], account: Account) -> None:
+    samples = [list(_samples(view)) for view in views]
+    alone = learn_alone(sample for of_view in samples for _, sample in of_view)
+    slowed = 0
+    for view, of_view in zip(views, samples, strict=True):
+        view.alone_ns = list(view.times_ns)
+        for index, sample in of_view:
+            if sample.beside_ns:
+                slowed += 1
+                view.alone_ns[index] -= sample.run_ns - alone.run_ns(sample)
+    total = sum(len(of_view) for of_view in samples)
+    _tell_contention(alone, slowed, total, account)
+
+
+def _samples(view: ActionView) -> Iterator[tuple[int, Sample]]:
+    """A sample per kernel of the compute stream, by its index."""
+    s = view.segment
+    seen: Counter[tuple[object, ...]] = Counter()
+    for index, kernel in enumerate(s.kernels):
+        if not kernel.is_compute or kernel.is_collective:
+            continue
+        what = (s.kind, kernel.kernel_class or kernel.name, kernel.blocks, kernel.node_name)
+        keys: tuple[tuple[object, ...], ...] = ((view.rank, s.stage, *what, seen[what]),)
+        seen[what] += 1
+        if view.places is not None and view.places[index].layer >= 0:
+            slot = (*what, "slot", view.places[index].slot)
+            keys += ((view.rank, *slot), slot)
+        yield index, Sample(keys, kernel.end_ns - kernel.start_ns, view.beside_ns[index])
+
+
+def _tell_contention(alone: Alone, slowed: int, total: int, account: Account) -> None:
+    if not slowed:
+        return
+    told = 1 - alone.never_alone / slowed
+    account.find(
+        "contention", "all", f"{slowed} of {total} kernels ran beside communication kernels", "kernels", told,
+        f"{alone.never_alone} of them never ran alone: a low quantile of their times stands for that"
+        if alone.never_alone
+        else None,
+    )  # fmt: skip
+
+
+def _backward(costs: Mapping[ActionKind, object]) -> ActionKind:
+    """The kind that is a stage's whole backward: torch runs that of its first stage as W."""
+    return ActionKind.BACKWARD if ActionKind.BACKWARD in costs else ActionKind.BACKWARD_WEIGHT
+
+
+def _split_backwards(
+    views: Sequence[ActionView], weights: Mapping[int, frozenset[int]], account: Account
+) -> frozenset[int]:
+    """Give the kernels of unsplit backwards their parts; return the stages where that tells both halves."""
+    kinds: dict[int, set[ActionKind]] = defaultdict(set)
+    for view in views:
+        kinds[view.segment.stage].add(view.segment.kind)
+    unsplit = {
+        stage: _backward(dict.fromkeys(found))
+        for stage, found in kinds.items()
+        if ActionKind.BACKWARD_INPUT not in found
+    }
+    by_stage: dict[int, list[ActionView]] = defaultdict(list)
+    for view in views:
+        kind = view.segment.kind
+        if unsplit.get(view.segment.stage) is kind:
+            by_stage[view.segment.stage].append(view)
+        elif kind in _PARTS:
+            view.parts = [_PARTS[kind]] * len(view.segment.kernels)
+    silent = [
+        s
+        for s, of_stage in by_stage.items()
+        if not any(k.node is not None for v in of_stage for k in v.segment.kernels)
+    ]
+    if silent:
+        account.note(
+            f"stages {', '.join(map(str, sorted(silent)))}: no autograd nodes around kernels, so the gradients "
+            "of input and weights are not told apart"
+        )
+    return frozenset(
+        stage
+        for stage, of_stage in sorted(by_stage.items())
+        if stage not in silent and _split_stage(stage, of_stage, weights, account)
+    )
+
+
+def _split_stage(
+    stage: int, views: Sequence[ActionView], weights: Mapping[int, frozenset[int]], account: Account
+) -> bool:
+    good = checks = rest = 0
+    unclear: Counter[str] = Counter()
+    for view in views:
+        kernels = view.segment.kernels
+        view.parts = gradient_parts(kernels, weights[view.rank])
+        agreeing, of_all = agreement(kernels, weights[view.rank])
+        good, checks = good + agreeing, checks + of_all
+        for kernel, part, time in zip(kernels, view.parts, view.times_ns, strict=True):
+            if part is None:
+                rest += time
+                unclear[kernel.node_name or "no node"] += 1
+    whole = sum(sum(v.times_ns) for v in views)
+    names = ", ".join(name for name, _ in unclear.most_common(3))
+    if not checks or rest > _MOST_REST * whole:
+        account.note(
+            f"stage {stage}: its backward is not split into input and weight gradients: "
+            + (f"{rest / whole:.0%} of it does not tell which it is ({names})" if rest else "it has no linear layer")
+        )
+        return False
+    halves = [round(median(v.whole_half(kind).duration_ns for v in views)) for kind in _HALVES]
+    account.find(
+        "split", f"stage {stage}",
+        f"input gradient {format_duration(halves[0])}, weight gradients {format_duration(halves[1])}, derived from a "
+        "backward that ran as one",
+        "kernels", good / checks * (1 - rest / whole),
+        f"{rest / whole:.1%} tells neither and counts with the input's ({names})" if rest else None,
+    )  # fmt: skip
+    return True
+
+
+def _tell_layers(layers: Mapping[int, StageLayers | None], account: Account) -> None:
+    unknown = [stage for stage, found in layers.items() if found is None]
+    if unknown:
+        account.note(f"stages {', '.join(map(str, unknown))}: no pattern of kernels repeats, so layers are unknown")
+    for stage, found in layers.items():
+        if found is not None:
+            account.find(
+                "layers", f"stage {stage}", f"{found.count} layers", "kernels", found.confidence,
+                "; ".join(found.remarks) or None,
+            )  # fmt: skip

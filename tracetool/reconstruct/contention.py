@@ -1,0 +1,173 @@
+"""How long a kernel takes when no communication kernel holds SMs beside it.
+
+A communication kernel that waits keeps its SMs, and kernels beside it take up to twice as long. Those that ran
+alone tell what a kernel costs by itself.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from statistics import median, quantiles
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from tracetool.reconstruct.kernels import Kernel
+    from tracetool.store import Run
+
+_ENOUGH = 3
+_LOW = 0.1
+
+_SQL = """
+SELECT DISTINCT rank, start_ns, end_ns
+FROM comms
+WHERE list_contains($ranks, rank) AND start_ns < $last AND end_ns > $first
+ORDER BY rank, start_ns, end_ns
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """When communication kernels were on a device: disjoint spans in order.
+
+    Attributes:
+        starts: Starts in ns.
+        ends: Ends in ns.
+        before: Total length of the spans ahead of each, and of all at the end.
+    """
+
+    starts: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+    before: npt.NDArray[np.int64]
+
+    def beside_ns(self, kernels: Sequence[Kernel]) -> list[int]:
+        """Per kernel, for how much of its time a communication kernel was on the device."""
+        import numpy as np
+
+        if not len(self.starts):
+            return [0] * len(kernels)
+        low, high = (np.array([k[i] for k in kernels], np.int64) for i in (0, 1))
+        lengths: list[int] = (self._until(high) - self._until(low)).tolist()
+        return lengths
+
+    def _until(self, times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Length of the spans up to each time."""
+        import numpy as np
+
+        at = np.searchsorted(self.starts, times, side="right")
+        last = np.maximum(at - 1, 0)
+        return self.before[at] - np.where(at > 0, np.maximum(self.ends[last] - times, 0), 0)
+
+
+def resident(spans: Iterable[tuple[int, int]]) -> Resident:
+    """Unite spans (start, end) in ns, sorted by start."""
+    import numpy as np
+
+    merged: list[list[int]] = []
+    for start, end in spans:
+        if merged and start <= merged[-1][1]:
+            merged[-1][1] = max(end, merged[-1][1])
+        else:
+            merged.append([start, end])
+    starts, ends = (np.array([span[i] for span in merged], np.int64) for i in (0, 1))
+    return Resident(starts, ends, np.concatenate([[0], np.cumsum(ends - starts)]).astype(np.int64))
+
+
+def read_resident(run: Run, ranks: Sequence[int], first_ns: int, last_ns: int) -> dict[int, Resident]:
+    """When communication kernels were on each rank's device between two times."""
+    spans: dict[int, list[tuple[int, int]]] = {rank: [] for rank in ranks}
+    for rank, start, end in run.rows(_SQL, {"ranks": list(ranks), "first": first_ns, "last": last_ns}):
+        spans[rank].append((start, end))
+    return {rank: resident(of_rank) for rank, of_rank in spans.items()}
+
+
+class Piece(NamedTuple):
+    """What one kernel adds to its action: the launch gap ahead of it, then its own time beyond earlier kernels.
+
+    Both are 0 for what is beside the compute stream. Over an action they sum to its duration.
+    """
+
+    gap_ns: int
+    run_ns: int
+
+
+def pieces(kernels: Sequence[Kernel]) -> list[Piece]:
+    """Cut an action's time into what each of its kernels adds to it, in the kernels' own order."""
+    timed = [i for i, k in enumerate(kernels) if k.is_compute] or list(range(len(kernels)))
+    timed.sort(key=lambda i: (kernels[i].start_ns, kernels[i].end_ns))
+    found = [Piece(0, 0)] * len(kernels)
+    at = kernels[timed[0]].start_ns
+    for i in timed:
+        start, end = max(kernels[i].start_ns, at), max(kernels[i].end_ns, at)
+        found[i] = Piece(start - at, end - start)
+        at = end
+    return found
+
+
+class Sample(NamedTuple):
+    """One run of a kernel.
+
+    Attributes:
+        keys: What runs of the same kernel share, from the narrowest group of them to the widest.
+        run_ns: What it took.
+        beside_ns: For how much of that a communication kernel was on the device.
+    """
+
+    keys: tuple[Hashable, ...]
+    run_ns: int
+    beside_ns: int
+
+
+@dataclass(slots=True)
+class Alone:
+    """What kernels take by themselves.
+
+    Attributes:
+        clean: Per key, median of the runs with nothing beside them, and how many those were.
+        low: Per narrowest key, a low quantile of all runs, for kernels that never ran alone.
+        never_alone: How many runs had to be set against that quantile.
+    """
+
+    clean: Mapping[Hashable, tuple[float, int]]
+    low: Mapping[Hashable, float]
+    never_alone: int = field(default=0)
+
+    def run_ns(self, sample: Sample) -> int:
+        """A run without what slowed it down: its own time if nothing was beside it, else that of others."""
+        if not sample.beside_ns:
+            return sample.run_ns
+        return min(sample.run_ns, round(self._others(sample.keys)))
+
+    def _others(self, keys: tuple[Hashable, ...]) -> float:
+        known = [self.clean[key] for key in keys if key in self.clean]
+        for value, count in known:
+            if count >= _ENOUGH:
+                return value
+        if known:
+            return max(known, key=lambda entry: entry[1])[0]
+        self.never_alone += 1
+        return self.low[keys[0]]
+
+
+def learn_alone(samples: Iterable[Sample]) -> Alone:
+    """Learn from runs with nothing beside them what kernels take by themselves."""
+    clean: dict[Hashable, list[int]] = defaultdict(list)
+    every: dict[Hashable, list[int]] = defaultdict(list)
+    for sample in samples:
+        every[sample.keys[0]].append(sample.run_ns)
+        if not sample.beside_ns:
+            for key in sample.keys:
+                clean[key].append(sample.run_ns)
+    return Alone(
+        {key: (median(times), len(times)) for key, times in clean.items()},
+        {key: _low(times) for key, times in every.items() if key not in clean},
+    )
+
+
+def _low(times: Sequence[int]) -> float:
+    return quantiles(times, n=round(1 / _LOW), method="inclusive")[0] if len(times) > 1 else times[0]
