@@ -11,6 +11,7 @@ from tracetool.model.action import ActionKind
 from tracetool.readers import rows_table
 from tracetool.reconstruct import Reconstruction, reconstruct
 from tracetool.reconstruct.account import Account
+from tracetool.reconstruct.steps import step_facts
 from tracetool.reconstruct.survey import survey_run
 from tracetool.reconstruct.transfers import median_transfer_ns, payload
 from tracetool.store import Run, is_run
@@ -83,6 +84,7 @@ def tables_of(found: Reconstruction) -> dict[str, pa.Table]:
     return {
         "stages": rows_table("stages", _stages(found)),
         "links": rows_table("links", _links(found)),
+        "step_facts": rows_table("step_facts", step_facts(found.steps, found.pipeline.step)),
         **timeline_tables(found.observed),
     }
 

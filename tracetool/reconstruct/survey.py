@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tracetool.errors import MissingRank, NoPipeline
+from tracetool.readers import rows_table
 from tracetool.reconstruct.clocks import Clocks
+from tracetool.reconstruct.coordinates import Coordinates, find_coordinates
+from tracetool.reconstruct.groups import PipelineGroup, find_pipelines, tell_pipelines
 from tracetool.reconstruct.messages import Matched, match_messages, read_p2p
+from tracetool.reconstruct.process_groups import ProcessGroup, read_groups
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,17 +33,39 @@ class Survey:
         matched: Which send met which receive.
         clocks: How the ranks' clocks differ.
         tables: Rows of ``coordinates``, ``clocks`` and ``waits``.
+        pipelines: All pipelines; none where they cannot be told.
+        groups: Process groups with all their members.
+        coordinates: Where each rank of the job sits.
     """
 
     p2p: Mapping[int, list[P2POp]]
     matched: Matched
     clocks: Clocks
     tables: Mapping[str, pa.Table] = field(default_factory=dict)
+    pipelines: tuple[PipelineGroup, ...] = ()
+    groups: tuple[ProcessGroup, ...] = ()
+    coordinates: tuple[Coordinates, ...] = ()
 
 
-def survey_run(run: Run, account: Account) -> Survey:
-    """Look at the whole capture; works for Runs without a pipeline, too."""
+def survey_run(
+    run: Run, account: Account, *, use_labels: bool = True, copies: Mapping[int, int] | None = None
+) -> Survey:
+    """Look at the whole capture; works for Runs without a pipeline, too.
+
+    Args:
+        run: The Run.
+        account: Takes up how things were found.
+        use_labels: Off hides the framework's own labels.
+        copies: Ranks that are copies, and of which recorded one.
+    """
     p2p = read_p2p(run)
     matched = match_messages(p2p)
-    del account
-    return Survey(p2p, matched, Clocks())
+    groups = read_groups(run, account)
+    pipelines: list[PipelineGroup] = []
+    # What stands in the way of a pipeline is for reconstruction to say.
+    with suppress(NoPipeline, MissingRank):
+        pipelines = find_pipelines(run, p2p=p2p, groups=groups, use_labels=use_labels)
+        tell_pipelines(pipelines, account)
+    coordinates = find_coordinates(run, pipelines, groups, account, copies=copies)
+    tables = {"coordinates": rows_table("coordinates", coordinates)}
+    return Survey(p2p, matched, Clocks(), tables, tuple(pipelines), tuple(groups), tuple(coordinates))
