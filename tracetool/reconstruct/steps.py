@@ -113,7 +113,7 @@ def choose_of(steps: Sequence[Step], ranks: Sequence[int], wanted: int | None, a
         )
     else:
         chosen = whole[(len(whole) - 1) // 2]
-        reason = f"median length of {len(whole)} complete"
+        reason = "of median length"
     incomplete = [s for s in steps if s.status != "complete" and s is not chosen]
     told = ", ".join(f"{s.number} ({_why(s)})" for s in incomplete)
     if incomplete:
@@ -121,7 +121,7 @@ def choose_of(steps: Sequence[Step], ranks: Sequence[int], wanted: int | None, a
     account.find(
         "steps",
         "all",
-        f"{format_count(len(steps), 'step')}, {len(whole)} complete; step {chosen.number} is looked at ({reason})",
+        f"{len(whole)} of {format_count(len(steps), 'step')} complete; step {chosen.number} is looked at ({reason})",
         chosen.evidence,
         len(whole) / len(steps),
         f"incomplete: {told}" if told else None,
