@@ -143,7 +143,7 @@ def parse_map(text: str) -> DCMap:
             raise BadTopology(
                 f"DC map {text!r}: {part.strip()!r} does not say which hosts are in which DC.", hint=_HINT
             )
-        _check_name(name, text)
+        _check_name(name, f"DC map {text!r}")
         for pattern in patterns.split("+"):
             if not pattern.strip():
                 raise BadTopology(f"DC map {text!r}: {part.strip()!r} holds an empty pattern.", hint=_HINT)

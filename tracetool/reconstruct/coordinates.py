@@ -146,7 +146,11 @@ def _described(dimension: Dimension, groups: Sequence[ProcessGroup]) -> _Axis | 
         alone = not any(len(ranks) > 1 for ranks in context)
         covered = {rank for ranks in lists for rank in ranks}
         spare = {g.ranks for g in groups if spans_context(g.description)} if alone else set()
-        lists |= {ranks for ranks in spare if not covered & set(ranks)}
+        spare = {ranks for ranks in spare if not covered & set(ranks)}
+        lists |= spare
+        if spare:
+            told = format_ranks({rank for ranks in spare for rank in ranks})
+            detail = f"of {told} from the group over the data and context parallel ranks"
     if not lists:
         return None
     by_rank: dict[int, list[tuple[int, ...]]] = defaultdict(list)

@@ -130,7 +130,7 @@ def _between(
     spans: dict[int, dict[int, tuple[int, int]]] = {}
     for rank, of_rank in cuts.items():
         first, last = bounds[rank]
-        inner = [first if cut is None else cut for cut in of_rank]
+        inner = [first if cut is None else min(cut, last) for cut in of_rank]
         edges = [first, *inner]
         if of_rank and of_rank[-1] is not None and last_message.get(rank, -1) >= edges[-1]:
             edges.append(last)

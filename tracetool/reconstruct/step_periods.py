@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from tracetool.reconstruct.messages import P2POp
     from tracetool.store import Run
 
+_NEVER = 2**63 - 1
+"""A cut behind all that a rank recorded."""
+
 _LEAST_ALIKE = 0.5
 """At least this share of the pieces between two cuts must hold the same messages, for them to be steps."""
 
@@ -45,7 +48,10 @@ def drains(run: Run, p2p: Mapping[int, Sequence[P2POp]], ranks: Sequence[int]) -
         cuts[rank] = _beside(p2p[rank], candidates, p2p[upstream], cuts[upstream], upstream)
     if any(len(set(of_rank)) != len(places) for of_rank in cuts.values()):
         return None
-    times: dict[int, list[int | None]] = {rank: [p2p[rank][place].posted_ns for place in cuts[rank]] for rank in ranks}
+    times: dict[int, list[int | None]] = {
+        rank: [p2p[rank][place].posted_ns if place < len(p2p[rank]) else _NEVER for place in cuts[rank]]
+        for rank in ranks
+    }
     times[ranks[0]] = _before_forwards(run, ranks[0], head, places)
     return times
 
@@ -58,16 +64,20 @@ def _empty(ops: Sequence[P2POp], peer: int, *, sending: bool) -> list[int]:
         peer: Its neighbour.
         sending: Whether the rank is the upstream one of the two.
     """
-    levels = list(accumulate((1 if op.is_send == sending else -1) if op.peer == peer else 0 for op in ops))
+    levels = [0, *accumulate((1 if op.is_send == sending else -1) if op.peer == peer else 0 for op in ops)]
     lowest = min(levels)
     # A batch is posted as one: between its members nothing ends.
-    return [
+    inner = [
         place
         for place in range(1, len(ops))
-        if levels[place - 1] == lowest
+        if levels[place] == lowest
         and ops[place].peer == peer
         and (ops[place].batch is None or ops[place].batch != ops[place - 1].batch)
     ]
+    if sending:
+        return inner
+    # A rank may have nothing of the step in which the capture begins, or ends.
+    return [0] * (levels[0] == lowest) + inner + [len(ops)] * (levels[-1] == lowest)
 
 
 def _repeats(ops: Sequence[P2POp], places: Sequence[int]) -> bool:
@@ -76,7 +86,7 @@ def _repeats(ops: Sequence[P2POp], places: Sequence[int]) -> bool:
         return False
     edges = [0, *places, len(ops)]
     pieces = [tuple((op.peer, op.is_send, op.payload_bytes) for op in ops[a:b]) for a, b in pairwise(edges)]
-    ((usual, count),) = Counter(pieces).most_common(1)
+    usual, count = max(Counter(pieces).items(), key=lambda item: (item[1], len(item[0])))
     first, last, inner = pieces[0], pieces[-1], pieces[1:-1]
     cut = (first != usual and usual[-len(first) :] == first) + (last != usual and usual[: len(last)] == last)
     return len(usual) > 2 and count + cut > 1 and count >= _LEAST_ALIKE * (len(inner) or 1)
@@ -88,12 +98,17 @@ def _beside(
     """The candidates that cut a rank's messages where its upstream neighbour's are cut."""
     mine = [n for n, op in enumerate(ops) if op.peer == upstream]
     theirs = [n for n, op in enumerate(others) if op.peer == ops[0].rank]
+    counts = [bisect_left(theirs, cut) for cut in cuts]
+    mine_begin = ops[0].posted_ns
     if len(mine) == len(theirs):
         # Each message has two sides, so as many come before a cut on either.
-        counts = [bisect_left(theirs, cut) for cut in cuts]
-        return [mine[count] for count in counts if count < len(mine) and mine[count] in candidates]
-    ends = [_end(ops[place - 1]) for place in candidates]
-    return [min(zip(candidates, ends, strict=True), key=lambda c: abs(c[1] - _end(others[cut - 1])))[0] for cut in cuts]
+        places = [mine[count] if count < len(mine) else len(ops) for count in counts]
+        if set(places) <= set(candidates):
+            return places
+    # Captures that begin or end inside a step lack messages on one side: the last one before a cut ends on both at once.
+    ends = [(place, _end(ops[mine[bisect_left(mine, place) - 1]]) if place else mine_begin) for place in candidates]
+    anchors = [_end(others[theirs[count - 1]]) if count else mine_begin for count in counts]
+    return [min(ends, key=lambda end: abs(end[1] - anchor))[0] for anchor in anchors]
 
 
 def _end(op: P2POp) -> int:
