@@ -71,6 +71,7 @@ def find_coordinates(
     account: Account,
     *,
     copies: Mapping[int, int] | None = None,
+    stages: Mapping[int, int] | None = None,
 ) -> list[Coordinates]:
     """Coordinates of every rank of the job, recorded or not.
 
@@ -85,13 +86,14 @@ def find_coordinates(
         groups: All process groups.
         account: Gets a finding for each dimension.
         copies: Ranks that are copies, and of which recorded one.
+        stages: Lowest stage that labels name on each rank, where messages are not recorded.
     """
     copies = copies or {}
     recorded = {rank for (rank,) in run.rows("SELECT rank FROM ranks")} - set(copies)
     world = max([run.manifest.get("world_size") or 0, *(r + 1 for r in recorded), *(r + 1 for r in copies)])
     axes: dict[Dimension, _Axis] = {}
     for dimension in DIMENSIONS:
-        axis = _pipeline_axis(pipelines, groups) if dimension == "pp" else _described(dimension, groups)
+        axis = _pipeline_axis(pipelines, groups, stages or {}) if dimension == "pp" else _described(dimension, groups)
         if axis is not None:
             axes[dimension] = axis
     axes |= _from_traffic(purposes(run, pipelines, groups), pipelines, axes)
@@ -122,11 +124,16 @@ def find_coordinates(
     return rows
 
 
-def _pipeline_axis(pipelines: Sequence[PipelineGroup], groups: Sequence[ProcessGroup]) -> _Axis | None:
+def _pipeline_axis(
+    pipelines: Sequence[PipelineGroup], groups: Sequence[ProcessGroup], stages: Mapping[int, int]
+) -> _Axis | None:
     found = [p.ranks for p in pipelines]
     seen = {rank for ranks in found for rank in ranks}
     declared = {g.ranks for g in groups if dimension_of(g.description) == "pp" and not seen & set(g.ranks)}
     lists = (*found, *sorted(declared))
+    if not lists and len(set(stages.values())) == len(stages) > 1:
+        order = tuple(sorted(stages, key=lambda rank: stages[rank]))
+        return _Axis({rank: place for place, rank in enumerate(order)}, (order,), "label")
     if not lists:
         return None
     places = {rank: place for ranks in lists for place, rank in enumerate(ranks)}

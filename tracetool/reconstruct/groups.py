@@ -77,7 +77,7 @@ def find_pipelines(
     declared = [g.ranks for g in groups if dimension_of(g.description) == "pp" and len(g.ranks) > 1]
     carrying = {op.group for ops in p2p.values() for op in ops}
     lists = sorted({(g.name not in carrying, g.ranks) for g in groups if len(g.ranks) > 1})
-    stages = _labelled_stages(run) if use_labels else {}
+    stages = labelled_stages(run) if use_labels else {}
     seen = votes_of(run, p2p)
     pipelines = []
     left = set(seen.peers)
@@ -185,7 +185,7 @@ def _doubt(share: float | None) -> str | None:
     return f"{1 - share:.0%} of the steps' first and last messages do not fit this order" if share < 1 else None
 
 
-def _labelled_stages(run: Run) -> dict[int, int]:
+def labelled_stages(run: Run) -> dict[int, int]:
     """Lowest stage that labels name on each rank."""
     return dict(
         run.rows(

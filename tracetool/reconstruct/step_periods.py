@@ -105,7 +105,8 @@ def _beside(
         places = [mine[count] if count < len(mine) else len(ops) for count in counts]
         if set(places) <= set(candidates):
             return places
-    # Captures that begin or end inside a step lack messages on one side: the last one before a cut ends on both at once.
+    # A capture that begins or ends inside a step lacks one side of some messages; the last one before a cut ends on
+    # both sides at once.
     ends = [(place, _end(ops[mine[bisect_left(mine, place) - 1]]) if place else mine_begin) for place in candidates]
     anchors = [_end(others[theirs[count - 1]]) if count else mine_begin for count in counts]
     return [min(ends, key=lambda end: abs(end[1] - anchor))[0] for anchor in anchors]

@@ -10,7 +10,7 @@ from tracetool.errors import MissingRank, NoPipeline
 from tracetool.readers import rows_table
 from tracetool.reconstruct.clocks import Clocks
 from tracetool.reconstruct.coordinates import Coordinates, find_coordinates
-from tracetool.reconstruct.groups import PipelineGroup, find_pipelines, tell_pipelines
+from tracetool.reconstruct.groups import PipelineGroup, find_pipelines, labelled_stages, tell_pipelines
 from tracetool.reconstruct.messages import Matched, match_messages, read_p2p
 from tracetool.reconstruct.process_groups import ProcessGroup, read_groups
 
@@ -66,6 +66,7 @@ def survey_run(
     with suppress(NoPipeline, MissingRank):
         pipelines = find_pipelines(run, p2p=p2p, groups=groups, use_labels=use_labels)
         tell_pipelines(pipelines, account)
-    coordinates = find_coordinates(run, pipelines, groups, account, copies=copies)
+    stages = labelled_stages(run) if use_labels else {}
+    coordinates = find_coordinates(run, pipelines, groups, account, copies=copies, stages=stages)
     tables = {"coordinates": rows_table("coordinates", coordinates)}
     return Survey(p2p, matched, Clocks(), tables, tuple(pipelines), tuple(groups), tuple(coordinates))
