@@ -16,7 +16,7 @@ from tracetool.errors import ReconstructError
 from tracetool.metrics import measure
 from tracetool.reconstruct import reconstruct
 from tracetool.reconstruct.account import Account
-from tracetool.reconstruct.steps import choose_of, steps_of
+from tracetool.reconstruct.steps import choose_step, steps_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,12 +81,12 @@ def test_a_capture_that_begins_inside_a_step_keeps_and_flags_it(name: str, share
     first, second = steps_of(run, range(4), account)
     assert (first.status, second.status) == ("first", "complete")
     assert 0 < first.messages < second.messages == whole[2].messages
-    chosen = choose_of([first, second], range(4), None, account)
+    chosen = choose_step([first, second], range(4), None, account)
     assert chosen == second
     assert any("begins inside it" in note for note in account.notes)
     (finding,) = account.findings
     assert finding.confidence == 0.5
-    assert choose_of([first, second], range(4), first.number, account) == first
+    assert choose_step([first, second], range(4), first.number, account) == first
 
 
 def _cut(orders: Sequence[Sequence[Posted]], times: Sequence[Sequence[int]], step: int) -> list[tuple[int, int]]:
@@ -156,9 +156,9 @@ def test_a_step_that_one_rank_lacks_is_not_complete_and_cannot_be_asked_for() ->
     steps = steps_of(run, range(4), Account())
     assert [(s.number, s.status) for s in steps] == [(1, "complete"), (2, "last")]
     with pytest.raises(ReconstructError, match=r"step 2 was not recorded on ranks \[3\]"):
-        choose_of(steps, range(4), 2, Account())
+        choose_step(steps, range(4), 2, Account())
     with pytest.raises(ReconstructError, match="there is no step 7; the traces hold steps 1-2"):
-        choose_of(steps, range(4), 7, Account())
+        choose_step(steps, range(4), 7, Account())
 
 
 def test_a_step_whose_messages_have_no_kernels_is_not_complete() -> None:

@@ -19,7 +19,7 @@ from tracetool.reconstruct.copies import find_copies, with_copies
 from tracetool.reconstruct.groups import PipelineGroup, chosen_pipeline, find_pipelines
 from tracetool.reconstruct.memory import MemoryFacts, memory_facts
 from tracetool.reconstruct.segments import RankWork, find_work
-from tracetool.reconstruct.steps import Step, choose_of, steps_of
+from tracetool.reconstruct.steps import Step, choose_step, steps_of
 from tracetool.reconstruct.survey import Survey, survey_run
 from tracetool.reconstruct.tails import Tail, tails_without_waits
 from tracetool.reconstruct.transfers import P2POp, check_counts, find_transfers, median_transfer_ns, p2p_mode, payload
@@ -102,7 +102,7 @@ def reconstruct(
     group = chosen_pipeline(groups, pipeline, account)
     _check_recorded(run, group, kernels)
     steps = steps_of(run, group.ranks, account)
-    chosen = choose_of(steps, group.ranks, step, account)
+    chosen = choose_step(steps, group.ranks, step, account)
     transfers, p2p_ops = find_transfers(run, group, chosen, use_labels=use_labels, account=account)
     work = find_work(run, group, chosen, use_labels=use_labels, account=account)
     memory = memory_facts(run, group, chosen, work, account)

@@ -34,7 +34,7 @@ def drains(run: Run, p2p: Mapping[int, Sequence[P2POp]], ranks: Sequence[int]) -
         p2p: Sends and receives per rank in order of posting.
         ranks: The pipeline's ranks in stage order.
     """
-    if any(len(p2p.get(rank, ())) < 2 for rank in ranks):
+    if len(ranks) < 2 or any(len(p2p.get(rank, ())) < 2 for rank in ranks):
         return None
     head = p2p[ranks[0]]
     places = _empty(head, ranks[1], sending=True)

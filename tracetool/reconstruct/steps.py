@@ -83,12 +83,7 @@ def steps_of(run: Run, ranks: Sequence[int], account: Account) -> list[Step]:
     return _with_status(steps, counts, ranks)
 
 
-def choose_step(run: Run, ranks: Sequence[int], wanted: int | None, account: Account) -> Step:
-    """The wanted step, or the complete one of median length; see :func:`choose_of`."""
-    return choose_of(steps_of(run, ranks, account), ranks, wanted, account)
-
-
-def choose_of(steps: Sequence[Step], ranks: Sequence[int], wanted: int | None, account: Account) -> Step:
+def choose_step(steps: Sequence[Step], ranks: Sequence[int], wanted: int | None, account: Account) -> Step:
     """The wanted step, or the complete one of median length (of an even number, the shorter middle one).
 
     Raises:
