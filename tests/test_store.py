@@ -105,3 +105,21 @@ def test_queries_reach_no_files_and_change_no_settings(
 def test_a_mistyped_column_is_answered_with_candidates() -> None:
     with pytest.raises(BadQuery, match="start_ns"):
         run_of(SAMPLES / "h100-1f1b").query("SELECT strat_ns FROM events")
+
+
+def test_a_run_is_opened_by_a_path_or_its_text(tmp_path: Path) -> None:
+    run = _written(tmp_path / "x.run")
+    assert Run(str(run.path)).rows("SELECT * FROM steps") == [STEP_ROW]
+    with pytest.raises(NotARun, match="nowhere is no Run"):
+        Run("nowhere")
+
+
+def test_a_run_seen_through_queries_keeps_the_rest_and_the_files(tmp_path: Path) -> None:
+    run = _written(tmp_path / "x.run")
+    later = run.seen_through({"steps": "SELECT * REPLACE (step + 1 AS step) FROM {recorded}"})
+    latest = later.seen_through({"steps": "SELECT * FROM {recorded} UNION ALL SELECT * FROM {recorded} WHERE step = 4"})
+    assert later.rows("SELECT step FROM steps") == [(4,)]
+    assert latest.rows("SELECT step FROM steps") == [(4,), (4,)]
+    assert run.rows("SELECT * FROM steps") == [STEP_ROW]
+    with pytest.raises(BadQuery):
+        run.seen_through({"steps": "SELECT nothing FROM {recorded}"}).rows("SELECT * FROM steps")

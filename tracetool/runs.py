@@ -12,6 +12,7 @@ from tracetool.readers import rows_table
 from tracetool.reconstruct import Reconstruction, reconstruct
 from tracetool.reconstruct.account import Account
 from tracetool.reconstruct.memory_log import tell_snapshots_apart_in_time
+from tracetool.reconstruct.steps import step_facts
 from tracetool.reconstruct.survey import survey_run
 from tracetool.reconstruct.transfers import median_transfer_ns, payload
 from tracetool.schedules.recognise import best_fit
@@ -109,6 +110,7 @@ def tables_of(found: Reconstruction) -> dict[str, pa.Table]:
         "stages": rows_table("stages", _stages(found)),
         "links": rows_table("links", _links(found)),
         **{name: rows_table(name, rows) for name, rows in found.tables.items()},
+        "step_facts": rows_table("step_facts", step_facts(found.steps, found.pipeline.step)),
         **timeline_tables(found.observed),
     }
 

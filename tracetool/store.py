@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from tracetool.errors import AlreadyExists, BadQuery, NotARun, SchemaVersion, StoreError
 from tracetool.parts import part_path, whole_file, write_part
-from tracetool.paths import is_local, location, make_readable, remove_tree
+from tracetool.paths import as_path, is_local, location, make_readable, remove_tree
 from tracetool.tables import SCHEMA_VERSION, TABLES
 
 if TYPE_CHECKING:
@@ -135,9 +135,11 @@ class Run:
         SchemaVersion: If another major version of the schema wrote it.
     """
 
-    def __init__(self, path: Path, *, name: str | None = None) -> None:
+    def __init__(self, path: Path | str, *, name: str | None = None) -> None:
+        path = as_path(path) if isinstance(path, str) else path
         self.path = path
         self.name = name or str(path)
+        self._through: Mapping[str, str] = {}
         try:
             self.manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
             version = str(self.manifest["schema_version"])
@@ -176,10 +178,24 @@ class Run:
         make_readable(connection, self.path)
         connection.execute("SET enable_external_access = false")
         sources = {name: f"read_parquet({_quoted(f'{folder}/{name}/*.parquet')})" for name in TABLES}
+        sources |= {name: _over(query, sources[name]) for name, query in self._through.items()}
         lines = view_statements(sources).splitlines()
         connection.execute("\n".join(line for line in lines if not line.startswith(_COMMENT)))
         connection.execute("SET lock_configuration = true")
         return connection
+
+    def seen_through(self, queries: Mapping[str, str]) -> Run:
+        """The same Run, with some tables as queries make them of what is recorded.
+
+        Args:
+            queries: Per table, a query in which ``{recorded}`` stands for the table as it is seen now.
+        """
+        run = Run(self.path, name=self.name)
+        run._through = {**self._through}
+        for name, query in queries.items():
+            before = self._through.get(name)
+            run._through[name] = query if before is None else _over(query, f"({before})")
+        return run
 
     def add_comments(self) -> None:
         """Give tables, views and columns their comments, which take longer to set than most queries to answer."""
@@ -248,6 +264,10 @@ class Run:
         self.manifest |= manifest
         _write_manifest(self.path, self.manifest)
         self.__dict__.pop("connection", None)
+
+
+def _over(query: str, table: str) -> str:
+    return f"({query.replace('{recorded}', table)})"
 
 
 def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:

@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from tracetool.cli.findings import finding_lines
 from tracetool.cli.gaps import find_gaps
 from tracetool.reconstruct import notes_of_sources
-from tracetool.units import format_count, format_duration, format_ranges, format_size
+from tracetool.units import format_count, format_duration, format_ranges, format_ranks, format_size
 
 if TYPE_CHECKING:
     from tracetool.ingest import Discovery
     from tracetool.store import Run
 
 _SHOWN = 12
+
+# Ours is of the observed step alone: what a rank idles within the pipeline window.
+_BUBBLES_SQL = """
+SELECT s.rank, s.step, s.vendor_bubble_ns, CASE WHEN s.step = $step THEN b.idle_ns END AS bubble_ns
+FROM steps AS s LEFT JOIN step_breakdown AS b ON b.rank = s.rank
+WHERE s.vendor_bubble_ns IS NOT NULL ORDER BY s.rank, s.step
+"""
 
 
 def run_summary(run: Run) -> dict[str, Any]:
@@ -46,9 +54,10 @@ def run_summary(run: Run) -> dict[str, Any]:
         "sends_and_receives": p2p[0],
         "steps": steps,
         "memory_rows": run.rows("SELECT count(*) FROM memory")[0][0],
-        "vendor_bubble": run.records(
-            "SELECT rank, step, vendor_bubble_ns FROM steps WHERE vendor_bubble_ns IS NOT NULL ORDER BY ALL"
-        ),
+        "vendor_bubble": run.records(_BUBBLES_SQL, {"step": found.get("step")}),
+        "findings": run.records("SELECT * FROM findings"),
+        "coordinates": run.records("SELECT * FROM coordinates ORDER BY rank"),
+        "step_facts": run.records("SELECT * FROM step_facts ORDER BY start_ns"),
         "pipeline": {
             "step": found.get("step"),
             "notes": found.get("notes", []),
@@ -148,6 +157,7 @@ def summary_lines(facts: dict[str, Any]) -> list[str]:
     if facts["vendor_figures"]:
         lines.append(f"  vendor_figures: {facts['vendor_figures']:,} figures of a vendor's analysis")
     lines += _pipeline_lines(facts["pipeline"], set(notes_of_sources(facts["sources"])))
+    lines += finding_lines(facts["findings"])
     lines += [f"  missing for {gap['needed_for']}: {gap['lacks']} ({gap['hint']})" for gap in facts["gaps"]]
     lines += _loss_lines(facts)
     return lines
@@ -211,7 +221,18 @@ def _loss_lines(facts: dict[str, Any]) -> list[str]:
     lines += [f"  {note}" for note in notes_of_sources(facts["sources"])]
     lines += [f"  cannot be used: {item['reason']}" for item in facts["failed"]]
     lines += _left_lines(facts["left"])
-    bubbles = [f"rank {b['rank']} {format_duration(b['vendor_bubble_ns'])}" for b in facts["vendor_bubble"]]
-    if bubbles:
-        lines.append(f"  Ascend's own Bubble (receive operators only, not ours): {', '.join(bubbles)}")
+    return lines + _bubble_lines(facts["vendor_bubble"])
+
+
+def _bubble_lines(bubbles: list[dict[str, Any]]) -> list[str]:
+    """The vendor's Bubble beside ours, equal ones in one line."""
+    ranks: dict[tuple[int, int, int | None], list[int]] = {}
+    for b in bubbles:
+        ranks.setdefault((b["step"], b["vendor_bubble_ns"], b["bubble_ns"]), []).append(b["rank"])
+    lines = ["  Ascend's own Bubble (receive operators only) beside ours (idle in the window):"] if ranks else []
+    for (step, theirs, ours), members in list(ranks.items())[:_SHOWN]:
+        told = "not reconstructed" if ours is None else f"ours {format_duration(ours)}"
+        lines.append(f"    step {step}, {format_ranks(members)}: Ascend's {format_duration(theirs)}, {told}")
+    if len(ranks) > _SHOWN:
+        lines.append(f"    {len(ranks) - _SHOWN} more (--json has all)")
     return lines

@@ -89,7 +89,7 @@ def _messages(run: Run) -> Iterator[Gap]:
 def _marks(run: Run) -> Iterator[Gap]:
     if not run.rows("SELECT count(*) FROM steps")[0][0]:
         yield Gap(
-            "no steps are marked", "choosing a step (they are cut where the optimizer ends)",
+            "no steps are marked", "steps by number (they are cut at the optimizer or the messages)",
             "call profiler.step() after every step",
         )  # fmt: skip
     if not run.rows("SELECT count(*) FROM memory")[0][0]:
@@ -103,4 +103,7 @@ def _rest(run: Run) -> Iterator[Gap]:
     missing = run.manifest["missing_ranks"]
     if missing:
         was = "was" if len(missing) == 1 else "were"
-        yield Gap(f"{format_ranks(missing)} {was} not recorded", "pipelines they are part of", "add their traces")
+        yield Gap(
+            f"{format_ranks(missing)} {was} not recorded", "pipelines they are part of",
+            "add their traces, or copy them in a replay: --copy-missing-ranks",
+        )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.output import JSON, PATHS, QUIET, ProgressBar, next_step, print_json
+from tracetool.cli.output import DC, JSON, PATHS, QUIET, ProgressBar, next_step, print_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,25 +15,36 @@ if TYPE_CHECKING:
 
 @click.command()
 @PATHS
+@DC
 @JSON
 @QUIET
-def info(paths: tuple[Path, ...], *, as_json: bool, quiet: bool) -> None:
+def info(paths: tuple[Path, ...], dc: str | None, *, as_json: bool, quiet: bool) -> None:
     """Show what a Run (or raw traces) holds: ranks, steps, stages, and what is missing for what.
 
+    With a map of data centres, also what crosses them in a step.
+
     \b
-    Example:
+    Examples:
       tracetool info x.run
+      tracetool info x.run --dc 0-1,2-3
+      tracetool info x.run --dc map.csv --json
     """
+    from tracetool.cli.crossing import crossing_facts, crossing_lines
     from tracetool.cli.facts import next_command, run_summary, summary_lines
+    from tracetool.cli.values import read_dc_map
     from tracetool.reports.text import wrapped
     from tracetool.runs import open_run
 
+    dc_map = read_dc_map(dc) if dc else None
     with ProgressBar(quiet=quiet) as progress:
         run = open_run(paths, progress)
     summary = run_summary(run)
+    crossing = crossing_facts(run, dc_map) if dc_map is not None else None
+    summary["cross_dc"] = crossing
     if as_json:
         print_json(summary)
         return
-    click.echo("\n".join(wrapped(summary_lines(summary))))
+    lines = summary_lines(summary) + (crossing_lines(crossing) if crossing is not None else [])
+    click.echo("\n".join(wrapped(lines)))
     named = shlex.join(str(p) for p in paths)
     next_step(next_command(named, summary), quiet=quiet)

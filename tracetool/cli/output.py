@@ -29,6 +29,12 @@ PATHS = click.argument("paths", nargs=-1, required=True, type=path_or_url, metav
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 QUIET = click.option("-q", "--quiet", is_flag=True, help="No progress and no next-step hint.")
 FORCE = click.option("--force", is_flag=True, help="Replace existing output.")
+DC = click.option(
+    "--dc",
+    metavar="MAP",
+    help="Where ranks sit: ranges of pipeline ranks, one per data centre (0-1,2-3); host patterns "
+    "('dc0=gpu-a*,dc1=gpu-b*'); or a CSV file with the columns rank (global) or host, and dc.",
+)
 
 
 def print_json(value: Any) -> None:

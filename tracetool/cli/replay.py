@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.output import FORCE, JSON, PATHS, QUIET, ProgressBar, check_target, next_step, write_file
+from tracetool.cli.output import DC, FORCE, JSON, PATHS, QUIET, ProgressBar, check_target, next_step, write_file
+from tracetool.cli.values import read_dc_map
 from tracetool.errors import ScenarioError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     metavar="NAME,...",
     help="Schedules to replay; 'tracetool schedules' lists them; csv:FILE reads torch's CSV of actions.",
 )
-@click.option("--dc", metavar="0-1,2-3", help="Pipeline ranks of each data centre (dc0, dc1 ...).")
+@DC
 @click.option(
     "--link",
     multiple=True,
@@ -46,6 +47,12 @@ if TYPE_CHECKING:
 @click.option("--activation", metavar="1.2GiB", help="Bytes one microbatch keeps on a stage; default: as measured.")
 @click.option("--static", metavar="6GiB", help="Bytes allocated when the step starts; default: as measured.")
 @click.option("--step", type=int, help="Step to measure; default: the complete one of median length.")
+@click.option(
+    "--pipeline", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Which of several pipelines."
+)
+@click.option(
+    "--copy-missing-ranks", is_flag=True, help="Copy ranks that were not recorded from one of the same stage."
+)
 @click.option("--baseline", default="1f1b", show_default=True, metavar="NAME", help="Schedule to compare with.")
 @click.option(
     "-o",
@@ -70,9 +77,11 @@ def replay(
     activation: str | None,
     static: str | None,
     step: int | None,
+    pipeline: int,
     baseline: str,
     output: tuple[Path, ...],
     *,
+    copy_missing_ranks: bool,
     force: bool,
     as_json: bool,
     quiet: bool,
@@ -95,12 +104,18 @@ def replay(
     targets = _targets(output, force=force)
     names = parse_names(schedule)
     _check_names([*names, baseline])
-    words = _Words(dc, link, hbm, p2p, microbatches, activation, static)
+    words = _Words(link, hbm, p2p, microbatches, activation, static)
     scenario = words.scenario()
+    dc_map = read_dc_map(dc) if dc else None
     with ProgressBar(quiet=quiet) as progress:
         run = open_run(paths, progress)
+    found = reconstruct(run, step=step, pipeline=pipeline, copy_missing=copy_missing_ranks)
+    if dc_map is not None:
+        hosts = dict(run.rows("SELECT rank, host FROM ranks"))
+        dcs = dc_map.of_pipeline(found.observed.global_ranks, hosts)
+        scenario = replace(scenario, topology=replace(scenario.topology, dcs=dcs))
     result = answer(
-        reconstruct(run, step=step),
+        found,
         names,
         scenario,
         baseline=baseline,
@@ -128,7 +143,6 @@ def replay(
 class _Words:
     """The scenario's options as written."""
 
-    dc: str | None
     link: tuple[str, ...]
     hbm: str | None
     p2p: str | None
@@ -139,7 +153,7 @@ class _Words:
     def scenario(self) -> Scenario:
         from tracetool.model.pipeline import P2P_MODES
         from tracetool.model.scenario import Scenario
-        from tracetool.model.topology import Topology, parse_dc_map, parse_link
+        from tracetool.model.topology import Topology, parse_link
         from tracetool.units import parse_size_bytes
 
         def size(text: str | None) -> int | None:
@@ -150,10 +164,7 @@ class _Words:
                 "--activation and --static belong together: a peak is both.", hint="give both, or neither"
             )
         return Scenario(
-            topology=Topology(
-                parse_dc_map(self.dc) if self.dc else (),
-                tuple(direction for text in self.link for direction in parse_link(text)),
-            ),
+            topology=Topology(links=tuple(direction for text in self.link for direction in parse_link(text))),
             hbm_bytes=size(self.hbm),
             p2p=next((mode for mode in P2P_MODES if mode == self.p2p), None),
             microbatches=self.microbatches,

@@ -2,7 +2,29 @@
 
 from __future__ import annotations
 
-from tracetool.errors import ScenarioError
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tracetool.errors import BadTopology, ScenarioError
+
+if TYPE_CHECKING:
+    from tracetool.model.dc_map import DCMap
+
+
+def read_dc_map(text: str) -> DCMap:
+    """Read a DC map in any of its forms; a name that ends in .csv is a file.
+
+    Raises:
+        BadTopology: If it is malformed, or its file cannot be read.
+    """
+    from tracetool.model.dc_map import parse_map, parse_table
+
+    if not text.lower().endswith(".csv"):
+        return parse_map(text)
+    try:
+        return parse_table(Path(text).read_text(encoding="utf-8"), text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadTopology(f"cannot read the DC map {text}: {error}.", hint="give a CSV file in UTF-8") from error
 
 
 def parse_counts(text: str) -> tuple[int, ...]:

@@ -17,10 +17,11 @@ from tracetool.model.schedule import schedule_from_orders
 from tracetool.model.timeline import Op, Timeline
 from tracetool.reconstruct.account import Account, Finding
 from tracetool.reconstruct.closeup import Row, cost_rows, look_closely, read_residents
-from tracetool.reconstruct.groups import PipelineGroup, find_pipelines
+from tracetool.reconstruct.copies import find_copies, with_copies
+from tracetool.reconstruct.groups import PipelineGroup, chosen_pipeline, find_pipelines
 from tracetool.reconstruct.memory import MemoryFacts, memory_facts
 from tracetool.reconstruct.segments import RankWork, Segment, Work, find_work
-from tracetool.reconstruct.steps import Step, choose_step
+from tracetool.reconstruct.steps import Step, choose_step, steps_of
 from tracetool.reconstruct.survey import Survey, survey_run
 from tracetool.reconstruct.tails import Tail, tails_without_waits
 from tracetool.reconstruct.transfers import (
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
     from tracetool.model.timeline import Transfer
     from tracetool.reconstruct.clocks import Clocks
+    from tracetool.reconstruct.coordinates import Coordinates
     from tracetool.store import Run
 
 
@@ -56,6 +58,8 @@ class Reconstruction:
         notes: What was inferred, left out or is missing, one sentence each.
         findings: Facts with the evidence for them.
         tables: Rows of the tables costs, kernel_actions and layers.
+        steps: All steps of the pipeline, in order of time.
+        coordinates: Where each rank of the job sits.
     """
 
     pipeline: Pipeline
@@ -65,12 +69,16 @@ class Reconstruction:
     notes: tuple[str, ...]
     findings: tuple[Finding, ...] = ()
     tables: Mapping[str, Sequence[Row]] = field(default_factory=dict)
+    steps: tuple[Step, ...] = ()
+    coordinates: tuple[Coordinates, ...] = ()
 
 
 def reconstruct(
     run: Run,
     *,
     step: int | None = None,
+    pipeline: int = 0,
+    copy_missing: bool = False,
     use_labels: bool = True,
     survey: Survey | None = None,
     account: Account | None = None,
@@ -80,6 +88,8 @@ def reconstruct(
     Args:
         run: The ingested traces.
         step: Step number; by default the complete one of median length.
+        pipeline: Which one of several side by side, counted by their lowest rank.
+        copy_missing: Whether ranks that were not recorded are copied from a recorded rank of the same stage.
         use_labels: Off hides the framework's own labels, to see what the rest of the trace tells.
         survey: What is known of the whole capture, if it was looked at before.
         account: Takes up how things were found, beyond what it holds already.
@@ -94,21 +104,17 @@ def reconstruct(
     account = account or Account()
     for text in notes_of_sources(run.manifest.get("sources", ())):
         account.note(text)
-    kernels = dict(run.rows("SELECT rank, count(*) FROM events WHERE category = 'kernel' GROUP BY rank"))
+    kernels = _kernels(run)
     if not kernels:
         _check_host_only(run, account)
-    survey = survey or survey_run(run, account)
-    groups = find_pipelines(run)
-    group = groups[0]
-    if len(groups) > 1:
-        others = "; ".join(str(list(g.ranks)) for g in groups[1:])
-        account.note(f"{len(groups)} pipelines side by side; this is {list(group.ranks)}, left out: {others}")
-    if group.inferred:
-        account.note(
-            f"no process group lists the pipeline: the stage order {list(group.ranks)} follows who sends first"
-        )
+    if copy_missing:
+        run, survey, kernels = _copied(run, pipeline, survey, account, use_labels=use_labels)
+    survey = survey or survey_run(run, account, use_labels=use_labels)
+    groups = survey.pipelines or find_pipelines(run, p2p=survey.p2p, groups=survey.groups, use_labels=use_labels)
+    group = chosen_pipeline(groups, pipeline, account)
     _check_recorded(run, group, kernels)
-    chosen = choose_step(run, group.ranks, step, account)
+    steps = steps_of(run, group.ranks, account)
+    chosen = choose_step(steps, group.ranks, step, account)
     messages = messages_of_step(survey, group, chosen)
     work = find_work(
         run, group, chosen, messages.posts, messages.messages,
@@ -122,14 +128,14 @@ def reconstruct(
     origin = min(aligned(rank, s.start_ns) for rank, w in work.ranks.items() for s in w.segments)
     residents = read_residents(run, group, work.ranks)
     closeup = look_closely(run, group, chosen, work.ranks, residents, account)
-    pipeline = _pipeline(run, group, chosen, work.ranks, memory, tails, transfers, messages)
-    pipeline = replace(pipeline, stages=tuple(closeup.complete(stage) for stage in pipeline.stages))
-    check_counts(transfers, pipeline.observed.shape)
-    _tell(account, pipeline, work, transfers)
-    if pipeline.observed.shape.microbatches == 1 and pipeline.p2p != "grouped":
-        account.note(f"with one microbatch a trace cannot show how transfers are issued: {pipeline.p2p} is assumed")
+    found = _pipeline(run, group, chosen, work.ranks, memory, tails, transfers, messages)
+    found = replace(found, stages=tuple(closeup.complete(stage) for stage in found.stages))
+    check_counts(transfers, found.observed.shape)
+    _tell(account, found, work, transfers)
+    if found.observed.shape.microbatches == 1 and found.p2p != "grouped":
+        account.note(f"with one microbatch a trace cannot show how transfers are issued: {found.p2p} is assumed")
     return Reconstruction(
-        pipeline=pipeline,
+        pipeline=found,
         observed=_timeline(group, work.ranks, transfers, memory, survey.clocks, origin),
         p2p_ops=p2p_ops,
         segments={rank: w.segments for rank, w in work.ranks.items()},
@@ -140,7 +146,28 @@ def reconstruct(
             "kernel_actions": closeup.kernel_rows(),
             "layers": closeup.layer_rows(),
         },
+        steps=tuple(steps),
+        coordinates=survey.coordinates,
     )
+
+
+def _copied(
+    run: Run, number: int, survey: Survey | None, account: Account, *, use_labels: bool
+) -> tuple[Run, Survey | None, dict[int, int]]:
+    """The Run with copies of ranks that were not recorded, what is known of it, and its kernels per rank."""
+    # What a look without the copies says is said again with them.
+    seen = survey or survey_run(run, Account(), use_labels=use_labels)
+    pipelines = seen.pipelines or find_pipelines(run, p2p=seen.p2p, groups=seen.groups, use_labels=use_labels)
+    chosen_pipeline(pipelines, number, Account())
+    copies = find_copies(run, pipelines, number)
+    if copies:
+        run = with_copies(run, copies, pipelines, seen.groups, account)
+        survey = survey_run(run, account, use_labels=use_labels, copies=copies)
+    return run, survey, _kernels(run)
+
+
+def _kernels(run: Run) -> dict[int, int]:
+    return dict(run.rows("SELECT rank, count(*) FROM events WHERE category = 'kernel' GROUP BY rank"))
 
 
 def notes_of_sources(sources: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -204,7 +231,7 @@ def _check_recorded(run: Run, group: PipelineGroup, kernels: Mapping[int, int]) 
         raise MissingRank(
             f"{len(group.ranks) - len(missing)} of {len(group.ranks)} pipeline ranks were recorded "
             f"(missing: {', '.join(map(str, missing))}).",
-            hint="add the traces of the missing ranks: every stage must be measured",
+            hint="add the traces of the missing ranks, or copy them from other pipelines (--copy-missing-ranks)",
         )
     silent = [rank for rank in group.ranks if kernels and rank not in kernels]
     if silent:

@@ -10,6 +10,9 @@ Evidence = Literal[
 ]
 """How a fact is known, roughly from the surest down."""
 
+UNCHECKED = 0.5
+"""Confidence of a fact that nothing in the trace confirms or contradicts."""
+
 
 class Finding(NamedTuple):
     """A fact and how it is known.

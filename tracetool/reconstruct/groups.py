@@ -1,66 +1,89 @@
-"""Which ranks form a pipeline, and in which order: from who sends to whom."""
+"""Which ranks form a pipeline, and in which order they hold its stages."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tracetool.errors import NoPipeline
+from tracetool.errors import MissingRank, NoPipeline
+from tracetool.reconstruct.account import UNCHECKED, Account
+from tracetool.reconstruct.messages import read_p2p
+from tracetool.reconstruct.process_groups import ProcessGroup, dimension_of, read_groups
+from tracetool.reconstruct.stage_order import Votes, best_order, fits, line_of, orders_along, votes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from tracetool.reconstruct.account import Evidence
+    from tracetool.reconstruct.messages import P2POp
     from tracetool.store import Run
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineGroup:
-    """Global ranks of one pipeline in stage order; inferred if no process group lists them in order."""
+    """One pipeline.
+
+    Attributes:
+        ranks: Global ranks in stage order.
+        inferred: Whether no process group lists them in this order.
+        evidence: How the order is known.
+        confidence: Share of the first and last messages of steps that agree with it.
+        detail: What disagrees.
+    """
 
     ranks: tuple[int, ...]
     inferred: bool = False
+    evidence: Evidence = "metadata"
+    confidence: float = 1.0
+    detail: str | None = None
 
     def position(self, rank: int) -> int:
         """Pipeline rank of a global rank."""
         return self.ranks.index(rank)
 
 
-def find_pipelines(run: Run) -> list[PipelineGroup]:
+def find_pipelines(
+    run: Run,
+    *,
+    p2p: Mapping[int, Sequence[P2POp]] | None = None,
+    groups: Sequence[ProcessGroup] | None = None,
+    use_labels: bool = True,
+) -> list[PipelineGroup]:
     """All pipelines of the Run, the one with the lowest rank first.
 
-    Ranks joined by sends and receives form a pipeline. Its order is that of the process group with
-    exactly these ranks (the one that carries the traffic first), else the chain of peers.
+    Ranks joined by sends and receives form a pipeline, with the unrecorded ranks of their process group. The order
+    of its stages is that of labels, else that of the process group or of the chain of peers, whichever way round
+    the steps' first and last messages say.
+
+    Args:
+        run: The Run.
+        p2p: Its sends and receives, if they were read before.
+        groups: Its process groups, if they were read before.
+        use_labels: Whether labels that name stages count.
 
     Raises:
         NoPipeline: If there are no sends and receives with a known peer, or they do not join the ranks of a
             declared pipeline.
+        MissingRank: If ranks that were not recorded leave the order open.
     """
-    pairs = run.rows(
-        "SELECT DISTINCT rank, peer, group_ranks FROM comms "
-        "WHERE operation IN ('send', 'recv') AND peer IS NOT NULL ORDER BY ALL"
-    )
-    if not pairs:
+    p2p = read_p2p(run) if p2p is None else p2p
+    if not any(p2p.values()):
         raise NoPipeline(
             f"{run.name} holds no sends and receives between ranks: no pipeline parallelism to replay.",
             hint="send and receive records need torch 2.6 or newer, or Ascend Level1 and up",
         )
-    peers: dict[int, set[int]] = defaultdict(set)
-    carrying: list[tuple[int, ...]] = []
-    for rank, peer, group_ranks in pairs:
-        peers[rank].add(peer)
-        peers[peer].add(rank)
-        carrying.append(tuple(group_ranks))
-    declared = [tuple(r) for (r,) in run.rows("SELECT DISTINCT ranks FROM groups ORDER BY ALL")]
-    pipelines_sql = "SELECT DISTINCT ranks FROM groups WHERE starts_with(description, 'pp') ORDER BY ALL"
-    declared_pipelines = [tuple(r) for (r,) in run.rows(pipelines_sql)]
+    groups = read_groups(run) if groups is None else groups
     recorded = {rank for (rank,) in run.rows("SELECT rank FROM ranks")}
+    declared = [g.ranks for g in groups if dimension_of(g.description) == "pp" and len(g.ranks) > 1]
+    carrying = {op.group for ops in p2p.values() for op in ops}
+    lists = sorted({(g.name not in carrying, g.ranks) for g in groups if len(g.ranks) > 1})
+    stages = labelled_stages(run) if use_labels else {}
+    seen = votes_of(run, p2p)
     pipelines = []
-    left = set(peers)
+    left = set(seen.peers)
     while left:
-        members = _reach(min(left), peers)
-        left -= members
-        whole = next((g for g in declared_pipelines if set(g) > members), None)
+        members = _reach(min(left), seen.peers)
+        whole = next((g for g in declared if set(g) > members), None)
         if whole is not None and set(whole) <= recorded:
             raise NoPipeline(
                 f"ranks {list(whole)} form one pipeline, but in this trace {sorted(members)} exchange no messages "
@@ -68,43 +91,114 @@ def find_pipelines(run: Run) -> list[PipelineGroup]:
                 hint="transfers outside NCCL, RCCL and HCCL (such as TCP between data centres) are not recorded",
             )
         # Unrecorded ranks hide part of the chain; the pipeline's group still lists them.
-        order = whole or next((g for g in [*carrying, *declared] if set(g) == members), None)
-        if order is not None:
-            pipelines.append(PipelineGroup(order))
-        else:
-            pipelines.append(PipelineGroup(_chain(run, members, peers), inferred=True))
-    return pipelines
+        members |= set(whole or ())
+        left -= members
+        pipelines.append(_ordered(members, [g for _, g in lists if set(g) == members], stages, seen, recorded))
+    return sorted(pipelines, key=lambda pipeline: min(pipeline.ranks))
 
 
-def _reach(start: int, peers: Mapping[int, set[int]]) -> set[int]:
+def chosen_pipeline(pipelines: Sequence[PipelineGroup], number: int, account: Account) -> PipelineGroup:
+    """The pipeline of a number, with what there is to say about it and those left out.
+
+    Raises:
+        NoPipeline: If there is none of that number.
+    """
+    if not 0 <= number < len(pipelines):
+        listed = "; ".join(f"{n}: {list(g.ranks)}" for n, g in enumerate(pipelines))
+        raise NoPipeline(f"there is no pipeline {number}; the traces hold {listed}.", hint="choose one with --pipeline")
+    group = pipelines[number]
+    if len(pipelines) > 1:
+        others = "; ".join(str(list(g.ranks)) for g in pipelines if g is not group)
+        account.note(f"{len(pipelines)} pipelines side by side; this is {list(group.ranks)}, left out: {others}")
+    if group.inferred:
+        account.note(
+            f"no process group lists the pipeline: the stage order {list(group.ranks)} follows who sends first"
+        )
+    if group.detail:
+        account.note(f"stage order {list(group.ranks)}: {group.detail}")
+    return group
+
+
+def tell_pipelines(pipelines: Iterable[PipelineGroup], account: Account) -> None:
+    """Add a finding for each pipeline."""
+    for number, group in enumerate(pipelines):
+        order = ", ".join(map(str, group.ranks))
+        account.find(
+            "pipeline", f"pipeline {number}", f"stages on ranks {order}", group.evidence, group.confidence, group.detail
+        )
+
+
+def _ordered(
+    members: set[int],
+    lists: Sequence[tuple[int, ...]],
+    stages: Mapping[int, int],
+    seen: Votes,
+    recorded: set[int],
+) -> PipelineGroup:
+    by_label = sorted(members, key=lambda rank: (stages.get(rank, 0), rank))
+    if len({stages.get(rank) for rank in members} - {None}) == len(members):
+        return PipelineGroup(tuple(by_label), evidence="label")
+    listed = next((g for g in lists if fits(g, seen.peers)[0]), None)
+    along = line_of(members, seen.peers)
+    if listed is not None:
+        _, ring = fits(listed, seen.peers)
+        candidates = orders_along(listed, ring=ring)
+    elif along is not None:
+        candidates, ring = orders_along(along[0], ring=along[1]), along[1]
+    elif lists and members <= recorded:
+        return PipelineGroup(
+            lists[0],
+            confidence=UNCHECKED,
+            detail="messages also go to ranks that are no neighbours in the process group",
+        )
+    elif lists:
+        missing = sorted(members - recorded)
+        raise MissingRank(
+            f"the messages of the recorded ranks do not follow the order {list(lists[0])} of their process group, and "
+            f"the order of the stages cannot be told without ranks {', '.join(map(str, missing))}.",
+            hint="add the traces of the missing ranks",
+        )
+    else:
+        raise NoPipeline(
+            f"ranks {sorted(members)} exchange messages, but not along a chain, and no process group "
+            "lists them in order.",
+            hint="record with torch 2.4 or newer, whose traces name the process groups",
+        )
+    order, share = best_order(candidates, seen.votes, ring=ring)
+    if order == listed:
+        return PipelineGroup(order, confidence=UNCHECKED if share is None else share, detail=_doubt(share))
+    if lists:
+        said = f"the process group lists {list(lists[0])}, the steps' first and last messages run in this order"
+        return PipelineGroup(order, evidence="messages", confidence=share or 0.0, detail=said)
+    return PipelineGroup(
+        order,
+        inferred=True,
+        evidence="messages",
+        confidence=UNCHECKED if share is None else share,
+        detail=_doubt(share),
+    )
+
+
+def _doubt(share: float | None) -> str | None:
+    if share is None:
+        return "no message tells which end comes first"
+    return f"{1 - share:.0%} of the steps' first and last messages do not fit this order" if share < 1 else None
+
+
+def labelled_stages(run: Run) -> dict[int, int]:
+    """Lowest stage that labels name on each rank."""
+    return dict(
+        run.rows(
+            "SELECT rank, min(CAST(regexp_extract(label, '^(\\d+)', 1) AS INTEGER)) FROM events "
+            "WHERE regexp_matches(label, '^\\d+[FBIW]') GROUP BY rank"
+        )
+    )
+
+
+def _reach(start: int, peers: Mapping[int, frozenset[int]]) -> set[int]:
     seen, queue = {start}, [start]
     while queue:
         fresh = peers[queue.pop()] - seen
         seen |= fresh
         queue += fresh
     return seen
-
-
-def _chain(run: Run, members: set[int], peers: Mapping[int, set[int]]) -> tuple[int, ...]:
-    """Order a chain of peers; the first stage is the end that sends before it receives."""
-    ends = sorted(rank for rank in members if len(peers[rank]) == 1)
-    if len(ends) != 2:
-        raise NoPipeline(
-            f"ranks {sorted(members)} exchange messages, but not along a chain, and no process group "
-            "lists them in order.",
-            hint="record with torch 2.4 or newer, whose traces name the process groups",
-        )
-    first_sends = {
-        rank
-        for rank in ends
-        if run.rows(
-            "SELECT arg_min(operation, position) FROM comms "
-            "WHERE rank = ? AND operation IN ('send', 'recv')", [rank],
-        ) == [("send",)]
-    }  # fmt: skip
-    start = ends[0] if ends[0] in first_sends or not first_sends else ends[1]
-    order = [start]
-    while len(order) < len(members):
-        (following,) = peers[order[-1]] - set(order)
-        order.append(following)
-    return tuple(order)

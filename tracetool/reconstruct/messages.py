@@ -79,30 +79,31 @@ _SQL = """
 SELECT rank, position, peer, operation = 'send', payload_bytes, "group", batch, stream, thread, posted_ns,
        start_ns, end_ns, label
 FROM comms
-WHERE operation IN ('send', 'recv') AND peer IS NOT NULL
+WHERE operation IN ('send', 'recv') AND peer IS NOT NULL AND coalesce(payload_bytes, $shape + 1) > $shape
 ORDER BY rank, position
 """
+_SHAPES_SQL = "SELECT count(*) FROM comms WHERE operation IN ('send', 'recv') AND payload_bytes <= ?"
 _MOST_SHIFTS = 64
 _EARLY_NS = 1_000_000
 """A receive that ends so long before its send starts is that of another one, or a clock is wrong."""
 
 
-def read_p2p(run: Run, account: Account) -> dict[int, list[P2POp]]:
+def read_p2p(run: Run) -> dict[int, list[P2POp]]:
     """Every send and receive with a known peer, per rank in order of posting; shape announcements are left out."""
     ops: dict[int, list[P2POp]] = defaultdict(list)
-    shapes = 0
-    for row in run.rows(_SQL):
-        op = P2POp(*row)
-        if op.payload_bytes is not None and op.payload_bytes <= SHAPE_MESSAGE_BYTES:
-            shapes += 1
-        else:
-            ops[op.rank].append(op)
+    for row in run.rows(_SQL, {"shape": SHAPE_MESSAGE_BYTES}):
+        ops[row[0]].append(P2POp(*row))
+    return dict(ops)
+
+
+def tell_shapes(run: Run, account: Account) -> None:
+    """Say how many shape announcements are left out."""
+    ((shapes,),) = run.rows(_SHAPES_SQL, [SHAPE_MESSAGE_BYTES])
     if shapes:
         account.note(
-            f"{format_count(shapes, 'message')} of at most {SHAPE_MESSAGE_BYTES} bytes left out: they announce the "
-            "shape of what follows"
+            f"{format_count(shapes, 'small message')} of at most {SHAPE_MESSAGE_BYTES} bytes left out: they announce "
+            "the shape of what follows"
         )
-    return dict(ops)
 
 
 def match_messages(ops: Mapping[int, Sequence[P2POp]], account: Account) -> Matched:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tracetool.errors import MissingRank, NoPipeline
 from tracetool.readers import rows_table
 from tracetool.reconstruct.clocks import Clocks, find_clocks
 from tracetool.reconstruct.collectives import find_collectives
-from tracetool.reconstruct.messages import Matched, match_messages, read_p2p
+from tracetool.reconstruct.coordinates import Coordinates, find_coordinates
+from tracetool.reconstruct.groups import PipelineGroup, find_pipelines, labelled_stages, tell_pipelines
+from tracetool.reconstruct.messages import Matched, match_messages, read_p2p, tell_shapes
+from tracetool.reconstruct.process_groups import ProcessGroup, read_groups
 from tracetool.reconstruct.waits import find_waits
 
 if TYPE_CHECKING:
@@ -32,6 +37,9 @@ class Survey:
         clocks: How the ranks' clocks differ.
         waits: How long each operation waited.
         tables: Rows of ``coordinates``, ``clocks`` and ``waits``.
+        pipelines: All pipelines; none where they cannot be told.
+        groups: Process groups with all their members.
+        coordinates: Where each rank of the job sits.
     """
 
     p2p: Mapping[int, list[P2POp]]
@@ -39,21 +47,45 @@ class Survey:
     clocks: Clocks
     waits: Sequence[Wait] = ()
     tables: Mapping[str, pa.Table] = field(default_factory=dict)
+    pipelines: tuple[PipelineGroup, ...] = ()
+    groups: tuple[ProcessGroup, ...] = ()
+    coordinates: tuple[Coordinates, ...] = ()
 
 
-def survey_run(run: Run, account: Account) -> Survey:
-    """Look at the whole capture; works for Runs without a pipeline, too."""
-    p2p = read_p2p(run, account)
+def survey_run(
+    run: Run, account: Account, *, use_labels: bool = True, copies: Mapping[int, int] | None = None
+) -> Survey:
+    """Look at the whole capture; works for Runs without a pipeline, too.
+
+    Args:
+        run: The Run.
+        account: Takes up how things were found.
+        use_labels: Off hides the framework's own labels.
+        copies: Ranks that are copies, and of which recorded one.
+    """
+    p2p = read_p2p(run)
+    tell_shapes(run, account)
     matched = match_messages(p2p, account)
     collectives = find_collectives(run, account)
     ranks = [rank for (rank,) in run.rows("SELECT rank FROM ranks ORDER BY rank")]
     clocks = find_clocks(ranks, matched.messages, collectives, account)
     waits = find_waits(run, matched.messages, collectives, clocks)
+    groups = read_groups(run, account)
+    pipelines: list[PipelineGroup] = []
+    # What stands in the way of a pipeline is for reconstruction to say.
+    with suppress(NoPipeline, MissingRank):
+        pipelines = find_pipelines(run, p2p=p2p, groups=groups, use_labels=use_labels)
+        tell_pipelines(pipelines, account)
+    stages = labelled_stages(run) if use_labels else {}
+    coordinates = find_coordinates(run, pipelines, groups, account, copies=copies, stages=stages)
     tables = {
+        "coordinates": rows_table("coordinates", coordinates),
         "clocks": rows_table("clocks", _clock_rows(clocks)),
         "waits": rows_table("waits", waits),
     }
-    return Survey(p2p, matched, clocks, waits, tables)
+    return Survey(
+        p2p, matched, clocks, waits, tables, tuple(pipelines), tuple(groups), tuple(coordinates)
+    )  # fmt: skip
 
 
 def _clock_rows(clocks: Clocks) -> list[tuple[object, ...]]:
