@@ -380,3 +380,54 @@ COMMENT ON COLUMN schedule_comparison.window_ns IS 'First forward on any rank to
 COMMENT ON COLUMN schedule_comparison.bubble_ns IS 'Idle time within the window, mean over ranks.';
 COMMENT ON COLUMN schedule_comparison.bubble_ratio IS 'Idle share of the window.';
 COMMENT ON COLUMN schedule_comparison.peak_hbm_bytes IS 'Highest allocation of any rank.';
+
+CREATE VIEW exposed_communication AS
+WITH kernels AS (
+    -- Operations launched as one kernel share its time: it counts once.
+    SELECT
+        c.rank,
+        CASE WHEN c.operation IN ('send', 'recv') THEN 'p2p' ELSE c.operation END AS operation,
+        c."group", c.batch, c.position,
+        max(w.wait_ns) OVER same AS wait_ns,
+        c.end_ns - c.start_ns AS duration_ns,
+        w.exposed_ns, w.upper_bound,
+        row_number() OVER (PARTITION BY c.rank, coalesce(c.batch, -1 - c.position) ORDER BY c.position) AS number
+    FROM comms AS c JOIN waits AS w USING (rank, position)
+    WINDOW same AS (PARTITION BY c.rank, coalesce(c.batch, -1 - c.position))
+)
+SELECT
+    rank, operation, "group",
+    count(*) AS operations,
+    sum(duration_ns)::BIGINT AS duration_ns,
+    sum(wait_ns)::BIGINT AS wait_ns,
+    sum(exposed_ns)::BIGINT AS exposed_ns,
+    bool_or(upper_bound) AS has_upper_bounds
+FROM kernels
+WHERE number = 1
+GROUP BY ALL
+ORDER BY rank, exposed_ns DESC;
+COMMENT ON VIEW exposed_communication IS 'Communication of each rank by kind and process group over the whole capture.';
+COMMENT ON COLUMN exposed_communication.rank IS 'Global rank.';
+COMMENT ON COLUMN exposed_communication.operation IS 'p2p (sends and receives) or the collective.';
+COMMENT ON COLUMN exposed_communication.group IS 'Process group.';
+COMMENT ON COLUMN exposed_communication.operations IS 'Kernels: a batch of sends and receives is one.';
+COMMENT ON COLUMN exposed_communication.duration_ns IS 'Time of the kernels, waiting included.';
+COMMENT ON COLUMN exposed_communication.wait_ns IS 'Of it, time until the last side was ready.';
+COMMENT ON COLUMN exposed_communication.exposed_ns IS 'Of it, time during which the rank computed nothing.';
+COMMENT ON COLUMN exposed_communication.has_upper_bounds IS 'Whether a side was not recorded, so that waiting counts as moving.';
+
+CREATE VIEW kernel_time_by_stage AS
+SELECT
+    a.stage, a.kind, a.part, e.name,
+    count(*) AS kernels,
+    sum(e.duration_ns)::BIGINT AS duration_ns
+FROM kernel_actions AS a JOIN events AS e USING (rank, event)
+GROUP BY ALL
+ORDER BY duration_ns DESC;
+COMMENT ON VIEW kernel_time_by_stage IS 'Kernels of the chosen step by stage and kind of action, longest first.';
+COMMENT ON COLUMN kernel_time_by_stage.stage IS 'Global (virtual) stage; null if they belong to none.';
+COMMENT ON COLUMN kernel_time_by_stage.kind IS 'F, B, I, W, REDUCE_GRAD, OPTIMIZER, COMMUNICATION or OTHER.';
+COMMENT ON COLUMN kernel_time_by_stage.part IS 'Of a backward: input or weight gradient; recompute.';
+COMMENT ON COLUMN kernel_time_by_stage.name IS 'Name of the kernel.';
+COMMENT ON COLUMN kernel_time_by_stage.kernels IS 'How many.';
+COMMENT ON COLUMN kernel_time_by_stage.duration_ns IS 'Their time.';

@@ -11,10 +11,10 @@ from tracetool.model.action import ActionKind
 from tracetool.readers import rows_table
 from tracetool.reconstruct import Reconstruction, reconstruct
 from tracetool.reconstruct.account import Account
+from tracetool.reconstruct.links import link_rows
 from tracetool.reconstruct.memory_log import tell_snapshots_apart_in_time
 from tracetool.reconstruct.steps import step_facts
 from tracetool.reconstruct.survey import survey_run
-from tracetool.reconstruct.transfers import median_transfer_ns, payload
 from tracetool.schedules.recognise import best_fit
 from tracetool.store import Run, is_run
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tracetool.ingest import Progress
-    from tracetool.model.timeline import Timeline, Transfer
+    from tracetool.model.timeline import Timeline
+    from tracetool.reconstruct.survey import Survey
 
 _ENTRY = "reconstruction"
 
@@ -75,7 +76,7 @@ def derive(run: Run) -> Run:
     except (ReconstructError, ScheduleError, MissingRank) as error:
         entry = {"missing": error.message, "hint": error.hint, "notes": account.notes}
     else:
-        tables |= tables_of(found)
+        tables |= tables_of(found, survey)
         _name_schedule(found, account)
         entry = {"step": found.pipeline.step, "notes": list(found.notes)}
     tables["findings"] = rows_table("findings", account.findings)
@@ -104,11 +105,11 @@ def _name_schedule(found: Reconstruction, account: Account) -> None:
         account.find("schedule", "all", f"{fit.schedule.name}, {dimensions}", "schedule fit")
 
 
-def tables_of(found: Reconstruction) -> dict[str, pa.Table]:
+def tables_of(found: Reconstruction, survey: Survey) -> dict[str, pa.Table]:
     """Stages and the observed Timeline as tables of a Run."""
     return {
         "stages": rows_table("stages", _stages(found)),
-        "links": rows_table("links", _links(found)),
+        "links": rows_table("links", link_rows(found.observed, survey)),
         **{name: rows_table(name, rows) for name, rows in found.tables.items()},
         "step_facts": rows_table("step_facts", step_facts(found.steps, found.pipeline.step)),
         **timeline_tables(found.observed),
@@ -163,19 +164,6 @@ def _metrics(timeline: Timeline) -> list[tuple[object, ...]]:
         if value is not None
     ]
     return whole + peaks
-
-
-def _links(found: Reconstruction) -> list[tuple[object, ...]]:
-    groups: dict[tuple[int, int, str], list[Transfer]] = {}
-    for transfer in found.observed.transfers:
-        groups.setdefault((transfer.src_rank, transfer.dst_rank, transfer.kind.value), []).append(transfer)
-    rows: list[tuple[object, ...]] = []
-    for (src, dst, kind), transfers in sorted(groups.items()):
-        size, time = payload(transfers), median_transfer_ns(transfers)
-        bandwidth = None if size is None or time == 0 else size * 10**9 // time
-        ranks = found.observed.global_ranks
-        rows.append((ranks[src], ranks[dst], kind, len(transfers), size, time, bandwidth, None, None))
-    return rows
 
 
 def _stages(found: Reconstruction) -> list[tuple[object, ...]]:

@@ -134,10 +134,10 @@ def test_memory_of_layers_sums_to_that_of_their_stage() -> None:
 
 
 @given(
-    prefix=st.lists(st.integers(0, 9), max_size=5),
+    prefix=st.lists(st.integers(0, 9), max_size=5, unique=True),
     unit=st.lists(st.integers(10, 19), min_size=2, max_size=7, unique=True),
     times=st.integers(2, 6),
-    suffix=st.lists(st.integers(20, 29), max_size=5),
+    suffix=st.lists(st.integers(20, 29), max_size=5, unique=True),
 )
 def test_a_repetition_is_found_between_what_is_ahead_and_after(
     prefix: list[int], unit: list[int], times: int, suffix: list[int]

@@ -239,7 +239,7 @@ def test_a_clock_that_is_off_is_corrected_and_told(tmp_path: Path, clean: Metric
 
     found = _spoiled(tmp_path, change)
     (told,) = [f for f in found.findings if f.fact == "clocks" and f.subject == "rank 3"]
-    assert told.value.startswith("+30.0 ms to add")
+    assert told.value.startswith("+30.0 ms added")
     assert not any("arrive before they were sent" in note for note in found.notes)
     assert measure(found.observed).window_ns == pytest.approx(clean.window_ns, abs=5_000)
     assert abs(answer(found, ["1f1b"]).fidelity.error_ratio) < 0.02

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tracetool.errors import MissingRank, NoDeviceActivity
+from tracetool.errors import MissingRank, NoDeviceActivity, ReconstructError
 from tracetool.model.action import Action, ActionKind
 from tracetool.model.pipeline import Pipeline, RankProfile, StageProfile
 from tracetool.model.schedule import schedule_from_orders
 from tracetool.model.timeline import Op, Timeline
 from tracetool.reconstruct.account import Account, Finding
-from tracetool.reconstruct.closeup import Row, cost_rows, look_closely, read_residents
+from tracetool.reconstruct.closeup import Row, cost_rows, look_closely, loose_rows, read_residents
 from tracetool.reconstruct.copies import find_copies, with_copies
 from tracetool.reconstruct.groups import PipelineGroup, chosen_pipeline, find_pipelines
 from tracetool.reconstruct.memory import MemoryFacts, memory_facts
@@ -36,6 +36,8 @@ from tracetool.reconstruct.transfers import (
     stage_ops,
 )
 from tracetool.units import format_count, format_ranges, format_ranks
+
+_MOST_OTHER_STEPS = 7
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -115,11 +117,8 @@ def reconstruct(
     _check_recorded(run, group, kernels)
     steps = steps_of(run, group.ranks, account)
     chosen = choose_step(steps, group.ranks, step, account)
-    messages = messages_of_step(survey, group, chosen)
-    work = find_work(
-        run, group, chosen, messages.posts, messages.messages,
-        use_labels=use_labels, has_device=bool(kernels), account=account,
-    )  # fmt: skip
+    how = _How(use_labels=use_labels, has_device=bool(kernels))
+    messages, work = _work(run, group, chosen, survey, how, account)
     p2p_ops = stage_ops(run, chosen, messages, work.placed)
     transfers = find_transfers(group, messages, p2p_ops, survey.clocks, account)
     memory = memory_facts(run, group, chosen, work.ranks, account)
@@ -127,7 +126,8 @@ def reconstruct(
     aligned = survey.clocks.aligned_ns
     origin = min(aligned(rank, s.start_ns) for rank, w in work.ranks.items() for s in w.segments)
     residents = read_residents(run, group, work.ranks)
-    closeup = look_closely(run, group, chosen, work.ranks, residents, account)
+    logs = {rank: facts.log for rank, facts in memory.items() if facts.log is not None}
+    closeup = look_closely(run, group, chosen, work.ranks, residents, logs, account)
     found = _pipeline(run, group, chosen, work.ranks, memory, tails, transfers, messages)
     found = replace(found, stages=tuple(closeup.complete(stage) for stage in found.stages))
     check_counts(transfers, found.observed.shape)
@@ -142,8 +142,11 @@ def reconstruct(
         notes=tuple(account.notes),
         findings=tuple(account.findings),
         tables={
-            "costs": cost_rows(chosen.number, work.ranks, residents),
-            "kernel_actions": closeup.kernel_rows(),
+            "costs": [
+                *cost_rows(chosen.number, work.ranks, residents),
+                *_other_costs(run, group, steps, chosen, survey, how, account),
+            ],
+            "kernel_actions": [*closeup.kernel_rows(), *loose_rows(work.ranks)],
             "layers": closeup.layer_rows(),
         },
         steps=tuple(steps),
@@ -199,6 +202,44 @@ def _check_host_only(run: Run, account: Account) -> None:
             hint="record with ProfilerActivity.CUDA (or NPU), and export inside on_trace_ready" if events else None,
         )
     account.note("no kernels in the traces: the host's own ops are taken as the compute, as in a run on CPUs")
+
+
+class _How(NamedTuple):
+    """Whether labels may be used, and whether the traces hold a device."""
+
+    use_labels: bool
+    has_device: bool
+
+
+def _work(
+    run: Run, group: PipelineGroup, step: Step, survey: Survey, how: _How, account: Account
+) -> tuple[StepMessages, Work]:
+    messages = messages_of_step(survey, group, step)
+    return messages, find_work(
+        run, group, step, messages.posts, messages.messages,
+        use_labels=how.use_labels, has_device=how.has_device, account=account,
+    )  # fmt: skip
+
+
+def _other_costs(
+    run: Run, group: PipelineGroup, steps: Sequence[Step], chosen: Step, survey: Survey, how: _How, account: Account
+) -> list[Row]:
+    """What actions cost in the other complete steps, the nearest ones first if there are many."""
+    others = [s for s in steps if s.status == "complete" and s.number != chosen.number]
+    others.sort(key=lambda s: (abs(s.number - chosen.number), s.number))
+    if len(others) > _MOST_OTHER_STEPS:
+        account.note(
+            f"costs are of {_MOST_OTHER_STEPS + 1} of {len(others) + 1} complete steps, those about the chosen one"
+        )
+    rows: list[Row] = []
+    for step in others[:_MOST_OTHER_STEPS]:
+        try:
+            _, work = _work(run, group, step, survey, how, Account())
+        except ReconstructError as error:
+            account.note(f"step {step.number} is left out of the costs: {error.message}")
+            continue
+        rows += cost_rows(step.number, work.ranks, read_residents(run, group, work.ranks))
+    return rows
 
 
 def _tell(account: Account, pipeline: Pipeline, work: Work, transfers: Sequence[Transfer]) -> None:

@@ -27,11 +27,13 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-NOISE_NS = 5_000
+NOISE_NS = 10_000
 """Offsets up to this are within what ends of kernels on one host differ by: such times are left as they are."""
 
+_DRIFT_NS = 5_000
+
 _MOST_ANCHORS = 512
-_LOW_QUANTILE = 0.2
+_LOW_QUANTILE = 0.05
 _BUFFERED_NS = 1_000_000
 _LAG_NS = 200_000
 _COLLECTIVE_NS = 2_000.0  # ends of a collective differ by its topology, whatever their number
@@ -228,11 +230,11 @@ def _prompt(found: tuple[Array, Array], sign: int, within_ns: int) -> tuple[Arra
     return found[0][near], found[1][near]
 
 
-def _error(values: Array, middle: float) -> float:
-    """Standard error of a middle value, from the median distance to it; never below half a microsecond."""
+def _error(values: Array, level: float) -> float:
+    """Standard error of a level, from how far the middle one of the values is from it; never below 500 ns."""
     import numpy as np
 
-    return max(500.0, 1.48 * float(np.median(np.abs(values - middle))) / math.sqrt(len(values)))
+    return max(500.0, 1.48 * float(np.median(np.abs(values - level))) / math.sqrt(len(values)))
 
 
 def _drift(classes: Sequence[tuple[Array, Array]]) -> tuple[float, float | None]:
@@ -299,19 +301,19 @@ def _solve(
             matrix[row, at[one]] -= 1
         if other in at:
             matrix[row, at[other]] += 1
-    ahead = _least_squares(matrix, [(e.offset_ns, e.offset_sd) for _, e in used])
+    ahead, ahead_sd = _least_squares(matrix, [(e.offset_ns, e.offset_sd) for _, e in used])
     told = [(e.drift, e.drift_sd if e.drift_sd is not None else 1.0) for _, e in used]
-    gains, gain_sd = _least_squares_with_errors(matrix, told)
+    gains, gain_sd = _least_squares(matrix, told)
     known = {rank: any(e.drift_sd is not None for pair, e in used if rank in pair) for rank in at}
-    clocks = {reference: _clock(middle, 0.0, None, [e for p, e in used if reference in p])}
+    clocks = {reference: _clock(middle, 0.0, 0.0, None, [e for p, e in used if reference in p])}
     for rank, n in at.items():
-        sure = known[rank] and abs(gains[n]) > _SIGNIFICANT * gain_sd[n] and abs(gains[n]) * span_ns > NOISE_NS
+        sure = known[rank] and abs(gains[n]) > _SIGNIFICANT * gain_sd[n] and abs(gains[n]) * span_ns > _DRIFT_NS
         drift = -float(gains[n]) * 1e6 if sure else (0.0 if known[rank] else None)
-        clocks[rank] = _clock(middle, float(ahead[n]), drift, [e for p, e in used if rank in p])
+        clocks[rank] = _clock(middle, float(ahead[n]), float(ahead_sd[n]), drift, [e for p, e in used if rank in p])
     return clocks
 
 
-def _clock(middle: int, ahead_ns: float, drift_ppm: float | None, edges: Sequence[_Edge]) -> Clock:
+def _clock(middle: int, ahead_ns: float, error_ns: float, drift_ppm: float | None, edges: Sequence[_Edge]) -> Clock:
     import numpy as np
 
     residuals = np.concatenate([e.residuals for e in edges]) if edges else np.zeros(0)
@@ -322,15 +324,11 @@ def _clock(middle: int, ahead_ns: float, drift_ppm: float | None, edges: Sequenc
         drift_ppm=drift_ppm,
         residual_ns=residual,
         anchors=sum(e.anchors for e in edges),
-        applied=abs(ahead_ns) > max(NOISE_NS, residual or 0) or bool(drift_ppm),
+        applied=abs(ahead_ns) > max(NOISE_NS, residual or 0, _SIGNIFICANT * error_ns) or bool(drift_ppm),
     )
 
 
-def _least_squares(matrix: Array, told: Sequence[tuple[float, float]]) -> Array:
-    return _least_squares_with_errors(matrix, told)[0]
-
-
-def _least_squares_with_errors(matrix: Array, told: Sequence[tuple[float, float]]) -> tuple[Array, Array]:
+def _least_squares(matrix: Array, told: Sequence[tuple[float, float]]) -> tuple[Array, Array]:
     import numpy as np
 
     if not matrix.size:
@@ -350,18 +348,25 @@ def _tell(
     one_way: Sequence[tuple[int, int]],
     account: Account,
 ) -> None:
-    for rank, clock in sorted(clocks.items()):
-        if rank == reference or clock.offset_ns is None:
-            continue
-        drift = "" if not clock.drift_ppm else f", drift {clock.drift_ppm:+.1f} ppm"
-        residual = format_duration(clock.residual_ns or 0)
+    known = {r: c for r, c in sorted(clocks.items()) if r != reference and c.offset_ns is not None}
+    left = [rank for rank, clock in known.items() if not clock.applied]
+    if left:
+        most = max(abs(known[rank].offset_ns or 0) for rank in left)
         account.find(
-            "clocks", f"rank {rank}",
-            f"{_signed(clock.offset_ns)} to add{drift}; anchors agree within {residual}"
-            + ("" if clock.applied else " (within the noise: not applied)"),
-            "messages", _agreement(rank, clocks, edges),
-            f"{format_count(clock.anchors, 'anchor')}, reference rank {reference}",
+            "clocks", format_ranks(left),
+            f"within {format_duration(most)} of rank {reference}'s, no more than the anchors scatter: left as they are",
+            "messages", min(_agreement(rank, clocks, edges) for rank in left),
+            f"{format_count(sum(known[rank].anchors for rank in left), 'anchor')}",
         )  # fmt: skip
+    for rank, clock in known.items():
+        if clock.applied:
+            drift = "" if not clock.drift_ppm else f", drift {clock.drift_ppm:+.1f} ppm"
+            account.find(
+                "clocks", f"rank {rank}",
+                f"{_signed(clock.offset_ns or 0)} added{drift} to agree with rank {reference}; anchors agree within "
+                f"{format_duration(clock.residual_ns or 0)}",
+                "messages", _agreement(rank, clocks, edges), format_count(clock.anchors, "anchor"),
+            )  # fmt: skip
     if apart:
         account.note(
             f"the {'clock' if len(apart) == 1 else 'clocks'} of {format_ranks(apart)} cannot be compared with that of "

@@ -14,6 +14,7 @@ from tracetool.reconstruct.action_view import ActionView
 from tracetool.reconstruct.contention import Resident, Sample, learn_alone, pieces, read_resident
 from tracetool.reconstruct.layer_memory import BlockMemory, memory_of_blocks
 from tracetool.reconstruct.layers import AFTER, AHEAD, Place, StageLayers, find_layers
+from tracetool.reconstruct.pieces import SCALING_OPS
 from tracetool.reconstruct.split import Part, agreement, gradient_parts, read_feeders
 from tracetool.units import format_duration
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from tracetool.reconstruct.account import Account
     from tracetool.reconstruct.contention import Alone
     from tracetool.reconstruct.groups import PipelineGroup
+    from tracetool.reconstruct.kernels import Kernel
+    from tracetool.reconstruct.memory_log import Log
     from tracetool.reconstruct.segments import RankWork, Segment
     from tracetool.reconstruct.steps import Step
     from tracetool.store import Run
@@ -143,6 +146,28 @@ class Closeup:
         return rows
 
 
+def loose_rows(work: Mapping[int, RankWork]) -> list[Row]:
+    """Rows of the table ``kernel_actions`` for kernels that belong to no action."""
+    rows: list[Row] = []
+    for rank, of_rank in work.items():
+        end = max(s.end_ns for s in of_rank.segments)
+        rows += [
+            (rank, kernel.event, None, _loose_kind(kernel, end), None, None, None)
+            for kernel in of_rank.loose
+            if kernel.event >= 0
+        ]
+    return rows
+
+
+def _loose_kind(kernel: Kernel, end_ns: int) -> str:
+    if kernel.is_p2p or kernel.is_barrier:
+        return "COMMUNICATION"
+    if kernel.is_optimizer:
+        return ActionKind.OPTIMIZER.value
+    is_reduction = kernel.is_collective or kernel.op_name in SCALING_OPS
+    return ActionKind.REDUCE_GRAD.value if is_reduction and kernel.end_ns > end_ns else "OTHER"
+
+
 def cost_rows(step: int, work: Mapping[int, RankWork], residents: Mapping[int, Resident]) -> list[Row]:
     """Rows of the table ``costs`` for the actions of one step; collectives are no kernels of theirs."""
     rows: list[Row] = []
@@ -170,6 +195,7 @@ def look_closely(
     step: Step,
     work: Mapping[int, RankWork],
     residents: Mapping[int, Resident],
+    logs: Mapping[int, Log],
     account: Account,
 ) -> Closeup:
     """Look at the kernels of every action of a step."""
@@ -186,7 +212,7 @@ def look_closely(
     _take_slowdown_out(views, account)
     split = _split_backwards(views, weights, account)
     _tell_layers(layers, account)
-    return Closeup(tuple(views), layers, split, memory_of_blocks(run, views, step.spans))
+    return Closeup(tuple(views), layers, split, memory_of_blocks(views, logs))
 
 
 def read_residents(run: Run, group: PipelineGroup, work: Mapping[int, RankWork]) -> dict[int, Resident]:

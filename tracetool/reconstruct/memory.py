@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tracetool.reconstruct.steps import Step
     from tracetool.store import Run
 
-_Key = tuple[int, str, int]
+_Key = tuple[int | str, ...]
 _SAME_RATIO = 0.02
 """Microbatches of a stage that differ by no more hold the same."""
 _WORTH_TELLING_RATIO = 0.001
@@ -48,6 +48,7 @@ class MemoryFacts:
         peak: Per action, highest level above that at its start.
         tail_peak: After the last action (optimizer), highest level above that at its end.
         beyond: What the rank occupies beyond its allocations; None if unknown.
+        log: The allocator's log, where launches tell which action a change belongs to.
     """
 
     static_bytes: int | None = None
@@ -55,6 +56,7 @@ class MemoryFacts:
     peak: Mapping[_Key, int] = field(default_factory=dict)
     tail_peak: int = 0
     beyond: Beyond | None = None
+    log: Log | None = field(default=None, repr=False, compare=False)
 
     @property
     def overhead_bytes(self) -> int | None:
@@ -116,7 +118,8 @@ def _facts(
     if not bounds.spans:
         return MemoryFacts(beyond=beyond), bounds.detail
     found = memory_by_action(log, bounds.spans)
-    facts = MemoryFacts(found.static_bytes, found.held, found.peak, found.tail_peak, beyond)
+    by_launch = log if bounds.by == "launches" else None
+    facts = MemoryFacts(found.static_bytes, found.held, found.peak, found.tail_peak, beyond, by_launch)
     _tell_stages(rank, facts, found, segments, (log, bounds), account)
     return facts, None
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from tracetool.reconstruct.memory_log import Log, Numbers
 
-Key = tuple[int, str, int]
-"""Stage, kind and microbatch."""
+Key = tuple[int | str, ...]
+"""Stage, kind and microbatch of an action; of a part of one, the number of the part besides."""
 
 
 class HostSpan(NamedTuple):
@@ -166,14 +166,15 @@ def _settle_after_last(
     made = maker[freed]
     known = made >= 0
     makers = owner[made[known]]
-    kept = (makers < last) & gradients[makers]
+    of_last = np.array([s.key[:3] == spans[-1].key[:3] for s in spans] + [False])
+    kept = (makers < last) & gradients[makers] & ~of_last[makers]
     owner[freed[known][kept]] = last + 1
-    owner[freed[known][makers == last]] = last
+    owner[freed[known][of_last[makers]]] = last
 
 
 def _last_backwards(spans: Sequence[HostSpan]) -> list[int | None]:
     """Per action, the index of the last backward of its microbatch if it is a forward, else None."""
-    backward: dict[tuple[int, int], int] = {}
+    backward: dict[tuple[int | str, int | str], int] = {}
     for index, span in enumerate(spans):
         if span.key[1] != ActionKind.FORWARD.value:
             backward[span.key[0], span.key[2]] = index

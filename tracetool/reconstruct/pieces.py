@@ -190,7 +190,7 @@ def _parts_of(stretch: _Stretch, by_first: Mapping[int, tuple[int, _Stretch]]) -
 
 _ROOT_GRADIENT_OPS = ("aten::ones_like", "aten::fill_", "aten::empty_like", "aten::empty_strided")
 _GRADIENT_SUM_OP = "aten::add_"
-_SCALING_OPS = ("aten::div_", "aten::mul_")
+SCALING_OPS = ("aten::div_", "aten::mul_")
 
 
 def _ends(part: _Stretch) -> tuple[int, int]:
@@ -230,8 +230,8 @@ class _Grads:
         """Launches outside the graph: part of a backward if they stand before or within one."""
         if after_break:
             self.flush()
-        self._loose += [k for k in kernels if k.op_name in _SCALING_OPS]  # of gradients that are complete
-        self._held += [k for k in kernels if k.op_name not in _SCALING_OPS]
+        self._loose += [k for k in kernels if k.op_name in SCALING_OPS]  # of gradients that are complete
+        self._held += [k for k in kernels if k.op_name not in SCALING_OPS]
 
     def flush(self) -> None:
         """Give up what is held: no backward follows that it could belong to."""

@@ -67,7 +67,7 @@ class RankWork:
         segments: In order of their start.
         tail: Gradient reduction and optimizer as observed, waiting included.
         evidence: label, autograd or kernels.
-        loose: Kernels that belong to no action, communication among them.
+        loose: Kernels that belong to no action: messages, gradient reduction, optimizer and the like.
     """
 
     segments: tuple[Segment, ...]
@@ -166,14 +166,20 @@ def _ranks(
     found: Mapping[int, _Found], group: PipelineGroup, step: Step, account: Account, *, labelled: bool
 ) -> dict[int, RankWork]:
     ranks = {}
+    stray: list[int] = []
     for rank in group.ranks:
         segments = sorted((_segment(p) for p in found[rank].pieces), key=lambda s: s.start_ns)
         _check_pairs(segments, rank, step.number)
-        for text in _stray(found[rank].loose, segments, rank):
-            account.note(text)
+        stray += _stray(found[rank].loose, segments)
         evidence: Evidence = "label" if labelled else found[rank].evidence
         tail = observed_tail(found[rank].kernels, segments)
-        ranks[rank] = RankWork(tuple(segments), tail, evidence, tuple(found[rank].loose))
+        messages = [k for k in found[rank].kernels if k.is_p2p or k.is_barrier]
+        ranks[rank] = RankWork(tuple(segments), tail, evidence, (*found[rank].loose, *messages))
+    if stray:
+        account.note(
+            f"{format_count(len(stray), 'kernel')} ({format_duration(sum(stray))}) between actions belong to none: "
+            "scaling of gradients and the like"
+        )
     return ranks
 
 
@@ -298,20 +304,14 @@ def _check_pairs(segments: Sequence[Segment], rank: int, step: int) -> None:
         )
 
 
-def _stray(loose: Sequence[Kernel], segments: Sequence[Segment], rank: int) -> list[str]:
-    """Tell of computing kernels that start between the first and last action, but inside none."""
+def _stray(loose: Sequence[Kernel], segments: Sequence[Segment]) -> list[int]:
+    """Durations of computing kernels that start between the first and last action, but inside none."""
     starts = [s.start_ns for s in segments]
-    stray = [
+    return [
         kernel.end_ns - kernel.start_ns
         for kernel in loose
         if kernel.is_compute
         and not kernel.is_collective
         and (at := bisect_right(starts, kernel.start_ns)) > 0
         and segments[at - 1].end_ns <= kernel.start_ns < segments[-1].start_ns
-    ]
-    if not stray:
-        return []
-    return [
-        f"rank {rank}: {format_count(len(stray), 'kernel')} ({format_duration(sum(stray))}) between actions belong "
-        "to none: scaling of gradients and the like"
     ]

@@ -13,7 +13,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -194,13 +194,3 @@ class _Union:
         at = int(np.searchsorted(self._starts, time, side="right"))
         inside = 0 if at == 0 else min(time, int(self._ends[at - 1])) - int(self._starts[at - 1])
         return int(self._before[at - 1]) + inside if at else 0
-
-
-def exposed_by_link(waits: Mapping[tuple[int, int], Wait], messages: Sequence[Message]) -> dict[tuple[int, int], int]:
-    """Per (source, destination), the exposed time of the receives on that link."""
-    total: dict[tuple[int, int], int] = defaultdict(int)
-    for message in messages:
-        wait = waits.get((message.recv.rank, message.recv.position))
-        if wait is not None and wait.exposed_ns is not None:
-            total[message.send.rank, message.recv.rank] += wait.exposed_ns
-    return dict(total)
