@@ -1,8 +1,8 @@
 """Sends and receives of a Kineto trace from the ``c10d`` ops that post them.
 
 On gloo there are no ``record_param_comms`` records and no kernels: an op ``c10d::send`` names the peer (inside
-its group) and, with ``record_shapes``, what is sent; an annotation ``gloo:send`` that begins inside it spans the
-asynchronous work. On NCCL the records lack the peer before torch 2.6, which the op around them then tells
+its group) and, with ``record_shapes``, what is sent; an annotation ``gloo:send`` that begins inside it lasts until
+somebody waits for the work. On NCCL the records lack the peer before torch 2.6, which the op around them then tells
 (the project's ``kineto-formats`` reference, 9.1 and 9.2).
 """
 
@@ -169,6 +169,7 @@ def _record(posting: Posting, work: Title | None, group: Group | None) -> CommRe
         posted_ns=posting.start_ns,
         thread=posting.thread,
         external_id=posting.external_id,
-        start_ns=work.start_ns if work is not None else None,
+        # The title begins only after the bytes were handed over (c10d's ProcessGroupGloo::send and recv).
+        start_ns=posting.start_ns if work is not None else None,
         end_ns=work.end_ns if work is not None else None,
     )

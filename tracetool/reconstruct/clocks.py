@@ -8,11 +8,11 @@ over the capture is the drift.
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from tracetool.reconstruct.clock_pairs import Anchors, join_pair
 from tracetool.units import format_count, format_duration, format_ranks
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tracetool.reconstruct.account import Account
+    from tracetool.reconstruct.clock_pairs import Edge
     from tracetool.reconstruct.collectives import Collective
     from tracetool.reconstruct.messages import Message, P2POp
 
@@ -31,12 +32,6 @@ NOISE_NS = 10_000
 """Offsets up to this are within what ends of kernels on one host differ by: such times are left as they are."""
 
 _DRIFT_NS = 5_000
-
-_MOST_ANCHORS = 512
-_LOW_QUANTILE = 0.05
-_BUFFERED_NS = 1_000_000
-_LAG_NS = 200_000
-_COLLECTIVE_NS = 2_000.0  # ends of a collective differ by its topology, whatever their number
 _SIGNIFICANT = 3.0
 
 
@@ -77,42 +72,6 @@ class Clocks:
         return time_ns + clock.offset_ns + drift
 
 
-class _Anchors(NamedTuple):
-    """Differences of ends between two ranks (second minus first), by how they came about.
-
-    Attributes:
-        there: Of receives on the second rank and their sends on the first.
-        back: Of sends on the second rank and their receives on the first.
-        both: Of kernels that carried messages both ways: which one ended last is not known.
-        together: Of collectives.
-    """
-
-    there: list[tuple[int, int]]
-    back: list[tuple[int, int]]
-    both: list[tuple[int, int]]
-    together: list[tuple[int, int]]
-
-
-class _Edge(NamedTuple):
-    """What the anchors of two ranks say of the second one's clock against the first's.
-
-    Attributes:
-        offset_ns: Difference of the clocks at the middle of the capture.
-        offset_sd: Its standard error, ns.
-        drift: Growth of the difference, ns per ns.
-        drift_sd: Its standard error; None if the anchors do not tell.
-        residuals: Distances of the anchors from what is usual for their kind, ns.
-        anchors: Number of anchors.
-    """
-
-    offset_ns: float
-    offset_sd: float
-    drift: float
-    drift_sd: float | None
-    residuals: Array
-    anchors: int
-
-
 def find_clocks(
     ranks: Sequence[int], messages: Sequence[Message], collectives: Sequence[Collective], account: Account
 ) -> Clocks:
@@ -128,10 +87,10 @@ def find_clocks(
     if not ranks or not pairs:
         return Clocks()
     middle = (min(times) + max(times)) // 2
-    edges: dict[tuple[int, int], _Edge] = {}
+    edges: dict[tuple[int, int], Edge] = {}
     one_way: list[tuple[int, int]] = []
     for pair, anchors in sorted(pairs.items()):
-        edge = _edge(anchors, middle)
+        edge = join_pair(anchors, middle)
         if edge is None:
             one_way.append(pair)
         else:
@@ -147,8 +106,8 @@ def find_clocks(
 
 def _collect(
     messages: Sequence[Message], collectives: Sequence[Collective]
-) -> tuple[dict[tuple[int, int], _Anchors], list[int]]:
-    pairs: dict[tuple[int, int], _Anchors] = defaultdict(lambda: _Anchors([], [], [], []))
+) -> tuple[dict[tuple[int, int], Anchors], list[int]]:
+    pairs: dict[tuple[int, int], Anchors] = defaultdict(lambda: Anchors([], [], [], []))
     in_kernel = Counter((op.rank, op.batch) for message in messages for op in message if op.batch is not None)
     times: list[int] = []
     for send, recv in messages:
@@ -159,13 +118,17 @@ def _collect(
         anchors = pairs[low, high]
         alone = all(op.batch is None or in_kernel[op.rank, op.batch] == 1 for op in (send, recv))
         difference = received - sent if recv.rank == high else sent - received
-        kind = anchors.both if not alone else anchors.there if recv.rank == high else anchors.back
-        kind.append((sent if send.rank == low else received, difference))
+        at = sent if send.rank == low else received
+        if alone:
+            lasted = received - (received if recv.start_ns is None else recv.start_ns)
+            (anchors.there if recv.rank == high else anchors.back).append((at, difference, lasted))
+        else:
+            anchors.both.append((at, difference, 0))
         times.append(sent)
     for collective in collectives:
         first = collective.ops[0]
         for op in collective.ops[1:]:
-            pairs[first.rank, op.rank].together.append((first.end_ns, op.end_ns - first.end_ns))
+            pairs[first.rank, op.rank].together.append((first.end_ns, op.end_ns - first.end_ns, 0))
         times.append(first.end_ns)
     return dict(pairs), times
 
@@ -175,106 +138,7 @@ def _is_host_work(op: P2POp) -> bool:
     return op.stream is None and op.thread is not None
 
 
-def _edge(anchors: _Anchors, middle: int) -> _Edge | None:
-    """Offset and drift of two ranks; None if messages went one way only."""
-    there, back, both, together = (_arrays(a, middle) for a in anchors)
-    # A send that was buffered ends long before its receive: it shows no lag.
-    there, back = _prompt(there, 1, _BUFFERED_NS), _prompt(back, -1, _BUFFERED_NS)
-    drift, drift_sd = _drift([there, back, both, together])
-    there, back, both, together = ((t, d - drift * t) for t, d in (there, back, both, together))
-    there, back = _prompt(there, 1, _LAG_NS), _prompt(back, -1, _LAG_NS)
-    return _offset(there[1], back[1], both[1], together[1], drift, drift_sd, sum(map(len, anchors)))
-
-
-def _offset(
-    there: Array, back: Array, both: Array, together: Array, drift: float, drift_sd: float | None, anchors: int
-) -> _Edge | None:
-    import numpy as np
-
-    estimates: list[tuple[float, float]] = []
-    residuals = []
-    if len(there) and len(back):
-        out, home = np.quantile(there, _LOW_QUANTILE), np.quantile(-back, _LOW_QUANTILE)
-        estimates.append(((out - home) / 2, max(_error(there, out), _error(-back, home))))
-        residuals += [np.abs(there - out), np.abs(-back - home)]
-    if len(together):
-        level = float(np.median(together))
-        estimates.append((level, max(_COLLECTIVE_NS, _error(together, level))))
-        residuals.append(np.abs(together - level))
-    if not estimates and len(both):
-        # Unknown by half a lag: which side ended last is the same in all of them, or random.
-        estimates.append((float(np.median(both)), 30_000.0))
-        residuals.append(np.abs(both - np.median(both)))
-    if not estimates:
-        return None
-    weights = np.array([1 / error**2 for _, error in estimates])
-    offset = float(np.dot(weights, [value for value, _ in estimates]) / weights.sum())
-    return _Edge(offset, float(weights.sum() ** -0.5), drift, drift_sd, np.concatenate(residuals), anchors)
-
-
-def _arrays(anchors: Sequence[tuple[int, int]], middle: int) -> tuple[Array, Array]:
-    """Times from the middle of the capture, and differences; evenly chosen if there are very many."""
-    import numpy as np
-
-    step = max(1, len(anchors) // _MOST_ANCHORS)
-    found = np.array(sorted(anchors)[::step], dtype=np.int64).reshape(-1, 2)
-    return (found[:, 0] - middle).astype(float), found[:, 1].astype(float)
-
-
-def _prompt(found: tuple[Array, Array], sign: int, within_ns: int) -> tuple[Array, Array]:
-    """The anchors with nearly the shortest lag seen."""
-    if not len(found[1]):
-        return found
-    lags = sign * found[1]
-    near = lags <= lags.min() + within_ns
-    return found[0][near], found[1][near]
-
-
-def _error(values: Array, level: float) -> float:
-    """Standard error of a level, from how far the middle one of the values is from it; never below 500 ns."""
-    import numpy as np
-
-    return max(500.0, 1.48 * float(np.median(np.abs(values - level))) / math.sqrt(len(values)))
-
-
-def _drift(classes: Sequence[tuple[Array, Array]]) -> tuple[float, float | None]:
-    """Common slope of several kinds of anchors, each with a level of its own.
-
-    Each kind gives a slope by least absolute residuals. Lags that grow with load look like drift in one kind, but
-    then not in the others: at least two kinds have to agree.
-
-    Returns:
-        Slope and its standard error; 0 and None if the anchors do not tell.
-    """
-    import numpy as np
-
-    slopes = [_slope(t, d) for t, d in classes if len(t) >= 4 and np.ptp(t) > 0]
-    if len(slopes) < 2:
-        return 0.0, None
-    weights = np.array([1 / sd**2 for _, sd in slopes])
-    slope = float(np.dot(weights, [value for value, _ in slopes]) / weights.sum())
-    sure = [value for value, sd in slopes if sd * _SIGNIFICANT < abs(slope)]
-    agree = len(sure) >= 2 and all(0.5 < value / slope < 2 for value in sure)
-    return (slope if agree else 0.0), float(weights.sum() ** -0.5)
-
-
-def _slope(t: Array, d: Array) -> tuple[float, float]:
-    """Slope of one kind of anchors and its standard error, by iteratively reweighted least squares."""
-    import numpy as np
-
-    weights = np.ones(len(t))
-    slope, spread = 0.0, 1.0
-    for _ in range(20):
-        tc, dc = t - np.average(t, weights=weights), d - np.average(d, weights=weights)
-        slope = float(np.sum(weights * tc * dc) / np.sum(weights * tc * tc))
-        residuals = np.abs(dc - slope * tc)
-        spread = max(1.48 * float(np.median(residuals)), 100.0)
-        weights = 1 / np.maximum(residuals, spread / 10)
-    scatter: float = ((t - t.mean()) ** 2).sum()
-    return slope, spread / math.sqrt(scatter)
-
-
-def _joined(reference: int, edges: Mapping[tuple[int, int], _Edge]) -> set[int]:
+def _joined(reference: int, edges: Mapping[tuple[int, int], Edge]) -> set[int]:
     near: dict[int, set[int]] = defaultdict(set)
     for one, other in edges:
         near[one].add(other)
@@ -288,7 +152,7 @@ def _joined(reference: int, edges: Mapping[tuple[int, int], _Edge]) -> set[int]:
 
 
 def _solve(
-    reference: int, ranks: Sequence[int], edges: Mapping[tuple[int, int], _Edge], middle: int, span_ns: int
+    reference: int, ranks: Sequence[int], edges: Mapping[tuple[int, int], Edge], middle: int, span_ns: int
 ) -> dict[int, Clock]:
     """Weighted least squares over the graph of ranks; the reference rank's clock is kept."""
     import numpy as np
@@ -313,7 +177,7 @@ def _solve(
     return clocks
 
 
-def _clock(middle: int, ahead_ns: float, error_ns: float, drift_ppm: float | None, edges: Sequence[_Edge]) -> Clock:
+def _clock(middle: int, ahead_ns: float, error_ns: float, drift_ppm: float | None, edges: Sequence[Edge]) -> Clock:
     import numpy as np
 
     residuals = np.concatenate([e.residuals for e in edges]) if edges else np.zeros(0)
@@ -343,7 +207,7 @@ def _least_squares(matrix: Array, told: Sequence[tuple[float, float]]) -> tuple[
 def _tell(
     reference: int,
     clocks: Mapping[int, Clock],
-    edges: Mapping[tuple[int, int], _Edge],
+    edges: Mapping[tuple[int, int], Edge],
     apart: Sequence[int],
     one_way: Sequence[tuple[int, int]],
     account: Account,
@@ -380,7 +244,7 @@ def _tell(
         )
 
 
-def _agreement(rank: int, clocks: Mapping[int, Clock], edges: Mapping[tuple[int, int], _Edge]) -> float:
+def _agreement(rank: int, clocks: Mapping[int, Clock], edges: Mapping[tuple[int, int], Edge]) -> float:
     """Share of the rank's pairs whose own difference is what all pairs together say."""
     mine = [(pair, edge) for pair, edge in edges.items() if rank in pair]
     agree = 0
