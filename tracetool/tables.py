@@ -8,76 +8,24 @@ column says otherwise.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from tracetool.columns import SCHEMA_VERSION, Column, Table, nullable, table
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-SCHEMA_VERSION = "3.0"
-
-ColumnType = Literal["int64", "int32", "float64", "bool", "string", "category", "list<int32>"]
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column: its type (``category`` is a dictionary-encoded string) and what it means."""
-
-    name: str
-    type: ColumnType
-    doc: str
-    nullable: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """One table: what a row is, and its columns."""
-
-    name: str
-    doc: str
-    columns: tuple[Column, ...]
-
-    def arrow_schema(self) -> pa.Schema:
-        """The Arrow schema, with the doc lines as field metadata."""
-        import pyarrow as pa
-
-        types = {
-            "int64": pa.int64(),
-            "int32": pa.int32(),
-            "float64": pa.float64(),
-            "bool": pa.bool_(),
-            "string": pa.string(),
-            "category": pa.dictionary(pa.int32(), pa.string()),
-            "list<int32>": pa.list_(pa.int32()),
-        }
-        return pa.schema(
-            [pa.field(c.name, types[c.type], nullable=c.nullable, metadata={"doc": c.doc}) for c in self.columns],
-            metadata={"doc": self.doc, "schema_version": SCHEMA_VERSION},
-        )
-
-
-def _table(name: str, doc: str, *columns: Column) -> Table:
-    return Table(name, doc, columns)
-
-
-def _nullable(name: str, kind: ColumnType, doc: str) -> Column:
-    return Column(name, kind, doc, nullable=True)
-
+__all__ = ["SCHEMA_VERSION", "TABLES", "Column", "Table"]
 
 _RANK = Column("rank", "int32", "Global rank.")
 _TIMELINE = Column("timeline", "category", "Timeline of the row: 'observed' (replays are not kept in a Run).")
 
-SOURCES = _table(
+SOURCES = table(
     "sources",
     "One row per source (the files of one rank, read by one reader), and per file that was left.",
     Column("source", "int32", "Number of the source within the Run; files that were left follow."),
     Column("path", "string", "File or folder it was read from, as it was named; with the member of an archive."),
     Column("status", "category", "read, failed (nothing of it is in the Run) or left."),
-    _nullable("reason", "string", "Why it failed or was left."),
-    _nullable("reader", "category", "Reader that took it."),
-    _nullable("digest", "string", "XXH3 (128 bits) over the bytes of its files."),
+    nullable("reason", "string", "Why it failed or was left."),
+    nullable("reader", "category", "Reader that took it."),
+    nullable("digest", "string", "XXH3 (128 bits) over the bytes of its files."),
     Column("size_bytes", "int64", "Size of its files on disk."),
-    _nullable("rank", "int32", "Rank the source belongs to."),
+    nullable("rank", "int32", "Rank the source belongs to."),
     Column("rows", "int64", "Records seen in the files."),
     Column("dropped", "int64", "Records that could not be used."),
     Column("repaired", "int64", "Records changed while reading (clamped, completed)."),
@@ -85,36 +33,36 @@ SOURCES = _table(
     Column("clock_offset_ns", "int64", "Added to this source's times to align its clock with the first one."),
 )
 
-PROBLEMS = _table(
+PROBLEMS = table(
     "problems",
     "One row per source and reason for which records were dropped or changed while reading.",
     Column("source", "int32", "Source the records are of."),
-    _nullable("rank", "int32", "Its rank."),
+    nullable("rank", "int32", "Its rank."),
     Column("action", "category", "dropped or repaired."),
     Column("reason", "string", "What was wrong with them."),
     Column("records", "int64", "How many."),
-    _nullable("file", "string", "File of the first one, where its place is known."),
-    _nullable("at", "int64", "Offset of the first one: bytes (after decompression) or line."),
-    _nullable("unit", "category", "byte or line."),
+    nullable("file", "string", "File of the first one, where its place is known."),
+    nullable("at", "int64", "Offset of the first one: bytes (after decompression) or line."),
+    nullable("unit", "category", "byte or line."),
 )
 
-RANKS = _table(
+RANKS = table(
     "ranks",
     "One row per recorded rank.",
     _RANK,
     Column("source", "int32", "Source it was read from."),
     Column("world_size", "int32", "Ranks in the job, as the trace says."),
-    _nullable("pp_rank", "int32", "Position in its pipeline-parallel group, as the trace names it."),
-    _nullable("dp_rank", "int32", "Position in its data-parallel group."),
-    _nullable("tp_rank", "int32", "Position in its tensor-parallel group."),
-    _nullable("host", "string", "Host name."),
-    _nullable("device", "int32", "Index of the device on its host."),
-    _nullable("device_name", "category", "Device model."),
-    _nullable("sm_count", "int32", "Streaming multiprocessors (CUDA) of the device."),
-    _nullable("hbm_bytes", "int64", "Device memory."),
+    nullable("pp_rank", "int32", "Position in its pipeline-parallel group, as the trace names it."),
+    nullable("dp_rank", "int32", "Position in its data-parallel group."),
+    nullable("tp_rank", "int32", "Position in its tensor-parallel group."),
+    nullable("host", "string", "Host name."),
+    nullable("device", "int32", "Index of the device on its host."),
+    nullable("device_name", "category", "Device model."),
+    nullable("sm_count", "int32", "Streaming multiprocessors (CUDA) of the device."),
+    nullable("hbm_bytes", "int64", "Device memory."),
 )
 
-GROUPS = _table(
+GROUPS = table(
     "groups",
     "One row per process group and recorded rank in it.",
     _RANK,
@@ -123,18 +71,18 @@ GROUPS = _table(
     Column("ranks", "list<int32>", "Global ranks in group order."),
 )
 
-STEPS = _table(
+STEPS = table(
     "steps",
     "One row per training step and rank, as marked in the trace.",
     _RANK,
     Column("step", "int32", "Step number in the trace."),
     Column("start_ns", "int64", "Start of the mark."),
     Column("end_ns", "int64", "End of the mark."),
-    _nullable("vendor_bubble_ns", "int64", "Ascend's own Bubble column: sum of its receive operators."),
-    _nullable("vendor_computing_ns", "int64", "Ascend's own Computing column."),
+    nullable("vendor_bubble_ns", "int64", "Ascend's own Bubble column: sum of its receive operators."),
+    nullable("vendor_computing_ns", "int64", "Ascend's own Computing column."),
 )
 
-EVENTS = _table(
+EVENTS = table(
     "events",
     "One row per event of a trace that has a duration.",
     Column("event", "int64", "Number of the event within its rank."),
@@ -143,23 +91,23 @@ EVENTS = _table(
     Column("name", "category", "Name in the trace."),
     Column("start_ns", "int64", "Start, Unix time."),
     Column("duration_ns", "int64", "Duration."),
-    _nullable("thread", "int64", "Host thread (launch, op, annotation)."),
-    _nullable("stream", "int64", "Device stream (kernel, memcpy, memset)."),
-    _nullable("correlation", "int64", "Joins a kernel to its launch."),
-    _nullable("external_id", "int64", "Joins a kernel or launch to the op that caused it."),
-    _nullable("sequence_number", "int64", "Autograd sequence number of an op: joins backward to forward."),
-    _nullable("kernel_class", "category", "Ascend kernel type (FlashAttentionScoreGrad ...)."),
-    _nullable("blocks", "int64", "Thread blocks of a kernel's grid (CUDA, ROCm)."),
-    _nullable(
+    nullable("thread", "int64", "Host thread (launch, op, annotation)."),
+    nullable("stream", "int64", "Device stream (kernel, memcpy, memset)."),
+    nullable("correlation", "int64", "Joins a kernel to its launch."),
+    nullable("external_id", "int64", "Joins a kernel or launch to the op that caused it."),
+    nullable("sequence_number", "int64", "Autograd sequence number of an op: joins backward to forward."),
+    nullable("kernel_class", "category", "Ascend kernel type (FlashAttentionScoreGrad ...)."),
+    nullable("blocks", "int64", "Thread blocks of a kernel's grid (CUDA, ROCm)."),
+    nullable(
         "label",
         "category",
         "Pipeline action that the trace names, such as 2F0 (stage, kind, microbatch): of annotations "
         "(PP:2F0), and of operations listed by action.",
     ),
-    _nullable("args", "string", "The event's arguments as JSON text (only with --keep args)."),
+    nullable("args", "string", "The event's arguments as JSON text (only with --keep args)."),
 )
 
-COMMS = _table(
+COMMS = table(
     "comms",
     "One row per communication operation on one rank (each send and receive of a batch has its own).",
     _RANK,
@@ -167,20 +115,20 @@ COMMS = _table(
     Column("operation", "category", "send, recv, allreduce, allgather ..."),
     Column("group", "string", "Process group name."),
     Column("group_ranks", "list<int32>", "Global ranks of the group."),
-    _nullable("peer", "int32", "Global rank of the other side (send, recv)."),
-    _nullable("payload_bytes", "int64", "Bytes of the message."),
+    nullable("peer", "int32", "Global rank of the other side (send, recv)."),
+    nullable("payload_bytes", "int64", "Bytes of the message."),
     Column("posted_ns", "int64", "When the host posted it (Ascend: when the device started it)."),
-    _nullable("thread", "int64", "Host thread that posted it."),
-    _nullable("batch", "int32", "Operations launched as one kernel share a batch."),
-    _nullable("stream", "int64", "Device stream of the communicator."),
-    _nullable("start_ns", "int64", "Start of the kernel: waiting is included."),
-    _nullable("end_ns", "int64", "End of the kernel."),
+    nullable("thread", "int64", "Host thread that posted it."),
+    nullable("batch", "int32", "Operations launched as one kernel share a batch."),
+    nullable("stream", "int64", "Device stream of the communicator."),
+    nullable("start_ns", "int64", "Start of the kernel: waiting is included."),
+    nullable("end_ns", "int64", "End of the kernel."),
     Column("evidence", "category", "How peer and bytes are known: metadata, matrix, label, inferred or unknown."),
-    _nullable("label", "category", "Pipeline action, such as 2SEND_F0, where a trace lists operations by action."),
-    _nullable("communicator", "string", "Id of the communicator as the trace writes it (Comms Id: unsigned 64 bits)."),
+    nullable("label", "category", "Pipeline action, such as 2SEND_F0, where a trace lists operations by action."),
+    nullable("communicator", "string", "Id of the communicator as the trace writes it (Comms Id: unsigned 64 bits)."),
 )
 
-MEMORY = _table(
+MEMORY = table(
     "memory",
     "One row per change of allocated device memory, in the order of the host's calls.",
     _RANK,
@@ -191,12 +139,12 @@ MEMORY = _table(
         "caching allocator), GE, APP (the whole process), module HCCL (a library, as the driver counts it) ...",
     ),
     Column("time_ns", "int64", "Host time of the change."),
-    _nullable("delta_bytes", "int64", "Bytes allocated (+) or freed (-)."),
-    _nullable("allocated_bytes", "int64", "Allocated after the change."),
-    _nullable(
+    nullable("delta_bytes", "int64", "Bytes allocated (+) or freed (-)."),
+    nullable("allocated_bytes", "int64", "Allocated after the change."),
+    nullable(
         "reserved_bytes", "int64", "Reserved after the change; of a component that allocates nothing: all it holds."
     ),
-    _nullable(
+    nullable(
         "block",
         "int64",
         "What was allocated or freed: its address, or a number of its own where the trace lists both ends of an "
@@ -204,14 +152,14 @@ MEMORY = _table(
     ),
 )
 
-VENDOR_FIGURES = _table(
+VENDOR_FIGURES = table(
     "vendor_figures",
     "One row per figure that the vendor's own analysis gives, under its own name: its definitions are not ours.",
     Column("source", "int32", "Source it was read from."),
     Column("subject", "category", "What it is about: rank, stage, link, operation or group."),
     Column("name", "string", "Which one: the rank, the ranks of the stage, src-dst of the link, the operation."),
-    _nullable("rank", "int32", "Global rank, where it is about one."),
-    _nullable("step", "int32", "Step number; null if the figure names none."),
+    nullable("rank", "int32", "Global rank, where it is about one."),
+    nullable("step", "int32", "Step number; null if the figure names none."),
     Column("metric", "category", "The vendor's own name of the figure, unit included."),
     Column("value", "float64", "Its value in the vendor's unit."),
 )
@@ -222,7 +170,7 @@ _EVIDENCE = (
 )
 _CONFIDENCE = Column("confidence", "float64", "Share of the independent checks that agree; 1 where the trace says it.")
 
-FINDINGS = _table(
+FINDINGS = table(
     "findings",
     "One row per fact that reconstruction found: how it is known, and how sure it is.",
     Column(
@@ -232,59 +180,59 @@ FINDINGS = _table(
     Column("value", "string", "What was found, for people."),
     Column("evidence", "category", _EVIDENCE),
     _CONFIDENCE,
-    _nullable("detail", "string", "What disagrees, or what the evidence leaves open."),
+    nullable("detail", "string", "What disagrees, or what the evidence leaves open."),
 )
 
-COORDINATES = _table(
+COORDINATES = table(
     "coordinates",
     "One row per rank of the job: its position along each parallel dimension.",
     _RANK,
-    _nullable("pipeline", "int32", "Number of its pipeline: pipelines side by side are counted by their lowest rank."),
-    _nullable("pp", "int32", "Pipeline rank: position in stage order."),
-    _nullable("dp", "int32", "Data-parallel position."),
-    _nullable("tp", "int32", "Tensor-parallel position."),
-    _nullable("cp", "int32", "Context-parallel position."),
-    _nullable("ep", "int32", "Expert-parallel position."),
+    nullable("pipeline", "int32", "Number of its pipeline: pipelines side by side are counted by their lowest rank."),
+    nullable("pp", "int32", "Pipeline rank: position in stage order."),
+    nullable("dp", "int32", "Data-parallel position."),
+    nullable("tp", "int32", "Tensor-parallel position."),
+    nullable("cp", "int32", "Context-parallel position."),
+    nullable("ep", "int32", "Expert-parallel position."),
     Column("recorded", "bool", "Whether its trace is in the Run."),
-    _nullable("copied_from", "int32", "Recorded rank of the same stage whose trace stands for it, where asked for."),
+    nullable("copied_from", "int32", "Recorded rank of the same stage whose trace stands for it, where asked for."),
     Column("evidence", "category", _EVIDENCE),
     _CONFIDENCE,
 )
 
-CLOCKS = _table(
+CLOCKS = table(
     "clocks",
     "One row per rank: its clock against that of the reference rank, from messages and collectives both took part in.",
     _RANK,
     Column("reference_rank", "int32", "Rank whose clock is kept."),
     Column("time_ns", "int64", "Time on the rank's own clock at which the offset holds."),
-    _nullable("offset_ns", "int64", "Add it to the rank's times to align them; null if nothing joins the two ranks."),
-    _nullable("drift_ppm", "float64", "Growth of the offset with time, parts per million; null if not to be told."),
-    _nullable("residual_ns", "int64", "Median distance of the anchors from the alignment."),
+    nullable("offset_ns", "int64", "Add it to the rank's times to align them; null if nothing joins the two ranks."),
+    nullable("drift_ppm", "float64", "Growth of the offset with time, parts per million; null if not to be told."),
+    nullable("residual_ns", "int64", "Median distance of the anchors from the alignment."),
     Column("anchors", "int32", "Messages and collectives that were used."),
     Column("applied", "bool", "Whether reconstruction moved the rank's times by it."),
     Column("evidence", "category", _EVIDENCE),
     _CONFIDENCE,
 )
 
-WAITS = _table(
+WAITS = table(
     "waits",
     "One row per communication operation of ``comms`` that ran: how long it waited, and how long it moved bytes.",
     _RANK,
     Column("position", "int32", "The operation's position in ``comms``."),
     Column("operation", "category", "send, recv, allreduce ..."),
-    _nullable(
+    nullable(
         "pair", "int64", "Same number on both sides of a message, or on all ranks of a collective; null: unmatched."
     ),
     Column("wait_ns", "int64", "From its start until the last side was ready."),
     Column("transfer_ns", "int64", "From then to its end; of a send that was buffered: its own duration."),
-    _nullable(
+    nullable(
         "exposed_ns", "int64", "Part of its duration during which its rank computed nothing; null without kernels."
     ),
     Column("upper_bound", "bool", "The other side was not recorded: waiting may be inside transfer_ns."),
     Column("evidence", "category", _EVIDENCE),
 )
 
-STEP_FACTS = _table(
+STEP_FACTS = table(
     "step_facts",
     "One row per training step of the pipeline that was looked at.",
     Column("step", "int32", "Step number."),
@@ -296,7 +244,7 @@ STEP_FACTS = _table(
     Column("evidence", "category", _EVIDENCE),
 )
 
-COSTS = _table(
+COSTS = table(
     "costs",
     "One row per action of every complete step: the distribution behind ``stages``.",
     Column("step", "int32", "Step number."),
@@ -309,19 +257,19 @@ COSTS = _table(
     Column("beside_ns", "int64", "Part of that during which a communication kernel ran beside it."),
 )
 
-KERNEL_ACTIONS = _table(
+KERNEL_ACTIONS = table(
     "kernel_actions",
     "One row per device kernel of the chosen step: the action it belongs to. Joins ``events`` by rank and event.",
     _RANK,
     Column("event", "int64", "Number of the event within its rank."),
-    _nullable("stage", "int32", "Global (virtual) stage; null if it belongs to no stage."),
+    nullable("stage", "int32", "Global (virtual) stage; null if it belongs to no stage."),
     Column("kind", "category", "F, B, I, W, R, REDUCE_GRAD, OPTIMIZER, COMMUNICATION or OTHER."),
-    _nullable("microbatch", "int32", "Microbatch."),
-    _nullable("part", "category", "Of a backward: input or weight, the gradient that it computes; recompute."),
-    _nullable("layer", "int32", "Layer within the stage; null before the first and after the last one."),
+    nullable("microbatch", "int32", "Microbatch."),
+    nullable("part", "category", "Of a backward: input or weight, the gradient that it computes; recompute."),
+    nullable("layer", "int32", "Layer within the stage; null before the first and after the last one."),
 )
 
-LAYERS = _table(
+LAYERS = table(
     "layers",
     "One row per part of a stage's forward or backward: what is ahead of the repeated layers, each of them, the rest.",
     Column("stage", "int32", "Global (virtual) stage."),
@@ -334,26 +282,26 @@ LAYERS = _table(
     _CONFIDENCE,
 )
 
-STAGES = _table(
+STAGES = table(
     "stages",
     "One row per pipeline stage.",
     Column("stage", "int32", "Global (virtual) stage."),
     _RANK,
     Column("pipeline_rank", "int32", "Position of the rank in its pipeline."),
-    _nullable("forward_ns", "int64", "Median forward time of one microbatch."),
-    _nullable("backward_ns", "int64", "Median full backward time of one microbatch."),
-    _nullable("backward_input_ns", "int64", "Median input-gradient time, where the trace splits it."),
-    _nullable("backward_weight_ns", "int64", "Median weight-gradient time, where the trace splits it."),
-    _nullable("activation_bytes", "int64", "Bytes one microbatch keeps from forward to backward."),
-    _nullable("transient_bytes", "int64", "Bytes that an action needs at most beyond what it keeps."),
-    _nullable("gradient_bytes", "int64", "Bytes that the first backward of a step allocates and later ones add to."),
-    _nullable("static_bytes", "int64", "Bytes allocated when the step starts (of the rank)."),
-    _nullable("forward_payload_bytes", "int64", "Bytes sent to the next stage."),
-    _nullable("backward_payload_bytes", "int64", "Bytes sent to the previous stage."),
+    nullable("forward_ns", "int64", "Median forward time of one microbatch."),
+    nullable("backward_ns", "int64", "Median full backward time of one microbatch."),
+    nullable("backward_input_ns", "int64", "Median input-gradient time, where the trace splits it."),
+    nullable("backward_weight_ns", "int64", "Median weight-gradient time, where the trace splits it."),
+    nullable("activation_bytes", "int64", "Bytes one microbatch keeps from forward to backward."),
+    nullable("transient_bytes", "int64", "Bytes that an action needs at most beyond what it keeps."),
+    nullable("gradient_bytes", "int64", "Bytes that the first backward of a step allocates and later ones add to."),
+    nullable("static_bytes", "int64", "Bytes allocated when the step starts (of the rank)."),
+    nullable("forward_payload_bytes", "int64", "Bytes sent to the next stage."),
+    nullable("backward_payload_bytes", "int64", "Bytes sent to the previous stage."),
     Column("evidence", "category", "How the stage's actions were found: label, autograd or kernels."),
 )
 
-OPS = _table(
+OPS = table(
     "ops",
     "A Timeline's computes: one row per action on one rank.",
     _TIMELINE,
@@ -365,7 +313,7 @@ OPS = _table(
     Column("duration_ns", "int64", "Compute time: kernels and the launch gaps between them."),
 )
 
-TRANSFERS = _table(
+TRANSFERS = table(
     "transfers",
     "A Timeline's messages between stages: one row per matched send and receive.",
     _TIMELINE,
@@ -375,15 +323,15 @@ TRANSFERS = _table(
     Column("dst_stage", "int32", "Receiving stage."),
     Column("src_rank", "int32", "Sending rank."),
     Column("dst_rank", "int32", "Receiving rank."),
-    _nullable("payload_bytes", "int64", "Bytes of the message."),
+    nullable("payload_bytes", "int64", "Bytes of the message."),
     Column("send_posted_ns", "int64", "When the sender's side was ready, from the start of the window."),
     Column("recv_posted_ns", "int64", "When the receiver's side was ready, from the start of the window."),
     Column("start_ns", "int64", "When bytes began to move: both sides ready and the link free."),
     Column("end_ns", "int64", "When the receiver could use the data."),
-    _nullable("link", "category", "Cross-DC link it used, as 'dc0-dc1'; null inside a DC."),
+    nullable("link", "category", "Cross-DC link it used, as 'dc0-dc1'; null inside a DC."),
 )
 
-MEMORY_CURVE = _table(
+MEMORY_CURVE = table(
     "memory_curve",
     "A Timeline's allocated memory per rank, at every change.",
     _TIMELINE,
@@ -392,30 +340,30 @@ MEMORY_CURVE = _table(
     Column("allocated_bytes", "int64", "Allocated from then on."),
 )
 
-LINKS = _table(
+LINKS = table(
     "links",
     "One row per pair of ranks and direction that exchange messages in the observed step, as measured.",
     Column("src_rank", "int32", "Sending rank."),
     Column("dst_rank", "int32", "Receiving rank."),
     Column("kind", "category", "F (activation) or B (gradient)."),
     Column("messages", "int32", "Messages in the step."),
-    _nullable("payload_bytes", "int64", "Bytes of one message; null if they differ or are unknown."),
+    nullable("payload_bytes", "int64", "Bytes of one message; null if they differ or are unknown."),
     Column("transfer_ns", "int64", "Median time of one message once both sides were ready."),
-    _nullable(
+    nullable(
         "bandwidth_bytes_per_s",
         "int64",
         "Fitted over messages of several sizes where there are any, else payload_bytes over transfer_ns.",
     ),
-    _nullable("latency_ns", "int64", "Fitted start-up time of a message; null without messages of several sizes."),
-    _nullable("exposed_ns", "int64", "Time of the receiver's operations on it during which the rank computed nothing."),
+    nullable("latency_ns", "int64", "Fitted start-up time of a message; null without messages of several sizes."),
+    nullable("exposed_ns", "int64", "Time of the receiver's operations on it during which the rank computed nothing."),
 )
 
-METRICS = _table(
+METRICS = table(
     "metrics",
     "One row per metric of a Timeline.",
     _TIMELINE,
     Column("metric", "category", "Name; the unit is its suffix."),
-    _nullable("rank", "int32", "Rank, or null for the whole pipeline."),
+    nullable("rank", "int32", "Rank, or null for the whole pipeline."),
     Column("value", "float64", "Value in the unit of the name."),
 )
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-from recorded import small
+from recorded import data, h100, run_of, small
 
+from tracetool.metrics import measure
+from tracetool.model.scenario import Scenario
+from tracetool.reconstruct import reconstruct
 from tracetool.reconstruct.account import Account
 from tracetool.reconstruct.clocks import NOISE_NS, find_clocks
 from tracetool.reconstruct.messages import Message, P2POp
 from tracetool.reconstruct.survey import survey_run
+from tracetool.replay import replay
+from tracetool.store import Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 MS = 1_000_000
 START = 1_795_849_743_000 * MS
@@ -88,3 +95,68 @@ def test_ranks_of_one_host_have_one_clock(name: str) -> None:
     clocks = survey_run(run, account).clocks
     assert not any(clock.applied for clock in clocks.by_rank.values())
     assert abs(clocks.by_rank[1].offset_ns or 0) < NOISE_NS
+
+
+TIMES = {
+    "events": ["start_ns"], "comms": ["posted_ns", "start_ns", "end_ns"], "steps": ["start_ns", "end_ns"],
+    "memory": ["time_ns"],
+}  # fmt: skip
+"""Columns that hold times of a rank's clock."""
+
+
+def _with_another_clock(run: Run, rank: int, folder: Path, *, offset_ns: int, drift_ppm: float) -> Run:
+    """The Run as if one rank's clock had been ahead, and gone faster from the start of the capture on."""
+    import polars as pl
+
+    shutil.copytree(run.path, folder)
+    ((begin,),) = run.rows("SELECT min(start_ns) FROM events")
+    for table, columns in TIMES.items():
+        for path in (folder / table).glob("*.parquet"):
+            rows = pl.read_parquet(path)
+            if len(rows) and rows["rank"][0] == rank:
+                wrong = [
+                    (pl.col(c) + offset_ns + ((pl.col(c) - begin) * drift_ppm / 1e6).round().cast(pl.Int64)).alias(c)
+                    for c in columns
+                ]
+                rows.with_columns(wrong).write_parquet(path)
+    return Run(folder)
+
+
+@pytest.mark.parametrize("name", ["1f1b_m8", "gpipe_m8", "rt1f1b_m8", "tp2pp2_1f1b_m8"])
+@pytest.mark.parametrize("rank", [1, 3])
+def test_an_offset_of_3_ms_and_a_drift_of_20_ppm_are_recovered(name: str, rank: int, tmp_path: Path) -> None:
+    """Within 5 us over the whole capture; replay of its own recording is as near as before."""
+    run = h100(name)
+    shifted = _with_another_clock(run, rank, tmp_path / "x.run", offset_ns=3 * MS, drift_ppm=20.0)
+    clocks = survey_run(shifted, Account()).clocks
+    times = f"SELECT start_ns FROM events WHERE rank = {rank} AND category = 'kernel' ORDER BY event"
+    for (wrong,), (true,) in zip(shifted.rows(times), run.rows(times), strict=True):
+        assert abs(clocks.aligned_ns(rank, wrong) - true) <= 5_000
+    assert _fidelity(shifted) == pytest.approx(_fidelity(run), abs=2e-4)
+
+
+def _fidelity(run: Run) -> float:
+    found = reconstruct(run)
+    again = measure(replay(found.pipeline, found.pipeline.observed, Scenario()).timeline)
+    return again.window_ns / measure(found.observed).window_ns
+
+
+def test_the_clocks_of_four_ascend_ranks() -> None:
+    """24.1 us between ranks 0 and 2, -2.0 between 1 and 3 (ascend-formats.md 14)."""
+    clocks = survey_run(run_of(data("ascend", "Ascend+msinsight", "test", "st", "level2")), Account()).clocks.by_rank
+    offsets = {rank: clock.offset_ns or 0 for rank, clock in clocks.items()}
+    assert offsets[2] - offsets[0] == pytest.approx(24_100, abs=1_000)
+    assert offsets[3] - offsets[1] == pytest.approx(-2_000, abs=1_000)
+    assert clocks[2].applied
+
+
+def test_messages_of_one_way_only_align_nothing_and_say_what_that_costs() -> None:
+    messages = [
+        _message((0, 1), n, sent=START + n * 50 * MS, lag=20_000, waited=2 * MS, ahead=40 * MS) for n in range(8)
+    ]
+    account = Account()
+    clock = find_clocks([0, 1], messages, [], account).by_rank[1]
+    assert (clock.offset_ns, clock.applied) == (None, False)
+    (note,) = account.notes
+    assert "messages go one way only between 0 and 1" in note
+    assert "off by as much" in note

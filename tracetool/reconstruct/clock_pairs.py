@@ -22,7 +22,8 @@ _BUFFERED_NS = 1_000_000
 _LAG_NS = 200_000
 _COLLECTIVE_NS = 2_000.0  # ends of a collective differ by its topology, whatever their number
 _MIXED_NS = 30_000.0
-_SIGNIFICANT = 3.0
+_LEAST_FOR_SLOPE = 4
+_SLOPE_NOISE_NS = 500.0
 
 
 class Anchors(NamedTuple):
@@ -49,47 +50,60 @@ class _Columns(NamedTuple):
     lasted: Array
 
 
+class Slope(NamedTuple):
+    """Growth of the difference of two clocks (second minus first) by one kind of anchors, and its standard error."""
+
+    value: float
+    sd: float
+
+
 class Edge(NamedTuple):
     """What the anchors of two ranks say of the second one's clock against the first's.
 
     Attributes:
         offset_ns: Difference of the clocks at the middle of the capture.
         offset_sd: Its standard error, ns.
-        drift: Growth of the difference, ns per ns.
-        drift_sd: Its standard error; None if the anchors do not tell.
         residuals: Distances of the anchors from what is usual for their kind, ns.
         anchors: Number of anchors.
     """
 
     offset_ns: float
     offset_sd: float
-    drift: float
-    drift_sd: float | None
     residuals: Array
     anchors: int
 
 
-def join_pair(anchors: Anchors, middle: int) -> Edge | None:
-    """Offset and drift of two ranks; None if messages went one way only.
+def slopes_of(anchors: Anchors, middle: int) -> list[Slope]:
+    """How the difference of two clocks grows, by each kind of anchors that holds enough of them."""
+    import numpy as np
+
+    return [
+        _slope(t, d) for t, d, _ in _prompt_columns(anchors, middle) if len(t) >= _LEAST_FOR_SLOPE and np.ptp(t) > 0
+    ]
+
+
+def join_pair(anchors: Anchors, middle: int, drift: float) -> Edge | None:
+    """Offset of two clocks; None if messages went one way only.
 
     Args:
-        anchors: Their anchors.
+        anchors: The two ranks' anchors.
         middle: Middle of the capture, where the offset holds.
+        drift: Growth of the difference, ns per ns.
     """
-    there, back, both, together = (_columns(a, middle) for a in anchors)
-    # A send that was buffered ends long before its receive: it shows no lag.
-    there, back = _prompt(there, 1, _BUFFERED_NS), _prompt(back, -1, _BUFFERED_NS)
-    drift, drift_sd = _drift([there, back, both, together])
     there, back, both, together = (
-        a._replace(differences=a.differences - drift * a.times) for a in (there, back, both, together)
+        a._replace(differences=a.differences - drift * a.times) for a in _prompt_columns(anchors, middle)
     )
     there, back = _prompt(there, 1, _LAG_NS), _prompt(back, -1, _LAG_NS)
-    return _offset(there, back, both.differences, together.differences, drift, drift_sd, sum(map(len, anchors)))
+    return _offset(there, back, both.differences, together.differences, sum(map(len, anchors)))
 
 
-def _offset(
-    there: _Columns, back: _Columns, both: Array, together: Array, drift: float, drift_sd: float | None, anchors: int
-) -> Edge | None:
+def _prompt_columns(anchors: Anchors, middle: int) -> tuple[_Columns, _Columns, _Columns, _Columns]:
+    """Anchors by kind; a send that was buffered ends long before its receive: it shows no lag, and is left out."""
+    there, back, both, together = (_columns(a, middle) for a in anchors)
+    return _prompt(there, 1, _BUFFERED_NS), _prompt(back, -1, _BUFFERED_NS), both, together
+
+
+def _offset(there: _Columns, back: _Columns, both: Array, together: Array, anchors: int) -> Edge | None:
     import numpy as np
 
     estimates: list[tuple[float, float]] = []
@@ -112,7 +126,7 @@ def _offset(
         return None
     weights = np.array([1 / error**2 for _, error in estimates])
     offset = float(np.dot(weights, [value for value, _ in estimates]) / weights.sum())
-    return Edge(offset, float(weights.sum() ** -0.5), drift, drift_sd, np.concatenate(residuals), anchors)
+    return Edge(offset, float(weights.sum() ** -0.5), np.concatenate(residuals), anchors)
 
 
 def _halfway(there: _Columns, back: _Columns) -> tuple[float, float]:
@@ -158,28 +172,7 @@ def _error(values: Array, middle: float) -> float:
     return max(500.0, 1.48 * float(np.median(np.abs(values - middle))) / math.sqrt(len(values)))
 
 
-def _drift(classes: Sequence[_Columns]) -> tuple[float, float | None]:
-    """Common slope of several kinds of anchors, each with a level of its own.
-
-    Each kind gives a slope by least absolute residuals. Lags that grow with load look like drift in one kind, but
-    then not in the others: at least two kinds have to agree.
-
-    Returns:
-        Slope and its standard error; 0 and None if the anchors do not tell.
-    """
-    import numpy as np
-
-    slopes = [_slope(t, d) for t, d, _ in classes if len(t) >= 4 and np.ptp(t) > 0]
-    if len(slopes) < 2:
-        return 0.0, None
-    weights = np.array([1 / sd**2 for _, sd in slopes])
-    slope = float(np.dot(weights, [value for value, _ in slopes]) / weights.sum())
-    sure = [value for value, sd in slopes if sd * _SIGNIFICANT < abs(slope)]
-    agree = len(sure) >= 2 and all(0.5 < value / slope < 2 for value in sure)
-    return (slope if agree else 0.0), float(weights.sum() ** -0.5)
-
-
-def _slope(t: Array, d: Array) -> tuple[float, float]:
+def _slope(t: Array, d: Array) -> Slope:
     """Slope of one kind of anchors and its standard error, by iteratively reweighted least squares."""
     import numpy as np
 
@@ -189,7 +182,7 @@ def _slope(t: Array, d: Array) -> tuple[float, float]:
         tc, dc = t - np.average(t, weights=weights), d - np.average(d, weights=weights)
         slope = float(np.sum(weights * tc * dc) / np.sum(weights * tc * tc))
         residuals = np.abs(dc - slope * tc)
-        spread = max(1.48 * float(np.median(residuals)), 100.0)
+        spread = max(1.48 * float(np.median(residuals)), _SLOPE_NOISE_NS)
         weights = 1 / np.maximum(residuals, spread / 10)
     scatter: float = ((t - t.mean()) ** 2).sum()
-    return slope, spread / math.sqrt(scatter)
+    return Slope(slope, spread / math.sqrt(scatter))

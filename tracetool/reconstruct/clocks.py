@@ -12,17 +12,17 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tracetool.reconstruct.clock_pairs import Anchors, join_pair
+from tracetool.reconstruct.clock_pairs import Anchors, join_pair, slopes_of
 from tracetool.units import format_count, format_duration, format_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
     from tracetool.reconstruct.account import Account
-    from tracetool.reconstruct.clock_pairs import Edge
+    from tracetool.reconstruct.clock_pairs import Edge, Slope
     from tracetool.reconstruct.collectives import Collective
     from tracetool.reconstruct.messages import Message, P2POp
 
@@ -32,6 +32,7 @@ NOISE_NS = 10_000
 """Offsets up to this are within what ends of kernels on one host differ by: such times are left as they are."""
 
 _DRIFT_NS = 5_000
+_SHORT_COLLECTIVE_NS = 2_000_000
 _SIGNIFICANT = 3.0
 
 
@@ -86,18 +87,18 @@ def find_clocks(
     pairs, times = _collect(messages, collectives)
     if not ranks or not pairs:
         return Clocks()
-    middle = (min(times) + max(times)) // 2
+    middle, span_ns = (min(times) + max(times)) // 2, max(times) - min(times)
+    drifts = _drifts(reference := min(ranks), {p: slopes_of(a, middle) for p, a in sorted(pairs.items())}, span_ns)
     edges: dict[tuple[int, int], Edge] = {}
     one_way: list[tuple[int, int]] = []
-    for pair, anchors in sorted(pairs.items()):
-        edge = join_pair(anchors, middle)
+    for (one, other), anchors in sorted(pairs.items()):
+        edge = join_pair(anchors, middle, (drifts.get(other) or 0.0) - (drifts.get(one) or 0.0))
         if edge is None:
-            one_way.append(pair)
+            one_way.append((one, other))
         else:
-            edges[pair] = edge
-    reference = min(ranks)
+            edges[one, other] = edge
     joined = _joined(reference, edges)
-    clocks = _solve(reference, sorted(joined), edges, middle, max(times) - min(times))
+    clocks = _solve(reference, sorted(joined), edges, drifts, middle)
     apart = [rank for rank in ranks if rank not in joined]
     clocks |= {rank: Clock(middle, None, None, None, 0, applied=False) for rank in apart}
     _tell(reference, clocks, edges, apart, one_way, account)
@@ -125,10 +126,14 @@ def _collect(
         else:
             anchors.both.append((at, difference, 0))
         times.append(sent)
+    # Large collectives end when each rank's own part is done: small ones are nearer together.
+    short = {id(c) for c in collectives if c.own_ns <= _SHORT_COLLECTIVE_NS}
+    joined_by_short = {(c.ops[0].rank, op.rank) for c in collectives if id(c) in short for op in c.ops[1:]}
     for collective in collectives:
         first = collective.ops[0]
         for op in collective.ops[1:]:
-            pairs[first.rank, op.rank].together.append((first.end_ns, op.end_ns - first.end_ns, 0))
+            if id(collective) in short or (first.rank, op.rank) not in joined_by_short:
+                pairs[first.rank, op.rank].together.append((first.end_ns, op.end_ns - first.end_ns, 0))
         times.append(first.end_ns)
     return dict(pairs), times
 
@@ -138,7 +143,7 @@ def _is_host_work(op: P2POp) -> bool:
     return op.stream is None and op.thread is not None
 
 
-def _joined(reference: int, edges: Mapping[tuple[int, int], Edge]) -> set[int]:
+def _joined(reference: int, edges: Iterable[tuple[int, int]]) -> set[int]:
     near: dict[int, set[int]] = defaultdict(set)
     for one, other in edges:
         near[one].add(other)
@@ -151,29 +156,62 @@ def _joined(reference: int, edges: Mapping[tuple[int, int], Edge]) -> set[int]:
     return seen
 
 
-def _solve(
-    reference: int, ranks: Sequence[int], edges: Mapping[tuple[int, int], Edge], middle: int, span_ns: int
-) -> dict[int, Clock]:
-    """Weighted least squares over the graph of ranks; the reference rank's clock is kept."""
+def _drifts(reference: int, slopes: Mapping[tuple[int, int], Sequence[Slope]], span_ns: int) -> dict[int, float]:
+    """How much faster each rank's clock goes than the reference's, where the anchors tell; 0 where not for sure.
+
+    Lags that grow with load look like drift, but with the opposite sign the other way: kinds of anchors that
+    disagree widen the error by as much, and one kind alone is not believed.
+    """
     import numpy as np
 
-    used = [(pair, edge) for pair, edge in sorted(edges.items()) if pair[0] in ranks]
-    at = {rank: n for n, rank in enumerate(r for r in ranks if r != reference)}
-    matrix = np.zeros((len(used), len(at)))
-    for row, ((one, other), _) in enumerate(used):
+    told = [(pair, slope) for pair, found in slopes.items() for slope in found]
+    joined = _joined(reference, dict.fromkeys(pair for pair, _ in told)) - {reference}
+    told = [(pair, slope) for pair, slope in told if set(pair) & joined]
+    at = {rank: n for n, rank in enumerate(sorted(joined))}
+    matrix = _differences([pair for pair, _ in told], at)
+    gains, errors = _least_squares(matrix, told_slopes := [(s.value, s.sd) for _, s in told])
+    freedom = len(told) - len(at)
+    if freedom > 0:
+        off = np.array([(value - row @ gains) / sd for row, (value, sd) in zip(matrix, told_slopes, strict=True)])
+        errors = errors * max(1.0, float(np.sqrt(np.sum(off**2) / freedom)))
+    kinds = Counter(rank for pair, _ in told for rank in pair)
+    return {
+        rank: float(gains[n])
+        if kinds[rank] > 1 and abs(gains[n]) > _SIGNIFICANT * errors[n] and abs(gains[n]) * span_ns > _DRIFT_NS
+        else 0.0
+        for rank, n in at.items()
+    }
+
+
+def _differences(pairs: Sequence[tuple[int, int]], at: Mapping[int, int]) -> Array:
+    """One row per pair: second rank minus first; ranks without a column have the reference clock."""
+    import numpy as np
+
+    matrix = np.zeros((len(pairs), len(at)))
+    for row, (one, other) in enumerate(pairs):
         if one in at:
             matrix[row, at[one]] -= 1
         if other in at:
             matrix[row, at[other]] += 1
-    ahead, ahead_sd = _least_squares(matrix, [(e.offset_ns, e.offset_sd) for _, e in used])
-    told = [(e.drift, e.drift_sd if e.drift_sd is not None else 1.0) for _, e in used]
-    gains, gain_sd = _least_squares(matrix, told)
-    known = {rank: any(e.drift_sd is not None for pair, e in used if rank in pair) for rank in at}
+    return matrix
+
+
+def _solve(
+    reference: int,
+    ranks: Sequence[int],
+    edges: Mapping[tuple[int, int], Edge],
+    drifts: Mapping[int, float],
+    middle: int,
+) -> dict[int, Clock]:
+    """Weighted least squares over the graph of ranks; the reference rank's clock is kept."""
+    used = [(pair, edge) for pair, edge in sorted(edges.items()) if pair[0] in ranks]
+    at = {rank: n for n, rank in enumerate(r for r in ranks if r != reference)}
+    matrix = _differences([pair for pair, _ in used], at)
+    ahead, errors = _least_squares(matrix, [(e.offset_ns, e.offset_sd) for _, e in used])
     clocks = {reference: _clock(middle, 0.0, 0.0, None, [e for p, e in used if reference in p])}
     for rank, n in at.items():
-        sure = known[rank] and abs(gains[n]) > _SIGNIFICANT * gain_sd[n] and abs(gains[n]) * span_ns > _DRIFT_NS
-        drift = -float(gains[n]) * 1e6 if sure else (0.0 if known[rank] else None)
-        clocks[rank] = _clock(middle, float(ahead[n]), float(ahead_sd[n]), drift, [e for p, e in used if rank in p])
+        drift = None if rank not in drifts else 0.0 - drifts[rank] * 1e6
+        clocks[rank] = _clock(middle, float(ahead[n]), float(errors[n]), drift, [e for p, e in used if rank in p])
     return clocks
 
 

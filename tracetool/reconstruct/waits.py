@@ -166,13 +166,13 @@ def _exposed(run: Run, ops: Iterable[_Op]) -> dict[tuple[int, int], int]:
         spans = run.query(_COMPUTE_SQL, {"rank": rank})
         if not len(spans):
             continue
-        busy = _Union(spans["start_ns"].to_numpy(), spans["end_ns"].to_numpy())
+        busy = Union(spans["start_ns"].to_numpy(), spans["end_ns"].to_numpy())
         for op in mine:
             found[op.rank, op.position] = op.end_ns - op.start_ns - busy.within(op.start_ns, op.end_ns)
     return found
 
 
-class _Union:
+class Union:
     """The union of intervals, ready to tell how much of it lies in another one."""
 
     def __init__(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:

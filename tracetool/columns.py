@@ -1,0 +1,60 @@
+"""What a table is made of: columns, their types and what they mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SCHEMA_VERSION = "3.0"
+
+ColumnType = Literal["int64", "int32", "float64", "bool", "string", "category", "list<int32>"]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its type (``category`` is a dictionary-encoded string) and what it means."""
+
+    name: str
+    type: ColumnType
+    doc: str
+    nullable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table: what a row is, and its columns."""
+
+    name: str
+    doc: str
+    columns: tuple[Column, ...]
+
+    def arrow_schema(self) -> pa.Schema:
+        """The Arrow schema, with the doc lines as field metadata."""
+        import pyarrow as pa
+
+        types = {
+            "int64": pa.int64(),
+            "int32": pa.int32(),
+            "float64": pa.float64(),
+            "bool": pa.bool_(),
+            "string": pa.string(),
+            "category": pa.dictionary(pa.int32(), pa.string()),
+            "list<int32>": pa.list_(pa.int32()),
+        }
+        return pa.schema(
+            [pa.field(c.name, types[c.type], nullable=c.nullable, metadata={"doc": c.doc}) for c in self.columns],
+            metadata={"doc": self.doc, "schema_version": SCHEMA_VERSION},
+        )
+
+
+def table(name: str, doc: str, *columns: Column) -> Table:
+    """A table, its columns listed one by one."""
+    return Table(name, doc, columns)
+
+
+def nullable(name: str, kind: ColumnType, doc: str) -> Column:
+    """A column whose value may be unknown."""
+    return Column(name, kind, doc, nullable=True)
