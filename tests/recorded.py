@@ -6,11 +6,12 @@ import os
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tracetool.ingest import ingest
+from tracetool.reconstruct import Reconstruction, reconstruct
 
 if TYPE_CHECKING:
     from tracetool.store import Run
@@ -37,6 +38,12 @@ def run_of(folder: Path) -> Run:
 def h100(name: str) -> Run:
     """The Run of one of the recorded H100 configurations."""
     return run_of(data("h100-pp4", "traces", name))
+
+
+@cache
+def rebuilt(name: str, **how: Any) -> Reconstruction:
+    """What is reconstructed from one of the recorded H100 configurations, once per test process."""
+    return reconstruct(h100(name), **how)
 
 
 def small(name: str) -> Run:

@@ -72,7 +72,7 @@ def derive(run: Run) -> Run:
     tables = dict(survey.tables)
     entry: dict[str, object]
     try:
-        found = reconstruct(run, survey=survey, account=account)
+        found = reconstruct(run, every_step=True, survey=survey, account=account)
     except (ReconstructError, ScheduleError, MissingRank) as error:
         entry = {"missing": error.message, "hint": error.hint, "notes": account.notes}
     else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import data, h100, run_of
+from recorded import data, rebuilt, run_of
 from synthetic import pipeline as synthetic
 
 from tracetool.costs.recut import recut
@@ -35,8 +35,8 @@ def _alone_ms(costs: Sequence[ActionCost]) -> float:
 def test_chunks_cost_what_those_of_an_interleaved_run_cost() -> None:
     """Issue 4: four stages cut into eight, each chunk's F and B within 10 % of interleaved_m8's own, slowdown taken
     out of both; found within 4.3 % (chunk 6, of a slower rank, F) and 1.1 % in the median when this was written."""
-    chunks = recut(reconstruct(h100("rt1f1b_m8")).pipeline, 2).stages
-    own = reconstruct(h100("interleaved_m8")).pipeline.stages
+    chunks = recut(rebuilt("rt1f1b_m8").pipeline, 2).stages
+    own = rebuilt("interleaved_m8").pipeline.stages
     assert len(chunks) == len(own) == 8
     for chunk, recorded in zip(chunks, own, strict=True):
         for kind in (F, B):
@@ -47,14 +47,14 @@ def test_chunks_cost_what_those_of_an_interleaved_run_cost() -> None:
 
 def test_a_recorded_order_of_eight_stages_is_predicted_from_four() -> None:
     """interleaved_m8 of measured.json takes 258.078 ms a step; 0.8 % off when this was written."""
-    order = reconstruct(h100("interleaved_m8")).pipeline.observed
-    done = replay(recut(reconstruct(h100("rt1f1b_m8")).pipeline, 2), order, Scenario())
+    order = rebuilt("interleaved_m8").pipeline.observed
+    done = replay(recut(rebuilt("rt1f1b_m8").pipeline, 2), order, Scenario())
     assert measure(done.timeline).step_ns / 1e6 == pytest.approx(258.078, rel=0.03)
 
 
 def test_split_backwards_are_cut_too() -> None:
-    cut = recut(reconstruct(h100("zbh1_m8")).pipeline, 2).stages
-    own = reconstruct(h100("interleaved_m8")).pipeline.stages
+    cut = recut(rebuilt("zbh1_m8").pipeline, 2).stages
+    own = rebuilt("interleaved_m8").pipeline.stages
     assert set(cut[0].costs) == {F, B}  # torch's first stage runs its backward as one
     assert set(cut[0].derived) == {INPUT, WEIGHT}
     assert set(cut[2].costs) == {F, INPUT, WEIGHT}
@@ -65,7 +65,7 @@ def test_split_backwards_are_cut_too() -> None:
 
 def test_a_chunk_of_whole_and_split_backwards_has_both() -> None:
     """Three layers of the first stage, whose backward torch runs as one, and one of the second (I, W)."""
-    whole = reconstruct(h100("zbh1_m8")).pipeline
+    whole = rebuilt("zbh1_m8").pipeline
     first, second = (stage.layers for stage in whole.stages[:2])
     assert first is not None
     assert second is not None
@@ -80,7 +80,7 @@ def test_a_chunk_of_whole_and_split_backwards_has_both() -> None:
 
 
 def test_memory_of_chunks_sums_to_that_of_stages() -> None:
-    whole = reconstruct(h100("1f1b_m8_mem")).pipeline
+    whole = rebuilt("1f1b_m8_mem").pipeline
     cut = recut(whole, 4)
     for stage in whole.stages:
         mine = cut.stages[4 * stage.stage : 4 * stage.stage + 4]
@@ -93,13 +93,13 @@ def test_memory_of_chunks_sums_to_that_of_stages() -> None:
 
 
 def test_a_chunk_per_rank_is_the_stage_itself() -> None:
-    whole = reconstruct(h100("1f1b_m8_mem")).pipeline
+    whole = rebuilt("1f1b_m8_mem").pipeline
     for one, two in zip(recut(whole, 1).stages, whole.stages, strict=True):
         assert one == replace(two, layers=None)
 
 
 def test_chunks_that_do_not_divide_are_refused_with_those_that_do() -> None:
-    whole = reconstruct(h100("rt1f1b_m8")).pipeline
+    whole = rebuilt("rt1f1b_m8").pipeline
     with pytest.raises(UnsupportedShape, match="16 layers do not divide into 12 stages") as error:
         recut(whole, 3)
     assert error.value.hint == "chunks that do: 1, 2, 4"

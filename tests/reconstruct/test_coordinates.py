@@ -13,7 +13,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from message_run import gpipe, one_f_one_b, timed, write_messages
-from recorded import data, h100, run_of
+from recorded import data, h100, rebuilt, run_of
 
 from tracetool.errors import MissingRank, NoPipeline
 from tracetool.metrics import measure
@@ -49,7 +49,7 @@ def _only(run: Run, *ranks: int) -> Run:
 @pytest.mark.parametrize("names", [(3, 2, 1, 0), (2, 0, 3, 1), (1, 2, 3, 0)])
 def test_stages_in_any_order_inside_an_ascending_group(name: str, names: tuple[int, ...]) -> None:
     """The pp group lists 0, 1, 2, 3; what is computed is what the ranks computed under their own names."""
-    plain, found = reconstruct(h100(name)), reconstruct(_renamed(h100(name), names))
+    plain, found = rebuilt(name), reconstruct(_renamed(h100(name), names))
     assert found.observed.global_ranks == names
     assert found.observed.ops == plain.observed.ops
     assert set(found.observed.transfers) == set(plain.observed.transfers)
@@ -104,7 +104,7 @@ PLACES = [(0, 0, 0, 0), (1, 1, 0, 1), (2, 0, 1, 0), (3, 1, 1, 1)]
 
 
 def test_tensor_parallel_pipelines_are_told_apart() -> None:
-    found = reconstruct(h100("tp2pp2_1f1b_m8"))
+    found = rebuilt("tp2pp2_1f1b_m8")
     assert [(c.rank, c.pipeline, c.pp, c.tp) for c in found.coordinates] == PLACES
     assert {(c.dp, c.cp, c.ep, c.evidence, c.confidence) for c in found.coordinates} == {(0, None, None, "metadata", 1)}
 
@@ -211,7 +211,7 @@ def test_missing_ranks_are_copied_only_when_asked(
         reconstruct(run, pipeline=number)
     assert "--copy-missing-ranks" in (caught.value.hint or "")
     found = reconstruct(run, pipeline=number, copy_missing=True)
-    whole = {n: reconstruct(h100("tp2pp2_1f1b_m8"), pipeline=n) for n in (0, 1)}
+    whole = {n: rebuilt("tp2pp2_1f1b_m8", pipeline=n) for n in (0, 1)}
     ((rank, source),) = copied.items()
     for stage, own in enumerate(found.observed.global_ranks):
         of = copied.get(own, own)

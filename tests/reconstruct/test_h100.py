@@ -9,7 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-from recorded import SAMPLES, h100, run_of
+from recorded import SAMPLES, h100, rebuilt, run_of
 
 from tracetool.model.action import ActionKind
 from tracetool.reconstruct import Reconstruction, reconstruct
@@ -39,7 +39,7 @@ def _orders(found: Reconstruction) -> list[list[str]]:
 @pytest.mark.parametrize("name", ["1f1b_m8", "1f1b_m8_mem", "rt1f1b_m8"])
 @pytest.mark.parametrize("step", [1, 2])
 def test_without_labels_1f1b_is_found_with_its_stages_and_microbatches(name: str, step: int) -> None:
-    found = reconstruct(h100(name), step=step, use_labels=False)
+    found = rebuilt(name, step=step, use_labels=False)
     shape = found.pipeline.observed.shape
     assert (shape.ranks, shape.stages, shape.microbatches) == (4, 4, 8)
     assert _orders(found) == [_one_f_one_b(stage) for stage in range(4)]
@@ -51,7 +51,7 @@ def test_without_labels_1f1b_is_found_with_its_stages_and_microbatches(name: str
 
 @pytest.mark.parametrize("step", [1, 2])
 def test_without_labels_transfers_are_matched_pairs_of_the_right_size(step: int) -> None:
-    found = reconstruct(h100("1f1b_m8"), step=step, use_labels=False)
+    found = rebuilt("1f1b_m8", step=step, use_labels=False)
     transfers = found.observed.transfers
     assert Counter(t.kind for t in transfers) == {F: 24, B: 24}
     assert {t.payload_bytes for t in transfers} == {MESSAGE_BYTES}
@@ -65,7 +65,7 @@ def test_without_labels_transfers_are_matched_pairs_of_the_right_size(step: int)
 
 
 def test_a_message_follows_its_producer_and_precedes_its_consumer() -> None:
-    found = reconstruct(h100("1f1b_m8"), use_labels=False)
+    found = rebuilt("1f1b_m8", use_labels=False)
     ops = {(o.stage, o.kind, o.microbatch): o for o in found.observed.computes()}
     for t in found.observed.transfers:
         assert ops[t.src_stage, t.kind, t.microbatch].end_ns <= t.end_ns
@@ -74,8 +74,8 @@ def test_a_message_follows_its_producer_and_precedes_its_consumer() -> None:
 
 @pytest.mark.parametrize("name", ["rt1f1b_m8", "gpipe_m8"])
 def test_hiding_the_labels_changes_no_segment_and_no_transfer(name: str) -> None:
-    labelled = reconstruct(h100(name))
-    hidden = reconstruct(h100(name), use_labels=False)
+    labelled = rebuilt(name)
+    hidden = rebuilt(name, use_labels=False)
     assert {s.evidence for s in labelled.pipeline.stages} == {"label"}
     assert {s.evidence for s in hidden.pipeline.stages} == {"autograd"}
     assert _orders(labelled) == _orders(hidden)
@@ -113,14 +113,14 @@ def _labelled_operations(run: Run, rank: int, step: int) -> list[tuple[str, int,
 
 def test_how_transfers_were_issued_is_recognised() -> None:
     """The table of the shared data's README: Schedule1F1B is grouped, the other two issue one by one."""
-    modes = {name: reconstruct(h100(name)).pipeline.p2p for name in ("1f1b_m8", "rt1f1b_m8", "gpipe_m8")}
+    modes = {name: rebuilt(name).pipeline.p2p for name in ("1f1b_m8", "rt1f1b_m8", "gpipe_m8")}
     assert modes == {"1f1b_m8": "grouped", "rt1f1b_m8": "in-order", "gpipe_m8": "in-order"}
 
 
 def test_compute_holds_no_waits() -> None:
     """Stage times by an independent look at the trace (README of the format reference, 9.6): 11.8 to 13.3 ms
     for a backward of a middle stage with nothing beside it; a grouped run never has anything beside it."""
-    stage = reconstruct(h100("1f1b_m8"), use_labels=False).pipeline.stages[1]
+    stage = rebuilt("1f1b_m8", use_labels=False).pipeline.stages[1]
     backward = [c.duration_ns / 1e6 for c in stage.costs[B]]
     assert 11 < backward[0] < 12  # the first one makes the gradients instead of adding to them
     assert all(12.8 < t < 14.2 for t in backward[1:])
@@ -129,7 +129,7 @@ def test_compute_holds_no_waits() -> None:
 
 def test_memory_of_the_observed_order_is_the_measured_peak() -> None:
     """``peak_allocated_gib`` and ``static_allocated_gib`` of measured.json for 1f1b_m8, to the last digit given."""
-    found = reconstruct(h100("1f1b_m8_mem"))
+    found = rebuilt("1f1b_m8_mem")
     peaks = [max(level for _, level in curve or ()) / 2**30 for curve in found.observed.memory]
     assert [round(p, 2) for p in peaks] == [12.15, 10.08, 8.89, 9.40]
     static = [(r.static_bytes or 0) / 2**30 for r in found.pipeline.ranks]
@@ -137,21 +137,21 @@ def test_memory_of_the_observed_order_is_the_measured_peak() -> None:
 
 
 def test_labelled_schedules_with_split_backwards_and_several_stages_are_read() -> None:
-    zero_bubble = reconstruct(h100("zbh1_m8")).pipeline
+    zero_bubble = rebuilt("zbh1_m8").pipeline
     assert {k.value for k in zero_bubble.stages[1].costs} == {"F", "I", "W"}
     assert {k.value for k in zero_bubble.stages[0].costs} == {"F", "W"}  # torch's first stage: all of it is W
-    interleaved = reconstruct(h100("interleaved_m8")).pipeline
+    interleaved = rebuilt("interleaved_m8").pipeline
     assert (interleaved.observed.shape.ranks, interleaved.observed.shape.stages) == (4, 8)
 
 
 def test_two_pipelines_side_by_side_are_told_apart_and_said() -> None:
-    found = reconstruct(h100("tp2pp2_1f1b_m8"))
+    found = rebuilt("tp2pp2_1f1b_m8")
     assert found.observed.global_ranks == (0, 2)
     assert any("left out: [1, 3]" in note for note in found.notes)
 
 
 def test_the_samples_give_what_the_recordings_give() -> None:
     for sample, source in (("h100-1f1b", "1f1b_m8_mem"), ("h100-1f1b-annotated", "rt1f1b_m8")):
-        trimmed, whole = reconstruct(run_of(SAMPLES / sample)), reconstruct(h100(source), step=1)
+        trimmed, whole = reconstruct(run_of(SAMPLES / sample)), rebuilt(source, step=1)
         assert trimmed.observed == whole.observed
         assert trimmed.pipeline == whole.pipeline

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from recorded import data, h100, run_of, small
+from recorded import data, h100, rebuilt, run_of, small
 
 from tracetool.errors import ReconstructError
 from tracetool.model.action import Action, ActionKind
@@ -117,7 +117,7 @@ def _check_messages(run: Run, step: int, expected: int) -> None:
 )  # fmt: skip
 def test_schedule_and_shape_are_recognised(name: str, schedule: str, chunks: int) -> None:
     """Names and shapes by the README of the shared data."""
-    observed = reconstruct(h100(name), use_labels=False).pipeline.observed
+    observed = rebuilt(name, use_labels=False).pipeline.observed
     shape = observed.shape
     assert (shape.ranks, shape.chunks, shape.microbatches, shape.placement) == (4, chunks, 8, "loop")
     fit = best_fit(observed)
@@ -135,7 +135,7 @@ def test_a_v_of_stages_is_recognised_on_gloo() -> None:
 
 @pytest.mark.parametrize("name", ["zbh1_m8", "interleaved_m8"])
 def test_hiding_the_labels_changes_nothing_of_the_pipeline(name: str) -> None:
-    labelled, hidden = reconstruct(h100(name)), reconstruct(h100(name), use_labels=False)
+    labelled, hidden = rebuilt(name), rebuilt(name, use_labels=False)
     assert {s.evidence for s in labelled.pipeline.stages} == {"label"}
     assert labelled.observed == hidden.observed
     assert labelled.pipeline.observed.orders == hidden.pipeline.observed.orders

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import data, h100, run_of
+from recorded import data, h100, rebuilt, run_of
 
 from tracetool.model.action import ActionKind
 from tracetool.reconstruct import Reconstruction, reconstruct
@@ -21,7 +21,7 @@ F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 
 @cache
 def _found(name: str) -> Reconstruction:
-    return reconstruct(h100(name))
+    return rebuilt(name)
 
 
 def _layers_told(found: Reconstruction) -> dict[str, tuple[str, float]]:
@@ -96,7 +96,7 @@ def test_embedding_and_head_are_in_no_layer() -> None:
 
 def test_hiding_the_labels_changes_no_layer_and_no_gradient() -> None:
     names = _kernel_names("rt1f1b_m8")
-    hidden = reconstruct(h100("rt1f1b_m8"), use_labels=False)
+    hidden = rebuilt("rt1f1b_m8", use_labels=False)
     # Only a label tells the action of the fill with which autograd starts from the loss.
     kept = [
         [row for row in found.tables["kernel_actions"] if "FillFunctor" not in names.get((row[0], row[1]), "")]

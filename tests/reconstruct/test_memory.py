@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from ascend_capture import ORDERS, of_text
-from recorded import SAMPLES, data, h100, run_of
+from recorded import SAMPLES, data, h100, rebuilt, run_of
 
 from tracetool.ingest import ingest
 from tracetool.metrics import measure
@@ -47,7 +47,7 @@ def test_figures_of_the_stages_alone_give_the_measured_peaks() -> None:
 
     The criterion is 3 % per rank; the tighter bound is what the measured figures' own digits leave.
     """
-    found = reconstruct(h100("1f1b_m8_mem"))
+    found = rebuilt("1f1b_m8_mem")
     for rank, peak in enumerate(_measured("1f1b_m8")["peak_allocated_gib"]):
         profile, stage = found.pipeline.ranks[rank], found.pipeline.stages[rank]
         figures = (profile.static_bytes, stage.gradient_bytes(), stage.activation_bytes(), stage.transient_bytes())
@@ -61,7 +61,7 @@ def test_peaks_of_other_orders_are_those_that_were_measured() -> None:
 
     Rows with an emulated link have its buffers beside: their static_allocated_gib says how much more there is.
     """
-    found = reconstruct(h100("1f1b_m8_mem"))
+    found = rebuilt("1f1b_m8_mem")
     static = [(r.static_bytes or 0) / GIB for r in found.pipeline.ranks]
     seen = 0
     for row in json.loads(data("h100-pp4", "measured.json").read_text())["results"]:
@@ -86,7 +86,7 @@ def test_gradients_are_those_of_the_parameters() -> None:
 
     A stage but the first keeps the gradient that it sends besides, until its next backward: 16,777,216 bytes.
     """
-    found = reconstruct(h100("1f1b_m8_mem"))
+    found = rebuilt("1f1b_m8_mem")
     h, ffn, vocab = 4096, 11008, 32000
     layers = 4 * (4 * h * h + 3 * h * ffn) * 2
     parameters = [layers + vocab * h * 2, layers, layers, layers + vocab * h * 2]
@@ -97,7 +97,7 @@ def test_gradients_are_those_of_the_parameters() -> None:
 
 def test_gradients_stay_until_after_the_last_action() -> None:
     """zero_grad follows the optimizer: a fifth, a ninth ... microbatch finds them where the second did."""
-    found = reconstruct(h100("1f1b_m8_mem"))
+    found = rebuilt("1f1b_m8_mem")
     for profile, stage, curve in zip(found.pipeline.ranks, found.pipeline.stages, found.observed.memory, strict=True):
         held = [cost.held_bytes or 0 for cost in stage.costs[B]]
         assert held[-1] == pytest.approx(held[1], abs=8 * MIB)
@@ -120,7 +120,7 @@ def test_logits_that_outlive_their_backward_count_as_in_flight() -> None:
 
 def test_reserved_memory_is_told_beside_the_allocated() -> None:
     """Total Reserved of the records: 13,709,082,624 bytes on rank 0 throughout, of which 12.149 GiB were allocated."""
-    found = reconstruct(h100("1f1b_m8_mem"))
+    found = rebuilt("1f1b_m8_mem")
     metrics = measure(found.observed)
     assert metrics.overhead_bytes[0] == 13_709_082_624 - (metrics.peak_hbm_bytes[0] or 0)
     assert metrics.needed_hbm_bytes[0] == 13_709_082_624

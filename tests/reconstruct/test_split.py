@@ -8,7 +8,7 @@ from statistics import quantiles
 from typing import TYPE_CHECKING
 
 import pytest
-from recorded import SAMPLES, data, h100, run_of
+from recorded import SAMPLES, data, h100, rebuilt, run_of
 
 from tracetool.errors import UnsupportedShape
 from tracetool.ingest import ingest
@@ -64,7 +64,7 @@ def test_shares_of_an_unsplit_backward_are_those_of_a_split_one(stage: int) -> N
     Its W takes longer by additions of zero that torch makes only there (an ``aten::add`` ahead of every product).
     """
     expected = _low_quantiles_ns(stage)
-    derived = reconstruct(h100("rt1f1b_m8")).pipeline.stages[stage].derived
+    derived = rebuilt("rt1f1b_m8").pipeline.stages[stage].derived
     got = {kind.value: sum(c.uncontended_ns or 0 for c in derived[kind][1:]) for kind in (INPUT, WEIGHT)}
     for kind in "IW":
         assert got[kind] / sum(got.values()) == pytest.approx(expected[kind] / sum(expected.values()), rel=0.1)
@@ -95,7 +95,7 @@ def test_kernels_are_told_apart_as_the_split_run_ran_them() -> None:
 
 def test_halves_sum_to_every_backward() -> None:
     for name in ("rt1f1b_m8", "1f1b_m8", "gpipe_m8", "tp2pp2_1f1b_m8"):
-        found = reconstruct(h100(name))
+        found = rebuilt(name)
         for stage in found.pipeline.stages:
             for m, whole in enumerate(stage.costs[B]):
                 assert sum(stage.derived[kind][m].duration_ns for kind in (INPUT, WEIGHT)) == whole.duration_ns
@@ -103,7 +103,7 @@ def test_halves_sum_to_every_backward() -> None:
 
 
 def test_the_first_stages_whole_backward_that_torch_calls_w_is_split_too() -> None:
-    first, second = reconstruct(h100("zbh1_m8")).pipeline.stages[:2]
+    first, second = rebuilt("zbh1_m8").pipeline.stages[:2]
     assert set(first.costs) == {F, WEIGHT}
     for m, whole in enumerate(first.costs[WEIGHT]):
         assert sum(first.derived[kind][m].duration_ns for kind in (INPUT, WEIGHT)) == whole.duration_ns
@@ -132,39 +132,39 @@ def test_kernels_without_their_ops_are_not_split_and_a_schedule_that_needs_it_is
     assert len(told) == 4
     assert all("MmBackward0" in note for note in told)
     with pytest.raises(UnsupportedShape, match="do not tell input gradients from weight gradients"):
-        replay(found.pipeline, reconstruct(h100("zbh1_m8")).pipeline.observed, Scenario())
+        replay(found.pipeline, rebuilt("zbh1_m8").pipeline.observed, Scenario())
 
 
 def test_a_zero_bubble_step_is_predicted_from_a_trace_that_never_split() -> None:
     """The step of zbh1_m8 in measured.json, in the order torch ran it in; 1.0 % off when this was written."""
     rows = json.loads(data("h100-pp4", "measured.json").read_text(encoding="utf-8"))["results"]
     (row,) = (r for r in rows if r["name"] == "zbh1_m8")
-    order = reconstruct(h100("zbh1_m8")).pipeline.observed
-    done = replay(reconstruct(h100("rt1f1b_m8")).pipeline, order, Scenario())
+    order = rebuilt("zbh1_m8").pipeline.observed
+    done = replay(rebuilt("rt1f1b_m8").pipeline, order, Scenario())
     assert done.p2p == row["p2p"]
     assert measure(done.timeline).step_ns / 1e6 == pytest.approx(row["step_ms"], rel=0.03)
 
 
 def test_a_result_says_that_halves_are_derived(tmp_path: Path) -> None:
-    found = reconstruct(h100("zbh1_m8"))
+    found = rebuilt("zbh1_m8")
     file = tmp_path / "zb.csv"
     file.write_text(found.pipeline.observed.to_csv(), encoding="utf-8")
     remarks = [
-        answer(reconstruct(h100(name)), [f"csv:{file}"], baseline="observed").results[0].remark or ""
+        answer(rebuilt(name), [f"csv:{file}"], baseline="observed").results[0].remark or ""
         for name in ("rt1f1b_m8", "zbh1_m8")
     ]
     assert ["told apart by kernels" in remark for remark in remarks] == [True, False]
 
 
 def test_w_alone_costs_the_whole_backward_and_a_half_where_i_runs_too() -> None:
-    pipeline = reconstruct(h100("rt1f1b_m8")).pipeline
-    order = reconstruct(h100("zbh1_m8")).pipeline.observed
+    pipeline = rebuilt("rt1f1b_m8").pipeline
+    order = rebuilt("zbh1_m8").pipeline.observed
     ops = {(o.stage, o.kind, o.microbatch): o for o in replay(pipeline, order, Scenario()).timeline.computes()}
     assert ops[0, WEIGHT, 3].duration_ns == pipeline.stages[0].costs[B][3].duration_ns
     assert ops[1, WEIGHT, 3].duration_ns == pipeline.stages[1].derived[WEIGHT][3].duration_ns
     assert ops[1, INPUT, 3].duration_ns == pipeline.stages[1].derived[INPUT][3].duration_ns
     # The other way round: a whole backward from a trace that split it.
-    split = reconstruct(h100("zbh1_m8")).pipeline
+    split = rebuilt("zbh1_m8").pipeline
     whole = replay(split, build_schedule("1f1b", order.shape), Scenario()).timeline.computes()
     backward = {o.stage: o.duration_ns for o in whole if o.kind is B and o.microbatch == 3}
     assert backward[0] == split.stages[0].costs[WEIGHT][3].duration_ns

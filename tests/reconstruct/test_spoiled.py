@@ -31,6 +31,8 @@ LAUNCHES = ("cuda_runtime", "cuda_driver")
 def _spoiled(tmp_path: Path, change: Change) -> Reconstruction:
     traces = [json.loads(gzip.decompress((SAMPLES / "h100-1f1b" / f"rank{r}.json.gz").read_bytes())) for r in range(4)]
     change(traces)
+    for trace in traces:
+        trace.pop("launches by correlation", None)
     folder = tmp_path / "traces"
     folder.mkdir()
     for rank, trace in enumerate(traces):
@@ -48,8 +50,12 @@ def _kernels(trace: Trace) -> list[dict[str, Any]]:
 
 
 def _launch_of(trace: Trace, kernel: dict[str, Any]) -> dict[str, Any]:
-    wanted = kernel["args"]["correlation"]
-    return next(e for e in trace["traceEvents"] if e.get("cat") in LAUNCHES and e["args"].get("correlation") == wanted)
+    launches: dict[int, dict[str, Any]] = trace.setdefault("launches by correlation", {})
+    if not launches:
+        for event in trace["traceEvents"]:
+            if event.get("cat") in LAUNCHES and "correlation" in event["args"]:
+                launches.setdefault(event["args"]["correlation"], event)
+    return launches[kernel["args"]["correlation"]]
 
 
 def _named(trace: Trace, prefix: str) -> list[dict[str, Any]]:
@@ -153,15 +159,11 @@ def test_ranks_meet_at_a_collective_before_the_optimizer(tmp_path: Path) -> None
     observed one, because nobody passes the all-reduce before the slowest has come."""
 
     def change(traces: list[Trace]) -> None:
-        ends = [
-            max(
-                k["ts"] + k["dur"]
-                for k in _kernels(t)
-                if k["ts"] < _named(t, "Optimizer.step")[0]["ts"] + 10**9 and "nccl" not in k["name"]
-                and _launch_of(t, k)["ts"] < _named(t, "Optimizer.step")[0]["ts"]
-            )
-            for t in traces
-        ]  # fmt: skip
+        ends = []
+        for trace in traces:
+            optimizer = _named(trace, "Optimizer.step")[0]["ts"]
+            computes = [k for k in _kernels(trace) if k["ts"] < optimizer + 10**9 and "nccl" not in k["name"]]
+            ends.append(max(k["ts"] + k["dur"] for k in computes if _launch_of(trace, k)["ts"] < optimizer))
         meet = max(ends) + 100
         for trace, end in zip(traces, ends, strict=True):
             optimizer = _named(trace, "Optimizer.step")[0]

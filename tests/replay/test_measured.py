@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 import pytest
-from recorded import data, h100
+from recorded import data, h100, rebuilt
 
 from tracetool.metrics import measure
 from tracetool.model.pipeline import P2P_MODES
@@ -37,7 +37,7 @@ def _topology(row: dict[str, Any]) -> Topology:
 
 def _error_ratio(base: str, name: str) -> float:
     row = _measured(name)
-    pipeline = reconstruct(h100(base)).pipeline
+    pipeline = rebuilt(base).pipeline
     extra = tuple(row["extra_forwards"]) if row["extra_forwards"] else None
     schedule = build_schedule(row["schedule"], pipeline.observed.shape, extra_forwards=extra)
     mode = next(m for m in P2P_MODES if m == row["p2p"])
@@ -73,7 +73,7 @@ def test_the_memory_of_deeper_warm_ups_is_the_measured_one() -> None:
     """Peaks of geo_k2_m8_L2 minus what the emulated link itself keeps allocated (static_allocated_gib there minus
     that of the plain run), within 3 %."""
     row, plain = _measured("geo_k2_m8_L2"), _measured("1f1b_m8")
-    pipeline = reconstruct(h100("1f1b_m8_mem")).pipeline
+    pipeline = rebuilt("1f1b_m8_mem").pipeline
     schedule = build_schedule("geopipe", pipeline.observed.shape, extra_forwards=(2, 2, 0, 0))
     peaks = measure(replay(pipeline, schedule, Scenario()).timeline).peak_hbm_bytes
     for rank, peak in enumerate(peaks):
@@ -85,7 +85,7 @@ def test_receives_are_posted_where_torchs_runtime_posts_them() -> None:
     """The order of single operations on every rank of rt1f1b_m8, as recorded, against the replay's own placement."""
     from tracetool.replay.program import Post, build_program
 
-    found = reconstruct(h100("rt1f1b_m8"))
+    found = rebuilt("rt1f1b_m8")
     for program, (_, ops) in zip(
         build_program(found.pipeline.observed, "in-order"), sorted(found.p2p_ops.items()), strict=True
     ):
@@ -101,7 +101,7 @@ def test_receives_are_posted_where_torchs_runtime_posts_them() -> None:
 @pytest.mark.parametrize("base", ["1f1b_m8", "rt1f1b_m8", "gpipe_m8", "zbh1_m8"])
 def test_every_prediction_is_within_the_error_it_is_reported_with(base: str) -> None:
     """All measured rows of one model and four ranks that a schedule of ours exists for, whatever was recorded."""
-    found = reconstruct(h100(base))
+    found = rebuilt(base)
     rows = json.loads(data("h100-pp4", "measured.json").read_text(encoding="utf-8"))["results"]
     for row in rows:
         if row["schedule"] not in ("1f1b", "gpipe", "geopipe") or row["tensor_parallel"] > 1:

@@ -82,6 +82,7 @@ def reconstruct(
     pipeline: int = 0,
     copy_missing: bool = False,
     use_labels: bool = True,
+    every_step: bool = False,
     survey: Survey | None = None,
     account: Account | None = None,
 ) -> Reconstruction:
@@ -93,6 +94,7 @@ def reconstruct(
         pipeline: Which one of several side by side, counted by their lowest rank.
         copy_missing: Whether ranks that were not recorded are copied from a recorded rank of the same stage.
         use_labels: Off hides the framework's own labels, to see what the rest of the trace tells.
+        every_step: Also look at what actions cost in the other complete steps (``Reconstruction.tables``).
         survey: What is known of the whole capture, if it was looked at before.
         account: Takes up how things were found, beyond what it holds already.
 
@@ -144,7 +146,7 @@ def reconstruct(
         tables={
             "costs": [
                 *cost_rows(chosen.number, work.ranks, residents),
-                *_other_costs(run, group, steps, chosen, survey, how, account),
+                *(_other_costs(run, group, steps, chosen, survey, how, account) if every_step else ()),
             ],
             "kernel_actions": [*closeup.kernel_rows(), *loose_rows(work.ranks)],
             "layers": closeup.layer_rows(),

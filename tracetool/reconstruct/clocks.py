@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 NOISE_NS = 10_000
 """Offsets up to this are within what ends of kernels on one host differ by: such times are left as they are."""
 
-_DRIFT_NS = 5_000
+_DRIFT_NS = 8_000
 _SHORT_COLLECTIVE_NS = 2_000_000
 _SIGNIFICANT = 3.0
 
