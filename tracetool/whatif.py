@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tracetool.costs.recut import recut
 from tracetool.depth import GAIN_RATIO, Shortage, choose_depth, fits
 from tracetool.errors import ScenarioError
 from tracetool.metrics import Metrics, measure
 from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
 from tracetool.replay import Replayed, replay
-from tracetool.schedules import build_schedule
+from tracetool.schedules import SCHEDULES, build_schedule
 from tracetool.schedules.recognise import recognise
 from tracetool.units import format_duration, format_size
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracetool.model.pipeline import P2PMode, Pipeline
-    from tracetool.model.schedule import PipelineShape, Schedule
+    from tracetool.model.schedule import PipelineShape, Placement, Schedule
     from tracetool.model.timeline import Timeline
     from tracetool.reconstruct import Reconstruction
 
@@ -40,7 +41,7 @@ class Result:
         timeline: When everything ran.
         seen_error_ratio: Largest error of the step time that predictions of this kind had on the recorded H100
             runs (see ``_seen_error``); None for kinds that none of them was like.
-        remark: Why this variant was chosen, for geopipe.
+        remark: Why this variant was chosen, or how its costs came about.
     """
 
     schedule: str
@@ -172,13 +173,18 @@ def _evaluate(
     remark = None
     if name.lower() == "geopipe" and extra_forwards is None:
         extra_forwards, remark = choose_depth(pipeline, shape, scenario)
+    measured = pipeline
+    if (chunks := _chunks_needed(name)) is not None and shape.chunks == 1 < chunks[0]:
+        pipeline = recut(pipeline, chunks[0], placement=chunks[1])
+        shape = replace(pipeline.observed.shape, microbatches=shape.microbatches)
+        remark = f"each rank's stage re-cut into {chunks[0]} by its layers (peaks of such were up to 8 % off)"
     schedule = build_schedule(name, shape, extra_forwards=extra_forwards, observed=pipeline.observed)
     done = replay(pipeline, schedule, scenario)
     metrics = measure(done.timeline)
     free = replace(scenario, topology=scenario.topology.without_delays())
     ideal = measure(replay(pipeline, schedule, free).timeline)
     feasible, shortage = fits(metrics, scenario)
-    known = _seen_error(pipeline, schedule, done.p2p, len(scenario.topology.boundaries()))
+    known = _seen_error(measured, schedule, done.p2p, len(scenario.topology.boundaries()))
     remarks = [
         *([remark] if remark else []),
         *_derived_remarks(pipeline, schedule),
@@ -197,6 +203,14 @@ def _evaluate(
         seen_error_ratio=None if known is None else max(known, own_error),
         remark="; ".join(remarks) or None,
     )
+
+
+def _chunks_needed(name: str) -> tuple[int, Placement] | None:
+    """Stages per rank that a named schedule needs, and where they sit; None for an order from a file."""
+    if name.startswith("csv:"):
+        return None
+    kind = SCHEDULES.get(name)
+    return kind.least_chunks, kind.placement
 
 
 def _derived_remarks(pipeline: Pipeline, schedule: Schedule) -> list[str]:
@@ -226,18 +240,22 @@ _ONE_FAMILY = ("1f1b", "geopipe")
 def _seen_error(pipeline: Pipeline, schedule: Schedule, mode: P2PMode, boundaries: int) -> float | None:
     """Largest error of the step time for such a prediction, over all pairs of recorded H100 runs (README, Accuracy).
 
-    They had one stage per rank, as many microbatches replayed as recorded, and at most one DC boundary, which
-    per-edge transfers did not cross; anything else was not tried.
+    They had one stage per rank (two, re-cut, in ``interleaved``), as many microbatches replayed as recorded, and at
+    most one DC boundary, which per-edge transfers did not cross; anything else was not tried.
 
     Compute slows down beside communication kernels that wait, which is not modelled: costs belong to the order
     and the transfers they were recorded with.
     """
-    tried = schedule.shape == pipeline.observed.shape and schedule.shape.chunks == 1
+    shape = pipeline.observed.shape
+    is_recut = schedule.name == "interleaved" and schedule.shape == replace(shape, chunks=2)
+    tried = shape.chunks == 1 and (schedule.shape == shape or is_recut)
     tried = tried and boundaries <= (0 if mode == "per-edge" else 1)
     if not tried or any(stage.evidence == "kernels" for stage in pipeline.stages):
         return None
     if any(ActionKind.BACKWARD_WEIGHT in stage.costs for stage in pipeline.stages):
         return 0.18
+    if is_recut:
+        return 0.09
     recorded = recognise(pipeline.observed)
     alike = schedule.orders == pipeline.observed.orders or (
         recorded is not None and recorded.name in _ONE_FAMILY and schedule.name in _ONE_FAMILY
