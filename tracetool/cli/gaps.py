@@ -44,7 +44,7 @@ def _device(run: Run, ranks: list[int]) -> Iterator[Gap]:
         host = any(categories.get(rank) for rank in silent)
         what = f"no kernels{who}: a trace of the host only" if host else f"no kernels{who}"
         damaged = [s["rank"] for s in run.manifest["sources"] if s["rank"] in silent and s["dropped"]]
-        stages = run.rows("SELECT count(*) FROM stages")[0][0]
+        stages = len(silent) == len(ranks) and run.rows("SELECT count(*) FROM stages")[0][0]
         yield Gap(
             what, "times of a device: the host's own ops stand for them" if stages else "stages, costs and replay",
             f"the file of {format_ranks(damaged)} is damaged: fetch it again" if damaged else

@@ -27,6 +27,7 @@ _SQL = """
 SELECT DISTINCT rank, start_ns, end_ns
 FROM comms
 WHERE list_contains($ranks, rank) AND start_ns < $last AND end_ns > $first
+  AND (stream IS NOT NULL OR thread IS NULL)  -- on a device: the host's own work (gloo) holds none of it
 ORDER BY rank, start_ns, end_ns
 """
 

@@ -14,7 +14,7 @@ from tracetool.reconstruct.coordinates import Coordinates, find_coordinates
 from tracetool.reconstruct.groups import PipelineGroup, find_pipelines, labelled_stages, tell_pipelines
 from tracetool.reconstruct.messages import Matched, match_messages, read_p2p, tell_shapes
 from tracetool.reconstruct.process_groups import ProcessGroup, read_groups
-from tracetool.reconstruct.waits import find_waits
+from tracetool.reconstruct.waits import find_waits, tell_waits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -70,6 +70,7 @@ def survey_run(
     ranks = [rank for (rank,) in run.rows("SELECT rank FROM ranks ORDER BY rank")]
     clocks = find_clocks(ranks, matched.messages, collectives, account)
     waits = find_waits(run, matched.messages, collectives, clocks)
+    tell_waits(run, waits, account)
     groups = read_groups(run, account)
     pipelines: list[PipelineGroup] = []
     # What stands in the way of a pipeline is for reconstruction to say.

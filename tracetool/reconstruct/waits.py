@@ -9,8 +9,10 @@ that the shortest duration over its ranks is the transfer.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
+
+from tracetool.units import format_count, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from tracetool.reconstruct.account import Evidence
+    from tracetool.reconstruct.account import Account, Evidence
     from tracetool.reconstruct.clocks import Clocks
     from tracetool.reconstruct.collectives import Collective
     from tracetool.reconstruct.messages import Message, P2POp
@@ -61,6 +63,28 @@ SELECT start_ns, start_ns + duration_ns AS end_ns FROM events
 WHERE rank = $rank AND category = 'kernel' AND NOT regexp_matches(lower(name), '^(nccl|rccl|mscclpp|hcom_)')
 ORDER BY start_ns
 """
+
+
+def tell_waits(run: Run, waits: Sequence[Wait], account: Account) -> None:
+    """Say how much of each rank's communication was waiting; operations launched as one kernel count once."""
+    spans = {(row[0], row[1]): (row[3], row[4]) for row in run.rows(_SQL)}
+    kernels: dict[int, dict[tuple[int, int], int]] = defaultdict(dict)
+    met: Counter[int] = Counter()
+    for wait in waits:
+        span = spans[wait.rank, wait.position]
+        kernels[wait.rank][span] = max(kernels[wait.rank].get(span, 0), wait.wait_ns)
+        met[wait.rank] += not wait.upper_bound
+    operations = Counter(wait.rank for wait in waits)
+    for rank, mine in sorted(kernels.items()):
+        count = operations[rank]
+        whole = sum(end - start for start, end in mine)
+        account.find(
+            "communication", f"rank {rank}",
+            f"{format_count(len(mine), 'kernel')}, {format_duration(whole)}, of it {format_duration(sum(mine.values()))} "
+            "waiting",
+            "messages", met[rank] / count,
+            None if met[rank] == count else f"{count - met[rank]} operations lack a side: their waiting counts as moving",
+        )  # fmt: skip
 
 
 def find_waits(run: Run, messages: Sequence[Message], collectives: Sequence[Collective], clocks: Clocks) -> list[Wait]:
