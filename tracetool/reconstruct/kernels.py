@@ -100,31 +100,12 @@ class Kernel(NamedTuple):
         return _MARKER.search(self.kernel_class or "") is not None
 
 
-_AUTOGRAD_SQL = """
-WITH launched AS (
-    SELECT k.event, k.name, k.start_ns, k.start_ns + k.duration_ns AS end_ns, k.stream, k.blocks, k.external_id,
-           l.start_ns AS launch_ns, l.thread, k.category = 'memcpy' AS is_copy,
-           k.category = 'kernel' AND regexp_matches(lower(k.name), '^(nccl|rccl|mscclpp)') AS is_communication
-    FROM events AS k
-    JOIN events AS l ON l.rank = k.rank AND l.category = 'launch' AND l.correlation = k.correlation
-    WHERE k.rank = $rank AND k.category IN ('kernel', 'memcpy', 'memset')
-      AND l.start_ns >= $first AND l.start_ns < $last
-),
+_CONTEXT = """
 nodes AS (
     SELECT event, thread, start_ns, start_ns + duration_ns AS end_ns, sequence_number,
            regexp_replace(name, '^autograd::engine::evaluate_function: (torch::autograd::)?', '') AS name
     FROM events
     WHERE rank = $rank AND category = 'op' AND starts_with(name, 'autograd::engine::evaluate_function')
-),
-inside AS (
-    -- Nodes nest where a backward runs another one (reentrant checkpointing).
-    SELECT k.event, arg_max(n.sequence_number, n.start_ns) AS backward_of,
-           arg_min(n.sequence_number, n.start_ns) AS root_of,
-           arg_max(n.event, n.start_ns) AS node, arg_min(n.event, n.start_ns) AS root_node,
-           arg_max(n.name, n.start_ns) AS node_name
-    FROM launched AS k
-    JOIN nodes AS n ON n.thread = k.thread AND n.start_ns <= k.launch_ns AND n.end_ns >= k.launch_ns
-    GROUP BY k.event
 ),
 labels AS (
     SELECT start_ns, start_ns + duration_ns AS end_ns, name
@@ -135,6 +116,32 @@ optimizers AS (
     SELECT start_ns, start_ns + duration_ns AS end_ns
     FROM events
     WHERE rank = $rank AND category = 'annotation' AND starts_with(name, 'Optimizer.step')
+),
+"""
+"""Common table expressions: what the trace says around launches."""
+
+_NODES_AROUND = """
+    arg_max(n.sequence_number, n.start_ns) AS backward_of, arg_min(n.sequence_number, n.start_ns) AS root_of,
+    arg_max(n.event, n.start_ns) AS node, arg_min(n.event, n.start_ns) AS root_node,
+    arg_max(n.name, n.start_ns) AS node_name
+"""
+"""The innermost and the outermost node: they nest where a backward runs another one (reentrant checkpointing)."""
+
+_AUTOGRAD_SQL = f"""
+WITH launched AS (
+    SELECT k.event, k.name, k.start_ns, k.start_ns + k.duration_ns AS end_ns, k.stream, k.blocks, k.external_id,
+           l.start_ns AS launch_ns, l.thread, k.category = 'memcpy' AS is_copy,
+           k.category = 'kernel' AND regexp_matches(lower(k.name), '^(nccl|rccl|mscclpp)') AS is_communication
+    FROM events AS k
+    JOIN events AS l ON l.rank = k.rank AND l.category = 'launch' AND l.correlation = k.correlation
+    WHERE k.rank = $rank AND k.category IN ('kernel', 'memcpy', 'memset')
+      AND l.start_ns >= $first AND l.start_ns < $last
+),
+{_CONTEXT}inside AS (
+    SELECT k.event, {_NODES_AROUND}
+    FROM launched AS k
+    JOIN nodes AS n ON n.thread = k.thread AND n.start_ns <= k.launch_ns AND n.end_ns >= k.launch_ns
+    GROUP BY k.event
 ),
 ops AS (
     SELECT external_id, any_value(sequence_number) AS sequence_number, any_value(name) AS name
@@ -202,34 +209,15 @@ def autograd_kernels(run: Run, rank: int, span: tuple[int, int]) -> list[Kernel]
     return [Kernel(**row) for row in run.records(_AUTOGRAD_SQL, parameters)]
 
 
-_HOST_SQL = """
-WITH nodes AS (
-    SELECT event, thread, start_ns, start_ns + duration_ns AS end_ns, sequence_number,
-           regexp_replace(name, '^autograd::engine::evaluate_function: (torch::autograd::)?', '') AS name
-    FROM events
-    WHERE rank = $rank AND category = 'op' AND starts_with(name, 'autograd::engine::evaluate_function')
-),
-labels AS (
-    SELECT start_ns, start_ns + duration_ns AS end_ns, name
-    FROM events
-    WHERE rank = $rank AND category = 'annotation' AND regexp_matches(name, $labels)
-),
-optimizers AS (
-    SELECT start_ns, start_ns + duration_ns AS end_ns
-    FROM events
-    WHERE rank = $rank AND category = 'annotation' AND starts_with(name, 'Optimizer.')
-),
-ops AS (
+_HOST_SQL = f"""
+WITH {_CONTEXT}ops AS (
     SELECT event, name, thread, start_ns, start_ns + duration_ns AS end_ns, sequence_number
     FROM events
     WHERE rank = $rank AND category = 'op' AND start_ns >= $first AND start_ns < $last
       AND NOT regexp_matches(name, '^(c10d::|record_param_comms|autograd::engine::)')
 ),
 inside AS (
-    SELECT o.event, arg_max(n.sequence_number, n.start_ns) AS backward_of,
-           arg_min(n.sequence_number, n.start_ns) AS root_of,
-           arg_max(n.event, n.start_ns) AS node, arg_min(n.event, n.start_ns) AS root_node,
-           arg_max(n.name, n.start_ns) AS node_name
+    SELECT o.event, {_NODES_AROUND}
     FROM ops AS o
     JOIN nodes AS n ON n.thread = o.thread AND n.start_ns <= o.start_ns AND n.end_ns >= o.end_ns
     GROUP BY o.event

@@ -77,13 +77,13 @@ def tell_waits(run: Run, waits: Sequence[Wait], account: Account) -> None:
     operations = Counter(wait.rank for wait in waits)
     for rank, mine in sorted(kernels.items()):
         count = operations[rank]
-        whole = sum(end - start for start, end in mine)
+        lacking = count - met[rank]
+        whole, waited = sum(end - start for start, end in mine), sum(mine.values())
         account.find(
             "communication", f"rank {rank}",
-            f"{format_count(len(mine), 'kernel')}, {format_duration(whole)}, of it {format_duration(sum(mine.values()))} "
-            "waiting",
+            f"{format_count(len(mine), 'kernel')}, {format_duration(whole)}, of it {format_duration(waited)} waiting",
             "messages", met[rank] / count,
-            None if met[rank] == count else f"{count - met[rank]} operations lack a side: their waiting counts as moving",
+            f"{format_count(lacking, 'operation')} without all sides: waiting counts as moving" if lacking else None,
         )  # fmt: skip
 
 
