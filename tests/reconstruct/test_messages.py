@@ -6,6 +6,8 @@ True partners are known from how the operations were made; recordings are cut at
 from __future__ import annotations
 
 import itertools
+import random
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import assume, given
@@ -13,7 +15,11 @@ from hypothesis import strategies as st
 from recorded import data, h100, run_of
 
 from tracetool.reconstruct.account import Account
+from tracetool.reconstruct.collectives import COLLECTIVES_SQL, find_collectives
 from tracetool.reconstruct.messages import P2POp, match_messages, read_p2p
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Sides = dict[int, list[P2POp]]
 
@@ -32,6 +38,12 @@ def _sides(times: list[tuple[int, int]], sizes: list[int]) -> Sides:
 def _partners(sides: Sides) -> dict[int, int]:
     found = match_messages(sides, Account())
     return {m.send.position: m.recv.position for m in found.messages}
+
+
+def _on_another_clock(ops: Sequence[P2POp], ahead_ns: int) -> list[P2POp]:
+    return [
+        op._replace(start_ns=(op.start_ns or 0) + ahead_ns, end_ns=(op.end_ns or 0) + ahead_ns) for op in ops
+    ]  # fmt: skip
 
 
 _TIMES = st.lists(
@@ -57,9 +69,9 @@ def test_a_capture_that_begins_or_ends_later_on_one_side_is_shifted(
 
 
 def test_what_fits_at_several_shifts_is_not_matched() -> None:
-    """Messages every 10 ms, one receive fewer: nothing tells which send is alone."""
+    """Messages every 10 ms, one receive fewer, clocks an unknown time apart: nothing tells which send is alone."""
     sides = _sides([(n * 10_000_000, 0) for n in range(8)], [100] * 8)
-    sides[1] = sides[1][:-1]
+    sides[1] = _on_another_clock(sides[1][:-1], 3_000_000_000)
     account = Account()
     found = match_messages(sides, account)
     assert found.messages == ()
@@ -77,6 +89,74 @@ def test_messages_of_other_sizes_never_meet() -> None:
     sides = _sides([(0, 0), (10_000_000, 0)], [100, 200])
     sides[1] = [op._replace(payload_bytes=op.payload_bytes and 2 * op.payload_bytes) for op in sides[1]]
     assert _partners(sides) in ({}, {1: 0})  # 200 meets 200 at a shift of one
+
+
+def test_kernels_that_run_at_one_time_tell_the_shift_of_evenly_spaced_messages() -> None:
+    sides = _sides([(n * 10_000_000, 0) for n in range(8)], [100] * 8)
+    sides[0], sides[1] = sides[0][2:], sides[1][:-1]
+    assert _partners(sides) == {n: n for n in range(2, 7)}
+
+
+def test_as_many_on_both_sides_but_of_other_times_do_not_meet_one_by_one() -> None:
+    """One capture begins two messages later and ends two later than the other: six each, of which four met."""
+    sides = _sides([(n * 10_000_000, 0) for n in range(8)], [100] * 8)
+    sides[0], sides[1] = sides[0][2:], sides[1][:-2]
+    assert _partners(sides) == {n: n for n in range(2, 6)}
+
+
+def test_clocks_that_are_seconds_apart_do_not_keep_whole_captures_from_matching() -> None:
+    sides = _sides([(n * 10_000_000, 0) for n in range(8)], [100] * 8)
+    sides[1] = _on_another_clock(sides[1], 7_000_000_000)
+    assert _partners(sides) == {n: n for n in range(8)}
+
+
+@pytest.mark.parametrize("name", ["1f1b_m8", "rt1f1b_m8", "gpipe_m8", "interleaved_m8", "zbh1_m8", "tp2pp2_1f1b_m8"])
+@pytest.mark.parametrize("ahead_ns", [0, 3_000_000])
+def test_captures_of_other_spans_on_every_rank_are_matched_as_before_or_not_at_all(name: str, ahead_ns: int) -> None:
+    """Each rank keeps a span of its own, some clocks are ahead: no message and no collective meets another one."""
+    run = h100(name)
+    rows = run.rows(COLLECTIVES_SQL)
+    ops = read_p2p(run)
+    collectives = find_collectives(run, Account())
+    numbers = {(op.rank, op.position): n for n, c in enumerate(collectives) for op in c.ops}
+    partners = {_place(m.send): _place(m.recv) for m in match_messages(ops, Account(), collectives).messages}
+    begin, end = min(row[4] for row in rows), max(row[5] for row in rows)
+    choose = random.Random(1)  # noqa: S311 - where captures are cut, the same every time
+    for _ in range(12):
+        spans = {
+            r: (begin + 0.4 * choose.random() * (end - begin), end - 0.4 * choose.random() * (end - begin)) for r in ops
+        }
+        kept = [
+            (*row[:4], row[4] + row[0] % 2 * ahead_ns, row[5] + row[0] % 2 * ahead_ns, *row[6:])
+            for row in rows
+            if spans[row[0]][0] <= row[4] and row[5] <= spans[row[0]][1]
+        ]
+        cut = {
+            r: _on_another_clock(
+                [o for o in mine if spans[r][0] <= (o.start_ns or 0) and (o.end_ns or 0) <= spans[r][1]],
+                r % 2 * ahead_ns,
+            )
+            for r, mine in ops.items()
+        }
+        found = find_collectives(_Rows(kept), Account())  # type: ignore[arg-type]
+        assert all(len({numbers[op.rank, op.position] for op in c.ops}) == 1 for c in found)
+        for known in (found, []):
+            messages = match_messages(cut, Account(), known).messages
+            assert all(partners[_place(m.send)] == _place(m.recv) for m in messages)
+
+
+def _place(op: P2POp) -> tuple[int, int]:
+    return op.rank, op.position
+
+
+class _Rows:
+    """A Run that answers every query with the same rows."""
+
+    def __init__(self, rows: list[tuple[object, ...]]) -> None:
+        self._rows = rows
+
+    def rows(self, _sql: str) -> list[tuple[object, ...]]:
+        return self._rows
 
 
 @pytest.mark.parametrize("name", ["1f1b_m8", "rt1f1b_m8", "gpipe_m8", "interleaved_m8"])

@@ -7,16 +7,21 @@ from collections import Counter, defaultdict
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
+from tracetool.reconstruct.shifts import MOST_TRIED, STEADY_RATIO, agrees, is_steady, scatter, side_of
 from tracetool.units import format_count, format_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tracetool.reconstruct.account import Account, Evidence
+    from tracetool.reconstruct.shifts import Side
     from tracetool.store import Run
 
-_END_SPREAD_RATIO = 0.2
-"""Ends of one collective agree far better than this share of the usual time from one to the next."""
+_AGREEING_NS = 500_000
+_PROMPT_NS = 50_000
+_LEAST_AGREEING = 3
+_MOST_BEYOND = 128
+_SIZE_RATIO = 2
 
 
 class CollectiveOp(NamedTuple):
@@ -65,7 +70,7 @@ class Collective(NamedTuple):
         return {op.rank for op in self.ops} == set(self.group_ranks)
 
 
-_SQL = """
+COLLECTIVES_SQL = """
 SELECT rank, position, operation, payload_bytes, start_ns, end_ns, "group", group_ranks
 FROM comms
 WHERE operation NOT IN ('send', 'recv') AND start_ns IS NOT NULL AND end_ns IS NOT NULL
@@ -80,7 +85,7 @@ def find_collectives(run: Run, account: Account) -> list[Collective]:
     the shift is searched at which operations, sizes and ends agree; more than one such shift is no match.
     """
     sides: dict[tuple[str, tuple[int, ...]], dict[int, list[CollectiveOp]]] = defaultdict(lambda: defaultdict(list))
-    for *op, group, group_ranks in run.rows(_SQL):
+    for *op, group, group_ranks in run.rows(COLLECTIVES_SQL):
         sides[group, tuple(group_ranks)][op[0]].append(CollectiveOp(*op))
     found: list[Collective] = []
     lost: Counter[tuple[str, tuple[int, ...]]] = Counter()
@@ -100,54 +105,82 @@ def find_collectives(run: Run, account: Account) -> list[Collective]:
     return found
 
 
+def rough_differences(collectives: Sequence[Collective]) -> dict[tuple[int, int], int]:
+    """How far the second rank's clock of each pair is ahead, by the middle one of its collectives' ends.
+
+    Only from collectives that agree on it: a few that were paired wrongly must not move everything else.
+    """
+    apart: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for collective in collectives:
+        first = collective.ops[0]
+        for op in collective.ops[1:]:
+            apart[first.rank, op.rank].append(op.end_ns - first.end_ns)
+    found = {}
+    for pair, differences in sorted(apart.items()):
+        middle = median(differences)
+        near = sum(abs(d - middle) <= _AGREEING_NS for d in differences)
+        if near >= _LEAST_AGREEING and 2 * near > len(differences):
+            found[pair] = round(middle)
+    return found
+
+
 def _aligned(
     by_rank: Mapping[int, Sequence[CollectiveOp]], *, needs_agreement: bool
 ) -> list[tuple[CollectiveOp, ...]] | None:
     """The operations of each rank side by side; None if they do not fit."""
     ranks = sorted(by_rank)
+    numbers = {name: n for n, name in enumerate(sorted({op.operation for ops in by_rank.values() for op in ops}))}
+    sides = {rank: _side(ops, numbers) for rank, ops in by_rank.items()}
     least = min(ranks, key=lambda rank: (len(by_rank[rank]), rank))
-    base = by_rank[least]
-    columns = {}
+    shifts = {}
     for rank in ranks:
-        shifts = _shifts(base, by_rank[rank])
-        if len(shifts) != 1:
+        shift = _shift(sides[least], sides[rank])
+        if shift is None:
             return None
-        columns[rank] = by_rank[rank][shifts[0] : shifts[0] + len(base)]
-    rows = list(zip(*(columns[rank] for rank in ranks), strict=True))
-    if needs_agreement and not _ends_agree(rows):
+        shifts[rank] = shift
+    first = max(0, -min(shifts.values()))
+    count = min(len(by_rank[rank]) - shifts[rank] for rank in ranks)
+    rows = [tuple(by_rank[rank][n + shifts[rank]] for rank in ranks) for n in range(first, count)]
+    if not rows or (needs_agreement and not _ends_agree(rows)):
         return None
     return rows
 
 
-def _shifts(base: Sequence[CollectiveOp], other: Sequence[CollectiveOp]) -> list[int]:
-    """Shifts of the longer list at which kinds and sizes agree; where several do, those whose ends agree best."""
-    extra = len(other) - len(base)
-    kinds = [op.operation for op in base]
-    fitting = [
-        shift
-        for shift in range(extra + 1)
-        if [op.operation for op in other[shift : shift + len(base)]] == kinds
-        and all(_same_size(a, b) for a, b in zip(base, other[shift:], strict=False))
-    ]
-    if len(fitting) < 2:
-        return fitting
-    spread = {shift: _spread(base, other[shift : shift + len(base)]) for shift in fitting}
-    best, second = sorted(fitting, key=lambda shift: spread[shift])[:2]
-    return [best] if 2 * spread[best] < spread[second] else fitting
+def _side(ops: Sequence[CollectiveOp], numbers: Mapping[str, int]) -> Side:
+    return side_of(
+        [numbers[op.operation] for op in ops],
+        [op.payload_bytes for op in ops],
+        [(op.start_ns, op.end_ns) for op in ops],
+    )
 
 
-def _same_size(one: CollectiveOp, other: CollectiveOp) -> bool:
+def _shift(base: Side, other: Side) -> int | None:
+    """Which operation of the other rank the first one of the base is; None where several may be it.
+
+    Kinds and sizes must agree. Where they do at several shifts, the ends of one of them must agree far better.
+    """
+    extra = len(other.kinds) - len(base.kinds)
+    usual = 0 if extra == 0 and _agree(base, other, 0) else None
+    if len(base.kinds) < _LEAST_AGREEING or base.ends is None:
+        fitting = [shift for shift in range(extra + 1) if _agree(base, other, shift)]
+        return fitting[0] if len(fitting) == 1 else None
+    if usual is not None and (scatter(base, other, 0) or 0.0) <= _PROMPT_NS:
+        return usual
+    beyond = min(len(base.kinds) // 2, _MOST_BEYOND)
+    found = sorted(
+        (scatter(base, other, -shift, MOST_TRIED) or 0.0, shift)
+        for shift in range(-beyond, extra + beyond + 1)
+        if agrees(base, other, -shift, _SIZE_RATIO, MOST_TRIED) and _agree(base, other, shift)
+    )
+    if not found:
+        return None
+    clear = len(found) == 1 or 2 * found[0][0] < found[1][0]
+    return found[0][1] if clear and is_steady(base, other, -found[0][1]) else usual
+
+
+def _agree(base: Side, other: Side, shift: int) -> bool:
     # Ascend's sizes of one collective differ between ranks by padding, so that only another magnitude tells.
-    if one.payload_bytes is None or other.payload_bytes is None:
-        return True
-    return one.payload_bytes <= 2 * other.payload_bytes and other.payload_bytes <= 2 * one.payload_bytes
-
-
-def _spread(base: Sequence[CollectiveOp], other: Sequence[CollectiveOp]) -> float:
-    """How far end differences scatter around their median, ns."""
-    differences = [b.end_ns - a.end_ns for a, b in zip(base, other, strict=True)]
-    middle = median(differences)
-    return float(median(abs(d - middle) for d in differences))
+    return agrees(base, other, -shift, _SIZE_RATIO)
 
 
 def _ends_agree(rows: Sequence[Sequence[CollectiveOp]]) -> bool:
@@ -156,4 +189,11 @@ def _ends_agree(rows: Sequence[Sequence[CollectiveOp]]) -> bool:
     if len(first) < 3:
         return False
     usual = median(b.end_ns - a.end_ns for a, b in itertools.pairwise(first))
-    return all(_spread(first, [row[n] for row in rows]) <= _END_SPREAD_RATIO * usual for n in range(1, len(rows[0])))
+    return all(_spread(first, [row[n] for row in rows]) <= STEADY_RATIO * usual for n in range(1, len(rows[0])))
+
+
+def _spread(base: Sequence[CollectiveOp], other: Sequence[CollectiveOp]) -> float:
+    """How far end differences scatter around their median, ns."""
+    differences = [b.end_ns - a.end_ns for a, b in zip(base, other, strict=True)]
+    middle = median(differences)
+    return float(median(abs(d - middle) for d in differences))

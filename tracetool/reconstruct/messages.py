@@ -6,17 +6,30 @@ A communicator keeps messages in order, so the n-th send of one rank to another 
 from __future__ import annotations
 
 from collections import defaultdict
-from math import inf
-from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
+from tracetool.reconstruct.collectives import rough_differences
+from tracetool.reconstruct.shifts import (
+    RoughClocks,
+    agrees,
+    find_shift,
+    is_early,
+    least_lag_ns,
+    meetings,
+    rough_pairs,
+    side_of,
+)
 from tracetool.units import format_count, format_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tracetool.reconstruct.account import Account
+    from tracetool.reconstruct.collectives import Collective
+    from tracetool.reconstruct.shifts import Side
     from tracetool.store import Run
+
+_Key = tuple[str, int, int]
 
 SHAPE_MESSAGE_BYTES = 64
 """Messages up to this size announce the shape of what follows (Megatron's variable sequence lengths)."""
@@ -83,9 +96,6 @@ WHERE operation IN ('send', 'recv') AND peer IS NOT NULL AND coalesce(payload_by
 ORDER BY rank, position
 """
 _SHAPES_SQL = "SELECT count(*) FROM comms WHERE operation IN ('send', 'recv') AND payload_bytes <= ?"
-_MOST_SHIFTS = 64
-_EARLY_NS = 1_000_000
-"""A receive that ends so long before its send starts is that of another one, or a clock is wrong."""
 
 
 def read_p2p(run: Run) -> dict[int, list[P2POp]]:
@@ -106,20 +116,29 @@ def tell_shapes(run: Run, account: Account) -> None:
         )
 
 
-def match_messages(ops: Mapping[int, Sequence[P2POp]], account: Account) -> Matched:
+def match_messages(
+    ops: Mapping[int, Sequence[P2POp]], account: Account, collectives: Sequence[Collective] = ()
+) -> Matched:
     """Pair sends with receives, first in first out per (group, source, destination).
 
-    Sizes of both sides must agree. Where a capture begins or ends in the middle on one side, the shift is searched
-    at which sizes agree and ends are nearest to a constant distance; without a clear one nothing is paired.
+    Sizes of both sides must agree. Where a capture begins or ends in the middle on one side, the shift is searched;
+    see :func:`tracetool.reconstruct.shifts.find_shift`. Without a clear one nothing is paired.
+
+    Args:
+        ops: Sends and receives per rank in order of posting.
+        account: Told what was shifted, and what met nothing.
+        collectives: They tell how far clocks are apart, so that kernels of different ranks can be laid side by side.
     """
-    queues: dict[tuple[str, int, int], tuple[list[P2POp], list[P2POp]]] = defaultdict(lambda: ([], []))
+    queues: dict[_Key, tuple[list[P2POp], list[P2POp]]] = defaultdict(lambda: ([], []))
     for op in (op for rank in sorted(ops) for op in ops[rank]):
         key = (op.group, op.rank, op.peer) if op.is_send else (op.group, op.peer, op.rank)
         queues[key][0 if op.is_send else 1].append(op)
+    shifts = _shifts(queues, rough_differences(collectives))
     messages: list[Message] = []
     unmatched: list[P2POp] = []
-    for (_, src, dst), (sends, recvs) in sorted(queues.items()):
-        shift = _shift(sends, recvs)
+    for key, (sends, recvs) in sorted(queues.items()):
+        _, src, dst = key
+        shift = shifts[key]
         pairs = [] if shift is None else _paired(sends, recvs, shift)
         messages += pairs
         met = {id(op) for pair in pairs for op in pair}
@@ -149,40 +168,41 @@ def _paired(sends: Sequence[P2POp], recvs: Sequence[P2POp], shift: int) -> list[
     return [Message(*pair) for pair in zip(sends[max(shift, 0) :], recvs[max(-shift, 0) :], strict=False)]
 
 
-def _shift(sends: Sequence[P2POp], recvs: Sequence[P2POp]) -> int | None:
-    if not sends or not recvs:
-        return None
-    plain = _paired(sends, recvs, 0)
-    usual = 0 if len(sends) == len(recvs) and _fits(plain) else None
-    if usual is not None and not any(_is_early(m) for m in plain):
-        return usual
-    least = max(1, min(len(sends), len(recvs)) // 2)
-    fitting = []
-    for shift in range(max(1 - len(recvs), -_MOST_SHIFTS), min(len(sends), _MOST_SHIFTS + 1)):
-        pairs = _paired(sends, recvs, shift)
-        if len(pairs) >= least and _fits(pairs):
-            fitting.append((_scatter(pairs), shift))
-    fitting.sort()
-    if not fitting or fitting[0][0] == inf:
-        return usual
-    clear = len(fitting) == 1 or 2 * fitting[0][0] < fitting[1][0]
-    return fitting[0][1] if clear else usual
+def _shifts(
+    queues: Mapping[_Key, tuple[list[P2POp], list[P2POp]]], differences: Mapping[tuple[int, int], int]
+) -> dict[_Key, int | None]:
+    """The shift of each queue; those that need none tell how far clocks are apart where nothing else does."""
+    sides = {key: (_side(sends), _side(recvs)) for key, (sends, recvs) in queues.items()}
+    clocks = RoughClocks(differences)
+    found: dict[_Key, int | None] = {}
+    lags: list[tuple[int, int, int]] = []
+    for key, (sends, recvs) in sorted(sides.items()):
+        if _needs_none(sends, recvs, clocks.ahead_ns(*key[1:])):
+            found[key] = 0
+            lag = least_lag_ns(sends, recvs)
+            lags += [] if lag is None else [(*key[1:], lag)]
+    clocks = RoughClocks({**rough_pairs(lags), **differences})
+    cut = {
+        rank
+        for key, (sends, recvs) in sides.items()
+        if len(sends.kinds) != len(recvs.kinds) and len(sends.kinds) and len(recvs.kinds)
+        for rank in key[1:]
+    }
+    for key, (sends, recvs) in sides.items():
+        if key not in found:
+            whole = len(sends.kinds) > 0 and len(recvs.kinds) > 0
+            ahead, is_whole = clocks.ahead_ns(*key[1:]), cut.isdisjoint(key[1:])
+            found[key] = find_shift(sends, recvs, ahead, is_whole=is_whole) if whole else None
+    return found
 
 
-def _fits(pairs: Sequence[Message]) -> bool:
-    return all(send.payload_bytes == recv.payload_bytes for send, recv in pairs)
+def _needs_none(sends: Side, recvs: Side, ahead_ns: int | None) -> bool:
+    """Whether both sides are equally many and fit as they are: kernels of several messages run at one time."""
+    count = len(sends.kinds)
+    if count != len(recvs.kinds) or not agrees(sends, recvs, 0) or is_early(sends, recvs, 0, ahead_ns or 0):
+        return False
+    return sends.starts is None or recvs.starts is None or 2 * meetings(sends, recvs, 0, ahead_ns or 0) >= count
 
 
-def _is_early(message: Message) -> bool:
-    """Whether the receive was over before the send began."""
-    send, recv = message
-    return recv.end_ns is not None and send.start_ns is not None and recv.end_ns < send.start_ns - _EARLY_NS
-
-
-def _scatter(pairs: Sequence[Message]) -> float:
-    """How far the distances between both ends scatter around their median, ns; infinite if they are not known."""
-    apart = [recv.end_ns - send.end_ns for send, recv in pairs if recv.end_ns is not None and send.end_ns is not None]
-    if not apart:
-        return inf
-    middle = median(apart)
-    return 1.0 + float(median(abs(d - middle) for d in apart))
+def _side(ops: Sequence[P2POp]) -> Side:
+    return side_of([0] * len(ops), [op.payload_bytes for op in ops], [(op.start_ns, op.end_ns) for op in ops])

@@ -65,8 +65,8 @@ def survey_run(
     """
     p2p = read_p2p(run)
     tell_shapes(run, account)
-    matched = match_messages(p2p, account)
     collectives = find_collectives(run, account)
+    matched = match_messages(p2p, account, collectives)
     ranks = [rank for (rank,) in run.rows("SELECT rank FROM ranks ORDER BY rank")]
     clocks = find_clocks(ranks, matched.messages, collectives, account)
     waits = find_waits(run, matched.messages, collectives, clocks)
