@@ -165,6 +165,21 @@ def test_no_split_is_negative_and_a_buffered_send_waits_for_nobody(s: int, d: in
         assert recv.wait_ns == 0
 
 
+def test_a_kernel_with_messages_of_two_peers_waits_for_both() -> None:
+    """Rank 1 starts at 0; rank 0 is there from 100 to 170, rank 2 from 900 to 970: each message moved for 70."""
+    pairs = [
+        Message(
+            P2POp(peer, 0, 1, True, 8, "pp", 0, 7, 1, start, start, start + 70, None),
+            P2POp(1, place, peer, False, 8, "pp", 5, 7, 1, 0, 0, 970, None),
+        )
+        for place, (peer, start) in enumerate(((0, 100), (2, 900)))
+    ]
+    for message in pairs:
+        send, recv = find_waits(_NoRun(message), pairs, [], Clocks())  # type: ignore[arg-type]
+        assert (send.wait_ns, send.transfer_ns) == (0, 70)
+        assert (recv.wait_ns, recv.transfer_ns) == (900, 70)
+
+
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), min_size=1, max_size=12), st.integers(0, 80))
 def test_a_union_of_intervals_is_what_counting_every_point_gives(spans: list[tuple[int, int]], start: int) -> None:
     import numpy as np

@@ -3,8 +3,9 @@
 A message: its kernels wait until the last side has started, then bytes move (design.md 5). Where a send was over
 before its receive began, its payload was buffered: nobody waited, each kernel's duration is its own copying. On
 Ascend an operator goes on with handshakes after both sides have started, so that the shortest operator of the same
-link and size is taken as the transfer, the rest as waiting. A collective: the last rank to arrive does not wait, so
-that the shortest duration over its ranks is the transfer.
+link and size is taken as the transfer, the rest as waiting. A kernel that carries messages of several peers waits for
+all of them: a message of it is over when the other side's kernel is, and the rest is waiting. A collective: the last
+rank to arrive does not wait, so that the shortest duration over its ranks is the transfer.
 """
 
 from __future__ import annotations
@@ -122,6 +123,9 @@ def _split_messages(
     pair: dict[tuple[int, int], int],
 ) -> None:
     least = _least(m for m in messages if m.send.rank in hccl)
+    peers: dict[tuple[int, int | None], set[int]] = defaultdict(set)
+    for op in (op for message in messages for op in message if op.batch is not None):
+        peers[op.rank, op.batch].add(op.peer)
     for number, message in enumerate(messages):
         send, recv = message
         if send.start_ns is None or recv.start_ns is None:
@@ -133,7 +137,8 @@ def _split_messages(
                 transfer = min(duration, least[_link(message)])
                 wait = duration - transfer
             else:
-                wait = _wait(own, other, clocks)
+                shared = own.batch is not None and len(peers[own.rank, own.batch]) > 1
+                wait = _wait(own, other, clocks) + (_waits_after(own, other, clocks) if shared else 0)
                 transfer = duration - wait
             split[own.rank, own.position] = wait, transfer, "messages", False
 
@@ -146,6 +151,14 @@ def _wait(own: P2POp, other: P2POp, clocks: Clocks) -> int:
     if until <= start or end <= theirs:
         return 0
     return min(max(theirs - start, 0), _duration(own))
+
+
+def _waits_after(own: P2POp, other: P2POp, clocks: Clocks) -> int:
+    """Time that the operation runs on after the other side's kernel, which ends when the message has come over."""
+    start, end = clocks.aligned_ns(own.rank, own.start_ns or 0), clocks.aligned_ns(own.rank, own.end_ns or 0)
+    theirs = clocks.aligned_ns(other.rank, other.start_ns or 0)
+    until = clocks.aligned_ns(other.rank, other.end_ns or 0)
+    return max(end - until, 0) if until > start and end > theirs else 0
 
 
 def _least(messages: Iterable[Message]) -> dict[tuple[int, int, int | None], int]:
