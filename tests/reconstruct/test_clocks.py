@@ -160,3 +160,24 @@ def test_messages_of_one_way_only_align_nothing_and_say_what_that_costs() -> Non
     (note,) = account.notes
     assert "messages go one way only between 0 and 1" in note
     assert "off by as much" in note
+
+
+def test_the_table_of_clocks_says_by_what_they_are_known() -> None:
+    """Megatron's capture holds collectives only; one rank's pair that contradicts the others lowers its confidence."""
+    clocks = survey_run(run_of(data("torch", "astra-sim+astra-sim", "megatron-tp8")), Account()).clocks.by_rank
+    assert {clock.evidence for clock in clocks.values()} == {"kernels"}
+    assert {clock.confidence for clock in clocks.values()} == {1.0}
+    circle = [
+        _message(way, n, sent=START + n * 50 * MS, lag=STAGGER, waited=MS, ahead=0) for n, way in enumerate(WAYS * 4)
+    ]
+    wrong = [
+        Message(*(op._replace(rank=places[op.rank], peer=places[op.peer]) for op in message))
+        for places, ahead in (({0: 1, 1: 2}, 0), ({0: 0, 1: 2}, 5 * MS))
+        for message in (
+            _message(way, n + 100 + ahead, sent=START + n * 50 * MS, lag=STAGGER, waited=MS, ahead=ahead)
+            for n, way in enumerate(WAYS * 4)
+        )
+    ]
+    found = find_clocks([0, 1, 2], [*circle, *wrong], [], Account()).by_rank
+    assert found[2].confidence < 1.0
+    assert found[2].evidence == "messages"

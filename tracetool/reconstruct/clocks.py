@@ -9,7 +9,7 @@ over the capture is the drift.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tracetool.reconstruct.clock_pairs import Anchors, join_pair, slopes_of
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from tracetool.reconstruct.account import Account
+    from tracetool.reconstruct.account import Account, Evidence
     from tracetool.reconstruct.clock_pairs import Edge, Slope
     from tracetool.reconstruct.collectives import Collective
     from tracetool.reconstruct.messages import Message, P2POp
@@ -47,6 +47,8 @@ class Clock:
         residual_ns: Median distance of the anchors from the alignment; None without anchors.
         anchors: Messages and collectives that were used.
         applied: Whether times are moved by it.
+        confidence: Share of the rank's pairs that say the same as all pairs together.
+        evidence: messages, or kernels where only the ends of collectives tell; assumed where nothing does.
     """
 
     time_ns: int
@@ -55,6 +57,8 @@ class Clock:
     residual_ns: int | None
     anchors: int
     applied: bool
+    confidence: float = 0.0
+    evidence: Evidence = "assumed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +103,18 @@ def find_clocks(
             edges[one, other] = edge
     joined = _joined(reference, edges)
     clocks = _solve(reference, sorted(joined), edges, drifts, middle)
+    by_messages = {rank for pair, (there, back, both, _) in pairs.items() if there or back or both for rank in pair}
+    clocks = {
+        rank: replace(
+            clock,
+            confidence=_agreement(rank, clocks, edges),
+            evidence="messages" if rank in by_messages else "kernels" if clock.anchors else "assumed",
+        )
+        for rank, clock in clocks.items()
+    }
     apart = [rank for rank in ranks if rank not in joined]
     clocks |= {rank: Clock(middle, None, None, None, 0, applied=False) for rank in apart}
-    _tell(reference, clocks, edges, apart, one_way, account)
+    _tell(reference, clocks, apart, one_way, account)
     return Clocks(reference, clocks)
 
 
@@ -245,7 +258,6 @@ def _least_squares(matrix: Array, told: Sequence[tuple[float, float]]) -> tuple[
 def _tell(
     reference: int,
     clocks: Mapping[int, Clock],
-    edges: Mapping[tuple[int, int], Edge],
     apart: Sequence[int],
     one_way: Sequence[tuple[int, int]],
     account: Account,
@@ -257,7 +269,7 @@ def _tell(
         account.find(
             "clocks", format_ranks(left),
             f"within {format_duration(most)} of rank {reference}'s, no more than the anchors scatter: left as they are",
-            "messages", min(_agreement(rank, clocks, edges) for rank in left),
+            known[left[0]].evidence, min(known[rank].confidence for rank in left),
             f"{format_count(sum(known[rank].anchors for rank in left), 'anchor')}",
         )  # fmt: skip
     for rank, clock in known.items():
@@ -267,7 +279,7 @@ def _tell(
                 "clocks", f"rank {rank}",
                 f"{_signed(clock.offset_ns or 0)} added{drift} to agree with rank {reference}; anchors agree within "
                 f"{format_duration(clock.residual_ns or 0)}",
-                "messages", _agreement(rank, clocks, edges), format_count(clock.anchors, "anchor"),
+                clock.evidence, clock.confidence, format_count(clock.anchors, "anchor"),
             )  # fmt: skip
     if apart:
         account.note(
@@ -289,7 +301,7 @@ def _agreement(rank: int, clocks: Mapping[int, Clock], edges: Mapping[tuple[int,
     for (one, other), edge in mine:
         whole = -(clocks[other].offset_ns or 0) + (clocks[one].offset_ns or 0)
         agree += abs(edge.offset_ns - whole) <= max(_SIGNIFICANT * edge.offset_sd, NOISE_NS)
-    return agree / len(mine) if mine else 0.0
+    return agree / len(mine) if mine else 1.0
 
 
 def _signed(offset_ns: int) -> str:

@@ -93,7 +93,7 @@ def _clock_rows(clocks: Clocks) -> list[tuple[object, ...]]:
     return [
         (
             rank, clocks.reference_rank, c.time_ns, c.offset_ns, c.drift_ppm, c.residual_ns, c.anchors, c.applied,
-            "assumed" if c.offset_ns is None else "messages", 0.0 if c.offset_ns is None else 1.0,
+            c.evidence, c.confidence,
         )
         for rank, c in sorted(clocks.by_rank.items())
     ]  # fmt: skip
