@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import gzip
-import os
 import re
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from peak_memory import ingest_peak_mb
 from recorded import SAMPLES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 LIMIT_MB = 400
-_READ = """
-import resource, sys
-from tracetool.cli import run
-code = run(["ingest", sys.argv[1], "-o", sys.argv[2], "-q", "--force", "--jobs", "1"])
-print(code, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-"""
 
 
 def _write(path: Path, size_mb: int) -> int:
@@ -47,13 +39,7 @@ def test_the_peak_does_not_grow_with_the_file(scanner: str, sizes_mb: tuple[int,
     for size in sizes_mb:
         path = tmp_path / f"rank0_{size}.json.gz"
         _write(path, size)
-        done = subprocess.run(
-            [sys.executable, "-c", _READ, str(path), str(tmp_path / "x.run")],
-            capture_output=True, text=True, check=True, env={**os.environ, "TRACETOOL_SCANNER": scanner},
-        )  # fmt: skip
-        code, peak = done.stdout.split()[-2:]
-        assert code == "0", done.stderr
-        peaks.append(float(peak))
+        peaks.append(ingest_peak_mb(path, tmp_path / "x.run", TRACETOOL_SCANNER=scanner))
     assert max(peaks) < LIMIT_MB
     # What a process takes differs by some 20 MB from run to run. 1 GB of text is read in the benchmarks.
     assert peaks[1] < peaks[0] + 80
