@@ -83,7 +83,8 @@ def test_the_memory_of_deeper_warm_ups_is_the_measured_one() -> None:
 
 def test_receives_are_posted_where_torchs_runtime_posts_them() -> None:
     """The order of single operations on every rank of rt1f1b_m8, as recorded, against the replay's own placement."""
-    from tracetool.replay.program import Post, build_program
+    from tracetool.replay.placing import build_program
+    from tracetool.replay.program import Post
 
     found = rebuilt("rt1f1b_m8")
     for program, (_, ops) in zip(

@@ -1,0 +1,81 @@
+"""What the tasks of a compiled schedule take in a scenario."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracetool.costs.measured import MeasuredCosts
+from tracetool.errors import ScenarioError
+
+if TYPE_CHECKING:
+    from tracetool.model.pipeline import Pipeline
+    from tracetool.model.scenario import Scenario
+    from tracetool.model.schedule import Schedule
+    from tracetool.model.topology import Link
+    from tracetool.replay.compiled import Compiled
+    from tracetool.replay.flow import Int64s
+    from tracetool.replay.program import Message
+
+
+class TaskCosts:
+    """Fills the cost classes of a compiled schedule from measured costs and the scenario's links.
+
+    Attributes:
+        measured: Costs of actions and messages.
+    """
+
+    def __init__(self, pipeline: Pipeline, scenario: Scenario, schedule: Schedule) -> None:
+        self.measured = MeasuredCosts(pipeline, scenario, schedule)
+        self._topology = scenario.topology
+        self._shape = schedule.shape
+
+    def durations(self, compiled: Compiled) -> Int64s:
+        """Per cost class, its duration in ns.
+
+        Raises:
+            ScenarioError: If a message crosses a link but its size is unknown.
+            UnsupportedShape: If the trace does not tell what an action costs.
+        """
+        import numpy as np
+
+        durations = np.zeros(compiled.classes, np.int64)
+        action = self.measured.action
+        actions = compiled.graph.flow.actions
+        durations[1 : len(actions) + 1] = [action(a).duration_ns for a in actions]
+        durations[self.message_classes(compiled)] = self.message_ns(compiled)
+        return durations
+
+    @staticmethod
+    def message_classes(compiled: Compiled) -> list[int]:
+        """The cost classes that ``message_ns`` fills."""
+        return [number for way in compiled.ways for number in (way.move, way.arrive)]
+
+    def message_ns(self, compiled: Compiled) -> list[int]:
+        """What the MOVE and the ARRIVE of each way of messages take.
+
+        Raises:
+            ScenarioError: If a message crosses a link but its size is unknown.
+        """
+        filled = []
+        for way in compiled.ways:
+            link = self.link(way.message)
+            if link is None:
+                filled += [self.measured.transfer_ns(way.message.src_stage, way.message.kind), 0]
+            else:
+                filled += [link.occupancy_ns(self._link_bytes(way.message)), link.latency_ns]
+        return filled
+
+    def link(self, message: Message) -> Link | None:
+        """The link a message crosses, if any."""
+        rank_of = self._shape.rank_of
+        return self._topology.link(rank_of(message.src_stage), rank_of(message.dst_stage))
+
+    def _link_bytes(self, message: Message) -> int:
+        payload = self.measured.payload_bytes(message.src_stage, message.kind)
+        if payload is None:
+            raise ScenarioError(
+                f"the messages of stage {message.src_stage} ({message.kind.value}) differ in size or do not tell it, "
+                "so their time over a link is unknown.",
+                hint="sizes are recorded by torch 2.4 or newer, and Ascend Level1 and up",
+            )
+        return payload

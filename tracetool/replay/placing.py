@@ -1,0 +1,184 @@
+"""From a compute order to each rank's program: where its sends and receives are posted.
+
+The three p2p modes differ here and in what a post waits for (``graph``):
+
+* ``grouped``: between a forward and a backward, the send of the one and the receive for the other are one
+  batch; compute waits until the batch has ended. As in Megatron and torch's ``Schedule1F1B``.
+* ``in-order``: every operation alone. A send follows its compute; the sender's turn also fixes when the
+  peer posts the receive, which keeps both sides in one order (the rule of torch's action runtime).
+* ``per-edge``: sends follow their compute, receives are posted ahead of time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tracetool.errors import ScheduleDeadlock
+from tracetool.replay.flow import trace_flow
+from tracetool.replay.program import Post
+
+if TYPE_CHECKING:
+    from tracetool.model.pipeline import P2PMode
+    from tracetool.model.schedule import Schedule
+    from tracetool.replay.flow import Flow, Int32s
+    from tracetool.replay.program import Message, Program
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What every rank does, rank by rank: computes, and posts of messages between them.
+
+    Attributes:
+        rank: Per instruction, its rank.
+        action: Per instruction, the number of the action it computes; -1 for a post.
+        send_at: Per message, the instruction that posts its send; -1 for none (both stages on one rank).
+        recv_at: Per message, the instruction that posts its receive; -1 for none.
+    """
+
+    rank: Int32s
+    action: Int32s
+    send_at: Int32s
+    recv_at: Int32s
+
+
+def place(flow: Flow, mode: P2PMode) -> Placed:
+    """Place sends and receives between the computes of a schedule.
+
+    Raises:
+        ScheduleDeadlock: If no order of messages lets every rank finish.
+    """
+    if mode == "grouped":
+        return _grouped(flow)
+    if mode == "in-order":
+        return _in_order(flow)
+    return _sends_only(flow)
+
+
+def build_program(schedule: Schedule, mode: P2PMode) -> Program:
+    """The programs of all ranks, to read.
+
+    Raises:
+        ScheduleDeadlock: If no order of messages lets every rank finish.
+    """
+    flow = trace_flow(schedule)
+    placed = place(flow, mode)
+    sends: dict[int, list[Message]] = {}
+    recvs: dict[int, list[Message]] = {}
+    for at, posts in ((placed.send_at, sends), (placed.recv_at, recvs)):
+        for number, instruction in enumerate(at.tolist()):
+            posts.setdefault(instruction, []).append(flow.message(number))
+    program: Program = [[] for _ in schedule.orders]
+    for instruction, (rank, action) in enumerate(zip(placed.rank.tolist(), placed.action.tolist(), strict=True)):
+        post = Post(tuple(sends.get(instruction, ())), tuple(recvs.get(instruction, ())))
+        program[rank].append(flow.actions[action] if action >= 0 else post)
+    return program
+
+
+def _grouped(flow: Flow) -> Placed:
+    """After each compute its send, then the receive for the next one: as one where their kinds differ."""
+    import numpy as np
+
+    count = len(flow.actions)
+    sends = np.where(flow.is_remote(flow.made), flow.made, -1)
+    recvs = np.where(flow.is_remote(flow.needed), flow.needed, -1)
+    before = np.append(-1, sends[:-1])  # what the action before on the rank sends
+    before[flow.first[:-1]] = -1
+    is_joined = (before >= 0) & (recvs >= 0) & (flow.is_gradient(before) != flow.is_gradient(recvs))
+    # Ahead of each action on its rank: a post of the send before it, a post of its receive, or one of both.
+    posts_ahead = (before >= 0).astype(np.int32) + (recvs >= 0) - is_joined
+    ends_rank = np.zeros(count, bool)
+    ends_rank[flow.first[1:] - 1] = True
+    sends_last = ends_rank & (sends >= 0)
+    sizes = posts_ahead + 1 + sends_last
+    start = np.cumsum(sizes) - sizes
+    compute_at = start + posts_ahead
+    action = np.full(int(sizes.sum()), -1, np.int32)
+    action[compute_at] = np.arange(count)
+    send_at = np.full(flow.messages, -1, np.int32)
+    recv_at = np.full(flow.messages, -1, np.int32)
+    has_send, has_recv = before >= 0, recvs >= 0
+    send_at[before[has_send]] = start[has_send]
+    send_at[sends[sends_last]] = compute_at[sends_last] + 1
+    recv_at[recvs[has_recv]] = compute_at[has_recv] - 1
+    return Placed(np.repeat(flow.rank, sizes), action, send_at, recv_at)
+
+
+def _sends_only(flow: Flow) -> Placed:
+    import numpy as np
+
+    does_send = flow.is_remote(flow.made)
+    sizes = 1 + does_send
+    compute_at = np.cumsum(sizes) - sizes
+    action = np.full(int(sizes.sum()), -1, np.int32)
+    action[compute_at] = np.arange(len(flow.actions))
+    send_at = np.full(flow.messages, -1, np.int32)
+    send_at[flow.made[does_send]] = compute_at[does_send] + 1
+    return Placed(np.repeat(flow.rank, sizes), action, send_at, np.full(flow.messages, -1, np.int32))
+
+
+def _in_order(flow: Flow) -> Placed:
+    """Ranks take turns; each takes one compute if its input was sent, and places the peer's receive.
+
+    A rank without its input is left out until it is sent, so that every turn places something.
+    """
+    needed, made = flow.needed.tolist(), flow.made.tolist()
+    peer = [rank if remote else -1 for rank, remote in zip(flow.dst_rank.tolist(), flow.remote.tolist(), strict=True)]
+    position, end = flow.first[:-1].tolist(), flow.first[1:].tolist()
+    program: list[list[int]] = [
+        [] for _ in end
+    ]  # actions by number; below 0 send ~(2 message), receive ~(2 message + 1)
+    is_sent = bytearray(flow.messages)
+    waits = [-1] * flow.messages  # per message, the rank that was left out for it
+    now, later = sum(1 << rank for rank, (at, last) in enumerate(zip(position, end, strict=True)) if at < last), 0
+    while now:
+        while now:  # one round: ranks as bits, the lowest first
+            bit = now & -now
+            now ^= bit
+            rank = bit.bit_length() - 1
+            action = position[rank]
+            message = needed[action]
+            if message >= 0 and not is_sent[message]:
+                waits[message] = rank
+                continue
+            program[rank].append(action)
+            message = made[action]
+            if message >= 0:
+                is_sent[message] = 1
+                if peer[message] >= 0:
+                    program[rank].append(~(2 * message))
+                    program[peer[message]].append(~(2 * message + 1))
+                woken = waits[message]
+                if woken > rank:
+                    now |= 1 << woken
+                elif woken >= 0:
+                    later |= 1 << woken
+            position[rank] = action + 1
+            if action + 1 < end[rank]:
+                later |= bit
+        now, later = later, 0
+    if position != end:
+        raise ScheduleDeadlock(_stuck(flow, position, end))
+    return _decoded(flow, program)
+
+
+def _decoded(flow: Flow, program: list[list[int]]) -> Placed:
+    import numpy as np
+
+    codes = np.array([code for of_rank in program for code in of_rank], np.int32)
+    rank = np.repeat(np.arange(len(program), dtype=np.int32), [len(of_rank) for of_rank in program])
+    send_at = np.full(flow.messages, -1, np.int32)
+    recv_at = np.full(flow.messages, -1, np.int32)
+    posts = np.flatnonzero(codes < 0)
+    message, is_recv = ~codes[posts] >> 1, (~codes[posts] & 1).astype(bool)
+    send_at[message[~is_recv]] = posts[~is_recv]
+    recv_at[message[is_recv]] = posts[is_recv]
+    return Placed(rank, np.maximum(codes, -1), send_at, recv_at)
+
+
+def _stuck(flow: Flow, position: list[int], end: list[int]) -> str:
+    lines = [f"schedule {flow.schedule.name!r} cannot finish: every rank waits."]
+    for rank, (at, last) in enumerate(zip(position, end, strict=True)):
+        if at < last:
+            lines.append(f"  rank {rank} at {flow.actions[at]} waits for {flow.message(flow.needed[at])}")
+    return "\n".join(lines)
