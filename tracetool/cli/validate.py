@@ -56,7 +56,7 @@ def validate(
       tracetool validate x.run measured.json --max-mape 2% --max-error 5%
     """
     from tracetool.reconstruct import reconstruct
-    from tracetool.reports.validation import render_json, render_text, validation_facts
+    from tracetool.reports.validation import SourceInfo, render_json, render_text, validation_facts
     from tracetool.runs import open_run
     from tracetool.units import parse_share_ratio
     from tracetool.validate import Sources
@@ -76,7 +76,7 @@ def validate(
     facts = validation_facts(
         names,
         [each.manifest for each in opened],
-        measured,
+        SourceInfo(name=str(measured), digest=measurements.digest),
         shlex.join(["tracetool", *click.get_current_context().obj]),
     )
     click.echo((render_json if as_json else render_text)(done, facts).decode(), nl=False)

@@ -86,7 +86,7 @@ def _readme() -> str:
     lines = [
         "# schemas",
         "",
-        "Generated from `tracetool/tables.py`, `tracetool/validate/measured.py` and the structs in `tracetool/reports/`",
+        "Generated from `tracetool/tables.py`, `tracetool/validate/measured.py` and `tracetool/reports/`",
         f"(schema version {SCHEMA_VERSION}) by",
         "`python -m tracetool.reports.schemas schemas`; a test compares. Do not edit.",
         "",

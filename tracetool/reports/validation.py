@@ -6,7 +6,6 @@ version; none is renamed or removed.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,11 +13,9 @@ import msgspec
 
 from tracetool.reports.text import aligned, wrapped
 from tracetool.tables import SCHEMA_VERSION
-from tracetool.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from tracetool.validate import Row, Validation
 
@@ -90,7 +87,7 @@ class ValidationFacts:
 
 
 def validation_facts(
-    names: Sequence[str], manifests: Sequence[Mapping[str, Any]], measured: Path, command: str
+    names: Sequence[str], manifests: Sequence[Mapping[str, Any]], measured: SourceInfo, command: str
 ) -> ValidationFacts:
     """Facts from the manifests of the Run and, where there is one, the Run of the memory figures."""
     from tracetool.version import __version__
@@ -99,8 +96,7 @@ def validation_facts(
         SourceInfo(name=name, digest=str(manifest.get("digest", "")))
         for name, manifest in zip(names, manifests, strict=True)
     ]
-    file = SourceInfo(name=str(measured), digest=hashlib.sha256(measured.read_bytes()).hexdigest())
-    return ValidationFacts(runs[0], runs[1] if len(runs) > 1 else None, file, __version__, command)
+    return ValidationFacts(runs[0], runs[1] if len(runs) > 1 else None, measured, __version__, command)
 
 
 def validation_info(done: Validation, facts: ValidationFacts) -> ValidationInfo:
@@ -145,7 +141,7 @@ def render_json(done: Validation, facts: ValidationFacts) -> bytes:
     return msgspec.json.format(msgspec.json.encode(validation_info(done, facts)), indent=2) + b"\n"
 
 
-_HEAD = ("", "measured", "predicted", "error", "peak measured", "predicted", "error")
+_HEAD = ("", "ms", "predicted", "error", "peak GiB", "predicted", "error")
 
 
 def render_text(done: Validation, facts: ValidationFacts) -> bytes:
@@ -156,12 +152,12 @@ def render_text(done: Validation, facts: ValidationFacts) -> bytes:
     lines = [facts.measured.name, f"  predicted from {facts.run.name}, step {done.sources.run.pipeline.step}"]
     if facts.memory_run is not None:
         lines.append(f"  memory from {facts.memory_run.name}")
-    lines += ["", *(aligned([row[i] for i in columns], widths) for row in rows), ""]
-    lines += [f"  {row.measured.name}: not predicted: {row.reason}" for row in done.rows if row.reason is not None]
-    lines += _remarks(done)
-    lines += [f"  {line}" for line in _summary(done)]
-    lines += [f"note: {note}" for note in done.notes]
-    return ("\n".join(wrapped(lines)) + "\n").encode()
+    table = [aligned([row[i] for i in columns], widths) for row in rows]
+    after = [f"  {row.measured.name}: not predicted: {row.reason}" for row in done.rows if row.reason is not None]
+    after += _remarks(done)
+    after += [f"  {line}" for line in _summary(done)]
+    after += [f"note: {note}" for note in done.notes]
+    return ("\n".join([*wrapped(lines), "", *table, "", *wrapped(after)]) + "\n").encode()
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -169,8 +165,8 @@ def _cells(row: Row) -> tuple[str, ...]:
     found = row.prediction
     return (
         row.measured.name,
-        "-" if measured is None else f"{measured:.1f} ms",
-        "-" if found is None else f"{found.metrics.step_ns / 1e6:.1f} ms",
+        "-" if measured is None else f"{measured:.1f}",
+        "-" if found is None else f"{found.metrics.step_ns / 1e6:.1f}",
         _signed(row.error_ratio),
         *_peak_cells(row),
     )
@@ -191,7 +187,7 @@ def _known(sizes: Sequence[int | None]) -> list[int]:
 
 
 def _size(value: int | None) -> str:
-    return "" if value is None else format_size(value)
+    return "" if value is None else f"{value / 2**30:.2f}"
 
 
 def _signed(error: float | None) -> str:

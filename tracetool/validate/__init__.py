@@ -15,6 +15,7 @@ from tracetool.model.scenario import Scenario
 from tracetool.model.topology import between_ranks
 from tracetool.replay import replay
 from tracetool.schedules import SCHEDULES, build_schedule
+from tracetool.units import format_count
 from tracetool.validate.kendall import kendall_tau_b
 from tracetool.validate.match import check_row, mismatch
 from tracetool.validate.names import p2p_mode, schedule_name
@@ -159,7 +160,18 @@ def validate(sources: Sources, measurements: Measurements) -> Validation:
     times = _Predictor(run.pipeline, measurements.folder)
     memory = None if sources.memory is None else _Predictor(sources.memory.pipeline, measurements.folder)
     rows = tuple(_row(step, measurements, sources, times, memory) for step in measurements.steps)
-    return Validation(sources, rows, (*run.notes, *measurements.notes))
+    return Validation(sources, rows, (*run.notes, *measurements.notes, *_unknown_memory(rows)))
+
+
+def _unknown_memory(rows: Sequence[Row]) -> list[str]:
+    """Say how many rows' measured peaks have no prediction to compare with."""
+    lacking = [row for row in rows if row.prediction and row.measured.peak_bytes and None in row.prediction.peaks]
+    if not lacking:
+        return []
+    return [
+        f"peaks of {format_count(len(lacking), 'predicted row')} are unknown: what their actions hold was not recorded "
+        "(record with profile_memory=True, or name such a recording of the same model with --memory-from)"
+    ]
 
 
 def _row(

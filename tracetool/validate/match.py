@@ -75,7 +75,7 @@ def hop_bytes(pipeline: Pipeline) -> int | None:
 
 
 def _payload_differs(step: MeasuredStep, model: Mapping[str, Any], pipeline: Pipeline) -> list[str]:
-    """Messages of another size than micro-batch x sequence x hidden, or a share of it where ranks split the sequence."""
+    """Messages of another size than micro-batch x sequence x hidden, whole or split by tensor parallelism."""
     factors = [model.get(key) for key in ("mbs", "seq", "h")]
     width = _BYTES.get(str(model.get("dtype")).lower().removeprefix("torch."))
     sent = hop_bytes(pipeline)

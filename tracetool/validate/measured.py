@@ -6,7 +6,9 @@ The structs below are the form: ``schemas/measured.schema.json`` is made from th
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
+from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -24,7 +26,7 @@ _MOST = 1e12
 """Beyond any figure of this form, and far from where decimal digits are lost."""
 _Positive = Annotated[float, msgspec.Meta(gt=0, le=_MOST)]
 _Time = Annotated[float, msgspec.Meta(ge=1e-6, le=_MOST)]
-_Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
 _Rank = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 
 
@@ -101,12 +103,14 @@ class Measurements:
     Attributes:
         steps: One per row.
         model: What the file says about the model.
+        digest: SHA-256 over the file's bytes.
         folder: Where it lies: ``csv:FILE`` is sought from there.
         notes: What looks wrong but was left as it is.
     """
 
     steps: tuple[MeasuredStep, ...]
     model: Mapping[str, Any]
+    digest: str = ""
     folder: Path | None = None
     notes: tuple[str, ...] = ()
 
@@ -138,7 +142,13 @@ def read_measurements(path: Path) -> Measurements:
         whole = msgspec.convert({**document, "results": []}, MeasuredFile)
     except msgspec.ValidationError as error:
         raise BadMeasurement(f"{name}: {_fault(error)}.", hint="schemas/measured.schema.json") from error
-    return Measurements(steps, whole.model, path.parent, tuple(_misspelt(rows)))
+    return Measurements(
+        steps,
+        whole.model,
+        hashlib.sha256(data).hexdigest(),
+        path.parent,
+        (*_repeated(steps), *_misspelt(rows)),
+    )
 
 
 def _json(data: bytes, name: str) -> Any:
@@ -175,6 +185,12 @@ def _fault(error: msgspec.ValidationError) -> str:
     text, _, place = str(error).partition(" - at ")
     field = place.strip("`").removeprefix("$").removeprefix(".")
     return (f"field {field}: " if field else "") + text.rstrip(".").replace("`", "'")
+
+
+def _repeated(steps: Sequence[MeasuredStep]) -> list[str]:
+    named = Counter(step.name for step in steps)
+    repeated = [name for name, count in named.items() if count > 1]
+    return [f"several rows have one name: {', '.join(repeated)}"] if repeated else []
 
 
 def _misspelt(rows: Sequence[Mapping[str, Any]]) -> list[str]:
