@@ -13,6 +13,7 @@ import msgspec
 
 from tracetool.reports.text import aligned, wrapped
 from tracetool.tables import SCHEMA_VERSION
+from tracetool.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,6 +65,8 @@ class ValidationInfo(msgspec.Struct, kw_only=True):
     memory_run: Annotated[SourceInfo | None, _doc("The Run that memory figures are from; null if the same.")]
     measured: Annotated[SourceInfo, _doc("The file of measured steps.")]
     step: Annotated[int, _doc("Step of the Run that costs are from.")]
+    recorded_ms: Annotated[float, _doc("What that step took, with the profiler at work.")]
+    replayed_ms: Annotated[float, _doc("What replay of its own order gives for it.")]
     rows: Annotated[list[RowInfo], _doc("One per row of the file, in its order.")]
     mape_ratio: Annotated[float | None, _doc("Mean absolute error of the step times; null if none can be compared.")]
     max_error_ratio: Annotated[float | None, _doc("Largest absolute error of a step time.")]
@@ -108,6 +111,8 @@ def validation_info(done: Validation, facts: ValidationFacts) -> ValidationInfo:
         memory_run=facts.memory_run,
         measured=facts.measured,
         step=done.sources.run.pipeline.step,
+        recorded_ms=done.recorded_ns / 1e6,
+        replayed_ms=done.replayed_ns / 1e6,
         rows=[_row(row) for row in done.rows],
         mape_ratio=done.mape_ratio,
         max_error_ratio=done.max_error_ratio,
@@ -153,6 +158,8 @@ def render_text(done: Validation, facts: ValidationFacts) -> bytes:
     if facts.memory_run is not None:
         lines.append(f"  memory from {facts.memory_run.name}")
     table = [aligned([row[i] for i in columns], widths) for row in rows]
+    took, replayed = format_duration(done.recorded_ns), format_duration(done.replayed_ns)
+    lines.append(f"  which took {took} with the profiler, {replayed} replayed")
     after = [f"  {row.measured.name}: not predicted: {row.reason}" for row in done.rows if row.reason is not None]
     after += _remarks(done)
     after += [f"  {line}" for line in _summary(done)]

@@ -100,11 +100,15 @@ class Validation:
     Attributes:
         sources: What predictions were made from.
         rows: In the order of the file.
+        recorded_ns: The Run's own step, with the profiler at work.
+        replayed_ns: The same step as replay gives it back.
         notes: What was inferred, is missing, or was left out of the comparison.
     """
 
     sources: Sources
     rows: tuple[Row, ...]
+    recorded_ns: int
+    replayed_ns: int
     notes: tuple[str, ...]
 
     @property
@@ -160,7 +164,13 @@ def validate(sources: Sources, measurements: Measurements) -> Validation:
     times = _Predictor(run.pipeline, measurements.folder)
     memory = None if sources.memory is None else _Predictor(sources.memory.pipeline, measurements.folder)
     rows = tuple(_row(step, measurements, sources, times, memory) for step in measurements.steps)
-    return Validation(sources, rows, (*run.notes, *measurements.notes, *_unknown_memory(rows)))
+    return Validation(
+        sources,
+        rows,
+        recorded_ns=measure(run.observed).step_ns,
+        replayed_ns=measure(replay(run.pipeline, run.pipeline.observed, Scenario()).timeline).step_ns,
+        notes=(*run.notes, *measurements.notes, *_unknown_memory(rows)),
+    )
 
 
 def _unknown_memory(rows: Sequence[Row]) -> list[str]:
