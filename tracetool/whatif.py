@@ -174,7 +174,7 @@ def _evaluate(
     if name.lower() == "geopipe" and extra_forwards is None:
         extra_forwards, remark = choose_depth(pipeline, shape, scenario)
     measured = pipeline
-    if (chunks := chunks_needed(name)) is not None and shape.chunks == 1 < chunks[0]:
+    if (chunks := _chunks_needed(name)) is not None and shape.chunks == 1 < chunks[0]:
         pipeline = recut(pipeline, chunks[0], placement=chunks[1])
         shape = replace(pipeline.observed.shape, microbatches=shape.microbatches)
         remark = f"each rank's stage re-cut into {chunks[0]} by its layers (peaks of such were up to 8 % off)"
@@ -205,7 +205,7 @@ def _evaluate(
     )
 
 
-def chunks_needed(name: str) -> tuple[int, Placement] | None:
+def _chunks_needed(name: str) -> tuple[int, Placement] | None:
     """Stages per rank that a named schedule needs, and where they sit; None for an order from a file."""
     if name.startswith("csv:"):
         return None

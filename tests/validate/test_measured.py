@@ -104,6 +104,7 @@ def test_a_row_that_is_none(row: object, tmp_path: Path) -> None:
         ('{"results": [{"step_ms": -Infinity}]}', "-Infinity"),
         ("[" * 100_000, "nested too deeply"),
         ('{"results": [' + "9" * 5000 + "]}", "number that cannot be read"),
+        ('{"results": [{"name": "a", "step_ms": 1, "step_ms": 2}]}', "the key 'step_ms' stands twice"),
         ("[]", "no list 'results'"),
         ('{"rows": []}', "no list 'results'"),
         ('{"results": [], "model": 3}', "field model: "),

@@ -268,6 +268,14 @@ def test_peaks_stand_beside_those_measured_on_all_ranks_of_the_job() -> None:
     assert seen.peak_bytes == (520, None, 510, None)
 
 
+def test_peaks_of_other_ranks_are_not_compared() -> None:
+    done = run(step(peak_allocated_gib=[1, 2, 3]), of=recorded(activation_bytes=10, static_bytes=500))
+    assert done.rows[0].peak_bytes == (540, 530, 520, 510)
+    assert done.rows[0].peak_error_ratios == ()
+    assert done.max_peak_error_ratio is None
+    assert done.notes == ("row: peaks of 3 ranks were measured, 4 were predicted: not compared",)
+
+
 def test_a_csv_of_actions_is_sought_beside_the_file(tmp_path: Any) -> None:
     (tmp_path / "own.csv").write_text(build_schedule("gpipe", recorded().observed.shape).to_csv(), encoding="utf-8")
     measurements = Measurements((step(schedule="csv:own.csv"),), {}, folder=tmp_path)

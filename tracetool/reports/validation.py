@@ -51,6 +51,7 @@ class RowInfo(msgspec.Struct, kw_only=True):
     p2p: Annotated[str | None, _doc("How its transfers were issued.")]
     stages: Annotated[int | None, _doc("Its pipeline stages.")]
     microbatches: Annotated[int, _doc("Microbatches per step.")]
+    nccl: Annotated[str | None, _doc("How communication was set up, as the row says.")]
     remarks: Annotated[list[str], _doc("How costs or memory came about.")]
 
 
@@ -137,6 +138,7 @@ def _row(row: Row) -> RowInfo:
         p2p=None if found is None else found.p2p,
         stages=None if found is None else found.schedule.shape.stages,
         microbatches=row.measured.microbatches,
+        nccl=row.measured.nccl,
         remarks=[] if found is None else list(found.remarks),
     )
 

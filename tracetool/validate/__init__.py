@@ -88,8 +88,13 @@ class Row:
 
     @property
     def peak_error_ratios(self) -> tuple[float | None, ...]:
-        """Predicted over measured peak, minus one, of each rank for which both are known."""
-        pairs = zip(self.measured.peak_bytes, self.peak_bytes, strict=False)
+        """Predicted over measured peak, minus one, of each rank; None where one of them is unknown.
+
+        Empty if the row has peaks of another number of ranks than was predicted for.
+        """
+        if len(self.measured.peak_bytes) != len(self.peak_bytes):
+            return ()
+        pairs = zip(self.measured.peak_bytes, self.peak_bytes, strict=True)
         return tuple(None if a is None or b is None else b / a - 1 for a, b in pairs)
 
 
@@ -169,8 +174,18 @@ def validate(sources: Sources, measurements: Measurements) -> Validation:
         rows,
         recorded_ns=measure(run.observed).step_ns,
         replayed_ns=measure(replay(run.pipeline, run.pipeline.observed, Scenario()).timeline).step_ns,
-        notes=(*run.notes, *measurements.notes, *_unknown_memory(rows)),
+        notes=(*run.notes, *measurements.notes, *_other_ranks(rows), *_unknown_memory(rows)),
     )
+
+
+def _other_ranks(rows: Sequence[Row]) -> list[str]:
+    """Say which rows' measured peaks belong to no ranks that are known."""
+    return [
+        f"{row.measured.name}: peaks of {len(row.measured.peak_bytes)} ranks were measured, {len(row.peak_bytes)} were "
+        "predicted: not compared"
+        for row in rows
+        if row.prediction and row.measured.peak_bytes and len(row.measured.peak_bytes) != len(row.peak_bytes)
+    ]
 
 
 def _unknown_memory(rows: Sequence[Row]) -> list[str]:

@@ -155,6 +155,12 @@ def _json(data: bytes, name: str) -> Any:
     def refuse(word: str) -> NoReturn:
         raise BadMeasurement(f"{name} holds {word}, which is no JSON number.", hint="write null where nothing is known")
 
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(found := dict(pairs)) < len(pairs):
+            twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+            raise BadMeasurement(f"{name}: the key {twice!r} stands twice in one object.", hint="leave one of them")
+        return found
+
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -162,7 +168,7 @@ def _json(data: bytes, name: str) -> Any:
         line, column = before.count(b"\n") + 1, error.start - (before.rfind(b"\n") + 1) + 1
         raise BadMeasurement(f"{name}, line {line}, byte {column}: not UTF-8.") from error
     try:
-        return json.loads(text, parse_constant=refuse)
+        return json.loads(text, parse_constant=refuse, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
         raise BadMeasurement(f"{name}, line {error.lineno}, column {error.colno}: {error.msg}.") from error
     except RecursionError as error:
