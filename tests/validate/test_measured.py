@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
 
 import jsonschema
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from recorded import ROOT, data
 
 from tracetool.errors import BadMeasurement
 from tracetool.model.topology import RankLink
 from tracetool.validate.measured import Measurements, read_measurements
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 ROW = {"name": "a", "schedule": "1f1b", "microbatches": 8, "pipeline_ranks": 4, "step_ms": 246.06}
 LINK = {"between_pipeline_ranks": [1, 2], "latency_ms": 2.5, "bandwidth_gbit_per_s": 100}
+SPOILERS = (b"1e999", b"-0", b"null", b"\\ud800", b"9" * 30, b"[]", b"{}", b'"', b"\xef\xbb\xbf", b"NaN")
 SCHEMA = json.loads((ROOT / "schemas" / "measured.schema.json").read_text(encoding="utf-8"))
 
 
@@ -105,6 +108,7 @@ def test_a_row_that_is_none(row: object, tmp_path: Path) -> None:
         ("[" * 100_000, "nested too deeply"),
         ('{"results": [' + "9" * 5000 + "]}", "number that cannot be read"),
         ('{"results": [{"name": "a", "step_ms": 1, "step_ms": 2}]}', "the key 'step_ms' stands twice"),
+        ('{"results": [], "about": "\\ud800"}', "half a surrogate pair"),
         ("[]", "no list 'results'"),
         ('{"rows": []}', "no list 'results'"),
         ('{"results": [], "model": 3}', "field model: "),
@@ -138,3 +142,14 @@ def test_the_recorded_file_and_the_readmes_example_have_the_form(tmp_path: Path)
     jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(recorded.read_bytes()))
     assert len(read_measurements(recorded).steps) == 22
     assert read_measurements(recorded).notes == ()
+
+
+@given(at=st.integers(0, 10_000), cut=st.integers(0, 3), put=st.binary(max_size=3) | st.sampled_from(SPOILERS))
+def test_a_file_spoiled_anywhere_is_read_or_refused(at: int, cut: int, put: bytes) -> None:
+    row = {**ROW, "links": [LINK], "peak_allocated_gib": [12.149]}
+    whole = json.dumps({"results": [row], "model": {"h": 1}}).encode()
+    at %= len(whole)
+    folder = Path(mkdtemp())
+    with suppress(BadMeasurement):
+        # Whatever is read holds one row or none: nothing is made up.
+        assert len(read(folder, whole[:at] + put + whole[at + cut :]).steps) <= 1

@@ -184,6 +184,7 @@ def test_interleaved_re_cuts_the_stages(told: dict[str, Any], v: int) -> None:
         ({"schedule": "interleaved"}, "layers of stage 0 are unknown"),
         ({"chunks": 2}, "layers of stage 0 are unknown"),
         ({"schedule": "zb-h1"}, "does not tell what"),
+        ({"schedule": "csv:\0"}, "no file has a name like"),
         ({"schedule": "csv:none.csv"}, "cannot read the schedule file none.csv"),
         (
             {"links": [{"between_pipeline_ranks": [3, 4], "latency_ms": 1, "bandwidth_gbit_per_s": 1}]},

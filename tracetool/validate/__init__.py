@@ -255,6 +255,8 @@ class _Predictor:
         return Prediction(schedule, done.p2p, metrics, metrics.peak_hbm_bytes, remarks)
 
     def _schedule_name(self, name: str) -> str:
+        if "\0" in name:
+            raise ScenarioError(f"no file has a name like {name!r}.")
         if name.startswith("csv:") and self._folder is not None:
             return f"csv:{self._folder / name.removeprefix('csv:')}"
         return schedule_name(name)

@@ -168,13 +168,18 @@ def _json(data: bytes, name: str) -> Any:
         line, column = before.count(b"\n") + 1, error.start - (before.rfind(b"\n") + 1) + 1
         raise BadMeasurement(f"{name}, line {line}, byte {column}: not UTF-8.") from error
     try:
-        return json.loads(text, parse_constant=refuse, object_pairs_hook=unique)
+        document = json.loads(text, parse_constant=refuse, object_pairs_hook=unique)
+        if "\\u" in text:
+            json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise BadMeasurement(f"{name} holds half a surrogate pair (\\ud800 to \\udfff), which is no text.") from error
     except json.JSONDecodeError as error:
         raise BadMeasurement(f"{name}, line {error.lineno}, column {error.colno}: {error.msg}.") from error
     except RecursionError as error:
         raise BadMeasurement(f"{name} is nested too deeply to be a file of measured steps.") from error
     except ValueError as error:
         raise BadMeasurement(f"{name} holds a number that cannot be read: {error}.") from error
+    return document
 
 
 def _row(row: Any, number: int, name: str) -> MeasuredStep:
