@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tracetool.reports import stragglers
 from tracetool.reports.json import SCHEMA_ID, ReportInfo
+from tracetool.reports.stragglers import StragglersInfo
 from tracetool.store import view_docs, view_statements
 from tracetool.tables import SCHEMA_VERSION, TABLES, Column, Table
 
@@ -27,7 +29,8 @@ _UNITS = (("_bytes_per_s", "B/s"), ("_bytes", "B"), ("_ns", "ns"), ("_ratio", "1
 def all_schemas() -> dict[str, str]:
     """Every generated file: path below ``schemas/`` to text."""
     files = {f"tables/{name}.schema.json": _dump(_table(table)) for name, table in TABLES.items()}
-    files["report.schema.json"] = _dump(_report())
+    files["report.schema.json"] = _dump(_report(ReportInfo, SCHEMA_ID))
+    files["stragglers.schema.json"] = _dump(_report(StragglersInfo, stragglers.SCHEMA_ID))
     files["duckdb.sql"] = _duckdb()
     files["README.md"] = _readme()
     return files
@@ -55,14 +58,14 @@ def _column(column: Column) -> dict[str, Any]:
     return kind | ({"x-unit": unit} if unit else {})
 
 
-def _report() -> dict[str, Any]:
+def _report(struct: type, schema_id: str) -> dict[str, Any]:
     import msgspec
 
-    (_, schemas) = msgspec.json.schema_components([ReportInfo], ref_template="#/$defs/{name}")
-    top = schemas.pop("ReportInfo")
+    (_, schemas) = msgspec.json.schema_components([struct], ref_template="#/$defs/{name}")
+    top = schemas.pop(struct.__name__)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": SCHEMA_ID,
+        "$id": schema_id,
         **top,
         "$defs": schemas,
     }
@@ -81,13 +84,14 @@ def _readme() -> str:
     lines = [
         "# schemas",
         "",
-        f"Generated from `tracetool/tables.py` and `tracetool/reports/json.py` (schema version {SCHEMA_VERSION}) by",
+        f"Generated from `tracetool/tables.py` and `tracetool/reports/` (schema version {SCHEMA_VERSION}) by",
         "`python -m tracetool.reports.schemas schemas`; a test compares. Do not edit.",
         "",
         "Units are part of the names: `_ns` nanoseconds, `_bytes`, `_bytes_per_s`, `_ratio` 0..1. Within a major",
         "version columns and keys are only added.",
         "",
         "- `report.schema.json`: what `tracetool replay --json` prints",
+        "- `stragglers.schema.json`: what `tracetool replay --equalize --json` prints",
         "- `duckdb.sql`: opens a Run in any DuckDB client (`SET VARIABLE run = 'x.run';` first)",
         "- `tables/`: one JSON Schema per table of a Run",
         "",
