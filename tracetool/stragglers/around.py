@@ -21,11 +21,10 @@ LEADING = "leading compute"
 HOST = "host gap"
 
 _COLLECTIVES_SQL = """
-SELECT c.rank, c.start_ns, c.end_ns, c.posted_ns, w.transfer_ns, w.pair, w.upper_bound,
-       c.operation, c."group", c.group_ranks
-FROM comms AS c JOIN waits AS w USING (rank, position)
-WHERE c.operation NOT IN ('send', 'recv') AND c.start_ns >= $first AND c.end_ns <= $last
-ORDER BY c.rank, c.start_ns, c.end_ns, c.position
+SELECT rank, position, start_ns, end_ns, posted_ns, operation, "group", group_ranks
+FROM comms
+WHERE operation NOT IN ('send', 'recv') AND start_ns >= $first AND end_ns <= $last
+ORDER BY rank, start_ns, end_ns, position
 """
 
 _KERNELS_SQL = """
@@ -69,14 +68,18 @@ def collectives_of(run: Run, bounds: Mapping[int, Bounds], survey: Survey) -> di
     first = min(b.begin_ns for b in bounds.values())
     last = max(b.end_ns for b in bounds.values())
     dims = _dimensions(survey)
+    waits = {(wait.rank, wait.position): wait for wait in survey.waits}
     found: dict[int, list[Collective]] = defaultdict(list)
-    rows = run.rows(_COLLECTIVES_SQL, {"first": first, "last": last})
-    for rank, start, end, posted, transfer, pair, bound, operation, group, members in rows:
+    for rank, position, start, end, posted, operation, group, members in run.rows(
+        _COLLECTIVES_SQL, {"first": first, "last": last}
+    ):
         mine = bounds.get(rank)
         if mine is not None and posted >= mine.begin_ns and start < mine.end_ns:
-            dim = dims.get((group, tuple(members or ())), group)
-            one = Collective(rank, start, end, posted, transfer, pair, bound, f"{operation} {dim}".strip())
-            found[rank].append(one)
+            wait = waits[rank, position]
+            name = f"{operation} {dims.get((group, tuple(members or ())), group)}".strip()
+            found[rank].append(
+                Collective(rank, start, end, posted, wait.transfer_ns, wait.pair, wait.upper_bound, name)
+            )
     return found
 
 
