@@ -129,7 +129,7 @@ def _row(row: Row) -> RowInfo:
     return RowInfo(
         name=row.measured.name,
         measured_ms=row.measured.step_ms,
-        predicted_ms=None if found is None else found.metrics.step_ns / 1e6,
+        predicted_ms=None if found is None else found.step_ns / 1e6,
         error_ratio=row.error_ratio,
         peak_measured_bytes=list(row.measured.peak_bytes),
         peak_predicted_bytes=list(row.peak_bytes),
@@ -175,7 +175,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (
         row.measured.name,
         "-" if measured is None else f"{measured:.1f}",
-        "-" if found is None else f"{found.metrics.step_ns / 1e6:.1f}",
+        "-" if found is None else f"{found.step_ns / 1e6:.1f}",
         _signed(row.error_ratio),
         *_peak_cells(row),
     )

@@ -53,6 +53,7 @@ class Prediction:
         p2p: How its transfers were issued.
         metrics: Metrics of the replay; memory as ``memory`` says.
         peaks: Peak of each pipeline rank; None where memory is unknown.
+        outside_ns: Host time around the device's work, as the Run's own step had it: measured steps include theirs.
         remarks: How costs or memory came about.
     """
 
@@ -60,7 +61,13 @@ class Prediction:
     p2p: P2PMode
     metrics: Metrics
     peaks: tuple[int | None, ...]
+    outside_ns: int = 0
     remarks: tuple[str, ...] = ()
+
+    @property
+    def step_ns(self) -> int:
+        """Wall time of the whole step."""
+        return self.metrics.step_ns + self.outside_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +91,7 @@ class Row:
         """Predicted over measured step time, minus one; None without either."""
         if self.prediction is None or self.measured.step_ms is None:
             return None
-        return self.prediction.metrics.step_ns / (self.measured.step_ms * 1e6) - 1
+        return self.prediction.step_ns / (self.measured.step_ms * 1e6) - 1
 
     @property
     def peak_error_ratios(self) -> tuple[float | None, ...]:
@@ -141,7 +148,7 @@ class Validation:
     def kendall_tau(self) -> float | None:
         """Kendall's tau-b of predicted and measured step times; None if either does not differ between rows."""
         both = [
-            (row.measured.step_ms, row.prediction.metrics.step_ns)
+            (row.measured.step_ms, row.prediction.step_ns)
             for row in self.rows
             if row.prediction is not None and row.measured.step_ms is not None
         ]
@@ -249,10 +256,17 @@ class _Predictor:
         schedule = build_schedule(name, shape, extra_forwards=extra, observed=pipeline.observed)
         _check_extra(schedule, extra)
         topology = between_ranks(shape.ranks, [link.rank_link() for link in step.links])
-        scenario = Scenario(topology=topology, p2p=p2p_mode(step.p2p), microbatches=step.microbatches)
+        scenario = Scenario(
+            topology=topology,
+            p2p=p2p_mode(step.p2p),
+            microbatches=step.microbatches,
+            # Links of measured rows are emulated: what a rank receives is held back in a buffer of its own.
+            receive_copies=1 if step.links else 0,
+        )
         done = replay(pipeline, schedule, scenario)
         metrics = measure(done.timeline)
-        return Prediction(schedule, done.p2p, metrics, metrics.peak_hbm_bytes, remarks)
+        outside = pipeline.outside_ns or 0
+        return Prediction(schedule, done.p2p, metrics, metrics.peak_hbm_bytes, outside, remarks)
 
     def _schedule_name(self, name: str) -> str:
         if "\0" in name:
