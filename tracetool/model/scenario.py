@@ -22,6 +22,9 @@ class Scenario:
         microbatches: Microbatches per step; None keeps what the trace shows.
         activation_bytes: Bytes one microbatch keeps, instead of the measured ones.
         static_bytes: Bytes allocated at step start, instead of the measured ones.
+        interference: Whether compute slows down beside communication kernels, as far as the trace tells by how much.
+        receive_copies: Buffers that a rank keeps of every message it receives beyond those of the recording (an
+            emulated link holds messages back in one).
     """
 
     topology: Topology = field(default_factory=Topology)
@@ -30,3 +33,5 @@ class Scenario:
     microbatches: int | None = None
     activation_bytes: int | None = None
     static_bytes: int | None = None
+    interference: bool = True
+    receive_copies: int = 0

@@ -66,13 +66,15 @@ def replay(pipeline: Pipeline, schedule: Schedule, scenario: Scenario) -> Replay
     """
     scenario.topology.check(schedule.shape.ranks)
     mode = p2p_of(schedule, pipeline, scenario)
-    compiled = Compiled(schedule, mode, scenario.topology)
+    compiled = Compiled(schedule, mode, scenario.topology, buffered=pipeline.buffered)
     costs = TaskCosts(pipeline, scenario, schedule)
-    times = compiled.times(costs.durations(compiled))
-    return Replayed(schedule, mode, _timeline(pipeline, schedule, compiled.graph, times, costs))
+    times = compiled.times(costs.durations(compiled), costs.slowdown(compiled))
+    return Replayed(schedule, mode, _timeline(pipeline, schedule, mode, compiled.graph, times, costs))
 
 
-def _timeline(pipeline: Pipeline, schedule: Schedule, graph: TaskGraph, times: Times, costs: TaskCosts) -> Timeline:
+def _timeline(
+    pipeline: Pipeline, schedule: Schedule, mode: P2PMode, graph: TaskGraph, times: Times, costs: TaskCosts
+) -> Timeline:
     starts, ends = times.start_ns[graph.compute], times.end_ns[graph.compute]
     origin = int(starts.min())
     spans = zip(graph.flow.rank.tolist(), (starts - origin).tolist(), (ends - starts).tolist(), strict=True)
@@ -88,7 +90,7 @@ def _timeline(pipeline: Pipeline, schedule: Schedule, graph: TaskGraph, times: T
         name=schedule.name,
         global_ranks=tuple(profile.rank for profile in pipeline.ranks),
         ops=(*ops, *tails),
-        transfers=_transfers(schedule.shape, graph, times, costs, origin),
+        transfers=_transfers(schedule.shape, graph, times, costs, origin, mode),
         memory=tuple(_memory(rank_ops, rank, costs) for rank, rank_ops in enumerate(by_rank)),
         overhead_bytes=tuple(costs.measured.overhead_bytes(rank) for rank in range(len(by_rank))),
     )
@@ -103,15 +105,15 @@ def _memory(ops: Sequence[Op], rank: int, costs: TaskCosts) -> MemoryCurve | Non
 
 
 def _transfers(
-    shape: PipelineShape, graph: TaskGraph, times: Times, costs: TaskCosts, origin: int
+    shape: PipelineShape, graph: TaskGraph, times: Times, costs: TaskCosts, origin: int, mode: P2PMode
 ) -> tuple[Transfer, ...]:
     import numpy as np
 
     sent = np.flatnonzero(graph.flow.remote)
-    ahead = graph.recv_post[sent] < 0
+    recv_posted = times.end_ns[graph.recv_post[sent]] - origin
     columns = (
         times.end_ns[graph.send_post[sent]] - origin,
-        np.where(ahead, 0, times.end_ns[graph.recv_post[sent]] - origin),
+        np.zeros_like(recv_posted) if mode == "per-edge" else recv_posted,
         times.start_ns[graph.move[sent]] - origin,
         times.end_ns[graph.arrive[sent]] - origin,
     )
@@ -119,7 +121,7 @@ def _transfers(
     for number, *moments in zip(sent.tolist(), *(column.tolist() for column in columns), strict=True):
         message = graph.flow.message(number)
         link = costs.link(message)
-        send_posted, recv_posted, start, end = moments
+        send_posted, posted, start, end = moments
         transfers.append(
             Transfer(
                 kind=message.kind,
@@ -130,7 +132,7 @@ def _transfers(
                 dst_rank=shape.rank_of(message.dst_stage),
                 payload_bytes=costs.measured.payload_bytes(message.src_stage, message.kind),
                 send_posted_ns=send_posted,
-                recv_posted_ns=recv_posted,
+                recv_posted_ns=posted,
                 start_ns=start,
                 end_ns=end,
                 link=link.name if link else None,

@@ -43,11 +43,43 @@ done:
     return result;
 }
 
+/* Fills devices from (contended, kinds, ranks, leaves, loads); 0 on failure. */
+static int take_devices(Buffers *held, PyObject *slow, Devices *d, Py_ssize_t tasks)
+{
+    PyObject *contended, *kinds, *ranks, *leaves, *loads;
+    if (!PyArg_ParseTuple(slow, "OOOOO:slow", &contended, &kinds, &ranks, &leaves, &loads))
+        return 0;
+    Py_buffer *view = take(held, loads, PyBUF_CONTIG_RO, sizeof(double), "loads");
+    if (!view)
+        return 0;
+    const double *load = view->buf;
+    Py_ssize_t count = view->len / (5 * (Py_ssize_t)sizeof(double));
+    if (!(d->contended = take_flat(held, contended, 0, sizeof(int64_t), tasks, "contended")) ||
+        !(d->ranks = take_flat(held, ranks, 0, sizeof(int32_t), tasks, "ranks")) ||
+        !(d->leaves = take_flat(held, leaves, 0, sizeof(int32_t), tasks, "leaves")) ||
+        !in_range(d->ranks, tasks, 0, (int32_t)count, "ranks") ||
+        !in_range(d->leaves, tasks, -1, (int32_t)tasks, "leaves") ||
+        !(d->kinds = take_flat(held, kinds, 0, 1, tasks, "kinds")))
+        return 0;
+    d->works = calloc((size_t)count + 1, sizeof(Work));
+    d->loads = calloc((size_t)count + 1, sizeof(Load));
+    d->moved = calloc((size_t)tasks + 1, 1);
+    if (!d->works || !d->loads || !d->moved) {
+        PyErr_NoMemory();
+        return 0;
+    }
+    for (Py_ssize_t rank = 0; rank < count; rank++, load += 5) {
+        d->works[rank].task = -1;
+        d->loads[rank] = (Load){load[0], load[1], load[2], load[3], load[4], .since = -1};
+    }
+    return 1;
+}
+
 static PyObject *run_tasks(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *first, *at, *durations, *link_of, *start, *end;
+    PyObject *first, *at, *durations, *link_of, *start, *end, *slow;
     int links;
-    if (!PyArg_ParseTuple(args, "OOOOiOO:run", &first, &at, &durations, &link_of, &links, &start, &end))
+    if (!PyArg_ParseTuple(args, "OOOOiOOO:run", &first, &at, &durations, &link_of, &links, &start, &end, &slow))
         return NULL;
     Buffers held = {.count = 0};
     Loop loop = {.needs = NULL};
@@ -60,12 +92,14 @@ static PyObject *run_tasks(PyObject *Py_UNUSED(module), PyObject *args)
         !(loop.link_of = take_flat(&held, link_of, 0, sizeof(int32_t), tasks, "link_of")) ||
         !in_range(loop.link_of, tasks, -1, links, "link_of") ||
         !(loop.start = take_flat(&held, start, 1, sizeof(int64_t), tasks, "start")) ||
-        !(loop.end = take_flat(&held, end, 1, sizeof(int64_t), tasks, "end")))
+        !(loop.end = take_flat(&held, end, 1, sizeof(int64_t), tasks, "end")) ||
+        (slow != Py_None && !take_devices(&held, slow, &loop.devices, tasks)))
         goto done;
     loop.needs = calloc((size_t)tasks + 1, sizeof(int32_t));
     loop.free = calloc((size_t)links + 1, sizeof(int64_t));
-    loop.queue.at = malloc(((size_t)tasks + 1) * sizeof(Event));
-    if (!loop.needs || !loop.free || !loop.queue.at) {
+    loop.done = calloc((size_t)tasks + 1, 1);
+    loop.queue.at = malloc(((size_t)tasks * QUEUED + 1) * sizeof(Event));
+    if (!loop.needs || !loop.free || !loop.done || !loop.queue.at) {
         PyErr_NoMemory();
         goto done;
     }
@@ -81,7 +115,11 @@ static PyObject *run_tasks(PyObject *Py_UNUSED(module), PyObject *args)
 done:
     free(loop.needs);
     free(loop.free);
+    free(loop.done);
     free(loop.queue.at);
+    free(loop.devices.works);
+    free(loop.devices.loads);
+    free(loop.devices.moved);
     release_all(&held);
     return result;
 }
@@ -179,7 +217,7 @@ static PyMethodDef methods[] = {
     {"order", order_tasks, METH_VARARGS,
      "order(first, at, out) -> how many tasks were put in topological order into out"},
     {"run", run_tasks, METH_VARARGS,
-     "run(first, at, durations, link_of, links, start, end) -> how many tasks could not start"},
+     "run(first, at, durations, link_of, links, start, end, slow) -> how many tasks could not start"},
     {"sweep", sweep_nodes, METH_VARARGS,
      "sweep(order, first, at, class_of, base, varying, values, wanted, earlier, later, out, failed, from, to)"},
     {NULL, NULL, 0, NULL},

@@ -1,10 +1,18 @@
 """The compiled engine (``_engine.c``); arrays are int32, times int64."""
 
-from tracetool.replay.flow import Bytes, Int32s, Int64s
+from tracetool.replay.flow import Bytes, Floats, Int8s, Int32s, Int64s
 
 def order(first: Int32s, at: Int32s, out: Int32s, /) -> int: ...
 def run(
-    first: Int32s, at: Int32s, durations: Int64s, link_of: Int32s, links: int, start: Int64s, end: Int64s, /
+    first: Int32s,
+    at: Int32s,
+    durations: Int64s,
+    link_of: Int32s,
+    links: int,
+    start: Int64s,
+    end: Int64s,
+    slow: tuple[Int64s, Int8s, Int32s, Int32s, Floats] | None,
+    /,
 ) -> int: ...
 def sweep(
     order: Int32s,

@@ -1,18 +1,18 @@
 /* The event loop: tasks start when what they wait for has ended; links serve messages first come, first served.
  *
- * The same steps in the same order as the Python loop in engine.py, so that ties are broken alike.
+ * The same steps in the same order as the Python loop in loop.py, so that ties are broken and floats rounded alike.
  */
 #ifndef ENGINE_LOOP_H
 #define ENGINE_LOOP_H
 
-#include "_engine_buffers.h"
+#include "_engine_device.h"
 
 typedef struct {
     int64_t end;
     int32_t task;
 } Event;
 
-/* A binary heap by (end, task). Room for every task: each is queued once. */
+/* A binary heap by (end, task). */
 typedef struct {
     Event *at;
     Py_ssize_t count;
@@ -59,19 +59,59 @@ typedef struct {
     int32_t *needs;
     int64_t *free;          /* per link, when it is free again */
     int64_t *start, *end;
+    uint8_t *done;
+    Devices devices;
     Queue queue;
 } Loop;
+
+/* How often each task is queued at most: when it begins, and when a kernel comes or leaves with it (another one). */
+enum { QUEUED = 3 };
+
+static inline void until(Loop *loop, int32_t task, int64_t end)
+{
+    loop->end[task] = end;
+    push(&loop->queue, (Event){end, task});
+}
 
 static inline void begin(Loop *loop, int32_t task, int64_t now)
 {
     int32_t link = loop->link_of[task];
-    if (link >= 0 && loop->free[link] > now)
-        now = loop->free[link];
+    int64_t duration = loop->durations[task];
+    if (link >= 0) {
+        if (loop->free[link] > now)
+            now = loop->free[link];
+        loop->free[link] = now + duration;
+    } else if (loop->devices.kinds && is_compute(&loop->devices, task)) {
+        duration = begin_compute(&loop->devices, task, now, duration);
+    }
     loop->start[task] = now;
-    loop->end[task] = now + loop->durations[task];
-    if (link >= 0)
-        loop->free[link] = loop->end[task];
-    push(&loop->queue, (Event){loop->end[task], task});
+    until(loop, task, now + duration);
+}
+
+/* A kernel comes to a device or leaves it. */
+static inline void change(Loop *loop, int32_t rank, int64_t now, int by)
+{
+    int64_t end;
+    int32_t task = change_pace(&loop->devices.works[rank], now, by, &end);
+    if (task >= 0 && loop->end[task] != end)
+        until(loop, task, end);
+}
+
+static inline void finish(Loop *loop, int32_t task, int64_t now)
+{
+    Devices *devices = &loop->devices;
+    if (is_compute(devices, task))
+        end_compute(devices, devices->ranks[task], now);
+    else if (devices->kinds[task] == POST && !(devices->moved[task] & HAS_LEFT)) {
+        devices->moved[task] = HAS_COME;
+        change(loop, devices->ranks[task], now, 1);
+    }
+    int32_t post = devices->leaves[task];
+    if (post < 0)
+        return;
+    if (devices->moved[post] & HAS_COME)
+        change(loop, devices->ranks[post], now, -1);
+    devices->moved[post] |= HAS_LEFT;
 }
 
 /* Runs every task that can start; how many could not. */
@@ -83,7 +123,12 @@ static Py_ssize_t run_loop(Loop *loop)
             begin(loop, (int32_t)task, 0);
     while (loop->queue.count) {
         Event event = pop(&loop->queue);
+        if (loop->done[event.task] || event.end != loop->end[event.task])
+            continue; /* slowed down or sped up meanwhile */
+        loop->done[event.task] = 1;
         left--;
+        if (loop->devices.kinds)
+            finish(loop, event.task, event.end);
         for (int32_t i = loop->after.first[event.task]; i < loop->after.first[event.task + 1]; i++)
             if (!--loop->needs[loop->after.at[i]])
                 begin(loop, loop->after.at[i], event.end);

@@ -1,7 +1,7 @@
 """A schedule and a p2p mode, compiled once for the replay of many scenarios.
 
-What a task costs is told by its cost class: one class for each action (stage, kind, microbatch), two for each way that
-messages take (the stage that sends them and the direction): what their MOVE takes and what their ARRIVE takes.
+What a task costs is told by its cost class: one class for each action (stage, kind, microbatch), and for each way that
+messages take (the stage that sends them and the direction) one for MOVE, one for ARRIVE and one for COPY.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from tracetool.replay.engine import Times, run
+from tracetool.replay.engine import Slowdown, Times, run
 from tracetool.replay.graph import build_graph
 from tracetool.replay.native import compiled_engine
 from tracetool.replay.plan import Plan, make_plan
@@ -32,13 +32,15 @@ class Way:
     Attributes:
         message: One of them.
         move: Cost class of their MOVE: over a link, how long each occupies it.
-        arrive: Cost class of their ARRIVE: the link's latency.
+        arrive: Cost class of their ARRIVE.
+        copy: Cost class of their COPY, if they are buffered.
         pair: The DCs they go between, if they go over a link.
     """
 
     message: Message
     move: int
     arrive: int
+    copy: int
     pair: tuple[str, str] | None
 
 
@@ -54,17 +56,18 @@ class Compiled:
         ways: The ways that messages take.
     """
 
-    def __init__(self, schedule: Schedule, mode: P2PMode, topology: Topology) -> None:
-        self.graph = build_graph(schedule, mode, lambda m: _pair(schedule, topology, m) is not None)
+    def __init__(self, schedule: Schedule, mode: P2PMode, topology: Topology, *, buffered: bool = False) -> None:
+        self.graph = build_graph(schedule, mode, lambda m: _pair(schedule, topology, m) is not None, buffered=buffered)
         self.name = f"schedule {schedule.name!r} with {mode} transfers"
         self.class_of, self.classes, self.ways = _classes(self.graph, schedule, topology)
         self.link_of = _links(self.class_of, self.classes, self.ways)
 
-    def times(self, durations: Int64s) -> Times:
+    def times(self, durations: Int64s, slowdown: Slowdown | None = None) -> Times:
         """When every task runs.
 
         Args:
-            durations: Per cost class, in ns.
+            durations: Per cost class, in ns; of a compute, by itself.
+            slowdown: By what computes take longer, if they do.
 
         Raises:
             ScheduleDeadlock: If tasks wait for each other.
@@ -72,21 +75,23 @@ class Compiled:
         import numpy as np
 
         per_task = durations[self.class_of]
-        plan = self.static_plan
-        if compiled_engine() is None or plan is None:
-            return run(self.graph, per_task, self.link_of, self.name)
+        plan = self.static_plan if slowdown is None and compiled_engine() is not None else None
+        if plan is None:
+            return self._run(durations, slowdown)
         ends, _ = sweep(plan, Durations(durations), np.arange(self.graph.tasks, dtype=np.int32))
         return Times(ends[:, 0] - per_task, ends[:, 0])
 
-    def ends(self, durations: Durations, wanted: Int32s) -> Int64s:
+    def ends(self, durations: Durations, wanted: Int32s, slowdown: Slowdown | None = None) -> Int64s:
         """Ends of some tasks in many scenarios.
 
         Links that several pairs of ranks share serve them in the order of the first scenario where that order is
-        theirs, strictly; scenarios where it is not go through the event loop. The result is the event loop's.
+        theirs, strictly; scenarios where it is not go through the event loop, as all do where compute slows down. The
+        result is the event loop's.
 
         Args:
             durations: Of every scenario.
             wanted: The tasks.
+            slowdown: By what computes take longer in every scenario, if they do.
 
         Returns:
             Tasks by scenarios, in ns from the start of the first task.
@@ -96,19 +101,32 @@ class Compiled:
         """
         import numpy as np
 
-        plan = self.static_plan
+        plan = self._plan(durations) if slowdown is None else None
         failed: Bools
-        if plan is None:
-            first = run(self.graph, durations.of(0)[self.class_of], self.link_of, self.name)
-            plan = make_plan(self.graph, self.class_of, self.link_of, first.start_ns)
         if plan is None:
             out, failed = np.empty((len(wanted), durations.scenarios), np.int64), np.ones(durations.scenarios, bool)
         else:
             out, failed = sweep(plan, durations, wanted)
         for scenario in np.flatnonzero(failed).tolist():
-            times = run(self.graph, durations.of(scenario)[self.class_of], self.link_of, self.name)
-            out[:, scenario] = times.end_ns[wanted]
+            out[:, scenario] = self._run(durations.of(scenario), slowdown).end_ns[wanted]
         return out
+
+    def _run(self, durations: Int64s, slowdown: Slowdown | None) -> Times:
+        """One scenario through the event loop."""
+        per_task = durations[self.class_of]
+        slowed = None
+        if slowdown is not None:
+            contended = per_task.copy()
+            contended[self.graph.compute] = slowdown.contended
+            slowed = Slowdown(contended, slowdown.loads)
+        return run(self.graph, per_task, self.link_of, self.name, slowed)
+
+    def _plan(self, durations: Durations) -> Plan | None:
+        """The static order, or the one of the first scenario."""
+        if self.static_plan is not None:
+            return self.static_plan
+        starts = self._run(durations.of(0), None).start_ns
+        return make_plan(self.graph, self.class_of, self.link_of, starts)
 
     @cached_property
     def static_plan(self) -> Plan | None:
@@ -131,16 +149,17 @@ def _classes(graph: TaskGraph, schedule: Schedule, topology: Topology) -> tuple[
     class_of = np.zeros(graph.tasks, np.int32)
     actions = len(flow.actions)
     class_of[graph.compute] = np.arange(1, actions + 1)
-    edges, sample, way = np.unique(flow.edge, return_index=True, return_inverse=True)
+    _, sample, way = np.unique(flow.edge, return_index=True, return_inverse=True)
     sent = np.flatnonzero(flow.remote)
-    class_of[graph.move[sent]] = actions + 1 + way[sent]
-    class_of[graph.arrive[sent]] = actions + 1 + len(edges) + way[sent]
-    ways = tuple(
-        Way(message, actions + 1 + n, actions + 1 + len(edges) + n, _pair(schedule, topology, message))
-        for n, number in enumerate(sample.tolist())
-        if flow.remote[number] and (message := flow.message(number))
-    )
-    return class_of, actions + 1 + 2 * len(edges), ways
+    ways = []
+    for number, message in enumerate(map(flow.message, sample.tolist())):
+        move, arrive, copy = range(actions + 1 + 3 * number, actions + 4 + 3 * number)
+        if flow.remote[sample[number]]:
+            ways.append(Way(message, move, arrive, copy, _pair(schedule, topology, message)))
+    for place, tasks in enumerate((graph.move, graph.arrive, graph.copy)):
+        made = sent[tasks[sent] >= 0]
+        class_of[tasks[made]] = actions + 1 + 3 * way[made] + place
+    return class_of, actions + 1 + 3 * len(sample), tuple(ways)
 
 
 def _links(class_of: Int32s, classes: int, ways: tuple[Way, ...]) -> Int32s:

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 from tracetool.costs.measured import MeasuredCosts
 from tracetool.errors import ScenarioError
+from tracetool.replay.engine import Slowdown
 
 if TYPE_CHECKING:
+    from tracetool.model.action import Action
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule
@@ -26,11 +28,13 @@ class TaskCosts:
 
     def __init__(self, pipeline: Pipeline, scenario: Scenario, schedule: Schedule) -> None:
         self.measured = MeasuredCosts(pipeline, scenario, schedule)
+        self._loads = tuple(profile.load for profile in pipeline.ranks)
+        self._interference = scenario.interference
         self._topology = scenario.topology
         self._shape = schedule.shape
 
     def durations(self, compiled: Compiled) -> Int64s:
-        """Per cost class, its duration in ns.
+        """Per cost class, its duration in ns; of an action, by itself.
 
         Raises:
             ScenarioError: If a message crosses a link but its size is unknown.
@@ -39,19 +43,34 @@ class TaskCosts:
         import numpy as np
 
         durations = np.zeros(compiled.classes, np.int64)
-        action = self.measured.action
         actions = compiled.graph.flow.actions
-        durations[1 : len(actions) + 1] = [action(a).duration_ns for a in actions]
+        durations[1 : len(actions) + 1] = [self._action_ns(action)[0] for action in actions]
         durations[self.message_classes(compiled)] = self.message_ns(compiled)
         return durations
+
+    def slowdown(self, compiled: Compiled) -> Slowdown | None:
+        """By what computes take longer; None if none does."""
+        import numpy as np
+
+        both = np.array([self._action_ns(action) for action in compiled.graph.flow.actions], np.int64)
+        if not self._interference or (not any(self._loads) and (both[:, 1] <= both[:, 0]).all()):
+            return None
+        return Slowdown(both[:, 1].copy(), self._loads)
+
+    def _action_ns(self, action: Action) -> tuple[int, int]:
+        """Compute time of an action by itself, and beside a communication kernel from start to end."""
+        cost = self.measured.action(action)
+        if not self._interference or cost.uncontended_ns is None:
+            return cost.duration_ns, cost.duration_ns
+        return cost.uncontended_ns, cost.contended_ns or cost.uncontended_ns
 
     @staticmethod
     def message_classes(compiled: Compiled) -> list[int]:
         """The cost classes that ``message_ns`` fills."""
-        return [number for way in compiled.ways for number in (way.move, way.arrive)]
+        return [number for way in compiled.ways for number in (way.move, way.arrive, way.copy)]
 
     def message_ns(self, compiled: Compiled) -> list[int]:
-        """What the MOVE and the ARRIVE of each way of messages take.
+        """What the MOVE, the ARRIVE and the COPY of each way of messages take.
 
         Raises:
             ScenarioError: If a message crosses a link but its size is unknown.
@@ -59,10 +78,13 @@ class TaskCosts:
         filled = []
         for way in compiled.ways:
             link = self.link(way.message)
+            transfer = self.measured.transfer_ns(way.message.src_stage, way.message.kind)
             if link is None:
-                filled += [self.measured.transfer_ns(way.message.src_stage, way.message.kind), 0]
+                filled += [transfer, 0, transfer]
             else:
-                filled += [link.occupancy_ns(self._link_bytes(way.message)), link.latency_ns]
+                # What a message takes inside a DC (copies, launch) it takes over a link as well.
+                occupied = link.occupancy_ns(self._link_bytes(way.message))
+                filled += [occupied, link.latency_ns + transfer, transfer]
         return filled
 
     def link(self, message: Message) -> Link | None:

@@ -1,20 +1,19 @@
-"""The event loop: tasks start when what they wait for has ended; links serve messages first come, first served.
-
-Everything is int64 ns and ties are broken by task number, so equal input gives equal output.
-"""
+"""Run a task graph, event by event: in C where it was built, else in Python (``loop``), with the same result."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from tracetool.errors import ScheduleDeadlock
+from tracetool.replay.flow import FORWARD
 from tracetool.replay.graph import TaskKind
+from tracetool.replay.loop import Loop
 from tracetool.replay.native import compiled_engine
 
 if TYPE_CHECKING:
-    from tracetool.replay.flow import Int32s, Int64s
+    from tracetool.model.load import SustainedLoad
+    from tracetool.replay.flow import Floats, Int8s, Int32s, Int64s
     from tracetool.replay.graph import TaskGraph
 
 _HINT = "another --p2p mode may let it run"
@@ -28,14 +27,28 @@ class Times:
     end_ns: Int64s
 
 
-def run(graph: TaskGraph, durations: Int64s, link_of: Int32s, name: str) -> Times:
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """By what computes take longer than by themselves.
+
+    Attributes:
+        contended: Per action (for the event loop: per task), its time beside a communication kernel from start to end.
+        loads: Per pipeline rank, how its device slows down under sustained load, if it does.
+    """
+
+    contended: Int64s
+    loads: tuple[SustainedLoad | None, ...]
+
+
+def run(graph: TaskGraph, durations: Int64s, link_of: Int32s, name: str, slowdown: Slowdown | None = None) -> Times:
     """Run a task graph.
 
     Args:
         graph: Tasks and what they wait for.
-        durations: Per task, its duration in ns.
+        durations: Per task, its duration in ns; of a compute, by itself.
         link_of: Per task, the number of the link that it occupies; -1 for none.
         name: What is run, for messages.
+        slowdown: By what computes take longer, if they do.
 
     Returns:
         Start and end of every task, in ns from the start of the first one.
@@ -46,13 +59,15 @@ def run(graph: TaskGraph, durations: Int64s, link_of: Int32s, name: str) -> Time
     import numpy as np
 
     native = compiled_engine()
-    links = int(link_of.max(initial=-1)) + 1
     if native is None:
-        left, times = _run(graph, durations, link_of, links)
+        loop = Loop(graph, durations, link_of, slowdown)
+        left = loop.run()
+        times = Times(np.array(loop.start, np.int64), np.array(loop.end, np.int64))
     else:
         times = Times(np.empty(graph.tasks, np.int64), np.empty(graph.tasks, np.int64))
-        rows = graph.successors
-        left = native.run(rows.first, rows.at, durations, link_of, links, times.start_ns, times.end_ns)
+        rows, links = graph.successors, int(link_of.max(initial=-1)) + 1
+        slow = None if slowdown is None else (slowdown.contended, *_devices(graph, slowdown))
+        left = native.run(rows.first, rows.at, durations, link_of, links, times.start_ns, times.end_ns, slow)
     if left:
         raise ScheduleDeadlock(
             f"{name} cannot finish: every rank waits.\n" + _stuck(graph, times.start_ns.tolist()), hint=_HINT
@@ -60,39 +75,21 @@ def run(graph: TaskGraph, durations: Int64s, link_of: Int32s, name: str) -> Time
     return times
 
 
-def _run(graph: TaskGraph, durations: Int64s, link_of: Int32s, links: int) -> tuple[int, Times]:
-    """How many tasks could not start, and when the others ran."""
+def _devices(graph: TaskGraph, slowdown: Slowdown) -> tuple[Int8s, Int32s, Int32s, Floats]:
+    """What the compiled engine wants to know of slowdown: task kinds and ranks, who leaves, and load by rank."""
     import numpy as np
 
-    first, at = graph.successors.first.tolist(), graph.successors.at.tolist()
-    needs = np.bincount(graph.after, minlength=graph.tasks).tolist()
-    duration, link = durations.tolist(), link_of.tolist()
-    start = [-1] * len(needs)
-    end = [-1] * len(needs)
-    free = [0] * links
-    queue: list[tuple[int, int]] = []  # (end, task)
+    loads = np.zeros((len(slowdown.loads), 5))
+    for rank, load in enumerate(slowdown.loads):
+        if load is not None:
+            loads[rank] = load.settle_ns, load.threshold, load.slope, load.forward_load, load.start_load
+    is_forward = graph.flow.kind[graph.subjects] == FORWARD
+    kinds = np.where((graph.kinds == TaskKind.COMPUTE) & is_forward, _FORWARD_COMPUTE, graph.kinds).astype(np.int8)
+    return kinds, graph.ranks, graph.leaves, loads
 
-    def begin(task: int, now: int) -> None:
-        if link[task] < 0:
-            start[task] = now
-            end[task] = now + duration[task]
-        else:
-            start[task] = max(now, free[link[task]])
-            end[task] = free[link[task]] = start[task] + duration[task]
-        heappush(queue, (end[task], task))
 
-    for task, count in enumerate(needs):
-        if count == 0:
-            begin(task, 0)
-    left = len(needs)
-    while queue:
-        now, task = heappop(queue)
-        left -= 1
-        for successor in at[first[task] : first[task + 1]]:
-            needs[successor] -= 1
-            if needs[successor] == 0:
-                begin(successor, now)
-    return left, Times(np.array(start, np.int64), np.array(end, np.int64))
+_FORWARD_COMPUTE = 6
+"""Marks the COMPUTE of a forward among task kinds, as ``_engine_loop.h`` has it."""
 
 
 def _stuck(graph: TaskGraph, start: list[int]) -> str:

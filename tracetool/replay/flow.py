@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 
     Int32s = np.ndarray[Any, np.dtype[np.int32]]
     Int64s = np.ndarray[Any, np.dtype[np.int64]]
+    Floats = np.ndarray[Any, np.dtype[np.float64]]
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+    Int8s = np.ndarray[Any, np.dtype[np.int8]]
     Bools = npt.NDArray[np.bool_]
+
+FORWARD, BACKWARD, INPUT, WEIGHT, RECOMPUTE, WHOLE_WEIGHT = range(6)
+"""Kinds of actions in arrays; a W where there is no I is a whole backward (torch's first stage)."""
 
 _CODES = {kind: code for code, kind in enumerate("FBIWR")}
 
@@ -34,6 +39,7 @@ class Flow:
         first: Number of each rank's first action, and at the end the number of all actions.
         rank: Per action, its rank.
         stage: Per action, its stage.
+        kind: Per action, FORWARD and so on as above.
         made: Per action, the message it makes for another stage; -1 for none.
         needed: Per action, the message it cannot start without; -1 for none.
         maker: Per message, the action that makes it; messages are numbered in this order.
@@ -48,6 +54,7 @@ class Flow:
     first: Int32s
     rank: Int32s
     stage: Int32s
+    kind: Int8s
     made: Int32s
     needed: Int32s
     maker: Int32s
@@ -92,7 +99,12 @@ def trace_flow(schedule: Schedule) -> Flow:
     stage = np.array(stages, np.int32)
     microbatch = np.array(microbatches, np.int32)
     kind = np.array([_CODES[k] for k in kinds], np.int8)
-    makes, needs = _keys(schedule, stage, kind, microbatch)
+    is_split = np.zeros((schedule.shape.stages, int(microbatch.max()) + 1), bool)
+    is_split[stage[kind == INPUT], microbatch[kind == INPUT]] = True
+    kind[(kind == WEIGHT) & ~is_split[stage, microbatch]] = WHOLE_WEIGHT
+    makes, needs = (
+        np.where(edge >= 0, edge * is_split.shape[1] + microbatch, -1) for edge in _edges(schedule)[:, stage, kind]
+    )
 
     makers = np.flatnonzero(makes >= 0).astype(np.int32)
     number = np.full(int(max(makes.max(), needs.max())) + 2, -1, np.int32)  # the last one is for no message, -1
@@ -105,30 +117,26 @@ def trace_flow(schedule: Schedule) -> Flow:
     if orphans:
         raise InvalidSchedule(f"schedule {schedule.name!r}: {actions[orphans[0]]} has no other side.")
     return Flow(
-        schedule, actions, first, rank, stage, made, needed, makers, taker,
+        schedule, actions, first, rank, stage, kind, made, needed, makers, taker,
         dst_rank=rank[taker], remote=rank[taker] != rank[makers],
-        edge=2 * stage[makers] + (kind[makers] != 0),
+        edge=2 * stage[makers] + (kind[makers] != FORWARD),
     )  # fmt: skip
 
 
-def _keys(schedule: Schedule, stage: Int32s, kind: Any, microbatch: Int32s) -> tuple[Any, Any]:
-    """Per action, a number for the message it makes and one for the message it needs; -1 for none.
+def _edges(schedule: Schedule) -> Any:
+    """The edge (see ``Flow``) of what is made and of what is needed, by stage and kind; -1 for none.
 
-    What ``Dataflow`` says of one action after another, for all at once: stages are asked once each.
+    This is what ``Dataflow`` says of one action after another: it is the same for all microbatches.
     """
     import numpy as np
 
-    flow, splitting = Dataflow(schedule), np.zeros((schedule.shape.stages, int(microbatch.max()) + 1), bool)
-    splitting[stage[kind == 2], microbatch[kind == 2]] = True
-    # A W that runs where there is no I asks for the gradient as a B does.
-    asked = np.where((kind == 3) & ~splitting[stage, microbatch], 5, kind)
-    per_stage = np.full((2, schedule.shape.stages, 6), -1, np.int64)
-    for s in range(schedule.shape.stages):
-        for code, text in enumerate("FBI"):
-            action = Action(s, ActionKind(text), 0)
+    flow = Dataflow(schedule)
+    edges = np.full((2, schedule.shape.stages, WHOLE_WEIGHT + 1), -1, np.int64)
+    for stage in range(schedule.shape.stages):
+        for code, kind in ((FORWARD, "F"), (BACKWARD, "B"), (INPUT, "I")):
+            action = Action(stage, ActionKind(kind), 0)
             for row, message in enumerate((flow.makes(action), flow.needs(action))):
                 if message is not None:
-                    per_stage[row, s, code] = 2 * message.src_stage + (message.kind is ActionKind.BACKWARD)
-        per_stage[1, s, 5] = per_stage[1, s, 1]
-    edge = per_stage[:, stage, asked]
-    return tuple(np.where(edge >= 0, edge * splitting.shape[1] + microbatch, -1))
+                    edges[row, stage, code] = 2 * message.src_stage + (message.kind is ActionKind.BACKWARD)
+        edges[1, stage, WHOLE_WEIGHT] = edges[1, stage, BACKWARD]
+    return edges

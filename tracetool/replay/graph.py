@@ -29,14 +29,15 @@ class TaskKind(IntEnum):
 
     A message passes POST on each side (the rank is ready to send or receive), MOVE (both sides are: its bytes
     leave the sender, over a link once that is free) and ARRIVE (the link's latency; then the receiver can
-    use them). DONE ends a post that others wait for.
+    use them). COPY puts a buffered message out of the sender's way. DONE ends a post: its kernel leaves the device.
     """
 
     COMPUTE = 0
     POST = 1
     MOVE = 2
     ARRIVE = 3
-    DONE = 4
+    COPY = 4
+    DONE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +56,26 @@ class TaskGraph:
         flow: The actions and messages it is about.
         kinds: Kind of each task.
         ranks: Pipeline rank of each task (of a message: the sender).
-        subjects: Number of the action (COMPUTE) or message (MOVE, ARRIVE) of each task; -1 for a post.
+        subjects: Number of the action (COMPUTE) or message (MOVE, ARRIVE, COPY) of each task; -1 for a post.
+        leaves: Per task, the POST whose kernel leaves the device with it; -1 for none. That is the DONE of the post, or
+            where a message comes over a link, its ARRIVE: what waits for it holds SMs until it is there. A message
+            that is there ahead of its POST lets no kernel wait.
         before: The earlier task of each edge.
         after: The later one.
         successors: Per task, those that wait for it.
         compute: Per action, its task.
         send_post: Per message, the POST of its send; -1 if nothing is sent.
-        recv_post: Per message, the POST of its receive; -1 where receives are posted ahead of time.
+        recv_post: Per message, the POST of its receive; -1 if nothing is sent.
         move: Per message, its MOVE; -1 if nothing is sent.
         arrive: Per message, its ARRIVE; -1 if nothing is sent.
+        copy: Per message, its COPY; -1 if nothing is sent, or not buffered.
     """
 
     flow: Flow
     kinds: Int8s
     ranks: Int32s
     subjects: Int32s
+    leaves: Int32s
     before: Int32s
     after: Int32s
     successors: Rows
@@ -78,6 +84,7 @@ class TaskGraph:
     recv_post: Int32s
     move: Int32s
     arrive: Int32s
+    copy: Int32s
 
     @property
     def tasks(self) -> int:
@@ -99,20 +106,24 @@ def rows_by(keys: Int32s, values: Int32s, count: int) -> Rows:
     return Rows(first, (pairs & 0xFFFFFFFF).astype(np.int32))
 
 
-def build_graph(schedule: Schedule, mode: P2PMode, crosses_link: Callable[[Message], bool]) -> TaskGraph:
+def build_graph(
+    schedule: Schedule, mode: P2PMode, crosses_link: Callable[[Message], bool], *, buffered: bool = False
+) -> TaskGraph:
     """Compile a schedule and a p2p mode.
 
     Args:
         schedule: The compute order.
         mode: How transfers are issued.
-        crosses_link: Whether a message goes over a link between DCs; asked once per pair of stages and direction.
+        crosses_link: Whether a message goes over a link between DCs; asked once per stage and direction.
+        buffered: Whether a send that is issued alone ends without its receive (NCCL copies it into a buffer).
 
     Raises:
         InvalidSchedule: If messages of the schedule lack a side.
         ScheduleDeadlock: If the order cannot be run in that mode.
     """
     flow = trace_flow(schedule)
-    return _Builder(flow, place(flow, mode), mode, _crossing(flow, crosses_link)).finish()
+    builder = _Builder(flow, place(flow, mode), mode, _crossing(flow, crosses_link))
+    return builder.finish(buffered=buffered and mode != "grouped")
 
 
 def _crossing(flow: Flow, crosses_link: Callable[[Message], bool]) -> Bools:
@@ -131,12 +142,12 @@ class _Builder:
         import numpy as np
 
         self._flow, self._placed, self._mode = flow, placed, mode
-        self._crossing = crossing
-        is_post = placed.action < 0
-        sizes = np.where(is_post, 1 if mode == "per-edge" else 2, 1)
-        self._first = (np.cumsum(sizes) - sizes).astype(np.int32)  # per instruction, its (first) task
-        self._placed_tasks = int(sizes.sum())
-        self._is_post = is_post
+        self._is_post = placed.action < 0
+        sizes = np.where(self._is_post, 2, 1)
+        self._first = (np.cumsum(sizes) - sizes).astype(np.int32)  # per instruction, its task; of a post the POST
+        self._compute = self._first[~self._is_post]
+        self._sent = np.flatnonzero(flow.remote).astype(np.int32)
+        self._crossing = crossing[self._sent]
         self._before: list[Any] = []
         self._after: list[Any] = []
 
@@ -144,86 +155,122 @@ class _Builder:
         self._before.append(before)
         self._after.append(after)
 
-    def finish(self) -> TaskGraph:
+    def finish(self, *, buffered: bool) -> TaskGraph:
+        """The graph; the DONE of a post is the task after it."""
         import numpy as np
 
-        flow, placed, first = self._flow, self._placed, self._first
-        sent = np.flatnonzero(flow.remote)
-        move = np.full(flow.messages, -1, np.int32)
-        move[sent] = self._placed_tasks + 2 * np.arange(len(sent))
-        arrive = np.where(move >= 0, move + 1, -1)
-        compute = first[~self._is_post]
-        send_post = np.where(placed.send_at >= 0, first[placed.send_at], -1)
-        recv_post = np.where(placed.recv_at >= 0, first[placed.recv_at], -1)
-        self._chain(compute)
-        self._edges(send_post[sent], move[sent])
-        self._edges(move[sent], arrive[sent])
-        if self._mode != "per-edge":
-            self._edges(recv_post[sent], move[sent])
-            self._release(sent, send_post, recv_post, move, arrive)
-        ready = np.where(flow.remote, arrive, compute[flow.maker])
-        self._edges(ready, compute[flow.taker])
+        flow, sent = self._flow, self._sent
+        send, recv = self._first[self._placed.send_at[sent]], self._first[self._placed.recv_at[sent]]
+        placed_tasks = int(self._first[-1]) + 1 + int(self._is_post[-1])
+        per_message = 3 if buffered else 2
+        tasks = placed_tasks + per_message * len(sent)
+        move = np.arange(placed_tasks, tasks, per_message, dtype=np.int32)
+        arrive, copy = move + 1, move + 2
+        self._chain(recv)
+        self._edges(send, move)
+        if self._mode != "per-edge":  # there, receives are posted ahead of time
+            self._edges(recv, move)
+        self._edges(move, arrive)
+        self._release(send, recv, move, arrive, copy if buffered else None)
+        ready = self._compute[flow.maker]
+        ready[sent] = arrive
+        self._edges(ready, self._compute[flow.taker])
         before, after = (np.concatenate(side).astype(np.int32) for side in (self._before, self._after))
-        tasks = self._placed_tasks + 2 * len(sent)
-        kinds, ranks, subjects = self._told(tasks, sent, move, arrive, compute)
+        of_message = {TaskKind.MOVE: move, TaskKind.ARRIVE: arrive} | ({TaskKind.COPY: copy} if buffered else {})
         return TaskGraph(
-            flow, kinds, ranks, subjects, before, after, rows_by(before, after, tasks),
-            compute, send_post, recv_post, move, arrive,
+            flow, *self._told(tasks, of_message), self._leaves(tasks, recv, arrive),
+            before, after, rows_by(before, after, tasks), self._compute,
+            *(self._by_message(column) for column in (send, recv, move, arrive, copy if buffered else None)),
         )  # fmt: skip
 
-    def _chain(self, compute: Any) -> None:
+    def _by_message(self, column: Any) -> Int32s:
+        import numpy as np
+
+        all_messages = np.full(self._flow.messages, -1, np.int32)
+        if column is not None:
+            all_messages[self._sent] = column
+        return all_messages
+
+    def _chain(self, recv: Any) -> None:
         """What follows from the order of a rank's own instructions."""
         import numpy as np
 
         first, rank, is_post = self._first, self._placed.rank, self._is_post
-        here = np.arange(len(rank))
-        follows = np.append(False, rank[1:] == rank[:-1])  # noqa: FBT003 - an array's item
         in_turn = self._flow.rank[1:] == self._flow.rank[:-1]
-        self._edges(compute[:-1][in_turn], compute[1:][in_turn])
-        for latest, kind in ((~is_post, "compute"), (is_post, "post")):
-            # The latest such instruction ahead of each one.
-            at = np.append(-1, np.maximum.accumulate(np.where(latest, here, -1))[:-1])
-            has = is_post & (at >= 0) & (rank[at] == rank)
-            if kind == "compute":
-                self._edges(first[at[has]], first[has])
-            elif self._mode != "per-edge":  # one channel per rank
-                self._edges(first[at[has]] + 1, first[has])
-        if self._mode == "grouped":  # the batch that compute waits for
-            blocked = np.flatnonzero(follows & ~is_post & np.append(False, is_post[:-1]))  # noqa: FBT003
-            self._edges(first[blocked - 1] + 1, first[blocked])
+        self._edges(self._compute[:-1][in_turn], self._compute[1:][in_turn])
+        compute = _latest(~is_post, rank)
+        has = is_post & (compute >= 0)
+        self._edges(first[compute[has]], first[has])
+        if self._mode == "per-edge":  # a channel per pair and direction, on which sends do not wait for each other
+            channel = self._flow.rank[self._flow.maker[self._sent]] * len(self._flow.schedule.orders)
+            channel = channel + self._flow.dst_rank[self._sent]
+            turn = np.lexsort((recv, channel))
+            follows = channel[turn][1:] == channel[turn][:-1]
+            self._edges(recv[turn][:-1][follows] + 1, recv[turn][1:][follows])
+            return
+        post = _latest(is_post, rank)
+        has = is_post & (post >= 0)
+        self._edges(first[post[has]] + 1, first[has])
+        if self._mode == "grouped":  # compute waits for the batch ahead of it
+            has = ~is_post & (post >= 0) & (post == np.arange(len(post)) - 1)
+            self._edges(first[post[has]] + 1, first[has])
 
-    def _release(self, sent: Any, send_post: Any, recv_post: Any, move: Any, arrive: Any) -> None:
-        """Say when the two posts of a message are over: the DONE of a post is the task after it."""
+    def _release(self, send: Any, recv: Any, move: Any, arrive: Any, copy: Any) -> None:
+        """Say when the two posts of a message are over."""
         if self._mode == "grouped":
             # A blocking batch ends for the sender when the bytes have left, for the receiver when they are there.
-            self._edges(move[sent], send_post[sent] + 1)
-            self._edges(arrive[sent], recv_post[sent] + 1)
+            self._edges(move, send + 1)
+            self._edges(arrive, recv + 1)
             return
+        posts = [recv]
+        if copy is not None:
+            self._edges(send, copy)
+            self._edges(copy, send + 1)
+        elif self._mode == "per-edge":
+            self._edges(move, send + 1)
+        else:
+            posts.append(send)
         # Operations issued one by one free their channel once both sides have met: the delay of a link
         # is spent outside the communicator (as measured with an emulated link).
-        over = sent[self._crossing[sent]]
-        inside = sent[~self._crossing[sent]]
-        for post in (send_post, recv_post):
-            self._edges(send_post[over], post[over] + 1)
-            self._edges(recv_post[over], post[over] + 1)
+        over, inside = self._crossing, ~self._crossing
+        for post in posts:
+            self._edges(send[over], post[over] + 1)
+            self._edges(recv[over], post[over] + 1)
             self._edges(move[inside], post[inside] + 1)
+            self._edges(post[inside], post[inside] + 1)
 
-    def _told(self, tasks: int, sent: Any, move: Any, arrive: Any, compute: Any) -> tuple[Any, Any, Any]:
+    def _leaves(self, tasks: int, recv: Any, arrive: Any) -> Int32s:
+        import numpy as np
+
+        leaves = np.full(tasks, -1, np.int32)
+        posts = self._first[self._is_post]
+        leaves[posts + 1] = posts
+        if self._mode != "grouped":
+            leaves[arrive[self._crossing]] = recv[self._crossing]
+            leaves[recv[self._crossing] + 1] = -1
+        return leaves
+
+    def _told(self, tasks: int, of_message: dict[TaskKind, Any]) -> tuple[Int8s, Int32s, Int32s]:
         """Kind, rank and subject of every task."""
         import numpy as np
 
-        flow, placed = self._flow, self._placed
         kinds = np.full(tasks, TaskKind.DONE, np.int8)
         ranks = np.empty(tasks, np.int32)
         subjects = np.full(tasks, -1, np.int32)
         posts = self._first[self._is_post]
-        kinds[posts], kinds[compute] = TaskKind.POST, TaskKind.COMPUTE
-        ranks[self._first] = placed.rank
-        if self._mode != "per-edge":
-            ranks[posts + 1] = placed.rank[self._is_post]
-        subjects[compute] = np.arange(len(compute))
-        for kind, of_message in ((TaskKind.MOVE, move), (TaskKind.ARRIVE, arrive)):
-            kinds[of_message[sent]] = kind
-            ranks[of_message[sent]] = flow.rank[flow.maker[sent]]
-            subjects[of_message[sent]] = sent
+        kinds[posts], kinds[self._compute] = TaskKind.POST, TaskKind.COMPUTE
+        ranks[self._first], ranks[posts + 1] = self._placed.rank, self._placed.rank[self._is_post]
+        subjects[self._compute] = np.arange(len(self._compute))
+        for kind, at in of_message.items():
+            kinds[at], subjects[at] = kind, self._sent
+            ranks[at] = self._flow.rank[self._flow.maker[self._sent]]
         return kinds, ranks, subjects
+
+
+def _latest(chosen: Bools, rank: Int32s) -> Int32s:
+    """Per instruction, the latest chosen one ahead of it on its rank; -1 for none."""
+    import numpy as np
+
+    at = np.maximum.accumulate(np.where(chosen, np.arange(len(rank)), -1))
+    at = np.append(-1, at[:-1])
+    return np.where((at >= 0) & (rank[at] == rank), at, -1)

@@ -6,7 +6,7 @@ The three p2p modes differ here and in what a post waits for (``graph``):
   batch; compute waits until the batch has ended. As in Megatron and torch's ``Schedule1F1B``.
 * ``in-order``: every operation alone. A send follows its compute; the sender's turn also fixes when the
   peer posts the receive, which keeps both sides in one order (the rule of torch's action runtime).
-* ``per-edge``: sends follow their compute, receives are posted ahead of time.
+* ``per-edge``: the same, on a channel per pair of ranks and direction; a message does not wait for its receive.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from tracetool.errors import ScheduleDeadlock
 from tracetool.replay.flow import trace_flow
 from tracetool.replay.program import Post
+from tracetool.replay.turns import other_turns
 
 if TYPE_CHECKING:
     from tracetool.model.pipeline import P2PMode
@@ -48,11 +49,7 @@ def place(flow: Flow, mode: P2PMode) -> Placed:
     Raises:
         ScheduleDeadlock: If no order of messages lets every rank finish.
     """
-    if mode == "grouped":
-        return _grouped(flow)
-    if mode == "in-order":
-        return _in_order(flow)
-    return _sends_only(flow)
+    return _grouped(flow) if mode == "grouped" else _one_by_one(flow)
 
 
 def build_program(schedule: Schedule, mode: P2PMode) -> Program:
@@ -104,23 +101,11 @@ def _grouped(flow: Flow) -> Placed:
     return Placed(np.repeat(flow.rank, sizes), action, send_at, recv_at)
 
 
-def _sends_only(flow: Flow) -> Placed:
-    import numpy as np
-
-    does_send = flow.is_remote(flow.made)
-    sizes = 1 + does_send
-    compute_at = np.cumsum(sizes) - sizes
-    action = np.full(int(sizes.sum()), -1, np.int32)
-    action[compute_at] = np.arange(len(flow.actions))
-    send_at = np.full(flow.messages, -1, np.int32)
-    send_at[flow.made[does_send]] = compute_at[does_send] + 1
-    return Placed(np.repeat(flow.rank, sizes), action, send_at, np.full(flow.messages, -1, np.int32))
-
-
-def _in_order(flow: Flow) -> Placed:
+def _one_by_one(flow: Flow) -> Placed:
     """Ranks take turns; each takes one compute if its input was sent, and places the peer's receive.
 
-    A rank without its input is left out until it is sent, so that every turn places something.
+    What torch's action runtime does besides computing (see ``turns``) takes a turn as well. A rank without its input
+    is left out until it is sent, so that no turn is in vain.
     """
     needed, made = flow.needed.tolist(), flow.made.tolist()
     peer = [rank if remote else -1 for rank, remote in zip(flow.dst_rank.tolist(), flow.remote.tolist(), strict=True)]
@@ -128,6 +113,7 @@ def _in_order(flow: Flow) -> Placed:
     program: list[list[int]] = [
         [] for _ in end
     ]  # actions by number; below 0 send ~(2 message), receive ~(2 message + 1)
+    pauses = other_turns(flow)
     is_sent = bytearray(flow.messages)
     waits = [-1] * flow.messages  # per message, the rank that was left out for it
     now, later = sum(1 << rank for rank, (at, last) in enumerate(zip(position, end, strict=True)) if at < last), 0
@@ -137,6 +123,10 @@ def _in_order(flow: Flow) -> Placed:
             now ^= bit
             rank = bit.bit_length() - 1
             action = position[rank]
+            if pauses[action]:
+                pauses[action] -= 1
+                later |= bit
+                continue
             message = needed[action]
             if message >= 0 and not is_sent[message]:
                 waits[message] = rank
