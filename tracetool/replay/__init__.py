@@ -109,23 +109,28 @@ def _transfers(
 ) -> tuple[Transfer, ...]:
     import numpy as np
 
-    sent = np.flatnonzero(graph.flow.remote)
+    flow = graph.flow
+    sent = np.flatnonzero(flow.remote)
     recv_posted = times.end_ns[graph.recv_post[sent]] - origin
     columns = (
+        flow.maker[sent],
+        flow.edge[sent],
         times.end_ns[graph.send_post[sent]] - origin,
         np.zeros_like(recv_posted) if mode == "per-edge" else recv_posted,
         times.start_ns[graph.move[sent]] - origin,
         times.end_ns[graph.arrive[sent]] - origin,
     )
+    edges, sample = np.unique(flow.edge, return_index=True)
+    alike = dict(zip(edges.tolist(), map(flow.message, sample.tolist()), strict=True))
+    links = {edge: costs.link(message) for edge, message in alike.items()}
     transfers = []
-    for number, *moments in zip(sent.tolist(), *(column.tolist() for column in columns), strict=True):
-        message = graph.flow.message(number)
-        link = costs.link(message)
+    for maker, edge, *moments in zip(*(column.tolist() for column in columns), strict=True):
+        message, link = alike[edge], links[edge]
         send_posted, posted, start, end = moments
         transfers.append(
             Transfer(
                 kind=message.kind,
-                microbatch=message.microbatch,
+                microbatch=flow.actions[maker].microbatch,
                 src_stage=message.src_stage,
                 dst_stage=message.dst_stage,
                 src_rank=shape.rank_of(message.src_stage),

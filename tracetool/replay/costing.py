@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule
-    from tracetool.model.topology import Link
+    from tracetool.model.topology import Link, Topology
     from tracetool.replay.compiled import Compiled
     from tracetool.replay.flow import Int64s
     from tracetool.replay.program import Message
@@ -45,7 +45,7 @@ class TaskCosts:
         durations = np.zeros(compiled.classes, np.int64)
         actions = compiled.graph.flow.actions
         durations[1 : len(actions) + 1] = [self._action_ns(action)[0] for action in actions]
-        durations[self.message_classes(compiled)] = self.message_ns(compiled)
+        durations[self.message_classes(compiled)] = self.message_ns(compiled, self._topology)
         return durations
 
     def slowdown(self, compiled: Compiled) -> Slowdown | None:
@@ -69,15 +69,15 @@ class TaskCosts:
         """The cost classes that ``message_ns`` fills."""
         return [number for way in compiled.ways for number in (way.move, way.arrive, way.copy)]
 
-    def message_ns(self, compiled: Compiled) -> list[int]:
-        """What the MOVE, the ARRIVE and the COPY of each way of messages take.
+    def message_ns(self, compiled: Compiled, topology: Topology) -> list[int]:
+        """What the MOVE, the ARRIVE and the COPY of each way of messages take over a topology's links.
 
         Raises:
             ScenarioError: If a message crosses a link but its size is unknown.
         """
         filled = []
         for way in compiled.ways:
-            link = self.link(way.message)
+            link = self._link(topology, way.message)
             transfer = self.measured.transfer_ns(way.message.src_stage, way.message.kind)
             if link is None:
                 filled += [transfer, 0, transfer]
@@ -89,8 +89,11 @@ class TaskCosts:
 
     def link(self, message: Message) -> Link | None:
         """The link a message crosses, if any."""
+        return self._link(self._topology, message)
+
+    def _link(self, topology: Topology, message: Message) -> Link | None:
         rank_of = self._shape.rank_of
-        return self._topology.link(rank_of(message.src_stage), rank_of(message.dst_stage))
+        return topology.link(rank_of(message.src_stage), rank_of(message.dst_stage))
 
     def _link_bytes(self, message: Message) -> int:
         payload = self.measured.payload_bytes(message.src_stage, message.kind)

@@ -93,7 +93,7 @@ class TaskGraph:
 
     def action(self, task: int) -> Action:
         """The action of a COMPUTE."""
-        return self.flow.actions[self.subjects[task]]
+        return self.flow.actions[int(self.subjects[task])]
 
 
 def rows_by(keys: Int32s, values: Int32s, count: int) -> Rows:

@@ -9,7 +9,7 @@ from tracetool.replay.graph import Rows, rows_by
 from tracetool.replay.native import compiled_engine
 
 if TYPE_CHECKING:
-    from tracetool.replay.flow import Int32s, Int64s
+    from tracetool.replay.flow import Bools, Int32s, Int64s
     from tracetool.replay.graph import TaskGraph
 
 
@@ -95,7 +95,7 @@ def _pairs(graph: TaskGraph, moves: Int32s) -> Int32s:
     return graph.ranks[moves] * len(flow.schedule.orders) + flow.dst_rank[messages]
 
 
-def _is_shared(links: Int32s, pairs: Int32s) -> Int32s:
+def _is_shared(links: Int32s, pairs: Int32s) -> Bools:
     """Per MOVE, whether another pair of ranks uses its link as well."""
     import numpy as np
 
@@ -113,7 +113,7 @@ def _order(before: Int32s, after: Int32s, nodes: int, successors: Rows | None) -
         order = np.empty(nodes, np.int32)
         return (order, None) if native.order(rows.first, rows.at, order) == nodes else None
     needs = np.bincount(after, minlength=nodes)
-    levels = [np.flatnonzero(needs == 0)]
+    levels = [np.flatnonzero(needs == 0).astype(np.int32)]
     while len(levels[-1]):
         reached = _neighbours(rows, levels[-1])
         np.subtract.at(needs, reached, 1)

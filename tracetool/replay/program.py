@@ -69,3 +69,13 @@ class Dataflow:
     def is_local(self, message: Message) -> bool:
         """Whether both stages sit on one rank, so that nothing is sent."""
         return self.shape.rank_of(message.src_stage) == self.shape.rank_of(message.dst_stage)
+
+    def sent(self, action: Action | None) -> tuple[Message, ...]:
+        """What an action sends to another rank: nothing or one message."""
+        message = self.makes(action) if action is not None else None
+        return () if message is None or self.is_local(message) else (message,)
+
+    def received(self, action: Action | None) -> tuple[Message, ...]:
+        """What an action receives from another rank: nothing or one message."""
+        message = self.needs(action) if action is not None else None
+        return () if message is None or self.is_local(message) else (message,)

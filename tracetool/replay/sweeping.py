@@ -80,10 +80,11 @@ def _sweep_native(
     count = durations.scenarios
     varying = np.empty(0, np.int32) if durations.varying is None else durations.varying.astype(np.int32)
     values = np.empty((0, count), np.int64) if durations.values is None else durations.values
+    base = np.ascontiguousarray(durations.base)
 
     def part(span: tuple[int, int]) -> None:
         native.sweep(
-            plan.order, plan.before.first, plan.before.at, plan.class_of, durations.base, varying, values,
+            plan.order, plan.before.first, plan.before.at, plan.class_of, base, varying, values,
             wanted, plan.earlier, plan.later, out, failed, *span,
         )  # fmt: skip
 

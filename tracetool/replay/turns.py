@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tracetool.replay.flow import BACKWARD, INPUT, WEIGHT, WHOLE_WEIGHT
@@ -28,7 +29,7 @@ def other_turns(flow: Flow) -> list[int]:
 
     turns = np.zeros(len(flow.actions) + 1, np.int64)
     first = flow.first.tolist()
-    for begin, end in zip(first, first[1:], strict=False):
+    for begin, end in pairwise(first):
         turns[begin:end] = _changes(flow.stage[begin:end].tolist())
     if (flow.kind == INPUT).any():
         turns[:-1] += flow.kind == WHOLE_WEIGHT
@@ -37,7 +38,8 @@ def other_turns(flow: Flow) -> list[int]:
     last[flow.stage[ends]] = ends  # of each stage the last one stays
     after = last[last >= 0] + 1
     turns[after[~np.isin(after, flow.first)]] += 1
-    return turns[:-1].tolist()
+    counts: list[int] = turns[:-1].tolist()
+    return counts
 
 
 def _changes(stages: list[int]) -> list[int]:
