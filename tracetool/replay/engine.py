@@ -15,6 +15,8 @@ from tracetool.replay.graph import TaskKind
 from tracetool.replay.program import Message
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tracetool.model.load import SustainedLoad
     from tracetool.model.topology import Link
     from tracetool.replay.graph import TaskGraph
@@ -66,6 +68,10 @@ def run(graph: TaskGraph, costs: Costs, name: str) -> Times:
     """
     loop = _Loop(graph, costs)
     left = loop.run()
+    if not left and any(loop.loads):
+        # How long the step is decides how warm devices are, and that how long it is: once more is near enough.
+        loop = _Loop(graph, costs, loop.step_loads())
+        left = loop.run()
     if left:
         raise ScheduleDeadlock(f"{name} cannot finish: every rank waits.\n" + _stuck(graph, loop.start), hint=_HINT)
     return Times(loop.start, loop.end)
@@ -95,7 +101,9 @@ class _LoadState:
     """The moving average of one rank's load."""
 
     model: SustainedLoad
+    step_load: float
     average: float = 0.0
+    work: float = 0.0
     since_ns: int = -1
     begun_ns: int = 0
     alone_ns: int = 0
@@ -107,7 +115,8 @@ class _LoadState:
         idle = self.since_ns < 0
         self.average = model.start_load if idle else model.after(self.average, now - self.since_ns, 0.0)
         self.begun_ns, self.alone_ns, self.full = now, alone_ns, model.load_of(kind)
-        return model.factor(self.average, alone_ns, self.full)
+        self.work += self.full * alone_ns
+        return model.factor(self.average, alone_ns, self.full, self.step_load)
 
     def end(self, now: int) -> None:
         """End it: beside a communication kernel it brought less load."""
@@ -119,7 +128,7 @@ class _LoadState:
 class _Loop:
     """One run of the event loop."""
 
-    def __init__(self, graph: TaskGraph, costs: Costs) -> None:
+    def __init__(self, graph: TaskGraph, costs: Costs, step_loads: Sequence[float] | None = None) -> None:
         count = len(graph.needs)
         self.start = [-1] * count
         self.end = [-1] * count
@@ -132,7 +141,8 @@ class _Loop:
         ranks = max(graph.ranks, default=-1) + 1
         self._beside = [0] * ranks  # communication kernels on the rank's device
         self._works: list[_Work | None] = [None] * ranks
-        self._loads = [_LoadState(load) if (load := costs.load(rank)) else None for rank in range(ranks)]
+        averages = step_loads or [0.0] * ranks
+        self.loads = [_LoadState(load, averages[rank]) if (load := costs.load(rank)) else None for rank in range(ranks)]
         self._stays = set(graph.leaves)
         self._leaves: dict[int, list[int]] = {}  # ranks whose device a communication kernel leaves with a task
         for post, task in graph.leaves.items():
@@ -156,6 +166,12 @@ class _Loop:
                 if self._needs[successor] == 0:
                     self._begin(successor, now)
         return left
+
+    def step_loads(self) -> list[float]:
+        """Average load of each rank, from the first compute to the last one."""
+        computes = [i for i, kind in enumerate(self._graph.kinds) if kind is TaskKind.COMPUTE]
+        window = max(self.end[i] for i in computes) - min(self.start[i] for i in computes)
+        return [0.0 if state is None else state.work / max(1, window) for state in self.loads]
 
     def _begin(self, task: int, now: int) -> None:
         self.start[task] = now
@@ -185,7 +201,7 @@ class _Loop:
     def _compute(self, task: int, action: Action, now: int) -> None:
         alone, contended = self._costs.action_ns(action)
         rank = self._graph.ranks[task]
-        state = self._loads[rank]
+        state = self.loads[rank]
         if state is not None:
             factor = state.begin(now, action.kind, alone)
             alone, contended = round(alone * factor), round(contended * factor)
@@ -197,7 +213,7 @@ class _Loop:
 
     def _finish(self, task: int, now: int) -> None:
         rank = self._graph.ranks[task]
-        state = self._loads[rank]
+        state = self.loads[rank]
         if state is not None and self._graph.kinds[task] is TaskKind.COMPUTE:
             state.end(now)
         work = self._works[rank]

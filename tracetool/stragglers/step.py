@@ -183,7 +183,7 @@ def _replayed(pipeline: Pipeline, delays: Sequence[int]) -> list[Op]:
             costs[microbatch] = _longer(costs[microbatch], delay)
             stages[stage] = replace(stages[stage], costs={**stages[stage].costs, kind: tuple(costs)})
     ranks = tuple(replace(profile, tail=()) for profile in pipeline.ranks)
-    done = replay(replace(pipeline, stages=tuple(stages), ranks=ranks), pipeline.observed, Scenario())
+    done = replay(replace(pipeline, stages=tuple(stages), ranks=ranks), pipeline.observed, Scenario(interference=False))
     return sorted(done.timeline.computes(), key=lambda op: op.start_ns)
 
 
