@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.costs.recut import recut
 from tracetool.depth import GAIN_RATIO, Shortage, choose_depth, fits
 from tracetool.errors import ScenarioError
+from tracetool.jitter import Spread, spread
 from tracetool.metrics import Metrics, measure
 from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
@@ -42,6 +43,7 @@ class Result:
         seen_error_ratio: Largest error of the step time that predictions of this kind had on the recorded H100
             runs (see ``_seen_error``); None for kinds that none of them was like.
         remark: Why this variant was chosen, or how its costs came about.
+        spread: Step times with costs drawn anew, if that was asked for.
     """
 
     schedule: str
@@ -55,6 +57,7 @@ class Result:
     timeline: Timeline
     seen_error_ratio: float | None
     remark: str | None = None
+    spread: Spread | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,7 @@ def answer(
     *,
     baseline: str = "1f1b",
     extra_forwards: tuple[int, ...] | None = None,
+    jitter_seed: int | None = None,
 ) -> Answer:
     """Replay schedules in a scenario and compare them with a baseline.
 
@@ -125,6 +129,7 @@ def answer(
         scenario: What differs from the measurement; by default nothing.
         baseline: Schedule to compare with.
         extra_forwards: For geopipe, per pipeline rank; chosen by ``choose_depth`` if not given.
+        jitter_seed: Also replay each result with costs drawn anew.
 
     Raises:
         TraceToolError: If a schedule does not exist or fit, or the scenario does not fit the pipeline.
@@ -147,8 +152,9 @@ def answer(
     fidelity = Fidelity(seen.window_ns, back.window_ns)
     # A model that misses its own recording by more than the known error misses other orders by as much at least.
     own_error = max(abs(fidelity.error_ratio), abs(back.step_ns / seen.step_ns - 1))
-    base = _evaluate(pipeline, baseline, shape, scenario, None, own_error)
-    results = [_evaluate(pipeline, name, shape, scenario, extra_forwards, own_error) for name in schedules]
+    how = _How(shape, scenario, own_error, jitter_seed)
+    base = _evaluate(pipeline, baseline, how, None)
+    results = [_evaluate(pipeline, name, how, extra_forwards) for name in schedules]
     return Answer(
         pipeline=pipeline,
         observed=found.observed,
@@ -162,14 +168,17 @@ def answer(
     )
 
 
-def _evaluate(
-    pipeline: Pipeline,
-    name: str,
-    shape: PipelineShape,
-    scenario: Scenario,
-    extra_forwards: tuple[int, ...] | None,
-    own_error: float,
-) -> Result:
+class _How(NamedTuple):
+    """What all results of an answer share."""
+
+    shape: PipelineShape
+    scenario: Scenario
+    own_error: float
+    jitter_seed: int | None
+
+
+def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[int, ...] | None) -> Result:
+    shape, scenario, own_error, seed = how
     remark = None
     if name.lower() == "geopipe" and extra_forwards is None:
         extra_forwards, remark = choose_depth(pipeline, shape, scenario)
@@ -177,7 +186,7 @@ def _evaluate(
     if (chunks := _chunks_needed(name)) is not None and shape.chunks == 1 < chunks[0]:
         pipeline = recut(pipeline, chunks[0], placement=chunks[1])
         shape = replace(pipeline.observed.shape, microbatches=shape.microbatches)
-        remark = f"each rank's stage re-cut into {chunks[0]} by its layers (peaks of such were up to 8 % off)"
+        remark = f"each rank's stage re-cut into {chunks[0]} by its layers (peaks of such were up to 2.2 % off)"
     schedule = build_schedule(name, shape, extra_forwards=extra_forwards, observed=pipeline.observed)
     done = replay(pipeline, schedule, scenario)
     metrics = measure(done.timeline)
@@ -202,6 +211,7 @@ def _evaluate(
         timeline=done.timeline,
         seen_error_ratio=None if known is None else max(known, own_error),
         remark="; ".join(remarks) or None,
+        spread=None if seed is None else spread(pipeline, schedule, scenario, seed),
     )
 
 
@@ -234,33 +244,24 @@ def _transfer_remarks(pipeline: Pipeline, done: Replayed, metrics: Metrics, scen
     return remarks
 
 
-_ONE_FAMILY = ("1f1b", "geopipe")
-
-
 def _seen_error(pipeline: Pipeline, schedule: Schedule, mode: P2PMode, boundaries: int) -> float | None:
     """Largest error of the step time for such a prediction, over all pairs of recorded H100 runs (README, Accuracy).
 
-    They had one stage per rank (two, re-cut, in ``interleaved``), as many microbatches replayed as recorded, and at
-    most one DC boundary, which per-edge transfers did not cross; anything else was not tried.
-
-    Compute slows down beside communication kernels that wait, which is not modelled: costs belong to the order
-    and the transfers they were recorded with.
+    They had four ranks with one stage each (two, re-cut, in ``interleaved``), as many microbatches replayed as
+    recorded, and at most one DC boundary, which per-edge transfers did not cross; anything else was not tried.
     """
     shape = pipeline.observed.shape
     is_recut = schedule.name == "interleaved" and schedule.shape == replace(shape, chunks=2)
-    tried = shape.chunks == 1 and (schedule.shape == shape or is_recut)
-    tried = tried and boundaries <= (0 if mode == "per-edge" else 1)
-    if not tried or any(stage.evidence == "kernels" for stage in pipeline.stages):
+    tried = shape.ranks == 4 and shape.chunks == 1 and (schedule.shape == shape or is_recut)
+    tried = tried and schedule.name in _TRIED and boundaries <= (0 if mode == "per-edge" else 1)
+    if not tried or any(rank.load is None for rank in pipeline.ranks):
         return None
     if any(ActionKind.BACKWARD_WEIGHT in stage.costs for stage in pipeline.stages):
-        return 0.18
-    if is_recut:
-        return 0.09
-    recorded = recognise(pipeline.observed)
-    alike = schedule.orders == pipeline.observed.orders or (
-        recorded is not None and recorded.name in _ONE_FAMILY and schedule.name in _ONE_FAMILY
-    )
-    return 0.03 if alike and mode == pipeline.p2p else 0.08
+        return 0.14
+    return 0.02 if is_recut else 0.04
+
+
+_TRIED = ("1f1b", "gpipe", "geopipe", "zb-h1", "interleaved", "observed")
 
 
 def _distrust(own_error: float) -> list[str]:
@@ -284,14 +285,13 @@ def _beyond_allocations(pipeline: Pipeline) -> list[str]:
 
 
 def _notes(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) -> list[str]:
-    recorded = recognise(pipeline.observed)
     notes = [
         "±: the largest error of such predictions on this tool's H100 recordings (~: a change within it; empty: none "
-        "was like it); maybe: a peak within 4 % of the limit. Not modelled: compute slows down "
-        "beside communication kernels that wait, so costs belong to the order and transfers they were recorded with "
-        f"({recorded.name if recorded else 'unknown order'}, {pipeline.p2p}). A profiler slows a step down besides: "
-        "by 1 to 39 % on these recordings"
+        "was like it); maybe: a peak within 4 % of the limit. A profiler slows a step down besides: by 1 to 39 % on "
+        "these recordings"
     ]
+    if not scenario.interference:
+        notes.append("slowdown beside communication and under sustained load is left out (--no-interference)")
     if scenario.hbm_bytes is not None and any(r.feasible is None for r in results):
         notes.append(
             "what actions hold in memory is unknown, so the HBM limit was not checked: give --activation and --static "

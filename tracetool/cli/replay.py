@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING
 import click
 
 from tracetool.cli.equalize import report_stragglers
-from tracetool.cli.output import DC, FORCE, JSON, PATHS, QUIET, ProgressBar, check_target, next_step, write_file
+from tracetool.cli.output import (
+    DC,
+    FORCE,
+    JSON,
+    PATHS,
+    QUIET,
+    ProgressBar,
+    check_target,
+    next_step,
+    path_or_url,
+    write_file,
+)
 from tracetool.cli.values import read_dc_map
 from tracetool.errors import ScenarioError
 
@@ -47,6 +58,16 @@ if TYPE_CHECKING:
 )
 @click.option("--activation", metavar="1.2GiB", help="Bytes one microbatch keeps on a stage; default: as measured.")
 @click.option("--static", metavar="6GiB", help="Bytes allocated when the step starts; default: as measured.")
+@click.option(
+    "--costs-from",
+    type=path_or_url,
+    metavar="RUN_OR_TRACES",
+    help="Another recording of the same stages, whose slowdown beside communication is taken.",
+)
+@click.option(
+    "--no-interference", is_flag=True, help="Leave out slowdown beside communication and under sustained load."
+)
+@click.option("--jitter", type=int, metavar="SEED", help="Also replay with costs drawn anew: p50 and p95 of the step.")
 @click.option("--step", type=int, help="Step to measure; default: the complete one of median length.")
 @click.option(
     "--pipeline", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Which of several pipelines."
@@ -80,6 +101,8 @@ def replay(
     extra_forwards: str | None,
     activation: str | None,
     static: str | None,
+    costs_from: Path | None,
+    jitter: int | None,
     step: int | None,
     pipeline: int,
     baseline: str,
@@ -87,6 +110,7 @@ def replay(
     *,
     copy_missing_ranks: bool,
     equalize: bool,
+    no_interference: bool,
     force: bool,
     as_json: bool,
     quiet: bool,
@@ -104,6 +128,7 @@ def replay(
         report_stragglers(paths, step, output, force=force, as_json=as_json, quiet=quiet)
         return
     from tracetool.cli.values import parse_counts, parse_names
+    from tracetool.costs.borrowed import with_factors_of
     from tracetool.reconstruct import reconstruct
     from tracetool.reports import REPORTS, run_facts
     from tracetool.reports.gantt import shortest
@@ -114,11 +139,14 @@ def replay(
     names = parse_names(schedule)
     _check_names([*names, baseline])
     words = _Words(link, hbm, p2p, microbatches, activation, static)
-    scenario = words.scenario()
+    scenario = replace(words.scenario(), interference=not no_interference)
     dc_map = read_dc_map(dc) if dc else None
     with ProgressBar(quiet=quiet) as progress:
         run = open_run(paths, progress)
+        other = None if costs_from is None else open_run([costs_from], progress)
     found = reconstruct(run, step=step, pipeline=pipeline, copy_missing=copy_missing_ranks)
+    if other is not None:
+        found = replace(found, pipeline=with_factors_of(found.pipeline, reconstruct(other).pipeline))
     if dc_map is not None:
         hosts = dict(run.rows("SELECT rank, host FROM ranks"))
         dcs = dc_map.of_pipeline(found.observed.global_ranks, hosts)
@@ -129,6 +157,7 @@ def replay(
         scenario,
         baseline=baseline,
         extra_forwards=parse_counts(extra_forwards) if extra_forwards else None,
+        jitter_seed=jitter,
     )
     named = " ".join(str(p) for p in paths)
     facts = run_facts(named, run.manifest, shlex.join(["tracetool", *click.get_current_context().obj]))

@@ -51,6 +51,14 @@ class StepInfo(msgspec.Struct, kw_only=True):
     ]
 
 
+class JitterInfo(msgspec.Struct, kw_only=True):
+    """Step times of replays with costs drawn anew from the measured microbatches (--jitter)."""
+
+    resamples: Annotated[int, _doc("How many.")]
+    p50_ns: Annotated[int, _doc("Median step time.")]
+    p95_ns: Annotated[int, _doc("Step time that one in twenty exceeds.")]
+
+
 class FidelityInfo(msgspec.Struct, kw_only=True):
     """How well replay of the observed order gives back the observed pipeline window."""
 
@@ -110,6 +118,7 @@ class ResultInfo(msgspec.Struct, kw_only=True):
         float | None, _doc("Largest step time error of such predictions on recorded runs; null if none was like it.")
     ]
     remark: Annotated[str | None, _doc("Why this variant was chosen.")]
+    jitter: Annotated[JitterInfo | None, _doc("Spread of the step time, null if it was not asked for.")]
 
 
 class ReportInfo(msgspec.Struct, kw_only=True):
@@ -201,6 +210,9 @@ def _result(answer: Answer, result: Result) -> ResultInfo:
         cross_dc_bubble_reduction=answer.cross_dc_bubble_reduction(result),
         seen_error_ratio=result.seen_error_ratio,
         remark=result.remark,
+        jitter=None
+        if result.spread is None
+        else JitterInfo(resamples=result.spread.resamples, p50_ns=result.spread.p50_ns, p95_ns=result.spread.p95_ns),
     )
 
 
