@@ -196,7 +196,8 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
     known = _seen_error(measured, schedule, done.p2p, len(scenario.topology.boundaries()))
     remarks = [
         *([remark] if remark else []),
-        *_derived_remarks(pipeline, schedule),
+        *_derived_remarks(pipeline, schedule, metrics, scenario),
+        *_memory_remarks(measured, pipeline, metrics),
         *_transfer_remarks(pipeline, done, metrics, scenario),
     ]
     return Result(
@@ -223,12 +224,44 @@ def _chunks_needed(name: str) -> tuple[int, Placement] | None:
     return kind.least_chunks, kind.placement
 
 
-def _derived_remarks(pipeline: Pipeline, schedule: Schedule) -> list[str]:
+def _derived_remarks(pipeline: Pipeline, schedule: Schedule, metrics: Metrics, scenario: Scenario) -> list[str]:
     """What of a result comes from halves of backwards that ran as one."""
     halves = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
     used = {a.stage for order in schedule.orders for a in order if a.kind in halves and a.stage}
     derived = [s for s in sorted(used) if not all(kind in pipeline.stages[s].costs for kind in halves)]
-    return ["input and weight gradients are told apart by kernels: the trace ran them as one"] if derived else []
+    if not derived:
+        return []
+    remarks = ["input and weight gradients are told apart by kernels: the trace ran them as one"]
+    if scenario.activation_bytes is None and None not in metrics.peak_hbm_bytes:
+        remarks.append(
+            "memory as torch's split would hold it: I keeps activations and gradients for W (within 3 % on recordings)"
+        )
+    elif _has_memory(pipeline) and any(
+        cost.held_bytes is None for s in derived for costs in pipeline.stages[s].derived.values() for cost in costs
+    ):
+        remarks.append(
+            "memory unknown: the allocator's log does not tell what the input half would keep for the weight half"
+        )
+    return remarks
+
+
+def _has_memory(pipeline: Pipeline) -> bool:
+    """Whether the trace tells what every rank and every action that ran holds."""
+    return all(rank.static_bytes is not None for rank in pipeline.ranks) and all(
+        cost.held_bytes is not None for s in pipeline.stages for costs in s.costs.values() for cost in costs
+    )
+
+
+def _memory_remarks(measured: Pipeline, cut: Pipeline, metrics: Metrics) -> list[str]:
+    """Why memory is unknown though it was recorded: cutting moved the ends of the model."""
+    if None not in metrics.peak_hbm_bytes or not _has_memory(measured) or _has_memory(cut):
+        return []
+    if all(rank.static_bytes is not None for rank in cut.ranks):
+        return []
+    return [
+        "memory unknown: ranks hold other layers than in the trace (embedding and head move, or layers are uneven), "
+        "so what they hold at rest is not known"
+    ]
 
 
 def _transfer_remarks(pipeline: Pipeline, done: Replayed, metrics: Metrics, scenario: Scenario) -> list[str]:
@@ -292,10 +325,14 @@ def _notes(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) ->
     ]
     if not scenario.interference:
         notes.append("slowdown beside communication and under sustained load is left out (--no-interference)")
-    if scenario.hbm_bytes is not None and any(r.feasible is None for r in results):
+    unchecked = [r.schedule for r in results if r.feasible is None]
+    if scenario.hbm_bytes is not None and unchecked:
         notes.append(
-            "what actions hold in memory is unknown, so the HBM limit was not checked: give --activation and --static "
-            "(torch: or record with profile_memory=True)"
+            f"the HBM limit was not checked for {', '.join(dict.fromkeys(unchecked))} (its remark says why): give "
+            "--activation and --static"
+            if _has_memory(pipeline)
+            else "what actions hold in memory is unknown, so the HBM limit was not checked: give --activation and "
+            "--static (torch: or record with profile_memory=True)"
         )
     if scenario.hbm_bytes is not None and scenario.static_bytes is None:
         notes += _beyond_allocations(pipeline)
