@@ -175,9 +175,13 @@ def _evaluate(
         extra_forwards, remark = choose_depth(pipeline, shape, scenario)
     measured = pipeline
     if (chunks := _chunks_needed(name)) is not None and shape.chunks == 1 < chunks[0]:
-        pipeline = recut(pipeline, chunks[0], placement=chunks[1])
-        shape = replace(pipeline.observed.shape, microbatches=shape.microbatches)
-        remark = f"each rank's stage re-cut into {chunks[0]} by its layers (peaks of such were up to 8 % off)"
+        if chunks[1] == "bidirectional":
+            shape = replace(shape, chunks=chunks[0], placement=chunks[1])
+            remark = "two copies of every stage, weights twice; summing their gradients after the step is not modelled"
+        else:
+            pipeline = recut(pipeline, chunks[0], placement=chunks[1])
+            shape = replace(pipeline.observed.shape, microbatches=shape.microbatches)
+            remark = f"each rank's stage re-cut into {chunks[0]} by its layers (peaks of such were up to 8 % off)"
     schedule = build_schedule(name, shape, extra_forwards=extra_forwards, observed=pipeline.observed)
     done = replay(pipeline, schedule, scenario)
     metrics = measure(done.timeline)
@@ -188,6 +192,7 @@ def _evaluate(
     remarks = [
         *([remark] if remark else []),
         *_derived_remarks(pipeline, schedule),
+        *_overlap_remarks(schedule, scenario),
         *_transfer_remarks(pipeline, done, metrics, scenario),
     ]
     return Result(
@@ -216,9 +221,19 @@ def _chunks_needed(name: str) -> tuple[int, Placement] | None:
 def _derived_remarks(pipeline: Pipeline, schedule: Schedule) -> list[str]:
     """What of a result comes from halves of backwards that ran as one."""
     halves = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
-    used = {a.stage for order in schedule.orders for a in order if a.kind in halves and a.stage}
-    derived = [s for s in sorted(used) if not all(kind in pipeline.stages[s].costs for kind in halves)]
+    shape = schedule.shape
+    used = {a.stage for order in schedule.orders for a in order if a.kind in halves}
+    profiles = [pipeline.stages[shape.profile_of(s)] for s in sorted(used) if shape.previous(s) is not None]
+    derived = [profile for profile in profiles if not all(kind in profile.costs for kind in halves)]
     return ["input and weight gradients are told apart by kernels: the trace ran them as one"] if derived else []
+
+
+def _overlap_remarks(schedule: Schedule, scenario: Scenario) -> list[str]:
+    """What of a result hangs on the time of two actions that run as one."""
+    if not any(schedule.overlaps):
+        return []
+    share = "as long as" if scenario.overlap_ratio == 1 else f"{scenario.overlap_ratio:g} times"
+    return [f"a forward and a backward that run as one take {share} both alone (--overlap-ratio)"]
 
 
 def _transfer_remarks(pipeline: Pipeline, done: Replayed, metrics: Metrics, scenario: Scenario) -> list[str]:

@@ -46,6 +46,13 @@ if TYPE_CHECKING:
 )
 @click.option("--activation", metavar="1.2GiB", help="Bytes one microbatch keeps on a stage; default: as measured.")
 @click.option("--static", metavar="6GiB", help="Bytes allocated when the step starts; default: as measured.")
+@click.option(
+    "--overlap-ratio",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="dualpipe, dualpipev: time of a forward and a backward that run as one over the sum of both alone.",
+)
 @click.option("--step", type=int, help="Step to measure; default: the complete one of median length.")
 @click.option(
     "--pipeline", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Which of several pipelines."
@@ -76,6 +83,7 @@ def replay(
     extra_forwards: str | None,
     activation: str | None,
     static: str | None,
+    overlap_ratio: float,
     step: int | None,
     pipeline: int,
     baseline: str,
@@ -104,7 +112,7 @@ def replay(
     targets = _targets(output, force=force)
     names = parse_names(schedule)
     _check_names([*names, baseline])
-    words = _Words(link, hbm, p2p, microbatches, activation, static)
+    words = _Words(link, hbm, p2p, microbatches, activation, static, overlap_ratio)
     scenario = words.scenario()
     dc_map = read_dc_map(dc) if dc else None
     with ProgressBar(quiet=quiet) as progress:
@@ -149,6 +157,7 @@ class _Words:
     microbatches: int | None
     activation: str | None
     static: str | None
+    overlap_ratio: float
 
     def scenario(self) -> Scenario:
         from tracetool.model.pipeline import P2P_MODES
@@ -170,6 +179,7 @@ class _Words:
             microbatches=self.microbatches,
             activation_bytes=size(self.activation),
             static_bytes=size(self.static),
+            overlap_ratio=self.overlap_ratio,
         )
 
 

@@ -12,10 +12,14 @@ from tracetool.schedules import build_schedule
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.model.schedule import Schedule
+    from tracetool.model.schedule import Placement, Schedule
 
-_ONE_CHUNK = ("1f1b", "gpipe", "geopipe", "zb-h1")
-_SEVERAL_CHUNKS = ("interleaved", "zb-v")
+_ONE_CHUNK = ("1f1b", "gpipe", "eager-1f1b", "geopipe", "zb-h1", "zb-h2")
+_SEVERAL_CHUNKS: dict[Placement, tuple[str, ...]] = {
+    "loop": ("interleaved", "looped-bfs", "interleaved-zero-bubble"),
+    "v": ("zb-v", "dualpipev", "v-half", "v-min", "hanayo"),
+    "bidirectional": ("dualpipe", "chimera"),
+}
 
 
 class Fit(NamedTuple):
@@ -61,7 +65,7 @@ def best_fit(observed: Schedule) -> Fit | None:
 def _candidates(observed: Schedule) -> list[Schedule]:
     shape = observed.shape
     found = []
-    for name in _ONE_CHUNK if shape.chunks == 1 else _SEVERAL_CHUNKS:
+    for name in _ONE_CHUNK if shape.chunks == 1 else _SEVERAL_CHUNKS[shape.placement]:
         extra = _extra_forwards(observed) if name == "geopipe" else None
         if name == "geopipe" and (extra is None or not any(extra)):
             continue
