@@ -4,7 +4,7 @@ Source: Qi et al., arXiv 2405.15362; the block of sail-sg's ``zbv_greedy.py``. W
 the drain (see ``v_block``).
 Block on rank i: F at 2i and 3p - i - 2, I at 3p + d + 2i - 1 and 6p + d - i - 2, with d = 0 for odd p, 3 for even p.
 Shape: v = 2 in a V; any p and m.
-Memory: (p + 2) // 2 microbatches of whole stages on every rank, for m >= p.
+Memory: (p + 2) // 2 microbatches of whole stages on the fullest rank for m >= p, on every rank for m > p.
 Bubble: at f = i = w = t of a half stage and zero delay (7 floor(p / 2) - 2 [p even]) t for m > p / 2: about
 7/12 of 1F1B's (derived model of this tool; the paper reorders and comes to about a half).
 """
