@@ -116,6 +116,7 @@ def answer(
     *,
     baseline: str = "1f1b",
     extra_forwards: tuple[int, ...] | None = None,
+    chunks: int | None = None,
 ) -> Answer:
     """Replay schedules in a scenario and compare them with a baseline.
 
@@ -125,6 +126,7 @@ def answer(
         scenario: What differs from the measurement; by default nothing.
         baseline: Schedule to compare with.
         extra_forwards: For geopipe, per pipeline rank; chosen by ``choose_depth`` if not given.
+        chunks: Stages per rank that schedules of several get from a trace of one; by default as few as they take.
 
     Raises:
         TraceToolError: If a schedule does not exist or fit, or the scenario does not fit the pipeline.
@@ -147,8 +149,8 @@ def answer(
     fidelity = Fidelity(seen.window_ns, back.window_ns)
     # A model that misses its own recording by more than the known error misses other orders by as much at least.
     own_error = max(abs(fidelity.error_ratio), abs(back.step_ns / seen.step_ns - 1))
-    base = _evaluate(pipeline, baseline, shape, scenario, None, own_error)
-    results = [_evaluate(pipeline, name, shape, scenario, extra_forwards, own_error) for name in schedules]
+    base = _evaluate(pipeline, baseline, shape, scenario, None, chunks, own_error)
+    results = [_evaluate(pipeline, name, shape, scenario, extra_forwards, chunks, own_error) for name in schedules]
     return Answer(
         pipeline=pipeline,
         observed=found.observed,
@@ -168,20 +170,22 @@ def _evaluate(
     shape: PipelineShape,
     scenario: Scenario,
     extra_forwards: tuple[int, ...] | None,
+    chunks: int | None,
     own_error: float,
 ) -> Result:
     remark = None
     if name.lower() == "geopipe" and extra_forwards is None:
         extra_forwards, remark = choose_depth(pipeline, shape, scenario)
     measured = pipeline
-    if (chunks := _chunks_needed(name)) is not None and shape.chunks == 1 < chunks[0]:
-        if chunks[1] == "bidirectional":
-            shape = replace(shape, chunks=chunks[0], placement=chunks[1])
+    if (needed := _chunks_needed(name)) is not None and shape.chunks == 1 < needed[0]:
+        least, placement = needed
+        if placement == "bidirectional":
+            shape = replace(shape, chunks=least, placement=placement)
             remark = "two copies of every stage, weights twice; summing their gradients after the step is not modelled"
         else:
-            pipeline = recut(pipeline, chunks[0], placement=chunks[1])
+            pipeline = recut(pipeline, chunks or least, placement=placement)
             shape = replace(pipeline.observed.shape, microbatches=shape.microbatches)
-            remark = f"each rank's stage re-cut into {chunks[0]} by its layers (peaks of such were up to 8 % off)"
+            remark = f"each rank's stage re-cut into {shape.chunks} by its layers (peaks of such were up to 8 % off)"
     schedule = build_schedule(name, shape, extra_forwards=extra_forwards, observed=pipeline.observed)
     done = replay(pipeline, schedule, scenario)
     metrics = measure(done.timeline)
@@ -264,7 +268,7 @@ def _seen_error(pipeline: Pipeline, schedule: Schedule, mode: P2PMode, boundarie
     shape = pipeline.observed.shape
     is_recut = schedule.name == "interleaved" and schedule.shape == replace(shape, chunks=2)
     tried = shape.chunks == 1 and (schedule.shape == shape or is_recut)
-    tried = tried and boundaries <= (0 if mode == "per-edge" else 1)
+    tried = tried and schedule.name != "zb-h2" and boundaries <= (0 if mode == "per-edge" else 1)
     if not tried or any(stage.evidence == "kernels" for stage in pipeline.stages):
         return None
     if any(ActionKind.BACKWARD_WEIGHT in stage.costs for stage in pipeline.stages):

@@ -129,6 +129,12 @@ def test_every_order_is_recognised_as_itself(name: str) -> None:
     assert known.name == name
 
 
+def test_megatrons_groups_are_recognised() -> None:
+    """Groups of 5 and 4 microbatches on four ranks, where torch has no equal groups for 9."""
+    built = build_schedule("interleaved", PipelineShape(4, 9, 2), group=5)
+    assert recognise(built) == built
+
+
 @pytest.mark.parametrize("name", _SHAPES)
 def test_an_order_with_two_actions_swapped_is_unknown_and_the_nearest_is_named(name: str) -> None:
     schedule = build_schedule(name, _SHAPES[name])

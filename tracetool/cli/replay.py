@@ -44,6 +44,12 @@ if TYPE_CHECKING:
 @click.option(
     "--extra-forwards", metavar="N,N,...", help="geopipe: warm-up forwards per rank; default: chosen for you."
 )
+@click.option(
+    "--chunks",
+    type=click.IntRange(2, 64),
+    metavar="V",
+    help="Stages per rank to cut one into, for schedules of several (hanayo: twice the waves); default: 2.",
+)
 @click.option("--activation", metavar="1.2GiB", help="Bytes one microbatch keeps on a stage; default: as measured.")
 @click.option("--static", metavar="6GiB", help="Bytes allocated when the step starts; default: as measured.")
 @click.option(
@@ -81,6 +87,7 @@ def replay(
     p2p: str | None,
     microbatches: int | None,
     extra_forwards: str | None,
+    chunks: int | None,
     activation: str | None,
     static: str | None,
     overlap_ratio: float,
@@ -128,6 +135,7 @@ def replay(
         scenario,
         baseline=baseline,
         extra_forwards=parse_counts(extra_forwards) if extra_forwards else None,
+        chunks=chunks,
     )
     named = " ".join(str(p) for p in paths)
     facts = run_facts(named, run.manifest, shlex.join(["tracetool", *click.get_current_context().obj]))

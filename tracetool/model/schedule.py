@@ -6,6 +6,7 @@ import csv
 import io
 import re
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tracetool.errors import InvalidSchedule
@@ -203,9 +204,10 @@ class Schedule:
     def grid(self) -> str:
         """All orders as text, one line per rank."""
         rows = [self.cells(rank) for rank in range(len(self.orders))]
-        width = max(len(cell) for row in rows for cell in row) + 1
+        widths = [1 + max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
         return "\n".join(
-            f"rank {rank:>2} " + "".join(f"{cell:>{width}}" for cell in row) for rank, row in enumerate(rows)
+            f"rank {rank:>2} " + "".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=False))
+            for rank, row in enumerate(rows)
         )
 
     def to_csv(self) -> str:

@@ -69,11 +69,22 @@ def _candidates(observed: Schedule) -> list[Schedule]:
         extra = _extra_forwards(observed) if name == "geopipe" else None
         if name == "geopipe" and (extra is None or not any(extra)):
             continue
-        try:
-            found.append(build_schedule(name, shape, extra_forwards=extra))
-        except UnsupportedShape:
-            continue
+        for group in (None, _group(observed)) if name == "interleaved" else (None,):
+            try:
+                built = build_schedule(name, shape, extra_forwards=extra, group=group)
+            except UnsupportedShape:
+                continue
+            if built not in found:
+                found.append(built)
     return found
+
+
+def _group(observed: Schedule) -> int | None:
+    """Forwards of the last rank's first stage ahead of another action: Megatron's group; None if there are none."""
+    order = observed.orders[-1]
+    stage = observed.shape.ranks - 1
+    ahead = (i for i, a in enumerate(order) if a.kind is not ActionKind.FORWARD or a.stage != stage)
+    return next(ahead, len(order)) or None
 
 
 def _extra_forwards(observed: Schedule) -> tuple[int, ...] | None:
