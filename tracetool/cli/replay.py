@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tracetool.cli.equalize import report_stragglers
 from tracetool.cli.output import DC, FORCE, JSON, PATHS, QUIET, ProgressBar, check_target, next_step, write_file
 from tracetool.cli.values import read_dc_map
 from tracetool.errors import ScenarioError
@@ -68,6 +69,9 @@ if TYPE_CHECKING:
 )
 @click.option("--baseline", default="1f1b", show_default=True, metavar="NAME", help="Schedule to compare with.")
 @click.option(
+    "--equalize", is_flag=True, help="What stragglers cost: equalize all, then a kind, stage, pipeline, rank at a time."
+)
+@click.option(
     "-o",
     "--output",
     multiple=True,
@@ -97,6 +101,7 @@ def replay(
     output: tuple[Path, ...],
     *,
     copy_missing_ranks: bool,
+    equalize: bool,
     force: bool,
     as_json: bool,
     quiet: bool,
@@ -108,7 +113,11 @@ def replay(
       tracetool replay traces/ --schedule geopipe --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms --hbm 80GiB
       tracetool replay x.run --schedule 1f1b,gpipe,geopipe --json
       tracetool replay x.run --schedule geopipe -o gantt.png
+      tracetool replay x.run --equalize
     """
+    if equalize:
+        report_stragglers(paths, step, output, force=force, as_json=as_json, quiet=quiet)
+        return
     from tracetool.cli.values import parse_counts, parse_names
     from tracetool.reconstruct import reconstruct
     from tracetool.reports import REPORTS, run_facts

@@ -74,7 +74,7 @@ def memory_by_action(log: Log, spans: Sequence[HostSpan]) -> ActionMemory:
     begin = _first_change(log, spans[0].begin_ns)
     static = log.base_bytes + int(log.delta_bytes[:begin].sum())
     delta = log.delta_bytes[begin:]
-    maker = _makers(log.block, log.delta_bytes, begin)
+    maker = makers(log.block, log.delta_bytes, begin)
     owner = _owners(log.time_ns[begin:], delta, spans)
     _settle_after_last(log.time_ns[begin:], delta, owner, maker, spans)
     own = np.bincount(owner, weights=delta, minlength=count + 1).astype(np.int64)
@@ -118,8 +118,14 @@ def _first_change(log: Log, first_launch_ns: int) -> int:
     return int(before[-1]) + 1 if len(before) else 0
 
 
-def _makers(block: Numbers, delta: Numbers, begin: int) -> Numbers:
-    """Per change from ``begin`` on, the index (from there) of the allocation that it frees; -1 for none."""
+def makers(block: Numbers, delta: Numbers, begin: int) -> Numbers:
+    """Per change from ``begin`` on, the index (from there) of the allocation that it frees; -1 for none.
+
+    Args:
+        block: What each change allocates or frees.
+        delta: Bytes that it adds.
+        begin: The first change to look at.
+    """
     import numpy as np
 
     found = np.full(len(block), -1, np.int64)

@@ -16,6 +16,7 @@ from tracetool.replay.tail import run_tails
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tracetool.model.load import SustainedLoad
     from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import PipelineShape, Schedule
@@ -69,22 +70,30 @@ def replay(pipeline: Pipeline, schedule: Schedule, scenario: Scenario) -> Replay
     scenario.topology.check(schedule.shape.ranks)
     costs = MeasuredCosts(pipeline, scenario, schedule)
     mode = p2p_of(schedule, pipeline, scenario)
-    tasks = _TaskCosts(costs, scenario, schedule.shape)
-    graph = build_graph(schedule, mode, lambda message: tasks.link(message) is not None)
+    tasks = _TaskCosts(costs, pipeline, scenario, schedule.shape)
+    graph = build_graph(schedule, mode, lambda message: tasks.link(message) is not None, buffered=pipeline.buffered)
     times = run(graph, tasks, f"schedule {schedule.name!r} with {mode} transfers")
-    return Replayed(schedule, mode, _timeline(pipeline, schedule, graph, times, tasks))
+    return Replayed(schedule, mode, _timeline(pipeline, schedule, mode, graph, times, tasks))
 
 
 class _TaskCosts:
     """Answers the event loop from measured costs and the scenario's links."""
 
-    def __init__(self, costs: MeasuredCosts, scenario: Scenario, shape: PipelineShape) -> None:
+    def __init__(self, costs: MeasuredCosts, pipeline: Pipeline, scenario: Scenario, shape: PipelineShape) -> None:
         self.measured = costs
         self._topology = scenario.topology
         self._shape = shape
+        self._loads = [profile.load for profile in pipeline.ranks]
+        self._interference = scenario.interference
 
-    def action_ns(self, action: Action) -> int:
-        return self.measured.action(action).duration_ns
+    def action_ns(self, action: Action) -> tuple[int, int]:
+        cost = self.measured.action(action)
+        if not self._interference or cost.uncontended_ns is None:
+            return cost.duration_ns, cost.duration_ns
+        return cost.uncontended_ns, cost.contended_ns or cost.uncontended_ns
+
+    def load(self, rank: int) -> SustainedLoad | None:
+        return self._loads[rank] if self._interference else None
 
     def transfer_ns(self, message: Message) -> int:
         return self.measured.transfer_ns(message.src_stage, message.kind)
@@ -104,7 +113,9 @@ class _TaskCosts:
         return payload
 
 
-def _timeline(pipeline: Pipeline, schedule: Schedule, graph: TaskGraph, times: Times, costs: _TaskCosts) -> Timeline:
+def _timeline(
+    pipeline: Pipeline, schedule: Schedule, mode: P2PMode, graph: TaskGraph, times: Times, costs: _TaskCosts
+) -> Timeline:
     computes = [
         (task, subject)
         for task, subject in enumerate(graph.subjects)
@@ -128,7 +139,7 @@ def _timeline(pipeline: Pipeline, schedule: Schedule, graph: TaskGraph, times: T
         name=schedule.name,
         global_ranks=tuple(profile.rank for profile in pipeline.ranks),
         ops=(*ops, *tails),
-        transfers=_transfers(schedule.shape, graph, times, costs, origin),
+        transfers=_transfers(schedule.shape, graph, times, costs, origin, mode),
         memory=tuple(_memory(rank_ops, rank, costs) for rank, rank_ops in enumerate(by_rank)),
         overhead_bytes=tuple(costs.measured.overhead_bytes(rank) for rank in range(len(by_rank))),
     )
@@ -143,12 +154,11 @@ def _memory(ops: Sequence[Op], rank: int, costs: _TaskCosts) -> MemoryCurve | No
 
 
 def _transfers(
-    shape: PipelineShape, graph: TaskGraph, times: Times, costs: _TaskCosts, origin: int
+    shape: PipelineShape, graph: TaskGraph, times: Times, costs: _TaskCosts, origin: int, mode: P2PMode
 ) -> tuple[Transfer, ...]:
     transfers = []
     for message, tasks in graph.messages.items():
         link = costs.link(message)
-        posted_ahead = tasks.recv_post is None
         transfers.append(
             Transfer(
                 kind=message.kind,
@@ -159,7 +169,7 @@ def _transfers(
                 dst_rank=shape.rank_of(message.dst_stage),
                 payload_bytes=costs.measured.payload_bytes(message.src_stage, message.kind),
                 send_posted_ns=times.end_ns[tasks.send_post] - origin,
-                recv_posted_ns=0 if posted_ahead else times.end_ns[tasks.recv_post or 0] - origin,
+                recv_posted_ns=0 if mode == "per-edge" else times.end_ns[tasks.recv_post] - origin,
                 start_ns=times.start_ns[tasks.move] - origin,
                 end_ns=times.end_ns[tasks.arrive] - origin,
                 link=link.name if link else None,

@@ -21,13 +21,14 @@ class TaskKind(Enum):
 
     A message passes POST on each side (the rank is ready to send or receive), MOVE (both sides are: its bytes
     leave the sender, over a link once that is free) and ARRIVE (the link's latency; then the receiver can
-    use them). DONE ends a post that others wait for.
+    use them). COPY puts a buffered message out of the sender's way. DONE ends a post: its kernel leaves the device.
     """
 
     COMPUTE = auto()
     POST = auto()
     MOVE = auto()
     ARRIVE = auto()
+    COPY = auto()
     DONE = auto()
 
 
@@ -36,10 +37,10 @@ Subject = Action | Message | Post
 
 @dataclass(frozen=True, slots=True)
 class MessageTasks:
-    """The tasks of one message; ``recv_post`` is None where receives are posted ahead of time."""
+    """The tasks of one message."""
 
     send_post: int
-    recv_post: int | None
+    recv_post: int
     move: int
     arrive: int
 
@@ -55,6 +56,9 @@ class TaskGraph:
         successors: Tasks that wait for it.
         needs: How many tasks it waits for.
         messages: The tasks of each message.
+        dones: Per POST, the DONE that ends it.
+        leaves: Per POST, the task with which its kernel leaves the device: its DONE, or where a message comes over a
+            link, its ARRIVE: what waits for it holds SMs until it is there.
     """
 
     kinds: list[TaskKind] = field(default_factory=list)
@@ -63,6 +67,8 @@ class TaskGraph:
     successors: list[list[int]] = field(default_factory=list)
     needs: list[int] = field(default_factory=list)
     messages: dict[Message, MessageTasks] = field(default_factory=dict)
+    dones: dict[int, int] = field(default_factory=dict)
+    leaves: dict[int, int] = field(default_factory=dict)
 
     def add(self, kind: TaskKind, rank: int, subject: Subject) -> int:
         """Add a task and return its number."""
@@ -80,28 +86,35 @@ class TaskGraph:
             self.needs[after] += 1
 
 
-def build_graph(schedule: Schedule, mode: P2PMode, crosses_link: Callable[[Message], bool]) -> TaskGraph:
+def build_graph(
+    schedule: Schedule, mode: P2PMode, crosses_link: Callable[[Message], bool], *, buffered: bool = False
+) -> TaskGraph:
     """Compile a schedule and a p2p mode.
 
     Args:
         schedule: The compute order.
         mode: How transfers are issued.
         crosses_link: Whether a message goes over a link between DCs.
+        buffered: Whether a send that is issued alone ends without its receive (NCCL copies it into a buffer).
 
     Raises:
         ScheduleDeadlock: If the order cannot be run in that mode.
     """
-    builder = _Builder(schedule, mode, crosses_link)
+    builder = _Builder(schedule, mode, crosses_link, buffered=buffered)
     for rank, program in enumerate(build_program(schedule, mode)):
         builder.add_rank(rank, program)
     return builder.finish()
 
 
 class _Builder:
-    def __init__(self, schedule: Schedule, mode: P2PMode, crosses_link: Callable[[Message], bool]) -> None:
+    def __init__(
+        self, schedule: Schedule, mode: P2PMode, crosses_link: Callable[[Message], bool], *, buffered: bool
+    ) -> None:
         self.graph = TaskGraph()
         self._mode = mode
         self._crosses_link = crosses_link
+        self._buffered = buffered and mode != "grouped"
+        self._rank_of = schedule.shape.rank_of
         self._flow = Dataflow(schedule)
         # Of two actions that run as one, the one whose task waits for the inputs of both, and the one that ends both.
         pairs = [unit for rank in range(len(schedule.overlaps)) for unit in schedule.units(rank) if unit[1:]]
@@ -109,12 +122,11 @@ class _Builder:
         self._closes = {unit[0]: unit[1] for unit in pairs}
         self._computes: dict[Action, int] = {}
         self._posts: dict[tuple[Message, bool], int] = {}
-        self._done: dict[int, int] = {}
 
     def add_rank(self, rank: int, program: list[Action | Post]) -> None:
         graph = self.graph
         last_compute: int | None = None
-        last_channel: int | None = None  # in-order: the post before on the rank's only channel
+        last_on: dict[tuple[int, int] | None, int] = {}  # per channel, the DONE of the post before
         blocker: int | None = None  # grouped: the batch that compute waits for
         for instruction in program:
             if isinstance(instruction, Action):
@@ -128,25 +140,32 @@ class _Builder:
             graph.edge(last_compute, post)
             self._posts |= {(m, True): post for m in instruction.sends}
             self._posts |= {(m, False): post for m in instruction.recvs}
-            if self._mode == "per-edge":
-                continue
-            graph.edge(last_channel, post)
-            self._done[post] = last_channel = graph.add(TaskKind.DONE, rank, instruction)
+            channel = self._channel(instruction)
+            if self._mode != "per-edge" or instruction.recvs:
+                graph.edge(last_on.get(channel), post)
+            done = graph.add(TaskKind.DONE, rank, instruction)
+            graph.dones[post] = graph.leaves[post] = last_on[channel] = done
             if self._mode == "grouped":
-                blocker = last_channel
+                blocker = done
+
+    def _channel(self, post: Post) -> tuple[int, int] | None:
+        """The communicator that a post is issued on: the rank's only one, or one per pair and direction."""
+        if self._mode != "per-edge":
+            return None
+        (message,) = (*post.sends, *post.recvs)
+        return self._rank_of(message.src_stage), self._rank_of(message.dst_stage)
 
     def finish(self) -> TaskGraph:
         graph = self.graph
         for message in [m for m, is_send in self._posts if is_send]:
-            send = self._posts[message, True]
-            recv = self._posts.get((message, False))
+            send, recv = self._posts[message, True], self._posts[message, False]
             move = graph.add(TaskKind.MOVE, graph.ranks[send], message)
             arrive = graph.add(TaskKind.ARRIVE, graph.ranks[send], message)
             graph.edge(send, move)
-            graph.edge(recv, move)
+            if self._mode != "per-edge":  # there, receives are posted ahead of time
+                graph.edge(recv, move)
             graph.edge(move, arrive)
-            if recv is not None:
-                self._release(message, send, recv, move, arrive)
+            self._release(message, send, recv, move, arrive)
             graph.messages[message] = MessageTasks(send, recv, move, arrive)
         tasks = self._computes
         makers = {self._flow.makes(action): tasks[self._closes.get(action, action)] for action in tasks}
@@ -159,17 +178,26 @@ class _Builder:
 
     def _release(self, message: Message, send: int, recv: int, move: int, arrive: int) -> None:
         """Say when the two posts of a message are over."""
-        edge, done = self.graph.edge, self._done
+        edge, done = self.graph.edge, self.graph.dones
         if self._mode == "grouped":
             # A blocking batch ends for the sender when the bytes have left, for the receiver when they are there.
             edge(move, done[send])
             edge(arrive, done[recv])
-        elif self._crosses_link(message):
-            # Operations issued one by one free their channel once both sides have met: the delay of a link
-            # is spent outside the communicator (as measured with an emulated link).
-            for post in (send, recv):
+            return
+        if self._crosses_link(message):
+            self.graph.leaves[recv] = arrive
+        if self._buffered:
+            copy = self.graph.add(TaskKind.COPY, self.graph.ranks[send], message)
+            edge(send, copy)
+            edge(copy, done[send])
+        for post in (recv,) if self._buffered else (send, recv):
+            if self._mode == "per-edge" and post == send:
+                edge(move, done[send])
+            elif self._crosses_link(message):
+                # Operations issued one by one free their channel once both sides have met: the delay of a link
+                # is spent outside the communicator (as measured with an emulated link).
                 edge(send, done[post])
                 edge(recv, done[post])
-        else:
-            edge(move, done[send])
-            edge(move, done[recv])
+            else:
+                edge(move, done[post])
+                edge(post, done[post])

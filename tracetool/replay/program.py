@@ -6,7 +6,7 @@ The three p2p modes differ here and in what a post waits for (``graph``):
   batch; compute waits until the batch has ended. As in Megatron and torch's ``Schedule1F1B``.
 * ``in-order``: every operation alone. A send follows its compute; the sender's turn also fixes when the
   peer posts the receive, which keeps both sides in one order (the rule of torch's action runtime).
-* ``per-edge``: sends follow their compute, receives are posted ahead of time.
+* ``per-edge``: the same, on a channel per pair of ranks and direction; a message does not wait for its receive.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class Dataflow:
         self._split = {
             (a.stage, a.microbatch) for order in schedule.orders for a in order if a.kind is ActionKind.BACKWARD_INPUT
         }
+        self.splits = bool(self._split)
 
     def needs(self, action: Action) -> Message | None:
         """The message an action cannot start without, from another stage."""
@@ -109,9 +110,7 @@ def build_program(schedule: Schedule, mode: P2PMode) -> Program:
     units = [schedule.units(rank) for rank in range(len(schedule.orders))]
     if mode == "grouped":
         return [_grouped(order, flow) for order in units]
-    if mode == "in-order":
-        return _in_order(schedule, units, flow)
-    return [_sends_only(order, flow) for order in units]
+    return _one_by_one(schedule, units, flow)
 
 
 def _grouped(order: Sequence[Unit], flow: Dataflow) -> list[Instruction]:
@@ -127,23 +126,23 @@ def _grouped(order: Sequence[Unit], flow: Dataflow) -> list[Instruction]:
     return program
 
 
-def _sends_only(order: Sequence[Unit], flow: Dataflow) -> list[Instruction]:
-    program: list[Instruction] = []
-    for unit in order:
-        program += unit
-        program += [Post((m,), ()) for m in flow.sent(unit)]
-    return program
+def _one_by_one(schedule: Schedule, units: Sequence[Sequence[Unit]], flow: Dataflow) -> Program:
+    """Ranks take turns; each takes one compute if its input was sent, and places the peer's receive.
 
-
-def _in_order(schedule: Schedule, units: Sequence[Sequence[Unit]], flow: Dataflow) -> Program:
-    """Ranks take turns; each takes one compute if its input was sent, and places the peer's receive."""
+    What torch's action runtime does besides computing (see ``_other_turns``) takes a turn as well.
+    """
     program: Program = [[] for _ in units]
     position = [0] * len(units)
+    pauses = [_pauses(order, splits=flow.splits) for order in units]
     sent: set[Message] = set()
     while any(i < len(order) for i, order in zip(position, units, strict=True)):
         moved = False
         for rank, order in enumerate(units):
             if position[rank] == len(order):
+                continue
+            if pauses[rank][position[rank]]:
+                pauses[rank][position[rank]] -= 1
+                moved = True
                 continue
             unit = order[position[rank]]
             if any(needed is not None and needed not in sent for needed in map(flow.needs, unit)):
@@ -158,6 +157,53 @@ def _in_order(schedule: Schedule, units: Sequence[Sequence[Unit]], flow: Dataflo
         if not moved:
             raise ScheduleDeadlock(_stuck(schedule, units, flow, position))
     return program
+
+
+def _pauses(units: Sequence[Unit], *, splits: bool) -> list[int]:
+    """Turns that a rank takes ahead of what it computes as one."""
+    turns = iter(_other_turns([action for unit in units for action in unit], splits=splits))
+    return [sum(next(turns) for _ in unit) for unit in units]
+
+
+_ACTIVE_STAGES = 3
+"""Stages whose weights torch's action runtime keeps gathered at a time (its ``max_active_stages``)."""
+
+
+def _other_turns(order: Sequence[Action], *, splits: bool) -> list[int]:
+    """Turns that a rank takes ahead of each compute for what torch does at a stage's first and last compute.
+
+    Torch (2.11) puts UNSHARD ahead of the first compute of each of the next three stages, RESHARD when one of them is
+    not among those any more, and REDUCE_GRAD after a stage's last backward, with or without sharded weights, before
+    it places sends and receives. Each is a turn of the rank, and so decides which receives its peers place first.
+    So is the I of its first stage, which does nothing: a trace shows the W alone, which then is the whole backward.
+    """
+    turns = [0] * len(order)
+    ahead: list[int] = []  # the next stages, nearest first
+    after: list[int] = []
+    left: dict[int, int] = {}
+    for action in order:
+        left[action.stage] = left.get(action.stage, 0) + (action.kind.value in "BW")
+    nexts: list[tuple[int, ...]] = []
+    for action in reversed(order):
+        ahead = [action.stage, *(s for s in ahead if s != action.stage)]
+        nexts.append(tuple(ahead[:_ACTIVE_STAGES]))
+    active: set[int] = set()
+    done: set[Action] = set()
+    for index, (action, following) in enumerate(zip(order, reversed(nexts), strict=True)):
+        turns[index] += len(active.symmetric_difference(following)) + len(after)
+        active, after = set(following), []
+        if (
+            splits
+            and action.kind is ActionKind.BACKWARD_WEIGHT
+            and action._replace(kind=ActionKind.BACKWARD_INPUT) not in done
+        ):
+            turns[index] += 1
+        done.add(action)
+        if action.kind.value in "BW":
+            left[action.stage] -= 1
+            if not left[action.stage]:
+                after.append(action.stage)
+    return turns
 
 
 def _stuck(schedule: Schedule, units: Sequence[Sequence[Unit]], flow: Dataflow, position: list[int]) -> str:

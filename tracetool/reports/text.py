@@ -65,11 +65,11 @@ def _table(answer: Answer) -> list[str]:
     rows += [(_name(r), *_cells(answer, r.metrics, r)) for r in shown]
     columns = [i for i in range(len(_HEAD)) if any(row[i] for row in rows[1:])]
     widths = [max(len(row[i]) for row in rows) for i in columns]
-    return [_aligned([row[i] for i in columns], widths) for row in rows]
+    return [aligned([row[i] for i in columns], widths) for row in rows]
 
 
-def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
-    """The first cell to the left, the others to the right."""
+def aligned(row: Sequence[str], widths: Sequence[int]) -> str:
+    """Cells of a table's row: the first to the left, the others to the right."""
     numbers = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
     return "  " + "  ".join([row[0].ljust(widths[0]), *numbers]).rstrip()
 
