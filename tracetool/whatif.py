@@ -120,6 +120,7 @@ def answer(
     baseline: str = "1f1b",
     extra_forwards: tuple[int, ...] | None = None,
     jitter_seed: int | None = None,
+    chunks: int | None = None,
 ) -> Answer:
     """Replay schedules in a scenario and compare them with a baseline.
 
@@ -130,6 +131,7 @@ def answer(
         baseline: Schedule to compare with.
         extra_forwards: For geopipe, per pipeline rank; chosen by ``choose_depth`` if not given.
         jitter_seed: Also replay each result with costs drawn anew.
+        chunks: Stages per rank that schedules of several get from a trace of one; by default as few as they take.
 
     Raises:
         TraceToolError: If a schedule does not exist or fit, or the scenario does not fit the pipeline.
@@ -152,7 +154,7 @@ def answer(
     fidelity = Fidelity(seen.window_ns, back.window_ns)
     # A model that misses its own recording by more than the known error misses other orders by as much at least.
     own_error = max(abs(fidelity.error_ratio), abs(back.step_ns / seen.step_ns - 1))
-    how = _How(shape, scenario, own_error, jitter_seed)
+    how = _How(shape, scenario, chunks, own_error, jitter_seed)
     base = _evaluate(pipeline, baseline, how, None)
     results = [_evaluate(pipeline, name, how, extra_forwards) for name in schedules]
     return Answer(
@@ -173,20 +175,26 @@ class _How(NamedTuple):
 
     shape: PipelineShape
     scenario: Scenario
+    chunks: int | None
     own_error: float
     jitter_seed: int | None
 
 
 def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[int, ...] | None) -> Result:
-    shape, scenario, own_error, seed = how
+    shape, scenario, chunks, own_error, seed = how
     remark = None
     if name.lower() == "geopipe" and extra_forwards is None:
         extra_forwards, remark = choose_depth(pipeline, shape, scenario)
     measured = pipeline
-    if (chunks := _chunks_needed(name)) is not None and shape.chunks == 1 < chunks[0]:
-        pipeline = recut(pipeline, chunks[0], placement=chunks[1])
-        shape = replace(pipeline.observed.shape, microbatches=shape.microbatches)
-        remark = f"each rank's stage re-cut into {chunks[0]} by its layers (peaks of such were up to 2.2 % off)"
+    if (needed := _chunks_needed(name)) is not None and shape.chunks == 1 < needed[0]:
+        least, placement = needed
+        if placement == "bidirectional":
+            shape = replace(shape, chunks=least, placement=placement)
+            remark = "two copies of every stage, weights twice; summing their gradients after the step is not modelled"
+        else:
+            pipeline = recut(pipeline, chunks or least, placement=placement)
+            shape = replace(pipeline.observed.shape, microbatches=shape.microbatches)
+            remark = f"each rank's stage re-cut into {shape.chunks} by its layers (peaks of such were up to 2.2 % off)"
     schedule = build_schedule(name, shape, extra_forwards=extra_forwards, observed=pipeline.observed)
     done = replay(pipeline, schedule, scenario)
     metrics = measure(done.timeline)
@@ -198,6 +206,7 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
         *([remark] if remark else []),
         *_derived_remarks(pipeline, schedule, metrics, scenario),
         *_memory_remarks(measured, pipeline, metrics),
+        *_overlap_remarks(schedule, scenario),
         *_transfer_remarks(pipeline, done, metrics, scenario),
     ]
     return Result(
@@ -227,8 +236,10 @@ def _chunks_needed(name: str) -> tuple[int, Placement] | None:
 def _derived_remarks(pipeline: Pipeline, schedule: Schedule, metrics: Metrics, scenario: Scenario) -> list[str]:
     """What of a result comes from halves of backwards that ran as one."""
     halves = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
-    used = {a.stage for order in schedule.orders for a in order if a.kind in halves and a.stage}
-    derived = [s for s in sorted(used) if not all(kind in pipeline.stages[s].costs for kind in halves)]
+    shape = schedule.shape
+    used = {a.stage for order in schedule.orders for a in order if a.kind in halves}
+    profiles = [pipeline.stages[shape.profile_of(s)] for s in sorted(used) if shape.previous(s) is not None]
+    derived = [profile for profile in profiles if not all(kind in profile.costs for kind in halves)]
     if not derived:
         return []
     remarks = ["input and weight gradients are told apart by kernels: the trace ran them as one"]
@@ -237,7 +248,7 @@ def _derived_remarks(pipeline: Pipeline, schedule: Schedule, metrics: Metrics, s
             "memory as torch's split would hold it: I keeps activations and gradients for W (within 3 % on recordings)"
         )
     elif _has_memory(pipeline) and any(
-        cost.held_bytes is None for s in derived for costs in pipeline.stages[s].derived.values() for cost in costs
+        cost.held_bytes is None for profile in derived for costs in profile.derived.values() for cost in costs
     ):
         remarks.append(
             "memory unknown: the allocator's log does not tell what the input half would keep for the weight half"
@@ -262,6 +273,14 @@ def _memory_remarks(measured: Pipeline, cut: Pipeline, metrics: Metrics) -> list
         "memory unknown: ranks hold other layers than in the trace (embedding and head move, or layers are uneven), "
         "so what they hold at rest is not known"
     ]
+
+
+def _overlap_remarks(schedule: Schedule, scenario: Scenario) -> list[str]:
+    """What of a result hangs on the time of two actions that run as one."""
+    if not any(schedule.overlaps):
+        return []
+    share = "as long as" if scenario.overlap_ratio == 1 else f"{scenario.overlap_ratio:g} times"
+    return [f"a forward and a backward that run as one take {share} both alone (--overlap-ratio)"]
 
 
 def _transfer_remarks(pipeline: Pipeline, done: Replayed, metrics: Metrics, scenario: Scenario) -> list[str]:

@@ -56,6 +56,12 @@ if TYPE_CHECKING:
 @click.option(
     "--extra-forwards", metavar="N,N,...", help="geopipe: warm-up forwards per rank; default: chosen for you."
 )
+@click.option(
+    "--chunks",
+    type=click.IntRange(2, 64),
+    metavar="V",
+    help="Stages per rank to cut one into, for schedules of several (hanayo: twice the waves); default: 2.",
+)
 @click.option("--activation", metavar="1.2GiB", help="Bytes one microbatch keeps on a stage; default: as measured.")
 @click.option("--static", metavar="6GiB", help="Bytes allocated when the step starts; default: as measured.")
 @click.option(
@@ -68,6 +74,13 @@ if TYPE_CHECKING:
     "--no-interference", is_flag=True, help="Leave out slowdown beside communication and under sustained load."
 )
 @click.option("--jitter", type=int, metavar="SEED", help="Also replay with costs drawn anew: p50 and p95 of the step.")
+@click.option(
+    "--overlap-ratio",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="dualpipe, dualpipev: time of a forward and a backward that run as one over the sum of both alone.",
+)
 @click.option("--step", type=int, help="Step to measure; default: the complete one of median length.")
 @click.option(
     "--pipeline", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Which of several pipelines."
@@ -99,10 +112,12 @@ def replay(
     p2p: str | None,
     microbatches: int | None,
     extra_forwards: str | None,
+    chunks: int | None,
     activation: str | None,
     static: str | None,
     costs_from: Path | None,
     jitter: int | None,
+    overlap_ratio: float,
     step: int | None,
     pipeline: int,
     baseline: str,
@@ -138,7 +153,7 @@ def replay(
     targets = _targets(output, force=force)
     names = parse_names(schedule)
     _check_names([*names, baseline])
-    words = _Words(link, hbm, p2p, microbatches, activation, static)
+    words = _Words(link, hbm, p2p, microbatches, activation, static, overlap_ratio)
     scenario = replace(words.scenario(), interference=not no_interference)
     dc_map = read_dc_map(dc) if dc else None
     with ProgressBar(quiet=quiet) as progress:
@@ -158,6 +173,7 @@ def replay(
         baseline=baseline,
         extra_forwards=parse_counts(extra_forwards) if extra_forwards else None,
         jitter_seed=jitter,
+        chunks=chunks,
     )
     named = " ".join(str(p) for p in paths)
     facts = run_facts(named, run.manifest, shlex.join(["tracetool", *click.get_current_context().obj]))
@@ -187,6 +203,7 @@ class _Words:
     microbatches: int | None
     activation: str | None
     static: str | None
+    overlap_ratio: float
 
     def scenario(self) -> Scenario:
         from tracetool.model.pipeline import P2P_MODES
@@ -208,6 +225,7 @@ class _Words:
             microbatches=self.microbatches,
             activation_bytes=size(self.activation),
             static_bytes=size(self.static),
+            overlap_ratio=self.overlap_ratio,
         )
 
 

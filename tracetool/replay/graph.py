@@ -116,6 +116,10 @@ class _Builder:
         self._buffered = buffered and mode != "grouped"
         self._rank_of = schedule.shape.rank_of
         self._flow = Dataflow(schedule)
+        # Of two actions that run as one, the one whose task waits for the inputs of both, and the one that ends both.
+        pairs = [unit for rank in range(len(schedule.overlaps)) for unit in schedule.units(rank) if unit[1:]]
+        self._opens = {unit[1]: unit[0] for unit in pairs}
+        self._closes = {unit[0]: unit[1] for unit in pairs}
         self._computes: dict[Action, int] = {}
         self._posts: dict[tuple[Message, bool], int] = {}
 
@@ -163,10 +167,12 @@ class _Builder:
             graph.edge(move, arrive)
             self._release(message, send, recv, move, arrive)
             graph.messages[message] = MessageTasks(send, recv, move, arrive)
-        makers = {self._flow.makes(action): task for action, task in self._computes.items()}
-        for action, task in self._computes.items():
+        tasks = self._computes
+        makers = {self._flow.makes(action): tasks[self._closes.get(action, action)] for action in tasks}
+        for action in tasks:
             needed = self._flow.needs(action)
             if needed is not None:
+                task = tasks[self._opens.get(action, action)]
                 graph.edge(makers[needed] if self._flow.is_local(needed) else graph.messages[needed].arrive, task)
         return graph
 

@@ -46,6 +46,9 @@ class Post(NamedTuple):
         return " + ".join(parts)
 
 
+Unit = tuple[Action, ...]
+"""An action, or two that run as one: it starts when all inputs are there, and sends all outputs when it ends."""
+
 Instruction = Action | Post
 Program = list[list[Instruction]]
 
@@ -63,36 +66,38 @@ class Dataflow:
     def needs(self, action: Action) -> Message | None:
         """The message an action cannot start without, from another stage."""
         stage, kind, microbatch = action
-        if kind is ActionKind.FORWARD and stage > 0:
-            return Message(ActionKind.FORWARD, microbatch, stage - 1, stage)
+        source: int | None = None
+        if kind is ActionKind.FORWARD:
+            source = self.shape.previous(stage)
+            return None if source is None else Message(ActionKind.FORWARD, microbatch, source, stage)
         # Without an input-gradient action of its own, a W is the whole backward (torch's first stage).
         whole = kind is ActionKind.BACKWARD_WEIGHT and (stage, microbatch) not in self._split
-        if (kind.value in GRADIENT_KINDS or whole) and stage < self.shape.stages - 1:
-            return Message(ActionKind.BACKWARD, microbatch, stage + 1, stage)
-        return None
+        if kind.value in GRADIENT_KINDS or whole:
+            source = self.shape.next(stage)
+        return None if source is None else Message(ActionKind.BACKWARD, microbatch, source, stage)
 
     def makes(self, action: Action) -> Message | None:
         """The message an action makes for another stage."""
         stage, kind, microbatch = action
-        if kind is ActionKind.FORWARD and stage < self.shape.stages - 1:
-            return Message(ActionKind.FORWARD, microbatch, stage, stage + 1)
-        if kind.value in GRADIENT_KINDS and stage > 0:
-            return Message(ActionKind.BACKWARD, microbatch, stage, stage - 1)
-        return None
+        if kind is ActionKind.FORWARD:
+            target = self.shape.next(stage)
+            return None if target is None else Message(ActionKind.FORWARD, microbatch, stage, target)
+        target = self.shape.previous(stage) if kind.value in GRADIENT_KINDS else None
+        return None if target is None else Message(ActionKind.BACKWARD, microbatch, stage, target)
 
     def is_local(self, message: Message) -> bool:
         """Whether both stages sit on one rank, so that nothing is sent."""
         return self.shape.rank_of(message.src_stage) == self.shape.rank_of(message.dst_stage)
 
-    def sent(self, action: Action | None) -> tuple[Message, ...]:
-        """What an action sends to another rank: nothing or one message."""
-        message = self.makes(action) if action is not None else None
-        return () if message is None or self.is_local(message) else (message,)
+    def sent(self, unit: Sequence[Action]) -> tuple[Message, ...]:
+        """What actions that run as one send to other ranks: a message each at most."""
+        made = [self.makes(action) for action in unit]
+        return tuple(m for m in made if m is not None and not self.is_local(m))
 
-    def received(self, action: Action | None) -> tuple[Message, ...]:
-        """What an action receives from another rank: nothing or one message."""
-        message = self.needs(action) if action is not None else None
-        return () if message is None or self.is_local(message) else (message,)
+    def received(self, unit: Sequence[Action]) -> tuple[Message, ...]:
+        """What actions that run as one receive from other ranks: a message each at most."""
+        needed = [self.needs(action) for action in unit]
+        return tuple(m for m in needed if m is not None and not self.is_local(m))
 
 
 def build_program(schedule: Schedule, mode: P2PMode) -> Program:
@@ -102,58 +107,62 @@ def build_program(schedule: Schedule, mode: P2PMode) -> Program:
         ScheduleDeadlock: If no order of messages lets every rank finish.
     """
     flow = Dataflow(schedule)
+    units = [schedule.units(rank) for rank in range(len(schedule.orders))]
     if mode == "grouped":
-        return [_grouped(order, flow) for order in schedule.orders]
-    return _one_by_one(schedule, flow)
+        return [_grouped(order, flow) for order in units]
+    return _one_by_one(schedule, units, flow)
 
 
-def _grouped(order: Sequence[Action], flow: Dataflow) -> list[Instruction]:
+def _grouped(order: Sequence[Unit], flow: Dataflow) -> list[Instruction]:
     program: list[Instruction] = []
-    for before, after in zip([None, *order], [*order, None], strict=True):
+    for before, after in zip([(), *order], [*order, ()], strict=True):
         sends, recvs = flow.sent(before), flow.received(after)
-        if sends and recvs and sends[0].kind is not recvs[0].kind:
+        # Around a forward and a backward that run as one, DualPipe posts all it has to as one batch.
+        if sends and recvs and (sends[0].kind is not recvs[0].kind or before[1:] or after[1:]):
             program.append(Post(sends, recvs))
         else:
             program += [Post((m,), ()) for m in sends] + [Post((), (m,)) for m in recvs]
-        if after is not None:
-            program.append(after)
+        program += after
     return program
 
 
-def _one_by_one(schedule: Schedule, flow: Dataflow) -> Program:
+def _one_by_one(schedule: Schedule, units: Sequence[Sequence[Unit]], flow: Dataflow) -> Program:
     """Ranks take turns; each takes one compute if its input was sent, and places the peer's receive.
 
     What torch's action runtime does besides computing (see ``_other_turns``) takes a turn as well.
     """
-    program: Program = [[] for _ in schedule.orders]
-    position = [0] * len(schedule.orders)
-    pauses = [_other_turns(order, splits=flow.splits) for order in schedule.orders]
+    program: Program = [[] for _ in units]
+    position = [0] * len(units)
+    pauses = [_pauses(order, splits=flow.splits) for order in units]
     sent: set[Message] = set()
-    while any(i < len(order) for i, order in zip(position, schedule.orders, strict=True)):
+    while any(i < len(order) for i, order in zip(position, units, strict=True)):
         moved = False
-        for rank, order in enumerate(schedule.orders):
+        for rank, order in enumerate(units):
             if position[rank] == len(order):
                 continue
             if pauses[rank][position[rank]]:
                 pauses[rank][position[rank]] -= 1
                 moved = True
                 continue
-            action = order[position[rank]]
-            needed = flow.needs(action)
-            if needed is not None and needed not in sent:
+            unit = order[position[rank]]
+            if any(needed is not None and needed not in sent for needed in map(flow.needs, unit)):
                 continue
-            program[rank].append(action)
-            made = flow.makes(action)
-            if made is not None:
-                sent.add(made)
-            for message in flow.sent(action):
+            program[rank] += unit
+            sent.update(made for made in map(flow.makes, unit) if made is not None)
+            for message in flow.sent(unit):
                 program[rank].append(Post((message,), ()))
                 program[schedule.shape.rank_of(message.dst_stage)].append(Post((), (message,)))
             position[rank] += 1
             moved = True
         if not moved:
-            raise ScheduleDeadlock(_stuck(schedule, flow, position))
+            raise ScheduleDeadlock(_stuck(schedule, units, flow, position))
     return program
+
+
+def _pauses(units: Sequence[Unit], *, splits: bool) -> list[int]:
+    """Turns that a rank takes ahead of what it computes as one."""
+    turns = iter(_other_turns([action for unit in units for action in unit], splits=splits))
+    return [sum(next(turns) for _ in unit) for unit in units]
 
 
 _ACTIVE_STAGES = 3
@@ -197,10 +206,11 @@ def _other_turns(order: Sequence[Action], *, splits: bool) -> list[int]:
     return turns
 
 
-def _stuck(schedule: Schedule, flow: Dataflow, position: list[int]) -> str:
+def _stuck(schedule: Schedule, units: Sequence[Sequence[Unit]], flow: Dataflow, position: list[int]) -> str:
     lines = [f"schedule {schedule.name!r} cannot finish: every rank waits."]
-    for rank, order in enumerate(schedule.orders):
+    for rank, order in enumerate(units):
         if position[rank] < len(order):
-            action = order[position[rank]]
-            lines.append(f"  rank {rank} at {action} waits for {flow.needs(action)}")
+            unit = order[position[rank]]
+            needed = [str(m) for m in map(flow.needs, unit) if m is not None]
+            lines.append(f"  rank {rank} at {' with '.join(map(str, unit))} waits for {' and '.join(needed)}")
     return "\n".join(lines)

@@ -85,6 +85,7 @@ class ScenarioInfo(msgspec.Struct, kw_only=True):
     p2p: Annotated[str | None, _doc("p2p mode asked for, null if left to the trace.")]
     activation_bytes: Annotated[int | None, _doc("Activation bytes asked for, null if measured.")]
     static_bytes: Annotated[int | None, _doc("Static bytes asked for, null if measured.")]
+    overlap_ratio: Annotated[float, _doc("Time of a forward and backward run as one over the sum of both alone.")]
 
 
 class ShortageInfo(msgspec.Struct, kw_only=True):
@@ -165,6 +166,7 @@ def report_info(answer: Answer, facts: RunFacts) -> ReportInfo:
             p2p=scenario.p2p,
             activation_bytes=scenario.activation_bytes,
             static_bytes=scenario.static_bytes,
+            overlap_ratio=scenario.overlap_ratio,
         ),
         baseline=_result(answer, answer.baseline),
         results=[_result(answer, r) for r in answer.results],

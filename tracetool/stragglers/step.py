@@ -159,7 +159,7 @@ def _replayed_ends(pipeline: Pipeline, ready: Sequence[int]) -> tuple[int, ...]:
     """
     flow = Dataflow(pipeline.observed)
     firsts = [order[0] for order in pipeline.observed.orders]
-    delays = [0 if flow.received(first) else at for first, at in zip(firsts, ready, strict=True)]
+    delays = [0 if flow.received((first,)) else at for first, at in zip(firsts, ready, strict=True)]
     while True:
         ops = _replayed(pipeline, delays)
         came = [next(op.start_ns for op in ops if op.rank == rank) for rank in range(len(firsts))]
