@@ -27,7 +27,8 @@ ENGINES = ["plain"] if find_spec("tracetool.replay._engine") is None else ["plai
 
 SHAPES = (
     ("1f1b", 1, "loop"), ("gpipe", 1, "loop"), ("geopipe", 1, "loop"), ("zb-h1", 1, "loop"),
-    ("interleaved", 2, "loop"), ("interleaved", 3, "loop"), ("zb-v", 2, "v"),
+    ("interleaved", 2, "loop"), ("interleaved", 3, "loop"), ("zb-v", 2, "v"), ("dualpipe", 2, "bidirectional"),
+    ("dualpipev", 2, "v"), ("chimera", 2, "bidirectional"), ("hanayo", 2, "v"), ("looped-bfs", 2, "loop"),
 )  # fmt: skip
 """Schedules with stages per rank and placement."""
 
@@ -57,12 +58,12 @@ class EngineCase:
     def slowdown(self, compiled: Compiled, durations: Any, random: np.random.Generator) -> Slowdown:
         actions = len(compiled.graph.flow.actions)
         alone = durations[1 : actions + 1]
-        loads = [
-            SustainedLoad(int(random.integers(1, 10 * self.longest + 2)), *random.random(2), 1.2, 0.3)
-            if random.random() < 0.5
-            else None
-            for _ in self.schedule.orders
-        ]
+        loads = []
+        for _ in self.schedule.orders:
+            settle = int(random.integers(1, 10 * self.longest + 2))
+            threshold, slope, step_threshold, step_slope = random.random(4).tolist()
+            load = SustainedLoad(settle, threshold, slope, step_threshold, step_slope, 1.2, 0.3)
+            loads.append(load if random.random() < 0.5 else None)
         return Slowdown(alone + random.integers(0, self.longest + 1, actions), tuple(loads))
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.costs.recut import recut
 from tracetool.depth import GAIN_RATIO, Shortage, choose_depth, fits
 from tracetool.errors import ScenarioError
+from tracetool.jitter import Spread, spread
 from tracetool.metrics import Metrics, measure
 from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
@@ -42,6 +43,7 @@ class Result:
         seen_error_ratio: Largest error of the step time that predictions of this kind had on the recorded H100
             runs (see ``_seen_error``); None for kinds that none of them was like.
         remark: Why this variant was chosen, or how its costs came about.
+        spread: Step times with costs drawn anew, if that was asked for.
     """
 
     schedule: str
@@ -55,6 +57,7 @@ class Result:
     timeline: Timeline
     seen_error_ratio: float | None
     remark: str | None = None
+    spread: Spread | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,8 @@ def answer(
     *,
     baseline: str = "1f1b",
     extra_forwards: tuple[int, ...] | None = None,
+    jitter_seed: int | None = None,
+    chunks: int | None = None,
 ) -> Answer:
     """Replay schedules in a scenario and compare them with a baseline.
 
@@ -125,6 +130,8 @@ def answer(
         scenario: What differs from the measurement; by default nothing.
         baseline: Schedule to compare with.
         extra_forwards: For geopipe, per pipeline rank; chosen by ``choose_depth`` if not given.
+        jitter_seed: Also replay each result with costs drawn anew.
+        chunks: Stages per rank that schedules of several get from a trace of one; by default as few as they take.
 
     Raises:
         TraceToolError: If a schedule does not exist or fit, or the scenario does not fit the pipeline.
@@ -147,8 +154,9 @@ def answer(
     fidelity = Fidelity(seen.window_ns, back.window_ns)
     # A model that misses its own recording by more than the known error misses other orders by as much at least.
     own_error = max(abs(fidelity.error_ratio), abs(back.step_ns / seen.step_ns - 1))
-    base = _evaluate(pipeline, baseline, shape, scenario, None, own_error)
-    results = [_evaluate(pipeline, name, shape, scenario, extra_forwards, own_error) for name in schedules]
+    how = _How(shape, scenario, chunks, own_error, jitter_seed)
+    base = _evaluate(pipeline, baseline, how, None)
+    results = [_evaluate(pipeline, name, how, extra_forwards) for name in schedules]
     return Answer(
         pipeline=pipeline,
         observed=found.observed,
@@ -162,22 +170,31 @@ def answer(
     )
 
 
-def _evaluate(
-    pipeline: Pipeline,
-    name: str,
-    shape: PipelineShape,
-    scenario: Scenario,
-    extra_forwards: tuple[int, ...] | None,
-    own_error: float,
-) -> Result:
+class _How(NamedTuple):
+    """What all results of an answer share."""
+
+    shape: PipelineShape
+    scenario: Scenario
+    chunks: int | None
+    own_error: float
+    jitter_seed: int | None
+
+
+def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[int, ...] | None) -> Result:
+    shape, scenario, chunks, own_error, seed = how
     remark = None
     if name.lower() == "geopipe" and extra_forwards is None:
         extra_forwards, remark = choose_depth(pipeline, shape, scenario)
     measured = pipeline
-    if (chunks := _chunks_needed(name)) is not None and shape.chunks == 1 < chunks[0]:
-        pipeline = recut(pipeline, chunks[0], placement=chunks[1])
-        shape = replace(pipeline.observed.shape, microbatches=shape.microbatches)
-        remark = f"each rank's stage re-cut into {chunks[0]} by its layers (peaks of such were up to 8 % off)"
+    if (needed := _chunks_needed(name)) is not None and shape.chunks == 1 < needed[0]:
+        least, placement = needed
+        if placement == "bidirectional":
+            shape = replace(shape, chunks=least, placement=placement)
+            remark = "two copies of every stage, weights twice; summing their gradients after the step is not modelled"
+        else:
+            pipeline = recut(pipeline, chunks or least, placement=placement)
+            shape = replace(pipeline.observed.shape, microbatches=shape.microbatches)
+            remark = f"each rank's stage re-cut into {shape.chunks} by its layers (peaks of such were up to 2.2 % off)"
     schedule = build_schedule(name, shape, extra_forwards=extra_forwards, observed=pipeline.observed)
     done = replay(pipeline, schedule, scenario)
     metrics = measure(done.timeline)
@@ -187,7 +204,9 @@ def _evaluate(
     known = _seen_error(measured, schedule, done.p2p, len(scenario.topology.boundaries()))
     remarks = [
         *([remark] if remark else []),
-        *_derived_remarks(pipeline, schedule),
+        *_derived_remarks(pipeline, schedule, metrics, scenario),
+        *_memory_remarks(measured, pipeline, metrics),
+        *_overlap_remarks(schedule, scenario),
         *_transfer_remarks(pipeline, done, metrics, scenario),
     ]
     return Result(
@@ -202,6 +221,7 @@ def _evaluate(
         timeline=done.timeline,
         seen_error_ratio=None if known is None else max(known, own_error),
         remark="; ".join(remarks) or None,
+        spread=None if seed is None else spread(pipeline, schedule, scenario, seed),
     )
 
 
@@ -213,12 +233,54 @@ def _chunks_needed(name: str) -> tuple[int, Placement] | None:
     return kind.least_chunks, kind.placement
 
 
-def _derived_remarks(pipeline: Pipeline, schedule: Schedule) -> list[str]:
+def _derived_remarks(pipeline: Pipeline, schedule: Schedule, metrics: Metrics, scenario: Scenario) -> list[str]:
     """What of a result comes from halves of backwards that ran as one."""
     halves = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
-    used = {a.stage for order in schedule.orders for a in order if a.kind in halves and a.stage}
-    derived = [s for s in sorted(used) if not all(kind in pipeline.stages[s].costs for kind in halves)]
-    return ["input and weight gradients are told apart by kernels: the trace ran them as one"] if derived else []
+    shape = schedule.shape
+    used = {a.stage for order in schedule.orders for a in order if a.kind in halves}
+    profiles = [pipeline.stages[shape.profile_of(s)] for s in sorted(used) if shape.previous(s) is not None]
+    derived = [profile for profile in profiles if not all(kind in profile.costs for kind in halves)]
+    if not derived:
+        return []
+    remarks = ["input and weight gradients are told apart by kernels: the trace ran them as one"]
+    if scenario.activation_bytes is None and None not in metrics.peak_hbm_bytes:
+        remarks.append(
+            "memory as torch's split would hold it: I keeps activations and gradients for W (within 3 % on recordings)"
+        )
+    elif _has_memory(pipeline) and any(
+        cost.held_bytes is None for profile in derived for costs in profile.derived.values() for cost in costs
+    ):
+        remarks.append(
+            "memory unknown: the allocator's log does not tell what the input half would keep for the weight half"
+        )
+    return remarks
+
+
+def _has_memory(pipeline: Pipeline) -> bool:
+    """Whether the trace tells what every rank and every action that ran holds."""
+    return all(rank.static_bytes is not None for rank in pipeline.ranks) and all(
+        cost.held_bytes is not None for s in pipeline.stages for costs in s.costs.values() for cost in costs
+    )
+
+
+def _memory_remarks(measured: Pipeline, cut: Pipeline, metrics: Metrics) -> list[str]:
+    """Why memory is unknown though it was recorded: cutting moved the ends of the model."""
+    if None not in metrics.peak_hbm_bytes or not _has_memory(measured) or _has_memory(cut):
+        return []
+    if all(rank.static_bytes is not None for rank in cut.ranks):
+        return []
+    return [
+        "memory unknown: ranks hold other layers than in the trace (embedding and head move, or layers are uneven), "
+        "so what they hold at rest is not known"
+    ]
+
+
+def _overlap_remarks(schedule: Schedule, scenario: Scenario) -> list[str]:
+    """What of a result hangs on the time of two actions that run as one."""
+    if not any(schedule.overlaps):
+        return []
+    share = "as long as" if scenario.overlap_ratio == 1 else f"{scenario.overlap_ratio:g} times"
+    return [f"a forward and a backward that run as one take {share} both alone (--overlap-ratio)"]
 
 
 def _transfer_remarks(pipeline: Pipeline, done: Replayed, metrics: Metrics, scenario: Scenario) -> list[str]:
@@ -234,33 +296,24 @@ def _transfer_remarks(pipeline: Pipeline, done: Replayed, metrics: Metrics, scen
     return remarks
 
 
-_ONE_FAMILY = ("1f1b", "geopipe")
-
-
 def _seen_error(pipeline: Pipeline, schedule: Schedule, mode: P2PMode, boundaries: int) -> float | None:
     """Largest error of the step time for such a prediction, over all pairs of recorded H100 runs (README, Accuracy).
 
-    They had one stage per rank (two, re-cut, in ``interleaved``), as many microbatches replayed as recorded, and at
-    most one DC boundary, which per-edge transfers did not cross; anything else was not tried.
-
-    Compute slows down beside communication kernels that wait, which is not modelled: costs belong to the order
-    and the transfers they were recorded with.
+    They had four ranks with one stage each (two, re-cut, in ``interleaved``), as many microbatches replayed as
+    recorded, and at most one DC boundary, which per-edge transfers did not cross; anything else was not tried.
     """
     shape = pipeline.observed.shape
     is_recut = schedule.name == "interleaved" and schedule.shape == replace(shape, chunks=2)
-    tried = shape.chunks == 1 and (schedule.shape == shape or is_recut)
-    tried = tried and boundaries <= (0 if mode == "per-edge" else 1)
-    if not tried or any(stage.evidence == "kernels" for stage in pipeline.stages):
+    tried = shape.ranks == 4 and shape.chunks == 1 and (schedule.shape == shape or is_recut)
+    tried = tried and schedule.name in _TRIED and boundaries <= (0 if mode == "per-edge" else 1)
+    if not tried or any(rank.load is None for rank in pipeline.ranks):
         return None
     if any(ActionKind.BACKWARD_WEIGHT in stage.costs for stage in pipeline.stages):
-        return 0.18
-    if is_recut:
-        return 0.09
-    recorded = recognise(pipeline.observed)
-    alike = schedule.orders == pipeline.observed.orders or (
-        recorded is not None and recorded.name in _ONE_FAMILY and schedule.name in _ONE_FAMILY
-    )
-    return 0.03 if alike and mode == pipeline.p2p else 0.08
+        return 0.14
+    return 0.02 if is_recut else 0.04
+
+
+_TRIED = ("1f1b", "gpipe", "geopipe", "zb-h1", "interleaved", "observed")
 
 
 def _distrust(own_error: float) -> list[str]:
@@ -284,18 +337,21 @@ def _beyond_allocations(pipeline: Pipeline) -> list[str]:
 
 
 def _notes(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) -> list[str]:
-    recorded = recognise(pipeline.observed)
     notes = [
         "±: the largest error of such predictions on this tool's H100 recordings (~: a change within it; empty: none "
-        "was like it); maybe: a peak within 4 % of the limit. Not modelled: compute slows down "
-        "beside communication kernels that wait, so costs belong to the order and transfers they were recorded with "
-        f"({recorded.name if recorded else 'unknown order'}, {pipeline.p2p}). A profiler slows a step down besides: "
-        "by 1 to 39 % on these recordings"
+        "was like it); maybe: a peak within 4 % of the limit. A profiler slows a step down besides: by 1 to 39 % on "
+        "these recordings"
     ]
-    if scenario.hbm_bytes is not None and any(r.feasible is None for r in results):
+    if not scenario.interference:
+        notes.append("slowdown beside communication and under sustained load is left out (--no-interference)")
+    unchecked = [r.schedule for r in results if r.feasible is None]
+    if scenario.hbm_bytes is not None and unchecked:
         notes.append(
-            "what actions hold in memory is unknown, so the HBM limit was not checked: give --activation and --static "
-            "(torch: or record with profile_memory=True)"
+            f"the HBM limit was not checked for {', '.join(dict.fromkeys(unchecked))} (its remark says why): give "
+            "--activation and --static"
+            if _has_memory(pipeline)
+            else "what actions hold in memory is unknown, so the HBM limit was not checked: give --activation and "
+            "--static (torch: or record with profile_memory=True)"
         )
     if scenario.hbm_bytes is not None and scenario.static_bytes is None:
         notes += _beyond_allocations(pipeline)

@@ -14,9 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded import data, h100, run_of
 
+from tracetool.reconstruct import reconstruct
 from tracetool.reconstruct.account import Account
 from tracetool.reconstruct.clocks import Clocks
 from tracetool.reconstruct.collectives import find_collectives
+from tracetool.reconstruct.links import link_rows
 from tracetool.reconstruct.messages import Message, P2POp
 from tracetool.reconstruct.survey import survey_run
 from tracetool.reconstruct.waits import Union, Wait, find_waits
@@ -46,6 +48,23 @@ WAITED_MS = {
 
 def _waits(run: Run) -> dict[tuple[int, int], Wait]:
     return {(w.rank, w.position): w for w in survey_run(run, Account()).waits}
+
+
+@pytest.mark.parametrize("kind", ["F", "B"])
+def test_stages_and_links_take_the_time_of_a_message_from_the_same_place_as_waits(kind: str) -> None:
+    """On Ascend the shortest operator of a link and size (the golden elapse times of pipeline 0), not the time since
+    both sides started, which holds handshakes too."""
+    run = run_of(data(*LEVEL2))
+    found = reconstruct(run)
+    (row,) = [r for r in link_rows(found.observed, survey_run(run, Account())) if r[2] == kind]
+    if kind == "F":
+        expected_ms, stage_ns = ELAPSED_MS["_3"][0], found.pipeline.stages[0].forward_transfer_ns
+    else:
+        expected_ms, stage_ns = ELAPSED_MS["_5"][2], found.pipeline.stages[1].backward_transfer_ns
+    assert stage_ns == row[5]
+    # The vendor's elapse and the operator's span on the timeline differ by less than two microseconds.
+    assert stage_ns == pytest.approx(expected_ms * 1e6, abs=2_000)
+    assert {t.end_ns - t.start_ns for t in found.observed.transfers if t.kind.value == kind} == {stage_ns}
 
 
 def test_the_p2p_operators_of_four_ascend_ranks() -> None:

@@ -113,7 +113,9 @@ def test_with_the_order_on_links_fixed_longer_is_never_shorter(case: EngineCase,
         return
     grown = now + random.integers(0, 5, compiled.classes)
     wanted = np.arange(compiled.graph.tasks, dtype=np.int32)
-    both, _ = sweep(plan, Durations(now, np.arange(compiled.classes), np.stack([now, grown], axis=1)), wanted)
+    both, _ = sweep(
+        plan, Durations(now, np.arange(compiled.classes, dtype=np.int32), np.stack([now, grown], axis=1)), wanted
+    )
     assert (both[:, 1] >= both[:, 0]).all()
     tripled, _ = sweep(plan, Durations(3 * now), wanted)
     assert (tripled[:, 0] == 3 * both[:, 0]).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
     metavar="RUN_OR_TRACES",
     help="Another recording of the same model, whose memory figures are taken.",
 )
+@click.option(
+    "--costs-from",
+    type=path_or_url,
+    metavar="RUN_OR_TRACES",
+    help="Another recording of the same stages, whose slowdown beside communication is taken.",
+)
 @click.option("--max-mape", metavar="2%", help="Exit with 1 if the mean absolute error is larger.")
 @click.option("--max-error", metavar="5%", help="Exit with 1 if any row's error is larger.")
 @click.option("--step", type=int, help="Step to measure; default: the complete one of median length.")
@@ -36,6 +43,7 @@ def validate(
     run: Path,
     measured: Path,
     memory_from: Path | None,
+    costs_from: Path | None,
     max_mape: str | None,
     max_error: str | None,
     step: int | None,
@@ -55,6 +63,7 @@ def validate(
       tracetool validate x.run measured.json --memory-from with_memory.run --json
       tracetool validate x.run measured.json --max-mape 2% --max-error 5%
     """
+    from tracetool.costs.borrowed import with_factors_of
     from tracetool.reconstruct import reconstruct
     from tracetool.reports.validation import SourceInfo, render_json, render_text, validation_facts
     from tracetool.runs import open_run
@@ -70,7 +79,11 @@ def validate(
     measurements = read_measurements(measured)
     with ProgressBar(quiet=quiet) as progress:
         opened = [open_run([path], progress) for path in (run, memory_from) if path is not None]
+        other = None if costs_from is None else open_run([costs_from], progress)
     found = [reconstruct(each, step=step if each is opened[0] else None, pipeline=pipeline) for each in opened]
+    if other is not None:
+        slowed = with_factors_of(found[0].pipeline, reconstruct(other, pipeline=pipeline).pipeline)
+        found[0] = replace(found[0], pipeline=slowed)
     done = compare(Sources(*found), measurements)
     names = [str(path) for path in (run, memory_from) if path is not None]
     facts = validation_facts(

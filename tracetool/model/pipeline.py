@@ -68,7 +68,7 @@ class StageProfile:
         backward_transfer_ns: Measured time of that gradient's transfer, without waiting.
         evidence: How the actions were found: label, autograd or kernels.
         derived: Costs of the halves I and W of a backward that ran as one, from its kernels; empty if they do not
-            tell. What they hold is unknown.
+            tell. What they hold is as torch's split would (``reconstruct.split_memory``), or unknown.
         layers: Costs by layer, derived halves included; None if layers are unknown.
     """
 

@@ -127,7 +127,7 @@ def reconstruct(
     how = _How(use_labels=use_labels, has_device=bool(kernels))
     messages, work = _work(run, group, chosen, survey, how, account)
     p2p_ops = stage_ops(run, chosen, messages, work.placed)
-    transfers = find_transfers(group, messages, p2p_ops, survey.clocks, account)
+    transfers = find_transfers(group, messages, p2p_ops, survey, account)
     memory = memory_facts(run, group, chosen, work.ranks, account)
     tails = tails_without_waits(run, group, chosen, work.ranks, account)
     aligned = survey.clocks.aligned_ns

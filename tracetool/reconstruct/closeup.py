@@ -16,7 +16,7 @@ from tracetool.reconstruct.layer_memory import BlockMemory, memory_of_blocks
 from tracetool.reconstruct.layers import AFTER, AHEAD, Place, StageLayers, find_layers
 from tracetool.reconstruct.pieces import SCALING_OPS
 from tracetool.reconstruct.split import Part, agreement, gradient_parts, read_feeders
-from tracetool.reconstruct.split_memory import Needs, memory_of_halves, read_needs
+from tracetool.reconstruct.split_memory import HalvesMemory, memory_of_halves
 from tracetool.reconstruct.uncontended import take_slowdown_out
 from tracetool.units import format_duration
 
@@ -48,14 +48,14 @@ class Closeup:
         layers: Layers of each stage; None where they are unknown.
         split: Stages whose backwards ran as one and can be told apart.
         memory: Memory of each part of an action, where single allocations are logged.
-        needs: What weight gradients need, of each backward (stage, microbatch) that ran as one.
+        halves: Memory of the halves of backwards that ran as one, per stage and microbatch, where it is known.
     """
 
     views: tuple[ActionView, ...]
     layers: Mapping[int, StageLayers | None]
     split: frozenset[int]
     memory: Mapping[tuple[int, ActionKind, int], Mapping[int, BlockMemory]]
-    needs: Mapping[tuple[int, int], Needs]
+    halves: Mapping[tuple[int, int], HalvesMemory]
 
     @cached_property
     def by_stage(self) -> dict[int, dict[tuple[ActionKind, int], ActionView]]:
@@ -80,27 +80,20 @@ class Closeup:
             )
             for kind, of_kind in profile.costs.items()
         }
-        derived: Costs = {}
-        if profile.stage in self.split:
-            derived = self._halves(
-                profile, [views[_backward(profile.costs), m] for m in whole[_backward(profile.costs)]]
-            )
+        derived = self._derived(profile, views) if profile.stage in self.split else {}
         return replace(profile, costs=costs, derived=derived, layers=self._layer_costs(profile.stage, views, whole))
 
-    def _halves(self, profile: StageProfile, backwards: Sequence[ActionView]) -> Costs:
-        """Costs of the halves of a stage's backwards, with their memory where it is known."""
+    def _derived(self, profile: StageProfile, views: Mapping[tuple[ActionKind, int], ActionView]) -> Costs:
+        """Costs of the halves of a stage's backwards that ran as one."""
+        whole = _backward(profile.costs)
         halves: dict[ActionKind, list[ActionCost]] = {kind: [] for kind in _HALVES}
-        for m, view in enumerate(backwards):
-            needs = self.needs.get((profile.stage, view.segment.microbatch))
-            whole = profile.costs[ActionKind.FORWARD][m], profile.costs[_backward(profile.costs)][m]
-            memory = {} if needs is None else memory_of_halves(*whole, needs)
-            if profile.stage == 0:
-                # It has no input gradient to run ahead: torch runs its whole backward with the weights'.
-                memory = {_HALVES[0]: ActionCost(0, 0, 0), _HALVES[1]: whole[1]}
-            for kind in _HALVES:
-                held = memory.get(kind, ActionCost(0))
-                cost = view.whole_half(kind).cost
-                halves[kind].append(replace(cost, held_bytes=held.held_bytes, peak_bytes=held.peak_bytes))
+        for m, cost in zip(sorted(m for k, m in views if k is whole), profile.costs[whole], strict=True):
+            of_input, of_weight = (views[whole, m].whole_half(kind).cost for kind in _HALVES)
+            memory = self.halves.get((profile.stage, m))
+            if memory is not None:
+                of_input, of_weight = memory.input_half(of_input), memory.weight_half(of_weight, cost)
+            halves[ActionKind.BACKWARD_INPUT].append(of_input)
+            halves[ActionKind.BACKWARD_WEIGHT].append(of_weight)
         return {kind: tuple(costs) for kind, costs in halves.items()}
 
     def _layer_costs(
@@ -236,8 +229,8 @@ def look_closely(
     take_slowdown_out(views, read_devices(run, group.ranks), account)
     split = _split_backwards(views, weights, account)
     _tell_layers(layers, account)
-    needs = read_needs(views, logs, weights, split)
-    return Closeup(tuple(views), layers, split, memory_of_blocks(views, logs), needs)
+    halves = memory_of_halves(views, split, logs, weights)
+    return Closeup(tuple(views), layers, split, memory_of_blocks(views, logs), halves)
 
 
 def read_residents(run: Run, group: PipelineGroup, work: Mapping[int, RankWork]) -> dict[int, Resident]:

@@ -74,7 +74,8 @@ def memory_by_action(log: Log, spans: Sequence[HostSpan]) -> ActionMemory:
     begin = _first_change(log, spans[0].begin_ns)
     static = log.base_bytes + int(log.delta_bytes[:begin].sum())
     delta = log.delta_bytes[begin:]
-    maker = makers(log.block, log.delta_bytes, begin)
+    made_at = allocations_of_frees(log.block, log.delta_bytes)[begin:] - begin
+    maker = np.where(made_at >= 0, made_at, -1)
     owner = _owners(log.time_ns[begin:], delta, spans)
     _settle_after_last(log.time_ns[begin:], delta, owner, maker, spans)
     own = np.bincount(owner, weights=delta, minlength=count + 1).astype(np.int64)
@@ -118,14 +119,8 @@ def _first_change(log: Log, first_launch_ns: int) -> int:
     return int(before[-1]) + 1 if len(before) else 0
 
 
-def makers(block: Numbers, delta: Numbers, begin: int) -> Numbers:
-    """Per change from ``begin`` on, the index (from there) of the allocation that it frees; -1 for none.
-
-    Args:
-        block: What each change allocates or frees.
-        delta: Bytes that it adds.
-        begin: The first change to look at.
-    """
+def allocations_of_frees(block: Numbers, delta: Numbers) -> Numbers:
+    """Per change of a log, the index of the allocation that it frees; -1 for none."""
     import numpy as np
 
     found = np.full(len(block), -1, np.int64)
@@ -135,8 +130,7 @@ def makers(block: Numbers, delta: Numbers, begin: int) -> Numbers:
     # Only a free that undoes all of it ends an allocation: records may be missing in between.
     pairs = (block[earlier] == block[later]) & (delta[earlier] > 0) & (delta[earlier] == -delta[later])
     found[later[pairs]] = earlier[pairs]
-    after = found[begin:] - begin
-    return np.where(after >= 0, after, -1)
+    return found
 
 
 def _owners(time: Numbers, delta: Numbers, spans: Sequence[HostSpan]) -> Numbers:

@@ -85,6 +85,11 @@ def feeders(nodes: Sequence[tuple[int, str]]) -> frozenset[int]:
     return frozenset(found)
 
 
+def takes_gradient(name: str) -> bool:
+    """Whether a node that makes the gradient of a parameter takes one that comes from the loss, and no view of it."""
+    return name != _ACCUMULATE and name not in _VIEWS
+
+
 def gradient_parts(kernels: Sequence[Kernel], weights: frozenset[int]) -> list[Part | None]:
     """What each kernel of an unsplit backward computes; None where nothing tells.
 

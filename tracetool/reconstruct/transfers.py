@@ -189,13 +189,20 @@ def find_transfers(
     group: PipelineGroup,
     found: StepMessages,
     ops: Mapping[int, Sequence[StageOp]],
-    clocks: Clocks,
+    survey: Survey,
     account: Account,
 ) -> list[Transfer]:
-    """The step's messages with times on the reference rank's clock."""
+    """The step's messages with times on the reference rank's clock; how long one moved is what ``waits`` says."""
+    moved = {(w.rank, w.position): w.transfer_ns for w in survey.waits if w.pair is not None}
     known = {(o.op.rank, o.op.position): o for rank_ops in ops.values() for o in rank_ops}
     transfers = [
-        _transfer(group, known[m.send.rank, m.send.position], known[m.recv.rank, m.recv.position], clocks)
+        _transfer(
+            group,
+            known[m.send.rank, m.send.position],
+            known[m.recv.rank, m.recv.position],
+            survey.clocks,
+            moved[m.recv.rank, m.recv.position],
+        )
         for m in found.messages
     ]
     early = sum(t.end_ns < t.send_posted_ns for t in transfers)
@@ -223,11 +230,11 @@ def check_counts(transfers: Sequence[Transfer], shape: PipelineShape) -> None:
             )
 
 
-def _transfer(group: PipelineGroup, send: StageOp, recv: StageOp, clocks: Clocks) -> Transfer:
-    """Split a matched pair into waiting and moving: bytes move from the later start to the receiver's end.
+def _transfer(group: PipelineGroup, send: StageOp, recv: StageOp, clocks: Clocks, moved_ns: int) -> Transfer:
+    """A matched pair, with the receiver's own time of moving at its end.
 
-    A send may finish before its receive starts (its payload was buffered): then what is left to do once
-    both sides are ready is the receiver's copy out of the buffer.
+    A send may finish before its receive starts (its payload was buffered): then that is the receiver's copy out of
+    the buffer.
     """
     sent = clocks.aligned_ns(send.op.rank, send.op.start_ns or 0)
     ready = clocks.aligned_ns(recv.op.rank, recv.op.start_ns or 0)
@@ -242,7 +249,7 @@ def _transfer(group: PipelineGroup, send: StageOp, recv: StageOp, clocks: Clocks
         payload_bytes=send.op.payload_bytes,
         send_posted_ns=sent,
         recv_posted_ns=ready,
-        start_ns=min(max(sent, ready), usable),
+        start_ns=usable - moved_ns,
         end_ns=usable,
     )
 

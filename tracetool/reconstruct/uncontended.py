@@ -31,18 +31,20 @@ def take_slowdown_out(views: Sequence[ActionView], devices: Mapping[int, Device]
                 slowed += 1
                 view.alone_ns[index] -= sample.run_ns - alone.run_ns(sample)
     factors = _put_slowdown_in(views, samples, alone, {rank: d.sm_count for rank, d in devices.items()})
+    window_ns = max(v.segment.end_ns for v in views) - min(v.segment.start_ns for v in views)
     for rank, device in devices.items():
         load = known_load(device.name)
         if load is not None:
-            _take_load_out([view for view in views if view.rank == rank], load)
+            _take_load_out([view for view in views if view.rank == rank], load, window_ns)
     total = sum(len(of_view) for of_view in samples)
     _tell_contention(alone, slowed, total, account)
     if any(device.sm_count is not None for device in devices.values()):
         _tell_factors(factors, account)
 
 
-def _take_load_out(views: Sequence[ActionView], load: SustainedLoad) -> None:
+def _take_load_out(views: Sequence[ActionView], load: SustainedLoad, window_ns: int) -> None:
     """Take out of one rank's times by how much sustained load had slowed them down."""
+    step_load = sum(load.load_of(v.segment.kind) * sum(v.alone_ns) for v in views) / window_ns
     average, now = load.start_load, None
     for view in sorted(views, key=lambda v: v.segment.start_ns):
         s = view.segment
@@ -50,7 +52,7 @@ def _take_load_out(views: Sequence[ActionView], load: SustainedLoad) -> None:
             average = load.after(average, s.start_ns - now, 0.0)
         duration, alone = s.end_ns - s.start_ns, sum(view.alone_ns)
         brought = load.load_of(s.kind) * min(1.0, alone / max(1, duration))
-        factor = load.factor(average, duration, brought)
+        factor = load.factor(average, duration, brought, step_load)
         view.alone_ns = [round(time / factor) for time in view.alone_ns]
         view.contended_ns = [round(time / factor) for time in view.contended_ns]
         average, now = load.after(average, duration, brought), s.end_ns

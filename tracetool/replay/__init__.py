@@ -85,7 +85,9 @@ def _timeline(
     by_rank: list[list[Op]] = [[] for _ in range(schedule.shape.ranks)]
     for op in ops:
         by_rank[op.rank].append(op)
-    tails = run_tails([rank_ops[-1].end_ns for rank_ops in by_rank], [profile.tail for profile in pipeline.ranks])
+    tails = run_tails(
+        [rank_ops[-1].end_ns for rank_ops in by_rank], [costs.measured.tail(rank) for rank in range(len(by_rank))]
+    )
     return Timeline(
         name=schedule.name,
         global_ranks=tuple(profile.rank for profile in pipeline.ranks),

@@ -43,22 +43,24 @@ done:
     return result;
 }
 
-/* Fills devices from (contended, kinds, ranks, leaves, loads); 0 on failure. */
+/* Fills devices from (contended, kinds, ranks, leaves, loads, work); 0 on failure. */
 static int take_devices(Buffers *held, PyObject *slow, Devices *d, Py_ssize_t tasks)
 {
-    PyObject *contended, *kinds, *ranks, *leaves, *loads;
-    if (!PyArg_ParseTuple(slow, "OOOOO:slow", &contended, &kinds, &ranks, &leaves, &loads))
+    PyObject *contended, *kinds, *ranks, *leaves, *loads, *work;
+    if (!PyArg_ParseTuple(slow, "OOOOOO:slow", &contended, &kinds, &ranks, &leaves, &loads, &work))
         return 0;
     Py_buffer *view = take(held, loads, PyBUF_CONTIG_RO, sizeof(double), "loads");
     if (!view)
         return 0;
     const double *load = view->buf;
-    Py_ssize_t count = view->len / (5 * (Py_ssize_t)sizeof(double));
+    Py_ssize_t count = view->len / (LOAD_FIELDS * (Py_ssize_t)sizeof(double));
+    d->count = count;
     if (!(d->contended = take_flat(held, contended, 0, sizeof(int64_t), tasks, "contended")) ||
         !(d->ranks = take_flat(held, ranks, 0, sizeof(int32_t), tasks, "ranks")) ||
         !(d->leaves = take_flat(held, leaves, 0, sizeof(int32_t), tasks, "leaves")) ||
         !in_range(d->ranks, tasks, 0, (int32_t)count, "ranks") ||
         !in_range(d->leaves, tasks, -1, (int32_t)tasks, "leaves") ||
+        !(d->work = take_flat(held, work, 1, sizeof(double), count, "work")) ||
         !(d->kinds = take_flat(held, kinds, 0, 1, tasks, "kinds")))
         return 0;
     d->works = calloc((size_t)count + 1, sizeof(Work));
@@ -68,9 +70,9 @@ static int take_devices(Buffers *held, PyObject *slow, Devices *d, Py_ssize_t ta
         PyErr_NoMemory();
         return 0;
     }
-    for (Py_ssize_t rank = 0; rank < count; rank++, load += 5) {
+    for (Py_ssize_t rank = 0; rank < count; rank++, load += LOAD_FIELDS) {
         d->works[rank].task = -1;
-        d->loads[rank] = (Load){load[0], load[1], load[2], load[3], load[4], .since = -1};
+        d->loads[rank] = (Load){load[0], load[1], load[2], load[3], load[4], load[5], load[6], load[7], .since = -1};
     }
     return 1;
 }
@@ -111,6 +113,8 @@ static PyObject *run_tasks(PyObject *Py_UNUSED(module), PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     left = run_loop(&loop);
     Py_END_ALLOW_THREADS
+    for (Py_ssize_t rank = 0; rank < loop.devices.count; rank++)
+        loop.devices.work[rank] = loop.devices.loads[rank].work;
     result = PyLong_FromSsize_t(left);
 done:
     free(loop.needs);

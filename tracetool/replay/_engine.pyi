@@ -11,7 +11,7 @@ def run(
     links: int,
     start: Int64s,
     end: Int64s,
-    slow: tuple[Int64s, Int8s, Int32s, Int32s, Floats] | None,
+    slow: tuple[Int64s, Int8s, Int32s, Int32s, Floats, Floats] | None,
     /,
 ) -> int: ...
 def sweep(

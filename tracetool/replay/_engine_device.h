@@ -19,8 +19,9 @@ typedef struct {
 
 /* One rank's device under sustained load, and the moving average of its load. */
 typedef struct {
-    double settle, threshold, slope, forward_load, start_load; /* as SustainedLoad has them; settle 0: no slowdown */
-    double average, full;
+    /* As SustainedLoad has them; settle 0: no slowdown. Then the average load of the step. */
+    double settle, threshold, slope, step_threshold, step_slope, forward_load, start_load, step_load;
+    double average, full, work;
     int64_t since, begun, alone;
 } Load;
 
@@ -32,7 +33,11 @@ typedef struct {
     const int64_t *contended;
     Work *works;
     Load *loads;
+    double *work; /* per rank, told at the end */
+    Py_ssize_t count;
 } Devices;
+
+enum { LOAD_FIELDS = 8 };
 
 static inline int is_compute(const Devices *d, int32_t task)
 {
@@ -51,8 +56,11 @@ static double begin_load(Load *load, int64_t now, int is_forward, int64_t alone)
     load->begun = now;
     load->alone = alone;
     load->full = is_forward ? load->forward_load : 1.0;
+    load->work += load->full * (double)alone;
     double beyond = (load->average + load_after(load, load->average, alone, load->full)) / 2 - load->threshold;
-    return 1.0 + load->slope * (beyond > 0.0 ? beyond : 0.0);
+    double moving = load->slope * (beyond > 0.0 ? beyond : 0.0);
+    double warm = load->step_load - load->step_threshold;
+    return 1.0 + moving + load->step_slope * (warm > 0.0 ? warm : 0.0);
 }
 
 static void end_load(Load *load, int64_t now)

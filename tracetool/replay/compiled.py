@@ -6,11 +6,11 @@ messages take (the stage that sends them and the direction) one for MOVE, one fo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from tracetool.replay.engine import Slowdown, Times, run
+from tracetool.replay.engine import Times, run
 from tracetool.replay.graph import build_graph
 from tracetool.replay.native import compiled_engine
 from tracetool.replay.plan import Plan, make_plan
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.schedule import Schedule
     from tracetool.model.topology import Topology
+    from tracetool.replay.engine import Slowdown
     from tracetool.replay.flow import Bools, Int32s, Int64s
     from tracetool.replay.graph import TaskGraph
     from tracetool.replay.program import Message
@@ -118,7 +119,7 @@ class Compiled:
         if slowdown is not None:
             contended = per_task.copy()
             contended[self.graph.compute] = slowdown.contended
-            slowed = Slowdown(contended, slowdown.loads)
+            slowed = replace(slowdown, contended=contended)
         return run(self.graph, per_task, self.link_of, self.name, slowed)
 
     def _plan(self, durations: Durations) -> Plan | None:

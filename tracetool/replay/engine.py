@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.errors import ScheduleDeadlock
@@ -12,6 +12,8 @@ from tracetool.replay.loop import Loop
 from tracetool.replay.native import compiled_engine
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tracetool.model.load import SustainedLoad
     from tracetool.replay.flow import Floats, Int8s, Int32s, Int64s
     from tracetool.replay.graph import TaskGraph
@@ -34,10 +36,12 @@ class Slowdown:
     Attributes:
         contended: Per action (for the event loop: per task), its time beside a communication kernel from start to end.
         loads: Per pipeline rank, how its device slows down under sustained load, if it does.
+        step_loads: Per pipeline rank, the average load of its step; empty if that is to be found out.
     """
 
     contended: Int64s
     loads: tuple[SustainedLoad | None, ...]
+    step_loads: tuple[float, ...] = ()
 
 
 def run(graph: TaskGraph, durations: Int64s, link_of: Int32s, name: str, slowdown: Slowdown | None = None) -> Times:
@@ -56,18 +60,12 @@ def run(graph: TaskGraph, durations: Int64s, link_of: Int32s, name: str, slowdow
     Raises:
         ScheduleDeadlock: If tasks are left that wait for each other, naming them per rank.
     """
-    import numpy as np
-
-    native = compiled_engine()
-    if native is None:
-        loop = Loop(graph, durations, link_of, slowdown)
-        left = loop.run()
-        times = Times(np.array(loop.start, np.int64), np.array(loop.end, np.int64))
-    else:
-        times = Times(np.empty(graph.tasks, np.int64), np.empty(graph.tasks, np.int64))
-        rows, links = graph.successors, int(link_of.max(initial=-1)) + 1
-        slow = None if slowdown is None else (slowdown.contended, *_devices(graph, slowdown))
-        left = native.run(rows.first, rows.at, durations, link_of, links, times.start_ns, times.end_ns, slow)
+    left, times, work = _run(graph, durations, link_of, slowdown)
+    if slowdown is not None and any(slowdown.loads) and not slowdown.step_loads and not left:
+        # How long the step is decides how warm devices are, and that how long it is: once more is near enough.
+        window = int(times.end_ns[graph.compute].max() - times.start_ns[graph.compute].min())
+        step_loads = tuple(of_rank / max(1, window) for of_rank in work)
+        left, times, _ = _run(graph, durations, link_of, replace(slowdown, step_loads=step_loads))
     if left:
         raise ScheduleDeadlock(
             f"{name} cannot finish: every rank waits.\n" + _stuck(graph, times.start_ns.tolist()), hint=_HINT
@@ -75,14 +73,37 @@ def run(graph: TaskGraph, durations: Int64s, link_of: Int32s, name: str, slowdow
     return times
 
 
+def _run(
+    graph: TaskGraph, durations: Int64s, link_of: Int32s, slowdown: Slowdown | None
+) -> tuple[int, Times, Sequence[float]]:
+    """How many tasks could not start, when the others ran, and the work of each rank's device."""
+    import numpy as np
+
+    native = compiled_engine()
+    if native is None:
+        loop = Loop(graph, durations, link_of, slowdown)
+        left = loop.run()
+        return left, Times(np.array(loop.start, np.int64), np.array(loop.end, np.int64)), loop.work()
+    times = Times(np.empty(graph.tasks, np.int64), np.empty(graph.tasks, np.int64))
+    rows, links = graph.successors, int(link_of.max(initial=-1)) + 1
+    work = np.zeros(0 if slowdown is None else len(slowdown.loads))
+    slow = None if slowdown is None else (slowdown.contended, *_devices(graph, slowdown), work)
+    left = native.run(rows.first, rows.at, durations, link_of, links, times.start_ns, times.end_ns, slow)
+    return left, times, work.tolist()
+
+
 def _devices(graph: TaskGraph, slowdown: Slowdown) -> tuple[Int8s, Int32s, Int32s, Floats]:
     """What the compiled engine wants to know of slowdown: task kinds and ranks, who leaves, and load by rank."""
     import numpy as np
 
-    loads = np.zeros((len(slowdown.loads), 5))
-    for rank, load in enumerate(slowdown.loads):
+    averages = slowdown.step_loads or (0.0,) * len(slowdown.loads)
+    loads = np.zeros((len(slowdown.loads), 8))
+    for rank, (load, average) in enumerate(zip(slowdown.loads, averages, strict=True)):
         if load is not None:
-            loads[rank] = load.settle_ns, load.threshold, load.slope, load.forward_load, load.start_load
+            loads[rank] = (
+                load.settle_ns, load.threshold, load.slope, load.step_threshold, load.step_slope,
+                load.forward_load, load.start_load, average,
+            )  # fmt: skip
     is_forward = graph.flow.kind[graph.subjects] == FORWARD
     kinds = np.where((graph.kinds == TaskKind.COMPUTE) & is_forward, _FORWARD_COMPUTE, graph.kinds).astype(np.int8)
     return kinds, graph.ranks, graph.leaves, loads
@@ -116,9 +137,7 @@ def _open_message(graph: TaskGraph, start: list[int], rank: int) -> str | None:
 def _idle_compute(graph: TaskGraph, start: list[int], rank: int) -> str | None:
     for task, kind in enumerate(graph.kinds.tolist()):
         if graph.ranks[task] == rank and kind == TaskKind.COMPUTE and start[task] < 0:
-            action = int(graph.subjects[task])
-            needed = int(graph.flow.needed[action])
-            is_sent = needed >= 0 and graph.flow.remote[needed]
-            waits = str(graph.flow.message(needed)) if is_sent else "an action of its own that comes later"
-            return f"at {graph.flow.actions[action]} for {waits}"
+            waits = [int(t) for t in graph.before[graph.after == task] if graph.kinds[t] == TaskKind.ARRIVE]
+            inputs = [str(graph.flow.message(graph.subjects[t])) for t in sorted(waits)]
+            return f"at {graph.action(task)} for {' and '.join(inputs) or 'an action of its own that comes later'}"
     return None

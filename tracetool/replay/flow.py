@@ -40,6 +40,8 @@ class Flow:
         rank: Per action, its rank.
         stage: Per action, its stage.
         kind: Per action, FORWARD and so on as above.
+        opens: Per action, the one that its unit begins with: itself, or the first of two that run as one.
+        closes: Per action, the one that its unit ends with.
         made: Per action, the message it makes for another stage; -1 for none.
         needed: Per action, the message it cannot start without; -1 for none.
         maker: Per message, the action that makes it; messages are numbered in this order.
@@ -55,6 +57,8 @@ class Flow:
     rank: Int32s
     stage: Int32s
     kind: Int8s
+    opens: Int32s
+    closes: Int32s
     made: Int32s
     needed: Int32s
     maker: Int32s
@@ -117,10 +121,23 @@ def trace_flow(schedule: Schedule) -> Flow:
     if orphans:
         raise InvalidSchedule(f"schedule {schedule.name!r}: {actions[orphans[0]]} has no other side.")
     return Flow(
-        schedule, actions, first, rank, stage, kind, made, needed, makers, taker,
+        schedule, actions, first, rank, stage, kind, *_units(schedule, first), made, needed, makers, taker,
         dst_rank=rank[taker], remote=rank[taker] != rank[makers],
         edge=2 * stage[makers] + (kind[makers] != FORWARD),
     )  # fmt: skip
+
+
+def _units(schedule: Schedule, first: Int32s) -> tuple[Int32s, Int32s]:
+    """Per action, the first and the last one of its unit."""
+    import numpy as np
+
+    opens = np.arange(first[-1], dtype=np.int32)
+    closes = opens.copy()
+    for rank, starts in enumerate(schedule.overlaps):
+        pairs = first[rank] + np.array(sorted(starts), np.int32)
+        opens[pairs + 1] = pairs
+        closes[pairs] = pairs + 1
+    return opens, closes
 
 
 def _edges(schedule: Schedule) -> Any:

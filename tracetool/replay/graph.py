@@ -172,9 +172,10 @@ class _Builder:
             self._edges(recv, move)
         self._edges(move, arrive)
         self._release(send, recv, move, arrive, copy if buffered else None)
-        ready = self._compute[flow.maker]
+        # Of two actions that run as one, the first waits for the inputs of both, and the second ends both.
+        ready = self._compute[flow.closes[flow.maker]]
         ready[sent] = arrive
-        self._edges(ready, self._compute[flow.taker])
+        self._edges(ready, self._compute[flow.opens[flow.taker]])
         before, after = (np.concatenate(side).astype(np.int32) for side in (self._before, self._after))
         of_message = {TaskKind.MOVE: move, TaskKind.ARRIVE: arrive} | ({TaskKind.COPY: copy} if buffered else {})
         return TaskGraph(

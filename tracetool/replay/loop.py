@@ -72,6 +72,10 @@ class Loop:
                     self._begin(successor, now)
         return left
 
+    def work(self) -> list[float]:
+        """Per rank, its computes' times by themselves, weighted by their load; 0 if nothing is known of that."""
+        return self._devices.work() if self._devices is not None else []
+
     def _begin(self, task: int, now: int) -> None:
         link, duration = self._link_of[task], self._durations[task]
         if link >= 0:
@@ -111,7 +115,9 @@ class _LoadState:
     """The moving average of one rank's load."""
 
     model: SustainedLoad
+    step_load: float
     average: float = 0.0
+    work: float = 0.0
     since_ns: int = -1
     begun_ns: int = 0
     alone_ns: int = 0
@@ -123,7 +129,8 @@ class _LoadState:
         idle = self.since_ns < 0
         self.average = model.start_load if idle else model.after(self.average, now - self.since_ns, 0.0)
         self.begun_ns, self.alone_ns, self.full = now, alone_ns, model.load_of(kind)
-        return model.factor(self.average, alone_ns, self.full)
+        self.work += self.full * alone_ns
+        return model.factor(self.average, alone_ns, self.full, self.step_load)
 
     def end(self, now: int) -> None:
         """End it: beside a communication kernel it brought less load."""
@@ -146,7 +153,12 @@ class _Devices:
         self._has_come = bytearray(graph.tasks)  # per POST
         self._has_left = bytearray(graph.tasks)  # per POST
         self._works: list[_Work | None] = [None] * ranks
-        self._loads = [None if load is None else _LoadState(load) for load in slowdown.loads]
+        loads = zip(slowdown.loads, slowdown.step_loads or (0.0,) * ranks, strict=True)
+        self._loads = [None if load is None else _LoadState(load, average) for load, average in loads]
+
+    def work(self) -> list[float]:
+        """Per rank, its computes' times by themselves, weighted by their load."""
+        return [0.0 if state is None else state.work for state in self._loads]
 
     def is_compute(self, task: int) -> bool:
         """Whether a task is one that may slow down."""

@@ -22,7 +22,7 @@ from tracetool.replay.turns import other_turns
 if TYPE_CHECKING:
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.schedule import Schedule
-    from tracetool.replay.flow import Flow, Int32s
+    from tracetool.replay.flow import Bools, Flow, Int32s
     from tracetool.replay.program import Message, Program
 
 
@@ -73,32 +73,53 @@ def build_program(schedule: Schedule, mode: P2PMode) -> Program:
 
 
 def _grouped(flow: Flow) -> Placed:
-    """After each compute its send, then the receive for the next one: as one where their kinds differ."""
+    """After each compute its sends, then the receives for the next one: as one batch where their kinds differ.
+
+    Around a forward and a backward that run as one, DualPipe posts all it has to as one batch.
+    """
     import numpy as np
 
-    count = len(flow.actions)
-    sends = np.where(flow.is_remote(flow.made), flow.made, -1)
-    recvs = np.where(flow.is_remote(flow.needed), flow.needed, -1)
-    before = np.append(-1, sends[:-1])  # what the action before on the rank sends
-    before[flow.first[:-1]] = -1
-    is_joined = (before >= 0) & (recvs >= 0) & (flow.is_gradient(before) != flow.is_gradient(recvs))
-    # Ahead of each action on its rank: a post of the send before it, a post of its receive, or one of both.
-    posts_ahead = (before >= 0).astype(np.int32) + (recvs >= 0) - is_joined
-    ends_rank = np.zeros(count, bool)
-    ends_rank[flow.first[1:] - 1] = True
-    sends_last = ends_rank & (sends >= 0)
-    sizes = posts_ahead + 1 + sends_last
+    opens = np.unique(flow.opens)  # the units
+    unit = np.searchsorted(opens, flow.opens)
+    is_pair = flow.closes[opens] != opens
+    does_send, does_receive = flow.is_remote(flow.made), flow.is_remote(flow.needed)
+    sends, recvs = (
+        np.bincount(unit[does_send], minlength=len(opens)),
+        np.bincount(unit[does_receive], minlength=len(opens)),
+    )
+    begins_rank, ends_rank = (np.isin(opens, flow.first), np.isin(flow.closes[opens] + 1, flow.first))
+    ahead = np.where(begins_rank, 0, np.append(0, sends[:-1]))  # what the unit before on the rank sends
+    sends_gradient, receives_gradient = (
+        flow.is_gradient(messages[np.where(does[opens], opens, flow.closes[opens])])
+        for messages, does in ((flow.made, does_send), (flow.needed, does_receive))
+    )
+    differs = np.append(False, sends_gradient[:-1] != receives_gradient[1:]) | is_pair | np.append(False, is_pair[:-1])
+    is_joined = (ahead > 0) & (recvs > 0) & differs
+    posts = np.where(is_joined, 1, ahead + recvs)
+    after = np.where(ends_rank, sends, 0)
+    sizes = posts + 1 + is_pair + after
     start = np.cumsum(sizes) - sizes
-    compute_at = start + posts_ahead
+
+    compute_at = (start + posts)[unit] + (flow.opens != np.arange(len(unit)))
     action = np.full(int(sizes.sum()), -1, np.int32)
-    action[compute_at] = np.arange(count)
-    send_at = np.full(flow.messages, -1, np.int32)
-    recv_at = np.full(flow.messages, -1, np.int32)
-    has_send, has_recv = before >= 0, recvs >= 0
-    send_at[before[has_send]] = start[has_send]
-    send_at[sends[sends_last]] = compute_at[sends_last] + 1
-    recv_at[recvs[has_recv]] = compute_at[has_recv] - 1
-    return Placed(np.repeat(flow.rank, sizes), action, send_at, recv_at)
+    action[compute_at] = np.arange(len(unit))
+    send_at, recv_at = np.full(flow.messages, -1, np.int32), np.full(flow.messages, -1, np.int32)
+    senders, receivers = np.flatnonzero(does_send), np.flatnonzero(does_receive)
+    follows = np.append(start, 0)[unit + 1]  # the posts ahead of the next unit
+    joined_next = np.append(is_joined, False)[unit + 1]
+    alone = np.where(ends_rank[unit], compute_at[flow.closes] + 1, follows) + _second(flow, does_send)
+    send_at[flow.made[senders]] = np.where(joined_next & ~ends_rank[unit], follows, alone)[senders]
+    alone = (start + ahead)[unit] + _second(flow, does_receive)
+    recv_at[flow.needed[receivers]] = np.where(is_joined[unit], start[unit], alone)[receivers]
+    return Placed(np.repeat(flow.rank[opens], sizes), action, send_at, recv_at)
+
+
+def _second(flow: Flow, does: Bools) -> Bools:
+    """Which actions come second in a unit whose first one does it as well."""
+    import numpy as np
+
+    is_second: Bools = (flow.opens != np.arange(len(does))) & does[flow.opens]
+    return is_second
 
 
 def _one_by_one(flow: Flow) -> Placed:
@@ -114,6 +135,7 @@ def _one_by_one(flow: Flow) -> Placed:
         [] for _ in end
     ]  # actions by number; below 0 send ~(2 message), receive ~(2 message + 1)
     pauses = other_turns(flow)
+    closes = flow.closes.tolist()
     is_sent = bytearray(flow.messages)
     waits = [-1] * flow.messages  # per message, the rank that was left out for it
     now, later = sum(1 << rank for rank, (at, last) in enumerate(zip(position, end, strict=True)) if at < last), 0
@@ -127,13 +149,13 @@ def _one_by_one(flow: Flow) -> Placed:
                 pauses[action] -= 1
                 later |= bit
                 continue
-            message = needed[action]
-            if message >= 0 and not is_sent[message]:
-                waits[message] = rank
+            unit = range(action, closes[action] + 1)
+            missing = next((needed[a] for a in unit if needed[a] >= 0 and not is_sent[needed[a]]), -1)
+            if missing >= 0:
+                waits[missing] = rank
                 continue
-            program[rank].append(action)
-            message = made[action]
-            if message >= 0:
+            program[rank].extend(unit)
+            for message in [made[a] for a in unit if made[a] >= 0]:
                 is_sent[message] = 1
                 if peer[message] >= 0:
                     program[rank].append(~(2 * message))
@@ -143,8 +165,8 @@ def _one_by_one(flow: Flow) -> Placed:
                     now |= 1 << woken
                 elif woken >= 0:
                     later |= 1 << woken
-            position[rank] = action + 1
-            if action + 1 < end[rank]:
+            position[rank] = unit.stop
+            if unit.stop < end[rank]:
                 later |= bit
         now, later = later, 0
     if position != end:
@@ -170,5 +192,8 @@ def _stuck(flow: Flow, position: list[int], end: list[int]) -> str:
     lines = [f"schedule {flow.schedule.name!r} cannot finish: every rank waits."]
     for rank, (at, last) in enumerate(zip(position, end, strict=True)):
         if at < last:
-            lines.append(f"  rank {rank} at {flow.actions[at]} waits for {flow.message(flow.needed[at])}")
+            unit = range(at, flow.closes[at] + 1)
+            computes = " with ".join(str(flow.actions[a]) for a in unit)
+            messages = " and ".join(str(flow.message(flow.needed[a])) for a in unit if flow.needed[a] >= 0)
+            lines.append(f"  rank {rank} at {computes} waits for {messages}")
     return "\n".join(lines)

@@ -43,7 +43,7 @@ def make_plan(graph: TaskGraph, class_of: Int32s, link_of: Int32s, starts: Int64
 
     One pair of ranks has its messages ready in the order they are posted, in every mode: a rank's posts follow its
     computes, and in one channel a post follows the end of the one before. At equal times the event loop keeps to task
-    numbers, which are the order of posts as well.
+    numbers, which are the order of posts as well. Messages of one post count as of different pairs.
 
     Args:
         graph: The tasks.
@@ -89,10 +89,15 @@ def make_plan(graph: TaskGraph, class_of: Int32s, link_of: Int32s, starts: Int64
 
 
 def _pairs(graph: TaskGraph, moves: Int32s) -> Int32s:
-    """Per MOVE, a number for its pair of ranks."""
+    """Per MOVE, a number for its pair of ranks; one more if its post has sent another message already."""
+    import numpy as np
+
     flow = graph.flow
     messages = graph.subjects[moves]
-    return graph.ranks[moves] * len(flow.schedule.orders) + flow.dst_rank[messages]
+    posts = graph.send_post[messages]
+    repeats = np.ones(len(posts), np.int32)
+    repeats[np.unique(posts, return_index=True)[1]] = 0
+    return 2 * (graph.ranks[moves] * len(flow.schedule.orders) + flow.dst_rank[messages]) + repeats
 
 
 def _is_shared(links: Int32s, pairs: Int32s) -> Bools:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from tracetool.model.action import GRADIENT_KINDS, Action, ActionKind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tracetool.model.schedule import Schedule
 
 
@@ -33,6 +35,9 @@ class Post(NamedTuple):
         return " + ".join(parts)
 
 
+Unit = tuple[Action, ...]
+"""An action, or two that run as one: it starts when all inputs are there, and sends all outputs when it ends."""
+
 Instruction = Action | Post
 Program = list[list[Instruction]]
 
@@ -49,33 +54,35 @@ class Dataflow:
     def needs(self, action: Action) -> Message | None:
         """The message an action cannot start without, from another stage."""
         stage, kind, microbatch = action
-        if kind is ActionKind.FORWARD and stage > 0:
-            return Message(ActionKind.FORWARD, microbatch, stage - 1, stage)
+        source: int | None = None
+        if kind is ActionKind.FORWARD:
+            source = self.shape.previous(stage)
+            return None if source is None else Message(ActionKind.FORWARD, microbatch, source, stage)
         # Without an input-gradient action of its own, a W is the whole backward (torch's first stage).
         whole = kind is ActionKind.BACKWARD_WEIGHT and (stage, microbatch) not in self._split
-        if (kind.value in GRADIENT_KINDS or whole) and stage < self.shape.stages - 1:
-            return Message(ActionKind.BACKWARD, microbatch, stage + 1, stage)
-        return None
+        if kind.value in GRADIENT_KINDS or whole:
+            source = self.shape.next(stage)
+        return None if source is None else Message(ActionKind.BACKWARD, microbatch, source, stage)
 
     def makes(self, action: Action) -> Message | None:
         """The message an action makes for another stage."""
         stage, kind, microbatch = action
-        if kind is ActionKind.FORWARD and stage < self.shape.stages - 1:
-            return Message(ActionKind.FORWARD, microbatch, stage, stage + 1)
-        if kind.value in GRADIENT_KINDS and stage > 0:
-            return Message(ActionKind.BACKWARD, microbatch, stage, stage - 1)
-        return None
+        if kind is ActionKind.FORWARD:
+            target = self.shape.next(stage)
+            return None if target is None else Message(ActionKind.FORWARD, microbatch, stage, target)
+        target = self.shape.previous(stage) if kind.value in GRADIENT_KINDS else None
+        return None if target is None else Message(ActionKind.BACKWARD, microbatch, stage, target)
 
     def is_local(self, message: Message) -> bool:
         """Whether both stages sit on one rank, so that nothing is sent."""
         return self.shape.rank_of(message.src_stage) == self.shape.rank_of(message.dst_stage)
 
-    def sent(self, action: Action | None) -> tuple[Message, ...]:
-        """What an action sends to another rank: nothing or one message."""
-        message = self.makes(action) if action is not None else None
-        return () if message is None or self.is_local(message) else (message,)
+    def sent(self, unit: Sequence[Action]) -> tuple[Message, ...]:
+        """What actions that run as one send to other ranks: a message each at most."""
+        made = [self.makes(action) for action in unit]
+        return tuple(m for m in made if m is not None and not self.is_local(m))
 
-    def received(self, action: Action | None) -> tuple[Message, ...]:
-        """What an action receives from another rank: nothing or one message."""
-        message = self.needs(action) if action is not None else None
-        return () if message is None or self.is_local(message) else (message,)
+    def received(self, unit: Sequence[Action]) -> tuple[Message, ...]:
+        """What actions that run as one receive from other ranks: a message each at most."""
+        needed = [self.needs(action) for action in unit]
+        return tuple(m for m in needed if m is not None and not self.is_local(m))

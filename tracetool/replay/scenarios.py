@@ -81,7 +81,7 @@ def _together(pipeline: Pipeline, schedule: Schedule, scenarios: Sequence[Scenar
     durations = Durations(costs.durations(compiled), varying, values)
     # The first compute needs nothing from another rank: it starts at 0, and the window with it.
     ends = compiled.ends(durations, last, costs.slowdown(compiled))
-    tails = [profile.tail for profile in pipeline.ranks]
+    tails = [costs.measured.tail(rank) for rank in range(schedule.shape.ranks)]
     return [_step(of_ranks, run_tails(of_ranks, tails)) for of_ranks in ends.T.tolist()]
 
 

@@ -23,7 +23,7 @@ def other_turns(flow: Flow) -> list[int]:
     So is the I of its first stage, which does nothing: a trace shows the W alone, which then is the whole backward.
 
     Returns:
-        Per action of the flow, the turns ahead of it.
+        Per action of the flow, the turns ahead of it; ahead of both of two that run as one, where the first has them.
     """
     import numpy as np
 
@@ -38,7 +38,7 @@ def other_turns(flow: Flow) -> list[int]:
     last[flow.stage[ends]] = ends  # of each stage the last one stays
     after = last[last >= 0] + 1
     turns[after[~np.isin(after, flow.first)]] += 1
-    counts: list[int] = turns[:-1].tolist()
+    counts: list[int] = np.bincount(flow.opens, weights=turns[:-1], minlength=len(flow.actions)).astype(int).tolist()
     return counts
 
 

@@ -122,6 +122,11 @@ def _details(answer: Answer) -> list[str]:
         lines.append(f"  {_name(result)}: {result.p2p} transfers, window {format_duration(result.metrics.window_ns)}")
         if result.extra_forwards is not None:
             lines.append(f"    extra warm-up forwards per rank: {', '.join(f'+{n}' for n in result.extra_forwards)}")
+        if result.spread is not None:
+            lines.append(
+                f"    with costs drawn anew {result.spread.resamples} times: half the steps take up to "
+                f"{format_duration(result.spread.p50_ns)}, 95 % up to {format_duration(result.spread.p95_ns)}"
+            )
         if result.remark:
             lines.append(f"    {result.remark}")
         if None not in result.metrics.peak_hbm_bytes:

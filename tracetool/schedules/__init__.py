@@ -23,10 +23,12 @@ class ScheduleOptions:
     Attributes:
         extra_forwards: Warm-up forwards per pipeline rank beyond 1F1B's.
         observed: The order found in the trace.
+        group: Microbatches that interleaved takes through one chunk before the next, as Megatron does.
     """
 
     extra_forwards: tuple[int, ...] | None = None
     observed: Schedule | None = None
+    group: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +64,19 @@ SCHEDULES: Registry[ScheduleKind] = Registry(
         "gpipe": "tracetool.schedules.gpipe:SCHEDULE",
         "1f1b": "tracetool.schedules.one_f_one_b:SCHEDULE",
         "geopipe": "tracetool.schedules.geopipe:SCHEDULE",
+        "eager-1f1b": "tracetool.schedules.eager_one_f_one_b:SCHEDULE",
         "interleaved": "tracetool.schedules.interleaved:SCHEDULE",
+        "looped-bfs": "tracetool.schedules.looped_bfs:SCHEDULE",
         "zb-h1": "tracetool.schedules.zero_bubble_h1:SCHEDULE",
+        "zb-h2": "tracetool.schedules.zero_bubble_h2:SCHEDULE",
+        "interleaved-zero-bubble": "tracetool.schedules.interleaved_zero_bubble:SCHEDULE",
         "zb-v": "tracetool.schedules.zero_bubble_v:SCHEDULE",
+        "v-half": "tracetool.schedules.v_half:SCHEDULE",
+        "v-min": "tracetool.schedules.v_min:SCHEDULE",
+        "hanayo": "tracetool.schedules.hanayo:SCHEDULE",
+        "dualpipev": "tracetool.schedules.dualpipe_v:SCHEDULE",
+        "dualpipe": "tracetool.schedules.dualpipe:SCHEDULE",
+        "chimera": "tracetool.schedules.chimera:SCHEDULE",
         "observed": "tracetool.schedules.observed:SCHEDULE",
     },
     "tracetool.schedules",
@@ -78,6 +90,7 @@ def build_schedule(
     *,
     extra_forwards: tuple[int, ...] | None = None,
     observed: Schedule | None = None,
+    group: int | None = None,
 ) -> Schedule:
     """Build and check a schedule.
 
@@ -86,6 +99,7 @@ def build_schedule(
         shape: Ranks and microbatches.
         extra_forwards: Per pipeline rank, for geopipe.
         observed: The order found in the trace, for ``observed``.
+        group: Microbatches per turn of a chunk, for interleaved.
 
     Raises:
         UnknownName: If there is no such schedule.
@@ -95,7 +109,7 @@ def build_schedule(
     if name.startswith("csv:"):
         return _from_file(Path(name.removeprefix("csv:")), shape)
     kind = SCHEDULES.get(name)
-    return kind.build(shape, ScheduleOptions(extra_forwards, observed)).validate()
+    return kind.build(shape, ScheduleOptions(extra_forwards, observed, group)).validate()
 
 
 def _from_file(path: Path, shape: PipelineShape) -> Schedule:

@@ -140,7 +140,7 @@ def _job_step(
             rank = profile.rank
             late = max(0, aligned(rank, starts[rank]) - origin)
             # What lies between the last leading collective and a compute that waits for a message is that wait.
-            waits = bool(flow.received(order[0]))
+            waits = bool(flow.received(order[:1]))
             until = max((c.end_ns for c in leading[rank]), default=starts[rank]) if waits else bounds[rank].first_ns
             head = parts_between(starts[rank], until, leading[rank], kernels[rank][0], LEADING)
             trailing = [c for c in collectives.get(rank, ()) if bounds[rank].last_ns < c.end_ns]

@@ -159,7 +159,7 @@ def _replayed_ends(pipeline: Pipeline, ready: Sequence[int]) -> tuple[int, ...]:
     """
     flow = Dataflow(pipeline.observed)
     firsts = [order[0] for order in pipeline.observed.orders]
-    delays = [0 if flow.received(first) else at for first, at in zip(firsts, ready, strict=True)]
+    delays = [0 if flow.received((first,)) else at for first, at in zip(firsts, ready, strict=True)]
     while True:
         ops = _replayed(pipeline, delays)
         came = [next(op.start_ns for op in ops if op.rank == rank) for rank in range(len(firsts))]
@@ -183,7 +183,7 @@ def _replayed(pipeline: Pipeline, delays: Sequence[int]) -> list[Op]:
             costs[microbatch] = _longer(costs[microbatch], delay)
             stages[stage] = replace(stages[stage], costs={**stages[stage].costs, kind: tuple(costs)})
     ranks = tuple(replace(profile, tail=()) for profile in pipeline.ranks)
-    done = replay(replace(pipeline, stages=tuple(stages), ranks=ranks), pipeline.observed, Scenario())
+    done = replay(replace(pipeline, stages=tuple(stages), ranks=ranks), pipeline.observed, Scenario(interference=False))
     return sorted(done.timeline.computes(), key=lambda op: op.start_ns)
 
 
