@@ -228,7 +228,8 @@ def test_the_environment_chooses_the_engine(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.skipif("compiled" not in ENGINES, reason="the compiled engine was not built")
-def test_the_compiled_engine_refuses_arrays_that_do_not_fit() -> None:
+def test_the_compiled_engine_refuses_arrays_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_engine("compiled", monkeypatch)
     engine = compiled_engine()
     assert engine is not None
     ints, longs = np.array([0, 1, 1], np.int32), np.zeros(2, np.int64)
