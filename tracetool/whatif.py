@@ -186,15 +186,8 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
     if name.lower() == "geopipe" and extra_forwards is None:
         extra_forwards, remark = choose_depth(pipeline, shape, scenario)
     measured = pipeline
-    if (needed := _chunks_needed(name)) is not None and shape.chunks == 1 < needed[0]:
-        least, placement = needed
-        if placement == "bidirectional":
-            shape = replace(shape, chunks=least, placement=placement)
-            remark = "two copies of every stage, weights twice; summing their gradients after the step is not modelled"
-        else:
-            pipeline = recut(pipeline, chunks or least, placement=placement)
-            shape = replace(pipeline.observed.shape, microbatches=shape.microbatches)
-            remark = f"each rank's stage re-cut into {shape.chunks} by its layers (peaks of such were up to 2.2 % off)"
+    pipeline, shape, cut = stages_for(pipeline, name, chunks, shape.microbatches)
+    remark = cut or remark
     schedule = build_schedule(name, shape, extra_forwards=extra_forwards, observed=pipeline.observed)
     done = replay(pipeline, schedule, scenario)
     metrics = measure(done.timeline)
@@ -223,6 +216,37 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
         remark="; ".join(remarks) or None,
         spread=None if seed is None else spread(pipeline, schedule, scenario, seed),
     )
+
+
+def stages_for(
+    pipeline: Pipeline, name: str, chunks: int | None, microbatches: int
+) -> tuple[Pipeline, PipelineShape, str | None]:
+    """The pipeline and shape a schedule runs on: recorded stages, these re-cut by layers, or two copies of them.
+
+    Args:
+        pipeline: What was measured.
+        name: The schedule.
+        chunks: Stages per rank to cut into; None for as few as the schedule needs.
+        microbatches: Microbatches per step.
+
+    Returns:
+        Both, and in words what was done to the stages.
+
+    Raises:
+        UnsupportedShape: If layers are unknown or do not divide.
+    """
+    shape = replace(pipeline.observed.shape, microbatches=microbatches)
+    needed = _chunks_needed(name)
+    if needed is None or shape.chunks > 1 or needed[0] == 1:
+        return pipeline, shape, None
+    least, placement = needed
+    if placement == "bidirectional":
+        copies = replace(shape, chunks=least, placement=placement)
+        return pipeline, copies, "two copies of every stage, weights twice; summing their gradients is not modelled"
+    cut = recut(pipeline, chunks or least, placement=placement)
+    shape = replace(cut.observed.shape, microbatches=microbatches)
+    remark = f"each rank's stage re-cut into {shape.chunks} by its layers (peaks of such were up to 2.2 % off)"
+    return cut, shape, remark
 
 
 def _chunks_needed(name: str) -> tuple[int, Placement] | None:
