@@ -12,6 +12,7 @@ from tracetool.metrics import Metrics, measure
 from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
 from tracetool.replay import Replayed, replay
+from tracetool.replay.problem import pose
 from tracetool.schedules import SCHEDULES, build_schedule
 from tracetool.schedules.recognise import recognise
 from tracetool.units import format_duration, format_size
@@ -116,6 +117,7 @@ def answer(
     *,
     baseline: str = "1f1b",
     extra_forwards: tuple[int, ...] | None = None,
+    time_limit_s: float = 30.0,
 ) -> Answer:
     """Replay schedules in a scenario and compare them with a baseline.
 
@@ -125,6 +127,7 @@ def answer(
         scenario: What differs from the measurement; by default nothing.
         baseline: Schedule to compare with.
         extra_forwards: For geopipe, per pipeline rank; chosen by ``choose_depth`` if not given.
+        time_limit_s: For optimal: how long to search.
 
     Raises:
         TraceToolError: If a schedule does not exist or fit, or the scenario does not fit the pipeline.
@@ -147,8 +150,10 @@ def answer(
     fidelity = Fidelity(seen.window_ns, back.window_ns)
     # A model that misses its own recording by more than the known error misses other orders by as much at least.
     own_error = max(abs(fidelity.error_ratio), abs(back.step_ns / seen.step_ns - 1))
-    base = _evaluate(pipeline, baseline, shape, scenario, None, own_error)
-    results = [_evaluate(pipeline, name, shape, scenario, extra_forwards, own_error) for name in schedules]
+    base = _evaluate(pipeline, baseline, shape, scenario, None, own_error, time_limit_s)
+    results = [
+        _evaluate(pipeline, name, shape, scenario, extra_forwards, own_error, time_limit_s) for name in schedules
+    ]
     return Answer(
         pipeline=pipeline,
         observed=found.observed,
@@ -169,6 +174,7 @@ def _evaluate(
     scenario: Scenario,
     extra_forwards: tuple[int, ...] | None,
     own_error: float,
+    time_limit_s: float,
 ) -> Result:
     remark = None
     if name.lower() == "geopipe" and extra_forwards is None:
@@ -178,7 +184,16 @@ def _evaluate(
         pipeline = recut(pipeline, chunks[0], placement=chunks[1])
         shape = replace(pipeline.observed.shape, microbatches=shape.microbatches)
         remark = f"each rank's stage re-cut into {chunks[0]} by its layers (peaks of such were up to 8 % off)"
-    schedule = build_schedule(name, shape, extra_forwards=extra_forwards, observed=pipeline.observed)
+    posed = pose(pipeline, shape, scenario) if _needs_costs(name) else None
+    schedule = build_schedule(
+        name,
+        shape,
+        extra_forwards=extra_forwards,
+        observed=pipeline.observed,
+        problem=posed.problem if posed else None,
+        time_limit_s=time_limit_s,
+        judge=posed.judge if posed else None,
+    )
     done = replay(pipeline, schedule, scenario)
     metrics = measure(done.timeline)
     free = replace(scenario, topology=scenario.topology.without_delays())
@@ -187,6 +202,8 @@ def _evaluate(
     known = _seen_error(measured, schedule, done.p2p, len(scenario.topology.boundaries()))
     remarks = [
         *([remark] if remark else []),
+        *([schedule.remark] if schedule.remark else []),
+        *(posed.remarks if posed else ()),
         *_derived_remarks(pipeline, schedule),
         *_transfer_remarks(pipeline, done, metrics, scenario),
     ]
@@ -211,6 +228,10 @@ def _chunks_needed(name: str) -> tuple[int, Placement] | None:
         return None
     kind = SCHEDULES.get(name)
     return kind.least_chunks, kind.placement
+
+
+def _needs_costs(name: str) -> bool:
+    return not name.startswith("csv:") and SCHEDULES.get(name).needs_costs
 
 
 def _derived_remarks(pipeline: Pipeline, schedule: Schedule) -> list[str]:
@@ -250,7 +271,7 @@ def _seen_error(pipeline: Pipeline, schedule: Schedule, mode: P2PMode, boundarie
     is_recut = schedule.name == "interleaved" and schedule.shape == replace(shape, chunks=2)
     tried = shape.chunks == 1 and (schedule.shape == shape or is_recut)
     tried = tried and boundaries <= (0 if mode == "per-edge" else 1)
-    if not tried or any(stage.evidence == "kernels" for stage in pipeline.stages):
+    if not tried or _needs_costs(schedule.name) or any(stage.evidence == "kernels" for stage in pipeline.stages):
         return None
     if any(ActionKind.BACKWARD_WEIGHT in stage.costs for stage in pipeline.stages):
         return 0.18

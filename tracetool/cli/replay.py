@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 @click.option(
     "--extra-forwards", metavar="N,N,...", help="geopipe: warm-up forwards per rank; default: chosen for you."
 )
+@click.option("--time-limit", default="30s", show_default=True, metavar="30s", help="optimal: how long to search.")
 @click.option("--activation", metavar="1.2GiB", help="Bytes one microbatch keeps on a stage; default: as measured.")
 @click.option("--static", metavar="6GiB", help="Bytes allocated when the step starts; default: as measured.")
 @click.option("--step", type=int, help="Step to measure; default: the complete one of median length.")
@@ -74,6 +75,7 @@ def replay(
     p2p: str | None,
     microbatches: int | None,
     extra_forwards: str | None,
+    time_limit: str,
     activation: str | None,
     static: str | None,
     step: int | None,
@@ -99,6 +101,7 @@ def replay(
     from tracetool.reports import REPORTS, run_facts
     from tracetool.reports.gantt import shortest
     from tracetool.runs import open_run
+    from tracetool.units import parse_duration_ns
     from tracetool.whatif import answer
 
     targets = _targets(output, force=force)
@@ -106,6 +109,7 @@ def replay(
     _check_names([*names, baseline])
     words = _Words(link, hbm, p2p, microbatches, activation, static)
     scenario = words.scenario()
+    time_limit_s = parse_duration_ns(time_limit) / 1e9
     dc_map = read_dc_map(dc) if dc else None
     with ProgressBar(quiet=quiet) as progress:
         run = open_run(paths, progress)
@@ -120,6 +124,7 @@ def replay(
         scenario,
         baseline=baseline,
         extra_forwards=parse_counts(extra_forwards) if extra_forwards else None,
+        time_limit_s=time_limit_s,
     )
     named = " ".join(str(p) for p in paths)
     facts = run_facts(named, run.manifest, shlex.join(["tracetool", *click.get_current_context().obj]))

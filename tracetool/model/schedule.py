@@ -55,6 +55,7 @@ class Schedule:
         extra_forwards: Warm-up forwards of each rank beyond 1F1B's, where the schedule has any.
         blocking: Whether the schedule is meant for transfers that block compute (1F1B in Megatron)
             or needs ones that do not (geopipe).
+        remark: How the order came about, where a search made it.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Schedule:
     orders: tuple[tuple[Action, ...], ...]
     extra_forwards: tuple[int, ...] | None = None
     blocking: bool = True
+    remark: str | None = None
 
     def validate(self) -> Schedule:
         """Check that each stage runs every microbatch forward once and then backward once.
