@@ -110,12 +110,28 @@ class Search:
             held: list[IntervalVar] = []
             sizes: list[int] = []
             for stage in mine:
+                self._add_turns(stage, room)
                 for kind in self._problem.kinds[1:]:
                     freed = -self._problem.change_bytes(stage, kind)
                     if freed:
                         held += [self._in_flight(stage, kind, j) for j in range(self._problem.shape.microbatches)]
                         sizes += [freed] * self._problem.shape.microbatches
             self._model.add_cumulative(held, sizes, room)
+
+    def _add_turns(self, stage: int, room: int) -> None:
+        """What follows from the room for a stage alone, said plainly: a forward waits for earlier backwards.
+
+        A microbatch holds no less until an action of a kind has ended than the kinds from there on free.
+        """
+        kinds = self._problem.kinds
+        for place, kind in enumerate(kinds[1:], start=1):
+            held = -sum(self._problem.change_bytes(stage, later) for later in kinds[place:])
+            if held <= 0:
+                continue
+            for j in range(room // held, self._problem.shape.microbatches):
+                freeing = Action(stage, kind, j - room // held)
+                forward = self._starts[Action(stage, F, j)]
+                self._model.add(forward >= self._starts[freeing] + self._duration(freeing))
 
     def _in_flight(self, stage: int, until: ActionKind, microbatch: int) -> IntervalVar:
         last = Action(stage, until, microbatch)
