@@ -94,6 +94,10 @@ class UnsupportedShape(ScheduleError):
     """The schedule does not exist for these stages and microbatches."""
 
 
+class MissingPackage(ScheduleError):
+    """An optional package is needed that is not installed."""
+
+
 class ScenarioError(TraceToolError):
     """A what-if makes no sense for this pipeline."""
 

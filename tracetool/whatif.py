@@ -6,16 +6,24 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.costs.recut import recut
-from tracetool.depth import GAIN_RATIO, Shortage, choose_depth, fits
+from tracetool.depth import Shortage, choose_depth, fits
 from tracetool.errors import ScenarioError
 from tracetool.jitter import Spread, spread
 from tracetool.metrics import Metrics, measure
 from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
-from tracetool.replay import Replayed, replay
+from tracetool.remarks import (
+    derived_remarks,
+    distrust,
+    memory_remarks,
+    notes_of,
+    overlap_remarks,
+    transfer_remarks,
+)
+from tracetool.replay import replay
+from tracetool.replay.problem import pose
 from tracetool.schedules import SCHEDULES, build_schedule
 from tracetool.schedules.recognise import recognise
-from tracetool.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,6 +129,7 @@ def answer(
     extra_forwards: tuple[int, ...] | None = None,
     jitter_seed: int | None = None,
     chunks: int | None = None,
+    time_limit_s: float = 30.0,
 ) -> Answer:
     """Replay schedules in a scenario and compare them with a baseline.
 
@@ -132,6 +141,7 @@ def answer(
         extra_forwards: For geopipe, per pipeline rank; chosen by ``choose_depth`` if not given.
         jitter_seed: Also replay each result with costs drawn anew.
         chunks: Stages per rank that schedules of several get from a trace of one; by default as few as they take.
+        time_limit_s: For optimal: how long to search.
 
     Raises:
         TraceToolError: If a schedule does not exist or fit, or the scenario does not fit the pipeline.
@@ -150,11 +160,12 @@ def answer(
     if observed.shape.chunks > 1 and baseline == "1f1b":
         baseline = "observed"
         notes.append("the baseline is the observed order: 1f1b needs one stage per rank")
-    back, seen = measure(replay(pipeline, observed, Scenario()).timeline), measure(found.observed)
+    as_measured = Scenario(interference=scenario.interference)
+    back, seen = measure(replay(pipeline, observed, as_measured).timeline), measure(found.observed)
     fidelity = Fidelity(seen.window_ns, back.window_ns)
     # A model that misses its own recording by more than the known error misses other orders by as much at least.
     own_error = max(abs(fidelity.error_ratio), abs(back.step_ns / seen.step_ns - 1))
-    how = _How(shape, scenario, chunks, own_error, jitter_seed)
+    how = _How(shape, scenario, chunks, own_error, jitter_seed, time_limit_s)
     base = _evaluate(pipeline, baseline, how, None)
     results = [_evaluate(pipeline, name, how, extra_forwards) for name in schedules]
     return Answer(
@@ -166,7 +177,7 @@ def answer(
         scenario=scenario,
         baseline=base,
         results=tuple(results),
-        notes=(*notes, *_distrust(own_error), *_notes(pipeline, scenario, [base, *results])),
+        notes=(*notes, *distrust(own_error), *notes_of(pipeline, scenario, [base, *results])),
     )
 
 
@@ -178,24 +189,27 @@ class _How(NamedTuple):
     chunks: int | None
     own_error: float
     jitter_seed: int | None
+    time_limit_s: float
 
 
 def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[int, ...] | None) -> Result:
-    shape, scenario, chunks, own_error, seed = how
+    shape, scenario = how.shape, how.scenario
     remark = None
     if name.lower() == "geopipe" and extra_forwards is None:
         extra_forwards, remark = choose_depth(pipeline, shape, scenario)
     measured = pipeline
-    if (needed := _chunks_needed(name)) is not None and shape.chunks == 1 < needed[0]:
-        least, placement = needed
-        if placement == "bidirectional":
-            shape = replace(shape, chunks=least, placement=placement)
-            remark = "two copies of every stage, weights twice; summing their gradients after the step is not modelled"
-        else:
-            pipeline = recut(pipeline, chunks or least, placement=placement)
-            shape = replace(pipeline.observed.shape, microbatches=shape.microbatches)
-            remark = f"each rank's stage re-cut into {shape.chunks} by its layers (peaks of such were up to 2.2 % off)"
-    schedule = build_schedule(name, shape, extra_forwards=extra_forwards, observed=pipeline.observed)
+    pipeline, shape, cut = stages_for(pipeline, name, how.chunks, shape.microbatches)
+    remark = cut or remark
+    posed = pose(pipeline, shape, scenario) if _needs_costs(name) else None
+    schedule = build_schedule(
+        name,
+        shape,
+        extra_forwards=extra_forwards,
+        observed=pipeline.observed,
+        problem=posed.problem if posed else None,
+        time_limit_s=how.time_limit_s,
+        judge=posed.judge if posed else None,
+    )
     done = replay(pipeline, schedule, scenario)
     metrics = measure(done.timeline)
     free = replace(scenario, topology=scenario.topology.without_delays())
@@ -204,10 +218,12 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
     known = _seen_error(measured, schedule, done.p2p, len(scenario.topology.boundaries()))
     remarks = [
         *([remark] if remark else []),
-        *_derived_remarks(pipeline, schedule, metrics, scenario),
-        *_memory_remarks(measured, pipeline, metrics),
-        *_overlap_remarks(schedule, scenario),
-        *_transfer_remarks(pipeline, done, metrics, scenario),
+        *([schedule.remark] if schedule.remark else []),
+        *(posed.remarks if posed else ()),
+        *derived_remarks(pipeline, schedule, metrics, scenario),
+        *memory_remarks(measured, pipeline, metrics),
+        *overlap_remarks(schedule, scenario),
+        *transfer_remarks(pipeline, done, metrics, scenario),
     ]
     return Result(
         schedule=schedule.name,
@@ -219,10 +235,41 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
         metrics=metrics,
         cross_dc_bubble_ns=metrics.window_ns - ideal.window_ns,
         timeline=done.timeline,
-        seen_error_ratio=None if known is None else max(known, own_error),
+        seen_error_ratio=None if known is None else max(known, how.own_error),
         remark="; ".join(remarks) or None,
-        spread=None if seed is None else spread(pipeline, schedule, scenario, seed),
+        spread=None if how.jitter_seed is None else spread(pipeline, schedule, scenario, how.jitter_seed),
     )
+
+
+def stages_for(
+    pipeline: Pipeline, name: str, chunks: int | None, microbatches: int
+) -> tuple[Pipeline, PipelineShape, str | None]:
+    """The pipeline and shape a schedule runs on: recorded stages, these re-cut by layers, or two copies of them.
+
+    Args:
+        pipeline: What was measured.
+        name: The schedule.
+        chunks: Stages per rank to cut into; None for as few as the schedule needs.
+        microbatches: Microbatches per step.
+
+    Returns:
+        Both, and in words what was done to the stages.
+
+    Raises:
+        UnsupportedShape: If layers are unknown or do not divide.
+    """
+    shape = replace(pipeline.observed.shape, microbatches=microbatches)
+    needed = _chunks_needed(name)
+    if needed is None or shape.chunks > 1 or needed[0] == 1:
+        return pipeline, shape, None
+    least, placement = needed
+    if placement == "bidirectional":
+        copies = replace(shape, chunks=least, placement=placement)
+        return pipeline, copies, "two copies of every stage, weights twice; summing their gradients is not modelled"
+    cut = recut(pipeline, chunks or least, placement=placement)
+    shape = replace(cut.observed.shape, microbatches=microbatches)
+    remark = f"each rank's stage re-cut into {shape.chunks} by its layers (peaks of such were up to 2.2 % off)"
+    return cut, shape, remark
 
 
 def _chunks_needed(name: str) -> tuple[int, Placement] | None:
@@ -233,67 +280,8 @@ def _chunks_needed(name: str) -> tuple[int, Placement] | None:
     return kind.least_chunks, kind.placement
 
 
-def _derived_remarks(pipeline: Pipeline, schedule: Schedule, metrics: Metrics, scenario: Scenario) -> list[str]:
-    """What of a result comes from halves of backwards that ran as one."""
-    halves = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
-    shape = schedule.shape
-    used = {a.stage for order in schedule.orders for a in order if a.kind in halves}
-    profiles = [pipeline.stages[shape.profile_of(s)] for s in sorted(used) if shape.previous(s) is not None]
-    derived = [profile for profile in profiles if not all(kind in profile.costs for kind in halves)]
-    if not derived:
-        return []
-    remarks = ["input and weight gradients are told apart by kernels: the trace ran them as one"]
-    if scenario.activation_bytes is None and None not in metrics.peak_hbm_bytes:
-        remarks.append(
-            "memory as torch's split would hold it: I keeps activations and gradients for W (within 3 % on recordings)"
-        )
-    elif _has_memory(pipeline) and any(
-        cost.held_bytes is None for profile in derived for costs in profile.derived.values() for cost in costs
-    ):
-        remarks.append(
-            "memory unknown: the allocator's log does not tell what the input half would keep for the weight half"
-        )
-    return remarks
-
-
-def _has_memory(pipeline: Pipeline) -> bool:
-    """Whether the trace tells what every rank and every action that ran holds."""
-    return all(rank.static_bytes is not None for rank in pipeline.ranks) and all(
-        cost.held_bytes is not None for s in pipeline.stages for costs in s.costs.values() for cost in costs
-    )
-
-
-def _memory_remarks(measured: Pipeline, cut: Pipeline, metrics: Metrics) -> list[str]:
-    """Why memory is unknown though it was recorded: cutting moved the ends of the model."""
-    if None not in metrics.peak_hbm_bytes or not _has_memory(measured) or _has_memory(cut):
-        return []
-    if all(rank.static_bytes is not None for rank in cut.ranks):
-        return []
-    return [
-        "memory unknown: ranks hold other layers than in the trace (embedding and head move, or layers are uneven), "
-        "so what they hold at rest is not known"
-    ]
-
-
-def _overlap_remarks(schedule: Schedule, scenario: Scenario) -> list[str]:
-    """What of a result hangs on the time of two actions that run as one."""
-    if not any(schedule.overlaps):
-        return []
-    share = "as long as" if scenario.overlap_ratio == 1 else f"{scenario.overlap_ratio:g} times"
-    return [f"a forward and a backward that run as one take {share} both alone (--overlap-ratio)"]
-
-
-def _transfer_remarks(pipeline: Pipeline, done: Replayed, metrics: Metrics, scenario: Scenario) -> list[str]:
-    """What of a result comes from how its transfers are issued."""
-    remarks = []
-    schedule = done.schedule
-    if schedule.extra_forwards and not any(schedule.extra_forwards) and done.p2p != pipeline.p2p:
-        remarks.append("this is 1F1B's order: what differs from 1f1b comes from how transfers are issued")
-    if done.p2p != "per-edge" and not schedule.blocking and scenario.topology.links:
-        edges = measure(replay(pipeline, schedule, replace(scenario, p2p="per-edge")).timeline)
-        if edges.step_ns < (1 - GAIN_RATIO) * metrics.step_ns:
-            remarks.append(f"with a channel per edge (--p2p per-edge) it would take {format_duration(edges.step_ns)}")
-    return remarks
+def _needs_costs(name: str) -> bool:
+    return not name.startswith("csv:") and SCHEDULES.get(name).needs_costs
 
 
 def _seen_error(pipeline: Pipeline, schedule: Schedule, mode: P2PMode, boundaries: int) -> float | None:
@@ -314,50 +302,3 @@ def _seen_error(pipeline: Pipeline, schedule: Schedule, mode: P2PMode, boundarie
 
 
 _TRIED = ("1f1b", "gpipe", "geopipe", "zb-h1", "interleaved", "observed")
-
-
-def _distrust(own_error: float) -> list[str]:
-    if own_error <= 0.05:
-        return []
-    return [
-        f"replay misses its own recording by {own_error:.1%}: do not trust its predictions before the cause is known"
-    ]
-
-
-def _beyond_allocations(pipeline: Pipeline) -> list[str]:
-    """What the HBM limit is compared with."""
-    known = [r.overhead_bytes for r in pipeline.ranks if r.overhead_bytes is not None]
-    if not known:
-        return []
-    return [
-        f"a rank needs its peak and what it occupied beyond that when recorded (up to {format_size(max(known))}): what "
-        "its allocator reserves more than it hands out and, on Ascend, what else the process holds; CUDA's context "
-        "and NCCL's buffers are in no torch trace: leave room for them"
-    ]
-
-
-def _notes(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) -> list[str]:
-    notes = [
-        "±: the largest error of such predictions on this tool's H100 recordings (~: a change within it; empty: none "
-        "was like it); maybe: a peak within 4 % of the limit. A profiler slows a step down besides: by 1 to 39 % on "
-        "these recordings"
-    ]
-    if not scenario.interference:
-        notes.append("slowdown beside communication and under sustained load is left out (--no-interference)")
-    unchecked = [r.schedule for r in results if r.feasible is None]
-    if scenario.hbm_bytes is not None and unchecked:
-        notes.append(
-            f"the HBM limit was not checked for {', '.join(dict.fromkeys(unchecked))} (its remark says why): give "
-            "--activation and --static"
-            if _has_memory(pipeline)
-            else "what actions hold in memory is unknown, so the HBM limit was not checked: give --activation and "
-            "--static (torch: or record with profile_memory=True)"
-        )
-    if scenario.hbm_bytes is not None and scenario.static_bytes is None:
-        notes += _beyond_allocations(pipeline)
-    if scenario.activation_bytes is not None:
-        notes.append("≥: peaks from --activation and --static leave out transient buffers and gradients")
-    device = min((r.hbm_bytes for r in pipeline.ranks if r.hbm_bytes is not None), default=None)
-    if scenario.hbm_bytes is not None and device is not None and scenario.hbm_bytes > device:
-        notes.append(f"the HBM limit is above what the recorded devices have ({format_size(device)})")
-    return notes

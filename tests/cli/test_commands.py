@@ -223,6 +223,8 @@ def test_schedules_are_listed_and_drawn(capsys: pytest.CaptureFixture[str]) -> N
         "dualpipev",
         "dualpipe",
         "chimera",
+        "greedy",
+        "optimal",
         "observed",
     ]
     assert run(["schedules", "1f1b", "--stages", "2", "--microbatches", "2", "-q"]) == 0

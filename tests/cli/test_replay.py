@@ -143,3 +143,18 @@ def test_a_schedule_file_in_torchs_form_is_replayed(capsys: pytest.CaptureFixtur
     named = _report(capsys, SAMPLE, "--schedule", "geopipe", *LINK, "--p2p", "in-order")["results"][0]
     assert named["extra_forwards"] == [3, 3, 0, 0]
     assert from_file["step_ns"] == named["step_ns"]
+
+
+def test_greedy_is_made_for_the_link_and_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    """Per edge it is no longer than 1F1B, and it stays within the limit that 1F1B just fits."""
+    base = ["--p2p", "per-edge", "--hbm", "13.2GiB", "--time-limit", "5s"]
+    greedy = _report(capsys, SAMPLE, "--schedule", "greedy", *LINK, *base)
+    (result,) = greedy["results"]
+    assert result["feasible"] is True
+    assert result["window_ns"] < greedy["baseline"]["window_ns"]
+    assert "backwards kept whole" in result["remark"]
+
+
+def test_a_time_limit_without_a_unit_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["replay", SAMPLE, "--schedule", "greedy", "--time-limit", "30"]) == 2
+    assert "30" in capsys.readouterr().err

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     metavar="V",
     help="Stages per rank to cut one into, for schedules of several (hanayo: twice the waves); default: 2.",
 )
+@click.option("--time-limit", default="30s", show_default=True, metavar="30s", help="optimal: how long to search.")
 @click.option("--activation", metavar="1.2GiB", help="Bytes one microbatch keeps on a stage; default: as measured.")
 @click.option("--static", metavar="6GiB", help="Bytes allocated when the step starts; default: as measured.")
 @click.option(
@@ -113,6 +114,7 @@ def replay(
     microbatches: int | None,
     extra_forwards: str | None,
     chunks: int | None,
+    time_limit: str,
     activation: str | None,
     static: str | None,
     costs_from: Path | None,
@@ -148,6 +150,7 @@ def replay(
     from tracetool.reports import REPORTS, run_facts
     from tracetool.reports.gantt import shortest
     from tracetool.runs import open_run
+    from tracetool.units import parse_duration_ns
     from tracetool.whatif import answer
 
     targets = _targets(output, force=force)
@@ -155,6 +158,7 @@ def replay(
     _check_names([*names, baseline])
     words = _Words(link, hbm, p2p, microbatches, activation, static, overlap_ratio)
     scenario = replace(words.scenario(), interference=not no_interference)
+    time_limit_s = parse_duration_ns(time_limit) / 1e9
     dc_map = read_dc_map(dc) if dc else None
     with ProgressBar(quiet=quiet) as progress:
         run = open_run(paths, progress)
@@ -174,6 +178,7 @@ def replay(
         extra_forwards=parse_counts(extra_forwards) if extra_forwards else None,
         jitter_seed=jitter,
         chunks=chunks,
+        time_limit_s=time_limit_s,
     )
     named = " ".join(str(p) for p in paths)
     facts = run_facts(named, run.manifest, shlex.join(["tracetool", *click.get_current_context().obj]))

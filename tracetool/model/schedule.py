@@ -92,6 +92,7 @@ class Schedule:
             or needs ones that do not (geopipe).
         overlaps: Per pipeline rank, the positions of actions that run as one with the action after them: a forward and
             a backward whose kernels overlap, torch's ``OVERLAP_F_B``. Empty if there are none on any rank.
+        remark: How the order came about, where a search made it.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Schedule:
     extra_forwards: tuple[int, ...] | None = None
     blocking: bool = True
     overlaps: tuple[frozenset[int], ...] = ()
+    remark: str | None = None
 
     def validate(self) -> Schedule:
         """Check that each stage runs every microbatch it has forward once and then backward once.

@@ -8,17 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tracetool.costs.recut import recut
 from tracetool.errors import ScenarioError, TraceToolError
 from tracetool.metrics import measure
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import between_ranks
 from tracetool.replay import replay
-from tracetool.schedules import SCHEDULES, build_schedule
+from tracetool.schedules import build_schedule
 from tracetool.units import format_count
 from tracetool.validate.kendall import kendall_tau_b
 from tracetool.validate.match import check_row, mismatch
 from tracetool.validate.names import p2p_mode, schedule_name
+from tracetool.whatif import stages_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tracetool.metrics import Metrics
     from tracetool.model.pipeline import P2PMode, Pipeline
-    from tracetool.model.schedule import Placement, Schedule
+    from tracetool.model.schedule import PipelineShape, Schedule
     from tracetool.reconstruct import Reconstruction
     from tracetool.validate.measured import MeasuredStep, Measurements
 
@@ -241,7 +241,7 @@ class _Predictor:
     def __init__(self, pipeline: Pipeline, folder: Path | None) -> None:
         self._measured = pipeline
         self._folder = folder
-        self._cut: dict[tuple[int, Placement], Pipeline] = {}
+        self._cut: dict[tuple[str, int | None], tuple[Pipeline, PipelineShape, str | None]] = {}
 
     def predict(self, step: MeasuredStep) -> Prediction:
         """Replay one row.
@@ -250,8 +250,7 @@ class _Predictor:
             TraceToolError: If it cannot be, in words for the row's ``reason``.
         """
         name = self._schedule_name(step.schedule)
-        pipeline, remarks = self._with_chunks(name, step.stages_per_rank)
-        shape = replace(pipeline.observed.shape, microbatches=step.microbatches)
+        pipeline, shape, remarks = self._with_chunks(name, step)
         extra = None if step.extra_forwards is None else tuple(step.extra_forwards)
         schedule = build_schedule(name, shape, extra_forwards=extra, observed=pipeline.observed)
         _check_extra(schedule, extra)
@@ -275,21 +274,19 @@ class _Predictor:
             return f"csv:{self._folder / name.removeprefix('csv:')}"
         return schedule_name(name)
 
-    def _with_chunks(self, name: str, chunks: int | None) -> tuple[Pipeline, tuple[str, ...]]:
+    def _with_chunks(self, name: str, step: MeasuredStep) -> tuple[Pipeline, PipelineShape, tuple[str, ...]]:
         """The pipeline with as many stages per rank as the row says, else as the schedule needs."""
-        kind = None if name.startswith("csv:") else SCHEDULES.get(name)
         recorded = self._measured.observed.shape.chunks
-        if chunks is None:
-            chunks = max(recorded, 1 if kind is None else kind.least_chunks)
-        if chunks == recorded:
-            return self._measured, ()
-        if recorded > 1:
+        chunks = step.stages_per_rank
+        if chunks is not None and chunks != recorded and recorded > 1:
             raise ScenarioError(f"the row has {chunks} stages per rank, the Run {recorded}: their layers are not told.")
-        placement: Placement = "loop" if kind is None else kind.placement
-        key = chunks, placement
+        key = name, chunks
         if key not in self._cut:
-            self._cut[key] = recut(self._measured, chunks, placement=placement)
-        return self._cut[key], (f"each rank's stage re-cut into {chunks} by its layers",)
+            self._cut[key] = stages_for(self._measured, name, chunks, step.microbatches)
+        pipeline, shape, remark = self._cut[key]
+        if chunks is not None and chunks != shape.chunks:
+            raise ScenarioError(f"the row has {chunks} stages per rank, {name} runs on {shape.chunks}.")
+        return pipeline, replace(shape, microbatches=step.microbatches), (remark,) if remark else ()
 
 
 def _check_extra(schedule: Schedule, extra: tuple[int, ...] | None) -> None:
