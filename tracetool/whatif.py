@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.costs.recut import recut
 from tracetool.depth import GAIN_RATIO, Shortage, choose_depth, fits
-from tracetool.errors import ScenarioError
+from tracetool.errors import ScenarioError, ScheduleError
 from tracetool.metrics import Metrics, measure
 from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
@@ -58,6 +58,21 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """A schedule that was asked for and does not fit.
+
+    Attributes:
+        schedule: Its name.
+        reason: Why it cannot be replayed.
+        hint: What to do about it.
+    """
+
+    schedule: str
+    reason: str
+    hint: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Fidelity:
     """How well replay gives back what was observed: the observed order at the measured costs."""
 
@@ -82,8 +97,10 @@ class Answer:
         fidelity: Check of the model on the observed order.
         scenario: The what-if.
         baseline: The schedule that the others are compared with, in the same scenario.
-        results: One per schedule asked for.
+        results: One per schedule asked for that fits.
         notes: What was inferred, is missing or not modelled.
+        refused: Schedules asked for that do not fit.
+        warnings: Why not to trust any of it, for readers to see first.
     """
 
     pipeline: Pipeline
@@ -95,6 +112,8 @@ class Answer:
     baseline: Result
     results: tuple[Result, ...]
     notes: tuple[str, ...]
+    refused: tuple[Refused, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def bubble_reduction(self, result: Result) -> float | None:
         """1 - bubble of the result / bubble of the baseline; None if the baseline has no bubble."""
@@ -127,7 +146,8 @@ def answer(
         extra_forwards: For geopipe, per pipeline rank; chosen by ``choose_depth`` if not given.
 
     Raises:
-        TraceToolError: If a schedule does not exist or fit, or the scenario does not fit the pipeline.
+        ScheduleError: If the baseline or none of the schedules fits; one of several is among ``refused``.
+        TraceToolError: If a schedule does not exist, or the scenario does not fit the pipeline.
     """
     scenario = scenario or Scenario()
     pipeline = found.pipeline
@@ -148,7 +168,7 @@ def answer(
     # A model that misses its own recording by more than the known error misses other orders by as much at least.
     own_error = max(abs(fidelity.error_ratio), abs(back.step_ns / seen.step_ns - 1))
     base = _evaluate(pipeline, baseline, shape, scenario, None, own_error)
-    results = [_evaluate(pipeline, name, shape, scenario, extra_forwards, own_error) for name in schedules]
+    results, refused = _evaluate_each(pipeline, schedules, shape, scenario, extra_forwards, own_error)
     return Answer(
         pipeline=pipeline,
         observed=found.observed,
@@ -158,8 +178,37 @@ def answer(
         scenario=scenario,
         baseline=base,
         results=tuple(results),
-        notes=(*notes, *_distrust(own_error), *_notes(pipeline, scenario, [base, *results])),
+        notes=(*notes, *_notes(pipeline, scenario, [base, *results])),
+        refused=tuple(refused),
+        warnings=tuple(_distrust(own_error)),
     )
+
+
+def _evaluate_each(
+    pipeline: Pipeline,
+    names: Sequence[str],
+    shape: PipelineShape,
+    scenario: Scenario,
+    extra_forwards: tuple[int, ...] | None,
+    own_error: float,
+) -> tuple[list[Result], list[Refused]]:
+    """Results of the schedules that fit, and why the others do not."""
+    results: list[Result] = []
+    refused: list[Refused] = []
+    for name in names:
+        try:
+            results.append(_evaluate(pipeline, name, shape, scenario, extra_forwards, own_error))
+        except ScheduleError as error:
+            if len(names) == 1:
+                raise
+            refused.append(Refused(name, error.message, error.hint))
+    if not results:
+        raise ScheduleError(
+            f"none of {', '.join(names)} fits. "
+            + " ".join(r.reason if r.schedule in r.reason else f"{r.schedule}: {r.reason}" for r in refused),
+            hint=next((r.hint for r in refused if r.hint), None),
+        )
+    return results, refused
 
 
 def _evaluate(

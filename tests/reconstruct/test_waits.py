@@ -21,7 +21,8 @@ from tracetool.reconstruct.collectives import find_collectives
 from tracetool.reconstruct.links import link_rows
 from tracetool.reconstruct.messages import Message, P2POp
 from tracetool.reconstruct.survey import survey_run
-from tracetool.reconstruct.waits import Union, Wait, find_waits
+from tracetool.reconstruct.waits import Union, Wait, find_waits, total_ns
+from tracetool.units import format_duration
 
 if TYPE_CHECKING:
     from tracetool.store import Run
@@ -65,6 +66,32 @@ def test_stages_and_links_take_the_time_of_a_message_from_the_same_place_as_wait
     # The vendor's elapse and the operator's span on the timeline differ by less than two microseconds.
     assert stage_ns == pytest.approx(expected_ms * 1e6, abs=2_000)
     assert {t.end_ns - t.start_ns for t in found.observed.transfers if t.kind.value == kind} == {stage_ns}
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 10)), max_size=12))
+def test_what_overlaps_counts_once(spans: list[tuple[int, int]]) -> None:
+    """Against counting whole nanoseconds one by one."""
+    covered = {t for start, length in spans for t in range(start, start + length)}
+    assert total_ns((start, start + length) for start, length in spans) == len(covered)
+
+
+@pytest.mark.parametrize("schedule", ["ScheduleInterleaved1F1B", "ScheduleZBVZeroBubble"])
+def test_overlapping_work_of_the_host_is_no_longer_than_the_capture(schedule: str) -> None:
+    """gloo: sends and receives wait on threads of the host side by side; their sum is 17 times the capture."""
+    run = run_of(data("cpu-gloo-pp4", schedule))
+    account = Account()
+    survey_run(run, account)
+    told = {f.subject: f.value for f in account.findings if f.fact == "communication"}
+    rows = run.rows(
+        "WITH ops AS (SELECT rank, start_ns, end_ns, max(end_ns) OVER (PARTITION BY rank ORDER BY start_ns, end_ns "
+        "ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS until FROM comms WHERE start_ns IS NOT NULL) "
+        "SELECT rank, count(*), sum(greatest(0, end_ns - greatest(start_ns, coalesce(until, start_ns))))::BIGINT "
+        "FROM ops GROUP BY rank ORDER BY rank"
+    )
+    assert len(rows) == 4
+    for rank, count, busy in rows:
+        assert told[f"rank {rank}"].startswith(f"{count} operations, {format_duration(busy)}, ")
+        assert "kernel" not in told[f"rank {rank}"]
 
 
 def test_the_p2p_operators_of_four_ascend_ranks() -> None:

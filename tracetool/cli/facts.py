@@ -148,7 +148,8 @@ def summary_lines(facts: dict[str, Any]) -> list[str]:
     lines = [
         f"{len(facts['ranks'])} of {facts['world_size']} ranks ({', '.join(readers)})"
         + (f" on {', '.join(devices)}" if devices else ""),
-        f"  {facts['events']:,} events, {facts['kernels']:,} kernels over {format_duration(facts['span_ns'])}",
+        f"  {facts['events']:,} events, {format(facts['kernels'], ',') if facts['kernels'] else 'no'} kernels, "
+        f"over {format_duration(facts['span_ns'])}",
         f"  {facts['comms']:,} communication operations, {facts['sends_and_receives']:,} of them sends and receives",
         f"  steps: {format_ranges(facts['steps']) or 'none marked'}",
     ]

@@ -67,25 +67,45 @@ ORDER BY start_ns
 
 
 def tell_waits(run: Run, waits: Sequence[Wait], account: Account) -> None:
-    """Say how much of each rank's communication was waiting; operations launched as one kernel count once."""
+    """Say for how long each rank communicated, and how much of that was waiting; what overlaps counts once."""
     spans = {(row[0], row[1]): (row[3], row[4]) for row in run.rows(_SQL)}
+    with_kernels = {rank for (rank,) in run.rows("SELECT DISTINCT rank FROM events WHERE category = 'kernel'")}
     kernels: dict[int, dict[tuple[int, int], int]] = defaultdict(dict)
-    met: Counter[int] = Counter()
+    met: dict[int, Counter[Evidence]] = defaultdict(Counter)
     for wait in waits:
         span = spans[wait.rank, wait.position]
         kernels[wait.rank][span] = max(kernels[wait.rank].get(span, 0), wait.wait_ns)
-        met[wait.rank] += not wait.upper_bound
+        met[wait.rank][wait.evidence] += not wait.upper_bound
     operations = Counter(wait.rank for wait in waits)
     for rank, mine in sorted(kernels.items()):
         count = operations[rank]
-        lacking = count - met[rank]
-        whole, waited = sum(end - start for start, end in mine), sum(mine.values())
-        account.find(
-            "communication", f"rank {rank}",
-            f"{format_count(len(mine), 'kernel')}, {format_duration(whole)}, of it {format_duration(waited)} waiting",
-            "messages", met[rank] / count,
-            f"{format_count(lacking, 'operation')} without all sides: waiting counts as moving" if lacking else None,
-        )  # fmt: skip
+        what = format_count(len(mine), "kernel") if rank in with_kernels else format_count(count, "operation")
+        whole, waited = total_ns(mine), total_ns((start, start + wait) for (start, _), wait in mine.items())
+        told = f"{what}, {format_duration(whole)}, "
+        good = met[rank].total()
+        if good:
+            told += f"of it {format_duration(waited)} waiting"
+            detail = f"{format_count(count - good, 'operation')} without all sides: waiting counts as moving"
+            ((evidence, _),) = met[rank].most_common(1)
+            account.find(
+                "communication", f"rank {rank}", told, evidence, good / count, detail if good < count else None
+            )
+        else:
+            account.find(
+                "communication", f"rank {rank}", f"{told}how much of it was waiting is unknown", "inferred", 0.0,
+                "no operation has all its sides in these traces",
+            )  # fmt: skip
+
+
+def total_ns(spans: Iterable[tuple[int, int]]) -> int:
+    """Length of the union of intervals (start, end)."""
+    total = 0
+    until: int | None = None
+    for start, end in sorted(spans):
+        begin = start if until is None else max(start, until)
+        total += max(0, end - begin)
+        until = end if until is None else max(until, end)
+    return total
 
 
 def find_waits(run: Run, messages: Sequence[Message], collectives: Sequence[Collective], clocks: Clocks) -> list[Wait]:

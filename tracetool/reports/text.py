@@ -24,7 +24,8 @@ _HEAD = ("", "step", "±", "Δ", "bubble", "cross-DC", "peak HBM", "fits")
 
 def render(answer: Answer, facts: RunFacts, _suffix: str = "") -> bytes:
     """The report as text of at most 80 columns, names and paths aside."""
-    lines = [*_title(answer, facts), "", *_table(answer), "", *_details(answer)]
+    warnings = [f"warning: {text}" for text in answer.warnings]
+    lines = [*warnings, *([""] if warnings else []), *_title(answer, facts), "", *_table(answer), "", *_details(answer)]
     lines += [f"note: {note}" for note in answer.notes]
     return ("\n".join(wrapped(lines)) + "\n").encode()
 
@@ -63,6 +64,7 @@ def _table(answer: Answer) -> list[str]:
     ]
     shown = [base, *(r for r in answer.results if r.schedule != base.schedule or r.p2p != base.p2p)]
     rows += [(_name(r), *_cells(answer, r.metrics, r)) for r in shown]
+    rows += [(refused.schedule, "not replayed", *[""] * (len(_HEAD) - 2)) for refused in answer.refused]
     columns = [i for i in range(len(_HEAD)) if any(row[i] for row in rows[1:])]
     widths = [max(len(row[i]) for row in rows) for i in columns]
     return [_aligned([row[i] for i in columns], widths) for row in rows]
@@ -139,6 +141,9 @@ def _details(answer: Answer) -> list[str]:
         if result.schedule != answer.baseline.schedule or result.p2p != answer.baseline.p2p:
             lines += [f"    {line}" for line in _reductions(answer, result)]
         lines.append("")
+    for refused in answer.refused:
+        hint = f" ({refused.hint})" if refused.hint else ""
+        lines += [f"  {refused.schedule}: not replayed: {refused.reason}{hint}", ""]
     check = answer.fidelity
     lines.append(
         f"  fidelity: the observed order, replayed, takes a window of {format_duration(check.replayed_ns)} for the "
