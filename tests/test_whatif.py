@@ -234,10 +234,27 @@ def test_other_microbatches_cost_the_measured_median() -> None:
 def test_geopipe_leaves_the_blocking_batches_of_the_trace() -> None:
     """What needs non-blocking transfers runs on the one communicator of a grouped trace, 1F1B in its batches."""
     over = scenario(places([2, 2], latency_ns=4500))
-    done = answer(found(replace(measured(), p2p="grouped")), ["geopipe", "1f1b"], over)
+    pipe = replace(measured(), p2p="grouped")
+    h100 = replace(pipe, ranks=tuple(replace(rank, device_name="NVIDIA H100 80GB HBM3") for rank in pipe.ranks))
+    done = answer(found(h100), ["geopipe", "1f1b"], over)
     assert [r.p2p for r in done.results] == ["in-order", "grouped"]
     # Costs of a blocking recording under other transfers are known to be less exact.
     assert (done.results[0].seen_error_ratio or 0) > (done.results[1].seen_error_ratio or 0)
+
+
+@pytest.mark.parametrize("device", ["NVIDIA H200", "Ascend910B", None])
+def test_errors_seen_on_one_device_are_not_told_of_another(device: str | None) -> None:
+    pipe = measured()
+    other = replace(pipe, ranks=tuple(replace(rank, device_name=device) for rank in pipe.ranks))
+    done = answer(found(other), ["gpipe"])
+    assert [r.seen_error_ratio for r in (done.baseline, *done.results)] == [None, None]
+    assert not any(note.startswith("±") for note in done.notes)
+
+
+def test_errors_seen_without_tensor_parallelism_are_not_told_of_it() -> None:
+    done = answer(rebuilt("tp2pp2_1f1b_m8"), ["gpipe"])
+    assert done.results[0].seen_error_ratio is None
+    assert answer(rebuilt("1f1b_m8"), ["gpipe"]).results[0].seen_error_ratio is not None
 
 
 def test_depth_stops_where_blocking_batches_would_deadlock() -> None:

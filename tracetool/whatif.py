@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tracetool.caveats import derived_remarks, has_memory, host_notes, is_like_the_recordings, memory_remarks
 from tracetool.costs.recut import recut
 from tracetool.depth import GAIN_RATIO, Shortage, choose_depth, fits
 from tracetool.errors import ScenarioError, ScheduleError
@@ -169,6 +170,9 @@ def answer(
     own_error = max(abs(fidelity.error_ratio), abs(back.step_ns / seen.step_ns - 1))
     base = _evaluate(pipeline, baseline, shape, scenario, None, own_error)
     results, refused = _evaluate_each(pipeline, schedules, shape, scenario, extra_forwards, own_error)
+    if not is_like_the_recordings(found):
+        base = replace(base, seen_error_ratio=None)
+        results = [replace(result, seen_error_ratio=None) for result in results]
     return Answer(
         pipeline=pipeline,
         observed=found.observed,
@@ -178,7 +182,7 @@ def answer(
         scenario=scenario,
         baseline=base,
         results=tuple(results),
-        notes=(*notes, *_notes(pipeline, scenario, [base, *results])),
+        notes=(*notes, *host_notes(found), *_notes(pipeline, scenario, [base, *results])),
         refused=tuple(refused),
         warnings=tuple(_distrust(own_error)),
     )
@@ -236,8 +240,8 @@ def _evaluate(
     known = _seen_error(measured, schedule, done.p2p, len(scenario.topology.boundaries()))
     remarks = [
         *([remark] if remark else []),
-        *_derived_remarks(pipeline, schedule, metrics, scenario),
-        *_memory_remarks(measured, pipeline, metrics),
+        *derived_remarks(pipeline, schedule, metrics, scenario),
+        *memory_remarks(measured, pipeline, metrics),
         *_transfer_remarks(pipeline, done, metrics, scenario),
     ]
     return Result(
@@ -261,46 +265,6 @@ def _chunks_needed(name: str) -> tuple[int, Placement] | None:
         return None
     kind = SCHEDULES.get(name)
     return kind.least_chunks, kind.placement
-
-
-def _derived_remarks(pipeline: Pipeline, schedule: Schedule, metrics: Metrics, scenario: Scenario) -> list[str]:
-    """What of a result comes from halves of backwards that ran as one."""
-    halves = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
-    used = {a.stage for order in schedule.orders for a in order if a.kind in halves and a.stage}
-    derived = [s for s in sorted(used) if not all(kind in pipeline.stages[s].costs for kind in halves)]
-    if not derived:
-        return []
-    remarks = ["input and weight gradients are told apart by kernels: the trace ran them as one"]
-    if scenario.activation_bytes is None and None not in metrics.peak_hbm_bytes:
-        remarks.append(
-            "memory as torch's split would hold it: I keeps activations and gradients for W (within 3 % on recordings)"
-        )
-    elif _has_memory(pipeline) and any(
-        cost.held_bytes is None for s in derived for costs in pipeline.stages[s].derived.values() for cost in costs
-    ):
-        remarks.append(
-            "memory unknown: the allocator's log does not tell what the input half would keep for the weight half"
-        )
-    return remarks
-
-
-def _has_memory(pipeline: Pipeline) -> bool:
-    """Whether the trace tells what every rank and every action that ran holds."""
-    return all(rank.static_bytes is not None for rank in pipeline.ranks) and all(
-        cost.held_bytes is not None for s in pipeline.stages for costs in s.costs.values() for cost in costs
-    )
-
-
-def _memory_remarks(measured: Pipeline, cut: Pipeline, metrics: Metrics) -> list[str]:
-    """Why memory is unknown though it was recorded: cutting moved the ends of the model."""
-    if None not in metrics.peak_hbm_bytes or not _has_memory(measured) or _has_memory(cut):
-        return []
-    if all(rank.static_bytes is not None for rank in cut.ranks):
-        return []
-    return [
-        "memory unknown: ranks hold other layers than in the trace (embedding and head move, or layers are uneven), "
-        "so what they hold at rest is not known"
-    ]
 
 
 def _transfer_remarks(pipeline: Pipeline, done: Replayed, metrics: Metrics, scenario: Scenario) -> list[str]:
@@ -368,18 +332,23 @@ def _beyond_allocations(pipeline: Pipeline) -> list[str]:
 def _notes(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) -> list[str]:
     recorded = recognise(pipeline.observed)
     notes = [
-        "±: the largest error of such predictions on this tool's H100 recordings (~: a change within it; empty: none "
-        "was like it); maybe: a peak within 4 % of the limit. Not modelled: compute slows down "
-        "beside communication kernels that wait, so costs belong to the order and transfers they were recorded with "
-        f"({recorded.name if recorded else 'unknown order'}, {pipeline.p2p}). A profiler slows a step down besides: "
-        "by 1 to 39 % on these recordings"
+        "Not modelled: compute slows down beside communication kernels that wait, so costs belong to the order and "
+        f"transfers they were recorded with ({recorded.name if recorded else 'unknown order'}, {pipeline.p2p})"
     ]
+    if any(r.seen_error_ratio is not None for r in results):
+        notes.insert(
+            0,
+            "±: the largest error of such predictions on this tool's own H100 recordings (~: a change within it; "
+            "empty: none was like it)",
+        )
+    if scenario.hbm_bytes is not None and any(r.feasible for r in results):
+        notes.append("maybe: a peak within 4 % of the limit")
     unchecked = [r.schedule for r in results if r.feasible is None]
     if scenario.hbm_bytes is not None and unchecked:
         notes.append(
             f"the HBM limit was not checked for {', '.join(dict.fromkeys(unchecked))} (its remark says why): give "
             "--activation and --static"
-            if _has_memory(pipeline)
+            if has_memory(pipeline)
             else "what actions hold in memory is unknown, so the HBM limit was not checked: give --activation and "
             "--static (torch: or record with profile_memory=True)"
         )

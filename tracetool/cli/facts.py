@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tracetool.cli.findings import finding_lines
 from tracetool.cli.gaps import find_gaps
 from tracetool.reconstruct import notes_of_sources
+from tracetool.reconstruct.host_gaps import gap_shares, tell_gaps
 from tracetool.units import format_count, format_duration, format_ranges, format_ranks, format_size
 
 if TYPE_CHECKING:
@@ -66,11 +67,22 @@ def run_summary(run: Run) -> dict[str, Any]:
             "stages": stages,
         },
         "vendor_figures": run.rows("SELECT count(*) FROM vendor_figures")[0][0],
+        "host_gaps": host_gaps(run, found.get("step")),
         "gaps": [gap._asdict() for gap in find_gaps(run)],
         "sources": run.manifest["sources"],
         "failed": run.manifest["failed"],
         "left": run.manifest["left"],
     }
+
+
+def host_gaps(run: Run, step: int | None) -> list[dict[str, Any]]:
+    """Share of gaps between kernels in the actions of the chosen step; none without kernels."""
+    rows = run.rows(
+        "SELECT stage, kind, duration_ns, kernel_ns FROM costs "
+        "WHERE step = ? AND EXISTS (SELECT 1 FROM events WHERE category = 'kernel')",
+        [step],
+    )
+    return [{"stage": stage, "kind": kind, "gap_ratio": share} for (stage, kind), share in gap_shares(rows).items()]
 
 
 def next_command(named: str, facts: dict[str, Any]) -> str:
@@ -157,14 +169,14 @@ def summary_lines(facts: dict[str, Any]) -> list[str]:
         lines.append(f"  memory: {facts['memory_rows']:,} allocator records")
     if facts["vendor_figures"]:
         lines.append(f"  vendor_figures: {facts['vendor_figures']:,} figures of a vendor's analysis")
-    lines += _pipeline_lines(facts["pipeline"], set(notes_of_sources(facts["sources"])))
+    lines += _pipeline_lines(facts["pipeline"], set(notes_of_sources(facts["sources"])), facts["host_gaps"])
     lines += finding_lines(facts["findings"])
     lines += [f"  missing for {gap['needed_for']}: {gap['lacks']} ({gap['hint']})" for gap in facts["gaps"]]
     lines += _loss_lines(facts)
     return lines
 
 
-def _pipeline_lines(pipeline: dict[str, Any], told: set[str]) -> list[str]:
+def _pipeline_lines(pipeline: dict[str, Any], told: set[str], gaps: list[dict[str, Any]]) -> list[str]:
     if pipeline["missing"]:
         lines = [f"  pipeline: cannot be replayed: {pipeline['missing']}"]
         return lines + ([f"    {pipeline['hint']}"] if pipeline["hint"] else [])
@@ -186,7 +198,12 @@ def _pipeline_lines(pipeline: dict[str, Any], told: set[str]) -> list[str]:
         lines.append(
             f"    stage {stage['stage']} on rank {stage['rank']}: {', '.join(times + sizes)} (by {stage['evidence']})"
         )
-    return lines + [f"    note: {note}" for note in pipeline["notes"] if note not in told]
+        alone = stage["backward_weight_ns"] is not None and stage["backward_input_ns"] is None
+        if alone and stage["backward_ns"] is None:
+            lines.append("      W is its whole backward: the first stage has no input gradient to send")
+    shares = {(gap["stage"], gap["kind"]): gap["gap_ratio"] for gap in gaps}
+    notes = [note for note in pipeline["notes"] if note not in told]
+    return lines + [f"    note: {note}" for note in (*notes, *tell_gaps(shares))]
 
 
 def _left_lines(left: list[dict[str, str]]) -> list[str]:

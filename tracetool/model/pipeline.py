@@ -148,6 +148,7 @@ class RankProfile:
         tail_peak_bytes: Highest allocation in that tail, above the level at its start.
         overhead_bytes: Device memory that the rank occupied beyond its highest allocation, as measured: what the
             allocator had reserved beyond it, and what else the process held. None if the trace does not tell.
+        device_name: Name of its device, as the trace says; None if unknown.
     """
 
     rank: int
@@ -156,6 +157,7 @@ class RankProfile:
     hbm_bytes: int | None = None
     tail_peak_bytes: int = 0
     overhead_bytes: int | None = None
+    device_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -299,7 +299,7 @@ def _pipeline(
 ) -> Pipeline:
     orders = [[Action(s.stage, s.kind, s.microbatch) for s in work[rank].segments] for rank in group.ranks]
     observed = schedule_from_orders(orders, name="observed")
-    hbm = dict(run.rows("SELECT rank, hbm_bytes FROM ranks"))
+    devices = {rank: rest for rank, *rest in run.rows("SELECT rank, hbm_bytes, device_name FROM ranks")}
     stages = []
     for stage in range(observed.shape.stages):
         rank = group.ranks[observed.shape.rank_of(stage)]
@@ -323,8 +323,8 @@ def _pipeline(
         )
     ranks = tuple(
         RankProfile(
-            rank, memory[rank].static_bytes, tails[rank], hbm.get(rank), memory[rank].tail_peak,
-            memory[rank].overhead_bytes,
+            rank, memory[rank].static_bytes, tails[rank], devices[rank][0], memory[rank].tail_peak,
+            memory[rank].overhead_bytes, devices[rank][1],
         )
         for rank in group.ranks
     )  # fmt: skip
