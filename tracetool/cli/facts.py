@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -85,20 +86,35 @@ def host_gaps(run: Run, step: int | None) -> list[dict[str, Any]]:
     return [{"stage": stage, "kind": kind, "gap_ratio": share} for (stage, kind), share in gap_shares(rows).items()]
 
 
-def next_command(named: str, facts: dict[str, Any]) -> str:
+def next_command(named: str, facts: dict[str, Any], dc: str | None = None) -> str:
     """The command that is useful after a Run was shown.
 
     Args:
         named: The Run as it was named, quoted for the shell.
         facts: Its summary.
+        dc: The map of data centres that was given.
     """
-    stages = facts["pipeline"]["stages"]
-    if facts["pipeline"]["missing"]:
+    pipeline = facts["pipeline"]
+    copying = "--copy-missing-ranks" in (pipeline["hint"] or "")
+    if pipeline["missing"] and not copying:
         table = "vendor_figures" if not facts["ranks"] else "events" if facts["events"] else "comms"
         column = {"vendor_figures": "metric", "events": "category", "comms": "operation"}[table]
         return f'tracetool sql {named} "select {column}, count(*) from {table} group by all"'
+    stages = pipeline["stages"]
     several = len({s["rank"] for s in stages}) < len(stages)
-    return f"tracetool replay {named} --schedule {'observed' if several else '1f1b,gpipe,geopipe'}"
+    schedules = "observed" if several or copying else "1f1b,gpipe,geopipe"
+    return (
+        f"tracetool replay {named} --schedule {schedules}"
+        + (" --copy-missing-ranks" if copying else "")
+        + (_places(dc, facts["cross_dc"]) if dc is not None else "")
+    )
+
+
+def _places(dc: str, crossing: dict[str, Any]) -> str:
+    """The map as an option, with a link to fill in for each pair of data centres that exchange messages."""
+    pairs = dict.fromkeys(tuple(sorted((way["src_dc"], way["dst_dc"]))) for way in crossing["directions"])
+    links = [shlex.quote(f"{one}-{two}=25Gbit/s,10ms") for one, two in pairs]
+    return " ".join(["", "--dc", shlex.quote(dc), *(f"--link {link}" for link in links)])
 
 
 def discovery_facts(discovery: Discovery) -> dict[str, Any]:
@@ -122,6 +138,7 @@ def discovery_facts(discovery: Discovery) -> dict[str, Any]:
         "failed": [{"path": str(left.path), "reason": left.reason} for left in discovery.failed],
         "left": [{"path": str(left.path), "reason": left.reason} for left in discovery.left],
         "conflicts": [conflict.message for conflict in discovery.conflicts],
+        "hints": list(dict.fromkeys(conflict.hint for conflict in discovery.conflicts if conflict.hint)),
     }
 
 
@@ -139,7 +156,7 @@ def discovery_lines(facts: dict[str, Any]) -> list[str]:
             lines.append(f"{len(facts[what])} {told}")
             lines += _folded(facts[what])
     lines += [f"conflict: {conflict}" for conflict in facts["conflicts"]]
-    return lines
+    return lines + [f"hint: {hint}" for hint in facts["hints"]]
 
 
 def _folded(items: list[dict[str, str]]) -> list[str]:
