@@ -145,7 +145,8 @@ COMMENT ON COLUMN waits.rank IS 'Global rank.';
 COMMENT ON COLUMN waits.position IS 'The operation''s position in ``comms``.';
 COMMENT ON COLUMN waits.operation IS 'send, recv, allreduce ...';
 COMMENT ON COLUMN waits.pair IS 'Same number on both sides of a message, or on all ranks of a collective; null: unmatched.';
-COMMENT ON COLUMN waits.wait_ns IS 'From its start until the last side was ready.';
+COMMENT ON COLUMN waits.kernel IS 'Position of the first operation of its kernel: operations launched as one kernel have the same. Each has the kernel''s time: to sum, take one per rank and kernel (the longest wait), or use exposed_communication.';
+COMMENT ON COLUMN waits.wait_ns IS 'From its start until the last side was ready; see kernel before summing.';
 COMMENT ON COLUMN waits.transfer_ns IS 'From then to its end; of a send that was buffered: its own duration.';
 COMMENT ON COLUMN waits.exposed_ns IS 'Part of its duration during which its rank computed nothing; null without kernels.';
 COMMENT ON COLUMN waits.upper_bound IS 'The other side was not recorded: waiting may be inside transfer_ns.';
@@ -387,32 +388,82 @@ WITH kernels AS (
     SELECT
         c.rank,
         CASE WHEN c.operation IN ('send', 'recv') THEN 'p2p' ELSE c.operation END AS operation,
-        c."group", c.batch, c.position,
-        max(w.wait_ns) OVER same AS wait_ns,
-        c.end_ns - c.start_ns AS duration_ns,
-        w.exposed_ns, w.upper_bound,
-        row_number() OVER (PARTITION BY c.rank, coalesce(c.batch, -1 - c.position) ORDER BY c.position) AS number
+        c."group",
+        min(c.start_ns) AS start_ns, max(c.end_ns) AS end_ns,
+        max(w.wait_ns) AS wait_ns, bool_or(w.upper_bound) AS upper_bound
     FROM comms AS c JOIN waits AS w USING (rank, position)
-    WINDOW same AS (PARTITION BY c.rank, coalesce(c.batch, -1 - c.position))
+    GROUP BY c.rank, 2, c."group", w.kernel
+),
+spans AS (
+    SELECT 'moving' AS what, rank, operation, "group", start_ns, end_ns FROM kernels
+    UNION ALL
+    SELECT 'waiting', rank, operation, "group", start_ns, start_ns + wait_ns FROM kernels
+    UNION ALL
+    SELECT 'compute', rank, NULL, NULL, start_ns, start_ns + duration_ns
+    FROM events
+    WHERE category = 'kernel' AND NOT regexp_matches(lower(name), '^(nccl|rccl|mscclpp|hcom_)')
+),
+marked AS (
+    SELECT *, start_ns > max(end_ns) OVER (
+        PARTITION BY what, rank, operation, "group" ORDER BY start_ns, end_ns
+        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+    ) AS is_apart
+    FROM spans
+),
+numbered AS (
+    SELECT *, count(*) FILTER (is_apart) OVER (
+        PARTITION BY what, rank, operation, "group" ORDER BY start_ns, end_ns
+        ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW
+    ) AS island
+    FROM marked
+),
+islands AS (
+    -- What overlaps, on several streams or threads, counts once.
+    SELECT what, rank, operation, "group", island, min(start_ns) AS start_ns, max(end_ns) AS end_ns
+    FROM numbered
+    GROUP BY ALL
+),
+covered AS (
+    SELECT
+        c.rank, c.operation, c."group",
+        sum(least(c.end_ns, k.end_ns) - greatest(c.start_ns, k.start_ns)) AS covered_ns
+    FROM islands AS c
+    JOIN islands AS k ON k.rank = c.rank AND k.start_ns < c.end_ns AND k.end_ns > c.start_ns
+    WHERE c.what = 'moving' AND k.what = 'compute'
+    GROUP BY ALL
+),
+lengths AS (
+    SELECT
+        rank, operation, "group",
+        sum(end_ns - start_ns) FILTER (what = 'moving') AS duration_ns,
+        sum(end_ns - start_ns) FILTER (what = 'waiting') AS wait_ns
+    FROM islands
+    WHERE what <> 'compute'
+    GROUP BY ALL
+),
+counted AS (
+    SELECT rank, operation, "group", count(*) AS operations, bool_or(upper_bound) AS has_upper_bounds
+    FROM kernels
+    GROUP BY ALL
 )
 SELECT
-    rank, operation, "group",
-    count(*) AS operations,
-    sum(duration_ns)::BIGINT AS duration_ns,
-    sum(wait_ns)::BIGINT AS wait_ns,
-    sum(exposed_ns)::BIGINT AS exposed_ns,
-    bool_or(upper_bound) AS has_upper_bounds
-FROM kernels
-WHERE number = 1
-GROUP BY ALL
-ORDER BY rank, exposed_ns DESC;
-COMMENT ON VIEW exposed_communication IS 'Communication of each rank by kind and process group over the whole capture.';
+    n.rank, n.operation, n."group", n.operations,
+    l.duration_ns::BIGINT AS duration_ns,
+    l.wait_ns::BIGINT AS wait_ns,
+    CASE WHEN n.rank IN (SELECT rank FROM islands WHERE what = 'compute')
+        THEN l.duration_ns - coalesce(v.covered_ns, 0) END::BIGINT AS exposed_ns,
+    n.has_upper_bounds
+FROM counted AS n
+JOIN lengths AS l ON (l.rank, l.operation, l."group") IS NOT DISTINCT FROM (n.rank, n.operation, n."group")
+LEFT JOIN covered AS v ON (v.rank, v.operation, v."group") IS NOT DISTINCT FROM (n.rank, n.operation, n."group")
+ORDER BY n.rank, exposed_ns DESC;
+COMMENT ON VIEW exposed_communication IS 'Communication of each rank by kind and process group over the whole capture; rows of a rank may overlap in time.';
 COMMENT ON COLUMN exposed_communication.rank IS 'Global rank.';
 COMMENT ON COLUMN exposed_communication.operation IS 'p2p (sends and receives) or the collective.';
 COMMENT ON COLUMN exposed_communication.group IS 'Process group.';
 COMMENT ON COLUMN exposed_communication.operations IS 'Kernels: a batch of sends and receives is one.';
-COMMENT ON COLUMN exposed_communication.duration_ns IS 'Time of the kernels, waiting included.';
-COMMENT ON COLUMN exposed_communication.wait_ns IS 'Of it, time until the last side was ready.';
+COMMENT ON COLUMN exposed_communication.duration_ns IS 'Time with at least one of the kernels on, waiting included.';
+COMMENT ON COLUMN exposed_communication.wait_ns IS 'Of it, time in which one waited for its last side.';
 COMMENT ON COLUMN exposed_communication.exposed_ns IS 'Of it, time during which the rank computed nothing.';
 COMMENT ON COLUMN exposed_communication.has_upper_bounds IS 'Whether a side was not recorded, so that waiting counts as moving.';
 

@@ -15,6 +15,7 @@ from recorded import rebuilt
 from synthetic import found, pipeline, places, scenario
 
 from tracetool.depth import Shortage, choose_depth
+from tracetool.model.load import known_load
 from tracetool.whatif import answer
 
 if TYPE_CHECKING:
@@ -234,8 +235,24 @@ def test_other_microbatches_cost_the_measured_median() -> None:
 def test_geopipe_leaves_the_blocking_batches_of_the_trace() -> None:
     """What needs non-blocking transfers runs on the one communicator of a grouped trace, 1F1B in its batches."""
     over = scenario(places([2, 2], latency_ns=4500))
-    done = answer(found(replace(measured(), p2p="grouped")), ["geopipe", "1f1b"], over)
+    pipe = replace(measured(), p2p="grouped")
+    done = answer(found(pipe), ["geopipe", "1f1b"], over)
     assert [r.p2p for r in done.results] == ["in-order", "grouped"]
+
+
+@pytest.mark.parametrize("device", ["NVIDIA H200", "Ascend910B", None])
+def test_errors_seen_on_one_device_are_not_told_of_another(device: str | None) -> None:
+    pipe = measured()
+    other = replace(pipe, ranks=tuple(replace(rank, load=known_load(device)) for rank in pipe.ranks))
+    done = answer(found(other), ["gpipe"])
+    assert [r.seen_error_ratio for r in (done.baseline, *done.results)] == [None, None]
+    assert not any(note.startswith("±") for note in done.notes)
+
+
+def test_errors_seen_without_tensor_parallelism_are_not_told_of_it() -> None:
+    done = answer(rebuilt("tp2pp2_1f1b_m8"), ["gpipe"])
+    assert done.results[0].seen_error_ratio is None
+    assert answer(rebuilt("1f1b_m8"), ["gpipe"]).results[0].seen_error_ratio is not None
 
 
 def test_depth_stops_where_blocking_batches_would_deadlock() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tracetool.depth import GAIN_RATIO
 from tracetool.metrics import measure
 from tracetool.model.action import ActionKind
+from tracetool.reconstruct.host_gaps import gap_shares, tell_gaps
 from tracetool.replay import replay
 from tracetool.units import format_duration, format_size
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule
+    from tracetool.reconstruct import Reconstruction
     from tracetool.replay import Replayed
     from tracetool.whatif import Result
 
@@ -108,11 +110,14 @@ def _beyond_allocations(pipeline: Pipeline) -> list[str]:
 
 def notes_of(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) -> list[str]:
     """What holds for all results of an answer."""
-    notes = [
-        "±: the largest error of such predictions on this tool's H100 recordings (~: a change within it; empty: none "
-        "was like it); maybe: a peak within 4 % of the limit. A profiler slows a step down besides: by 1 to 39 % on "
-        "these recordings"
-    ]
+    notes = []
+    if any(r.seen_error_ratio is not None for r in results):
+        notes.append(
+            "±: the largest error of such predictions on this tool's own H100 recordings (~: a change within it; "
+            "empty: none was like it)"
+        )
+    if scenario.hbm_bytes is not None and any(r.feasible for r in results):
+        notes.append("maybe: a peak within 4 % of the limit")
     if not scenario.interference:
         notes.append("slowdown beside communication and under sustained load is left out (--no-interference)")
     unchecked = [r.schedule for r in results if r.feasible is None]
@@ -132,3 +137,21 @@ def notes_of(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) 
     if scenario.hbm_bytes is not None and device is not None and scenario.hbm_bytes > device:
         notes.append(f"the HBM limit is above what the recorded devices have ({format_size(device)})")
     return notes
+
+
+def is_like_the_recordings(found: Reconstruction) -> bool:
+    """Whether device and setting are those that errors were seen on: four H100, pipeline parallel alone."""
+    ranks = found.pipeline.ranks
+    return (
+        len(ranks) == 4
+        and all(rank.load is not None for rank in ranks)
+        and not any(c.tp or c.cp or c.ep for c in found.coordinates)
+    )
+
+
+def host_notes(found: Reconstruction) -> list[str]:
+    """Where the host holds the device back; a run without a device is told apart elsewhere."""
+    on_device = any(k.stream is not None for of_rank in found.segments.values() for s in of_rank[:1] for k in s.kernels)
+    step = found.pipeline.step
+    rows = found.tables.get("costs", ()) if on_device else ()
+    return tell_gaps(gap_shares((row[2], row[3], row[5], row[6]) for row in rows if row[0] == step))  # type: ignore[misc]

@@ -223,7 +223,13 @@ WAITS = table(
     nullable(
         "pair", "int64", "Same number on both sides of a message, or on all ranks of a collective; null: unmatched."
     ),
-    Column("wait_ns", "int64", "From its start until the last side was ready."),
+    Column(
+        "kernel",
+        "int32",
+        "Position of the first operation of its kernel: operations launched as one kernel have the same. Each has the "
+        "kernel's time: to sum, take one per rank and kernel (the longest wait), or use exposed_communication.",
+    ),
+    Column("wait_ns", "int64", "From its start until the last side was ready; see kernel before summing."),
     Column("transfer_ns", "int64", "From then to its end; of a send that was buffered: its own duration."),
     nullable(
         "exposed_ns", "int64", "Part of its duration during which its rank computed nothing; null without kernels."

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.costs.recut import recut
 from tracetool.depth import Shortage, choose_depth, fits
-from tracetool.errors import ScenarioError
+from tracetool.errors import MissingPackage, ScenarioError, ScheduleError
 from tracetool.jitter import Spread, spread
 from tracetool.metrics import Metrics, measure
 from tracetool.model.action import ActionKind
@@ -15,6 +15,8 @@ from tracetool.model.scenario import Scenario
 from tracetool.remarks import (
     derived_remarks,
     distrust,
+    host_notes,
+    is_like_the_recordings,
     memory_remarks,
     notes_of,
     overlap_remarks,
@@ -69,6 +71,21 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """A schedule that was asked for and does not fit.
+
+    Attributes:
+        schedule: Its name.
+        reason: Why it cannot be replayed.
+        hint: What to do about it.
+    """
+
+    schedule: str
+    reason: str
+    hint: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Fidelity:
     """How well replay gives back what was observed: the observed order at the measured costs."""
 
@@ -93,8 +110,10 @@ class Answer:
         fidelity: Check of the model on the observed order.
         scenario: The what-if.
         baseline: The schedule that the others are compared with, in the same scenario.
-        results: One per schedule asked for.
+        results: One per schedule asked for that fits.
         notes: What was inferred, is missing or not modelled.
+        refused: Schedules asked for that do not fit.
+        warnings: Why not to trust any of it, for readers to see first.
     """
 
     pipeline: Pipeline
@@ -106,6 +125,8 @@ class Answer:
     baseline: Result
     results: tuple[Result, ...]
     notes: tuple[str, ...]
+    refused: tuple[Refused, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def bubble_reduction(self, result: Result) -> float | None:
         """1 - bubble of the result / bubble of the baseline; None if the baseline has no bubble."""
@@ -144,7 +165,8 @@ def answer(
         time_limit_s: For optimal: how long to search.
 
     Raises:
-        TraceToolError: If a schedule does not exist or fit, or the scenario does not fit the pipeline.
+        ScheduleError: If the baseline or none of the schedules fits; one of several is among ``refused``.
+        TraceToolError: If a schedule does not exist, or the scenario does not fit the pipeline.
     """
     scenario = scenario or Scenario()
     pipeline = found.pipeline
@@ -167,7 +189,10 @@ def answer(
     own_error = max(abs(fidelity.error_ratio), abs(back.step_ns / seen.step_ns - 1))
     how = _How(shape, scenario, chunks, own_error, jitter_seed, time_limit_s)
     base = _evaluate(pipeline, baseline, how, None)
-    results = [_evaluate(pipeline, name, how, extra_forwards) for name in schedules]
+    results, refused = _evaluate_each(pipeline, schedules, how, extra_forwards)
+    if not is_like_the_recordings(found):
+        base = replace(base, seen_error_ratio=None)
+        results = [replace(result, seen_error_ratio=None) for result in results]
     return Answer(
         pipeline=pipeline,
         observed=found.observed,
@@ -177,7 +202,9 @@ def answer(
         scenario=scenario,
         baseline=base,
         results=tuple(results),
-        notes=(*notes, *distrust(own_error), *notes_of(pipeline, scenario, [base, *results])),
+        notes=(*notes, *host_notes(found), *notes_of(pipeline, scenario, [base, *results])),
+        refused=tuple(refused),
+        warnings=tuple(distrust(own_error)),
     )
 
 
@@ -190,6 +217,28 @@ class _How(NamedTuple):
     own_error: float
     jitter_seed: int | None
     time_limit_s: float
+
+
+def _evaluate_each(
+    pipeline: Pipeline, names: Sequence[str], how: _How, extra_forwards: tuple[int, ...] | None
+) -> tuple[list[Result], list[Refused]]:
+    """Results of the schedules that fit, and why the others do not."""
+    results: list[Result] = []
+    refused: list[Refused] = []
+    for name in names:
+        try:
+            results.append(_evaluate(pipeline, name, how, extra_forwards))
+        except (ScheduleError, MissingPackage) as error:
+            if len(names) == 1:
+                raise
+            refused.append(Refused(name, error.message, error.hint))
+    if not results:
+        raise ScheduleError(
+            f"none of {', '.join(names)} fits. "
+            + " ".join(r.reason if r.schedule in r.reason else f"{r.schedule}: {r.reason}" for r in refused),
+            hint=next((r.hint for r in refused if r.hint), None),
+        )
+    return results, refused
 
 
 def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[int, ...] | None) -> Result:

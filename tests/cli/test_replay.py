@@ -158,3 +158,39 @@ def test_greedy_is_made_for_the_link_and_the_limit(capsys: pytest.CaptureFixture
 def test_a_time_limit_without_a_unit_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["replay", SAMPLE, "--schedule", "greedy", "--time-limit", "30"]) == 2
     assert "30" in capsys.readouterr().err
+
+
+def test_a_schedule_that_does_not_fit_leaves_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    several = str(ROOT / "tests" / "data" / "interleaved2")
+    report = _report(capsys, several, "--schedule", "1f1b,observed,gpipe")
+    assert [r["schedule"] for r in report["results"]] == ["observed"]
+    assert [(r["schedule"], r["reason"].split(";")[0]) for r in report["refused"]] == [
+        ("1f1b", "1f1b needs one stage per rank"),
+        ("gpipe", "gpipe needs one stage per rank"),
+    ]
+    assert run(["replay", several, "--schedule", "1f1b,observed"]) == 0
+    text = capsys.readouterr().out
+    row = next(line for line in text.splitlines() if line.startswith("  1f1b "))
+    assert row.split()[1:] == ["not", "replayed"]
+    assert "1f1b: not replayed: 1f1b needs one stage per rank" in text
+
+
+def test_schedules_none_of_which_fits_are_an_error_that_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    several = str(ROOT / "tests" / "data" / "interleaved2")
+    for names in ("1f1b", "1f1b,gpipe"):
+        assert run(["replay", several, "--schedule", names]) == 2
+        told = capsys.readouterr()
+        assert not told.out
+        for name in names.split(","):
+            assert f"{name} needs one stage per rank" in told.err
+
+
+def test_a_model_that_misses_its_own_recording_says_so_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """Small recordings are all launch overhead and waiting: replay is 28 % off on this one."""
+    off = str(ROOT / "tests" / "data" / "zbv")
+    report = _report(capsys, off)
+    assert abs(report["fidelity"]["error_ratio"]) > 0.05
+    assert len(report["warnings"]) == 1
+    assert run(["replay", off]) == 0
+    assert capsys.readouterr().out.startswith("warning: replay misses its own recording by ")
+    assert _report(capsys, SAMPLE, "--schedule", "1f1b")["warnings"] == []

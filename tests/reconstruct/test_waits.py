@@ -21,7 +21,9 @@ from tracetool.reconstruct.collectives import find_collectives
 from tracetool.reconstruct.links import link_rows
 from tracetool.reconstruct.messages import Message, P2POp
 from tracetool.reconstruct.survey import survey_run
-from tracetool.reconstruct.waits import Union, Wait, find_waits
+from tracetool.reconstruct.waits import Union, Wait, find_waits, total_ns
+from tracetool.runs import derive
+from tracetool.units import format_duration
 
 if TYPE_CHECKING:
     from tracetool.store import Run
@@ -65,6 +67,32 @@ def test_stages_and_links_take_the_time_of_a_message_from_the_same_place_as_wait
     # The vendor's elapse and the operator's span on the timeline differ by less than two microseconds.
     assert stage_ns == pytest.approx(expected_ms * 1e6, abs=2_000)
     assert {t.end_ns - t.start_ns for t in found.observed.transfers if t.kind.value == kind} == {stage_ns}
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 10)), max_size=12))
+def test_what_overlaps_counts_once(spans: list[tuple[int, int]]) -> None:
+    """Against counting whole nanoseconds one by one."""
+    covered = {t for start, length in spans for t in range(start, start + length)}
+    assert total_ns((start, start + length) for start, length in spans) == len(covered)
+
+
+@pytest.mark.parametrize("schedule", ["ScheduleInterleaved1F1B", "ScheduleZBVZeroBubble"])
+def test_overlapping_work_of_the_host_is_no_longer_than_the_capture(schedule: str) -> None:
+    """gloo: sends and receives wait on threads of the host side by side; their sum is 17 times the capture."""
+    run = run_of(data("cpu-gloo-pp4", schedule))
+    account = Account()
+    survey_run(run, account)
+    told = {f.subject: f.value for f in account.findings if f.fact == "communication"}
+    rows = run.rows(
+        "WITH ops AS (SELECT rank, start_ns, end_ns, max(end_ns) OVER (PARTITION BY rank ORDER BY start_ns, end_ns "
+        "ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS until FROM comms WHERE start_ns IS NOT NULL) "
+        "SELECT rank, count(*), sum(greatest(0, end_ns - greatest(start_ns, coalesce(until, start_ns))))::BIGINT "
+        "FROM ops GROUP BY rank ORDER BY rank"
+    )
+    assert len(rows) == 4
+    for rank, count, busy in rows:
+        assert told[f"rank {rank}"].startswith(f"{count} operations, {format_duration(busy)}, ")
+        assert "kernel" not in told[f"rank {rank}"]
 
 
 def test_the_p2p_operators_of_four_ascend_ranks() -> None:
@@ -160,7 +188,10 @@ class _NoRun:
     manifest: dict[str, list[dict[str, object]]] = {"sources": []}  # noqa: RUF012 - as a Run has it
 
     def __init__(self, message: Message) -> None:
-        self._ops = [(op.rank, op.position, "send" if op.is_send else "recv", op.start_ns, op.end_ns) for op in message]
+        self._ops = [
+            (op.rank, op.position, "send" if op.is_send else "recv", op.start_ns, op.end_ns, op.position)
+            for op in message
+        ]
 
     def rows(self, _sql: str) -> list[tuple[object, ...]]:
         return list(self._ops)
@@ -207,3 +238,61 @@ def test_a_union_of_intervals_is_what_counting_every_point_gives(spans: list[tup
     union = Union(np.array([s for s, _ in ordered]), np.array([e for _, e in ordered]))
     covered = {point for s, e in ordered for point in range(s, e)}
     assert union.within(start, start + 15) == len(covered & set(range(start, start + 15)))
+
+
+def _union(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _length(spans: list[tuple[int, int]]) -> int:
+    return sum(end - start for start, end in spans)
+
+
+@pytest.mark.parametrize("place", [LEVEL2, TP8, ("cpu-gloo-pp4", "ScheduleZBVZeroBubble")])
+def test_the_view_of_communication_counts_every_moment_once(place: tuple[str, ...]) -> None:
+    """Against unions made here, from the tables: of kernels on several streams, of their waits, of what is exposed."""
+    run = derive(run_of(data(*place)))
+    moving: dict[tuple[int, str, str], dict[object, tuple[int, int]]] = {}
+    waiting: dict[tuple[int, str, str], list[tuple[int, int]]] = {}
+    for rank, position, operation, group, batch, start, end, wait in run.rows(
+        'SELECT rank, position, c.operation, "group", batch, start_ns, end_ns, wait_ns '
+        "FROM comms AS c JOIN waits AS w USING (rank, position)"
+    ):
+        key = rank, "p2p" if operation in {"send", "recv"} else operation, group
+        moving.setdefault(key, {})[f"batch {batch}" if batch is not None else position] = (start, end)
+        waiting.setdefault(key, []).append((start, start + wait))
+    compute: dict[int, list[tuple[int, int]]] = {}
+    for rank, name, start, end in run.rows(
+        "SELECT rank, name, start_ns, start_ns + duration_ns FROM events WHERE category = 'kernel'"
+    ):
+        if not name.lower().startswith(("nccl", "hcom_")):
+            compute.setdefault(rank, []).append((start, end))
+    rows = run.rows('SELECT rank, operation, "group", duration_ns, wait_ns, exposed_ns FROM exposed_communication')
+    assert len(rows) == len(moving)
+    for rank, operation, group, duration, waited, exposed in rows:
+        spans = list(moving[rank, operation, group].values())
+        assert duration == _length(_union(spans))
+        assert waited == _length(_union(waiting[rank, operation, group]))
+        if rank in compute:
+            # What is on in either, less what computes.
+            assert exposed == _length(_union(spans + compute[rank])) - _length(_union(compute[rank]))
+        else:
+            assert exposed is None
+
+
+def test_operations_launched_as_one_kernel_are_told_by_it() -> None:
+    """1F1B's batches: the waits of operations sum to more than the kernels', those of one per kernel do not."""
+    run = h100("1f1b_m8")
+    waits = _waits(run).values()
+    batches = dict(run.rows("SELECT (rank, position), batch FROM comms WHERE batch IS NOT NULL"))
+    by_kernel: dict[tuple[int, int], set[int | None]] = {}
+    for wait in waits:
+        by_kernel.setdefault((wait.rank, wait.kernel), set()).add(batches.get((wait.rank, wait.position)))
+    assert all(len(found) == 1 for found in by_kernel.values())
+    assert len(by_kernel) == run.rows("SELECT count(DISTINCT (rank, stream, start_ns)) FROM comms")[0][0] < len(waits)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from tracetool.cli.findings import finding_lines
 from tracetool.cli.gaps import find_gaps
 from tracetool.reconstruct import notes_of_sources
+from tracetool.reconstruct.host_gaps import gap_shares, tell_gaps
 from tracetool.units import format_count, format_duration, format_ranges, format_ranks, format_size
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ def run_summary(run: Run) -> dict[str, Any]:
             "stages": stages,
         },
         "vendor_figures": run.rows("SELECT count(*) FROM vendor_figures")[0][0],
+        "host_gaps": host_gaps(run, found.get("step")),
         "gaps": [gap._asdict() for gap in find_gaps(run)],
         "sources": run.manifest["sources"],
         "failed": run.manifest["failed"],
@@ -73,20 +76,45 @@ def run_summary(run: Run) -> dict[str, Any]:
     }
 
 
-def next_command(named: str, facts: dict[str, Any]) -> str:
+def host_gaps(run: Run, step: int | None) -> list[dict[str, Any]]:
+    """Share of gaps between kernels in the actions of the chosen step; none without kernels."""
+    rows = run.rows(
+        "SELECT stage, kind, duration_ns, kernel_ns FROM costs "
+        "WHERE step = ? AND EXISTS (SELECT 1 FROM events WHERE category = 'kernel')",
+        [step],
+    )
+    return [{"stage": stage, "kind": kind, "gap_ratio": share} for (stage, kind), share in gap_shares(rows).items()]
+
+
+def next_command(named: str, facts: dict[str, Any], dc: str | None = None) -> str:
     """The command that is useful after a Run was shown.
 
     Args:
         named: The Run as it was named, quoted for the shell.
         facts: Its summary.
+        dc: The map of data centres that was given.
     """
-    stages = facts["pipeline"]["stages"]
-    if facts["pipeline"]["missing"]:
+    pipeline = facts["pipeline"]
+    copying = "--copy-missing-ranks" in (pipeline["hint"] or "")
+    if pipeline["missing"] and not copying:
         table = "vendor_figures" if not facts["ranks"] else "events" if facts["events"] else "comms"
         column = {"vendor_figures": "metric", "events": "category", "comms": "operation"}[table]
         return f'tracetool sql {named} "select {column}, count(*) from {table} group by all"'
+    stages = pipeline["stages"]
     several = len({s["rank"] for s in stages}) < len(stages)
-    return f"tracetool replay {named} --schedule {'observed' if several else '1f1b,gpipe,geopipe'}"
+    schedules = "observed" if several or copying else "1f1b,gpipe,geopipe"
+    return (
+        f"tracetool replay {named} --schedule {schedules}"
+        + (" --copy-missing-ranks" if copying else "")
+        + (_places(dc, facts["cross_dc"]) if dc is not None else "")
+    )
+
+
+def _places(dc: str, crossing: dict[str, Any]) -> str:
+    """The map as an option, with a link to fill in for each pair of data centres that exchange messages."""
+    pairs = dict.fromkeys(tuple(sorted((way["src_dc"], way["dst_dc"]))) for way in crossing["directions"])
+    links = [shlex.quote(f"{one}-{two}=25Gbit/s,10ms") for one, two in pairs]
+    return " ".join(["", "--dc", shlex.quote(dc), *(f"--link {link}" for link in links)])
 
 
 def discovery_facts(discovery: Discovery) -> dict[str, Any]:
@@ -110,6 +138,7 @@ def discovery_facts(discovery: Discovery) -> dict[str, Any]:
         "failed": [{"path": str(left.path), "reason": left.reason} for left in discovery.failed],
         "left": [{"path": str(left.path), "reason": left.reason} for left in discovery.left],
         "conflicts": [conflict.message for conflict in discovery.conflicts],
+        "hints": list(dict.fromkeys(conflict.hint for conflict in discovery.conflicts if conflict.hint)),
     }
 
 
@@ -127,7 +156,7 @@ def discovery_lines(facts: dict[str, Any]) -> list[str]:
             lines.append(f"{len(facts[what])} {told}")
             lines += _folded(facts[what])
     lines += [f"conflict: {conflict}" for conflict in facts["conflicts"]]
-    return lines
+    return lines + [f"hint: {hint}" for hint in facts["hints"]]
 
 
 def _folded(items: list[dict[str, str]]) -> list[str]:
@@ -148,7 +177,8 @@ def summary_lines(facts: dict[str, Any]) -> list[str]:
     lines = [
         f"{len(facts['ranks'])} of {facts['world_size']} ranks ({', '.join(readers)})"
         + (f" on {', '.join(devices)}" if devices else ""),
-        f"  {facts['events']:,} events, {facts['kernels']:,} kernels over {format_duration(facts['span_ns'])}",
+        f"  {facts['events']:,} events, {format(facts['kernels'], ',') if facts['kernels'] else 'no'} kernels, "
+        f"over {format_duration(facts['span_ns'])}",
         f"  {facts['comms']:,} communication operations, {facts['sends_and_receives']:,} of them sends and receives",
         f"  steps: {format_ranges(facts['steps']) or 'none marked'}",
     ]
@@ -156,14 +186,14 @@ def summary_lines(facts: dict[str, Any]) -> list[str]:
         lines.append(f"  memory: {facts['memory_rows']:,} allocator records")
     if facts["vendor_figures"]:
         lines.append(f"  vendor_figures: {facts['vendor_figures']:,} figures of a vendor's analysis")
-    lines += _pipeline_lines(facts["pipeline"], set(notes_of_sources(facts["sources"])))
+    lines += _pipeline_lines(facts["pipeline"], set(notes_of_sources(facts["sources"])), facts["host_gaps"])
     lines += finding_lines(facts["findings"])
     lines += [f"  missing for {gap['needed_for']}: {gap['lacks']} ({gap['hint']})" for gap in facts["gaps"]]
     lines += _loss_lines(facts)
     return lines
 
 
-def _pipeline_lines(pipeline: dict[str, Any], told: set[str]) -> list[str]:
+def _pipeline_lines(pipeline: dict[str, Any], told: set[str], gaps: list[dict[str, Any]]) -> list[str]:
     if pipeline["missing"]:
         lines = [f"  pipeline: cannot be replayed: {pipeline['missing']}"]
         return lines + ([f"    {pipeline['hint']}"] if pipeline["hint"] else [])
@@ -185,7 +215,12 @@ def _pipeline_lines(pipeline: dict[str, Any], told: set[str]) -> list[str]:
         lines.append(
             f"    stage {stage['stage']} on rank {stage['rank']}: {', '.join(times + sizes)} (by {stage['evidence']})"
         )
-    return lines + [f"    note: {note}" for note in pipeline["notes"] if note not in told]
+        alone = stage["backward_weight_ns"] is not None and stage["backward_input_ns"] is None
+        if alone and stage["backward_ns"] is None:
+            lines.append("      W is its whole backward: the first stage has no input gradient to send")
+    shares = {(gap["stage"], gap["kind"]): gap["gap_ratio"] for gap in gaps}
+    notes = [note for note in pipeline["notes"] if note not in told]
+    return lines + [f"    note: {note}" for note in (*notes, *tell_gaps(shares))]
 
 
 def _left_lines(left: list[dict[str, str]]) -> list[str]:

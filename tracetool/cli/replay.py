@@ -189,12 +189,12 @@ def replay(
     form = REPORTS.get("json" if as_json else "text")
     click.echo(form.render(result, facts, "").decode(), nl=False)
     if not as_json:
-        pictures = [path for path, _ in targets]
-        after = (
-            f'tracetool sql {shlex.quote(named)} "select * from step_breakdown"'
-            if pictures
-            else (f"{facts.command} -o gantt.png")
-        )
+        # The tables of a Run are of its first pipeline and usual step, without copies.
+        elsewhere = copy_missing_ranks or pipeline or step is not None
+        after = f"{facts.command} -o gantt.png"
+        if targets:
+            in_run = f'tracetool sql {shlex.quote(named)} "select * from step_breakdown"'
+            after = f"{facts.command} --json" if elsewhere else in_run
         next_step(after, quiet=quiet)
 
 

@@ -14,6 +14,16 @@ if TYPE_CHECKING:
     from tracetool.store import Run
 
 
+_OF_A_PIPELINE = frozenset(
+    (
+        "stages", "ops", "transfers", "memory_curve", "links", "metrics", "costs", "kernel_actions", "layers",
+        "step_facts", "bubbles", "step_breakdown", "link_utilization", "peak_memory", "slowest_actions",
+        "schedule_comparison", "kernel_time_by_stage",
+    )
+)  # fmt: skip
+"""Tables and views that only a reconstructed pipeline fills."""
+
+
 @click.command()
 @click.argument("run", type=path_or_url, metavar="RUN_OR_TRACES")
 @click.argument("query", required=False)
@@ -43,6 +53,8 @@ def sql(run: Path, query: str | None, form: str, *, as_json: bool) -> None:
     import polars as pl
 
     frame = opened.query(query)
+    if frame.is_empty() and (reason := _why_empty(opened, query)):
+        click.echo(reason, err=True)
     if form == "json":
         click.echo(frame.write_json())
     elif form == "csv":
@@ -60,6 +72,18 @@ def sql(run: Path, query: str | None, form: str, *, as_json: bool) -> None:
             click.echo(str(frame))
 
 
+def _why_empty(run: Run, query: str) -> str | None:
+    """Why tables that a query names hold nothing: the traces have no pipeline that could be reconstructed."""
+    import re
+
+    missing = run.manifest.get("reconstruction", {}).get("missing")
+    words = set(re.findall(r"\w+", query.lower()))
+    empty = sorted(words & _OF_A_PIPELINE)
+    if not missing or not empty:
+        return None
+    return f"note: {', '.join(empty)}: empty, for no pipeline could be reconstructed: {missing}"
+
+
 def _describe(run: Run, form: str) -> None:
     run.add_comments()
     rows = run.records(
@@ -70,10 +94,14 @@ def _describe(run: Run, form: str) -> None:
     if form == "json":
         print_json(rows)
         return
-    last = None
+    from tracetool.reports.text import terminal_width, wrap
+
+    width, last = terminal_width(), None
     for row in rows:
         if row["name"] != last:
             last = row["name"]
-            click.echo(f"\n{click.style(last, bold=True)}: {row['doc']}")
-        click.echo(f"  {row['column_name']:<24} {row['data_type']:<10} {row['column_doc']}")
+            head, *more = wrap(f"{last}: {row['doc']}", width, "  ")
+            click.echo("\n" + "\n".join([click.style(last, bold=True) + head.removeprefix(last), *more]))
+        column = f"  {row['column_name']:<22} {row['data_type']:<9} {row['column_doc']}"
+        click.echo("\n".join(wrap(column, width, " " * 35)))
     click.echo('\nNext: tracetool sql RUN "select * from step_breakdown"')

@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule
 
+_WORDS = {
+    ActionKind.FORWARD: "the forward",
+    ActionKind.BACKWARD: "the backward",
+    ActionKind.BACKWARD_INPUT: "the gradient of the input",
+    ActionKind.BACKWARD_WEIGHT: "the gradients of the weights",
+    ActionKind.RECOMPUTE: "the recomputed forward",
+}
 _GRADIENTS = (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)
 
 
@@ -152,7 +159,8 @@ def _measured(stage: StageProfile, action: Action) -> ActionCost:
     if action.kind is ActionKind.BACKWARD and any(parts):
         return _sum([_of_microbatch(p, action.microbatch) for p in parts if p])
     raise UnsupportedShape(
-        f"the trace does not tell what {action} costs: stage {stage.stage} has only "
+        f"the trace does not tell what {action} costs ({_WORDS[action.kind]} of stage {action.stage}, "
+        f"microbatch {action.microbatch}): stage {stage.stage} has only "
         f"{', '.join(sorted(k.value for k in stage.costs))}"
         + (", and its kernels do not tell input gradients from weight gradients." if is_half else "."),
         hint="a schedule that splits the backward needs a trace that splits it, or one with autograd's nodes",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -243,9 +242,16 @@ def _job_conflicts(found: list[Found]) -> Iterator[IngestError]:
                 f"{other.label} and {item.label} hold the same bytes, as ranks {other.rank} and {item.rank}.",
                 hint="name only one of them",
             )
-    for one, two in itertools.pairwise(sorted(ranked, key=lambda f: (f.source.complements, f.rank))):
-        if one.rank == two.rank and one.source.complements == two.source.complements:
-            yield DuplicateRank(f"{one.label} and {two.label} both say rank {one.rank}.", hint="name only one of them")
+    by_rank: dict[tuple[bool, int], list[str]] = {}
+    for item in ranked:
+        by_rank.setdefault((item.source.complements, item.rank), []).append(item.label)
+    for (_, rank), labels in sorted(by_rank.items()):
+        one, *others = labels
+        if len(others) == 1:
+            yield DuplicateRank(f"{one} and {others[0]} both say rank {rank}.", hint="name only one of them")
+        elif others:
+            named = f"{one}, {others[0]} and {len(others) - 1} more"
+            yield DuplicateRank(f"{named} all say rank {rank}.", hint="name only one of them")
     sizes: dict[int, str] = {}
     for item in ranked:
         said = max(item.rank + 1, item.identity.world_size or 1)

@@ -211,7 +211,10 @@ def _check_host_only(run: Run, account: Account) -> None:
     if not (nodes and messages):
         raise NoDeviceActivity(
             f"{run.name} holds no kernels{': its traces show the host only' if events else ''}.",
-            hint="record with ProfilerActivity.CUDA (or NPU), and export inside on_trace_ready" if events else None,
+            hint="record with ProfilerActivity.CUDA (or NPU), and export inside on_trace_ready"
+            if events
+            else "a vendor's analysis or communication records alone cannot be replayed: name the folders of the "
+            "traces that it was made of (tracetool info says what is here)",
         )
     account.note("no kernels in the traces: the host's own ops are taken as the compute, as in a run on CPUs")
 
@@ -293,7 +296,8 @@ def _check_recorded(run: Run, group: PipelineGroup, kernels: Mapping[int, int]) 
             f"no kernels on {format_ranks(silent)} of the pipeline {list(group.ranks)}.",
             hint=f"the file of {format_ranks(damaged)} is damaged (tracetool info says where): fetch it again"
             if damaged
-            else "record device activity on every pipeline rank",
+            else "record device activity on every pipeline rank (a rank with any file of its own is not copied "
+            "from another one), or choose another --pipeline",
         )
 
 

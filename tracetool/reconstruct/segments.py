@@ -176,9 +176,10 @@ def _ranks(
         messages = [k for k in found[rank].kernels if k.is_p2p or k.is_barrier]
         ranks[rank] = RankWork(tuple(segments), tail, evidence, (*found[rank].loose, *messages))
     if stray:
+        on_device = any(kernel.stream is not None for one in found.values() for kernel in one.kernels)
+        many = format_count(len(stray), "kernel" if on_device else "operation")
         account.note(
-            f"{format_count(len(stray), 'kernel')} ({format_duration(sum(stray))}) between actions belong to none: "
-            "scaling of gradients and the like"
+            f"{many} ({format_duration(sum(stray))}) between actions belong to none: scaling of gradients and the like"
         )
     return ranks
 

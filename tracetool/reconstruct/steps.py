@@ -94,7 +94,10 @@ def choose_step(steps: Sequence[Step], ranks: Sequence[int], wanted: int | None,
     if wanted is not None:
         chosen = next((s for s in steps if s.number == wanted), None)
         if chosen is None:
-            raise ReconstructError(f"there is no step {wanted}; the traces hold steps {format_ranges(numbers)}.")
+            raise ReconstructError(
+                f"there is no step {wanted}; the traces hold steps {format_ranges(numbers)}.",
+                hint=f"--step {(whole or steps)[0].number}, or leave it out for the complete step of median length",
+            )
         missing = [rank for rank in ranks if rank not in chosen.spans]
         if missing:
             raise ReconstructError(f"step {wanted} was not recorded on ranks {missing} of the pipeline {list(ranks)}.")

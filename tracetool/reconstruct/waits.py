@@ -37,6 +37,7 @@ class Wait(NamedTuple):
     position: int
     operation: str
     pair: int | None
+    kernel: int
     wait_ns: int
     transfer_ns: int
     exposed_ns: int | None
@@ -52,10 +53,17 @@ class _Op(NamedTuple):
     operation: str
     start_ns: int
     end_ns: int
+    kernel: int
 
 
 _SQL = """
-SELECT rank, position, operation, start_ns, end_ns FROM comms
+SELECT rank, position, operation, start_ns, end_ns,
+       -- Without a batch, operations on one stream at exactly one time are one kernel.
+       min(position) OVER (
+           PARTITION BY rank, batch, CASE WHEN batch IS NULL THEN coalesce(stream, -1 - position) END,
+           CASE WHEN batch IS NULL THEN start_ns END, CASE WHEN batch IS NULL THEN end_ns END
+       ) AS kernel
+FROM comms
 WHERE start_ns IS NOT NULL AND end_ns IS NOT NULL ORDER BY rank, position
 """
 
@@ -67,25 +75,47 @@ ORDER BY start_ns
 
 
 def tell_waits(run: Run, waits: Sequence[Wait], account: Account) -> None:
-    """Say how much of each rank's communication was waiting; operations launched as one kernel count once."""
+    """Say for how long each rank communicated, and how much of that was waiting; what overlaps counts once."""
     spans = {(row[0], row[1]): (row[3], row[4]) for row in run.rows(_SQL)}
-    kernels: dict[int, dict[tuple[int, int], int]] = defaultdict(dict)
-    met: Counter[int] = Counter()
+    with_kernels = {rank for (rank,) in run.rows("SELECT DISTINCT rank FROM events WHERE category = 'kernel'")}
+    kernels: dict[int, dict[int, tuple[int, int, int]]] = defaultdict(dict)
+    met: dict[int, Counter[Evidence]] = defaultdict(Counter)
     for wait in waits:
-        span = spans[wait.rank, wait.position]
-        kernels[wait.rank][span] = max(kernels[wait.rank].get(span, 0), wait.wait_ns)
-        met[wait.rank] += not wait.upper_bound
+        start, end = spans[wait.rank, wait.position]
+        _, _, known = kernels[wait.rank].get(wait.kernel, (start, end, 0))
+        kernels[wait.rank][wait.kernel] = start, end, max(known, wait.wait_ns)
+        met[wait.rank][wait.evidence] += not wait.upper_bound
     operations = Counter(wait.rank for wait in waits)
     for rank, mine in sorted(kernels.items()):
         count = operations[rank]
-        lacking = count - met[rank]
-        whole, waited = sum(end - start for start, end in mine), sum(mine.values())
-        account.find(
-            "communication", f"rank {rank}",
-            f"{format_count(len(mine), 'kernel')}, {format_duration(whole)}, of it {format_duration(waited)} waiting",
-            "messages", met[rank] / count,
-            f"{format_count(lacking, 'operation')} without all sides: waiting counts as moving" if lacking else None,
-        )  # fmt: skip
+        what = format_count(len(mine), "kernel") if rank in with_kernels else format_count(count, "operation")
+        whole = total_ns((start, end) for start, end, _ in mine.values())
+        waited = total_ns((start, start + waits_ns) for start, _, waits_ns in mine.values())
+        told = f"{what}, {format_duration(whole)}, "
+        good = met[rank].total()
+        if good:
+            told += f"of it {format_duration(waited)} waiting"
+            detail = f"{format_count(count - good, 'operation')} without all sides: waiting counts as moving"
+            ((evidence, _),) = met[rank].most_common(1)
+            account.find(
+                "communication", f"rank {rank}", told, evidence, good / count, detail if good < count else None
+            )
+        else:
+            account.find(
+                "communication", f"rank {rank}", f"{told}how much of it was waiting is unknown", "inferred", 0.0,
+                "no operation has all its sides in these traces",
+            )  # fmt: skip
+
+
+def total_ns(spans: Iterable[tuple[int, int]]) -> int:
+    """Length of the union of intervals (start, end)."""
+    total = 0
+    until: int | None = None
+    for start, end in sorted(spans):
+        begin = start if until is None else max(start, until)
+        total += max(0, end - begin)
+        until = end if until is None else max(until, end)
+    return total
 
 
 def find_waits(run: Run, messages: Sequence[Message], collectives: Sequence[Collective], clocks: Clocks) -> list[Wait]:
@@ -110,8 +140,11 @@ def find_waits(run: Run, messages: Sequence[Message], collectives: Sequence[Coll
         duration = op.end_ns - op.start_ns
         wait, transfer, evidence, bound = split.get(key, (0, duration, "inferred", True))
         waits.append(
-            Wait(op.rank, op.position, op.operation, pair.get(key), wait, transfer, exposed.get(key), bound, evidence)
-        )
+            Wait(
+                op.rank, op.position, op.operation, pair.get(key), op.kernel, wait, transfer, exposed.get(key), bound,
+                evidence,
+            )
+        )  # fmt: skip
     return waits
 
 

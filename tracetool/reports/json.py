@@ -122,6 +122,14 @@ class ResultInfo(msgspec.Struct, kw_only=True):
     jitter: Annotated[JitterInfo | None, _doc("Spread of the step time, null if it was not asked for.")]
 
 
+class RefusedInfo(msgspec.Struct, kw_only=True):
+    """A schedule that was asked for and does not fit."""
+
+    schedule: Annotated[str, _doc("Name of the schedule.")]
+    reason: Annotated[str, _doc("Why it cannot be replayed.")]
+    hint: Annotated[str | None, _doc("What to do about it.")]
+
+
 class ReportInfo(msgspec.Struct, kw_only=True):
     """Result of tracetool replay."""
 
@@ -134,7 +142,9 @@ class ReportInfo(msgspec.Struct, kw_only=True):
     fidelity: FidelityInfo
     scenario: ScenarioInfo
     baseline: Annotated[ResultInfo, _doc("The schedule that the results are compared with.")]
-    results: Annotated[list[ResultInfo], _doc("One per schedule asked for.")]
+    results: Annotated[list[ResultInfo], _doc("One per schedule asked for that fits.")]
+    refused: Annotated[list[RefusedInfo], _doc("Schedules asked for that do not fit, and why.")]
+    warnings: Annotated[list[str], _doc("Why not to trust any of it.")]
     notes: Annotated[list[str], _doc("What was inferred, is missing or not modelled.")]
 
 
@@ -170,6 +180,8 @@ def report_info(answer: Answer, facts: RunFacts) -> ReportInfo:
         ),
         baseline=_result(answer, answer.baseline),
         results=[_result(answer, r) for r in answer.results],
+        refused=[RefusedInfo(schedule=r.schedule, reason=r.reason, hint=r.hint) for r in answer.refused],
+        warnings=list(answer.warnings),
         notes=list(answer.notes),
     )  # fmt: skip
 

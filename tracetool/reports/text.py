@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from tracetool.whatif import Answer, Result
 
 _WIDTH = 80
+_LEAST_WIDTH = 40
 _PEAK_ERROR = 0.04
 """Predicted peaks were up to this share too low on recorded runs, before what outlives its backward was told apart
 (0.3 % since, where the trace names blocks): so close to the limit, "fits" is "maybe"."""
@@ -22,11 +24,12 @@ _PEAK_ERROR = 0.04
 _HEAD = ("", "step", "±", "Δ", "bubble", "cross-DC", "peak HBM", "fits")
 
 
-def render(answer: Answer, facts: RunFacts, _suffix: str = "") -> bytes:
-    """The report as text of at most 80 columns, names and paths aside."""
-    lines = [*_title(answer, facts), "", *_table(answer), "", *_details(answer)]
+def render(answer: Answer, facts: RunFacts, suffix: str = "") -> bytes:
+    """The report as text: of 80 columns in a file, else as wide as the terminal."""
+    warnings = [f"warning: {text}" for text in answer.warnings]
+    lines = [*warnings, *([""] if warnings else []), *_title(answer, facts), "", *_table(answer), "", *_details(answer)]
     lines += [f"note: {note}" for note in answer.notes]
-    return ("\n".join(wrapped(lines)) + "\n").encode()
+    return ("\n".join(wrapped(lines, _WIDTH if suffix else terminal_width())) + "\n").encode()
 
 
 REPORT = Report((".txt",), render)
@@ -63,6 +66,7 @@ def _table(answer: Answer) -> list[str]:
     ]
     shown = [base, *(r for r in answer.results if r.schedule != base.schedule or r.p2p != base.p2p)]
     rows += [(_name(r), *_cells(answer, r.metrics, r)) for r in shown]
+    rows += [(refused.schedule, "not replayed", *[""] * (len(_HEAD) - 2)) for refused in answer.refused]
     columns = [i for i in range(len(_HEAD)) if any(row[i] for row in rows[1:])]
     widths = [max(len(row[i]) for row in rows) for i in columns]
     return [aligned([row[i] for i in columns], widths) for row in rows]
@@ -144,6 +148,9 @@ def _details(answer: Answer) -> list[str]:
         if result.schedule != answer.baseline.schedule or result.p2p != answer.baseline.p2p:
             lines += [f"    {line}" for line in _reductions(answer, result)]
         lines.append("")
+    for refused in answer.refused:
+        hint = f" ({refused.hint})" if refused.hint else ""
+        lines += [f"  {refused.schedule}: not replayed: {refused.reason}{hint}", ""]
     check = answer.fidelity
     lines.append(
         f"  fidelity: the observed order, replayed, takes a window of {format_duration(check.replayed_ns)} for the "
@@ -177,12 +184,32 @@ def _compared(reduction: float) -> str:
     return f"{abs(reduction):.1%} {'less' if reduction > 0 else 'more'} than"
 
 
-def wrapped(lines: Sequence[str]) -> list[str]:
-    """Lines broken to 80 columns, what follows indented under where they began."""
+def terminal_width() -> int:
+    """Columns of the terminal; 80 where there is none."""
+    return max(_LEAST_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns)
+
+
+def wrapped(lines: Sequence[str], width: int | None = None) -> list[str]:
+    """Lines broken to a width, by default the terminal's; what follows is indented under where they began.
+
+    A word that is longer (a path) is broken behind a slash.
+    """
+    width = width or terminal_width()
     broken: list[str] = []
     for line in lines:
         indent = " " * (len(line) - len(line.lstrip()) + (6 if line.startswith("note:") else 2))
-        broken += textwrap.wrap(
-            line, _WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
-        ) or [""]
+        broken += wrap(line, width, indent)
     return broken
+
+
+def wrap(line: str, width: int, indent: str) -> list[str]:
+    """One line broken to a width, with an indent before what follows."""
+    found = []
+    for part in textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False):
+        rest = part
+        while len(rest) > width:
+            at = rest.rfind("/", len(indent) + 1, width) + 1 or width
+            found.append(rest[:at])
+            rest = indent + rest[at:]
+        found.append(rest)
+    return found or [""]

@@ -1,0 +1,111 @@
+"""What commands say to do next, and what they say when something does not fit: it must work as it stands."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+from recorded import ROOT, SAMPLES, data
+
+from tracetool.cli import run
+from tracetool.reports.text import wrapped
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SAMPLE = str(SAMPLES / "h100-1f1b")
+LEVEL2 = ("ascend", "Ascend+msinsight", "test", "st", "level2")
+
+
+def _next(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    assert run(list(arguments)) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith("Next: tracetool ")
+    return shlex.split(line)[2:]
+
+
+def test_the_map_of_data_centres_is_kept_in_the_next_command(capsys: pytest.CaptureFixture[str]) -> None:
+    following = _next(capsys, "info", SAMPLE, "--dc", "0-1,2-3")
+    assert following[following.index("--dc") + 1] == "0-1,2-3"
+    assert run(following) == 0
+    assert "cross-DC" in capsys.readouterr().out
+
+
+def test_copying_is_kept_in_the_next_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Tensor parallel 2, pipeline 2, without rank 0: its pipeline can be replayed with a copy of rank 1."""
+    part = tmp_path / "part"
+    part.mkdir()
+    for rank in (1, 2, 3):
+        shutil.copy(data("h100-pp4", "traces", "tp2pp2_1f1b_m8", f"rank{rank}.json.gz"), part)
+    following = _next(capsys, "info", str(part))
+    assert "--copy-missing-ranks" in following
+    assert run(following) == 0
+    assert "copied from" in capsys.readouterr().out
+
+
+def test_a_step_that_does_not_exist_gets_one_that_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["replay", SAMPLE, "--step", "99"]) == 2
+    hint = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("Hint: --step "))
+    assert run(["replay", SAMPLE, "--step", hint.removeprefix("Hint: --step ").split(",")[0]]) == 0
+
+
+def test_what_cannot_be_split_is_named_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["replay", str(data(*LEVEL2)), "--schedule", "zb-h1"]) == 2
+    assert "1I0 costs (the gradient of the input of stage 1, microbatch 0)" in capsys.readouterr().err
+
+
+def test_ranks_with_files_but_no_kernels_are_not_copied_and_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["replay", str(data(*LEVEL2)), "--pipeline", "1", "--copy-missing-ranks"]) == 2
+    told = capsys.readouterr().err
+    assert "no kernels on ranks 1, 3" in told
+    assert "a rank with any file of its own is not copied" in told
+
+
+def test_a_vendors_analysis_alone_has_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = data("ascend", "Ascend+msinsight", "server", "src", "test", "test_data", "cluster_analysis_output")
+    assert run(["replay", str(figures)]) == 2
+    assert "name the folders of the traces" in capsys.readouterr().err
+
+
+def test_an_empty_table_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    alone = str(data("broken", "ok"))
+    assert run(["sql", alone, "select * from costs"]) == 0
+    assert "note: costs: empty, for no pipeline could be reconstructed" in capsys.readouterr().err
+    assert run(["sql", alone, "select * from events where rank = 99"]) == 0
+    assert not capsys.readouterr().err
+
+
+def test_many_traces_of_one_rank_are_one_conflict_with_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["ingest", str(data("broken")), "--dry-run"]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("conflict:") for line in lines) == 2
+    assert any(line.endswith("6 more all say rank 0.") for line in lines)
+    assert "hint: name only one of them" in lines
+
+
+@pytest.mark.parametrize("columns", [50, 80, 132])
+@pytest.mark.parametrize(
+    "arguments",
+    [["info", SAMPLE], ["replay", SAMPLE], ["sql", SAMPLE], ["info", str(ROOT / "tests" / "data" / "snapshot")]],
+    ids=["info", "replay", "sql", "snapshot"],
+)
+def test_output_is_as_wide_as_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], columns: int
+) -> None:
+    """The table of results has fixed columns, and a command to run stays in one piece."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert run(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    prose = [line for line in lines if not line.startswith("Next:") and "  " not in line.strip()]
+    assert max(map(len, prose)) <= columns
+    assert max(map(len, prose)) > columns - 16
+
+
+def test_long_paths_are_broken_behind_a_slash_and_lose_nothing() -> None:
+    path = "/" + "/".join(f"folder-number-{n}" for n in range(12))
+    lines = wrapped([f"  left: {path}: nothing needs it"], 60)
+    assert max(map(len, lines)) <= 60
+    assert "".join(line.strip() for line in lines).replace("left:", "left: ").startswith(f"left: {path}:")
+    assert any(line.endswith("/") for line in lines)
