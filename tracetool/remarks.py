@@ -118,6 +118,9 @@ def notes_of(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) 
         )
     if scenario.hbm_bytes is not None and any(r.feasible for r in results):
         notes.append("maybe: a peak within 4 % of the limit")
+    if scenario.pipelines > 1 and scenario.topology.links:
+        how = "each message the whole bandwidth in turn" if scenario.link_sharing == "temporal" else "each its share"
+        notes.append(f"{scenario.pipelines} equal pipelines share the links, {how}: figures are of the slowest")
     if not scenario.interference:
         notes.append("slowdown beside communication and under sustained load is left out (--no-interference)")
     unchecked = [r.schedule for r in results if r.feasible is None]

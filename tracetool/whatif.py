@@ -264,7 +264,7 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
     free = replace(scenario, topology=scenario.topology.without_delays())
     ideal = measure(replay(pipeline, schedule, free).timeline)
     feasible, shortage = fits(metrics, scenario)
-    known = _seen_error(measured, schedule, done.p2p, len(scenario.topology.boundaries()))
+    known = _seen_error(measured, schedule, done.p2p, scenario)
     remarks = [
         *([remark] if remark else []),
         *([schedule.remark] if schedule.remark else []),
@@ -333,7 +333,7 @@ def _needs_costs(name: str) -> bool:
     return not name.startswith("csv:") and SCHEDULES.get(name).needs_costs
 
 
-def _seen_error(pipeline: Pipeline, schedule: Schedule, mode: P2PMode, boundaries: int) -> float | None:
+def _seen_error(pipeline: Pipeline, schedule: Schedule, mode: P2PMode, scenario: Scenario) -> float | None:
     """Largest error of the step time for such a prediction, over all pairs of recorded H100 runs (README, Accuracy).
 
     They had four ranks with one stage each (two, re-cut, in ``interleaved``), as many microbatches replayed as
@@ -342,7 +342,9 @@ def _seen_error(pipeline: Pipeline, schedule: Schedule, mode: P2PMode, boundarie
     shape = pipeline.observed.shape
     is_recut = schedule.name == "interleaved" and schedule.shape == replace(shape, chunks=2)
     tried = shape.ranks == 4 and shape.chunks == 1 and (schedule.shape == shape or is_recut)
+    boundaries = len(scenario.topology.boundaries())
     tried = tried and schedule.name in _TRIED and boundaries <= (0 if mode == "per-edge" else 1)
+    tried = tried and scenario.interference and scenario.pipelines == 1
     if not tried or any(rank.load is None for rank in pipeline.ranks):
         return None
     if any(ActionKind.BACKWARD_WEIGHT in stage.costs for stage in pipeline.stages):

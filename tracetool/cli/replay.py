@@ -26,7 +26,7 @@ from tracetool.cli.values import read_dc_map
 from tracetool.errors import ScenarioError
 
 if TYPE_CHECKING:
-    from tracetool.model.scenario import Scenario
+    from tracetool.model.scenario import LinkSharing, Scenario
     from tracetool.reports import Report
 
 
@@ -65,6 +65,21 @@ if TYPE_CHECKING:
 @click.option("--time-limit", default="30s", show_default=True, metavar="30s", help="optimal: how long to search.")
 @click.option("--activation", metavar="1.2GiB", help="Bytes one microbatch keeps on a stage; default: as measured.")
 @click.option("--static", metavar="6GiB", help="Bytes allocated when the step starts; default: as measured.")
+@click.option(
+    "--pipelines-on-link",
+    type=click.IntRange(1, 1024),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Equal pipelines that share the links (data parallel replicas).",
+)
+@click.option(
+    "--link-sharing",
+    type=click.Choice(["temporal", "spatial"]),
+    default="temporal",
+    show_default=True,
+    help="How: each message the whole bandwidth in turn (as Atlas), or each pipeline its share of it.",
+)
 @click.option(
     "--costs-from",
     type=path_or_url,
@@ -117,6 +132,8 @@ def replay(
     time_limit: str,
     activation: str | None,
     static: str | None,
+    pipelines_on_link: int,
+    link_sharing: LinkSharing,
     costs_from: Path | None,
     jitter: int | None,
     overlap_ratio: float,
@@ -157,7 +174,12 @@ def replay(
     names = parse_names(schedule)
     _check_names([*names, baseline])
     words = _Words(link, hbm, p2p, microbatches, activation, static, overlap_ratio)
-    scenario = replace(words.scenario(), interference=not no_interference)
+    scenario = replace(
+        words.scenario(),
+        interference=not no_interference,
+        pipelines=pipelines_on_link,
+        link_sharing=link_sharing,
+    )
     time_limit_s = parse_duration_ns(time_limit) / 1e9
     dc_map = read_dc_map(dc) if dc else None
     with ProgressBar(quiet=quiet) as progress:

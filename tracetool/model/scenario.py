@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tracetool.model.topology import Topology
 
 if TYPE_CHECKING:
     from tracetool.model.pipeline import P2PMode
+
+
+LinkSharing = Literal["temporal", "spatial"]
+LINK_SHARINGS: tuple[LinkSharing, ...] = ("temporal", "spatial")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,9 @@ class Scenario:
         static_bytes: Bytes allocated at step start, instead of the measured ones.
         overlap_ratio: Time of a forward and a backward that run as one (DualPipe) over the sum of their times alone;
             1 gains nothing. A trace of another schedule cannot tell it.
+        pipelines: Equal pipelines that share the links.
+        link_sharing: How: ``temporal`` gives each message the whole bandwidth in turn, ``spatial`` each pipeline its
+            share of it.
         interference: Whether compute slows down beside communication kernels, as far as the trace tells by how much.
         receive_copies: Buffers that a rank keeps of every message it receives beyond those of the recording (an
             emulated link holds messages back in one).
@@ -37,4 +44,6 @@ class Scenario:
     static_bytes: int | None = None
     overlap_ratio: float = 1.0
     interference: bool = True
+    pipelines: int = 1
+    link_sharing: LinkSharing = "temporal"
     receive_copies: int = 0

@@ -29,12 +29,15 @@ class PipelineShape:
         placement: ``loop`` puts stage s on rank s mod p; ``v`` turns round at the last rank; ``bidirectional`` has two
             copies of p stages: stage s on rank s, and stage p + s, the second copy of the model's stage s, on rank
             p - 1 - s. The first copy runs microbatches 0 to m/2 - 1, the second the others; nothing flows between them.
+        copies: Equal pipelines side by side, each on as many of the ranks: the n-th has the n-th part of ranks and
+            stages. Nothing flows between them.
     """
 
     ranks: int
     microbatches: int
     chunks: int = 1
     placement: Placement = "loop"
+    copies: int = 1
 
     @property
     def stages(self) -> int:
@@ -48,23 +51,28 @@ class PipelineShape:
 
     def rank_of(self, stage: int) -> int:
         """Pipeline rank that holds a stage."""
-        lap, position = divmod(stage, self.ranks)
+        ranks = self.ranks // self.copies
+        copy, own = divmod(stage, ranks * self.chunks)
+        lap, position = divmod(own, ranks)
         turned = self.placement != "loop" and lap % 2 == 1
-        return self.ranks - 1 - position if turned else position
+        return copy * ranks + (ranks - 1 - position if turned else position)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Stages that a pipeline rank holds, in stage order."""
-        laps = range(0, self.stages, self.ranks)
-        return tuple(first + self.rank_of(first + rank) for first in laps)
+        ranks = self.ranks // self.copies
+        copy, own = divmod(rank, ranks)
+        base = copy * ranks * self.chunks
+        laps = range(0, ranks * self.chunks, ranks)
+        return tuple(base + first + self.rank_of(first + own) for first in laps)
 
     def previous(self, stage: int) -> int | None:
         """The stage that a stage's forward gets its input from; None for a first stage."""
-        is_first = stage == 0 or (self.is_bidirectional and stage == self.ranks)
+        is_first = stage % (self.stages // self.copies) == 0 or (self.is_bidirectional and stage == self.ranks)
         return None if is_first else stage - 1
 
     def next(self, stage: int) -> int | None:
         """The stage that a stage's backward gets its gradient from; None for a last stage."""
-        is_last = stage == self.stages - 1 or (self.is_bidirectional and stage == self.ranks - 1)
+        is_last = (stage + 1) % (self.stages // self.copies) == 0 or (self.is_bidirectional and stage == self.ranks - 1)
         return None if is_last else stage + 1
 
     def profile_of(self, stage: int) -> int:

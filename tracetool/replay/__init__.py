@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.model.action import Action
 from tracetool.model.timeline import MemoryCurve, Op, Timeline, Transfer, memory_curve
 from tracetool.replay.compiled import Compiled
 from tracetool.replay.costing import TaskCosts
+from tracetool.replay.side_by_side import divided, side_by_side, slowest
 from tracetool.replay.tail import run_tails
 
 if TYPE_CHECKING:
@@ -65,11 +66,24 @@ def replay(pipeline: Pipeline, schedule: Schedule, scenario: Scenario) -> Replay
         UnsupportedShape: If the schedule needs costs that the trace does not tell.
     """
     scenario.topology.check(schedule.shape.ranks)
+    if scenario.pipelines > 1 and scenario.topology.links:
+        return _shared(pipeline, schedule, scenario)
     mode = p2p_of(schedule, pipeline, scenario)
     compiled = Compiled(schedule, mode, scenario.topology, buffered=pipeline.buffered)
     costs = TaskCosts(pipeline, scenario, schedule)
     times = compiled.times(costs.durations(compiled), costs.slowdown(compiled))
     return Replayed(schedule, mode, _timeline(pipeline, schedule, mode, compiled.graph, times, costs))
+
+
+def _shared(pipeline: Pipeline, schedule: Schedule, scenario: Scenario) -> Replayed:
+    """Replay a pipeline whose links others use as well: the slowest of them."""
+    alone = replace(scenario, pipelines=1)
+    if scenario.link_sharing == "spatial":
+        return replay(pipeline, schedule, replace(alone, topology=divided(scenario.topology, scenario.pipelines)))
+    many = side_by_side(pipeline, schedule, scenario.topology, scenario.pipelines)
+    done = replay(many[0], many[1], replace(alone, topology=many[2], p2p=p2p_of(schedule, pipeline, scenario)))
+    shape = schedule.shape
+    return Replayed(schedule, done.p2p, slowest(done.timeline, shape.ranks, shape.stages))
 
 
 def _timeline(

@@ -86,6 +86,9 @@ class ScenarioInfo(msgspec.Struct, kw_only=True):
     activation_bytes: Annotated[int | None, _doc("Activation bytes asked for, null if measured.")]
     static_bytes: Annotated[int | None, _doc("Static bytes asked for, null if measured.")]
     overlap_ratio: Annotated[float, _doc("Time of a forward and backward run as one over the sum of both alone.")]
+    interference: Annotated[bool, _doc("Whether slowdown beside communication and under load is modelled.")]
+    pipelines: Annotated[int, _doc("Equal pipelines that share the links.")]
+    link_sharing: Annotated[str, _doc("How they share them: temporal or spatial.")]
 
 
 class ShortageInfo(msgspec.Struct, kw_only=True):
@@ -177,6 +180,9 @@ def report_info(answer: Answer, facts: RunFacts) -> ReportInfo:
             activation_bytes=scenario.activation_bytes,
             static_bytes=scenario.static_bytes,
             overlap_ratio=scenario.overlap_ratio,
+            interference=scenario.interference,
+            pipelines=scenario.pipelines,
+            link_sharing=scenario.link_sharing,
         ),
         baseline=_result(answer, answer.baseline),
         results=[_result(answer, r) for r in answer.results],

@@ -1,0 +1,92 @@
+"""Several equal pipelines that share the links between DCs (data parallel replicas).
+
+Temporal sharing (Atlas, arXiv 2411.14458, as its abstract describes it; the model is this tool's own): a message has
+the whole bandwidth for its payload, messages of all pipelines one after another, first come first served. Spatial
+sharing: every pipeline has its share of the bandwidth all the time. Equal pipelines that start together stay in step
+then, so that one of them over a link of that share is all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tracetool.errors import UnsupportedShape
+
+if TYPE_CHECKING:
+    from tracetool.model.pipeline import Pipeline
+    from tracetool.model.schedule import Schedule
+    from tracetool.model.timeline import Timeline
+    from tracetool.model.topology import Topology
+
+
+def divided(topology: Topology, pipelines: int) -> Topology:
+    """The same places, with each pipeline's share of every link's bandwidth (at least 1 byte/s)."""
+    links = tuple(
+        replace(link, bandwidth_bytes_per_s=max(1, link.bandwidth_bytes_per_s // pipelines)) for link in topology.links
+    )
+    return replace(topology, links=links)
+
+
+def side_by_side(
+    pipeline: Pipeline, schedule: Schedule, topology: Topology, pipelines: int
+) -> tuple[Pipeline, Schedule, Topology]:
+    """So many copies of a pipeline as one: its stages and ranks again and again, nothing flowing between copies.
+
+    Raises:
+        UnsupportedShape: If the pipeline itself holds two copies of its stages.
+    """
+    shape = schedule.shape
+    if shape.is_bidirectional:
+        raise UnsupportedShape(
+            f"{schedule.name} runs two opposed pipelines already: several of them over shared links are not modelled.",
+            hint="leave --pipelines-on-link out, or take another schedule",
+        )
+    stages = shape.stages
+    orders = tuple(
+        tuple(action._replace(stage=action.stage + copy * stages) for action in order)
+        for copy in range(pipelines)
+        for order in schedule.orders
+    )
+    many = replace(shape, ranks=shape.ranks * pipelines, copies=pipelines)
+    profiles = [replace(s, stage=s.stage + copy * stages) for copy in range(pipelines) for s in pipeline.stages]
+    return (
+        replace(pipeline, stages=tuple(profiles), ranks=pipeline.ranks * pipelines),
+        replace(schedule, shape=many, orders=orders, overlaps=schedule.overlaps * pipelines),
+        replace(topology, dcs=topology.dcs * pipelines),
+    )
+
+
+def slowest(timeline: Timeline, ranks: int, stages: int) -> Timeline:
+    """Of a timeline of several pipelines, the one that ends last, as if it were alone.
+
+    Args:
+        timeline: All of them.
+        ranks: Ranks of one pipeline.
+        stages: Stages of one pipeline.
+    """
+    last = max(timeline.ops, key=lambda op: (op.end_ns, -op.rank)).rank // ranks
+    first_rank, first_stage = last * ranks, last * stages
+    mine = range(first_rank, first_rank + ranks)
+    return replace(
+        timeline,
+        global_ranks=timeline.global_ranks[:ranks],
+        ops=tuple(
+            replace(op, rank=op.rank - first_rank, stage=op.stage - first_stage if op.stage >= 0 else op.stage)
+            for op in timeline.ops
+            if op.rank in mine
+        ),
+        transfers=tuple(
+            replace(
+                t,
+                src_rank=t.src_rank - first_rank,
+                dst_rank=t.dst_rank - first_rank,
+                src_stage=t.src_stage - first_stage,
+                dst_stage=t.dst_stage - first_stage,
+            )
+            for t in timeline.transfers
+            if t.src_rank in mine
+        ),
+        memory=timeline.memory[first_rank : first_rank + ranks],
+        overhead_bytes=timeline.overhead_bytes[first_rank : first_rank + ranks],
+    )
