@@ -106,8 +106,23 @@ def _stage(
         forward_transfer_ns=0 if last else _transfer_ns(pipeline, shape, number, 1),
         backward_transfer_ns=0 if number == 0 else _transfer_ns(pipeline, shape, number, -1),
         evidence=owners[0].evidence,
-        derived=halves,
+        derived=_with_memory(halves, owners),
     )
+
+
+def _with_memory(halves: Costs, owners: Sequence[StageProfile]) -> Costs:
+    """What halves hold is known of whole stages alone, not of their layers."""
+    owner = owners[0]
+    is_whole = owner.layers is not None and len(owners) == len(owner.layers.layers)
+    if not is_whole or any(o is not owner for o in owners) or set(owner.derived) != set(halves):
+        return halves
+    return {
+        kind: tuple(
+            replace(cost, held_bytes=known.held_bytes, peak_bytes=known.peak_bytes)
+            for cost, known in zip(costs, owner.derived[kind], strict=True)
+        )
+        for kind, costs in halves.items()
+    }
 
 
 def _sums(blocks: Sequence[Costs], kind: ActionKind) -> tuple[ActionCost, ...]:
