@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from tracetool.schedules import build_schedule
 
 if TYPE_CHECKING:
     from tracetool.model.pipeline import P2PMode
+    from tracetool.model.schedule import Schedule
 
 PerStage = int | None | Sequence[int | None]
 """One value for all stages, or one per stage."""
@@ -149,3 +150,23 @@ def found(measured: Pipeline) -> Reconstruction:
     """The pipeline as if reconstructed from a trace: observed is what its own order replays to."""
     done = replay(measured, measured.observed, Scenario())
     return Reconstruction(measured, replace(done.timeline, name="observed"), {}, {}, ())
+
+
+def equal_stages(
+    schedule: Schedule, costs_ns: Mapping[ActionKind, int], *, payload_bytes: int = 0, static_bytes: int = 0
+) -> Pipeline:
+    """A measured pipeline of equal stages as a schedule needs it; a forward keeps a byte until its B or W."""
+    shape = schedule.shape
+    held = {ActionKind.FORWARD: 1, ActionKind.BACKWARD_INPUT: 0}
+    costs = {
+        kind: (ActionCost(duration, held.get(kind, -1), held.get(kind, 0)),) * shape.microbatches
+        for kind, duration in costs_ns.items()
+    }
+    profiles = shape.ranks if shape.is_bidirectional else shape.stages
+    return Pipeline(
+        stages=tuple(StageProfile(s, costs, payload_bytes, payload_bytes) for s in range(profiles)),
+        ranks=tuple(RankProfile(rank, static_bytes) for rank in range(shape.ranks)),
+        observed=schedule,
+        p2p="per-edge",
+        step=0,
+    )

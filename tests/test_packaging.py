@@ -68,7 +68,7 @@ def _build(work: Path, what: list[str], compiler: str | None = None) -> subproce
     return subprocess.run(command, cwd=work, env=env, capture_output=True, text=True, check=False)
 
 
-def test_the_wheel_holds_the_package_and_the_compiled_scanner(tmp_path: Path) -> None:
+def test_the_wheel_holds_the_package_and_the_compiled_parts(tmp_path: Path) -> None:
     compiler = (sysconfig.get_config_var("CC") or "").partition(" ")[0]
     header = Path(sysconfig.get_path("include"), "Python.h")
     if "CC" in os.environ or shutil.which(compiler) is None or not header.exists():
@@ -79,9 +79,10 @@ def test_the_wheel_holds_the_package_and_the_compiled_scanner(tmp_path: Path) ->
     assert wheel.name.startswith(f"tracetool-{tracetool.__version__}-")
     with ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
-    extension = f"tracetool/readers/_scan{sysconfig.get_config_var('EXT_SUFFIX')}"
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    extensions = {f"tracetool/readers/_scan{suffix}", f"tracetool/replay/_engine{suffix}"}
     kept = {path for pattern in ("*.py", "*.pyi", "*.sql", "py.typed") for path in (ROOT / "tracetool").rglob(pattern)}
-    assert held == {path.relative_to(ROOT).as_posix() for path in kept} | {extension}
+    assert held == {path.relative_to(ROOT).as_posix() for path in kept} | extensions
 
 
 def test_without_a_compiler_it_installs_silently_and_works(tmp_path: Path) -> None:
@@ -90,19 +91,21 @@ def test_without_a_compiler_it_installs_silently_and_works(tmp_path: Path) -> No
     done = _build(tmp_path, ["install", "--quiet", "--target", str(target)], compiler="/bin/false")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "/bin/false" not in done.stdout + done.stderr
-    assert not list(target.rglob("_scan*.so"))
+    assert not list(target.rglob("*.so"))
     program = """
 import sys
 from tracetool.cli import run
 from tracetool.readers import json_compiled
-print(json_compiled.__file__, json_compiled.available())
+from tracetool.replay.native import compiled_engine
+print(json_compiled.__file__, json_compiled.available(), compiled_engine())
 sys.exit(run(["schedules"]))
 """
     env = {**os.environ, "PYTHONPATH": str(target)}
     env.pop("TRACETOOL_SCANNER", None)
+    env.pop("TRACETOOL_ENGINE", None)
     ran = subprocess.run(
         [sys.executable, "-c", program], env=env, cwd=tmp_path, capture_output=True, text=True, check=True
     )
     first, *rest = ran.stdout.splitlines()
-    assert first == f"{target / 'tracetool' / 'readers' / 'json_compiled.py'} False"
+    assert first == f"{target / 'tracetool' / 'readers' / 'json_compiled.py'} False None"
     assert any("geopipe" in line for line in rest)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCHEMA_VERSION = "3.0"
+SCHEMA_VERSION = "4.0"
 
 ColumnType = Literal["int64", "int32", "float64", "bool", "string", "category", "list<int32>"]
 

@@ -4,7 +4,7 @@ TraceToolError                 exit 2
 ├─ IngestError                 UnknownFormat · MalformedTrace · MissingRank · DuplicateRank
 ├─ ReconstructError            NoDeviceActivity · NoPipeline · UnmatchedTransfer
 ├─ ScheduleError               InvalidSchedule · ScheduleDeadlock · UnsupportedShape
-├─ ScenarioError               BadQuantity · BadTopology
+├─ ScenarioError               BadQuantity · BadTopology · BadMeasurement
 ├─ StoreError                  NotARun · SchemaVersion · AlreadyExists · BadQuery
 └─ UnknownName
 CheckFailed                    exit 1  (a check the user asked for did not hold)
@@ -94,6 +94,10 @@ class UnsupportedShape(ScheduleError):
     """The schedule does not exist for these stages and microbatches."""
 
 
+class MissingPackage(ScheduleError):
+    """An optional package is needed that is not installed."""
+
+
 class ScenarioError(TraceToolError):
     """A what-if makes no sense for this pipeline."""
 
@@ -104,6 +108,10 @@ class BadQuantity(ScenarioError):
 
 class BadTopology(ScenarioError):
     """A DC map or link does not fit the pipeline's ranks."""
+
+
+class BadMeasurement(ScenarioError):
+    """A file of measured steps is damaged, incomplete or about nothing that can be compared."""
 
 
 class StoreError(TraceToolError):

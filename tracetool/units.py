@@ -31,6 +31,10 @@ _QUANTITY = re.compile(r"^\s*(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>[^\d\s]\
 
 
 def _parse(text: str, units: dict[str, Fraction] | dict[str, int], what: str, example: str) -> int:
+    return int(_exact(text, units, what, example) + Fraction(1, 2))
+
+
+def _exact(text: str, units: dict[str, Fraction] | dict[str, int], what: str, example: str) -> Fraction:
     match = _QUANTITY.match(text)
     if match is None:
         raise BadQuantity(f"{text!r} is not {what}.", hint=f"write a number with a unit, as in {example}")
@@ -41,8 +45,7 @@ def _parse(text: str, units: dict[str, Fraction] | dict[str, int], what: str, ex
         raise BadQuantity(
             f"{unit!r} in {text!r} is not a unit of {what} (case matters).", hint=f"write it as in {example}"
         )
-    value = Fraction(match["number"]) * units[unit]
-    return int(value + Fraction(1, 2))
+    return Fraction(match["number"]) * units[unit]
 
 
 def parse_duration_ns(text: str) -> int:
@@ -73,6 +76,15 @@ def parse_bandwidth_bytes_per_s(text: str) -> int:
     if value == 0:
         raise BadQuantity(f"{text!r} is no bandwidth: nothing would ever arrive.", hint="give more than 0")
     return value
+
+
+def parse_share_ratio(text: str) -> float:
+    """Parse a share such as ``2%`` into a ratio.
+
+    Raises:
+        BadQuantity: If it is no number with a per cent sign.
+    """
+    return float(_exact(text, {"%": Fraction(1, 100)}, "a share", "2% or 0.5%"))
 
 
 def _scaled(value: float, steps: list[tuple[float, str]], digits: int) -> str:

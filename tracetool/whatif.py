@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.caveats import derived_remarks, has_memory, host_notes, is_like_the_recordings, memory_remarks
 from tracetool.costs.recut import recut
-from tracetool.depth import GAIN_RATIO, Shortage, choose_depth, fits
-from tracetool.errors import ScenarioError, ScheduleError
+from tracetool.depth import Shortage, choose_depth, fits
+from tracetool.errors import MissingPackage, ScenarioError, ScheduleError
+from tracetool.jitter import Spread, spread
 from tracetool.metrics import Metrics, measure
 from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
-from tracetool.replay import Replayed, replay
+from tracetool.remarks import (
+    derived_remarks,
+    distrust,
+    host_notes,
+    is_like_the_recordings,
+    memory_remarks,
+    notes_of,
+    overlap_remarks,
+    transfer_remarks,
+)
+from tracetool.replay import replay
+from tracetool.replay.problem import pose
 from tracetool.schedules import SCHEDULES, build_schedule
 from tracetool.schedules.recognise import recognise
-from tracetool.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,6 +53,7 @@ class Result:
         seen_error_ratio: Largest error of the step time that predictions of this kind had on the recorded H100
             runs (see ``_seen_error``); None for kinds that none of them was like.
         remark: Why this variant was chosen, or how its costs came about.
+        spread: Step times with costs drawn anew, if that was asked for.
     """
 
     schedule: str
@@ -56,6 +67,7 @@ class Result:
     timeline: Timeline
     seen_error_ratio: float | None
     remark: str | None = None
+    spread: Spread | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +148,9 @@ def answer(
     *,
     baseline: str = "1f1b",
     extra_forwards: tuple[int, ...] | None = None,
+    jitter_seed: int | None = None,
+    chunks: int | None = None,
+    time_limit_s: float = 30.0,
 ) -> Answer:
     """Replay schedules in a scenario and compare them with a baseline.
 
@@ -145,6 +160,9 @@ def answer(
         scenario: What differs from the measurement; by default nothing.
         baseline: Schedule to compare with.
         extra_forwards: For geopipe, per pipeline rank; chosen by ``choose_depth`` if not given.
+        jitter_seed: Also replay each result with costs drawn anew.
+        chunks: Stages per rank that schedules of several get from a trace of one; by default as few as they take.
+        time_limit_s: For optimal: how long to search.
 
     Raises:
         ScheduleError: If the baseline or none of the schedules fits; one of several is among ``refused``.
@@ -164,12 +182,14 @@ def answer(
     if observed.shape.chunks > 1 and baseline == "1f1b":
         baseline = "observed"
         notes.append("the baseline is the observed order: 1f1b needs one stage per rank")
-    back, seen = measure(replay(pipeline, observed, Scenario()).timeline), measure(found.observed)
+    as_measured = Scenario(interference=scenario.interference)
+    back, seen = measure(replay(pipeline, observed, as_measured).timeline), measure(found.observed)
     fidelity = Fidelity(seen.window_ns, back.window_ns)
     # A model that misses its own recording by more than the known error misses other orders by as much at least.
     own_error = max(abs(fidelity.error_ratio), abs(back.step_ns / seen.step_ns - 1))
-    base = _evaluate(pipeline, baseline, shape, scenario, None, own_error)
-    results, refused = _evaluate_each(pipeline, schedules, shape, scenario, extra_forwards, own_error)
+    how = _How(shape, scenario, chunks, own_error, jitter_seed, time_limit_s)
+    base = _evaluate(pipeline, baseline, how, None)
+    results, refused = _evaluate_each(pipeline, schedules, how, extra_forwards)
     if not is_like_the_recordings(found):
         base = replace(base, seen_error_ratio=None)
         results = [replace(result, seen_error_ratio=None) for result in results]
@@ -182,27 +202,33 @@ def answer(
         scenario=scenario,
         baseline=base,
         results=tuple(results),
-        notes=(*notes, *host_notes(found), *_notes(pipeline, scenario, [base, *results])),
+        notes=(*notes, *host_notes(found), *notes_of(pipeline, scenario, [base, *results])),
         refused=tuple(refused),
-        warnings=tuple(_distrust(own_error)),
+        warnings=tuple(distrust(own_error)),
     )
 
 
+class _How(NamedTuple):
+    """What all results of an answer share."""
+
+    shape: PipelineShape
+    scenario: Scenario
+    chunks: int | None
+    own_error: float
+    jitter_seed: int | None
+    time_limit_s: float
+
+
 def _evaluate_each(
-    pipeline: Pipeline,
-    names: Sequence[str],
-    shape: PipelineShape,
-    scenario: Scenario,
-    extra_forwards: tuple[int, ...] | None,
-    own_error: float,
+    pipeline: Pipeline, names: Sequence[str], how: _How, extra_forwards: tuple[int, ...] | None
 ) -> tuple[list[Result], list[Refused]]:
     """Results of the schedules that fit, and why the others do not."""
     results: list[Result] = []
     refused: list[Refused] = []
     for name in names:
         try:
-            results.append(_evaluate(pipeline, name, shape, scenario, extra_forwards, own_error))
-        except ScheduleError as error:
+            results.append(_evaluate(pipeline, name, how, extra_forwards))
+        except (ScheduleError, MissingPackage) as error:
             if len(names) == 1:
                 raise
             refused.append(Refused(name, error.message, error.hint))
@@ -215,23 +241,24 @@ def _evaluate_each(
     return results, refused
 
 
-def _evaluate(
-    pipeline: Pipeline,
-    name: str,
-    shape: PipelineShape,
-    scenario: Scenario,
-    extra_forwards: tuple[int, ...] | None,
-    own_error: float,
-) -> Result:
+def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[int, ...] | None) -> Result:
+    shape, scenario = how.shape, how.scenario
     remark = None
     if name.lower() == "geopipe" and extra_forwards is None:
         extra_forwards, remark = choose_depth(pipeline, shape, scenario)
     measured = pipeline
-    if (chunks := _chunks_needed(name)) is not None and shape.chunks == 1 < chunks[0]:
-        pipeline = recut(pipeline, chunks[0], placement=chunks[1])
-        shape = replace(pipeline.observed.shape, microbatches=shape.microbatches)
-        remark = f"each rank's stage re-cut into {chunks[0]} by its layers (peaks of such were up to 8 % off)"
-    schedule = build_schedule(name, shape, extra_forwards=extra_forwards, observed=pipeline.observed)
+    pipeline, shape, cut = stages_for(pipeline, name, how.chunks, shape.microbatches)
+    remark = cut or remark
+    posed = pose(pipeline, shape, scenario) if _needs_costs(name) else None
+    schedule = build_schedule(
+        name,
+        shape,
+        extra_forwards=extra_forwards,
+        observed=pipeline.observed,
+        problem=posed.problem if posed else None,
+        time_limit_s=how.time_limit_s,
+        judge=posed.judge if posed else None,
+    )
     done = replay(pipeline, schedule, scenario)
     metrics = measure(done.timeline)
     free = replace(scenario, topology=scenario.topology.without_delays())
@@ -240,9 +267,12 @@ def _evaluate(
     known = _seen_error(measured, schedule, done.p2p, len(scenario.topology.boundaries()))
     remarks = [
         *([remark] if remark else []),
+        *([schedule.remark] if schedule.remark else []),
+        *(posed.remarks if posed else ()),
         *derived_remarks(pipeline, schedule, metrics, scenario),
         *memory_remarks(measured, pipeline, metrics),
-        *_transfer_remarks(pipeline, done, metrics, scenario),
+        *overlap_remarks(schedule, scenario),
+        *transfer_remarks(pipeline, done, metrics, scenario),
     ]
     return Result(
         schedule=schedule.name,
@@ -254,9 +284,41 @@ def _evaluate(
         metrics=metrics,
         cross_dc_bubble_ns=metrics.window_ns - ideal.window_ns,
         timeline=done.timeline,
-        seen_error_ratio=None if known is None else max(known, own_error),
+        seen_error_ratio=None if known is None else max(known, how.own_error),
         remark="; ".join(remarks) or None,
+        spread=None if how.jitter_seed is None else spread(pipeline, schedule, scenario, how.jitter_seed),
     )
+
+
+def stages_for(
+    pipeline: Pipeline, name: str, chunks: int | None, microbatches: int
+) -> tuple[Pipeline, PipelineShape, str | None]:
+    """The pipeline and shape a schedule runs on: recorded stages, these re-cut by layers, or two copies of them.
+
+    Args:
+        pipeline: What was measured.
+        name: The schedule.
+        chunks: Stages per rank to cut into; None for as few as the schedule needs.
+        microbatches: Microbatches per step.
+
+    Returns:
+        Both, and in words what was done to the stages.
+
+    Raises:
+        UnsupportedShape: If layers are unknown or do not divide.
+    """
+    shape = replace(pipeline.observed.shape, microbatches=microbatches)
+    needed = _chunks_needed(name)
+    if needed is None or shape.chunks > 1 or needed[0] == 1:
+        return pipeline, shape, None
+    least, placement = needed
+    if placement == "bidirectional":
+        copies = replace(shape, chunks=least, placement=placement)
+        return pipeline, copies, "two copies of every stage, weights twice; summing their gradients is not modelled"
+    cut = recut(pipeline, chunks or least, placement=placement)
+    shape = replace(cut.observed.shape, microbatches=microbatches)
+    remark = f"each rank's stage re-cut into {shape.chunks} by its layers (peaks of such were up to 2.2 % off)"
+    return cut, shape, remark
 
 
 def _chunks_needed(name: str) -> tuple[int, Placement] | None:
@@ -267,96 +329,25 @@ def _chunks_needed(name: str) -> tuple[int, Placement] | None:
     return kind.least_chunks, kind.placement
 
 
-def _transfer_remarks(pipeline: Pipeline, done: Replayed, metrics: Metrics, scenario: Scenario) -> list[str]:
-    """What of a result comes from how its transfers are issued."""
-    remarks = []
-    schedule = done.schedule
-    if schedule.extra_forwards and not any(schedule.extra_forwards) and done.p2p != pipeline.p2p:
-        remarks.append("this is 1F1B's order: what differs from 1f1b comes from how transfers are issued")
-    if done.p2p != "per-edge" and not schedule.blocking and scenario.topology.links:
-        edges = measure(replay(pipeline, schedule, replace(scenario, p2p="per-edge")).timeline)
-        if edges.step_ns < (1 - GAIN_RATIO) * metrics.step_ns:
-            remarks.append(f"with a channel per edge (--p2p per-edge) it would take {format_duration(edges.step_ns)}")
-    return remarks
-
-
-_ONE_FAMILY = ("1f1b", "geopipe")
+def _needs_costs(name: str) -> bool:
+    return not name.startswith("csv:") and SCHEDULES.get(name).needs_costs
 
 
 def _seen_error(pipeline: Pipeline, schedule: Schedule, mode: P2PMode, boundaries: int) -> float | None:
     """Largest error of the step time for such a prediction, over all pairs of recorded H100 runs (README, Accuracy).
 
-    They had one stage per rank (two, re-cut, in ``interleaved``), as many microbatches replayed as recorded, and at
-    most one DC boundary, which per-edge transfers did not cross; anything else was not tried.
-
-    Compute slows down beside communication kernels that wait, which is not modelled: costs belong to the order
-    and the transfers they were recorded with.
+    They had four ranks with one stage each (two, re-cut, in ``interleaved``), as many microbatches replayed as
+    recorded, and at most one DC boundary, which per-edge transfers did not cross; anything else was not tried.
     """
     shape = pipeline.observed.shape
     is_recut = schedule.name == "interleaved" and schedule.shape == replace(shape, chunks=2)
-    tried = shape.chunks == 1 and (schedule.shape == shape or is_recut)
-    tried = tried and boundaries <= (0 if mode == "per-edge" else 1)
-    if not tried or any(stage.evidence == "kernels" for stage in pipeline.stages):
+    tried = shape.ranks == 4 and shape.chunks == 1 and (schedule.shape == shape or is_recut)
+    tried = tried and schedule.name in _TRIED and boundaries <= (0 if mode == "per-edge" else 1)
+    if not tried or any(rank.load is None for rank in pipeline.ranks):
         return None
     if any(ActionKind.BACKWARD_WEIGHT in stage.costs for stage in pipeline.stages):
-        return 0.18
-    if is_recut:
-        return 0.09
-    recorded = recognise(pipeline.observed)
-    alike = schedule.orders == pipeline.observed.orders or (
-        recorded is not None and recorded.name in _ONE_FAMILY and schedule.name in _ONE_FAMILY
-    )
-    return 0.03 if alike and mode == pipeline.p2p else 0.08
+        return 0.14
+    return 0.02 if is_recut else 0.04
 
 
-def _distrust(own_error: float) -> list[str]:
-    if own_error <= 0.05:
-        return []
-    return [
-        f"replay misses its own recording by {own_error:.1%}: do not trust its predictions before the cause is known"
-    ]
-
-
-def _beyond_allocations(pipeline: Pipeline) -> list[str]:
-    """What the HBM limit is compared with."""
-    known = [r.overhead_bytes for r in pipeline.ranks if r.overhead_bytes is not None]
-    if not known:
-        return []
-    return [
-        f"a rank needs its peak and what it occupied beyond that when recorded (up to {format_size(max(known))}): what "
-        "its allocator reserves more than it hands out and, on Ascend, what else the process holds; CUDA's context "
-        "and NCCL's buffers are in no torch trace: leave room for them"
-    ]
-
-
-def _notes(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) -> list[str]:
-    recorded = recognise(pipeline.observed)
-    notes = [
-        "Not modelled: compute slows down beside communication kernels that wait, so costs belong to the order and "
-        f"transfers they were recorded with ({recorded.name if recorded else 'unknown order'}, {pipeline.p2p})"
-    ]
-    if any(r.seen_error_ratio is not None for r in results):
-        notes.insert(
-            0,
-            "±: the largest error of such predictions on this tool's own H100 recordings (~: a change within it; "
-            "empty: none was like it)",
-        )
-    if scenario.hbm_bytes is not None and any(r.feasible for r in results):
-        notes.append("maybe: a peak within 4 % of the limit")
-    unchecked = [r.schedule for r in results if r.feasible is None]
-    if scenario.hbm_bytes is not None and unchecked:
-        notes.append(
-            f"the HBM limit was not checked for {', '.join(dict.fromkeys(unchecked))} (its remark says why): give "
-            "--activation and --static"
-            if has_memory(pipeline)
-            else "what actions hold in memory is unknown, so the HBM limit was not checked: give --activation and "
-            "--static (torch: or record with profile_memory=True)"
-        )
-    if scenario.hbm_bytes is not None and scenario.static_bytes is None:
-        notes += _beyond_allocations(pipeline)
-    if scenario.activation_bytes is not None:
-        notes.append("≥: peaks from --activation and --static leave out transient buffers and gradients")
-    device = min((r.hbm_bytes for r in pipeline.ranks if r.hbm_bytes is not None), default=None)
-    if scenario.hbm_bytes is not None and device is not None and scenario.hbm_bytes > device:
-        notes.append(f"the HBM limit is above what the recorded devices have ({format_size(device)})")
-    return notes
+_TRIED = ("1f1b", "gpipe", "geopipe", "zb-h1", "interleaved", "observed")

@@ -32,7 +32,7 @@ def test_the_main_job_says_what_was_observed_what_1f1b_and_geopipe_would_take(
 ) -> None:
     assert run(["replay", SAMPLE, "--schedule", "geopipe", *LINK, "--hbm", "80GiB"]) == 0
     text = capsys.readouterr().out
-    for part in ("observed 1f1b", "baseline", "geopipe +2,2,0,0", "25 Gbit/s (3.125 GB/s), 10.0 ms", "80.00 GiB"):
+    for part in ("observed 1f1b", "baseline", "geopipe +3,3,0,0", "25 Gbit/s (3.125 GB/s), 10.0 ms", "80.00 GiB"):
         assert part in text
     assert "fidelity: the observed order, replayed" in text
     assert "Next: tracetool" in text
@@ -66,7 +66,7 @@ def test_what_the_numbers_of_a_report_mean_holds_in_it(capsys: pytest.CaptureFix
     assert geopipe["bubble_ratio"] == pytest.approx(geopipe["bubble_ns"] / geopipe["window_ns"], abs=1e-8)
 
 
-@pytest.mark.parametrize(("hbm", "extra", "feasible"), [("80GiB", 2, True), ("14GiB", 1, True), ("12GiB", 0, False)])
+@pytest.mark.parametrize(("hbm", "extra", "feasible"), [("80GiB", 3, True), ("14GiB", 1, True), ("12GiB", 0, False)])
 def test_geopipe_takes_the_depth_that_the_memory_allows(
     hbm: str, extra: int, *, feasible: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,13 +136,28 @@ def test_other_microbatch_counts_follow_the_closed_form_of_growth(capsys: pytest
 
 
 def test_a_schedule_file_in_torchs_form_is_replayed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert run(["schedules", "geopipe", "--extra-forwards", "2,2,0,0", "--csv"]) == 0
+    assert run(["schedules", "geopipe", "--extra-forwards", "3,3,0,0", "--csv"]) == 0
     path = tmp_path / "order.csv"
     path.write_text(capsys.readouterr().out, encoding="utf-8")
     from_file = _report(capsys, SAMPLE, "--schedule", f"csv:{path}", *LINK, "--p2p", "in-order")["results"][0]
     named = _report(capsys, SAMPLE, "--schedule", "geopipe", *LINK, "--p2p", "in-order")["results"][0]
-    assert named["extra_forwards"] == [2, 2, 0, 0]
+    assert named["extra_forwards"] == [3, 3, 0, 0]
     assert from_file["step_ns"] == named["step_ns"]
+
+
+def test_greedy_is_made_for_the_link_and_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    """Per edge it is no longer than 1F1B, and it stays within the limit that 1F1B just fits."""
+    base = ["--p2p", "per-edge", "--hbm", "13.2GiB", "--time-limit", "5s"]
+    greedy = _report(capsys, SAMPLE, "--schedule", "greedy", *LINK, *base)
+    (result,) = greedy["results"]
+    assert result["feasible"] is True
+    assert result["window_ns"] < greedy["baseline"]["window_ns"]
+    assert "backwards kept whole" in result["remark"]
+
+
+def test_a_time_limit_without_a_unit_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["replay", SAMPLE, "--schedule", "greedy", "--time-limit", "30"]) == 2
+    assert "30" in capsys.readouterr().err
 
 
 def test_a_schedule_that_does_not_fit_leaves_the_others(capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,7 +95,9 @@ def test_memory_of_chunks_sums_to_that_of_stages() -> None:
 def test_a_chunk_per_rank_is_the_stage_itself() -> None:
     whole = rebuilt("1f1b_m8_mem").pipeline
     for one, two in zip(recut(whole, 1).stages, whole.stages, strict=True):
-        assert one == replace(two, layers=None)
+        # What halves hold is known of whole stages only.
+        derived = {k: tuple(replace(c, held_bytes=None, peak_bytes=None) for c in v) for k, v in two.derived.items()}
+        assert one == replace(two, layers=None, derived=derived)
 
 
 def test_chunks_that_do_not_divide_are_refused_with_those_that_do() -> None:

@@ -15,6 +15,7 @@ from tracetool.units import (
     format_size,
     parse_bandwidth_bytes_per_s,
     parse_duration_ns,
+    parse_share_ratio,
     parse_size_bytes,
 )
 
@@ -59,6 +60,17 @@ def test_durations(text: str, ns: int) -> None:
 )
 def test_sizes(text: str, size_bytes: int) -> None:
     assert parse_size_bytes(text) == size_bytes
+
+
+@pytest.mark.parametrize(("text", "ratio"), [("2%", 0.02), ("0.5 %", 0.005), ("100%", 1.0), ("0%", 0.0)])
+def test_shares(text: str, ratio: float) -> None:
+    assert parse_share_ratio(text) == ratio
+
+
+@pytest.mark.parametrize("text", ["0.02", "2", "", "%", "-1%", "2 ms", "2%%"])
+def test_shares_without_per_cent_are_refused(text: str) -> None:
+    with pytest.raises(BadQuantity):
+        parse_share_ratio(text)
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_kernels_without_their_ops_are_not_split_and_a_schedule_that_needs_it_is
 
 
 def test_a_zero_bubble_step_is_predicted_from_a_trace_that_never_split() -> None:
-    """The step of zbh1_m8 in measured.json, in the order torch ran it in; 1.0 % off when this was written."""
+    """The step of zbh1_m8 in measured.json, in the order torch ran it in; 2.6 % off when this was written."""
     rows = json.loads(data("h100-pp4", "measured.json").read_text(encoding="utf-8"))["results"]
     (row,) = (r for r in rows if r["name"] == "zbh1_m8")
     order = rebuilt("zbh1_m8").pipeline.observed
@@ -159,13 +159,15 @@ def test_a_result_says_that_halves_are_derived(tmp_path: Path) -> None:
 def test_w_alone_costs_the_whole_backward_and_a_half_where_i_runs_too() -> None:
     pipeline = rebuilt("rt1f1b_m8").pipeline
     order = rebuilt("zbh1_m8").pipeline.observed
-    ops = {(o.stage, o.kind, o.microbatch): o for o in replay(pipeline, order, Scenario()).timeline.computes()}
+    plain = Scenario(interference=False)
+    ops = {(o.stage, o.kind, o.microbatch): o for o in replay(pipeline, order, plain).timeline.computes()}
     assert ops[0, WEIGHT, 3].duration_ns == pipeline.stages[0].costs[B][3].duration_ns
-    assert ops[1, WEIGHT, 3].duration_ns == pipeline.stages[1].derived[WEIGHT][3].duration_ns
+    # Run apart, weight gradients take 9 % more (what torch sums ahead of every product).
+    assert ops[1, WEIGHT, 3].duration_ns == round(1.09 * pipeline.stages[1].derived[WEIGHT][3].duration_ns)
     assert ops[1, INPUT, 3].duration_ns == pipeline.stages[1].derived[INPUT][3].duration_ns
     # The other way round: a whole backward from a trace that split it.
     split = rebuilt("zbh1_m8").pipeline
-    whole = replay(split, build_schedule("1f1b", order.shape), Scenario()).timeline.computes()
+    whole = replay(split, build_schedule("1f1b", order.shape), plain).timeline.computes()
     backward = {o.stage: o.duration_ns for o in whole if o.kind is B and o.microbatch == 3}
     assert backward[0] == split.stages[0].costs[WEIGHT][3].duration_ns
     assert backward[1] == sum(split.stages[1].costs[kind][3].duration_ns for kind in (INPUT, WEIGHT))

@@ -26,7 +26,10 @@ Step = tuple[Op | None, tuple[Hop, ...]]  # an operation, or a call that makes t
 
 @dataclass(frozen=True)
 class Net:
-    """A pipeline's costs; a message over a link occupies it for its payload in ns, then needs the latency."""
+    """A pipeline's costs; a message over a link occupies it for its payload in ns, then needs the latency.
+
+    What it takes inside a DC it takes over a link as well, after that.
+    """
 
     p: int
     m: int
@@ -94,7 +97,7 @@ def deliver(net: Net, ready: Mapping[Hop, int]) -> dict[Hop, tuple[int, int]]:
             times[hop] = (ready[hop] + net.transfer_ns,) * 2
         else:
             free[pair] = max(ready[hop], free.get(pair, 0)) + net.payload_ns[hop[0], hop[1]]
-            times[hop] = free[pair], free[pair] + net.latency_ns
+            times[hop] = free[pair], free[pair] + net.latency_ns + net.transfer_ns
     return times
 
 
@@ -220,7 +223,7 @@ def test_a_waiting_receive_blocks_what_its_channel_has_to_do_after_it(
     after B0 30-31, from 31 to 36; over a link after B0 25-26, from 27 to 32. B1 on rank 0 takes the last ns.
     """
     what_if = scenario(places([1, 1]) if linked else None, mode)
-    measured = pipeline(2, 2, [10, 1], [1, 1], payload_bytes=5, transfer_ns=5)
+    measured = pipeline(2, 2, [10, 1], [1, 1], payload_bytes=5, transfer_ns=0 if linked else 5)
     timeline = replayed(measured, "1f1b", what_if).timeline
     starts = {(op.rank, op.kind.value, op.microbatch): op.start_ns for op in timeline.computes()}
     assert starts[0, "B", 0] == first_backward_ns

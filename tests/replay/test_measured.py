@@ -9,13 +9,13 @@ import json
 from typing import Any
 
 import pytest
-from recorded import data, h100, rebuilt
+from recorded import data, h100, rebuilt, small
 
 from tracetool.metrics import measure
 from tracetool.model.pipeline import P2P_MODES
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Link, Topology
-from tracetool.reconstruct import reconstruct
+from tracetool.reconstruct import Reconstruction, reconstruct
 from tracetool.replay import replay
 from tracetool.schedules import SCHEDULES, build_schedule
 from tracetool.whatif import answer
@@ -81,11 +81,21 @@ def test_the_memory_of_deeper_warm_ups_is_the_measured_one() -> None:
         assert (peak or 0) / 2**30 == pytest.approx(row["peak_allocated_gib"][rank] - emulation, rel=0.03)
 
 
-def test_receives_are_posted_where_torchs_runtime_posts_them() -> None:
-    """The order of single operations on every rank of rt1f1b_m8, as recorded, against the replay's own placement."""
-    from tracetool.replay.program import Post, build_program
+@pytest.mark.parametrize("name", ["rt1f1b_m8", "gpipe_m8", "zbh1_m8", "interleaved_m8"])
+def test_receives_are_posted_where_torchs_runtime_posts_them(name: str) -> None:
+    """The order of single operations on every rank, as recorded, against the replay's own placement."""
+    _check_posts(rebuilt(name))
 
-    found = rebuilt("rt1f1b_m8")
+
+@pytest.mark.parametrize("name", ["zbv", "izb", "loopedbfs", "interleaved2", "interleaved3"])
+def test_receives_of_small_recordings_are_posted_where_torch_posts_them(name: str) -> None:
+    _check_posts(reconstruct(small(name)))
+
+
+def _check_posts(found: Reconstruction) -> None:
+    from tracetool.replay.placing import build_program
+    from tracetool.replay.program import Post
+
     for program, (_, ops) in zip(
         build_program(found.pipeline.observed, "in-order"), sorted(found.p2p_ops.items()), strict=True
     ):

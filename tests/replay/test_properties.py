@@ -115,7 +115,7 @@ def delay_ns(case: Case, src: int, kind: ActionKind) -> int:
     dst = src + 1 if kind is ActionKind.FORWARD else src - 1
     link = case.topology.link(src, dst)
     payload = case.payload_bytes if kind is ActionKind.FORWARD else case.gradient_bytes
-    return case.transfer_ns[src] if link is None else payload[src] + link.latency_ns
+    return case.transfer_ns[src] + (0 if link is None else payload[src] + link.latency_ns)
 
 
 @quick

@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.output import DC, FORCE, JSON, PATHS, QUIET, ProgressBar, check_target, next_step, write_file
+from tracetool.cli.equalize import report_stragglers
+from tracetool.cli.output import (
+    DC,
+    FORCE,
+    JSON,
+    PATHS,
+    QUIET,
+    ProgressBar,
+    check_target,
+    next_step,
+    path_or_url,
+    write_file,
+)
 from tracetool.cli.values import read_dc_map
 from tracetool.errors import ScenarioError
 
@@ -44,8 +56,32 @@ if TYPE_CHECKING:
 @click.option(
     "--extra-forwards", metavar="N,N,...", help="geopipe: warm-up forwards per rank; default: chosen for you."
 )
+@click.option(
+    "--chunks",
+    type=click.IntRange(2, 64),
+    metavar="V",
+    help="Stages per rank to cut one into, for schedules of several (hanayo: twice the waves); default: 2.",
+)
+@click.option("--time-limit", default="30s", show_default=True, metavar="30s", help="optimal: how long to search.")
 @click.option("--activation", metavar="1.2GiB", help="Bytes one microbatch keeps on a stage; default: as measured.")
 @click.option("--static", metavar="6GiB", help="Bytes allocated when the step starts; default: as measured.")
+@click.option(
+    "--costs-from",
+    type=path_or_url,
+    metavar="RUN_OR_TRACES",
+    help="Another recording of the same stages, whose slowdown beside communication is taken.",
+)
+@click.option(
+    "--no-interference", is_flag=True, help="Leave out slowdown beside communication and under sustained load."
+)
+@click.option("--jitter", type=int, metavar="SEED", help="Also replay with costs drawn anew: p50 and p95 of the step.")
+@click.option(
+    "--overlap-ratio",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="dualpipe, dualpipev: time of a forward and a backward that run as one over the sum of both alone.",
+)
 @click.option("--step", type=int, help="Step to measure; default: the complete one of median length.")
 @click.option(
     "--pipeline", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Which of several pipelines."
@@ -54,6 +90,9 @@ if TYPE_CHECKING:
     "--copy-missing-ranks", is_flag=True, help="Copy ranks that were not recorded from one of the same stage."
 )
 @click.option("--baseline", default="1f1b", show_default=True, metavar="NAME", help="Schedule to compare with.")
+@click.option(
+    "--equalize", is_flag=True, help="What stragglers cost: equalize all, then a kind, stage, pipeline, rank at a time."
+)
 @click.option(
     "-o",
     "--output",
@@ -74,14 +113,21 @@ def replay(
     p2p: str | None,
     microbatches: int | None,
     extra_forwards: str | None,
+    chunks: int | None,
+    time_limit: str,
     activation: str | None,
     static: str | None,
+    costs_from: Path | None,
+    jitter: int | None,
+    overlap_ratio: float,
     step: int | None,
     pipeline: int,
     baseline: str,
     output: tuple[Path, ...],
     *,
     copy_missing_ranks: bool,
+    equalize: bool,
+    no_interference: bool,
     force: bool,
     as_json: bool,
     quiet: bool,
@@ -93,23 +139,33 @@ def replay(
       tracetool replay traces/ --schedule geopipe --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms --hbm 80GiB
       tracetool replay x.run --schedule 1f1b,gpipe,geopipe --json
       tracetool replay x.run --schedule geopipe -o gantt.png
+      tracetool replay x.run --equalize
     """
+    if equalize:
+        report_stragglers(paths, step, output, force=force, as_json=as_json, quiet=quiet)
+        return
     from tracetool.cli.values import parse_counts, parse_names
+    from tracetool.costs.borrowed import with_factors_of
     from tracetool.reconstruct import reconstruct
     from tracetool.reports import REPORTS, run_facts
     from tracetool.reports.gantt import shortest
     from tracetool.runs import open_run
+    from tracetool.units import parse_duration_ns
     from tracetool.whatif import answer
 
     targets = _targets(output, force=force)
     names = parse_names(schedule)
     _check_names([*names, baseline])
-    words = _Words(link, hbm, p2p, microbatches, activation, static)
-    scenario = words.scenario()
+    words = _Words(link, hbm, p2p, microbatches, activation, static, overlap_ratio)
+    scenario = replace(words.scenario(), interference=not no_interference)
+    time_limit_s = parse_duration_ns(time_limit) / 1e9
     dc_map = read_dc_map(dc) if dc else None
     with ProgressBar(quiet=quiet) as progress:
         run = open_run(paths, progress)
+        other = None if costs_from is None else open_run([costs_from], progress)
     found = reconstruct(run, step=step, pipeline=pipeline, copy_missing=copy_missing_ranks)
+    if other is not None:
+        found = replace(found, pipeline=with_factors_of(found.pipeline, reconstruct(other).pipeline))
     if dc_map is not None:
         hosts = dict(run.rows("SELECT rank, host FROM ranks"))
         dcs = dc_map.of_pipeline(found.observed.global_ranks, hosts)
@@ -120,6 +176,9 @@ def replay(
         scenario,
         baseline=baseline,
         extra_forwards=parse_counts(extra_forwards) if extra_forwards else None,
+        jitter_seed=jitter,
+        chunks=chunks,
+        time_limit_s=time_limit_s,
     )
     named = " ".join(str(p) for p in paths)
     facts = run_facts(named, run.manifest, shlex.join(["tracetool", *click.get_current_context().obj]))
@@ -131,11 +190,11 @@ def replay(
     click.echo(form.render(result, facts, "").decode(), nl=False)
     if not as_json:
         # The tables of a Run are of its first pipeline and usual step, without copies.
-        other = copy_missing_ranks or pipeline or step is not None
+        elsewhere = copy_missing_ranks or pipeline or step is not None
         after = f"{facts.command} -o gantt.png"
         if targets:
             in_run = f'tracetool sql {shlex.quote(named)} "select * from step_breakdown"'
-            after = f"{facts.command} --json" if other else in_run
+            after = f"{facts.command} --json" if elsewhere else in_run
         next_step(after, quiet=quiet)
 
 
@@ -149,6 +208,7 @@ class _Words:
     microbatches: int | None
     activation: str | None
     static: str | None
+    overlap_ratio: float
 
     def scenario(self) -> Scenario:
         from tracetool.model.pipeline import P2P_MODES
@@ -170,6 +230,7 @@ class _Words:
             microbatches=self.microbatches,
             activation_bytes=size(self.activation),
             static_bytes=size(self.static),
+            overlap_ratio=self.overlap_ratio,
         )
 
 

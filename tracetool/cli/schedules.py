@@ -18,6 +18,7 @@ _MOST_ACTIONS = 1_000_000
 @click.option("--chunks", type=click.IntRange(1, 64), help="Stages per rank v  [default: as few as the schedule takes]")
 @click.option("--microbatches", type=click.IntRange(1, 65536), default=8, show_default=True, help="Microbatches m.")
 @click.option("--extra-forwards", metavar="N,N,...", help="geopipe: warm-up forwards per rank beyond 1F1B's.")
+@click.option("--group", type=click.IntRange(1), help="interleaved: microbatches per turn of a chunk, as in Megatron.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print the order in torch's CSV of actions.")
 @JSON
 @QUIET
@@ -27,6 +28,7 @@ def schedules(
     chunks: int | None,
     microbatches: int,
     extra_forwards: str | None,
+    group: int | None,
     *,
     as_csv: bool,
     as_json: bool,
@@ -51,8 +53,9 @@ def schedules(
             print_json([{key: getattr(kind, key) for key in keys} for kind in kinds])
             return
         lines = [
-            "p ranks, i the stage, v stages per rank, m microbatches, f forward and b full backward time, c one-way "
-            "delay of a link; in flight: microbatches whose activations a stage holds at most",
+            "p ranks, i the stage (of several on a rank: the rank), v stages per rank, m microbatches, f forward and b "
+            "full backward time of a rank, c one-way delay of a link; in flight: microbatches whose activations a "
+            "stage holds at most",
             "",
         ]
         for kind in kinds:
@@ -68,14 +71,17 @@ def schedules(
         )
     if extra_forwards and name.lower() != "geopipe":
         raise ScenarioError(f"extra forwards are geopipe's; {name} has none.")
+    if group and name.lower() != "interleaved":
+        raise ScenarioError(f"groups are interleaved's; {name} has none.")
     if name.startswith("csv:"):
         shape = PipelineShape(stages, microbatches, chunks or 1)
     else:
         named = SCHEDULES.get(name)
         shape = PipelineShape(stages, microbatches, chunks or named.least_chunks, named.placement)
-    schedule = build_schedule(name, shape, extra_forwards=parse_counts(extra_forwards) if extra_forwards else None)
+    extra = parse_counts(extra_forwards) if extra_forwards else None
+    schedule = build_schedule(name, shape, extra_forwards=extra, group=group)
     if as_json:
-        print_json({"name": schedule.name, "orders": [[str(a) for a in order] for order in schedule.orders]})
+        print_json({"name": schedule.name, "orders": [schedule.cells(rank) for rank in range(shape.ranks)]})
     elif as_csv:
         click.echo(schedule.to_csv(), nl=False)
     else:

@@ -6,6 +6,7 @@ makes the gradients that the later ones only add to.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from statistics import median
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from tracetool.model.pipeline import ActionCost
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.model.pipeline import Pipeline, StageProfile
+    from tracetool.model.pipeline import Pipeline, RankProfile, StageProfile, TailPart
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule
 
@@ -34,22 +35,41 @@ _GRADIENTS = (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)
 class MeasuredCosts:
     """Costs of a pipeline's actions and messages, with the scenario's own memory figures if it has any.
 
+    A bidirectional schedule has two copies of every stage, both with the costs measured of it: the first microbatch
+    of the second copy costs what the first one did. Its ranks hold two stages and do the tails of both.
+
     Args:
         pipeline: What was measured.
-        scenario: May replace activation and static bytes.
+        scenario: May replace activation and static bytes, and says what two actions that run as one take.
         schedule: What is replayed: where it runs no I on a stage, its W there is the whole backward.
+
+    Raises:
+        UnsupportedShape: If the schedule has two copies of each stage and the pipeline not one stage per rank.
     """
 
     def __init__(self, pipeline: Pipeline, scenario: Scenario, schedule: Schedule) -> None:
         self._pipeline = pipeline
         self._scenario = scenario
+        self._shape = schedule.shape
+        self._overlapping = schedule.overlapping() if scenario.overlap_ratio != 1 else set()
+        if self._shape.is_bidirectional and len(pipeline.stages) != self._shape.ranks:
+            raise UnsupportedShape(
+                f"schedule {schedule.name!r} has two copies of one stage per rank; the trace has "
+                f"{len(pipeline.stages)} stages on {self._shape.ranks} ranks.",
+                hint="use a trace with one stage per rank",
+            )
         self._splitting = {a.stage for order in schedule.orders for a in order if a.kind is ActionKind.BACKWARD_INPUT}
         self.action = cache(self._action)
 
     def _action(self, action: Action) -> ActionCost:
+        cost = self._alone(action)
+        return _scaled(cost, self._scenario.overlap_ratio) if action in self._overlapping else cost
+
+    def _alone(self, action: Action) -> ActionCost:
         if action.kind is ActionKind.BACKWARD_WEIGHT and action.stage not in self._splitting:
             action = action._replace(kind=ActionKind.BACKWARD)
-        cost = _measured(self._pipeline.stages[action.stage], action)
+        first = self._shape.microbatches_of(action.stage).start
+        cost = _measured(self._stage(action.stage), action._replace(microbatch=action.microbatch - first))
         activation = self._scenario.activation_bytes
         if activation is None:
             return cost
@@ -61,11 +81,37 @@ class MeasuredCosts:
         """Bytes a pipeline rank has allocated when the step starts; None if unknown."""
         if self._scenario.static_bytes is not None:
             return self._scenario.static_bytes
-        return self._pipeline.ranks[rank].static_bytes
+        profiles = self._ranks(rank)
+        known = [profile.static_bytes for profile in profiles]
+        if None in known:
+            return None
+        static = sum(b for b in known if b is not None)
+        buffers = sum(profile.receive_buffer_bytes or 0 for profile in profiles)
+        if not (buffers or self._scenario.receive_copies):
+            return static
+        received = self._received_bytes(rank)
+        return static + (received - buffers if buffers else 0) + self._scenario.receive_copies * received
+
+    def _received_bytes(self, rank: int) -> int:
+        """Bytes of all messages that a rank receives in a step; sizes that are unknown count for nothing."""
+        shape = self._shape
+        total = 0
+        for stage in shape.stages_of(rank):
+            sources = ((shape.previous(stage), ActionKind.FORWARD), (shape.next(stage), ActionKind.BACKWARD))
+            total += len(shape.microbatches_of(stage)) * sum(
+                self.payload_bytes(src, kind) or 0
+                for src, kind in sources
+                if src is not None and shape.rank_of(src) != rank
+            )
+        return total
+
+    def tail(self, rank: int) -> tuple[TailPart, ...]:
+        """What follows a rank's last compute: of both stages that it holds, where there are two copies of each."""
+        return tuple(part for profile in self._ranks(rank) for part in profile.tail)
 
     def tail_peak_bytes(self, rank: int) -> int:
         """Highest allocation of a rank's optimizer, above the level at its start; 0 with memory from the scenario."""
-        return 0 if self._scenario.static_bytes is not None else self._pipeline.ranks[rank].tail_peak_bytes
+        return 0 if self._scenario.static_bytes is not None else max(r.tail_peak_bytes for r in self._ranks(rank))
 
     def overhead_bytes(self, rank: int) -> int | None:
         """Device memory a rank needs beyond its highest allocation, as measured; None with memory from the scenario.
@@ -74,17 +120,29 @@ class MeasuredCosts:
         that do not fit, and what it kept of earlier steps), and what else the process held. Taking it for every
         schedule errs to the safe side where the allocator would give cached blocks back under pressure.
         """
-        return None if self._scenario.static_bytes is not None else self._pipeline.ranks[rank].overhead_bytes
+        if self._scenario.static_bytes is not None:
+            return None
+        known = [profile.overhead_bytes for profile in self._ranks(rank)]
+        return None if None in known else max(b for b in known if b is not None)
 
     def payload_bytes(self, src_stage: int, kind: ActionKind) -> int | None:
         """Bytes of one message that leaves a stage; None if unknown."""
-        stage = self._pipeline.stages[src_stage]
+        stage = self._stage(src_stage)
         return stage.forward_payload_bytes if kind is ActionKind.FORWARD else stage.backward_payload_bytes
 
     def transfer_ns(self, src_stage: int, kind: ActionKind) -> int:
         """Measured time of one message inside a DC, once both sides are ready."""
-        stage = self._pipeline.stages[src_stage]
+        stage = self._stage(src_stage)
         return stage.forward_transfer_ns if kind is ActionKind.FORWARD else stage.backward_transfer_ns
+
+    def _stage(self, stage: int) -> StageProfile:
+        return self._pipeline.stages[self._shape.profile_of(stage)]
+
+    def _ranks(self, rank: int) -> list[RankProfile]:
+        """The measured ranks whose stages a rank holds."""
+        if not self._shape.is_bidirectional:
+            return [self._pipeline.ranks[rank]]
+        return [self._pipeline.ranks[self._shape.profile_of(stage)] for stage in self._shape.stages_of(rank)]
 
 
 def _measured(stage: StageProfile, action: Action) -> ActionCost:
@@ -93,7 +151,10 @@ def _measured(stage: StageProfile, action: Action) -> ActionCost:
     is_half = action.kind in halves and not all(kind in stage.costs for kind in halves)
     costs = stage.derived.get(action.kind) if is_half else stage.costs.get(action.kind)
     if costs is not None:
-        return _of_microbatch(costs, action.microbatch)
+        cost = _of_microbatch(costs, action.microbatch)
+        # The first stage has no input gradient to run apart: torch runs its whole backward as one.
+        run_apart = is_half and action.kind is ActionKind.BACKWARD_WEIGHT and action.stage > 0
+        return _with_sums(cost) if run_apart else cost
     parts = [stage.costs.get(k) for k in halves]
     if action.kind is ActionKind.BACKWARD and any(parts):
         return _sum([_of_microbatch(p, action.microbatch) for p in parts if p])
@@ -106,6 +167,34 @@ def _measured(stage: StageProfile, action: Action) -> ActionCost:
     )
 
 
+_WEIGHT_SUMS = 0.09
+"""What torch adds to the weight gradients of a backward that it runs in two halves, as a share of them.
+
+Ahead of every product it sums the gradients of the layer's outputs, one of them, from zero: an elementwise kernel more
+(``stage_backward_weight``). Kernels of zbh1_m8 against those of rt1f1b_m8, which ran whole backwards of the same
+stages: 0.56 of 6.24 ms on stages 1 and 2, 0.65 of 7.27 ms on stage 3.
+"""
+
+
+def _with_sums(cost: ActionCost) -> ActionCost:
+    """Derived weight gradients as torch runs them by themselves."""
+    return _scaled(cost, 1 + _WEIGHT_SUMS)
+
+
+def _scaled(cost: ActionCost, ratio: float) -> ActionCost:
+    """A cost with all its times so many times as long."""
+
+    def longer(time_ns: int | None) -> int | None:
+        return None if time_ns is None else round(time_ns * ratio)
+
+    return replace(
+        cost,
+        duration_ns=round(cost.duration_ns * ratio),
+        uncontended_ns=longer(cost.uncontended_ns),
+        contended_ns=longer(cost.contended_ns),
+    )
+
+
 def _of_microbatch(costs: Sequence[ActionCost], microbatch: int) -> ActionCost:
     if microbatch < len(costs):
         return costs[microbatch]
@@ -115,6 +204,7 @@ def _of_microbatch(costs: Sequence[ActionCost], microbatch: int) -> ActionCost:
         _median([c.held_bytes for c in later]),
         _median([c.peak_bytes for c in later]),
         _median([c.uncontended_ns for c in later]),
+        _median([c.contended_ns for c in later]),
     )
 
 
@@ -127,9 +217,11 @@ def _sum(parts: Sequence[ActionCost]) -> ActionCost:
     held = [c.held_bytes for c in parts]
     peak = [c.peak_bytes for c in parts]
     alone = [c.uncontended_ns for c in parts]
+    contended = [c.contended_ns for c in parts]
     return ActionCost(
         sum(c.duration_ns for c in parts),
         None if None in held else sum(h for h in held if h is not None),
         None if None in peak else max(p for p in peak if p is not None),
         None if None in alone else sum(a for a in alone if a is not None),
+        None if None in contended else sum(c for c in contended if c is not None),
     )

@@ -95,6 +95,7 @@ def _stage(
         costs = {F: _sums(blocks, F), B: _sums([_whole(block) for block in blocks], B)}
     else:
         costs, halves = {F: _sums(blocks, F), **halves}, {}
+    _balance(costs)
     if all(R in block for block in blocks):
         costs[R] = _sums(blocks, R)
     last = number == shape.stages - 1
@@ -106,23 +107,26 @@ def _stage(
         forward_transfer_ns=0 if last else _transfer_ns(pipeline, shape, number, 1),
         backward_transfer_ns=0 if number == 0 else _transfer_ns(pipeline, shape, number, -1),
         evidence=owners[0].evidence,
-        derived=_with_memory(halves, owners),
+        derived=halves,
     )
 
 
-def _with_memory(halves: Costs, owners: Sequence[StageProfile]) -> Costs:
-    """What halves hold is known of whole stages alone, not of their layers."""
-    owner = owners[0]
-    is_whole = owner.layers is not None and len(owners) == len(owner.layers.layers)
-    if not is_whole or any(o is not owner for o in owners) or set(owner.derived) != set(halves):
-        return halves
-    return {
-        kind: tuple(
-            replace(cost, held_bytes=known.held_bytes, peak_bytes=known.peak_bytes)
-            for cost, known in zip(costs, owner.derived[kind], strict=True)
-        )
-        for kind, costs in halves.items()
-    }
+def _balance(costs: dict[ActionKind, tuple[ActionCost, ...]]) -> None:
+    """Let a chunk's backward free what its forward keeps.
+
+    A free counts with the layer whose launches surround it, which may be the one after (the head's output goes below
+    a later layer); at a cut, what one chunk frees too much of every microbatch another one frees too little.
+    """
+    last = B if B in costs else ActionKind.BACKWARD_WEIGHT
+    held = [[cost.held_bytes for cost in of_kind] for kind, of_kind in costs.items() if kind is not R]
+    left = [sum(h for h in of_one if h is not None) for of_one in zip(*held, strict=True) if None not in of_one]
+    if len(left) < 2 or len(left) < len(costs[last]):
+        return
+    too_much = round(median(left[1:]))  # the first microbatch makes gradients
+    costs[last] = tuple(
+        cost if cost.held_bytes is None else replace(cost, held_bytes=cost.held_bytes - too_much)
+        for cost in costs[last]
+    )
 
 
 def _sums(blocks: Sequence[Costs], kind: ActionKind) -> tuple[ActionCost, ...]:
@@ -146,11 +150,13 @@ def _in_turn(costs: Sequence[ActionCost]) -> ActionCost:
         peak = max(peak, level + cost.peak_bytes)
         level += cost.held_bytes
     alone = [cost.uncontended_ns for cost in costs]
+    contended = [cost.contended_ns for cost in costs]
     return ActionCost(
         sum(cost.duration_ns for cost in costs),
         level,
         peak,
         None if None in alone else sum(a for a in alone if a is not None),
+        None if None in contended else sum(c for c in contended if c is not None),
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from tracetool.model.action import ActionKind
 
 if TYPE_CHECKING:
+    from tracetool.model.load import SustainedLoad
     from tracetool.model.schedule import Schedule
 
 P2PMode = Literal["grouped", "in-order", "per-edge"]
@@ -25,12 +26,14 @@ class ActionCost:
         held_bytes: Device memory allocated when it ends minus when it starts; None if unknown.
         peak_bytes: Highest allocation while it runs, above the level at its start; None if unknown.
         uncontended_ns: The time without slowdown beside communication kernels that wait; None if unknown.
+        contended_ns: The time with such a kernel beside it from start to end; None if unknown.
     """
 
     duration_ns: int
     held_bytes: int | None = None
     peak_bytes: int | None = None
     uncontended_ns: int | None = None
+    contended_ns: int | None = None
 
 
 Costs = Mapping[ActionKind, tuple[ActionCost, ...]]
@@ -148,7 +151,9 @@ class RankProfile:
         tail_peak_bytes: Highest allocation in that tail, above the level at its start.
         overhead_bytes: Device memory that the rank occupied beyond its highest allocation, as measured: what the
             allocator had reserved beyond it, and what else the process held. None if the trace does not tell.
-        device_name: Name of its device, as the trace says; None if unknown.
+        receive_buffer_bytes: Of the static bytes, buffers of messages to receive, one per message of a step; 0 where
+            they come and go with the messages, None if unknown.
+        load: How its device slows down under sustained load; None if nothing is known of it.
     """
 
     rank: int
@@ -157,7 +162,8 @@ class RankProfile:
     hbm_bytes: int | None = None
     tail_peak_bytes: int = 0
     overhead_bytes: int | None = None
-    device_name: str | None = None
+    load: SustainedLoad | None = None
+    receive_buffer_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +176,9 @@ class Pipeline:
         observed: The compute order that was observed.
         p2p: How transfers were issued.
         step: Step number the costs were measured in.
+        buffered: Whether a send that is issued alone ends before its receive starts (NCCL copies it into a buffer).
+        outside_ns: What the marked step took besides (host ahead of the first kernel and after the last); None if
+            steps are not marked.
     """
 
     stages: tuple[StageProfile, ...]
@@ -177,3 +186,5 @@ class Pipeline:
     observed: Schedule
     p2p: P2PMode
     step: int
+    buffered: bool = False
+    outside_ns: int | None = None

@@ -22,6 +22,11 @@ class Scenario:
         microbatches: Microbatches per step; None keeps what the trace shows.
         activation_bytes: Bytes one microbatch keeps, instead of the measured ones.
         static_bytes: Bytes allocated at step start, instead of the measured ones.
+        overlap_ratio: Time of a forward and a backward that run as one (DualPipe) over the sum of their times alone;
+            1 gains nothing. A trace of another schedule cannot tell it.
+        interference: Whether compute slows down beside communication kernels, as far as the trace tells by how much.
+        receive_copies: Buffers that a rank keeps of every message it receives beyond those of the recording (an
+            emulated link holds messages back in one).
     """
 
     topology: Topology = field(default_factory=Topology)
@@ -30,3 +35,6 @@ class Scenario:
     microbatches: int | None = None
     activation_bytes: int | None = None
     static_bytes: int | None = None
+    overlap_ratio: float = 1.0
+    interference: bool = True
+    receive_copies: int = 0

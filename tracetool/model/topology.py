@@ -1,17 +1,21 @@
 """Where pipeline ranks sit and what connects the places.
 
 Today the only tier is the data centre (DC); a rank pair without a declared link between them moves
-bytes as fast as was measured.
+bytes as fast as was measured. Links may also join single pairs of ranks (``between_ranks``).
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from tracetool.errors import BadQuantity, BadTopology
 from tracetool.units import format_bandwidth, format_duration, parse_bandwidth_bytes_per_s, parse_duration_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +50,13 @@ class Topology:
     Attributes:
         dcs: DC name of each pipeline rank; empty when nothing was said (one DC).
         links: One per direction.
+        partial: Whether places that no link joins exchange messages as fast as was measured; otherwise a message
+            between them is an error.
     """
 
     dcs: tuple[str, ...] = ()
     links: tuple[Link, ...] = ()
+    partial: bool = False
 
     def link(self, src_rank: int, dst_rank: int) -> Link | None:
         """The link that a message between two pipeline ranks uses, or None inside a DC.
@@ -63,18 +70,21 @@ class Topology:
         for link in self.links:
             if (link.src_dc, link.dst_dc) == (src, dst):
                 return link
+        if self.partial:
+            return None
         raise BadTopology(
             f"pipeline rank {src_rank} ({src}) sends to rank {dst_rank} ({dst}), but no link {src}-{dst} is given.",
             hint=f"add --link '{src}->{dst}=25Gbit/s,10ms', or {src}-{dst}=25Gbit/s,10ms alone for both ways",
         )
 
     def boundaries(self) -> tuple[int, ...]:
-        """Pipeline ranks r for which r and r + 1 sit in different DCs."""
-        return tuple(r for r in range(len(self.dcs) - 1) if self.dcs[r] != self.dcs[r + 1])
+        """Pipeline ranks r for which r and r + 1 sit in different DCs; of a partial map those that a link joins."""
+        apart = (r for r in range(len(self.dcs) - 1) if self.dcs[r] != self.dcs[r + 1])
+        return tuple(r for r in apart if not self.partial or self.link(r, r + 1) or self.link(r + 1, r))
 
     def without_delays(self) -> Topology:
         """The same places, with every cross-DC link made free."""
-        return Topology(self.dcs, tuple(Link(k.src_dc, k.dst_dc, 10**30, 0) for k in self.links))
+        return replace(self, links=tuple(Link(k.src_dc, k.dst_dc, 10**30, 0) for k in self.links))
 
     def check(self, ranks: int) -> Topology:
         """Check the map and the links against a pipeline.
@@ -109,6 +119,38 @@ class Topology:
             self.link(rank, rank + 1)
             self.link(rank + 1, rank)
         return self
+
+
+@dataclass(frozen=True, slots=True)
+class RankLink:
+    """A link between two pipeline ranks, the same in both directions."""
+
+    first: int
+    second: int
+    bandwidth_bytes_per_s: int
+    latency_ns: int
+
+
+def between_ranks(ranks: int, links: Iterable[RankLink]) -> Topology:
+    """Links between single pairs of pipeline ranks; all other pairs are as measured.
+
+    Raises:
+        BadTopology: If a link ends at no rank of the pipeline, or joins a rank to itself.
+    """
+    directions = []
+    for link in links:
+        pair = link.first, link.second
+        if link.first == link.second or not all(0 <= end < ranks for end in pair):
+            raise BadTopology(
+                f"a link joins pipeline ranks {link.first} and {link.second}, the pipeline has ranks 0..{ranks - 1}."
+            )
+        directions += [
+            Link(f"rank{src}", f"rank{dst}", link.bandwidth_bytes_per_s, link.latency_ns)
+            for src, dst in (pair, pair[::-1])
+        ]
+    if not directions:
+        return Topology()
+    return Topology(tuple(f"rank{rank}" for rank in range(ranks)), tuple(directions), partial=True).check(ranks)
 
 
 _MOST_RANKS = 65_536

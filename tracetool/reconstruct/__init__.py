@@ -12,21 +12,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracetool.errors import MissingRank, NoDeviceActivity, ReconstructError
 from tracetool.model.action import Action, ActionKind
+from tracetool.model.load import known_load
 from tracetool.model.pipeline import Pipeline, RankProfile, StageProfile
 from tracetool.model.schedule import schedule_from_orders
 from tracetool.model.timeline import Op, Timeline
 from tracetool.reconstruct.account import Account, Finding
 from tracetool.reconstruct.closeup import Row, cost_rows, look_closely, loose_rows, read_residents
+from tracetool.reconstruct.contention import read_devices
 from tracetool.reconstruct.copies import find_copies, with_copies
 from tracetool.reconstruct.groups import PipelineGroup, chosen_pipeline, find_pipelines
 from tracetool.reconstruct.memory import MemoryFacts, memory_facts
+from tracetool.reconstruct.receive_buffers import standing_buffer_bytes
 from tracetool.reconstruct.segments import RankWork, Segment, Work, find_work
 from tracetool.reconstruct.steps import Step, choose_step, steps_of
+from tracetool.reconstruct.surroundings import outside_ns
 from tracetool.reconstruct.survey import Survey, survey_run
 from tracetool.reconstruct.tails import Tail, tails_without_waits
 from tracetool.reconstruct.transfers import (
     StageOp,
     StepMessages,
+    buffers_sends,
     check_counts,
     find_transfers,
     median_transfer_ns,
@@ -132,6 +137,11 @@ def reconstruct(
     closeup = look_closely(run, group, chosen, work.ranks, residents, logs, account)
     found = _pipeline(run, group, chosen, work.ranks, memory, tails, transfers, messages)
     found = replace(found, stages=tuple(closeup.complete(stage) for stage in found.stages))
+    found = replace(
+        found,
+        buffered=buffers_sends(messages.messages, survey.clocks, account),
+        outside_ns=outside_ns(run, group, chosen, work.ranks),
+    )
     check_counts(transfers, found.observed.shape)
     _tell(account, found, work, transfers)
     if found.observed.shape.microbatches == 1 and found.p2p != "grouped":
@@ -303,7 +313,7 @@ def _pipeline(
 ) -> Pipeline:
     orders = [[Action(s.stage, s.kind, s.microbatch) for s in work[rank].segments] for rank in group.ranks]
     observed = schedule_from_orders(orders, name="observed")
-    devices = {rank: rest for rank, *rest in run.rows("SELECT rank, hbm_bytes, device_name FROM ranks")}
+    devices = read_devices(run, group.ranks)
     stages = []
     for stage in range(observed.shape.stages):
         rank = group.ranks[observed.shape.rank_of(stage)]
@@ -327,8 +337,9 @@ def _pipeline(
         )
     ranks = tuple(
         RankProfile(
-            rank, memory[rank].static_bytes, tails[rank], devices[rank][0], memory[rank].tail_peak,
-            memory[rank].overhead_bytes, devices[rank][1],
+            rank, memory[rank].static_bytes, tails[rank], devices[rank].hbm_bytes, memory[rank].tail_peak,
+            memory[rank].overhead_bytes, known_load(devices[rank].name),
+            standing_buffer_bytes(messages.posts[rank], memory[rank].log),
         )
         for rank in group.ranks
     )  # fmt: skip

@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
 
 class Sum(NamedTuple):
-    """Some kernels of an action together: how many, their time, and that without slowdown."""
+    """Some kernels of an action together: how many, their time, and that without and with slowdown all along."""
 
     kernels: int
     duration_ns: int
     alone_ns: int
+    contended_ns: int
 
     def plus(self, other: Sum) -> Sum:
         """Both together."""
@@ -28,10 +29,10 @@ class Sum(NamedTuple):
     @property
     def cost(self) -> ActionCost:
         """The time, without memory."""
-        return ActionCost(self.duration_ns, uncontended_ns=self.alone_ns)
+        return ActionCost(self.duration_ns, uncontended_ns=self.alone_ns, contended_ns=self.contended_ns)
 
 
-_NOTHING = Sum(0, 0, 0)
+_NOTHING = Sum(0, 0, 0, 0)
 
 
 @dataclass(slots=True)
@@ -43,6 +44,7 @@ class ActionView:
         segment: The action.
         times_ns: What each kernel adds to the action's time, launch gaps included.
         alone_ns: The same without slowdown beside communication kernels.
+        contended_ns: The same with a communication kernel beside them all along.
         beside_ns: Per kernel, for how long a communication kernel was on the device.
         places: Place of each kernel among the layers; None if unknown.
         parts: Of a backward, the gradient that each kernel computes; None if not known.
@@ -52,6 +54,7 @@ class ActionView:
     segment: Segment
     times_ns: list[int]
     alone_ns: list[int]
+    contended_ns: list[int]
     beside_ns: list[int]
     places: tuple[Place, ...] | None = None
     parts: list[Part | None] | None = None
@@ -80,8 +83,8 @@ class ActionView:
         if not self._sums:
             layers = [None] * len(self.times_ns) if self.places is None else [place.layer for place in self.places]
             parts = self.parts or [None] * len(layers)
-            for layer, part, time, alone in zip(layers, parts, self.times_ns, self.alone_ns, strict=True):
+            rows = zip(layers, parts, self.times_ns, self.alone_ns, self.contended_ns, strict=True)
+            for layer, part, time, alone, contended in rows:
                 key = (layer, part == "weight")
-                count, times, alones = self._sums.get(key, _NOTHING)
-                self._sums[key] = Sum(count + 1, times + time, alones + alone)
+                self._sums[key] = self._sums.get(key, _NOTHING).plus(Sum(1, time, alone, contended))
         return self._sums

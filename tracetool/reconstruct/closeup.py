@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import ActionCost, Costs, LayerCosts
 from tracetool.reconstruct.action_view import ActionView
-from tracetool.reconstruct.contention import Resident, Sample, learn_alone, pieces, read_resident
+from tracetool.reconstruct.contention import Resident, pieces, read_devices, read_resident
 from tracetool.reconstruct.layer_memory import BlockMemory, memory_of_blocks
 from tracetool.reconstruct.layers import AFTER, AHEAD, Place, StageLayers, find_layers
 from tracetool.reconstruct.pieces import SCALING_OPS
 from tracetool.reconstruct.split import Part, agreement, gradient_parts, read_feeders
 from tracetool.reconstruct.split_memory import HalvesMemory, memory_of_halves
+from tracetool.reconstruct.uncontended import take_slowdown_out
 from tracetool.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from tracetool.model.pipeline import StageProfile
     from tracetool.reconstruct.account import Account
-    from tracetool.reconstruct.contention import Alone
     from tracetool.reconstruct.groups import PipelineGroup
     from tracetool.reconstruct.kernels import Kernel
     from tracetool.reconstruct.memory_log import Log
@@ -71,7 +71,11 @@ class Closeup:
         whole = {kind: sorted(m for k, m in views if k is kind) for kind in profile.costs}
         costs = {
             kind: tuple(
-                replace(cost, uncontended_ns=sum(views[kind, m].alone_ns))
+                replace(
+                    cost,
+                    uncontended_ns=sum(views[kind, m].alone_ns),
+                    contended_ns=sum(views[kind, m].contended_ns),
+                )
                 for m, cost in zip(whole[kind], of_kind, strict=True)
             )
             for kind, of_kind in profile.costs.items()
@@ -138,7 +142,7 @@ class Closeup:
             if found is None:
                 continue
             for layer in (AHEAD, *range(found.count), AFTER):
-                kernels, duration, alone = (
+                kernels, duration, alone, _ = (
                     round(median(values)) for values in zip(*(v.layer(layer) for v in views), strict=True)
                 )
                 if kernels:
@@ -221,8 +225,8 @@ def look_closely(
         times = [piece.gap_ns + piece.run_ns for piece in pieces(s.kernels)]
         found = layers[s.stage]
         places = found.places.get((s.kind, s.microbatch)) if found else None
-        views.append(ActionView(rank, s, times, times, _beside(s, residents[rank]), places))
-    _take_slowdown_out(views, account)
+        views.append(ActionView(rank, s, times, times, times, _beside(s, residents[rank]), places))
+    take_slowdown_out(views, read_devices(run, group.ranks), account)
     split = _split_backwards(views, weights, account)
     _tell_layers(layers, account)
     halves = memory_of_halves(views, split, logs, weights)
@@ -233,48 +237,6 @@ def read_residents(run: Run, group: PipelineGroup, work: Mapping[int, RankWork])
     """When communication kernels were on the devices of a step's ranks."""
     segments = [s for rank in group.ranks for s in work[rank].segments]
     return read_resident(run, group.ranks, min(s.start_ns for s in segments), max(s.end_ns for s in segments))
-
-
-def _take_slowdown_out(views: Sequence[ActionView], account: Account) -> None:
-    samples = [list(_samples(view)) for view in views]
-    alone = learn_alone(sample for of_view in samples for _, sample in of_view)
-    slowed = 0
-    for view, of_view in zip(views, samples, strict=True):
-        view.alone_ns = list(view.times_ns)
-        for index, sample in of_view:
-            if sample.beside_ns:
-                slowed += 1
-                view.alone_ns[index] -= sample.run_ns - alone.run_ns(sample)
-    total = sum(len(of_view) for of_view in samples)
-    _tell_contention(alone, slowed, total, account)
-
-
-def _samples(view: ActionView) -> Iterator[tuple[int, Sample]]:
-    """A sample per kernel of the compute stream, by its index."""
-    s = view.segment
-    seen: Counter[tuple[object, ...]] = Counter()
-    for index, kernel in enumerate(s.kernels):
-        if not kernel.is_compute or kernel.is_collective:
-            continue
-        what = (s.kind, kernel.kernel_class or kernel.name, kernel.blocks, kernel.node_name)
-        keys: tuple[tuple[object, ...], ...] = ((view.rank, s.stage, *what, seen[what]),)
-        seen[what] += 1
-        if view.places is not None and view.places[index].layer >= 0:
-            slot = (*what, "slot", view.places[index].slot)
-            keys += ((view.rank, *slot), slot)
-        yield index, Sample(keys, kernel.end_ns - kernel.start_ns, view.beside_ns[index])
-
-
-def _tell_contention(alone: Alone, slowed: int, total: int, account: Account) -> None:
-    if not slowed:
-        return
-    told = 1 - alone.never_alone / slowed
-    account.find(
-        "contention", "all", f"{slowed} of {total} kernels ran beside communication kernels", "kernels", told,
-        f"{alone.never_alone} of them never ran alone: a low quantile of their times stands for that"
-        if alone.never_alone
-        else None,
-    )  # fmt: skip
 
 
 def _backward(costs: Mapping[ActionKind, object]) -> ActionKind:

@@ -87,6 +87,21 @@ def read_resident(run: Run, ranks: Sequence[int], first_ns: int, last_ns: int) -
     return {rank: resident(of_rank) for rank, of_rank in spans.items()}
 
 
+class Device(NamedTuple):
+    """A rank's device: model, streaming multiprocessors and memory, as far as the trace tells."""
+
+    name: str | None = None
+    sm_count: int | None = None
+    hbm_bytes: int | None = None
+
+
+def read_devices(run: Run, ranks: Sequence[int]) -> dict[int, Device]:
+    """The device of each rank."""
+    columns = "rank, device_name, sm_count, hbm_bytes"
+    rows = run.rows(f"SELECT {columns} FROM ranks WHERE list_contains(?, rank)", [list(ranks)])
+    return {rank: Device() for rank in ranks} | {rank: Device(*of_rank) for rank, *of_rank in rows}
+
+
 class Piece(NamedTuple):
     """What one kernel adds to its action: the launch gap ahead of it, then its own time beyond earlier kernels.
 

@@ -85,6 +85,34 @@ def messages_of_step(survey: Survey, group: PipelineGroup, step: Step) -> StepMe
     return StepMessages(posts, messages)
 
 
+_CLEARLY_NS = 200_000
+"""A receive that starts so much later than its send tells whether the send waits for it."""
+
+
+def buffers_sends(messages: Sequence[Message], clocks: Clocks, account: Account) -> bool:
+    """Whether sends end before their receive starts: NCCL copies them into buffers of the receiver.
+
+    Only sends that are launched alone tell; a kernel that also receives ends when that has.
+    """
+    waited = ended = 0
+    together = Counter((op.rank, op.stream, op.start_ns) for message in messages for op in message)
+    for send, recv in messages:
+        alone = together[send.rank, send.stream, send.start_ns] == 1
+        if send.stream is None or send.start_ns is None or recv.start_ns is None or not alone:
+            continue
+        start, begun = clocks.aligned_ns(send.rank, send.start_ns), clocks.aligned_ns(recv.rank, recv.start_ns)
+        if send.end_ns is not None and begun - start > _CLEARLY_NS:
+            ended += clocks.aligned_ns(send.rank, send.end_ns) < begun
+            waited += clocks.aligned_ns(send.rank, send.end_ns) >= begun
+    if ended + waited:
+        account.find(
+            "buffering", "all",
+            f"{ended} of {ended + waited} sends whose receive came late did not wait for it", "messages",
+            max(ended, waited) / (ended + waited),
+        )  # fmt: skip
+    return ended > waited
+
+
 def _check_op(op: P2POp, step: Step, met: set[tuple[int, int]], alone: Mapping[tuple[int, int, bool], int]) -> None:
     if op.start_ns is None:
         raise UnmatchedTransfer(

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tracetool.costs.measured import MeasuredCosts
-from tracetool.errors import ScenarioError
 from tracetool.model.action import Action
 from tracetool.model.timeline import MemoryCurve, Op, Timeline, Transfer, memory_curve
-from tracetool.replay.engine import Times, run
-from tracetool.replay.graph import TaskGraph, TaskKind, build_graph
+from tracetool.replay.compiled import Compiled
+from tracetool.replay.costing import TaskCosts
 from tracetool.replay.tail import run_tails
 
 if TYPE_CHECKING:
@@ -19,8 +17,8 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import PipelineShape, Schedule
-    from tracetool.model.topology import Link
-    from tracetool.replay.program import Message
+    from tracetool.replay.engine import Times
+    from tracetool.replay.graph import TaskGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,72 +65,40 @@ def replay(pipeline: Pipeline, schedule: Schedule, scenario: Scenario) -> Replay
         UnsupportedShape: If the schedule needs costs that the trace does not tell.
     """
     scenario.topology.check(schedule.shape.ranks)
-    costs = MeasuredCosts(pipeline, scenario, schedule)
     mode = p2p_of(schedule, pipeline, scenario)
-    tasks = _TaskCosts(costs, scenario, schedule.shape)
-    graph = build_graph(schedule, mode, lambda message: tasks.link(message) is not None)
-    times = run(graph, tasks, f"schedule {schedule.name!r} with {mode} transfers")
-    return Replayed(schedule, mode, _timeline(pipeline, schedule, graph, times, tasks))
+    compiled = Compiled(schedule, mode, scenario.topology, buffered=pipeline.buffered)
+    costs = TaskCosts(pipeline, scenario, schedule)
+    times = compiled.times(costs.durations(compiled), costs.slowdown(compiled))
+    return Replayed(schedule, mode, _timeline(pipeline, schedule, mode, compiled.graph, times, costs))
 
 
-class _TaskCosts:
-    """Answers the event loop from measured costs and the scenario's links."""
-
-    def __init__(self, costs: MeasuredCosts, scenario: Scenario, shape: PipelineShape) -> None:
-        self.measured = costs
-        self._topology = scenario.topology
-        self._shape = shape
-
-    def action_ns(self, action: Action) -> int:
-        return self.measured.action(action).duration_ns
-
-    def transfer_ns(self, message: Message) -> int:
-        return self.measured.transfer_ns(message.src_stage, message.kind)
-
-    def link(self, message: Message) -> Link | None:
-        rank_of = self._shape.rank_of
-        return self._topology.link(rank_of(message.src_stage), rank_of(message.dst_stage))
-
-    def link_bytes(self, message: Message) -> int:
-        payload = self.measured.payload_bytes(message.src_stage, message.kind)
-        if payload is None:
-            raise ScenarioError(
-                f"the messages of stage {message.src_stage} ({message.kind.value}) differ in size or do not tell it, "
-                "so their time over a link is unknown.",
-                hint="sizes are recorded by torch 2.4 or newer, and Ascend Level1 and up",
-            )
-        return payload
-
-
-def _timeline(pipeline: Pipeline, schedule: Schedule, graph: TaskGraph, times: Times, costs: _TaskCosts) -> Timeline:
-    computes = [
-        (task, subject)
-        for task, subject in enumerate(graph.subjects)
-        if graph.kinds[task] is TaskKind.COMPUTE and isinstance(subject, Action)
-    ]
-    origin = min(times.start_ns[task] for task, _ in computes)
+def _timeline(
+    pipeline: Pipeline, schedule: Schedule, mode: P2PMode, graph: TaskGraph, times: Times, costs: TaskCosts
+) -> Timeline:
+    starts, ends = times.start_ns[graph.compute], times.end_ns[graph.compute]
+    origin = int(starts.min())
+    spans = zip(graph.flow.rank.tolist(), (starts - origin).tolist(), (ends - starts).tolist(), strict=True)
     ops = [
-        Op(
-            graph.ranks[task], a.stage, a.kind, a.microbatch,
-            times.start_ns[task] - origin, times.end_ns[task] - times.start_ns[task],
-        )
-        for task, a in computes
-    ]  # fmt: skip
+        Op(rank, action.stage, action.kind, action.microbatch, start, duration)
+        for action, (rank, start, duration) in zip(graph.flow.actions, spans, strict=True)
+    ]
     by_rank: list[list[Op]] = [[] for _ in range(schedule.shape.ranks)]
     for op in ops:
         by_rank[op.rank].append(op)
-    tails = run_tails([rank_ops[-1].end_ns for rank_ops in by_rank], [profile.tail for profile in pipeline.ranks])
+    tails = run_tails(
+        [rank_ops[-1].end_ns for rank_ops in by_rank], [costs.measured.tail(rank) for rank in range(len(by_rank))]
+    )
     return Timeline(
         name=schedule.name,
         global_ranks=tuple(profile.rank for profile in pipeline.ranks),
         ops=(*ops, *tails),
-        transfers=_transfers(schedule.shape, graph, times, costs, origin),
+        transfers=_transfers(schedule.shape, graph, times, costs, origin, mode),
         memory=tuple(_memory(rank_ops, rank, costs) for rank, rank_ops in enumerate(by_rank)),
         overhead_bytes=tuple(costs.measured.overhead_bytes(rank) for rank in range(len(by_rank))),
     )
 
 
-def _memory(ops: Sequence[Op], rank: int, costs: _TaskCosts) -> MemoryCurve | None:
+def _memory(ops: Sequence[Op], rank: int, costs: TaskCosts) -> MemoryCurve | None:
     spans = []
     for op in ops:
         cost = costs.measured.action(Action(op.stage, op.kind, op.microbatch))
@@ -141,25 +107,41 @@ def _memory(ops: Sequence[Op], rank: int, costs: _TaskCosts) -> MemoryCurve | No
 
 
 def _transfers(
-    shape: PipelineShape, graph: TaskGraph, times: Times, costs: _TaskCosts, origin: int
+    shape: PipelineShape, graph: TaskGraph, times: Times, costs: TaskCosts, origin: int, mode: P2PMode
 ) -> tuple[Transfer, ...]:
+    import numpy as np
+
+    flow = graph.flow
+    sent = np.flatnonzero(flow.remote)
+    recv_posted = times.end_ns[graph.recv_post[sent]] - origin
+    columns = (
+        flow.maker[sent],
+        flow.edge[sent],
+        times.end_ns[graph.send_post[sent]] - origin,
+        np.zeros_like(recv_posted) if mode == "per-edge" else recv_posted,
+        times.start_ns[graph.move[sent]] - origin,
+        times.end_ns[graph.arrive[sent]] - origin,
+    )
+    edges, sample = np.unique(flow.edge, return_index=True)
+    alike = dict(zip(edges.tolist(), map(flow.message, sample.tolist()), strict=True))
+    links = {edge: costs.link(message) for edge, message in alike.items()}
     transfers = []
-    for message, tasks in graph.messages.items():
-        link = costs.link(message)
-        posted_ahead = tasks.recv_post is None
+    for maker, edge, *moments in zip(*(column.tolist() for column in columns), strict=True):
+        message, link = alike[edge], links[edge]
+        send_posted, posted, start, end = moments
         transfers.append(
             Transfer(
                 kind=message.kind,
-                microbatch=message.microbatch,
+                microbatch=flow.actions[maker].microbatch,
                 src_stage=message.src_stage,
                 dst_stage=message.dst_stage,
                 src_rank=shape.rank_of(message.src_stage),
                 dst_rank=shape.rank_of(message.dst_stage),
                 payload_bytes=costs.measured.payload_bytes(message.src_stage, message.kind),
-                send_posted_ns=times.end_ns[tasks.send_post] - origin,
-                recv_posted_ns=0 if posted_ahead else times.end_ns[tasks.recv_post or 0] - origin,
-                start_ns=times.start_ns[tasks.move] - origin,
-                end_ns=times.end_ns[tasks.arrive] - origin,
+                send_posted_ns=send_posted,
+                recv_posted_ns=posted,
+                start_ns=start,
+                end_ns=end,
                 link=link.name if link else None,
             )
         )

@@ -2,168 +2,276 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import Enum, auto
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
 
-from tracetool.model.action import Action
-from tracetool.replay.program import Dataflow, Message, Post, build_program
+from tracetool.replay.flow import trace_flow
+from tracetool.replay.placing import place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy as np
+
+    from tracetool.model.action import Action
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.schedule import Schedule
+    from tracetool.replay.flow import Bools, Flow, Int32s
+    from tracetool.replay.placing import Placed
+    from tracetool.replay.program import Message
+
+    Int8s = np.ndarray[Any, np.dtype[np.int8]]
 
 
-class TaskKind(Enum):
+class TaskKind(IntEnum):
     """Kind of a task.
 
     A message passes POST on each side (the rank is ready to send or receive), MOVE (both sides are: its bytes
     leave the sender, over a link once that is free) and ARRIVE (the link's latency; then the receiver can
-    use them). DONE ends a post that others wait for.
+    use them). COPY puts a buffered message out of the sender's way. DONE ends a post: its kernel leaves the device.
     """
 
-    COMPUTE = auto()
-    POST = auto()
-    MOVE = auto()
-    ARRIVE = auto()
-    DONE = auto()
-
-
-Subject = Action | Message | Post
+    COMPUTE = 0
+    POST = 1
+    MOVE = 2
+    ARRIVE = 3
+    COPY = 4
+    DONE = 5
 
 
 @dataclass(frozen=True, slots=True)
-class MessageTasks:
-    """The tasks of one message; ``recv_post`` is None where receives are posted ahead of time."""
+class Rows:
+    """Neighbours of tasks: those of task t are ``at[first[t]:first[t + 1]]``."""
 
-    send_post: int
-    recv_post: int | None
-    move: int
-    arrive: int
+    first: Int32s
+    at: Int32s
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class TaskGraph:
     """Tasks by number; edges run from a task to those that wait for it.
 
     Attributes:
+        flow: The actions and messages it is about.
         kinds: Kind of each task.
         ranks: Pipeline rank of each task (of a message: the sender).
-        subjects: The action, message or post it is about.
-        successors: Tasks that wait for it.
-        needs: How many tasks it waits for.
-        messages: The tasks of each message.
+        subjects: Number of the action (COMPUTE) or message (MOVE, ARRIVE, COPY) of each task; -1 for a post.
+        leaves: Per task, the POST whose kernel leaves the device with it; -1 for none. That is the DONE of the post, or
+            where a message comes over a link, its ARRIVE: what waits for it holds SMs until it is there. A message
+            that is there ahead of its POST lets no kernel wait.
+        before: The earlier task of each edge.
+        after: The later one.
+        successors: Per task, those that wait for it.
+        compute: Per action, its task.
+        send_post: Per message, the POST of its send; -1 if nothing is sent.
+        recv_post: Per message, the POST of its receive; -1 if nothing is sent.
+        move: Per message, its MOVE; -1 if nothing is sent.
+        arrive: Per message, its ARRIVE; -1 if nothing is sent.
+        copy: Per message, its COPY; -1 if nothing is sent, or not buffered.
     """
 
-    kinds: list[TaskKind] = field(default_factory=list)
-    ranks: list[int] = field(default_factory=list)
-    subjects: list[Subject] = field(default_factory=list)
-    successors: list[list[int]] = field(default_factory=list)
-    needs: list[int] = field(default_factory=list)
-    messages: dict[Message, MessageTasks] = field(default_factory=dict)
+    flow: Flow
+    kinds: Int8s
+    ranks: Int32s
+    subjects: Int32s
+    leaves: Int32s
+    before: Int32s
+    after: Int32s
+    successors: Rows
+    compute: Int32s
+    send_post: Int32s
+    recv_post: Int32s
+    move: Int32s
+    arrive: Int32s
+    copy: Int32s
 
-    def add(self, kind: TaskKind, rank: int, subject: Subject) -> int:
-        """Add a task and return its number."""
-        self.kinds.append(kind)
-        self.ranks.append(rank)
-        self.subjects.append(subject)
-        self.successors.append([])
-        self.needs.append(0)
-        return len(self.kinds) - 1
+    @property
+    def tasks(self) -> int:
+        """Number of tasks."""
+        return len(self.kinds)
 
-    def edge(self, before: int | None, after: int) -> None:
-        """Let ``after`` wait for ``before``, if there is one."""
-        if before is not None:
-            self.successors[before].append(after)
-            self.needs[after] += 1
+    def action(self, task: int) -> Action:
+        """The action of a COMPUTE."""
+        return self.flow.actions[int(self.subjects[task])]
 
 
-def build_graph(schedule: Schedule, mode: P2PMode, crosses_link: Callable[[Message], bool]) -> TaskGraph:
+def rows_by(keys: Int32s, values: Int32s, count: int) -> Rows:
+    """Collect values by key, in ascending order under each key."""
+    import numpy as np
+
+    pairs = np.sort((keys.astype(np.int64) << 32) | values)
+    first = np.zeros(count + 1, np.int32)
+    np.cumsum(np.bincount(keys, minlength=count), out=first[1:])
+    return Rows(first, (pairs & 0xFFFFFFFF).astype(np.int32))
+
+
+def build_graph(
+    schedule: Schedule, mode: P2PMode, crosses_link: Callable[[Message], bool], *, buffered: bool = False
+) -> TaskGraph:
     """Compile a schedule and a p2p mode.
 
     Args:
         schedule: The compute order.
         mode: How transfers are issued.
-        crosses_link: Whether a message goes over a link between DCs.
+        crosses_link: Whether a message goes over a link between DCs; asked once per stage and direction.
+        buffered: Whether a send that is issued alone ends without its receive (NCCL copies it into a buffer).
 
     Raises:
+        InvalidSchedule: If messages of the schedule lack a side.
         ScheduleDeadlock: If the order cannot be run in that mode.
     """
-    builder = _Builder(schedule, mode, crosses_link)
-    for rank, program in enumerate(build_program(schedule, mode)):
-        builder.add_rank(rank, program)
-    return builder.finish()
+    flow = trace_flow(schedule)
+    builder = _Builder(flow, place(flow, mode), mode, _crossing(flow, crosses_link))
+    return builder.finish(buffered=buffered and mode != "grouped")
+
+
+def _crossing(flow: Flow, crosses_link: Callable[[Message], bool]) -> Bools:
+    """Which messages go over a link; those of one stage and direction all take the same way."""
+    import numpy as np
+
+    _, sample, edge = np.unique(flow.edge, return_index=True, return_inverse=True)
+    crosses = [bool(flow.remote[number]) and crosses_link(flow.message(number)) for number in sample.tolist()]
+    return np.array(crosses, bool)[edge]
 
 
 class _Builder:
-    def __init__(self, schedule: Schedule, mode: P2PMode, crosses_link: Callable[[Message], bool]) -> None:
-        self.graph = TaskGraph()
-        self._mode = mode
-        self._crosses_link = crosses_link
-        self._flow = Dataflow(schedule)
-        self._computes: dict[Action, int] = {}
-        self._posts: dict[tuple[Message, bool], int] = {}
-        self._done: dict[int, int] = {}
+    """Numbers tasks (each rank's instructions in turn, then message by message) and collects edges."""
 
-    def add_rank(self, rank: int, program: list[Action | Post]) -> None:
-        graph = self.graph
-        last_compute: int | None = None
-        last_channel: int | None = None  # in-order: the post before on the rank's only channel
-        blocker: int | None = None  # grouped: the batch that compute waits for
-        for instruction in program:
-            if isinstance(instruction, Action):
-                task = graph.add(TaskKind.COMPUTE, rank, instruction)
-                graph.edge(last_compute, task)
-                graph.edge(blocker, task)
-                self._computes[instruction] = last_compute = task
-                blocker = None
-                continue
-            post = graph.add(TaskKind.POST, rank, instruction)
-            graph.edge(last_compute, post)
-            self._posts |= {(m, True): post for m in instruction.sends}
-            self._posts |= {(m, False): post for m in instruction.recvs}
-            if self._mode == "per-edge":
-                continue
-            graph.edge(last_channel, post)
-            self._done[post] = last_channel = graph.add(TaskKind.DONE, rank, instruction)
-            if self._mode == "grouped":
-                blocker = last_channel
+    def __init__(self, flow: Flow, placed: Placed, mode: P2PMode, crossing: Bools) -> None:
+        import numpy as np
 
-    def finish(self) -> TaskGraph:
-        graph = self.graph
-        for message in [m for m, is_send in self._posts if is_send]:
-            send = self._posts[message, True]
-            recv = self._posts.get((message, False))
-            move = graph.add(TaskKind.MOVE, graph.ranks[send], message)
-            arrive = graph.add(TaskKind.ARRIVE, graph.ranks[send], message)
-            graph.edge(send, move)
-            graph.edge(recv, move)
-            graph.edge(move, arrive)
-            if recv is not None:
-                self._release(message, send, recv, move, arrive)
-            graph.messages[message] = MessageTasks(send, recv, move, arrive)
-        makers = {self._flow.makes(action): task for action, task in self._computes.items()}
-        for action, task in self._computes.items():
-            needed = self._flow.needs(action)
-            if needed is not None:
-                graph.edge(makers[needed] if self._flow.is_local(needed) else graph.messages[needed].arrive, task)
-        return graph
+        self._flow, self._placed, self._mode = flow, placed, mode
+        self._is_post = placed.action < 0
+        sizes = np.where(self._is_post, 2, 1)
+        self._first = (np.cumsum(sizes) - sizes).astype(np.int32)  # per instruction, its task; of a post the POST
+        self._compute = self._first[~self._is_post]
+        self._sent = np.flatnonzero(flow.remote).astype(np.int32)
+        self._crossing = crossing[self._sent]
+        self._before: list[Any] = []
+        self._after: list[Any] = []
 
-    def _release(self, message: Message, send: int, recv: int, move: int, arrive: int) -> None:
+    def _edges(self, before: Any, after: Any) -> None:
+        self._before.append(before)
+        self._after.append(after)
+
+    def finish(self, *, buffered: bool) -> TaskGraph:
+        """The graph; the DONE of a post is the task after it."""
+        import numpy as np
+
+        flow, sent = self._flow, self._sent
+        send, recv = self._first[self._placed.send_at[sent]], self._first[self._placed.recv_at[sent]]
+        placed_tasks = int(self._first[-1]) + 1 + int(self._is_post[-1])
+        per_message = 3 if buffered else 2
+        tasks = placed_tasks + per_message * len(sent)
+        move = np.arange(placed_tasks, tasks, per_message, dtype=np.int32)
+        arrive, copy = move + 1, move + 2
+        self._chain(recv)
+        self._edges(send, move)
+        if self._mode != "per-edge":  # there, receives are posted ahead of time
+            self._edges(recv, move)
+        self._edges(move, arrive)
+        self._release(send, recv, move, arrive, copy if buffered else None)
+        # Of two actions that run as one, the first waits for the inputs of both, and the second ends both.
+        ready = self._compute[flow.closes[flow.maker]]
+        ready[sent] = arrive
+        self._edges(ready, self._compute[flow.opens[flow.taker]])
+        before, after = (np.concatenate(side).astype(np.int32) for side in (self._before, self._after))
+        of_message = {TaskKind.MOVE: move, TaskKind.ARRIVE: arrive} | ({TaskKind.COPY: copy} if buffered else {})
+        return TaskGraph(
+            flow, *self._told(tasks, of_message), self._leaves(tasks, recv, arrive),
+            before, after, rows_by(before, after, tasks), self._compute,
+            *(self._by_message(column) for column in (send, recv, move, arrive, copy if buffered else None)),
+        )  # fmt: skip
+
+    def _by_message(self, column: Any) -> Int32s:
+        import numpy as np
+
+        all_messages = np.full(self._flow.messages, -1, np.int32)
+        if column is not None:
+            all_messages[self._sent] = column
+        return all_messages
+
+    def _chain(self, recv: Any) -> None:
+        """What follows from the order of a rank's own instructions."""
+        import numpy as np
+
+        first, rank, is_post = self._first, self._placed.rank, self._is_post
+        in_turn = self._flow.rank[1:] == self._flow.rank[:-1]
+        self._edges(self._compute[:-1][in_turn], self._compute[1:][in_turn])
+        compute = _latest(~is_post, rank)
+        has = is_post & (compute >= 0)
+        self._edges(first[compute[has]], first[has])
+        if self._mode == "per-edge":  # a channel per pair and direction, on which sends do not wait for each other
+            channel = self._flow.rank[self._flow.maker[self._sent]] * len(self._flow.schedule.orders)
+            channel = channel + self._flow.dst_rank[self._sent]
+            turn = np.lexsort((recv, channel))
+            follows = channel[turn][1:] == channel[turn][:-1]
+            self._edges(recv[turn][:-1][follows] + 1, recv[turn][1:][follows])
+            return
+        post = _latest(is_post, rank)
+        has = is_post & (post >= 0)
+        self._edges(first[post[has]] + 1, first[has])
+        if self._mode == "grouped":  # compute waits for the batch ahead of it
+            has = ~is_post & (post >= 0) & (post == np.arange(len(post)) - 1)
+            self._edges(first[post[has]] + 1, first[has])
+
+    def _release(self, send: Any, recv: Any, move: Any, arrive: Any, copy: Any) -> None:
         """Say when the two posts of a message are over."""
-        edge, done = self.graph.edge, self._done
         if self._mode == "grouped":
             # A blocking batch ends for the sender when the bytes have left, for the receiver when they are there.
-            edge(move, done[send])
-            edge(arrive, done[recv])
-        elif self._crosses_link(message):
-            # Operations issued one by one free their channel once both sides have met: the delay of a link
-            # is spent outside the communicator (as measured with an emulated link).
-            for post in (send, recv):
-                edge(send, done[post])
-                edge(recv, done[post])
+            self._edges(move, send + 1)
+            self._edges(arrive, recv + 1)
+            return
+        posts = [recv]
+        if copy is not None:
+            self._edges(send, copy)
+            self._edges(copy, send + 1)
+        elif self._mode == "per-edge":
+            self._edges(move, send + 1)
         else:
-            edge(move, done[send])
-            edge(move, done[recv])
+            posts.append(send)
+        # Operations issued one by one free their channel once both sides have met: the delay of a link
+        # is spent outside the communicator (as measured with an emulated link).
+        over, inside = self._crossing, ~self._crossing
+        for post in posts:
+            self._edges(send[over], post[over] + 1)
+            self._edges(recv[over], post[over] + 1)
+            self._edges(move[inside], post[inside] + 1)
+            self._edges(post[inside], post[inside] + 1)
+
+    def _leaves(self, tasks: int, recv: Any, arrive: Any) -> Int32s:
+        import numpy as np
+
+        leaves = np.full(tasks, -1, np.int32)
+        posts = self._first[self._is_post]
+        leaves[posts + 1] = posts
+        if self._mode != "grouped":
+            leaves[arrive[self._crossing]] = recv[self._crossing]
+            leaves[recv[self._crossing] + 1] = -1
+        return leaves
+
+    def _told(self, tasks: int, of_message: dict[TaskKind, Any]) -> tuple[Int8s, Int32s, Int32s]:
+        """Kind, rank and subject of every task."""
+        import numpy as np
+
+        kinds = np.full(tasks, TaskKind.DONE, np.int8)
+        ranks = np.empty(tasks, np.int32)
+        subjects = np.full(tasks, -1, np.int32)
+        posts = self._first[self._is_post]
+        kinds[posts], kinds[self._compute] = TaskKind.POST, TaskKind.COMPUTE
+        ranks[self._first], ranks[posts + 1] = self._placed.rank, self._placed.rank[self._is_post]
+        subjects[self._compute] = np.arange(len(self._compute))
+        for kind, at in of_message.items():
+            kinds[at], subjects[at] = kind, self._sent
+            ranks[at] = self._flow.rank[self._flow.maker[self._sent]]
+        return kinds, ranks, subjects
+
+
+def _latest(chosen: Bools, rank: Int32s) -> Int32s:
+    """Per instruction, the latest chosen one ahead of it on its rank; -1 for none."""
+    import numpy as np
+
+    at = np.maximum.accumulate(np.where(chosen, np.arange(len(rank)), -1))
+    at = np.append(-1, at[:-1])
+    return np.where((at >= 0) & (rank[at] == rank), at, -1)

@@ -51,6 +51,14 @@ class StepInfo(msgspec.Struct, kw_only=True):
     ]
 
 
+class JitterInfo(msgspec.Struct, kw_only=True):
+    """Step times of replays with costs drawn anew from the measured microbatches (--jitter)."""
+
+    resamples: Annotated[int, _doc("How many.")]
+    p50_ns: Annotated[int, _doc("Median step time.")]
+    p95_ns: Annotated[int, _doc("Step time that one in twenty exceeds.")]
+
+
 class FidelityInfo(msgspec.Struct, kw_only=True):
     """How well replay of the observed order gives back the observed pipeline window."""
 
@@ -77,6 +85,7 @@ class ScenarioInfo(msgspec.Struct, kw_only=True):
     p2p: Annotated[str | None, _doc("p2p mode asked for, null if left to the trace.")]
     activation_bytes: Annotated[int | None, _doc("Activation bytes asked for, null if measured.")]
     static_bytes: Annotated[int | None, _doc("Static bytes asked for, null if measured.")]
+    overlap_ratio: Annotated[float, _doc("Time of a forward and backward run as one over the sum of both alone.")]
 
 
 class ShortageInfo(msgspec.Struct, kw_only=True):
@@ -110,6 +119,7 @@ class ResultInfo(msgspec.Struct, kw_only=True):
         float | None, _doc("Largest step time error of such predictions on recorded runs; null if none was like it.")
     ]
     remark: Annotated[str | None, _doc("Why this variant was chosen.")]
+    jitter: Annotated[JitterInfo | None, _doc("Spread of the step time, null if it was not asked for.")]
 
 
 class RefusedInfo(msgspec.Struct, kw_only=True):
@@ -166,6 +176,7 @@ def report_info(answer: Answer, facts: RunFacts) -> ReportInfo:
             p2p=scenario.p2p,
             activation_bytes=scenario.activation_bytes,
             static_bytes=scenario.static_bytes,
+            overlap_ratio=scenario.overlap_ratio,
         ),
         baseline=_result(answer, answer.baseline),
         results=[_result(answer, r) for r in answer.results],
@@ -213,6 +224,9 @@ def _result(answer: Answer, result: Result) -> ResultInfo:
         cross_dc_bubble_reduction=answer.cross_dc_bubble_reduction(result),
         seen_error_ratio=result.seen_error_ratio,
         remark=result.remark,
+        jitter=None
+        if result.spread is None
+        else JitterInfo(resamples=result.spread.resamples, p50_ns=result.spread.p50_ns, p95_ns=result.spread.p95_ns),
     )
 
 

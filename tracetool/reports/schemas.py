@@ -7,9 +7,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tracetool.reports.json import SCHEMA_ID, ReportInfo
+from tracetool.reports.stragglers import SCHEMA_ID as STRAGGLERS_ID
+from tracetool.reports.stragglers import StragglersInfo
+from tracetool.reports.validation import SCHEMA_ID as VALIDATION_ID
+from tracetool.reports.validation import ValidationInfo
 from tracetool.store import view_docs, view_statements
 from tracetool.tables import SCHEMA_VERSION, TABLES, Column, Table
+from tracetool.validate.measured import MeasuredFile
 
 _BASE = SCHEMA_ID.rpartition(":")[0]
 _JSON_TYPES: dict[str, dict[str, Any]] = {
@@ -27,7 +34,10 @@ _UNITS = (("_bytes_per_s", "B/s"), ("_bytes", "B"), ("_ns", "ns"), ("_ratio", "1
 def all_schemas() -> dict[str, str]:
     """Every generated file: path below ``schemas/`` to text."""
     files = {f"tables/{name}.schema.json": _dump(_table(table)) for name, table in TABLES.items()}
-    files["report.schema.json"] = _dump(_report())
+    files["report.schema.json"] = _dump(_struct(ReportInfo, SCHEMA_ID))
+    files["stragglers.schema.json"] = _dump(_struct(StragglersInfo, STRAGGLERS_ID))
+    files["measured.schema.json"] = _dump(_struct(MeasuredFile, f"{_BASE}:measured"))
+    files["validation.schema.json"] = _dump(_struct(ValidationInfo, VALIDATION_ID))
     files["duckdb.sql"] = _duckdb()
     files["README.md"] = _readme()
     return files
@@ -55,14 +65,12 @@ def _column(column: Column) -> dict[str, Any]:
     return kind | ({"x-unit": unit} if unit else {})
 
 
-def _report() -> dict[str, Any]:
-    import msgspec
-
-    (_, schemas) = msgspec.json.schema_components([ReportInfo], ref_template="#/$defs/{name}")
-    top = schemas.pop("ReportInfo")
+def _struct(kind: type[msgspec.Struct], identifier: str) -> dict[str, Any]:
+    (_, schemas) = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
+    top = schemas.pop(kind.__name__)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": SCHEMA_ID,
+        "$id": identifier,
         **top,
         "$defs": schemas,
     }
@@ -81,13 +89,17 @@ def _readme() -> str:
     lines = [
         "# schemas",
         "",
-        f"Generated from `tracetool/tables.py` and `tracetool/reports/json.py` (schema version {SCHEMA_VERSION}) by",
+        "Generated from `tracetool/tables.py`, `tracetool/validate/measured.py` and `tracetool/reports/`",
+        f"(schema version {SCHEMA_VERSION}) by",
         "`python -m tracetool.reports.schemas schemas`; a test compares. Do not edit.",
         "",
         "Units are part of the names: `_ns` nanoseconds, `_bytes`, `_bytes_per_s`, `_ratio` 0..1. Within a major",
         "version columns and keys are only added.",
         "",
         "- `report.schema.json`: what `tracetool replay --json` prints",
+        "- `stragglers.schema.json`: what `tracetool replay --equalize --json` prints",
+        "- `measured.schema.json`: the file of measured steps that `tracetool validate` reads",
+        "- `validation.schema.json`: what `tracetool validate --json` prints",
         "- `duckdb.sql`: opens a Run in any DuckDB client (`SET VARIABLE run = 'x.run';` first)",
         "- `tables/`: one JSON Schema per table of a Run",
         "",

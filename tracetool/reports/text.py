@@ -69,11 +69,11 @@ def _table(answer: Answer) -> list[str]:
     rows += [(refused.schedule, "not replayed", *[""] * (len(_HEAD) - 2)) for refused in answer.refused]
     columns = [i for i in range(len(_HEAD)) if any(row[i] for row in rows[1:])]
     widths = [max(len(row[i]) for row in rows) for i in columns]
-    return [_aligned([row[i] for i in columns], widths) for row in rows]
+    return [aligned([row[i] for i in columns], widths) for row in rows]
 
 
-def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
-    """The first cell to the left, the others to the right."""
+def aligned(row: Sequence[str], widths: Sequence[int]) -> str:
+    """Cells of a table's row: the first to the left, the others to the right."""
     numbers = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
     return "  " + "  ".join([row[0].ljust(widths[0]), *numbers]).rstrip()
 
@@ -126,6 +126,11 @@ def _details(answer: Answer) -> list[str]:
         lines.append(f"  {_name(result)}: {result.p2p} transfers, window {format_duration(result.metrics.window_ns)}")
         if result.extra_forwards is not None:
             lines.append(f"    extra warm-up forwards per rank: {', '.join(f'+{n}' for n in result.extra_forwards)}")
+        if result.spread is not None:
+            lines.append(
+                f"    with costs drawn anew {result.spread.resamples} times: half the steps take up to "
+                f"{format_duration(result.spread.p50_ns)}, 95 % up to {format_duration(result.spread.p95_ns)}"
+            )
         if result.remark:
             lines.append(f"    {result.remark}")
         if None not in result.metrics.peak_hbm_bytes:

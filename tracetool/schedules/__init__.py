@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tracetool.model.schedule import Placement
+    from tracetool.schedules.problem import Orders, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +24,18 @@ class ScheduleOptions:
     Attributes:
         extra_forwards: Warm-up forwards per pipeline rank beyond 1F1B's.
         observed: The order found in the trace.
+        group: Microbatches that interleaved takes through one chunk before the next, as Megatron does.
+        problem: Costs, links and memory, for schedules that are made for them.
+        time_limit_s: How long a search for such a schedule may take.
+        judge: The window in ns of such an order as transfers are really issued; by default they are per edge.
     """
 
     extra_forwards: tuple[int, ...] | None = None
     observed: Schedule | None = None
+    group: int | None = None
+    problem: Problem | None = None
+    time_limit_s: float = 30.0
+    judge: Callable[[Orders], int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,7 @@ class ScheduleKind:
         build: Makes the order.
         least_chunks: Stages per rank that it needs at least.
         placement: How it places several stages per rank.
+        needs_costs: Whether its order follows from a problem (costs, links, memory), not from the shape alone.
     """
 
     name: str
@@ -54,6 +64,7 @@ class ScheduleKind:
     build: Callable[[PipelineShape, ScheduleOptions], Schedule]
     least_chunks: int = 1
     placement: Placement = "loop"
+    needs_costs: bool = False
 
 
 SCHEDULES: Registry[ScheduleKind] = Registry(
@@ -62,9 +73,21 @@ SCHEDULES: Registry[ScheduleKind] = Registry(
         "gpipe": "tracetool.schedules.gpipe:SCHEDULE",
         "1f1b": "tracetool.schedules.one_f_one_b:SCHEDULE",
         "geopipe": "tracetool.schedules.geopipe:SCHEDULE",
+        "eager-1f1b": "tracetool.schedules.eager_one_f_one_b:SCHEDULE",
         "interleaved": "tracetool.schedules.interleaved:SCHEDULE",
+        "looped-bfs": "tracetool.schedules.looped_bfs:SCHEDULE",
         "zb-h1": "tracetool.schedules.zero_bubble_h1:SCHEDULE",
+        "zb-h2": "tracetool.schedules.zero_bubble_h2:SCHEDULE",
+        "interleaved-zero-bubble": "tracetool.schedules.interleaved_zero_bubble:SCHEDULE",
         "zb-v": "tracetool.schedules.zero_bubble_v:SCHEDULE",
+        "v-half": "tracetool.schedules.v_half:SCHEDULE",
+        "v-min": "tracetool.schedules.v_min:SCHEDULE",
+        "hanayo": "tracetool.schedules.hanayo:SCHEDULE",
+        "dualpipev": "tracetool.schedules.dualpipe_v:SCHEDULE",
+        "dualpipe": "tracetool.schedules.dualpipe:SCHEDULE",
+        "chimera": "tracetool.schedules.chimera:SCHEDULE",
+        "greedy": "tracetool.schedules.greedy:SCHEDULE",
+        "optimal": "tracetool.schedules.optimal:SCHEDULE",
         "observed": "tracetool.schedules.observed:SCHEDULE",
     },
     "tracetool.schedules",
@@ -78,6 +101,10 @@ def build_schedule(
     *,
     extra_forwards: tuple[int, ...] | None = None,
     observed: Schedule | None = None,
+    group: int | None = None,
+    problem: Problem | None = None,
+    time_limit_s: float = 30.0,
+    judge: Callable[[Orders], int] | None = None,
 ) -> Schedule:
     """Build and check a schedule.
 
@@ -86,6 +113,10 @@ def build_schedule(
         shape: Ranks and microbatches.
         extra_forwards: Per pipeline rank, for geopipe.
         observed: The order found in the trace, for ``observed``.
+        group: Microbatches per turn of a chunk, for interleaved.
+        problem: Costs, links and memory, for schedules that are made for them.
+        time_limit_s: How long a search for such a schedule may take.
+        judge: The window in ns of such an order as transfers are really issued; by default they are per edge.
 
     Raises:
         UnknownName: If there is no such schedule.
@@ -95,7 +126,8 @@ def build_schedule(
     if name.startswith("csv:"):
         return _from_file(Path(name.removeprefix("csv:")), shape)
     kind = SCHEDULES.get(name)
-    return kind.build(shape, ScheduleOptions(extra_forwards, observed)).validate()
+    options = ScheduleOptions(extra_forwards, observed, group, problem, time_limit_s, judge)
+    return kind.build(shape, options).validate()
 
 
 def _from_file(path: Path, shape: PipelineShape) -> Schedule:

@@ -22,6 +22,33 @@ def warm_up_then_alternate(stage: int, warm_up: int, microbatches: int) -> tuple
     return tuple(order)
 
 
+def torch_group(name: str, shape: PipelineShape) -> int:
+    """Microbatches that torch's interleaved schedules take through one chunk before they turn to the next.
+
+    Raises:
+        UnsupportedShape: If the microbatches do not divide into such groups.
+    """
+    p, m = shape.ranks, shape.microbatches
+    rounds = max(1, m // p)
+    if m % rounds:
+        raise UnsupportedShape(
+            f"{name}: {m} microbatches cannot go round in {rounds} equal groups on {p} ranks.",
+            hint=f"use a multiple of {p}",
+        )
+    return m // rounds
+
+
+def rounds_of(shape: PipelineShape, group: int) -> list[tuple[int, int]]:
+    """(chunk, microbatch) in the order of interleaved forwards: group by group through all chunks."""
+    m = shape.microbatches
+    return [
+        (chunk, microbatch)
+        for first in range(0, m, group)
+        for chunk in range(shape.chunks)
+        for microbatch in range(first, min(m, first + group))
+    ]
+
+
 def require_one_chunk(name: str, shape: PipelineShape) -> None:
     """Refuse shapes with several stages per rank.
 
@@ -49,4 +76,19 @@ def require_chunks(name: str, shape: PipelineShape, *, placement: Placement, mos
         f"{name} needs {wanted}; the trace has {shape.chunks} per rank"
         + (f", {shape.placement} placement." if shape.chunks > 1 else "."),
         hint="use a trace with that shape",
+    )
+
+
+def require_copies(name: str, shape: PipelineShape) -> None:
+    """Refuse shapes without two copies of one stage per rank.
+
+    Raises:
+        UnsupportedShape: If the shape places its stages otherwise.
+    """
+    if shape.is_bidirectional and shape.chunks == 2:
+        return
+    raise UnsupportedShape(
+        f"{name} needs two copies of one stage per rank (bidirectional placement); the trace has {shape.chunks} "
+        f"per rank, {shape.placement} placement.",
+        hint="use a trace with one stage per rank",
     )

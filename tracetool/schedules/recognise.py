@@ -12,10 +12,14 @@ from tracetool.schedules import build_schedule
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.model.schedule import Schedule
+    from tracetool.model.schedule import Placement, Schedule
 
-_ONE_CHUNK = ("1f1b", "gpipe", "geopipe", "zb-h1")
-_SEVERAL_CHUNKS = ("interleaved", "zb-v")
+_ONE_CHUNK = ("1f1b", "gpipe", "eager-1f1b", "geopipe", "zb-h1", "zb-h2")
+_SEVERAL_CHUNKS: dict[Placement, tuple[str, ...]] = {
+    "loop": ("interleaved", "looped-bfs", "interleaved-zero-bubble"),
+    "v": ("zb-v", "dualpipev", "v-half", "v-min", "hanayo"),
+    "bidirectional": ("dualpipe", "chimera"),
+}
 
 
 class Fit(NamedTuple):
@@ -61,15 +65,26 @@ def best_fit(observed: Schedule) -> Fit | None:
 def _candidates(observed: Schedule) -> list[Schedule]:
     shape = observed.shape
     found = []
-    for name in _ONE_CHUNK if shape.chunks == 1 else _SEVERAL_CHUNKS:
+    for name in _ONE_CHUNK if shape.chunks == 1 else _SEVERAL_CHUNKS[shape.placement]:
         extra = _extra_forwards(observed) if name == "geopipe" else None
         if name == "geopipe" and (extra is None or not any(extra)):
             continue
-        try:
-            found.append(build_schedule(name, shape, extra_forwards=extra))
-        except UnsupportedShape:
-            continue
+        for group in (None, _group(observed)) if name == "interleaved" else (None,):
+            try:
+                built = build_schedule(name, shape, extra_forwards=extra, group=group)
+            except UnsupportedShape:
+                continue
+            if built not in found:
+                found.append(built)
     return found
+
+
+def _group(observed: Schedule) -> int | None:
+    """Forwards of the last rank's first stage ahead of another action: Megatron's group; None if there are none."""
+    order = observed.orders[-1]
+    stage = observed.shape.ranks - 1
+    ahead = (i for i, a in enumerate(order) if a.kind is not ActionKind.FORWARD or a.stage != stage)
+    return next(ahead, len(order)) or None
 
 
 def _extra_forwards(observed: Schedule) -> tuple[int, ...] | None:

@@ -5,7 +5,7 @@ Phases on stage i: min(m, p - i - 1) forwards; then F, I_j and, once j >= i, W_{
 up I_j, W_{j-i}; the remaining Ws.
 Shape: any p and m, one stage per rank.
 Memory: every stage holds p microbatches (their weight part until W).
-Bubble: (p - 1)(f + b - 2w) with b = i + w the full backward, at equal stages and zero delay.
+Bubble: (p - 1)(f + b - 2w) with b = i + w the full backward and w <= i, at equal stages and zero delay.
 """
 
 from __future__ import annotations

@@ -1,0 +1,77 @@
+"""``tracetool replay --equalize`` as a user runs it, on the sample that comes with the tool."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import pytest
+from recorded import ROOT, SAMPLES
+
+from tracetool.cli import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SAMPLE = str(SAMPLES / "h100-1f1b")
+
+
+def _report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert run(["replay", SAMPLE, "--equalize", *arguments, "--json"]) == 0
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    schema = json.loads((ROOT / "schemas" / "stragglers.schema.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(schema).validate(report)
+    return report
+
+
+def test_json_conforms_and_its_numbers_fit_together(capsys: pytest.CaptureFixture[str]) -> None:
+    """The sample's last stage has the head: it holds the step back (README of the samples)."""
+    report = _report(capsys)
+    steps, suspects = report["steps"], report["suspects"]
+    assert all(abs(step["error_ratio"]) < 0.015 for step in steps)
+    assert report["measured_ns"] == round(sum(step["measured_ns"] for step in steps) / len(steps))
+    assert report["slowdown_ratio"] == pytest.approx(report["measured_ns"] / report["equalized_ns"])
+    for found in suspects:
+        assert len(found["without_ns"]) == len(found["alone_ns"]) == len(steps)
+        assert found["saved_ns"] == report["measured_ns"] - found["step_ns"]
+        assert found["slowdown_ratio"] == pytest.approx(found["step_ns"] / report["equalized_ns"])
+    worst = next(s for s in suspects if s["axis"] == "stage")
+    assert worst["name"] == "3"
+    assert worst["saved_ns"] == max(s["saved_ns"] for s in suspects if s["axis"] == "stage") > 0
+    # Every rank is a stage here and there is one pipeline: neither is listed twice.
+    assert {s["axis"] for s in suspects} == {"kind", "stage"}
+
+
+def test_text_names_the_worst_and_files_are_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    target = tmp_path / "stragglers.json"
+    assert run(["replay", SAMPLE, "--equalize", "-o", str(target)]) == 0
+    text = capsys.readouterr().out
+    assert "stage 3 costs most" in text
+    assert "Next: tracetool replay" in text
+    assert max(len(line) for line in text.splitlines()[1:] if not line.startswith("Next")) <= 80
+    assert {"steps", "suspects"} <= set(json.loads(target.read_text(encoding="utf-8")))
+
+
+def test_one_step_is_looked_at_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    number = _report(capsys)["steps"][0]["number"]
+    report = _report(capsys, "--step", str(number))
+    assert [step["number"] for step in report["steps"]] == [number]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--schedule", "geopipe", "--hbm", "80GiB"], "--schedule, --hbm"),
+        (["--pipeline", "0"], "--pipeline"),
+        (["-o", "x.png"], "x.png"),
+        (["--step", "77"], "77"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["replay", SAMPLE, "--equalize", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error

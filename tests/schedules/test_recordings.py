@@ -1,0 +1,27 @@
+"""Torch's schedules, as recorded, are told by their orders; labels stay hidden from what finds the orders."""
+
+from __future__ import annotations
+
+import pytest
+from recorded import small
+
+from tracetool.reconstruct import reconstruct
+from tracetool.schedules.recognise import best_fit
+
+
+@pytest.mark.parametrize(
+    ("recording", "schedule"),
+    [
+        ("izb", "interleaved-zero-bubble"),
+        ("loopedbfs", "looped-bfs"),
+        ("dualpipev", "dualpipev"),
+        ("interleaved2", "interleaved"),
+        ("interleaved3", "interleaved"),
+        ("zbv", "zb-v"),
+    ],
+)
+def test_recordings_of_torchs_schedules_are_named(recording: str, schedule: str) -> None:
+    """What was recorded: tests/data/README.md."""
+    fit = best_fit(reconstruct(small(recording), use_labels=False).pipeline.observed)
+    assert fit is not None
+    assert (fit.schedule.name, fit.mismatches, fit.first) == (schedule, 0, None)

@@ -1,0 +1,251 @@
+"""Equalizing jobs made up with one straggler, against what can be worked out by hand.
+
+A 1F1B pipeline over free transfers whose last stage is the slowest takes (p-1)(f+b) + the last stage's own time: its
+inputs are always there. With equal stages that is (m+p-1)(f+b). The job is two such pipelines whose ranks of a stage
+meet in a gradient reduction; stage 0 is through last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthetic import pipeline
+
+from tracetool.model.action import ActionKind
+from tracetool.stragglers import stragglers_of
+from tracetool.stragglers.equalize import Averages
+from tracetool.stragglers.step import Frame, JobStep, Part, StepReplay, numbered
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.model.pipeline import Pipeline
+    from tracetool.stragglers import Stragglers, Suspect
+
+P, M, F, B = 4, 6, 1000, 2000
+REDUCE, OPTIMIZER = 300, 50
+ENDS = REDUCE + OPTIMIZER
+SLOWER = 2 * P * M * 10
+"""Divides evenly over all that it is averaged over here."""
+
+
+def job(
+    forwards: Sequence[Sequence[Sequence[int]]],
+    backwards: Sequence[Sequence[Sequence[int]]],
+    *,
+    number: int = 0,
+    reduces: Sequence[Sequence[int]] | None = None,
+) -> JobStep:
+    """A step of pipelines, from durations by pipeline, stage and microbatch."""
+    pipelines, frames = [], []
+    for k, (forward, backward) in enumerate(zip(forwards, backwards, strict=True)):
+        p = len(forward)
+        made = pipeline(p, len(forward[0]), forward, backward, p2p="per-edge")
+        ranks = tuple(replace(profile, rank=p * k + s) for s, profile in enumerate(made.ranks))
+        pipelines.append(replace(made, ranks=ranks))
+        frames.append(
+            tuple(
+                Frame(
+                    tail=(
+                        Part("reducescatter dp", "collective", reduces[k][s] if reduces else REDUCE, f"dp {s}"),
+                        Part("optimizer", "compute", OPTIMIZER),
+                    )
+                )
+                for s in range(p)
+            )
+        )
+    step = JobStep(number, 1, tuple(pipelines), tuple(frames))
+    return replace(step, observed_ns=StepReplay().step_ns(step))
+
+
+def even(value: int) -> list[list[int]]:
+    return [[value] * M for _ in range(P)]
+
+
+def suspect(result: Stragglers, axis: str, name: object) -> Suspect:
+    (found,) = [s for s in result.suspects if (s.axis, s.name) == (axis, str(name))]
+    return found
+
+
+def last_slowest_ns(cycle_ns: int, last_ns: int) -> int:
+    return (P - 1) * cycle_ns + last_ns + ENDS
+
+
+def test_one_slow_rank() -> None:
+    """Rank 7, last stage of pipeline 1, takes SLOWER more for every action."""
+    slow_f, slow_b = even(F), even(B)
+    slow_f[-1], slow_b[-1] = [F + SLOWER] * M, [B + SLOWER] * M
+    result = stragglers_of([job([even(F), slow_f], [even(B), slow_b])])
+    (step,) = result.steps
+    mean = F + B + 2 * SLOWER // (2 * P)
+    assert step.measured_ns == step.replayed_ns == last_slowest_ns(F + B, M * (F + B + 2 * SLOWER))
+    assert step.equalized_ns == (M + P - 1) * mean + ENDS
+    assert result.slowdown_ratio == step.measured_ns / step.equalized_ns
+    # Equalized alone, the rank takes the mean, which still is more than its neighbours take.
+    for axis, name in (("rank", 7), ("stage", 3)):
+        found = suspect(result, axis, name)
+        assert found.without_ns == (last_slowest_ns(F + B, M * mean),)
+        assert found == result.worst(found.axis)
+    assert suspect(result, "pipeline", 1).without_ns == ((M + P - 1) * mean + ENDS,)
+    assert suspect(result, "pipeline", 0).saved_ns == 0
+    # As the only straggler among equal ranks, it costs this.
+    assert suspect(result, "rank", 7).alone_ns == (last_slowest_ns(mean, M * (F + B + 2 * SLOWER)),)
+    assert suspect(result, "rank", 3).alone_ns == (step.equalized_ns,)
+
+
+def test_one_slow_stage() -> None:
+    """The last stage of both pipelines: equalizing one of its ranks alone wins nothing, the other is as slow."""
+    slow_f = even(F)
+    slow_f[-1] = [F + SLOWER] * M
+    result = stragglers_of([job([slow_f, slow_f], [even(B), even(B)])])
+    measured = last_slowest_ns(F + B, M * (F + B + SLOWER))
+    mean = F + SLOWER // P
+    assert result.steps[0].measured_ns == measured
+    assert result.steps[0].equalized_ns == (M + P - 1) * (mean + B) + ENDS
+    assert suspect(result, "stage", 3).step_ns == last_slowest_ns(F + B, M * (mean + B))
+    assert [suspect(result, "rank", rank).saved_ns for rank in (3, 7)] == [0, 0]
+    assert [suspect(result, "pipeline", k).saved_ns for k in (0, 1)] == [0, 0]
+    assert suspect(result, "kind", "forward").step_ns == result.steps[0].equalized_ns
+    assert suspect(result, "kind", "forward").share_ratio == 1
+    assert suspect(result, "kind", "backward").saved_ns == suspect(result, "kind", "optimizer").saved_ns == 0
+    # A fast stage that gets the mean takes longer: it is the first of the pipeline that every microbatch goes through.
+    assert suspect(result, "stage", 0).saved_ns < 0
+
+
+def test_one_slow_microbatch() -> None:
+    """One backward of the last stage takes SLOWER more: everything after it is that much later."""
+    slow_b = even(B)
+    slow_b[-1][2] += SLOWER
+    result = stragglers_of([job([even(F), even(F)], [even(B), slow_b])])
+    (step,) = result.steps
+    assert step.measured_ns == (M + P - 1) * (F + B) + SLOWER + ENDS
+    assert step.equalized_ns == (M + P - 1) * (F + B + SLOWER // (2 * P * M)) + ENDS
+    assert suspect(result, "kind", "backward").step_ns == step.equalized_ns
+    assert suspect(result, "kind", "forward").saved_ns == 0
+
+
+def test_one_slow_step_is_compared_with_the_mean_of_all_steps() -> None:
+    quick, slow = (job([even(f), even(f)], [even(B), even(B)], number=n) for n, f in enumerate((F, F + 2 * SLOWER)))
+    result = stragglers_of([quick, slow])
+    mean = (M + P - 1) * (F + SLOWER + B) + ENDS
+    assert [s.equalized_ns for s in result.steps] == [mean, mean]
+    assert [s.measured_ns - mean for s in result.steps] == [-(M + P - 1) * SLOWER, (M + P - 1) * SLOWER]
+    assert result.slowdown_ratio == 1
+    assert suspect(result, "kind", "forward").without_ns == (mean, mean)
+    assert suspect(result, "kind", "forward").share_ratio is None
+
+
+def test_collectives_take_the_median_and_the_replicas_of_a_stage_meet_in_them() -> None:
+    """Stage 0 is through last; its two ranks begin their reduction together, each takes its own time."""
+    reduces = [[900, 100, 100, 100], [200, 100, 100, 100]]
+    slow_b = even(B)
+    slow_b[-1][2] += SLOWER
+    result = stragglers_of([job([even(F)] * 2, [even(B), slow_b], reduces=reduces)])
+    (step,) = result.steps
+    window = (M + P - 1) * (F + B) + SLOWER
+    assert step.measured_ns == window + 900 + OPTIMIZER
+    assert suspect(result, "kind", "reducescatter dp").step_ns == window + 100 + OPTIMIZER
+    assert suspect(result, "rank", 0).step_ns == window + 200 + OPTIMIZER
+
+
+def framed(made: Pipeline, frames: Sequence[Frame]) -> JobStep:
+    return JobStep(0, 1, (made,), (tuple(frames),))
+
+
+@pytest.mark.parametrize(("late", "expected"), [(F - 1, 0), (F, 0), (F + 70, 70)])
+def test_a_rank_that_is_ready_late_holds_its_first_compute_back(late: int, expected: int) -> None:
+    """Two stages: the last one begins when it is ready and its input is there, and is never idle after that."""
+    made = pipeline(2, M, F, B, p2p="per-edge")
+    step = framed(made, (Frame(), Frame(head=(Part("allgather dp", "collective", late),))))
+    assert StepReplay().step_ns(step) == (M + 1) * (F + B) + expected
+
+
+def test_ready_times_add_up_along_the_pipeline() -> None:
+    """Rank r is ready at 40 + 2F r: every input is there before, so that the last rank alone tells the window."""
+    made = pipeline(P, M, F, B, p2p="per-edge")
+    heads = [Frame(head=(Part("allgather dp", "collective", 40 + 2 * F * r),)) for r in range(P)]
+    assert StepReplay().step_ns(framed(made, heads)) == 40 + 2 * F * (P - 1) + M * (F + B) + (P - 1) * B
+    # Ready late, but not later than the delayed input of the rank before.
+    heads[2] = Frame(head=(Part("allgather dp", "collective", 40 + 3 * F),))
+    heads[3] = Frame(head=(Part("allgather dp", "collective", 40 + 4 * F),))
+    assert StepReplay().step_ns(framed(made, heads)) == 40 + 4 * F + M * (F + B) + (P - 1) * B
+
+
+def test_host_gaps_count_in_the_replayed_step_alone() -> None:
+    made = pipeline(2, M, F, B, p2p="per-edge")
+    gap = Part("host gap", "host", 77)
+    frames = [Frame(head=(gap,), tail=(gap, Part("optimizer", "compute", 30)))] * 2
+    (step,) = stragglers_of([framed(made, frames)]).steps
+    assert step.measured_ns == step.equalized_ns == (M + 1) * (F + B) + 30
+    assert step.replayed_ns == step.measured_ns + 2 * 77
+
+
+def test_the_nth_collective_of_a_name_is_compared_with_the_nth() -> None:
+    """Buckets differ in size: 10 and 100 on every rank, one of them once 130."""
+    made = pipeline(4, M, F, B, p2p="per-edge")
+    tails = [[10, 100], [10, 130], [10, 100], [10, 100]]
+    frames = [Frame(tail=numbered([Part("reducescatter dp", "collective", d) for d in tail])) for tail in tails]
+    step = framed(made, frames)
+    (equal,) = Averages([step]).apply(step, lambda _where: True).frames
+    assert [[part.duration_ns for part in frame.tail] for frame in equal] == [[10, 100]] * 4
+
+
+def test_compute_in_several_stretches_is_evened_out_as_a_whole() -> None:
+    made = pipeline(2, M, F, B, p2p="per-edge")
+    tails = [(30, 60), (10, 20)]
+    frames = [Frame(tail=numbered([Part("optimizer", "compute", d) for d in tail])) for tail in tails]
+    step = framed(made, frames)
+    (equal,) = Averages([step]).apply(step, lambda _where: True).frames
+    assert [[part.duration_ns for part in frame.tail] for frame in equal] == [[20, 40], [20, 40]]
+
+
+def test_whole_and_halved_backwards_keep_their_sum() -> None:
+    """As torch runs zb-h1: the first stage runs the whole backward as W, the others I and W."""
+    made = pipeline(2, 2, F, B, p2p="per-edge")
+    first, last = made.stages
+    one = first.costs[ActionKind.BACKWARD][0]
+    halved = {
+        ActionKind.FORWARD: last.costs[ActionKind.FORWARD],
+        ActionKind.BACKWARD_INPUT: (replace(one, duration_ns=900),) * 2,
+        ActionKind.BACKWARD_WEIGHT: (replace(one, duration_ns=300),) * 2,
+    }
+    whole = {
+        ActionKind.FORWARD: first.costs[ActionKind.FORWARD],
+        ActionKind.BACKWARD_WEIGHT: first.costs[ActionKind.BACKWARD],
+    }
+    step = framed(replace(made, stages=(replace(first, costs=whole), replace(last, costs=halved))), [Frame(), Frame()])
+    (equal,) = Averages([step]).apply(step, lambda _where: True).pipelines
+    # Mean of 2000 and 1200, cut three to one.
+    assert {c.duration_ns for c in equal.stages[0].costs[ActionKind.BACKWARD_WEIGHT]} == {1600}
+    assert {c.duration_ns for c in equal.stages[1].costs[ActionKind.BACKWARD_INPUT]} == {1200}
+    assert {c.duration_ns for c in equal.stages[1].costs[ActionKind.BACKWARD_WEIGHT]} == {400}
+
+
+durations = st.lists(st.lists(st.integers(1, 10**6), min_size=3, max_size=3), min_size=3, max_size=3)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(durations, min_size=2, max_size=2), st.lists(durations, min_size=2, max_size=2), st.integers(2, 9))
+def test_properties_of_any_job(forwards: list[list[list[int]]], backwards: list[list[list[int]]], factor: int) -> None:
+    """Equal stages give the closed form; one time for all leaves nothing to win; scaled durations scale the step."""
+    step = job(forwards, backwards)
+    result = stragglers_of([step])
+    (times,) = result.steps
+    means = [round(sum(all_of) / len(all_of)) for all_of in (_flat(forwards), _flat(backwards))]
+    assert times.equalized_ns == (3 + 3 - 1) * sum(means) + ENDS
+    even_step = Averages([step]).apply(step, lambda _where: True)
+    again = stragglers_of([even_step])
+    assert again.slowdown_ratio == 1
+    assert {s.saved_ns for s in again.suspects} == {0}
+    scaled = job(*([[[[d * factor for d in s] for s in k] for k in of] for of in (forwards, backwards)]))
+    assert scaled.observed_ns - ENDS == factor * (step.observed_ns - ENDS)
+    swapped = stragglers_of([job(forwards[::-1], backwards[::-1])])
+    assert swapped.steps == result.steps
+
+
+def _flat(values: list[list[list[int]]]) -> list[int]:
+    return [d for k in values for s in k for d in s]

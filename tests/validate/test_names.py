@@ -1,0 +1,54 @@
+"""Names as torch, papers and other people's files write them; torch's are those of ``get_schedule_class``."""
+
+from __future__ import annotations
+
+import pytest
+
+from tracetool.errors import UnknownName
+from tracetool.schedules import SCHEDULES
+from tracetool.validate.names import normalised, p2p_mode, schedule_name
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("1F1B", "1f1b"),
+        ("Schedule1F1B", "1f1b"),
+        ("ScheduleGPipe", "gpipe"),
+        ("GPipe", "gpipe"),
+        ("Interleaved1F1B", "interleaved"),
+        ("ScheduleInterleaved1F1B", "interleaved"),
+        ("interleaved_1f1b", "interleaved"),
+        ("zbh1", "zb-h1"),
+        ("ZB_H1", "zb-h1"),
+        ("zero-bubble-h1", "zb-h1"),
+        ("zbv", "zb-v"),
+        ("ScheduleZBVZeroBubble", "zb-v"),
+        ("csv:Any File.csv", "csv:Any File.csv"),
+    ],
+)
+def test_names_of_schedules(written: str, name: str) -> None:
+    assert schedule_name(written) == name
+
+
+def test_every_registered_name_is_found_however_it_is_separated() -> None:
+    names = SCHEDULES.names()
+    assert len({normalised(name) for name in names}) == len(names)
+    for name in names:
+        for written in (name, name.upper(), name.replace("-", "_"), name.replace("-", ""), f"Schedule {name}"):
+            assert schedule_name(written) == name
+
+
+@pytest.mark.parametrize("written", ["", "schedule", "no such thing", "1f1b1"])
+def test_unknown_names(written: str) -> None:
+    with pytest.raises(UnknownName):
+        schedule_name(written)
+
+
+def test_p2p_modes() -> None:
+    assert [p2p_mode(word) for word in ("grouped", "IN_ORDER", "perEdge", None)] == [
+        "grouped",
+        "in-order",
+        "per-edge",
+        None,
+    ]

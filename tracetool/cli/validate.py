@@ -1,0 +1,109 @@
+"""tracetool validate: how far do predictions from a Run lie from measured steps?"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tracetool.cli.output import JSON, QUIET, ProgressBar, next_step, path_or_url
+from tracetool.errors import CheckFailed
+
+if TYPE_CHECKING:
+    from tracetool.validate import Validation
+
+
+@click.command()
+@click.argument("run", type=path_or_url, metavar="RUN_OR_TRACES")
+@click.argument("measured", type=click.Path(path_type=Path), metavar="MEASURED.json")
+@click.option(
+    "--memory-from",
+    type=path_or_url,
+    metavar="RUN_OR_TRACES",
+    help="Another recording of the same model, whose memory figures are taken.",
+)
+@click.option(
+    "--costs-from",
+    type=path_or_url,
+    metavar="RUN_OR_TRACES",
+    help="Another recording of the same stages, whose slowdown beside communication is taken.",
+)
+@click.option("--max-mape", metavar="2%", help="Exit with 1 if the mean absolute error is larger.")
+@click.option("--max-error", metavar="5%", help="Exit with 1 if any row's error is larger.")
+@click.option("--step", type=int, help="Step to measure; default: the complete one of median length.")
+@click.option(
+    "--pipeline", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Which of several pipelines."
+)
+@JSON
+@QUIET
+def validate(
+    run: Path,
+    measured: Path,
+    memory_from: Path | None,
+    costs_from: Path | None,
+    max_mape: str | None,
+    max_error: str | None,
+    step: int | None,
+    pipeline: int,
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Predict measured steps from one Run, or raw traces, and compare.
+
+    The file lists configurations of the recorded model with the step times (and peaks) they took without a profiler:
+    schemas/measured.schema.json. Nothing is fitted to them.
+
+    \b
+    Examples:
+      tracetool validate x.run measured.json
+      tracetool validate x.run measured.json --memory-from with_memory.run --json
+      tracetool validate x.run measured.json --max-mape 2% --max-error 5%
+    """
+    from tracetool.costs.borrowed import with_factors_of
+    from tracetool.reconstruct import reconstruct
+    from tracetool.reports.validation import SourceInfo, render_json, render_text, validation_facts
+    from tracetool.runs import open_run
+    from tracetool.units import parse_share_ratio
+    from tracetool.validate import Sources
+    from tracetool.validate import validate as compare
+    from tracetool.validate.measured import read_measurements
+
+    limits = [
+        ("mean absolute error", None if max_mape is None else parse_share_ratio(max_mape)),
+        ("largest error", None if max_error is None else parse_share_ratio(max_error)),
+    ]
+    measurements = read_measurements(measured)
+    with ProgressBar(quiet=quiet) as progress:
+        opened = [open_run([path], progress) for path in (run, memory_from) if path is not None]
+        other = None if costs_from is None else open_run([costs_from], progress)
+    found = [reconstruct(each, step=step if each is opened[0] else None, pipeline=pipeline) for each in opened]
+    if other is not None:
+        slowed = with_factors_of(found[0].pipeline, reconstruct(other, pipeline=pipeline).pipeline)
+        found[0] = replace(found[0], pipeline=slowed)
+    done = compare(Sources(*found), measurements)
+    names = [str(path) for path in (run, memory_from) if path is not None]
+    facts = validation_facts(
+        names,
+        [each.manifest for each in opened],
+        SourceInfo(name=str(measured), digest=measurements.digest),
+        shlex.join(["tracetool", *click.get_current_context().obj]),
+    )
+    click.echo((render_json if as_json else render_text)(done, facts).decode(), nl=False)
+    if not as_json:
+        next_step(f"tracetool replay {shlex.quote(str(run))} --schedule 1f1b,geopipe", quiet=quiet)
+    _check(done, limits)
+
+
+def _check(done: Validation, limits: list[tuple[str, float | None]]) -> None:
+    """Fail where an error is above the limit given for it."""
+    for (name, limit), error in zip(limits, (done.mape_ratio, done.max_error_ratio), strict=True):
+        if limit is None:
+            continue
+        if error is None:
+            raise CheckFailed(f"no row could be compared, so the {name} is unknown.", hint="see the rows' reasons")
+        if error > limit:
+            raise CheckFailed(f"the {name} is {error:.2%}, allowed are {limit:.2%}.")

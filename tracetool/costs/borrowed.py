@@ -1,0 +1,83 @@
+"""Slowdown beside communication taken from another recording of the same model.
+
+A trace whose computes never ran beside a communication kernel (blocking batches) cannot tell by how much they slow
+down there; one of another schedule of the same stages can.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tracetool.errors import ScenarioError
+from tracetool.model.action import ActionKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tracetool.model.pipeline import ActionCost, Costs, Pipeline, StageProfile
+
+_BACKWARDS = (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)
+
+
+def with_factors_of(pipeline: Pipeline, other: Pipeline) -> Pipeline:
+    """A pipeline whose actions slow down beside communication as those of another recording do.
+
+    Each (stage, kind) takes the other's ratio of time beside communication to time alone, over all its microbatches.
+
+    Args:
+        pipeline: Where all other costs come from.
+        other: The recording to take the slowdown from.
+
+    Raises:
+        ScenarioError: If the other one has other stages, or does not tell its slowdown.
+    """
+    if len(other.stages) != len(pipeline.stages):
+        raise ScenarioError(
+            f"--costs-from: that recording has {len(other.stages)} stages, this one {len(pipeline.stages)}.",
+            hint="take a recording of the same model, cut into the same stages",
+        )
+    pairs = zip(pipeline.stages, other.stages, strict=True)
+    return replace(pipeline, stages=tuple(_stage(mine, theirs) for mine, theirs in pairs))
+
+
+def _stage(mine: StageProfile, theirs: StageProfile) -> StageProfile:
+    def slowed(costs: Costs) -> Costs:
+        return {kind: _slowed(of_kind, _ratio(theirs, kind)) for kind, of_kind in costs.items()}
+
+    layers = mine.layers
+    if layers is not None:
+        layers = replace(
+            layers,
+            ahead=slowed(layers.ahead),
+            layers=tuple(map(slowed, layers.layers)),
+            after=slowed(layers.after),
+        )
+    return replace(mine, costs=slowed(mine.costs), derived=slowed(mine.derived), layers=layers)
+
+
+def _slowed(costs: Iterable[ActionCost], ratio: float) -> tuple[ActionCost, ...]:
+    return tuple(
+        cost if cost.uncontended_ns is None else replace(cost, contended_ns=round(cost.uncontended_ns * ratio))
+        for cost in costs
+    )
+
+
+def _ratio(stage: StageProfile, kind: ActionKind) -> float:
+    """Time beside communication over time alone of one kind; a whole backward may be recorded as its halves."""
+    kinds = [kind]
+    if kind not in stage.costs and kind not in stage.derived:
+        kinds = list(_BACKWARDS) if kind in _BACKWARDS else []
+        kinds += [ActionKind.BACKWARD_INPUT] if kind is ActionKind.BACKWARD else []
+    costs = [
+        cost
+        for each in kinds
+        for cost in stage.costs.get(each, stage.derived.get(each, ()))
+        if cost.uncontended_ns and cost.contended_ns is not None
+    ]
+    if not costs:
+        raise ScenarioError(
+            f"--costs-from: that recording does not tell by how much {kind.value} of stage {stage.stage} slows down.",
+            hint="take one of an order with single sends and receives (not grouped), or leave the option out",
+        )
+    return sum(c.contended_ns or 0 for c in costs) / sum(c.uncontended_ns or 0 for c in costs)

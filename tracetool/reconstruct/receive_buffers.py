@@ -1,0 +1,44 @@
+"""Whether buffers of received messages stand before the step, one per message, or come and go with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.reconstruct.memory_log import Log
+    from tracetool.reconstruct.messages import P2POp
+
+_JUST_BEFORE_NS = 300_000
+_ROUNDING_BYTES = 2**21
+_FEW = 0.2
+
+
+def standing_buffer_bytes(posts: Sequence[P2POp], log: Log | None) -> int | None:
+    """Bytes of the messages a rank receives in a step, where their buffers stand before it.
+
+    Torch's pipelining allocates one for each message of a step once; Megatron one after another, just ahead of each
+    receive. So a log with hardly any allocation of a message's size ahead of the receives has the standing kind.
+
+    Args:
+        posts: Sends and receives of the rank in the step.
+        log: The allocator's log of the rank, on the host's clock.
+
+    Returns:
+        0 where buffers come and go; None where log or sizes do not tell.
+    """
+    import numpy as np
+
+    received = [op for op in posts if not op.is_send]
+    if log is None or log.is_samples or any(op.payload_bytes is None for op in received):
+        return None
+    sizes = np.array([op.payload_bytes for op in received], np.int64)
+    posted = np.array([op.posted_ns for op in received], np.int64)
+    first = np.searchsorted(log.time_ns, posted - _JUST_BEFORE_NS)
+    last = np.searchsorted(log.time_ns, posted, "right")
+    fresh = sum(
+        bool(((log.delta_bytes[a:b] >= size) & (log.delta_bytes[a:b] < size + _ROUNDING_BYTES)).any())
+        for a, b, size in zip(first.tolist(), last.tolist(), sizes.tolist(), strict=True)
+    )
+    return int(sizes.sum()) if fresh <= _FEW * len(received) else 0

@@ -1,0 +1,157 @@
+"""What a user should know beside the numbers: how they came about, what they leave out, what is unknown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tracetool.depth import GAIN_RATIO
+from tracetool.metrics import measure
+from tracetool.model.action import ActionKind
+from tracetool.reconstruct.host_gaps import gap_shares, tell_gaps
+from tracetool.replay import replay
+from tracetool.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.metrics import Metrics
+    from tracetool.model.pipeline import Pipeline
+    from tracetool.model.scenario import Scenario
+    from tracetool.model.schedule import Schedule
+    from tracetool.reconstruct import Reconstruction
+    from tracetool.replay import Replayed
+    from tracetool.whatif import Result
+
+
+def derived_remarks(pipeline: Pipeline, schedule: Schedule, metrics: Metrics, scenario: Scenario) -> list[str]:
+    """What of a result comes from halves of backwards that ran as one."""
+    halves = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
+    shape = schedule.shape
+    used = {a.stage for order in schedule.orders for a in order if a.kind in halves}
+    profiles = [pipeline.stages[shape.profile_of(s)] for s in sorted(used) if shape.previous(s) is not None]
+    derived = [profile for profile in profiles if not all(kind in profile.costs for kind in halves)]
+    if not derived:
+        return []
+    remarks = ["input and weight gradients are told apart by kernels: the trace ran them as one"]
+    if scenario.activation_bytes is None and None not in metrics.peak_hbm_bytes:
+        remarks.append(
+            "memory as torch's split would hold it: I keeps activations and gradients for W (within 3 % on recordings)"
+        )
+    elif _has_memory(pipeline) and any(
+        cost.held_bytes is None for profile in derived for costs in profile.derived.values() for cost in costs
+    ):
+        remarks.append(
+            "memory unknown: the allocator's log does not tell what the input half would keep for the weight half"
+        )
+    return remarks
+
+
+def _has_memory(pipeline: Pipeline) -> bool:
+    """Whether the trace tells what every rank and every action that ran holds."""
+    return all(rank.static_bytes is not None for rank in pipeline.ranks) and all(
+        cost.held_bytes is not None for s in pipeline.stages for costs in s.costs.values() for cost in costs
+    )
+
+
+def memory_remarks(measured: Pipeline, cut: Pipeline, metrics: Metrics) -> list[str]:
+    """Why memory is unknown though it was recorded: cutting moved the ends of the model."""
+    if None not in metrics.peak_hbm_bytes or not _has_memory(measured) or _has_memory(cut):
+        return []
+    if all(rank.static_bytes is not None for rank in cut.ranks):
+        return []
+    return [
+        "memory unknown: ranks hold other layers than in the trace (embedding and head move, or layers are uneven), "
+        "so what they hold at rest is not known"
+    ]
+
+
+def overlap_remarks(schedule: Schedule, scenario: Scenario) -> list[str]:
+    """What of a result hangs on the time of two actions that run as one."""
+    if not any(schedule.overlaps):
+        return []
+    share = "as long as" if scenario.overlap_ratio == 1 else f"{scenario.overlap_ratio:g} times"
+    return [f"a forward and a backward that run as one take {share} both alone (--overlap-ratio)"]
+
+
+def transfer_remarks(pipeline: Pipeline, done: Replayed, metrics: Metrics, scenario: Scenario) -> list[str]:
+    """What of a result comes from how its transfers are issued."""
+    remarks = []
+    schedule = done.schedule
+    if schedule.extra_forwards and not any(schedule.extra_forwards) and done.p2p != pipeline.p2p:
+        remarks.append("this is 1F1B's order: what differs from 1f1b comes from how transfers are issued")
+    if done.p2p != "per-edge" and not schedule.blocking and scenario.topology.links:
+        edges = measure(replay(pipeline, schedule, replace(scenario, p2p="per-edge")).timeline)
+        if edges.step_ns < (1 - GAIN_RATIO) * metrics.step_ns:
+            remarks.append(f"with a channel per edge (--p2p per-edge) it would take {format_duration(edges.step_ns)}")
+    return remarks
+
+
+def distrust(own_error: float) -> list[str]:
+    """A warning where replay misses the recording itself."""
+    if own_error <= 0.05:
+        return []
+    return [
+        f"replay misses its own recording by {own_error:.1%}: do not trust its predictions before the cause is known"
+    ]
+
+
+def _beyond_allocations(pipeline: Pipeline) -> list[str]:
+    """What the HBM limit is compared with."""
+    known = [r.overhead_bytes for r in pipeline.ranks if r.overhead_bytes is not None]
+    if not known:
+        return []
+    return [
+        f"a rank needs its peak and what it occupied beyond that when recorded (up to {format_size(max(known))}): what "
+        "its allocator reserves more than it hands out and, on Ascend, what else the process holds; CUDA's context "
+        "and NCCL's buffers are in no torch trace: leave room for them"
+    ]
+
+
+def notes_of(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) -> list[str]:
+    """What holds for all results of an answer."""
+    notes = []
+    if any(r.seen_error_ratio is not None for r in results):
+        notes.append(
+            "±: the largest error of such predictions on this tool's own H100 recordings (~: a change within it; "
+            "empty: none was like it)"
+        )
+    if scenario.hbm_bytes is not None and any(r.feasible for r in results):
+        notes.append("maybe: a peak within 4 % of the limit")
+    if not scenario.interference:
+        notes.append("slowdown beside communication and under sustained load is left out (--no-interference)")
+    unchecked = [r.schedule for r in results if r.feasible is None]
+    if scenario.hbm_bytes is not None and unchecked:
+        notes.append(
+            f"the HBM limit was not checked for {', '.join(dict.fromkeys(unchecked))} (its remark says why): give "
+            "--activation and --static"
+            if _has_memory(pipeline)
+            else "what actions hold in memory is unknown, so the HBM limit was not checked: give --activation and "
+            "--static (torch: or record with profile_memory=True)"
+        )
+    if scenario.hbm_bytes is not None and scenario.static_bytes is None:
+        notes += _beyond_allocations(pipeline)
+    if scenario.activation_bytes is not None:
+        notes.append("≥: peaks from --activation and --static leave out transient buffers and gradients")
+    device = min((r.hbm_bytes for r in pipeline.ranks if r.hbm_bytes is not None), default=None)
+    if scenario.hbm_bytes is not None and device is not None and scenario.hbm_bytes > device:
+        notes.append(f"the HBM limit is above what the recorded devices have ({format_size(device)})")
+    return notes
+
+
+def is_like_the_recordings(found: Reconstruction) -> bool:
+    """Whether device and setting are those that errors were seen on: four H100, pipeline parallel alone."""
+    ranks = found.pipeline.ranks
+    return (
+        len(ranks) == 4
+        and all(rank.load is not None for rank in ranks)
+        and not any(c.tp or c.cp or c.ep for c in found.coordinates)
+    )
+
+
+def host_notes(found: Reconstruction) -> list[str]:
+    """Where the host holds the device back; a run without a device is told apart elsewhere."""
+    on_device = any(k.stream is not None for of_rank in found.segments.values() for s in of_rank[:1] for k in s.kernels)
+    step = found.pipeline.step
+    rows = found.tables.get("costs", ()) if on_device else ()
+    return tell_gaps(gap_shares((row[2], row[3], row[5], row[6]) for row in rows if row[0] == step))  # type: ignore[misc]

@@ -1,0 +1,106 @@
+"""What the tasks of a compiled schedule take in a scenario."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracetool.costs.measured import MeasuredCosts
+from tracetool.errors import ScenarioError
+from tracetool.replay.engine import Slowdown
+
+if TYPE_CHECKING:
+    from tracetool.model.action import Action
+    from tracetool.model.pipeline import Pipeline
+    from tracetool.model.scenario import Scenario
+    from tracetool.model.schedule import Schedule
+    from tracetool.model.topology import Link, Topology
+    from tracetool.replay.compiled import Compiled
+    from tracetool.replay.flow import Int64s
+    from tracetool.replay.program import Message
+
+
+class TaskCosts:
+    """Fills the cost classes of a compiled schedule from measured costs and the scenario's links.
+
+    Attributes:
+        measured: Costs of actions and messages.
+    """
+
+    def __init__(self, pipeline: Pipeline, scenario: Scenario, schedule: Schedule) -> None:
+        self.measured = MeasuredCosts(pipeline, scenario, schedule)
+        self._loads = tuple(profile.load for profile in pipeline.ranks)
+        self._interference = scenario.interference
+        self._topology = scenario.topology
+        self._shape = schedule.shape
+
+    def durations(self, compiled: Compiled) -> Int64s:
+        """Per cost class, its duration in ns; of an action, by itself.
+
+        Raises:
+            ScenarioError: If a message crosses a link but its size is unknown.
+            UnsupportedShape: If the trace does not tell what an action costs.
+        """
+        import numpy as np
+
+        durations = np.zeros(compiled.classes, np.int64)
+        actions = compiled.graph.flow.actions
+        durations[1 : len(actions) + 1] = [self._action_ns(action)[0] for action in actions]
+        durations[self.message_classes(compiled)] = self.message_ns(compiled, self._topology)
+        return durations
+
+    def slowdown(self, compiled: Compiled) -> Slowdown | None:
+        """By what computes take longer; None if none does."""
+        import numpy as np
+
+        both = np.array([self._action_ns(action) for action in compiled.graph.flow.actions], np.int64)
+        if not self._interference or (not any(self._loads) and (both[:, 1] <= both[:, 0]).all()):
+            return None
+        return Slowdown(both[:, 1].copy(), self._loads)
+
+    def _action_ns(self, action: Action) -> tuple[int, int]:
+        """Compute time of an action by itself, and beside a communication kernel from start to end."""
+        cost = self.measured.action(action)
+        if not self._interference or cost.uncontended_ns is None:
+            return cost.duration_ns, cost.duration_ns
+        return cost.uncontended_ns, cost.contended_ns or cost.uncontended_ns
+
+    @staticmethod
+    def message_classes(compiled: Compiled) -> list[int]:
+        """The cost classes that ``message_ns`` fills."""
+        return [number for way in compiled.ways for number in (way.move, way.arrive, way.copy)]
+
+    def message_ns(self, compiled: Compiled, topology: Topology) -> list[int]:
+        """What the MOVE, the ARRIVE and the COPY of each way of messages take over a topology's links.
+
+        Raises:
+            ScenarioError: If a message crosses a link but its size is unknown.
+        """
+        filled = []
+        for way in compiled.ways:
+            link = self._link(topology, way.message)
+            transfer = self.measured.transfer_ns(way.message.src_stage, way.message.kind)
+            if link is None:
+                filled += [transfer, 0, transfer]
+            else:
+                # What a message takes inside a DC (copies, launch) it takes over a link as well.
+                occupied = link.occupancy_ns(self._link_bytes(way.message))
+                filled += [occupied, link.latency_ns + transfer, transfer]
+        return filled
+
+    def link(self, message: Message) -> Link | None:
+        """The link a message crosses, if any."""
+        return self._link(self._topology, message)
+
+    def _link(self, topology: Topology, message: Message) -> Link | None:
+        rank_of = self._shape.rank_of
+        return topology.link(rank_of(message.src_stage), rank_of(message.dst_stage))
+
+    def _link_bytes(self, message: Message) -> int:
+        payload = self.measured.payload_bytes(message.src_stage, message.kind)
+        if payload is None:
+            raise ScenarioError(
+                f"the messages of stage {message.src_stage} ({message.kind.value}) differ in size or do not tell it, "
+                "so their time over a link is unknown.",
+                hint="sizes are recorded by torch 2.4 or newer, and Ascend Level1 and up",
+            )
+        return payload

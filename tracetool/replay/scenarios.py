@@ -1,0 +1,90 @@
+"""Many scenarios at once: each way that links are laid is compiled once, and swept over all scenarios that have it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tracetool.replay import p2p_of
+from tracetool.replay.compiled import Compiled
+from tracetool.replay.costing import TaskCosts
+from tracetool.replay.sweeping import Durations
+from tracetool.replay.tail import run_tails
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.model.pipeline import Pipeline
+    from tracetool.model.scenario import Scenario
+    from tracetool.model.schedule import Schedule
+    from tracetool.model.timeline import Op
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """How long a step takes in one scenario; see ``metrics``.
+
+    Attributes:
+        window_ns: From the first forward to the last backward.
+        step_ns: From the first forward to the end of gradient reduction and optimizer.
+    """
+
+    window_ns: int
+    step_ns: int
+
+
+def replay_many(pipeline: Pipeline, schedule: Schedule, scenarios: Sequence[Scenario]) -> list[StepTimes]:
+    """Run a schedule with measured costs in many scenarios.
+
+    Args:
+        pipeline: What was measured.
+        schedule: The order to run.
+        scenarios: What differs from the measurement; those that differ in speed and latency of links only are
+            replayed together.
+
+    Returns:
+        What ``replay`` and ``measure`` give of each scenario.
+
+    Raises:
+        BadTopology: If a scenario's DCs do not fit the schedule's ranks.
+        ScheduleDeadlock: If every rank waits for another one.
+        ScenarioError: If a message crosses a link but its size is unknown.
+        UnsupportedShape: If the schedule needs costs that the trace does not tell.
+    """
+    alike: dict[Scenario, list[int]] = {}
+    for number, scenario in enumerate(scenarios):
+        scenario.topology.check(schedule.shape.ranks)
+        alike.setdefault(_without_speeds(scenario), []).append(number)
+    found: dict[int, StepTimes] = {}
+    for numbers in alike.values():
+        steps = _together(pipeline, schedule, [scenarios[number] for number in numbers])
+        found.update(zip(numbers, steps, strict=True))
+    return [found[number] for number in range(len(scenarios))]
+
+
+def _without_speeds(scenario: Scenario) -> Scenario:
+    links = tuple(replace(link, bandwidth_bytes_per_s=1, latency_ns=0) for link in scenario.topology.links)
+    return replace(scenario, topology=replace(scenario.topology, links=links))
+
+
+def _together(pipeline: Pipeline, schedule: Schedule, scenarios: Sequence[Scenario]) -> list[StepTimes]:
+    """Scenarios that differ in speed and latency of links only."""
+    import numpy as np
+
+    first = scenarios[0]
+    compiled = Compiled(schedule, p2p_of(schedule, pipeline, first), first.topology, buffered=pipeline.buffered)
+    costs = TaskCosts(pipeline, first, schedule)
+    varying = np.array(costs.message_classes(compiled), np.int32)
+    messages = [costs.message_ns(compiled, scenario.topology) for scenario in scenarios]
+    values = np.array(messages, np.int64).reshape(len(scenarios), len(varying)).T
+    last = compiled.graph.compute[compiled.graph.flow.first[1:] - 1]
+    durations = Durations(costs.durations(compiled), varying, values)
+    # The first compute needs nothing from another rank: it starts at 0, and the window with it.
+    ends = compiled.ends(durations, last, costs.slowdown(compiled))
+    tails = [costs.measured.tail(rank) for rank in range(schedule.shape.ranks)]
+    return [_step(of_ranks, run_tails(of_ranks, tails)) for of_ranks in ends.T.tolist()]
+
+
+def _step(ends_ns: list[int], tails: Sequence[Op]) -> StepTimes:
+    window = max(ends_ns)
+    return StepTimes(window, max([window, *(op.end_ns for op in tails)]))

@@ -1,0 +1,229 @@
+"""The averaging rule: every operation of a kind takes one time, over ranks, stages, microbatches and steps.
+
+It is the rule behind the published what-if results of three jobs (ByteDance's straggler analysis), found in their
+source and confirmed by their numbers:
+
+* **Compute** (forward, backward, optimizer) takes the *mean* over all operations of its kind: the work stays the
+  same, evenly spread. Stages that hold more layers, or the head, count as stragglers like slow devices do.
+* **Communication** takes the *median* of its *transfer* times, from when its last rank has come to its end. Waits
+  are no durations: they come out of replay.
+* **Host gaps** ahead of and after the pipeline are left out of both sides of a slowdown.
+
+Where some stages run the whole backward as one and others in halves, all stages get the mean of their whole
+backward, cut into halves in the measured proportion.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+from tracetool.model.action import ActionKind
+from tracetool.model.pipeline import ActionCost
+from tracetool.stragglers.step import Frame, JobStep, Part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from tracetool.model.pipeline import Pipeline, StageProfile
+
+SENT = {ActionKind.FORWARD: "send forward", ActionKind.BACKWARD: "send backward"}
+_HALVES = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
+_NAMES = {
+    ActionKind.FORWARD: "forward",
+    ActionKind.BACKWARD: "backward",
+    ActionKind.BACKWARD_INPUT: "input gradient",
+    ActionKind.BACKWARD_WEIGHT: "weight gradient",
+    ActionKind.RECOMPUTE: "recompute",
+}
+
+
+class Where(NamedTuple):
+    """What a duration belongs to.
+
+    Attributes:
+        pipeline: Number of the pipeline.
+        rank: Global rank.
+        stage: Global stage; None for what a rank does around several stages.
+        kind: Kind of operation.
+    """
+
+    pipeline: int
+    rank: int
+    stage: int | None
+    kind: str
+
+
+class Averages:
+    """The one time of each kind of operation, over all steps given.
+
+    Args:
+        steps: At least one.
+    """
+
+    def __init__(self, steps: Sequence[JobStep]) -> None:
+        computes: dict[str, list[ActionCost]] = defaultdict(list)
+        sent: dict[ActionKind, list[int]] = defaultdict(list)
+        collectives: dict[tuple[str, int], list[int]] = defaultdict(list)
+        loads: dict[str, list[int]] = defaultdict(list)
+        for pipeline in (pipeline for step in steps for pipeline in step.pipelines):
+            for stage in pipeline.stages:
+                for kind, costs in stage.costs.items():
+                    computes[name_of(stage, kind)] += costs
+                for kind in _sends(pipeline, stage.stage):
+                    is_forward = kind is ActionKind.FORWARD
+                    sent[kind].append(stage.forward_transfer_ns if is_forward else stage.backward_transfer_ns)
+        for parts in _all_parts(steps):
+            for part in parts:
+                if part.kind == "collective":
+                    collectives[part.name, part.number].append(part.duration_ns)
+            for name, total in _loads(parts).items():
+                loads[name].append(total)
+        self._computes = _conserved({name: _mean_cost(costs) for name, costs in computes.items()}, computes)
+        self._sent = {kind: round(median(times)) for kind, times in sent.items()}
+        self._collectives = {key: round(median(times)) for key, times in collectives.items()}
+        self._loads = {name: _mean(totals) for name, totals in loads.items()}
+
+    def apply(self, step: JobStep, chosen: Callable[[Where], bool]) -> JobStep:
+        """A step with the one time of its kind for every operation that is chosen."""
+        pipelines, frames = [], []
+        for number, (pipeline, own) in enumerate(zip(step.pipelines, step.frames, strict=True)):
+            shape = pipeline.observed.shape
+            stages = []
+            for stage in pipeline.stages:
+                rank = pipeline.ranks[shape.rank_of(stage.stage)].rank
+                stages.append(self._stage(stage, number, rank, chosen))
+            pipelines.append(replace(pipeline, stages=tuple(stages)))
+            frames.append(
+                tuple(
+                    self._frame(frame, number, profile.rank, position if shape.chunks == 1 else None, chosen)
+                    for position, (frame, profile) in enumerate(zip(own, pipeline.ranks, strict=True))
+                )
+            )
+        return replace(step, pipelines=tuple(pipelines), frames=tuple(frames))
+
+    def _stage(self, stage: StageProfile, pipeline: int, rank: int, chosen: Callable[[Where], bool]) -> StageProfile:
+        def is_chosen(kind: str) -> bool:
+            return chosen(Where(pipeline, rank, stage.stage, kind))
+
+        costs: dict[ActionKind, tuple[ActionCost, ...]] = {}
+        for kind, measured in stage.costs.items():
+            name = name_of(stage, kind)
+            one = self._computes[name]
+            costs[kind] = (
+                tuple(replace(c, duration_ns=one.duration_ns, uncontended_ns=one.uncontended_ns) for c in measured)
+                if is_chosen(name)
+                else measured
+            )
+        # Nothing reads the time of messages that a stage does not send.
+        forward, backward = (self._sent.get(kind, 0) for kind in SENT)
+        return replace(
+            stage,
+            costs=costs,
+            forward_transfer_ns=forward if is_chosen("send forward") else stage.forward_transfer_ns,
+            backward_transfer_ns=backward if is_chosen("send backward") else stage.backward_transfer_ns,
+        )
+
+    def _frame(
+        self, frame: Frame, pipeline: int, rank: int, stage: int | None, chosen: Callable[[Where], bool]
+    ) -> Frame:
+        parts = (*frame.head, *frame.tail)
+        loads = _loads(parts)
+
+        def one(part: Part) -> Part:
+            if part.kind == "host" or not chosen(Where(pipeline, rank, stage, part.name)):
+                return part
+            if part.kind == "collective":
+                return replace(part, duration_ns=self._collectives[part.name, part.number])
+            # A rank may do its work in several stretches: each keeps its share of it.
+            total = loads[part.name]
+            return replace(part, duration_ns=part.duration_ns * self._loads[part.name] // total if total else 0)
+
+        return Frame(tuple(map(one, frame.head)), tuple(map(one, frame.tail)))
+
+
+def places(steps: Iterable[JobStep]) -> list[Where]:
+    """Everything that has a duration of its own, host gaps aside, in order."""
+    found: dict[Where, None] = {}
+    for step in steps:
+        for number, (pipeline, frames) in enumerate(zip(step.pipelines, step.frames, strict=True)):
+            for where in (*_pipeline_places(number, pipeline), *_frame_places(number, pipeline, frames)):
+                found[where] = None
+    return list(found)
+
+
+def _pipeline_places(number: int, pipeline: Pipeline) -> Iterable[Where]:
+    shape = pipeline.observed.shape
+    for stage in pipeline.stages:
+        rank = pipeline.ranks[shape.rank_of(stage.stage)].rank
+        names = [name_of(stage, kind) for kind in stage.costs]
+        names += [SENT[kind] for kind in _sends(pipeline, stage.stage)]
+        yield from (Where(number, rank, stage.stage, name) for name in names)
+
+
+def _sends(pipeline: Pipeline, stage: int) -> list[ActionKind]:
+    """What a stage sends to other ranks: activations, gradients."""
+    shape = pipeline.observed.shape
+    peers = ((ActionKind.FORWARD, stage + 1), (ActionKind.BACKWARD, stage - 1))
+    return [k for k, peer in peers if 0 <= peer < shape.stages and shape.rank_of(peer) != shape.rank_of(stage)]
+
+
+def _frame_places(number: int, pipeline: Pipeline, frames: Sequence[Frame]) -> Iterable[Where]:
+    for position, (frame, profile) in enumerate(zip(frames, pipeline.ranks, strict=True)):
+        stage = position if pipeline.observed.shape.chunks == 1 else None
+        for part in (*frame.head, *frame.tail):
+            if part.kind != "host":
+                yield Where(number, profile.rank, stage, part.name)
+
+
+def name_of(stage: StageProfile, kind: ActionKind) -> str:
+    """Name of a stage's actions of a kind: a W without an I is the whole backward (torch's first stage)."""
+    if kind is ActionKind.BACKWARD_WEIGHT and ActionKind.BACKWARD_INPUT not in stage.costs:
+        return _NAMES[ActionKind.BACKWARD]
+    return _NAMES[kind]
+
+
+def _all_parts(steps: Iterable[JobStep]) -> Iterable[tuple[Part, ...]]:
+    for step in steps:
+        for frames in step.frames:
+            for frame in frames:
+                yield (*frame.head, *frame.tail)
+
+
+def _loads(parts: Iterable[Part]) -> dict[str, int]:
+    """Compute time of each name."""
+    totals: dict[str, int] = defaultdict(int)
+    for part in parts:
+        if part.kind == "compute":
+            totals[part.name] += part.duration_ns
+    return totals
+
+
+def _conserved(means: Mapping[str, ActionCost], costs: Mapping[str, Sequence[ActionCost]]) -> dict[str, ActionCost]:
+    """The means, with one whole backward for all where some stages run it in halves and some do not."""
+    whole, inputs, weights = (_NAMES[kind] for kind in (ActionKind.BACKWARD, *_HALVES))
+    if not (whole in means and inputs in means and weights in means):
+        return dict(means)
+    times = {name: sum(c.duration_ns for c in costs[name]) for name in (whole, inputs, weights)}
+    backwards = len(costs[whole]) + len(costs[inputs])
+    one = sum(times.values()) // backwards
+    half = one * times[inputs] // (times[inputs] + times[weights])
+    return {
+        **means,
+        whole: ActionCost(one, uncontended_ns=None),
+        inputs: ActionCost(half, uncontended_ns=None),
+        weights: ActionCost(one - half, uncontended_ns=None),
+    }
+
+
+def _mean(values: Sequence[int]) -> int:
+    return round(sum(values) / len(values)) if values else 0
+
+
+def _mean_cost(costs: Sequence[ActionCost]) -> ActionCost:
+    alone = [c.uncontended_ns for c in costs if c.uncontended_ns is not None]
+    return ActionCost(
+        _mean([c.duration_ns for c in costs]), uncontended_ns=_mean(alone) if len(alone) == len(costs) else None
+    )
