@@ -177,11 +177,14 @@ def _split_messages(
 
 
 def _wait(own: P2POp, other: P2POp, clocks: Clocks) -> int:
-    """Time until the other side started, within the operation; 0 if the two were never there together."""
+    """Time until the other side started, within the operation; 0 if a send was over before its receive began.
+
+    A receive that ends before its send begins cannot be: clocks differ, and all of it counts as waiting.
+    """
     start, end = clocks.aligned_ns(own.rank, own.start_ns or 0), clocks.aligned_ns(own.rank, own.end_ns or 0)
     theirs = clocks.aligned_ns(other.rank, other.start_ns or 0)
     until = clocks.aligned_ns(other.rank, other.end_ns or 0)
-    if until <= start or end <= theirs:
+    if until <= start or (own.is_send and end <= theirs):
         return 0
     return min(max(theirs - start, 0), _duration(own))
 
