@@ -49,8 +49,8 @@ class MeasuredCosts:
         if activation is None:
             return cost
         if action.kind is ActionKind.FORWARD:
-            return ActionCost(cost.duration_ns, activation, activation)
-        return ActionCost(cost.duration_ns, -activation if action.kind in _GRADIENTS else 0, 0)
+            return replace(cost, held_bytes=activation, peak_bytes=activation)
+        return replace(cost, held_bytes=-activation if action.kind in _GRADIENTS else 0, peak_bytes=0)
 
     def static_bytes(self, rank: int) -> int | None:
         """Bytes a pipeline rank has allocated when the step starts; None if unknown."""
@@ -60,23 +60,23 @@ class MeasuredCosts:
         if profile.static_bytes is None or not (profile.receive_buffer_bytes or self._scenario.receive_copies):
             return profile.static_bytes
         received = self._received_bytes(rank)
+        if received is None:
+            return None
         standing = received - profile.receive_buffer_bytes if profile.receive_buffer_bytes else 0
         return profile.static_bytes + standing + self._scenario.receive_copies * received
 
-    def _received_bytes(self, rank: int) -> int:
-        """Bytes of all messages that a rank receives in a step; sizes that are unknown count for nothing."""
+    def _received_bytes(self, rank: int) -> int | None:
+        """Bytes of all messages that a rank receives in a step; None if a size is unknown."""
         shape = self._shape
-        total = 0
-        for stage in range(shape.stages):
-            if shape.rank_of(stage) != rank:
-                continue
-            sources = ((stage - 1, ActionKind.FORWARD), (stage + 1, ActionKind.BACKWARD))
-            total += sum(
-                self.payload_bytes(src, kind) or 0
-                for src, kind in sources
-                if 0 <= src < shape.stages and shape.rank_of(src) != rank
-            )
-        return total * shape.microbatches
+        sizes = [
+            self.payload_bytes(src, kind)
+            for stage in range(shape.stages)
+            if shape.rank_of(stage) == rank
+            for src, kind in ((stage - 1, ActionKind.FORWARD), (stage + 1, ActionKind.BACKWARD))
+            if 0 <= src < shape.stages and shape.rank_of(src) != rank
+        ]
+        known = [size for size in sizes if size is not None]
+        return sum(known) * shape.microbatches if len(known) == len(sizes) else None
 
     def tail_peak_bytes(self, rank: int) -> int:
         """Highest allocation of a rank's optimizer, above the level at its start; 0 with memory from the scenario."""

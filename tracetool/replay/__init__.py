@@ -88,9 +88,8 @@ class _TaskCosts:
 
     def action_ns(self, action: Action) -> tuple[int, int]:
         cost = self.measured.action(action)
-        if not self._interference or cost.uncontended_ns is None:
-            return cost.duration_ns, cost.duration_ns
-        return cost.uncontended_ns, cost.contended_ns or cost.uncontended_ns
+        alone = cost.duration_ns if cost.uncontended_ns is None else cost.uncontended_ns
+        return alone, max(alone, cost.contended_ns or 0) if self._interference else alone
 
     def load(self, rank: int) -> SustainedLoad | None:
         return self._loads[rank] if self._interference else None
