@@ -336,7 +336,9 @@ def _pipeline(
         RankProfile(
             rank, memory[rank].static_bytes, tails[rank], devices[rank].hbm_bytes, memory[rank].tail_peak,
             memory[rank].overhead_bytes, known_load(devices[rank].name),
-            standing_buffer_bytes(messages.posts[rank], memory[rank].log),
+            standing_buffer_bytes(
+                messages.posts[rank], memory[rank].log, [k.launch_ns for s in work[rank].segments for k in s.kernels]
+            ),
         )
         for rank in group.ranks
     )  # fmt: skip
