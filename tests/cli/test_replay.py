@@ -131,8 +131,9 @@ def test_other_microbatch_counts_follow_the_closed_form_of_growth(capsys: pytest
     eight = _report(capsys, SAMPLE, "--schedule", "1f1b")["results"][0]
     sixteen = _report(capsys, SAMPLE, "--schedule", "1f1b", "--microbatches", "16")["results"][0]
     assert sixteen["microbatches"] == 16
-    # Stage 3 takes about 6.9 + 16.6 ms per microbatch in this recording.
-    assert (sixteen["window_ns"] - eight["window_ns"]) / 8e6 == pytest.approx(23.3, abs=0.5)
+    # Stage 3 takes about 6.9 + 16.6 ms per microbatch in this recording; at 16 microbatches, sustained load slows
+    # them down by up to 3 % (issue 5).
+    assert 23.5 <= (sixteen["window_ns"] - eight["window_ns"]) / 8e6 <= 23.5 * 1.03
 
 
 def test_a_schedule_file_in_torchs_form_is_replayed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

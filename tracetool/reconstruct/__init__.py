@@ -134,7 +134,8 @@ def reconstruct(
     origin = min(aligned(rank, s.start_ns) for rank, w in work.ranks.items() for s in w.segments)
     residents = read_residents(run, group, work.ranks)
     logs = {rank: facts.log for rank, facts in memory.items() if facts.log is not None}
-    closeup = look_closely(run, group, chosen, work.ranks, residents, logs, account)
+    window_ns = max(aligned(rank, s.end_ns) for rank, w in work.ranks.items() for s in w.segments) - origin
+    closeup = look_closely(run, group, chosen, work.ranks, residents, logs, window_ns, account)
     found = _pipeline(run, group, chosen, work.ranks, memory, tails, transfers, messages)
     found = replace(found, stages=tuple(closeup.complete(stage) for stage in found.stages))
     found = replace(
@@ -339,7 +340,9 @@ def _pipeline(
         RankProfile(
             rank, memory[rank].static_bytes, tails[rank], devices[rank].hbm_bytes, memory[rank].tail_peak,
             memory[rank].overhead_bytes, known_load(devices[rank].name),
-            standing_buffer_bytes(messages.posts[rank], memory[rank].log),
+            standing_buffer_bytes(
+                messages.posts[rank], memory[rank].log, [k.launch_ns for s in work[rank].segments for k in s.kernels]
+            ),
         )
         for rank in group.ranks
     )  # fmt: skip
