@@ -153,7 +153,7 @@ def test_greedy_is_made_for_the_link_and_the_limit(capsys: pytest.CaptureFixture
     (result,) = greedy["results"]
     assert result["feasible"] is True
     assert result["window_ns"] < greedy["baseline"]["window_ns"]
-    assert "backwards kept whole" in result["remark"]
+    assert "memory as torch's split would hold it" in result["remark"]
 
 
 def test_a_time_limit_without_a_unit_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
