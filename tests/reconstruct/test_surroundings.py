@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def _run(path: Path, collectives: Sequence[tuple[int, str, int, int]]) -> Run:
     """A Run of nothing but (rank, operation, start, end) of communication."""
-    rows = [
+    rows: list[tuple[object, ...]] = [
         (rank, n, operation, "x", [], None, None, start, 1, None, 7, start, end, "metadata", None, None)
         for n, (rank, operation, start, end) in enumerate(collectives)
     ]

@@ -81,7 +81,7 @@ def take_slowdown_out(
 
 def _take_load_out(views: Sequence[ActionView], load: SustainedLoad, window_ns: int) -> None:
     """Take out of one rank's times by how much sustained load had slowed them down."""
-    step_load = sum(load.load_of(v.segment.kind) * sum(v.alone_ns) for v in views) / window_ns
+    step_load = sum(load.load_of(v.segment.kind) * sum(v.alone_ns) for v in views) / max(1, window_ns)
     average, now = load.start_load, None
     for view in sorted(views, key=lambda v: v.segment.start_ns):
         s = view.segment
