@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import UnsupportedShape
 from tracetool.model.action import Action, ActionKind
-from tracetool.model.pipeline import ActionCost
+from tracetool.model.pipeline import ActionCost, sum_if_known
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,8 +75,8 @@ class MeasuredCosts:
             for src, kind in ((stage - 1, ActionKind.FORWARD), (stage + 1, ActionKind.BACKWARD))
             if 0 <= src < shape.stages and shape.rank_of(src) != rank
         ]
-        known = [size for size in sizes if size is not None]
-        return sum(known) * shape.microbatches if len(known) == len(sizes) else None
+        total = sum_if_known(sizes)
+        return None if total is None else total * shape.microbatches
 
     def tail_peak_bytes(self, rank: int) -> int:
         """Highest allocation of a rank's optimizer, above the level at its start; 0 with memory from the scenario."""
@@ -165,14 +165,11 @@ def _median(values: Sequence[int | None]) -> int | None:
 
 
 def _sum(parts: Sequence[ActionCost]) -> ActionCost:
-    held = [c.held_bytes for c in parts]
     peak = [c.peak_bytes for c in parts]
-    alone = [c.uncontended_ns for c in parts]
-    contended = [c.contended_ns for c in parts]
     return ActionCost(
         sum(c.duration_ns for c in parts),
-        None if None in held else sum(h for h in held if h is not None),
+        sum_if_known([c.held_bytes for c in parts]),
         None if None in peak else max(p for p in peak if p is not None),
-        None if None in alone else sum(a for a in alone if a is not None),
-        None if None in contended else sum(c for c in contended if c is not None),
+        sum_if_known([c.uncontended_ns for c in parts]),
+        sum_if_known([c.contended_ns for c in parts]),
     )

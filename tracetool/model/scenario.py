@@ -22,7 +22,8 @@ class Scenario:
         microbatches: Microbatches per step; None keeps what the trace shows.
         activation_bytes: Bytes one microbatch keeps, instead of the measured ones.
         static_bytes: Bytes allocated at step start, instead of the measured ones.
-        interference: Whether compute slows down beside communication kernels, as far as the trace tells by how much.
+        interference: Whether compute slows down beside communication kernels and under sustained load, as far as the
+            trace tells by how much; without, actions take what their kernels take alone.
         receive_copies: Buffers that a rank keeps of every message it receives beyond those of the recording (an
             emulated link holds messages back in one).
     """
