@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from tracetool.reconstruct.slowdown import Factors
 
 
+MOSTLY_DEFAULTS = (
+    "hardly any kernel ran beside communication, so by how much compute slows down there is the default of its "
+    "kernels' class (H100): --costs-from takes it from another recording"
+)
+"""What is noted where a trace shows too little."""
+
+
 class _KernelRun(NamedTuple):
     """One run of a kernel of the compute stream.
 
@@ -137,10 +144,7 @@ def _tell_factors(factors: Factors, account: Account) -> None:
         "kernels", own,
     )  # fmt: skip
     if default > 0.5:
-        account.note(
-            "hardly any kernel ran beside communication, so by how much compute slows down there is the default of its "
-            "kernels' class (H100): --costs-from takes it from another recording"
-        )
+        account.note(MOSTLY_DEFAULTS)
 
 
 def _tell_contention(alone: Alone, slowed: int, total: int, account: Account) -> None:
