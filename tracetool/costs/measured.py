@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import UnsupportedShape
 from tracetool.model.action import Action, ActionKind
-from tracetool.model.pipeline import ActionCost
+from tracetool.model.pipeline import ActionCost, sum_if_known
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -218,14 +218,11 @@ def _median(values: Sequence[int | None]) -> int | None:
 
 
 def _sum(parts: Sequence[ActionCost]) -> ActionCost:
-    held = [c.held_bytes for c in parts]
     peak = [c.peak_bytes for c in parts]
-    alone = [c.uncontended_ns for c in parts]
-    contended = [c.contended_ns for c in parts]
     return ActionCost(
         sum(c.duration_ns for c in parts),
-        None if None in held else sum(h for h in held if h is not None),
+        sum_if_known([c.held_bytes for c in parts]),
         None if None in peak else max(p for p in peak if p is not None),
-        None if None in alone else sum(a for a in alone if a is not None),
-        None if None in contended else sum(c for c in contended if c is not None),
+        sum_if_known([c.uncontended_ns for c in parts]),
+        sum_if_known([c.contended_ns for c in parts]),
     )

@@ -15,6 +15,7 @@ from tracetool.reconstruct.contention import Resident, pieces, read_devices, rea
 from tracetool.reconstruct.layer_memory import BlockMemory, memory_of_blocks
 from tracetool.reconstruct.layers import AFTER, AHEAD, Place, StageLayers, find_layers
 from tracetool.reconstruct.pieces import SCALING_OPS
+from tracetool.reconstruct.segments import lists_actions
 from tracetool.reconstruct.split import Part, agreement, gradient_parts, read_feeders
 from tracetool.reconstruct.split_memory import HalvesMemory, memory_of_halves
 from tracetool.reconstruct.uncontended import take_slowdown_out
@@ -240,8 +241,9 @@ def look_closely(
         places = found.places.get((s.kind, s.microbatch)) if found else None
         beside = _beside(s, residents[rank]), _beside(s, messages[rank])
         views.append(ActionView(rank, s, times, times, times, *beside, places))
-    held = any(len(resident.starts) for resident in messages.values())
-    take_slowdown_out(views, read_devices(run, group.ranks), window_ns, account, held=held)
+    if not lists_actions(run):  # there, what differs between runs of an action is no kernel's slowdown
+        held = any(len(resident.starts) for resident in messages.values())
+        take_slowdown_out(views, read_devices(run, group.ranks), window_ns, account, held=held)
     split = _split_backwards(views, weights, account)
     _tell_layers(layers, account)
     halves = memory_of_halves(views, split, logs, weights)

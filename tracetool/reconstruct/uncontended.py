@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from tracetool.reconstruct.slowdown import Factors
 
 
+MOSTLY_DEFAULTS = (
+    "hardly any kernel ran beside communication, so by how much compute slows down there is the default of its "
+    "kernels' class (H100): --costs-from takes it from another recording"
+)
+"""What is noted where a trace shows too little."""
+
+
 class _KernelRun(NamedTuple):
     """One run of a kernel of the compute stream.
 
@@ -81,7 +88,7 @@ def take_slowdown_out(
 
 def _take_load_out(views: Sequence[ActionView], load: SustainedLoad, window_ns: int) -> None:
     """Take out of one rank's times by how much sustained load had slowed them down."""
-    step_load = sum(load.load_of(v.segment.kind) * sum(v.alone_ns) for v in views) / window_ns
+    step_load = sum(load.load_of(v.segment.kind) * sum(v.alone_ns) for v in views) / max(1, window_ns)
     average, now = load.start_load, None
     for view in sorted(views, key=lambda v: v.segment.start_ns):
         s = view.segment
@@ -137,10 +144,7 @@ def _tell_factors(factors: Factors, account: Account) -> None:
         "kernels", own,
     )  # fmt: skip
     if default > 0.5:
-        account.note(
-            "hardly any kernel ran beside communication, so by how much compute slows down there is the default of its "
-            "kernels' class (H100): --costs-from takes it from another recording"
-        )
+        account.note(MOSTLY_DEFAULTS)
 
 
 def _tell_contention(alone: Alone, slowed: int, total: int, account: Account) -> None:
