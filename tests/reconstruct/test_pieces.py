@@ -31,14 +31,15 @@ class Host:
         for number in numbers:
             self._launch(sequence_number=number, op_name=op)
 
-    def backward(self, *numbers: int, kernels: int = 1) -> None:
+    def backward(self, *numbers: int, kernels: int = 1, op: str | None = None) -> None:
         for number in numbers:
             self._node += 1
             self.undone.add(number)
             for _ in range(kernels):
                 self._launch(
-                    in_backward=True, backward_of=number, root_of=number, node=self._node, root_node=self._node
-                )
+                    in_backward=True, backward_of=number, root_of=number, node=self._node, root_node=self._node,
+                    op_name=op,
+                )  # fmt: skip
 
     def recompute(self, number: int, fresh: int) -> None:
         """An op that repeats a forward, inside the node of another one: it makes a node of its own."""
@@ -55,7 +56,7 @@ class Host:
 
     def _launch(self, **context: object) -> None:
         self._time += 1
-        self.kernels.append(Kernel(self._time, self._time + 1, self._time, stream=7, **context))  # type: ignore[arg-type]
+        self.kernels.append(Kernel(self._time, self._time + 1, self._time, stream=7, event=self._time, **context))  # type: ignore[arg-type]
 
     def pieces(self) -> tuple[list[str], list[int]]:
         found, loose = find_pieces(self.kernels, self.undone, self.breaks)
@@ -93,6 +94,25 @@ def test_nodes_that_run_again_are_weight_gradients_and_sums_between_them_belong_
     host.message()
     host.backward(4, 3)
     assert host.pieces() == (["F0x2", "I0x2", "W0x5", "F1x2", "B1x2"], [])
+
+
+def test_a_graph_that_is_kept_for_a_second_loss_is_no_split_backward() -> None:
+    """torch's ``MmBackward0`` makes one product where only one gradient is asked for, else two."""
+    for kernels, expected in ((2, ["F0x3", "B0x12"]), (1, ["F0x3", "I0x3", "W0x3"])):
+        host = Host()
+        host.forward(1, 2, 3)
+        host.backward(3, 2, 1, kernels=kernels, op="aten::mm")
+        host.backward(3, 2, 1, kernels=kernels, op="aten::mm")
+        assert host.pieces() == (expected, [])
+
+
+def test_without_products_what_runs_again_in_the_same_order_is_no_split_backward() -> None:
+    for again, expected in (((3, 2, 1), ["F0x3", "B0x6"]), ((3, 1), ["F0x3", "I0x3", "W0x2"])):
+        host = Host()
+        host.forward(1, 2, 3)
+        host.backward(3, 2, 1)
+        host.backward(*again)
+        assert host.pieces() == (expected, [])
 
 
 def test_the_fill_of_the_loss_gradient_opens_the_backward() -> None:

@@ -219,3 +219,17 @@ def test_nodes_that_feed_parameters_are_those_right_ahead_of_accumulations() -> 
              "AddmmBackward0", "AccumulateGrad", "TBackward0", "AccumulateGrad", "BmmBackward0", "ViewBackward0",
              "EmbeddingBackward0", "AccumulateGrad"]  # fmt: skip
     assert feeders(list(enumerate(names))) == {1, 3, 6, 8, 12}
+
+
+def test_products_of_the_host_are_told_apart_too() -> None:
+    """On gloo each op is its own call: every ``AddmmBackward0`` that feeds a parameter holds two ``aten::mm``."""
+    run = run_of(data("cpu-gloo-pp4", "ScheduleInterleaved1F1B"))
+    counts = run.rows(
+        "SELECT DISTINCT (SELECT count(*) FROM events AS k WHERE k.rank = n.rank AND k.name = 'aten::mm' "
+        "AND k.thread = n.thread AND k.start_ns BETWEEN n.start_ns AND n.start_ns + n.duration_ns) "
+        "FROM events AS n WHERE n.rank > 0 AND n.name LIKE 'autograd::engine::evaluate_function: AddmmBackward0'"
+    )
+    assert counts == [(2,)]
+    told = {f.subject: f for f in reconstruct(run).findings if f.fact == "split"}
+    # The first rank holds stages 0 and 4 (its first layer needs no gradient of its input).
+    assert all(told[f"stage {stage}"].confidence > 0.95 for stage in (1, 2, 3, 5, 6, 7))

@@ -28,8 +28,8 @@ GIB = 2**30
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 
 
-def _spoiled(tmp_path: Path, change: Change) -> Reconstruction:
-    traces = [json.loads(gzip.decompress((SAMPLES / "h100-1f1b" / f"rank{r}.json.gz").read_bytes())) for r in range(4)]
+def _spoiled(tmp_path: Path, change: Change, sample: str = "h100-1f1b") -> Reconstruction:
+    traces = [json.loads(gzip.decompress((SAMPLES / sample / f"rank{r}.json.gz").read_bytes())) for r in range(4)]
     change(traces)
     for trace in traces:
         trace.pop("launches by correlation", None)
@@ -306,3 +306,28 @@ def test_two_unmarked_steps_are_two(tmp_path: Path, clean: Metrics) -> None:
     found = _spoiled(tmp_path, change)
     assert measure(found.observed).window_ns == clean.window_ns
     assert found.pipeline.observed.shape.microbatches == 8
+
+
+def _relabelled(tmp_path: Path, rename: Callable[[int, str], str]) -> Reconstruction:
+    """The labelled sample with other labels: ``rename`` gets the rank and the label after ``PP:``."""
+
+    def change(traces: list[Trace]) -> None:
+        for rank, trace in enumerate(traces):
+            for event in _named(trace, "PP:"):
+                event["name"] = f"PP:{rename(rank, event['name'][3:])}"
+
+    return _spoiled(tmp_path, change, "h100-1f1b-annotated")
+
+
+@pytest.mark.parametrize("kind", ["F", "B"])
+def test_actions_with_labels_that_their_messages_contradict_are_refused(tmp_path: Path, kind: str) -> None:
+    """On rank 1 microbatches 2 and 3 change names, those of their messages stay: 2 is sent before it was made."""
+    swapped = {f"1{kind}2": f"1{kind}3", f"1{kind}3": f"1{kind}2"}
+    with pytest.raises(UnmatchedTransfer, match=rf"rank 1: what 1{kind}2 makes is sent .* before it begins"):
+        _relabelled(tmp_path, lambda rank, label: swapped.get(label, label) if rank == 1 else label)
+
+
+def test_labels_of_stages_that_send_to_no_neighbour_are_refused(tmp_path: Path) -> None:
+    """Ranks 1 and 2 take each other's labels, but rank 0 still sends to rank 1."""
+    with pytest.raises(UnmatchedTransfer, match=r"stage 0 \(rank 0\) sends F0 to stage 2 \(rank 1\)"):
+        _relabelled(tmp_path, lambda rank, label: f"{(0, 2, 1, 3)[rank]}{label[1:]}")

@@ -33,6 +33,7 @@ from tracetool.reconstruct.transfers import (
     StepMessages,
     buffers_sends,
     check_counts,
+    check_times,
     find_transfers,
     median_transfer_ns,
     messages_of_step,
@@ -127,6 +128,7 @@ def reconstruct(
     how = _How(use_labels=use_labels, has_device=bool(kernels))
     messages, work = _work(run, group, chosen, survey, how, account)
     p2p_ops = stage_ops(run, chosen, messages, work.placed)
+    check_times(chosen, p2p_ops, work.ranks)
     transfers = find_transfers(group, messages, p2p_ops, survey, account)
     memory = memory_facts(run, group, chosen, work.ranks, account)
     tails = tails_without_waits(run, group, chosen, work.ranks, account)

@@ -227,7 +227,7 @@ SELECT
     CASE WHEN o.start_ns <= label.end_ns THEN label.name END AS label,
     o.sequence_number, inside.event IS NOT NULL AS in_backward,
     inside.backward_of, inside.root_of, inside.node, inside.root_node, inside.node_name,
-    o.name AS op_name, o.event, o.name,
+    o.name AS op_name, o.event AS op, o.event, o.name,
     coalesce(o.start_ns <= opt.end_ns, false) AS is_optimizer
 FROM ops AS o
 LEFT JOIN inside ON inside.event = o.event

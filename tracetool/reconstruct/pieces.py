@@ -8,6 +8,7 @@ backward that is split in two (zero bubble).
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -191,6 +192,8 @@ def _parts_of(stretch: _Stretch, by_first: Mapping[int, tuple[int, _Stretch]]) -
 _ROOT_GRADIENT_OPS = ("aten::ones_like", "aten::fill_", "aten::empty_like", "aten::empty_strided")
 _GRADIENT_SUM_OP = "aten::add_"
 SCALING_OPS = ("aten::div_", "aten::mul_")
+PRODUCT_OPS = re.compile(r"(mm|matmul|linear)$")
+"""Names of the ops that multiply matrices."""
 
 
 def _ends(part: _Stretch) -> tuple[int, int]:
@@ -288,6 +291,11 @@ class _Grads:
 
     def finish(self) -> tuple[list[Piece], list[Kernel]]:
         """Pieces of one action joined, and named input or whole backward by whether a second run exists."""
+        repeated = {forward for forward in self._second if self._is_repeated(forward)}
+        for piece in self.out:
+            if piece.kind is W and piece.forward in repeated:
+                piece.kind = B
+        self._second -= repeated
         pieces: list[Piece] = []
         by_action: dict[tuple[ActionKind, int], Piece] = {}
         for piece in self.out:
@@ -300,3 +308,23 @@ class _Grads:
             by_action[piece.kind, piece.forward] = piece
             pieces.append(piece)
         return pieces, self._loose
+
+    def _is_repeated(self, forward: int) -> bool:
+        """Whether the second run of a backward does what the first one did, instead of what that left out.
+
+        A split linear layer makes one product in each run, an unsplit one two. Without linear layers, a split leaves
+        the nodes that lead to no parameter out of its second run, and goes from parameter to parameter.
+        """
+        first, second = (
+            [k for p in self.out if p.kind is kind and p.forward == forward for k in p.kernels if not k.is_recompute]
+            for kind in (B, W)
+        )
+        again = {k.root_of for k in second} - {None}
+        products: dict[int | None, set[int]] = defaultdict(set)
+        for k in first:
+            if k.root_of in again and PRODUCT_OPS.search(k.op_name or ""):
+                products[k.root_of].add(k.event if k.op is None else k.op)
+        if products:
+            return 2 * sum(len(ops) > 1 for ops in products.values()) > len(products)
+        one, two = (list(dict.fromkeys(k.root_of for k in run)) for run in (first, second))
+        return len(one) > 1 and one == two

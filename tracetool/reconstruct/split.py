@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
+from tracetool.reconstruct.pieces import PRODUCT_OPS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -38,7 +40,6 @@ _LINEAR: dict[str, tuple[Part, Part]] = {
     "LinearWithGradAccumulationAndAsyncCommunicationBackward": ("input", "weight"),
 }
 """Per node, the order of its two products."""
-_PRODUCT = re.compile(r"(mm|matmul|linear)$")
 _BUFFER_SUM = frozenset(("aten::add", "aten::add_"))
 _NORM = re.compile(r"Norm.*Backward")
 _NORM_WEIGHT = re.compile(r"gamma|beta|PartGrad", re.IGNORECASE)
@@ -128,7 +129,7 @@ def _parts_of_feeder(kernels: Sequence[Kernel]) -> list[Part | None]:
 
 def _parts_of_linear(kernels: Sequence[Kernel], name: str) -> list[Part | None]:
     """Parts within the node of a linear layer: its products by their order, its sums by what they are for."""
-    products = list(dict.fromkeys(k.op for k in kernels if _PRODUCT.search(k.op_name or "")))
+    products = list(dict.fromkeys(k.op for k in kernels if PRODUCT_OPS.search(k.op_name or "")))
     parts: dict[int | None, Part] = {}
     if len(products) == 2:
         parts = dict(zip(products, _LINEAR[name], strict=True))
@@ -196,7 +197,7 @@ def agreement(kernels: Sequence[Kernel], weights: frozenset[int]) -> tuple[int, 
     good = total = 0
     of_linear = (k for k in kernels if k.node_name in _LINEAR and not k.is_recompute)
     for node, group in groupby(of_linear, key=lambda k: k.node):
-        products = {k.op for k in group if _PRODUCT.search(k.op_name or "")}
+        products = {k.op for k in group if PRODUCT_OPS.search(k.op_name or "")}
         good += len(products) == (2 if node in weights else 1)
         total += 1
     return good, total
