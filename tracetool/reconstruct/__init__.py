@@ -139,9 +139,9 @@ def reconstruct(
     window_ns = max(aligned(rank, s.end_ns) for rank, w in work.ranks.items() for s in w.segments) - origin
     closeup = look_closely(run, group, chosen, work.ranks, residents, logs, window_ns, account)
     found = _pipeline(run, group, chosen, work.ranks, memory, tails, transfers, messages)
-    found = replace(found, stages=tuple(closeup.complete(stage) for stage in found.stages))
     found = replace(
         found,
+        stages=tuple(closeup.complete(stage) for stage in found.stages),
         buffered=buffers_sends(messages.messages, survey.clocks, account),
         outside_ns=outside_ns(run, group, chosen, work.ranks),
     )
