@@ -39,6 +39,7 @@ from tracetool.reconstruct.transfers import (
     messages_of_step,
     p2p_mode,
     payload,
+    shifted,
     stage_ops,
 )
 from tracetool.units import format_count, format_ranges, format_ranks
@@ -378,7 +379,7 @@ def _timeline(
         name="observed",
         global_ranks=group.ranks,
         ops=(*ops, *tails),
-        transfers=tuple(_shifted(t, origin) for t in transfers),
+        transfers=tuple(shifted(t, origin) for t in transfers),
         memory=tuple(
             memory[rank].curve(work[rank].segments, origin - _shift(clocks, work[rank], rank)) for rank in group.ranks
         ),
@@ -390,13 +391,3 @@ def _shift(clocks: Clocks, work: RankWork, rank: int) -> int:
     """What aligning adds to the rank's times in this step (drift within a step is far below a microsecond)."""
     start = work.segments[0].start_ns
     return clocks.aligned_ns(rank, start) - start
-
-
-def _shifted(transfer: Transfer, origin: int) -> Transfer:
-    return replace(
-        transfer,
-        send_posted_ns=transfer.send_posted_ns - origin,
-        recv_posted_ns=transfer.recv_posted_ns - origin,
-        start_ns=transfer.start_ns - origin,
-        end_ns=transfer.end_ns - origin,
-    )
