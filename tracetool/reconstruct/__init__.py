@@ -17,6 +17,7 @@ from tracetool.model.pipeline import Pipeline, RankProfile, StageProfile
 from tracetool.model.schedule import schedule_from_orders
 from tracetool.model.timeline import Op, Timeline
 from tracetool.reconstruct.account import Account, Finding
+from tracetool.reconstruct.cautions import note_cautions
 from tracetool.reconstruct.closeup import Row, cost_rows, look_closely, loose_rows, read_residents
 from tracetool.reconstruct.contention import read_devices
 from tracetool.reconstruct.copies import find_copies, with_copies
@@ -129,18 +130,18 @@ def reconstruct(
     messages, work = _work(run, group, chosen, survey, how, account)
     p2p_ops = stage_ops(run, chosen, messages, work.placed)
     check_times(chosen, p2p_ops, work.ranks)
+    note_cautions(run, chosen, work.ranks, account)
     transfers = find_transfers(group, messages, p2p_ops, survey, account)
     memory = memory_facts(run, group, chosen, work.ranks, account)
     tails = tails_without_waits(run, group, chosen, work.ranks, account)
-    aligned = survey.clocks.aligned_ns
-    origin = min(aligned(rank, s.start_ns) for rank, w in work.ranks.items() for s in w.segments)
+    origin = min(survey.clocks.aligned_ns(rank, s.start_ns) for rank, w in work.ranks.items() for s in w.segments)
     residents = read_residents(run, group, work.ranks)
     logs = {rank: facts.log for rank, facts in memory.items() if facts.log is not None}
     closeup = look_closely(run, group, chosen, work.ranks, residents, logs, account)
     found = _pipeline(run, group, chosen, work.ranks, memory, tails, transfers, messages)
-    found = replace(found, stages=tuple(closeup.complete(stage) for stage in found.stages))
     found = replace(
         found,
+        stages=tuple(closeup.complete(stage) for stage in found.stages),
         buffered=buffers_sends(messages.messages, survey.clocks, account),
         outside_ns=outside_ns(run, group, chosen, work.ranks),
     )
