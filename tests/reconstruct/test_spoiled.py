@@ -378,3 +378,22 @@ def test_kernels_that_the_profiler_lost_are_counted(tmp_path: Path) -> None:
     counts: list[int] = []
     notes = _spoiled(tmp_path, change).notes
     assert any(f"rank 1: {counts[0]} kernels launched in the step are not in the trace" in note for note in notes)
+
+
+def test_kernels_between_receive_and_wait_pull_no_wait_into_the_action(tmp_path: Path, clean: Metrics) -> None:
+    """Masks, positions and the like: 2 us on the compute stream of rank 1 behind each of its receives and sends."""
+
+    def change(traces: list[Trace]) -> None:
+        trace = traces[1]
+        for number, message in enumerate([k for k in _kernels(trace) if "SendRecv" in k["name"]]):
+            launch = _launch_of(trace, message)
+            ids = {"correlation": 99_999_000 + number}
+            trace["traceEvents"] += [
+                {**launch, "name": "cudaLaunchKernel", "ts": launch["ts"] + launch["dur"] + 1, "dur": 1, "args": ids},
+                {
+                    "ph": "X", "cat": "kernel", "name": "arange_kernel", "pid": 1, "tid": 7, "ts": message["ts"] + 1,
+                    "dur": 2, "args": {**ids, "stream": 7},
+                },
+            ]  # fmt: skip
+
+    assert measure(_spoiled(tmp_path, change).observed).compute_ns == clean.compute_ns
