@@ -182,8 +182,7 @@ def answer(
     if observed.shape.chunks > 1 and baseline == "1f1b":
         baseline = "observed"
         notes.append("the baseline is the observed order: 1f1b needs one stage per rank")
-    as_measured = Scenario(interference=scenario.interference)
-    back, seen = measure(replay(pipeline, observed, as_measured).timeline), measure(found.observed)
+    back, seen = measure(replay(pipeline, observed, Scenario()).timeline), measure(found.observed)
     fidelity = Fidelity(seen.window_ns, back.window_ns)
     # A model that misses its own recording by more than the known error misses other orders by as much at least.
     own_error = max(abs(fidelity.error_ratio), abs(back.step_ns / seen.step_ns - 1))

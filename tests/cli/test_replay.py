@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import pytest
-from recorded import ROOT, SAMPLES
+from recorded import ROOT, SAMPLES, data
 
 from tracetool.cli import run
 
@@ -131,8 +131,9 @@ def test_other_microbatch_counts_follow_the_closed_form_of_growth(capsys: pytest
     eight = _report(capsys, SAMPLE, "--schedule", "1f1b")["results"][0]
     sixteen = _report(capsys, SAMPLE, "--schedule", "1f1b", "--microbatches", "16")["results"][0]
     assert sixteen["microbatches"] == 16
-    # Stage 3 takes about 6.9 + 16.6 ms per microbatch in this recording.
-    assert (sixteen["window_ns"] - eight["window_ns"]) / 8e6 == pytest.approx(23.3, abs=0.5)
+    # Stage 3 takes about 6.9 + 16.6 ms per microbatch in this recording; at 16 microbatches, sustained load slows
+    # them down by up to 3 % (issue 5).
+    assert 23.5 <= (sixteen["window_ns"] - eight["window_ns"]) / 8e6 <= 23.5 * 1.03
 
 
 def test_a_schedule_file_in_torchs_form_is_replayed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ def test_greedy_is_made_for_the_link_and_the_limit(capsys: pytest.CaptureFixture
     (result,) = greedy["results"]
     assert result["feasible"] is True
     assert result["window_ns"] < greedy["baseline"]["window_ns"]
-    assert "backwards kept whole" in result["remark"]
+    assert "memory as torch's split would hold it" in result["remark"]
 
 
 def test_a_time_limit_without_a_unit_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,3 +195,64 @@ def test_a_model_that_misses_its_own_recording_says_so_first(capsys: pytest.Capt
     assert run(["replay", off]) == 0
     assert capsys.readouterr().out.startswith("warning: replay misses its own recording by ")
     assert _report(capsys, SAMPLE, "--schedule", "1f1b")["warnings"] == []
+
+
+def test_interference_is_told_and_can_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """In blocking batches load alone slows down, in order waiting transfers do as well."""
+    options = [SAMPLE, "--schedule", "1f1b,geopipe", "--extra-forwards", "2,2,0,0"]
+    on, off = _report(capsys, *options), _report(capsys, *options, "--no-interference")
+    for slow, fast in zip(on["results"], off["results"], strict=True):
+        assert slow["step_ns"] > fast["step_ns"]
+        assert slow["p2p"] == fast["p2p"]
+        # Memory does not depend on it.
+        assert slow["peak_hbm_bytes"] == fast["peak_hbm_bytes"]
+    # What was observed is replayed with all that slowed it down, either way.
+    assert on["fidelity"] == off["fidelity"]
+    said = "slowdown beside communication and under sustained load is left out (--no-interference)"
+    assert [said in report["notes"] for report in (on, off)] == [False, True]
+
+
+def test_jitter_is_reproducible_and_told(capsys: pytest.CaptureFixture[str]) -> None:
+    options = [SAMPLE, "--schedule", "1f1b,gpipe", "--jitter"]
+    one, again, other = (_report(capsys, *options, seed) for seed in ("1", "1", "2"))
+    spreads = [[r["jitter"] for r in report["results"]] for report in (one, again, other)]
+    assert spreads[0] == spreads[1] != spreads[2]
+    for result in one["results"]:
+        spread = result["jitter"]
+        assert spread["resamples"] > 1
+        assert spread["p50_ns"] <= spread["p95_ns"]
+        # Costs of one stage vary by a few percent in this recording.
+        assert spread["p50_ns"] == pytest.approx(result["step_ns"], rel=0.05)
+    assert run(["replay", *options, "1"]) == 0
+    text = capsys.readouterr().out
+    assert f"with costs drawn anew {one['results'][0]['jitter']['resamples']} times: half the steps take up to" in text
+
+
+def test_slowdown_from_another_recording(capsys: pytest.CaptureFixture[str]) -> None:
+    """The sample is grouped and tells no slowdown; rt1f1b_m8 ran the same stages in order."""
+    other = str(data("h100-pp4", "traces", "rt1f1b_m8"))
+    options = [SAMPLE, "--schedule", "1f1b,geopipe", *LINK, "--extra-forwards", "2,2,0,0"]
+    own, borrowed = _report(capsys, *options), _report(capsys, *options, "--costs-from", other)
+    assert [r["p2p"] for r in own["results"]] == ["grouped", "in-order"]
+    # It is said whose slowdown it is and how sure, instead of that this trace does not tell.
+    assert not [note for note in borrowed["notes"] if "hardly any kernel" in note]
+    assert [note for note in own["notes"] if "hardly any kernel" in note]
+    (said,) = (note for note in borrowed["notes"] if note.startswith(f"--costs-from {other}: "))
+    assert "defaults for 0%" in said
+    # In blocking batches nothing is beside a transfer.
+    assert borrowed["results"][0]["step_ns"] == own["results"][0]["step_ns"]
+    # geo_k2_m8_L2 of measured.json: 311.71 ms.
+    errors = [abs(report["results"][1]["step_ns"] / 311.71e6 - 1) for report in (borrowed, own)]
+    assert errors[0] < 0.035
+    assert errors[0] != errors[1]
+
+
+@pytest.mark.parametrize(("name", "said"), [("nowhere.run", "nowhere.run"), ("2stages", "has 2 stages, this one 4")])
+def test_recordings_that_cannot_stand_for_this_one_are_refused(
+    name: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = name if name.endswith(".run") else str(ROOT / "tests" / "data" / "ckpt_reentrant")
+    assert run(["replay", SAMPLE, "--costs-from", other]) == 2
+    output = capsys.readouterr()
+    assert said in output.err
+    assert output.out == ""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import pytest
-from recorded import ROOT, SAMPLES
+from recorded import ROOT, SAMPLES, data
 
 from tracetool.cli import run
 
@@ -135,3 +135,21 @@ def test_what_could_not_run_is_2(
     output = capsys.readouterr()
     assert said in output.err
     assert output.out == ""
+
+
+def test_slowdown_from_another_recording(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """edge_k0_m8 of measured.json runs beside transfers, which the grouped sample does not show: see its error."""
+    path = tmp_path / "measured.json"
+    row = {"name": "edge_k0_m8", "schedule": "geopipe", "extra_forwards": [0, 0, 0, 0], "p2p": "per-edge"}
+    grouped = {"name": "1f1b_m8", "schedule": "1f1b", "p2p": "grouped", "step_ms": 246.06}
+    shape = {"microbatches": 8, "pipeline_ranks": 4}
+    rows = [{**shape, **row, "step_ms": 262.871}, {**shape, **grouped}]
+    path.write_text(json.dumps({"results": rows}), encoding="utf-8")
+    own = report(capsys, SAMPLE, path)
+    borrowed = report(capsys, SAMPLE, path, "--costs-from", data("h100-pp4", "traces", "rt1f1b_m8"))
+    first, second = (r["rows"][0]["error_ratio"] for r in (own, borrowed))
+    assert first != second
+    assert abs(second) < 0.02
+    assert own["rows"][1] == borrowed["rows"][1]
+    assert run(["validate", SAMPLE, str(path), "--costs-from", str(ROOT / "tests" / "data" / "ckpt_reentrant")]) == 2
+    assert "has 2 stages, this one 4" in capsys.readouterr().err

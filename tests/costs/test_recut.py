@@ -170,3 +170,34 @@ def test_chunks_are_runs_of_layers_in_model_order(
         # A pipeline of one rank sends nothing whose size could be known.
         assert stage.forward_payload_bytes == (7 if p > 1 and i < p * v - 1 else None)
         assert stage.backward_payload_bytes == (7 if p > 1 and i else None)
+
+
+def _held(layers: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Pipeline:
+    """One rank of layers that keep and free so many bytes per microbatch."""
+    base = synthetic(1, len(layers[0][0]), 1, 2)
+    blocks = tuple(
+        {F: tuple(ActionCost(1, h, 0) for h in kept), B: tuple(ActionCost(2, h, 0) for h in freed)}
+        for kept, freed in layers
+    )
+    nothing = {kind: (ActionCost(0, 0, 0),) * len(layers[0][0]) for kind in (F, B)}
+    return replace(base, stages=(replace(base.stages[0], layers=LayerCosts(nothing, blocks, nothing)),))
+
+
+def test_what_one_chunk_frees_too_much_of_and_another_too_little_is_moved() -> None:
+    """Each layer keeps 10; the second one's backward frees 3 of the first one's. Gradients (8 each) come at once."""
+    cut = recut(_held([((10, 10, 10), (-7 + 8, -7, -7)), ((10, 10, 10), (-13 + 8, -13, -13))]), 2).stages
+    for stage in cut:
+        assert [c.held_bytes for c in stage.costs[F]] == [10, 10, 10]
+        assert [c.held_bytes for c in stage.costs[B]] == [-10 + 8, -10, -10]
+
+
+def test_what_varies_between_microbatches_moves_by_its_median() -> None:
+    cut = recut(_held([((10,) * 4, (-9, -9, -8, -6)), ((10,) * 4, (-11, -11, -12, -14))]), 2).stages
+    assert [c.held_bytes for c in cut[0].costs[B]] == [-9 - 2, -9 - 2, -8 - 2, -6 - 2]
+    assert [c.held_bytes for c in cut[1].costs[B]] == [-11 + 2, -11 + 2, -12 + 2, -14 + 2]
+
+
+def test_a_single_microbatch_tells_no_balance() -> None:
+    """Its backward makes gradients: what it frees less is those."""
+    (only,) = recut(_held([((10,), (-2,))]), 1).stages
+    assert only.costs[B][0].held_bytes == -2

@@ -42,20 +42,29 @@ def test_an_actions_time_is_cut_up_without_rest(spans: list[tuple[int, int]], on
 def test_a_slowed_kernel_takes_what_its_like_take_alone() -> None:
     clean = [Sample(("a", "wide"), t, 0) for t in (10, 11, 12)]
     alone = learn_alone([*clean, Sample(("b", "wide"), 10, 0), Sample(("b", "wide"), 30, 5), Sample(("c",), 40, 9)])
-    assert alone.run_ns(Sample(("a", "wide"), 20, 7)) == 11
+    assert alone.run_ns(Sample(("a", "wide"), 20, 7), 1.5) == 11
     # One clean run of its own is too few: those of its like count.
-    assert alone.run_ns(Sample(("b", "wide"), 30, 5)) == 10.5 // 1
+    assert alone.run_ns(Sample(("b", "wide"), 30, 5), 1.5) == 10.5 // 1
     # A run with nothing beside it is what it is, and none is made longer.
-    assert alone.run_ns(Sample(("a", "wide"), 50, 0)) == 50
-    assert alone.run_ns(Sample(("a", "wide"), 9, 3)) == 9
+    assert alone.run_ns(Sample(("a", "wide"), 50, 0), 1.5) == 50
+    assert alone.run_ns(Sample(("a", "wide"), 9, 3), 1.5) == 9
     assert alone.never_alone == 0
 
 
-def test_a_kernel_that_never_ran_alone_takes_a_low_quantile_and_is_counted() -> None:
-    samples = [Sample(("a",), t, 1) for t in range(100, 200)]
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=9))
+def test_what_a_kernel_takes_that_never_ran_alone_is_told_by_its_factor(parts: list[int]) -> None:
+    """A kernel of 120 ns alone and 180 beside: with n/60 of its work beside it takes n ns longer, 3 n of it beside."""
+    samples = [Sample(("a",), 120 + n, 3 * n) for n in parts]
     alone = learn_alone(samples)
-    assert alone.run_ns(Sample(("a",), 180, 1)) == pytest.approx(110, abs=1)
-    assert alone.never_alone == 1
+    assert [alone.run_ns(sample, 1.5) for sample in samples] == [120] * len(parts)
+    assert alone.never_alone == len(parts)
+
+
+def test_the_runs_least_beside_count_where_a_factor_is_off() -> None:
+    """The kernel above, set against a factor of 3: a run with 3 of 121 ns beside is 2 ns off, others 40 and 120."""
+    samples = [Sample(("a",), 120 + n, 3 * n) for n in (1, 20, 60)]
+    alone = learn_alone(samples)
+    assert [alone.run_ns(sample, 3.0) for sample in samples] == [119] * 3
 
 
 def test_without_slowdown_an_in_order_run_costs_what_a_grouped_one_does() -> None:

@@ -161,16 +161,16 @@ def test_w_alone_costs_the_whole_backward_and_a_half_where_i_runs_too() -> None:
     order = rebuilt("zbh1_m8").pipeline.observed
     plain = Scenario(interference=False)
     ops = {(o.stage, o.kind, o.microbatch): o for o in replay(pipeline, order, plain).timeline.computes()}
-    assert ops[0, WEIGHT, 3].duration_ns == pipeline.stages[0].costs[B][3].duration_ns
+    assert ops[0, WEIGHT, 3].duration_ns == pipeline.stages[0].costs[B][3].uncontended_ns
     # Run apart, weight gradients take 9 % more (what torch sums ahead of every product).
-    assert ops[1, WEIGHT, 3].duration_ns == round(1.09 * pipeline.stages[1].derived[WEIGHT][3].duration_ns)
-    assert ops[1, INPUT, 3].duration_ns == pipeline.stages[1].derived[INPUT][3].duration_ns
+    assert ops[1, WEIGHT, 3].duration_ns == round(1.09 * (pipeline.stages[1].derived[WEIGHT][3].uncontended_ns or 0))
+    assert ops[1, INPUT, 3].duration_ns == pipeline.stages[1].derived[INPUT][3].uncontended_ns
     # The other way round: a whole backward from a trace that split it.
     split = rebuilt("zbh1_m8").pipeline
     whole = replay(split, build_schedule("1f1b", order.shape), plain).timeline.computes()
     backward = {o.stage: o.duration_ns for o in whole if o.kind is B and o.microbatch == 3}
-    assert backward[0] == split.stages[0].costs[WEIGHT][3].duration_ns
-    assert backward[1] == sum(split.stages[1].costs[kind][3].duration_ns for kind in (INPUT, WEIGHT))
+    assert backward[0] == split.stages[0].costs[WEIGHT][3].uncontended_ns
+    assert backward[1] == sum(split.stages[1].costs[kind][3].uncontended_ns or 0 for kind in (INPUT, WEIGHT))
 
 
 def _kernel(op: int, op_name: str, node_name: str, *, node: int | None = 1, name: str = "k") -> Kernel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -176,6 +177,7 @@ def test_many_scenarios_of_a_pipeline_are_what_each_of_them_is(engine: str, monk
         for latency in (0, 17, 90)
         for speed in (1, 2)
     ]
+    what_ifs += [replace(what_ifs[-1], pipelines=3, link_sharing=sharing) for sharing in ("spatial", "temporal")]
     found = replay_many(measured, order, what_ifs)
     for what_if, step in zip(what_ifs, found, strict=True):
         metrics = measure(replay(measured, order, what_if).timeline)

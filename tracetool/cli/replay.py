@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tracetool.cli.costs_from import borrow_slowdown
 from tracetool.cli.equalize import report_stragglers
 from tracetool.cli.output import (
     DC,
@@ -162,7 +163,6 @@ def replay(
         report_stragglers(paths, step, output, force=force, as_json=as_json, quiet=quiet)
         return
     from tracetool.cli.values import parse_counts, parse_names
-    from tracetool.costs.borrowed import with_factors_of
     from tracetool.reconstruct import reconstruct
     from tracetool.reports import REPORTS, run_facts
     from tracetool.reports.gantt import shortest
@@ -186,8 +186,8 @@ def replay(
         run = open_run(paths, progress)
         other = None if costs_from is None else open_run([costs_from], progress)
     found = reconstruct(run, step=step, pipeline=pipeline, copy_missing=copy_missing_ranks)
-    if other is not None:
-        found = replace(found, pipeline=with_factors_of(found.pipeline, reconstruct(other).pipeline))
+    if costs_from is not None and other is not None:
+        found = borrow_slowdown(found, other, costs_from)
     if dc_map is not None:
         hosts = dict(run.rows("SELECT rank, host FROM ranks"))
         dcs = dc_map.of_pipeline(found.observed.global_ranks, hosts)

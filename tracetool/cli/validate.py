@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from tracetool.cli.costs_from import borrow_slowdown
 from tracetool.cli.output import JSON, QUIET, ProgressBar, next_step, path_or_url
 from tracetool.errors import CheckFailed
 
@@ -63,7 +63,6 @@ def validate(
       tracetool validate x.run measured.json --memory-from with_memory.run --json
       tracetool validate x.run measured.json --max-mape 2% --max-error 5%
     """
-    from tracetool.costs.borrowed import with_factors_of
     from tracetool.reconstruct import reconstruct
     from tracetool.reports.validation import SourceInfo, render_json, render_text, validation_facts
     from tracetool.runs import open_run
@@ -81,9 +80,8 @@ def validate(
         opened = [open_run([path], progress) for path in (run, memory_from) if path is not None]
         other = None if costs_from is None else open_run([costs_from], progress)
     found = [reconstruct(each, step=step if each is opened[0] else None, pipeline=pipeline) for each in opened]
-    if other is not None:
-        slowed = with_factors_of(found[0].pipeline, reconstruct(other, pipeline=pipeline).pipeline)
-        found[0] = replace(found[0], pipeline=slowed)
+    if costs_from is not None and other is not None:
+        found[0] = borrow_slowdown(found[0], other, costs_from)
     done = compare(Sources(*found), measurements)
     names = [str(path) for path in (run, memory_from) if path is not None]
     facts = validation_facts(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tracetool.model.pipeline import ActionCost, Costs, Pipeline, StageProfile
 
-_BACKWARDS = (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)
+_BACKWARDS = (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
 
 
 def with_factors_of(pipeline: Pipeline, other: Pipeline) -> Pipeline:
@@ -32,12 +32,20 @@ def with_factors_of(pipeline: Pipeline, other: Pipeline) -> Pipeline:
     Raises:
         ScenarioError: If the other one has other stages, or does not tell its slowdown.
     """
+    wanted = "take a recording of the same model, cut into the same stages"
     if len(other.stages) != len(pipeline.stages):
         raise ScenarioError(
             f"--costs-from: that recording has {len(other.stages)} stages, this one {len(pipeline.stages)}.",
-            hint="take a recording of the same model, cut into the same stages",
+            hint=wanted,
         )
-    pairs = zip(pipeline.stages, other.stages, strict=True)
+    pairs = list(zip(pipeline.stages, other.stages, strict=True))
+    for mine, theirs in pairs:
+        counts = [None if stage.layers is None else len(stage.layers.layers) for stage in (theirs, mine)]
+        if None not in counts and counts[0] != counts[1]:
+            raise ScenarioError(
+                f"--costs-from: stage {mine.stage} of that recording has {counts[0]} layers, here it has {counts[1]}.",
+                hint=wanted,
+            )
     return replace(pipeline, stages=tuple(_stage(mine, theirs) for mine, theirs in pairs))
 
 
@@ -64,11 +72,9 @@ def _slowed(costs: Iterable[ActionCost], ratio: float) -> tuple[ActionCost, ...]
 
 
 def _ratio(stage: StageProfile, kind: ActionKind) -> float:
-    """Time beside communication over time alone of one kind; a whole backward may be recorded as its halves."""
-    kinds = [kind]
-    if kind not in stage.costs and kind not in stage.derived:
-        kinds = list(_BACKWARDS) if kind in _BACKWARDS else []
-        kinds += [ActionKind.BACKWARD_INPUT] if kind is ActionKind.BACKWARD else []
+    """Time beside communication over time alone of one kind; a backward and its halves stand for one another."""
+    known = kind in stage.costs or kind in stage.derived or kind not in _BACKWARDS
+    kinds = [kind] if known else _BACKWARDS
     costs = [
         cost
         for each in kinds

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import UnsupportedShape
 from tracetool.model.action import Action, ActionKind
-from tracetool.model.pipeline import ActionCost
+from tracetool.model.pipeline import ActionCost, sum_if_known
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,8 +74,8 @@ class MeasuredCosts:
         if activation is None:
             return cost
         if action.kind is ActionKind.FORWARD:
-            return ActionCost(cost.duration_ns, activation, activation)
-        return ActionCost(cost.duration_ns, -activation if action.kind in _GRADIENTS else 0, 0)
+            return replace(cost, held_bytes=activation, peak_bytes=activation)
+        return replace(cost, held_bytes=-activation if action.kind in _GRADIENTS else 0, peak_bytes=0)
 
     def static_bytes(self, rank: int) -> int | None:
         """Bytes a pipeline rank has allocated when the step starts; None if unknown."""
@@ -90,19 +90,23 @@ class MeasuredCosts:
         if not (buffers or self._scenario.receive_copies):
             return static
         received = self._received_bytes(rank)
+        if received is None:
+            return None
         return static + (received - buffers if buffers else 0) + self._scenario.receive_copies * received
 
-    def _received_bytes(self, rank: int) -> int:
-        """Bytes of all messages that a rank receives in a step; sizes that are unknown count for nothing."""
+    def _received_bytes(self, rank: int) -> int | None:
+        """Bytes of all messages that a rank receives in a step; None if a size is unknown."""
         shape = self._shape
         total = 0
         for stage in shape.stages_of(rank):
             sources = ((shape.previous(stage), ActionKind.FORWARD), (shape.next(stage), ActionKind.BACKWARD))
-            total += len(shape.microbatches_of(stage)) * sum(
-                self.payload_bytes(src, kind) or 0
-                for src, kind in sources
-                if src is not None and shape.rank_of(src) != rank
-            )
+            for src, kind in sources:
+                if src is None or shape.rank_of(src) == rank:
+                    continue
+                size = self.payload_bytes(src, kind)
+                if size is None:
+                    return None
+                total += len(shape.microbatches_of(stage)) * size
         return total
 
     def tail(self, rank: int) -> tuple[TailPart, ...]:
@@ -214,14 +218,11 @@ def _median(values: Sequence[int | None]) -> int | None:
 
 
 def _sum(parts: Sequence[ActionCost]) -> ActionCost:
-    held = [c.held_bytes for c in parts]
     peak = [c.peak_bytes for c in parts]
-    alone = [c.uncontended_ns for c in parts]
-    contended = [c.contended_ns for c in parts]
     return ActionCost(
         sum(c.duration_ns for c in parts),
-        None if None in held else sum(h for h in held if h is not None),
+        sum_if_known([c.held_bytes for c in parts]),
         None if None in peak else max(p for p in peak if p is not None),
-        None if None in alone else sum(a for a in alone if a is not None),
-        None if None in contended else sum(c for c in contended if c is not None),
+        sum_if_known([c.uncontended_ns for c in parts]),
+        sum_if_known([c.contended_ns for c in parts]),
     )

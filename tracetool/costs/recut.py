@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import UnsupportedShape
 from tracetool.model.action import Action, ActionKind
-from tracetool.model.pipeline import ActionCost, StageProfile
+from tracetool.model.pipeline import ActionCost, StageProfile, sum_if_known
 from tracetool.model.schedule import PipelineShape, Schedule
 
 if TYPE_CHECKING:
@@ -149,14 +149,12 @@ def _in_turn(costs: Sequence[ActionCost]) -> ActionCost:
             continue
         peak = max(peak, level + cost.peak_bytes)
         level += cost.held_bytes
-    alone = [cost.uncontended_ns for cost in costs]
-    contended = [cost.contended_ns for cost in costs]
     return ActionCost(
         sum(cost.duration_ns for cost in costs),
         level,
         peak,
-        None if None in alone else sum(a for a in alone if a is not None),
-        None if None in contended else sum(c for c in contended if c is not None),
+        sum_if_known([cost.uncontended_ns for cost in costs]),
+        sum_if_known([cost.contended_ns for cost in costs]),
     )
 
 

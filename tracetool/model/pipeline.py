@@ -36,6 +36,12 @@ class ActionCost:
     contended_ns: int | None = None
 
 
+def sum_if_known(values: Sequence[int | None]) -> int | None:
+    """Sum of times or sizes; None if one of them is unknown."""
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
 Costs = Mapping[ActionKind, tuple[ActionCost, ...]]
 """Per kind, one cost per microbatch in microbatch order."""
 
@@ -151,9 +157,9 @@ class RankProfile:
         tail_peak_bytes: Highest allocation in that tail, above the level at its start.
         overhead_bytes: Device memory that the rank occupied beyond its highest allocation, as measured: what the
             allocator had reserved beyond it, and what else the process held. None if the trace does not tell.
+        load: How its device slows down under sustained load; None if nothing is known of it.
         receive_buffer_bytes: Of the static bytes, buffers of messages to receive, one per message of a step; 0 where
             they come and go with the messages, None if unknown.
-        load: How its device slows down under sustained load; None if nothing is known of it.
     """
 
     rank: int

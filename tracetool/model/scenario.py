@@ -31,7 +31,8 @@ class Scenario:
         pipelines: Equal pipelines that share the links.
         link_sharing: How: ``temporal`` gives each message the whole bandwidth in turn, ``spatial`` each pipeline its
             share of it.
-        interference: Whether compute slows down beside communication kernels, as far as the trace tells by how much.
+        interference: Whether compute slows down beside communication kernels and under sustained load, as far as the
+            trace tells by how much; without, actions take what their kernels take alone.
         receive_copies: Buffers that a rank keeps of every message it receives beyond those of the recording (an
             emulated link holds messages back in one).
     """

@@ -40,6 +40,7 @@ from tracetool.reconstruct.transfers import (
     messages_of_step,
     p2p_mode,
     payload,
+    shifted,
     stage_ops,
 )
 from tracetool.units import format_count, format_ranges, format_ranks
@@ -137,7 +138,8 @@ def reconstruct(
     origin = min(survey.clocks.aligned_ns(rank, s.start_ns) for rank, w in work.ranks.items() for s in w.segments)
     residents = read_residents(run, group, work.ranks)
     logs = {rank: facts.log for rank, facts in memory.items() if facts.log is not None}
-    closeup = look_closely(run, group, chosen, work.ranks, residents, logs, account)
+    window_ns = max(aligned(rank, s.end_ns) for rank, w in work.ranks.items() for s in w.segments) - origin
+    closeup = look_closely(run, group, chosen, work.ranks, residents, logs, window_ns, account)
     found = _pipeline(run, group, chosen, work.ranks, memory, tails, transfers, messages)
     found = replace(
         found,
@@ -342,7 +344,9 @@ def _pipeline(
         RankProfile(
             rank, memory[rank].static_bytes, tails[rank], devices[rank].hbm_bytes, memory[rank].tail_peak,
             memory[rank].overhead_bytes, known_load(devices[rank].name),
-            standing_buffer_bytes(messages.posts[rank], memory[rank].log),
+            standing_buffer_bytes(
+                messages.posts[rank], memory[rank].log, [k.launch_ns for s in work[rank].segments for k in s.kernels]
+            ),
         )
         for rank in group.ranks
     )  # fmt: skip
@@ -376,7 +380,7 @@ def _timeline(
         name="observed",
         global_ranks=group.ranks,
         ops=(*ops, *tails),
-        transfers=tuple(_shifted(t, origin) for t in transfers),
+        transfers=tuple(shifted(t, origin) for t in transfers),
         memory=tuple(
             memory[rank].curve(work[rank].segments, origin - _shift(clocks, work[rank], rank)) for rank in group.ranks
         ),
@@ -388,13 +392,3 @@ def _shift(clocks: Clocks, work: RankWork, rank: int) -> int:
     """What aligning adds to the rank's times in this step (drift within a step is far below a microsecond)."""
     start = work.segments[0].start_ns
     return clocks.aligned_ns(rank, start) - start
-
-
-def _shifted(transfer: Transfer, origin: int) -> Transfer:
-    return replace(
-        transfer,
-        send_posted_ns=transfer.send_posted_ns - origin,
-        recv_posted_ns=transfer.recv_posted_ns - origin,
-        start_ns=transfer.start_ns - origin,
-        end_ns=transfer.end_ns - origin,
-    )

@@ -46,6 +46,7 @@ class ActionView:
         alone_ns: The same without slowdown beside communication kernels.
         contended_ns: The same with a communication kernel beside them all along.
         beside_ns: Per kernel, for how long a communication kernel was on the device.
+        beside_messages_ns: The same for sends and receives alone.
         places: Place of each kernel among the layers; None if unknown.
         parts: Of a backward, the gradient that each kernel computes; None if not known.
     """
@@ -56,6 +57,7 @@ class ActionView:
     alone_ns: list[int]
     contended_ns: list[int]
     beside_ns: list[int]
+    beside_messages_ns: list[int]
     places: tuple[Place, ...] | None = None
     parts: list[Part | None] | None = None
     _sums: dict[tuple[int | None, bool], Sum] = field(default_factory=dict)

@@ -15,6 +15,7 @@ from tracetool.reconstruct.contention import Resident, pieces, read_devices, rea
 from tracetool.reconstruct.layer_memory import BlockMemory, memory_of_blocks
 from tracetool.reconstruct.layers import AFTER, AHEAD, Place, StageLayers, find_layers
 from tracetool.reconstruct.pieces import SCALING_OPS
+from tracetool.reconstruct.segments import lists_actions
 from tracetool.reconstruct.split import Part, agreement, gradient_parts, read_feeders
 from tracetool.reconstruct.split_memory import HalvesMemory, memory_of_halves
 from tracetool.reconstruct.uncontended import take_slowdown_out
@@ -213,30 +214,49 @@ def look_closely(
     work: Mapping[int, RankWork],
     residents: Mapping[int, Resident],
     logs: Mapping[int, Log],
+    window_ns: int,
     account: Account,
 ) -> Closeup:
-    """Look at the kernels of every action of a step."""
+    """Look at the kernels of every action of a step.
+
+    Args:
+        run: The ingested traces.
+        group: The pipeline.
+        step: The step.
+        work: What each global rank computed.
+        residents: When communication kernels were on each rank's device.
+        logs: The allocator's log of each rank that has one.
+        window_ns: From the start of the first action to the end of the last one.
+        account: Takes up how things were found.
+    """
     segments = [(rank, s) for rank in group.ranks for s in work[rank].segments if s.kernels]
     first, last = min(start for start, _ in step.spans.values()), max(end for _, end in step.spans.values())
     weights = read_feeders(run, group.ranks, first, last)
     layers = find_layers([s for _, s in segments])
+    messages = read_residents(run, group, work, messages=True)
     views = []
     for rank, s in segments:
         times = [piece.gap_ns + piece.run_ns for piece in pieces(s.kernels)]
         found = layers[s.stage]
         places = found.places.get((s.kind, s.microbatch)) if found else None
-        views.append(ActionView(rank, s, times, times, times, _beside(s, residents[rank]), places))
-    take_slowdown_out(views, read_devices(run, group.ranks), account)
+        beside = _beside(s, residents[rank]), _beside(s, messages[rank])
+        views.append(ActionView(rank, s, times, times, times, *beside, places))
+    if not lists_actions(run):  # there, what differs between runs of an action is no kernel's slowdown
+        held = any(len(resident.starts) for resident in messages.values())
+        take_slowdown_out(views, read_devices(run, group.ranks), window_ns, account, held=held)
     split = _split_backwards(views, weights, account)
     _tell_layers(layers, account)
     halves = memory_of_halves(views, split, logs, weights)
     return Closeup(tuple(views), layers, split, memory_of_blocks(views, logs), halves)
 
 
-def read_residents(run: Run, group: PipelineGroup, work: Mapping[int, RankWork]) -> dict[int, Resident]:
-    """When communication kernels were on the devices of a step's ranks."""
+def read_residents(
+    run: Run, group: PipelineGroup, work: Mapping[int, RankWork], *, messages: bool = False
+) -> dict[int, Resident]:
+    """When communication kernels (of messages alone, if asked) were on the devices of a step's ranks."""
     segments = [s for rank in group.ranks for s in work[rank].segments]
-    return read_resident(run, group.ranks, min(s.start_ns for s in segments), max(s.end_ns for s in segments))
+    first, last = min(s.start_ns for s in segments), max(s.end_ns for s in segments)
+    return read_resident(run, group.ranks, first, last, messages=messages)
 
 
 def _backward(costs: Mapping[ActionKind, object]) -> ActionKind:

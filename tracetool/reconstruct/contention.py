@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from statistics import median, quantiles
+from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from tracetool.store import Run
 
 _ENOUGH = 3
-_LOW = 0.1
+_ALIKE = 0.05
+"""Runs whose shares beside a communication kernel differ by less count as beside it for equally long."""
 
 _SQL = """
 SELECT DISTINCT rank, start_ns, end_ns
 FROM comms
 WHERE list_contains($ranks, rank) AND start_ns < $last AND end_ns > $first
+  AND (NOT $messages OR operation IN ('send', 'recv'))
   AND (stream IS NOT NULL OR thread IS NULL)  -- on a device: the host's own work (gloo) holds none of it
 ORDER BY rank, start_ns, end_ns
 """
@@ -79,10 +81,13 @@ def resident(spans: Iterable[tuple[int, int]]) -> Resident:
     return Resident(starts, ends, np.concatenate([[0], np.cumsum(ends - starts)]).astype(np.int64))
 
 
-def read_resident(run: Run, ranks: Sequence[int], first_ns: int, last_ns: int) -> dict[int, Resident]:
-    """When communication kernels were on each rank's device between two times."""
+def read_resident(
+    run: Run, ranks: Sequence[int], first_ns: int, last_ns: int, *, messages: bool = False
+) -> dict[int, Resident]:
+    """When communication kernels were on each rank's device between two times; of sends and receives alone if asked."""
     spans: dict[int, list[tuple[int, int]]] = {rank: [] for rank in ranks}
-    for rank, start, end in run.rows(_SQL, {"ranks": list(ranks), "first": first_ns, "last": last_ns}):
+    parameters = {"ranks": list(ranks), "first": first_ns, "last": last_ns, "messages": messages}
+    for rank, start, end in run.rows(_SQL, parameters):
         spans[rank].append((start, end))
     return {rank: resident(of_rank) for rank, of_rank in spans.items()}
 
@@ -145,21 +150,28 @@ class Alone:
 
     Attributes:
         clean: Per key, median of the runs with nothing beside them, and how many those were.
-        low: Per narrowest key, a low quantile of all runs, for kernels that never ran alone.
-        never_alone: How many runs had to be set against that quantile.
+        slowed: Per narrowest key of kernels that never ran alone, time and time beside of every run.
+        never_alone: How many runs had no other one to go by.
     """
 
     clean: Mapping[Hashable, tuple[float, int]]
-    low: Mapping[Hashable, float]
+    slowed: Mapping[Hashable, Sequence[tuple[int, int]]]
     never_alone: int = field(default=0)
+    _told: dict[Hashable, float] = field(default_factory=dict)
 
-    def run_ns(self, sample: Sample) -> int:
-        """A run without what slowed it down: its own time if nothing was beside it, else that of others."""
+    def run_ns(self, sample: Sample, factor: float) -> int:
+        """A run without what slowed it down: its own time if nothing was beside it, else that of others.
+
+        Args:
+            sample: The run.
+            factor: How much longer it takes beside a communication kernel: tells what kernels take that never ran
+                alone.
+        """
         if not sample.beside_ns:
             return sample.run_ns
-        return min(sample.run_ns, round(self._others(sample.keys)))
+        return min(sample.run_ns, round(self._others(sample.keys, factor)))
 
-    def _others(self, keys: tuple[Hashable, ...]) -> float:
+    def _others(self, keys: tuple[Hashable, ...], factor: float) -> float:
         known = [self.clean[key] for key in keys if key in self.clean]
         for value, count in known:
             if count >= _ENOUGH:
@@ -167,23 +179,28 @@ class Alone:
         if known:
             return max(known, key=lambda entry: entry[1])[0]
         self.never_alone += 1
-        return self.low[keys[0]]
+        if keys[0] not in self._told:
+            self._told[keys[0]] = _by_factor(self.slowed[keys[0]], factor)
+        return self._told[keys[0]]
 
 
 def learn_alone(samples: Iterable[Sample]) -> Alone:
     """Learn from runs with nothing beside them what kernels take by themselves."""
     clean: dict[Hashable, list[int]] = defaultdict(list)
-    every: dict[Hashable, list[int]] = defaultdict(list)
+    every: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
     for sample in samples:
-        every[sample.keys[0]].append(sample.run_ns)
-        if not sample.beside_ns:
+        if sample.beside_ns:
+            every[sample.keys[0]].append((sample.run_ns, sample.beside_ns))
+        else:
             for key in sample.keys:
                 clean[key].append(sample.run_ns)
     return Alone(
         {key: (median(times), len(times)) for key, times in clean.items()},
-        {key: _low(times) for key, times in every.items() if key not in clean},
+        {key: runs for key, runs in every.items() if key not in clean},
     )
 
 
-def _low(times: Sequence[int]) -> float:
-    return quantiles(times, n=round(1 / _LOW), method="inclusive")[0] if len(times) > 1 else times[0]
+def _by_factor(runs: Sequence[tuple[int, int]], factor: float) -> float:
+    """What a kernel takes alone, by the runs that were beside a communication kernel for the least share."""
+    least = min(beside / run for run, beside in runs)
+    return median(run - beside * (1 - 1 / factor) for run, beside in runs if beside / run <= least + _ALIKE)

@@ -15,15 +15,17 @@ _ROUNDING_BYTES = 2**21
 _FEW = 0.2
 
 
-def standing_buffer_bytes(posts: Sequence[P2POp], log: Log | None) -> int | None:
+def standing_buffer_bytes(posts: Sequence[P2POp], log: Log | None, launched_ns: Sequence[int]) -> int | None:
     """Bytes of the messages a rank receives in a step, where their buffers stand before it.
 
     Torch's pipelining allocates one for each message of a step once; Megatron one after another, just ahead of each
     receive. So a log with hardly any allocation of a message's size ahead of the receives has the standing kind.
+    What was allocated ahead of the last launch is what that kernel writes: activations are as large as messages.
 
     Args:
         posts: Sends and receives of the rank in the step.
         log: The allocator's log of the rank, on the host's clock.
+        launched_ns: Host times of launches of the rank's actions.
 
     Returns:
         0 where buffers come and go; None where log or sizes do not tell.
@@ -35,7 +37,9 @@ def standing_buffer_bytes(posts: Sequence[P2POp], log: Log | None) -> int | None
         return None
     sizes = np.array([op.payload_bytes for op in received], np.int64)
     posted = np.array([op.posted_ns for op in received], np.int64)
-    first = np.searchsorted(log.time_ns, posted - _JUST_BEFORE_NS)
+    launches = np.sort(np.array([-(2**62), *launched_ns], np.int64))
+    launched = launches[np.searchsorted(launches, posted) - 1]
+    first = np.searchsorted(log.time_ns, np.maximum(posted - _JUST_BEFORE_NS, launched))
     last = np.searchsorted(log.time_ns, posted, "right")
     fresh = sum(
         bool(((log.delta_bytes[a:b] >= size) & (log.delta_bytes[a:b] < size + _ROUNDING_BYTES)).any())

@@ -7,13 +7,16 @@ memory-bound kernels hardly notice. It is the same wherever the kernel runs, so 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping
+
+Source = Literal["own", "class", "default"]
+SOURCES: tuple[Source, ...] = ("own", "class", "default")
 
 _ENOUGH = 3
 _WHOLLY = 0.95
@@ -21,6 +24,9 @@ _WHOLLY = 0.95
 
 _GEMM = re.compile(r"nvjet|gemm|cutlass|xmma|cublas|cijk|matmul", re.IGNORECASE)
 _ATTENTION = re.compile(r"flash|fmha|attention|sdpa", re.IGNORECASE)
+
+SEPARATE = "on separate engines"
+"""Class of kernels that share no core with communication: Ascend's, and all where the host does the communication."""
 
 DEFAULT_FACTORS: Mapping[str, float] = {"full-grid matrix product": 1.5, "matrix product": 1.1, "attention": 1.05}
 """Factors of kernel classes where the trace shows none: medians over four recorded H100 runs (NCCL, 8 blocks).
@@ -31,15 +37,21 @@ to 1.10, everything else 0.98 to 1.4 with a mean near 1.
 
 
 def kernel_class(name: str, blocks: int | None, sm_count: int | None) -> str:
-    """Class of a kernel as far as SMs held beside it matter."""
-    if sm_count is None:
-        return "on separate engines"  # Ascend: communication holds no core that computes
+    """Class of a kernel as far as SMs held beside it matter.
+
+    Args:
+        name: Of the kernel.
+        blocks: Of its grid; None on Ascend, where communication holds no core that computes.
+        sm_count: Of the device; None if the trace does not tell: then no grid is known to fill it.
+    """
+    if blocks is None:
+        return SEPARATE
     if _ATTENTION.search(name):
         return "attention"
     if not _GEMM.search(name):
         return "other"
     # A grid of one block per SM leaves none idle that could take the blocks of those that are held.
-    full = blocks is not None and sm_count * 0.9 <= blocks <= sm_count
+    full = sm_count is not None and sm_count * 0.9 <= blocks <= sm_count
     return "full-grid matrix product" if full else "matrix product"
 
 
@@ -62,48 +74,38 @@ class Factors:
     """Factors per group of kernels.
 
     Attributes:
-        known: Per group, the median ratio and how many runs it rests on.
-        defaulted: How much time of kernels (alone, ns) took a default of its class.
-        pooled: How much took the factor of its class in this trace.
-        own: How much has a factor of its own.
+        known: Per group, the median ratio and how many runs it rests on; of a class, the ratio of its time.
+        applied_ns: How much time of kernels (alone) took a factor of their own, that of their class in this trace, or
+            a default of the class.
     """
 
     known: Mapping[Hashable, tuple[float, int]]
-    own: float = field(default=0)
-    pooled: float = field(default=0)
-    defaulted: float = field(default=0)
+    applied_ns: Counter[Source] = field(default_factory=Counter)
 
-    def of(self, keys: tuple[Hashable, ...], alone_ns: float) -> float:
-        """The factor of a kernel, at least 1."""
-        for number, key in enumerate(keys):
+    def of(self, keys: tuple[Hashable, ...]) -> tuple[float, Source]:
+        """The factor of a kernel, at least 1, and where it comes from."""
+        for key in keys:
             value, count = self.known.get(key, (1.0, 0))
             if count >= _ENOUGH:
-                if number < len(keys) - 1:
-                    self.own += alone_ns
-                else:
-                    self.pooled += alone_ns
-                return max(1.0, value)
-        self.defaulted += alone_ns
-        return DEFAULT_FACTORS.get(str(keys[-1]), 1.0)
+                return max(1.0, value), "class" if key == keys[-1] else "own"
+        return DEFAULT_FACTORS.get(str(keys[-1]), 1.0), "default"
 
 
 def learn_factors(runs: Iterable[Slowed]) -> Factors:
     """Learn factors from runs that were slowed down all along."""
     ratios: dict[Hashable, list[float]] = defaultdict(list)
-    weight: dict[Hashable, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    classes: dict[Hashable, list[tuple[float, float]]] = defaultdict(list)
     for keys, run_ns, alone_ns in runs:
         if alone_ns <= 0:
             continue
         for key in keys[:-1]:
             ratios[key].append(run_ns / alone_ns)
         # Kernels of a class differ: what matters for one that was never seen is where the class's time goes.
-        weight[keys[-1]][0] += run_ns
-        weight[keys[-1]][1] += alone_ns
-        ratios[keys[-1]].append(0)
-    known = {
-        key: (weight[key][0] / weight[key][1] if key in weight else median(of_key), len(of_key))
-        for key, of_key in ratios.items()
-    }
+        classes[keys[-1]].append((run_ns, alone_ns))
+    known = {key: (median(of_key), len(of_key)) for key, of_key in ratios.items()}
+    for key, of_class in classes.items():
+        run_ns, alone_ns = map(sum, zip(*of_class, strict=True))
+        known[key] = (run_ns / alone_ns, len(of_class))
     return Factors(known)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -281,3 +282,14 @@ def p2p_mode(posts: Mapping[int, Sequence[P2POp]]) -> P2PMode:
             return "grouped"
     streams = max(len({op.stream for op in rank_ops}) for rank_ops in posts.values())
     return "per-edge" if streams > 1 else "in-order"
+
+
+def shifted(transfer: Transfer, origin: int) -> Transfer:
+    """A transfer on a clock that starts later."""
+    return replace(
+        transfer,
+        send_posted_ns=transfer.send_posted_ns - origin,
+        recv_posted_ns=transfer.recv_posted_ns - origin,
+        start_ns=transfer.start_ns - origin,
+        end_ns=transfer.end_ns - origin,
+    )

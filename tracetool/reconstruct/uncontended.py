@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.model.load import known_load
-from tracetool.reconstruct.contention import Sample, learn_alone
-from tracetool.reconstruct.slowdown import Slowed, is_wholly_beside, kernel_class, learn_factors
+from tracetool.reconstruct.contention import Sample, learn_alone, pieces
+from tracetool.reconstruct.slowdown import SEPARATE, SOURCES, Slowed, is_wholly_beside, kernel_class, learn_factors
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -19,32 +19,76 @@ if TYPE_CHECKING:
     from tracetool.reconstruct.slowdown import Factors
 
 
-def take_slowdown_out(views: Sequence[ActionView], devices: Mapping[int, Device], account: Account) -> None:
-    """Give every action its times alone and beside communication (``alone_ns`` and ``contended_ns`` of its view)."""
-    samples = [list(_samples(view)) for view in views]
-    alone = learn_alone(sample for of_view in samples for _, sample in of_view)
-    slowed = 0
-    for view, of_view in zip(views, samples, strict=True):
+MOSTLY_DEFAULTS = (
+    "hardly any kernel ran beside communication, so by how much compute slows down there is the default of its "
+    "kernels' class (H100): --costs-from takes it from another recording"
+)
+"""What is noted where a trace shows too little."""
+
+
+class _KernelRun(NamedTuple):
+    """One run of a kernel of the compute stream.
+
+    Attributes:
+        number: Of the kernel in its action.
+        sample: The run.
+        keys: What kernels of an equal factor share, from the narrowest group to the widest (the class).
+        beside_messages_ns: For how much of it a send or receive was on the device.
+        share: How much of it adds to its action's time: kernels of other streams may run at once.
+    """
+
+    number: int
+    sample: Sample
+    keys: tuple[Hashable, ...]
+    beside_messages_ns: int
+    share: float
+
+
+def take_slowdown_out(
+    views: Sequence[ActionView], devices: Mapping[int, Device], window_ns: int, account: Account, *, held: bool
+) -> None:
+    """Give every action its times alone and beside communication (``alone_ns`` and ``contended_ns`` of its view).
+
+    What collectives slowed down stays in both: they belong to actions, in a replay as in the recording.
+
+    Args:
+        views: All actions of a step.
+        devices: The device of each rank.
+        window_ns: From the start of the first action to the end of the last one.
+        account: Takes up how it was found.
+        held: Whether messages are kernels on the devices, not work of the host (gloo).
+    """
+    runs = [list(_runs(view, devices[view.rank], held=held)) for view in views]
+    alone = learn_alone(run.sample for of_view in runs for run in of_view)
+    factors = learn_factors(
+        Slowed(run.keys, run.sample.run_ns, alone.clean[run.sample.keys[-1]][0])
+        for of_view in runs
+        for run in of_view
+        if is_wholly_beside(run.sample.run_ns, run.beside_messages_ns) and run.sample.keys[-1] in alone.clean
+    )
+    for view, of_view in zip(views, runs, strict=True):
         view.alone_ns = list(view.times_ns)
-        for index, sample in of_view:
-            if sample.beside_ns:
-                slowed += 1
-                view.alone_ns[index] -= sample.run_ns - alone.run_ns(sample)
-    factors = _put_slowdown_in(views, samples, alone, {rank: d.sm_count for rank, d in devices.items()})
-    window_ns = max(v.segment.end_ns for v in views) - min(v.segment.start_ns for v in views)
+        view.contended_ns = list(view.times_ns)
+        for run in of_view:
+            factor, source = factors.of(run.keys)
+            by_itself = alone.run_ns(run.sample, factor) if run.beside_messages_ns else run.sample.run_ns
+            factors.applied_ns[source] += by_itself
+            time = view.times_ns[run.number] - round((run.sample.run_ns - by_itself) * run.share)
+            view.alone_ns[run.number] = time
+            view.contended_ns[run.number] = time + round(by_itself * (factor - 1) * run.share)
     for rank, device in devices.items():
         load = known_load(device.name)
         if load is not None:
             _take_load_out([view for view in views if view.rank == rank], load, window_ns)
-    total = sum(len(of_view) for of_view in samples)
-    _tell_contention(alone, slowed, total, account)
-    if any(device.sm_count is not None for device in devices.values()):
+    of_all = [run for of_view in runs for run in of_view]
+    _tell_contention(alone, sum(run.beside_messages_ns > 0 for run in of_all), len(of_all), account)
+    if any(run.keys[-1] != SEPARATE for run in of_all):
         _tell_factors(factors, account)
 
 
 def _take_load_out(views: Sequence[ActionView], load: SustainedLoad, window_ns: int) -> None:
     """Take out of one rank's times by how much sustained load had slowed them down."""
-    step_load = sum(load.load_of(v.segment.kind) * sum(v.alone_ns) for v in views) / window_ns
+    step_load = sum(load.load_of(v.segment.kind) * sum(v.alone_ns) for v in views) / max(1, window_ns)
     average, now = load.start_load, None
     for view in sorted(views, key=lambda v: v.segment.start_ns):
         s = view.segment
@@ -58,70 +102,49 @@ def _take_load_out(views: Sequence[ActionView], load: SustainedLoad, window_ns: 
         average, now = load.after(average, duration, brought), s.end_ns
 
 
-def _put_slowdown_in(
-    views: Sequence[ActionView],
-    samples: Sequence[Sequence[tuple[int, Sample]]],
-    alone: Alone,
-    sm_counts: Mapping[int, int | None],
-) -> Factors:
-    """Find what every action takes with a communication kernel beside it from start to end."""
-
-    def keys(view: ActionView, index: int) -> tuple[Hashable, ...]:
-        kernel = view.segment.kernels[index]
-        name = kernel.kernel_class or kernel.name
-        slot = view.places[index].slot if view.places is not None and view.places[index].layer >= 0 else None
-        return (
-            (view.segment.kind, name, kernel.blocks, kernel.node_name, slot, index if slot is None else None),
-            (name, kernel.blocks),
-            kernel_class(name, kernel.blocks, sm_counts.get(view.rank)),
-        )
-
-    factors = learn_factors(
-        Slowed(keys(view, index), sample.run_ns, alone.clean[sample.keys[-1]][0])
-        for view, of_view in zip(views, samples, strict=True)
-        for index, sample in of_view
-        if is_wholly_beside(sample.run_ns, sample.beside_ns) and sample.keys[-1] in alone.clean
-    )
-    for view, of_view in zip(views, samples, strict=True):
-        view.contended_ns = list(view.alone_ns)
-        for index, sample in of_view:
-            by_itself = alone.run_ns(sample)
-            view.contended_ns[index] += round(by_itself * (factors.of(keys(view, index), by_itself) - 1))
-    return factors
-
-
-def _samples(view: ActionView) -> Iterator[tuple[int, Sample]]:
-    """A sample per kernel of the compute stream, by its index."""
+def _runs(view: ActionView, device: Device, *, held: bool) -> Iterator[_KernelRun]:
+    """The runs of kernels of the compute stream."""
     s = view.segment
     seen: Counter[tuple[object, ...]] = Counter()
-    for index, kernel in enumerate(s.kernels):
+    for index, (kernel, piece) in enumerate(zip(s.kernels, pieces(s.kernels), strict=True)):
         if not kernel.is_compute or kernel.is_collective:
             continue
-        what = (s.kind, kernel.kernel_class or kernel.name, kernel.blocks, kernel.node_name)
+        name = kernel.kernel_class or kernel.name
+        what = (s.kind, name, kernel.blocks, kernel.node_name)
         keys: tuple[tuple[object, ...], ...] = ((view.rank, s.stage, *what, seen[what]),)
         seen[what] += 1
-        if view.places is not None and view.places[index].layer >= 0:
-            slot = (*what, "slot", view.places[index].slot)
+        place = view.places[index] if view.places is not None and view.places[index].layer >= 0 else None
+        if place is not None:
+            slot = (*what, "slot", place.slot)
             keys += ((view.rank, *slot), slot)
-        yield index, Sample(keys, kernel.end_ns - kernel.start_ns, view.beside_ns[index])
+        run_ns = kernel.end_ns - kernel.start_ns
+        yield _KernelRun(
+            index,
+            Sample(keys, run_ns, view.beside_ns[index]),
+            (
+                (*what, None, index) if place is None else (*what, place.slot, None),
+                (name, kernel.blocks),
+                kernel_class(name, kernel.blocks, device.sm_count) if held else SEPARATE,
+            ),
+            view.beside_messages_ns[index],
+            piece.run_ns / run_ns if run_ns else 0.0,
+        )
 
 
 def _tell_factors(factors: Factors, account: Account) -> None:
     """Say where the slowdown beside communication comes from."""
-    total = factors.own + factors.pooled + factors.defaulted
+    total = factors.applied_ns.total()
     if not total:
         return
+    own, of_class, default = (factors.applied_ns[source] / total for source in SOURCES)
     account.find(
         "interference", "all",
-        f"slowdown beside communication: kernels' own for {factors.own / total:.0%} of compute, that of their class in "
-        f"this trace for {factors.pooled / total:.0%}, defaults for {factors.defaulted / total:.0%}",
-        "kernels", factors.own / total,
+        f"slowdown beside communication: kernels' own for {own:.0%} of compute, that of their class in this trace for "
+        f"{of_class:.0%}, defaults for {default:.0%}",
+        "kernels", own,
     )  # fmt: skip
-    if factors.defaulted > total / 2:
-        account.note(
-            "hardly any kernel ran beside communication, so by how much compute slows down there is the default of its "
-            "kernels' class (H100): --costs-from takes it from another recording"
-        )
+    if default > 0.5:
+        account.note(MOSTLY_DEFAULTS)
 
 
 def _tell_contention(alone: Alone, slowed: int, total: int, account: Account) -> None:
@@ -130,7 +153,7 @@ def _tell_contention(alone: Alone, slowed: int, total: int, account: Account) ->
     told = 1 - alone.never_alone / slowed
     account.find(
         "contention", "all", f"{slowed} of {total} kernels ran beside communication kernels", "kernels", told,
-        f"{alone.never_alone} of them never ran alone: a low quantile of their times stands for that"
+        f"{alone.never_alone} of them never ran alone: what they take then is told by their factor"
         if alone.never_alone
         else None,
     )  # fmt: skip

@@ -54,13 +54,14 @@ static double begin_load(Load *load, int64_t now, int is_forward, int64_t alone)
 {
     load->average = load->since < 0 ? load->start_load : load_after(load, load->average, now - load->since, 0.0);
     load->begun = now;
-    load->alone = alone;
     load->full = is_forward ? load->forward_load : 1.0;
-    load->work += load->full * (double)alone;
     double beyond = (load->average + load_after(load, load->average, alone, load->full)) / 2 - load->threshold;
     double moving = load->slope * (beyond > 0.0 ? beyond : 0.0);
     double warm = load->step_load - load->step_threshold;
-    return 1.0 + moving + load->step_slope * (warm > 0.0 ? warm : 0.0);
+    double factor = 1.0 + moving + load->step_slope * (warm > 0.0 ? warm : 0.0);
+    load->alone = (int64_t)rint((double)alone * factor); /* half to even, as Python rounds */
+    load->work += load->full * (double)load->alone;
+    return factor;
 }
 
 static void end_load(Load *load, int64_t now)
@@ -79,7 +80,7 @@ static int64_t begin_compute(Devices *d, int32_t task, int64_t now, int64_t alon
     int64_t contended = d->contended[task];
     if (d->loads[rank].settle > 0) {
         double factor = begin_load(&d->loads[rank], now, d->kinds[task] == FORWARD_COMPUTE, alone);
-        alone = (int64_t)rint((double)alone * factor); /* half to even, as Python rounds */
+        alone = d->loads[rank].alone;
         contended = (int64_t)rint((double)contended * factor);
     }
     if (contended <= alone || !alone)

@@ -60,9 +60,8 @@ class TaskCosts:
     def _action_ns(self, action: Action) -> tuple[int, int]:
         """Compute time of an action by itself, and beside a communication kernel from start to end."""
         cost = self.measured.action(action)
-        if not self._interference or cost.uncontended_ns is None:
-            return cost.duration_ns, cost.duration_ns
-        return cost.uncontended_ns, cost.contended_ns or cost.uncontended_ns
+        alone = cost.duration_ns if cost.uncontended_ns is None else cost.uncontended_ns
+        return alone, max(alone, cost.contended_ns or 0) if self._interference else alone
 
     @staticmethod
     def message_classes(compiled: Compiled) -> list[int]:

@@ -128,9 +128,11 @@ class _LoadState:
         model = self.model
         idle = self.since_ns < 0
         self.average = model.start_load if idle else model.after(self.average, now - self.since_ns, 0.0)
-        self.begun_ns, self.alone_ns, self.full = now, alone_ns, model.load_of(kind)
-        self.work += self.full * alone_ns
-        return model.factor(self.average, alone_ns, self.full, self.step_load)
+        self.begun_ns, self.full = now, model.load_of(kind)
+        factor = model.factor(self.average, alone_ns, self.full, self.step_load)
+        self.alone_ns = round(alone_ns * factor)
+        self.work += self.full * self.alone_ns
+        return factor
 
     def end(self, now: int) -> None:
         """End it: beside a communication kernel it brought less load."""

@@ -131,16 +131,15 @@ def _one_by_one(flow: Flow) -> Placed:
     needed, made = flow.needed.tolist(), flow.made.tolist()
     peer = [rank if remote else -1 for rank, remote in zip(flow.dst_rank.tolist(), flow.remote.tolist(), strict=True)]
     position, end = flow.first[:-1].tolist(), flow.first[1:].tolist()
-    program: list[list[int]] = [
-        [] for _ in end
-    ]  # actions by number; below 0 send ~(2 message), receive ~(2 message + 1)
+    # Actions by number; below 0 are ~(2 message), its send, and ~(2 message + 1), its receive.
+    program: list[list[int]] = [[] for _ in end]
     pauses = other_turns(flow)
     closes = flow.closes.tolist()
     is_sent = bytearray(flow.messages)
-    waits = [-1] * flow.messages  # per message, the rank that was left out for it
-    now, later = sum(1 << rank for rank, (at, last) in enumerate(zip(position, end, strict=True)) if at < last), 0
+    waits = [0] * flow.messages  # per message, the rank that was left out for it
+    now, later = sum(1 << rank for rank in set(flow.rank.tolist())), 0  # ranks are bits, the lowest has its turn first
     while now:
-        while now:  # one round: ranks as bits, the lowest first
+        while now:  # one round
             bit = now & -now
             now ^= bit
             rank = bit.bit_length() - 1
@@ -149,29 +148,39 @@ def _one_by_one(flow: Flow) -> Placed:
                 pauses[action] -= 1
                 later |= bit
                 continue
-            unit = range(action, closes[action] + 1)
-            missing = next((needed[a] for a in unit if needed[a] >= 0 and not is_sent[needed[a]]), -1)
-            if missing >= 0:
-                waits[missing] = rank
+            last = closes[action]
+            message = _missing(needed, is_sent, action, last)
+            if message >= 0:
+                waits[message] = bit
                 continue
-            program[rank].extend(unit)
-            for message in [made[a] for a in unit if made[a] >= 0]:
+            program[rank].append(action)
+            if last > action:
+                program[rank].append(last)
+            for message in made[action : last + 1]:
+                if message < 0:
+                    continue
                 is_sent[message] = 1
                 if peer[message] >= 0:
                     program[rank].append(~(2 * message))
                     program[peer[message]].append(~(2 * message + 1))
-                woken = waits[message]
-                if woken > rank:
-                    now |= 1 << woken
-                elif woken >= 0:
-                    later |= 1 << woken
-            position[rank] = unit.stop
-            if unit.stop < end[rank]:
+                if waits[message] > bit:
+                    now |= waits[message]
+                else:
+                    later |= waits[message]
+            position[rank] = last + 1
+            if last + 1 < end[rank]:
                 later |= bit
         now, later = later, 0
     if position != end:
         raise ScheduleDeadlock(_stuck(flow, position, end))
     return _decoded(flow, program)
+
+
+def _missing(needed: list[int], is_sent: bytearray, first: int, last: int) -> int:
+    """A message that one of the actions of a unit needs and that is not sent yet; -1 if there is none."""
+    if needed[first] >= 0 and not is_sent[needed[first]]:
+        return needed[first]
+    return needed[last] if needed[last] >= 0 and not is_sent[needed[last]] else -1
 
 
 def _decoded(flow: Flow, program: list[list[int]]) -> Placed:

@@ -105,6 +105,9 @@ def _stage(samples: dict[ActionKind, list[ActionCost]], *, split: bool) -> Stage
 
     held = max((cost.held_bytes or 0 for cost in samples[F]), default=0)
     early = max((-(cost.held_bytes or 0) for cost in samples[INPUT]), default=0) if split else 0
+    # An I that leaves more than it found (gradients for its W) needs that room too: taken from the forward on, which
+    # is too early but never too little.
+    held += max(0, -early)
     return StageCosts(
         forward_ns=duration(F),
         backward_ns=duration(INPUT if split else B),

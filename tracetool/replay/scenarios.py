@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tracetool.replay import p2p_of
+from tracetool.replay import p2p_of, replay
 from tracetool.replay.compiled import Compiled
 from tracetool.replay.costing import TaskCosts
+from tracetool.replay.side_by_side import divided
 from tracetool.replay.sweeping import Durations
 from tracetool.replay.tail import run_tails
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule
-    from tracetool.model.timeline import Op
+    from tracetool.model.timeline import Op, Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +53,29 @@ def replay_many(pipeline: Pipeline, schedule: Schedule, scenarios: Sequence[Scen
         UnsupportedShape: If the schedule needs costs that the trace does not tell.
     """
     alike: dict[Scenario, list[int]] = {}
-    for number, scenario in enumerate(scenarios):
-        scenario.topology.check(schedule.shape.ranks)
-        alike.setdefault(_without_speeds(scenario), []).append(number)
     found: dict[int, StepTimes] = {}
+    alone = [_alone(scenario) for scenario in scenarios]
+    for number, scenario in enumerate(alone):
+        scenario.topology.check(schedule.shape.ranks)
+        if _shares_links(scenario):
+            found[number] = _of(replay(pipeline, schedule, scenario).timeline)
+        else:
+            alike.setdefault(_without_speeds(scenario), []).append(number)
     for numbers in alike.values():
-        steps = _together(pipeline, schedule, [scenarios[number] for number in numbers])
+        steps = _together(pipeline, schedule, [alone[number] for number in numbers])
         found.update(zip(numbers, steps, strict=True))
     return [found[number] for number in range(len(scenarios))]
+
+
+def _shares_links(scenario: Scenario) -> bool:
+    return scenario.pipelines > 1 and bool(scenario.topology.links)
+
+
+def _alone(scenario: Scenario) -> Scenario:
+    """With a pipeline's own share of every link, where it has one all the time."""
+    if not _shares_links(scenario) or scenario.link_sharing != "spatial":
+        return scenario
+    return replace(scenario, pipelines=1, topology=divided(scenario.topology, scenario.pipelines))
 
 
 def _without_speeds(scenario: Scenario) -> Scenario:
@@ -88,3 +104,9 @@ def _together(pipeline: Pipeline, schedule: Schedule, scenarios: Sequence[Scenar
 def _step(ends_ns: list[int], tails: Sequence[Op]) -> StepTimes:
     window = max(ends_ns)
     return StepTimes(window, max([window, *(op.end_ns for op in tails)]))
+
+
+def _of(timeline: Timeline) -> StepTimes:
+    computes = timeline.computes()
+    start = min(op.start_ns for op in computes)
+    return StepTimes(max(op.end_ns for op in computes) - start, max(op.end_ns for op in timeline.ops) - start)

@@ -113,9 +113,7 @@ class Averages:
             name = name_of(stage, kind)
             one = self._computes[name]
             costs[kind] = (
-                tuple(replace(c, duration_ns=one.duration_ns, uncontended_ns=one.uncontended_ns) for c in measured)
-                if is_chosen(name)
-                else measured
+                tuple(replace(c, duration_ns=one.duration_ns) for c in measured) if is_chosen(name) else measured
             )
         # Nothing reads the time of messages that a stage does not send.
         forward, backward = (self._sent.get(kind, 0) for kind in SENT)
@@ -212,9 +210,9 @@ def _conserved(means: Mapping[str, ActionCost], costs: Mapping[str, Sequence[Act
     half = one * times[inputs] // (times[inputs] + times[weights])
     return {
         **means,
-        whole: ActionCost(one, uncontended_ns=None),
-        inputs: ActionCost(half, uncontended_ns=None),
-        weights: ActionCost(one - half, uncontended_ns=None),
+        whole: ActionCost(one),
+        inputs: ActionCost(half),
+        weights: ActionCost(one - half),
     }
 
 
@@ -223,7 +221,4 @@ def _mean(values: Sequence[int]) -> int:
 
 
 def _mean_cost(costs: Sequence[ActionCost]) -> ActionCost:
-    alone = [c.uncontended_ns for c in costs if c.uncontended_ns is not None]
-    return ActionCost(
-        _mean([c.duration_ns for c in costs]), uncontended_ns=_mean(alone) if len(alone) == len(costs) else None
-    )
+    return ActionCost(_mean([c.duration_ns for c in costs]))

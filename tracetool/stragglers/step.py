@@ -16,7 +16,7 @@ from tracetool.replay.tail import run_tails
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.model.pipeline import ActionCost, Pipeline
+    from tracetool.model.pipeline import Pipeline, StageProfile
     from tracetool.model.timeline import Op
 
 PartKind = Literal["collective", "compute", "host"]
@@ -175,18 +175,19 @@ def _by_start(starts: Sequence[int]) -> list[int]:
 
 
 def _replayed(pipeline: Pipeline, delays: Sequence[int]) -> list[Op]:
-    stages = list(pipeline.stages)
+    stages = [_as_recorded(stage) for stage in pipeline.stages]
     for order, delay in zip(pipeline.observed.orders, delays, strict=True):
         stage, kind, microbatch = order[0]
         if delay:
             costs = list(stages[stage].costs[kind])
-            costs[microbatch] = _longer(costs[microbatch], delay)
+            costs[microbatch] = replace(costs[microbatch], duration_ns=costs[microbatch].duration_ns + delay)
             stages[stage] = replace(stages[stage], costs={**stages[stage].costs, kind: tuple(costs)})
     ranks = tuple(replace(profile, tail=()) for profile in pipeline.ranks)
     done = replay(replace(pipeline, stages=tuple(stages), ranks=ranks), pipeline.observed, Scenario(interference=False))
     return sorted(done.timeline.computes(), key=lambda op: op.start_ns)
 
 
-def _longer(cost: ActionCost, delay: int) -> ActionCost:
-    alone = None if cost.uncontended_ns is None else cost.uncontended_ns + delay
-    return replace(cost, duration_ns=cost.duration_ns + delay, uncontended_ns=alone)
+def _as_recorded(stage: StageProfile) -> StageProfile:
+    """A stage whose actions take what they took: what slowed them down stays in."""
+    costs = {kind: tuple(replace(c, uncontended_ns=None) for c in of_kind) for kind, of_kind in stage.costs.items()}
+    return replace(stage, costs=costs)

@@ -1,0 +1,40 @@
+"""--costs-from: slowdown beside communication taken from another recording."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tracetool.reconstruct import Reconstruction
+    from tracetool.store import Run
+
+
+def borrow_slowdown(found: Reconstruction, other: Run, path: Path) -> Reconstruction:
+    """What was reconstructed, slowed down beside communication as another recording was, with a note on how sure it is.
+
+    Args:
+        found: Where all other costs come from.
+        other: The recording to take the slowdown from.
+        path: Its name, for the notes.
+
+    Raises:
+        ScenarioError: If the other one has other stages, or does not tell its slowdown.
+        TraceToolError: If it holds no pipeline.
+    """
+    from tracetool.costs.borrowed import with_factors_of
+    from tracetool.reconstruct import reconstruct
+    from tracetool.reconstruct.uncontended import MOSTLY_DEFAULTS
+
+    theirs = reconstruct(other)
+    told = "; ".join(finding.value for finding in theirs.findings if finding.fact == "interference")
+    return replace(
+        found,
+        pipeline=with_factors_of(found.pipeline, theirs.pipeline),
+        notes=(
+            *(note for note in found.notes if note != MOSTLY_DEFAULTS),
+            f"--costs-from {path}: {told or 'no slowdown beside communication'}",
+        ),
+    )
