@@ -135,7 +135,8 @@ def reconstruct(
     transfers = find_transfers(group, messages, p2p_ops, survey, account)
     memory = memory_facts(run, group, chosen, work.ranks, account)
     tails = tails_without_waits(run, group, chosen, work.ranks, account)
-    origin = min(survey.clocks.aligned_ns(rank, s.start_ns) for rank, w in work.ranks.items() for s in w.segments)
+    aligned = survey.clocks.aligned_ns
+    origin = min(aligned(rank, s.start_ns) for rank, w in work.ranks.items() for s in w.segments)
     residents = read_residents(run, group, work.ranks)
     logs = {rank: facts.log for rank, facts in memory.items() if facts.log is not None}
     window_ns = max(aligned(rank, s.end_ns) for rank, w in work.ranks.items() for s in w.segments) - origin
