@@ -1,4 +1,4 @@
-"""What makes the times of actions worth less than they look: collectives that they wait for, kernels that got lost."""
+"""What actions' times hold or lack: collectives that they wait for, kernels on other streams, kernels that got lost."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _WORTH_TELLING = 0.01
 """Share of the time of a rank's actions."""
 
+_COPIES = ("Memcpy", "Memset")
+"""How names of copies and fills begin."""
+
 _LOST_SQL = """
 SELECT count(*) FROM events AS l
 WHERE l.rank = $rank AND l.category = 'launch' AND l.start_ns >= $first AND l.start_ns < $last
@@ -31,7 +34,7 @@ WHERE l.rank = $rank AND l.category = 'launch' AND l.start_ns >= $first AND l.st
 
 
 def note_cautions(run: Run, step: Step, work: Mapping[int, RankWork], account: Account) -> None:
-    """Say how much of the actions' time is collectives with no compute beside them, and how many kernels are missing.
+    """Say how much of the actions' time is bare collectives, what they run on other streams, and what is missing.
 
     Such time (gathered parameters, tensor-parallel sums) is counted as compute, waiting for slower ranks
     included: what waits for it is part of the action.
@@ -50,6 +53,13 @@ def note_cautions(run: Run, step: Step, work: Mapping[int, RankWork], account: A
         account.note(
             "collectives inside actions with no compute beside them count as compute, their waiting for other ranks "
             f"included: {listed}"
+        )
+    beside = {rank: time for rank, w in work.items() if (time := beside_ns(w)) > _WORTH_TELLING * spent[rank]}
+    if beside:
+        listed = ", ".join(f"{format_duration(t)} ({t / spent[r]:.0%}) on rank {r}" for r, t in sorted(beside.items()))
+        account.note(
+            "kernels that actions launched on other streams than that of the compute run on after them, and count as "
+            f"no compute: {listed}"
         )
     for rank in sorted(work):
         first, last = step.spans[rank]
@@ -75,8 +85,29 @@ def bare_ns(work: RankWork) -> int:
     return sum(both.within(s.start_ns, s.end_ns) - busy.within(s.start_ns, s.end_ns) for s in work.segments)
 
 
+def beside_ns(work: RankWork) -> int:
+    """Time during which kernels of actions run on other streams, outside of all actions."""
+    actions = work.segments
+    aside = [
+        k for s in actions for k in s.kernels
+        if not (k.is_compute or k.is_collective or k.is_p2p or k.is_barrier or k.name.startswith(_COPIES))
+    ]  # fmt: skip
+    if not aside:
+        return 0
+    spans = [(s.start_ns, s.end_ns) for s in actions]
+    return _length([*spans, *((k.start_ns, k.end_ns) for k in aside)]) - _length(spans)
+
+
+def _length(spans: Sequence[tuple[int, int]]) -> int:
+    return _union_of(spans).within(min(start for start, _ in spans), max(end for _, end in spans))
+
+
 def _union(kernels: Sequence[Kernel]) -> Union:
+    return _union_of([(k.start_ns, k.end_ns) for k in kernels])
+
+
+def _union_of(spans: Sequence[tuple[int, int]]) -> Union:
     import numpy as np
 
-    spans = np.array(sorted((k.start_ns, k.end_ns) for k in kernels), dtype=np.int64)
-    return Union(spans[:, 0], spans[:, 1])
+    ordered = np.array(sorted(spans), dtype=np.int64)
+    return Union(ordered[:, 0], ordered[:, 1])
