@@ -331,3 +331,69 @@ def test_labels_of_stages_that_send_to_no_neighbour_are_refused(tmp_path: Path) 
     """Ranks 1 and 2 take each other's labels, but rank 0 still sends to rank 1."""
     with pytest.raises(UnmatchedTransfer, match=r"stage 0 \(rank 0\) sends F0 to stage 2 \(rank 1\)"):
         _relabelled(tmp_path, lambda rank, label: f"{(0, 2, 1, 3)[rank]}{label[1:]}")
+
+
+def test_a_collective_that_an_action_waits_for_is_told(tmp_path: Path, clean: Metrics) -> None:
+    """A gather of 20 ms in the middle of a forward of the last rank; all that follows on any rank is 20 ms later."""
+    length = 20_000
+
+    def change(traces: list[Trace]) -> None:
+        own = traces[3]
+        computes = sorted((k for k in _kernels(own) if "nccl" not in k["name"]), key=lambda k: k["ts"])
+        inside = next(k for k in computes if "sdpa" in k["name"])
+        launch, at = _launch_of(own, inside), inside["ts"]
+        for trace in traces:
+            cut = at + (own["baseTimeNanoseconds"] - trace["baseTimeNanoseconds"]) / 1000
+            for event in trace["traceEvents"]:
+                if event.get("cat") in {"kernel", "gpu_memcpy", "gpu_memset"}:
+                    if event["ts"] >= cut:
+                        event["ts"] += length
+                    elif "nccl" in event["name"] and event["ts"] + event["dur"] > cut:
+                        event["dur"] += length
+        ids = {"correlation": 99_999_999}
+        own["traceEvents"] += [
+            {**launch, "name": "cudaLaunchKernelExC", "ts": launch["ts"] - 0.5, "dur": 0.1, "args": ids},
+            {
+                "ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllGather_RING_LL()", "pid": 3, "tid": 99, "ts": at,
+                "dur": length, "args": {**ids, "stream": 99},
+            },
+        ]  # fmt: skip
+
+    found = _spoiled(tmp_path, change)
+    assert measure(found.observed).window_ns == pytest.approx(clean.window_ns + length * 1000, abs=5_000)
+    (told,) = [note for note in found.notes if "collectives inside actions" in note]
+    assert "20.0 ms" in told
+    assert told.endswith("on rank 3")
+
+
+def test_kernels_that_the_profiler_lost_are_counted(tmp_path: Path) -> None:
+    def change(traces: list[Trace]) -> None:
+        launches = {e["args"]["correlation"]: e for e in traces[1]["traceEvents"] if e.get("cat") in LAUNCHES}
+        known = [k for k in _kernels(traces[1]) if "LaunchKernel" in launches[k["args"]["correlation"]]["name"]]
+        lost = {id(k) for k in known if "nccl" not in k["name"] and known.index(k) % 100 == 50}
+        assert len(lost) > 5
+        counts.append(len(lost))
+        traces[1]["traceEvents"] = [e for e in traces[1]["traceEvents"] if id(e) not in lost]
+
+    counts: list[int] = []
+    notes = _spoiled(tmp_path, change).notes
+    assert any(f"rank 1: {counts[0]} kernels launched in the step are not in the trace" in note for note in notes)
+
+
+def test_kernels_between_receive_and_wait_pull_no_wait_into_the_action(tmp_path: Path, clean: Metrics) -> None:
+    """Masks, positions and the like: 2 us on the compute stream of rank 1 behind each of its receives and sends."""
+
+    def change(traces: list[Trace]) -> None:
+        trace = traces[1]
+        for number, message in enumerate([k for k in _kernels(trace) if "SendRecv" in k["name"]]):
+            launch = _launch_of(trace, message)
+            ids = {"correlation": 99_999_000 + number}
+            trace["traceEvents"] += [
+                {**launch, "name": "cudaLaunchKernel", "ts": launch["ts"] + launch["dur"] + 1, "dur": 1, "args": ids},
+                {
+                    "ph": "X", "cat": "kernel", "name": "arange_kernel", "pid": 1, "tid": 7, "ts": message["ts"] + 1,
+                    "dur": 2, "args": {**ids, "stream": 7},
+                },
+            ]  # fmt: skip
+
+    assert measure(_spoiled(tmp_path, change).observed).compute_ns == clean.compute_ns

@@ -17,11 +17,13 @@ from tracetool.model.pipeline import Pipeline, RankProfile, StageProfile
 from tracetool.model.schedule import schedule_from_orders
 from tracetool.model.timeline import Op, Timeline
 from tracetool.reconstruct.account import Account, Finding
+from tracetool.reconstruct.cautions import note_cautions
 from tracetool.reconstruct.closeup import Row, cost_rows, look_closely, loose_rows, read_residents
 from tracetool.reconstruct.contention import read_devices
 from tracetool.reconstruct.copies import find_copies, with_copies
 from tracetool.reconstruct.groups import PipelineGroup, chosen_pipeline, find_pipelines
 from tracetool.reconstruct.memory import MemoryFacts, memory_facts
+from tracetool.reconstruct.message_times import check_times
 from tracetool.reconstruct.receive_buffers import standing_buffer_bytes
 from tracetool.reconstruct.segments import RankWork, Segment, Work, find_work
 from tracetool.reconstruct.steps import Step, choose_step, steps_of
@@ -33,7 +35,6 @@ from tracetool.reconstruct.transfers import (
     StepMessages,
     buffers_sends,
     check_counts,
-    check_times,
     find_transfers,
     median_transfer_ns,
     messages_of_step,
@@ -129,7 +130,8 @@ def reconstruct(
     how = _How(use_labels=use_labels, has_device=bool(kernels))
     messages, work = _work(run, group, chosen, survey, how, account)
     p2p_ops = stage_ops(run, chosen, messages, work.placed)
-    check_times(chosen, p2p_ops, work.ranks)
+    check_times(chosen, p2p_ops, work.ranks, account)
+    note_cautions(run, chosen, work.ranks, account)
     transfers = find_transfers(group, messages, p2p_ops, survey, account)
     memory = memory_facts(run, group, chosen, work.ranks, account)
     tails = tails_without_waits(run, group, chosen, work.ranks, account)

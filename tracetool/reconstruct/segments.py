@@ -206,6 +206,7 @@ def _placed(
             problem = error if not problem.message else problem
             continue
         if not placed.faults:
+            _leave_out_early(found, placed, posts)
             return _settled(found), placed
         faults = faults or placed.faults
     if not faults:
@@ -215,6 +216,22 @@ def _placed(
         f"them: {faults[0]}.",
         hint="the step may be cut off (try another with --step); labels of the framework (torch 2.10 and newer) help",
     )
+
+
+def _leave_out_early(found: Mapping[int, _Found], placed: Placed, posts: Mapping[int, Sequence[P2POp]]) -> None:
+    """Take out of each piece what ran before the message it takes had come: the wait for that would be in its time.
+
+    Such kernels need nothing of the message (masks, positions); they were launched after its receive was posted.
+    """
+    for rank, ops in posts.items():
+        for op in ops:
+            piece = None if op.is_send else placed.ends.get((rank, op.position))
+            if piece is None or op.end_ns is None:
+                continue
+            early = {id(k) for k in piece.kernels if k.start_ns < op.end_ns}
+            if early and len(early) < len(piece.kernels):
+                found[rank].loose.extend(k for k in piece.kernels if id(k) in early)
+                piece.kernels = [k for k in piece.kernels if id(k) not in early]
 
 
 def _graph_cuts(run: Run, group: PipelineGroup, step: Step) -> dict[int, list[int]]:

@@ -11,7 +11,6 @@ from tracetool.errors import UnmatchedTransfer
 from tracetool.model.action import ActionKind
 from tracetool.model.timeline import Transfer
 from tracetool.reconstruct.labels import SQL_PATTERN, parse_label
-from tracetool.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from tracetool.reconstruct.groups import PipelineGroup
     from tracetool.reconstruct.messages import Message, P2POp
     from tracetool.reconstruct.placement import Placed
-    from tracetool.reconstruct.segments import RankWork
     from tracetool.reconstruct.steps import Step
     from tracetool.reconstruct.survey import Survey
     from tracetool.store import Run
@@ -164,40 +162,6 @@ def stage_ops(run: Run, step: Step, found: StepMessages, placed: Placed | None) 
                 hint="the labels name other stages than the messages show: they are of other ranks, or wrong",
             )
     return by_rank
-
-
-def check_times(step: Step, ops: Mapping[int, Sequence[StageOp]], work: Mapping[int, RankWork]) -> None:
-    """Check that nothing is sent before what makes it begins, and nothing received after what takes it ended.
-
-    Both ends of each comparison are on one rank's clock. What fails it was given a wrong microbatch or stage.
-
-    Raises:
-        UnmatchedTransfer: If a message is sent or received at such a time.
-    """
-    for rank, mine in ops.items():
-        spans: dict[tuple[int, bool, int], tuple[int, int]] = {}
-        for s in work[rank].segments:
-            key = (s.stage, s.kind is ActionKind.FORWARD, s.microbatch)
-            start, end = spans.get(key, (s.start_ns, s.end_ns))
-            spans[key] = min(start, s.start_ns), max(end, s.end_ns)
-        for op, kind, stage, microbatch in mine:
-            span = spans.get((stage, kind is ActionKind.FORWARD, microbatch))
-            if span is None:
-                raise UnmatchedTransfer(
-                    f"step {step.number}: rank {rank} {'sends' if op.is_send else 'receives'} a message of "
-                    f"{stage}{kind.value}{microbatch}, which it does not run.",
-                    hint="labels of actions contradict those of messages, or the step is cut off: try another --step",
-                )
-            start, end = span
-            at = op.start_ns or 0
-            if at < start if op.is_send else at >= end:
-                raise UnmatchedTransfer(
-                    f"step {step.number}, rank {rank}: what {stage}{kind.value}{microbatch} "
-                    f"{'makes is sent' if op.is_send else 'takes is received'} "
-                    f"{format_duration(start - at if op.is_send else at - end)} "
-                    f"{'before it begins' if op.is_send else 'after it ended'}.",
-                    hint="labels of actions contradict those of messages, or the step is cut off: try another --step",
-                )
 
 
 _LABELS_SQL = """

@@ -1,0 +1,61 @@
+"""Messages against the actions that make and take them, all times chosen by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from tracetool.errors import UnmatchedTransfer
+from tracetool.model.action import ActionKind
+from tracetool.reconstruct.account import Account
+from tracetool.reconstruct.message_times import check_times
+from tracetool.reconstruct.messages import P2POp
+from tracetool.reconstruct.segments import RankWork, Segment
+from tracetool.reconstruct.steps import Step
+from tracetool.reconstruct.transfers import StageOp
+
+F, INPUT, WEIGHT = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
+
+
+def _notes(*ops: tuple[ActionKind, bool, int, int], microbatch: int = 0) -> list[str]:
+    """Rank 5 runs 1F0 from 1000 to 2000, 1I0 to 2500 and 1W0 from 3000 to 4000; per message its kind, side and time."""
+    spans = ((F, 1000, 2000), (INPUT, 2000, 2500), (WEIGHT, 3000, 4000))
+    segments = tuple(Segment(kind, 0, 1, start, end, start, end) for kind, start, end in spans)
+    posted = [
+        StageOp(
+            P2POp(5, n, 6, is_send, 8, "pp", None, 20, 1, start, start, end, None),
+            kind if kind is F else ActionKind.BACKWARD, 1, microbatch,
+        )
+        for n, (kind, is_send, start, end) in enumerate(ops)
+    ]  # fmt: skip
+    account = Account()
+    check_times(Step(0, {}), {5: posted}, {5: RankWork(segments, (), "label")}, account)
+    return account.notes
+
+
+def test_messages_around_their_actions_are_fine() -> None:
+    """A gradient may leave before the weights' gradients begin, and a send may begin while its action runs."""
+    assert _notes((F, False, 0, 1000), (F, True, 1900, 2100), (INPUT, False, 0, 2000), (INPUT, True, 2500, 2600)) == []
+
+
+def test_an_action_that_begins_before_its_message_came_is_told() -> None:
+    (note,) = _notes((F, False, 500, 1700), (INPUT, False, 0, 2000))
+    assert note.startswith("actions that begin before their message has come: 1; up to 700.0 ns of waiting")
+
+
+@pytest.mark.parametrize(
+    ("op", "told"),
+    [
+        ((F, True, 900, 1100), "what 1F0 makes is sent 100.0 ns before it begins"),
+        ((INPUT, True, 1900, 2100), "what 1B0 makes is sent 100.0 ns before it begins"),
+        ((F, False, 2200, 2300), "what 1F0 takes is received 200.0 ns after it ended"),
+        ((INPUT, False, 4000, 4100), "what 1B0 takes is received 0 ns after it ended"),
+    ],
+)
+def test_a_message_at_a_time_that_cannot_be_is_refused(op: tuple[ActionKind, bool, int, int], told: str) -> None:
+    with pytest.raises(UnmatchedTransfer, match=f"step 0, rank 5: {told}"):
+        _notes(op)
+
+
+def test_a_message_of_an_action_that_does_not_run_is_refused() -> None:
+    with pytest.raises(UnmatchedTransfer, match="rank 5 sends a message of 1F7, which it does not run"):
+        _notes((F, True, 1900, 2100), microbatch=7)
