@@ -97,6 +97,19 @@ def test_ranks_of_one_host_have_one_clock(name: str) -> None:
     assert abs(clocks.by_rank[1].offset_ns or 0) < NOISE_NS
 
 
+@pytest.mark.parametrize(("jump_ns", "drift_ppm", "told"), [(0, 20.0, False), (0, 400.0, False), (300_000, 0.0, True)])
+def test_a_clock_that_was_set_during_the_capture_is_told(jump_ns: int, drift_ppm: float, told: bool) -> None:
+    """40 messages over 240 ms, both ways in turn, whose receiver waits; rank 1's clock drifts, or jumps half-way."""
+    messages = []
+    for number in range(40):
+        sent = START + number * 6 * MS
+        ahead = (jump_ns if number >= 20 else 0) + round(number * 6 * MS * drift_ppm / 1e6)
+        messages.append(_message(WAYS[number % 2], number, sent=sent, lag=20_000, waited=MS, ahead=ahead))
+    account = Account()
+    find_clocks([0, 1], messages, [], account)
+    assert any("were set during the capture" in note for note in account.notes) is told
+
+
 TIMES = {
     "events": ["start_ns"], "comms": ["posted_ns", "start_ns", "end_ns"], "steps": ["start_ns", "end_ns"],
     "memory": ["time_ns"],

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from tracetool.errors import UnmatchedTransfer
 from tracetool.model.action import ActionKind
 from tracetool.reconstruct.account import Account
 from tracetool.reconstruct.message_times import check_times
-from tracetool.reconstruct.messages import P2POp
+from tracetool.reconstruct.messages import P2POp, match_messages
 from tracetool.reconstruct.segments import RankWork, Segment
 from tracetool.reconstruct.steps import Step
-from tracetool.reconstruct.transfers import StageOp
+from tracetool.reconstruct.transfers import StageOp, messages_of_step
 
 F, INPUT, WEIGHT = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 
@@ -59,3 +62,18 @@ def test_a_message_at_a_time_that_cannot_be_is_refused(op: tuple[ActionKind, boo
 def test_a_message_of_an_action_that_does_not_run_is_refused() -> None:
     with pytest.raises(UnmatchedTransfer, match="rank 5 sends a message of 1F7, which it does not run"):
         _notes((F, True, 1900, 2100), microbatch=7)
+
+
+def test_equally_many_messages_that_do_not_fit_are_not_said_to_be_too_few() -> None:
+    """Three sends of 8, 16 and 32 bytes against receives of 32, 8 and 16: no shift pairs them all."""
+    ops = {
+        rank: tuple(
+            P2POp(rank, n, 1 - rank, rank == 0, size, "pp", None, 20, 1, 100 * n, 100 * n, 100 * n + 50, None)
+            for n, size in enumerate(sizes)
+        )
+        for rank, sizes in ((0, (8, 16, 32)), (1, (32, 8, 16)))
+    }
+    survey: Any = SimpleNamespace(p2p=ops, matched=match_messages(ops, Account()))
+    group: Any = SimpleNamespace(ranks=(0, 1))
+    with pytest.raises(UnmatchedTransfer, match="sends 3 messages to rank 1, which receives as many, but their sizes"):
+        messages_of_step(survey, group, Step(0, {0: (0, 1000), 1: (0, 1000)}))

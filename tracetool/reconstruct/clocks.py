@@ -32,6 +32,8 @@ NOISE_NS = 10_000
 """Offsets up to this are within what ends of kernels on one host differ by: such times are left as they are."""
 
 _DRIFT_NS = 8_000
+_MOST_DRIFT_PPM = 500.0
+"""No clock that is kept drifts more: NTP corrects up to that (RFC 5905, its frequency tolerance)."""
 _SHORT_COLLECTIVE_NS = 2_000_000
 _SIGNIFICANT = 3.0
 
@@ -281,6 +283,12 @@ def _tell(
                 f"{format_duration(clock.residual_ns or 0)}",
                 clock.evidence, clock.confidence, format_count(clock.anchors, "anchor"),
             )  # fmt: skip
+    jumped = [rank for rank, clock in known.items() if abs(clock.drift_ppm or 0.0) > _MOST_DRIFT_PPM]
+    if jumped:
+        account.note(
+            f"the clocks of {format_ranks(jumped)} seem to drift by more than {_MOST_DRIFT_PPM:.0f} ppm, as no clock "
+            "does: they were set during the capture, and times on both sides of that do not fit each other"
+        )
     if apart:
         account.note(
             f"the {'clock' if len(apart) == 1 else 'clocks'} of {format_ranks(apart)} cannot be compared with that of "

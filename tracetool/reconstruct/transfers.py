@@ -124,6 +124,12 @@ def _check_op(op: P2POp, step: Step, met: set[tuple[int, int]], alone: Mapping[t
         ours, theirs = alone[op.rank, op.peer, op.is_send], alone[op.peer, op.rank, not op.is_send]
         verb, other = ("sends", "receives") if op.is_send else ("receives", "sends")
         way = "to" if op.is_send else "from"
+        if ours == theirs:
+            raise UnmatchedTransfer(
+                f"step {step.number}: rank {op.rank} {verb} {ours} messages {way} rank {op.peer}, which {other} as "
+                "many, but their sizes or times do not fit each other.",
+                hint="one side may be of another run, or its clock was set during the capture",
+            )
         raise UnmatchedTransfer(
             f"step {step.number}: rank {op.rank} {verb} {ours} messages {way} rank {op.peer}, which {other} "
             f"{theirs} in it.",
