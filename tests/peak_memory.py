@@ -11,8 +11,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # Not ru_maxrss: it survives exec, so a child that was forked from a large test process starts at that one's size.
+# Without pandas, which OR-tools brings into the tests' environment and pyarrow then loads.
 _RUN = """
 import sys
+class WithoutPandas:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pandas":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, WithoutPandas())
 from pathlib import Path
 from tracetool.cli import run
 code = run(["ingest", sys.argv[1], "-o", sys.argv[2], "-q", "--force", "--jobs", "1"])
