@@ -84,3 +84,11 @@ def test_times_alone_are_drawn_with_their_times_beside() -> None:
         for s in measured.stages
     )
     assert _spread(replace(measured, stages=stages), 0) == Spread(RESAMPLES, 6 * 7, 6 * 7)
+
+
+def test_the_order_in_which_kinds_were_found_does_not_matter() -> None:
+    turned = replace(
+        VARYING, stages=tuple(replace(s, costs=dict(reversed(list(s.costs.items())))) for s in VARYING.stages)
+    )
+    assert [list(s.costs) for s in turned.stages] != [list(s.costs) for s in VARYING.stages]
+    assert _spread(turned, 3) == _spread(VARYING, 3)

@@ -51,7 +51,8 @@ def spread(pipeline: Pipeline, schedule: Schedule, scenario: Scenario, seed: int
     microbatches = schedule.shape.microbatches
 
     def drawn(costs: Costs) -> Costs:
-        return {kind: _drawn(of_kind, microbatches, random) for kind, of_kind in costs.items()}
+        # In one order of kinds, whatever order they were found in: it decides which draw goes to which action.
+        return {kind: _drawn(costs[kind], microbatches, random) for kind in sorted(costs)}
 
     steps = []
     for _ in range(RESAMPLES):

@@ -153,3 +153,10 @@ def test_slowdown_from_another_recording(capsys: pytest.CaptureFixture[str], tmp
     assert own["rows"][1] == borrowed["rows"][1]
     assert run(["validate", SAMPLE, str(path), "--costs-from", str(ROOT / "tests" / "data" / "ckpt_reentrant")]) == 2
     assert "has 2 stages, this one 4" in capsys.readouterr().err
+
+
+def test_a_file_without_rows_is_no_crash(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "empty.json"
+    path.write_text('{"model": {}, "results": []}', encoding="utf-8")
+    assert run(["validate", SAMPLE, str(path)]) == 0
+    assert "0 of 0 rows compared" in capsys.readouterr().out

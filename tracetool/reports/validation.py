@@ -159,7 +159,7 @@ def render_text(done: Validation, facts: ValidationFacts) -> bytes:
     lines = [facts.measured.name, f"  predicted from {facts.run.name}, step {done.sources.run.pipeline.step}"]
     if facts.memory_run is not None:
         lines.append(f"  memory from {facts.memory_run.name}")
-    table = [aligned([row[i] for i in columns], widths) for row in rows]
+    table = [aligned([row[i] for i in columns], widths) for row in rows if columns]
     took, replayed = format_duration(done.recorded_ns), format_duration(done.replayed_ns)
     lines.append(f"  which took {took} with the profiler, {replayed} replayed")
     after = [f"  {row.measured.name}: not predicted: {row.reason}" for row in done.rows if row.reason is not None]
