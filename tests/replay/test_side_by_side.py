@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tracetool.model.timeline import Timeline
 
 
-_I, _W = ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
+_F, _I, _W = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 
 
 def _window_ns(pipelines: int, sharing: LinkSharing = "temporal", **costs: Any) -> int:
@@ -101,3 +101,17 @@ def test_opposed_pipelines_are_refused() -> None:
     schedule = build_schedule("chimera", PipelineShape(4, 8, 2, "bidirectional"))
     with pytest.raises(UnsupportedShape, match="two opposed pipelines already"):
         replay(measured, schedule, replace(scenario(places([2, 2]), "per-edge"), pipelines=2))
+
+
+def test_copies_cost_what_one_does() -> None:
+    """Over links that nobody waits for, n pipelines take what one takes: halves of derived backwards included."""
+    measured = pipeline(3, 4, 10, 20, payload_bytes=1)
+    halves = {kind: tuple(replace(c, duration_ns=1000) for c in measured.stages[0].costs[_F]) for kind in (_I, _W)}
+    measured = replace(measured, stages=tuple(replace(s, derived=halves) for s in measured.stages))
+    schedule = build_schedule("zb-h1", measured.observed.shape)
+    free = scenario(places([1, 2], bandwidth_bytes_per_s=10**30), "per-edge")
+    one, three = (replay(measured, schedule, replace(free, pipelines=n)) for n in (1, 3))
+    assert one.timeline == three.timeline
+    weights = {op.stage: op.duration_ns for op in one.timeline.computes() if op.kind is _W}
+    # Run apart, weight gradients take 9 % more; the first stage has no input gradient to run ahead of them.
+    assert weights == {0: 1000, 1: 1090, 2: 1090}

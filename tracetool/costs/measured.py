@@ -69,7 +69,11 @@ class MeasuredCosts:
         if action.kind is ActionKind.BACKWARD_WEIGHT and action.stage not in self._splitting:
             action = action._replace(kind=ActionKind.BACKWARD)
         first = self._shape.microbatches_of(action.stage).start
-        cost = _measured(self._stage(action.stage), action._replace(microbatch=action.microbatch - first))
+        # A first stage has no input gradient to run apart: torch runs its whole backward as one.
+        apart = self._shape.previous(action.stage) is not None
+        cost = _measured(
+            self._stage(action.stage), action._replace(microbatch=action.microbatch - first), runs_apart=apart
+        )
         activation = self._scenario.activation_bytes
         if activation is None:
             return cost
@@ -149,16 +153,15 @@ class MeasuredCosts:
         return [self._pipeline.ranks[self._shape.profile_of(stage)] for stage in self._shape.stages_of(rank)]
 
 
-def _measured(stage: StageProfile, action: Action) -> ActionCost:
+def _measured(stage: StageProfile, action: Action, *, runs_apart: bool) -> ActionCost:
     halves = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
     # A trace that has W alone runs the whole backward as W.
     is_half = action.kind in halves and not all(kind in stage.costs for kind in halves)
     costs = stage.derived.get(action.kind) if is_half else stage.costs.get(action.kind)
     if costs is not None:
         cost = _of_microbatch(costs, action.microbatch)
-        # The first stage has no input gradient to run apart: torch runs its whole backward as one.
-        run_apart = is_half and action.kind is ActionKind.BACKWARD_WEIGHT and action.stage > 0
-        return _with_sums(cost) if run_apart else cost
+        sums = is_half and runs_apart and action.kind is ActionKind.BACKWARD_WEIGHT
+        return _scaled(cost, 1 + WEIGHT_SUMS_RATIO) if sums else cost
     parts = [stage.costs.get(k) for k in halves]
     if action.kind is ActionKind.BACKWARD and any(parts):
         return _sum([_of_microbatch(p, action.microbatch) for p in parts if p])
@@ -171,18 +174,13 @@ def _measured(stage: StageProfile, action: Action) -> ActionCost:
     )
 
 
-_WEIGHT_SUMS = 0.09
+WEIGHT_SUMS_RATIO = 0.09
 """What torch adds to the weight gradients of a backward that it runs in two halves, as a share of them.
 
 Ahead of every product it sums the gradients of the layer's outputs, one of them, from zero: an elementwise kernel more
 (``stage_backward_weight``). Kernels of zbh1_m8 against those of rt1f1b_m8, which ran whole backwards of the same
 stages: 0.56 of 6.24 ms on stages 1 and 2, 0.65 of 7.27 ms on stage 3.
 """
-
-
-def _with_sums(cost: ActionCost) -> ActionCost:
-    """Derived weight gradients as torch runs them by themselves."""
-    return _scaled(cost, 1 + _WEIGHT_SUMS)
 
 
 def _scaled(cost: ActionCost, ratio: float) -> ActionCost:
