@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -17,8 +18,20 @@ from tracetool.reconstruct.segments import Segment
 from tracetool.reconstruct.slowdown import SEPARATE, Slowed, is_wholly_beside, kernel_class, learn_factors
 from tracetool.reconstruct.uncontended import take_slowdown_out
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 SMS = 132
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _round_defaults() -> Iterator[None]:
+    """Round numbers that hands can work with; test_default_factors.py tests the real ones."""
+    round_ones = {"full-grid matrix product": 1.5, "matrix product": 1.1, "attention": 1.05}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tracetool.reconstruct.slowdown.DEFAULT_FACTORS", round_ones)
+        yield
 
 
 @pytest.mark.parametrize(

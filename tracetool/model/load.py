@@ -67,7 +67,7 @@ class SustainedLoad:
 KNOWN_LOADS: Mapping[str, SustainedLoad] = {
     # Least squares over every action of rt1f1b_m8, gpipe_m8 and 1f1b_m8: what is left varies by 1.1 % (without: 2.8 %).
     # The part of the step: one H100 that ran the same layers with 4 to 64 microbatches and pauses of 10 to 200 ms.
-    # There, time constant and threshold came out the same, the slope between 0.25 and 0.29.
+    # There (tests/data/load), time constant and threshold came out the same, and the slope between 0.25 and 0.29.
     "H100": SustainedLoad(
         25_000_000, threshold=0.75, slope=0.255, step_threshold=0.7, step_slope=0.1, forward_load=1.1, start_load=0.3
     ),
