@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     import numpy as np
 
     from tracetool.model.pipeline import P2PMode
-    from tracetool.model.schedule import Schedule
+    from tracetool.model.schedule import Placement, Schedule
 
 ENGINES = ["plain"] if find_spec("tracetool.replay._engine") is None else ["plain", "compiled"]
 
-SHAPES = (
+SHAPES: tuple[tuple[str, int, Placement], ...] = (
     ("1f1b", 1, "loop"), ("gpipe", 1, "loop"), ("geopipe", 1, "loop"), ("zb-h1", 1, "loop"),
     ("interleaved", 2, "loop"), ("interleaved", 3, "loop"), ("zb-v", 2, "v"), ("dualpipe", 2, "bidirectional"),
     ("dualpipev", 2, "v"), ("chimera", 2, "bidirectional"), ("hanayo", 2, "v"), ("looped-bfs", 2, "loop"),
@@ -73,7 +73,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
     name, chunks, placement = draw(st.sampled_from(SHAPES))
     p, m = draw(st.integers(1, 6)), draw(st.integers(1, 10))
     extra = tuple(sorted(draw(st.lists(st.integers(0, 2), min_size=p, max_size=p)), reverse=True))
-    shape = PipelineShape(p, m, chunks, placement)  # type: ignore[arg-type]
+    shape = PipelineShape(p, m, chunks, placement)
     try:
         return build_schedule(name, shape, extra_forwards=extra if name == "geopipe" else None)
     except UnsupportedShape:

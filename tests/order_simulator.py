@@ -79,13 +79,14 @@ def simulate(
     busy = [False] * shape.ranks
     here: set[Arrival] = set()
     free: dict[Hashable, int] = {}
-    events: list[tuple[int, int, int, int, object]] = []
+    # At one time, computes end (0) before messages arrive (1).
+    events: list[tuple[int, int, int, int, tuple[Action, ...], Arrival | None]] = []
     count = 0
 
-    def push(time: int, order: int, rank: int, what: object) -> None:
+    def push(time: int, rank: int, ended: tuple[Action, ...] = (), arrived: Arrival | None = None) -> None:
         nonlocal count
         count += 1
-        heappush(events, (time, order, count, rank, what))
+        heappush(events, (time, 0 if arrived is None else 1, count, rank, ended, arrived))
 
     def begin(rank: int, now: int) -> None:
         if busy[rank] or not queues[rank] or any(needs(a, firsts, lasts) - here for a in queues[rank][-1]):
@@ -93,7 +94,7 @@ def simulate(
         unit = queues[rank].pop()
         busy[rank] = True
         began[rank] = now if began[rank] is None else began[rank]
-        push(now + sum(cost[action.kind.value] for action in unit), 0, rank, unit)
+        push(now + sum(cost[action.kind.value] for action in unit), rank, unit)
 
     def send(rank: int, now: int, action: Action) -> None:
         gradient = action.kind.value != "F"
@@ -103,21 +104,21 @@ def simulate(
         there = seat(shape, target)
         link = link_of(Hop(rank, there, gradient))
         if link is None:
-            push(now, 1, there, (target, gradient, action.microbatch))
+            push(now, there, arrived=(target, gradient, action.microbatch))
         else:
             free[link] = max(now, free.get(link, 0)) + occupancy
-            push(free[link] + latency, 1, there, (target, gradient, action.microbatch))
+            push(free[link] + latency, there, arrived=(target, gradient, action.microbatch))
 
     for rank in range(shape.ranks):
         begin(rank, 0)
     while events:
-        now, order, _, rank, what = heappop(events)
-        if order == 0:
+        now, _, _, rank, unit, arrival = heappop(events)
+        if arrival is None:
             busy[rank], ended[rank] = False, now
-            for action in what:  # type: ignore[attr-defined]
+            for action in unit:
                 send(rank, now, action)
         else:
-            here.add(what)  # type: ignore[arg-type]
+            here.add(arrival)
         begin(rank, now)
     assert not any(queues), "every rank waits"
     return Spans([start or 0 for start in began], ended)
