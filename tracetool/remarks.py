@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from tracetool.depth import GAIN_RATIO
+from tracetool.costs.measured import WEIGHT_SUMS_RATIO
+from tracetool.depth import GAIN_RATIO, PEAK_ERROR_RATIO, is_near_the_limit
 from tracetool.metrics import measure
 from tracetool.model.action import ActionKind
 from tracetool.reconstruct.host_gaps import gap_shares, tell_gaps
@@ -13,7 +14,7 @@ from tracetool.replay import replay
 from tracetool.units import format_duration, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from tracetool.metrics import Metrics
     from tracetool.model.pipeline import Pipeline
@@ -33,7 +34,10 @@ def derived_remarks(pipeline: Pipeline, schedule: Schedule, metrics: Metrics, sc
     derived = [profile for profile in profiles if not all(kind in profile.costs for kind in halves)]
     if not derived:
         return []
-    remarks = ["input and weight gradients are told apart by kernels: the trace ran them as one"]
+    remarks = [
+        "input and weight gradients are told apart by kernels: the trace ran them as one; those of weights take "
+        f"{WEIGHT_SUMS_RATIO:.0%} more for what torch sums ahead of them when it runs them apart"
+    ]
     if scenario.activation_bytes is None and None not in metrics.peak_hbm_bytes:
         remarks.append(
             "memory as torch's split would hold it: I keeps activations and gradients for W (within 3 % on recordings)"
@@ -83,7 +87,9 @@ def transfer_remarks(pipeline: Pipeline, done: Replayed, metrics: Metrics, scena
     if done.p2p != "per-edge" and not schedule.blocking and scenario.topology.links:
         edges = measure(replay(pipeline, schedule, replace(scenario, p2p="per-edge")).timeline)
         if edges.step_ns < (1 - GAIN_RATIO) * metrics.step_ns:
-            remarks.append(f"with a channel per edge (--p2p per-edge) it would take {format_duration(edges.step_ns)}")
+            remarks.append(
+                f"with a channel per edge (--p2p per-edge) the step would be {format_duration(edges.step_ns)}"
+            )
     return remarks
 
 
@@ -116,8 +122,8 @@ def notes_of(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) 
             "±: the largest error of such predictions on this tool's own H100 recordings (~: a change within it; "
             "empty: none was like it)"
         )
-    if scenario.hbm_bytes is not None and any(r.feasible for r in results):
-        notes.append("maybe: a peak within 4 % of the limit")
+    if any(r.feasible and is_near_the_limit(r.metrics, scenario) for r in results):
+        notes.append(f"maybe: a peak within {PEAK_ERROR_RATIO:.0%} of the limit")
     if scenario.pipelines > 1 and scenario.topology.links:
         how = "each message the whole bandwidth in turn" if scenario.link_sharing == "temporal" else "each its share"
         notes.append(f"{scenario.pipelines} equal pipelines share the links, {how}: figures are of the slowest")
@@ -155,6 +161,8 @@ def is_like_the_recordings(found: Reconstruction) -> bool:
 def host_notes(found: Reconstruction) -> list[str]:
     """Where the host holds the device back; a run without a device is told apart elsewhere."""
     on_device = any(k.stream is not None for of_rank in found.segments.values() for s in of_rank[:1] for k in s.kernels)
-    step = found.pipeline.step
-    rows = found.tables.get("costs", ()) if on_device else ()
-    return tell_gaps(gap_shares((row[2], row[3], row[5], row[6]) for row in rows if row[0] == step))  # type: ignore[misc]
+    if not on_device:
+        return []
+    rows = (row for row in found.tables.get("costs", ()) if row[0] == found.pipeline.step)
+    costs = cast("Iterator[tuple[int, str, int, int]]", ((row[2], row[3], row[5], row[6]) for row in rows))
+    return tell_gaps(gap_shares(costs))

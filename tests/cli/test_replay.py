@@ -256,3 +256,15 @@ def test_recordings_that_cannot_stand_for_this_one_are_refused(
     output = capsys.readouterr()
     assert said in output.err
     assert output.out == ""
+
+
+def test_pipelines_without_a_link_to_share_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["replay", SAMPLE, "--pipelines-on-link", "4"]) == 2
+    assert "4 pipelines are to share links, but there is none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("hbm", "told"), [("80GiB", False), ("13.1GiB", True)])
+def test_maybe_is_explained_where_it_stands(hbm: str, *, told: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["replay", SAMPLE, "--schedule", "1f1b", "--hbm", hbm]) == 0
+    text = capsys.readouterr().out
+    assert [" maybe\n" in text, "note: maybe" in text] == [told, told]

@@ -160,3 +160,15 @@ def test_a_file_without_rows_is_no_crash(capsys: pytest.CaptureFixture[str], tmp
     path.write_text('{"model": {}, "results": []}', encoding="utf-8")
     assert run(["validate", SAMPLE, str(path)]) == 0
     assert "0 of 0 rows compared" in capsys.readouterr().out
+
+
+def test_every_limit_that_is_exceeded_is_named(capsys: pytest.CaptureFixture[str], measured: Path) -> None:
+    assert run(["validate", SAMPLE, str(measured), "--max-mape", "0.001%", "--max-error", "0.002%"]) == 1
+    told = capsys.readouterr().err
+    assert "the mean absolute error is" in told
+    assert "the largest error is" in told
+
+
+def test_what_replay_leaves_out_is_told(capsys: pytest.CaptureFixture[str], measured: Path) -> None:
+    notes = report(capsys, SAMPLE, measured)["notes"]
+    assert any("host's time around a step" in note for note in notes)

@@ -92,16 +92,21 @@ def validate(
     )
     click.echo((render_json if as_json else render_text)(done, facts).decode(), nl=False)
     if not as_json:
-        next_step(f"tracetool replay {shlex.quote(str(run))} --schedule 1f1b,geopipe", quiet=quiet)
+        several = found[0].pipeline.observed.shape.chunks > 1
+        names_to_try = "observed" if several else "1f1b,geopipe"
+        next_step(f"tracetool replay {shlex.quote(str(run))} --schedule {names_to_try}", quiet=quiet)
     _check(done, limits)
 
 
 def _check(done: Validation, limits: list[tuple[str, float | None]]) -> None:
-    """Fail where an error is above the limit given for it."""
+    """Fail where an error is above the limit given for it, naming each."""
+    over = []
     for (name, limit), error in zip(limits, (done.mape_ratio, done.max_error_ratio), strict=True):
         if limit is None:
             continue
         if error is None:
             raise CheckFailed(f"no row could be compared, so the {name} is unknown.", hint="see the rows' reasons")
         if error > limit:
-            raise CheckFailed(f"the {name} is {error:.2%}, allowed are {limit:.2%}.")
+            over.append(f"the {name} is {error:.2%}, allowed are {limit:.2%}")
+    if over:
+        raise CheckFailed("; ".join(over) + ".")

@@ -6,6 +6,7 @@ import shutil
 import textwrap
 from typing import TYPE_CHECKING
 
+from tracetool.depth import is_near_the_limit
 from tracetool.reports import Report, RunFacts
 from tracetool.units import format_duration, format_size
 
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
 
 _WIDTH = 80
 _LEAST_WIDTH = 40
-_PEAK_ERROR = 0.04
-"""Predicted peaks were up to this share too low on recorded runs, before what outlives its backward was told apart
-(0.3 % since, where the trace names blocks): so close to the limit, "fits" is "maybe"."""
 
 _HEAD = ("", "step", "±", "Δ", "bubble", "cross-DC", "peak HBM", "fits")
 
@@ -87,8 +85,7 @@ def _cells(answer: Answer, metrics: Metrics, result: Result | None) -> tuple[str
     error = result.seen_error_ratio
     fits = {True: "yes", False: "NO", None: "unknown"}[result.feasible]
     if result.feasible and answer.scenario.hbm_bytes is not None:
-        highest = max(needed or 0 for needed in metrics.needed_hbm_bytes)
-        fits = "maybe" if lower_bound or highest > (1 - _PEAK_ERROR) * answer.scenario.hbm_bytes else "yes"
+        fits = "maybe" if lower_bound or is_near_the_limit(metrics, answer.scenario) else "yes"
     return (
         step,
         "" if error is None else f"{error:.0%}",

@@ -12,9 +12,10 @@ from tracetool.errors import ScenarioError, TraceToolError
 from tracetool.metrics import measure
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import between_ranks
+from tracetool.remarks import host_notes
 from tracetool.replay import replay
 from tracetool.schedules import build_schedule
-from tracetool.units import format_count
+from tracetool.units import format_count, format_duration
 from tracetool.validate.kendall import kendall_tau_b
 from tracetool.validate.match import check_row, mismatch
 from tracetool.validate.names import p2p_mode, schedule_name
@@ -181,7 +182,14 @@ def validate(sources: Sources, measurements: Measurements) -> Validation:
         rows,
         recorded_ns=measure(run.observed).step_ns,
         replayed_ns=measure(replay(run.pipeline, run.pipeline.observed, Scenario()).timeline).step_ns,
-        notes=(*run.notes, *measurements.notes, *_other_ranks(rows), *_unknown_memory(rows)),
+        notes=(
+            *run.notes,
+            *host_notes(run),
+            *measurements.notes,
+            *_other_ranks(rows),
+            *_unknown_memory(rows),
+            *_beyond_replay(rows),
+        ),
     )
 
 
@@ -193,6 +201,22 @@ def _other_ranks(rows: Sequence[Row]) -> list[str]:
         for row in rows
         if row.prediction and row.measured.peak_bytes and len(row.measured.peak_bytes) != len(row.peak_bytes)
     ]
+
+
+def _beyond_replay(rows: Sequence[Row]) -> list[str]:
+    """Say what predictions have in them that ``replay`` leaves out."""
+    outside = {row.prediction.outside_ns for row in rows if row.prediction is not None and row.prediction.outside_ns}
+    notes = [
+        f"predicted steps include the host's time around a step, as the recording had it ({format_duration(ns)}), "
+        "which replay leaves out"
+        for ns in sorted(outside)
+    ]
+    if any(row.prediction is not None and row.measured.links for row in rows):
+        notes.append(
+            "links of rows count as emulated: predicted peaks have one more buffer for every message that a rank "
+            "receives, which replay leaves out"
+        )
+    return notes
 
 
 def _unknown_memory(rows: Sequence[Row]) -> list[str]:
