@@ -13,7 +13,7 @@ from recorded import SAMPLES
 if TYPE_CHECKING:
     from pathlib import Path
 
-LIMIT_MB = 400
+LIMIT_MB = 300
 
 
 def _write(path: Path, size_mb: int) -> int:
