@@ -127,6 +127,8 @@ def notes_of(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) 
     if scenario.pipelines > 1 and scenario.topology.links:
         how = "each message the whole bandwidth in turn" if scenario.link_sharing == "temporal" else "each its share"
         notes.append(f"{scenario.pipelines} equal pipelines share the links, {how}: figures are of the slowest")
+    if scenario.interference and any(rank.load is not None for rank in pipeline.ranks):
+        notes.append("compute slows down under sustained load as other H100 were seen to (up to some 10 %)")
     if not scenario.interference:
         notes.append("slowdown beside communication and under sustained load is left out (--no-interference)")
     unchecked = [r.schedule for r in results if r.feasible is None]

@@ -93,3 +93,10 @@ def test_torchs_schedules_keep_standing_ones() -> None:
     assert [rank.receive_buffer_bytes for rank in ranks] == [8 * SIZE, 16 * SIZE, 16 * SIZE, 8 * SIZE]
     # Without profile_memory there is nothing to tell it by.
     assert {rank.receive_buffer_bytes for rank in rebuilt("rt1f1b_m8").pipeline.ranks} == {None}
+
+
+def test_standing_buffers_are_told() -> None:
+    """torch's pipelining keeps one of 16 MiB per message: 8 of gradients on rank 0, of both on ranks 1 and 2."""
+    (found,) = (f for f in rebuilt("1f1b_m8_mem").findings if f.fact == "receive buffers")
+    assert "rank 0 128.00 MiB, rank 1 256.00 MiB, rank 2 256.00 MiB, rank 3 128.00 MiB" in found.value
+    assert not [f for f in rebuilt("1f1b_m8").findings if f.fact == "receive buffers"]

@@ -24,7 +24,7 @@ from tracetool.reconstruct.copies import find_copies, with_copies
 from tracetool.reconstruct.groups import PipelineGroup, chosen_pipeline, find_pipelines
 from tracetool.reconstruct.memory import MemoryFacts, memory_facts
 from tracetool.reconstruct.message_times import check_times
-from tracetool.reconstruct.receive_buffers import standing_buffer_bytes
+from tracetool.reconstruct.receive_buffers import standing_buffer_bytes, tell_standing_buffers
 from tracetool.reconstruct.segments import RankWork, Segment, Work, find_work
 from tracetool.reconstruct.steps import Step, choose_step, steps_of
 from tracetool.reconstruct.surroundings import outside_ns
@@ -150,6 +150,7 @@ def reconstruct(
     )
     check_counts(transfers, found.observed.shape)
     _tell(account, found, work, transfers)
+    tell_standing_buffers(found.ranks, account)
     if found.observed.shape.microbatches == 1 and found.p2p != "grouped":
         account.note(f"with one microbatch a trace cannot show how transfers are issued: {found.p2p} is assumed")
     return Reconstruction(

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tracetool.units import format_size
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tracetool.model.pipeline import RankProfile
+    from tracetool.reconstruct.account import Account
     from tracetool.reconstruct.memory_log import Log
     from tracetool.reconstruct.messages import P2POp
 
@@ -46,3 +50,15 @@ def standing_buffer_bytes(posts: Sequence[P2POp], log: Log | None, launched_ns: 
         for a, b, size in zip(first.tolist(), last.tolist(), sizes.tolist(), strict=True)
     )
     return int(sizes.sum()) if fresh <= _FEW * len(received) else 0
+
+
+def tell_standing_buffers(ranks: Sequence[RankProfile], account: Account) -> None:
+    """Say which static memory is buffers, since a replay of more microbatches or messages takes more of it."""
+    standing = {r.rank: r.receive_buffer_bytes for r in ranks if r.receive_buffer_bytes}
+    if standing:
+        account.find(
+            "receive buffers", "all",
+            "one per message of a step among the static bytes: "
+            + ", ".join(f"rank {rank} {format_size(size)}" for rank, size in standing.items()),
+            "inferred", len(standing) / len(ranks),
+        )  # fmt: skip

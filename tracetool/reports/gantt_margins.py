@@ -186,7 +186,7 @@ def legend_marks(panels: Sequence[Panel]) -> list[Artist]:
     wraps = any(chunk for panel in panels for chunk in chunks_of(panel).values())
     if wraps:
         darker = shade(ActionKind.FORWARD, 1, 2)
-        marks.append(Patch(color=darker, label="darker: later stage of the rank"))
+        marks.append(Patch(color=darker, label="darker: further stages of the rank"))
     marks.append(Patch(facecolor="white", edgecolor=BUBBLE_HATCH, hatch="/////", linewidth=0, label="idle (bubble)"))
     if any(t.link for panel in panels for t in panel.timeline.transfers):
         halves = "downstream above, upstream below" if wraps else "activations above, gradients below"
