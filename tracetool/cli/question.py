@@ -1,0 +1,210 @@
+"""The options that commands share in asking what would be: which recording, which links, which limits."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+
+import click
+
+from tracetool.cli.costs_from import borrow_slowdown
+from tracetool.cli.output import DC, ProgressBar, path_or_url
+from tracetool.cli.values import read_dc_map
+from tracetool.errors import ScenarioError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tracetool.model.dc_map import DCMap
+    from tracetool.model.scenario import LinkSharing, Scenario
+    from tracetool.reconstruct import Reconstruction
+    from tracetool.reports import RunFacts
+    from tracetool.store import Run
+
+
+class Words(TypedDict):
+    """The shared options as written, by parameter name; see ``question_options``."""
+
+    dc: str | None
+    link: tuple[str, ...]
+    hbm: str | None
+    p2p: str | None
+    microbatches: int | None
+    activation: str | None
+    static: str | None
+    pipelines_on_link: int
+    link_sharing: LinkSharing
+    costs_from: Path | None
+    no_interference: bool
+    overlap_ratio: float
+    step: int | None
+    pipeline: int
+    copy_missing_ranks: bool
+
+
+_OPTIONS = (
+    DC,
+    click.option(
+        "--link",
+        multiple=True,
+        metavar="dc0-dc1=25Gbit/s,10ms",
+        help="Link between two data centres, both ways; dc0->dc1 for one way. Repeatable.",
+    ),
+    click.option("--hbm", metavar="80GiB", help="Memory limit per rank."),
+    click.option(
+        "--p2p",
+        type=click.Choice(["grouped", "in-order", "per-edge"]),
+        help="How transfers are issued; default: as in the trace (in-order for gpipe, geopipe and csv on a grouped "
+        "one).",
+    ),
+    click.option(
+        "--microbatches", type=click.IntRange(1, 65536), help="Microbatches per step; default: as in the trace."
+    ),
+    click.option("--activation", metavar="1.2GiB", help="Bytes one microbatch keeps on a stage; default: as measured."),
+    click.option("--static", metavar="6GiB", help="Bytes allocated when the step starts; default: as measured."),
+    click.option(
+        "--pipelines-on-link",
+        type=click.IntRange(1, 1024),
+        default=1,
+        show_default=True,
+        metavar="N",
+        help="Equal pipelines that share the links (data parallel replicas).",
+    ),
+    click.option(
+        "--link-sharing",
+        type=click.Choice(["temporal", "spatial"]),
+        default="temporal",
+        show_default=True,
+        help="How: each message the whole bandwidth in turn (as Atlas), or each pipeline its share of it.",
+    ),
+    click.option(
+        "--costs-from",
+        type=path_or_url,
+        metavar="RUN_OR_TRACES",
+        help="Another recording of the same stages, whose slowdown beside communication is taken.",
+    ),
+    click.option(
+        "--no-interference", is_flag=True, help="Leave out slowdown beside communication and under sustained load."
+    ),
+    click.option(
+        "--overlap-ratio",
+        type=click.FloatRange(0, 1, min_open=True),
+        default=1.0,
+        show_default=True,
+        help="dualpipe, dualpipev: time of a forward and a backward that run as one over the sum of both alone.",
+    ),
+    click.option("--step", type=int, help="Step to measure; default: the complete one of median length."),
+    click.option(
+        "--pipeline",
+        type=click.IntRange(0),
+        default=0,
+        show_default=True,
+        metavar="N",
+        help="Which of several pipelines.",
+    ),
+    click.option(
+        "--copy-missing-ranks", is_flag=True, help="Copy ranks that were not recorded from one of the same stage."
+    ),
+)
+
+
+_Command = TypeVar("_Command", bound="Callable[..., Any]")
+
+
+def question_options(command: _Command) -> _Command:
+    """Add the shared options to a command; it takes them as ``**words: Unpack[Words]``."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What was asked about which recording.
+
+    Attributes:
+        run: The Run.
+        found: What was reconstructed of it.
+        scenario: The what-if.
+        name: What the user named.
+    """
+
+    run: Run
+    found: Reconstruction
+    scenario: Scenario
+    name: str
+
+    def facts(self) -> RunFacts:
+        """Facts for reports: the Run and the command line."""
+        from tracetool.reports import run_facts
+
+        return run_facts(self.name, self.run.manifest, command_line())
+
+
+def command_line() -> str:
+    """The command that runs, as typed."""
+    return shlex.join(["tracetool", *click.get_current_context().obj])
+
+
+def ask(paths: tuple[Path, ...], words: Words, *, quiet: bool) -> Question:
+    """Read the options, then the recording.
+
+    Args:
+        paths: A Run, or raw traces.
+        words: The shared options.
+        quiet: Whether to show no progress.
+
+    Raises:
+        TraceToolError: If an option cannot be read, or the recording cannot, or holds no such pipeline.
+    """
+    from tracetool.reconstruct import reconstruct
+    from tracetool.runs import open_run
+
+    scenario = _scenario(words)
+    dc_map = read_dc_map(words["dc"]) if words["dc"] else None
+    costs_from = words["costs_from"]
+    with ProgressBar(quiet=quiet) as progress:
+        run = open_run(paths, progress)
+        other = None if costs_from is None else open_run([costs_from], progress)
+    found = reconstruct(run, step=words["step"], pipeline=words["pipeline"], copy_missing=words["copy_missing_ranks"])
+    if costs_from is not None and other is not None:
+        found = borrow_slowdown(found, other, costs_from)
+    if dc_map is not None:
+        scenario = replace(scenario, topology=replace(scenario.topology, dcs=dcs_of(dc_map, run, found)))
+    return Question(run, found, scenario, " ".join(str(path) for path in paths))
+
+
+def dcs_of(dc_map: DCMap, run: Run, found: Reconstruction) -> tuple[str, ...]:
+    """The data centre of each pipeline rank.
+
+    Raises:
+        BadTopology: If the map leaves a rank out.
+    """
+    return dc_map.of_pipeline(found.observed.global_ranks, dict(run.rows("SELECT rank, host FROM ranks")))
+
+
+def _scenario(words: Words) -> Scenario:
+    from tracetool.model.pipeline import P2P_MODES
+    from tracetool.model.scenario import Scenario
+    from tracetool.model.topology import Topology, parse_link
+    from tracetool.units import parse_size_bytes
+
+    def size(text: str | None) -> int | None:
+        return None if text is None else parse_size_bytes(text)
+
+    if (words["activation"] is None) != (words["static"] is None):
+        raise ScenarioError("--activation and --static belong together: a peak is both.", hint="give both, or neither")
+    return Scenario(
+        topology=Topology(links=tuple(direction for text in words["link"] for direction in parse_link(text))),
+        hbm_bytes=size(words["hbm"]),
+        p2p=next((mode for mode in P2P_MODES if mode == words["p2p"]), None),
+        microbatches=words["microbatches"],
+        activation_bytes=size(words["activation"]),
+        static_bytes=size(words["static"]),
+        overlap_ratio=words["overlap_ratio"],
+        interference=not words["no_interference"],
+        pipelines=words["pipelines_on_link"],
+        link_sharing=words["link_sharing"],
+    )
