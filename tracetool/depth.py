@@ -9,7 +9,8 @@ from math import ceil, prod
 from typing import TYPE_CHECKING
 
 from tracetool.errors import ScheduleDeadlock
-from tracetool.metrics import Metrics, measure
+from tracetool.memory_limit import fits
+from tracetool.metrics import measure
 from tracetool.model.action import ActionKind
 from tracetool.replay import replay
 from tracetool.schedules import build_schedule
@@ -29,47 +30,6 @@ GAIN_RATIO = 0.005
 
 _MOST_REPLAYED_FORWARDS = 50_000
 """Up to so many (about two seconds) every combination of depths is replayed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shortage:
-    """Where a schedule first needs more memory than there is."""
-
-    rank: int
-    missing_bytes: int
-
-
-def fits(metrics: Metrics, scenario: Scenario) -> tuple[bool | None, Shortage | None]:
-    """Whether a replay stays within the scenario's memory limit, and the rank that lacks most if not.
-
-    What a rank needs is its highest allocation and, where it was measured, what it occupies beyond that.
-
-    Returns:
-        True without a limit, None if there is one but memory is unknown.
-    """
-    if scenario.hbm_bytes is None:
-        return True, None
-    over = [
-        Shortage(rank, needed - scenario.hbm_bytes)
-        for rank, needed in enumerate(metrics.needed_hbm_bytes)
-        if needed is not None and needed > scenario.hbm_bytes
-    ]
-    if over:
-        return False, max(over, key=lambda s: s.missing_bytes)
-    return (None if None in metrics.peak_hbm_bytes else True), None
-
-
-PEAK_ERROR_RATIO = 0.04
-"""Predicted peaks were up to so much too low on recorded runs where a trace does not name the blocks it frees (0.3 %
-where it does): so close to the limit, "fits" is "maybe"."""
-
-
-def is_near_the_limit(metrics: Metrics, scenario: Scenario) -> bool:
-    """Whether a rank needs so much of the memory limit that the error of its prediction decides."""
-    if scenario.hbm_bytes is None:
-        return False
-    highest = max(needed or 0 for needed in metrics.needed_hbm_bytes)
-    return highest > (1 - PEAK_ERROR_RATIO) * scenario.hbm_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +133,7 @@ class _Search:
             self.deadlocked = True
             return None
         metrics = measure(done.timeline)
-        return _Depth(per_boundary, extra, metrics.step_ns, fits(metrics, self._scenario)[0])
+        return _Depth(per_boundary, extra, metrics.step_ns, fits(metrics, self._scenario))
 
 
 def _raised(now: tuple[int, ...], ceilings: Sequence[int]) -> set[tuple[int, ...]]:

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.costs.recut import recut
-from tracetool.depth import Shortage, choose_depth, fits
+from tracetool.depth import choose_depth
 from tracetool.errors import MissingPackage, ScenarioError, ScheduleError
 from tracetool.jitter import Spread, spread
+from tracetool.memory_limit import Shortage, find_shortage, fits
 from tracetool.metrics import Metrics, measure
 from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
@@ -46,7 +47,7 @@ class Result:
         p2p: How its transfers were issued.
         microbatches: Microbatches per step.
         feasible: Whether it fits the memory limit; None if there is a limit but memory is unknown.
-        shortage: The rank that lacks most, if it does not fit.
+        shortage: Who exceeds the limit first and who lacks most, if it does not fit.
         metrics: Its metrics.
         cross_dc_bubble_ns: Window minus the window with free cross-DC links.
         timeline: When everything ran.
@@ -266,7 +267,6 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
     metrics = measure(done.timeline)
     free = replace(scenario, topology=scenario.topology.without_delays())
     ideal = measure(replay(pipeline, schedule, free).timeline)
-    feasible, shortage = fits(metrics, scenario)
     known = _seen_error(measured, schedule, done.p2p, scenario)
     remarks = [
         *([remark] if remark else []),
@@ -282,8 +282,8 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
         extra_forwards=schedule.extra_forwards,
         p2p=done.p2p,
         microbatches=schedule.shape.microbatches,
-        feasible=feasible,
-        shortage=shortage,
+        feasible=fits(metrics, scenario),
+        shortage=find_shortage(done.timeline, metrics, scenario),
         metrics=metrics,
         cross_dc_bubble_ns=metrics.window_ns - ideal.window_ns,
         timeline=done.timeline,

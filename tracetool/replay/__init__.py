@@ -10,7 +10,6 @@ from tracetool.model.timeline import MemoryCurve, Op, Timeline, Transfer, memory
 from tracetool.replay.compiled import Compiled
 from tracetool.replay.costing import TaskCosts
 from tracetool.replay.side_by_side import divided, side_by_side, slowest
-from tracetool.replay.tail import run_tails
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,9 +98,7 @@ def _timeline(
     by_rank: list[list[Op]] = [[] for _ in range(schedule.shape.ranks)]
     for op in ops:
         by_rank[op.rank].append(op)
-    tails = run_tails(
-        [rank_ops[-1].end_ns for rank_ops in by_rank], [costs.measured.tail(rank) for rank in range(len(by_rank))]
-    )
+    tails = costs.tails([rank_ops[-1].end_ns for rank_ops in by_rank])
     return Timeline(
         name=schedule.name,
         global_ranks=tuple(profile.rank for profile in pipeline.ranks),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tracetool.costs.over_links import crossing_uses
 from tracetool.replay import p2p_of, replay
 from tracetool.replay.compiled import Compiled
 from tracetool.replay.costing import TaskCosts
 from tracetool.replay.side_by_side import divided
 from tracetool.replay.sweeping import Durations
-from tracetool.replay.tail import run_tails
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +60,7 @@ def replay_many(pipeline: Pipeline, schedule: Schedule, scenarios: Sequence[Scen
         if _shares_links(scenario):
             found[number] = _of(replay(pipeline, schedule, scenario).timeline)
         else:
-            alike.setdefault(_without_speeds(scenario), []).append(number)
+            alike.setdefault(_kept(pipeline, scenario), []).append(number)
     for numbers in alike.values():
         steps = _together(pipeline, schedule, [alone[number] for number in numbers])
         found.update(zip(numbers, steps, strict=True))
@@ -76,6 +76,11 @@ def _alone(scenario: Scenario) -> Scenario:
     if not _shares_links(scenario) or scenario.link_sharing != "spatial":
         return scenario
     return replace(scenario, pipelines=1, topology=divided(scenario.topology, scenario.pipelines))
+
+
+def _kept(pipeline: Pipeline, scenario: Scenario) -> Scenario:
+    """What scenarios that are replayed together have in common: all of it where collectives cross links."""
+    return scenario if crossing_uses(pipeline, scenario.topology) else _without_speeds(scenario)
 
 
 def _without_speeds(scenario: Scenario) -> Scenario:
@@ -97,8 +102,7 @@ def _together(pipeline: Pipeline, schedule: Schedule, scenarios: Sequence[Scenar
     durations = Durations(costs.durations(compiled), varying, values)
     # The first compute needs nothing from another rank: it starts at 0, and the window with it.
     ends = compiled.ends(durations, last, costs.slowdown(compiled))
-    tails = [costs.measured.tail(rank) for rank in range(schedule.shape.ranks)]
-    return [_step(of_ranks, run_tails(of_ranks, tails)) for of_ranks in ends.T.tolist()]
+    return [_step(of_ranks, costs.tails(of_ranks)) for of_ranks in ends.T.tolist()]
 
 
 def _step(ends_ns: list[int], tails: Sequence[Op]) -> StepTimes:

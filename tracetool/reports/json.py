@@ -14,6 +14,7 @@ from tracetool.reports import Report, RunFacts
 from tracetool.tables import SCHEMA_VERSION
 
 if TYPE_CHECKING:
+    from tracetool.memory_limit import Shortage
     from tracetool.metrics import Metrics
     from tracetool.whatif import Answer, Result
 
@@ -92,10 +93,16 @@ class ScenarioInfo(msgspec.Struct, kw_only=True):
 
 
 class ShortageInfo(msgspec.Struct, kw_only=True):
-    """Where the memory limit is exceeded most."""
+    """How the memory limit is exceeded."""
 
-    rank: Annotated[int, _doc("Pipeline rank.")]
+    rank: Annotated[int, _doc("Pipeline rank that lacks most.")]
     missing_bytes: Annotated[int, _doc("Bytes it needs beyond the limit.")]
+    first_rank: Annotated[int, _doc("Pipeline rank that exceeds the limit first.")]
+    first_ns: Annotated[int, _doc("When it does, from the start of the pipeline window.")]
+    first_action: Annotated[
+        str | None,
+        _doc("Its action then, such as 0F3, or OPTIMIZER; null: what it holds before its first is too much."),
+    ]
 
 
 class ResultInfo(msgspec.Struct, kw_only=True):
@@ -106,7 +113,7 @@ class ResultInfo(msgspec.Struct, kw_only=True):
     p2p: Annotated[str, _doc("How its transfers were issued: grouped, in-order or per-edge.")]
     microbatches: Annotated[int, _doc("Microbatches per step.")]
     feasible: Annotated[bool | None, _doc("Fits the memory limit; null if memory is unknown.")]
-    shortage: Annotated[ShortageInfo | None, _doc("Where it does not fit.")]
+    shortage: Annotated[ShortageInfo | None, _doc("How it does not fit.")]
     step_ns: Annotated[int, _doc("First forward to the end of gradient reduction and optimizer.")]
     window_ns: Annotated[int, _doc("First forward on any rank to last backward on any rank.")]
     bubble_ns: Annotated[int, _doc("Idle time within the window, mean over ranks.")]
@@ -218,7 +225,7 @@ def _result(answer: Answer, result: Result) -> ResultInfo:
         p2p=result.p2p,
         microbatches=result.microbatches,
         feasible=result.feasible,
-        shortage=None if shortage is None else ShortageInfo(rank=shortage.rank, missing_bytes=shortage.missing_bytes),
+        shortage=None if shortage is None else _shortage(shortage),
         step_ns=metrics.step_ns,
         window_ns=metrics.window_ns,
         bubble_ns=metrics.bubble_ns,
@@ -233,6 +240,17 @@ def _result(answer: Answer, result: Result) -> ResultInfo:
         jitter=None
         if result.spread is None
         else JitterInfo(resamples=result.spread.resamples, p50_ns=result.spread.p50_ns, p95_ns=result.spread.p95_ns),
+    )
+
+
+def _shortage(shortage: Shortage) -> ShortageInfo:
+    first = shortage.first
+    return ShortageInfo(
+        rank=shortage.rank,
+        missing_bytes=shortage.missing_bytes,
+        first_rank=first.rank,
+        first_ns=first.at_ns,
+        first_action=None if first.op is None else first.op.text,
     )
 
 

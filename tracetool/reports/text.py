@@ -6,13 +6,14 @@ import shutil
 import textwrap
 from typing import TYPE_CHECKING
 
-from tracetool.depth import is_near_the_limit
+from tracetool.memory_limit import is_near_the_limit
 from tracetool.reports import Report, RunFacts
 from tracetool.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tracetool.memory_limit import Shortage
     from tracetool.metrics import Metrics
     from tracetool.whatif import Answer, Result
 
@@ -137,11 +138,7 @@ def _details(answer: Answer) -> list[str]:
             beyond = ["?" if size is None else format_size(size) for size in result.metrics.overhead_bytes]
             lines.append(f"    needed beyond it, as measured: {', '.join(beyond)}")
         if result.shortage is not None:
-            rank = answer.observed.global_ranks[result.shortage.rank]
-            lines.append(
-                f"    does not fit: rank {rank} lacks {format_size(result.shortage.missing_bytes)} "
-                f"({result.shortage.missing_bytes:,} bytes)"
-            )
+            lines += [f"    {line}" for line in shortage_lines(result.shortage, answer.observed.global_ranks)]
         if result.schedule != answer.baseline.schedule or result.p2p != answer.baseline.p2p:
             lines += [f"    {line}" for line in _reductions(answer, result)]
         lines.append("")
@@ -154,6 +151,17 @@ def _details(answer: Answer) -> list[str]:
         f"observed {format_duration(check.observed_ns)} ({check.error_ratio:+.2%}; the model on its own recording)"
     )
     return lines
+
+
+def shortage_lines(shortage: Shortage, global_ranks: Sequence[int]) -> list[str]:
+    """Who lacks most, and who exceeds the limit first."""
+    first = shortage.first
+    running = f"with {first.op.text}" if first.op else "before its first action"
+    return [
+        f"does not fit: rank {global_ranks[shortage.rank]} lacks {format_size(shortage.missing_bytes)} "
+        f"({shortage.missing_bytes:,} bytes)",
+        f"first exceeded on rank {global_ranks[first.rank]} after {format_duration(first.at_ns)}, {running}",
+    ]
 
 
 def _reductions(answer: Answer, result: Result) -> list[str]:
