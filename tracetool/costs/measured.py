@@ -11,7 +11,7 @@ from functools import cache
 from statistics import median
 from typing import TYPE_CHECKING
 
-from tracetool.costs.over_links import over_links, places_of
+from tracetool.costs.over_links import crossing_uses, over_links, places_of
 from tracetool.errors import ScenarioError, UnsupportedShape
 from tracetool.model.action import Action, ActionKind
 from tracetool.model.pipeline import ActionCost, sum_if_known
@@ -47,6 +47,9 @@ class MeasuredCosts:
         scenario: May replace activation and static bytes, and says what two actions that run as one take.
         schedule: What is replayed: where it runs no I on a stage, its W there is the whole backward.
 
+    Attributes:
+        crosses: Whether collectives cross links.
+
     Raises:
         UnsupportedShape: If the schedule has two copies of each stage and the pipeline not one stage per rank.
     """
@@ -66,6 +69,7 @@ class MeasuredCosts:
         self.action = cache(self._action)
         self._places = places_of(pipeline, scenario.topology)
         self.over_links = cache(self._over_links)
+        self.crosses = bool(crossing_uses(pipeline, scenario.topology))
 
     def _over_links(self, use: CollectiveUse) -> OverLinks | None:
         """What a collective takes over the links that its group crosses; None if it stays as measured."""
@@ -76,6 +80,8 @@ class MeasuredCosts:
 
     def _waited_ns(self, action: Action) -> int:
         """What an action's collectives take over links beyond what they took as measured."""
+        if not self.crosses:
+            return 0
         kind = self._as_run(action).kind
         uses = _awaited(self._stage(action.stage).collectives, kind)
         crossing = [(use, found) for use in uses if (found := self.over_links(use)) is not None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from tracetool.costs.measured import MeasuredCosts
@@ -40,12 +39,10 @@ class TaskCosts:
         ranks = range(schedule.shape.ranks)
         self._tails = [self.measured.tail(rank) for rank in ranks]
         self._overlapped = [self.measured.overlapped(rank) for rank in ranks]
-        after = [use for tail in self._tails for part in tail for use in part.collectives]
-        self._crosses = any(map(self.measured.over_links, chain(after, *self._overlapped)))
 
     def tails(self, ends_ns: Sequence[int]) -> list[Op]:
         """What follows the last compute of each rank, given when that ended."""
-        if not self._crosses:
+        if not self.measured.crosses:
             return run_tails(ends_ns, self._tails)
         queues = LinkQueues(self.measured.over_links)
         return run_tails(ends_ns, self._tails, self._overlapped, queues)

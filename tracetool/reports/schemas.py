@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
+from tracetool.lens import examples, macro_docs, sql_text, view_docs, view_statements
 from tracetool.reports.json import SCHEMA_ID, ReportInfo
 from tracetool.reports.stragglers import SCHEMA_ID as STRAGGLERS_ID
 from tracetool.reports.stragglers import StragglersInfo
 from tracetool.reports.validation import SCHEMA_ID as VALIDATION_ID
 from tracetool.reports.validation import ValidationInfo
-from tracetool.store import view_docs, view_statements
 from tracetool.tables import SCHEMA_VERSION, TABLES, Column, Table
 from tracetool.validate.measured import MeasuredFile
 
@@ -81,7 +81,7 @@ def _duckdb() -> str:
     return (
         "-- Opens a Run in any DuckDB client.\n"
         "--   SET VARIABLE run = 'path/to/x.run';\n"
-        "--   .read schemas/duckdb.sql\n" + view_statements(sources)
+        "--   .read schemas/duckdb.sql\n" + sql_text("macros") + view_statements(sources)
     )
 
 
@@ -110,6 +110,15 @@ def _readme() -> str:
         "| view | a row is |",
         "|---|---|",
         *(f"| `{name}` | {doc} |" for name, doc in view_docs().items()),
+        "",
+        "| macro | what it gives |",
+        "|---|---|",
+        *(f"| `{name}` | {doc} |" for name, doc in macro_docs().items()),
+        "",
+        "## Cookbook",
+        "",
+        'For `tracetool sql x.run "..."` and any DuckDB client alike; a test runs each of them.',
+        *(line for one in examples() for line in ("", f"{one.question}:", "", "```sql", one.query, "```")),
     ]
     return "\n".join(lines) + "\n"
 
