@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tracetool.reconstruct import Reconstruction
     from tracetool.store import Run
 
 # The package's own attribute of that name is the verb.
 _ROOM = import_module("tracetool.reconstruct")
-_RECONSTRUCT = _ROOM.reconstruct
+_RECONSTRUCT: Callable[..., Reconstruction] = _ROOM.reconstruct
 _known: dict[object, Reconstruction] = {}
 
 

@@ -162,6 +162,7 @@ def test_the_duckdb_shell_opens_a_run() -> None:
     shell = shutil.which("duckdb", path=str(Path(sys.executable).parent)) or shutil.which("duckdb")
     if shell is None:
         pytest.skip("no duckdb shell: pip install duckdb-cli")
-    script = f"SET VARIABLE run = '{derived(SAMPLES / 'h100-1f1b').path}';\n.read {ROOT / 'schemas' / 'duckdb.sql'}\n{COUNT};\n"
+    folder = derived(SAMPLES / "h100-1f1b").path
+    script = f"SET VARIABLE run = '{folder}';\n.read {ROOT / 'schemas' / 'duckdb.sql'}\n{COUNT};\n"
     done = subprocess.run([shell, "-csv"], input=script, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["rank,n", "0,16", "1,16", "2,16", "3,16"]
