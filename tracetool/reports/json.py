@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from tracetool.causes import idle_by_cause
+from tracetool.model.idle import CAUSES
 from tracetool.reports import Report, RunFacts
 from tracetool.tables import SCHEMA_VERSION
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tracetool.metrics import Metrics
+    from tracetool.model.idle import Idle
     from tracetool.whatif import Answer, Result
 
 SCHEMA_ID = "urn:tracetool:schema:1:report"
@@ -22,6 +27,10 @@ SCHEMA_ID = "urn:tracetool:schema:1:report"
 
 def _doc(text: str) -> msgspec.Meta:
     return msgspec.Meta(description=text)
+
+
+def _causes() -> str:
+    return " ".join(f"{cause.value}: {doc}" for cause, doc in CAUSES.items())
 
 
 class RunInfo(msgspec.Struct, kw_only=True):
@@ -98,6 +107,13 @@ class ShortageInfo(msgspec.Struct, kw_only=True):
     missing_bytes: Annotated[int, _doc("Bytes it needs beyond the limit.")]
 
 
+class IdleInfo(msgspec.Struct, kw_only=True):
+    """Idle time within the window that one cause has."""
+
+    mean_ns: Annotated[int, _doc("Mean over ranks, rounded down.")]
+    rank_ns: Annotated[list[int], _doc("Per pipeline rank.")]
+
+
 class ResultInfo(msgspec.Struct, kw_only=True):
     """One schedule in the scenario."""
 
@@ -120,6 +136,10 @@ class ResultInfo(msgspec.Struct, kw_only=True):
     cross_dc_bubble_reduction: Annotated[float | None, _doc("The same for cross_dc_bubble_ns.")]
     seen_error_ratio: Annotated[
         float | None, _doc("Largest step time error of such predictions on recorded runs; null if none was like it.")
+    ]
+    bubble_by_cause_ns: Annotated[
+        dict[str, IdleInfo],
+        _doc("Idle time by cause; per rank the causes sum to its bubble. " + _causes()),
     ]
     remark: Annotated[str | None, _doc("Why this variant was chosen.")]
     jitter: Annotated[JitterInfo | None, _doc("Spread of the step time, null if it was not asked for.")]
@@ -229,11 +249,20 @@ def _result(answer: Answer, result: Result) -> ResultInfo:
         bubble_reduction=answer.bubble_reduction(result),
         cross_dc_bubble_reduction=answer.cross_dc_bubble_reduction(result),
         seen_error_ratio=result.seen_error_ratio,
+        bubble_by_cause_ns=idle_info(result.idles, len(metrics.rank_compute_ns)),
         remark=result.remark,
         jitter=None
         if result.spread is None
         else JitterInfo(resamples=result.spread.resamples, p50_ns=result.spread.p50_ns, p95_ns=result.spread.p95_ns),
     )
+
+
+def idle_info(idles: Sequence[Idle], ranks: int) -> dict[str, IdleInfo]:
+    """Idle time by cause, all causes in their order."""
+    return {
+        cause.value: IdleInfo(mean_ns=sum(rank_ns) // ranks, rank_ns=list(rank_ns))
+        for cause, rank_ns in idle_by_cause(idles, ranks).items()
+    }
 
 
 def render(answer: Answer, facts: RunFacts, _suffix: str) -> bytes:
