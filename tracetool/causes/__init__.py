@@ -11,14 +11,13 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from tracetool.causes.chain import Chains, Place
+from tracetool.causes.chain import Chains, Piece, Place
 from tracetool.model.action import ActionKind
 from tracetool.model.idle import CAUSES, Cause, Idle
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from tracetool.causes.chain import Piece
     from tracetool.model.action import Action
     from tracetool.model.timeline import Op, Timeline, Transfer
     from tracetool.model.topology import Topology
@@ -78,6 +77,21 @@ def idle_intervals(
                 found += _merged(pieces, rank, held, phases.of(at), lacks)
             now = max(now, held.end_ns) if held else now
     return tuple(found)
+
+
+def critical_path(
+    timeline: Timeline, topology: Topology, *, blocking: bool = True, overlapping: Collection[Action] = ()
+) -> tuple[Piece, ...]:
+    """The chain that ends the window: what each moment of it was spent with, from its start on and without holes.
+
+    Args:
+        timeline: As for ``idle_intervals``, like the others.
+        topology: Likewise.
+        blocking: Likewise.
+        overlapping: Likewise.
+    """
+    chains = Chains(timeline, topology, blocking=blocking, overlapping=overlapping)
+    return tuple(chains.until(None))[::-1]
 
 
 def idles_of(replayed: Replayed, *, memory_limited: bool = False) -> tuple[Idle, ...]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from tracetool.metrics import Metrics
     from tracetool.model.idle import Idle
+    from tracetool.model.topology import Topology
     from tracetool.whatif import Answer, Result
 
 SCHEMA_ID = "urn:tracetool:schema:1:report"
@@ -188,13 +189,7 @@ def report_info(answer: Answer, facts: RunFacts) -> ReportInfo:
         ),
         scenario=ScenarioInfo(
             dcs=list(scenario.topology.dcs),
-            links=[
-                LinkInfo(
-                    src_dc=k.src_dc, dst_dc=k.dst_dc,
-                    bandwidth_bytes_per_s=k.bandwidth_bytes_per_s, latency_ns=k.latency_ns,
-                )
-                for k in scenario.topology.links
-            ],
+            links=link_infos(scenario.topology),
             hbm_bytes=scenario.hbm_bytes,
             p2p=scenario.p2p,
             activation_bytes=scenario.activation_bytes,
@@ -210,6 +205,19 @@ def report_info(answer: Answer, facts: RunFacts) -> ReportInfo:
         warnings=list(answer.warnings),
         notes=list(answer.notes),
     )  # fmt: skip
+
+
+def link_infos(topology: Topology) -> list[LinkInfo]:
+    """The links of a topology as structs."""
+    return [
+        LinkInfo(
+            src_dc=k.src_dc,
+            dst_dc=k.dst_dc,
+            bandwidth_bytes_per_s=k.bandwidth_bytes_per_s,
+            latency_ns=k.latency_ns,
+        )
+        for k in topology.links
+    ]
 
 
 def _step(answer: Answer, metrics: Metrics) -> StepInfo:
