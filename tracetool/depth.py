@@ -28,6 +28,9 @@ GAIN_RATIO = 0.005
 """geopipe stops adding forwards when no deeper warm-up shortens the step by more than this share."""
 
 
+LIMITED_BY_HBM = "limited by HBM"
+"""How the words on a depth begin that a memory limit cut."""
+
 _MOST_REPLAYED_FORWARDS = 50_000
 """Up to so many (about two seconds) every combination of depths is replayed."""
 
@@ -65,7 +68,7 @@ def choose_depth(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -
         return best.extra_forwards, _why_not_deeper(best, choices, deadlock=search.deadlocked)
     chosen = _fewest(search.choices(only_fitting=True))
     return chosen.extra_forwards, (
-        f"limited by HBM: without the limit {_signed(best.extra_forwards)} would take {format_duration(best.step_ns)}"
+        f"{LIMITED_BY_HBM}: without the limit {_signed(best.extra_forwards)} would take {format_duration(best.step_ns)}"
     )
 
 

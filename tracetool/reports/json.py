@@ -10,12 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from tracetool.causes import idle_by_cause
+from tracetool.model.idle import CAUSES
 from tracetool.reports import Report, RunFacts
 from tracetool.tables import SCHEMA_VERSION
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tracetool.memory_limit import Shortage
     from tracetool.metrics import Metrics
+    from tracetool.model.idle import Idle
+    from tracetool.model.topology import Topology
     from tracetool.whatif import Answer, Result
 
 SCHEMA_ID = "urn:tracetool:schema:1:report"
@@ -23,6 +29,10 @@ SCHEMA_ID = "urn:tracetool:schema:1:report"
 
 def _doc(text: str) -> msgspec.Meta:
     return msgspec.Meta(description=text)
+
+
+def _causes() -> str:
+    return " ".join(f"{cause.value}: {doc}" for cause, doc in CAUSES.items())
 
 
 class RunInfo(msgspec.Struct, kw_only=True):
@@ -105,6 +115,13 @@ class ShortageInfo(msgspec.Struct, kw_only=True):
     ]
 
 
+class IdleInfo(msgspec.Struct, kw_only=True):
+    """Idle time within the window that one cause has."""
+
+    mean_ns: Annotated[int, _doc("Mean over ranks, rounded down.")]
+    rank_ns: Annotated[list[int], _doc("Per pipeline rank.")]
+
+
 class ResultInfo(msgspec.Struct, kw_only=True):
     """One schedule in the scenario."""
 
@@ -127,6 +144,10 @@ class ResultInfo(msgspec.Struct, kw_only=True):
     cross_dc_bubble_reduction: Annotated[float | None, _doc("The same for cross_dc_bubble_ns.")]
     seen_error_ratio: Annotated[
         float | None, _doc("Largest step time error of such predictions on recorded runs; null if none was like it.")
+    ]
+    bubble_by_cause_ns: Annotated[
+        dict[str, IdleInfo],
+        _doc("Idle time by cause; per rank the causes sum to its bubble. " + _causes()),
     ]
     remark: Annotated[str | None, _doc("Why this variant was chosen.")]
     jitter: Annotated[JitterInfo | None, _doc("Spread of the step time, null if it was not asked for.")]
@@ -175,13 +196,7 @@ def report_info(answer: Answer, facts: RunFacts) -> ReportInfo:
         ),
         scenario=ScenarioInfo(
             dcs=list(scenario.topology.dcs),
-            links=[
-                LinkInfo(
-                    src_dc=k.src_dc, dst_dc=k.dst_dc,
-                    bandwidth_bytes_per_s=k.bandwidth_bytes_per_s, latency_ns=k.latency_ns,
-                )
-                for k in scenario.topology.links
-            ],
+            links=link_infos(scenario.topology),
             hbm_bytes=scenario.hbm_bytes,
             p2p=scenario.p2p,
             activation_bytes=scenario.activation_bytes,
@@ -197,6 +212,19 @@ def report_info(answer: Answer, facts: RunFacts) -> ReportInfo:
         warnings=list(answer.warnings),
         notes=list(answer.notes),
     )  # fmt: skip
+
+
+def link_infos(topology: Topology) -> list[LinkInfo]:
+    """The links of a topology as structs."""
+    return [
+        LinkInfo(
+            src_dc=k.src_dc,
+            dst_dc=k.dst_dc,
+            bandwidth_bytes_per_s=k.bandwidth_bytes_per_s,
+            latency_ns=k.latency_ns,
+        )
+        for k in topology.links
+    ]
 
 
 def _step(answer: Answer, metrics: Metrics) -> StepInfo:
@@ -236,6 +264,7 @@ def _result(answer: Answer, result: Result) -> ResultInfo:
         bubble_reduction=answer.bubble_reduction(result),
         cross_dc_bubble_reduction=answer.cross_dc_bubble_reduction(result),
         seen_error_ratio=result.seen_error_ratio,
+        bubble_by_cause_ns=idle_info(result.idles, len(metrics.rank_compute_ns)),
         remark=result.remark,
         jitter=None
         if result.spread is None
@@ -252,6 +281,14 @@ def _shortage(shortage: Shortage) -> ShortageInfo:
         first_ns=first.at_ns,
         first_action=None if first.op is None else first.op.text,
     )
+
+
+def idle_info(idles: Sequence[Idle], ranks: int) -> dict[str, IdleInfo]:
+    """Idle time by cause, all causes in their order."""
+    return {
+        cause.value: IdleInfo(mean_ns=sum(rank_ns) // ranks, rank_ns=list(rank_ns))
+        for cause, rank_ns in idle_by_cause(idles, ranks).items()
+    }
 
 
 def render(answer: Answer, facts: RunFacts, _suffix: str) -> bytes:

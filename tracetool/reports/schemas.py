@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 
 from tracetool.lens import examples, macro_docs, sql_text, view_docs, view_statements
+from tracetool.reports.explanation import SCHEMA_ID as EXPLANATION_ID
+from tracetool.reports.explanation import ExplanationInfo
 from tracetool.reports.json import SCHEMA_ID, ReportInfo
 from tracetool.reports.stragglers import SCHEMA_ID as STRAGGLERS_ID
 from tracetool.reports.stragglers import StragglersInfo
@@ -36,6 +38,7 @@ def all_schemas() -> dict[str, str]:
     files = {f"tables/{name}.schema.json": _dump(_table(table)) for name, table in TABLES.items()}
     files["report.schema.json"] = _dump(_struct(ReportInfo, SCHEMA_ID))
     files["stragglers.schema.json"] = _dump(_struct(StragglersInfo, STRAGGLERS_ID))
+    files["explanation.schema.json"] = _dump(_struct(ExplanationInfo, EXPLANATION_ID))
     files["measured.schema.json"] = _dump(_struct(MeasuredFile, f"{_BASE}:measured"))
     files["validation.schema.json"] = _dump(_struct(ValidationInfo, VALIDATION_ID))
     files["duckdb.sql"] = _duckdb()
@@ -98,6 +101,7 @@ def _readme() -> str:
         "",
         "- `report.schema.json`: what `tracetool replay --json` prints",
         "- `stragglers.schema.json`: what `tracetool replay --equalize --json` prints",
+        "- `explanation.schema.json`: what `tracetool explain --json` prints",
         "- `measured.schema.json`: the file of measured steps that `tracetool validate` reads",
         "- `validation.schema.json`: what `tracetool validate --json` prints",
         "- `duckdb.sql`: opens a Run in any DuckDB client (`SET VARIABLE run = 'x.run';` first)",
