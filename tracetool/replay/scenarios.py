@@ -28,10 +28,12 @@ class StepTimes:
     Attributes:
         window_ns: From the first forward to the last backward.
         step_ns: From the first forward to the end of gradient reduction and optimizer.
+        compute_ns: Compute of all ranks, summed.
     """
 
     window_ns: int
     step_ns: int
+    compute_ns: int
 
 
 def replay_many(pipeline: Pipeline, schedule: Schedule, scenarios: Sequence[Scenario]) -> list[StepTimes]:
@@ -96,17 +98,22 @@ def _together(pipeline: Pipeline, schedule: Schedule, scenarios: Sequence[Scenar
     last = compiled.graph.compute[compiled.graph.flow.first[1:] - 1]
     durations = Durations(costs.durations(compiled), varying, values)
     # The first compute needs nothing from another rank: it starts at 0, and the window with it.
-    ends = compiled.ends(durations, last, costs.slowdown(compiled))
+    ends, compute = compiled.ends_and_compute(durations, last, costs.slowdown(compiled))
     tails = [costs.measured.tail(rank) for rank in range(schedule.shape.ranks)]
-    return [_step(of_ranks, run_tails(of_ranks, tails)) for of_ranks in ends.T.tolist()]
+    both = zip(ends.T.tolist(), compute.tolist(), strict=True)
+    return [_step(of_ranks, run_tails(of_ranks, tails), busy) for of_ranks, busy in both]
 
 
-def _step(ends_ns: list[int], tails: Sequence[Op]) -> StepTimes:
+def _step(ends_ns: list[int], tails: Sequence[Op], compute_ns: int) -> StepTimes:
     window = max(ends_ns)
-    return StepTimes(window, max([window, *(op.end_ns for op in tails)]))
+    return StepTimes(window, max([window, *(op.end_ns for op in tails)]), compute_ns)
 
 
 def _of(timeline: Timeline) -> StepTimes:
     computes = timeline.computes()
     start = min(op.start_ns for op in computes)
-    return StepTimes(max(op.end_ns for op in computes) - start, max(op.end_ns for op in timeline.ops) - start)
+    return StepTimes(
+        window_ns=max(op.end_ns for op in computes) - start,
+        step_ns=max(op.end_ns for op in timeline.ops) - start,
+        compute_ns=sum(op.duration_ns for op in computes),
+    )
