@@ -131,12 +131,21 @@ def _tried(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, extra: 
     return Tried(metrics.step_ns, fits(metrics, scenario)[0])
 
 
-def search_depth(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -> DepthSearch:
-    """The search of ``choose_depth``, for callers who replay many scenarios at once."""
+def search_depth(
+    pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, cycle_ns: int | None = None
+) -> DepthSearch:
+    """The search of ``choose_depth``, for callers who replay many scenarios at once.
+
+    Args:
+        pipeline: What was measured.
+        shape: Ranks and microbatches.
+        scenario: The links and the memory limit.
+        cycle_ns: ``shortest_cycle_ns``, if it is known already.
+    """
     boundaries = scenario.topology.boundaries()
     if not boundaries:
         return (0,) * shape.ranks, "no DC boundary: nothing to hide, the order is 1F1B's"
-    search = _Search(pipeline, shape, scenario, boundaries)
+    search = _Search(pipeline, shape, scenario, boundaries, cycle_ns or shortest_cycle_ns(pipeline))
     choices = yield from search.choices()
     if not choices:
         return (0,) * shape.ranks, None  # even 1F1B deadlocks here: replaying it will say where
@@ -177,10 +186,13 @@ _Choices = Generator[list[Depth], list[Tried | None], list[_Depth]]
 class _Search:
     """Asks for depths up to twice what the closed form of the schedule asks for at each boundary."""
 
-    def __init__(self, pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, boundaries: Sequence[int]) -> None:
+    def __init__(
+        self, pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, boundaries: Sequence[int], cycle_ns: int
+    ) -> None:
         self._shape = shape
         self._boundaries = boundaries
-        self._ceilings = [min(shape.microbatches, 2 * _hiding_depth(pipeline, scenario, b) + 2) for b in boundaries]
+        hiding = [_hiding_depth(pipeline, scenario, boundary, cycle_ns) for boundary in boundaries]
+        self._ceilings = [min(shape.microbatches, 2 * depth + 2) for depth in hiding]
         self._found: dict[tuple[int, ...], _Depth | None] = {}
 
     @property
@@ -228,7 +240,14 @@ def _raised(now: tuple[int, ...], ceilings: Sequence[int]) -> set[tuple[int, ...
     return single | ({tuple(n + 1 for n in now)} if all(room) else set())
 
 
-def _hiding_depth(pipeline: Pipeline, scenario: Scenario, boundary: int) -> int:
+def shortest_cycle_ns(pipeline: Pipeline) -> int:
+    """Forward and backward of the stage where both together are shortest: what one extra forward hides at least."""
+    return min(
+        (s.median_ns(ActionKind.FORWARD) or 0) + (s.median_ns(ActionKind.BACKWARD) or 0) for s in pipeline.stages
+    )
+
+
+def _hiding_depth(pipeline: Pipeline, scenario: Scenario, boundary: int, cycle_ns: int) -> int:
     """ceil(2c / (f + b)) for one boundary (derived model, see the geopipe schedule), c from both directions."""
     delay = 0
     up, down = pipeline.stages[boundary], pipeline.stages[boundary + 1]
@@ -239,7 +258,4 @@ def _hiding_depth(pipeline: Pipeline, scenario: Scenario, boundary: int) -> int:
         link = scenario.topology.link(*ranks)
         if link is not None:
             delay += link.latency_ns + link.occupancy_ns(payload or 0)
-    cycle = min(
-        (s.median_ns(ActionKind.FORWARD) or 0) + (s.median_ns(ActionKind.BACKWARD) or 0) for s in pipeline.stages
-    )
-    return ceil(delay / cycle) if cycle else 0
+    return ceil(delay / cycle_ns) if cycle_ns else 0

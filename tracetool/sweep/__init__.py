@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tracetool.sweep.grid import Grid
 from tracetool.sweep.results import Knee, Sweep, SweepPoint
+from tracetool.sweep.run import sweep
 
-__all__ = ["Knee", "Sweep", "SweepPoint"]
+__all__ = ["Grid", "Knee", "Sweep", "SweepPoint", "sweep"]
