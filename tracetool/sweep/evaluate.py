@@ -64,7 +64,7 @@ def evaluate(piece: Piece, advance: Callable[[int], None]) -> list[SweepPoint]:
 
 def _points(piece: Piece, pipeline: Pipeline, shape: PipelineShape) -> Iterator[SweepPoint]:
     column, scenarios = piece.column, piece.column.scenarios()
-    if _needs_costs(column.schedule):
+    if needs_costs(column.schedule):
         # Every link and limit has an order of its own.
         for number, scenario in enumerate(scenarios):
             replays = Replays(pipeline, shape, partial(_made_to_measure, piece, pipeline, shape, scenario), [scenario])
@@ -85,7 +85,8 @@ def _points(piece: Piece, pipeline: Pipeline, shape: PipelineShape) -> Iterator[
         yield _point(piece, replays, shape, depth, number, number)
 
 
-def _needs_costs(name: str) -> bool:
+def needs_costs(name: str) -> bool:
+    """Whether a schedule's order is made anew for every scenario."""
     return not name.startswith("csv:") and SCHEDULES.get(name).needs_costs
 
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
 from tracetool.errors import ScheduleError
 from tracetool.ingest.executors import Silent, in_processes, on_cluster, usable_cores
 from tracetool.model.pipeline import Pipeline
 from tracetool.sweep.evaluate import Piece, evaluate
 from tracetool.sweep.grid import Grid
+from tracetool.sweep.knee import seek
 from tracetool.sweep.results import Sweep
+from tracetool.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from tracetool.ingest.executors import Progress
     from tracetool.reconstruct import Reconstruction
-    from tracetool.sweep.results import SweepPoint
 
 _WORTH_ACTIONS = 2_000_000
 """Actions to replay (one or two seconds) for which starting another worker pays."""
@@ -38,6 +39,7 @@ def sweep(
     executor: str | None = None,
     chunks: int | None = None,
     time_limit_s: float = 5.0,
+    knees: bool = True,
 ) -> Sweep:
     """Replay every point of one or several grids.
 
@@ -49,6 +51,7 @@ def sweep(
         executor: ``dask://HOST:PORT`` of a cluster to work on instead.
         chunks: Stages per rank that schedules of several get; by default as few as they take.
         time_limit_s: For optimal: how long to search, for each point.
+        knees: Whether to seek the knees as well.
 
     Raises:
         BadTopology: If a DC map or link does not fit the pipeline.
@@ -61,30 +64,44 @@ def sweep(
     grids = [grids] if isinstance(grids, Grid) else list(grids)
     for grid in grids:
         grid.check(pipeline.observed.shape.ranks)
-    pieces = [
-        replace(whole, column=part)
-        for grid in grids
-        for whole in (Piece(pipeline, column, chunks, time_limit_s) for column in grid.columns())
-        for part in whole.column.parts(_LARGEST_PIECE)
-    ]
-    points = tuple(_work(pieces, progress or Silent(), jobs, executor))
+    columns = [Piece(pipeline, column, chunks, time_limit_s) for grid in grids for column in grid.columns()]
+    pieces = [replace(whole, column=part) for whole in columns for part in whole.column.parts(_LARGEST_PIECE)]
+    bends = [piece for piece in columns if knees and piece.column.links[0].latency_ns is not None]
+    workers = _Workers(progress or Silent(), jobs, executor)
+    workers.progress.start(sum(piece.column.size for piece in pieces) + len(bends))
+    points = workers.run(evaluate, pieces, [piece.column.size for piece in pieces])
     if points and all(point.step_ns is None for point in points):
         reasons = list(dict.fromkeys(f"{point.schedule}: {point.reason}" for point in points))
-        raise ScheduleError(f"none of {len(points):,} points can be replayed. " + " ".join(reasons[:3]))
-    return Sweep(points, ())
+        raise ScheduleError(f"none of {format_count(len(points), 'point')} can be replayed. " + " ".join(reasons[:3]))
+    return Sweep(tuple(points), tuple(workers.run(seek, bends, [1] * len(bends))))
 
 
-def _work(pieces: Sequence[Piece], progress: Progress, jobs: int | None, executor: str | None) -> Iterator[SweepPoint]:
-    sizes = [piece.column.size for piece in pieces]
-    progress.start(sum(sizes))
-    count = min(len(pieces), _sensible_jobs(pieces) if jobs is None else jobs)
-    if executor is not None:
-        done = on_cluster(evaluate, pieces, sizes, progress, executor)
-    elif count > 1:
-        done = in_processes(evaluate, pieces, progress, count)
-    else:
-        done = [evaluate(piece, progress.advance) for piece in pieces]
-    return (point for points in done for point in points)
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True, slots=True)
+class _Workers:
+    """Who does the work; see ``sweep``."""
+
+    progress: Progress
+    jobs: int | None
+    executor: str | None
+
+    def run(
+        self,
+        work: Callable[[Piece, Callable[[int], None]], list[_Found]],
+        pieces: Sequence[Piece],
+        sizes: Sequence[int],
+    ) -> list[_Found]:
+        """What is found for all pieces, in order."""
+        count = min(len(pieces), _sensible_jobs(pieces) if self.jobs is None else self.jobs)
+        if self.executor is not None and pieces:
+            done = on_cluster(work, pieces, sizes, self.progress, self.executor)
+        elif count > 1:
+            done = in_processes(work, pieces, self.progress, count)
+        else:
+            done = [work(piece, self.progress.advance) for piece in pieces]
+        return [one for found in done for one in found]
 
 
 def _sensible_jobs(pieces: Sequence[Piece]) -> int:
@@ -93,7 +110,7 @@ def _sensible_jobs(pieces: Sequence[Piece]) -> int:
 
 
 def _actions(piece: Piece) -> int:
-    """About so many actions are replayed."""
+    """About so many actions are replayed for a piece's points, or its knees: some hundred links."""
     shape, column = piece.pipeline.observed.shape, piece.column
     orders = _DEPTHS if column.schedule.lower() == "geopipe" and column.warm_up is None else 1
     return len(column.links) * orders * 2 * shape.stages * (column.scenario.microbatches or shape.microbatches)
