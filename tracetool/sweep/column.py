@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 from tracetool.model.topology import Link, Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from tracetool.model.scenario import Scenario
 
 WarmUp = int | tuple[int, ...] | None
@@ -98,16 +96,7 @@ class Column:
         """Number of points."""
         return len(self.links) * len(self.hbm_bytes)
 
-    def scenarios(self) -> list[Scenario]:
-        """The scenario of each point: links outside, limits inside."""
-        at = [replace(self.scenario, topology=links.topology) for links in self.links]
-        return [replace(one, hbm_bytes=limit) for one in at for limit in self.hbm_bytes]
-
     def parts(self, most: int) -> list[Column]:
         """The same points in columns of about so many at most, in order."""
         step = max(1, most // len(self.hbm_bytes))
         return [replace(self, links=self.links[first : first + step]) for first in range(0, len(self.links), step)]
-
-    def over(self, figures: Iterable[tuple[int, int]]) -> Column:
-        """The same over links of other figures: latency and bandwidth of each."""
-        return replace(self, links=tuple(self.ways.at(*pair) for pair in figures))

@@ -17,12 +17,13 @@ from tracetool.units import format_size
 from tracetool.whatif import stages_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Sequence
 
     from tracetool.depth import Depth
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import PipelineShape, Schedule
+    from tracetool.model.topology import Topology
     from tracetool.sweep.column import Column, Swept
 
 
@@ -50,39 +51,122 @@ def evaluate(piece: Piece, advance: Callable[[int], None]) -> list[SweepPoint]:
         piece: The column and what it is about.
         advance: Told how many points are done.
     """
-    column = piece.column
-    observed = piece.pipeline.observed.shape
-    m = column.scenario.microbatches or observed.microbatches
-    try:
-        pipeline, shape, _ = stages_for(piece.pipeline, column.schedule, piece.chunks, m)
-        points = list(_points(piece, pipeline, shape))
-    except (ScheduleError, ScenarioError) as error:
-        points = [_refused(piece, m, number, error) for number in range(column.size)]
+    points = Evaluator(piece).points(piece.column.links)
     advance(len(points))
     return points
 
 
-def _points(piece: Piece, pipeline: Pipeline, shape: PipelineShape) -> Iterator[SweepPoint]:
-    column, scenarios = piece.column, piece.column.scenarios()
-    if needs_costs(column.schedule):
-        # Every link and limit has an order of its own.
-        for number, scenario in enumerate(scenarios):
-            replays = Replays(pipeline, shape, partial(_made_to_measure, piece, pipeline, shape, scenario), [scenario])
-            try:
-                yield _point(piece, replays, shape, (None, None), number, 0)
-            except (ScheduleError, ScenarioError) as error:
-                yield _refused(piece, shape.microbatches, number, error)
-        return
-    replays = Replays(pipeline, shape, partial(_order, column.schedule, pipeline, shape), scenarios)
-    chosen: list[tuple[Depth | None, str | None]] = [(None, None)] * len(scenarios)
-    if column.schedule.lower() == "geopipe":
-        chosen = [*replays.depths(column.warm_up)]
-    wanted: dict[Depth | None, list[int]] = {}
-    for number, (extra, _) in enumerate(chosen):
-        wanted.setdefault(extra, []).append(number)
-    replays.load(wanted)
-    for number, depth in enumerate(chosen):
-        yield _point(piece, replays, shape, depth, number, number)
+class Evaluator:
+    """Replays points of a column, over its own or other links; what is known is kept.
+
+    Args:
+        piece: The column and what it is about.
+    """
+
+    def __init__(self, piece: Piece) -> None:
+        self._piece = piece
+        self._column = piece.column
+        self._microbatches = piece.column.scenario.microbatches or piece.pipeline.observed.shape.microbatches
+        self._replays: Replays | None = None
+
+    def points(self, links: Sequence[Swept]) -> list[SweepPoint]:
+        """A point for each link and memory limit of the column: links outside, limits inside."""
+        places = [(one, limit) for one in links for limit in self._column.hbm_bytes]
+        try:
+            pipeline, shape, _ = stages_for(
+                self._piece.pipeline, self._column.schedule, self._piece.chunks, self._microbatches
+            )
+            if needs_costs(self._column.schedule):
+                return [self._made_to_measure(pipeline, shape, place) for place in places]
+            if self._replays is None:
+                build = partial(_order, self._column.schedule, pipeline, shape)
+                self._replays = Replays(pipeline, shape, build, self._column.scenario)
+            return self._replayed(self._replays, places)
+        except (ScheduleError, ScenarioError) as error:
+            return [self._refused(place, error) for place in places]
+
+    def _replayed(self, replays: Replays, places: Sequence[_Place]) -> list[SweepPoint]:
+        scenarios = [self._scenario(place) for place in places]
+        chosen: list[tuple[Depth | None, str | None]] = [(None, None)] * len(places)
+        if self._column.schedule.lower() == "geopipe":
+            chosen = [*replays.depths(self._column.warm_up, scenarios)]
+        wanted: dict[Depth | None, list[Topology]] = {}
+        for (extra, _), scenario in zip(chosen, scenarios, strict=True):
+            wanted.setdefault(extra, []).append(scenario.topology)
+        replays.load(wanted)
+        return [self._point(replays, place, *depth) for place, depth in zip(places, chosen, strict=True)]
+
+    def _made_to_measure(self, pipeline: Pipeline, shape: PipelineShape, place: _Place) -> SweepPoint:
+        """A point whose order is made for its links and limit."""
+        scenario = self._scenario(place)
+        try:
+            build = partial(_made_for, self._piece, pipeline, shape, scenario)
+            replays = Replays(pipeline, shape, build, self._column.scenario)
+            replays.load({None: [scenario.topology]})
+            return self._point(replays, place, None, None)
+        except (ScheduleError, ScenarioError) as error:
+            return self._refused(place, error)
+
+    def _scenario(self, place: _Place) -> Scenario:
+        return replace(self._column.scenario, topology=place[0].topology, hbm_bytes=place[1])
+
+    def _point(self, replays: Replays, place: _Place, extra: Depth | None, why: str | None) -> SweepPoint:
+        """A point that was replayed.
+
+        Args:
+            replays: Where.
+            place: Its links and memory limit.
+            extra: Extra forwards.
+            why: What limited them.
+        """
+        links, limit = place
+        scenario = self._scenario(place)
+        order, metrics = replays.order(extra).schedule, replays.metrics(extra, links.topology)
+        feasible, shortage = fits(metrics, scenario)
+        reasons = [why] if why and "limited by HBM" in why else []
+        if shortage is not None:
+            rank = self._piece.pipeline.ranks[shortage.rank].rank
+            reasons = [f"rank {rank} lacks {format_size(shortage.missing_bytes)}"]
+        elif feasible and is_near_the_limit(metrics, scenario):
+            reasons.append(f"within {PEAK_ERROR_RATIO:.0%} of the HBM limit, as far as peaks were seen to be off")
+        return SweepPoint(
+            schedule=order.name,
+            extra_forwards=order.extra_forwards,
+            microbatches=order.shape.microbatches,
+            p2p=p2p_of(order, self._piece.pipeline, scenario),
+            bandwidth_bytes_per_s=links.bandwidth_bytes_per_s,
+            latency_ns=links.latency_ns,
+            hbm_bytes=limit,
+            dcs=links.topology.dcs,
+            step_ns=metrics.step_ns,
+            window_ns=metrics.window_ns,
+            bubble_ratio=metrics.bubble_ratio,
+            peak_bytes=_highest(metrics.peak_hbm_bytes),
+            feasible=feasible,
+            reason="; ".join(reasons) or None,
+            needed_bytes=_highest(metrics.needed_hbm_bytes),
+            scenario=self._column.name,
+        )
+
+    def _refused(self, place: _Place, error: ScheduleError | ScenarioError) -> SweepPoint:
+        links, limit = place
+        warm_up = self._column.warm_up
+        return SweepPoint(
+            schedule=self._column.schedule,
+            extra_forwards=warm_up if isinstance(warm_up, tuple) else None,
+            microbatches=self._microbatches,
+            p2p=self._column.scenario.p2p or self._piece.pipeline.p2p,
+            bandwidth_bytes_per_s=links.bandwidth_bytes_per_s,
+            latency_ns=links.latency_ns,
+            hbm_bytes=limit,
+            dcs=links.topology.dcs,
+            reason=" ".join(error.message.split()),
+            scenario=self._column.name,
+        )
+
+
+_Place = tuple["Swept", "int | None"]
+"""Links and memory limit of a point."""
 
 
 def needs_costs(name: str) -> bool:
@@ -94,7 +178,7 @@ def _order(name: str, pipeline: Pipeline, shape: PipelineShape, extra: Depth | N
     return build_schedule(name, shape, extra_forwards=extra, observed=pipeline.observed)
 
 
-def _made_to_measure(
+def _made_for(
     piece: Piece, pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, _extra: Depth | None
 ) -> Schedule:
     posed = pose(pipeline, shape, scenario)
@@ -103,75 +187,6 @@ def _made_to_measure(
     )
 
 
-def _point(
-    piece: Piece, replays: Replays, shape: PipelineShape, depth: tuple[Depth | None, str | None], number: int, at: int
-) -> SweepPoint:
-    """One point of a column, by number.
-
-    Args:
-        piece: Of which.
-        replays: Where it is replayed, and under which number: ``at``.
-        shape: Of the schedule.
-        depth: Extra forwards, and what limited them.
-        number: Of the point.
-        at: See ``replays``.
-    """
-    extra, why = depth
-    links, limit = _place(piece, number)
-    scenario = replace(piece.column.scenario, topology=links.topology, hbm_bytes=limit)
-    replays.load({extra: [at]})
-    schedule = replays.order(extra).schedule
-    metrics = replays.metrics(extra, at)
-    feasible, shortage = fits(metrics, scenario)
-    reasons = [why] if why and "limited by HBM" in why else []
-    if shortage is not None:
-        rank = piece.pipeline.ranks[shortage.rank].rank
-        reasons = [f"rank {rank} lacks {format_size(shortage.missing_bytes)}"]
-    elif feasible and is_near_the_limit(metrics, scenario):
-        reasons.append(f"within {PEAK_ERROR_RATIO:.0%} of the HBM limit, as far as peaks were seen to be off")
-    return SweepPoint(
-        schedule=schedule.name,
-        extra_forwards=schedule.extra_forwards,
-        microbatches=shape.microbatches,
-        p2p=p2p_of(schedule, piece.pipeline, scenario),
-        bandwidth_bytes_per_s=links.bandwidth_bytes_per_s,
-        latency_ns=links.latency_ns,
-        hbm_bytes=limit,
-        dcs=links.topology.dcs,
-        step_ns=metrics.step_ns,
-        window_ns=metrics.window_ns,
-        bubble_ratio=metrics.bubble_ratio,
-        peak_bytes=_highest(metrics.peak_hbm_bytes),
-        feasible=feasible,
-        reason="; ".join(reasons) or None,
-        needed_bytes=_highest(metrics.needed_hbm_bytes),
-        scenario=piece.column.name,
-    )
-
-
-def _place(piece: Piece, number: int) -> tuple[Swept, int | None]:
-    """Links and memory limit of a point."""
-    limits = piece.column.hbm_bytes
-    return piece.column.links[number // len(limits)], limits[number % len(limits)]
-
-
 def _highest(sizes: tuple[int | None, ...]) -> int | None:
     known = [size for size in sizes if size is not None]
     return max(known) if len(known) == len(sizes) else None
-
-
-def _refused(piece: Piece, microbatches: int, number: int, error: ScheduleError | ScenarioError) -> SweepPoint:
-    column = piece.column
-    links, limit = _place(piece, number)
-    return SweepPoint(
-        schedule=column.schedule,
-        extra_forwards=column.warm_up if isinstance(column.warm_up, tuple) else None,
-        microbatches=microbatches,
-        p2p=column.scenario.p2p or piece.pipeline.p2p,
-        bandwidth_bytes_per_s=links.bandwidth_bytes_per_s,
-        latency_ns=links.latency_ns,
-        hbm_bytes=limit,
-        dcs=links.topology.dcs,
-        reason=" ".join(error.message.split()),
-        scenario=column.name,
-    )

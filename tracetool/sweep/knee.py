@@ -23,7 +23,7 @@ from tracetool.errors import ScheduleError
 from tracetool.schedules import build_schedule
 from tracetool.schedules.geopipe import extra_per_rank
 from tracetool.sweep.column import Swept
-from tracetool.sweep.evaluate import Piece, evaluate, needs_costs
+from tracetool.sweep.evaluate import Evaluator, Piece, needs_costs
 from tracetool.sweep.memory import memory_need
 from tracetool.sweep.results import Knee
 from tracetool.whatif import stages_for
@@ -165,6 +165,8 @@ class _Place:
 
     def __init__(self, piece: Piece, swept: Sequence[_Pair]) -> None:
         self._piece = piece
+        self._evaluator = Evaluator(piece)
+        self._swept = swept
         self._bandwidths = [bandwidth for _, bandwidth in swept]
         self._top = max(self._bandwidths)
         every = sorted({latency for latency, _ in swept})
@@ -187,8 +189,8 @@ class _Place:
     def _sought(self) -> list[_Found]:
         low = min(self._bandwidths)
         seeks: dict[int | None, _Seek] = {b: bandwidth_knee(b, low, self._top) for b in self._latencies}
-        seeks[None] = hidden_latency(self._top, self._floor(self._piece))
-        results = drive(seeks, lambda pairs: _steps(self._piece, pairs))
+        seeks[None] = hidden_latency(self._top, self.floor())
+        results = drive(seeks, self.steps)
         hidden = results[None]
         costs = self._hbm_costs()
         about = {MOST_LATENCY_NS: "hides every latency looked at", 0: "hides no latency"}.get(hidden or 0)
@@ -197,14 +199,21 @@ class _Place:
             for latency, (cost, why) in zip(self._latencies, costs, strict=True)
         ]
 
-    def _floor(self, piece: Piece) -> Callable[[int], int]:
+    def steps(self, pairs: Iterable[_Pair]) -> list[int]:
+        """The step over each of some links."""
+        return [point.step_ns or 0 for point in self._points(pairs)]
+
+    def _points(self, pairs: Iterable[_Pair]) -> list[SweepPoint]:
+        return _known(self._evaluator.points([self._piece.column.ways.at(*pair) for pair in pairs]))
+
+    def floor(self) -> Callable[[int], int]:
         """What a step takes at least at a latency: with free links, and one microbatch's way over the links."""
-        column = piece.column
+        piece, column = self._piece, self._piece.column
         pipeline, shape, _ = stages_for(
             piece.pipeline, column.schedule, piece.chunks, column.scenario.microbatches or _microbatches(piece)
         )
         free = Swept(None, None, column.ways.at(0, self._top).topology.without_delays())
-        free_ns = _known(evaluate(replace(piece, column=replace(column, links=(free,))), _unseen))[0].step_ns or 0
+        free_ns = _known(self._evaluator.points([free]))[0].step_ns or 0
         return lambda latency_ns: free_ns + _way_ns(pipeline, shape, column.ways.at(latency_ns, self._top).topology)
 
     def _hbm_costs(self) -> list[tuple[int | None, str | None]]:
@@ -212,15 +221,14 @@ class _Place:
         column = self._piece.column
         if column.schedule.lower() != "geopipe":
             return [(None, None)] * len(self._latencies)
-        at = [point.extra_forwards or () for point in _points(self._piece, [(b, self._top) for b in self._latencies])]
+        at = [point.extra_forwards or () for point in self._points([(b, self._top) for b in self._latencies])]
         boundaries = column.links[0].topology.boundaries()
         more = extra_per_rank(len(column.ways.dcs), dict.fromkeys(boundaries, 1))
         pairs = {extra: tuple(a + b for a, b in zip(extra, more, strict=True)) for extra in at}
         hidden = {}
         for extra in {*pairs, *pairs.values()}:
-            fixed = replace(self._piece, column=replace(column, warm_up=extra, hbm_bytes=(None,)))
-            search = hidden_latency(self._top, self._floor(fixed))
-            hidden[extra] = drive({None: search}, lambda pairs, fixed=fixed: _steps(fixed, pairs))[None] or 0
+            fixed = _Place(replace(self._piece, column=replace(column, warm_up=extra, hbm_bytes=(None,))), self._swept)
+            hidden[extra] = drive({None: hidden_latency(self._top, fixed.floor())}, fixed.steps)[None] or 0
         return [self._hbm_cost(extra, pairs[extra], hidden) for extra in at]
 
     def _hbm_cost(
@@ -247,7 +255,7 @@ class _Place:
     def knees(self, found: Sequence[_Found]) -> list[Knee]:
         """The knees, with what was held."""
         column = self._piece.column
-        over = evaluate(replace(self._piece, column=column.over([(b, self._top) for b in self._latencies])), _unseen)
+        over = self._evaluator.points([column.ways.at(latency, self._top) for latency in self._latencies])
         return [_knee(self._piece, point, one, self._top) for point, one in zip(over, found, strict=True)]
 
 
@@ -295,14 +303,6 @@ def drive(seeks: Mapping[_Key, _Seek], steps: Callable[[list[_Pair]], list[int]]
     return found
 
 
-def _steps(piece: Piece, pairs: Iterable[_Pair]) -> list[int]:
-    return [point.step_ns or 0 for point in _points(piece, pairs)]
-
-
-def _points(piece: Piece, pairs: Iterable[_Pair]) -> list[SweepPoint]:
-    return _known(evaluate(replace(piece, column=piece.column.over(pairs)), _unseen))
-
-
 def _known(points: list[SweepPoint]) -> list[SweepPoint]:
     """All of them.
 
@@ -335,7 +335,3 @@ def _way_ns(pipeline: Pipeline, shape: PipelineShape, topology: Topology) -> int
                 way += link.latency_ns + link.occupancy_ns(payload)
         stage = following
     return way
-
-
-def _unseen(_count: int) -> None:
-    """Points looked at between those of the grid are not counted."""
