@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
+from tracetool.depth import shortest_cycle_ns
 from tracetool.errors import ScheduleError
 from tracetool.ingest.executors import Silent, in_processes, on_cluster, usable_cores
 from tracetool.model.pipeline import Pipeline
 from tracetool.sweep.evaluate import Piece, evaluate
 from tracetool.sweep.grid import Grid
 from tracetool.sweep.knee import seek
+from tracetool.sweep.notes import notes_of
+from tracetool.sweep.pareto import link_cost, mark_pareto
 from tracetool.sweep.results import Sweep
 from tracetool.units import format_count
 
@@ -19,12 +22,11 @@ if TYPE_CHECKING:
 
     from tracetool.ingest.executors import Progress
     from tracetool.reconstruct import Reconstruction
+    from tracetool.sweep.pareto import Price
+    from tracetool.sweep.results import SweepPoint
 
 _WORTH_ACTIONS = 2_000_000
 """Actions to replay (one or two seconds) for which starting another worker pays."""
-
-_DEPTHS = 12
-"""About so many warm-ups are replayed where the best one is chosen."""
 
 _LARGEST_PIECE = 500
 """Points of one piece of work: as many are done before the progress bar moves."""
@@ -40,6 +42,7 @@ def sweep(
     chunks: int | None = None,
     time_limit_s: float = 5.0,
     knees: bool = True,
+    price: Price | None = None,
 ) -> Sweep:
     """Replay every point of one or several grids.
 
@@ -52,6 +55,7 @@ def sweep(
         chunks: Stages per rank that schedules of several get; by default as few as they take.
         time_limit_s: For optimal: how long to search, for each point.
         knees: Whether to seek the knees as well.
+        price: What links cost: points get their cost and whether they are on the Pareto front.
 
     Raises:
         BadTopology: If a DC map or link does not fit the pipeline.
@@ -73,7 +77,16 @@ def sweep(
     if points and all(point.step_ns is None for point in points):
         reasons = list(dict.fromkeys(f"{point.schedule}: {point.reason}" for point in points))
         raise ScheduleError(f"none of {format_count(len(points), 'point')} can be replayed. " + " ".join(reasons[:3]))
-    return Sweep(tuple(points), tuple(workers.run(seek, bends, [1] * len(bends))))
+    if price is not None:
+        points = _priced(pieces, points, price)
+    bent = tuple(workers.run(seek, bends, [1] * len(bends)))
+    return Sweep(tuple(points), bent, () if isinstance(found, Pipeline) else notes_of(found, grids, points))
+
+
+def _priced(pieces: Sequence[Piece], points: Sequence[SweepPoint], price: Price) -> list[SweepPoint]:
+    fixed = [piece.column.ways.topology.links for piece in pieces for _ in range(piece.column.size)]
+    priced = [replace(p, link_cost=link_cost(p, links, price)) for p, links in zip(points, fixed, strict=True)]
+    return [*mark_pareto(priced)]
 
 
 _Found = TypeVar("_Found")
@@ -94,23 +107,27 @@ class _Workers:
         sizes: Sequence[int],
     ) -> list[_Found]:
         """What is found for all pieces, in order."""
-        count = min(len(pieces), _sensible_jobs(pieces) if self.jobs is None else self.jobs)
-        if self.executor is not None and pieces:
-            done = on_cluster(work, pieces, sizes, self.progress, self.executor)
-        elif count > 1:
-            done = in_processes(work, pieces, self.progress, count)
+        weights = [_actions(piece) for piece in pieces]
+        sensible = min(usable_cores(), sum(weights) // _WORTH_ACTIONS)
+        count = min(len(pieces), max(1, sensible if self.jobs is None else self.jobs))
+        if self.executor is None and count <= 1:
+            return [one for piece in pieces for one in work(piece, self.progress.advance)]
+        # The long ones first, so that none is left to one worker at the end.
+        turns = sorted(range(len(pieces)), key=lambda number: (-weights[number], number))
+        tasks = [pieces[number] for number in turns]
+        if self.executor is not None and tasks:
+            done = on_cluster(work, tasks, [sizes[number] for number in turns], self.progress, self.executor)
         else:
-            done = [work(piece, self.progress.advance) for piece in pieces]
-        return [one for found in done for one in found]
-
-
-def _sensible_jobs(pieces: Sequence[Piece]) -> int:
-    actions = sum(map(_actions, pieces))
-    return max(1, min(usable_cores(), actions // _WORTH_ACTIONS))
+            done = in_processes(work, tasks, self.progress, count) if tasks else []
+        return [one for _, found in sorted(zip(turns, done, strict=True), key=lambda pair: pair[0]) for one in found]
 
 
 def _actions(piece: Piece) -> int:
-    """About so many actions are replayed for a piece's points, or its knees: some hundred links."""
-    shape, column = piece.pipeline.observed.shape, piece.column
-    orders = _DEPTHS if column.schedule.lower() == "geopipe" and column.warm_up is None else 1
-    return len(column.links) * orders * 2 * shape.stages * (column.scenario.microbatches or shape.microbatches)
+    """About so many actions are replayed for the points of a piece."""
+    pipeline, column = piece.pipeline, piece.column
+    m = column.scenario.microbatches or pipeline.observed.shape.microbatches
+    orders = len(column.links)
+    if column.schedule.lower() == "geopipe" and column.warm_up is None:
+        cycle = max(1, shortest_cycle_ns(pipeline))
+        orders = sum(min(m, 2 * -(-2 * (link.latency_ns or 0) // cycle) + 3) for link in column.links)
+    return orders * 2 * pipeline.observed.shape.stages * m
