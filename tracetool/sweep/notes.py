@@ -24,10 +24,12 @@ def notes_of(found: Reconstruction, grids: Sequence[Grid], points: Sequence[Swee
     error = back.window_ns / seen.window_ns - 1
     own = max(abs(error), abs(back.step_ns / seen.step_ns - 1))
     notes = [*distrust(own), f"fidelity: the observed order, replayed, differs by {error:+.2%} from what was observed"]
+    given = dict.fromkeys(str(link) for grid in grids for link in grid.scenario.topology.links)
+    notes += [f"link {link} stays as given" for link in given]
     unchecked = sorted({p.schedule for p in points if p.step_ns and p.feasible is None})
     if unchecked:
         notes.append(
-            f"what {', '.join(unchecked)} needs in memory is unknown, so the HBM limit was not checked for it: give "
+            f"what {', '.join(unchecked)} needs in memory is unknown, so the HBM limit was not checked: give "
             "--activation and --static (torch: or record with profile_memory=True)"
         )
     if any(grid.scenario.activation_bytes is not None for grid in grids):
