@@ -7,7 +7,7 @@ T = (m + p - 1)(f + B) + 2c + r max(0, 2c - n (f + B)), r = floor((m - 1 - k - n
 from __future__ import annotations
 
 import pytest
-from synthetic import BYTE_PER_NS, pipeline
+from synthetic import pipeline
 
 from tracetool.sweep import Grid, Knee, sweep
 from tracetool.sweep.knee import KNEE_RATIO, MOST_LATENCY_NS, TOLERANCE_RATIO
@@ -17,6 +17,7 @@ FORWARD, BACKWARD = 10_000 * US, 20_000 * US
 CYCLE = FORWARD + BACKWARD
 PAYLOAD = 4_000_000
 ACTIVATION = 1 << 30
+FAST = 10**11
 
 
 def knees(p: int, m: int, boundary: int, schedule: str, **how: object) -> tuple[Knee, ...]:
@@ -54,42 +55,38 @@ def test_the_knee_of_1f1b(p: int, m: int, boundary: int, latency_us: int) -> Non
 def test_the_knee_is_found_wherever_the_grid_lies(swept: tuple[int, ...]) -> None:
     """Where the delay is hidden, T = (m + p - 1)(f + B) + 2c: K = 2."""
     latency = 10_000 * US
-    found, *_ = knees(
-        8, 32, 3, "geopipe", extra_forwards=(3,), bandwidths_bytes_per_s=swept, latencies_ns=(latency,)
-    )
+    found, *_ = knees(8, 32, 3, "geopipe", extra_forwards=(3,), bandwidths_bytes_per_s=swept, latencies_ns=(latency,))
     expected = 49 * 2 * PAYLOAD * 1e9 / (39 * CYCLE + 2 * latency)
     assert found.bandwidth_bytes_per_s == pytest.approx(expected, rel=2 * TOLERANCE_RATIO)
     assert found.extra_forwards == (3, 3, 3, 3, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(("p", "m", "boundary"), [(4, 16, 1), (8, 32, 3)])
-@pytest.mark.parametrize("n", [0, 1, 2, 4])
+@pytest.mark.parametrize("n", [0, 1, 3])
 def test_the_latency_that_a_warm_up_hides_and_what_more_costs(p: int, m: int, boundary: int, n: int) -> None:
-    """2c <= n (f + B), and as much beyond as 1 % of the floor is; a forward more hides (f + B) / 2 more, to 1.5 %."""
+    """2c <= n (f + B), and as much beyond as 1 % of the floor is."""
     found, *_ = knees(
-        p, m, boundary, "geopipe", extra_forwards=(n,), bandwidths_bytes_per_s=(BYTE_PER_NS,), latencies_ns=(US,)
+        p, m, boundary, "geopipe", extra_forwards=(n,), bandwidths_bytes_per_s=(FAST,), latencies_ns=(US,)
     )
-    here, there = (hidden_ns(p, m, boundary, depth, BYTE_PER_NS) for depth in (n, n + 1))
+    here, there = (hidden_ns(p, m, boundary, depth, FAST) for depth in (n, n + 1))
     assert found.hidden_latency_ns == pytest.approx(here, rel=2 * TOLERANCE_RATIO, abs=2 * US)
-    assert found.hidden_latency_ns > n * CYCLE / 2 - PAYLOAD
     assert found.hbm_bytes_per_hidden_ms == pytest.approx(ACTIVATION * 10**6 / (there - here), rel=0.01)
 
 
 def test_hbm_per_hidden_millisecond_is_an_activation_per_half_a_cycle() -> None:
-    found, *_ = knees(
-        8, 128, 3, "geopipe", extra_forwards=(2,), bandwidths_bytes_per_s=(BYTE_PER_NS,), latencies_ns=(US,)
-    )
+    """A forward more holds M_a more and hides (f + B) / 2 more: to 1.5 %, which are the 1 % of the floor."""
+    found, *_ = knees(8, 128, 3, "geopipe", extra_forwards=(2,), bandwidths_bytes_per_s=(FAST,), latencies_ns=(US,))
     assert found.hbm_bytes_per_hidden_ms == pytest.approx(ACTIVATION * 10**6 / (CYCLE / 2), rel=0.02)
 
 
 def test_memory_limits_what_a_chosen_warm_up_hides() -> None:
     """HBM for p + n microbatches on the first stage: n is the deepest (schedules.md 4.4); without a limit, all."""
-    p, m, n = 8, 32, 3
-    swept = {"bandwidths_bytes_per_s": (BYTE_PER_NS,), "latencies_ns": (40_000 * US,)}
+    p, m, n = 4, 16, 3
+    swept = {"bandwidths_bytes_per_s": (FAST,), "latencies_ns": (40_000 * US,)}
     limits = (p * ACTIVATION - 1, (p + n) * ACTIVATION, 1000 * ACTIVATION)
-    none, limited, free = knees(p, m, 3, "geopipe", hbm_bytes=limits, **swept)
+    none, limited, free = knees(p, m, 1, "geopipe", hbm_bytes=limits, **swept)
     assert [knee.hbm_bytes for knee in (none, limited, free)] == [*limits]
-    assert limited.hidden_latency_ns == pytest.approx(hidden_ns(p, m, 3, n, BYTE_PER_NS), rel=2 * TOLERANCE_RATIO)
+    assert limited.hidden_latency_ns == pytest.approx(hidden_ns(p, m, 1, n, FAST), rel=2 * TOLERANCE_RATIO)
     assert free.hidden_latency_ns == MOST_LATENCY_NS
     assert "does not fit" in (none.remark or "")
     assert "every latency" in (free.remark or "")
@@ -97,12 +94,12 @@ def test_memory_limits_what_a_chosen_warm_up_hides() -> None:
 
 def test_gpipe_hides_every_latency() -> None:
     """All forwards are ahead of all backwards: T = (m + p - 1)(f + B) + 2c at any delay."""
-    found, *_ = knees(4, 8, 1, "gpipe", bandwidths_bytes_per_s=(BYTE_PER_NS,), latencies_ns=(US,))
+    found, *_ = knees(4, 8, 1, "gpipe", bandwidths_bytes_per_s=(FAST,), latencies_ns=(US,))
     assert found.hidden_latency_ns == MOST_LATENCY_NS
 
 
 def test_a_few_latencies_stand_for_many() -> None:
     latencies = tuple(range(US, 100 * US, US))
-    found = knees(4, 8, 1, "1f1b", bandwidths_bytes_per_s=(BYTE_PER_NS,), latencies_ns=latencies)
+    found = knees(4, 8, 1, "1f1b", bandwidths_bytes_per_s=(FAST,), latencies_ns=latencies)
     assert [knee.at_latency_ns for knee in found] == [1 * US, 25 * US, 50 * US, 74 * US, 99 * US]
     assert not knees(4, 8, 3, "1f1b"), "no link was swept"

@@ -34,29 +34,33 @@ def measured() -> Pipeline:
     """Four stages that slow down beside communication and under load, with memory."""
     plain = pipeline(
         4, 6, [5 * MS, 6 * MS, 5 * MS, 7 * MS], [11 * MS, 10 * MS, 12 * MS, 13 * MS],
-        payload_bytes=2 * MS, transfer_ns=50_000, activation_bytes=100, transient_bytes=7, static_bytes=[50, 40, 40, 90],
-        tail_ns=3 * MS, p2p="in-order",
+        payload_bytes=2 * MS, transfer_ns=50_000, activation_bytes=100, transient_bytes=7,
+        static_bytes=[50, 40, 40, 90], tail_ns=3 * MS, p2p="in-order",
     )  # fmt: skip
     stages = tuple(
         replace(
             stage,
             costs={
-                kind: tuple(replace(c, uncontended_ns=c.duration_ns, contended_ns=c.duration_ns * 4 // 3) for c in costs)
+                kind: tuple(
+                    replace(c, uncontended_ns=c.duration_ns, contended_ns=c.duration_ns * 4 // 3) for c in costs
+                )
                 for kind, costs in stage.costs.items()
             },
         )
         for stage in plain.stages
     )
-    return replace(plain, stages=stages, ranks=tuple(replace(rank, load=LOAD, overhead_bytes=5) for rank in plain.ranks))
+    return replace(
+        plain, stages=stages, ranks=tuple(replace(rank, load=LOAD, overhead_bytes=5) for rank in plain.ranks)
+    )
 
 
 GRID = Grid(
     schedules=("1f1b", "geopipe", "gpipe"),
-    microbatches=(6, 9),
+    microbatches=(6, 7),
     extra_forwards=(None, 1, (2, 2, 0, 0)),
     bandwidths_bytes_per_s=(BYTE_PER_NS // 4, BYTE_PER_NS),
-    latencies_ns=(1 * MS, 9 * MS, 31 * MS),
-    hbm_bytes=(600, 800, 10_000),
+    latencies_ns=(1 * MS, 9 * MS),
+    hbm_bytes=(600, 10_000),
     p2p=("in-order", "per-edge"),
     dcs=(APART, THREE),
 )
@@ -89,15 +93,15 @@ def alone(measured: Pipeline, point: SweepPoint, *, choose: bool) -> SweepPoint:
 
 @pytest.mark.parametrize("interference", [True, False])
 def test_every_point_is_what_it_is_alone(*, interference: bool) -> None:
-    """Every seventh point: all combinations of 504 come up among them."""
+    """Some of them: with interference over three DCs as well, without over two."""
     pipe = measured()
+    grid = replace(GRID, extra_forwards=(None,), dcs=GRID.dcs if interference else (APART,))
     if not interference:
         pipe = replace(pipe, stages=pipeline(4, 6, 5 * MS, 11 * MS, payload_bytes=MS, activation_bytes=100).stages)
         pipe = replace(pipe, ranks=tuple(replace(rank, load=None) for rank in pipe.ranks))
-    grid = replace(GRID, extra_forwards=(None,))
     found = sweep(pipe, grid, knees=False)
-    assert len(found.points) == 2 * 2 * 2 * 3 * 3 * 2 * 3
-    for point in found.points[::7]:
+    assert len(found.points) == 3 * 2 * 2 * 2 * 2 * 2 * len(grid.dcs)
+    for point in found.points[::5]:
         assert point == alone(pipe, point, choose=point.schedule == "geopipe")
     assert {point.feasible for point in found.points} == {True, False}
     assert all(point.reason for point in found.points if not point.feasible)
@@ -113,7 +117,7 @@ def test_warm_ups_are_per_boundary_or_per_rank() -> None:
 
 
 def test_workers_find_the_same() -> None:
-    grid = replace(GRID, dcs=(APART,), microbatches=(6,))
+    grid = replace(GRID, dcs=(APART,), microbatches=(6,), p2p=("per-edge",), hbm_bytes=(600,))
     assert sweep(measured(), grid, jobs=2) == sweep(measured(), grid, jobs=1)
 
 
@@ -123,10 +127,10 @@ def test_what_cannot_be_replayed_is_kept_with_its_reason() -> None:
     refused = {(p.schedule, p.microbatches): p.reason or "" for p in found.points if p.step_ns is None}
     assert "does not tell what" in refused["zb-h1", 6]
     assert "cannot finish" in refused["geopipe", 6]
-    assert "cannot be stretched" in refused["observed", 9]
+    assert "cannot be stretched" in refused["observed", 7]
     assert {p.schedule for p in found.points if p.step_ns} == {"1f1b", "observed"}
     assert {p.feasible for p in found.points if p.step_ns is None} == {None}
-    with pytest.raises(ScheduleError, match=r"none of 72 points.*does not tell"):
+    with pytest.raises(ScheduleError, match=r"none of 32 points.*does not tell"):
         sweep(measured(), replace(grid, schedules=("zb-h1",)))
 
 
