@@ -83,7 +83,7 @@ def test_what_is_no_warm_up_is_told() -> None:
 
 def _grids(path: Path) -> list[Grid]:
     base = Grid(("1f1b",), Scenario(hbm_bytes=7), latencies_ns=(5, 6), bandwidths_bytes_per_s=(8,))
-    return grids_of(read_scenarios(path), base, parse_dc_map, path)
+    return grids_of(read_scenarios(path), base, parse_dc_map, str(path))
 
 
 def test_the_example_of_the_documents_is_read(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from tracetool.model.pipeline import P2PMode
     from tracetool.sweep import Grid
+    from tracetool.sweep.scenario_file import NamedScenario
 
 
 @click.command()
@@ -105,10 +106,12 @@ def sweep(
       tracetool sweep x.run --schedule 1f1b,geopipe,zb-h1 --dc 0-1,2-3 --bandwidth 25Gbit/s,100Gbit/s --distance 80km
       tracetool sweep x.run --scenario wan.toml --price-per-gbit 120EUR -o sweep.parquet
     """
+    from tracetool.ingest.executors import check_address
     from tracetool.reports.sweep import render_json
     from tracetool.reports.sweep_text import render_text
     from tracetool.sweep import sweep as run_sweep
     from tracetool.sweep.pareto import parse_price
+    from tracetool.sweep.scenario_file import read_scenarios
     from tracetool.units import parse_duration_ns
 
     for path in output:
@@ -116,9 +119,14 @@ def sweep(
         check_target(path, force=force)
     grid = _grid(schedule, bandwidth, latency, distance, hbm, microbatches, p2p, extra_forwards)
     price = None if price_per_gbit is None else parse_price(price_per_gbit)
+    scenarios = None if scenario is None else read_scenarios(scenario)
+    if scenarios is None:
+        grid.check_figures()
+    if executor is not None:
+        check_address(executor)
     words |= {"dc": None, "hbm": None, "p2p": None, "microbatches": None}
     question = ask(paths, words, quiet=quiet)
-    grids = _grids(grid, question, dc, scenario)
+    grids = _grids(grid, question, dc, scenarios, scenario)
     with _PointBar(quiet=quiet) as progress:
         found = run_sweep(
             question.found,
@@ -204,15 +212,17 @@ def _modes(text: str) -> tuple[P2PMode, ...]:
     return tuple(dict.fromkeys(modes))
 
 
-def _grids(grid: Grid, question: Question, maps: tuple[str, ...], scenario: Path | None) -> list[Grid]:
+def _grids(
+    grid: Grid, question: Question, maps: tuple[str, ...], scenarios: list[NamedScenario] | None, path: Path | None
+) -> list[Grid]:
     """The grid with the places of the ranks, or one for each named scenario."""
-    from tracetool.sweep.scenario_file import grids_of, read_scenarios
+    from tracetool.sweep.scenario_file import grids_of
 
     def dcs(text: str) -> tuple[str, ...]:
         return dcs_of(read_dc_map(text), question.run, question.found)
 
     grid = replace(grid, scenario=question.scenario, dcs=tuple(dcs(text) for text in maps))
-    return [grid] if scenario is None else grids_of(read_scenarios(scenario), grid, dcs, scenario)
+    return [grid] if scenarios is None else grids_of(scenarios, grid, dcs, str(path))
 
 
 def _form(path: Path) -> Callable[..., bytes]:

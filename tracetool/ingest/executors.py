@@ -203,6 +203,16 @@ def _work_in_worker(work: Callable[[_Task, Callable[[int], None]], _Result], tas
     return work(task, advance)
 
 
+def check_address(address: str) -> None:
+    """Check that an executor is one that can be used.
+
+    Raises:
+        IngestError: If it is no address of a Dask scheduler.
+    """
+    if not address.startswith(_DASK):
+        raise IngestError(f"no executor {address!r}.", hint=f"name a Dask scheduler: {_DASK}HOST:PORT")
+
+
 def on_cluster(
     work: Callable[[_Task, Callable[[int], None]], _Result],
     tasks: Sequence[_Task],
@@ -222,8 +232,7 @@ def on_cluster(
     Raises:
         IngestError: If the cluster cannot be used.
     """
-    if not address.startswith(_DASK):
-        raise IngestError(f"no executor {address!r}.", hint=f"name a Dask scheduler: {_DASK}HOST:PORT")
+    check_address(address)
     try:
         client_of: Any = import_module("distributed").Client
     except ImportError as error:

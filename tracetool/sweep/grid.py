@@ -45,12 +45,11 @@ class Grid:
     dcs: tuple[tuple[str, ...], ...] = ()
     name: str | None = None
 
-    def check(self, ranks: int) -> None:
-        """Check the maps and links against a pipeline.
+    def check_figures(self) -> None:
+        """Check that the links to sweep have both figures.
 
         Raises:
-            BadTopology: If a map or a link does not fit it.
-            ScenarioError: If the figures of the links do not belong together.
+            ScenarioError: If they have only one of them.
         """
         if bool(self.bandwidths_bytes_per_s) != bool(self.latencies_ns):
             has, lacks = ("bandwidths", "latency") if self.bandwidths_bytes_per_s else ("latencies", "bandwidth")
@@ -58,6 +57,15 @@ class Grid:
                 f"{has} of links are given, but no {lacks}: a link is both.",
                 hint="give both, as in --bandwidth 10..800Gbit/s --latency 2ms (or --distance 400km)",
             )
+
+    def check(self, ranks: int) -> None:
+        """Check the maps and links against a pipeline.
+
+        Raises:
+            BadTopology: If a map or a link does not fit it.
+            ScenarioError: If the figures of the links do not belong together.
+        """
+        self.check_figures()
         ways = [self._ways(dcs) for dcs in self._maps()]
         apart = [set(one.dcs) for one in ways if one.are_apart]
         if self.latencies_ns and not apart:

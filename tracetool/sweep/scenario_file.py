@@ -88,7 +88,7 @@ def _fault(error: msgspec.ValidationError) -> str:
 
 
 def grids_of(
-    scenarios: Sequence[NamedScenario], base: Grid, dcs_of: Callable[[str], tuple[str, ...]], path: Path
+    scenarios: Sequence[NamedScenario], base: Grid, dcs_of: Callable[[str], tuple[str, ...]], path: str
 ) -> list[Grid]:
     """A grid per scenario: the base's, with what the scenario says in place of it.
 
