@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
-from functools import cache
 from itertools import product
 from math import ceil, prod
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from tracetool.schedules.geopipe import extra_per_rank
 from tracetool.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.scenario import Scenario
@@ -45,7 +45,27 @@ class _Depth:
     feasible: bool | None
 
 
-def choose_depth(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -> tuple[tuple[int, ...], str | None]:
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What a choice of extra forwards comes to.
+
+    Attributes:
+        step_ns: Its step.
+        feasible: As ``fits`` says.
+    """
+
+    step_ns: int
+    feasible: bool | None
+
+
+Depth = tuple[int, ...]
+"""Extra forwards per pipeline rank."""
+
+DepthSearch = Generator[list[Depth], list[Tried | None], tuple[Depth, str | None]]
+"""Yields depths to replay, takes what they come to (None for a deadlock), returns what ``choose_depth`` does."""
+
+
+def choose_depth(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -> tuple[Depth, str | None]:
     """Extra warm-up forwards per pipeline rank that hide the links, within the memory limit.
 
     Taken are the fewest forwards after which more would not shorten the step by more than ``GAIN_RATIO``, every
@@ -54,11 +74,42 @@ def choose_depth(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -
     Returns:
         Extra forwards per rank, and in words what limited them.
     """
+    search = search_depth(pipeline, shape, scenario)
+    try:
+        asked = next(search)
+        while True:
+            asked = search.send([_tried(pipeline, shape, scenario, extra) for extra in asked])
+    except StopIteration as found:
+        chosen: tuple[Depth, str | None] = found.value
+        return chosen
+
+
+def _tried(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, extra: Depth) -> Tried | None:
+    schedule = build_schedule("geopipe", shape, extra_forwards=extra)
+    try:
+        done = replay(pipeline, schedule, scenario)
+    except ScheduleDeadlock:
+        return None
+    metrics = measure(done.timeline)
+    return Tried(metrics.step_ns, fits(metrics, scenario))
+
+
+def search_depth(
+    pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, cycle_ns: int | None = None
+) -> DepthSearch:
+    """The search of ``choose_depth``, for callers who replay many scenarios at once.
+
+    Args:
+        pipeline: What was measured.
+        shape: Ranks and microbatches.
+        scenario: The links and the memory limit.
+        cycle_ns: ``shortest_cycle_ns``, if it is known already.
+    """
     boundaries = scenario.topology.boundaries()
     if not boundaries:
         return (0,) * shape.ranks, "no DC boundary: nothing to hide, the order is 1F1B's"
-    search = _Search(pipeline, shape, scenario, boundaries)
-    choices = search.choices()
+    search = _Search(pipeline, shape, scenario, boundaries, cycle_ns or shortest_cycle_ns(pipeline))
+    choices = yield from search.choices()
     if not choices:
         return (0,) * shape.ranks, None  # even 1F1B deadlocks here: replaying it will say where
     best = _fewest(choices)
@@ -66,7 +117,7 @@ def choose_depth(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -
         return choices[0].extra_forwards, "even 1F1B's own warm-up exceeds the HBM limit"
     if best.feasible is not False:
         return best.extra_forwards, _why_not_deeper(best, choices, deadlock=search.deadlocked)
-    chosen = _fewest(search.choices(only_fitting=True))
+    chosen = _fewest((yield from search.choices(only_fitting=True)))
     return chosen.extra_forwards, (
         f"{LIMITED_BY_HBM}: without the limit {_signed(best.extra_forwards)} would take {format_duration(best.step_ns)}"
     )
@@ -92,51 +143,57 @@ def _fewest(choices: Sequence[_Depth]) -> _Depth:
     return min(good, key=lambda d: (sum(d.extra_forwards), d.step_ns))
 
 
+_Choices = Generator[list[Depth], list[Tried | None], list[_Depth]]
+
+
 class _Search:
-    """Replays depths up to twice what the closed form of the schedule asks for at each boundary."""
+    """Asks for depths up to twice what the closed form of the schedule asks for at each boundary."""
 
-    def __init__(self, pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, boundaries: Sequence[int]) -> None:
-        self._pipeline = pipeline
+    def __init__(
+        self, pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, boundaries: Sequence[int], cycle_ns: int
+    ) -> None:
         self._shape = shape
-        self._scenario = scenario
         self._boundaries = boundaries
-        self._ceilings = [min(shape.microbatches, 2 * _hiding_depth(pipeline, scenario, b) + 2) for b in boundaries]
-        self.deadlocked = False
-        self._replay = cache(self._replay_depth)
+        hiding = [_hiding_depth(pipeline, scenario, boundary, cycle_ns) for boundary in boundaries]
+        self._ceilings = [min(shape.microbatches, 2 * depth + 2) for depth in hiding]
+        self._found: dict[tuple[int, ...], _Depth | None] = {}
 
-    def choices(self, *, only_fitting: bool = False) -> list[_Depth]:
+    @property
+    def deadlocked(self) -> bool:
+        """Whether a depth could not run."""
+        return None in self._found.values()
+
+    def choices(self, *, only_fitting: bool = False) -> _Choices:
         """Depths that run, 1F1B's own first: all there are, or where those are too many the steepest way up."""
         grid = [range(ceiling + 1) for ceiling in self._ceilings]
         if prod(map(len, grid)) * self._shape.ranks * self._shape.microbatches > _MOST_REPLAYED_FORWARDS:
-            return self._steepest(only_fitting=only_fitting)
-        return self._running(product(*grid), only_fitting=only_fitting)
+            return (yield from self._steepest(only_fitting=only_fitting))
+        return (yield from self._running(list(product(*grid)), only_fitting=only_fitting))
 
-    def _running(self, choices: Iterable[tuple[int, ...]], *, only_fitting: bool) -> list[_Depth]:
-        found = [depth for depth in map(self._replay, choices) if depth is not None]
-        return [depth for depth in found if depth.feasible is not False or not only_fitting]
+    def _running(self, choices: Sequence[tuple[int, ...]], *, only_fitting: bool) -> _Choices:
+        unknown = [choice for choice in choices if choice not in self._found]
+        if unknown:
+            extras = [
+                extra_per_rank(self._shape.ranks, dict(zip(self._boundaries, choice, strict=True)))
+                for choice in unknown
+            ]
+            tried = yield extras
+            for choice, extra, what in zip(unknown, extras, tried, strict=True):
+                self._found[choice] = None if what is None else _Depth(choice, extra, what.step_ns, what.feasible)
+        depths = (self._found[choice] for choice in choices)
+        return [d for d in depths if d is not None and (d.feasible is not False or not only_fitting)]
 
-    def _steepest(self, *, only_fitting: bool) -> list[_Depth]:
+    def _steepest(self, *, only_fitting: bool) -> _Choices:
         """From 1F1B on, one forward more where it shortens the step most: at one boundary, or at all."""
         path: list[_Depth] = []
         raised = {(0,) * len(self._boundaries)}
         while raised:
-            found = self._running(sorted(raised), only_fitting=only_fitting)
+            found = yield from self._running(sorted(raised), only_fitting=only_fitting)
             if not found:
                 break
             path.append(min(found, key=lambda d: (d.step_ns, d.per_boundary)))
             raised = _raised(path[-1].per_boundary, self._ceilings)
         return path
-
-    def _replay_depth(self, per_boundary: tuple[int, ...]) -> _Depth | None:
-        extra = extra_per_rank(self._shape.ranks, dict(zip(self._boundaries, per_boundary, strict=True)))
-        schedule = build_schedule("geopipe", self._shape, extra_forwards=extra)
-        try:
-            done = replay(self._pipeline, schedule, self._scenario)
-        except ScheduleDeadlock:
-            self.deadlocked = True
-            return None
-        metrics = measure(done.timeline)
-        return _Depth(per_boundary, extra, metrics.step_ns, fits(metrics, self._scenario))
 
 
 def _raised(now: tuple[int, ...], ceilings: Sequence[int]) -> set[tuple[int, ...]]:
@@ -146,7 +203,14 @@ def _raised(now: tuple[int, ...], ceilings: Sequence[int]) -> set[tuple[int, ...
     return single | ({tuple(n + 1 for n in now)} if all(room) else set())
 
 
-def _hiding_depth(pipeline: Pipeline, scenario: Scenario, boundary: int) -> int:
+def shortest_cycle_ns(pipeline: Pipeline) -> int:
+    """Forward and backward of the stage where both together are shortest: what one extra forward hides at least."""
+    return min(
+        (s.median_ns(ActionKind.FORWARD) or 0) + (s.median_ns(ActionKind.BACKWARD) or 0) for s in pipeline.stages
+    )
+
+
+def _hiding_depth(pipeline: Pipeline, scenario: Scenario, boundary: int, cycle_ns: int) -> int:
     """ceil(2c / (f + b)) for one boundary (derived model, see the geopipe schedule), c from both directions."""
     delay = 0
     up, down = pipeline.stages[boundary], pipeline.stages[boundary + 1]
@@ -157,7 +221,4 @@ def _hiding_depth(pipeline: Pipeline, scenario: Scenario, boundary: int) -> int:
         link = scenario.topology.link(*ranks)
         if link is not None:
             delay += link.latency_ns + link.occupancy_ns(payload or 0)
-    cycle = min(
-        (s.median_ns(ActionKind.FORWARD) or 0) + (s.median_ns(ActionKind.BACKWARD) or 0) for s in pipeline.stages
-    )
-    return ceil(delay / cycle) if cycle else 0
+    return ceil(delay / cycle_ns) if cycle_ns else 0

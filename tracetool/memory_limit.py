@@ -62,6 +62,12 @@ def fits(metrics: Metrics, scenario: Scenario) -> bool | None:
     return None if None in metrics.peak_hbm_bytes else True
 
 
+def most_lacking(metrics: Metrics, scenario: Scenario) -> tuple[int, int] | None:
+    """The pipeline rank that lacks most of the scenario's memory limit, and how many bytes; None if none does."""
+    over = _over(metrics, scenario)
+    return max(over, key=lambda lack: (lack[1], -lack[0])) if over else None
+
+
 def find_shortage(timeline: Timeline, metrics: Metrics, scenario: Scenario) -> Shortage | None:
     """Who exceeds the scenario's memory limit first, and who lacks most; None if nobody exceeds it.
 
@@ -70,19 +76,21 @@ def find_shortage(timeline: Timeline, metrics: Metrics, scenario: Scenario) -> S
         metrics: Its metrics.
         scenario: Where the limit stands.
     """
+    limit, lacking = scenario.hbm_bytes, most_lacking(metrics, scenario)
+    if limit is None or lacking is None:
+        return None
+    firsts = (
+        _first_violation(timeline, rank, limit - (metrics.overhead_bytes[rank] or 0))
+        for rank, _ in _over(metrics, scenario)
+    )
+    return Shortage(*lacking, min(firsts, key=lambda violation: (violation.at_ns, violation.rank)))
+
+
+def _over(metrics: Metrics, scenario: Scenario) -> list[tuple[int, int]]:
+    """Ranks that exceed the limit, and by how much."""
     limit = scenario.hbm_bytes
-    if limit is None:
-        return None
-    over = [
-        (rank, needed - limit)
-        for rank, needed in enumerate(metrics.needed_hbm_bytes)
-        if needed is not None and needed > limit
-    ]
-    if not over:
-        return None
-    rank, missing = max(over, key=lambda lack: (lack[1], -lack[0]))
-    firsts = (_first_violation(timeline, rank, limit - (metrics.overhead_bytes[rank] or 0)) for rank, _ in over)
-    return Shortage(rank, missing, min(firsts, key=lambda violation: (violation.at_ns, violation.rank)))
+    needs = enumerate(metrics.needed_hbm_bytes if limit is not None else ())
+    return [(rank, needed - (limit or 0)) for rank, needed in needs if needed is not None and needed > (limit or 0)]
 
 
 def _first_violation(timeline: Timeline, rank: int, limit_bytes: int) -> Violation:

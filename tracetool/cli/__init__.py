@@ -17,6 +17,7 @@ from tracetool.cli.ingest import ingest
 from tracetool.cli.replay import replay
 from tracetool.cli.schedules import schedules
 from tracetool.cli.sql import sql
+from tracetool.cli.sweep import sweep
 from tracetool.cli.validate import validate
 from tracetool.errors import TraceToolError
 from tracetool.version import __version__
@@ -37,7 +38,7 @@ def cli() -> None:
     """
 
 
-for command in (ingest, info, replay, explain, validate, sql, schedules):
+for command in (ingest, info, replay, sweep, explain, validate, sql, schedules):
     cli.add_command(command)
 
 

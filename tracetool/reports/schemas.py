@@ -15,8 +15,11 @@ from tracetool.reports.explanation import ExplanationInfo
 from tracetool.reports.json import SCHEMA_ID, ReportInfo
 from tracetool.reports.stragglers import SCHEMA_ID as STRAGGLERS_ID
 from tracetool.reports.stragglers import StragglersInfo
+from tracetool.reports.sweep import SCHEMA_ID as SWEEP_ID
+from tracetool.reports.sweep import SweepInfo
 from tracetool.reports.validation import SCHEMA_ID as VALIDATION_ID
 from tracetool.reports.validation import ValidationInfo
+from tracetool.sweep.scenario_file import ScenarioFile
 from tracetool.tables import SCHEMA_VERSION, TABLES, Column, Table
 from tracetool.validate.measured import MeasuredFile
 
@@ -33,6 +36,23 @@ _JSON_TYPES: dict[str, dict[str, Any]] = {
 _UNITS = (("_bytes_per_s", "B/s"), ("_bytes", "B"), ("_ns", "ns"), ("_ratio", "1"))
 
 
+_SCENARIOS = """\
+[[scenario]]
+name = "metro"
+dc = "0-1,2-3"
+bandwidth = "400Gbit/s"
+distance = "80km"
+hbm = "80GiB"
+
+[[scenario]]
+name = "leased line"
+dc = "0-1,2-3"
+links = ["dc0-dc1=25Gbit/s,10ms"]
+microbatches = 16
+p2p = "per-edge"
+"""
+
+
 def all_schemas() -> dict[str, str]:
     """Every generated file: path below ``schemas/`` to text."""
     files = {f"tables/{name}.schema.json": _dump(_table(table)) for name, table in TABLES.items()}
@@ -41,6 +61,8 @@ def all_schemas() -> dict[str, str]:
     files["explanation.schema.json"] = _dump(_struct(ExplanationInfo, EXPLANATION_ID))
     files["measured.schema.json"] = _dump(_struct(MeasuredFile, f"{_BASE}:measured"))
     files["validation.schema.json"] = _dump(_struct(ValidationInfo, VALIDATION_ID))
+    files["sweep.schema.json"] = _dump(_struct(SweepInfo, SWEEP_ID))
+    files["scenario.schema.json"] = _dump(_struct(ScenarioFile, f"{_BASE}:scenario"))
     files["duckdb.sql"] = _duckdb()
     files["README.md"] = _readme()
     return files
@@ -92,7 +114,8 @@ def _readme() -> str:
     lines = [
         "# schemas",
         "",
-        "Generated from `tracetool/tables.py`, `tracetool/validate/measured.py` and `tracetool/reports/`",
+        "Generated from `tracetool/tables.py`, `tracetool/validate/measured.py`,",
+        "`tracetool/sweep/scenario_file.py` and `tracetool/reports/`",
         f"(schema version {SCHEMA_VERSION}) by",
         "`python -m tracetool.reports.schemas schemas`; a test compares. Do not edit.",
         "",
@@ -104,8 +127,16 @@ def _readme() -> str:
         "- `explanation.schema.json`: what `tracetool explain --json` prints",
         "- `measured.schema.json`: the file of measured steps that `tracetool validate` reads",
         "- `validation.schema.json`: what `tracetool validate --json` prints",
+        "- `scenario.schema.json`: the file of named what-ifs (TOML) that `tracetool sweep --scenario` reads",
+        "- `sweep.schema.json`: what `tracetool sweep --json` prints",
         "- `duckdb.sql`: opens a Run in any DuckDB client (`SET VARIABLE run = 'x.run';` first)",
         "- `tables/`: one JSON Schema per table of a Run",
+        "",
+        "A file of named what-ifs; what a scenario leaves out is as the command line says:",
+        "",
+        "```toml",
+        *_SCENARIOS.splitlines(),
+        "```",
         "",
         "| table | a row is |",
         "|---|---|",
