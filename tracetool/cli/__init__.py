@@ -14,6 +14,7 @@ import click
 from tracetool.cli.info import info
 from tracetool.cli.ingest import ingest
 from tracetool.cli.replay import replay
+from tracetool.cli.report import report
 from tracetool.cli.schedules import schedules
 from tracetool.cli.sql import sql
 from tracetool.cli.validate import validate
@@ -36,7 +37,7 @@ def cli() -> None:
     """
 
 
-for command in (ingest, info, replay, validate, sql, schedules):
+for command in (ingest, info, replay, report, validate, sql, schedules):
     cli.add_command(command)
 
 

@@ -21,11 +21,12 @@ Sortable = int | float | str | None
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell: its text, what it is sorted by if not that, and a remark below it."""
+    """A cell: its text, what it is sorted by if not that, a remark below it, and how many columns it takes."""
 
     text: str
     sort: Sortable = None
     below: str = ""
+    span: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +86,13 @@ def comparison(answer: Answer, best: Result) -> Table:
         ),
         *(_result_row(answer, result, best) for result in compared_results(answer)),
     ]
-    blanks = (Cell(""),) * (len(HEAD) - 2)
-    rows += [Row(Cell(r.schedule), (Cell("not replayed"), *blanks), "refused") for r in answer.refused]
     shown = [i for i in range(len(HEAD) - 1) if any(row.cells[i].text for row in rows)]
-    return Table(
-        "All schedules in this scenario",
-        (_COLUMNS[HEAD[0]], *(_COLUMNS[HEAD[i + 1]] for i in shown)),
-        tuple(Row(row.head, tuple(row.cells[i] for i in shown), row.kind) for row in rows),
-    )
+    kept = [Row(row.head, tuple(row.cells[i] for i in shown), row.kind) for row in rows]
+    for refused in answer.refused:
+        why = Cell(f"not replayed: {refused.reason}", below=refused.hint or "", span=len(shown))
+        kept.append(Row(Cell(refused.schedule), (why,), "refused"))
+    columns = (_COLUMNS[HEAD[0]], *(_COLUMNS[HEAD[i + 1]] for i in shown))
+    return Table("All schedules in this scenario", columns, tuple(kept))
 
 
 def _result_row(answer: Answer, result: Result, best: Result) -> Row:
@@ -116,12 +116,8 @@ def _cells(texts: Sequence[str], sorts: Sequence[Sortable]) -> tuple[Cell, ...]:
 
 
 def details(answer: Answer) -> tuple[Details, ...]:
-    """What each result rests on, and why the others were not replayed."""
-    shown = [Details(result_name(r), tuple(result_details(answer, r))) for r in compared_results(answer)]
-    for refused in answer.refused:
-        lines = [f"not replayed: {refused.reason}", *([refused.hint] if refused.hint else [])]
-        shown.append(Details(refused.schedule, tuple(lines)))
-    return tuple(shown)
+    """What each result rests on."""
+    return tuple(Details(result_name(r), tuple(result_details(answer, r))) for r in compared_results(answer))
 
 
 def fidelity(answer: Answer) -> Table:
@@ -150,7 +146,9 @@ def stages(answer: Answer) -> Table:
         sizes = (stage.activation_bytes(), static, stage.forward_payload_bytes)
         cells = [_time(stage.median_ns(kind)) for kind, _ in kinds] + [_size(size) for size in sizes]
         cells.append(Cell(stage.evidence))
-        rows.append(Row(Cell(f"stage {stage.stage} on rank {pipeline.ranks[position].rank}", stage.stage), tuple(cells)))
+        rows.append(
+            Row(Cell(f"stage {stage.stage} on rank {pipeline.ranks[position].rank}", stage.stage), tuple(cells))
+        )
     names = (*(name for _, name in kinds), "Activation", "At rest", "Message on", "Known by")
     shown = [i for i in range(len(names)) if any(row.cells[i].text for row in rows)]
     return Table(

@@ -14,6 +14,8 @@ from tracetool.reports.stragglers import SCHEMA_ID as STRAGGLERS_ID
 from tracetool.reports.stragglers import StragglersInfo
 from tracetool.reports.validation import SCHEMA_ID as VALIDATION_ID
 from tracetool.reports.validation import ValidationInfo
+from tracetool.reports.written import SCHEMA_ID as WRITTEN_ID
+from tracetool.reports.written import WrittenInfo
 from tracetool.store import view_docs, view_statements
 from tracetool.tables import SCHEMA_VERSION, TABLES, Column, Table
 from tracetool.validate.measured import MeasuredFile
@@ -38,6 +40,7 @@ def all_schemas() -> dict[str, str]:
     files["stragglers.schema.json"] = _dump(_struct(StragglersInfo, STRAGGLERS_ID))
     files["measured.schema.json"] = _dump(_struct(MeasuredFile, f"{_BASE}:measured"))
     files["validation.schema.json"] = _dump(_struct(ValidationInfo, VALIDATION_ID))
+    files["written.schema.json"] = _dump(_struct(WrittenInfo, WRITTEN_ID))
     files["duckdb.sql"] = _duckdb()
     files["README.md"] = _readme()
     return files
@@ -100,6 +103,7 @@ def _readme() -> str:
         "- `stragglers.schema.json`: what `tracetool replay --equalize --json` prints",
         "- `measured.schema.json`: the file of measured steps that `tracetool validate` reads",
         "- `validation.schema.json`: what `tracetool validate --json` prints",
+        "- `written.schema.json`: what `tracetool report --json` prints",
         "- `duckdb.sql`: opens a Run in any DuckDB client (`SET VARIABLE run = 'x.run';` first)",
         "- `tables/`: one JSON Schema per table of a Run",
         "",

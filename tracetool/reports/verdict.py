@@ -61,22 +61,24 @@ def error_of(one: Result, other: Result) -> float | None:
 
 def _headline(answer: Answer, best: Result) -> str:
     base = answer.baseline
-    name, step = result_name(best), format_duration(best.metrics.step_ns)
+    name, known = result_name(best), best.seen_error_ratio
+    step = format_duration(best.metrics.step_ns)
+    step += " a step (error unknown)" if known is None else f" ±{known:.0%} a step"
     if best.feasible is False:
         count = len(compared_results(answer))
         limit = format_size(answer.scenario.hbm_bytes or 0)
         return f"{f'None of {count} schedules fits' if count > 1 else f'{name} does not fit'} {limit} of HBM"
     if is_baseline(answer, best):
         stays = len(compared_results(answer)) > 1
-        return f"Nothing replayed is shorter than {name}: {step} a step" if stays else f"{name} takes {step} a step"
+        return f"Nothing replayed is shorter than {name}: {step}" if stays else f"{name} takes {step}"
     change = best.metrics.step_ns / base.metrics.step_ns - 1
     error = error_of(best, base)
     if error is not None and abs(change) < error:
-        return f"{name} takes {step} a step: too near to {result_name(base)} to tell which is shorter"
+        return f"{name} takes {step}: too near to {result_name(base)} to tell which is shorter"
     more = "less" if change < 0 else "more"
     unfit = ", which does not fit" if base.feasible is False else ""
     sure = " if it fits" if best.feasible is None else ""
-    return f"{name} is best{sure}: {step} a step, {abs(change):.1%} {more} than {result_name(base)}{unfit}"
+    return f"{name} is best{sure}: {step}, {abs(change):.1%} {more} than {result_name(base)}{unfit}"
 
 
 def _figures(answer: Answer, best: Result) -> list[Figure]:

@@ -5,6 +5,8 @@ for (const table of document.querySelectorAll("table")) {
   if (body.rows.length < 3) continue;
   const value = (row, column) => {
     const cell = row.cells[column];
+    // The row of a schedule that was not replayed has one wide cell.
+    if (cell === undefined || cell.colSpan > 1) return null;
     const text = cell.dataset.sort ?? cell.textContent.trim();
     return text === "" ? null : isFinite(text) ? Number(text) : text;
   };
