@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from base64 import b64decode
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +22,15 @@ if TYPE_CHECKING:
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _PATIENCE_S = 60
+
+# The protocol is spoken on the descriptors 3 and 4, whatever the numbers of ours.
+_LAUNCH = """
+import fcntl, os, sys
+aside = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3]]
+for number, descriptor in zip((3, 4), aside):
+    os.dup2(descriptor, number)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 @dataclass
@@ -157,8 +167,7 @@ def chromium() -> Iterator[Browser]:
             "--disable-background-networking", "--disable-extensions", "--hide-scrollbars",
             f"--user-data-dir={profile}", "--remote-debugging-pipe",
         ]  # fmt: skip
-        # The protocol is spoken on the descriptors 3 and 4: a shell puts ours there, whatever their numbers.
-        command = ["sh", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "sh", program, *options]
+        command = [sys.executable, "-c", _LAUNCH, str(theirs_in), str(theirs_out), program, *options]
         process = subprocess.Popen(
             command, pass_fds=(theirs_in, theirs_out), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

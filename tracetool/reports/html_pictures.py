@@ -57,7 +57,7 @@ def pictures(answer: Answer, best: Result, most_bytes: int) -> tuple[Picture, ..
         "When each rank computes",
         f"Schedule picture of {len(answer.observed.global_ranks)} pipeline ranks over one step: {'; '.join(panels)}. "
         "The tables say the same in numbers.",
-        "A row is a pipeline rank, the axis is time; what is empty is idle. All panels share one axis.",
+        "A row is a pipeline rank, the axis is time; what is hatched or empty is idle. All panels share one axis.",
     )
     return (_fitted(gantt, lambda form: render_gantt(answer, best, format=form), most_bytes),)
 

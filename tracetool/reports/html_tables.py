@@ -106,8 +106,9 @@ def _result_row(answer: Answer, result: Result, best: Result) -> Row:
     cells = list(_cells(result_cells(answer, metrics, result), sorts))
     if result.feasible is False:
         cells[-1] = Cell(cells[-1].text, order, fit_of(answer, result))
-    kinds = ["best" * (result is best), "baseline" * is_baseline(answer, result)]
-    below = "best" if result is best else ""
+    is_best = result is best and result.feasible is not False
+    kinds = ["best" * is_best, "baseline" * is_baseline(answer, result)]
+    below = "best" if is_best else "lacks least" if result is best else ""
     return Row(Cell(result_name(result), below=below), tuple(cells), " ".join(filter(None, kinds)))
 
 

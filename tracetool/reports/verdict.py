@@ -43,9 +43,18 @@ class Verdict:
 
 
 def best_result(answer: Answer) -> Result:
-    """The shortest step, the baseline's among them: of what fits the memory, else of what may fit, else of all."""
+    """The result to act on, the baseline among them.
+
+    The shortest step of those that fit the memory, else of those whose memory is unknown; where none fits, the one
+    that lacks least.
+    """
     order = {True: 0, None: 1, False: 2}
-    return min(compared_results(answer), key=lambda r: (order[r.feasible], r.metrics.step_ns))
+
+    def worth(result: Result) -> tuple[int, int, int]:
+        lacks = result.shortage.missing_bytes if result.shortage is not None else 0
+        return order[result.feasible], lacks, result.metrics.step_ns
+
+    return min(compared_results(answer), key=worth)
 
 
 def verdict(answer: Answer) -> Verdict:
@@ -67,7 +76,10 @@ def _headline(answer: Answer, best: Result) -> str:
     if best.feasible is False:
         count = len(compared_results(answer))
         limit = format_size(answer.scenario.hbm_bytes or 0)
-        return f"{f'None of {count} schedules fits' if count > 1 else f'{name} does not fit'} {limit} of HBM"
+        lacks = format_size(best.shortage.missing_bytes if best.shortage is not None else 0)
+        if count == 1:
+            return f"{name} does not fit {limit} of HBM: it lacks {lacks}"
+        return f"None of {count} schedules fits {limit} of HBM: {name} lacks least, {lacks}"
     if is_baseline(answer, best):
         stays = len(compared_results(answer)) > 1
         return f"Nothing replayed is shorter than {name}: {step}" if stays else f"{name} takes {step}"
@@ -77,7 +89,7 @@ def _headline(answer: Answer, best: Result) -> str:
         return f"{name} takes {step}: too near to {result_name(base)} to tell which is shorter"
     more = "less" if change < 0 else "more"
     unfit = ", which does not fit" if base.feasible is False else ""
-    sure = " if it fits" if best.feasible is None else ""
+    sure = " if it fits" if fit_of(answer, best) != "fits" and answer.scenario.hbm_bytes is not None else ""
     return f"{name} is best{sure}: {step}, {abs(change):.1%} {more} than {result_name(base)}{unfit}"
 
 
@@ -167,7 +179,10 @@ def _on_memory(answer: Answer, best: Result) -> list[str]:
     if best.feasible is None:
         return [f"Whether it fits {limit} of HBM was not checked: what it holds in memory is not known."]
     if best.feasible is False:
-        return [f"The shortest step, {result_name(best)}, does not fit {limit} of HBM: {fit_of(answer, best)}."]
+        shortest = min(compared_results(answer), key=lambda r: r.metrics.step_ns)
+        return [f"{result_name(best)} lacks least of {limit}: {fit_of(answer, best)}."] + (
+            [] if shortest is best else [f"The shortest step: {_with_step(shortest)}, {fit_of(answer, shortest)}."]
+        )
     needed = [size for size in best.metrics.needed_hbm_bytes if size is not None]
     return [f"It {fit_of(answer, best)} {limit} of HBM: a rank needs up to {format_size(max(needed))}."]
 

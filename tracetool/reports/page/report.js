@@ -2,7 +2,7 @@
 // Sorts tables by a column; without scripts the page lacks nothing else.
 for (const table of document.querySelectorAll("table")) {
   const body = table.tBodies[0];
-  if (body.rows.length < 3) continue;
+  if (body.rows.length < 3 || table.tHead.rows[0].cells.length < 3) continue;
   const value = (row, column) => {
     const cell = row.cells[column];
     // The row of a schedule that was not replayed has one wide cell.
