@@ -144,7 +144,7 @@ def _causes_table(answer: Answer, best: Result, idles_of: IdlesOf) -> Table:
     totals = tuple(_duration(sum(found.values())) for found in sums)
     rows.append(Row(Cell("bubble, all causes"), (*totals, Cell("")), "total"))
     columns = ("Cause", *(result_name(result) for result in shown), "Meaning")
-    return Table("Idle time by cause, mean over ranks", columns, tuple(rows))
+    return Table("Idle time by cause, mean over ranks", columns, tuple(rows), remarked=True)
 
 
 def _ranks_table(answer: Answer, best: Result, by_rank: list[dict[Cause, int]], causes: list[Cause]) -> Table:

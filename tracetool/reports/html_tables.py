@@ -48,6 +48,7 @@ class Table:
         rows: Its rows.
         words: Whether cells are words, and read from the left.
         after: What is said below it.
+        remarked: Whether only the last column is words.
     """
 
     caption: str
@@ -55,6 +56,7 @@ class Table:
     rows: tuple[Row, ...]
     words: bool = False
     after: tuple[str, ...] = ()
+    remarked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,7 @@ def stages(answer: Answer) -> Table:
         f"What a microbatch takes on each stage (median, step {pipeline.step})",
         ("Stage", *(names[i] for i in shown)),
         tuple(Row(row.head, tuple(row.cells[i] for i in shown)) for row in rows),
+        remarked=True,
     )
 
 
