@@ -17,6 +17,8 @@ from tracetool.model.idle import CAUSES, Cause, Idle
 from tracetool.model.topology import Topology
 from tracetool.reports import RunFacts, report_for
 from tracetool.reports.html import MOST_BYTES, page
+from tracetool.reports.html_idle import idle_view
+from tracetool.reports.html_tables import stages
 from tracetool.schedules import build_schedule
 from tracetool.whatif import Answer, Refused, Result, answer
 
@@ -217,6 +219,12 @@ def test_sixty_four_ranks_fit_a_small_file() -> None:
     text = Parsed(data.decode()).text
     assert "rank 63" in text
     assert "Left out" not in text
+
+
+def test_ranks_that_are_not_listed_are_counted() -> None:
+    found = asked(130, 2, "gpipe", hbm_gib=200)
+    assert idle_view(found, found.results[0]).ranks.after == ("2 more ranks are not listed.",)
+    assert stages(found).after == ("2 more stages are not listed.",)
 
 
 def test_a_picture_too_large_is_left_out_and_that_is_said(shown: Answer, monkeypatch: pytest.MonkeyPatch) -> None:

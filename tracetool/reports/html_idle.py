@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tracetool.model.idle import CAUSES, Cause
-from tracetool.reports.html_tables import Cell, Row, Table
+from tracetool.reports.html_tables import MOST_RANKS, Cell, Row, Table, left_out
 from tracetool.reports.text import result_name
 from tracetool.units import format_duration
 
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from tracetool.whatif import Answer, Result
 
     IdlesOf = Callable[[Result], Sequence[Idle]]
-
-MOST_RANKS = 128
-"""Ranks that are listed one by one."""
 
 CAUSE_NAMES = {
     Cause.FILL: "fill",
@@ -153,12 +150,11 @@ def _ranks_table(answer: Answer, best: Result, by_rank: list[dict[Cause, int]], 
     for position, busy in enumerate(best.metrics.rank_compute_ns[:MOST_RANKS]):
         cells = (busy, window - busy, *(by_rank[position].get(cause, 0) for cause in causes))
         rows.append(Row(Cell(_rank_name(answer, position), position), tuple(_duration(value) for value in cells)))
-    left = len(best.metrics.rank_compute_ns) - MOST_RANKS
     return Table(
         f"Each rank within the pipeline window of {format_duration(window)}",
         ("Rank", "Compute", "Idle", *(CAUSE_NAMES[cause] for cause in causes)),
         tuple(rows),
-        after=(f"{left:,} more ranks are not listed.",) if left > 0 else (),
+        after=left_out(len(best.metrics.rank_compute_ns), MOST_RANKS, "ranks"),
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracetool.reports.findings import merged
 from tracetool.reports.gaps import find_gaps
-from tracetool.reports.html_tables import Cell, Row, Table
+from tracetool.reports.html_tables import Cell, Row, Table, left_out
 from tracetool.units import format_count, format_ranks, format_size
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _summary(run: Run) -> tuple[str, ...]:
         f"{format_count(comms, 'communication operation')}.",
         *devices,
         *named[:MOST_SOURCES],
-        *([f"{len(named) - MOST_SOURCES:,} more hosts are not listed."] if len(named) > MOST_SOURCES else []),
+        *left_out(len(named), MOST_SOURCES, "hosts"),
     )
 
 
@@ -124,7 +124,6 @@ def _sources(run: Run) -> Table:
         )
         for r in records[:MOST_SOURCES]
     ]
-    left = len(records) - MOST_SOURCES
     columns = ("Source", "Path", "Reader", "Size", "Records", "Dropped", "Repaired")
-    after = (f"{left:,} more sources are not listed.",) if left > 0 else ()
+    after = left_out(len(records), MOST_SOURCES, "sources")
     return Table("Files that were read", columns, tuple(rows), words=True, after=after)

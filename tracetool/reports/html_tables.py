@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from tracetool.model.scenario import Scenario
     from tracetool.whatif import Answer, Result
 
+MOST_RANKS = 128
+"""Ranks, and stages, that are listed one by one."""
+
 Sortable = int | float | str | None
 
 
@@ -143,7 +146,7 @@ def stages(answer: Answer) -> Table:
     )  # fmt: skip
     pipeline = answer.pipeline
     rows = []
-    for stage in pipeline.stages:
+    for stage in pipeline.stages[:MOST_RANKS]:
         position = pipeline.observed.shape.rank_of(stage.stage)
         static = pipeline.ranks[position].static_bytes
         sizes = (stage.activation_bytes(), static, stage.forward_payload_bytes)
@@ -158,8 +161,14 @@ def stages(answer: Answer) -> Table:
         f"What a microbatch takes on each stage (median, step {pipeline.step})",
         ("Stage", *(names[i] for i in shown)),
         tuple(Row(row.head, tuple(row.cells[i] for i in shown)) for row in rows),
+        after=left_out(len(pipeline.stages), MOST_RANKS, "stages"),
         remarked=True,
     )
+
+
+def left_out(count: int, most: int, what: str) -> tuple[str, ...]:
+    """What is said below a table that lists only so many."""
+    return (f"{count - most:,} more {what} are not listed.",) if count > most else ()
 
 
 def _time(value: int | None) -> Cell:
