@@ -70,7 +70,7 @@ def test_a_gain_within_the_error_is_none() -> None:
 
 def test_a_result_of_unknown_error_is_not_alone() -> None:
     found = verdict(judged(("1f1b", 100, True, 0.04), ("zb-v", 80, True, None), ("zb-h1", 90, True, 0.04)))
-    assert found.headline == "zb-v is best: 80.0 ms a step (error unknown), 20.0% less than 1f1b"
+    assert found.headline == "zb-v is shortest: 80.0 ms a step (error unknown), 20.0% less than 1f1b"
     assert "The best whose error is known is zb-h1: 90.0 ms ±4%." in found.points
 
 
@@ -97,3 +97,9 @@ def test_nothing_better_than_the_baseline() -> None:
     assert found.headline == "Nothing replayed is shorter than 1f1b: 100.0 ms ±4% a step"
     assert any("No memory limit was given" in point for point in found.points)
     assert verdict(judged(("1f1b", 100, True, 0.04), hbm=False)).headline == "1f1b takes 100.0 ms ±4% a step"
+
+
+def test_the_observed_order_is_named_in_words() -> None:
+    found = verdict(judged(("observed", 100, True, 0.04), ("zb-h1", 80, True, 0.04)))
+    assert found.headline.endswith("less than the observed order")
+    assert verdict(judged(("observed", 100, True, 0.04))).headline == "The observed order takes 100.0 ms ±4% a step"

@@ -60,7 +60,18 @@ def best_result(answer: Answer) -> Result:
 def verdict(answer: Answer) -> Verdict:
     """The answer in words."""
     best = best_result(answer)
-    return Verdict(best, _headline(answer, best), tuple(_figures(answer, best)), tuple(_points(answer, best)))
+    headline = _headline(answer, best)
+    return Verdict(
+        best,
+        headline[0].upper() + headline[1:] if headline.startswith("the ") else headline,
+        tuple(_figures(answer, best)),
+        tuple(_points(answer, best)),
+    )
+
+
+def named(result: Result) -> str:
+    """A result's schedule within a sentence."""
+    return "the observed order" if result.schedule == "observed" else result_name(result)
 
 
 def error_of(one: Result, other: Result) -> float | None:
@@ -70,7 +81,7 @@ def error_of(one: Result, other: Result) -> float | None:
 
 def _headline(answer: Answer, best: Result) -> str:
     base = answer.baseline
-    name, known = result_name(best), best.seen_error_ratio
+    name, known = named(best), best.seen_error_ratio
     step = format_duration(best.metrics.step_ns)
     step += " a step (error unknown)" if known is None else f" ±{known:.0%} a step"
     if best.feasible is False:
@@ -86,17 +97,18 @@ def _headline(answer: Answer, best: Result) -> str:
     change = best.metrics.step_ns / base.metrics.step_ns - 1
     error = error_of(best, base)
     if error is not None and abs(change) < error:
-        return f"{name} takes {step}: too near to {result_name(base)} to tell which is shorter"
+        return f"{name} takes {step}: too near to {named(base)} to tell which is shorter"
     more = "less" if change < 0 else "more"
     unfit = ", which does not fit" if base.feasible is False else ""
     sure = " if it fits" if fit_of(answer, best) != "fits" and answer.scenario.hbm_bytes is not None else ""
-    return f"{name} is best{sure}: {step}, {abs(change):.1%} {more} than {result_name(base)}{unfit}"
+    word = "shortest" if known is None else "best"
+    return f"{name} is {word}{sure}: {step}, {abs(change):.1%} {more} than {named(base)}{unfit}"
 
 
 def _figures(answer: Answer, best: Result) -> list[Figure]:
     base, metrics = answer.baseline, best.metrics
     error = best.seen_error_ratio
-    against = result_name(base)
+    against = named(base)
     same = is_baseline(answer, best)
     figures = [
         Figure(
@@ -166,7 +178,7 @@ def _on_error(answer: Answer, best: Result) -> list[str]:
     safe = min(known, key=lambda r: r.metrics.step_ns)
     return [
         point,
-        f"The best whose error is known is {result_name(safe)}: {format_duration(safe.metrics.step_ns)} "
+        f"The best whose error is known is {named(safe)}: {format_duration(safe.metrics.step_ns)} "
         f"±{safe.seen_error_ratio:.0%}.",
     ]
 
@@ -180,7 +192,7 @@ def _on_memory(answer: Answer, best: Result) -> list[str]:
         return [f"Whether it fits {limit} of HBM was not checked: what it holds in memory is not known."]
     if best.feasible is False:
         shortest = min(compared_results(answer), key=lambda r: r.metrics.step_ns)
-        return [f"{result_name(best)} lacks least of {limit}: {fit_of(answer, best)}."] + (
+        return [f"{named(best)} lacks least of {limit}: {fit_of(answer, best)}."] + (
             [] if shortest is best else [f"The shortest step: {_with_step(shortest)}, {fit_of(answer, shortest)}."]
         )
     needed = [size for size in best.metrics.needed_hbm_bytes if size is not None]
@@ -210,7 +222,7 @@ def _too_near(best: Result, other: Result) -> bool:
 
 
 def _with_step(result: Result) -> str:
-    return f"{result_name(result)} ({format_duration(result.metrics.step_ns)})"
+    return f"{named(result)} ({format_duration(result.metrics.step_ns)})"
 
 
 def _listed(parts: list[str], between: str = ", ") -> str:
