@@ -8,6 +8,7 @@ from __future__ import annotations
 from base64 import b64encode
 from hashlib import sha256
 from importlib.resources import files
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from tracetool.reports import Report, RunFacts
@@ -31,8 +32,9 @@ _PAGE = "report.html.jinja"
 
 
 def render(answer: Answer, facts: RunFacts, _suffix: str) -> bytes:
-    """The report as a page."""
-    return page(answer, facts)
+    """The report as a page, idle time by cause where results tell it."""
+    tell = hasattr(answer.baseline, "idles")
+    return page(answer, facts, attrgetter("idles") if tell else None)
 
 
 REPORT = Report((".html", ".htm"), render)
