@@ -15,6 +15,7 @@ from tracetool.cli.explain import explain
 from tracetool.cli.info import info
 from tracetool.cli.ingest import ingest
 from tracetool.cli.replay import replay
+from tracetool.cli.report import report
 from tracetool.cli.schedules import schedules
 from tracetool.cli.sql import sql
 from tracetool.cli.sweep import sweep
@@ -38,7 +39,7 @@ def cli() -> None:
     """
 
 
-for command in (ingest, info, replay, sweep, explain, validate, sql, schedules):
+for command in (ingest, info, replay, report, sweep, explain, validate, sql, schedules):
     cli.add_command(command)
 
 

@@ -141,7 +141,7 @@ class Question:
         """Facts for reports: the Run and the command line."""
         from tracetool.reports import run_facts
 
-        return run_facts(self.name, self.run.manifest, command_line())
+        return run_facts(self.name, self.run.manifest, command_line(), self.run)
 
 
 def command_line() -> str:

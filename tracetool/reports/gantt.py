@@ -47,8 +47,9 @@ _STYLE = {
     "pdf.fonttype": 42,
     "svg.fonttype": "none",
     "svg.hashsalt": "tracetool",
+    "text.parse_math": False,
 }
-"""Text stays text (searchable, and editable in a paper); the salt keeps ids in SVG the same."""
+"""Text stays text (searchable, editable in a paper, a $ in a name no formula); the salt keeps ids in SVG the same."""
 
 
 def render_gantt(answer: Answer, result: Result | None = None, *, format: PictureFormat = "png") -> bytes:  # noqa: A002

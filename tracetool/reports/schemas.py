@@ -19,6 +19,8 @@ from tracetool.reports.sweep import SCHEMA_ID as SWEEP_ID
 from tracetool.reports.sweep import SweepInfo
 from tracetool.reports.validation import SCHEMA_ID as VALIDATION_ID
 from tracetool.reports.validation import ValidationInfo
+from tracetool.reports.written import SCHEMA_ID as WRITTEN_ID
+from tracetool.reports.written import WrittenInfo
 from tracetool.sweep.scenario_file import ScenarioFile
 from tracetool.tables import SCHEMA_VERSION, TABLES, Column, Table
 from tracetool.validate.measured import MeasuredFile
@@ -63,6 +65,7 @@ def all_schemas() -> dict[str, str]:
     files["validation.schema.json"] = _dump(_struct(ValidationInfo, VALIDATION_ID))
     files["sweep.schema.json"] = _dump(_struct(SweepInfo, SWEEP_ID))
     files["scenario.schema.json"] = _dump(_struct(ScenarioFile, f"{_BASE}:scenario"))
+    files["written.schema.json"] = _dump(_struct(WrittenInfo, WRITTEN_ID))
     files["duckdb.sql"] = _duckdb()
     files["README.md"] = _readme()
     return files
@@ -129,6 +132,7 @@ def _readme() -> str:
         "- `validation.schema.json`: what `tracetool validate --json` prints",
         "- `scenario.schema.json`: the file of named what-ifs (TOML) that `tracetool sweep --scenario` reads",
         "- `sweep.schema.json`: what `tracetool sweep --json` prints",
+        "- `written.schema.json`: what `tracetool report --json` prints",
         "- `duckdb.sql`: opens a Run in any DuckDB client (`SET VARIABLE run = 'x.run';` first)",
         "- `tables/`: one JSON Schema per table of a Run",
         "",
