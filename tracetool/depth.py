@@ -82,11 +82,19 @@ class _Depth:
     feasible: bool | None
 
 
-def choose_depth(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -> tuple[tuple[int, ...], str | None]:
+def choose_depth(
+    pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, *, gain_ratio: float = GAIN_RATIO
+) -> tuple[tuple[int, ...], str | None]:
     """Extra warm-up forwards per pipeline rank that hide the links, within the memory limit.
 
-    Taken are the fewest forwards after which more would not shorten the step by more than ``GAIN_RATIO``, every
+    Taken are the fewest forwards after which more would not shorten the step by more than ``gain_ratio``, every
     choice replayed; if they do not fit the memory, the same among the choices that do.
+
+    Args:
+        pipeline: What was measured.
+        shape: Ranks and microbatches.
+        scenario: Links and memory limit.
+        gain_ratio: What more forwards must gain.
 
     Returns:
         Extra forwards per rank, and in words what limited them.
@@ -98,23 +106,23 @@ def choose_depth(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -
     choices = search.choices()
     if not choices:
         return (0,) * shape.ranks, None  # even 1F1B deadlocks here: replaying it will say where
-    best = _fewest(choices)
+    best = _fewest(choices, gain_ratio)
     if choices[0].feasible is False:
         return choices[0].extra_forwards, "even 1F1B's own warm-up exceeds the HBM limit"
     if best.feasible is not False:
-        return best.extra_forwards, _why_not_deeper(best, choices, deadlock=search.deadlocked)
-    chosen = _fewest(search.choices(only_fitting=True))
+        return best.extra_forwards, _why_not_deeper(best, choices, gain_ratio, deadlock=search.deadlocked)
+    chosen = _fewest(search.choices(only_fitting=True), gain_ratio)
     return chosen.extra_forwards, (
         f"limited by HBM: without the limit {_signed(best.extra_forwards)} would take {format_duration(best.step_ns)}"
     )
 
 
-def _why_not_deeper(best: _Depth, choices: Sequence[_Depth], *, deadlock: bool) -> str | None:
+def _why_not_deeper(best: _Depth, choices: Sequence[_Depth], gain_ratio: float, *, deadlock: bool) -> str | None:
     if deadlock:
         deepest = max(choices, key=lambda d: sum(d.extra_forwards))
         return f"anything deeper than {_signed(deepest.extra_forwards)} would deadlock with blocking transfers"
     if best.step_ns > min(d.step_ns for d in choices):
-        return f"deeper warm-ups would gain less than {GAIN_RATIO:.1%}"
+        return f"deeper warm-ups would gain less than {gain_ratio:.1%}"
     return None
 
 
@@ -122,10 +130,10 @@ def _signed(extra_forwards: Sequence[int]) -> str:
     return "+" + ",".join(map(str, extra_forwards))
 
 
-def _fewest(choices: Sequence[_Depth]) -> _Depth:
-    """The fewest forwards whose step is within ``GAIN_RATIO`` of the shortest."""
+def _fewest(choices: Sequence[_Depth], gain_ratio: float) -> _Depth:
+    """The fewest forwards whose step is within ``gain_ratio`` of the shortest."""
     shortest = min(d.step_ns for d in choices)
-    good = [d for d in choices if d.step_ns - shortest <= GAIN_RATIO * d.step_ns]
+    good = [d for d in choices if d.step_ns - shortest <= gain_ratio * d.step_ns]
     return min(good, key=lambda d: (sum(d.extra_forwards), d.step_ns))
 
 

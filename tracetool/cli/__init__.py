@@ -11,6 +11,7 @@ import traceback
 
 import click
 
+from tracetool.cli.advise import advise
 from tracetool.cli.info import info
 from tracetool.cli.ingest import ingest
 from tracetool.cli.replay import replay
@@ -36,7 +37,7 @@ def cli() -> None:
     """
 
 
-for command in (ingest, info, replay, validate, sql, schedules):
+for command in (ingest, info, replay, advise, validate, sql, schedules):
     cli.add_command(command)
 
 

@@ -15,6 +15,7 @@ from tracetool.tables import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from tracetool.metrics import Metrics
+    from tracetool.model.scenario import Scenario
     from tracetool.whatif import Answer, Result
 
 SCHEMA_ID = "urn:tracetool:schema:1:report"
@@ -153,7 +154,6 @@ class ReportInfo(msgspec.Struct, kw_only=True):
 
 def report_info(answer: Answer, facts: RunFacts) -> ReportInfo:
     """The answer as the structs of the schema."""
-    scenario = answer.scenario
     return ReportInfo(
         tool_version=facts.tool_version,
         command=facts.command,
@@ -166,30 +166,37 @@ def report_info(answer: Answer, facts: RunFacts) -> ReportInfo:
             replayed_ns=answer.fidelity.replayed_ns,
             error_ratio=answer.fidelity.error_ratio,
         ),
-        scenario=ScenarioInfo(
-            dcs=list(scenario.topology.dcs),
-            links=[
-                LinkInfo(
-                    src_dc=k.src_dc, dst_dc=k.dst_dc,
-                    bandwidth_bytes_per_s=k.bandwidth_bytes_per_s, latency_ns=k.latency_ns,
-                )
-                for k in scenario.topology.links
-            ],
-            hbm_bytes=scenario.hbm_bytes,
-            p2p=scenario.p2p,
-            activation_bytes=scenario.activation_bytes,
-            static_bytes=scenario.static_bytes,
-            overlap_ratio=scenario.overlap_ratio,
-            interference=scenario.interference,
-            pipelines=scenario.pipelines,
-            link_sharing=scenario.link_sharing,
-        ),
+        scenario=scenario_info(answer.scenario),
         baseline=_result(answer, answer.baseline),
         results=[_result(answer, r) for r in answer.results],
         refused=[RefusedInfo(schedule=r.schedule, reason=r.reason, hint=r.hint) for r in answer.refused],
         warnings=list(answer.warnings),
         notes=list(answer.notes),
     )  # fmt: skip
+
+
+def scenario_info(scenario: Scenario) -> ScenarioInfo:
+    """A what-if as the struct of the schema."""
+    return ScenarioInfo(
+        dcs=list(scenario.topology.dcs),
+        links=[
+            LinkInfo(
+                src_dc=k.src_dc,
+                dst_dc=k.dst_dc,
+                bandwidth_bytes_per_s=k.bandwidth_bytes_per_s,
+                latency_ns=k.latency_ns,
+            )
+            for k in scenario.topology.links
+        ],
+        hbm_bytes=scenario.hbm_bytes,
+        p2p=scenario.p2p,
+        activation_bytes=scenario.activation_bytes,
+        static_bytes=scenario.static_bytes,
+        overlap_ratio=scenario.overlap_ratio,
+        interference=scenario.interference,
+        pipelines=scenario.pipelines,
+        link_sharing=scenario.link_sharing,
+    )
 
 
 def _step(answer: Answer, metrics: Metrics) -> StepInfo:

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from tracetool.reports.advice import SCHEMA_ID as ADVICE_ID
+from tracetool.reports.advice import AdviceInfo
 from tracetool.reports.json import SCHEMA_ID, ReportInfo
 from tracetool.reports.stragglers import SCHEMA_ID as STRAGGLERS_ID
 from tracetool.reports.stragglers import StragglersInfo
@@ -35,6 +37,7 @@ def all_schemas() -> dict[str, str]:
     """Every generated file: path below ``schemas/`` to text."""
     files = {f"tables/{name}.schema.json": _dump(_table(table)) for name, table in TABLES.items()}
     files["report.schema.json"] = _dump(_struct(ReportInfo, SCHEMA_ID))
+    files["advice.schema.json"] = _dump(_struct(AdviceInfo, ADVICE_ID))
     files["stragglers.schema.json"] = _dump(_struct(StragglersInfo, STRAGGLERS_ID))
     files["measured.schema.json"] = _dump(_struct(MeasuredFile, f"{_BASE}:measured"))
     files["validation.schema.json"] = _dump(_struct(ValidationInfo, VALIDATION_ID))
@@ -97,6 +100,7 @@ def _readme() -> str:
         "version columns and keys are only added.",
         "",
         "- `report.schema.json`: what `tracetool replay --json` prints",
+        "- `advice.schema.json`: what `tracetool advise --json` prints",
         "- `stragglers.schema.json`: what `tracetool replay --equalize --json` prints",
         "- `measured.schema.json`: the file of measured steps that `tracetool validate` reads",
         "- `validation.schema.json`: what `tracetool validate --json` prints",
