@@ -82,27 +82,30 @@ class _Depth:
     feasible: bool | None
 
 
-def choose_depth(
-    pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, *, gain_ratio: float = GAIN_RATIO
-) -> tuple[tuple[int, ...], str | None]:
+def choose_depth(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -> tuple[tuple[int, ...], str | None]:
     """Extra warm-up forwards per pipeline rank that hide the links, within the memory limit.
 
-    Taken are the fewest forwards after which more would not shorten the step by more than ``gain_ratio``, every
+    Taken are the fewest forwards after which more would not shorten the step by more than ``GAIN_RATIO``, every
     choice replayed; if they do not fit the memory, the same among the choices that do.
-
-    Args:
-        pipeline: What was measured.
-        shape: Ranks and microbatches.
-        scenario: Links and memory limit.
-        gain_ratio: What more forwards must gain.
 
     Returns:
         Extra forwards per rank, and in words what limited them.
     """
+    return choose_depths(pipeline, shape, scenario, (GAIN_RATIO,))[0]
+
+
+def choose_depths(
+    pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, gain_ratios: Sequence[float]
+) -> list[tuple[tuple[int, ...], str | None]]:
+    """The same for several shares of the step that more forwards must gain; depths are replayed once for all."""
     boundaries = scenario.topology.boundaries()
     if not boundaries:
-        return (0,) * shape.ranks, "no DC boundary: nothing to hide, the order is 1F1B's"
+        return [((0,) * shape.ranks, "no DC boundary: nothing to hide, the order is 1F1B's") for _ in gain_ratios]
     search = _Search(pipeline, shape, scenario, boundaries)
+    return [_choose(search, shape, gain_ratio) for gain_ratio in gain_ratios]
+
+
+def _choose(search: _Search, shape: PipelineShape, gain_ratio: float) -> tuple[tuple[int, ...], str | None]:
     choices = search.choices()
     if not choices:
         return (0,) * shape.ranks, None  # even 1F1B deadlocks here: replaying it will say where

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.advise.more import More, Resource, more_of_each
-from tracetool.advise.plans import RELEVANT_RATIO, Asked, Plan, Way, plans_for, ways
+from tracetool.advise.plans import RELEVANT_RATIO, Asked, Plan, plans_for, ways
 from tracetool.errors import ScenarioError, ScheduleError
 from tracetool.schedules.recognise import recognise
 
@@ -108,7 +108,7 @@ def advise(found: Reconstruction, scenario: Scenario, schedules: Sequence[str] |
     sure = _at_least_as_sure(asked.plans, best)
     rivals = [p for p in sure if p is not best and p.result.feasible is not False and _is_as_good(best, p.result)]
     better = [p for p in asked.plans if p not in sure and p.result.feasible is not False and p.step_ns < best.step_ns]
-    gains, missing = _gains(found, scenario, best, list(dict.fromkeys(p.way for p in sure)))
+    gains, missing = _gains(found, scenario, best, sure)
     return Advice(
         asked=asked,
         scenario=scenario,
@@ -171,17 +171,24 @@ def _baseline(found: Reconstruction, scenario: Scenario) -> str:
 
 
 def _gains(
-    found: Reconstruction, scenario: Scenario, best: Plan, tried: Sequence[Way]
+    found: Reconstruction, scenario: Scenario, best: Plan, sure: Sequence[Plan]
 ) -> tuple[tuple[Gain, ...], tuple[tuple[str, str], ...]]:
     """What each unit buys: the plan chosen anew with it, or the same plan where that is shorter."""
     gains: list[Gain] = []
     missing: list[tuple[str, str]] = []
+    tried = list(dict.fromkeys(plan.way for plan in sure))
     depths = [] if best.result.extra_forwards is None else [best.result.extra_forwards]
     now = scenario.microbatches or found.pipeline.observed.shape.microbatches
     for more in more_of_each(found.pipeline, scenario, memory_known=bool(best.result.feasible)):
         there = replace(found, pipeline=more.pipeline)
         try:
-            asked = plans_for(there, more.scenario, tried, baseline=_baseline(found, more.scenario), depths=depths)
+            asked = plans_for(
+                there,
+                more.scenario,
+                tried,
+                baseline=_baseline(found, more.scenario),
+                depths=depths,
+            )
         except ScheduleError as error:
             missing.append((more.text, error.message))
             continue

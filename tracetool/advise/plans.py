@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from tracetool.depth import choose_depth
+from tracetool.depth import GAIN_RATIO, choose_depths
 from tracetool.errors import MissingPackage, ScheduleError
 from tracetool.model.action import ActionKind
 from tracetool.schedules import SCHEDULES
 from tracetool.whatif import Answer, Refused, answer, stages_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.model.scenario import Scenario
@@ -109,7 +109,7 @@ def plans_for(
     baseline: str,
     depths: Sequence[tuple[int, ...]] = (),
 ) -> Asked:
-    """Replay each way in a scenario; geopipe at the depth that is worth it, and at the one that hides most.
+    """Replay each way in a scenario; geopipe at the depth that hides most, and the least that is as good.
 
     Args:
         found: A reconstructed Run.
@@ -123,50 +123,59 @@ def plans_for(
         TraceToolError: If the scenario does not fit the pipeline.
     """
     plans: list[Plan] = []
-    refused: list[Refused] = []
-    first: Answer | None = None
+    refused: dict[str, Refused] = {}
+    answers: list[Answer] = []
+    trouble: ScheduleError | None = None
+    for mode, names, chosen in _questions(found, scenario, tried, depths):
+        here = scenario if mode is None else replace(scenario, p2p=mode)
+        extra, remark = chosen or (None, None)
+        try:
+            done = answer(found, names, here, baseline=baseline, extra_forwards=extra)
+        except (ScheduleError, MissingPackage) as error:
+            trouble = error
+            refused |= {name: Refused(name, error.message, error.hint) for name in names if name not in refused}
+            continue
+        answers.append(done)
+        turned_down = {r.schedule: r for r in done.refused}
+        refused = turned_down | refused
+        run = [name for name in names if name not in turned_down]
+        results = [replace(r, remark="; ".join(filter(None, (remark, r.remark))) or None) for r in done.results]
+        plans += [_plan(found, Way(name, mode), result) for name, result in zip(run, results, strict=True)]
+    if not answers:
+        raise trouble or ScheduleError("no schedule was named.")
+    return Asked(tuple(plans), tuple(refused.values()), answers[0])
+
+
+_Depth = tuple[tuple[int, ...], str | None]
+"""Extra forwards per rank, and why so many."""
+
+
+def _questions(
+    found: Reconstruction,
+    scenario: Scenario,
+    tried: Iterable[Way],
+    depths: Sequence[tuple[int, ...]],
+) -> Iterator[tuple[P2PMode | None, list[str], _Depth | None]]:
+    """What to replay together: per p2p mode all schedules but geopipe, and that at one depth at a time."""
     by_mode: dict[P2PMode | None, list[str]] = {}
     for way in tried:
         by_mode.setdefault(way.p2p, []).append(way.schedule)
-    trouble: ScheduleError | None = None
     for mode, names in by_mode.items():
-        here = scenario if mode is None else replace(scenario, p2p=mode)
-        try:
-            done = answer(found, names, here, baseline=baseline)
-        except (ScheduleError, MissingPackage) as error:
-            trouble = error
-            refused += [Refused(name, error.message, error.hint) for name in names]
+        others = [name for name in names if name != "geopipe"]
+        if others:
+            yield mode, others, None
+        if "geopipe" not in names:
             continue
-        turned_down = {r.schedule for r in done.refused}
-        run = [name for name in names if name not in turned_down]
-        plans += [_plan(found, Way(name, mode), result) for name, result in zip(run, done.results, strict=True)]
-        if "geopipe" in run:
-            known = [r.extra_forwards for r in done.results if r.schedule == "geopipe"]
-            others = _other_depths(found, here, baseline, depths, known)
-            plans += [_plan(found, Way("geopipe", mode), result) for result in others]
-        refused += [r for r in done.refused if r.schedule not in {known.schedule for known in refused}]
-        first = first or done
-    if first is None:
-        raise trouble or ScheduleError("no schedule was named.")
-    return Asked(tuple(plans), tuple(refused), first)
-
-
-def _other_depths(
-    found: Reconstruction,
-    scenario: Scenario,
-    baseline: str,
-    depths: Sequence[tuple[int, ...]],
-    known: Sequence[tuple[int, ...] | None],
-) -> list[Result]:
-    """Further depths of geopipe: the one where more gains nothing that could be measured, and those given."""
-    shape = replace(
-        found.pipeline.observed.shape, microbatches=scenario.microbatches or found.pipeline.observed.shape.microbatches
-    )
-    worth, _ = choose_depth(found.pipeline, shape, scenario, gain_ratio=RELEVANT_RATIO)
-    wanted = [extra for extra in dict.fromkeys((worth, *depths)) if extra not in known]
-    return [
-        answer(found, ["geopipe"], scenario, baseline=baseline, extra_forwards=extra).results[0] for extra in wanted
-    ]
+        here = scenario if mode is None else replace(scenario, p2p=mode)
+        shape = found.pipeline.observed.shape
+        shape = replace(shape, microbatches=scenario.microbatches or shape.microbatches)
+        chosen = [
+            *choose_depths(found.pipeline, shape, here, (RELEVANT_RATIO, GAIN_RATIO)),
+            *((extra, None) for extra in depths),
+        ]
+        for number, depth in enumerate(chosen):
+            if depth[0] not in [extra for extra, _ in chosen[:number]]:
+                yield mode, ["geopipe"], depth
 
 
 def _plan(found: Reconstruction, way: Way, result: Result) -> Plan:
