@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tracetool.depth import GAIN_RATIO, choose_depths
@@ -69,13 +70,20 @@ class Plan:
     def label(self) -> str:
         """Schedule and depth, as ``geopipe +2,2,0,0``."""
         extra = self.result.extra_forwards
-        return self.result.schedule + (f" +{','.join(map(str, extra))}" if extra is not None else "")
+        return self.result.schedule + (f" {depth_label(extra)}" if extra is not None else "")
 
     @property
     def highest_bytes(self) -> int | None:
         """What the fullest rank needs; None if it is unknown of any."""
         needed = [size for size in self.result.metrics.needed_hbm_bytes if size is not None]
         return max(needed) if len(needed) == len(self.result.metrics.needed_hbm_bytes) else None
+
+
+def depth_label(extra_forwards: Sequence[int]) -> str:
+    """Extra forwards per rank in short: ``+2,2,0,0``, and of more ranks ``+2×8,0×8``."""
+    if len(extra_forwards) <= 4:
+        return f"+{','.join(map(str, extra_forwards))}"
+    return "+" + ",".join(f"{n}×{len(list(ranks))}" for n, ranks in groupby(extra_forwards))
 
 
 class Asked(NamedTuple):

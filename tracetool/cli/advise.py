@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from tracetool.cli.output import JSON, PATHS, QUIET, next_step
+from tracetool.cli.output import JSON, PATHS, QUIET, ProgressBar, next_step, path_or_url
 from tracetool.cli.question import Words, ask, question_options
+from tracetool.errors import ScenarioError
 
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import Unpack
 
+    from tracetool.advise.cotune import OtherSizes
     from tracetool.advise.plans import Plan
 
 
@@ -26,13 +28,36 @@ if TYPE_CHECKING:
     help="Schedules to choose among; default: all but optimal. 'tracetool schedules' lists them.",
 )
 @question_options
+@click.option(
+    "--co-tune", is_flag=True, help="Also other micro-batch sizes and sequence lengths for geopipe, at equal tokens."
+)
+@click.option("--mbs", type=click.IntRange(1), metavar="N", help="--co-tune: sequences of a recorded microbatch.")
+@click.option("--seq", type=click.IntRange(1), metavar="N", help="--co-tune: tokens of a recorded sequence.")
+@click.option(
+    "--hidden", type=click.IntRange(1), metavar="N", help="--co-tune: hidden size; default: from the messages' size."
+)
+@click.option(
+    "--also",
+    type=path_or_url,
+    metavar="RUN_OR_TRACES",
+    help="--co-tune: a recording of the same stages with other microbatches; what grows is fitted to both.",
+)
+@click.option("--also-mbs", type=click.IntRange(1), metavar="N", help="Sequences of its microbatch; default: --mbs.")
+@click.option("--also-seq", type=click.IntRange(1), metavar="N", help="Tokens of its sequences; default: --seq.")
 @click.option("-v", "--verbose", is_flag=True, help="Also list every schedule tried, and those refused.")
 @JSON
 @QUIET
 def advise(
     paths: tuple[Path, ...],
     schedule: str | None,
+    mbs: int | None,
+    seq: int | None,
+    hidden: int | None,
+    also: Path | None,
+    also_mbs: int | None,
+    also_seq: int | None,
     *,
+    co_tune: bool,
     verbose: bool,
     as_json: bool,
     quiet: bool,
@@ -47,9 +72,12 @@ def advise(
     Examples:
       tracetool advise x.run --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms --hbm 80GiB
       tracetool advise traces/ --dc 0-1,2-3 --link dc0-dc1=100Gbit/s,2ms --schedule 1f1b,geopipe --json
+      tracetool advise x.run --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms --co-tune --mbs 1 --seq 2048
     """
     from tracetool.advise import advise as find_advice
+    from tracetool.advise.cotune import co_tune as find_sizes
     from tracetool.cli.values import parse_names
+    from tracetool.costs.rescaled import Batch
     from tracetool.reports.advice import render_json
     from tracetool.reports.advice_text import render_text
     from tracetool.schedules import SCHEDULES
@@ -58,14 +86,51 @@ def advise(
     for name in names or ():
         if not name.startswith("csv:"):
             SCHEDULES.get(name)
+    sizes = _sizes(mbs, seq, co_tune=co_tune, others=(hidden, also, also_mbs, also_seq))
     question = ask(paths, words, quiet=quiet)
     advice = find_advice(question.found, question.scenario, names)
+    tuning = None
+    if sizes is not None:
+        other = None if also is None else _other_sizes(also, also_mbs or sizes[0], also_seq or sizes[1], quiet=quiet)
+        recorded = Batch(*sizes)
+        tuning = find_sizes(question.found, question.scenario, recorded, hidden=hidden, also=other)
     facts = question.facts()
     if as_json:
-        click.echo(render_json(advice, facts).decode(), nl=False)
+        click.echo(render_json(advice, facts, tuning).decode(), nl=False)
         return
-    click.echo(render_text(advice, facts, verbose=verbose).decode(), nl=False)
+    click.echo(render_text(advice, facts, tuning, verbose=verbose).decode(), nl=False)
     next_step(_replay_of(advice.best or advice.asked.plans[0], question.name), quiet=quiet)
+
+
+def _sizes(mbs: int | None, seq: int | None, *, co_tune: bool, others: tuple[object, ...]) -> tuple[int, int] | None:
+    """What a recorded microbatch is made of, if other sizes are asked for.
+
+    Raises:
+        ScenarioError: If that is not said, or said without --co-tune.
+    """
+    if not co_tune:
+        if any(value is not None for value in (mbs, seq, *others)):
+            raise ScenarioError(
+                "--mbs, --seq, --hidden and --also are about other sizes of a microbatch.", hint="add --co-tune"
+            )
+        return None
+    if mbs is None or seq is None:
+        raise ScenarioError(
+            "a trace does not tell the sizes of its microbatches, which --co-tune needs.",
+            hint="add --mbs and --seq of the recording, as in --mbs 1 --seq 2048",
+        )
+    return mbs, seq
+
+
+def _other_sizes(also: Path, mbs: int, seq: int, *, quiet: bool) -> OtherSizes:
+    from tracetool.advise.cotune import OtherSizes
+    from tracetool.costs.rescaled import Batch
+    from tracetool.reconstruct import reconstruct
+    from tracetool.runs import open_run
+
+    with ProgressBar(quiet=quiet) as progress:
+        run = open_run([also], progress)
+    return OtherSizes(reconstruct(run).pipeline, Batch(mbs, seq))
 
 
 def _replay_of(plan: Plan, name: str) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from tracetool.advise.cotune import EXTRAPOLATION_ERROR_RATIO
 from tracetool.advise.plans import RELEVANT_RATIO
 from tracetool.reports.json import (
     FidelityInfo,
@@ -22,6 +23,7 @@ from tracetool.tables import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from tracetool.advise import Advice, Gain
+    from tracetool.advise.cotune import CoTuning
     from tracetool.advise.plans import Plan
     from tracetool.reports import RunFacts
 
@@ -77,6 +79,35 @@ class UntoldInfo(msgspec.Struct, kw_only=True):
     reason: Annotated[str, _doc("Why.")]
 
 
+class SizesInfo(msgspec.Struct, kw_only=True):
+    """One choice of micro-batch size and sequence length, replayed with geopipe."""
+
+    mbs: Annotated[int, _doc("Sequences of a microbatch.")]
+    seq: Annotated[int, _doc("Tokens of a sequence.")]
+    microbatches: Annotated[int, _doc("Microbatches per step.")]
+    extra_forwards: Annotated[list[int], _doc("Warm-up forwards per rank beyond 1F1B's.")]
+    p2p: Annotated[str, _doc("How transfers are issued: grouped, in-order or per-edge.")]
+    step_ns: Annotated[int, _doc("First forward to the end of gradient reduction and optimizer.")]
+    step_per_token_ns: Annotated[float, _doc("step_ns over the tokens of a step.")]
+    needed_hbm_bytes: Annotated[list[int | None], _doc("Device memory needed per rank, null if unknown.")]
+    feasible: Annotated[bool | None, _doc("Fits the memory limit; null if memory is unknown.")]
+    extrapolated: Annotated[bool, _doc("Whether its costs are; those of the recorded sizes are measured.")]
+
+
+class CoTuningInfo(msgspec.Struct, kw_only=True):
+    """Depths of geopipe with micro-batch size and sequence length, at equal tokens per step (--co-tune)."""
+
+    mbs: Annotated[int, _doc("Sequences of a recorded microbatch.")]
+    seq: Annotated[int, _doc("Tokens of a recorded sequence.")]
+    hidden: Annotated[int, _doc("Hidden size of the model.")]
+    tokens: Annotated[int, _doc("Tokens of a step, in one pipeline.")]
+    candidates: Annotated[list[SizesInfo], _doc("The shortest step first; those that do not fit the memory last.")]
+    extrapolation_error_ratio: Annotated[
+        float, _doc("Largest error of a forward and backward extrapolated so, where it was measured.")
+    ]
+    assumptions: Annotated[list[str], _doc("What the extrapolation rests on.")]
+
+
 class AdviceInfo(msgspec.Struct, kw_only=True):
     """Result of tracetool advise."""
 
@@ -102,13 +133,14 @@ class AdviceInfo(msgspec.Struct, kw_only=True):
     ]
     gains: Annotated[list[GainInfo], _doc("What one more unit of each resource buys, replayed.")]
     untold: Annotated[list[UntoldInfo], _doc("Units whose gain cannot be told, and why.")]
+    co_tuning: Annotated[CoTuningInfo | None, _doc("Other sizes of a microbatch; null if not asked for.")]
     plans: Annotated[list[PlanInfo], _doc("All that was tried, the shortest step first.")]
     refused: Annotated[list[RefusedInfo], _doc("Schedules that cannot be replayed, and why.")]
     warnings: Annotated[list[str], _doc("Why not to trust any of it.")]
     notes: Annotated[list[str], _doc("What was inferred, is missing or not modelled.")]
 
 
-def advice_info(advice: Advice, facts: RunFacts) -> AdviceInfo:
+def advice_info(advice: Advice, facts: RunFacts, tuning: CoTuning | None = None) -> AdviceInfo:
     """The advice as the structs of the schema."""
     asked = advice.asked
     report = report_info(asked.answer, facts)
@@ -128,6 +160,7 @@ def advice_info(advice: Advice, facts: RunFacts) -> AdviceInfo:
         relevant_ratio=RELEVANT_RATIO,
         gains=[_gain(gain) for gain in advice.gains],
         untold=[UntoldInfo(more=more, reason=reason) for more, reason in advice.missing],
+        co_tuning=None if tuning is None else _co_tuning(tuning),
         plans=[_plan(plan) for plan in sorted(asked.plans, key=lambda p: p.step_ns)],
         refused=[RefusedInfo(schedule=r.schedule, reason=r.reason, hint=r.hint) for r in asked.refused],
         warnings=report.warnings,
@@ -167,6 +200,32 @@ def _gain(gain: Gain) -> GainInfo:
     )
 
 
-def render_json(advice: Advice, facts: RunFacts) -> bytes:
+def _co_tuning(tuning: CoTuning) -> CoTuningInfo:
+    return CoTuningInfo(
+        mbs=tuning.recorded.sequences,
+        seq=tuning.recorded.length,
+        hidden=tuning.hidden,
+        tokens=tuning.tokens,
+        candidates=[
+            SizesInfo(
+                mbs=found.batch.sequences,
+                seq=found.batch.length,
+                microbatches=found.microbatches,
+                extra_forwards=list(found.extra_forwards),
+                p2p=found.p2p,
+                step_ns=found.metrics.step_ns,
+                step_per_token_ns=found.metrics.step_ns / tuning.tokens,
+                needed_hbm_bytes=list(found.metrics.needed_hbm_bytes),
+                feasible=found.feasible,
+                extrapolated=found.extrapolated,
+            )
+            for found in tuning.candidates
+        ],
+        extrapolation_error_ratio=EXTRAPOLATION_ERROR_RATIO,
+        assumptions=list(tuning.assumptions),
+    )
+
+
+def render_json(advice: Advice, facts: RunFacts, tuning: CoTuning | None = None) -> bytes:
     """Indented JSON, with a final newline."""
-    return msgspec.json.format(msgspec.json.encode(advice_info(advice, facts)), indent=2) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(advice_info(advice, facts, tuning)), indent=2) + b"\n"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracetool.advise.plans import RELEVANT_RATIO
+from tracetool.advise.cotune import EXTRAPOLATION_ERROR_RATIO
+from tracetool.advise.plans import RELEVANT_RATIO, depth_label
 from tracetool.reports.text import aligned, terminal_width, title, wrap, wrapped
 from tracetool.units import format_duration, format_size
 
@@ -12,20 +13,23 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracetool.advise import Advice, Gain
+    from tracetool.advise.cotune import CoTuning
     from tracetool.advise.plans import Plan
     from tracetool.reports import RunFacts
 
+_FITS = {True: "yes", False: "NO", None: "unknown"}
 _MOST_NAMED = 4
 _INDENT = " " * 12
 """Where the text of a headline begins."""
 
 
-def render_text(advice: Advice, facts: RunFacts, *, verbose: bool = False) -> bytes:
+def render_text(advice: Advice, facts: RunFacts, tuning: CoTuning | None = None, *, verbose: bool = False) -> bytes:
     """The advice in some five lines, what more buys in a table, and notes.
 
     Args:
         advice: The advice.
         facts: Facts about the Run and the call.
+        tuning: Other sizes of a microbatch, if that was asked for.
         verbose: Also list every plan, and what was refused.
     """
     answer = advice.asked.answer
@@ -36,10 +40,12 @@ def render_text(advice: Advice, facts: RunFacts, *, verbose: bool = False) -> by
     if advice.gains:
         lines += [*_gains_table(advice.gains), ""]
     lines += [f"  {more}: cannot be told: {reason}" for more, reason in advice.missing]
+    if tuning is not None:
+        lines += [*_sizes_table(tuning, limited=advice.scenario.hbm_bytes is not None), ""]
     if verbose:
         lines += [*_plans_table(advice.asked.plans), ""]
         lines += [f"  {r.schedule}: not replayed: {r.reason}" for r in advice.asked.refused]
-    lines += [f"note: {note}" for note in (*_notes(advice), *answer.notes)]
+    lines += [f"note: {note}" for note in (*_notes(advice, tuning), *answer.notes)]
     return ("\n".join(wrapped(lines, width)) + "\n").encode()
 
 
@@ -157,7 +163,7 @@ def _plans_table(plans: Sequence[Plan]) -> list[str]:
                 format_duration(plan.step_ns),
                 "" if error is None else f"{error:.0%}",
                 "unknown" if plan.highest_bytes is None else format_size(plan.highest_bytes),
-                {True: "yes", False: "NO", None: "unknown"}[plan.result.feasible],
+                _FITS[plan.result.feasible],
                 plan.evidence,
             )
         )
@@ -169,7 +175,33 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     return [aligned(row, widths) for row in rows]
 
 
-def _notes(advice: Advice) -> list[str]:
+def _sizes_table(tuning: CoTuning, *, limited: bool) -> list[str]:
+    """Sizes of a microbatch, the best first."""
+    best = tuning.candidates[0]
+    rows: list[tuple[str, ...]] = [("mbs × seq", "m", "depth", "step", "per token", "needs", "fits", "costs")]
+    for found in tuning.candidates:
+        needed = [size for size in found.metrics.needed_hbm_bytes if size is not None]
+        rows.append(
+            (
+                f"{found.batch.sequences} × {found.batch.length}",
+                str(found.microbatches),
+                depth_label(found.extra_forwards),
+                format_duration(found.metrics.step_ns),
+                format_duration(found.metrics.step_ns / tuning.tokens),
+                format_size(max(needed)) if len(needed) == len(found.metrics.needed_hbm_bytes) else "unknown",
+                _FITS[found.feasible] if limited else "",
+                "extrapolated" if found.extrapolated else "measured",
+            )
+        )
+    columns = [i for i in range(len(rows[0])) if limited or rows[0][i] != "fits"]
+    at = f"geopipe at {tuning.tokens:,} tokens per step, h {tuning.hidden}"
+    sizes = f"mbs {best.batch.sequences}, seq {best.batch.length}, m {best.microbatches}"
+    verdict = f"{sizes} is best" if best.feasible is not False else "no choice fits"
+    sure = f", extrapolated (±{EXTRAPOLATION_ERROR_RATIO:.0%} and more)" if best.extrapolated else ""
+    return [f"  {at}: {verdict}{sure}", "", *_table([tuple(row[i] for i in columns) for row in rows])]
+
+
+def _notes(advice: Advice, tuning: CoTuning | None) -> list[str]:
     notes = [
         f"best: the shortest step among those whose predictions rest on most; of steps within {RELEVANT_RATIO:.0%} of "
         "each other (recorded ones scatter so much) the one that needs least memory",
@@ -179,4 +211,6 @@ def _notes(advice: Advice) -> list[str]:
         reasons = dict.fromkeys(reason for plan in advice.unproven for reason in plan.rests_on)
         told = f" ({', '.join(reasons)})" if reasons else ""
         notes.append(f"unproven: no recorded step was like it{told}; record one before you rely on it")
+    if tuning is not None:
+        notes += [f"extrapolated: {assumption}" for assumption in tuning.assumptions]
     return notes
