@@ -78,6 +78,11 @@ class CoTuning:
     candidates: tuple[Candidate, ...]
     assumptions: tuple[str, ...]
 
+    @property
+    def measured(self) -> Candidate:
+        """The recorded sizes."""
+        return next(found for found in self.candidates if not found.extrapolated)
+
 
 @dataclass(frozen=True, slots=True)
 class OtherSizes:
@@ -124,6 +129,7 @@ def co_tune(
     candidates.sort(key=lambda c: (c.feasible is False, c.metrics.step_ns, c.batch.length, c.batch.sequences))
     assumptions += [
         "activations and messages grow with mbs × seq; weights, gradients and optimizer stay",
+        "as many tokens are not the same work: a shorter sequence has less attention to compute, and less context",
         f"such times were within {EXTRAPOLATION_ERROR_RATIO:.0%} of measured ones for forward and backward together "
         "(a Llama-like layer on one H200); below the recorded tokens a slow host, which is not modelled, may add to "
         "them",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.advise.cotune import EXTRAPOLATION_ERROR_RATIO
 from tracetool.advise.plans import RELEVANT_RATIO, depth_label
+from tracetool.depth import is_near_the_limit
 from tracetool.reports.text import aligned, terminal_width, title, wrap, wrapped
 from tracetool.units import format_duration, format_size
 
@@ -121,7 +122,8 @@ def _memory(advice: Advice, best: Plan) -> str:
     if best.highest_bytes is None:
         return f"unknown, {of}: not checked"
     rank = advice.asked.answer.observed.global_ranks[needed.index(best.highest_bytes)]
-    return f"needs {format_size(best.highest_bytes)} on rank {rank}, {of}"
+    near = ": so close to it that it may not fit" if is_near_the_limit(best.result.metrics, advice.scenario) else ""
+    return f"needs {format_size(best.highest_bytes)} on rank {rank}, {of}{near}"
 
 
 def _nothing_fits(advice: Advice) -> list[str]:
@@ -177,7 +179,6 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 def _sizes_table(tuning: CoTuning, *, limited: bool) -> list[str]:
     """Sizes of a microbatch, the best first."""
-    best = tuning.candidates[0]
     rows: list[tuple[str, ...]] = [("mbs × seq", "m", "depth", "step", "per token", "needs", "fits", "costs")]
     for found in tuning.candidates:
         needed = [size for size in found.metrics.needed_hbm_bytes if size is not None]
@@ -194,11 +195,26 @@ def _sizes_table(tuning: CoTuning, *, limited: bool) -> list[str]:
             )
         )
     columns = [i for i in range(len(rows[0])) if limited or rows[0][i] != "fits"]
-    at = f"geopipe at {tuning.tokens:,} tokens per step, h {tuning.hidden}"
-    sizes = f"mbs {best.batch.sequences}, seq {best.batch.length}, m {best.microbatches}"
-    verdict = f"{sizes} is best" if best.feasible is not False else "no choice fits"
-    sure = f", extrapolated (±{EXTRAPOLATION_ERROR_RATIO:.0%} and more)" if best.extrapolated else ""
-    return [f"  {at}: {verdict}{sure}", "", *_table([tuple(row[i] for i in columns) for row in rows])]
+    title = f"geopipe at {tuning.tokens:,} tokens per step, h {tuning.hidden}: {_sizes_verdict(tuning)}"
+    return [f"  {title}", "", *_table([tuple(row[i] for i in columns) for row in rows])]
+
+
+def _sizes_verdict(tuning: CoTuning) -> str:
+    best, measured = tuning.candidates[0], tuning.measured
+    if best.feasible is False:
+        return "no sizes fit"
+    if best is measured:
+        return "the recorded sizes are best"
+    sizes = f"mbs {best.batch.sequences}, seq {best.batch.length}"
+    if measured.feasible is False:
+        return f"{sizes} is best of those that fit, extrapolated"
+    change = best.metrics.step_ns / measured.metrics.step_ns - 1
+    if abs(change) <= EXTRAPOLATION_ERROR_RATIO:
+        return (
+            f"{sizes} would be {change:+.1%}, within the error of what is extrapolated "
+            f"(±{EXTRAPOLATION_ERROR_RATIO:.0%}): the recorded sizes are as good"
+        )
+    return f"{sizes} is best: {change:+.1%} against the recorded sizes, extrapolated (±{EXTRAPOLATION_ERROR_RATIO:.0%})"
 
 
 def _notes(advice: Advice, tuning: CoTuning | None) -> list[str]:
