@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
-from recorded import ROOT, SAMPLES, run_of
+from recorded import ROOT, SAMPLES, rebuilt, run_of
 from synthetic import found, pipeline, places, scenario
 
 from tracetool.advise import advise
@@ -180,8 +180,19 @@ def test_the_recorded_sizes_are_what_advice_says_of_geopipe() -> None:
     assert advice.best is not None
     assert tuned.measured.metrics == advice.best.result.metrics
     assert tuned.measured.extra_forwards == advice.best.result.extra_forwards
+    assert tuned.error_ratio == EXTRAPOLATION_ERROR_RATIO
     assert tuned.hidden == 4096  # measured.json: the model's
     assert {c.batch.tokens * c.microbatches for c in tuned.candidates} == {tuned.tokens} == {8 * 2048}
+
+
+def test_the_error_is_not_told_where_nothing_like_it_was_measured() -> None:
+    """With tensor parallelism, and a profiler that holds the host back: gaps are a fifth of a forward and more."""
+    over = Topology(parse_dc_map("0,1"), parse_link("dc0-dc1=25Gbit/s,10ms"))
+    recorded = rebuilt("tp2pp2_1f1b_m8")
+    assert co_tune(recorded, Scenario(topology=over), Batch(1, 2048)).error_ratio is None
+    alone = co_tune(replace(recorded, coordinates=()), Scenario(topology=over), Batch(1, 2048))
+    assert alone.error_ratio is None
+    assert "gaps" in alone.assumptions[-1]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tracetool.cli import run
 
 SAMPLE = str(SAMPLES / "h100-1f1b")
 OVER = ["--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms"]
-FEW = ["--schedule", "1f1b,geopipe,zb-h1,v-min,dualpipev", *OVER]
+FEW = ["--schedule", "1f1b,geopipe,zb-h1,v-min", *OVER]
 
 
 def _report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -62,24 +62,29 @@ def test_text_says_it_in_a_few_lines_and_the_next_command_draws_it(
     assert "geopipe +2,2,0,0  319.6 ms" in capsys.readouterr().out
 
 
-def test_refused_schedules_are_told_where_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--schedule", "1f1b,interleaved,chimera", "--microbatches", "9", *OVER]
-    assert run(["advise", SAMPLE, *options, "-q"]) == 0
-    assert "not replayed" not in capsys.readouterr().out
-    assert run(["advise", SAMPLE, *options, "-q", "-v"]) == 0
-    assert "interleaved: not replayed" in capsys.readouterr().out
-    refused = {found["schedule"] for found in _report(capsys, *options)["refused"]}
-    assert refused == {"interleaved", "chimera"}
-
-
-def test_a_limit_that_nothing_fits_is_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    report = _report(capsys, "--schedule", "1f1b,geopipe", *OVER, "--hbm", "9GiB")
+def test_a_limit_that_nothing_fits_and_refused_schedules_are_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--schedule", "1f1b,interleaved", "--microbatches", "9", *OVER, "--hbm", "9GiB"]
+    report = _report(capsys, *options)
     assert report["best"] is None
     assert report["binds"] == "hbm"
-    assert run(["advise", SAMPLE, "--schedule", "1f1b,geopipe", *OVER, "--hbm", "9GiB"]) == 0
-    text = capsys.readouterr().out
+    assert {found["schedule"] for found in report["refused"]} == {"interleaved"}
     lacks = min(plan["shortage"]["missing_bytes"] for plan in report["plans"])
-    assert f"{lacks:,} bytes" in text
+    for verbose in ([], ["-v"]):
+        assert run(["advise", SAMPLE, *options, "-q", *verbose]) == 0
+        text = capsys.readouterr().out
+        assert f"{lacks:,} bytes" in text
+        assert ("interleaved: not replayed" in text) == bool(verbose)
+
+
+def test_what_grows_is_fitted_to_another_recording(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same one, said to have two sequences more: its actions then take what they take, whatever the sequences."""
+    other = ["--also", SAMPLE, "--also-mbs", "3"]
+    tuning = _report(capsys, "--schedule", "1f1b", *OVER, "--co-tune", "--mbs", "1", "--seq", "2048", *other)[
+        "co_tuning"
+    ]
+    assert any("two recordings" in assumption for assumption in tuning["assumptions"])
+    steps = {found["microbatches"]: found["step_ns"] for found in tuning["candidates"] if found["seq"] == 2048}
+    assert steps[2] < steps[4] < steps[8]
 
 
 @pytest.mark.parametrize(

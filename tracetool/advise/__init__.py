@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tracetool.model.scenario import Scenario
     from tracetool.reconstruct import Reconstruction
-    from tracetool.whatif import Result
+    from tracetool.whatif import Answer, Result
 
 _TIERS = ("recorded", "measured", "unproven")
 
@@ -94,14 +94,10 @@ def advise(found: Reconstruction, scenario: Scenario, schedules: Sequence[str] |
         ScheduleError: If none of the schedules can be replayed.
     """
     if not scenario.topology.links:
-        raise ScenarioError(
-            "advice is about the links between data centres, and none is given.",
-            hint="add --dc and --link, as in --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms; inside one data centre, "
-            "'tracetool replay --schedule 1f1b,zb-h1,interleaved' compares schedules",
-        )
+        raise no_links()
     tried = ways(found, scenario, schedules)
     asked = plans_for(found, scenario, tried, baseline=_baseline(found, scenario))
-    best = best_of(asked.plans)
+    best = best_of(asked.plans, asked.answer)
     now = asked.answer.baseline
     if best is None:
         return Advice(asked, scenario, now, None, (), (), (), (), "hbm")
@@ -122,10 +118,20 @@ def advise(found: Reconstruction, scenario: Scenario, schedules: Sequence[str] |
     )
 
 
-def best_of(plans: Iterable[Plan]) -> Plan | None:
+def no_links() -> ScenarioError:
+    """The refusal to advise on links that were not given."""
+    return ScenarioError(
+        "advice is about the links between data centres, and none is given.",
+        hint="add --dc and --link, as in --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms; inside one data centre, "
+        "'tracetool replay --schedule 1f1b,zb-h1,interleaved' compares schedules",
+    )
+
+
+def best_of(plans: Iterable[Plan], answer: Answer) -> Plan | None:
     """The plan to run: of the surest that fit, the shortest, or what needs less memory and is as short.
 
     Whether a plan fits may be unknown only where it is unknown of every one: what is known then decides nothing.
+    Where what plans need is unknown, the recorded order is kept if it is as short.
     """
     plans = list(plans)
     checked = any(plan.result.feasible is not None for plan in plans)
@@ -138,9 +144,22 @@ def best_of(plans: Iterable[Plan]) -> Plan | None:
     near = [plan for plan in fitting if plan.step_ns <= (1 + RELEVANT_RATIO) * shortest.step_ns]
     if all(plan.highest_bytes is not None for plan in near):
         return min(near, key=lambda p: (p.highest_bytes or 0, p.step_ns))
+    kept = next((plan for plan in near if _is_recorded(plan, answer)), None)
+    if kept is not None:
+        return kept
     # Fewer extra forwards need less memory, whatever an activation takes.
     same = [plan for plan in near if plan.way == shortest.way]
     return min(same, key=lambda p: (sum(p.result.extra_forwards or ()), p.step_ns))
+
+
+def _is_recorded(plan: Plan, answer: Answer) -> bool:
+    """Whether it is the recorded order, with transfers as they were issued."""
+    result, observed = plan.result, answer.pipeline.observed
+    return (
+        result.schedule in {answer.observed_schedule, "observed"}
+        and result.p2p == answer.pipeline.p2p
+        and result.extra_forwards in {None, observed.extra_forwards}
+    )
 
 
 def _at_least_as_sure(plans: Iterable[Plan], best: Plan) -> list[Plan]:
@@ -195,7 +214,7 @@ def _gains(
         # What is known of the errors does not change with what is bought: all ways tried are as sure as before.
         plans = [replace(plan, evidence=best.evidence) for plan in asked.plans if plan.result.feasible is not False]
         same = next((plan for plan in plans if _is_the_same(plan, best)), None)
-        chosen = min(filter(None, (same, best_of(plans))), key=lambda p: p.step_ns, default=None)
+        chosen = min(filter(None, (same, best_of(plans, asked.answer))), key=lambda p: p.step_ns, default=None)
         if chosen is None:
             missing.append((more.text, "nothing that is as sure fits"))
             continue

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from tracetool.advise.fixed import fixed_parts
+from tracetool.advise.fixed import action_times, fixed_parts
 from tracetool.advise.plans import RELEVANT_RATIO
 from tracetool.costs.rescaled import Batch, fixed_by_fit, with_batch
 from tracetool.depth import choose_depths, fits
 from tracetool.errors import ScenarioError
 from tracetool.metrics import measure
+from tracetool.reconstruct.host_gaps import WORTH_TELLING, gap_shares
 from tracetool.replay import replay
 from tracetool.schedules import build_schedule
 from tracetool.units import format_size
@@ -69,6 +70,7 @@ class CoTuning:
         hidden: Hidden size of the model.
         tokens: Of a step, in one pipeline.
         candidates: The shortest step first, those that do not fit the memory after the others.
+        error_ratio: Largest error of a forward and backward that were extrapolated so; None where that was not tried.
         assumptions: What the extrapolation rests on, in words.
     """
 
@@ -76,6 +78,7 @@ class CoTuning:
     hidden: int
     tokens: int
     candidates: tuple[Candidate, ...]
+    error_ratio: float | None
     assumptions: tuple[str, ...]
 
     @property
@@ -130,11 +133,31 @@ def co_tune(
     assumptions += [
         "activations and messages grow with mbs × seq; weights, gradients and optimizer stay",
         "as many tokens are not the same work: a shorter sequence has less attention to compute, and less context",
-        f"such times were within {EXTRAPOLATION_ERROR_RATIO:.0%} of measured ones for forward and backward together "
-        "(a Llama-like layer on one H200); below the recorded tokens a slow host, which is not modelled, may add to "
-        "them",
     ]
-    return CoTuning(recorded, hidden, tokens, tuple(candidates), tuple(assumptions))
+    unlike = _unlike_what_was_measured(found)
+    if unlike is None:
+        assumptions.append(
+            f"such times were within {EXTRAPOLATION_ERROR_RATIO:.0%} of measured ones, forward and backward together "
+            "(a Llama-like layer on one H200); below the recorded tokens a slow host, which is not modelled, may add "
+            "to them"
+        )
+    else:
+        assumptions.append(f"by how much such times are off is unknown: {unlike}")
+    error = EXTRAPOLATION_ERROR_RATIO if unlike is None else None
+    return CoTuning(recorded, hidden, tokens, tuple(candidates), error, tuple(assumptions))
+
+
+def _unlike_what_was_measured(found: Reconstruction) -> str | None:
+    """Why the known error does not hold: it is of a device that is not kept waiting and computes by itself."""
+    if any(rank.load is None for rank in found.pipeline.ranks):
+        return "it was measured on H200 only"
+    if any(c.tp or c.cp or c.ep for c in found.coordinates):
+        return "it was measured without tensor, context and expert parallelism"
+    shares = gap_shares((stage, kind, lasted, kernels) for stage, kind, _, lasted, kernels in action_times(found))
+    longest = max(shares.values(), default=1.0)
+    if longest >= WORTH_TELLING:
+        return f"gaps between kernels are up to {longest:.0%} of an action's time, and need not stay"
+    return None
 
 
 def _hidden(pipeline: Pipeline, recorded: Batch) -> int:

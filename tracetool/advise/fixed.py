@@ -31,7 +31,7 @@ class Fixed(NamedTuple):
 def fixed_parts(found: Reconstruction) -> Fixed:
     """Gaps between kernels, and the sums of weight gradients, of every action of the step."""
     times: dict[Place, int] = {}
-    for stage, kind, microbatch, duration, kernels in _costs(found):
+    for stage, kind, microbatch, duration, kernels in action_times(found):
         times[stage, ActionKind(kind), microbatch] = max(0, duration - kernels)
     sums_found = False
     for segments in found.segments.values():
@@ -43,6 +43,7 @@ def fixed_parts(found: Reconstruction) -> Fixed:
     return Fixed(times, sums_found)
 
 
-def _costs(found: Reconstruction) -> Iterator[tuple[int, str, int, int, int]]:
+def action_times(found: Reconstruction) -> Iterator[tuple[int, str, int, int, int]]:
+    """Stage, kind, microbatch, duration and time of kernels (ns) of every action of the step."""
     rows = (row for row in found.tables.get("costs", ()) if row[0] == found.pipeline.step)
     return cast("Iterator[tuple[int, str, int, int, int]]", ((row[2], row[3], row[4], row[5], row[6]) for row in rows))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -13,11 +15,13 @@ from tracetool.cli.question import Words, ask, question_options
 from tracetool.errors import ScenarioError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
     from typing import Unpack
 
     from tracetool.advise.cotune import OtherSizes
     from tracetool.advise.plans import Plan
+    from tracetool.costs.rescaled import Batch
 
 
 @click.command()
@@ -75,6 +79,7 @@ def advise(
       tracetool advise x.run --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms --co-tune --mbs 1 --seq 2048
     """
     from tracetool.advise import advise as find_advice
+    from tracetool.advise import no_links
     from tracetool.advise.cotune import co_tune as find_sizes
     from tracetool.cli.values import parse_names
     from tracetool.costs.rescaled import Batch
@@ -82,18 +87,22 @@ def advise(
     from tracetool.reports.advice_text import render_text
     from tracetool.schedules import SCHEDULES
 
+    if not words["link"]:
+        raise no_links()
     names = None if schedule is None else parse_names(schedule)
     for name in names or ():
         if not name.startswith("csv:"):
             SCHEDULES.get(name)
     sizes = _sizes(mbs, seq, co_tune=co_tune, others=(hidden, also, also_mbs, also_seq))
     question = ask(paths, words, quiet=quiet)
-    advice = find_advice(question.found, question.scenario, names)
+    other = None
+    if sizes is not None and also is not None:
+        other = _other_sizes(also, Batch(also_mbs or sizes.sequences, also_seq or sizes.length), quiet=quiet)
     tuning = None
-    if sizes is not None:
-        other = None if also is None else _other_sizes(also, also_mbs or sizes[0], also_seq or sizes[1], quiet=quiet)
-        recorded = Batch(*sizes)
-        tuning = find_sizes(question.found, question.scenario, recorded, hidden=hidden, also=other)
+    with _busy("replaying", quiet=quiet):
+        advice = find_advice(question.found, question.scenario, names)
+        if sizes is not None:
+            tuning = find_sizes(question.found, question.scenario, sizes, hidden=hidden, also=other)
     facts = question.facts()
     if as_json:
         click.echo(render_json(advice, facts, tuning).decode(), nl=False)
@@ -102,7 +111,19 @@ def advise(
     next_step(_replay_of(advice.best or advice.asked.plans[0], question.name), quiet=quiet)
 
 
-def _sizes(mbs: int | None, seq: int | None, *, co_tune: bool, others: tuple[object, ...]) -> tuple[int, int] | None:
+@contextmanager
+def _busy(what: str, *, quiet: bool) -> Iterator[None]:
+    """Say on a terminal that something takes its time."""
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(what):
+        yield
+
+
+def _sizes(mbs: int | None, seq: int | None, *, co_tune: bool, others: tuple[object, ...]) -> Batch | None:
     """What a recorded microbatch is made of, if other sizes are asked for.
 
     Raises:
@@ -119,18 +140,19 @@ def _sizes(mbs: int | None, seq: int | None, *, co_tune: bool, others: tuple[obj
             "a trace does not tell the sizes of its microbatches, which --co-tune needs.",
             hint="add --mbs and --seq of the recording, as in --mbs 1 --seq 2048",
         )
-    return mbs, seq
-
-
-def _other_sizes(also: Path, mbs: int, seq: int, *, quiet: bool) -> OtherSizes:
-    from tracetool.advise.cotune import OtherSizes
     from tracetool.costs.rescaled import Batch
+
+    return Batch(mbs, seq)
+
+
+def _other_sizes(also: Path, batch: Batch, *, quiet: bool) -> OtherSizes:
+    from tracetool.advise.cotune import OtherSizes
     from tracetool.reconstruct import reconstruct
     from tracetool.runs import open_run
 
     with ProgressBar(quiet=quiet) as progress:
         run = open_run([also], progress)
-    return OtherSizes(reconstruct(run).pipeline, Batch(mbs, seq))
+    return OtherSizes(reconstruct(run).pipeline, batch)
 
 
 def _replay_of(plan: Plan, name: str) -> str:

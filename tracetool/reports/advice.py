@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from tracetool.advise.cotune import EXTRAPOLATION_ERROR_RATIO
 from tracetool.advise.plans import RELEVANT_RATIO
 from tracetool.reports.json import (
     FidelityInfo,
@@ -103,7 +102,7 @@ class CoTuningInfo(msgspec.Struct, kw_only=True):
     tokens: Annotated[int, _doc("Tokens of a step, in one pipeline.")]
     candidates: Annotated[list[SizesInfo], _doc("The shortest step first; those that do not fit the memory last.")]
     extrapolation_error_ratio: Annotated[
-        float, _doc("Largest error of a forward and backward extrapolated so, where it was measured.")
+        float | None, _doc("Largest error of a forward and backward extrapolated so; null where that was not tried.")
     ]
     assumptions: Annotated[list[str], _doc("What the extrapolation rests on.")]
 
@@ -221,7 +220,7 @@ def _co_tuning(tuning: CoTuning) -> CoTuningInfo:
             )
             for found in tuning.candidates
         ],
-        extrapolation_error_ratio=EXTRAPOLATION_ERROR_RATIO,
+        extrapolation_error_ratio=tuning.error_ratio,
         assumptions=list(tuning.assumptions),
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracetool.advise.cotune import EXTRAPOLATION_ERROR_RATIO
 from tracetool.advise.plans import RELEVANT_RATIO, depth_label
 from tracetool.depth import is_near_the_limit
 from tracetool.reports.text import aligned, terminal_width, title, wrap, wrapped
@@ -39,7 +38,7 @@ def render_text(advice: Advice, facts: RunFacts, tuning: CoTuning | None = None,
     lines = [*warnings, *([""] if warnings else []), *title(answer, facts), ""]
     lines += [*(part for line in _headlines(advice) for part in wrap(line, width, _INDENT)), ""]
     if advice.gains:
-        lines += [*_gains_table(advice.gains), ""]
+        lines += [*_gains_table(advice.gains, advice.best), ""]
     lines += [f"  {more}: cannot be told: {reason}" for more, reason in advice.missing]
     if tuning is not None:
         lines += [*_sizes_table(tuning, limited=advice.scenario.hbm_bytes is not None), ""]
@@ -140,18 +139,19 @@ def _nothing_fits(advice: Advice) -> list[str]:
     ]
 
 
-def _gains_table(gains: Sequence[Gain]) -> list[str]:
+def _gains_table(gains: Sequence[Gain], best: Plan | None) -> list[str]:
     rows = [
         (
             gain.more.text,
             format_duration(gain.plan.step_ns),
             f"{gain.gained_ns / 1e6:.1f} ms",
             f"{gain.gain_ratio:.1%}",
-            gain.plan.label,
+            "" if best is not None and gain.plan.label == best.label else gain.plan.label,
         )
         for gain in gains
     ]
-    return _table([("one more unit", "step", "gain", "", "with"), *rows])
+    head = ("one more unit", "step", "gain", "", "with" if any(row[-1] for row in rows) else "")
+    return _table([head, *rows])
 
 
 def _plans_table(plans: Sequence[Plan]) -> list[str]:
@@ -206,22 +206,22 @@ def _sizes_verdict(tuning: CoTuning) -> str:
     if best is measured:
         return "the recorded sizes are best"
     sizes = f"mbs {best.batch.sequences}, seq {best.batch.length}"
+    error = tuning.error_ratio
+    sure = "extrapolated, error unknown" if error is None else f"extrapolated, ±{error:.0%}"
     if measured.feasible is False:
-        return f"{sizes} is best of those that fit, extrapolated"
+        return f"{sizes} is best of those that fit ({sure})"
     change = best.metrics.step_ns / measured.metrics.step_ns - 1
-    if abs(change) <= EXTRAPOLATION_ERROR_RATIO:
-        return (
-            f"{sizes} would be {change:+.1%}, within the error of what is extrapolated "
-            f"(±{EXTRAPOLATION_ERROR_RATIO:.0%}): the recorded sizes are as good"
-        )
-    return f"{sizes} is best: {change:+.1%} against the recorded sizes, extrapolated (±{EXTRAPOLATION_ERROR_RATIO:.0%})"
+    if error is not None and abs(change) <= error:
+        return f"{sizes} would be {change:+.1%}, within the error ({sure}): the recorded sizes are as good"
+    return f"{sizes} is best: {change:+.1%} against the recorded sizes ({sure})"
 
 
 def _notes(advice: Advice, tuning: CoTuning | None) -> list[str]:
     notes = [
         f"best: the shortest step among those whose predictions rest on most; of steps within {RELEVANT_RATIO:.0%} of "
         "each other (recorded ones scatter so much) the one that needs least memory",
-        "gains are replayed, with the schedule and depth chosen anew (with); of a microbatch more, per microbatch",
+        "gains are replayed, with schedule and depth chosen anew (with: where others are best); of a microbatch more, "
+        "per microbatch",
     ]
     if advice.unproven:
         reasons = dict.fromkeys(reason for plan in advice.unproven for reason in plan.rests_on)
