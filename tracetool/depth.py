@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from math import ceil, prod
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from tracetool.schedules.geopipe import extra_per_rank
 from tracetool.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.scenario import Scenario
@@ -74,11 +75,27 @@ def choose_depth(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -
     Returns:
         Extra forwards per rank, and in words what limited them.
     """
-    search = search_depth(pipeline, shape, scenario)
+    return choose_depths(pipeline, shape, scenario, (GAIN_RATIO,))[0]
+
+
+def choose_depths(
+    pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, gain_ratios: Sequence[float]
+) -> list[tuple[Depth, str | None]]:
+    """The same for several shares of the step that more forwards must gain; depths are replayed once for all."""
+
+    @cache
+    def tried(extra: Depth) -> Tried | None:
+        return _tried(pipeline, shape, scenario, extra)
+
+    return [_answered(search_depth(pipeline, shape, scenario, gain_ratio=ratio), tried) for ratio in gain_ratios]
+
+
+def _answered(search: DepthSearch, tried: Callable[[Depth], Tried | None]) -> tuple[Depth, str | None]:
+    """What a search returns when each depth it asks for is tried."""
     try:
         asked = next(search)
         while True:
-            asked = search.send([_tried(pipeline, shape, scenario, extra) for extra in asked])
+            asked = search.send([tried(extra) for extra in asked])
     except StopIteration as found:
         chosen: tuple[Depth, str | None] = found.value
         return chosen
@@ -95,7 +112,12 @@ def _tried(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, extra: 
 
 
 def search_depth(
-    pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, cycle_ns: int | None = None
+    pipeline: Pipeline,
+    shape: PipelineShape,
+    scenario: Scenario,
+    cycle_ns: int | None = None,
+    *,
+    gain_ratio: float = GAIN_RATIO,
 ) -> DepthSearch:
     """The search of ``choose_depth``, for callers who replay many scenarios at once.
 
@@ -104,6 +126,7 @@ def search_depth(
         shape: Ranks and microbatches.
         scenario: The links and the memory limit.
         cycle_ns: ``shortest_cycle_ns``, if it is known already.
+        gain_ratio: What share of the step more forwards must gain.
     """
     boundaries = scenario.topology.boundaries()
     if not boundaries:
@@ -112,23 +135,23 @@ def search_depth(
     choices = yield from search.choices()
     if not choices:
         return (0,) * shape.ranks, None  # even 1F1B deadlocks here: replaying it will say where
-    best = _fewest(choices)
+    best = _fewest(choices, gain_ratio)
     if choices[0].feasible is False:
         return choices[0].extra_forwards, "even 1F1B's own warm-up exceeds the HBM limit"
     if best.feasible is not False:
-        return best.extra_forwards, _why_not_deeper(best, choices, deadlock=search.deadlocked)
-    chosen = _fewest((yield from search.choices(only_fitting=True)))
+        return best.extra_forwards, _why_not_deeper(best, choices, gain_ratio, deadlock=search.deadlocked)
+    chosen = _fewest((yield from search.choices(only_fitting=True)), gain_ratio)
     return chosen.extra_forwards, (
         f"{LIMITED_BY_HBM}: without the limit {_signed(best.extra_forwards)} would take {format_duration(best.step_ns)}"
     )
 
 
-def _why_not_deeper(best: _Depth, choices: Sequence[_Depth], *, deadlock: bool) -> str | None:
+def _why_not_deeper(best: _Depth, choices: Sequence[_Depth], gain_ratio: float, *, deadlock: bool) -> str | None:
     if deadlock:
         deepest = max(choices, key=lambda d: sum(d.extra_forwards))
         return f"anything deeper than {_signed(deepest.extra_forwards)} would deadlock with blocking transfers"
     if best.step_ns > min(d.step_ns for d in choices):
-        return f"deeper warm-ups would gain less than {GAIN_RATIO:.1%}"
+        return f"deeper warm-ups would gain less than {gain_ratio:.1%}"
     return None
 
 
@@ -136,10 +159,10 @@ def _signed(extra_forwards: Sequence[int]) -> str:
     return "+" + ",".join(map(str, extra_forwards))
 
 
-def _fewest(choices: Sequence[_Depth]) -> _Depth:
-    """The fewest forwards whose step is within ``GAIN_RATIO`` of the shortest."""
+def _fewest(choices: Sequence[_Depth], gain_ratio: float) -> _Depth:
+    """The fewest forwards whose step is within ``gain_ratio`` of the shortest."""
     shortest = min(d.step_ns for d in choices)
-    good = [d for d in choices if d.step_ns - shortest <= GAIN_RATIO * d.step_ns]
+    good = [d for d in choices if d.step_ns - shortest <= gain_ratio * d.step_ns]
     return min(good, key=lambda d: (sum(d.extra_forwards), d.step_ns))
 
 

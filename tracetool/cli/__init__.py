@@ -11,6 +11,7 @@ import traceback
 
 import click
 
+from tracetool.cli.advise import advise
 from tracetool.cli.explain import explain
 from tracetool.cli.info import info
 from tracetool.cli.ingest import ingest
@@ -39,7 +40,7 @@ def cli() -> None:
     """
 
 
-for command in (ingest, info, replay, report, sweep, explain, validate, sql, schedules):
+for command in (ingest, info, replay, report, advise, sweep, explain, validate, sql, schedules):
     cli.add_command(command)
 
 

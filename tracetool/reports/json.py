@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tracetool.memory_limit import Shortage
     from tracetool.metrics import Metrics
     from tracetool.model.idle import Idle
+    from tracetool.model.scenario import Scenario
     from tracetool.model.topology import Topology
     from tracetool.whatif import Answer, Result
 
@@ -181,7 +182,6 @@ class ReportInfo(msgspec.Struct, kw_only=True):
 
 def report_info(answer: Answer, facts: RunFacts) -> ReportInfo:
     """The answer as the structs of the schema."""
-    scenario = answer.scenario
     return ReportInfo(
         tool_version=facts.tool_version,
         command=facts.command,
@@ -194,24 +194,29 @@ def report_info(answer: Answer, facts: RunFacts) -> ReportInfo:
             replayed_ns=answer.fidelity.replayed_ns,
             error_ratio=answer.fidelity.error_ratio,
         ),
-        scenario=ScenarioInfo(
-            dcs=list(scenario.topology.dcs),
-            links=link_infos(scenario.topology),
-            hbm_bytes=scenario.hbm_bytes,
-            p2p=scenario.p2p,
-            activation_bytes=scenario.activation_bytes,
-            static_bytes=scenario.static_bytes,
-            overlap_ratio=scenario.overlap_ratio,
-            interference=scenario.interference,
-            pipelines=scenario.pipelines,
-            link_sharing=scenario.link_sharing,
-        ),
+        scenario=scenario_info(answer.scenario),
         baseline=_result(answer, answer.baseline),
         results=[_result(answer, r) for r in answer.results],
         refused=[RefusedInfo(schedule=r.schedule, reason=r.reason, hint=r.hint) for r in answer.refused],
         warnings=list(answer.warnings),
         notes=list(answer.notes),
     )  # fmt: skip
+
+
+def scenario_info(scenario: Scenario) -> ScenarioInfo:
+    """A what-if as the struct of the schema."""
+    return ScenarioInfo(
+        dcs=list(scenario.topology.dcs),
+        links=link_infos(scenario.topology),
+        hbm_bytes=scenario.hbm_bytes,
+        p2p=scenario.p2p,
+        activation_bytes=scenario.activation_bytes,
+        static_bytes=scenario.static_bytes,
+        overlap_ratio=scenario.overlap_ratio,
+        interference=scenario.interference,
+        pipelines=scenario.pipelines,
+        link_sharing=scenario.link_sharing,
+    )
 
 
 def link_infos(topology: Topology) -> list[LinkInfo]:
@@ -253,7 +258,7 @@ def _result(answer: Answer, result: Result) -> ResultInfo:
         p2p=result.p2p,
         microbatches=result.microbatches,
         feasible=result.feasible,
-        shortage=None if shortage is None else _shortage(shortage),
+        shortage=None if shortage is None else shortage_info(shortage),
         step_ns=metrics.step_ns,
         window_ns=metrics.window_ns,
         bubble_ns=metrics.bubble_ns,
@@ -272,7 +277,8 @@ def _result(answer: Answer, result: Result) -> ResultInfo:
     )
 
 
-def _shortage(shortage: Shortage) -> ShortageInfo:
+def shortage_info(shortage: Shortage) -> ShortageInfo:
+    """How a limit is exceeded as the struct of the schema."""
     first = shortage.first
     return ShortageInfo(
         rank=shortage.rank,

@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 
 from tracetool.lens import examples, macro_docs, sql_text, view_docs, view_statements
+from tracetool.reports.advice import SCHEMA_ID as ADVICE_ID
+from tracetool.reports.advice import AdviceInfo
 from tracetool.reports.explanation import SCHEMA_ID as EXPLANATION_ID
 from tracetool.reports.explanation import ExplanationInfo
 from tracetool.reports.json import SCHEMA_ID, ReportInfo
@@ -59,6 +61,7 @@ def all_schemas() -> dict[str, str]:
     """Every generated file: path below ``schemas/`` to text."""
     files = {f"tables/{name}.schema.json": _dump(_table(table)) for name, table in TABLES.items()}
     files["report.schema.json"] = _dump(_struct(ReportInfo, SCHEMA_ID))
+    files["advice.schema.json"] = _dump(_struct(AdviceInfo, ADVICE_ID))
     files["stragglers.schema.json"] = _dump(_struct(StragglersInfo, STRAGGLERS_ID))
     files["explanation.schema.json"] = _dump(_struct(ExplanationInfo, EXPLANATION_ID))
     files["measured.schema.json"] = _dump(_struct(MeasuredFile, f"{_BASE}:measured"))
@@ -126,6 +129,7 @@ def _readme() -> str:
         "version columns and keys are only added.",
         "",
         "- `report.schema.json`: what `tracetool replay --json` prints",
+        "- `advice.schema.json`: what `tracetool advise --json` prints",
         "- `stragglers.schema.json`: what `tracetool replay --equalize --json` prints",
         "- `explanation.schema.json`: what `tracetool explain --json` prints",
         "- `measured.schema.json`: the file of measured steps that `tracetool validate` reads",

@@ -26,7 +26,7 @@ HEAD = ("", "step", "±", "Δ", "bubble", "cross-DC", "peak HBM", "fits")
 def render(answer: Answer, facts: RunFacts, suffix: str = "") -> bytes:
     """The report as text: of 80 columns in a file, else as wide as the terminal."""
     warnings = [f"warning: {text}" for text in answer.warnings]
-    lines = [*warnings, *([""] if warnings else []), *_title(answer, facts), "", *_table(answer), "", *_details(answer)]
+    lines = [*warnings, *([""] if warnings else []), *title(answer, facts), "", *_table(answer), "", *_details(answer)]
     lines += [f"note: {note}" for note in answer.notes]
     return ("\n".join(wrapped(lines, _WIDTH if suffix else terminal_width())) + "\n").encode()
 
@@ -34,7 +34,8 @@ def render(answer: Answer, facts: RunFacts, suffix: str = "") -> bytes:
 REPORT = Report((".txt",), render)
 
 
-def _title(answer: Answer, facts: RunFacts) -> list[str]:
+def title(answer: Answer, facts: RunFacts) -> list[str]:
+    """What was recorded, and what is asked about it."""
     shape = answer.pipeline.observed.shape
     topology, hbm = answer.scenario.topology, answer.scenario.hbm_bytes
     ranks = answer.observed.global_ranks
