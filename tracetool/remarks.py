@@ -187,7 +187,7 @@ def is_like_the_recordings(found: Reconstruction) -> bool:
     ranks = found.pipeline.ranks
     return (
         len(ranks) == 4
-        and all(rank.load is not None for rank in ranks)
+        and all(rank.load is not None and rank.load.device == "H100" for rank in ranks)
         and not any(c.tp or c.cp or c.ep for c in found.coordinates)
     )
 

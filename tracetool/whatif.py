@@ -372,7 +372,7 @@ def _seen_error(pipeline: Pipeline, schedule: Schedule, mode: P2PMode, scenario:
     boundaries = len(scenario.topology.boundaries())
     tried = tried and schedule.name in _TRIED and boundaries <= (0 if mode == "per-edge" else 1)
     tried = tried and scenario.interference and scenario.pipelines == 1
-    if not tried or any(rank.load is None for rank in pipeline.ranks):
+    if not tried or any(rank.load is None or rank.load.device != "H100" for rank in pipeline.ranks):
         return None
     if any(ActionKind.BACKWARD_WEIGHT in stage.costs for stage in pipeline.stages):
         return 0.14
