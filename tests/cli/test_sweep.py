@@ -11,8 +11,8 @@ import polars as pl
 import pytest
 from recorded import ROOT, SAMPLES, run_of
 
-from tracetool import reconstruct as room
 from tracetool.cli import run
+from tracetool.reconstruct import reconstruct
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,20 +27,17 @@ LINKS = ["--dc", "0-1,2-3", "--bandwidth", "10..800Gbit/s*1", "--latency", "2ms,
 @pytest.fixture(autouse=True)
 def looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reconstructing the sample takes a second, and is the same in every test here."""
-    monkeypatch.setattr(room, "reconstruct", _reconstruct)
-
-
-_reconstruct_anew = room.reconstruct
+    monkeypatch.setattr("tracetool.reconstruct.reconstruct", _reconstruct)
 
 
 @cache
 def _of_the_sample() -> Reconstruction:
-    return _reconstruct_anew(run_of(SAMPLES / "h100-1f1b"))
+    return reconstruct(run_of(SAMPLES / "h100-1f1b"))
 
 
 def _reconstruct(run: Run, **how: Any) -> Reconstruction:
     as_by_default = how == {"step": None, "pipeline": 0, "copy_missing": False}
-    return _of_the_sample() if as_by_default else _reconstruct_anew(run, **how)
+    return _of_the_sample() if as_by_default else reconstruct(run, **how)
 
 
 def _sweep(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -86,7 +83,7 @@ def test_text_fits_80_columns_and_says_what_matters(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    asked = ["--schedule", "geopipe", "--hbm", "12GiB,80GiB", "--p2p", "in-order,per-edge"]
+    asked = ["--schedule", "gpipe,geopipe", "--hbm", "13GiB,80GiB"]
     assert run(["sweep", SAMPLE, *LINKS, *asked, "--price-per-gbit", "1USD/month"]) == 0
     text = capsys.readouterr().out
     lines = [line for line in text.splitlines()[1:] if not line.startswith("Next:")]

@@ -5,21 +5,21 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from tracetool.cli.output import FORCE, JSON, PATHS, QUIET, check_target, next_step, write_file
-from tracetool.cli.question import Question, Words, ask, placed, question_options
+from tracetool.cli.question import ask, placed, question_options
 from tracetool.cli.values import parse_names, read_dc_map
 from tracetool.errors import ScenarioError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Unpack
 
     from rich.progress import Progress as RichProgress
 
+    from tracetool.cli.question import Question, Words
     from tracetool.model.pipeline import P2PMode
     from tracetool.sweep import Grid
     from tracetool.sweep.scenario_file import NamedScenario
@@ -96,7 +96,7 @@ def sweep(
     force: bool,
     as_json: bool,
     quiet: bool,
-    **words: Unpack[Words],
+    **words: Any,
 ) -> None:
     """Replay a Run, or raw traces, under every combination of schedules, links and limits.
 
@@ -124,8 +124,7 @@ def sweep(
         grid.check_figures()
     if executor is not None:
         check_address(executor)
-    words |= {"dc": None, "hbm": None, "p2p": None, "microbatches": None}
-    question = ask(paths, words, quiet=quiet)
+    question = ask(paths, _shared_words(words), quiet=quiet)
     grids = _grids(grid, question, dc, scenarios, scenario)
     with _PointBar(quiet=quiet) as progress:
         found = run_sweep(
@@ -154,6 +153,12 @@ question_options(_SHARED)
 # The shared options come in their own order, but for those that are lists here.
 _OWN = {option.name for option in sweep.params}
 sweep.params[-4:-4] = [option for option in reversed(_SHARED.params) if option.name not in _OWN]
+
+
+def _shared_words(words: dict[str, Any]) -> Words:
+    """The shared options as ``replay`` has them, without those that are lists here."""
+    of_lists: dict[str, Any] = {"dc": None, "hbm": None, "p2p": None, "microbatches": None}
+    return cast("Words", words | of_lists)
 
 
 def _grid(

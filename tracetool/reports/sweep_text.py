@@ -165,7 +165,7 @@ _EXPENDABLE = ("bubble", "needs\nGiB", "per m\nms")
 
 
 def _best(found: Sweep) -> list[str]:
-    """Few points each in its row, of many the best of each scenario."""
+    """Few points each in its row, best first in each scenario; of many the best of each scenario."""
     best = found.best_first()
     if not best:
         return ["  No point fits.", ""]
@@ -174,6 +174,8 @@ def _best(found: Sweep) -> list[str]:
     expendable = [*_EXPENDABLE, *(_head(axis) for axis in axes[:0:-1] if axes[0].name == "scenario")]
     cells = _Results(found, axes)
     if len(found.points) <= _ROWS:
+        turns = {key: turn for turn, key in enumerate(dict.fromkeys(_key(point, axes) for point in found.points))}
+        best = sorted(best, key=lambda point: turns[_key(point, axes)])
         return [*_table([{"best first": cells.name(p)} | _along(p, axes) | cells.of(p) for p in best], expendable), ""]
     winners = {_key(point, axes): point for point in reversed(best)}
     keys = [key for key in dict.fromkeys(_key(point, axes) for point in found.points) if key in winners]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import product
+from math import prod
 from typing import TYPE_CHECKING
 
 from tracetool.errors import BadTopology, ScenarioError
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
     from tracetool.model.pipeline import P2PMode
     from tracetool.sweep.column import WarmUp
+
+MOST_POINTS = 500_000
+"""More do not fit the memory that a sweep may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,15 @@ class Grid:
     dcs: tuple[tuple[str, ...], ...] = ()
     name: str | None = None
 
+    @property
+    def size(self) -> int:
+        """Number of points, where all maps have several DCs."""
+        axes = (
+            self.microbatches, self.bandwidths_bytes_per_s, self.latencies_ns, self.hbm_bytes, self.p2p, self.dcs,
+            self.schedules, self.extra_forwards,
+        )  # fmt: skip
+        return prod(max(1, len(axis)) for axis in axes)
+
     def check_figures(self) -> None:
         """Check that the links to sweep have both figures.
 
@@ -63,9 +76,14 @@ class Grid:
 
         Raises:
             BadTopology: If a map or a link does not fit it.
-            ScenarioError: If the figures of the links do not belong together.
+            ScenarioError: If the figures of the links do not belong together, or there are too many points.
         """
         self.check_figures()
+        if self.size > MOST_POINTS:
+            raise ScenarioError(
+                f"the grid has up to {self.size:,} points; {MOST_POINTS:,} are the most.",
+                hint="fewer values per doubling, as in --bandwidth '10..800Gbit/s*2'",
+            )
         ways = [self._ways(dcs) for dcs in self._maps()]
         apart = [set(one.dcs) for one in ways if one.are_apart]
         if self.latencies_ns and not apart:

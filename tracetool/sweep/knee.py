@@ -129,7 +129,8 @@ def hidden_latency(bandwidth: int, floor_ns: Callable[[int], int]) -> _Seek:
 def seek(piece: Piece, advance: Callable[[int], None]) -> list[Knee]:
     """The knees of a column: one per memory limit and latency (at most five of the swept ones).
 
-    There are none where no link was swept, or where every link has an order made for it (``needs_costs``).
+    There are none where no link was swept, where every link has an order made for it (``needs_costs``), and where the
+    schedule cannot be replayed.
 
     Args:
         piece: The column, its links all that were swept.
@@ -142,9 +143,11 @@ def seek(piece: Piece, advance: Callable[[int], None]) -> list[Knee]:
     same: list[_Found] | None = None
     for limit in column.hbm_bytes if swept and not needs_costs(column.schedule) else ():
         place = _Place(replace(piece, column=replace(column, hbm_bytes=(limit,))), swept)
-        if same is None or place.is_deepening:
-            same = place.found()
-        knees += place.knees(same)
+        try:
+            same = place.found() if same is None or place.is_deepening else same
+            knees += place.knees(same)
+        except ScheduleError:
+            break  # its points say why
     advance(1)
     return knees
 
@@ -180,13 +183,11 @@ class _Place:
         return column.schedule.lower() == "geopipe" and column.warm_up is None
 
     def found(self) -> list[_Found]:
-        """What there is to say at each latency."""
-        try:
-            return self._sought()
-        except ScheduleError as error:
-            return [_Found(latency, remark=" ".join(error.message.split())) for latency in self._latencies]
+        """What there is to say at each latency.
 
-    def _sought(self) -> list[_Found]:
+        Raises:
+            ScheduleError: If the schedule cannot be replayed.
+        """
         low = min(self._bandwidths)
         seeks: dict[int | None, _Seek] = {b: bandwidth_knee(b, low, self._top) for b in self._latencies}
         seeks[None] = hidden_latency(self._top, self.floor())

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from tracetool.sweep.results import SweepPoint
 
 _WORTH_ACTIONS = 2_000_000
-"""Actions to replay (one or two seconds) for which starting another worker pays."""
+"""Actions to replay in the event loop (about two seconds) for which starting another worker pays."""
+
+_STATIC = 6
+"""So many times as fast are sweeps over a static order, where nothing slows compute down."""
 
 _LARGEST_PIECE = 500
 """Points of one piece of work: as many are done before the progress bar moves."""
@@ -123,11 +126,15 @@ class _Workers:
 
 
 def _actions(piece: Piece) -> int:
-    """About so many actions are replayed for the points of a piece."""
+    """About so many actions are replayed for the points of a piece, counted as of the event loop."""
     pipeline, column = piece.pipeline, piece.column
     m = column.scenario.microbatches or pipeline.observed.shape.microbatches
     orders = len(column.links)
     if column.schedule.lower() == "geopipe" and column.warm_up is None:
         cycle = max(1, shortest_cycle_ns(pipeline))
         orders = sum(min(m, 2 * -(-2 * (link.latency_ns or 0) // cycle) + 3) for link in column.links)
-    return orders * 2 * pipeline.observed.shape.stages * m
+    slowed = column.scenario.interference and (
+        any(rank.load is not None for rank in pipeline.ranks)
+        or any(cost.contended_ns for stage in pipeline.stages for costs in stage.costs.values() for cost in costs)
+    )
+    return orders * 2 * pipeline.observed.shape.stages * m // (1 if slowed else _STATIC)
