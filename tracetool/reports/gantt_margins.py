@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from itertools import groupby
-from math import ceil
 from typing import TYPE_CHECKING
 
 from tracetool.model.action import ActionKind
-from tracetool.reports.gantt_cells import BUBBLE_HATCH, COLOURS, LINK_BUSY, LINK_FLIGHT, chunks_of, shade
-from tracetool.reports.gantt_layout import MS, PT, Layout, Panel, Place
+from tracetool.reports.gantt_cells import COLOURS, LINK_BUSY, LINK_FLIGHT, chunks_of, draw_boxes, shade
+from tracetool.reports.gantt_idle import idle_text
+from tracetool.reports.gantt_layout import DETAILS_PT, LINE_IN, MS, NAME_PT, Layout, Panel, Place
+from tracetool.reports.picture import GREY, PT, RED
 from tracetool.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -16,13 +17,12 @@ if TYPE_CHECKING:
 
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from matplotlib.text import Annotation
 
-RED = "#B00020"
-_GREY = "#555555"
 _LINK_TEXT = "#A0517D"
 _SMALL = 7.0
+_BAR_IN = (0.42, 0.72)
+"""Length of the bars for all of the window, and all of the memory."""
 
 _NAMES = {
     ActionKind.FORWARD: "forward (F)",
@@ -44,7 +44,12 @@ def draw_axis(axes: Axes, *, last: bool) -> None:
         axes.spines[side].set_visible(False)
     axes.tick_params(axis="x", labelbottom=last, labelsize=_SMALL + 0.5, width=0.6, length=3)
     if last:
-        axes.set_xlabel("time since the first forward (ms)", fontsize=8, labelpad=2)
+        label_time(axes)
+
+
+def label_time(axes: Axes) -> None:
+    """What the time axis counts."""
+    axes.set_xlabel("time since the first forward (ms)", fontsize=8, labelpad=2)
 
 
 def draw_margins(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None:
@@ -55,7 +60,8 @@ def draw_margins(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None
     heads_in = place.middle_in(0) - max(0.14, place.row_in / 2 + 0.08)
     ends = (1 + 0.47 * inch, 1 + 1.26 * inch)
     for x, head in zip(ends, ("idle", "peak HBM")[: 1 + panel.knows_memory], strict=False):
-        _beside(axes, x, heads_in, head, colour=_GREY)
+        _beside(axes, x, heads_in, head, colour=GREY)
+    _bars(axes, panel, place, ends, layout)
     for rank in range(0, panel.ranks, step):
         y = place.middle_in(rank)
         _beside(axes, -0.07 * inch, y, f"rank {panel.timeline.global_ranks[rank]}")
@@ -67,6 +73,24 @@ def draw_margins(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None
             over = panel.hbm_bytes is not None and needed > panel.hbm_bytes
             _beside(axes, ends[1], y, format_size(peak), colour=RED if over else "black", bold=over)
     _dcs(axes, panel, place, inch)
+
+
+def _bars(axes: Axes, panel: Panel, place: Place, ends: tuple[float, float], layout: Layout) -> None:
+    """Behind the numbers a bar per rank: of the window, and of the limit or else the highest need."""
+    window, pad, inch = panel.metrics.window_ns, 0.12 * place.row_in, 1 / layout.axes_in
+    needed, full = panel.metrics.needed_hbm_bytes, layout.full_bytes
+    idle, within, over = [], [], []
+    for rank, top in enumerate(place.tops_in):
+        rows = top + pad, top + place.row_in - pad
+        left, share = ends[0] - _BAR_IN[0] * inch, 1 - panel.metrics.rank_compute_ns[rank] / window
+        idle.append((left, left + share * _BAR_IN[0] * inch, *rows))
+        need = needed[rank]
+        if need is not None and full:
+            left, share = ends[1] - _BAR_IN[1] * inch, min(1.0, need / full)
+            exceeds = panel.hbm_bytes is not None and need > panel.hbm_bytes
+            (over if exceeds else within).append((left, left + share * _BAR_IN[1] * inch, *rows))
+    for boxes, colour in ((idle, "#DEDEDE"), (within, "#D3E6F3"), (over, "#F3CFD4")):
+        draw_boxes(axes, boxes, zorder=0.4, facecolor=colour, transform=axes.get_yaxis_transform())
 
 
 def _beside(axes: Axes, x: float, y: float, text: str, *, colour: str = "black", bold: bool = False) -> None:
@@ -91,7 +115,7 @@ def _dcs(axes: Axes, panel: Panel, place: Place, inch: float) -> None:
         ranks = list(group)
         top = place.tops_in[ranks[0]] + 0.1 * place.row_in
         bottom = place.tops_in[ranks[-1]] + 0.9 * place.row_in
-        axes.plot([x, x], [top, bottom], transform=across, color=_GREY, linewidth=1.2, clip_on=False)
+        axes.plot([x, x], [top, bottom], transform=across, color=GREY, linewidth=1.2, clip_on=False)
         tall_pt = (bottom - top) * PT
         if tall_pt + place.lane_in * PT >= 9:
             axes.text(
@@ -108,18 +132,26 @@ def _dcs(axes: Axes, panel: Panel, place: Place, inch: float) -> None:
     for top in place.lanes_in.values():
         y = top + place.lane_in / 2
         for start, end in ((x, -0.34 * inch), (-0.06 * inch, 1)):
-            axes.plot([start, end], [y, y], transform=across, color=_GREY, linewidth=0.6, clip_on=False, zorder=0.7)
+            axes.plot([start, end], [y, y], transform=across, color=GREY, linewidth=0.6, clip_on=False, zorder=0.7)
         if place.lane_in * PT >= 7:
             _beside(axes, -0.07 * inch, y, "link", colour=_LINK_TEXT)
 
 
 def draw_title(axes: Axes, panel: Panel) -> None:
-    """The name, the key figures behind it, and below what is wrong with the memory."""
+    """The name, the key figures behind it, and below what is wrong with the memory and why it idles."""
+    idle = idle_text(panel)
+    lines: list[tuple[str, str, bool]] = []
+    if panel.details_below:
+        lines.append((panel.details, "black", False))
     if panel.complaint:
-        colour = _GREY if panel.fits else RED
-        _above(axes, panel.complaint, (0, 1), (0, 1), 8.5, colour=colour, bold=True)
-    name = _above(axes, panel.name, (0, 1), (0, 14 if panel.complaint else 2), 9.5, bold=True)
-    _above(axes, panel.details, (1, 0), (7, 0), 8.5, of=name)
+        lines.append((panel.complaint, GREY if panel.fits else RED, True))
+    if idle:
+        lines.append((idle, GREY, False))
+    for number, (text, colour, bold) in enumerate(reversed(lines)):
+        _above(axes, text, (0, 1), (0, 2 + LINE_IN * PT * number), DETAILS_PT, colour=colour, bold=bold)
+    name = _above(axes, panel.name, (0, 1), (0, 2 + LINE_IN * PT * len(lines)), NAME_PT, bold=True)
+    if not panel.details_below:
+        _above(axes, panel.details, (1, 0), (7, 0), DETAILS_PT, of=name)
 
 
 def _above(
@@ -158,7 +190,7 @@ def draw_saved(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None:
         style = {"arrowstyle": "-|>", "shrinkA": 0, "shrinkB": 0, "linewidth": 1.2, "color": "black"}
         axes.annotate("", (step / MS, y), (base / MS, y), arrowprops=style)
     rows = [y - 0.05, place.tops_in[-1] + place.row_in]
-    axes.plot([base / MS] * 2, rows, color=_GREY, linewidth=0.8, linestyle=":")
+    axes.plot([base / MS] * 2, rows, color=GREY, linewidth=0.8, linestyle=":")
     change = f"{(step - base) / base:+.1%}".replace("-", "−")
     if panel.error_ratio is not None and abs(step - base) < panel.error_ratio * base:
         change += ", within the error"
@@ -187,27 +219,9 @@ def legend_marks(panels: Sequence[Panel]) -> list[Artist]:
     if wraps:
         darker = shade(ActionKind.FORWARD, 1, 2)
         marks.append(Patch(color=darker, label="darker: further stages of the rank"))
-    marks.append(Patch(facecolor="white", edgecolor=BUBBLE_HATCH, hatch="/////", linewidth=0, label="idle (bubble)"))
     if any(t.link for panel in panels for t in panel.timeline.transfers):
         halves = "downstream above, upstream below" if wraps else "activations above, gradients below"
         marks.append(Patch(color=LINK_BUSY, label=f"link busy ({halves})"))
         marks.append(Patch(color=LINK_FLIGHT, label="in flight (latency)"))
     marks.append(Line2D([], [], color="black", linewidth=0.9, dashes=(4, 2), label="window end"))
     return marks
-
-
-def draw_legend(figure: Figure, marks: Sequence[Artist], rows: int, layout: Layout) -> None:
-    """The legend below the last panel."""
-    figure.legend(
-        handles=list(marks),
-        loc="lower center",
-        bbox_to_anchor=(0.5, 0.05 / layout.height_in),
-        ncols=ceil(len(marks) / rows),
-        fontsize=7.5,
-        frameon=False,
-        columnspacing=1.5,
-        handlelength=1.5,
-        handletextpad=0.5,
-        borderpad=0,
-        borderaxespad=0,
-    )
