@@ -30,6 +30,9 @@ RED = "#B00020"
 GREY = "#555555"
 """Of what is said beside."""
 
+SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Of schedules: after Okabe and Ito, whose colours people with colour-blindness can tell apart."""
+
 _METADATA: dict[PictureFormat, dict[str, Any]] = {
     "png": {"Software": None},
     "svg": {"Date": None},
