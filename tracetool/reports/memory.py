@@ -25,8 +25,11 @@ CURVES: tuple[dict[str, Any], ...] = (
 )
 """Observed, baseline, result: apart by weight and dashes, in grey as well."""
 
-_WORST: dict[str, Any] = {"color": "black", "linewidth": 1.5}
-_OTHERS: dict[str, Any] = {"color": "#7FB2D6", "linewidth": 0.6}
+WORST: dict[str, Any] = {"color": "black", "linewidth": 1.5}
+OTHERS: dict[str, Any] = {"color": "#7FB2D6", "linewidth": 0.6}
+
+_BINS = 600
+"""Over the width of the axes, about one per point."""
 
 _HEADROOM = 2.2
 """Limits beyond so many times the highest need are named instead of drawn to scale: the curves would be flat."""
@@ -76,6 +79,7 @@ def curve_marks(panels: Sequence[Panel]) -> list[Artist]:
 def draw_worst(axes: Axes, panels: Sequence[Panel], hbm_bytes: int | None, end_ns: int) -> None:
     """One curve per panel, of the rank that needs most; an open circle stands at what it occupies at its peak."""
     found = known_panels(panels)
+    axes.set_xlim(0, end_ns / MS)
     for panel, worst in found:
         curve = panel.timeline.memory[worst.rank] or ()
         look = _look(panel, panels)
@@ -85,20 +89,19 @@ def draw_worst(axes: Axes, panels: Sequence[Panel], hbm_bytes: int | None, end_n
             ends = [worst.peak_bytes / GIB, worst.needed_bytes / GIB]
             axes.plot([when, when], ends, color=look["color"], linewidth=0.6, zorder=3)
             axes.plot(when, ends[1], "o", color=look["color"], fillstyle="none", markersize=3.5, zorder=3)
-    finish_axis(axes, [worst.needed_bytes for _, worst in found], hbm_bytes, end_ns)
+    finish_axis(axes, [worst.needed_bytes for _, worst in found], hbm_bytes)
 
 
-def draw_ranks(axes: Axes, panel: Panel, *, coarse: bool) -> None:
-    """The curves of all ranks, that of the one that needs most bold."""
+def draw_ranks(axes: Axes, panel: Panel, every: int) -> None:
+    """The curves of every so many ranks, that of the one that needs most bold."""
     worst = worst_of(panel)
     for rank, curve in enumerate(panel.timeline.memory):
         is_worst = worst is not None and rank == worst.rank
-        if curve is not None:
-            look = _WORST if is_worst else _OTHERS
-            _curve(axes, curve, panel.metrics.step_ns, zorder=2 + is_worst, rasterized=coarse and not is_worst, **look)
+        if curve is not None and (is_worst or rank % every == 0):
+            _curve(axes, curve, panel.metrics.step_ns, zorder=2 + is_worst, **(WORST if is_worst else OTHERS))
 
 
-def finish_axis(axes: Axes, needed_bytes: Sequence[int], hbm_bytes: int | None, end_ns: int) -> None:
+def finish_axis(axes: Axes, needed_bytes: Sequence[int], hbm_bytes: int | None) -> None:
     """Scale from 0, the limit as a line where the scale reaches it, else in words."""
     from matplotlib.ticker import MaxNLocator
 
@@ -121,7 +124,6 @@ def finish_axis(axes: Axes, needed_bytes: Sequence[int], hbm_bytes: int | None, 
             va="center" if inside else "top",
             annotation_clip=False,
         )
-    axes.set_xlim(0, end_ns / MS)
     axes.set_ylim(0, top / GIB)
     axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 4, 5, 8, 10]))
     axes.tick_params(axis="y", labelsize=7, width=0.6, length=3)
@@ -139,13 +141,28 @@ def _look(panel: Panel, panels: Sequence[Panel]) -> dict[str, Any]:
 
 
 def _curve(axes: Axes, curve: MemoryCurve, step_ns: int, **look: Any) -> None:
-    """A level that holds for no time is left out, as between two actions that touch; not so the peak."""
-    peak = max((level for _, level in curve), default=0)
-    points: list[tuple[int, int]] = []
-    for time, level in curve:
-        if points and points[-1][0] == time and points[-1][1] != peak:
-            points.pop()
-        points.append((time, level))
-    if points and points[-1][0] < step_ns:
-        points.append((step_ns, points[-1][1]))
+    points = outline(curve, step_ns, max(1, round(axes.get_xlim()[1] * MS / _BINS)))
     axes.plot([t / MS for t, _ in points], [b / GIB for _, b in points], drawstyle="steps-post", **look)
+
+
+def outline(curve: MemoryCurve, end_ns: int, bin_ns: int) -> MemoryCurve:
+    """The highest level within each bin of time, up to an end: what dips for less than a pixel stays out, peaks do not.
+
+    Args:
+        curve: Levels from their times on.
+        end_ns: Until when the last level holds.
+        bin_ns: Width of a bin.
+    """
+    highest: dict[int, int] = {}
+    spans = zip(curve, (*curve[1:], (end_ns, 0)), strict=True)
+    for (start, level), (until, _) in spans:
+        last = max(start, until - 1) // bin_ns
+        for number in {start // bin_ns, last}:
+            highest[number] = max(highest.get(number, 0), level)
+        if last - start // bin_ns > 1:
+            highest[start // bin_ns + 1] = level
+    points: list[tuple[int, int]] = []
+    for number, level in sorted(highest.items()):
+        if not points or points[-1][1] != level:
+            points.append((number * bin_ns, level))
+    return (*points, (end_ns, points[-1][1])) if points else ()

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import ScenarioError
 from tracetool.reports.gantt import panels_of, shortest
+from tracetool.reports.gantt_layout import MS
 from tracetool.reports.gantt_margins import label_time
-from tracetool.reports.memory import draw_ranks, finish_axis, known_panels
-from tracetool.reports.picture import RASTER_ABOVE, PictureFormat, legend, save
+from tracetool.reports.memory import OTHERS, WORST, draw_ranks, finish_axis, known_panels
+from tracetool.reports.picture import PictureFormat, legend, save
 from tracetool.units import format_size
 
 if TYPE_CHECKING:
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
     from tracetool.whatif import Answer, Result
 
 _WIDTH_IN, _LEFT_IN, _RIGHT_IN = 7.2, 0.62, 0.82
-_HEAD_IN, _AXES_IN, _BETWEEN_IN, _FOOT_IN = 0.3, 1.2, 0.16, 0.72
+_HEAD_IN, _AXES_IN, _BETWEEN_IN, _FOOT_IN = 0.3, 1.2, 0.16, 0.66
+
+_MOST_CURVES = 11
+"""More would run into one."""
 
 
 def render_memory(answer: Answer, result: Result | None = None, *, format: PictureFormat = "png") -> bytes:  # noqa: A002
@@ -56,18 +60,19 @@ def memory_figure(answer: Answer, result: Result | None = None) -> Figure:
     height = len(found) * (_HEAD_IN + _AXES_IN + _BETWEEN_IN) + _FOOT_IN
     figure = Figure(figsize=(_WIDTH_IN, height), dpi=150)
     wide = (_WIDTH_IN - _LEFT_IN - _RIGHT_IN) / _WIDTH_IN
-    points = sum(len(curve or ()) for panel, _ in found for curve in panel.timeline.memory)
+    every = ceil(max(panel.ranks for panel, _ in found) / _MOST_CURVES)
     for number, (panel, worst) in enumerate(found):
         bottom = height - (number + 1) * (_HEAD_IN + _AXES_IN) - number * _BETWEEN_IN
         axes = figure.add_axes((_LEFT_IN / _WIDTH_IN, bottom / height, wide, _AXES_IN / height))
-        draw_ranks(axes, panel, coarse=points > RASTER_ABOVE)
-        finish_axis(axes, needed, answer.scenario.hbm_bytes, end_ns)
+        axes.set_xlim(0, end_ns / MS)
+        draw_ranks(axes, panel, every)
+        finish_axis(axes, needed, answer.scenario.hbm_bytes)
         axes.set_title(_title(panel, worst), fontsize=8.5, loc="left", pad=4)
         axes.tick_params(axis="x", labelsize=7.5, width=0.6, length=3, labelbottom=number == len(found) - 1)
     label_time(axes)
     marks = [
-        Line2D([], [], color="black", linewidth=1.5, label="rank that needs most"),
-        Line2D([], [], color="#7FB2D6", linewidth=0.8, label="other ranks"),
+        Line2D([], [], label="rank that needs most", **WORST),
+        Line2D([], [], label="other ranks" if every == 1 else f"every {every}th rank", **OTHERS),
     ]
     legend(figure, marks, len(marks), x=0.5, y_in=0.06, loc="lower center")
     return figure

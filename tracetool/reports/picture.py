@@ -21,6 +21,9 @@ PICTURE_SUFFIXES: dict[str, PictureFormat] = {".png": "png", ".svg": "svg", ".pd
 RASTER_ABOVE = 4_000
 """Shapes from which SVG and PDF hold them as pixels: as paths they would take megabytes and seconds."""
 
+_SVG_DPI = 130
+"""Of the pixels in SVG, which are seen on screens: HTML reports hold several."""
+
 PT = 72
 """Points per inch."""
 
@@ -59,7 +62,9 @@ def save(draw: Callable[[], Figure], picture_format: PictureFormat) -> bytes:
     out = io.BytesIO()
     # The user's own matplotlibrc must not change the picture.
     with context(["default", _STYLE]):
-        draw().savefig(out, format=picture_format, metadata=_METADATA[picture_format])
+        figure = draw()
+        dpi = min(_SVG_DPI, figure.dpi) if picture_format == "svg" else figure.dpi
+        figure.savefig(out, format=picture_format, dpi=dpi, metadata=_METADATA[picture_format])
     return out.getvalue()
 
 
