@@ -11,7 +11,8 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from tracetool.reports import Report, RunFacts
-from tracetool.reports.gantt_layout import LEFT_IN, LEGEND_IN, MS, SCENARIO_IN, WIDTH_IN, Panel, lay_out
+from tracetool.reports.gantt_layout import LEFT_IN, LEGEND_IN, NARROWEST_IN, SCENARIO_IN, WIDTH_IN, lay_out
+from tracetool.reports.gantt_panel import MS, Panel
 from tracetool.reports.gantt_scenario import scenario_parts
 from tracetool.reports.picture import (
     PICTURE_SUFFIXES,
@@ -41,23 +42,30 @@ _LONG = 40
 """Letters of a schedule's name that are shown: the path of a file may be longer than a title."""
 
 
-def render_gantt(answer: Answer, result: Result | None = None, *, format: PictureFormat = "png") -> bytes:  # noqa: A002
+def render_gantt(
+    answer: Answer,
+    result: Result | None = None,
+    *,
+    format: PictureFormat = "png",  # noqa: A002
+    width_in: float = WIDTH_IN,
+) -> bytes:
     """Draw one result below what was observed and what it is compared with.
 
     Args:
         answer: What to draw.
         result: The result to draw; by default the one of shortest step among those that fit the memory.
         format: File format.
+        width_in: Width of the picture in inches, at least 4; texts keep their size, so that 4.5 suits a phone.
 
     Returns:
         The file; equal input gives equal bytes.
     """
-    return save(lambda: gantt_figure(answer, result), format)
+    return save(lambda: gantt_figure(answer, result, width_in), format)
 
 
-def gantt_figure(answer: Answer, result: Result | None = None) -> Figure:
+def gantt_figure(answer: Answer, result: Result | None = None, width_in: float = WIDTH_IN) -> Figure:
     """The picture of ``render_gantt``, not yet written."""
-    return _figure(panels_of(answer, result or shortest(answer)), answer)
+    return _figure(panels_of(answer, result or shortest(answer)), answer, max(NARROWEST_IN, width_in))
 
 
 def _report(answer: Answer, _facts: RunFacts, suffix: str) -> bytes:
@@ -137,7 +145,7 @@ def _panel(
         f"bubble_ratio {metrics.bubble_ratio:.1%}",
         *after,
     )
-    return Panel(name, "  ·  ".join(details), timeline, metrics, microbatches, idles=idles)
+    return Panel(name, details, timeline, metrics, microbatches, idles=idles)
 
 
 def _complaint(result: Result, hbm_bytes: int | None) -> str | None:
@@ -168,22 +176,24 @@ def _span(first: int, last: int) -> str:
     return f"rank {first}" if first == last else f"ranks {first}–{last}"
 
 
-def _figure(panels: list[Panel], answer: Answer) -> Figure:
+def _figure(panels: list[Panel], answer: Answer, width_in: float) -> Figure:
     from matplotlib.figure import Figure
 
     from tracetool.reports import gantt_cells as cells
     from tracetool.reports import gantt_margins as margins
     from tracetool.reports import memory
     from tracetool.reports.gantt_idle import draw_idle, idle_marks
+    from tracetool.reports.gantt_titles import draw_title
 
-    wide_pt = (WIDTH_IN - 0.2) * PT
-    heads = wrapped(scenario_parts(answer.scenario), (WIDTH_IN - LEFT_IN - 0.1) * PT, _HEAD_PT)
+    wide_pt, title_pt = (width_in - 0.2) * PT, (width_in - LEFT_IN) * PT
+    heads = wrapped(scenario_parts(answer.scenario), title_pt, _HEAD_PT)
     legends = [marks for marks in (margins.legend_marks(panels), idle_marks(panels)) if marks]
     columns = [legend_columns([str(mark.get_label()) for mark in marks], wide_pt) for marks in legends]
     rows = [ceil(len(marks) / n) for marks, n in zip(legends, columns, strict=True)]
     curves = memory.curve_marks(panels)
-    abreast = legend_columns([str(mark.get_label()) for mark in curves], (WIDTH_IN - LEFT_IN) * PT)
-    layout = lay_out(panels, head_lines=len(heads), legend_rows=sum(rows), memory_rows=ceil(len(curves) / abreast))
+    abreast = legend_columns([str(mark.get_label()) for mark in curves], title_pt)
+    memory_rows = ceil(len(curves) / abreast)
+    layout = lay_out(panels, width_in, head_lines=len(heads), legend_rows=sum(rows), memory_rows=memory_rows)
     figure = Figure(figsize=(layout.width_in, layout.height_in), dpi=layout.dpi)
     for number, line in enumerate(heads):
         y_in = layout.height_in - 0.1 - SCENARIO_IN * number
@@ -199,7 +209,7 @@ def _figure(panels: list[Panel], answer: Answer) -> Figure:
         cells.draw_cells(axes, panel, place, layout)
         cells.draw_links(axes, panel, place, layout)
         margins.draw_margins(axes, panel, place, layout)
-        margins.draw_title(axes, panel)
+        draw_title(axes, panel, title_pt)
         margins.draw_saved(axes, panel, place, layout)
     if layout.memory is not None:
         axes = figure.add_axes(layout.memory)

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from tracetool.model.action import ActionKind
-from tracetool.reports.gantt_layout import BAR, MS, Layout, Panel, Place
+from tracetool.reports.gantt_panel import MS
 from tracetool.reports.picture import PT
 
 if TYPE_CHECKING:
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from matplotlib.transforms import Transform
 
     from tracetool.model.timeline import Op, Transfer
+    from tracetool.reports.gantt_layout import Layout, Place
+    from tracetool.reports.gantt_panel import Panel
+
+BAR = 0.86
+"""Share of a row that its cells fill."""
 
 Box = tuple[float, float, float, float]
 """Left and right in ms, top and bottom in inches."""

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from tracetool.model.idle import Idle
-    from tracetool.reports.gantt_layout import Panel, Place
+    from tracetool.reports.gantt_layout import Place
+    from tracetool.reports.gantt_panel import Panel
 
 
 class Look(NamedTuple):
@@ -75,15 +76,14 @@ def _joined(idles: Iterable[Idle]) -> list[tuple[int, int, int]]:
     return spans
 
 
-def idle_text(panel: Panel) -> str | None:
-    """What the bubble is made of, as shares of ranks times window: largest first; None where causes are not known."""
+def idle_shares(panel: Panel) -> list[str]:
+    """What the bubble is made of, as shares of ranks times window, largest first; those below 0.05 % are left out."""
     total = panel.ranks * panel.metrics.window_ns
     sums: dict[Cause, int] = defaultdict(int)
     for idle in panel.idles:
         sums[idle.cause] += idle.duration_ns
     order = sorted(sums, key=lambda cause: (-sums[cause], list(LOOKS).index(cause)))
-    shares = [f"{LOOKS[cause].name} {sums[cause] / total:.1%}" for cause in order if sums[cause] / total >= 0.0005]
-    return "idle by cause: " + ", ".join(shares) if shares else None
+    return [f"{LOOKS[cause].name} {sums[cause] / total:.1%}" for cause in order if sums[cause] / total >= 0.0005]
 
 
 def idle_marks(panels: Sequence[Panel]) -> list[Artist]:

@@ -1,33 +1,28 @@
 """Where things go in the schedule picture. Within a panel the vertical unit is the inch.
 
-The width is always that of a page, and so are the texts: only rows and cells shrink as they become more.
+Texts are of one size whatever the width: rows and cells shrink as they become more.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import ceil, sqrt
 from typing import TYPE_CHECKING
 
-from tracetool.model.topology import Topology
-from tracetool.reports.picture import PT, text_width_pt
+from tracetool.reports.gantt_titles import LINE_IN, title_of
+from tracetool.reports.picture import PT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.metrics import Metrics
-    from tracetool.model.idle import Idle
-    from tracetool.model.timeline import Timeline
+    from tracetool.reports.gantt_panel import Panel
 
-MS = 1_000_000
-WIDTH_IN = 10.5
+WIDTH_IN = 9.2
+"""Of a page on its side."""
+
+NARROWEST_IN = 4.0
+
 LEFT_IN = 0.9
-BAR = 0.86
-"""Share of a row that its cells fill."""
-
-NAME_PT, DETAILS_PT = 9.5, 8.5
-"""Sizes of a panel's title."""
-
 _RIGHT_IN = 1.34
 _RIGHT_WITHOUT_MEMORY_IN = 0.6
 _HEADS_IN = 0.16
@@ -35,8 +30,6 @@ _HEADS_IN = 0.16
 _ARROW_IN = 0.2
 """The same, where the arrow needs room as well."""
 _TITLE_IN = 0.22
-LINE_IN = 0.17
-"""Of each further line above a panel."""
 _GAP_IN = 0.14
 _AXIS_IN = 0.42
 LEGEND_IN = 0.17
@@ -44,60 +37,6 @@ SCENARIO_IN = 0.16
 _MEMORY_IN = 1.25
 _MEMORY_GAP_IN = 0.12
 """Between the last panel and what is written above the memory curves."""
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """One timeline of the picture, with what is said about it.
-
-    Attributes:
-        name: Its name, set in bold.
-        details: The rest of its title.
-        timeline: What to draw.
-        metrics: Metrics of the timeline.
-        microbatches: Microbatches per step.
-        topology: DCs of its rows; of the observed panel none, as the links are the scenario's.
-        complaint: What is wrong with its memory.
-        fits: Whether it fits the memory limit as far as is known.
-        hbm_bytes: Memory limit per rank.
-        compared_ns: Step time of the baseline, if the difference is to be drawn here.
-        error_ratio: Known error of the step time; a smaller difference says so.
-        idles: Its idle time by cause; empty where causes are not known.
-    """
-
-    name: str
-    details: str
-    timeline: Timeline
-    metrics: Metrics
-    microbatches: int
-    topology: Topology = field(default_factory=Topology)
-    complaint: str | None = None
-    fits: bool = True
-    hbm_bytes: int | None = None
-    compared_ns: int | None = None
-    error_ratio: float | None = None
-    idles: Sequence[Idle] = ()
-
-    @property
-    def details_below(self) -> bool:
-        """Whether the title is too long for one line."""
-        width = text_width_pt(self.name, NAME_PT, bold=True) + text_width_pt(self.details, DETAILS_PT) + 8
-        return width > (WIDTH_IN - LEFT_IN) * PT
-
-    @property
-    def lines(self) -> int:
-        """Lines of text above its rows, below its title."""
-        return self.details_below + (self.complaint is not None) + bool(self.idles)
-
-    @property
-    def ranks(self) -> int:
-        """Number of rows."""
-        return len(self.timeline.global_ranks)
-
-    @property
-    def knows_memory(self) -> bool:
-        """Whether a peak is known of any rank."""
-        return any(peak is not None for peak in self.metrics.peak_hbm_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,18 +115,20 @@ class Layout:
         )
 
 
-def lay_out(panels: Sequence[Panel], *, head_lines: int, legend_rows: int, memory_rows: int) -> Layout:
+def lay_out(panels: Sequence[Panel], width_in: float, *, head_lines: int, legend_rows: int, memory_rows: int) -> Layout:
     """Give each panel its place below the one before, and the memory curves theirs below the last.
 
     Args:
         panels: From the top.
+        width_in: Width of the picture.
         head_lines: Lines about the scenario above them.
         legend_rows: Lines of the legends at the bottom.
         memory_rows: Lines of the legend of the memory curves; 0 for no curves.
     """
     row_in = _row_in(sum(panel.ranks for panel in panels))
     sizes = [_rows(panel, row_in) for panel in panels]
-    heads = [_GAP_IN + _TITLE_IN + LINE_IN * panel.lines for panel in panels]
+    titles = [title_of(panel, (width_in - LEFT_IN) * PT) for panel in panels]
+    heads = [_GAP_IN + _TITLE_IN + LINE_IN * len(title.lines) for title in titles]
     foot = _AXIS_IN + LEGEND_IN * legend_rows + 0.1
     memory_in = _MEMORY_IN + _MEMORY_GAP_IN + LEGEND_IN * memory_rows if memory_rows else 0
     top = foot + memory_in + sum(heads) + sum(size.height_in for size in sizes)
@@ -202,7 +143,7 @@ def lay_out(panels: Sequence[Panel], *, head_lines: int, legend_rows: int, memor
     limits = [panel.hbm_bytes for panel in panels if panel.hbm_bytes is not None]
     needs = [need for panel in panels for need in panel.metrics.needed_hbm_bytes if need is not None]
     full = max(limits or needs, default=0)
-    layout = Layout(WIDTH_IN, height, LEFT_IN, right_in, ceil(longest * 1.005), dpi, tuple(places), full)
+    layout = Layout(width_in, height, LEFT_IN, right_in, ceil(longest * 1.005), dpi, tuple(places), full)
     curves = Place(foot, _MEMORY_IN, 0.0, (), 0.0, {})
     return replace(layout, memory=layout.box(curves)) if memory_rows else layout
 

@@ -1,15 +1,14 @@
-"""Round a panel: time axis, rank labels, DCs, idle share and memory, title, the time saved, the legend."""
+"""Round a panel: time axis, rank labels, DCs, idle share and memory, the time saved, what the legend says."""
 
 from __future__ import annotations
 
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tracetool.model.action import ActionKind
 from tracetool.reports.gantt_cells import COLOURS, LINK_BUSY, LINK_FLIGHT, chunks_of, draw_boxes, shade
-from tracetool.reports.gantt_idle import idle_text
-from tracetool.reports.gantt_layout import DETAILS_PT, LINE_IN, MS, NAME_PT, Layout, Panel, Place
-from tracetool.reports.picture import GREY, PT, RED
+from tracetool.reports.gantt_panel import MS, Panel
+from tracetool.reports.picture import GREY, PT, RED, text_width_pt
 from tracetool.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -17,7 +16,8 @@ if TYPE_CHECKING:
 
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
-    from matplotlib.text import Annotation
+
+    from tracetool.reports.gantt_layout import Layout, Place
 
 _LINK_TEXT = "#A0517D"
 _SMALL = 7.0
@@ -137,48 +137,6 @@ def _dcs(axes: Axes, panel: Panel, place: Place, inch: float) -> None:
             _beside(axes, -0.07 * inch, y, "link", colour=_LINK_TEXT)
 
 
-def draw_title(axes: Axes, panel: Panel) -> None:
-    """The name, the key figures behind it, and below what is wrong with the memory and why it idles."""
-    idle = idle_text(panel)
-    lines: list[tuple[str, str, bool]] = []
-    if panel.details_below:
-        lines.append((panel.details, "black", False))
-    if panel.complaint:
-        lines.append((panel.complaint, GREY if panel.fits else RED, True))
-    if idle:
-        lines.append((idle, GREY, False))
-    for number, (text, colour, bold) in enumerate(reversed(lines)):
-        _above(axes, text, (0, 1), (0, 2 + LINE_IN * PT * number), DETAILS_PT, colour=colour, bold=bold)
-    name = _above(axes, panel.name, (0, 1), (0, 2 + LINE_IN * PT * len(lines)), NAME_PT, bold=True)
-    if not panel.details_below:
-        _above(axes, panel.details, (1, 0), (7, 0), DETAILS_PT, of=name)
-
-
-def _above(
-    axes: Axes,
-    text: str,
-    at: tuple[float, float],
-    points: tuple[float, float],
-    size: float,
-    *,
-    of: Annotation | None = None,
-    colour: str = "black",
-    bold: bool = False,
-) -> Annotation:
-    return axes.annotate(
-        text,
-        at,
-        points,
-        xycoords=of or "axes fraction",
-        textcoords="offset points",
-        fontsize=size,
-        fontweight="bold" if bold else "normal",
-        color=colour,
-        va="bottom",
-        annotation_clip=False,
-    )
-
-
 def draw_saved(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None:
     """An arrow from the end of the baseline's step to the end of this one, above the rows."""
     step, base = panel.metrics.step_ns, panel.compared_ns
@@ -194,18 +152,27 @@ def draw_saved(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None:
     change = f"{(step - base) / base:+.1%}".replace("-", "−")
     if panel.error_ratio is not None and abs(step - base) < panel.error_ratio * base:
         change += ", within the error"
-    low, high = sorted((step, base))
-    left = low > 0.35 * layout.end_ns
+    time = format_duration(abs(base - step))
+    texts = f"{time} {'saved' if step < base else 'lost'} per step ({change})", f"{'−' if step < base else '+'}{time}"
+    text, x, side = _room_for(texts, *sorted((step, base)), layout)
+    shadow = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+    look: dict[str, Any] = {"fontsize": 8, "fontweight": "bold", "ha": side, "va": "center", "bbox": shadow}
     axes.annotate(
-        f"{format_duration(abs(base - step))} {'saved' if step < base else 'lost'} per step ({change})",
-        ((low if left else high) / MS, y),
-        (-5 if left else 5, 0),
-        textcoords="offset points",
-        fontsize=8,
-        fontweight="bold",
-        ha="right" if left else "left",
-        va="center",
+        text, (x / MS, y), ({"left": 5, "right": -5, "center": 0}[side], 0), textcoords="offset points", **look
     )
+
+
+def _room_for(texts: Sequence[str], low_ns: int, high_ns: int, layout: Layout) -> tuple[str, float, str]:
+    """Which text stands where beside an arrow, and which of its sides is there: left of it, right, or over it."""
+    for text in texts:
+        need_ns = (text_width_pt(text, 8, bold=True) + 8) / layout.pt_per_ns
+        if need_ns <= low_ns:
+            return text, low_ns, "right"
+        if need_ns <= layout.end_ns - high_ns:
+            return text, high_ns, "left"
+    text = next((t for t in texts if text_width_pt(t, 8, bold=True) <= layout.axes_in * PT), texts[-1])
+    half_ns = text_width_pt(text, 8, bold=True) / layout.pt_per_ns / 2
+    return text, max(half_ns, min((low_ns + high_ns) / 2, layout.end_ns - half_ns)), "center"
 
 
 def legend_marks(panels: Sequence[Panel]) -> list[Artist]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tracetool.reports.gantt_layout import MS, Panel
+from tracetool.reports.gantt_panel import MS, Panel
 from tracetool.reports.picture import GREY, RED
 from tracetool.units import format_size
 

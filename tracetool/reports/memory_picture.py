@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import ScenarioError
 from tracetool.reports.gantt import panels_of, shortest
-from tracetool.reports.gantt_layout import MS
 from tracetool.reports.gantt_margins import label_time
+from tracetool.reports.gantt_panel import MS
 from tracetool.reports.memory import OTHERS, WORST, draw_ranks, finish_axis, known_panels
 from tracetool.reports.picture import PictureFormat, legend, save
 from tracetool.units import format_size
@@ -16,7 +16,7 @@ from tracetool.units import format_size
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from tracetool.reports.gantt_layout import Panel
+    from tracetool.reports.gantt_panel import Panel
     from tracetool.reports.memory import Worst
     from tracetool.whatif import Answer, Result
 

@@ -50,9 +50,10 @@ _STYLE = {
     "pdf.fonttype": 42,
     "svg.fonttype": "none",
     "svg.hashsalt": "tracetool",
+    "text.parse_math": False,
 }
-"""Text stays text (searchable, and editable in a paper); DejaVu is wider than what a viewer without it takes instead,
-so that nothing overlaps there. The salt keeps ids in SVG the same."""
+"""A $ in a name is no formula. Text stays text (searchable, and editable in a paper); DejaVu is wider than what a
+viewer without it takes instead, so that nothing overlaps there. The salt keeps ids in SVG the same."""
 
 
 def save(draw: Callable[[], Figure], picture_format: PictureFormat) -> bytes:
@@ -81,24 +82,29 @@ def drawn(draw: Callable[[], Figure]) -> Figure:
 
 @lru_cache(maxsize=4096)
 def text_width_pt(text: str, size_pt: float, *, bold: bool = False) -> float:
-    """Width of a line of text in points."""
+    """Width of a line of text in points, as wide as it comes out on a coarse grid of pixels."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
     font = FontProperties(family="DejaVu Sans", size=size_pt, weight="bold" if bold else "normal")
     width, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
-    return float(width)
+    return 1.03 * float(width)
 
 
 def wrapped(parts: Sequence[str], width_pt: float, size_pt: float, *, between: str = "  ·  ") -> list[str]:
-    """Parts of a text in as few lines as hold them; a part is not broken."""
+    """Parts of a text in as few lines as hold them; a part is broken, between words, if it is longer than a line."""
     lines: list[str] = []
     for part in parts:
-        longer = f"{lines[-1]}{between}{part}" if lines else part
-        if lines and text_width_pt(longer, size_pt) <= width_pt:
-            lines[-1] = longer
-        else:
-            lines.append(part)
+        if lines and text_width_pt(f"{lines[-1]}{between}{part}", size_pt) <= width_pt:
+            lines[-1] += between + part
+            continue
+        words = [part] if text_width_pt(part, size_pt) <= width_pt else part.split(" ")
+        lines.append(words[0])
+        for word in words[1:]:
+            if text_width_pt(f"{lines[-1]} {word}", size_pt) <= width_pt:
+                lines[-1] += f" {word}"
+            else:
+                lines.append(word)
     return lines
 
 

@@ -8,7 +8,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, Literal
 
 from tracetool.errors import ScenarioError
-from tracetool.reports.gantt_layout import MS
+from tracetool.reports.gantt_panel import MS
 from tracetool.reports.picture import GREY, PT, RED, SERIES, PictureFormat, legend, legend_columns, save, wrapped
 from tracetool.reports.sweep_axes import LINK_LABELS, UNFIT_TINT, label_value_axis, link_axis, shade_unfit
 from tracetool.reports.swept import (
@@ -62,13 +62,20 @@ class _Panel:
     at: int | None
 
 
-def render_sweep_lines(sweep: Sweep, *, format: PictureFormat = "png", figured: Figured = "step") -> bytes:  # noqa: A002
+def render_sweep_lines(
+    sweep: Sweep,
+    *,
+    format: PictureFormat = "png",  # noqa: A002
+    figured: Figured = "step",
+    width_in: float | None = None,
+) -> bytes:
     """Draw a line per schedule over cross-DC bandwidth, and over latency where that was swept too.
 
     Args:
         sweep: Points and knees.
         format: File format.
         figured: What the lines are of.
+        width_in: Width of the picture in inches, at least 3.5; by default as wide as one or two panels look well.
 
     Returns:
         The file; equal input gives equal bytes.
@@ -76,10 +83,10 @@ def render_sweep_lines(sweep: Sweep, *, format: PictureFormat = "png", figured: 
     Raises:
         ScenarioError: If neither bandwidth nor latency was swept, or nothing could be replayed.
     """
-    return save(lambda: sweep_lines_figure(sweep, figured), format)
+    return save(lambda: sweep_lines_figure(sweep, figured, width_in), format)
 
 
-def sweep_lines_figure(sweep: Sweep, figured: Figured = "step") -> Figure:
+def sweep_lines_figure(sweep: Sweep, figured: Figured = "step", width_in: float | None = None) -> Figure:
     """The picture of ``render_sweep_lines``, not yet written."""
     from matplotlib.figure import Figure
 
@@ -88,9 +95,9 @@ def sweep_lines_figure(sweep: Sweep, figured: Figured = "step") -> Figure:
     if not any(value_of(p, figured) is not None for panel in panels for s in panel.series for p in s.points):
         raise ScenarioError("nothing of this sweep could be replayed: there is nothing to draw.")
     labels = list(dict.fromkeys(s.label for panel in panels for s in panel.series))
-    columns = min(2, len(panels))
+    width = max(3.5, width_in or (7.2 if len(panels) == 1 else 9.6))
+    columns = min(2, len(panels), max(1, int(width // 3.4)))
     rows = ceil(len(panels) / columns)
-    width = 7.2 if columns == 1 else 9.6
     axes_in = (width - _LEFT_IN - _RIGHT_IN - (columns - 1) * _BETWEEN_IN) / columns, 3.1 if rows == 1 else 2.4
     heads = wrapped(_heads(sweep, len(facets)), (width - 0.3) * PT, 8)
     marks = _marks(labels, panels, sweep, alone=len(facets) == 1)

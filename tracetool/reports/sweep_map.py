@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
     from tracetool.reports.swept import Sweep, SweepPoint
 
+WIDTH_IN = 9.5
+
 REFERENCE = "1f1b"
 
 Places = dict[tuple[int, int], tuple[int, int]]
@@ -74,12 +76,13 @@ class Cell:
 Cells = dict[tuple[int, int], Cell]
 
 
-def render_sweep_map(sweep: Sweep, *, format: PictureFormat = "png") -> bytes:  # noqa: A002
+def render_sweep_map(sweep: Sweep, *, format: PictureFormat = "png", width_in: float = WIDTH_IN) -> bytes:  # noqa: A002
     """Draw which schedule is best over each link, one map per combination of other settings.
 
     Args:
         sweep: Points.
         format: File format.
+        width_in: Width of the picture in inches at most, at least 3.5.
 
     Returns:
         The file; equal input gives equal bytes.
@@ -87,7 +90,7 @@ def render_sweep_map(sweep: Sweep, *, format: PictureFormat = "png") -> bytes:  
     Raises:
         ScenarioError: If bandwidth and latency were not both swept, or nothing could be replayed.
     """
-    return save(lambda: sweep_map_figure(sweep), format)
+    return save(lambda: sweep_map_figure(sweep, width_in), format)
 
 
 def cells_of(facet: Facet) -> Cells:
@@ -113,7 +116,7 @@ def _cell(points: Sequence[tuple[str, SweepPoint]]) -> Cell:
     return Cell(label, step, gain, is_limited=bool(unfit) and min(unfit) < step, is_unfit=False)
 
 
-def sweep_map_figure(sweep: Sweep) -> Figure:
+def sweep_map_figure(sweep: Sweep, width_in: float = WIDTH_IN) -> Figure:
     """The picture of ``render_sweep_map``, not yet written."""
     from matplotlib.figure import Figure
 
@@ -129,9 +132,9 @@ def sweep_map_figure(sweep: Sweep) -> Figure:
     if all(cell.label is None and not cell.is_unfit for cell in found):
         raise ScenarioError("nothing of this sweep could be replayed: there is nothing to draw.")
     order = list(dict.fromkeys(series.label for facet, _ in maps for series in series_of(facet)))
-    columns = 1 if len(maps) == 1 else 2
+    columns = 1 if len(maps) == 1 or width_in < 7 else 2
     rows = ceil(len(maps) / columns)
-    cell_in = _cell_size(len(bandwidths), len(latencies), columns)
+    cell_in = _cell_size(len(bandwidths), len(latencies), max(3.5, width_in) / columns - _LEFT_IN - _RIGHT_IN)
     axes_in = cell_in[0] * len(bandwidths), cell_in[1] * len(latencies)
     width = columns * (_LEFT_IN + axes_in[0] + _RIGHT_IN)
     marks = _marks(order, found)
@@ -159,10 +162,9 @@ def sweep_map_figure(sweep: Sweep) -> Figure:
     return figure
 
 
-def _cell_size(wide: int, tall: int, columns: int) -> tuple[float, float]:
-    """Large enough for two numbers where that many fit a page, never wider than need be."""
-    page = 9.5 / columns - _LEFT_IN - _RIGHT_IN
-    return max(4.2 / columns / wide, min(0.72, page / wide)), max(1.8 / tall, min(0.42, 5.0 / tall))
+def _cell_size(wide: int, tall: int, axes_in: float) -> tuple[float, float]:
+    """Large enough for two numbers where that many fit the width, never larger than need be."""
+    return max(min(4.2, axes_in) / wide, min(0.72, axes_in / wide)), max(1.8 / tall, min(0.42, 5.0 / tall))
 
 
 def _heads(sweep: Sweep, facets: int, found: Sequence[Cell], cell_in: tuple[float, float]) -> list[str]:
