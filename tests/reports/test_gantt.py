@@ -6,11 +6,15 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from typing import get_args
+from functools import cache
+from typing import TYPE_CHECKING, get_args
 
 import pytest
+from drawn import laid_out, with_idles
+from matplotlib.path import Path
 
 from tracetool.model.action import ActionKind
+from tracetool.model.idle import Cause, Idle
 from tracetool.model.pipeline import ActionCost, Pipeline, RankProfile, StageProfile, TailPart
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape
@@ -19,9 +23,13 @@ from tracetool.reconstruct import Reconstruction
 from tracetool.replay import replay
 from tracetool.reports import RunFacts, gantt
 from tracetool.reports.gantt import REPORT, render_gantt
+from tracetool.reports.gantt_idle import LOOKS
 from tracetool.reports.picture import PictureFormat
 from tracetool.schedules import build_schedule
 from tracetool.whatif import Answer, answer
+
+if TYPE_CHECKING:
+    from matplotlib.patches import Patch
 
 MS = 10**6
 GIB = 2**30
@@ -31,6 +39,7 @@ FORMATS: tuple[PictureFormat, ...] = get_args(PictureFormat)
 TWO_DCS = Topology(parse_dc_map("0-1,2-3"), parse_link("dc0-dc1=25Gbit/s,10ms"))
 
 
+@cache
 def picture_of(
     schedule: str = "geopipe",
     topology: Topology = TWO_DCS,
@@ -207,3 +216,52 @@ def test_extra_forwards_are_named_by_ranks(extra: tuple[int, ...], text: str) ->
 def test_links_are_named(links: str, text: str) -> None:
     topology = Topology(TWO_DCS.dcs, tuple(link for part in links.split() for link in parse_link(part)))
     assert any(text in t for t in texts(picture_of(topology=topology)))
+
+
+def test_every_link_is_named() -> None:
+    """Three links of one speed together, and any of another speed by itself."""
+    links = tuple(link for pair in ("dc0-dc1", "dc1-dc2", "dc2-dc3") for link in parse_link(f"{pair}=25Gbit/s,10ms"))
+    map_of_four = parse_dc_map("0,1,2,3")
+    equal = texts(picture_of(topology=Topology(map_of_four, links)))
+    assert any("dc0↔dc1, dc1↔dc2, dc2↔dc3 25 Gbit/s (3.125 GB/s), 10.0 ms each" in t for t in equal)
+    slower = (*links[:4], *parse_link("dc2-dc3=10Gbit/s,1ms"))
+    said = " ".join(texts(picture_of(topology=Topology(map_of_four, slower))))
+    assert "dc0↔dc1, dc1↔dc2 25 Gbit/s" in said
+    assert "dc2↔dc3 10 Gbit/s (1.25 GB/s), 1.0 ms" in said
+
+
+def rectangles(patch: Patch) -> int:
+    return sum(code == Path.MOVETO for _, code in patch.get_path().iter_segments(simplify=False))
+
+
+def test_causes_that_occur_are_hatched_and_summed() -> None:
+    """Shares are of ranks times window, so that they add up to the bubble ratio."""
+    drawn = picture_of()
+    result = drawn.results[0]
+    last = result.metrics.window_ns
+    fill, link = Idle(3, 0, 20 * MS, Cause.FILL), Idle(3, 20 * MS, 30 * MS, Cause.CROSS_DC_LATENCY)
+    touching = Idle(3, 30 * MS, 35 * MS, Cause.CROSS_DC_LATENCY)
+    told = replace(drawn, results=(with_idles(result, "idles", (touching, link, fill)),))
+    found = texts(told)
+    shares = f"fill {20 * MS / (RANKS * last):.1%}, cross-DC latency {15 * MS / (RANKS * last):.1%}"
+    assert f"idle by cause: {shares}" in found
+    # The other panels' causes are not known.
+    assert [t for t in found if t.startswith("idle:")] == ["idle: fill", "idle: cross-DC latency"]
+    assert found.count("idle (bubble)") == 1
+    panel = laid_out(lambda: gantt.gantt_figure(told)).axes[2]
+    hatched = {patch.get_hatch(): rectangles(patch) for patch in panel.patches if patch.get_hatch()}
+    # Intervals that touch are one rectangle.
+    assert hatched == {LOOKS[Cause.FILL].hatch: 1, LOOKS[Cause.CROSS_DC_LATENCY].hatch: 1}
+
+
+def test_a_dollar_in_a_name_is_no_formula() -> None:
+    drawn = picture_of()
+    named = replace(drawn, results=(replace(drawn.results[0], schedule="csv:$a_b$.csv"),))
+    assert "Result: csv:$a_b$.csv" in texts(named)
+
+
+def test_rows_of_a_narrow_picture_keep_their_texts() -> None:
+    wide, narrow = texts(picture_of()), render_gantt(picture_of(), format="svg", width_in=4.5).decode()
+    for rank in range(RANKS):
+        assert narrow.count(f">rank {rank}<") == wide.count(f"rank {rank}")
+    assert 'width="324pt"' in narrow

@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from tracetool.model.action import ActionKind
-from tracetool.reports.gantt_cells import COLOURS, LINK_BUSY, LINK_FLIGHT, chunks_of, draw_boxes, shade
+from tracetool.reports.gantt_cells import COLOURS, LINK_BUSY, LINK_FLIGHT, Box, chunks_of, draw_boxes, shade
 from tracetool.reports.gantt_panel import MS, Panel
 from tracetool.reports.picture import GREY, PT, RED, text_width_pt
 from tracetool.units import format_duration, format_size
@@ -79,7 +79,9 @@ def _bars(axes: Axes, panel: Panel, place: Place, ends: tuple[float, float], lay
     """Behind the numbers a bar per rank: of the window, and of the limit or else the highest need."""
     window, pad, inch = panel.metrics.window_ns, 0.12 * place.row_in, 1 / layout.axes_in
     needed, full = panel.metrics.needed_hbm_bytes, layout.full_bytes
-    idle, within, over = [], [], []
+    idle: list[Box] = []
+    within: list[Box] = []
+    over: list[Box] = []
     for rank, top in enumerate(place.tops_in):
         rows = top + pad, top + place.row_in - pad
         left, share = ends[0] - _BAR_IN[0] * inch, 1 - panel.metrics.rank_compute_ns[rank] / window
@@ -154,7 +156,7 @@ def draw_saved(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None:
         change += ", within the error"
     time = format_duration(abs(base - step))
     texts = f"{time} {'saved' if step < base else 'lost'} per step ({change})", f"{'−' if step < base else '+'}{time}"
-    text, x, side = _room_for(texts, *sorted((step, base)), layout)
+    text, x, side = _room_for(texts, min(step, base), max(step, base), layout)
     shadow = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
     look: dict[str, Any] = {"fontsize": 8, "fontweight": "bold", "ha": side, "va": "center", "bbox": shadow}
     axes.annotate(

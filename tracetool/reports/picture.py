@@ -41,7 +41,7 @@ _METADATA: dict[PictureFormat, dict[str, Any]] = {
     "svg": {"Date": None},
     "pdf": {"CreationDate": None},
 }
-_STYLE = {
+STYLE = {
     "font.family": ["sans-serif"],
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 8,
@@ -62,22 +62,11 @@ def save(draw: Callable[[], Figure], picture_format: PictureFormat) -> bytes:
 
     out = io.BytesIO()
     # The user's own matplotlibrc must not change the picture.
-    with context(["default", _STYLE]):
+    with context(["default", STYLE]):
         figure = draw()
         dpi = min(_SVG_DPI, figure.dpi) if picture_format == "svg" else figure.dpi
         figure.savefig(out, format=picture_format, dpi=dpi, metadata=_METADATA[picture_format])
     return out.getvalue()
-
-
-def drawn(draw: Callable[[], Figure]) -> Figure:
-    """The figure itself, laid out as in a PNG: for those who measure it."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.style import context
-
-    with context(["default", _STYLE]):
-        figure = draw()
-        FigureCanvasAgg(figure).draw()
-    return figure
 
 
 @lru_cache(maxsize=4096)
@@ -108,6 +97,8 @@ def wrapped(parts: Sequence[str], width_pt: float, size_pt: float, *, between: s
     return lines
 
 
+Corner = Literal["lower left", "lower center"]
+
 LEGEND_PT = 7.5
 _SPACING, _HANDLE, _HANDLE_PAD = 1.5, 1.5, 0.5
 
@@ -129,7 +120,7 @@ def legend_columns(labels: Sequence[str], width_pt: float) -> int:
     return 1
 
 
-def legend(figure: Figure, marks: Sequence[Artist], columns: int, *, x: float, y_in: float, loc: str) -> Legend:
+def legend(figure: Figure, marks: Sequence[Artist], columns: int, *, x: float, y_in: float, loc: Corner) -> Legend:
     """A legend of the figure, as narrow as ``legend_columns`` takes it to be.
 
     Args:

@@ -225,7 +225,7 @@ def _mark_knee(
     y = _between(axes, known, x)
     if y is not None:
         marker = "D" if panel.over == "bandwidth" else "v"
-        look = {"marker": marker, "markersize": 8, "markeredgewidth": 1.4, "zorder": 5}
+        look: dict[str, Any] = {"marker": marker, "markersize": 8, "markeredgewidth": 1.4, "zorder": 5}
         axes.plot([x], [y], color="none", markerfacecolor="none", markeredgecolor="black", **look)
 
 
