@@ -38,13 +38,9 @@ def words(figure: object) -> list[str]:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_equal_sweeps_give_equal_bytes(name: PictureFormat) -> None:
-    assert render_sweep(over_both(), name) == render_sweep(over_both(), name)
-    assert render_sweep(over_bandwidth(), name) == render_sweep(over_bandwidth(), name)
-
-
-def test_lines_where_one_figure_was_swept_and_a_map_where_both_were() -> None:
-    assert render_sweep(over_bandwidth(), "svg") == render_sweep_lines(over_bandwidth(), format="svg")
-    assert render_sweep(over_both(), "svg") == render_sweep_map(over_both(), format="svg")
+    """And it is lines where one figure of the link was swept, a map where both were."""
+    assert render_sweep(over_both(), name) == render_sweep_map(over_both(), format=name)
+    assert render_sweep(over_bandwidth(), name) == render_sweep_lines(over_bandwidth(), format=name)
 
 
 def test_lines_run_through_the_steps() -> None:
