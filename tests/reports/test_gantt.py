@@ -237,7 +237,9 @@ def test_causes_that_occur_are_hatched_and_summed() -> None:
     last = result.metrics.window_ns
     fill, link = Idle(3, 0, 20 * MS, Cause.FILL), Idle(3, 20 * MS, 30 * MS, Cause.CROSS_DC_LATENCY)
     touching = Idle(3, 30 * MS, 35 * MS, Cause.CROSS_DC_LATENCY)
-    told = replace(drawn, results=(with_idles(result, "idles", (touching, link, fill)),))
+    base = with_idles(drawn.baseline, "idles", ())
+    told = replace(drawn, baseline=base, results=(with_idles(result, "idles", (touching, link, fill)),))
+    told = with_idles(told, "observed_idles", ())
     found = texts(told)
     shares = f"fill {20 * MS / (RANKS * last):.1%}, cross-DC latency {15 * MS / (RANKS * last):.1%}"
     assert f"idle by cause: {shares}" in found

@@ -6,7 +6,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from drawn import GIB, laid_out, points_of, texts_of, what_if
+import synthetic
+from drawn import GIB, MS, laid_out, points_of, texts_of, what_if
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from tracetool.metrics import measure
 from tracetool.reports.gantt import gantt_figure, panels_of
 from tracetool.reports.memory import outline, worst_of
 from tracetool.reports.memory_picture import memory_figure, render_memory
+from tracetool.whatif import answer
 
 
 @given(
@@ -85,10 +87,6 @@ def test_curves_begin_at_the_static_level_and_share_the_axis() -> None:
 
 
 def test_memory_picture_without_memory_says_what_to_do() -> None:
-    drawn = what_if(4, 8, [2, 2], causes=False)
-    timeline = replace(drawn.observed, memory=(None,) * 4)
-    unknown = measure(timeline)
-    base = replace(drawn.baseline, timeline=replace(drawn.baseline.timeline, memory=(None,) * 4), metrics=unknown)
-    told = replace(drawn, observed=timeline, observed_metrics=unknown, baseline=base, results=(base,))
+    found = synthetic.found(synthetic.pipeline(4, 8, 5 * MS, 10 * MS))
     with pytest.raises(ScenarioError, match="memory of no rank is known"):
-        render_memory(told)
+        render_memory(answer(found, ["gpipe"]))

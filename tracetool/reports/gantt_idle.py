@@ -31,10 +31,10 @@ class Look(NamedTuple):
 LOOKS = {
     Cause.FILL: Look("fill", "#FFFFFF", "#BDBDBD", "/////"),
     Cause.DRAIN: Look("drain", "#CFCFCF", "#8F8F8F", "\\\\\\\\\\"),
-    Cause.DEPENDENCY: Look("dependency", "#CBDDB8", "#6F8F4E", "||||"),
+    Cause.DEPENDENCY: Look("dependency", "#E0D8C0", "#8A7A4E", "----"),
     Cause.CROSS_DC_LATENCY: Look("cross-DC latency", "#EAD9F2", "#A679B8", "--//"),
     Cause.CROSS_DC_BANDWIDTH: Look("cross-DC bandwidth", "#D99CCB", "#8A3D78", "xxxxx"),
-    Cause.CHANNEL: Look("channel", "#B4D3F7", "#3F74B5", "----"),
+    Cause.CHANNEL: Look("channel", "#B4D3F7", "#3F74B5", "||||"),
     Cause.MEMORY: Look("memory", "#F5AD98", "#B5482A", "xx++"),
     Cause.HOST: Look("host", "#EEF0B0", "#8F9228", "++++"),
 }
