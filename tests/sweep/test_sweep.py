@@ -9,8 +9,9 @@ import polars as pl
 import pytest
 from synthetic import BYTE_PER_NS, pipeline
 
-from tracetool.depth import choose_depth, fits
+from tracetool.depth import choose_depth
 from tracetool.errors import BadTopology, ScenarioError, ScheduleError
+from tracetool.memory_limit import fits
 from tracetool.metrics import measure
 from tracetool.model.load import SustainedLoad
 from tracetool.model.scenario import Scenario
@@ -87,7 +88,7 @@ def alone(measured: Pipeline, point: SweepPoint, *, choose: bool) -> SweepPoint:
         bubble_ratio=metrics.bubble_ratio,
         peak_bytes=max(peak or 0 for peak in metrics.peak_hbm_bytes),
         needed_bytes=max(need or 0 for need in metrics.needed_hbm_bytes),
-        feasible=fits(metrics, what_if)[0],
+        feasible=fits(metrics, what_if),
     )
 
 
