@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import synthetic
 
-from tracetool.depth import fits
+from tracetool.memory_limit import fits
 from tracetool.metrics import measure
 from tracetool.model.idle import Cause, Idle
 from tracetool.model.scenario import Scenario
@@ -154,7 +154,7 @@ def swept(
     for name in schedules:
         extra = (2,) * half + (0,) * half if name == "geopipe" else None
         schedule = build_schedule(name, shape, extra_forwards=extra)
-        feasible, _ = fits(measure(replay(measured, schedule, scenarios[0]).timeline), scenarios[0])
+        feasible = fits(measure(replay(measured, schedule, scenarios[0]).timeline), scenarios[0])
         for scenario, times in zip(scenarios, replay_many(measured, schedule, scenarios), strict=True):
             link = scenario.topology.links[0]
             points.append(

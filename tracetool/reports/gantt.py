@@ -91,7 +91,7 @@ def panels_of(answer: Answer, result: Result) -> list[Panel]:
         answer.observed_metrics,
         answer.pipeline.p2p,
         after=without,
-        idles=getattr(answer, "observed_idles", ()),
+        idles=answer.observed_idles,
     )
     if result.timeline.ops == base.timeline.ops:
         role = "Baseline" if result.schedule == base.schedule else f"Same as the {base.schedule} baseline"
@@ -116,7 +116,7 @@ def _replayed(answer: Answer, result: Result, role: str) -> Panel:
             result.p2p,
             before=extra,
             error="" if result.seen_error_ratio is None else f" ±{result.seen_error_ratio:.0%}",
-            idles=getattr(result, "idles", ()),
+            idles=result.idles,
         ),
         topology=answer.scenario.topology,
         complaint=_complaint(result, hbm),

@@ -16,7 +16,7 @@ from tracetool.units import format_duration
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tracetool.reports.gantt import PictureFormat
+    from tracetool.reports.picture import PictureFormat
     from tracetool.whatif import Answer, Result
 
 _XLINK = "{http://www.w3.org/1999/xlink}href"
