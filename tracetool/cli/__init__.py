@@ -13,6 +13,7 @@ import click
 
 from tracetool.cli.info import info
 from tracetool.cli.ingest import ingest
+from tracetool.cli.paper import paper
 from tracetool.cli.replay import replay
 from tracetool.cli.schedules import schedules
 from tracetool.cli.sql import sql
@@ -36,7 +37,7 @@ def cli() -> None:
     """
 
 
-for command in (ingest, info, replay, validate, sql, schedules):
+for command in (ingest, info, replay, validate, paper, sql, schedules):
     cli.add_command(command)
 
 

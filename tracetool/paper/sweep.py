@@ -65,11 +65,11 @@ class Grid:
     """
 
     efficiency_ratios: tuple[float, ...] = (0.4, 0.55, 0.7)
-    microbatches: tuple[int, ...] = (8, 12, 16, 18, 20, 24, 32, 48, 64, 128)
-    splits: tuple[tuple[int, ...], ...] = ((3, 3, 2), (3, 2, 3), (2, 3, 3), (4, 2, 2), (2, 4, 2), (2, 2, 4))
+    microbatches: tuple[int, ...] = (8, 12, 16, 18, 20, 24, 32, 64, 128, 256)
+    splits: tuple[tuple[int, ...], ...] = ((3, 3, 2), (2, 3, 3), (4, 2, 2), (2, 2, 4))
     sharing: tuple[int, ...] = (1, 2, 4, 8)
     bandwidths_gbit_per_s: tuple[int, ...] = BANDWIDTHS_GBIT_PER_S
-    distances_km: tuple[int, ...] = (10, 20, 40, 80, 120, 200, 300, 500, 800, 1200, 2000, 3000)
+    distances_km: tuple[int, ...] = (10, 40, 80, 200, 400, 800, 1500, 3000)
 
     @property
     def shape(self) -> tuple[int, ...]:

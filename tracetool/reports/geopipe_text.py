@@ -1,0 +1,319 @@
+"""The report of ``tracetool paper geopipe`` for people: 80 columns, what is known before what is derived."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracetool.paper.findings import DEFINITIONS
+from tracetool.paper.geopipe import BUBBLE_REDUCTION, FACTS, ITERATION_REDUCTION, NOT_PUBLISHED
+from tracetool.paper.optimum import GAIN_PER_DOUBLING
+from tracetool.reports.text import aligned, wrapped
+from tracetool.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tracetool.model.pipeline import P2PMode
+    from tracetool.paper.findings import Definition, Finding, Point
+    from tracetool.paper.memory import Need
+    from tracetool.paper.optimum import Optimum
+    from tracetool.paper.reproduce import ModelStudy, Study
+
+_WORDS: dict[Definition | None, str] = {
+    "bubble_ratio": "idle share",
+    "bubble_ns": "idle time",
+    "cross_dc_bubble_ns": "cross-DC time",
+    None: "iteration",
+}
+_BASELINE: dict[P2PMode, str] = {"grouped": "blocking", "per-edge": "non-blocking"}
+_BASES = {"abstract": "abstract", "two summaries": "2 summaries", "one note": "1 note, unconfirmed"}
+
+
+def render(study: Study) -> list[str]:
+    """The lines of the report."""
+    bubble, iteration = f"{BUBBLE_REDUCTION:.2%} fewer bubbles", f"iterations {ITERATION_REDUCTION:.1%} shorter"
+    return [
+        *wrapped(
+            [
+                "GeoPipe (arXiv 2510.12064): where its published figures can arise",
+                "  Compute times come from an analytical model, nothing here was measured. Formulas, orders and replays "
+                "are this tool's own; none is the paper's. A report of what is possible, not a claim about the paper.",
+                "",
+                "In short",
+                *_short(study),
+                "",
+                "Published (and how it is known)",
+                *(f"  {fact.text} [{_BASES[fact.basis]}]" for fact in FACTS),
+                f"  not published: {'; '.join(NOT_PUBLISHED)}",
+                "",
+                "Assumed",
+                *(f"  {a.what}: {a.value} ({a.why})" for a in study.assumptions),
+                *_checks(study),
+                "",
+            ]
+        ),
+        *_definitions(),
+        "",
+        *_section(study, bubble, lambda m: m.bubbles),
+        "",
+        *_section(study, iteration, lambda m: m.iterations),
+        "",
+        *_section(study, "Both in one configuration", lambda m: m.both),
+        "",
+        *_optimum(study),
+        "",
+        *_memory(study),
+    ]
+
+
+def _definitions() -> list[str]:
+    return wrapped(
+        [
+            "How a bubble is counted",
+            "  idle share: 1 - compute / (ranks x window) (bubble_ratio); idle time: the same in time (bubble_ns): both "
+            "count fill, drain and unequal stages as well. cross-DC time: window minus the window of the same order over "
+            "free links (cross_dc_bubble_ns). The paper's definition is not known.",
+            "  A figure arises at a setting where replay comes within half a percentage point of it, or passes it "
+            "between that distance and the next.",
+        ]
+    )
+
+
+def _short(study: Study) -> list[str]:
+    lines = []
+    for what, pick in (
+        (f"{BUBBLE_REDUCTION:.2%} fewer bubbles", lambda m: m.bubbles),
+        (f"{ITERATION_REDUCTION:.1%} shorter iterations", lambda m: m.iterations),
+        ("both at once", lambda m: m.both),
+    ):
+        told = []
+        for definition in DEFINITIONS if what[0] != "9" else (None,):
+            for model in study.models:
+                found = [f for f in pick(model) if f.definition == definition]
+                points = sum(f.points for f in found)
+                reach = f"m {_range(_rows(study, found))}, {_range(_columns(study, found))} km" if points else "nowhere"
+                told.append(f"{_WORDS[definition]} {model.name}: {reach}")
+        lines.append(f"  {what}: {'; '.join(told)}")
+    return lines
+
+
+def _rows(study: Study, found: Sequence[Finding]) -> list[int]:
+    """Microbatches at which a figure arises."""
+    return [m for i, m in enumerate(study.choice.grid.microbatches) if any(any(f.shares[i]) for f in found)]
+
+
+def _columns(study: Study, found: Sequence[Finding]) -> list[int]:
+    """Distances at which it does."""
+    return [
+        km
+        for i, km in enumerate(study.choice.grid.distances_km)
+        if any(row[i] for f in found for row in f.shares)
+    ]
+
+
+def _range(values: Sequence[int]) -> str:
+    if not values:
+        return "-"
+    return str(values[0]) if len(values) == 1 else f"{values[0]}-{values[-1]}"
+
+
+def _checks(study: Study) -> list[str]:
+    lines = []
+    for model in study.models:
+        if model.throughput is not None:
+            predicted = ", ".join(f"{tokens:,.0f}" for tokens in model.throughput.predicted)
+            lines.append(
+                f"  check {model.name}: {predicted} tokens/s per device at the efficiencies above, without fill and "
+                f"drain; MindSpeed-LLM's README tells {model.throughput.published:,} of Atlas 900 A2 (4096 tokens, "
+                "communication beside compute)"
+            )
+        middle, slowest = model.cycles_ns
+        if slowest > middle:
+            lines.append(
+                f"  check {model.name}: the last stage takes {format_duration(slowest - middle)} longer per microbatch "
+                f"than the others' {format_duration(middle)}"
+            )
+    return lines
+
+
+_HEAD = ("", "1F1B", "bubble counted as", "reduction", "arises at", "m", "km")
+
+
+def _section(study: Study, title: str, pick: Callable[[ModelStudy], tuple[Finding, ...]]) -> list[str]:
+    rows = [_HEAD]
+    for model in study.models:
+        for found in pick(model):
+            rows.append(
+                (
+                    model.name,
+                    _BASELINE[found.baseline],
+                    _WORDS[found.definition],
+                    f"{_percent(found.least)}..{_percent(found.most)} %",
+                    f"{found.points:,}/{found.total:,}",
+                    _range(_rows(study, [found])),
+                    _range(_columns(study, [found])),
+                )
+            )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
+    notes = [f"  {line}" for model in study.models for line in _notes(model, pick(model))]
+    return [title, *(aligned(row, widths) for row in rows), *_map(study, pick), *wrapped(notes)]
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * ratio:.1f}".replace("-0.0", "0.0")
+
+
+def _map(study: Study, pick: Callable[[ModelStudy], tuple[Finding, ...]]) -> list[str]:
+    """Where on microbatches and distance, against 1F1B in blocking batches."""
+    blocks = [
+        (f"{model.name} {_WORDS[found.definition]}", found.shares)
+        for model in study.models
+        for found in pick(model)
+        if found.baseline == "grouped" and found.points
+    ]
+    if not blocks:
+        return []
+    grid = study.choice.grid
+    columns = len(grid.distances_km)
+    width = max(columns, *(len(title) for title, _ in blocks))
+    per_line = max(1, (80 - 8) // (width + 2))
+    lines = [
+        "",
+        *wrapped(
+            [
+                f"  where, against blocking 1F1B; columns: {', '.join(map(str, grid.distances_km))} km; share of the "
+                "other settings: . none, 0 below 10 %, 1 from 10 %, ...",
+            ]
+        ),
+    ]
+    for at in range(0, len(blocks), per_line):
+        some = blocks[at : at + per_line]
+        lines.append("  m     " + "  ".join(title.ljust(width) for title, _ in some).rstrip())
+        for i, microbatches in enumerate(grid.microbatches):
+            cells = ["".join(_digit(share) for share in shares[i]).ljust(width) for _, shares in some]
+            lines.append(f"  {microbatches:<6}" + "  ".join(cells).rstrip())
+    return lines
+
+
+def _digit(share: float) -> str:
+    return str(min(9, int(10 * share))) if share else "."
+
+
+def _notes(model: ModelStudy, findings: Sequence[Finding]) -> list[str]:
+    lines = []
+    for found in findings:
+        if found.baseline != "grouped":
+            continue
+        name = f"{model.name} {_WORDS[found.definition]}"
+        if found.nearest is not None:
+            lines.append(f"nearest, {name}: {_told(found.nearest)}")
+        if not found.points and found.definition is not None and found.nearest is not None:
+            lines.append(f"not reached, {name}: {_why(found)}")
+    return lines
+
+
+def _why(found: Finding) -> str:
+    reached = f"at most {_percent(found.most)} %"
+    if found.most >= BUBBLE_REDUCTION:
+        return f"up to {_percent(found.most)} % fewer, but not where the iteration is {ITERATION_REDUCTION:.1%} shorter"
+    return (
+        f"{reached}; there {found.left_ratio:.0%} of the idle time left is fill, drain and unequal stages, which neither "
+        "links nor warm-ups change: it would take more microbatches or longer delays"
+    )
+
+
+def _told(point: Point) -> str:
+    bubbles = "" if point.bubble_reduction is None else f"bubbles {_signed(point.bubble_reduction)}, "
+    return (
+        f"{bubbles}iteration {_signed(point.iteration_reduction)} at m {point.microbatches}, {point.distance_km} km, "
+        f"{point.bandwidth_gbit_per_s} Gbit/s, {point.sharing} at once, {'/'.join(map(str, point.split))}, "
+        f"efficiency {point.efficiency_ratio:.0%}, +{point.depth} per boundary"
+    )
+
+
+def _signed(reduction: float) -> str:
+    return f"{-100 * reduction:+.1f} %".replace("-0.0 %", "+0.0 %")
+
+
+def _optimum(study: Study) -> list[str]:
+    choice = study.choice
+    lines = wrapped(
+        [
+            "Optimum bandwidth, in Gbit/s",
+            f"  m {study.microbatches}, {'/'.join(map(str, study.split))}, efficiency {choice.middle_ratio:.0%}. BW* is "
+            "this tool's formula: the larger of what the messages need within f + B (throughput) and of what lets the "
+            "forwards that fit hide a delay (hiding). Replayed: the bandwidth from which on twice as much shortens the "
+            f"step by less than {GAIN_PER_DOUBLING:.0%}.",
+        ]
+    )
+    head = ("", "at once", "km", "BW*", "by", "1F1B+N", "1F1B", "400 for 200: +N", "1F1B")
+    rows = [head]
+    for model in study.models:
+        rows += [(model.name, *_optimum_cells(found)) for found in model.optima]
+    if len(rows) == 1:
+        return [*lines, "  not looked for: 1F1B does not fit the HBM limit"]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    return [*lines, *(aligned(row, widths) for row in rows), *wrapped(_optimum_notes(study))]
+
+
+def _optimum_cells(found: Optimum) -> tuple[str, ...]:
+    hiding = found.hiding_bytes_per_s
+    by = "none hides" if hiding is None else "throughput" if found.throughput_bytes_per_s >= hiding else "hiding"
+    return (
+        str(found.sharing),
+        str(found.distance_km),
+        _gbit(found.formula_bytes_per_s),
+        by,
+        _gbit(found.knee_bytes_per_s),
+        _gbit(found.baseline_knee_bytes_per_s),
+        _signed(found.gain_ratio),
+        _signed(found.baseline_gain_ratio),
+    )
+
+
+def _gbit(speed: int | None) -> str:
+    return "-" if speed is None else f"{speed * 8 / 1e9:.1f}"
+
+
+def _optimum_notes(study: Study) -> list[str]:
+    within = [
+        f"{model.name}, {found.sharing} at once, {found.distance_km} km"
+        for model in study.models
+        for found in model.optima
+        if found.knee_bytes_per_s is not None and 25e9 <= found.knee_bytes_per_s <= 50e9
+    ]
+    told = "; ".join(within) if within else "in none of these settings"
+    return [
+        "  Above BW* only filling and draining still gets shorter, which the 1 % of the replayed optimum counts.",
+        f"  The optimum of 1F1B+N lies within the published 200 to 400 Gbit/s: {told}.",
+    ]
+
+
+def _memory(study: Study) -> list[str]:
+    head = ("", "batch", "static", "per microbatch", "1F1B peak", "+1 peak", "fits", "most +N")
+    rows = [head, *((model.name, *_need_cells(need)) for model in study.models for need in model.needs)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    return [
+        *wrapped(
+            [
+                f"HBM, limit {format_size(study.choice.hbm_bytes)} per device",
+                f"  m {study.microbatches}, {'/'.join(map(str, study.split))}, sequences of {study.choice.sequence}; "
+                "first stage, peaks of the stage that needs most; without what the runtime and its allocator take.",
+            ]
+        ),
+        *(aligned(row, widths) for row in rows),
+    ]
+
+
+def _need_cells(need: Need) -> tuple[str, ...]:
+    return (
+        str(need.batch),
+        format_size(need.static_bytes),
+        format_size(need.activation_bytes),
+        format_size(need.peak_bytes),
+        format_size(need.deeper_peak_bytes),
+        "yes" if need.fits else "NO",
+        "-" if need.depth_limit is None else f"+{need.depth_limit}",
+    )
+
+
