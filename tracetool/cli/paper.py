@@ -31,7 +31,11 @@ def paper() -> None:
 
 @paper.command()
 @click.option(
-    "--model", type=click.Choice(["13b", "70b", "both"]), default="both", show_default=True, help="Llama-2 of that size."
+    "--model",
+    type=click.Choice(["13b", "70b", "both"]),
+    default="both",
+    show_default=True,
+    help="Llama-2 of that size.",
 )
 @click.option(
     "--accelerator",
@@ -54,10 +58,10 @@ def paper() -> None:
 )
 @click.option("--hbm", default="64GB", show_default=True, metavar="SIZE", help="Memory limit per device.")
 @click.option("--microbatches", metavar="16,32", help="Microbatches per step to sweep; default: 8 to 256.")
-@click.option("--distances", metavar="80km,400km", help="Between neighbouring regions, to sweep; default: 10 to 3000 km.")
 @click.option(
-    "--batch", type=click.IntRange(1, 1024), default=1, show_default=True, help="Sequences per microbatch."
+    "--distances", metavar="80km,400km", help="Between neighbouring regions, to sweep; default: 10 to 3000 km."
 )
+@click.option("--batch", type=click.IntRange(1, 1024), default=1, show_default=True, help="Sequences per microbatch.")
 @click.option(
     "--sequence", type=click.IntRange(1, 1 << 20), default=4096, show_default=True, help="Tokens per sequence."
 )

@@ -152,9 +152,7 @@ def _order(shape: PipelineShape) -> Schedule:
         order = [Action(rank, ActionKind.FORWARD, i) for i in range(warmup)]
         for i in range(shape.microbatches - warmup):
             order += [Action(rank, ActionKind.FORWARD, warmup + i), Action(rank, ActionKind.BACKWARD, i)]
-        order += [
-            Action(rank, ActionKind.BACKWARD, i) for i in range(shape.microbatches - warmup, shape.microbatches)
-        ]
+        order += [Action(rank, ActionKind.BACKWARD, i) for i in range(shape.microbatches - warmup, shape.microbatches)]
         orders.append(tuple(order))
     return Schedule("1f1b", shape, tuple(orders)).validate()
 

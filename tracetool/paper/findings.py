@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING, Literal
 
 from tracetool.paper.geopipe import BUBBLE_REDUCTION, ITERATION_REDUCTION, TOLERANCE
@@ -98,8 +99,9 @@ class Finding:
         total: Points looked at: those that fit the memory limit.
         shares: Per number of microbatches and distance, the share of the other settings at which it arises.
         nearest: The point closest to it; None if no point fits the memory limit.
-        left_ratio: At the point of the largest reduction, the share of the idle time left that free links would leave
-            as well: fill, drain and unequal stages.
+        highest: The point of the largest reduction; None likewise.
+        left_ratio: There, the share of the idle time left that free links would leave as well: fill, drain and
+            unequal stages.
     """
 
     baseline: P2PMode
@@ -110,6 +112,7 @@ class Finding:
     total: int
     shares: tuple[tuple[float, ...], ...]
     nearest: Point | None
+    highest: Point | None
     left_ratio: float
 
 
@@ -145,6 +148,39 @@ def both_findings(swept: Swept) -> tuple[Finding, ...]:
     return tuple(found)
 
 
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """What one configuration with both published figures would have to be, whatever its links and costs.
+
+    Attributes:
+        before_ratio: Idle share with 1F1B.
+        after_ratio: Idle share with extra forwards.
+        least_microbatches: Fewest microbatches at which fill and drain of equal stages alone are no more than that.
+    """
+
+    before_ratio: float
+    after_ratio: float
+    least_microbatches: int
+
+
+def joint(stages: int, definition: Literal["bubble_ratio", "bubble_ns"]) -> Joint:
+    """Both figures in one configuration, with all idle time counted (derived; schedules with the same compute).
+
+    With x the iteration's reduction and r that of the bubble, and b0, b1 the idle shares of windows T0 and
+    T1 = (1 - x) T0: (1 - b0) / (1 - b1) = 1 - x. As a share of the window b1 = (1 - r) b0, so
+    b0 = x / (1 - (1 - r)(1 - x)); as time b1 T1 = (1 - r) b0 T0, so b0 = x / r. Fill and drain alone are
+    (p - 1) / (m + p - 1) of the window.
+    """
+    x, r = ITERATION_REDUCTION, BUBBLE_REDUCTION
+    if definition == "bubble_ratio":
+        before = x / (1 - (1 - r) * (1 - x))
+        after = (1 - r) * before
+    else:
+        before = x / r
+        after = (1 - r) * before / (1 - x)
+    return Joint(before, after, ceil((stages - 1) * (1 / after - 1)))
+
+
 def _finding(swept: Swept, baseline: P2PMode, definition: Definition | None, values: Floats, target: float) -> Finding:
     import numpy as np
 
@@ -161,12 +197,13 @@ def _told(
     known = values[fit]
     per_cell = fit.sum(axis=(0, 2, 3, 4))
     shares = np.divide(hits.sum(axis=(0, 2, 3, 4)), per_cell, out=np.zeros(per_cell.shape), where=per_cell > 0)
-    nearest, left = None, 0.0
+    nearest, highest, left = None, None, 0.0
     if known.size:
         nearest = point_at(swept, _where(np.where(fit, off, np.inf)), baseline, definition)
-        highest = _where(np.where(fit, -values, np.inf))
-        idle = swept.deeper_ns[highest] - swept.compute_ns[highest]
-        left = float((swept.deeper_free_ns[highest] - swept.compute_ns[highest]) / idle) if idle else 0.0
+        most = _where(np.where(fit, -values, np.inf))
+        highest = point_at(swept, most, baseline, definition)
+        idle = swept.deeper_ns[most] - swept.compute_ns[most]
+        left = float((swept.deeper_free_ns[most] - swept.compute_ns[most]) / idle) if idle else 0.0
     return Finding(
         baseline=baseline,
         definition=definition,
@@ -176,6 +213,7 @@ def _told(
         total=int(fit.sum()),
         shares=tuple(tuple(row) for row in shares.tolist()),
         nearest=nearest,
+        highest=highest,
         left_ratio=left,
     )
 

@@ -71,10 +71,10 @@ MODELS: Mapping[str, Transformer] = {"13b": LLAMA_2_13B, "70b": LLAMA_2_70B}
 _CUBE_FLOPS = 24 * 16**3 * 2 * 1_800_000_000
 
 ACCELERATORS: Mapping[str, Accelerator] = {
-    # 24 cube cores of 16 x 16 x 16 multiply-adds at 1.8 GHz: CANN's platform_config/Ascend910B2C.ini. Public figures for
-    # "910B" go from 280 (ai.gitee.com) over 320 to 376 TFLOPS; which variant the paper used is not known. HCCS: 7 links
-    # of 56 GB/s, 392 GB/s in all (public comparisons; Huawei's server data sheet is cited for it), taken as both
-    # directions together.
+    # 24 cube cores of 16 x 16 x 16 multiply-adds at 1.8 GHz: CANN's platform_config/Ascend910B2C.ini. Public figures
+    # for "910B" go from 280 (ai.gitee.com) over 320 to 376 TFLOPS; which variant the paper used is not known. HCCS: 7
+    # links of 56 GB/s, 392 GB/s in all (public comparisons, citing Huawei's server data sheet), taken as both ways
+    # together.
     "ascend-910b": Accelerator("Ascend 910B", _CUBE_FLOPS, 64 * 10**9, 196 * 10**9),
     "a100": A100,
 }

@@ -92,7 +92,9 @@ def find_optimum(
     limit = depth_limit(pipeline, split, setting.hbm_bytes)
     spare = limit * cycle / 2 - latency
     speeds = [speed for speed in _LADDER_BYTES_PER_S if speed * cycle >= payload * 10**9 // 4]
-    links = [(speed // sharing, latency) for speed in (*speeds, *(2 * speed for speed in speeds), *_PUBLISHED_BYTES_PER_S)]
+    links = [
+        (speed // sharing, latency) for speed in (*speeds, *(2 * speed for speed in speeds), *_PUBLISHED_BYTES_PER_S)
+    ]
     # Where a message occupies the link for longer than f + B, no warm-up helps.
     depths = range(min(limit, hiding_depth(pipeline, latency + cycle)) + 1)
     hidden = _shortest(pipeline, [deeper(pipeline, split, depth) for depth in depths], "per-edge", split, links)
@@ -113,13 +115,21 @@ def find_optimum(
 def depth_limit(pipeline: Pipeline, split: Sequence[int], hbm_bytes: int) -> int:
     """The most extra forwards at every boundary that memory allows; as many as there are microbatches at most."""
     return next(
-        (depth for depth in range(pipeline.observed.shape.microbatches) if not fits(pipeline, depth + 1, split, hbm_bytes)),
+        (
+            depth
+            for depth in range(pipeline.observed.shape.microbatches)
+            if not fits(pipeline, depth + 1, split, hbm_bytes)
+        ),
         pipeline.observed.shape.microbatches,
     )
 
 
 def _shortest(
-    pipeline: Pipeline, orders: Sequence[Schedule], mode: P2PMode, split: Sequence[int], links: Sequence[tuple[int, int]]
+    pipeline: Pipeline,
+    orders: Sequence[Schedule],
+    mode: P2PMode,
+    split: Sequence[int],
+    links: Sequence[tuple[int, int]],
 ) -> list[int]:
     """Per link, the shortest window of the orders."""
     scenarios = [Scenario(topology=regions(split, *link), p2p=mode) for link in links]

@@ -12,7 +12,7 @@ from tracetool.paper.geopipe import STAGES, TENSOR, THROUGHPUT, Assumption
 from tracetool.paper.memory import Need, needs
 from tracetool.paper.optimum import Optimum, find_optimum
 from tracetool.paper.sweep import Grid, Setting, Swept, cycle_ns, payload_bytes, sweep
-from tracetool.units import format_duration, format_size
+from tracetool.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -151,7 +151,7 @@ def study_geopipe(choice: Choice, advance: Callable[[str, int], object] = lambda
 def _study(name: str, choice: Choice, setting: Setting, split: tuple[int, ...]) -> ModelStudy:
     swept = sweep(setting, choice.grid)
     pipeline = setting.pipeline(choice.middle_ratio, _MICROBATCHES)
-    optima = ()
+    optima: tuple[Optimum, ...] = ()
     if swept.feasible.all():
         optima = tuple(
             find_optimum(setting, choice.middle_ratio, _MICROBATCHES, split, sharing, distance)
@@ -247,12 +247,12 @@ def _assumptions(choice: Choice) -> tuple[Assumption, ...]:
             "1F1B+N is this tool's reading of the paper's more forward passes; micro-batch size and sequence length "
             "are not tuned along",
         ),
-        Assumption("HBM limit", format_size(choice.hbm_bytes), "as told of the setting, less nothing for the runtime"),
-        Assumption("left out", "optimizer, messages inside a region, slowdown beside communication", "small or unknown"),
+        Assumption("HBM limit", f"{choice.hbm_bytes / 1e9:g} GB per device", "nothing set aside for the runtime"),
+        Assumption(
+            "left out", "optimizer, messages inside a region, slowdown beside communication", "small or unknown"
+        ),
     )
 
 
 def _listed(values: tuple[int, ...]) -> str:
     return ", ".join(map(str, values))
-
-

@@ -175,9 +175,7 @@ def _row(setting: Setting, pipeline: Pipeline, split: Sequence[int], links: Sequ
     return row
 
 
-def _windows(
-    pipeline: Pipeline, schedule: Schedule, topologies: Sequence[Topology], mode: P2PMode
-) -> list[int]:
+def _windows(pipeline: Pipeline, schedule: Schedule, topologies: Sequence[Topology], mode: P2PMode) -> list[int]:
     scenarios = [Scenario(topology=topology, p2p=mode) for topology in topologies]
     return [done.window_ns for done in replay_many(pipeline, schedule, scenarios)]
 
@@ -202,7 +200,7 @@ def deeper(pipeline: Pipeline, split: Sequence[int], depth: int) -> Schedule:
 
 
 def cycle_ns(pipeline: Pipeline) -> int:
-    """f + B of the slowest stage."""
+    """Forward and backward of a microbatch, f + B, on the slowest stage."""
     return max(sum(costs[0].duration_ns for costs in stage.costs.values()) for stage in pipeline.stages)
 
 
@@ -218,7 +216,7 @@ def payload_bytes(pipeline: Pipeline) -> int:
 
 
 def delay_ns(pipeline: Pipeline, bandwidth_bytes_per_s: int, latency_ns: int) -> float:
-    """c = L + S/BW, one way."""
+    """One-way delay of a message, c = L + S/BW."""
     return latency_ns + payload_bytes(pipeline) / bandwidth_bytes_per_s * 1e9
 
 
@@ -229,7 +227,7 @@ def hiding_depth(pipeline: Pipeline, delay_ns: float) -> int:
 
 
 def peak_bytes(pipeline: Pipeline, depth: int, split: Sequence[int]) -> tuple[int, ...]:
-    """Highest allocation of each stage: static, min(m, p - i + extra) microbatches, and what an action needs besides."""
+    """Highest allocation of each stage: static, min(m, p - i + extra) microbatches, what an action needs besides."""
     shape = pipeline.observed.shape
     extra = deeper(pipeline, split, depth).extra_forwards if depth else None
     peaks = []

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from tracetool.paper.findings import DEFINITIONS, bubble_reduction, iteration_reduction
+from tracetool.paper.findings import bubble_reduction, iteration_reduction
 from tracetool.paper.geopipe import BUBBLE_REDUCTION, FACTS, ITERATION_REDUCTION, NOT_PUBLISHED, TOLERANCE
 from tracetool.paper.sweep import BASELINES, NS_PER_KM
 from tracetool.reports.geopipe_text import render
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from tracetool.paper.findings import Finding, Point
+    from tracetool.paper.findings import Definition, Finding, Point
     from tracetool.paper.memory import Need
     from tracetool.paper.optimum import Optimum
     from tracetool.paper.reproduce import ModelStudy, Study
@@ -91,6 +91,7 @@ class FindingInfo(msgspec.Struct, kw_only=True):
         _doc("Per number of microbatches, per distance: share of the other settings at which the figure arises."),
     ]
     nearest: Annotated[PointInfo | None, _doc("The setting closest to it; null if none fits the memory limit.")]
+    highest: Annotated[PointInfo | None, _doc("The setting of the largest reduction; null likewise.")]
     left_ratio: Annotated[
         float,
         _doc("Where the reduction is largest: share of the idle time left that free links would leave as well."),
@@ -230,6 +231,7 @@ def _finding(found: Finding) -> FindingInfo:
         total=found.total,
         share_ratios=[list(row) for row in found.shares],
         nearest=None if found.nearest is None else _point(found.nearest),
+        highest=None if found.highest is None else _point(found.highest),
         left_ratio=found.left_ratio,
     )
 
@@ -285,6 +287,13 @@ def render_text(study: Study, _facts: GeoPipeFacts) -> bytes:
     return ("\n".join(render(study)) + "\n").encode()
 
 
+_SHORT: Mapping[Definition, str] = {
+    "bubble_ratio": "idle_share",
+    "bubble_ns": "idle_time",
+    "cross_dc_bubble_ns": "cross_dc_time",
+}
+
+
 def points_table(study: Study) -> pl.DataFrame:
     """Every point of every model, a row each."""
     import numpy as np
@@ -316,10 +325,8 @@ def points_table(study: Study) -> pl.DataFrame:
             columns[f"{name}_1f1b_window_ns"] = swept.window_ns[mode].ravel()
             columns[f"{name}_1f1b_free_window_ns"] = swept.free_ns[mode].ravel()
             columns[f"{name}_iteration_reduction_ratio"] = iteration_reduction(swept, mode).ravel()
-            for definition in DEFINITIONS:
-                reduction = bubble_reduction(swept, mode, definition).ravel()
-                columns[f"{name}_{definition.removesuffix('_ns').removesuffix('_ratio')}"
-                        f"{'_time' if definition == 'bubble_ns' else ''}_reduction_ratio"] = reduction
+            for definition, short in _SHORT.items():
+                columns[f"{name}_{short}_reduction_ratio"] = bubble_reduction(swept, mode, definition).ravel()
         frames.append(pl.DataFrame(columns))
     return pl.concat(frames)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracetool.paper.findings import DEFINITIONS
-from tracetool.paper.geopipe import BUBBLE_REDUCTION, FACTS, ITERATION_REDUCTION, NOT_PUBLISHED
+from tracetool.paper.findings import DEFINITIONS, joint
+from tracetool.paper.geopipe import BUBBLE_REDUCTION, FACTS, ITERATION_REDUCTION, NOT_PUBLISHED, STAGES
 from tracetool.paper.optimum import GAIN_PER_DOUBLING
 from tracetool.reports.text import aligned, wrapped
 from tracetool.units import format_duration, format_size
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from tracetool.paper.optimum import Optimum
     from tracetool.paper.reproduce import ModelStudy, Study
 
+    Pick = Callable[[ModelStudy], tuple[Finding, ...]]
+
+_WIDTH = 80
+
 _WORDS: dict[Definition | None, str] = {
     "bubble_ratio": "idle share",
     "bubble_ns": "idle time",
@@ -31,70 +35,73 @@ _BASES = {"abstract": "abstract", "two summaries": "2 summaries", "one note": "1
 
 def render(study: Study) -> list[str]:
     """The lines of the report."""
-    bubble, iteration = f"{BUBBLE_REDUCTION:.2%} fewer bubbles", f"iterations {ITERATION_REDUCTION:.1%} shorter"
+    sections = (
+        (f"{BUBBLE_REDUCTION:.2%} fewer bubbles", lambda m: m.bubbles),
+        (f"Iterations {ITERATION_REDUCTION:.1%} shorter", lambda m: m.iterations),
+        ("Both in one configuration", lambda m: m.both),
+    )
+    lines = wrapped([*_title(), "", "In short", *_short(study), "", *_basis(study), "", *_definitions()], _WIDTH)
+    for number, (title, pick) in enumerate(sections):
+        lines += ["", *_section(study, title, pick, explain=number == 0)]
+    return [*lines, "", *_optimum(study), "", *_memory(study)]
+
+
+def _title() -> list[str]:
     return [
-        *wrapped(
-            [
-                "GeoPipe (arXiv 2510.12064): where its published figures can arise",
-                "  Compute times come from an analytical model, nothing here was measured. Formulas, orders and replays "
-                "are this tool's own; none is the paper's. A report of what is possible, not a claim about the paper.",
-                "",
-                "In short",
-                *_short(study),
-                "",
-                "Published (and how it is known)",
-                *(f"  {fact.text} [{_BASES[fact.basis]}]" for fact in FACTS),
-                f"  not published: {'; '.join(NOT_PUBLISHED)}",
-                "",
-                "Assumed",
-                *(f"  {a.what}: {a.value} ({a.why})" for a in study.assumptions),
-                *_checks(study),
-                "",
-            ]
-        ),
-        *_definitions(),
+        "GeoPipe (arXiv 2510.12064): where its published figures can arise",
+        "  Compute times come from an analytical model; nothing here was measured. Formulas, orders and replays are "
+        "this tool's own, none is the paper's. A report of what is possible, not a claim about the paper.",
+    ]
+
+
+def _basis(study: Study) -> list[str]:
+    return [
+        "Published (and how it is known)",
+        *(f"  {fact.text} [{_BASES[fact.basis]}]" for fact in FACTS),
+        f"  not published: {'; '.join(NOT_PUBLISHED)}",
         "",
-        *_section(study, bubble, lambda m: m.bubbles),
-        "",
-        *_section(study, iteration, lambda m: m.iterations),
-        "",
-        *_section(study, "Both in one configuration", lambda m: m.both),
-        "",
-        *_optimum(study),
-        "",
-        *_memory(study),
+        "Assumed",
+        *(f"  {a.what}: {a.value} ({a.why})" for a in study.assumptions),
+        *_checks(study),
     ]
 
 
 def _definitions() -> list[str]:
-    return wrapped(
-        [
-            "How a bubble is counted",
-            "  idle share: 1 - compute / (ranks x window) (bubble_ratio); idle time: the same in time (bubble_ns): both "
-            "count fill, drain and unequal stages as well. cross-DC time: window minus the window of the same order over "
-            "free links (cross_dc_bubble_ns). The paper's definition is not known.",
-            "  A figure arises at a setting where replay comes within half a percentage point of it, or passes it "
-            "between that distance and the next.",
-        ]
-    )
+    return [
+        "How a bubble is counted (the paper's own definition is not known)",
+        "  idle share: 1 - compute / (ranks x window); idle time: the same in time (bubble_ratio, bubble_ns). Both "
+        "count fill, drain and unequal stages as well.",
+        "  cross-DC time: window minus the window of the same order over free links (cross_dc_bubble_ns).",
+        "  A figure arises at a setting where replay comes within half a percentage point of it, or passes it between "
+        "that distance and the next.",
+    ]
 
 
 def _short(study: Study) -> list[str]:
-    lines = []
-    for what, pick in (
-        (f"{BUBBLE_REDUCTION:.2%} fewer bubbles", lambda m: m.bubbles),
-        (f"{ITERATION_REDUCTION:.1%} shorter iterations", lambda m: m.iterations),
-        ("both at once", lambda m: m.both),
-    ):
-        told = []
-        for definition in DEFINITIONS if what[0] != "9" else (None,):
-            for model in study.models:
-                found = [f for f in pick(model) if f.definition == definition]
-                points = sum(f.points for f in found)
-                reach = f"m {_range(_rows(study, found))}, {_range(_columns(study, found))} km" if points else "nowhere"
-                told.append(f"{_WORDS[definition]} {model.name}: {reach}")
-        lines.append(f"  {what}: {'; '.join(told)}")
+    lines = [f"  {BUBBLE_REDUCTION:.2%} fewer bubbles, counted as"]
+    lines += [f"    {_WORDS[d]}: {_reach(study, d, lambda m: m.bubbles)}" for d in DEFINITIONS]
+    lines.append(f"  {ITERATION_REDUCTION:.1%} shorter iterations: {_reach(study, None, lambda m: m.iterations)}")
+    lines.append("  both in one configuration, counted as")
+    lines += [f"    {_WORDS[d]}: {_reach(study, d, lambda m: m.both)}" for d in DEFINITIONS]
+    knees = [o.knee_bytes_per_s for model in study.models for o in model.optima if o.knee_bytes_per_s is not None]
+    if knees:
+        lines.append(
+            f"  optimum bandwidth: {_gbit(min(knees))} to {_gbit(max(knees))} Gbit/s, by model, distance and how many "
+            "messages cross at once"
+        )
     return lines
+
+
+def _reach(study: Study, definition: Definition | None, pick: Pick) -> str:
+    """For each model, the microbatches and distances at which a figure arises, against either 1F1B."""
+    told = []
+    for model in study.models:
+        found = [f for f in pick(model) if f.definition == definition]
+        where = "nowhere in the sweep"
+        if any(f.points for f in found):
+            where = f"m {_range(_rows(study, found))}, {_range(_columns(study, found))} km"
+        told.append(f"{model.name} {where}")
+    return "; ".join(told)
 
 
 def _rows(study: Study, found: Sequence[Finding]) -> list[int]:
@@ -104,11 +111,7 @@ def _rows(study: Study, found: Sequence[Finding]) -> list[int]:
 
 def _columns(study: Study, found: Sequence[Finding]) -> list[int]:
     """Distances at which it does."""
-    return [
-        km
-        for i, km in enumerate(study.choice.grid.distances_km)
-        if any(row[i] for f in found for row in f.shares)
-    ]
+    return [km for i, km in enumerate(study.choice.grid.distances_km) if any(row[i] for f in found for row in f.shares)]
 
 
 def _range(values: Sequence[int]) -> str:
@@ -136,34 +139,36 @@ def _checks(study: Study) -> list[str]:
     return lines
 
 
-_HEAD = ("", "1F1B", "bubble counted as", "reduction", "arises at", "m", "km")
+_HEAD = ("", "1F1B", "bubble as", "reduction", "arises at", "m", "km")
 
 
-def _section(study: Study, title: str, pick: Callable[[ModelStudy], tuple[Finding, ...]]) -> list[str]:
-    rows = [_HEAD]
-    for model in study.models:
-        for found in pick(model):
-            rows.append(
-                (
-                    model.name,
-                    _BASELINE[found.baseline],
-                    _WORDS[found.definition],
-                    f"{_percent(found.least)}..{_percent(found.most)} %",
-                    f"{found.points:,}/{found.total:,}",
-                    _range(_rows(study, [found])),
-                    _range(_columns(study, [found])),
-                )
-            )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
+def _section(study: Study, title: str, pick: Pick, *, explain: bool) -> list[str]:
+    rows = [_HEAD, *(_finding_cells(study, model, found) for model in study.models for found in pick(model))]
+    without = {"bubble as"} if all(row[2] == _WORDS[None] for row in rows[1:]) else set()
+    columns = [i for i, head in enumerate(_HEAD) if head not in without]
+    widths = [max(len(row[i]) for row in rows) for i in columns]
+    table = [aligned([row[i] for i in columns], widths) for row in rows]
     notes = [f"  {line}" for model in study.models for line in _notes(model, pick(model))]
-    return [title, *(aligned(row, widths) for row in rows), *_map(study, pick), *wrapped(notes)]
+    return [title, *table, *_map(study, pick, explain=explain), *wrapped(notes, _WIDTH)]
+
+
+def _finding_cells(study: Study, model: ModelStudy, found: Finding) -> tuple[str, ...]:
+    return (
+        model.name,
+        _BASELINE[found.baseline],
+        _WORDS[found.definition],
+        f"{_percent(found.least)}..{_percent(found.most)} %",
+        f"{found.points:,} of {found.total:,}",
+        _range(_rows(study, [found])),
+        _range(_columns(study, [found])),
+    )
 
 
 def _percent(ratio: float) -> str:
     return f"{100 * ratio:.1f}".replace("-0.0", "0.0")
 
 
-def _map(study: Study, pick: Callable[[ModelStudy], tuple[Finding, ...]]) -> list[str]:
+def _map(study: Study, pick: Pick, *, explain: bool) -> list[str]:
     """Where on microbatches and distance, against 1F1B in blocking batches."""
     blocks = [
         (f"{model.name} {_WORDS[found.definition]}", found.shares)
@@ -176,16 +181,12 @@ def _map(study: Study, pick: Callable[[ModelStudy], tuple[Finding, ...]]) -> lis
     grid = study.choice.grid
     columns = len(grid.distances_km)
     width = max(columns, *(len(title) for title, _ in blocks))
-    per_line = max(1, (80 - 8) // (width + 2))
-    lines = [
-        "",
-        *wrapped(
-            [
-                f"  where, against blocking 1F1B; columns: {', '.join(map(str, grid.distances_km))} km; share of the "
-                "other settings: . none, 0 below 10 %, 1 from 10 %, ...",
-            ]
-        ),
-    ]
+    per_line = max(1, (_WIDTH - 8) // (width + 2))
+    told = (
+        f"  Where, against blocking 1F1B: a row per m, a column per distance ({', '.join(map(str, grid.distances_km))} "
+        "km); share of the other settings at which it arises: . none, 0 below 10 %, 1 from 10 %, ..."
+    )
+    lines = ["", *(wrapped([told], _WIDTH) if explain else [])]
     for at in range(0, len(blocks), per_line):
         some = blocks[at : at + per_line]
         lines.append("  m     " + "  ".join(title.ljust(width) for title, _ in some).rstrip())
@@ -202,32 +203,46 @@ def _digit(share: float) -> str:
 def _notes(model: ModelStudy, findings: Sequence[Finding]) -> list[str]:
     lines = []
     for found in findings:
-        if found.baseline != "grouped":
+        if found.baseline != "grouped" or found.nearest is None or found.highest is None:
             continue
-        name = f"{model.name} {_WORDS[found.definition]}"
-        if found.nearest is not None:
-            lines.append(f"nearest, {name}: {_told(found.nearest)}")
-        if not found.points and found.definition is not None and found.nearest is not None:
-            lines.append(f"not reached, {name}: {_why(found)}")
+        name = f"{model.name}, {_WORDS[found.definition]}"
+        lines.append(f"nearest {name}: {_told(found.nearest)}")
+        if not found.points:
+            lines.append(f"not reached {name}: {_why(found, found.highest, is_both=findings is model.both)}")
     return lines
 
 
-def _why(found: Finding) -> str:
-    reached = f"at most {_percent(found.most)} %"
-    if found.most >= BUBBLE_REDUCTION:
-        return f"up to {_percent(found.most)} % fewer, but not where the iteration is {ITERATION_REDUCTION:.1%} shorter"
-    return (
-        f"{reached}; there {found.left_ratio:.0%} of the idle time left is fill, drain and unequal stages, which neither "
-        "links nor warm-ups change: it would take more microbatches or longer delays"
+def _why(found: Finding, highest: Point, *, is_both: bool) -> str:
+    left = (
+        f"{found.left_ratio:.0%} of the idle time left there is fill, drain and unequal stages, which neither links "
+        "nor warm-ups change"
     )
+    if is_both and found.definition in ("bubble_ratio", "bubble_ns"):
+        needed = joint(STAGES, found.definition)
+        return (
+            f"one configuration with both would idle {needed.before_ratio:.1%} with 1F1B and {needed.after_ratio:.1%} "
+            f"with extra forwards, and fill and drain alone are more than that below m {needed.least_microbatches}"
+        )
+    if is_both:
+        return "where one arises, the other does not"
+    target = ITERATION_REDUCTION if found.definition is None else BUBBLE_REDUCTION
+    if found.least <= target <= found.most:
+        return "reductions on both sides of it, none so close: they step with the number of crossings per microbatch"
+    if found.least > target:
+        return f"at least {_percent(found.least)} %"
+    return f"at most {_percent(found.most)} %, at {_place(highest)}; {left}"
 
 
 def _told(point: Point) -> str:
     bubbles = "" if point.bubble_reduction is None else f"bubbles {_signed(point.bubble_reduction)}, "
+    return f"{bubbles}iteration {_signed(point.iteration_reduction)} at {_place(point)}"
+
+
+def _place(point: Point) -> str:
     return (
-        f"{bubbles}iteration {_signed(point.iteration_reduction)} at m {point.microbatches}, {point.distance_km} km, "
-        f"{point.bandwidth_gbit_per_s} Gbit/s, {point.sharing} at once, {'/'.join(map(str, point.split))}, "
-        f"efficiency {point.efficiency_ratio:.0%}, +{point.depth} per boundary"
+        f"m {point.microbatches}, {point.distance_km} km, {point.bandwidth_gbit_per_s} Gbit/s, "
+        f"{point.sharing} at once, {'/'.join(map(str, point.split))}, efficiency {point.efficiency_ratio:.0%}, "
+        f"+{point.depth} per boundary"
     )
 
 
@@ -240,20 +255,21 @@ def _optimum(study: Study) -> list[str]:
     lines = wrapped(
         [
             "Optimum bandwidth, in Gbit/s",
-            f"  m {study.microbatches}, {'/'.join(map(str, study.split))}, efficiency {choice.middle_ratio:.0%}. BW* is "
-            "this tool's formula: the larger of what the messages need within f + B (throughput) and of what lets the "
-            "forwards that fit hide a delay (hiding). Replayed: the bandwidth from which on twice as much shortens the "
-            f"step by less than {GAIN_PER_DOUBLING:.0%}.",
-        ]
+            f"  m {study.microbatches}, {'/'.join(map(str, study.split))}, efficiency {choice.middle_ratio:.0%}. BW* "
+            "is this tool's formula: the larger of what the messages need within f + B (throughput) and of what lets "
+            "the forwards that fit hide a delay (hiding). 1F1B+N and 1F1B (blocking), replayed: the bandwidth from "
+            f"which on twice as much shortens the step by less than {GAIN_PER_DOUBLING:.0%}.",
+        ],
+        _WIDTH,
     )
     head = ("", "at once", "km", "BW*", "by", "1F1B+N", "1F1B", "400 for 200: +N", "1F1B")
-    rows = [head]
+    rows: list[tuple[str, ...]] = [head]
     for model in study.models:
         rows += [(model.name, *_optimum_cells(found)) for found in model.optima]
     if len(rows) == 1:
         return [*lines, "  not looked for: 1F1B does not fit the HBM limit"]
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    return [*lines, *(aligned(row, widths) for row in rows), *wrapped(_optimum_notes(study))]
+    return [*lines, *(aligned(row, widths) for row in rows), *wrapped(_optimum_notes(study), _WIDTH)]
 
 
 def _optimum_cells(found: Optimum) -> tuple[str, ...]:
@@ -284,7 +300,8 @@ def _optimum_notes(study: Study) -> list[str]:
     ]
     told = "; ".join(within) if within else "in none of these settings"
     return [
-        "  Above BW* only filling and draining still gets shorter, which the 1 % of the replayed optimum counts.",
+        "  Above BW* the steady state no longer gains; filling and draining still do, which puts the replayed optimum "
+        "higher.",
         f"  The optimum of 1F1B+N lies within the published 200 to 400 Gbit/s: {told}.",
     ]
 
@@ -296,10 +313,11 @@ def _memory(study: Study) -> list[str]:
     return [
         *wrapped(
             [
-                f"HBM, limit {format_size(study.choice.hbm_bytes)} per device",
+                f"HBM, limit {study.choice.hbm_bytes / 1e9:g} GB ({format_size(study.choice.hbm_bytes)}) per device",
                 f"  m {study.microbatches}, {'/'.join(map(str, study.split))}, sequences of {study.choice.sequence}; "
                 "first stage, peaks of the stage that needs most; without what the runtime and its allocator take.",
-            ]
+            ],
+            _WIDTH,
         ),
         *(aligned(row, widths) for row in rows),
     ]
@@ -315,5 +333,3 @@ def _need_cells(need: Need) -> tuple[str, ...]:
         "yes" if need.fits else "NO",
         "-" if need.depth_limit is None else f"+{need.depth_limit}",
     )
-
-

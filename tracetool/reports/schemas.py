@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from tracetool.reports.geopipe import SCHEMA_ID as GEOPIPE_ID
+from tracetool.reports.geopipe import GeoPipeInfo
 from tracetool.reports.json import SCHEMA_ID, ReportInfo
 from tracetool.reports.stragglers import SCHEMA_ID as STRAGGLERS_ID
 from tracetool.reports.stragglers import StragglersInfo
@@ -38,6 +40,7 @@ def all_schemas() -> dict[str, str]:
     files["stragglers.schema.json"] = _dump(_struct(StragglersInfo, STRAGGLERS_ID))
     files["measured.schema.json"] = _dump(_struct(MeasuredFile, f"{_BASE}:measured"))
     files["validation.schema.json"] = _dump(_struct(ValidationInfo, VALIDATION_ID))
+    files["geopipe.schema.json"] = _dump(_struct(GeoPipeInfo, GEOPIPE_ID))
     files["duckdb.sql"] = _duckdb()
     files["README.md"] = _readme()
     return files
@@ -100,6 +103,7 @@ def _readme() -> str:
         "- `stragglers.schema.json`: what `tracetool replay --equalize --json` prints",
         "- `measured.schema.json`: the file of measured steps that `tracetool validate` reads",
         "- `validation.schema.json`: what `tracetool validate --json` prints",
+        "- `geopipe.schema.json`: what `tracetool paper geopipe --json` prints",
         "- `duckdb.sql`: opens a Run in any DuckDB client (`SET VARIABLE run = 'x.run';` first)",
         "- `tables/`: one JSON Schema per table of a Run",
         "",
