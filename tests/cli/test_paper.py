@@ -31,7 +31,7 @@ def test_the_report_fits_80_columns_and_says_what_it_is(capsys: pytest.CaptureFi
         "reduced by up to 78.91 % [abstract]",
         "in 3 regions [1 note, unconfirmed]",
         "the paper's own definition is not known",
-        "fill and drain alone are more than that below m 288",
+        "it takes m 288 for fill and drain to be that short",
         "MindSpeed-LLM's README tells 2,016",
     ):
         assert said in flat
@@ -70,7 +70,7 @@ def test_what_the_user_says_replaces_what_is_assumed(capsys: pytest.CaptureFixtu
     assert cycles[0] == cycles[1]
     assert run(["paper", "geopipe", "--model", "70b", *SMALL, "--hbm", "24GB"]) == 0
     flat = " ".join(capsys.readouterr().out.split())
-    assert "0 of 0" in flat
+    assert "fit the HBM limit: 70b 0" in flat
     assert "not looked for: 1F1B does not fit the HBM limit" in flat
 
 

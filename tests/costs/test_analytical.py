@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
@@ -30,14 +30,29 @@ def gpt(name: str, layers: int, hidden: int, heads: int) -> Transformer:
     )  # fmt: skip
 
 
-# The same paper: shape (table 3), parameters in billions, PP, chunks, microbatches, sequences in each, GPUs, seconds of
-# an iteration with full recomputation and with sequence parallelism and selective recomputation (table 5), MFU of the
-# latter as the schedule reference works it out (section 8.2).
+class Measured(NamedTuple):
+    """A run of arXiv 2205.05198: shape (table 3), how it was cut, and seconds of an iteration (table 5).
+
+    ``mfu`` is of the selective one, as the schedule reference works it out (section 8.2).
+    """
+
+    model: Transformer
+    billions: float
+    stages: int
+    chunks: int
+    microbatches: int
+    batch: int
+    gpus: int
+    full_s: float
+    selective_s: float
+    mfu: float
+
+
 KORTHIKANTI = {
-    "22B": (gpt("22B", 48, 6144, 64), 22.0, 1, 1, 1, 4, 8, 1.42, 1.10, 0.417),
-    "175B": (gpt("175B", 96, 12288, 96), 175.0, 8, 3, 64, 1, 64, 18.13, 13.75, 0.514),
-    "530B": (gpt("530B", 105, 20480, 128), 530.0, 35, 3, 280, 1, 280, 49.05, 37.83, 0.560),
-    "1T": (gpt("1T", 128, 25600, 160), 1000.0, 64, 1, 512, 1, 512, 94.42, 71.49, 0.563),
+    "22B": Measured(gpt("22B", 48, 6144, 64), 22.0, 1, 1, 1, 4, 8, 1.42, 1.10, 0.417),
+    "175B": Measured(gpt("175B", 96, 12288, 96), 175.0, 8, 3, 64, 1, 64, 18.13, 13.75, 0.514),
+    "530B": Measured(gpt("530B", 105, 20480, 128), 530.0, 35, 3, 280, 1, 280, 49.05, 37.83, 0.560),
+    "1T": Measured(gpt("1T", 128, 25600, 160), 1000.0, 64, 1, 512, 1, 512, 94.42, 71.49, 0.563),
 }
 
 
@@ -47,10 +62,10 @@ def cycle_ns(pipeline: Pipeline, stage: int) -> int:
 
 def iteration_s(name: str, recompute: Recompute, efficiency_ratio: float) -> float:
     """(m + (p - 1) / v) (f + B) of the first stage: the table's runs are interleaved."""
-    model, _, stages, chunks, microbatches, batch, *_ = KORTHIKANTI[name]
-    how = Training(8, stages, microbatches, batch, SEQUENCE, efficiency_ratio, recompute)
-    pipeline = analytical_pipeline(model, A100, how)
-    return (microbatches + (stages - 1) / chunks) * cycle_ns(pipeline, 0) / 1e9
+    run = KORTHIKANTI[name]
+    how = Training(8, run.stages, run.microbatches, run.batch, SEQUENCE, efficiency_ratio, recompute)
+    pipeline = analytical_pipeline(run.model, A100, how)
+    return (run.microbatches + (run.stages - 1) / run.chunks) * cycle_ns(pipeline, 0) / 1e9
 
 
 @pytest.mark.parametrize(
@@ -63,19 +78,19 @@ def test_parameters_of_llama_2(model: Transformer, parameters: int) -> None:
 
 @pytest.mark.parametrize("name", KORTHIKANTI)
 def test_parameters_and_operations_of_the_korthikanti_table(name: str) -> None:
-    model, billions, _, _, microbatches, batch, gpus, _, selective_s, mfu = KORTHIKANTI[name]
-    assert model.parameters / 1e9 == pytest.approx(billions, rel=0.01)
-    flops = model.model_flops(microbatches * batch, SEQUENCE)
-    assert flops / (selective_s * gpus * A100.peak_flops) == pytest.approx(mfu, abs=0.0006)
+    run = KORTHIKANTI[name]
+    assert run.model.parameters / 1e9 == pytest.approx(run.billions, rel=0.01)
+    flops = run.model.model_flops(run.microbatches * run.batch, SEQUENCE)
+    assert flops / (run.selective_s * run.gpus * A100.peak_flops) == pytest.approx(run.mfu, abs=0.0006)
 
 
 @pytest.mark.parametrize("name", KORTHIKANTI)
 def test_what_recomputation_costs(name: str) -> None:
     """Measured: full recomputation takes 1.29 to 1.32 times as long; the model says so within 4 %."""
-    full_s, selective_s = KORTHIKANTI[name][7:9]
+    run = KORTHIKANTI[name]
     for efficiency in (0.5, 0.7):
         ratio = iteration_s(name, "full", efficiency) / iteration_s(name, "selective", efficiency)
-        assert ratio == pytest.approx(full_s / selective_s, rel=0.04)
+        assert ratio == pytest.approx(run.full_s / run.selective_s, rel=0.04)
 
 
 def test_measured_iterations() -> None:
@@ -84,18 +99,17 @@ def test_measured_iterations() -> None:
     Narrower matrices run at a smaller share of the peak (22B takes 27 % longer than so predicted): what one efficiency
     for every width is worth.
     """
-    errors = {
-        (name, recompute): iteration_s(name, recompute, 0.62) / measured - 1
-        for name, row in KORTHIKANTI.items()
-        for recompute, measured in (("full", row[7]), ("selective", row[8]))
-    }
+    errors: dict[tuple[str, str], float] = {}
+    for name, run in KORTHIKANTI.items():
+        errors[name, "full"] = iteration_s(name, "full", 0.62) / run.full_s - 1
+        errors[name, "selective"] = iteration_s(name, "selective", 0.62) / run.selective_s - 1
     assert {case for case, error in errors.items() if abs(error) > 0.08} == {("22B", "full"), ("22B", "selective")}
     assert -0.22 < errors["22B", "selective"] < errors["22B", "full"] < -0.08
 
 
 def test_activations_by_hand() -> None:
     """arXiv 2205.05198, table 2: sbh (34 + 5as/h), 34 sbh, 2 sbh; gated as in the CrossPipe authors' simulator."""
-    model, s, b = KORTHIKANTI["175B"][0], SEQUENCE, 3
+    model, s, b = KORTHIKANTI["175B"].model, SEQUENCE, 3
     sbh = s * b * 12288
     assert model.activation_bytes(b, s, "none") == 34 * sbh + 5 * 96 * s * s * b
     assert model.activation_bytes(b, s, "selective") == 34 * sbh

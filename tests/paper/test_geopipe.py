@@ -11,6 +11,7 @@ import pytest
 from tracetool.costs.analytical import A100, Training
 from tracetool.costs.transformer import LLAMA_2_13B, LLAMA_2_70B
 from tracetool.metrics import measure
+from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
 from tracetool.paper.findings import (
     DEFINITIONS,
@@ -20,6 +21,7 @@ from tracetool.paper.findings import (
     iteration_findings,
     iteration_reduction,
     joint,
+    least_idle_ratio,
 )
 from tracetool.paper.memory import needs
 from tracetool.paper.optimum import find_optimum
@@ -216,6 +218,18 @@ def test_points_beyond_memory_are_no_findings() -> None:
     grid = Grid((0.5,), (16,), ((3, 3, 2),), (1,), (200,), (80, 400))
     (found, *_) = bubble_findings(sweep(big, grid))
     assert (found.points, found.total, found.nearest) == (0, 0, None)
+
+
+def test_least_idle_share_over_free_links(equal: Swept, with_head: Swept) -> None:
+    """(p - 1) / (m + p - 1) with equal stages; with a slower last stage, its surplus in every microbatch as well."""
+    assert least_idle_ratio(equal) == pytest.approx(7 / (20 + 7))
+    pipeline = WITH_HEAD.pipeline(0.6, 20)
+    f, b = (pipeline.stages[0].median_ns(kind) or 0 for kind in (ActionKind.FORWARD, ActionKind.BACKWARD))
+    slow_f, slow_b = (pipeline.stages[7].median_ns(kind) or 0 for kind in (ActionKind.FORWARD, ActionKind.BACKWARD))
+    window = 7 * (f + b) + 20 * (slow_f + slow_b)
+    compute = 20 * (7 * (f + b) + slow_f + slow_b) / 8
+    least = min(1 - compute / window, least_idle_ratio(sweep(WITH_HEAD, replace(SMALL, efficiency_ratios=(0.3,)))))
+    assert least_idle_ratio(with_head) == pytest.approx(least, abs=1e-6)
 
 
 def test_both_figures_with_all_idle_time_counted() -> None:

@@ -57,7 +57,7 @@ def paper() -> None:
     help="Share of the peak of matrix products. Repeatable; default: 40%, 55% and 70%.",
 )
 @click.option("--hbm", default="64GB", show_default=True, metavar="SIZE", help="Memory limit per device.")
-@click.option("--microbatches", metavar="16,32", help="Microbatches per step to sweep; default: 8 to 256.")
+@click.option("--microbatches", metavar="16,32", help="Microbatches per step to sweep; default: 8 to 320.")
 @click.option(
     "--distances", metavar="80km,400km", help="Between neighbouring regions, to sweep; default: 10 to 3000 km."
 )

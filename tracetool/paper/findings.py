@@ -116,6 +116,12 @@ class Finding:
     left_ratio: float
 
 
+def least_idle_ratio(swept: Swept) -> float:
+    """Smallest idle share of any point over free links: fill, drain and unequal stages; 1 if no point fits memory."""
+    idle = 1 - swept.compute_ns / swept.deeper_free_ns
+    return float(idle[swept.feasible].min(initial=1.0))
+
+
 def bubble_findings(swept: Swept) -> tuple[Finding, ...]:
     """Where the published reduction of bubbles arises, by baseline and definition."""
     return tuple(

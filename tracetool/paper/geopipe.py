@@ -44,7 +44,15 @@ FACTS: tuple[Fact, ...] = (
     Fact("cross-DC bandwidth varied from 400 down to 200 Gbit/s by the rate of the spine ports", "one note"),
     Fact("non-blocking transfers and more forward passes ahead of the first backward", "one note"),
 )
-"""The summaries: arxivlens.com's of the paper (generated 2025-10-30) and a public reading note on all of its pages."""
+
+SOURCES: tuple[str, ...] = (
+    "published facts: arXiv 2510.12064 (abstract), its summary on arxivlens.com (2025-10-30), a public reading note on "
+    "all of its pages",
+    "peak: 24 cores of 16^3 multiply-adds at 1.8 GHz, Ascend910B2C.ini of CANN's platform_config; HCCS 392 GB/s as "
+    "public comparisons tell, taken as both directions together",
+    "throughput: README of Ascend/MindSpeed-LLM at 01546f7",
+    "model of costs: operations and activations as in arXiv 2205.05198 and 2307.08691, Llama-2 as in arXiv 2307.09288",
+)
 
 NOT_PUBLISHED: tuple[str, ...] = (
     "distance and latency",

@@ -35,8 +35,12 @@ GAIN_PER_DOUBLING = 0.01
 """A bandwidth is enough where twice as much shortens the step by less than this."""
 
 _STEPS_PER_DOUBLING = 8
-_LADDER_BYTES_PER_S = tuple(round(125_000_000 * 2 ** (n / _STEPS_PER_DOUBLING)) for n in range(14 * 8 + 1))
-"""1 Gbit/s to 16 Tbit/s."""
+_LADDER_BYTES_PER_S = tuple(
+    round(125_000_000 * 2 ** (step / _STEPS_PER_DOUBLING)) << doubling
+    for doubling in range(15)
+    for step in range(_STEPS_PER_DOUBLING)
+)
+"""1 Gbit/s to 32 Tbit/s; each step is exactly half of the one a doubling later."""
 
 _PUBLISHED_BYTES_PER_S = (25 * 10**9, 50 * 10**9)
 """200 and 400 Gbit/s."""
@@ -92,9 +96,7 @@ def find_optimum(
     limit = depth_limit(pipeline, split, setting.hbm_bytes)
     spare = limit * cycle / 2 - latency
     speeds = [speed for speed in _LADDER_BYTES_PER_S if speed * cycle >= payload * 10**9 // 4]
-    links = [
-        (speed // sharing, latency) for speed in (*speeds, *(2 * speed for speed in speeds), *_PUBLISHED_BYTES_PER_S)
-    ]
+    links = [(speed // sharing, latency) for speed in (*speeds, *_PUBLISHED_BYTES_PER_S)]
     # Where a message occupies the link for longer than f + B, no warm-up helps.
     depths = range(min(limit, hiding_depth(pipeline, latency + cycle)) + 1)
     hidden = _shortest(pipeline, [deeper(pipeline, split, depth) for depth in depths], "per-edge", split, links)
@@ -138,8 +140,8 @@ def _shortest(
 
 
 def _knee(speeds: Sequence[int], windows: Sequence[int]) -> int | None:
-    """The smallest bandwidth from which on doubling gains too little; windows of all, then of all doubled."""
-    count = len(speeds)
-    short = [i for i in range(count) if windows[i] / windows[count + i] - 1 >= GAIN_PER_DOUBLING]
+    """The smallest bandwidth from which on doubling gains too little."""
+    count = len(speeds) - _STEPS_PER_DOUBLING
+    short = [i for i in range(count) if windows[i] / windows[i + _STEPS_PER_DOUBLING] - 1 >= GAIN_PER_DOUBLING]
     first = short[-1] + 1 if short else 0
     return speeds[first] if first < count else None

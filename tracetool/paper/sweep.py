@@ -65,7 +65,7 @@ class Grid:
     """
 
     efficiency_ratios: tuple[float, ...] = (0.4, 0.55, 0.7)
-    microbatches: tuple[int, ...] = (8, 12, 16, 18, 20, 24, 32, 64, 128, 256)
+    microbatches: tuple[int, ...] = (8, 12, 16, 18, 20, 24, 32, 64, 128, 320)
     splits: tuple[tuple[int, ...], ...] = ((3, 3, 2), (2, 3, 3), (4, 2, 2), (2, 2, 4))
     sharing: tuple[int, ...] = (1, 2, 4, 8)
     bandwidths_gbit_per_s: tuple[int, ...] = BANDWIDTHS_GBIT_PER_S

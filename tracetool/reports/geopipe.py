@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from tracetool.paper.findings import bubble_reduction, iteration_reduction
-from tracetool.paper.geopipe import BUBBLE_REDUCTION, FACTS, ITERATION_REDUCTION, NOT_PUBLISHED, TOLERANCE
+from tracetool.paper.geopipe import BUBBLE_REDUCTION, FACTS, ITERATION_REDUCTION, NOT_PUBLISHED, SOURCES, TOLERANCE
 from tracetool.paper.sweep import BASELINES, NS_PER_KM
 from tracetool.reports.geopipe_text import render
 from tracetool.tables import SCHEMA_VERSION
@@ -161,6 +161,7 @@ class GeoPipeInfo(msgspec.Struct, kw_only=True):
     tolerance_ratio: Annotated[float, _doc("A figure arises where the model comes as close.")] = TOLERANCE
     published: Annotated[list[FactInfo], _doc("What is public of the setting and the results.")]
     not_published: Annotated[list[str], _doc("What is not.")]
+    sources: Annotated[list[str], _doc("Where facts and figures are from.")]
     assumptions: Annotated[list[AssumptionInfo], _doc("What is taken for it.")]
     hbm_bytes: Annotated[int, _doc("Memory limit per device.")]
     grid: Annotated[GridInfo, _doc("What was swept.")]
@@ -190,6 +191,7 @@ def geopipe_info(study: Study, facts: GeoPipeFacts) -> GeoPipeInfo:
         command=facts.command,
         published=[FactInfo(text=fact.text, basis=fact.basis) for fact in FACTS],
         not_published=list(NOT_PUBLISHED),
+        sources=list(SOURCES),
         assumptions=[AssumptionInfo(what=a.what, value=a.value, why=a.why) for a in study.assumptions],
         hbm_bytes=study.choice.hbm_bytes,
         grid=GridInfo(

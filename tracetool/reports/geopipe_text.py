@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracetool.paper.findings import DEFINITIONS, joint
-from tracetool.paper.geopipe import BUBBLE_REDUCTION, FACTS, ITERATION_REDUCTION, NOT_PUBLISHED, STAGES
+from tracetool.paper.findings import DEFINITIONS, joint, least_idle_ratio
+from tracetool.paper.geopipe import BUBBLE_REDUCTION, FACTS, ITERATION_REDUCTION, NOT_PUBLISHED, SOURCES, STAGES
 from tracetool.paper.optimum import GAIN_PER_DOUBLING
 from tracetool.reports.text import aligned, wrapped
 from tracetool.units import format_duration, format_size
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     Pick = Callable[[ModelStudy], tuple[Finding, ...]]
 
 _WIDTH = 80
+_BUBBLES, _ITERATIONS = f"{100 * BUBBLE_REDUCTION:.2f} %", f"{100 * ITERATION_REDUCTION:.1f} %"
 
 _WORDS: dict[Definition | None, str] = {
     "bubble_ratio": "idle share",
@@ -36,14 +37,27 @@ _BASES = {"abstract": "abstract", "two summaries": "2 summaries", "one note": "1
 def render(study: Study) -> list[str]:
     """The lines of the report."""
     sections = (
-        (f"{BUBBLE_REDUCTION:.2%} fewer bubbles", lambda m: m.bubbles),
-        (f"Iterations {ITERATION_REDUCTION:.1%} shorter", lambda m: m.iterations),
+        (f"{_BUBBLES} fewer bubbles", lambda m: m.bubbles),
+        (f"Iterations {_ITERATIONS} shorter", lambda m: m.iterations),
         ("Both in one configuration", lambda m: m.both),
     )
-    lines = wrapped([*_title(), "", "In short", *_short(study), "", *_basis(study), "", *_definitions()], _WIDTH)
+    lines = wrapped(
+        [
+            *_title(),
+            "",
+            "In short (ranges over all settings at which it arises; the maps below show where)",
+            *_short(study),
+            "",
+            *_basis(study),
+            "",
+            *_definitions(),
+        ],
+        _WIDTH,
+    )
     for number, (title, pick) in enumerate(sections):
         lines += ["", *_section(study, title, pick, explain=number == 0)]
-    return [*lines, "", *_optimum(study), "", *_memory(study)]
+    sources = wrapped(["Sources", *(f"  {source}" for source in SOURCES)], _WIDTH)
+    return [*lines, "", *_optimum(study), "", *_memory(study), "", *sources]
 
 
 def _title() -> list[str]:
@@ -78,9 +92,9 @@ def _definitions() -> list[str]:
 
 
 def _short(study: Study) -> list[str]:
-    lines = [f"  {BUBBLE_REDUCTION:.2%} fewer bubbles, counted as"]
+    lines = [f"  {_BUBBLES} fewer bubbles, counted as"]
     lines += [f"    {_WORDS[d]}: {_reach(study, d, lambda m: m.bubbles)}" for d in DEFINITIONS]
-    lines.append(f"  {ITERATION_REDUCTION:.1%} shorter iterations: {_reach(study, None, lambda m: m.iterations)}")
+    lines.append(f"  {_ITERATIONS} shorter iterations: {_reach(study, None, lambda m: m.iterations)}")
     lines.append("  both in one configuration, counted as")
     lines += [f"    {_WORDS[d]}: {_reach(study, d, lambda m: m.both)}" for d in DEFINITIONS]
     knees = [o.knee_bytes_per_s for model in study.models for o in model.optima if o.knee_bytes_per_s is not None]
@@ -149,7 +163,9 @@ def _section(study: Study, title: str, pick: Pick, *, explain: bool) -> list[str
     widths = [max(len(row[i]) for row in rows) for i in columns]
     table = [aligned([row[i] for i in columns], widths) for row in rows]
     notes = [f"  {line}" for model in study.models for line in _notes(model, pick(model))]
-    return [title, *table, *_map(study, pick, explain=explain), *wrapped(notes, _WIDTH)]
+    looked = ", ".join(f"{model.name} {pick(model)[0].total:,}" for model in study.models)
+    counted = [f"  settings replayed that fit the HBM limit: {looked}"] if explain else []
+    return [title, *wrapped(counted, _WIDTH), *table, *_map(study, pick, explain=explain), *wrapped(notes, _WIDTH)]
 
 
 def _finding_cells(study: Study, model: ModelStudy, found: Finding) -> tuple[str, ...]:
@@ -158,7 +174,7 @@ def _finding_cells(study: Study, model: ModelStudy, found: Finding) -> tuple[str
         _BASELINE[found.baseline],
         _WORDS[found.definition],
         f"{_percent(found.least)}..{_percent(found.most)} %",
-        f"{found.points:,} of {found.total:,}",
+        f"{found.points:,}",
         _range(_rows(study, [found])),
         _range(_columns(study, [found])),
     )
@@ -202,27 +218,31 @@ def _digit(share: float) -> str:
 
 def _notes(model: ModelStudy, findings: Sequence[Finding]) -> list[str]:
     lines = []
+    idle = least_idle_ratio(model.swept)
     for found in findings:
         if found.baseline != "grouped" or found.nearest is None or found.highest is None:
             continue
         name = f"{model.name}, {_WORDS[found.definition]}"
         lines.append(f"nearest {name}: {_told(found.nearest)}")
         if not found.points:
-            lines.append(f"not reached {name}: {_why(found, found.highest, is_both=findings is model.both)}")
+            lines.append(f"not reached {name}: {_why(found, found.highest, idle, is_both=findings is model.both)}")
     return lines
 
 
-def _why(found: Finding, highest: Point, *, is_both: bool) -> str:
+def _why(found: Finding, highest: Point, least_idle_ratio: float, *, is_both: bool) -> str:
     left = (
         f"{found.left_ratio:.0%} of the idle time left there is fill, drain and unequal stages, which neither links "
         "nor warm-ups change"
     )
     if is_both and found.definition in ("bubble_ratio", "bubble_ns"):
         needed = joint(STAGES, found.definition)
-        return (
-            f"one configuration with both would idle {needed.before_ratio:.1%} with 1F1B and {needed.after_ratio:.1%} "
-            f"with extra forwards, and fill and drain alone are more than that below m {needed.least_microbatches}"
-        )
+        if least_idle_ratio > needed.after_ratio:
+            return (
+                f"one configuration with both would idle {needed.before_ratio:.1%} with 1F1B and "
+                f"{needed.after_ratio:.1%} with extra forwards; over free links the least of the sweep is "
+                f"{least_idle_ratio:.1%} (fill, drain and unequal stages), and with equal stages it takes m "
+                f"{needed.least_microbatches} for fill and drain to be that short"
+            )
     if is_both:
         return "where one arises, the other does not"
     target = ITERATION_REDUCTION if found.definition is None else BUBBLE_REDUCTION
