@@ -111,7 +111,7 @@ def _reach(study: Study, definition: Definition | None, pick: Pick) -> str:
     told = []
     for model in study.models:
         found = [f for f in pick(model) if f.definition == definition]
-        where = "nowhere in the sweep"
+        where = "nowhere in the sweep" if any(f.total for f in found) else "does not fit the HBM limit"
         if any(f.points for f in found):
             where = f"m {_range(_rows(study, found))}, {_range(_columns(study, found))} km"
         told.append(f"{model.name} {where}")
@@ -173,7 +173,7 @@ def _finding_cells(study: Study, model: ModelStudy, found: Finding) -> tuple[str
         model.name,
         _BASELINE[found.baseline],
         _WORDS[found.definition],
-        f"{_percent(found.least)}..{_percent(found.most)} %",
+        f"{_percent(found.least)}..{_percent(found.most)} %" if found.total else "-",
         f"{found.points:,}",
         _range(_rows(study, [found])),
         _range(_columns(study, [found])),
@@ -231,16 +231,16 @@ def _notes(model: ModelStudy, findings: Sequence[Finding]) -> list[str]:
 
 def _why(found: Finding, highest: Point, least_idle_ratio: float, *, is_both: bool) -> str:
     left = (
-        f"{found.left_ratio:.0%} of the idle time left there is fill, drain and unequal stages, which neither links "
+        f"{100 * found.left_ratio:.0f} % of the idle time left there is fill, drain and unequal stages, which neither links "
         "nor warm-ups change"
     )
     if is_both and found.definition in ("bubble_ratio", "bubble_ns"):
         needed = joint(STAGES, found.definition)
         if least_idle_ratio > needed.after_ratio:
             return (
-                f"one configuration with both would idle {needed.before_ratio:.1%} with 1F1B and "
-                f"{needed.after_ratio:.1%} with extra forwards; over free links the least of the sweep is "
-                f"{least_idle_ratio:.1%} (fill, drain and unequal stages), and with equal stages it takes m "
+                f"one configuration with both would idle {_percent(needed.before_ratio)} % with 1F1B and "
+                f"{_percent(needed.after_ratio)} % with extra forwards; over free links the least of the sweep is "
+                f"{_percent(least_idle_ratio)} % (fill, drain and unequal stages), and with equal stages it takes m "
                 f"{needed.least_microbatches} for fill and drain to be that short"
             )
     if is_both:
@@ -261,7 +261,7 @@ def _told(point: Point) -> str:
 def _place(point: Point) -> str:
     return (
         f"m {point.microbatches}, {point.distance_km} km, {point.bandwidth_gbit_per_s} Gbit/s, "
-        f"{point.sharing} at once, {'/'.join(map(str, point.split))}, efficiency {point.efficiency_ratio:.0%}, "
+        f"{point.sharing} at once, {'/'.join(map(str, point.split))}, efficiency {100 * point.efficiency_ratio:.0f} %, "
         f"+{point.depth} per boundary"
     )
 
@@ -275,10 +275,10 @@ def _optimum(study: Study) -> list[str]:
     lines = wrapped(
         [
             "Optimum bandwidth, in Gbit/s",
-            f"  m {study.microbatches}, {'/'.join(map(str, study.split))}, efficiency {choice.middle_ratio:.0%}. BW* "
+            f"  m {study.microbatches}, {'/'.join(map(str, study.split))}, efficiency {100 * choice.middle_ratio:.0f} %. BW* "
             "is this tool's formula: the larger of what the messages need within f + B (throughput) and of what lets "
             "the forwards that fit hide a delay (hiding). 1F1B+N and 1F1B (blocking), replayed: the bandwidth from "
-            f"which on twice as much shortens the step by less than {GAIN_PER_DOUBLING:.0%}.",
+            f"which on twice as much shortens the step by less than {100 * GAIN_PER_DOUBLING:.0f} %.",
         ],
         _WIDTH,
     )
