@@ -199,7 +199,7 @@ def _assumptions(choice: Choice) -> tuple[Assumption, ...]:
         for setting in settings
     ]
     payloads = [f"{payload_bytes(pipeline) / 1e6:.1f} MB" for pipeline in pipelines]
-    efficiencies = ", ".join(f"{100 * ratio:.0f} %" for ratio in grid.efficiency_ratios)
+    efficiencies = ", ".join(f"{100 * ratio:g} %" for ratio in grid.efficiency_ratios)
     return (
         Assumption(
             "peak of the accelerator",
@@ -209,7 +209,7 @@ def _assumptions(choice: Choice) -> tuple[Assumption, ...]:
         Assumption(
             "efficiency of matrix products",
             f"{efficiencies} of the peak",
-            f"swept; at {100 * choice.middle_ratio:.0f} % a middle stage takes: {'; '.join(times)}",
+            f"swept; at {100 * choice.middle_ratio:g} % a middle stage takes: {'; '.join(times)}",
         ),
         Assumption(
             "tensor-parallel collectives",

@@ -231,8 +231,8 @@ def _notes(model: ModelStudy, findings: Sequence[Finding]) -> list[str]:
 
 def _why(found: Finding, highest: Point, least_idle_ratio: float, *, is_both: bool) -> str:
     left = (
-        f"{100 * found.left_ratio:.0f} % of the idle time left there is fill, drain and unequal stages, which neither links "
-        "nor warm-ups change"
+        f"{100 * found.left_ratio:.0f} % of the idle time left there is fill, drain and unequal stages, which neither "
+        "links nor warm-ups change"
     )
     if is_both and found.definition in ("bubble_ratio", "bubble_ns"):
         needed = joint(STAGES, found.definition)
@@ -261,7 +261,7 @@ def _told(point: Point) -> str:
 def _place(point: Point) -> str:
     return (
         f"m {point.microbatches}, {point.distance_km} km, {point.bandwidth_gbit_per_s} Gbit/s, "
-        f"{point.sharing} at once, {'/'.join(map(str, point.split))}, efficiency {100 * point.efficiency_ratio:.0f} %, "
+        f"{point.sharing} at once, {'/'.join(map(str, point.split))}, efficiency {100 * point.efficiency_ratio:g} %, "
         f"+{point.depth} per boundary"
     )
 
@@ -275,8 +275,8 @@ def _optimum(study: Study) -> list[str]:
     lines = wrapped(
         [
             "Optimum bandwidth, in Gbit/s",
-            f"  m {study.microbatches}, {'/'.join(map(str, study.split))}, efficiency {100 * choice.middle_ratio:.0f} %. BW* "
-            "is this tool's formula: the larger of what the messages need within f + B (throughput) and of what lets "
+            f"  m {study.microbatches}, {'/'.join(map(str, study.split))}, efficiency {100 * choice.middle_ratio:g} %. "
+            "BW* is this tool's formula: the larger of what the messages need within f + B (throughput) and of what lets "
             "the forwards that fit hide a delay (hiding). 1F1B+N and 1F1B (blocking), replayed: the bandwidth from "
             f"which on twice as much shortens the step by less than {100 * GAIN_PER_DOUBLING:.0f} %.",
         ],
