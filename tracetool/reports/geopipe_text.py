@@ -277,8 +277,8 @@ def _optimum(study: Study) -> list[str]:
             "Optimum bandwidth, in Gbit/s",
             f"  m {study.microbatches}, {'/'.join(map(str, study.split))}, efficiency {100 * choice.middle_ratio:g} %. "
             "BW* is this tool's formula: the larger of what the messages need within f + B (throughput) and of what "
-            "lets the forwards that fit hide a delay (hiding). 1F1B+N and 1F1B (blocking), replayed: the bandwidth from "
-            f"which on twice as much shortens the step by less than {100 * GAIN_PER_DOUBLING:.0f} %.",
+            "lets the forwards that fit hide a delay (hiding). 1F1B+N and 1F1B (blocking), replayed: the bandwidth "
+            f"from which on twice as much shortens the step by less than {100 * GAIN_PER_DOUBLING:.0f} %.",
         ],
         _WIDTH,
     )
