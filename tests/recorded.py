@@ -12,6 +12,7 @@ import pytest
 
 from tracetool.ingest import ingest
 from tracetool.reconstruct import Reconstruction, reconstruct
+from tracetool.runs import derive
 
 if TYPE_CHECKING:
     from tracetool.store import Run
@@ -33,6 +34,12 @@ def data(*parts: str) -> Path:
 def run_of(folder: Path) -> Run:
     """The Run of a folder of traces, made once per test process."""
     return ingest([folder], Path(mkdtemp(prefix="tracetool-test-")) / "x.run")
+
+
+@cache
+def derived(folder: Path) -> Run:
+    """The same with the tables that reconstruction fills in."""
+    return derive(run_of(folder))
 
 
 def h100(name: str) -> Run:

@@ -17,7 +17,7 @@ from recorded import ROOT
 
 import tracetool
 
-HEAVY = ("polars", "pyarrow", "duckdb", "matplotlib", "numpy", "msgspec", "rich", "isal")
+HEAVY = ("polars", "pyarrow", "duckdb", "matplotlib", "numpy", "msgspec", "rich", "isal", "jinja2")
 
 
 def _loaded_after(code: str) -> set[str]:
@@ -33,6 +33,7 @@ def _loaded_after(code: str) -> set[str]:
         "from tracetool.cli import run; run(['--help'])",
         "from tracetool.cli import run; run(['--version'])",
         "from tracetool.cli import run; run(['replay', '--help'])",
+        "from tracetool.cli import run; run(['report', '--help'])",
         "from tracetool.cli import run; run(['schedules', 'geopipe'])",
     ],
 )
@@ -81,7 +82,11 @@ def test_the_wheel_holds_the_package_and_the_compiled_parts(tmp_path: Path) -> N
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     extensions = {f"tracetool/readers/_scan{suffix}", f"tracetool/replay/_engine{suffix}"}
-    kept = {path for pattern in ("*.py", "*.pyi", "*.sql", "py.typed") for path in (ROOT / "tracetool").rglob(pattern)}
+    kept = {
+        path
+        for pattern in ("*.py", "*.pyi", "*.sql", "page/*", "py.typed")
+        for path in (ROOT / "tracetool").rglob(pattern)
+    }
     assert held == {path.relative_to(ROOT).as_posix() for path in kept} | extensions
 
 

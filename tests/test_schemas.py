@@ -7,10 +7,9 @@ import json
 import duckdb
 import jsonschema
 import pytest
-from recorded import ROOT, SAMPLES, run_of
+from recorded import ROOT, SAMPLES, derived
 
 from tracetool.reports.schemas import all_schemas
-from tracetool.runs import derive
 from tracetool.tables import TABLES
 
 SCHEMAS = ROOT / "schemas"
@@ -26,15 +25,15 @@ def test_rows_of_every_table_conform(name: str) -> None:
     schema = json.loads((SCHEMAS / "tables" / f"{name}.schema.json").read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema)
-    rows = derive(run_of(SAMPLES / "h100-1f1b")).query(f"SELECT * FROM {name} USING SAMPLE 50 ROWS").to_dicts()
-    rows += derive(run_of(SAMPLES / "ascend-1f1b")).query(f"SELECT * FROM {name} USING SAMPLE 50 ROWS").to_dicts()
+    rows = derived(SAMPLES / "h100-1f1b").query(f"SELECT * FROM {name} USING SAMPLE 50 ROWS").to_dicts()
+    rows += derived(SAMPLES / "ascend-1f1b").query(f"SELECT * FROM {name} USING SAMPLE 50 ROWS").to_dicts()
     assert rows or name in ("vendor_figures", "problems"), "the samples have neither losses nor vendors' analyses"
     for row in rows:
         validator.validate(row)
 
 
 def test_a_plain_duckdb_client_opens_a_run_with_comments() -> None:
-    run = derive(run_of(SAMPLES / "h100-1f1b"))
+    run = derived(SAMPLES / "h100-1f1b")
     client = duckdb.connect(":memory:")
     client.execute(f"SET VARIABLE run = '{run.path}'")
     client.execute((SCHEMAS / "duckdb.sql").read_text(encoding="utf-8"))

@@ -14,7 +14,8 @@ import pytest
 from recorded import rebuilt
 from synthetic import found, pipeline, places, scenario
 
-from tracetool.depth import Shortage, choose_depth
+from tracetool.depth import choose_depth
+from tracetool.memory_limit import Shortage, Violation
 from tracetool.model.load import known_load
 from tracetool.whatif import answer
 
@@ -153,17 +154,33 @@ def test_memory_below_1f1b_is_infeasible_by_exact_bytes(missing: int) -> None:
     done = asked(4500, "1f1b", "geopipe", hbm_bytes=STATIC + P * HELD - missing)
     for result in (done.baseline, *done.results):
         assert result.feasible is False
-        assert result.shortage == Shortage(rank=0, missing_bytes=missing)
+        # The last warm-up forward of rank 0, its p-th, is the first to exceed the limit; forwards run back to back.
+        # With so much missing that p - 1 activations do not fit either, an earlier one is.
+        nth = P - 1 - (missing - 1) // HELD
+        first = next(op for op in result.timeline.ops if (op.rank, op.kind, op.microbatch) == (0, "F", nth))
+        assert result.shortage == Shortage(rank=0, missing_bytes=missing, first=Violation(0, nth * F, first))
     assert done.results[1].extra_forwards == (0,) * P
     assert done.results[1].remark is not None
     assert "1F1B" in done.results[1].remark
 
 
 def test_the_shortage_is_that_of_the_rank_that_lacks_most() -> None:
-    """Peaks 100 + 3*10, 150 + 2*10 and 175 + 1*10 against 140."""
+    """Peaks 100 + 3*10, 150 + 2*10 and 175 + 1*10 against 140: rank 1 holds 150 before anything runs."""
     pipe = pipeline(3, 6, F, B, p2p="per-edge", activation_bytes=10, static_bytes=[100, 150, 175])
     result = only(answer(found(pipe), ["1f1b"], scenario(hbm_bytes=140)))
-    assert result.shortage == Shortage(rank=2, missing_bytes=45)
+    assert result.shortage == Shortage(rank=2, missing_bytes=45, first=Violation(1, 0, None))
+
+
+def test_the_first_violation_in_time_is_named_whoever_lacks_most() -> None:
+    """Against 125, rank 0 (100 + 10 per activation) exceeds with its third forward at 2f, when microbatch 0 is on its
+    way to rank 2, whose 120 + 10 lack more from 2f on as well; rank 0's is named: it comes first of the two."""
+    pipe = pipeline(3, 6, F, B, p2p="per-edge", activation_bytes=10, static_bytes=[100, 100, 123])
+    shortage = only(answer(found(pipe), ["1f1b"], scenario(hbm_bytes=125))).shortage
+    assert shortage is not None
+    assert (shortage.rank, shortage.missing_bytes) == (2, 8)
+    assert (shortage.first.rank, shortage.first.at_ns) == (0, 2 * F)
+    assert shortage.first.op is not None
+    assert shortage.first.op.text == "0F2"
 
 
 def test_a_limit_without_known_memory_is_neither_kept_nor_broken() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -9,7 +10,8 @@ from math import ceil, prod
 from typing import TYPE_CHECKING
 
 from tracetool.errors import ScheduleDeadlock
-from tracetool.metrics import Metrics, measure
+from tracetool.memory_limit import fits
+from tracetool.metrics import measure
 from tracetool.model.action import ActionKind
 from tracetool.replay import replay
 from tracetool.schedules import build_schedule
@@ -17,7 +19,7 @@ from tracetool.schedules.geopipe import extra_per_rank
 from tracetool.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.scenario import Scenario
@@ -27,49 +29,11 @@ GAIN_RATIO = 0.005
 """geopipe stops adding forwards when no deeper warm-up shortens the step by more than this share."""
 
 
+LIMITED_BY_HBM = "limited by HBM"
+"""How the words on a depth begin that a memory limit cut."""
+
 _MOST_REPLAYED_FORWARDS = 50_000
 """Up to so many (about two seconds) every combination of depths is replayed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shortage:
-    """Where a schedule first needs more memory than there is."""
-
-    rank: int
-    missing_bytes: int
-
-
-def fits(metrics: Metrics, scenario: Scenario) -> tuple[bool | None, Shortage | None]:
-    """Whether a replay stays within the scenario's memory limit, and the rank that lacks most if not.
-
-    What a rank needs is its highest allocation and, where it was measured, what it occupies beyond that.
-
-    Returns:
-        True without a limit, None if there is one but memory is unknown.
-    """
-    if scenario.hbm_bytes is None:
-        return True, None
-    over = [
-        Shortage(rank, needed - scenario.hbm_bytes)
-        for rank, needed in enumerate(metrics.needed_hbm_bytes)
-        if needed is not None and needed > scenario.hbm_bytes
-    ]
-    if over:
-        return False, max(over, key=lambda s: s.missing_bytes)
-    return (None if None in metrics.peak_hbm_bytes else True), None
-
-
-PEAK_ERROR_RATIO = 0.04
-"""Predicted peaks were up to so much too low on recorded runs where a trace does not name the blocks it frees (0.3 %
-where it does): so close to the limit, "fits" is "maybe"."""
-
-
-def is_near_the_limit(metrics: Metrics, scenario: Scenario) -> bool:
-    """Whether a rank needs so much of the memory limit that the error of its prediction decides."""
-    if scenario.hbm_bytes is None:
-        return False
-    highest = max(needed or 0 for needed in metrics.needed_hbm_bytes)
-    return highest > (1 - PEAK_ERROR_RATIO) * scenario.hbm_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +46,27 @@ class _Depth:
     feasible: bool | None
 
 
-def choose_depth(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -> tuple[tuple[int, ...], str | None]:
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What a choice of extra forwards comes to.
+
+    Attributes:
+        step_ns: Its step.
+        feasible: As ``fits`` says.
+    """
+
+    step_ns: int
+    feasible: bool | None
+
+
+Depth = tuple[int, ...]
+"""Extra forwards per pipeline rank."""
+
+DepthSearch = Generator[list[Depth], list[Tried | None], tuple[Depth, str | None]]
+"""Yields depths to replay, takes what they come to (None for a deadlock), returns what ``choose_depth`` does."""
+
+
+def choose_depth(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -> tuple[Depth, str | None]:
     """Extra warm-up forwards per pipeline rank that hide the links, within the memory limit.
 
     Taken are the fewest forwards after which more would not shorten the step by more than ``GAIN_RATIO``, every
@@ -91,30 +75,83 @@ def choose_depth(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -
     Returns:
         Extra forwards per rank, and in words what limited them.
     """
+    return choose_depths(pipeline, shape, scenario, (GAIN_RATIO,))[0]
+
+
+def choose_depths(
+    pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, gain_ratios: Sequence[float]
+) -> list[tuple[Depth, str | None]]:
+    """The same for several shares of the step that more forwards must gain; depths are replayed once for all."""
+
+    @cache
+    def tried(extra: Depth) -> Tried | None:
+        return _tried(pipeline, shape, scenario, extra)
+
+    return [_answered(search_depth(pipeline, shape, scenario, gain_ratio=ratio), tried) for ratio in gain_ratios]
+
+
+def _answered(search: DepthSearch, tried: Callable[[Depth], Tried | None]) -> tuple[Depth, str | None]:
+    """What a search returns when each depth it asks for is tried."""
+    try:
+        asked = next(search)
+        while True:
+            asked = search.send([tried(extra) for extra in asked])
+    except StopIteration as found:
+        chosen: tuple[Depth, str | None] = found.value
+        return chosen
+
+
+def _tried(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, extra: Depth) -> Tried | None:
+    schedule = build_schedule("geopipe", shape, extra_forwards=extra)
+    try:
+        done = replay(pipeline, schedule, scenario)
+    except ScheduleDeadlock:
+        return None
+    metrics = measure(done.timeline)
+    return Tried(metrics.step_ns, fits(metrics, scenario))
+
+
+def search_depth(
+    pipeline: Pipeline,
+    shape: PipelineShape,
+    scenario: Scenario,
+    cycle_ns: int | None = None,
+    *,
+    gain_ratio: float = GAIN_RATIO,
+) -> DepthSearch:
+    """The search of ``choose_depth``, for callers who replay many scenarios at once.
+
+    Args:
+        pipeline: What was measured.
+        shape: Ranks and microbatches.
+        scenario: The links and the memory limit.
+        cycle_ns: ``shortest_cycle_ns``, if it is known already.
+        gain_ratio: What share of the step more forwards must gain.
+    """
     boundaries = scenario.topology.boundaries()
     if not boundaries:
         return (0,) * shape.ranks, "no DC boundary: nothing to hide, the order is 1F1B's"
-    search = _Search(pipeline, shape, scenario, boundaries)
-    choices = search.choices()
+    search = _Search(pipeline, shape, scenario, boundaries, cycle_ns or shortest_cycle_ns(pipeline))
+    choices = yield from search.choices()
     if not choices:
         return (0,) * shape.ranks, None  # even 1F1B deadlocks here: replaying it will say where
-    best = _fewest(choices)
+    best = _fewest(choices, gain_ratio)
     if choices[0].feasible is False:
         return choices[0].extra_forwards, "even 1F1B's own warm-up exceeds the HBM limit"
     if best.feasible is not False:
-        return best.extra_forwards, _why_not_deeper(best, choices, deadlock=search.deadlocked)
-    chosen = _fewest(search.choices(only_fitting=True))
+        return best.extra_forwards, _why_not_deeper(best, choices, gain_ratio, deadlock=search.deadlocked)
+    chosen = _fewest((yield from search.choices(only_fitting=True)), gain_ratio)
     return chosen.extra_forwards, (
-        f"limited by HBM: without the limit {_signed(best.extra_forwards)} would take {format_duration(best.step_ns)}"
+        f"{LIMITED_BY_HBM}: without the limit {_signed(best.extra_forwards)} would take {format_duration(best.step_ns)}"
     )
 
 
-def _why_not_deeper(best: _Depth, choices: Sequence[_Depth], *, deadlock: bool) -> str | None:
+def _why_not_deeper(best: _Depth, choices: Sequence[_Depth], gain_ratio: float, *, deadlock: bool) -> str | None:
     if deadlock:
         deepest = max(choices, key=lambda d: sum(d.extra_forwards))
         return f"anything deeper than {_signed(deepest.extra_forwards)} would deadlock with blocking transfers"
     if best.step_ns > min(d.step_ns for d in choices):
-        return f"deeper warm-ups would gain less than {GAIN_RATIO:.1%}"
+        return f"deeper warm-ups would gain less than {gain_ratio:.1%}"
     return None
 
 
@@ -122,58 +159,64 @@ def _signed(extra_forwards: Sequence[int]) -> str:
     return "+" + ",".join(map(str, extra_forwards))
 
 
-def _fewest(choices: Sequence[_Depth]) -> _Depth:
-    """The fewest forwards whose step is within ``GAIN_RATIO`` of the shortest."""
+def _fewest(choices: Sequence[_Depth], gain_ratio: float) -> _Depth:
+    """The fewest forwards whose step is within ``gain_ratio`` of the shortest."""
     shortest = min(d.step_ns for d in choices)
-    good = [d for d in choices if d.step_ns - shortest <= GAIN_RATIO * d.step_ns]
+    good = [d for d in choices if d.step_ns - shortest <= gain_ratio * d.step_ns]
     return min(good, key=lambda d: (sum(d.extra_forwards), d.step_ns))
 
 
+_Choices = Generator[list[Depth], list[Tried | None], list[_Depth]]
+
+
 class _Search:
-    """Replays depths up to twice what the closed form of the schedule asks for at each boundary."""
+    """Asks for depths up to twice what the closed form of the schedule asks for at each boundary."""
 
-    def __init__(self, pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, boundaries: Sequence[int]) -> None:
-        self._pipeline = pipeline
+    def __init__(
+        self, pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, boundaries: Sequence[int], cycle_ns: int
+    ) -> None:
         self._shape = shape
-        self._scenario = scenario
         self._boundaries = boundaries
-        self._ceilings = [min(shape.microbatches, 2 * _hiding_depth(pipeline, scenario, b) + 2) for b in boundaries]
-        self.deadlocked = False
-        self._replay = cache(self._replay_depth)
+        hiding = [_hiding_depth(pipeline, scenario, boundary, cycle_ns) for boundary in boundaries]
+        self._ceilings = [min(shape.microbatches, 2 * depth + 2) for depth in hiding]
+        self._found: dict[tuple[int, ...], _Depth | None] = {}
 
-    def choices(self, *, only_fitting: bool = False) -> list[_Depth]:
+    @property
+    def deadlocked(self) -> bool:
+        """Whether a depth could not run."""
+        return None in self._found.values()
+
+    def choices(self, *, only_fitting: bool = False) -> _Choices:
         """Depths that run, 1F1B's own first: all there are, or where those are too many the steepest way up."""
         grid = [range(ceiling + 1) for ceiling in self._ceilings]
         if prod(map(len, grid)) * self._shape.ranks * self._shape.microbatches > _MOST_REPLAYED_FORWARDS:
-            return self._steepest(only_fitting=only_fitting)
-        return self._running(product(*grid), only_fitting=only_fitting)
+            return (yield from self._steepest(only_fitting=only_fitting))
+        return (yield from self._running(list(product(*grid)), only_fitting=only_fitting))
 
-    def _running(self, choices: Iterable[tuple[int, ...]], *, only_fitting: bool) -> list[_Depth]:
-        found = [depth for depth in map(self._replay, choices) if depth is not None]
-        return [depth for depth in found if depth.feasible is not False or not only_fitting]
+    def _running(self, choices: Sequence[tuple[int, ...]], *, only_fitting: bool) -> _Choices:
+        unknown = [choice for choice in choices if choice not in self._found]
+        if unknown:
+            extras = [
+                extra_per_rank(self._shape.ranks, dict(zip(self._boundaries, choice, strict=True)))
+                for choice in unknown
+            ]
+            tried = yield extras
+            for choice, extra, what in zip(unknown, extras, tried, strict=True):
+                self._found[choice] = None if what is None else _Depth(choice, extra, what.step_ns, what.feasible)
+        depths = (self._found[choice] for choice in choices)
+        return [d for d in depths if d is not None and (d.feasible is not False or not only_fitting)]
 
-    def _steepest(self, *, only_fitting: bool) -> list[_Depth]:
+    def _steepest(self, *, only_fitting: bool) -> _Choices:
         """From 1F1B on, one forward more where it shortens the step most: at one boundary, or at all."""
         path: list[_Depth] = []
         raised = {(0,) * len(self._boundaries)}
         while raised:
-            found = self._running(sorted(raised), only_fitting=only_fitting)
+            found = yield from self._running(sorted(raised), only_fitting=only_fitting)
             if not found:
                 break
             path.append(min(found, key=lambda d: (d.step_ns, d.per_boundary)))
             raised = _raised(path[-1].per_boundary, self._ceilings)
         return path
-
-    def _replay_depth(self, per_boundary: tuple[int, ...]) -> _Depth | None:
-        extra = extra_per_rank(self._shape.ranks, dict(zip(self._boundaries, per_boundary, strict=True)))
-        schedule = build_schedule("geopipe", self._shape, extra_forwards=extra)
-        try:
-            done = replay(self._pipeline, schedule, self._scenario)
-        except ScheduleDeadlock:
-            self.deadlocked = True
-            return None
-        metrics = measure(done.timeline)
-        return _Depth(per_boundary, extra, metrics.step_ns, fits(metrics, self._scenario)[0])
 
 
 def _raised(now: tuple[int, ...], ceilings: Sequence[int]) -> set[tuple[int, ...]]:
@@ -183,7 +226,14 @@ def _raised(now: tuple[int, ...], ceilings: Sequence[int]) -> set[tuple[int, ...
     return single | ({tuple(n + 1 for n in now)} if all(room) else set())
 
 
-def _hiding_depth(pipeline: Pipeline, scenario: Scenario, boundary: int) -> int:
+def shortest_cycle_ns(pipeline: Pipeline) -> int:
+    """Forward and backward of the stage where both together are shortest: what one extra forward hides at least."""
+    return min(
+        (s.median_ns(ActionKind.FORWARD) or 0) + (s.median_ns(ActionKind.BACKWARD) or 0) for s in pipeline.stages
+    )
+
+
+def _hiding_depth(pipeline: Pipeline, scenario: Scenario, boundary: int, cycle_ns: int) -> int:
     """ceil(2c / (f + b)) for one boundary (derived model, see the geopipe schedule), c from both directions."""
     delay = 0
     up, down = pipeline.stages[boundary], pipeline.stages[boundary + 1]
@@ -194,7 +244,4 @@ def _hiding_depth(pipeline: Pipeline, scenario: Scenario, boundary: int) -> int:
         link = scenario.topology.link(*ranks)
         if link is not None:
             delay += link.latency_ns + link.occupancy_ns(payload or 0)
-    cycle = min(
-        (s.median_ns(ActionKind.FORWARD) or 0) + (s.median_ns(ActionKind.BACKWARD) or 0) for s in pipeline.stages
-    )
-    return ceil(delay / cycle) if cycle else 0
+    return ceil(delay / cycle_ns) if cycle_ns else 0

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from tracetool.costs.measured import WEIGHT_SUMS_RATIO
-from tracetool.depth import GAIN_RATIO, PEAK_ERROR_RATIO, is_near_the_limit
+from tracetool.costs.over_links import crossing_uses, over_links, places_of
+from tracetool.depth import GAIN_RATIO
+from tracetool.errors import ScenarioError
+from tracetool.memory_limit import PEAK_ERROR_RATIO, is_near_the_limit
 from tracetool.metrics import measure
 from tracetool.model.action import ActionKind
 from tracetool.reconstruct.host_gaps import gap_shares, tell_gaps
@@ -128,7 +132,7 @@ def notes_of(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) 
         how = "each message the whole bandwidth in turn" if scenario.link_sharing == "temporal" else "each its share"
         notes.append(f"{scenario.pipelines} equal pipelines share the links, {how}: figures are of the slowest")
     if scenario.interference and any(rank.load is not None for rank in pipeline.ranks):
-        notes.append("compute slows down under sustained load as other H100 were seen to (up to some 10 %)")
+        notes.append("compute slows down under sustained load as other H100 and H200 were seen to (up to some 10 %)")
     if not scenario.interference:
         notes.append("slowdown beside communication and under sustained load is left out (--no-interference)")
     unchecked = [r.schedule for r in results if r.feasible is None]
@@ -147,7 +151,35 @@ def notes_of(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) 
     device = min((r.hbm_bytes for r in pipeline.ranks if r.hbm_bytes is not None), default=None)
     if scenario.hbm_bytes is not None and device is not None and scenario.hbm_bytes > device:
         notes.append(f"the HBM limit is above what the recorded devices have ({format_size(device)})")
-    return notes
+    return notes + collective_notes(pipeline, scenario)
+
+
+def collective_notes(pipeline: Pipeline, scenario: Scenario) -> list[str]:
+    """What becomes of collectives whose groups sit in several DCs."""
+    topology = scenario.topology
+    places = places_of(pipeline, topology)
+    rescaled: set[tuple[str, int]] = set()
+    kept: dict[str, set[tuple[str, int]]] = defaultdict(set)
+    for use in crossing_uses(pipeline, topology):
+        kind = use.operation, len(use.group_ranks)
+        try:
+            over_links(use, topology, places)
+        except ScenarioError as error:
+            kept[error.message].add(kind)
+        else:
+            rescaled.add(kind)
+    notes = []
+    if rescaled:
+        notes.append(
+            f"{_kinds(rescaled)} cross DCs and take what rings over the links would (a model that no recording checked)"
+        )
+    return notes + [
+        f"{_kinds(kinds)} cross DCs but take what was measured, a lower bound: {why}" for why, kinds in kept.items()
+    ]
+
+
+def _kinds(kinds: set[tuple[str, int]]) -> str:
+    return ", ".join(f"{operation}s over {ranks} ranks" for operation, ranks in sorted(kinds))
 
 
 def is_like_the_recordings(found: Reconstruction) -> bool:
@@ -155,7 +187,7 @@ def is_like_the_recordings(found: Reconstruction) -> bool:
     ranks = found.pipeline.ranks
     return (
         len(ranks) == 4
-        and all(rank.load is not None for rank in ranks)
+        and all(rank.load is not None and rank.load.device == "H100" for rank in ranks)
         and not any(c.tp or c.cp or c.ep for c in found.coordinates)
     )
 

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from tracetool.errors import AlreadyExists, BadQuery, NotARun, SchemaVersion, StoreError
+from tracetool.errors import AlreadyExists, NotARun, SchemaVersion, StoreError
+from tracetool.lens import Lens, connect, make_views, seal, table_sources
 from tracetool.parts import part_path, whole_file, write_part
-from tracetool.paths import as_path, is_local, location, make_readable, remove_tree
+from tracetool.paths import as_path, is_local, remove_tree
 from tracetool.tables import SCHEMA_VERSION, TABLES
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     import duckdb
-    import polars as pl
     import pyarrow as pa
 
 MANIFEST = "manifest.json"
@@ -123,7 +121,7 @@ class RunWriter:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-class Run:
+class Run(Lens):
     """A Run that was opened for reading.
 
     Args:
@@ -167,22 +165,16 @@ class Run:
 
         Queries can reach neither files nor the network, and nothing they do changes the Run.
         """
-        import duckdb
-
-        folder = location(self.path)
-        connection = duckdb.connect(":memory:")
-        connection.execute("SET python_enable_replacements = false")
-        connection.execute("SET enable_progress_bar = false")
-        connection.execute(f"SET memory_limit = '{_QUERY_MEMORY}'")
-        connection.execute(f"SET allowed_directories = [{_quoted(folder)}]")
-        make_readable(connection, self.path)
-        connection.execute("SET enable_external_access = false")
-        sources = {name: f"read_parquet({_quoted(f'{folder}/{name}/*.parquet')})" for name in TABLES}
-        sources |= {name: _over(query, sources[name]) for name, query in self._through.items()}
-        lines = view_statements(sources).splitlines()
-        connection.execute("\n".join(line for line in lines if not line.startswith(_COMMENT)))
-        connection.execute("SET lock_configuration = true")
+        connection = connect([self.path])
+        make_views(connection, self.sources)
+        seal(connection)
         return connection
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """For each table, what its view selects from."""
+        sources = table_sources(self.path)
+        return sources | {name: _over(query, sources[name]) for name, query in self._through.items()}
 
     def seen_through(self, queries: Mapping[str, str]) -> Run:
         """The same Run, with some tables as queries make them of what is recorded.
@@ -196,61 +188,6 @@ class Run:
             before = self._through.get(name)
             run._through[name] = query if before is None else _over(query, f"({before})")
         return run
-
-    def add_comments(self) -> None:
-        """Give tables, views and columns their comments, which take longer to set than most queries to answer."""
-        lines = view_statements(dict.fromkeys(TABLES, "")).splitlines()
-        self.connection.execute("\n".join(line for line in lines if line.startswith(_COMMENT)))
-
-    def query(self, sql: str, parameters: Parameters = None) -> pl.DataFrame:
-        """Run a query over the Run's tables and views.
-
-        Raises:
-            BadQuery: If DuckDB refuses it; its own message is kept.
-        """
-        return self._answer(sql, parameters, lambda relation: cast("pl.DataFrame", relation.pl()))
-
-    def rows(self, sql: str, parameters: Parameters = None) -> list[tuple[Any, ...]]:
-        """Run a query and return its rows as tuples; see :meth:`query`."""
-        return self._answer(sql, parameters, lambda relation: relation.fetchall())
-
-    def records(self, sql: str, parameters: Parameters = None) -> list[dict[str, Any]]:
-        """Run a query and return its rows by column name; see :meth:`query`."""
-        return self._answer(
-            sql,
-            parameters,
-            lambda relation: [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()],
-        )
-
-    def _answer(self, sql: str, parameters: Parameters, take: Callable[[duckdb.DuckDBPyRelation], T]) -> T:
-        import duckdb
-
-        self._check_statement(sql)
-        try:
-            relation = self.connection.sql(sql, params=parameters or None)
-            if relation is None:
-                raise BadQuery("the statement returns no rows.")
-            return take(relation)
-        except duckdb.Error as error:
-            raise BadQuery(
-                str(error), hint="tracetool sql RUN without a query lists tables, views and columns"
-            ) from error
-
-    def _check_statement(self, sql: str) -> None:
-        import duckdb
-
-        try:
-            statements = self.connection.extract_statements(sql)
-        except duckdb.Error as error:
-            raise BadQuery(str(error)) from error
-        reading = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
-        if len(statements) != 1 or statements[0].type not in reading:
-            raise BadQuery(
-                f"one statement that reads is expected, found {len(statements) or 'none'}"
-                + (f" ({', '.join(s.type.name for s in statements)})" if statements else "")
-                + ".",
-                hint="a Run is read-only: use a single SELECT, or none to list tables and views",
-            )
 
     def add(self, tables: dict[str, pa.Table], manifest: dict[str, Any]) -> None:
         """Replace derived tables and add entries to the manifest; each file changes in one step.
@@ -284,32 +221,3 @@ def _is_whole(path: Path) -> bool:
 def is_run(path: Path) -> bool:
     """Whether the path looks like a Run (a folder with a manifest)."""
     return (path / MANIFEST).is_file()
-
-
-def view_statements(sources: dict[str, str]) -> str:
-    """SQL that makes every view, with comments on views and columns.
-
-    Args:
-        sources: For each table, what its view selects from.
-    """
-    statements = []
-    for name, table in TABLES.items():
-        statements.append(f"CREATE VIEW {name} AS SELECT * FROM {sources[name]};")
-        statements.append(f"COMMENT ON VIEW {name} IS {_quoted(table.doc)};")
-        statements += [f"COMMENT ON COLUMN {name}.{c.name} IS {_quoted(c.doc)};" for c in table.columns]
-    return "\n".join(statements) + "\n" + sql_text("views")
-
-
-def sql_text(name: str) -> str:
-    """The text of a file in ``tracetool/sql``."""
-    return (files("tracetool") / "sql" / f"{name}.sql").read_text(encoding="utf-8")
-
-
-def view_docs() -> dict[str, str]:
-    """Name and comment of each view in ``sql/views.sql``."""
-    found = re.findall(r"COMMENT ON VIEW (\w+) IS '((?:[^']|'')*)'", sql_text("views"))
-    return {name: doc.replace("''", "'") for name, doc in cast("list[tuple[str, str]]", found)}
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

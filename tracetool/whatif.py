@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+from tracetool.causes import idle_intervals, idles_of
 from tracetool.costs.recut import recut
-from tracetool.depth import Shortage, choose_depth, fits
+from tracetool.depth import LIMITED_BY_HBM, choose_depth
 from tracetool.errors import MissingPackage, ScenarioError, ScheduleError
 from tracetool.jitter import Spread, spread
+from tracetool.memory_limit import Shortage, find_shortage, fits
 from tracetool.metrics import Metrics, measure
 from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
+from tracetool.model.topology import Topology
 from tracetool.remarks import (
     derived_remarks,
     distrust,
@@ -30,13 +34,15 @@ from tracetool.schedules.recognise import recognise
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tracetool.model.idle import Idle
     from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.model.schedule import PipelineShape, Placement, Schedule
     from tracetool.model.timeline import Timeline
     from tracetool.reconstruct import Reconstruction
+    from tracetool.replay import Replayed
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Result:
     """One schedule in one scenario.
 
@@ -46,14 +52,15 @@ class Result:
         p2p: How its transfers were issued.
         microbatches: Microbatches per step.
         feasible: Whether it fits the memory limit; None if there is a limit but memory is unknown.
-        shortage: The rank that lacks most, if it does not fit.
+        shortage: Who exceeds the limit first and who lacks most, if it does not fit.
         metrics: Its metrics.
         cross_dc_bubble_ns: Window minus the window with free cross-DC links.
-        timeline: When everything ran.
+        replayed: Its order, and when everything ran.
         seen_error_ratio: Largest error of the step time that predictions of this kind had on the recorded H100
             runs (see ``_seen_error``); None for kinds that none of them was like.
         remark: Why this variant was chosen, or how its costs came about.
         spread: Step times with costs drawn anew, if that was asked for.
+        memory_limited: Whether the memory limit cut the depth of its warm-up.
     """
 
     schedule: str
@@ -64,10 +71,21 @@ class Result:
     shortage: Shortage | None
     metrics: Metrics
     cross_dc_bubble_ns: int
-    timeline: Timeline
+    replayed: Replayed
     seen_error_ratio: float | None
     remark: str | None = None
     spread: Spread | None = None
+    memory_limited: bool = False
+
+    @property
+    def timeline(self) -> Timeline:
+        """When everything ran."""
+        return self.replayed.timeline
+
+    @cached_property
+    def idles(self) -> tuple[Idle, ...]:
+        """Every idle interval of the window with its cause; see ``causes``."""
+        return idles_of(self.replayed, memory_limited=self.memory_limited)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +116,7 @@ class Fidelity:
         return self.replayed_ns / self.observed_ns - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Answer:
     """Everything a report says.
 
@@ -127,6 +145,11 @@ class Answer:
     notes: tuple[str, ...]
     refused: tuple[Refused, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    @cached_property
+    def observed_idles(self) -> tuple[Idle, ...]:
+        """Every idle interval of the observed window with its cause; no message crossed a link there."""
+        return idle_intervals(self.observed, Topology(), blocking=self.pipeline.p2p == "grouped")
 
     def bubble_reduction(self, result: Result) -> float | None:
         """1 - bubble of the result / bubble of the baseline; None if the baseline has no bubble."""
@@ -246,9 +269,10 @@ def _evaluate_each(
 
 def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[int, ...] | None) -> Result:
     shape, scenario = how.shape, how.scenario
-    remark = None
+    remark, is_cut = None, False
     if name.lower() == "geopipe" and extra_forwards is None:
         extra_forwards, remark = choose_depth(pipeline, shape, scenario)
+        is_cut = remark is not None and remark.startswith(LIMITED_BY_HBM)
     measured = pipeline
     pipeline, shape, cut = stages_for(pipeline, name, how.chunks, shape.microbatches)
     remark = cut or remark
@@ -266,7 +290,6 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
     metrics = measure(done.timeline)
     free = replace(scenario, topology=scenario.topology.without_delays())
     ideal = measure(replay(pipeline, schedule, free).timeline)
-    feasible, shortage = fits(metrics, scenario)
     known = _seen_error(measured, schedule, done.p2p, scenario)
     remarks = [
         *([remark] if remark else []),
@@ -282,14 +305,15 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
         extra_forwards=schedule.extra_forwards,
         p2p=done.p2p,
         microbatches=schedule.shape.microbatches,
-        feasible=feasible,
-        shortage=shortage,
+        feasible=fits(metrics, scenario),
+        shortage=find_shortage(done.timeline, metrics, scenario),
         metrics=metrics,
         cross_dc_bubble_ns=metrics.window_ns - ideal.window_ns,
-        timeline=done.timeline,
+        replayed=done,
         seen_error_ratio=None if known is None else max(known, how.own_error),
         remark="; ".join(remarks) or None,
         spread=None if how.jitter_seed is None else spread(pipeline, schedule, scenario, how.jitter_seed),
+        memory_limited=is_cut,
     )
 
 
@@ -348,7 +372,7 @@ def _seen_error(pipeline: Pipeline, schedule: Schedule, mode: P2PMode, scenario:
     boundaries = len(scenario.topology.boundaries())
     tried = tried and schedule.name in _TRIED and boundaries <= (0 if mode == "per-edge" else 1)
     tried = tried and scenario.interference and scenario.pipelines == 1
-    if not tried or any(rank.load is None for rank in pipeline.ranks):
+    if not tried or any(rank.load is None or rank.load.device != "H100" for rank in pipeline.ranks):
         return None
     if any(ActionKind.BACKWARD_WEIGHT in stage.costs for stage in pipeline.stages):
         return 0.14

@@ -9,7 +9,7 @@ import pytest
 from recorded import SAMPLES, data
 
 from tracetool.cli import run
-from tracetool.cli.findings import finding_lines
+from tracetool.reports.findings import finding_lines
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -62,14 +62,14 @@ def test_a_failing_source_costs_the_other_workers_nothing(tmp_path: Path) -> Non
 def test_workers_are_limited_by_memory_cores_and_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[int] = []
 
-    def run_here(tasks: object, progress: object, jobs: int) -> list[Outcome]:
+    def run_here(work: object, tasks: object, progress: object, jobs: int) -> list[Outcome]:
         seen.append(jobs)
         return [room.read_source(task, lambda _count: None) for task in tasks]  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(room, "_in_processes", run_here)
+    monkeypatch.setattr(room, "in_processes", run_here)
     monkeypatch.setattr(room, "_WORTH_BYTES", 1)
     for cores, memory, expected in ((8, 64 << 30, 4), (3, 64 << 30, 3), (8, 2 * room.WORKER_BYTES, 2)):
-        monkeypatch.setattr(room, "_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(room, "usable_cores", lambda cores=cores: cores)
         monkeypatch.setattr(room, "available_memory_bytes", lambda memory=memory: memory)
         ingest([SAMPLES / "h100-1f1b"], tmp_path / "x.run", force=True)
         assert seen.pop() == expected

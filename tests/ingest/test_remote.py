@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from recorded import SAMPLES, run_of
+from recorded import SAMPLES, derived
 
 from tracetool.cli import run as command
 from tracetool.errors import AlreadyExists, BadQuery, IngestError
@@ -35,7 +35,7 @@ def bucket() -> Iterator[Path]:
 
 def test_from_and_to_a_bucket(bucket: Path) -> None:
     run = derive(ingest(["memory://bucket/traces"], "memory://bucket/x.run"))
-    here = derive(run_of(SAMPLES / "h100-1f1b"))
+    here = derived(SAMPLES / "h100-1f1b")
     for table in ("events", "comms", "steps", "ops", "transfers", "stages"):
         assert run.query(f"SELECT * FROM {table}").equals(here.query(f"SELECT * FROM {table}")), table
     assert Run(as_path("memory://bucket/x.run")).manifest == run.manifest

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import data, h100, run_of
+from recorded import data, derived, h100, run_of
 
 from tracetool.reconstruct import reconstruct
 from tracetool.reconstruct.account import Account
@@ -22,7 +22,6 @@ from tracetool.reconstruct.links import link_rows
 from tracetool.reconstruct.messages import Message, P2POp
 from tracetool.reconstruct.survey import survey_run
 from tracetool.reconstruct.waits import Union, Wait, find_waits, total_ns
-from tracetool.runs import derive
 from tracetool.units import format_duration
 
 if TYPE_CHECKING:
@@ -260,7 +259,7 @@ def _length(spans: list[tuple[int, int]]) -> int:
 @pytest.mark.parametrize("place", [LEVEL2, TP8, ("cpu-gloo-pp4", "ScheduleZBVZeroBubble")])
 def test_the_view_of_communication_counts_every_moment_once(place: tuple[str, ...]) -> None:
     """Against unions made here, from the tables: of kernels on several streams, of their waits, of what is exposed."""
-    run = derive(run_of(data(*place)))
+    run = derived(data(*place))
     moving: dict[tuple[int, str, str], dict[object, tuple[int, int]]] = {}
     waiting: dict[tuple[int, str, str], list[tuple[int, int]]] = {}
     for rank, position, operation, group, batch, start, end, wait in run.rows(

@@ -182,6 +182,7 @@ def test_many_scenarios_of_a_pipeline_are_what_each_of_them_is(engine: str, monk
     for what_if, step in zip(what_ifs, found, strict=True):
         metrics = measure(replay(measured, order, what_if).timeline)
         assert (step.window_ns, step.step_ns) == (metrics.window_ns, metrics.step_ns)
+        assert step.compute_ns == metrics.compute_ns
     assert replay_many(measured, order, []) == []
 
 

@@ -6,11 +6,15 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from typing import get_args
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from drawn import laid_out, with_idles
+from matplotlib.path import Path
 
 from tracetool.model.action import ActionKind
+from tracetool.model.idle import Cause, Idle
 from tracetool.model.pipeline import ActionCost, Pipeline, RankProfile, StageProfile, TailPart
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape
@@ -18,18 +22,24 @@ from tracetool.model.topology import Topology, parse_dc_map, parse_link
 from tracetool.reconstruct import Reconstruction
 from tracetool.replay import replay
 from tracetool.reports import RunFacts, gantt
-from tracetool.reports.gantt import REPORT, PictureFormat, render_gantt
+from tracetool.reports.gantt import REPORT, render_gantt
+from tracetool.reports.gantt_idle import LOOKS
 from tracetool.schedules import build_schedule
 from tracetool.whatif import Answer, answer
+
+if TYPE_CHECKING:
+    from matplotlib.patches import Patch
+
+    from tracetool.reports.picture import PictureFormat
 
 MS = 10**6
 GIB = 2**30
 RANKS, MICROBATCHES = 4, 6
 HBM = 80 * GIB
-FORMATS: tuple[PictureFormat, ...] = get_args(PictureFormat)
 TWO_DCS = Topology(parse_dc_map("0-1,2-3"), parse_link("dc0-dc1=25Gbit/s,10ms"))
 
 
+@cache
 def picture_of(
     schedule: str = "geopipe",
     topology: Topology = TWO_DCS,
@@ -74,22 +84,18 @@ def test_import_leaves_matplotlib_alone() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG\r\n\x1a\n"), ("svg", b"<?xml"), ("pdf", b"%PDF-")])
-def test_format_has_its_magic_bytes(suffix: PictureFormat, magic: bytes) -> None:
-    assert render_gantt(picture_of(), format=suffix).startswith(magic)
+@cache
+def words(**how: Any) -> list[str]:
+    return texts(picture_of(**how))
 
 
-def test_report_writes_the_formats_of_its_suffixes() -> None:
-    drawn = picture_of()
-    facts = RunFacts("a", "b", "c", "d")
-    assert REPORT.suffixes == tuple(f".{name}" for name in FORMATS)
-    for name in FORMATS:
-        assert REPORT.render(drawn, facts, f".{name.upper()}") == render_gantt(drawn, format=name)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_equal_input_gives_equal_bytes(name: PictureFormat) -> None:
-    assert render_gantt(picture_of(), format=name) == render_gantt(picture_of(), format=name)
+@pytest.mark.parametrize(("name", "magic"), [("png", b"\x89PNG\r\n\x1a\n"), ("svg", b"<?xml"), ("pdf", b"%PDF-")])
+def test_report_writes_the_format_of_its_suffix_the_same_each_time(name: PictureFormat, magic: bytes) -> None:
+    drawn, facts = picture_of(), RunFacts("a", "b", "c", "d")
+    written = REPORT.render(drawn, facts, f".{name.upper()}")
+    assert f".{name}" in REPORT.suffixes
+    assert written.startswith(magic)
+    assert written == render_gantt(drawn, format=name)
 
 
 def test_settings_of_the_user_do_not_change_the_picture() -> None:
@@ -116,14 +122,15 @@ def test_names_schedules_ranks_dcs_and_figures() -> None:
 
 
 def test_every_wide_cell_shows_its_microbatch() -> None:
-    found = texts(picture_of())
+    # Without memory there are no curves, whose axis has numbers too.
+    found = words(hbm_bytes=None, held_bytes=None)
     # The time axis says 0 as well.
     for microbatch in range(1, MICROBATCHES):
         assert found.count(str(microbatch)) == 3 * 2 * RANKS
 
 
 def test_narrow_cells_show_no_microbatch() -> None:
-    assert "137" not in texts(picture_of(microbatches=140))
+    assert "137" not in words(microbatches=140)
 
 
 def test_time_saved_is_said() -> None:
@@ -140,14 +147,14 @@ def test_time_lost_is_said() -> None:
 
 
 def test_result_equal_to_the_baseline_is_drawn_once() -> None:
-    found = texts(picture_of(extra_forwards=(0, 0, 0, 0)))
+    found = words(extra_forwards=(0, 0, 0, 0))
     assert "Same as the 1f1b baseline: geopipe" in found
     assert found.count("rank 0") == 2
     assert not any("per step" in t for t in found)
 
 
 def test_without_dcs_there_are_no_links() -> None:
-    found = texts(picture_of(topology=Topology()))
+    found = words(topology=Topology())
     assert "dc0" not in found
     assert not any("link" in t for t in found)
 
@@ -164,12 +171,12 @@ def test_shortage_is_said_in_red() -> None:
 
 
 def test_what_fits_is_not_called_short() -> None:
-    assert not any("HBM limit" in t for t in texts(picture_of(hbm_bytes=None)))
-    assert not any("Does not fit" in t for t in texts(picture_of()))
+    assert not any("HBM limit" in t for t in words(hbm_bytes=None))
+    assert not any("Does not fit" in t for t in words())
 
 
 def test_unknown_memory_is_said() -> None:
-    found = texts(picture_of(held_bytes=None))
+    found = words(held_bytes=None)
     assert found.count("HBM limit not checked: memory is unknown") == 2
     assert "peak HBM" not in found
 
@@ -192,7 +199,7 @@ def test_many_cells_become_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_extra_forwards_are_named_by_ranks(extra: tuple[int, ...], text: str) -> None:
-    assert any(t.startswith(f"{text}  ·") for t in texts(picture_of(extra_forwards=extra)))
+    assert any(t.startswith(f"{text}  ·") for t in words(extra_forwards=extra))
 
 
 @pytest.mark.parametrize(
@@ -204,4 +211,55 @@ def test_extra_forwards_are_named_by_ranks(extra: tuple[int, ...], text: str) ->
 )
 def test_links_are_named(links: str, text: str) -> None:
     topology = Topology(TWO_DCS.dcs, tuple(link for part in links.split() for link in parse_link(part)))
-    assert any(text in t for t in texts(picture_of(topology=topology)))
+    assert any(text in t for t in words(topology=topology))
+
+
+def test_every_link_is_named() -> None:
+    """Three links of one speed together, and any of another speed by itself."""
+    links = tuple(link for pair in ("dc0-dc1", "dc1-dc2", "dc2-dc3") for link in parse_link(f"{pair}=25Gbit/s,10ms"))
+    map_of_four = parse_dc_map("0,1,2,3")
+    equal = words(topology=Topology(map_of_four, links))
+    assert any("dc0↔dc1, dc1↔dc2, dc2↔dc3 25 Gbit/s (3.125 GB/s), 10.0 ms each" in t for t in equal)
+    slower = (*links[:4], *parse_link("dc2-dc3=10Gbit/s,1ms"))
+    said = " ".join(words(topology=Topology(map_of_four, slower)))
+    assert "dc0↔dc1, dc1↔dc2 25 Gbit/s" in said
+    assert "dc2↔dc3 10 Gbit/s (1.25 GB/s), 1.0 ms" in said
+
+
+def rectangles(patch: Patch) -> int:
+    return sum(code == Path.MOVETO for _, code in patch.get_path().iter_segments(simplify=False))
+
+
+def test_causes_that_occur_are_hatched_and_summed() -> None:
+    """Shares are of ranks times window, so that they add up to the bubble ratio."""
+    drawn = picture_of()
+    result = drawn.results[0]
+    last = result.metrics.window_ns
+    fill, link = Idle(3, 0, 20 * MS, Cause.FILL), Idle(3, 20 * MS, 30 * MS, Cause.CROSS_DC_LATENCY)
+    touching = Idle(3, 30 * MS, 35 * MS, Cause.CROSS_DC_LATENCY)
+    base = with_idles(drawn.baseline, "idles", ())
+    told = replace(drawn, baseline=base, results=(with_idles(result, "idles", (touching, link, fill)),))
+    told = with_idles(told, "observed_idles", ())
+    found = texts(told)
+    shares = f"fill {20 * MS / (RANKS * last):.1%}, cross-DC latency {15 * MS / (RANKS * last):.1%}"
+    assert f"idle by cause: {shares}" in found
+    # The other panels' causes are not known.
+    assert [t for t in found if t.startswith("idle:")] == ["idle: fill", "idle: cross-DC latency"]
+    assert found.count("idle (bubble)") == 1
+    panel = laid_out(lambda: gantt.gantt_figure(told)).axes[2]
+    hatched = {patch.get_hatch(): rectangles(patch) for patch in panel.patches if patch.get_hatch()}
+    # Intervals that touch are one rectangle.
+    assert hatched == {LOOKS[Cause.FILL].hatch: 1, LOOKS[Cause.CROSS_DC_LATENCY].hatch: 1}
+
+
+def test_a_dollar_in_a_name_is_no_formula() -> None:
+    drawn = picture_of()
+    named = replace(drawn, results=(replace(drawn.results[0], schedule="csv:$a_b$.csv"),))
+    assert "Result: csv:$a_b$.csv" in texts(named)
+
+
+def test_rows_of_a_narrow_picture_keep_their_texts() -> None:
+    wide, narrow = words(), render_gantt(picture_of(), format="svg", width_in=4.5).decode()
+    for rank in range(RANKS):
+        assert narrow.count(f">rank {rank}<") == wide.count(f"rank {rank}")
+    assert 'width="324pt"' in narrow

@@ -11,12 +11,16 @@ import traceback
 
 import click
 
+from tracetool.cli.advise import advise
+from tracetool.cli.explain import explain
 from tracetool.cli.info import info
 from tracetool.cli.ingest import ingest
 from tracetool.cli.paper import paper
 from tracetool.cli.replay import replay
+from tracetool.cli.report import report
 from tracetool.cli.schedules import schedules
 from tracetool.cli.sql import sql
+from tracetool.cli.sweep import sweep
 from tracetool.cli.validate import validate
 from tracetool.errors import TraceToolError
 from tracetool.version import __version__
@@ -37,7 +41,7 @@ def cli() -> None:
     """
 
 
-for command in (ingest, info, replay, validate, paper, sql, schedules):
+for command in (ingest, info, replay, report, advise, sweep, explain, validate, paper, sql, schedules):
     cli.add_command(command)
 
 

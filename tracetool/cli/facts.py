@@ -6,10 +6,10 @@ import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from tracetool.cli.findings import finding_lines
-from tracetool.cli.gaps import find_gaps
 from tracetool.reconstruct import notes_of_sources
 from tracetool.reconstruct.host_gaps import gap_shares, tell_gaps
+from tracetool.reports.findings import finding_lines
+from tracetool.reports.gaps import find_gaps
 from tracetool.units import format_count, format_duration, format_ranges, format_ranks, format_size
 
 if TYPE_CHECKING:

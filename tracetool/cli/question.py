@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from tracetool.model.dc_map import DCMap
     from tracetool.model.scenario import LinkSharing, Scenario
+    from tracetool.model.topology import Topology
     from tracetool.reconstruct import Reconstruction
     from tracetool.reports import RunFacts
     from tracetool.store import Run
@@ -140,7 +141,7 @@ class Question:
         """Facts for reports: the Run and the command line."""
         from tracetool.reports import run_facts
 
-        return run_facts(self.name, self.run.manifest, command_line())
+        return run_facts(self.name, self.run.manifest, command_line(), self.run)
 
 
 def command_line() -> str:
@@ -172,17 +173,23 @@ def ask(paths: tuple[Path, ...], words: Words, *, quiet: bool) -> Question:
     if costs_from is not None and other is not None:
         found = borrow_slowdown(found, other, costs_from)
     if dc_map is not None:
-        scenario = replace(scenario, topology=replace(scenario.topology, dcs=dcs_of(dc_map, run, found)))
+        scenario = replace(scenario, topology=placed(scenario.topology, dc_map, run, found))
     return Question(run, found, scenario, " ".join(str(path) for path in paths))
 
 
-def dcs_of(dc_map: DCMap, run: Run, found: Reconstruction) -> tuple[str, ...]:
-    """The data centre of each pipeline rank.
+def placed(topology: Topology, dc_map: DCMap, run: Run, found: Reconstruction) -> Topology:
+    """A topology with the places of the pipeline's ranks, and of all others that the map tells of.
 
     Raises:
-        BadTopology: If the map leaves a rank out.
+        BadTopology: If the map leaves a rank of the pipeline out.
     """
-    return dc_map.of_pipeline(found.observed.global_ranks, dict(run.rows("SELECT rank, host FROM ranks")))
+    hosts = dict(run.rows("SELECT rank, host FROM ranks"))
+    positions = {place.rank: place.pp for place in found.coordinates}
+    return replace(
+        topology,
+        dcs=dc_map.of_pipeline(found.observed.global_ranks, hosts),
+        rank_dcs=tuple(sorted(dc_map.of_known(positions, hosts).items())),
+    )
 
 
 def _scenario(words: Words) -> Scenario:

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from tracetool.cli.equalize import report_stragglers
-from tracetool.cli.output import FORCE, JSON, PATHS, QUIET, check_target, next_step, write_file
+from tracetool.cli.output import FORCE, JSON, PATHS, QUIET, next_step, write_file
 from tracetool.cli.question import Words, ask, question_options
-from tracetool.errors import ScenarioError
+from tracetool.cli.targets import report_targets
 
 if TYPE_CHECKING:
     from typing import Unpack
-
-    from tracetool.reports import Report
 
 
 @click.command()
@@ -50,7 +48,8 @@ if TYPE_CHECKING:
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Also write a report, its form by the suffix: .png .svg .pdf (the shortest result that fits), .json, .txt.",
+    help="Also write a report, its form by the suffix: .html, .png .svg .pdf (the shortest result that fits), .json, "
+    ".txt.",
 )
 @FORCE
 @JSON
@@ -83,15 +82,15 @@ def replay(
     if equalize:
         report_stragglers(paths, words["step"], output, force=force, as_json=as_json, quiet=quiet)
         return
-    from tracetool.cli.values import parse_counts, parse_names
+    from tracetool.cli.values import check_schedules, parse_counts, parse_names
     from tracetool.reports import REPORTS
     from tracetool.reports.gantt import shortest
     from tracetool.units import parse_duration_ns
     from tracetool.whatif import answer
 
-    targets = _targets(output, force=force)
+    targets = report_targets(output, force=force)
     names = parse_names(schedule)
-    _check_names([*names, baseline])
+    check_schedules([*names, baseline])
     time_limit_s = parse_duration_ns(time_limit) / 1e9
     question = ask(paths, words, quiet=quiet)
     result = answer(
@@ -119,28 +118,3 @@ def replay(
             in_run = f'tracetool sql {shlex.quote(question.name)} "select * from step_breakdown"'
             after = f"{facts.command} --json" if elsewhere else in_run
         next_step(after, quiet=quiet)
-
-
-def _targets(output: tuple[Path, ...], *, force: bool) -> list[tuple[Path, Report]]:
-    """The reports to write, refused before the long work if they cannot be."""
-    from tracetool.reports import report_for
-
-    targets = []
-    for path in output:
-        report = report_for(path.suffix)
-        if report is None:
-            raise ScenarioError(
-                f"no report is written to {path.suffix or 'files without suffix'}: {path}.",
-                hint="use .png, .svg, .pdf, .json or .txt",
-            )
-        check_target(path, force=force)
-        targets.append((path, report))
-    return targets
-
-
-def _check_names(names: list[str]) -> None:
-    from tracetool.schedules import SCHEDULES
-
-    for name in names:
-        if not name.startswith("csv:"):
-            SCHEDULES.get(name)

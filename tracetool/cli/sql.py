@@ -1,16 +1,20 @@
-"""tracetool sql: ask a Run anything."""
+"""tracetool sql: ask Runs anything."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from tracetool.cli.output import path_or_url, print_json
+from tracetool.cli.output import FORCE, QUIET, check_target, next_step, path_or_url, print_json, write_file
+from tracetool.errors import BadQuery
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    import polars as pl
 
+    from tracetool.lens import Lens
     from tracetool.store import Run
 
 
@@ -23,53 +27,151 @@ _OF_A_PIPELINE = frozenset(
 )  # fmt: skip
 """Tables and views that only a reconstructed pipeline fills."""
 
+_FORMS = {".csv": "csv", ".json": "json", ".parquet": "parquet", ".md": "markdown", ".txt": "table"}
+
 
 @click.command()
-@click.argument("run", type=path_or_url, metavar="RUN_OR_TRACES")
+@click.argument("runs", metavar="RUN[,RUN...]")
 @click.argument("query", required=False)
+@click.option(
+    "-f", "--file", type=click.File(encoding="utf-8"), metavar="FILE", help="Read the query from it; - is stdin."
+)
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["table", "csv", "json"]),
-    default="table",
-    show_default=True,
-    help="Form of the output.",
+    type=click.Choice(["table", "markdown", "csv", "json", "parquet"]),
+    help="Form of the output; default: by the suffix of -o, else table.",
 )
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write it there instead.")
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path),
+    metavar="x.duckdb",
+    help="Copy everything into a DuckDB file, for other clients.",
+)
+@FORCE
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
-def sql(run: Path, query: str | None, form: str, *, as_json: bool) -> None:
-    """Query a Run with SQL (DuckDB), read-only. Without a query: list tables, views and columns.
+@QUIET
+def sql(
+    runs: str,
+    query: str | None,
+    file: TextIO | None,
+    form: str | None,
+    output: Path | None,
+    save: Path | None,
+    *,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Query Runs, or raw traces, with SQL (DuckDB), read-only. Without a query: list what there is, with examples.
+
+    Of several Runs, each is a schema under its name (base.run is base; NAME=RUN names it), and tables without a schema
+    are those of all, with a column run.
 
     \b
-    Example:
+    Examples:
+      tracetool sql x.run
       tracetool sql x.run "select rank, sum(duration_ns) from bubbles group by rank"
+      tracetool sql before.run,after.run "select run, value from metrics where metric = 'step_ns'"
+      tracetool sql x.run -f query.sql -o answer.parquet
+      tracetool sql x.run --save x.duckdb
     """
+    form = "json" if as_json else form or _FORMS.get(output.suffix.lower() if output else "", "table")
+    for target in (output, save):
+        if target is not None:
+            check_target(target, force=force)
+    if form == "parquet" and output is None and query is not None and sys.stdout.isatty():
+        raise BadQuery("Parquet is no text for a terminal.", hint="name a file with -o answer.parquet")
+    if query is not None and file is not None:
+        raise BadQuery("a query and -f are given.", hint="give one of them")
+    text = file.read() if file is not None else sys.stdin.read() if query == "-" else query
+    opened = _open(runs)
+    lens: Lens = next(iter(opened.values()))
+    if len(opened) > 1:
+        from tracetool.catalog import Catalog
+
+        lens = Catalog(opened)
+    if save is not None:
+        _save(opened, save, force=force)
+    elif text is None:
+        _describe(opened, form)
+        next_step(f'tracetool sql {runs} "select * from step_breakdown"', quiet=quiet or form == "json")
+    if text is not None:
+        _answer(lens, opened, text, form, output, force=force)
+
+
+def _open(text: str) -> dict[str, Run]:
+    """The Runs named by a list of paths, by name."""
+    from tracetool.catalog import names_for
     from tracetool.runs import open_run
 
-    opened = open_run([run])
-    form = "json" if as_json else form
-    if query is None:
-        _describe(opened, form)
+    # A comma or = may be part of a path that is there.
+    parts = [text] if path_or_url(text).exists() else text.split(",")
+    named = [("", part) if path_or_url(part).exists() else part.rpartition("=")[::2] for part in parts]
+    paths = [path_or_url(path) for _, path in named]
+    names = [given or own for (given, _), own in zip(named, names_for(paths), strict=True)]
+    if len(set(names)) < len(names):
+        raise BadQuery(
+            f"two Runs are named {max(names, key=names.count)}.", hint="name each, as in base=a.run,new=b.run"
+        )
+    return {name: open_run([path]) for name, path in zip(names, paths, strict=True)}
+
+
+def _save(opened: dict[str, Run], path: Path, *, force: bool) -> None:
+    import tempfile
+
+    from tracetool.catalog import save_database
+
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        save_database(opened, made)
+        check_target(path, force=force)
+        made.replace(path)
+    click.echo(f"wrote {path}", err=True)
+
+
+def _answer(lens: Lens, opened: dict[str, Run], query: str, form: str, output: Path | None, *, force: bool) -> None:
+    frame = lens.query(query)
+    if frame.is_empty():
+        for run in opened.values():
+            if reason := _why_empty(run, query):
+                click.echo(reason, err=True)
+    data = _rendered(frame, form)
+    if output is None:
+        click.echo(data if form == "parquet" else data.decode(), nl=False)
         return
+    write_file(output, data, force=force)
+    click.echo(f"wrote {output}", err=True)
+
+
+def _rendered(frame: pl.DataFrame, form: str) -> bytes:
+    """The rows in one form."""
+    import io
+
     import polars as pl
 
-    frame = opened.query(query)
-    if frame.is_empty() and (reason := _why_empty(opened, query)):
-        click.echo(reason, err=True)
     if form == "json":
-        click.echo(frame.write_json())
-    elif form == "csv":
+        return (frame.write_json() + "\n").encode()
+    if form == "parquet":
+        buffer = io.BytesIO()
+        frame.write_parquet(buffer, compression="zstd")
+        return buffer.getvalue()
+    if form == "csv":
         import polars.selectors as cs
 
         # CSV has no lists: they are written as their text.
         lists = cs.list().list.eval(pl.element().cast(pl.String)).list.join(" ")
-        click.echo(frame.with_columns(lists).write_csv(), nl=False)
-    else:
-        with pl.Config(
-            tbl_rows=-1, tbl_cols=-1, tbl_width_chars=200, fmt_str_lengths=80,
-            fmt_table_cell_list_len=-1, tbl_hide_dataframe_shape=True,
-            tbl_hide_column_data_types=True, tbl_formatting="MARKDOWN",
-        ):  # fmt: skip
-            click.echo(str(frame))
+        return frame.with_columns(lists).write_csv().encode()
+    from tracetool.reports.text import terminal_width
+
+    width = terminal_width() if form == "table" and sys.stdout.isatty() else 10_000
+    with pl.Config(
+        tbl_rows=-1, tbl_cols=-1, tbl_width_chars=width, fmt_str_lengths=80 if form == "table" else 10_000,
+        fmt_table_cell_list_len=-1, tbl_hide_dataframe_shape=True,
+        tbl_hide_column_data_types=True, tbl_formatting="MARKDOWN",
+    ):  # fmt: skip
+        return f"{frame}\n".encode()
 
 
 def _why_empty(run: Run, query: str) -> str | None:
@@ -84,24 +186,43 @@ def _why_empty(run: Run, query: str) -> str | None:
     return f"note: {', '.join(empty)}: empty, for no pipeline could be reconstructed: {missing}"
 
 
-def _describe(run: Run, form: str) -> None:
-    run.add_comments()
-    rows = run.records(
+def _describe(opened: dict[str, Run], form: str) -> None:
+    from tracetool.lens import add_comments, examples, macro_docs
+
+    run = next(iter(opened.values()))
+    add_comments(run.connection)
+    columns = run.records(
         "SELECT view_name AS name, v.comment AS doc, c.column_name, c.data_type, c.comment AS column_doc "
         "FROM duckdb_views() AS v JOIN duckdb_columns() AS c ON c.table_name = v.view_name "
         "WHERE NOT v.internal AND v.comment IS NOT NULL ORDER BY v.view_oid, c.column_index"
     )
     if form == "json":
-        print_json(rows)
+        macros = [{"name": name, "doc": doc} for name, doc in macro_docs().items()]
+        asked = [one._asdict() for one in examples()]
+        print_json({"runs": list(opened), "columns": columns, "macros": macros, "examples": asked})
         return
     from tracetool.reports.text import terminal_width, wrap
 
-    width, last = terminal_width(), None
-    for row in rows:
+    width = terminal_width()
+
+    def say(name: str, doc: str) -> None:
+        first, *more = wrap(f"{name}: {doc}", width, "  ")
+        if first.startswith(name):
+            first = click.style(name, bold=True) + first.removeprefix(name)
+        click.echo("\n" + "\n".join([first, *more]))
+
+    if len(opened) > 1:
+        click.echo(f"{', '.join(opened)} each have these; without a name before it a table is that of all of them.")
+    last = None
+    for row in columns:
         if row["name"] != last:
             last = row["name"]
-            head, *more = wrap(f"{last}: {row['doc']}", width, "  ")
-            click.echo("\n" + "\n".join([click.style(last, bold=True) + head.removeprefix(last), *more]))
+            say(last, row["doc"])
         column = f"  {row['column_name']:<22} {row['data_type']:<9} {row['column_doc']}"
         click.echo("\n".join(wrap(column, width, " " * 35)))
-    click.echo('\nNext: tracetool sql RUN "select * from step_breakdown"')
+    for name, doc in macro_docs().items():
+        say(name, doc)
+    for one in examples():
+        # SQL may be broken at any space.
+        query = [part for line in one.query.split("\n") for part in wrap(f"  {line}", width, "      ")]
+        click.echo("\n".join(["", *(click.style(part, bold=True) for part in wrap(one.question, width, "")), *query]))

@@ -51,3 +51,16 @@ def parse_names(text: str) -> list[str]:
     if not names:
         raise ScenarioError("--schedule names no schedule.", hint="as in --schedule 1f1b,geopipe")
     return list(dict.fromkeys(names))
+
+
+def check_schedules(names: list[str]) -> None:
+    """Refuse unknown schedules before the long work.
+
+    Raises:
+        UnknownName: If there is none of such a name; csv:FILE is not looked at.
+    """
+    from tracetool.schedules import SCHEDULES
+
+    for name in names:
+        if not name.startswith("csv:"):
+            SCHEDULES.get(name)

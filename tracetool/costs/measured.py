@@ -11,14 +11,17 @@ from functools import cache
 from statistics import median
 from typing import TYPE_CHECKING
 
-from tracetool.errors import UnsupportedShape
+from tracetool.costs.over_links import crossing_uses, over_links, places_of
+from tracetool.errors import ScenarioError, UnsupportedShape
 from tracetool.model.action import Action, ActionKind
 from tracetool.model.pipeline import ActionCost, sum_if_known
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.model.pipeline import Pipeline, RankProfile, StageProfile, TailPart
+    from tracetool.costs.over_links import OverLinks
+    from tracetool.model.collective import CollectiveUse
+    from tracetool.model.pipeline import Collectives, Pipeline, RankProfile, StageProfile, TailPart
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule
 
@@ -29,6 +32,7 @@ _WORDS = {
     ActionKind.BACKWARD_WEIGHT: "the gradients of the weights",
     ActionKind.RECOMPUTE: "the recomputed forward",
 }
+_HALVES = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
 _GRADIENTS = (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)
 
 
@@ -42,6 +46,9 @@ class MeasuredCosts:
         pipeline: What was measured.
         scenario: May replace activation and static bytes, and says what two actions that run as one take.
         schedule: What is replayed: where it runs no I on a stage, its W there is the whole backward.
+
+    Attributes:
+        crosses: Whether collectives cross links.
 
     Raises:
         UnsupportedShape: If the schedule has two copies of each stage and the pipeline not one stage per rank.
@@ -61,14 +68,39 @@ class MeasuredCosts:
         self._splitting = {a.stage for order in schedule.orders for a in order if a.kind is ActionKind.BACKWARD_INPUT}
         self.action = cache(self._action)
         self.transfer_ns = cache(self._transfer_ns)
+        self._places = places_of(pipeline, scenario.topology)
+        self.over_links = cache(self._over_links)
+        self.crosses = bool(crossing_uses(pipeline, scenario.topology))
+
+    def _over_links(self, use: CollectiveUse) -> OverLinks | None:
+        """What a collective takes over the links that its group crosses; None if it stays as measured."""
+        try:
+            return over_links(use, self._scenario.topology, self._places)
+        except ScenarioError:
+            return None  # remarks say which
+
+    def _waited_ns(self, action: Action) -> int:
+        """What an action's collectives take over links beyond what they took as measured."""
+        if not self.crosses:
+            return 0
+        kind = self._as_run(action).kind
+        uses = _awaited(self._stage(action.stage).collectives, kind)
+        crossing = [(use, found) for use in uses if (found := self.over_links(use)) is not None]
+        return round(sum(use.count * (found.duration_ns - use.own_ns) for use, found in crossing))
+
+    def _as_run(self, action: Action) -> Action:
+        """The action that was recorded: a W without an I is the whole backward."""
+        is_whole = action.kind is ActionKind.BACKWARD_WEIGHT and action.stage not in self._splitting
+        return action._replace(kind=ActionKind.BACKWARD) if is_whole else action
 
     def _action(self, action: Action) -> ActionCost:
         cost = self._alone(action)
+        waited = self._waited_ns(action)
+        cost = _later(cost, waited) if waited else cost
         return _scaled(cost, self._scenario.overlap_ratio) if action in self._overlapping else cost
 
     def _alone(self, action: Action) -> ActionCost:
-        if action.kind is ActionKind.BACKWARD_WEIGHT and action.stage not in self._splitting:
-            action = action._replace(kind=ActionKind.BACKWARD)
+        action = self._as_run(action)
         first = self._shape.microbatches_of(action.stage).start
         # A first stage has no input gradient to run apart: torch runs its whole backward as one.
         apart = self._shape.previous(action.stage) is not None
@@ -118,6 +150,10 @@ class MeasuredCosts:
         """What follows a rank's last compute: of both stages that it holds, where there are two copies of each."""
         return tuple(part for profile in self._ranks(rank) for part in profile.tail)
 
+    def overlapped(self, rank: int) -> tuple[CollectiveUse, ...]:
+        """Collectives that run beside a rank's computes."""
+        return tuple(use for profile in self._ranks(rank) for use in profile.overlapped)
+
     def tail_peak_bytes(self, rank: int) -> int:
         """Highest allocation of a rank's optimizer, above the level at its start; 0 with memory from the scenario."""
         return 0 if self._scenario.static_bytes is not None else max(r.tail_peak_bytes for r in self._ranks(rank))
@@ -155,15 +191,14 @@ class MeasuredCosts:
 
 
 def _measured(stage: StageProfile, action: Action, *, runs_apart: bool) -> ActionCost:
-    halves = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
     # A trace that has W alone runs the whole backward as W.
-    is_half = action.kind in halves and not all(kind in stage.costs for kind in halves)
+    is_half = action.kind in _HALVES and not all(kind in stage.costs for kind in _HALVES)
     costs = stage.derived.get(action.kind) if is_half else stage.costs.get(action.kind)
     if costs is not None:
         cost = _of_microbatch(costs, action.microbatch)
         sums = is_half and runs_apart and action.kind is ActionKind.BACKWARD_WEIGHT
         return _scaled(cost, 1 + WEIGHT_SUMS_RATIO) if sums else cost
-    parts = [stage.costs.get(k) for k in halves]
+    parts = [stage.costs.get(k) for k in _HALVES]
     if action.kind is ActionKind.BACKWARD and any(parts):
         return _sum([_of_microbatch(p, action.microbatch) for p in parts if p])
     raise UnsupportedShape(
@@ -182,6 +217,29 @@ Ahead of every product it sums the gradients of the layer's outputs, one of them
 (``stage_backward_weight``). Kernels of zbh1_m8 against those of rt1f1b_m8, which ran whole backwards of the same
 stages: 0.56 of 6.24 ms on stages 1 and 2, 0.65 of 7.27 ms on stage 3.
 """
+
+
+def _awaited(known: Collectives, kind: ActionKind) -> Sequence[CollectiveUse]:
+    """The collectives that an action of a kind waits for, whichever way the backward was recorded.
+
+    Of a backward that ran as one they go with the gradient of the input, which those of tensor parallelism are about.
+    """
+    split = any(half in known for half in _HALVES)
+    if kind is ActionKind.BACKWARD and split:
+        return [use for half in _HALVES for use in known.get(half, ())]
+    if kind is ActionKind.BACKWARD_INPUT and not split:
+        kind = ActionKind.BACKWARD
+    return known.get(kind, ())
+
+
+def _later(cost: ActionCost, more_ns: int) -> ActionCost:
+    """A cost with so much more waiting in it."""
+    return replace(
+        cost,
+        duration_ns=cost.duration_ns + more_ns,
+        uncontended_ns=None if cost.uncontended_ns is None else cost.uncontended_ns + more_ns,
+        contended_ns=None if cost.contended_ns is None else cost.contended_ns + more_ns,
+    )
 
 
 def _scaled(cost: ActionCost, ratio: float) -> ActionCost:

@@ -18,7 +18,8 @@ from tracetool.model.schedule import PipelineShape, Schedule
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.model.pipeline import Costs, LayerCosts, Pipeline
+    from tracetool.model.collective import CollectiveUse
+    from tracetool.model.pipeline import Collectives, Costs, LayerCosts, Pipeline
     from tracetool.model.schedule import Placement
 
 F, B, R = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.RECOMPUTE
@@ -108,7 +109,19 @@ def _stage(
         backward_transfer_ns=0 if number == 0 else _transfer_ns(pipeline, shape, number, -1),
         evidence=owners[0].evidence,
         derived=halves,
+        collectives=_collectives(owners, pipeline, len(layers) * shape.stages),
     )
+
+
+def _collectives(owners: Sequence[StageProfile], pipeline: Pipeline, total: int) -> Collectives:
+    """Those of the stages that the layers come from, by as many of their layers as were taken: layers are alike."""
+    per_stage = total / len(pipeline.stages)
+    shares: dict[ActionKind, list[CollectiveUse]] = {}
+    for stage in {owner.stage: owner for owner in owners}.values():
+        share = sum(owner.stage == stage.stage for owner in owners) / per_stage
+        for kind, uses in stage.collectives.items():
+            shares.setdefault(kind, []).extend(replace(use, count=use.count * share) for use in uses)
+    return {kind: tuple(uses) for kind, uses in shares.items()}
 
 
 def _balance(costs: dict[ActionKind, tuple[ActionCost, ...]]) -> None:

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tracetool.errors import IngestError
 from tracetool.ingest.work import Outcome, Task, read_source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Executor, Future
 
 WORKER_BYTES = 512 << 20
@@ -29,7 +29,10 @@ _CONNECT_SECONDS = 10
 # Below this much text per further worker, starting one costs more than it saves.
 _WORTH_BYTES = 256 << 20
 _COMPRESSION = 12
-_read_so_far: Any = None
+_done_so_far: Any = None
+
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
 
 
 class Progress(Protocol):
@@ -67,11 +70,11 @@ def run_tasks(tasks: Sequence[Task], progress: Progress, *, jobs: int | None, ex
     """
     progress.start(sum(task.found.source.size_bytes for task in tasks))
     if executor is not None:
-        return _on_cluster(tasks, progress, executor)
+        return on_cluster(read_source, tasks, [t.found.source.size_bytes for t in tasks], progress, executor)
     count = min(len(tasks), jobs if jobs is not None else _sensible_jobs(tasks))
     if count <= 1:
         return [read_source(task, progress.advance) for task in tasks]
-    return _in_processes(tasks, progress, count)
+    return in_processes(read_source, tasks, progress, count)
 
 
 def available_memory_bytes() -> int:
@@ -87,7 +90,8 @@ def available_memory_bytes() -> int:
     return min(found)
 
 
-def _cores() -> int:
+def usable_cores() -> int:
+    """Cores that this process may use: those it may run on, or fewer if a cgroup says so."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = Path("/sys/fs/cgroup/cpu.max")
     if quota.exists():
@@ -100,7 +104,7 @@ def _cores() -> int:
 def _sensible_jobs(tasks: Sequence[Task]) -> int:
     text = sum(_text_bytes(task) for task in tasks)
     by_memory = available_memory_bytes() // WORKER_BYTES
-    return max(1, min(_cores(), by_memory, text // _WORTH_BYTES))
+    return max(1, min(usable_cores(), by_memory, text // _WORTH_BYTES))
 
 
 def _text_bytes(task: Task) -> int:
@@ -109,7 +113,20 @@ def _text_bytes(task: Task) -> int:
     return task.found.source.size_bytes * (1 if plain else _COMPRESSION)
 
 
-def _in_processes(tasks: Sequence[Task], progress: Progress, jobs: int) -> list[Outcome]:
+def in_processes(
+    work: Callable[[_Task, Callable[[int], None]], _Result], tasks: Sequence[_Task], progress: Progress, jobs: int
+) -> list[_Result]:
+    """Work on tasks in worker processes; the results are in the order of the tasks.
+
+    Args:
+        work: Takes a task and whom to tell how far it is; of a module, so that workers find it.
+        tasks: What to work on.
+        progress: Told how far the workers are.
+        jobs: Worker processes.
+
+    Raises:
+        IngestError: If a worker is ended from outside.
+    """
     # Forking a process that already runs threads can hang: workers start afresh.
     context = multiprocessing.get_context("spawn")
     counter = context.Value("q", 0)
@@ -117,9 +134,9 @@ def _in_processes(tasks: Sequence[Task], progress: Progress, jobs: int) -> list[
         ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker, initargs=(counter,))
     ) as pool:
         with _uninterrupted():
-            futures = [pool.submit(_read_in_worker, task) for task in tasks]
+            futures = [pool.submit(_work_in_worker, work, task) for task in tasks]
         seen = 0
-        waiting: set[Future[Outcome]] = set(futures)
+        waiting: set[Future[_Result]] = set(futures)
         while waiting:
             try:
                 for future in as_completed(waiting, timeout=0.2):
@@ -162,12 +179,12 @@ def _stopped_at_once(pool: ProcessPoolExecutor) -> Iterator[Executor]:
 
 
 def _start_worker(counter: Any) -> None:
-    global _read_so_far  # noqa: PLW0603 - shared memory reaches a worker only when it starts
+    global _done_so_far  # noqa: PLW0603 - shared memory reaches a worker only when it starts
     import pyarrow as pa
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
     pa.set_cpu_count(1)
-    _read_so_far = counter
+    _done_so_far = counter
 
 
 def _end_with_parent() -> None:
@@ -178,17 +195,44 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _read_in_worker(task: Task) -> Outcome:
+def _work_in_worker(work: Callable[[_Task, Callable[[int], None]], _Result], task: _Task) -> _Result:
     def advance(count: int) -> None:
-        with _read_so_far.get_lock():
-            _read_so_far.value += count
+        with _done_so_far.get_lock():
+            _done_so_far.value += count
 
-    return read_source(task, advance)
+    return work(task, advance)
 
 
-def _on_cluster(tasks: Sequence[Task], progress: Progress, address: str) -> list[Outcome]:
+def check_address(address: str) -> None:
+    """Check that an executor is one that can be used.
+
+    Raises:
+        IngestError: If it is no address of a Dask scheduler.
+    """
     if not address.startswith(_DASK):
         raise IngestError(f"no executor {address!r}.", hint=f"name a Dask scheduler: {_DASK}HOST:PORT")
+
+
+def on_cluster(
+    work: Callable[[_Task, Callable[[int], None]], _Result],
+    tasks: Sequence[_Task],
+    sizes: Sequence[int],
+    progress: Progress,
+    address: str,
+) -> list[_Result]:
+    """Work on tasks on a Dask cluster; the results are in the order of the tasks.
+
+    Args:
+        work: Takes a task and whom to tell how far it is.
+        tasks: What to work on.
+        sizes: Of each task: its progress shows when it is done.
+        progress: Told how much is done.
+        address: ``dask://HOST:PORT`` of a cluster whose workers have this tool.
+
+    Raises:
+        IngestError: If the cluster cannot be used.
+    """
+    check_address(address)
     try:
         client_of: Any = import_module("distributed").Client
     except ImportError as error:
@@ -199,13 +243,13 @@ def _on_cluster(tasks: Sequence[Task], progress: Progress, address: str) -> list
         raise IngestError(f"no Dask scheduler answers at {address}: {error}.", hint="check host and port") from error
     with client:
         pool: Executor = client.get_executor(pure=False)
-        futures = [pool.submit(partial(read_source, task, _unseen)) for task in tasks]
-        by_future = dict(zip(futures, tasks, strict=True))
+        futures = [pool.submit(partial(work, task, _unseen)) for task in tasks]
+        size_of = dict(zip(futures, sizes, strict=True))
         for future in as_completed(futures):
             future.result()
-            progress.advance(by_future[future].found.source.size_bytes)
+            progress.advance(size_of[future])
         return [future.result() for future in futures]
 
 
 def _unseen(count: int) -> None:
-    """Bytes read on another machine show when their source is done."""
+    """What is done on another machine shows when its task is done."""

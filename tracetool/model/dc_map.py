@@ -87,6 +87,25 @@ class DCMap:
             )
         return {rank: self.by_position[place] for rank, place in positions.items() if place is not None}
 
+    def of_known(self, positions: Mapping[int, int | None], hosts: Mapping[int, str | None]) -> dict[int, str]:
+        """DC of each global rank that the map tells of; others are left out.
+
+        Args:
+            positions: Pipeline rank of each global rank; None outside of any pipeline.
+            hosts: Host of each rank, where the traces name it.
+
+        Raises:
+            BadTopology: If a host is in several DCs.
+        """
+        if self.by_position:
+            places = {rank: place for rank, place in positions.items() if place is not None}
+            return {rank: self.by_position[p] for rank, p in places.items() if p < len(self.by_position)}
+        return {
+            rank: self._seat(rank, hosts.get(rank))
+            for rank in positions
+            if rank in self.by_rank or self._matching(hosts.get(rank) or "")
+        }
+
     def _check_all(self, ranks: Iterable[tuple[int, str | None]]) -> None:
         listed = list(ranks)
         if self.by_rank:

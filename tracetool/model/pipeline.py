@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from tracetool.model.action import ActionKind
 
 if TYPE_CHECKING:
+    from tracetool.model.collective import CollectiveUse
     from tracetool.model.load import SustainedLoad
     from tracetool.model.schedule import Schedule
 
@@ -45,6 +46,9 @@ def sum_if_known(values: Sequence[int | None]) -> int | None:
 Costs = Mapping[ActionKind, tuple[ActionCost, ...]]
 """Per kind, one cost per microbatch in microbatch order."""
 
+Collectives = Mapping[ActionKind, "tuple[CollectiveUse, ...]"]
+"""Per kind, the collectives that each action waits for."""
+
 
 @dataclass(frozen=True, slots=True)
 class LayerCosts:
@@ -76,6 +80,7 @@ class StageProfile:
         derived: Costs of the halves I and W of a backward that ran as one, from its kernels; empty if they do not
             tell. What they hold is as torch's split would (``reconstruct.split_memory``), or unknown.
         layers: Costs by layer, derived halves included; None if layers are unknown.
+        collectives: Per kind, the collectives that its actions wait for.
     """
 
     stage: int
@@ -87,6 +92,7 @@ class StageProfile:
     evidence: str = "label"
     derived: Costs = field(default_factory=dict)
     layers: LayerCosts | None = None
+    collectives: Collectives = field(default_factory=dict)
 
     def median_ns(self, kind: ActionKind) -> int | None:
         """Median duration over microbatches, or None if the trace has no such action."""
@@ -138,11 +144,13 @@ class TailPart:
         kind: REDUCE_GRAD or OPTIMIZER.
         duration_ns: Its time, without waits for other ranks.
         meet: Name of the collective that opens it: ranks with the same one begin it together; None for none.
+        collectives: Those that run in it, one after another.
     """
 
     kind: ActionKind
     duration_ns: int
     meet: str | None = None
+    collectives: tuple[CollectiveUse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +166,7 @@ class RankProfile:
         overhead_bytes: Device memory that the rank occupied beyond its highest allocation, as measured: what the
             allocator had reserved beyond it, and what else the process held. None if the trace does not tell.
         load: How its device slows down under sustained load; None if nothing is known of it.
+        overlapped: Collectives that ran beside its computes, in order of their start.
         receive_buffer_bytes: Of the static bytes, buffers of messages to receive, one per message of a step; 0 where
             they come and go with the messages, None if unknown.
     """
@@ -170,6 +179,7 @@ class RankProfile:
     overhead_bytes: int | None = None
     load: SustainedLoad | None = None
     receive_buffer_bytes: int | None = None
+    overlapped: tuple[CollectiveUse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

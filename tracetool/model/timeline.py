@@ -27,6 +27,11 @@ class Op:
         """End of the action."""
         return self.start_ns + self.duration_ns
 
+    @property
+    def text(self) -> str:
+        """What it is, as in ``2F0``; of a rank-wide one its kind, as in ``OPTIMIZER``."""
+        return self.kind.value if self.stage < 0 else f"{self.stage}{self.kind.value}{self.microbatch}"
+
 
 MemoryCurve = tuple[tuple[int, int], ...]
 """(time in ns, allocated bytes from then on) at every change, in order."""

@@ -49,12 +49,14 @@ class Topology:
     Attributes:
         dcs: DC name of each pipeline rank; empty when nothing was said (one DC).
         links: One per direction.
+        rank_dcs: (global rank, DC name) of ranks of the job, as far as a map tells: which collectives cross DCs.
         partial: Whether places that no link joins exchange messages as fast as was measured; otherwise a message
             between them is an error.
     """
 
     dcs: tuple[str, ...] = ()
     links: tuple[Link, ...] = ()
+    rank_dcs: tuple[tuple[int, str], ...] = ()
     partial: bool = False
 
     def link(self, src_rank: int, dst_rank: int) -> Link | None:
@@ -66,15 +68,36 @@ class Topology:
         if not self.dcs or self.dcs[src_rank] == self.dcs[dst_rank]:
             return None
         src, dst = self.dcs[src_rank], self.dcs[dst_rank]
-        for link in self.links:
-            if (link.src_dc, link.dst_dc) == (src, dst):
-                return link
-        if self.partial:
-            return None
-        raise BadTopology(
-            f"pipeline rank {src_rank} ({src}) sends to rank {dst_rank} ({dst}), but no link {src}-{dst} is given.",
-            hint=f"add --link '{src}->{dst}=25Gbit/s,10ms', or {src}-{dst}=25Gbit/s,10ms alone for both ways",
-        )
+        link = self._link(src, dst)
+        if link is None and not self.partial:
+            raise BadTopology(
+                f"pipeline rank {src_rank} ({src}) sends to rank {dst_rank} ({dst}), but no link {src}-{dst} is given.",
+                hint=_link_hint(src, dst),
+            )
+        return link
+
+    def path(self, src: str, dst: str) -> tuple[Link, ...]:
+        """The links from one DC to another, over as few others as there may be.
+
+        Raises:
+            BadTopology: If there are none.
+        """
+        ways: dict[str, tuple[Link, ...]] = {src: ()}
+        reached = [src]
+        for place in reached:
+            for link in self.links:
+                if link.src_dc == place and link.dst_dc not in ways:
+                    ways[link.dst_dc] = (*ways[place], link)
+                    reached.append(link.dst_dc)
+        if dst not in ways:
+            raise BadTopology(
+                f"a collective crosses from {src} to {dst}, but no link {src}-{dst} is given.",
+                hint=_link_hint(src, dst),
+            )
+        return ways[dst]
+
+    def _link(self, src: str, dst: str) -> Link | None:
+        return next((link for link in self.links if (link.src_dc, link.dst_dc) == (src, dst)), None)
 
     def boundaries(self) -> tuple[int, ...]:
         """Pipeline ranks r for which r and r + 1 sit in different DCs; of a partial map those that a link joins."""
@@ -103,7 +126,7 @@ class Topology:
                 f"the DC map covers pipeline ranks 0..{len(self.dcs) - 1}, the pipeline has ranks 0..{ranks - 1}.",
                 hint="name every rank once, as in --dc 0-1,2-3 for four ranks in two DCs",
             )
-        known = set(self.dcs)
+        known = set(self.dcs) | {dc for _, dc in self.rank_dcs}
         pairs = [(link.src_dc, link.dst_dc) for link in self.links]
         for pair in pairs:
             if pairs.count(pair) > 1:
@@ -118,6 +141,10 @@ class Topology:
             self.link(rank, rank + 1)
             self.link(rank + 1, rank)
         return self
+
+
+def _link_hint(src: str, dst: str) -> str:
+    return f"add --link '{src}->{dst}=25Gbit/s,10ms', or {src}-{dst}=25Gbit/s,10ms alone for both ways"
 
 
 @dataclass(frozen=True, slots=True)

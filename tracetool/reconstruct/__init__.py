@@ -15,15 +15,16 @@ from tracetool.model.action import Action, ActionKind
 from tracetool.model.load import known_load
 from tracetool.model.pipeline import Pipeline, RankProfile, StageProfile
 from tracetool.model.schedule import schedule_from_orders
-from tracetool.model.timeline import Op, Timeline
 from tracetool.reconstruct.account import Account, Finding
 from tracetool.reconstruct.cautions import note_cautions
 from tracetool.reconstruct.closeup import Row, cost_rows, look_closely, loose_rows, read_residents
+from tracetool.reconstruct.collective_uses import RankUses, step_collectives, uses_of
 from tracetool.reconstruct.contention import read_devices
 from tracetool.reconstruct.copies import find_copies, with_copies
 from tracetool.reconstruct.groups import PipelineGroup, chosen_pipeline, find_pipelines
 from tracetool.reconstruct.memory import MemoryFacts, memory_facts
 from tracetool.reconstruct.message_times import check_times
+from tracetool.reconstruct.observed_timeline import observed_timeline
 from tracetool.reconstruct.receive_buffers import standing_buffer_bytes, tell_standing_buffers
 from tracetool.reconstruct.segments import RankWork, Segment, Work, find_work
 from tracetool.reconstruct.steps import Step, choose_step, steps_of
@@ -40,7 +41,6 @@ from tracetool.reconstruct.transfers import (
     messages_of_step,
     p2p_mode,
     payload,
-    shifted,
     stage_ops,
 )
 from tracetool.units import format_count, format_ranges, format_ranks
@@ -50,8 +50,7 @@ _MOST_OTHER_STEPS = 7
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from tracetool.model.timeline import Transfer
-    from tracetool.reconstruct.clocks import Clocks
+    from tracetool.model.timeline import Timeline, Transfer
     from tracetool.reconstruct.coordinates import Coordinates
     from tracetool.store import Run
 
@@ -134,14 +133,16 @@ def reconstruct(
     note_cautions(run, chosen, work.ranks, account)
     transfers = find_transfers(group, messages, p2p_ops, survey, account)
     memory = memory_facts(run, group, chosen, work.ranks, account)
-    tails = tails_without_waits(run, group, chosen, work.ranks, account)
+    collectives = step_collectives(run, chosen)
+    tails = tails_without_waits(run, group, work.ranks, collectives, account)
+    uses = {rank: uses_of(w, collectives.get(rank, ())) for rank, w in work.ranks.items()}
     aligned = survey.clocks.aligned_ns
     origin = min(aligned(rank, s.start_ns) for rank, w in work.ranks.items() for s in w.segments)
     residents = read_residents(run, group, work.ranks)
     logs = {rank: facts.log for rank, facts in memory.items() if facts.log is not None}
     window_ns = max(aligned(rank, s.end_ns) for rank, w in work.ranks.items() for s in w.segments) - origin
     closeup = look_closely(run, group, chosen, work.ranks, residents, logs, window_ns, account)
-    found = _pipeline(run, group, chosen, work.ranks, memory, tails, transfers, messages)
+    found = _pipeline(run, group, chosen, work.ranks, memory, tails, uses, transfers, messages)
     found = replace(
         found,
         stages=tuple(closeup.complete(stage) for stage in found.stages),
@@ -155,7 +156,7 @@ def reconstruct(
         account.note(f"with one microbatch a trace cannot show how transfers are issued: {found.p2p} is assumed")
     return Reconstruction(
         pipeline=found,
-        observed=_timeline(group, work.ranks, transfers, memory, survey.clocks, origin),
+        observed=observed_timeline(group, work.ranks, transfers, memory, survey.clocks, origin),
         p2p_ops=p2p_ops,
         segments={rank: w.segments for rank, w in work.ranks.items()},
         notes=tuple(account.notes),
@@ -315,6 +316,7 @@ def _pipeline(
     work: Mapping[int, RankWork],
     memory: Mapping[int, MemoryFacts],
     tails: Mapping[int, Tail],
+    uses: Mapping[int, RankUses],
     transfers: Sequence[Transfer],
     messages: StepMessages,
 ) -> Pipeline:
@@ -340,6 +342,7 @@ def _pipeline(
                 forward_transfer_ns=median_transfer_ns(forward),
                 backward_transfer_ns=median_transfer_ns(backward),
                 evidence=work[rank].evidence,
+                collectives={kind: found for (of, kind), found in uses[rank].awaited.items() if of == stage},
             )
         )
     ranks = tuple(
@@ -349,48 +352,8 @@ def _pipeline(
             standing_buffer_bytes(
                 messages.posts[rank], memory[rank].log, [k.launch_ns for s in work[rank].segments for k in s.kernels]
             ),
+            uses[rank].overlapped,
         )
         for rank in group.ranks
     )  # fmt: skip
     return Pipeline(tuple(stages), ranks, observed, p2p_mode(messages.posts), step.number)
-
-
-def _timeline(
-    group: PipelineGroup,
-    work: Mapping[int, RankWork],
-    transfers: Sequence[Transfer],
-    memory: Mapping[int, MemoryFacts],
-    clocks: Clocks,
-    origin: int,
-) -> Timeline:
-    ops: list[Op] = []
-    tails: list[Op] = []
-    for position, rank in enumerate(group.ranks):
-        mine = [
-            Op(
-                position, s.stage, s.kind, s.microbatch,
-                clocks.aligned_ns(rank, s.start_ns) - origin, s.end_ns - s.start_ns,
-            )
-            for s in work[rank].segments
-        ]  # fmt: skip
-        ops += mine
-        at = max(op.end_ns for op in mine)
-        for part in work[rank].tail:
-            tails.append(Op(position, -1, part.kind, -1, at, part.duration_ns))
-            at += part.duration_ns
-    return Timeline(
-        name="observed",
-        global_ranks=group.ranks,
-        ops=(*ops, *tails),
-        transfers=tuple(shifted(t, origin) for t in transfers),
-        memory=tuple(
-            memory[rank].curve(work[rank].segments, origin - _shift(clocks, work[rank], rank)) for rank in group.ranks
-        ),
-        overhead_bytes=tuple(memory[rank].overhead_bytes for rank in group.ranks),
-    )
-
-
-def _shift(clocks: Clocks, work: RankWork, rank: int) -> int:
-    """What aligning adds to the rank's times in this step (drift within a step is far below a microsecond)."""
-    start = work.segments[0].start_ns
-    return clocks.aligned_ns(rank, start) - start

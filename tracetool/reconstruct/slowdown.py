@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from functools import lru_cache
 from statistics import median
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -39,6 +40,7 @@ nowhere beside one: theirs is what is left of the SMs, 132 / 124.
 """
 
 
+@lru_cache(maxsize=4096)  # a trace has few kernels and many runs of them
 def kernel_class(name: str, blocks: int | None, sm_count: int | None) -> str:
     """Class of a kernel as far as SMs held beside it matter.
 

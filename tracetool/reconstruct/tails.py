@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import TailPart
@@ -11,40 +11,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tracetool.reconstruct.account import Account
+    from tracetool.reconstruct.collective_uses import StepCollective
     from tracetool.reconstruct.groups import PipelineGroup
     from tracetool.reconstruct.kernels import Kernel
     from tracetool.reconstruct.segments import RankWork, Segment
-    from tracetool.reconstruct.steps import Step
     from tracetool.store import Run
 
 Tail = tuple[TailPart, ...]
-
-_COLLECTIVES_SQL = """
-WITH numbered AS (
-    SELECT rank, "group", group_ranks, start_ns, end_ns,
-           row_number() OVER (PARTITION BY rank, "group", group_ranks ORDER BY position) AS number
-    FROM comms
-    WHERE operation NOT IN ('send', 'recv', 'barrier') AND start_ns >= $first AND end_ns <= $last
-)
-SELECT rank, start_ns, end_ns, "group" || ' ' || group_ranks::VARCHAR || ' ' || number::VARCHAR AS name, group_ranks,
-       min(end_ns - start_ns) OVER (PARTITION BY "group", group_ranks, number) AS own_ns
-FROM numbered
-ORDER BY start_ns
-"""
-
-
-class _Collective(NamedTuple):
-    """One collective on one rank; ``own_ns`` is its shortest duration over the recorded ranks.
-
-    The last rank to arrive does not wait, so what a rank spends beyond that is waiting.
-    """
-
-    rank: int
-    start_ns: int
-    end_ns: int
-    name: str
-    group_ranks: list[int]
-    own_ns: int
 
 
 def observed_tail(kernels: Sequence[Kernel], segments: Sequence[Segment]) -> Tail:
@@ -64,21 +37,22 @@ def observed_tail(kernels: Sequence[Kernel], segments: Sequence[Segment]) -> Tai
 
 
 def tails_without_waits(
-    run: Run, group: PipelineGroup, step: Step, work: Mapping[int, RankWork], account: Account
+    run: Run,
+    group: PipelineGroup,
+    work: Mapping[int, RankWork],
+    collectives: Mapping[int, Sequence[StepCollective]],
+    account: Account,
 ) -> dict[int, Tail]:
     """Each rank's tail without the time its collectives waited for slower ranks.
 
     Collectives over several ranks of the pipeline cut the tail: replay lets the ranks meet there. The waits of
     the others (data-parallel groups) are left out.
     """
-    first = min(start for start, _ in step.spans.values())
-    last = max(end for _, end in step.spans.values())
-    rows = run.rows(_COLLECTIVES_SQL, {"first": first, "last": last})
     recorded = {rank for (rank,) in run.rows("SELECT rank FROM ranks")}
     tails, alone = {}, set()
     for rank, rank_work in work.items():
         at = max(s.end_ns for s in rank_work.segments)
-        mine = [c for c in (_Collective(*row) for row in rows) if c.rank == rank and c.end_ns > at]
+        mine = [c for c in collectives.get(rank, ()) if c.end_ns > at]
         parts: list[TailPart] = []
         for part in rank_work.tail:
             inside = [c for c in mine if c.start_ns < at + part.duration_ns and c.end_ns > at]
@@ -94,14 +68,20 @@ def tails_without_waits(
     return tails
 
 
-def _cut(part: TailPart, start: int, collectives: Sequence[_Collective], pipeline: set[int]) -> list[TailPart]:
+def _cut(part: TailPart, start: int, collectives: Sequence[StepCollective], pipeline: set[int]) -> list[TailPart]:
     """Split a part where collectives let ranks of the pipeline meet, and take all waits out."""
-    meets = [c for c in collectives if len(set(c.group_ranks) & pipeline) > 1 and c.start_ns >= start]
+    begun = [c for c in collectives if c.start_ns >= start]
+    meets = [c for c in begun if len(set(c.group_ranks) & pipeline) > 1]
     waits = sorted((max(c.start_ns, start), c.end_ns - c.own_ns) for c in collectives)
     bounds = [start, *(c.start_ns for c in meets), start + part.duration_ns]
     names = [None, *(c.name for c in meets)]
     return [
-        TailPart(part.kind, (after - before) - _covered(waits, before, after), name)
+        TailPart(
+            part.kind,
+            (after - before) - _covered(waits, before, after),
+            name,
+            tuple(c.use() for c in begun if before <= c.start_ns < after),
+        )
         for before, after, name in zip(bounds, bounds[1:], names, strict=False)
     ]
 

@@ -10,7 +10,6 @@ from tracetool.model.timeline import MemoryCurve, Op, Timeline, Transfer, memory
 from tracetool.replay.compiled import Compiled
 from tracetool.replay.costing import TaskCosts
 from tracetool.replay.side_by_side import divided, side_by_side, slowest
-from tracetool.replay.tail import run_tails
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import PipelineShape, Schedule
+    from tracetool.model.topology import Topology
     from tracetool.replay.engine import Times
     from tracetool.replay.graph import TaskGraph
 
@@ -30,11 +30,13 @@ class Replayed:
         schedule: The order that was replayed.
         p2p: How its transfers were issued.
         timeline: When everything ran.
+        topology: Its links: of links that pipelines share, with its share of their bandwidth.
     """
 
     schedule: Schedule
     p2p: P2PMode
     timeline: Timeline
+    topology: Topology
 
 
 def p2p_of(schedule: Schedule, pipeline: Pipeline, scenario: Scenario) -> P2PMode:
@@ -72,7 +74,8 @@ def replay(pipeline: Pipeline, schedule: Schedule, scenario: Scenario) -> Replay
     compiled = Compiled(schedule, mode, scenario.topology, buffered=pipeline.buffered)
     costs = TaskCosts(pipeline, scenario, schedule)
     times = compiled.times(costs.durations(compiled), costs.slowdown(compiled))
-    return Replayed(schedule, mode, _timeline(pipeline, schedule, mode, compiled.graph, times, costs))
+    timeline = _timeline(pipeline, schedule, mode, compiled.graph, times, costs)
+    return Replayed(schedule, mode, timeline, scenario.topology)
 
 
 def _shared(pipeline: Pipeline, schedule: Schedule, scenario: Scenario) -> Replayed:
@@ -83,7 +86,7 @@ def _shared(pipeline: Pipeline, schedule: Schedule, scenario: Scenario) -> Repla
     many = side_by_side(pipeline, schedule, scenario.topology, scenario.pipelines)
     done = replay(many[0], many[1], replace(alone, topology=many[2], p2p=p2p_of(schedule, pipeline, scenario)))
     shape = schedule.shape
-    return Replayed(schedule, done.p2p, slowest(done.timeline, shape.ranks, shape.stages))
+    return Replayed(schedule, done.p2p, slowest(done.timeline, shape.ranks, shape.stages), scenario.topology)
 
 
 def _timeline(
@@ -99,9 +102,7 @@ def _timeline(
     by_rank: list[list[Op]] = [[] for _ in range(schedule.shape.ranks)]
     for op in ops:
         by_rank[op.rank].append(op)
-    tails = run_tails(
-        [rank_ops[-1].end_ns for rank_ops in by_rank], [costs.measured.tail(rank) for rank in range(len(by_rank))]
-    )
+    tails = costs.tails([rank_ops[-1].end_ns for rank_ops in by_rank])
     return Timeline(
         name=schedule.name,
         global_ranks=tuple(profile.rank for profile in pipeline.ranks),

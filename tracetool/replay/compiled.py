@@ -100,17 +100,28 @@ class Compiled:
         Raises:
             ScheduleDeadlock: If tasks wait for each other.
         """
+        return self.ends_and_compute(durations, wanted, slowdown)[0]
+
+    def ends_and_compute(
+        self, durations: Durations, wanted: Int32s, slowdown: Slowdown | None = None
+    ) -> tuple[Int64s, Int64s]:
+        """What ``ends`` gives, and by scenario how long all ranks compute, summed."""
         import numpy as np
 
         plan = self._plan(durations) if slowdown is None else None
+        computes = self.graph.compute
         failed: Bools
         if plan is None:
             out, failed = np.empty((len(wanted), durations.scenarios), np.int64), np.ones(durations.scenarios, bool)
+            busy = np.empty(durations.scenarios, np.int64)
         else:
             out, failed = sweep(plan, durations, wanted)
+            busy = durations.sums(np.bincount(self.class_of[computes], minlength=self.classes))
         for scenario in np.flatnonzero(failed).tolist():
-            out[:, scenario] = self._run(durations.of(scenario), slowdown).end_ns[wanted]
-        return out
+            times = self._run(durations.of(scenario), slowdown)
+            out[:, scenario] = times.end_ns[wanted]
+            busy[scenario] = (times.end_ns[computes] - times.start_ns[computes]).sum()
+        return out, busy
 
     def _run(self, durations: Int64s, slowdown: Slowdown | None) -> Times:
         """One scenario through the event loop."""

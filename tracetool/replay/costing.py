@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 from tracetool.costs.measured import MeasuredCosts
 from tracetool.errors import ScenarioError
 from tracetool.replay.engine import Slowdown
+from tracetool.replay.tail import LinkQueues, run_tails
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tracetool.model.action import Action
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule
+    from tracetool.model.timeline import Op
     from tracetool.model.topology import Link, Topology
     from tracetool.replay.compiled import Compiled
     from tracetool.replay.flow import Int64s
@@ -32,6 +36,16 @@ class TaskCosts:
         self._interference = scenario.interference
         self._topology = scenario.topology
         self._shape = schedule.shape
+        ranks = range(schedule.shape.ranks)
+        self._tails = [self.measured.tail(rank) for rank in ranks]
+        self._overlapped = [self.measured.overlapped(rank) for rank in ranks]
+
+    def tails(self, ends_ns: Sequence[int]) -> list[Op]:
+        """What follows the last compute of each rank, given when that ended."""
+        if not self.measured.crosses:
+            return run_tails(ends_ns, self._tails)
+        queues = LinkQueues(self.measured.over_links)
+        return run_tails(ends_ns, self._tails, self._overlapped, queues)
 
     def durations(self, compiled: Compiled) -> Int64s:
         """Per cost class, its duration in ns; of an action, by itself.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tracetool.costs.over_links import crossing_uses
 from tracetool.model.topology import Link
 from tracetool.replay import p2p_of, replay
 from tracetool.replay.compiled import Compiled
 from tracetool.replay.costing import TaskCosts
 from tracetool.replay.side_by_side import divided
 from tracetool.replay.sweeping import Durations
-from tracetool.replay.tail import run_tails
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule
     from tracetool.model.timeline import Op, Timeline
+    from tracetool.model.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,12 @@ class StepTimes:
     Attributes:
         window_ns: From the first forward to the last backward.
         step_ns: From the first forward to the end of gradient reduction and optimizer.
+        compute_ns: Compute of all ranks, summed.
     """
 
     window_ns: int
     step_ns: int
+    compute_ns: int
 
 
 def replay_many(pipeline: Pipeline, schedule: Schedule, scenarios: Sequence[Scenario]) -> list[StepTimes]:
@@ -53,19 +56,39 @@ def replay_many(pipeline: Pipeline, schedule: Schedule, scenarios: Sequence[Scen
         ScenarioError: If a message crosses a link but its size is unknown.
         UnsupportedShape: If the schedule needs costs that the trace does not tell.
     """
-    alike: dict[Scenario, list[int]] = {}
-    found: dict[int, StepTimes] = {}
-    alone = [_alone(scenario) for scenario in scenarios]
-    for number, scenario in enumerate(alone):
-        scenario.topology.check(schedule.shape.ranks)
-        if _shares_links(scenario):
-            found[number] = _of(replay(pipeline, schedule, scenario).timeline)
-        else:
-            alike.setdefault(_without_speeds(scenario), []).append(number)
-    for numbers in alike.values():
-        steps = _together(pipeline, schedule, [alone[number] for number in numbers])
-        found.update(zip(numbers, steps, strict=True))
-    return [found[number] for number in range(len(scenarios))]
+    return Replayer(pipeline, schedule).replay_many(scenarios)
+
+
+class Replayer:
+    """Replays one schedule in many scenarios, again and again; what was compiled is kept.
+
+    Args:
+        pipeline: What was measured.
+        schedule: The order to run.
+    """
+
+    def __init__(self, pipeline: Pipeline, schedule: Schedule) -> None:
+        self._pipeline = pipeline
+        self._schedule = schedule
+        self._together: dict[Scenario, _Together] = {}
+
+    def replay_many(self, scenarios: Sequence[Scenario]) -> list[StepTimes]:
+        """See the function ``replay_many``."""
+        alike: dict[Scenario, list[int]] = {}
+        found: dict[int, StepTimes] = {}
+        alone = [_alone(scenario) for scenario in scenarios]
+        for number, scenario in enumerate(alone):
+            scenario.topology.check(self._schedule.shape.ranks)
+            if _shares_links(scenario):
+                found[number] = _of(replay(self._pipeline, self._schedule, scenario).timeline)
+            else:
+                alike.setdefault(_kept(self._pipeline, scenario), []).append(number)
+        for same, numbers in alike.items():
+            if same not in self._together:
+                self._together[same] = _Together(self._pipeline, self._schedule, alone[numbers[0]])
+            steps = self._together[same].run([alone[number].topology for number in numbers])
+            found.update(zip(numbers, steps, strict=True))
+        return [found[number] for number in range(len(scenarios))]
 
 
 def _shares_links(scenario: Scenario) -> bool:
@@ -79,35 +102,52 @@ def _alone(scenario: Scenario) -> Scenario:
     return replace(scenario, pipelines=1, topology=divided(scenario.topology, scenario.pipelines))
 
 
+def _kept(pipeline: Pipeline, scenario: Scenario) -> Scenario:
+    """What scenarios that are replayed together have in common: all of it where collectives cross links."""
+    return scenario if crossing_uses(pipeline, scenario.topology) else _without_speeds(scenario)
+
+
 def _without_speeds(scenario: Scenario) -> Scenario:
     links = tuple(Link(link.src_dc, link.dst_dc, 1, 0) for link in scenario.topology.links)
     return replace(scenario, topology=replace(scenario.topology, links=links))
 
 
-def _together(pipeline: Pipeline, schedule: Schedule, scenarios: Sequence[Scenario]) -> list[StepTimes]:
-    """Scenarios that differ in speed and latency of links only."""
-    import numpy as np
+class _Together:
+    """Scenarios that differ in speed and latency of links only, one of which is given."""
 
-    first = scenarios[0]
-    compiled = Compiled(schedule, p2p_of(schedule, pipeline, first), first.topology, buffered=pipeline.buffered)
-    costs = TaskCosts(pipeline, first, schedule)
-    varying = np.array(costs.message_classes(compiled), np.int32)
-    messages = [costs.message_ns(compiled, scenario.topology) for scenario in scenarios]
-    values = np.array(messages, np.int64).reshape(len(scenarios), len(varying)).T
-    last = compiled.graph.compute[compiled.graph.flow.first[1:] - 1]
-    durations = Durations(costs.durations(compiled), varying, values)
-    # The first compute needs nothing from another rank: it starts at 0, and the window with it.
-    ends = compiled.ends(durations, last, costs.slowdown(compiled))
-    tails = [costs.measured.tail(rank) for rank in range(schedule.shape.ranks)]
-    return [_step(of_ranks, run_tails(of_ranks, tails)) for of_ranks in ends.T.tolist()]
+    def __init__(self, pipeline: Pipeline, schedule: Schedule, scenario: Scenario) -> None:
+        mode = p2p_of(schedule, pipeline, scenario)
+        self._compiled = Compiled(schedule, mode, scenario.topology, buffered=pipeline.buffered)
+        self._costs = TaskCosts(pipeline, scenario, schedule)
+        self._durations = self._costs.durations(self._compiled)
+        self._slowdown = self._costs.slowdown(self._compiled)
+
+    def run(self, topologies: Sequence[Topology]) -> list[StepTimes]:
+        """Over the links of each topology."""
+        import numpy as np
+
+        compiled = self._compiled
+        varying = np.array(self._costs.message_classes(compiled), np.int32)
+        messages = [self._costs.message_ns(compiled, topology) for topology in topologies]
+        values = np.array(messages, np.int64).reshape(len(topologies), len(varying)).T
+        last = compiled.graph.compute[compiled.graph.flow.first[1:] - 1]
+        # The first compute needs nothing from another rank: it starts at 0, and the window with it.
+        durations = Durations(self._durations, varying, values)
+        ends, compute = compiled.ends_and_compute(durations, last, self._slowdown)
+        both = zip(ends.T.tolist(), compute.tolist(), strict=True)
+        return [_step(of_ranks, self._costs.tails(of_ranks), busy) for of_ranks, busy in both]
 
 
-def _step(ends_ns: list[int], tails: Sequence[Op]) -> StepTimes:
+def _step(ends_ns: list[int], tails: Sequence[Op], compute_ns: int) -> StepTimes:
     window = max(ends_ns)
-    return StepTimes(window, max([window, *(op.end_ns for op in tails)]))
+    return StepTimes(window, max([window, *(op.end_ns for op in tails)]), compute_ns)
 
 
 def _of(timeline: Timeline) -> StepTimes:
     computes = timeline.computes()
     start = min(op.start_ns for op in computes)
-    return StepTimes(max(op.end_ns for op in computes) - start, max(op.end_ns for op in timeline.ops) - start)
+    return StepTimes(
+        window_ns=max(op.end_ns for op in computes) - start,
+        step_ns=max(op.end_ns for op in timeline.ops) - start,
+        compute_ns=sum(op.duration_ns for op in computes),
+    )

@@ -43,6 +43,21 @@ class Durations:
         durations[self.varying] = self.values[:, scenario]
         return durations
 
+    def sums(self, counts: Int64s) -> Int64s:
+        """By scenario, all durations so many times each, summed.
+
+        Args:
+            counts: Per cost class.
+        """
+        import numpy as np
+
+        if self.values is None or self.varying is None:
+            return np.array([counts @ self.base], np.int64)
+        fixed = counts.copy()
+        fixed[self.varying] = 0
+        sums: Int64s = fixed @ self.base + counts[self.varying] @ self.values
+        return sums
+
 
 def sweep(plan: Plan, durations: Durations, wanted: Int32s) -> tuple[Int64s, Bools]:
     """Sweep over a plan.

@@ -10,6 +10,7 @@ from tracetool.registry import Registry
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from tracetool.store import Run
     from tracetool.whatif import Answer
 
 
@@ -22,12 +23,14 @@ class RunFacts:
         digest: Digest of the traces.
         tool_version: Version of this tool.
         command: The command line, to run it again.
+        run: The Run, for reports that say how it came about; None where there is none at hand.
     """
 
     name: str
     digest: str
     tool_version: str
     command: str
+    run: Run | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ REPORTS: Registry[Report] = Registry(
         "text": "tracetool.reports.text:REPORT",
         "json": "tracetool.reports.json:REPORT",
         "gantt": "tracetool.reports.gantt:REPORT",
+        "html": "tracetool.reports.html:REPORT",
     },
     "tracetool.reports",
 )
@@ -58,8 +62,8 @@ def report_for(suffix: str) -> Report | None:
     return None
 
 
-def run_facts(name: str, manifest: Mapping[str, Any], command: str) -> RunFacts:
-    """Facts from a Run's manifest."""
+def run_facts(name: str, manifest: Mapping[str, Any], command: str, run: Run | None = None) -> RunFacts:
+    """Facts from a Run's manifest; with the Run itself for reports that ask it for more."""
     from tracetool.version import __version__
 
-    return RunFacts(name, str(manifest.get("digest", "")), __version__, command)
+    return RunFacts(name, str(manifest.get("digest", "")), __version__, command, run)

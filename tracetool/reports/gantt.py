@@ -5,77 +5,71 @@ matplotlib is imported where it draws, so that importing this module stays cheap
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Literal
+from math import ceil
+from typing import TYPE_CHECKING
 
 from tracetool.reports import Report, RunFacts
-from tracetool.reports.gantt_layout import MS, Panel, lay_out
-from tracetool.units import format_bandwidth, format_duration, format_size
+from tracetool.reports.gantt_layout import LEFT_IN, LEGEND_IN, NARROWEST_IN, SCENARIO_IN, WIDTH_IN, lay_out
+from tracetool.reports.gantt_panel import MS, Panel
+from tracetool.reports.gantt_scenario import scenario_parts
+from tracetool.reports.picture import (
+    PICTURE_SUFFIXES,
+    PT,
+    RASTER_ABOVE,
+    PictureFormat,
+    legend,
+    legend_columns,
+    save,
+    wrapped,
+)
+from tracetool.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
     from matplotlib.figure import Figure
 
     from tracetool.metrics import Metrics
+    from tracetool.model.idle import Idle
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.timeline import Timeline
     from tracetool.whatif import Answer, Result
 
-PictureFormat = Literal["png", "svg", "pdf"]
-
-RASTER_ABOVE = 4_000
-"""Cells from which SVG and PDF hold them as pixels: as paths they would take megabytes and seconds."""
-
+_HEAD_PT = 8
 _LONG = 40
 """Letters of a schedule's name that are shown: the path of a file may be longer than a title."""
 
-_METADATA: dict[PictureFormat, dict[str, Any]] = {
-    "png": {"Software": None},
-    "svg": {"Date": None},
-    "pdf": {"CreationDate": None},
-}
-_STYLE = {
-    "font.family": ["sans-serif"],
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 8,
-    "axes.linewidth": 0.6,
-    "hatch.linewidth": 0.5,
-    "pdf.fonttype": 42,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "tracetool",
-}
-"""Text stays text (searchable, and editable in a paper); the salt keeps ids in SVG the same."""
 
-
-def render_gantt(answer: Answer, result: Result | None = None, *, format: PictureFormat = "png") -> bytes:  # noqa: A002
+def render_gantt(
+    answer: Answer,
+    result: Result | None = None,
+    *,
+    format: PictureFormat = "png",  # noqa: A002
+    width_in: float = WIDTH_IN,
+) -> bytes:
     """Draw one result below what was observed and what it is compared with.
 
     Args:
         answer: What to draw.
         result: The result to draw; by default the one of shortest step among those that fit the memory.
         format: File format.
+        width_in: Width of the picture in inches, at least 4; texts keep their size, so that 4.5 suits a phone.
 
     Returns:
         The file; equal input gives equal bytes.
     """
-    from matplotlib.style import context
+    return save(lambda: gantt_figure(answer, result, width_in), format)
 
-    panels = _panels(answer, result or shortest(answer))
-    out = io.BytesIO()
-    # The user's own matplotlibrc must not change the picture.
-    with context(["default", _STYLE]):
-        figure = _figure(panels, _scenario_line(answer))
-        figure.savefig(out, format=format, metadata=_METADATA[format])
-    return out.getvalue()
+
+def gantt_figure(answer: Answer, result: Result | None = None, width_in: float = WIDTH_IN) -> Figure:
+    """The picture of ``render_gantt``, not yet written."""
+    return _figure(panels_of(answer, result or shortest(answer)), answer, max(NARROWEST_IN, width_in))
 
 
 def _report(answer: Answer, _facts: RunFacts, suffix: str) -> bytes:
-    formats: dict[str, PictureFormat] = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
-    return render_gantt(answer, format=formats[suffix.lower()])
+    return render_gantt(answer, format=PICTURE_SUFFIXES[suffix.lower()])
 
 
 def shortest(answer: Answer) -> Result:
@@ -83,15 +77,21 @@ def shortest(answer: Answer) -> Result:
     return min(answer.results, key=lambda r: (r.feasible is False, r.metrics.step_ns))
 
 
-REPORT = Report((".png", ".svg", ".pdf"), _report)
+REPORT = Report(tuple(PICTURE_SUFFIXES), _report)
 
 
-def _panels(answer: Answer, result: Result) -> list[Panel]:
+def panels_of(answer: Answer, result: Result) -> list[Panel]:
+    """Panels from the top: observed, baseline, and the result where that is another order."""
     base = answer.baseline
     known = answer.observed_schedule or "unknown schedule"
     without = ["measured without these links"] if answer.scenario.topology.links else []
     observed = _panel(
-        f"Observed: {known}", answer.observed, answer.observed_metrics, answer.pipeline.p2p, after=without
+        f"Observed: {known}",
+        answer.observed,
+        answer.observed_metrics,
+        answer.pipeline.p2p,
+        after=without,
+        idles=getattr(answer, "observed_idles", ()),
     )
     if result.timeline.ops == base.timeline.ops:
         role = "Baseline" if result.schedule == base.schedule else f"Same as the {base.schedule} baseline"
@@ -116,6 +116,7 @@ def _replayed(answer: Answer, result: Result, role: str) -> Panel:
             result.p2p,
             before=extra,
             error="" if result.seen_error_ratio is None else f" ±{result.seen_error_ratio:.0%}",
+            idles=getattr(result, "idles", ()),
         ),
         topology=answer.scenario.topology,
         complaint=_complaint(result, hbm),
@@ -133,6 +134,7 @@ def _panel(
     before: Sequence[str] = (),
     after: Sequence[str] = (),
     error: str = "",
+    idles: Sequence[Idle] = (),
 ) -> Panel:
     microbatches = 1 + max(op.microbatch for op in timeline.ops)
     details = (
@@ -143,7 +145,7 @@ def _panel(
         f"bubble_ratio {metrics.bubble_ratio:.1%}",
         *after,
     )
-    return Panel(name, "  ·  ".join(details), timeline, metrics, microbatches)
+    return Panel(name, details, timeline, metrics, microbatches, idles=idles)
 
 
 def _complaint(result: Result, hbm_bytes: int | None) -> str | None:
@@ -174,50 +176,49 @@ def _span(first: int, last: int) -> str:
     return f"rank {first}" if first == last else f"ranks {first}–{last}"
 
 
-def _scenario_line(answer: Answer) -> str | None:
-    links = answer.scenario.topology.links
-    pairs = {(k.src_dc, k.dst_dc): k for k in links}
-    texts = []
-    for link in links:
-        back = pairs.get((link.dst_dc, link.src_dc))
-        same = back is not None and (back.bandwidth_bytes_per_s, back.latency_ns) == (
-            link.bandwidth_bytes_per_s,
-            link.latency_ns,
-        )
-        if same and link.src_dc > link.dst_dc:
-            continue
-        speed = f"{format_bandwidth(link.bandwidth_bytes_per_s)}, {format_duration(link.latency_ns)}"
-        texts.append(f"{link.src_dc}{'↔' if same else '→'}{link.dst_dc} {speed}")
-    if len(texts) > 2:
-        texts[2:] = [f"{len(texts) - 2} more link{'s' if len(texts) > 3 else ''}"]
-    if answer.scenario.hbm_bytes is not None:
-        texts.append(f"HBM limit {format_size(answer.scenario.hbm_bytes)} per rank")
-    return "Scenario: " + "  ·  ".join(texts) if texts else None
-
-
-def _figure(panels: list[Panel], scenario: str | None) -> Figure:
+def _figure(panels: list[Panel], answer: Answer, width_in: float) -> Figure:
     from matplotlib.figure import Figure
 
     from tracetool.reports import gantt_cells as cells
     from tracetool.reports import gantt_margins as margins
+    from tracetool.reports import memory
+    from tracetool.reports.gantt_idle import draw_idle, idle_marks
+    from tracetool.reports.gantt_titles import draw_title
 
-    marks = margins.legend_marks(panels)
-    legend_rows = 1 if len(marks) <= 6 else 2
-    layout = lay_out(panels, scenario=scenario is not None, legend_rows=legend_rows)
+    wide_pt, title_pt = (width_in - 0.2) * PT, (width_in - LEFT_IN) * PT
+    heads = wrapped(scenario_parts(answer.scenario), title_pt, _HEAD_PT)
+    legends = [marks for marks in (margins.legend_marks(panels), idle_marks(panels)) if marks]
+    columns = [legend_columns([str(mark.get_label()) for mark in marks], wide_pt) for marks in legends]
+    rows = [ceil(len(marks) / n) for marks, n in zip(legends, columns, strict=True)]
+    curves = memory.curve_marks(panels)
+    abreast = legend_columns([str(mark.get_label()) for mark in curves], title_pt)
+    memory_rows = ceil(len(curves) / abreast)
+    layout = lay_out(panels, width_in, head_lines=len(heads), legend_rows=sum(rows), memory_rows=memory_rows)
     figure = Figure(figsize=(layout.width_in, layout.height_in), dpi=layout.dpi)
-    if scenario is not None:
-        figure.text(layout.left_in / layout.width_in, 1 - 0.1 / layout.height_in, scenario, va="top")
+    for number, line in enumerate(heads):
+        y_in = layout.height_in - 0.1 - SCENARIO_IN * number
+        figure.text(layout.left_in / layout.width_in, y_in / layout.height_in, line, va="top", fontsize=_HEAD_PT)
     coarse = sum(cells.cell_count(panel) for panel in panels) > RASTER_ABOVE
     for panel, place in zip(panels, layout.places, strict=True):
         axes = figure.add_axes(layout.box(place))
         axes.set_xlim(0, layout.end_ns / MS)
         axes.set_ylim(place.height_in, 0)
         axes.set_rasterization_zorder(2 if coarse else None)
-        margins.draw_axis(axes, last=panel is panels[-1])
+        margins.draw_axis(axes, last=panel is panels[-1] and layout.memory is None)
+        draw_idle(axes, panel, place)
         cells.draw_cells(axes, panel, place, layout)
         cells.draw_links(axes, panel, place, layout)
         margins.draw_margins(axes, panel, place, layout)
-        margins.draw_title(axes, panel)
+        draw_title(axes, panel, title_pt)
         margins.draw_saved(axes, panel, place, layout)
-    margins.draw_legend(figure, marks, legend_rows, layout)
+    if layout.memory is not None:
+        axes = figure.add_axes(layout.memory)
+        memory.draw_worst(axes, panels, answer.scenario.hbm_bytes, layout.end_ns)
+        margins.label_time(axes)
+        top_in = (layout.memory[1] + layout.memory[3]) * layout.height_in + 0.05
+        legend(figure, curves, abreast, x=layout.left_in / layout.width_in, y_in=top_in, loc="lower left")
+    y_in = 0.05
+    for marks, n, count in reversed(list(zip(legends, columns, rows, strict=True))):
+        legend(figure, marks, n, x=0.5, y_in=y_in, loc="lower center")
+        y_in += LEGEND_IN * count
     return figure

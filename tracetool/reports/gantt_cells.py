@@ -1,4 +1,4 @@
-"""The inside of a panel: cells by kind, microbatch numbers, bubbles, and messages on cross-DC links."""
+"""The inside of a panel: cells by kind, microbatch numbers, and messages on cross-DC links."""
 
 from __future__ import annotations
 
@@ -7,15 +7,22 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from tracetool.model.action import ActionKind
-from tracetool.reports.gantt_layout import BAR, MS, PT, Layout, Panel, Place
+from tracetool.reports.gantt_panel import MS
+from tracetool.reports.picture import PT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.patches import PathPatch
+    from matplotlib.transforms import Transform
 
     from tracetool.model.timeline import Op, Transfer
+    from tracetool.reports.gantt_layout import Layout, Place
+    from tracetool.reports.gantt_panel import Panel
+
+BAR = 0.86
+"""Share of a row that its cells fill."""
 
 Box = tuple[float, float, float, float]
 """Left and right in ms, top and bottom in inches."""
@@ -27,15 +34,14 @@ COLOURS = {
     ActionKind.BACKWARD: "#E69F00",
     ActionKind.BACKWARD_INPUT: "#F7CF7F",
     ActionKind.BACKWARD_WEIGHT: "#009E73",
-    ActionKind.RECOMPUTE: "#9DB4C8",
-    ActionKind.REDUCE_GRAD: "#8C8C8C",
-    ActionKind.OPTIMIZER: "#4D4D4D",
+    ActionKind.RECOMPUTE: "#A9C4DE",
+    ActionKind.REDUCE_GRAD: "#707070",
+    ActionKind.OPTIMIZER: "#2E2E2E",
 }
 """After Okabe and Ito, whose colours people with colour-blindness can tell apart."""
 
 LINK_BUSY = "#CC79A7"
 LINK_FLIGHT = "#F0D9E5"
-BUBBLE_HATCH = "#CFCFCF"
 
 LABEL_PX = 12
 """Cells narrower than this in the PNG get no number."""
@@ -47,7 +53,7 @@ _DIGIT = 0.64
 
 def cell_count(panel: Panel) -> int:
     """Rectangles that a panel draws."""
-    return len(panel.timeline.ops) + 2 * sum(t.link is not None for t in panel.timeline.transfers)
+    return len(panel.timeline.ops) + len(panel.idles) + 2 * sum(t.link is not None for t in panel.timeline.transfers)
 
 
 def chunks_of(panel: Panel) -> dict[int, int]:
@@ -68,11 +74,7 @@ def shade(kind: ActionKind, chunk: int, chunks: int) -> RGB:
 
 
 def draw_cells(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None:
-    """Bubbles first, the cells over them, then microbatch numbers where they fit."""
-    for rank in range(panel.ranks):
-        row = _row_box(place, rank, 0, panel.metrics.window_ns)
-        bubble = _boxes(axes, [row], zorder=0.5, facecolor="white", edgecolor=BUBBLE_HATCH)
-        bubble.set_hatch("/////")
+    """The cells, then microbatch numbers where they fit."""
     chunks = chunks_of(panel)
     most = 1 + max(chunks.values(), default=0)
     digits = len(str(panel.microbatches - 1))
@@ -80,8 +82,8 @@ def draw_cells(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None:
         colour = shade(kind, chunk, most)
         width_pt = sorted(op.duration_ns for op in ops)[len(ops) // 4] * layout.pt_per_ns
         for rank, row_ops in _by_rank(ops):
-            boxes = [_row_box(place, rank, op.start_ns, op.end_ns) for op in row_ops]
-            _boxes(axes, boxes, zorder=1, facecolor=colour, edgecolor="white", linewidth=_edge_pt(width_pt))
+            boxes = [row_box(place, rank, op.start_ns, op.end_ns) for op in row_ops]
+            draw_boxes(axes, boxes, zorder=1, facecolor=colour, edgecolor="white", linewidth=_edge_pt(width_pt))
         size = _number_pt(width_pt, digits, place, layout)
         if size is not None and ops[0].stage >= 0:
             _numbers(axes, ops, place, size, "white" if _is_dark(colour) else "black")
@@ -110,13 +112,13 @@ def draw_links(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None:
         bottom = top + half - 1.5 * pad
         busy.append((transfer.start_ns / MS, gone / MS, top, bottom))
         flight.append((gone / MS, transfer.end_ns / MS, top, bottom))
-    _boxes(axes, flight, zorder=0.8, facecolor=LINK_FLIGHT)
+    draw_boxes(axes, flight, zorder=0.8, facecolor=LINK_FLIGHT)
     if busy:
         width_pt = min(end - start for start, end, *_ in busy) * MS * layout.pt_per_ns
         edge_pt = _edge_pt(width_pt)
         # Snapped, messages of less than a pixel would vanish.
         snap = edge_pt > 0
-        _boxes(axes, busy, zorder=1, facecolor=LINK_BUSY, edgecolor="white", linewidth=edge_pt, snap=snap)
+        draw_boxes(axes, busy, zorder=1, facecolor=LINK_BUSY, edgecolor="white", linewidth=edge_pt, snap=snap)
 
 
 def _border(panel: Panel, transfer: Transfer) -> int:
@@ -129,13 +131,14 @@ def _border(panel: Panel, transfer: Transfer) -> int:
     return (shared or borders)[0]
 
 
-def _row_box(place: Place, rank: int, start_ns: int, end_ns: int) -> Box:
+def row_box(place: Place, rank: int, start_ns: int, end_ns: int) -> Box:
+    """Where a time is in the row of a rank."""
     pad = place.row_in * (1 - BAR) / 2
     top = place.tops_in[rank]
     return start_ns / MS, end_ns / MS, top + pad, top + place.row_in - pad
 
 
-def _boxes(
+def draw_boxes(
     axes: Axes,
     boxes: Sequence[Box],
     *,
@@ -144,8 +147,11 @@ def _boxes(
     edgecolor: str = "none",
     linewidth: float = 0,
     snap: bool = True,
+    transform: Transform | None = None,
 ) -> PathPatch:
     """Many rectangles as one path: a third of the bytes in SVG that as many paths take.
+
+    Without a transform left and right are times within the axes; with one they may be outside.
 
     Snapped to whole pixels, nothing shines through between two cells that touch, and pictures of many
     cells compress to a third.
@@ -162,6 +168,8 @@ def _boxes(
         edgecolor=edgecolor,
         linewidth=linewidth,
         snap=snap,
+        transform=transform or axes.transData,
+        clip_on=transform is None,
     )
     axes.add_artist(drawn)
     return drawn

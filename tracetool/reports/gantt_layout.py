@@ -1,31 +1,28 @@
 """Where things go in the schedule picture. Within a panel the vertical unit is the inch.
 
-The width is always that of a page, and so are the texts: only rows and cells shrink as they become more.
+Texts are of one size whatever the width: rows and cells shrink as they become more.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import ceil, sqrt
 from typing import TYPE_CHECKING
 
-from tracetool.model.topology import Topology
+from tracetool.reports.gantt_titles import LINE_IN, title_of
+from tracetool.reports.picture import PT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.metrics import Metrics
-    from tracetool.model.timeline import Timeline
+    from tracetool.reports.gantt_panel import Panel
 
-MS = 1_000_000
-PT = 72
-"""Points per inch."""
+WIDTH_IN = 9.2
+"""Of a page on its side."""
 
-WIDTH_IN = 10.5
+NARROWEST_IN = 4.0
+
 LEFT_IN = 0.9
-BAR = 0.86
-"""Share of a row that its cells fill."""
-
 _RIGHT_IN = 1.34
 _RIGHT_WITHOUT_MEMORY_IN = 0.6
 _HEADS_IN = 0.16
@@ -33,52 +30,13 @@ _HEADS_IN = 0.16
 _ARROW_IN = 0.2
 """The same, where the arrow needs room as well."""
 _TITLE_IN = 0.22
-_COMPLAINT_IN = 0.17
 _GAP_IN = 0.14
 _AXIS_IN = 0.42
-_LEGEND_IN = 0.19
-_SCENARIO_IN = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """One timeline of the picture, with what is said about it.
-
-    Attributes:
-        name: Its name, set in bold.
-        details: The rest of its title.
-        timeline: What to draw.
-        metrics: Metrics of the timeline.
-        microbatches: Microbatches per step.
-        topology: DCs of its rows; of the observed panel none, as the links are the scenario's.
-        complaint: What is wrong with its memory.
-        fits: Whether it fits the memory limit as far as is known.
-        hbm_bytes: Memory limit per rank.
-        compared_ns: Step time of the baseline, if the difference is to be drawn here.
-        error_ratio: Known error of the step time; a smaller difference says so.
-    """
-
-    name: str
-    details: str
-    timeline: Timeline
-    metrics: Metrics
-    microbatches: int
-    topology: Topology = field(default_factory=Topology)
-    complaint: str | None = None
-    fits: bool = True
-    hbm_bytes: int | None = None
-    compared_ns: int | None = None
-    error_ratio: float | None = None
-
-    @property
-    def ranks(self) -> int:
-        """Number of rows."""
-        return len(self.timeline.global_ranks)
-
-    @property
-    def knows_memory(self) -> bool:
-        """Whether a peak is known of any rank."""
-        return any(peak is not None for peak in self.metrics.peak_hbm_bytes)
+LEGEND_IN = 0.17
+SCENARIO_IN = 0.16
+_MEMORY_IN = 1.25
+_MEMORY_GAP_IN = 0.12
+"""Between the last panel and what is written above the memory curves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +81,8 @@ class Layout:
         end_ns: End of the time axis.
         dpi: Resolution of the picture as pixels.
         places: One per panel, from the top.
+        full_bytes: What bars of memory are drawn against: the limit, or else the highest need of any rank.
+        memory: Place of the memory curves as ``box`` gives it; None without them.
     """
 
     width_in: float
@@ -132,6 +92,8 @@ class Layout:
     end_ns: int
     dpi: int
     places: tuple[Place, ...]
+    full_bytes: int
+    memory: tuple[float, float, float, float] | None = None
 
     @property
     def axes_in(self) -> float:
@@ -153,20 +115,24 @@ class Layout:
         )
 
 
-def lay_out(panels: Sequence[Panel], *, scenario: bool, legend_rows: int) -> Layout:
-    """Give each panel its place below the one before.
+def lay_out(panels: Sequence[Panel], width_in: float, *, head_lines: int, legend_rows: int, memory_rows: int) -> Layout:
+    """Give each panel its place below the one before, and the memory curves theirs below the last.
 
     Args:
         panels: From the top.
-        scenario: Whether a line about the scenario stands above them.
-        legend_rows: Lines of the legend below them.
+        width_in: Width of the picture.
+        head_lines: Lines about the scenario above them.
+        legend_rows: Lines of the legends at the bottom.
+        memory_rows: Lines of the legend of the memory curves; 0 for no curves.
     """
     row_in = _row_in(sum(panel.ranks for panel in panels))
     sizes = [_rows(panel, row_in) for panel in panels]
-    heads = [_GAP_IN + _TITLE_IN + (_COMPLAINT_IN if panel.complaint else 0) for panel in panels]
-    foot = _AXIS_IN + _LEGEND_IN * legend_rows + 0.06
-    top = foot + sum(heads) + sum(size.height_in for size in sizes)
-    height = top + (_SCENARIO_IN if scenario else 0)
+    titles = [title_of(panel, (width_in - LEFT_IN) * PT) for panel in panels]
+    heads = [_GAP_IN + _TITLE_IN + LINE_IN * len(title.lines) for title in titles]
+    foot = _AXIS_IN + LEGEND_IN * legend_rows + 0.1
+    memory_in = _MEMORY_IN + _MEMORY_GAP_IN + LEGEND_IN * memory_rows if memory_rows else 0
+    top = foot + memory_in + sum(heads) + sum(size.height_in for size in sizes)
+    height = top + (0.04 + SCENARIO_IN * head_lines if head_lines else 0)
     places = []
     for head, size in zip(heads, sizes, strict=True):
         top -= head + size.height_in
@@ -174,7 +140,12 @@ def lay_out(panels: Sequence[Panel], *, scenario: bool, legend_rows: int) -> Lay
     longest = max(panel.metrics.step_ns for panel in panels)
     dpi = 150 if row_in > 0.2 else 200
     right_in = _RIGHT_IN if any(panel.knows_memory for panel in panels) else _RIGHT_WITHOUT_MEMORY_IN
-    return Layout(WIDTH_IN, height, LEFT_IN, right_in, ceil(longest * 1.005), dpi, tuple(places))
+    limits = [panel.hbm_bytes for panel in panels if panel.hbm_bytes is not None]
+    needs = [need for panel in panels for need in panel.metrics.needed_hbm_bytes if need is not None]
+    full = max(limits or needs, default=0)
+    layout = Layout(width_in, height, LEFT_IN, right_in, ceil(longest * 1.005), dpi, tuple(places), full)
+    curves = Place(foot, _MEMORY_IN, 0.0, (), 0.0, {})
+    return replace(layout, memory=layout.box(curves)) if memory_rows else layout
 
 
 def _row_in(rows: int) -> float:

@@ -1,14 +1,14 @@
-"""Round a panel: time axis, rank labels, DCs, idle share and memory, title, the time saved, the legend."""
+"""Round a panel: time axis, rank labels, DCs, idle share and memory, the time saved, what the legend says."""
 
 from __future__ import annotations
 
 from itertools import groupby
-from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tracetool.model.action import ActionKind
-from tracetool.reports.gantt_cells import BUBBLE_HATCH, COLOURS, LINK_BUSY, LINK_FLIGHT, chunks_of, shade
-from tracetool.reports.gantt_layout import MS, PT, Layout, Panel, Place
+from tracetool.reports.gantt_cells import COLOURS, LINK_BUSY, LINK_FLIGHT, Box, chunks_of, draw_boxes, shade
+from tracetool.reports.gantt_panel import MS, Panel
+from tracetool.reports.picture import GREY, PT, RED, text_width_pt
 from tracetool.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.text import Annotation
 
-RED = "#B00020"
-_GREY = "#555555"
+    from tracetool.reports.gantt_layout import Layout, Place
+
 _LINK_TEXT = "#A0517D"
 _SMALL = 7.0
+_BAR_IN = (0.42, 0.72)
+"""Length of the bars for all of the window, and all of the memory."""
 
 _NAMES = {
     ActionKind.FORWARD: "forward (F)",
@@ -44,7 +44,12 @@ def draw_axis(axes: Axes, *, last: bool) -> None:
         axes.spines[side].set_visible(False)
     axes.tick_params(axis="x", labelbottom=last, labelsize=_SMALL + 0.5, width=0.6, length=3)
     if last:
-        axes.set_xlabel("time since the first forward (ms)", fontsize=8, labelpad=2)
+        label_time(axes)
+
+
+def label_time(axes: Axes) -> None:
+    """What the time axis counts."""
+    axes.set_xlabel("time since the first forward (ms)", fontsize=8, labelpad=2)
 
 
 def draw_margins(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None:
@@ -55,7 +60,8 @@ def draw_margins(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None
     heads_in = place.middle_in(0) - max(0.14, place.row_in / 2 + 0.08)
     ends = (1 + 0.47 * inch, 1 + 1.26 * inch)
     for x, head in zip(ends, ("idle", "peak HBM")[: 1 + panel.knows_memory], strict=False):
-        _beside(axes, x, heads_in, head, colour=_GREY)
+        _beside(axes, x, heads_in, head, colour=GREY)
+    _bars(axes, panel, place, ends, layout)
     for rank in range(0, panel.ranks, step):
         y = place.middle_in(rank)
         _beside(axes, -0.07 * inch, y, f"rank {panel.timeline.global_ranks[rank]}")
@@ -67,6 +73,26 @@ def draw_margins(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None
             over = panel.hbm_bytes is not None and needed > panel.hbm_bytes
             _beside(axes, ends[1], y, format_size(peak), colour=RED if over else "black", bold=over)
     _dcs(axes, panel, place, inch)
+
+
+def _bars(axes: Axes, panel: Panel, place: Place, ends: tuple[float, float], layout: Layout) -> None:
+    """Behind the numbers a bar per rank: of the window, and of the limit or else the highest need."""
+    window, pad, inch = panel.metrics.window_ns, 0.12 * place.row_in, 1 / layout.axes_in
+    needed, full = panel.metrics.needed_hbm_bytes, layout.full_bytes
+    idle: list[Box] = []
+    within: list[Box] = []
+    over: list[Box] = []
+    for rank, top in enumerate(place.tops_in):
+        rows = top + pad, top + place.row_in - pad
+        left, share = ends[0] - _BAR_IN[0] * inch, 1 - panel.metrics.rank_compute_ns[rank] / window
+        idle.append((left, left + share * _BAR_IN[0] * inch, *rows))
+        need = needed[rank]
+        if need is not None and full:
+            left, share = ends[1] - _BAR_IN[1] * inch, min(1.0, need / full)
+            exceeds = panel.hbm_bytes is not None and need > panel.hbm_bytes
+            (over if exceeds else within).append((left, left + share * _BAR_IN[1] * inch, *rows))
+    for boxes, colour in ((idle, "#DEDEDE"), (within, "#D3E6F3"), (over, "#F3CFD4")):
+        draw_boxes(axes, boxes, zorder=0.4, facecolor=colour, transform=axes.get_yaxis_transform())
 
 
 def _beside(axes: Axes, x: float, y: float, text: str, *, colour: str = "black", bold: bool = False) -> None:
@@ -91,7 +117,7 @@ def _dcs(axes: Axes, panel: Panel, place: Place, inch: float) -> None:
         ranks = list(group)
         top = place.tops_in[ranks[0]] + 0.1 * place.row_in
         bottom = place.tops_in[ranks[-1]] + 0.9 * place.row_in
-        axes.plot([x, x], [top, bottom], transform=across, color=_GREY, linewidth=1.2, clip_on=False)
+        axes.plot([x, x], [top, bottom], transform=across, color=GREY, linewidth=1.2, clip_on=False)
         tall_pt = (bottom - top) * PT
         if tall_pt + place.lane_in * PT >= 9:
             axes.text(
@@ -108,43 +134,9 @@ def _dcs(axes: Axes, panel: Panel, place: Place, inch: float) -> None:
     for top in place.lanes_in.values():
         y = top + place.lane_in / 2
         for start, end in ((x, -0.34 * inch), (-0.06 * inch, 1)):
-            axes.plot([start, end], [y, y], transform=across, color=_GREY, linewidth=0.6, clip_on=False, zorder=0.7)
+            axes.plot([start, end], [y, y], transform=across, color=GREY, linewidth=0.6, clip_on=False, zorder=0.7)
         if place.lane_in * PT >= 7:
             _beside(axes, -0.07 * inch, y, "link", colour=_LINK_TEXT)
-
-
-def draw_title(axes: Axes, panel: Panel) -> None:
-    """The name, the key figures behind it, and below what is wrong with the memory."""
-    if panel.complaint:
-        colour = _GREY if panel.fits else RED
-        _above(axes, panel.complaint, (0, 1), (0, 1), 8.5, colour=colour, bold=True)
-    name = _above(axes, panel.name, (0, 1), (0, 14 if panel.complaint else 2), 9.5, bold=True)
-    _above(axes, panel.details, (1, 0), (7, 0), 8.5, of=name)
-
-
-def _above(
-    axes: Axes,
-    text: str,
-    at: tuple[float, float],
-    points: tuple[float, float],
-    size: float,
-    *,
-    of: Annotation | None = None,
-    colour: str = "black",
-    bold: bool = False,
-) -> Annotation:
-    return axes.annotate(
-        text,
-        at,
-        points,
-        xycoords=of or "axes fraction",
-        textcoords="offset points",
-        fontsize=size,
-        fontweight="bold" if bold else "normal",
-        color=colour,
-        va="bottom",
-        annotation_clip=False,
-    )
 
 
 def draw_saved(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None:
@@ -158,22 +150,31 @@ def draw_saved(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None:
         style = {"arrowstyle": "-|>", "shrinkA": 0, "shrinkB": 0, "linewidth": 1.2, "color": "black"}
         axes.annotate("", (step / MS, y), (base / MS, y), arrowprops=style)
     rows = [y - 0.05, place.tops_in[-1] + place.row_in]
-    axes.plot([base / MS] * 2, rows, color=_GREY, linewidth=0.8, linestyle=":")
+    axes.plot([base / MS] * 2, rows, color=GREY, linewidth=0.8, linestyle=":")
     change = f"{(step - base) / base:+.1%}".replace("-", "−")
     if panel.error_ratio is not None and abs(step - base) < panel.error_ratio * base:
         change += ", within the error"
-    low, high = sorted((step, base))
-    left = low > 0.35 * layout.end_ns
+    time = format_duration(abs(base - step))
+    texts = f"{time} {'saved' if step < base else 'lost'} per step ({change})", f"{'−' if step < base else '+'}{time}"
+    text, x, side = _room_for(texts, min(step, base), max(step, base), layout)
+    shadow = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+    look: dict[str, Any] = {"fontsize": 8, "fontweight": "bold", "ha": side, "va": "center", "bbox": shadow}
     axes.annotate(
-        f"{format_duration(abs(base - step))} {'saved' if step < base else 'lost'} per step ({change})",
-        ((low if left else high) / MS, y),
-        (-5 if left else 5, 0),
-        textcoords="offset points",
-        fontsize=8,
-        fontweight="bold",
-        ha="right" if left else "left",
-        va="center",
+        text, (x / MS, y), ({"left": 5, "right": -5, "center": 0}[side], 0), textcoords="offset points", **look
     )
+
+
+def _room_for(texts: Sequence[str], low_ns: int, high_ns: int, layout: Layout) -> tuple[str, float, str]:
+    """Which text stands where beside an arrow, and which of its sides is there: left of it, right, or over it."""
+    for text in texts:
+        need_ns = (text_width_pt(text, 8, bold=True) + 8) / layout.pt_per_ns
+        if need_ns <= low_ns:
+            return text, low_ns, "right"
+        if need_ns <= layout.end_ns - high_ns:
+            return text, high_ns, "left"
+    text = next((t for t in texts if text_width_pt(t, 8, bold=True) <= layout.axes_in * PT), texts[-1])
+    half_ns = text_width_pt(text, 8, bold=True) / layout.pt_per_ns / 2
+    return text, max(half_ns, min((low_ns + high_ns) / 2, layout.end_ns - half_ns)), "center"
 
 
 def legend_marks(panels: Sequence[Panel]) -> list[Artist]:
@@ -187,27 +188,9 @@ def legend_marks(panels: Sequence[Panel]) -> list[Artist]:
     if wraps:
         darker = shade(ActionKind.FORWARD, 1, 2)
         marks.append(Patch(color=darker, label="darker: further stages of the rank"))
-    marks.append(Patch(facecolor="white", edgecolor=BUBBLE_HATCH, hatch="/////", linewidth=0, label="idle (bubble)"))
     if any(t.link for panel in panels for t in panel.timeline.transfers):
         halves = "downstream above, upstream below" if wraps else "activations above, gradients below"
         marks.append(Patch(color=LINK_BUSY, label=f"link busy ({halves})"))
         marks.append(Patch(color=LINK_FLIGHT, label="in flight (latency)"))
     marks.append(Line2D([], [], color="black", linewidth=0.9, dashes=(4, 2), label="window end"))
     return marks
-
-
-def draw_legend(figure: Figure, marks: Sequence[Artist], rows: int, layout: Layout) -> None:
-    """The legend below the last panel."""
-    figure.legend(
-        handles=list(marks),
-        loc="lower center",
-        bbox_to_anchor=(0.5, 0.05 / layout.height_in),
-        ncols=ceil(len(marks) / rows),
-        fontsize=7.5,
-        frameon=False,
-        columnspacing=1.5,
-        handlelength=1.5,
-        handletextpad=0.5,
-        borderpad=0,
-        borderaxespad=0,
-    )

@@ -10,11 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from tracetool.causes import idle_by_cause
+from tracetool.model.idle import CAUSES
 from tracetool.reports import Report, RunFacts
 from tracetool.tables import SCHEMA_VERSION
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.memory_limit import Shortage
     from tracetool.metrics import Metrics
+    from tracetool.model.idle import Idle
+    from tracetool.model.scenario import Scenario
+    from tracetool.model.topology import Topology
     from tracetool.whatif import Answer, Result
 
 SCHEMA_ID = "urn:tracetool:schema:1:report"
@@ -22,6 +30,10 @@ SCHEMA_ID = "urn:tracetool:schema:1:report"
 
 def _doc(text: str) -> msgspec.Meta:
     return msgspec.Meta(description=text)
+
+
+def _causes() -> str:
+    return " ".join(f"{cause.value}: {doc}" for cause, doc in CAUSES.items())
 
 
 class RunInfo(msgspec.Struct, kw_only=True):
@@ -92,10 +104,23 @@ class ScenarioInfo(msgspec.Struct, kw_only=True):
 
 
 class ShortageInfo(msgspec.Struct, kw_only=True):
-    """Where the memory limit is exceeded most."""
+    """How the memory limit is exceeded."""
 
-    rank: Annotated[int, _doc("Pipeline rank.")]
+    rank: Annotated[int, _doc("Pipeline rank that lacks most.")]
     missing_bytes: Annotated[int, _doc("Bytes it needs beyond the limit.")]
+    first_rank: Annotated[int, _doc("Pipeline rank that exceeds the limit first.")]
+    first_ns: Annotated[int, _doc("When it does, from the start of the pipeline window.")]
+    first_action: Annotated[
+        str | None,
+        _doc("Its action then, such as 0F3, or OPTIMIZER; null: what it holds before its first is too much."),
+    ]
+
+
+class IdleInfo(msgspec.Struct, kw_only=True):
+    """Idle time within the window that one cause has."""
+
+    mean_ns: Annotated[int, _doc("Mean over ranks, rounded down.")]
+    rank_ns: Annotated[list[int], _doc("Per pipeline rank.")]
 
 
 class ResultInfo(msgspec.Struct, kw_only=True):
@@ -106,7 +131,7 @@ class ResultInfo(msgspec.Struct, kw_only=True):
     p2p: Annotated[str, _doc("How its transfers were issued: grouped, in-order or per-edge.")]
     microbatches: Annotated[int, _doc("Microbatches per step.")]
     feasible: Annotated[bool | None, _doc("Fits the memory limit; null if memory is unknown.")]
-    shortage: Annotated[ShortageInfo | None, _doc("Where it does not fit.")]
+    shortage: Annotated[ShortageInfo | None, _doc("How it does not fit.")]
     step_ns: Annotated[int, _doc("First forward to the end of gradient reduction and optimizer.")]
     window_ns: Annotated[int, _doc("First forward on any rank to last backward on any rank.")]
     bubble_ns: Annotated[int, _doc("Idle time within the window, mean over ranks.")]
@@ -120,6 +145,10 @@ class ResultInfo(msgspec.Struct, kw_only=True):
     cross_dc_bubble_reduction: Annotated[float | None, _doc("The same for cross_dc_bubble_ns.")]
     seen_error_ratio: Annotated[
         float | None, _doc("Largest step time error of such predictions on recorded runs; null if none was like it.")
+    ]
+    bubble_by_cause_ns: Annotated[
+        dict[str, IdleInfo],
+        _doc("Idle time by cause; per rank the causes sum to its bubble. " + _causes()),
     ]
     remark: Annotated[str | None, _doc("Why this variant was chosen.")]
     jitter: Annotated[JitterInfo | None, _doc("Spread of the step time, null if it was not asked for.")]
@@ -153,7 +182,6 @@ class ReportInfo(msgspec.Struct, kw_only=True):
 
 def report_info(answer: Answer, facts: RunFacts) -> ReportInfo:
     """The answer as the structs of the schema."""
-    scenario = answer.scenario
     return ReportInfo(
         tool_version=facts.tool_version,
         command=facts.command,
@@ -166,30 +194,42 @@ def report_info(answer: Answer, facts: RunFacts) -> ReportInfo:
             replayed_ns=answer.fidelity.replayed_ns,
             error_ratio=answer.fidelity.error_ratio,
         ),
-        scenario=ScenarioInfo(
-            dcs=list(scenario.topology.dcs),
-            links=[
-                LinkInfo(
-                    src_dc=k.src_dc, dst_dc=k.dst_dc,
-                    bandwidth_bytes_per_s=k.bandwidth_bytes_per_s, latency_ns=k.latency_ns,
-                )
-                for k in scenario.topology.links
-            ],
-            hbm_bytes=scenario.hbm_bytes,
-            p2p=scenario.p2p,
-            activation_bytes=scenario.activation_bytes,
-            static_bytes=scenario.static_bytes,
-            overlap_ratio=scenario.overlap_ratio,
-            interference=scenario.interference,
-            pipelines=scenario.pipelines,
-            link_sharing=scenario.link_sharing,
-        ),
+        scenario=scenario_info(answer.scenario),
         baseline=_result(answer, answer.baseline),
         results=[_result(answer, r) for r in answer.results],
         refused=[RefusedInfo(schedule=r.schedule, reason=r.reason, hint=r.hint) for r in answer.refused],
         warnings=list(answer.warnings),
         notes=list(answer.notes),
     )  # fmt: skip
+
+
+def scenario_info(scenario: Scenario) -> ScenarioInfo:
+    """A what-if as the struct of the schema."""
+    return ScenarioInfo(
+        dcs=list(scenario.topology.dcs),
+        links=link_infos(scenario.topology),
+        hbm_bytes=scenario.hbm_bytes,
+        p2p=scenario.p2p,
+        activation_bytes=scenario.activation_bytes,
+        static_bytes=scenario.static_bytes,
+        overlap_ratio=scenario.overlap_ratio,
+        interference=scenario.interference,
+        pipelines=scenario.pipelines,
+        link_sharing=scenario.link_sharing,
+    )
+
+
+def link_infos(topology: Topology) -> list[LinkInfo]:
+    """The links of a topology as structs."""
+    return [
+        LinkInfo(
+            src_dc=k.src_dc,
+            dst_dc=k.dst_dc,
+            bandwidth_bytes_per_s=k.bandwidth_bytes_per_s,
+            latency_ns=k.latency_ns,
+        )
+        for k in topology.links
+    ]
 
 
 def _step(answer: Answer, metrics: Metrics) -> StepInfo:
@@ -218,7 +258,7 @@ def _result(answer: Answer, result: Result) -> ResultInfo:
         p2p=result.p2p,
         microbatches=result.microbatches,
         feasible=result.feasible,
-        shortage=None if shortage is None else ShortageInfo(rank=shortage.rank, missing_bytes=shortage.missing_bytes),
+        shortage=None if shortage is None else shortage_info(shortage),
         step_ns=metrics.step_ns,
         window_ns=metrics.window_ns,
         bubble_ns=metrics.bubble_ns,
@@ -229,11 +269,32 @@ def _result(answer: Answer, result: Result) -> ResultInfo:
         bubble_reduction=answer.bubble_reduction(result),
         cross_dc_bubble_reduction=answer.cross_dc_bubble_reduction(result),
         seen_error_ratio=result.seen_error_ratio,
+        bubble_by_cause_ns=idle_info(result.idles, len(metrics.rank_compute_ns)),
         remark=result.remark,
         jitter=None
         if result.spread is None
         else JitterInfo(resamples=result.spread.resamples, p50_ns=result.spread.p50_ns, p95_ns=result.spread.p95_ns),
     )
+
+
+def shortage_info(shortage: Shortage) -> ShortageInfo:
+    """How a limit is exceeded as the struct of the schema."""
+    first = shortage.first
+    return ShortageInfo(
+        rank=shortage.rank,
+        missing_bytes=shortage.missing_bytes,
+        first_rank=first.rank,
+        first_ns=first.at_ns,
+        first_action=None if first.op is None else first.op.text,
+    )
+
+
+def idle_info(idles: Sequence[Idle], ranks: int) -> dict[str, IdleInfo]:
+    """Idle time by cause, all causes in their order."""
+    return {
+        cause.value: IdleInfo(mean_ns=sum(rank_ns) // ranks, rank_ns=list(rank_ns))
+        for cause, rank_ns in idle_by_cause(idles, ranks).items()
+    }
 
 
 def render(answer: Answer, facts: RunFacts, _suffix: str) -> bytes:

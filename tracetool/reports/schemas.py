@@ -9,14 +9,23 @@ from typing import Any
 
 import msgspec
 
+from tracetool.lens import examples, macro_docs, sql_text, view_docs, view_statements
+from tracetool.reports.advice import SCHEMA_ID as ADVICE_ID
+from tracetool.reports.advice import AdviceInfo
+from tracetool.reports.explanation import SCHEMA_ID as EXPLANATION_ID
+from tracetool.reports.explanation import ExplanationInfo
 from tracetool.reports.geopipe import SCHEMA_ID as GEOPIPE_ID
 from tracetool.reports.geopipe import GeoPipeInfo
 from tracetool.reports.json import SCHEMA_ID, ReportInfo
 from tracetool.reports.stragglers import SCHEMA_ID as STRAGGLERS_ID
 from tracetool.reports.stragglers import StragglersInfo
+from tracetool.reports.sweep import SCHEMA_ID as SWEEP_ID
+from tracetool.reports.sweep import SweepInfo
 from tracetool.reports.validation import SCHEMA_ID as VALIDATION_ID
 from tracetool.reports.validation import ValidationInfo
-from tracetool.store import view_docs, view_statements
+from tracetool.reports.written import SCHEMA_ID as WRITTEN_ID
+from tracetool.reports.written import WrittenInfo
+from tracetool.sweep.scenario_file import ScenarioFile
 from tracetool.tables import SCHEMA_VERSION, TABLES, Column, Table
 from tracetool.validate.measured import MeasuredFile
 
@@ -33,14 +42,36 @@ _JSON_TYPES: dict[str, dict[str, Any]] = {
 _UNITS = (("_bytes_per_s", "B/s"), ("_bytes", "B"), ("_ns", "ns"), ("_ratio", "1"))
 
 
+_SCENARIOS = """\
+[[scenario]]
+name = "metro"
+dc = "0-1,2-3"
+bandwidth = "400Gbit/s"
+distance = "80km"
+hbm = "80GiB"
+
+[[scenario]]
+name = "leased line"
+dc = "0-1,2-3"
+links = ["dc0-dc1=25Gbit/s,10ms"]
+microbatches = 16
+p2p = "per-edge"
+"""
+
+
 def all_schemas() -> dict[str, str]:
     """Every generated file: path below ``schemas/`` to text."""
     files = {f"tables/{name}.schema.json": _dump(_table(table)) for name, table in TABLES.items()}
     files["report.schema.json"] = _dump(_struct(ReportInfo, SCHEMA_ID))
+    files["advice.schema.json"] = _dump(_struct(AdviceInfo, ADVICE_ID))
     files["stragglers.schema.json"] = _dump(_struct(StragglersInfo, STRAGGLERS_ID))
+    files["explanation.schema.json"] = _dump(_struct(ExplanationInfo, EXPLANATION_ID))
     files["measured.schema.json"] = _dump(_struct(MeasuredFile, f"{_BASE}:measured"))
     files["validation.schema.json"] = _dump(_struct(ValidationInfo, VALIDATION_ID))
     files["geopipe.schema.json"] = _dump(_struct(GeoPipeInfo, GEOPIPE_ID))
+    files["sweep.schema.json"] = _dump(_struct(SweepInfo, SWEEP_ID))
+    files["scenario.schema.json"] = _dump(_struct(ScenarioFile, f"{_BASE}:scenario"))
+    files["written.schema.json"] = _dump(_struct(WrittenInfo, WRITTEN_ID))
     files["duckdb.sql"] = _duckdb()
     files["README.md"] = _readme()
     return files
@@ -84,7 +115,7 @@ def _duckdb() -> str:
     return (
         "-- Opens a Run in any DuckDB client.\n"
         "--   SET VARIABLE run = 'path/to/x.run';\n"
-        "--   .read schemas/duckdb.sql\n" + view_statements(sources)
+        "--   .read schemas/duckdb.sql\n" + sql_text("macros") + view_statements(sources)
     )
 
 
@@ -92,7 +123,8 @@ def _readme() -> str:
     lines = [
         "# schemas",
         "",
-        "Generated from `tracetool/tables.py`, `tracetool/validate/measured.py` and `tracetool/reports/`",
+        "Generated from `tracetool/tables.py`, `tracetool/validate/measured.py`,",
+        "`tracetool/sweep/scenario_file.py` and `tracetool/reports/`",
         f"(schema version {SCHEMA_VERSION}) by",
         "`python -m tracetool.reports.schemas schemas`; a test compares. Do not edit.",
         "",
@@ -100,12 +132,23 @@ def _readme() -> str:
         "version columns and keys are only added.",
         "",
         "- `report.schema.json`: what `tracetool replay --json` prints",
+        "- `advice.schema.json`: what `tracetool advise --json` prints",
         "- `stragglers.schema.json`: what `tracetool replay --equalize --json` prints",
+        "- `explanation.schema.json`: what `tracetool explain --json` prints",
         "- `measured.schema.json`: the file of measured steps that `tracetool validate` reads",
         "- `validation.schema.json`: what `tracetool validate --json` prints",
         "- `geopipe.schema.json`: what `tracetool paper geopipe --json` prints",
+        "- `scenario.schema.json`: the file of named what-ifs (TOML) that `tracetool sweep --scenario` reads",
+        "- `sweep.schema.json`: what `tracetool sweep --json` prints",
+        "- `written.schema.json`: what `tracetool report --json` prints",
         "- `duckdb.sql`: opens a Run in any DuckDB client (`SET VARIABLE run = 'x.run';` first)",
         "- `tables/`: one JSON Schema per table of a Run",
+        "",
+        "A file of named what-ifs; what a scenario leaves out is as the command line says:",
+        "",
+        "```toml",
+        *_SCENARIOS.splitlines(),
+        "```",
         "",
         "| table | a row is |",
         "|---|---|",
@@ -114,6 +157,15 @@ def _readme() -> str:
         "| view | a row is |",
         "|---|---|",
         *(f"| `{name}` | {doc} |" for name, doc in view_docs().items()),
+        "",
+        "| macro | what it gives |",
+        "|---|---|",
+        *(f"| `{name}` | {doc} |" for name, doc in macro_docs().items()),
+        "",
+        "## Cookbook",
+        "",
+        'For `tracetool sql x.run "..."` and any DuckDB client alike; a test runs each of them.',
+        *(line for one in examples() for line in ("", f"{one.question}:", "", "```sql", one.query, "```")),
     ]
     return "\n".join(lines) + "\n"
 

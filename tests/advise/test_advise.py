@@ -1,0 +1,225 @@
+"""Advice against the closed forms of equal stages, against steps that were measured, and against replays of its own.
+
+One boundary in the middle, transfers per edge: the window with n extra forwards is (schedules.md 4.4)
+T(n) = (m+p-1)(f+b) + 2c + r max(0, 2c - n(f+b)), r = floor((m-1-k-n)/(n+2)) + 1 if m-1 >= k+n else 0, k = p - s.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from recorded import SAMPLES, data, run_of
+from synthetic import found, pipeline, places, scenario, window_ns
+
+from tracetool.advise import Advice, Gain, advise
+from tracetool.advise.plans import RELEVANT_RATIO
+from tracetool.errors import ScenarioError
+from tracetool.metrics import measure
+from tracetool.model.scenario import Scenario
+from tracetool.model.topology import RankLink, Topology, between_ranks, parse_dc_map, parse_link
+from tracetool.reconstruct import Reconstruction, reconstruct
+from tracetool.replay import replay
+from tracetool.schedules import build_schedule
+
+P, M, F, B = 4, 24, 1000, 2000
+CYCLE = F + B
+HELD, STATIC = 10, 500
+DEPTHS = range(M)
+
+
+def closed_ns(extra: int, delay_ns: int, *, m: int = M, cycle: int = CYCLE) -> int:
+    depth = P // 2 + 1
+    rounds = (m - 1 - depth - extra) // (extra + 2) + 1 if depth + extra <= m - 1 else 0
+    return (m + P - 1) * cycle + 2 * delay_ns + rounds * max(0, 2 * delay_ns - extra * cycle)
+
+
+def worthwhile(delay_ns: int, *, m: int = M, cycle: int = CYCLE, deepest: int | None = None) -> int:
+    """The documented rule: the fewest forwards whose step is within 2 % of the shortest."""
+    steps = [closed_ns(n, delay_ns, m=m, cycle=cycle) for n in range((deepest if deepest is not None else m - 1) + 1)]
+    return next(n for n, step in enumerate(steps) if step - min(steps) <= 0.02 * step)
+
+
+def asked(
+    delay_ns: int, *, tau_ns: int = 0, hbm_bytes: int | None = None, names: tuple[str, ...] = ("1f1b", "geopipe")
+) -> Advice:
+    pipe = pipeline(P, M, F, B, p2p="per-edge", payload_bytes=tau_ns, activation_bytes=HELD, static_bytes=STATIC)
+    return advise(found(pipe), scenario(places([2, 2], latency_ns=delay_ns), hbm_bytes=hbm_bytes), names)
+
+
+def gain(advice: Advice, text: str) -> Gain:
+    return next(g for g in advice.gains if g.more.text.startswith(text))
+
+
+def depth_of(advice: Advice) -> int:
+    assert advice.best is not None
+    return (advice.best.result.extra_forwards or (0,))[0]
+
+
+def test_latency_binds_where_the_closed_form_says_so_and_half_of_it_buys_what_that_says() -> None:
+    c = 9000
+    advice = asked(c, tau_ns=1)
+    now = worthwhile(c + 1)
+    assert depth_of(advice) == now > 3
+    assert advice.best is not None
+    assert advice.best.step_ns == closed_ns(now, c + 1)
+    assert advice.binds == "latency"
+    half = min(closed_ns(n, c // 2 + 1) for n in (now, worthwhile(c // 2 + 1)))
+    assert gain(advice, "latency / 2").gained_ns == closed_ns(now, c + 1) - half
+    assert gain(advice, "bandwidth × 2").gain_ratio < 0.001
+
+
+def test_bandwidth_binds_where_a_message_takes_longer_than_a_forward_and_a_backward() -> None:
+    """Below the throughput of the link a step takes m occupancies and what fills the pipeline: no depth helps."""
+    tau = 3 * CYCLE
+    advice = asked(10, tau_ns=tau)
+    assert advice.best is not None
+    assert advice.binds == "bandwidth"
+    assert M * tau < advice.best.step_ns < M * tau + (P + 3) * (CYCLE + tau)
+    doubled = gain(advice, "bandwidth × 2")
+    halved = tau // 2
+    assert M * halved < doubled.plan.step_ns < M * halved + (P + 3) * (CYCLE + halved)
+    assert doubled.gain_ratio == pytest.approx(0.5, abs=0.05)
+    assert doubled.gained_ns == advice.best.step_ns - doubled.plan.step_ns
+
+
+def test_memory_binds_where_the_warm_up_that_hides_the_link_does_not_fit() -> None:
+    c = 6000
+    hiding = worthwhile(c)
+    room = 1  # extra forwards that fit: rank 0 holds p + extra activations
+    advice = asked(c, hbm_bytes=STATIC + (P + room) * HELD)
+    assert depth_of(advice) == room < hiding
+    assert advice.binds == "hbm"
+    one, many = gain(advice, "HBM + 1 activation (10.00 B)"), gain(advice, "HBM + 8 GiB")
+    assert one.gained_ns == closed_ns(room, c) - closed_ns(room + 1, c)
+    assert many.gained_ns == closed_ns(room, c) - closed_ns(hiding, c)
+    assert one.plan.result.extra_forwards == (room + 1, room + 1, 0, 0)
+
+
+def test_compute_binds_where_the_link_costs_next_to_nothing() -> None:
+    advice = asked(10)
+    assert advice.binds == "compute"
+    assert advice.best is not None
+    # Of equal steps what needs least memory: 1F1B, whose order is geopipe's without extra forwards.
+    assert depth_of(advice) == 0
+    cycle = round(F / 1.1) + round(B / 1.1)
+    assert gain(advice, "compute").gained_ns == closed_ns(0, 10) - closed_ns(0, 10, cycle=cycle)
+
+
+def test_a_microbatch_more_counts_by_the_microbatch() -> None:
+    c = 3000
+    advice = asked(c)
+    now, more = depth_of(advice), gain(advice, "1 microbatch")
+    longer = min(closed_ns(n, c, m=M + 1) for n in (now, worthwhile(c, m=M + 1)))
+    assert more.plan.step_ns == longer
+    assert more.gained_ns == closed_ns(now, c) - round(longer * M / (M + 1)) > 0
+
+
+@pytest.mark.parametrize(("c", "room"), [(10, None), (3000, 0), (3000, 2)])
+def test_every_gain_is_what_replaying_its_plan_gives(c: int, room: int | None) -> None:
+    """Each plan replayed here, by itself; never worse than what is best now under the same conditions."""
+    limit = None if room is None else STATIC + (P + room) * HELD
+    advice = asked(c, tau_ns=100, hbm_bytes=limit, names=("1f1b", "gpipe", "geopipe", "eager-1f1b"))
+    assert advice.best is not None
+    resources = {"bandwidth", "latency", "compute", "microbatches"} | ({"hbm"} if limit else set())
+    assert {g.more.resource for g in advice.gains} == resources
+    for g in advice.gains:
+        result, there = g.plan.result, g.more
+        m = result.microbatches
+        shape = replace(there.pipeline.observed.shape, microbatches=m)
+        order = build_schedule(g.plan.way.schedule, shape, extra_forwards=result.extra_forwards)
+        step = measure(replay(there.pipeline, order, there.scenario).timeline).step_ns
+        assert g.plan.step_ns == step
+        assert g.gained_ns == advice.best.step_ns - round(step * M / m)
+        assert g.same_plan_ns is not None
+        assert step <= g.same_plan_ns
+    assert all(g.gained_ns >= 0 for g in advice.gains if g.more.resource != "microbatches")
+
+
+def test_the_shortest_that_fits_is_named_and_of_equals_the_one_that_needs_least_memory() -> None:
+    """Per edge GPipe hides any link, in m activations; geopipe is within 2 % of it with fewer."""
+    c = 4500
+    names = ("1f1b", "gpipe", "geopipe")
+    advice = asked(c, names=names)
+    assert advice.best is not None
+    pipe = pipeline(P, M, F, B, p2p="per-edge")
+    over = scenario(places([2, 2], latency_ns=c))
+    shortest = min(window_ns(pipe, "gpipe", over), *(closed_ns(n, c) for n in DEPTHS))
+    allowed = [n for n in DEPTHS if closed_ns(n, c) <= (1 + RELEVANT_RATIO) * shortest]
+    assert advice.best.way.schedule == "geopipe"
+    assert advice.best.step_ns <= (1 + RELEVANT_RATIO) * shortest
+    assert depth_of(advice) <= min(allowed) + 1
+    assert "gpipe" in [plan.way.schedule for plan in advice.rivals]
+
+
+def test_nothing_fits() -> None:
+    advice = asked(1500, hbm_bytes=STATIC)
+    assert advice.best is None
+    assert advice.binds == "hbm"
+    assert advice.gains == ()
+
+
+def test_without_links_it_says_what_to_do() -> None:
+    pipe = pipeline(P, M, F, B)
+    with pytest.raises(ScenarioError, match="none is given") as refused:
+        advise(found(pipe), Scenario())
+    assert "--link" in (refused.value.hint or "")
+
+
+def test_each_link_is_also_looked_at_alone() -> None:
+    """Three regions: of two links, the one with latency is the one whose latency buys something."""
+    pipe = pipeline(6, 12, F, B, p2p="per-edge", payload_bytes=1)
+    topology = places([2, 2, 2], latency_ns=10)
+    far = tuple(replace(k, latency_ns=6000) if "dc2" in k.name else k for k in topology.links)
+    advice = advise(found(pipe), scenario(replace(topology, links=far)), ("1f1b", "geopipe"))
+    alone = {g.more.link: g.gain_ratio for g in advice.gains if g.more.resource == "latency" and g.more.link}
+    assert alone["dc1-dc2"] > 10 * max(alone["dc0-dc1"], 0.001)
+
+
+@cache
+def _sample() -> Reconstruction:
+    return reconstruct(run_of(SAMPLES / "h100-1f1b"))
+
+
+def _rows(link: str) -> list[dict[str, Any]]:
+    rows = json.loads(data("h100-pp4", "measured.json").read_text(encoding="utf-8"))["results"]
+    return [row for row in rows if row["name"].endswith(f"_m8_{link}")]
+
+
+def _over(row: dict[str, Any]) -> Topology:
+    (link,) = row["links"]
+    speed = int(link["bandwidth_gbit_per_s"] * 10**9 / 8)
+    between = between_ranks(4, [RankLink(1, 2, speed, int(link["latency_ms"] * 10**6))])
+    dcs = parse_dc_map("0-1,2-3")
+    links = tuple(replace(k, src_dc=dcs[int(k.src_dc[4:])], dst_dc=dcs[int(k.dst_dc[4:])]) for k in between.links)
+    return Topology(dcs, links)
+
+
+@pytest.mark.parametrize("link", ["L1", "L2"])
+def test_on_the_sample_it_names_the_schedule_that_was_measured_as_the_shortest(link: str) -> None:
+    """measured.json, every row over that link: geopipe with two extra forwards over L2, zb-h1 over L1."""
+    rows = _rows(link)
+    assert len(rows) >= 5
+    shortest = min(rows, key=lambda row: row["step_ms"])
+    advice = advise(_sample(), Scenario(topology=_over(shortest), hbm_bytes=80 << 30))
+    best = advice.best
+    assert best is not None
+    assert best.way.schedule.replace("-", "") == shortest["schedule"]
+    assert list(best.result.extra_forwards or ()) == (shortest["extra_forwards"] or [])
+    assert best.result.p2p == shortest["p2p"]
+    assert best.step_ns / 1e6 == pytest.approx(shortest["step_ms"], rel=best.result.seen_error_ratio)
+    assert advice.lead_is_certain
+    # What is named unproven was never run over that link; what was is never named so.
+    run = {(row["schedule"], row["p2p"]) for row in rows}
+    assert not run & {(p.way.schedule.replace("-", ""), p.result.p2p) for p in advice.unproven}
+    assert advice.binds == ("latency" if link == "L2" else "compute")
+
+
+def test_a_lead_within_the_error_is_told() -> None:
+    over = Topology(parse_dc_map("0-1,2-3"), parse_link("dc0-dc1=400Gbit/s,100us"))
+    advice = advise(_sample(), Scenario(topology=over), ("1f1b", "gpipe"))
+    assert not advice.lead_is_certain
+    assert [plan.way.schedule for plan in advice.rivals] == ["gpipe"]

@@ -1,0 +1,100 @@
+"""Speed of sweeps beside calling ``replay`` for every point: pytest -n0 -s tests/benchmarks/test_sweep.py.
+
+Not part of the default run; nothing here asserts a time. p=8, m=32: 1F1B, GPipe, eager 1F1B and geopipe with the depth
+chosen for every link; issue 6 asks for 10,000 points in 20 s on 2 cores within 1 GB.
+"""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from synthetic import pipeline
+
+from tracetool.depth import choose_depth
+from tracetool.metrics import measure
+from tracetool.model.load import SustainedLoad
+from tracetool.replay import replay
+from tracetool.schedules import build_schedule
+from tracetool.sweep import Grid, sweep
+
+if TYPE_CHECKING:
+    from pytest_benchmark.fixture import BenchmarkFixture
+
+    from tracetool.model.pipeline import Pipeline
+
+MS = 10**6
+LOAD = SustainedLoad(25 * MS, 0.75, 0.255, 0.7, 0.1, 1.1, 0.3)
+
+
+def measured(*, interference: bool) -> Pipeline:
+    plain = pipeline(
+        8, 32, 5 * MS, 10 * MS, payload_bytes=16 << 20, transfer_ns=MS // 10, activation_bytes=1 << 30,
+        static_bytes=4 << 30, p2p="in-order",
+    )  # fmt: skip
+    if not interference:
+        return plain
+    stages = tuple(
+        replace(
+            stage,
+            costs={
+                kind: tuple(
+                    replace(c, uncontended_ns=c.duration_ns, contended_ns=c.duration_ns * 13 // 10) for c in costs
+                )
+                for kind, costs in stage.costs.items()
+            },
+        )
+        for stage in plain.stages
+    )
+    return replace(plain, stages=stages, ranks=tuple(replace(rank, load=LOAD) for rank in plain.ranks))
+
+
+def grid(side: int) -> Grid:
+    """Four schedules over ``side`` bandwidths and as many latencies."""
+
+    def spread(low: int, high: int) -> tuple[int, ...]:
+        return tuple(int(low * (high / low) ** (step / (side - 1))) for step in range(side))
+
+    return Grid(
+        ("1f1b", "gpipe", "eager-1f1b", "geopipe"), dcs=(("dc0",) * 4 + ("dc1",) * 4,),
+        bandwidths_bytes_per_s=spread(10**9, 10**11), latencies_ns=spread(MS, 40 * MS), hbm_bytes=(40 << 30,),
+    )  # fmt: skip
+
+
+def one_by_one(measured: Pipeline, asked: Grid) -> int:
+    points = 0
+    for column in asked.columns():
+        for links in column.links:
+            scenario = replace(column.scenario, topology=links.topology, hbm_bytes=column.hbm_bytes[0])
+            shape = measured.observed.shape
+            extra = choose_depth(measured, shape, scenario)[0] if column.schedule == "geopipe" else None
+            order = build_schedule(column.schedule, shape, extra_forwards=extra)
+            measure(replay(measured, order, scenario).timeline)
+            points += 1
+    return points
+
+
+@pytest.mark.parametrize("interference", [False, True])
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ten_thousand_points(benchmark: BenchmarkFixture, jobs: int, *, interference: bool) -> None:
+    pipe, asked = measured(interference=interference), grid(50)
+    benchmark.group = f"10,000 points, interference {'on' if interference else 'off'}"
+    found = benchmark.pedantic(sweep, (pipe, asked), {"jobs": jobs}, rounds=1)
+    assert len(found.points) == 10_000
+    kib = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    benchmark.extra_info["peak MB of this process, and of its largest child"] = [round(k / 1e3) for k in kib]
+    assert kib[0] + jobs * kib[1] < 10**6
+
+
+@pytest.mark.parametrize("interference", [False, True])
+@pytest.mark.parametrize("how", ["sweep", "replay per point"])
+def test_beside_replay_per_point(benchmark: BenchmarkFixture, how: str, *, interference: bool) -> None:
+    """100 points, without knees."""
+    pipe, asked = measured(interference=interference), grid(5)
+    benchmark.group = f"100 points, interference {'on' if interference else 'off'}"
+    if how == "sweep":
+        benchmark.pedantic(sweep, (pipe, asked), {"jobs": 1, "knees": False}, rounds=1)
+    else:
+        assert benchmark.pedantic(one_by_one, (pipe, asked), rounds=1) == 100

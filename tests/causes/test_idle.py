@@ -1,0 +1,269 @@
+"""Why ranks idle: closed forms and cases worked out by hand, and what must hold of every replay."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from engine_cases import schedules
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from synthetic import BYTE_PER_NS, pipeline, places, replayed, scenario
+
+from tracetool.causes import idle_by_cause, idle_intervals, idles_of
+from tracetool.errors import ScheduleDeadlock, UnsupportedShape
+from tracetool.metrics import measure
+from tracetool.model.action import ActionKind
+from tracetool.model.idle import Cause, Idle
+from tracetool.model.pipeline import P2P_MODES, ActionCost, Pipeline, RankProfile, StageProfile
+from tracetool.model.scenario import LINK_SHARINGS, Scenario
+from tracetool.model.timeline import Op, Timeline, Transfer
+from tracetool.model.topology import Link, Topology
+from tracetool.replay import Replayed, replay
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.model.pipeline import P2PMode
+    from tracetool.model.schedule import Schedule
+
+F, B, LATENCY, OCCUPANCY = 100, 200, 1000, 10
+
+
+def check(timeline: Timeline, idles: Sequence[Idle]) -> None:
+    """Every ns of the window of every rank is in one compute or in one idle interval, told independently."""
+    start, window = min(op.start_ns for op in timeline.computes()), measure(timeline).window_ns
+    by_rank: dict[int, list[tuple[int, int]]] = {}
+    for op in timeline.computes():
+        by_rank.setdefault(op.rank, []).append((op.start_ns, op.end_ns))
+    for idle in idles:
+        assert idle.start_ns < idle.end_ns
+        by_rank[idle.rank].append((idle.start_ns, idle.end_ns))
+    for rank, spans in by_rank.items():
+        now = start
+        for begin, end in sorted(spans):
+            assert begin == now, (rank, begin, now)
+            now = end
+        assert now == start + window
+    assert list(idles) == sorted(idles, key=lambda idle: (idle.rank, idle.start_ns))
+
+
+def sums(idles: Sequence[Idle], ranks: int) -> list[dict[Cause, int]]:
+    """Idle time by cause of each rank, those that are there."""
+    found: list[Counter[Cause]] = [Counter() for _ in range(ranks)]
+    for idle in idles:
+        found[idle.rank][idle.cause] += idle.duration_ns
+    return [dict(of_rank) for of_rank in found]
+
+
+def told(idles: Sequence[Idle], rank: int) -> list[tuple[str, int, int]]:
+    return [(idle.cause.value, idle.start_ns, idle.end_ns) for idle in idles if idle.rank == rank]
+
+
+@pytest.mark.parametrize("mode", P2P_MODES)
+@pytest.mark.parametrize(("p", "m"), [(1, 3), (2, 2), (4, 8), (7, 9)])
+def test_equal_stages_without_delays_only_fill_and_drain(p: int, m: int, mode: P2PMode) -> None:
+    """1F1B's and GPipe's (p-1)(f+b): what is ahead of rank r's first backward, and what is after its last forward."""
+    for schedule in ("1f1b", "gpipe"):
+        done = replayed(pipeline(p, m, F, B), schedule, scenario(p2p=mode))
+        idles = idles_of(done)
+        check(done.timeline, idles)
+        for rank, found in enumerate(sums(idles, p)):
+            down = p - 1 - rank
+            fill, drain = (rank * F + down * B, rank * B + down * F) if schedule == "1f1b" else (0, rank * B)
+            if schedule == "gpipe":
+                fill = rank * F + down * (F + B)
+            assert found == {c: t for c, t in ((Cause.FILL, fill), (Cause.DRAIN, drain)) if t}
+
+
+def test_what_gpipe_waits_for_a_link_is_what_the_link_costs_on_every_rank() -> None:
+    """Per edge GPipe takes 2 (L + t) longer over one boundary (schedules.md 5.1), which no rank computes through."""
+    topology = places([1, 3], latency_ns=LATENCY)
+    measured = pipeline(4, 8, F, B, payload_bytes=OCCUPANCY)
+    over, without = (
+        replayed(measured, "gpipe", scenario(links, "per-edge")) for links in (topology, topology.without_delays())
+    )
+    lost = measure(over.timeline).window_ns - measure(without.timeline).window_ns
+    assert lost == 2 * (LATENCY + OCCUPANCY)
+    for found in sums(idles_of(over), 4):
+        assert found[Cause.CROSS_DC_LATENCY] == 2 * LATENCY
+        assert found[Cause.CROSS_DC_BANDWIDTH] == 2 * OCCUPANCY
+    for before, after in zip(sums(idles_of(over), 4), sums(idles_of(without), 4), strict=True):
+        assert {c: before[c] for c in after} == after
+
+
+def test_the_way_of_a_message_is_cut_where_it_goes_from_one_part_to_the_next() -> None:
+    """One microbatch over one link: computed, occupying it, on its way, and what it takes inside a DC besides."""
+    topology = places([1, 1], latency_ns=LATENCY)
+    done = replayed(
+        pipeline(2, 1, F, B, payload_bytes=OCCUPANCY, transfer_ns=7), "1f1b", scenario(topology, "per-edge")
+    )
+    idles = idles_of(done)
+    there = [("cross_dc_bandwidth", 100, 110), ("cross_dc_latency", 110, 1110), ("channel", 1110, 1117)]
+    assert told(idles, 1)[:4] == [("fill", 0, 100), *there]
+    back = [("cross_dc_bandwidth", 1417, 1427), ("cross_dc_latency", 1427, 2427), ("channel", 2427, 2434)]
+    assert told(idles, 0) == [*there, ("fill", 1117, 1417), *back]
+    assert told(idles, 1)[4:] == [*back, ("drain", 2434, 2634)]
+    held = {(idle.held.kind.value if idle.held else None) for idle in idles if idle.rank == 1}
+    assert held == {"F", None}
+    assert {idle.transfer.kind.value for idle in idles if idle.cause is Cause.CROSS_DC_LATENCY if idle.transfer} == {
+        "F",
+        "B",
+    }
+
+
+def test_queueing_for_a_link_is_bandwidth() -> None:
+    """Three messages of 500 ns each, made every 100 ns: the link serves one after another."""
+    topology = places([1, 1])
+    done = replayed(pipeline(2, 3, F, B, payload_bytes=500), "gpipe", scenario(topology, "per-edge"))
+    assert told(idles_of(done), 1)[:4] == [
+        ("fill", 0, 100),
+        ("cross_dc_bandwidth", 100, 600),
+        ("cross_dc_bandwidth", 700, 1100),
+        ("cross_dc_bandwidth", 1200, 1600),
+    ]
+
+
+def test_a_receive_behind_a_blocked_send_waits_for_the_channel() -> None:
+    """Blocking GPipe, the middle rank: its send of F0 waits until rank 2 has posted, so it receives F1 late.
+
+    f = 1, 1, 10: rank 2 computes F0 from 2 to 12, and only then posts the receive of F1.
+    """
+    measured = pipeline(3, 3, [1, 1, 10], 1)
+    done = replayed(measured, "gpipe", scenario(p2p="grouped"))
+    # Rank 1 runs F0 at 1, F1 at 2; its send of F1 is taken at 12, F2 waits behind it, though sent by rank 0 at 3.
+    assert [op.start_ns for op in done.timeline.ops if op.rank == 1][:3] == [1, 2, 12]
+    assert told(idles_of(done), 1)[:2] == [("fill", 0, 1), ("channel", 3, 12)]
+    behind = idles_of(done)[[i.rank for i in idles_of(done)].index(1) + 1].transfer
+    assert behind is not None
+    assert (behind.src_rank, behind.dst_rank, behind.microbatch) == (1, 2, 1)
+    free = replayed(measured, "gpipe", scenario(p2p="per-edge"))
+    assert [op.start_ns for op in free.timeline.ops if op.rank == 1][:3] == [1, 2, 3]
+
+
+def test_what_nothing_explains_is_the_hosts() -> None:
+    """Observed: the message is there at 130, the forward starts at 150; the backward starts 5 after its forward."""
+    ops = tuple(
+        Op(rank, rank, kind, 0, start, duration)
+        for rank, kind, start, duration in (
+            (0, ActionKind.FORWARD, 0, 100),
+            (1, ActionKind.FORWARD, 150, 100),
+            (1, ActionKind.BACKWARD, 255, 200),
+            (0, ActionKind.BACKWARD, 500, 200),
+        )
+    )
+    transfers = (
+        Transfer(ActionKind.FORWARD, 0, 0, 1, 0, 1, None, 110, 5, 120, 130),
+        Transfer(ActionKind.BACKWARD, 0, 1, 0, 1, 0, None, 455, 110, 460, 490),
+    )
+    timeline = Timeline("observed", (0, 1), ops, transfers, (None, None))
+    idles = idle_intervals(timeline, Topology())
+    check(timeline, idles)
+    assert told(idles, 1) == [
+        ("fill", 0, 100), ("host", 100, 110), ("channel", 110, 130), ("host", 130, 150), ("host", 250, 255),
+        ("channel", 455, 490), ("host", 490, 500), ("drain", 500, 700),
+    ]  # fmt: skip
+    assert told(idles, 0) == [
+        ("host", 100, 110), ("channel", 110, 130), ("host", 130, 150), ("fill", 150, 250), ("host", 250, 255),
+        ("fill", 255, 455), ("channel", 455, 490), ("host", 490, 500),
+    ]  # fmt: skip
+
+
+def test_waits_that_another_forward_in_flight_would_fill_are_memorys() -> None:
+    """1F1B over a link, two ranks: rank 0 stands at its first backward with the next forward ready from the start."""
+    topology = places([1, 1], latency_ns=LATENCY)
+    done = replayed(pipeline(2, 6, F, B), "1f1b", scenario(topology, "per-edge"))
+    usual, limited = idles_of(done), idles_of(done, memory_limited=True)
+    check(done.timeline, limited)
+    forwards = [op for op in done.timeline.ops if op.rank == 0 and op.kind is ActionKind.FORWARD]
+    last_forward = forwards[-1].start_ns
+    for before in (idle for idle in usual if idle.rank == 0):
+        same = [i for i in limited if i.rank == 0 and i.start_ns <= before.start_ns and before.end_ns <= i.end_ns]
+        (now,) = same
+        assert now.cause is (Cause.MEMORY if before.end_ns <= last_forward else before.cause)
+    # Rank 1 waits for forwards that are not there: no memory would let it run them.
+    assert [i for i in limited if i.rank == 1] == [i for i in usual if i.rank == 1]
+    assert not any(i.cause is Cause.MEMORY for i in idles_of(replayed(pipeline(2, 6, F, B), "1f1b")))
+
+
+KINDS = (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
+
+
+@st.composite
+def questions(draw: st.DrawFn) -> tuple[Pipeline, Schedule, Scenario]:
+    """Any schedule with random costs, contention, places, links, transfers and pipelines beside it."""
+    schedule = draw(schedules())
+    shape = schedule.shape
+    p, m = shape.ranks, shape.microbatches
+    random = draw(st.randoms(use_true_random=False))
+    longest = draw(st.sampled_from([1, 4, 1000]))
+
+    def cost() -> ActionCost:
+        alone = random.randint(1, longest)
+        return ActionCost(alone, uncontended_ns=alone, contended_ns=alone + random.choice([0, 0, random.randint(0, 9)]))
+
+    stages = tuple(
+        StageProfile(
+            stage,
+            {kind: tuple(cost() for _ in range(m)) for kind in KINDS},
+            *(random.randint(0, longest) for _ in range(4)),
+        )
+        for stage in range(p if shape.is_bidirectional else shape.stages)
+    )
+    seats = [random.randint(0, 2) for _ in range(p)]
+    dcs = tuple(f"dc{seat}" for seat in (sorted(seats) if draw(st.booleans()) else seats))
+    latency = random.randint(0, 2 * longest)
+    links = tuple(Link(a, b, BYTE_PER_NS, latency) for a in sorted(set(dcs)) for b in sorted(set(dcs)) if a != b)
+    buffered = draw(st.booleans())
+    mode = draw(st.sampled_from(P2P_MODES))
+    measured = Pipeline(stages, tuple(RankProfile(rank) for rank in range(p)), schedule, mode, 0, buffered)
+    return (
+        measured,
+        schedule,
+        Scenario(
+            topology=Topology(dcs, links),
+            overlap_ratio=draw(st.sampled_from([1.0, 0.7])),
+            pipelines=1 if shape.is_bidirectional else draw(st.sampled_from([1, 1, 2])),
+            link_sharing=draw(st.sampled_from(LINK_SHARINGS)),
+        ),
+    )
+
+
+def run(question: tuple[Pipeline, Schedule, Scenario]) -> Replayed | None:
+    try:
+        return replay(*question)
+    except (ScheduleDeadlock, UnsupportedShape):
+        return None
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(questions(), st.booleans())
+def test_causes_cover_the_bubble_of_every_replay(
+    question: tuple[Pipeline, Schedule, Scenario], memory_limited: bool
+) -> None:
+    done = run(question)
+    if done is None:
+        return
+    idles = idles_of(done, memory_limited=memory_limited)
+    check(done.timeline, idles)
+    metrics = measure(done.timeline)
+    by_cause = idle_by_cause(idles, len(metrics.rank_compute_ns))
+    for rank, compute in enumerate(metrics.rank_compute_ns):
+        assert sum(of_ranks[rank] for of_ranks in by_cause.values()) == metrics.window_ns - compute
+    assert not sum(by_cause[Cause.HOST])
+    crossing = sum(by_cause[Cause.CROSS_DC_LATENCY] + by_cause[Cause.CROSS_DC_BANDWIDTH])
+    assert not crossing or any(transfer.link for transfer in done.timeline.transfers)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(questions())
+def test_per_edge_without_transfer_times_leaves_nothing_to_the_channel(
+    question: tuple[Pipeline, Schedule, Scenario],
+) -> None:
+    measured, schedule, over = question
+    stages = tuple(replace(s, forward_transfer_ns=0, backward_transfer_ns=0) for s in measured.stages)
+    done = run((replace(measured, stages=stages), schedule, replace(over, p2p="per-edge")))
+    if done is not None:
+        assert not any(idle.cause is Cause.CHANNEL for idle in idles_of(done))

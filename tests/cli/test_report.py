@@ -1,0 +1,91 @@
+"""tracetool report: the page as a user asks for it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import jsonschema
+import pytest
+import synthetic
+from recorded import ROOT, SAMPLES
+
+from tracetool.cli import run
+from tracetool.cli.report import default_name, usual_schedules
+from tracetool.model.action import ActionKind
+from tracetool.model.schedule import PipelineShape
+from tracetool.schedules import build_schedule
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SAMPLE = str(SAMPLES / "h100-1f1b")
+LINK = ["--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms"]
+
+
+def test_the_page_says_what_was_asked_found_inferred_and_how_to_repeat_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    target = tmp_path / "report.html"
+    arguments = ["report", SAMPLE, *LINK, "--hbm", "14GiB", "-o", str(target)]
+    assert run(arguments) == 0
+    out = capsys.readouterr().out
+    page = target.read_text(encoding="utf-8")
+    headline, wrote = out.splitlines()[:2]
+    assert headline.startswith("geopipe +1,1,0,0 is best if it fits: ")
+    assert f"<h1>{headline}</h1>" in page
+    assert wrote == f"wrote {target} ({target.stat().st_size:,} bytes)"
+    assert "Next: python3 -m webbrowser" in out
+    for part in (
+        "Findings, the least sure first", "NVIDIA H100", "25 Gbit/s (3.125 GB/s), 10.0 ms one way", "rank0.json.gz",
+        "tracetool report", "dc0: ranks 0-1; dc1: ranks 2-3", "What was lost in reading", "zb-h1", "interleaved",
+    ):  # fmt: skip
+        assert part in page
+    assert run(arguments) == 2
+    assert "--force" in capsys.readouterr().err
+    assert run(["report", SAMPLE, "--schedule", "1f1b", "-o", str(target), "--force", "-q"]) == 0
+    assert "Next" not in capsys.readouterr().out
+
+
+def test_json_tells_the_file_and_its_size(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["report", SAMPLE, "--schedule", "1f1b,gpipe", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    schema = json.loads((ROOT / "schemas" / "written.schema.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(schema).validate(told)
+    assert told["path"] == "h100-1f1b.html"
+    assert told["size_bytes"] == (tmp_path / "h100-1f1b.html").stat().st_size
+    assert told["best"]["schedule"] == "1f1b"
+
+
+def test_replay_writes_the_same_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    target = tmp_path / "a.html"
+    assert run(["replay", SAMPLE, "--schedule", "1f1b,geopipe", *LINK, "-o", str(target)]) == 0
+    capsys.readouterr()
+    assert b"geopipe +3,3,0,0" in target.read_bytes()
+    assert run(["replay", SAMPLE, "-o", str(tmp_path / "a.doc")]) == 2
+    assert ".html" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("paths", "name"),
+    [
+        (["runs/x.run"], "x.html"), (["traces"], "traces.html"), (["traces/"], "traces.html"),
+        (["t/rank0.json.gz"], "rank0.html"), (["job7/rank0.json", "job7/rank1.json"], "job7.html"),
+        (["a/.hidden"], "hidden.html"),
+    ],
+)  # fmt: skip
+def test_the_default_name_is_that_of_the_run(paths: list[str], name: str, tmp_path: Path) -> None:
+    assert str(default_name(tuple(tmp_path / path for path in paths))) == name
+
+
+def test_several_stages_per_rank_are_compared_with_their_like() -> None:
+    shape = PipelineShape(4, 8, chunks=2)
+    costs = {ActionKind.FORWARD: 10, ActionKind.BACKWARD: 20}
+    measured = synthetic.equal_stages(build_schedule("interleaved", shape), costs)
+    names = usual_schedules(synthetic.found(measured))
+    assert names[0] == "observed"
+    assert {"interleaved", "looped-bfs"} < set(names)
+    assert not {"1f1b", "zb-v", "dualpipe"} & set(names)

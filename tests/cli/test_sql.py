@@ -1,0 +1,168 @@
+"""tracetool sql: several Runs, every form, files; and what queries must not reach."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded import ROOT, SAMPLES, derived
+
+from tracetool.catalog import Catalog, names_for, save_database
+from tracetool.cli import run
+from tracetool.errors import BadQuery
+from tracetool.lens import examples, sql_text
+
+SAMPLE = str(SAMPLES / "h100-1f1b")
+OTHER = str(SAMPLES / "ascend-1f1b")
+COUNT = "select rank, count(*) as n from ops where stage >= 0 group by rank order by rank"
+
+Interval = tuple[int, int]
+intervals = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), max_size=12)
+
+
+def _moments(spans: list[Interval]) -> set[int]:
+    """Each whole ns that is covered."""
+    return {moment for start, length in spans for moment in range(start, start + length)}
+
+
+@given(intervals, intervals)
+def test_interval_macros_agree_with_sets_of_moments(one: list[Interval], other: list[Interval]) -> None:
+    client = duckdb.connect(":memory:")
+    client.execute(sql_text("macros"))
+    for name, spans in (("one", one), ("other", other)):
+        client.execute(f"CREATE TABLE {name} (rank INTEGER, start_ns BIGINT, end_ns BIGINT)")
+        for start, length in spans:
+            client.execute(f"INSERT INTO {name} VALUES (0, ?, ?)", [start, start + length])
+
+    def found(call: str) -> set[int]:
+        rows = client.execute(f"SELECT start_ns, end_ns - start_ns, duration_ns FROM {call}").fetchall()
+        assert all(length == duration for _, length, duration in rows)
+        assert sum(length for _, length, _ in rows) == len(_moments([row[:2] for row in rows])), "they do not overlap"
+        return _moments([row[:2] for row in rows])
+
+    here, there = _moments(one), _moments(other)
+    assert found("interval_union(one)") == here
+    assert found("interval_gaps(one)") == (set(range(min(here), max(here))) - here if here else set())
+    assert found("interval_overlap(one, other)") == here & there
+
+
+@pytest.mark.parametrize("example", examples(), ids=lambda one: one.question)
+def test_every_example_answers_on_a_sample(example: tuple[str, str]) -> None:
+    assert not derived(SAMPLES / "h100-1f1b").query(example[1]).is_empty()
+
+
+def test_there_are_ten_examples_and_the_cookbook_has_them() -> None:
+    cookbook = (ROOT / "schemas" / "README.md").read_text(encoding="utf-8")
+    assert len(examples()) >= 10
+    assert all(one.query in cookbook for one in examples())
+
+
+def test_several_runs_are_schemas_and_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    both = f"{SAMPLE},npu={OTHER}"
+    assert run(["sql", both, "select run, count(distinct rank) as n from ops group by run order by run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [{"run": "h100_1f1b", "n": 4}, {"run": "npu", "n": 4}]
+    query = "select (select max(rank) from npu.ops) - (select max(rank) from h100_1f1b.ops) as apart"
+    assert run(["sql", both, query, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [{"apart": 0}]
+    assert run(["sql", f"a={SAMPLE},a={OTHER}", "select 1"]) == 2
+    assert "two Runs are named a" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["a; drop", 'x" AS y', "Main", "main", "1st", ""])
+def test_names_are_identifiers_or_refused(name: str) -> None:
+    with pytest.raises(BadQuery, match="cannot name a Run"):
+        Catalog({name: derived(SAMPLES / "h100-1f1b")})
+
+
+def test_names_come_from_folders(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("Base.run", "x'; DROP--.run", "base", "2nd.run", "main.run", "...")]
+    assert names_for(paths) == ["base", "x_drop", "base_2", "run_2nd", "run_main", "run_"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "COPY h100_1f1b.events TO 'stolen.csv'",
+        "ATTACH 'other.db'",
+        "INSTALL httpfs",
+        "SELECT * FROM read_text('/etc/hostname')",
+        "SELECT * FROM query_table('/etc/hostname')",
+        "SELECT * FROM glob('/etc/*')",
+        "SET schema = 'npu'",
+        "PRAGMA database_list",
+        "SELECT 1; SELECT 2",
+        "CREATE TABLE x AS SELECT 1",
+        "DROP VIEW main.ops",
+        "CALL pragma_version()",
+    ],
+)
+def test_queries_over_several_runs_reach_nothing_else(
+    query: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    catalog = Catalog({"h100_1f1b": derived(SAMPLES / "h100-1f1b"), "npu": derived(SAMPLES / "ascend-1f1b")})
+    with pytest.raises(BadQuery):
+        catalog.query(query)
+    assert list(tmp_path.iterdir()) == []
+    assert catalog.rows("SELECT count(DISTINCT run) FROM ops") == [(2,)]
+
+
+def test_the_query_comes_from_a_file_or_stdin_and_the_answer_goes_to_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "q.sql").write_text(COUNT, encoding="utf-8")
+    made = {}
+    for suffix in (".parquet", ".csv", ".json", ".md"):
+        path = tmp_path / f"answer{suffix}"
+        assert run(["sql", SAMPLE, "-f", str(tmp_path / "q.sql"), "-o", str(path)]) == 0
+        made[suffix] = path
+    expected = pl.DataFrame({"rank": [0, 1, 2, 3], "n": [16] * 4})
+    assert pl.read_parquet(made[".parquet"]).cast(pl.Int64).equals(expected)
+    assert pl.read_csv(made[".csv"]).equals(expected)
+    assert made[".md"].read_text(encoding="utf-8").splitlines()[1].startswith("|---")
+    before = made[".csv"].read_bytes()
+    capsys.readouterr()
+    assert run(["sql", SAMPLE, "select 1", "-o", str(made[".csv"])]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert made[".csv"].read_bytes() == before
+    monkeypatch.setattr("sys.stdin", io.StringIO("select 41 + 1 as answer"))
+    assert run(["sql", SAMPLE, "-", "--format", "csv"]) == 0
+    assert capsys.readouterr().out == "answer\n42\n"
+    assert run(["sql", SAMPLE, "select 1", "-f", str(tmp_path / "q.sql")]) == 2
+
+
+def test_a_saved_database_opens_elsewhere_with_comments_and_macros(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["sql", SAMPLE, "--save", str(tmp_path / "x.duckdb")]) == 0
+    assert run(["sql", SAMPLE, "--save", str(tmp_path / "x.duckdb")]) == 2
+    capsys.readouterr()
+    with duckdb.connect(str(tmp_path / "x.duckdb"), read_only=True) as client:
+        for example in examples():
+            assert client.execute(example.query).fetchall()
+        bare = "SELECT table_name FROM duckdb_columns() WHERE NOT internal AND comment IS NULL"
+        assert client.execute(bare).fetchall() == []
+    both = {"a": derived(SAMPLES / "h100-1f1b"), "b": derived(SAMPLES / "ascend-1f1b")}
+    save_database(both, tmp_path / "both.duckdb")
+    with duckdb.connect(str(tmp_path / "both.duckdb"), read_only=True) as client:
+        assert client.execute("SELECT count(*) FROM a.bubbles").fetchone() != (0,)
+        assert client.execute("SELECT count(*) FROM b.ops").fetchone() != (0,)
+
+
+def test_the_duckdb_shell_opens_a_run() -> None:
+    shell = shutil.which("duckdb", path=str(Path(sys.executable).parent)) or shutil.which("duckdb")
+    if shell is None:
+        pytest.skip("no duckdb shell: pip install duckdb-cli")
+    folder = derived(SAMPLES / "h100-1f1b").path
+    script = f"SET VARIABLE run = '{folder}';\n.read {ROOT / 'schemas' / 'duckdb.sql'}\n{COUNT};\n"
+    done = subprocess.run([shell, "-csv"], input=script, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["rank,n", "0,16", "1,16", "2,16", "3,16"]

@@ -1,0 +1,132 @@
+"""``tracetool sweep`` as a user runs it, on the sample that comes with the tool."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import polars as pl
+import pytest
+from recorded import ROOT, SAMPLES, run_of
+
+from tracetool.cli import run
+from tracetool.reconstruct import reconstruct
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tracetool.reconstruct import Reconstruction
+    from tracetool.store import Run
+
+SAMPLE = str(SAMPLES / "h100-1f1b")
+LINKS = ["--dc", "0-1,2-3", "--bandwidth", "10..800Gbit/s*1", "--latency", "2ms,10ms"]
+
+
+@pytest.fixture(autouse=True)
+def looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reconstructing the sample takes a second, and is the same in every test here."""
+    monkeypatch.setattr("tracetool.reconstruct.reconstruct", _reconstruct)
+
+
+@cache
+def _of_the_sample() -> Reconstruction:
+    return reconstruct(run_of(SAMPLES / "h100-1f1b"))
+
+
+def _reconstruct(run: Run, **how: Any) -> Reconstruction:
+    as_by_default = how == {"step": None, "pipeline": 0, "copy_missing": False}
+    return _of_the_sample() if as_by_default else reconstruct(run, **how)
+
+
+def _sweep(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert run(["sweep", SAMPLE, *arguments, "--json"]) == 0
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    schema = json.loads((ROOT / "schemas" / "sweep.schema.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(schema).validate(report)
+    return report
+
+
+def test_json_conforms_and_agrees_with_replay(capsys: pytest.CaptureFixture[str]) -> None:
+    """The point at 25 Gbit/s and 10 ms is what ``replay`` says, and files hold what JSON does."""
+    report = _sweep(capsys, "--dc", "0-1,2-3", "--bandwidth", "25Gbit/s", "--latency", "10ms", "--hbm", "13GiB,80GiB")
+    link = ["--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms", "--hbm", "80GiB"]
+    assert run(["replay", SAMPLE, "--schedule", "1f1b,geopipe", *link, "--json"]) == 0
+    replayed = json.loads(capsys.readouterr().out)["results"]
+    swept = [point for point in report["points"] if point["hbm_bytes"] == 80 << 30]
+    for key in ("schedule", "extra_forwards", "p2p", "step_ns", "window_ns", "bubble_ratio", "feasible"):
+        assert [point[key] for point in swept] == [result[key] for result in replayed]
+    assert [p["peak_bytes"] for p in swept] == [max(result["peak_hbm_bytes"]) for result in replayed]
+    assert {knee["hbm_bytes"] for knee in report["knees"]} == {13 << 30, 80 << 30}
+
+
+def test_files_hold_all_points(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    files = [tmp_path / f"x{suffix}" for suffix in (".parquet", ".csv", ".json")]
+    outputs = [word for path in files for word in ("-o", str(path))]
+    report = _sweep(capsys, *LINKS, "--price-per-gbit", "120EUR", "--no-knees", *outputs)
+    assert report["knees"] == []
+    parquet, csv = pl.read_parquet(files[0]), pl.read_csv(files[1])
+    assert parquet.height == csv.height == len(report["points"]) == 2 * 2 * 7
+    for key in ("step_ns", "bandwidth_bytes_per_s", "latency_ns", "link_cost", "is_pareto"):
+        assert parquet[key].to_list() == csv[key].to_list() == [point[key] for point in report["points"]]
+    assert parquet["extra_forwards"].to_list() == [point["extra_forwards"] for point in report["points"]]
+    assert json.loads(files[2].read_text(encoding="utf-8")) == report
+    again = tmp_path / "again.parquet"
+    assert run(["sweep", SAMPLE, *LINKS, "--price-per-gbit", "120EUR", "--no-knees", "-q", "-o", str(again)]) == 0
+    assert again.read_bytes() == files[0].read_bytes()
+    assert run(["sweep", SAMPLE, *LINKS, "-o", str(again)]) == 2
+    assert "--force" in capsys.readouterr().err
+
+
+def test_text_fits_80_columns_and_says_what_matters(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    asked = ["--schedule", "gpipe,geopipe", "--hbm", "13GiB,80GiB"]
+    assert run(["sweep", SAMPLE, *LINKS, *asked, "--price-per-gbit", "1USD/month"]) == 0
+    text = capsys.readouterr().out
+    lines = [line for line in text.splitlines()[1:] if not line.startswith("Next:")]
+    assert max(map(len, lines)) <= 80
+    for said in ("best schedule", "more stops paying at", "no point beats", "over the HBM limit", "56 points", "USD"):
+        assert said in text
+    assert "scenarios more: -o sweep.parquet" in text
+    assert text.splitlines()[-1].startswith("Next: tracetool sweep")
+
+
+def test_scenarios_have_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "wan.toml"
+    metro, wan = ("bandwidth = '400Gbit/s'\ndistance = '80km'", "links = ['dc0-dc1=25Gbit/s,10ms']")
+    path.write_text(f"[[scenario]]\nname = 'metro'\n{metro}\n[[scenario]]\nname = 'wan'\n{wan}\n", encoding="utf-8")
+    report = _sweep(
+        capsys, "--scenario", str(path), "--dc", "0-1,2-3", "--extra-forwards", "0;2,2,0,0", "--schedule", "geopipe"
+    )
+    points = [(p["scenario"], p["extra_forwards"], p["latency_ns"]) for p in report["points"]]
+    assert points == [
+        ("metro", [0, 0, 0, 0], 400_000), ("metro", [2, 2, 0, 0], 400_000),
+        ("wan", [0, 0, 0, 0], None), ("wan", [2, 2, 0, 0], None),
+    ]  # fmt: skip
+    assert {knee["scenario"] for knee in report["knees"]} == {"metro"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--bandwidth", "10Gbit/s", "--dc", "0-1,2-3"], "no latency"),
+        (["--latency", "1ms", "--distance", "1km"], "same thing"),
+        (["--dc", "0-1,2-3"], "no link dc0-dc1"),
+        (["--dc", "0-1", "--bandwidth", "1Gbit/s", "--latency", "1ms"], "0-1"),
+        (["--schedule", "gepipe"], "geopipe"),
+        (["--schedule", "1f1b", "--extra-forwards", "2"], "add geopipe"),
+        (["--p2p", "groupd"], "grouped"),
+        (["-o", "x.png"], ".parquet"),
+        (["--scenario", "/nowhere.toml"], "/nowhere.toml"),
+        (["--executor", "slurm://x"], "dask://"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sweep", SAMPLE, *arguments]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert "Traceback" not in told
+    assert "Unexpected" not in told

@@ -1,0 +1,174 @@
+"""Collectives over links: against a ring simulated part by part, and against hand-made cases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded import rebuilt
+from synthetic import pipeline
+
+from tracetool.costs.over_links import over_links
+from tracetool.errors import BadTopology, ScenarioError
+from tracetool.model.action import ActionKind
+from tracetool.model.collective import CollectiveUse
+from tracetool.model.pipeline import TailPart
+from tracetool.model.scenario import Scenario
+from tracetool.model.topology import Link, Topology
+from tracetool.remarks import collective_notes
+from tracetool.replay import replay
+from tracetool.replay.scenarios import replay_many
+from tracetool.schedules import build_schedule
+
+MB = 10**6
+
+
+def links(*dcs: str, bandwidth: int = 10**9, latency: int = 0) -> tuple[Link, ...]:
+    """Both ways between neighbours in a row; 1 GB/s moves one byte per ns."""
+    pairs = [pair for a, b in pairwise(dcs) for pair in ((a, b), (b, a))]
+    return tuple(Link(src, dst, bandwidth, latency) for src, dst in pairs)
+
+
+def simulated_ring_ns(dcs: list[str], payload: int, bandwidth: int, latency: int, rounds: int) -> int:
+    """A ring in which part k starts at rank k and hops on; an edge over a link serves one part at a time."""
+    ranks = len(dcs)
+    part_ns = payload * 10**9 // ranks // bandwidth
+    free = [0] * ranks
+    ready = [0] * ranks  # per part
+    for hop in range(rounds * (ranks - 1)):
+        for part in sorted(range(ranks), key=lambda k: ready[k]):
+            edge = (part + hop) % ranks
+            if dcs[edge] != dcs[(edge + 1) % ranks]:
+                start = max(ready[part], free[edge])
+                free[edge] = start + part_ns
+                ready[part] = start + part_ns + latency
+    return max(ready)
+
+
+@given(
+    st.lists(st.integers(1, 4), min_size=2, max_size=4),
+    st.integers(0, 50),
+    st.sampled_from([("allreduce", 2), ("_allgather_base", 1), ("reduce_scatter_tensor", 1)]),
+)
+def test_a_ring_takes_between_its_parts_and_their_sum(sizes: list[int], latency_ms: int, kind: tuple[str, int]) -> None:
+    """Bytes and latency partly overlap in a ring; the model adds them, so it is never short."""
+    names = [f"dc{n}" for n in range(len(sizes))]
+    dcs = [name for name, size in zip(names, sizes, strict=True) for _ in range(size)]
+    ring = (*links(*names), *links(names[-1], names[0])) if len(names) > 2 else links(*names)
+    payload, latency = 12 * MB * len(dcs), latency_ms * MB
+    topology = Topology(links=tuple(replace(link, latency_ns=latency) for link in ring))
+    use = CollectiveUse(kind[0], tuple(range(len(dcs))), payload, 1)
+    found = over_links(use, topology, dict(enumerate(dcs)))
+    assert found is not None
+    simulated = simulated_ring_ns(dcs, payload, 10**9, latency, kind[1])
+    assert max(found.occupied_ns, found.latency_ns) <= simulated <= found.occupied_ns + found.latency_ns
+
+
+def test_two_ranks_apart_pay_exactly_two_exchanges_of_halves() -> None:
+    """2 (V / 2 / bandwidth + latency): the textbook all-reduce of two ranks."""
+    topology = Topology(links=links("a", "b", latency=3 * MB))
+    found = over_links(CollectiveUse("allreduce", (4, 9), 8 * MB, 1), topology, {4: "a", 9: "b"})
+    assert found is not None
+    assert found.duration_ns == 2 * (4 * MB + 3 * MB)
+
+
+def test_a_row_of_dcs_closes_its_ring_over_the_one_between() -> None:
+    """a-b-c with no link a-c: the edge back from c to a goes over b, so links carry two edges' bytes."""
+    topology = Topology(links=links("a", "b", "c", latency=MB))
+    found = over_links(CollectiveUse("allreduce", (0, 1, 2), 3 * MB, 1), topology, {0: "a", 1: "b", 2: "c"})
+    assert found is not None
+    # Ring a→b→c→(b)→a: each of four directed links carries one edge: 2·(2/3)·3 MB = 4 MB.
+    assert found.occupied_ns == 4 * MB
+    # Four hops in a row: two whole-ms edges and the two-ms edge, and the dearest of the others once more.
+    assert found.latency_ns == (1 + 1 + 2 + 2) * MB
+
+
+def test_all_to_all_sends_each_pair_its_part_straight() -> None:
+    """Two DCs of 3 and 1 ranks: 3 x 1 parts of 4 MB / 4 each way."""
+    topology = Topology(links=links("a", "b", latency=MB))
+    places = {0: "a", 1: "a", 2: "a", 3: "b"}
+    found = over_links(CollectiveUse("all_to_all", (0, 1, 2, 3), 4 * MB, 1), topology, places)
+    assert found is not None
+    assert (found.occupied_ns, found.latency_ns) == (3 * MB, MB)
+
+
+def test_what_is_unknown_is_refused_and_kept_with_a_note() -> None:
+    topology = Topology(("a", "a"), links("a", "b"), rank_dcs=((0, "a"), (7, "b")))
+    places = dict(topology.rank_dcs)
+    nameless = CollectiveUse("coalesced", (0, 7), MB, 1)
+    with pytest.raises(ScenarioError, match="moves its bytes"):
+        over_links(nameless, topology, places)
+    with pytest.raises(ScenarioError, match="size is unknown"):
+        over_links(CollectiveUse("allreduce", (0, 7), None, 1), topology, places)
+    with pytest.raises(BadTopology, match="no link b-c"):
+        over_links(CollectiveUse("allreduce", (7, 8), MB, 1), topology, {7: "b", 8: "c"})
+    pipe = pipeline(2, 4, 100, 200)
+    pipe = replace(pipe, ranks=tuple(replace(rank, overlapped=(nameless,)) for rank in pipe.ranks))
+    assert collective_notes(pipe, Scenario(topology)) == [
+        "coalesceds over 2 ranks cross DCs but take what was measured, a lower bound: how it moves its bytes is not "
+        "known"
+    ]
+
+
+P, M, F, B = 2, 4, 100 * MB, 200 * MB
+WINDOW = (M + P - 1) * (F + B)
+
+
+def reduced(lead_ns: int | None, own_ns: int = 5 * MB) -> tuple[int, int]:
+    """Window and step of 1F1B whose ranks 0 and 1 reduce 80 MB with ranks 2 and 3 of another DC over 1 GB/s, 3 ms.
+
+    The reduction comes after the last compute, or begins ``lead_ns`` ahead of its end.
+    """
+    pipe = pipeline(P, M, F, B, p2p="per-edge")
+    ranks = []
+    for rank in pipe.ranks:
+        use = CollectiveUse("allreduce", (rank.rank, rank.rank + 2), 80 * MB, own_ns, lead_ns=lead_ns or 0)
+        part = TailPart(ActionKind.REDUCE_GRAD, own_ns, collectives=(use,))
+        ranks.append(replace(rank, tail=(part,)) if lead_ns is None else replace(rank, overlapped=(use,)))
+    pipe = replace(pipe, ranks=tuple(ranks))
+    topology = Topology(("a", "a"), links("a", "b", latency=3 * MB), rank_dcs=((0, "a"), (1, "a"), (2, "b"), (3, "b")))
+    schedule = build_schedule("1f1b", pipe.observed.shape)
+    timeline = replay(pipe, schedule, Scenario(topology)).timeline
+    (many,) = replay_many(pipe, schedule, [Scenario(topology)])
+    window = max(op.end_ns for op in timeline.computes())
+    step = max(op.end_ns for op in timeline.ops)
+    assert (many.window_ns, many.step_ns) == (window, step)
+    return window, step
+
+
+def test_reductions_take_their_turns_on_the_link() -> None:
+    """Rank 1 is through b ahead of rank 0, so its 80 ms over the link and 6 ms of latency are over by then."""
+    assert reduced(None) == (WINDOW, WINDOW + 80 * MB + 6 * MB)
+
+
+def test_a_reduction_beside_computes_adds_what_outlasts_them() -> None:
+    """Begun 50 ms ahead, 86 ms over the link outlast rank 0's last compute by 36 ms; ahead by 86 ms, by nothing."""
+    assert reduced(50 * MB) == (WINDOW, WINDOW + 36 * MB)
+    assert reduced(86 * MB) == (WINDOW, WINDOW)
+
+
+def test_collectives_of_actions_lengthen_each_of_them() -> None:
+    """Each forward waits for two all-reduces of 10 MB: 2 (10 + 6 - 1) ms more than the 1 ms each took as measured."""
+    pipe = pipeline(P, M, F, B, p2p="per-edge")
+    use = CollectiveUse("allreduce", (0, 2), 10 * MB, MB, count=2.0)
+    stages = tuple(replace(stage, collectives={ActionKind.FORWARD: (use,)}) for stage in pipe.stages)
+    pipe = replace(pipe, stages=stages)
+    topology = Topology(("a", "a"), links("a", "b", latency=3 * MB), rank_dcs=((0, "a"), (2, "b")))
+    schedule = build_schedule("1f1b", pipe.observed.shape)
+    apart = replay(pipe, schedule, Scenario(topology)).timeline
+    assert max(op.end_ns for op in apart.ops) == (M + P - 1) * (F + B + 30 * MB)
+    together = replay(pipe, schedule, Scenario(replace(topology, rank_dcs=((0, "a"), (2, "a"), (9, "b"))))).timeline
+    assert max(op.end_ns for op in together.ops) == WINDOW
+
+
+def test_recorded_actions_wait_for_two_all_reduces_per_layer() -> None:
+    """Tensor parallelism: one after attention and one after the MLP, of 8 layers per stage, forward and backward."""
+    found = rebuilt("tp2pp2_1f1b_m8")
+    for stage, ranks in zip(found.pipeline.stages, ((0, 1), (2, 3)), strict=True):
+        for kind in (ActionKind.FORWARD, ActionKind.BACKWARD):
+            (use,) = stage.collectives[kind]
+            assert (use.operation, use.group_ranks, use.count) == ("allreduce", ranks, 16.0)
+    assert not any(rank.overlapped for rank in found.pipeline.ranks)

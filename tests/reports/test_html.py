@@ -1,0 +1,307 @@
+"""The page: what it says, that it is whole in itself, and that names in it stay text."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING
+
+import pytest
+import synthetic
+from browser import Browser, chromium
+
+from tracetool.model.idle import CAUSES, Cause, Idle
+from tracetool.model.topology import Topology
+from tracetool.reports import RunFacts, report_for
+from tracetool.reports.html import MOST_BYTES, page
+from tracetool.reports.html_idle import idle_view
+from tracetool.reports.html_tables import stages
+from tracetool.schedules import build_schedule
+from tracetool.whatif import Answer, Refused, Result, answer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MS = 10**6
+GIB = 2**30
+RANKS, MICROBATCHES, LATENCY_MS = 4, 8, 30
+FACTS = RunFacts("x.run", "d" * 64, "9.9", "tracetool report x.run")
+HOSTILE = "<script>hacked=1</script><img src=x onerror=hacked=1>\"' onclick='hacked=1' $x^{$ &amp; ]]>"
+VOID = {"meta", "img", "br", "hr", "link", "input", "base", "col", "area", "wbr"}
+
+
+def asked(ranks: int = RANKS, microbatches: int = MICROBATCHES, *names: str, hbm_gib: int = 11) -> Answer:
+    """Equal stages of 5 and 10 ms, a GiB per microbatch and 6 at rest, two data centres 30 ms apart."""
+    measured = synthetic.pipeline(
+        ranks, microbatches, 5 * MS, 10 * MS, activation_bytes=GIB, static_bytes=6 * GIB, p2p="per-edge"
+    )
+    topology = synthetic.places([ranks // 2] * 2, latency_ns=LATENCY_MS * MS)
+    what_if = synthetic.scenario(topology, hbm_bytes=hbm_gib * GIB)
+    # Nothing is known of layers here: interleaved, which needs them, is refused.
+    return answer(synthetic.found(measured), names or ("1f1b", "geopipe", "gpipe", "interleaved"), what_if)
+
+
+class Parsed(HTMLParser):
+    """Elements and text of a page; complains about what is not closed as it was opened."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.rows: list[list[str]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len(dict(attrs)) == len(attrs), f"an attribute twice in {tag}"
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.words.append(data)
+        if {"td", "th"} & set(self.open):
+            self.rows[-1][-1] += data
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.fixture(scope="module")
+def shown() -> Answer:
+    return asked()
+
+
+@pytest.fixture(scope="module")
+def drawn(shown: Answer) -> bytes:
+    return page(shown, FACTS)
+
+
+@pytest.fixture(scope="module")
+def parsed(drawn: bytes) -> Parsed:
+    return Parsed(drawn.decode())
+
+
+@pytest.fixture(scope="module")
+def browser_() -> Iterator[Browser]:
+    with chromium() as opened:
+        yield opened
+
+
+def test_import_leaves_the_template_engine_alone() -> None:
+    code = "import sys, tracetool.reports.html; sys.exit('jinja2' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_answer_comes_first_and_is_that_of_the_closed_form(shown: Answer, parsed: Parsed) -> None:
+    """1F1B over one boundary: its (m+p-1)(f+b) and 2c for each time that warm-up runs out; geopipe hides all but one.
+
+    schedules.md: with enough extra forwards (2c <= extra (f + b)) the step is (m+p-1)(f+b) + 2c; four hide 60 ms of
+    15 each. The memory holds one forward more than 1F1B's on rank 0: 6 + 4 + 1 GiB.
+    """
+    (geopipe,) = [r for r in shown.results if r.schedule == "geopipe"]
+    assert geopipe.extra_forwards == (1, 1, 0, 0)
+    (roomy,) = [r for r in asked(hbm_gib=64).results if r.schedule == "geopipe"]
+    assert roomy.metrics.step_ns == ((MICROBATCHES + RANKS - 1) * 15 + 2 * LATENCY_MS) * MS
+    less = 1 - geopipe.metrics.step_ns / shown.baseline.metrics.step_ns
+    headline = f"{less:.1%} less than 1f1b"
+    assert headline in parsed.text
+    assert f"{geopipe.metrics.step_ns / MS:.1f} ms a step (error unknown)" in parsed.text
+    assert parsed.text.index(headline) < parsed.text.index("All schedules in this scenario")
+    order = [attributes["id"] for attributes in parsed.all("h2")]
+    assert order == ["answer", "schedules", "pictures", "idle", "trust", "inferred", "reproduce"]
+
+
+def test_every_schedule_is_in_the_table_with_its_figures_or_why_not(shown: Answer, parsed: Parsed) -> None:
+    rows = {row[0]: row for row in parsed.rows if row}
+    for result in shown.results:
+        name = next(n for n in rows if n.startswith(result.schedule))
+        assert f"{result.metrics.step_ns / MS:.1f} ms" in rows[name]
+        assert f"{result.metrics.bubble_ratio:.1%}" in rows[name]
+    # All eight forwards are in flight at once, of memory for five.
+    assert rows["gpipe"][-1] == "NOrank 0 lacks 3.00 GiB"
+    (refused,) = shown.refused
+    assert rows["interleaved"] == ["interleaved", f"not replayed: {refused.reason}{refused.hint or ''}"]
+
+
+def test_notes_warnings_and_how_to_reproduce_are_told(shown: Answer) -> None:
+    told = replace(shown, warnings=("replay misses its own recording",), notes=("a note",))
+    text = Parsed(page(told, FACTS).decode()).text
+    for part in ("Warning: replay misses its own recording", "a note", FACTS.command, FACTS.digest, FACTS.tool_version):
+        assert part in text
+    assert text.index("Warning:") < text.index("Schedules")
+    for part in ("dc0: ranks 0-1; dc1: ranks 2-3", "30.0 ms one way", "11.00 GiB (11,811,160,064 bytes)"):
+        assert part in text
+
+
+def test_the_page_is_one_file_with_sound_structure(parsed: Parsed) -> None:
+    for tag, attributes in parsed.elements:
+        assert not [name for name in attributes if name.startswith("on")], tag
+        for name in ("src", "href", "xlink:href", "srcset", "action", "data"):
+            target = attributes.get(name) or "#"
+            assert target.startswith(("#", "data:image/png;base64,")), (tag, target)
+    assert not parsed.all("link")
+    assert len(parsed.all("script")) == 1
+    ids = [attributes["id"] for _, attributes in parsed.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    levels = [int(tag[1]) for tag, _ in parsed.elements if re.fullmatch(r"h[1-6]", tag)]
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in zip([0, *levels], levels, strict=False))
+    assert len(parsed.all("caption")) == len(parsed.all("table"))
+    assert all("scope" in attributes for attributes in parsed.all("th"))
+    pictures = [a for _, a in parsed.elements if a.get("role") == "img"]
+    assert [a["aria-label"] for a in pictures if "geopipe +1,1,0,0" in (a["aria-label"] or "")]
+
+
+def test_equal_input_gives_equal_bytes(shown: Answer, drawn: bytes) -> None:
+    assert page(shown, FACTS) == drawn
+
+
+def test_suffixes_are_known() -> None:
+    report = report_for(".HTML")
+    assert report is not None
+    assert report is report_for(".htm")
+
+
+def test_names_stay_text(shown: Answer, parsed: Parsed, browser_: Browser, tmp_path: Path) -> None:
+    """Paths, data centres, reasons and the names of schedule files come from anywhere."""
+    file = tmp_path / "<img src=x onerror=hacked=1>$x^{$.csv"
+    file.write_text(build_schedule("1f1b", shown.pipeline.observed.shape).to_csv(), encoding="utf-8")
+    dcs = tuple(dc.replace("dc", HOSTILE) for dc in shown.scenario.topology.dcs)
+    links = tuple(
+        replace(k, src_dc=k.src_dc.replace("dc", HOSTILE), dst_dc=k.dst_dc.replace("dc", HOSTILE))
+        for k in shown.scenario.topology.links
+    )
+    what_if = replace(shown.scenario, topology=Topology(dcs, links))
+    found = answer(synthetic.found(shown.pipeline), ["1f1b", f"csv:{file}"], what_if)
+    found = replace(
+        found, notes=(HOSTILE,), warnings=(HOSTILE,), refused=(Refused(HOSTILE, HOSTILE, HOSTILE),),
+        baseline=replace(found.baseline, remark=HOSTILE),
+    )  # fmt: skip
+    data = page(found, RunFacts(HOSTILE, HOSTILE, HOSTILE, HOSTILE))
+    hostile = Parsed(data.decode())
+    assert {tag for tag, _ in hostile.elements} <= {tag for tag, _ in parsed.elements} | {"p", "strong"}
+    assert len(hostile.all("script")) == 1
+    assert not [a for _, a in hostile.elements if any(name.startswith("on") for name in a)]
+    assert hostile.text.count(" ".join(HOSTILE.split())) > 10
+    assert f"csv:{file.name}" in hostile.text
+    target = tmp_path / "hostile.html"
+    target.write_bytes(data)
+    seen = browser_.open(target, width=1280, run=("typeof hacked",))
+    assert (seen.answers, seen.complaints, seen.requests) == (["undefined"], [], [])
+
+
+def test_sixty_four_ranks_fit_a_small_file() -> None:
+    found = asked(64, 32, "gpipe")
+    data = page(found, FACTS)
+    assert len(data) < MOST_BYTES
+    text = Parsed(data.decode()).text
+    assert "rank 63" in text
+    assert "Left out" not in text
+
+
+def test_ranks_that_are_not_listed_are_counted() -> None:
+    found = asked(130, 2, "gpipe", hbm_gib=200)
+    assert idle_view(found, found.results[0], _idles).ranks.after == ("2 more ranks are not listed.",)
+    assert stages(found).after == ("2 more stages are not listed.",)
+
+
+def test_a_picture_too_large_is_left_out_and_that_is_said(shown: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracetool.reports.html.MOST_BYTES", 60_000)
+    data = page(shown, FACTS)
+    assert len(data) < 60_000
+    assert "Left out: It would take" in Parsed(data.decode()).text
+
+
+def _idles(result: Result) -> list[Idle]:
+    """All idle time of a rank as one interval: hand-made, fill on even ranks and latency on odd ones."""
+    causes = (Cause.FILL, Cause.CROSS_DC_LATENCY)
+    window = result.metrics.window_ns
+    return [Idle(rank, busy, window, causes[rank % 2]) for rank, busy in enumerate(result.metrics.rank_compute_ns)]
+
+
+def test_idle_time_is_told_by_cause_and_sums_to_the_bubble(shown: Answer) -> None:
+    """Equal stages: every rank computes m (f + b), so that each of two causes has half of the mean."""
+    told = Parsed(page(shown, FACTS, _idles).decode())
+    rows = {row[0]: row for row in told.rows if row}
+    (geopipe,) = [r for r in shown.results if r.schedule == "geopipe"]
+    idle_ms = geopipe.metrics.step_ns / MS - MICROBATCHES * 15
+    for cause, name in ((Cause.FILL, "fill"), (Cause.CROSS_DC_LATENCY, "cross-DC latency")):
+        assert rows[name][-2:] == [f"{idle_ms / 2:.1f} ms", CAUSES[cause]]
+    assert rows["bubble, all causes"][-2] == f"{idle_ms:.1f} ms"
+    assert rows["rank 1 (dc0)"][1:] == ["120.0 ms", f"{idle_ms:.1f} ms", "0", f"{idle_ms:.1f} ms"]
+    widths = [float(found[1]) for a in told.all("i") if (found := re.match(r"width:([\d.]+)%", a.get("style") or ""))]
+    assert len(widths) == 2 * RANKS
+    assert sum(widths) == pytest.approx(100 * RANKS, abs=0.02 * RANKS)
+
+
+@pytest.fixture(scope="module")
+def written(shown: Answer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("page") / "x.html"
+    target.write_bytes(page(shown, FACTS, _idles))
+    return target
+
+
+FIRST_COLUMN = "Array.from(document.querySelector('table').tBodies[0].rows, r => r.cells[0].firstChild.data)"
+CLICK = "document.querySelectorAll('thead button')[1].click()"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_shows_it_whole_without_network_or_complaint(
+    browser_: Browser, written: Path, width: int, scheme: str
+) -> None:
+    seen = browser_.open(
+        written, width=width, scheme="dark" if scheme == "dark" else "light",
+        run=("getComputedStyle(document.body).backgroundColor", FIRST_COLUMN, CLICK, FIRST_COLUMN),
+    )  # fmt: skip
+    assert (seen.overflow_px, seen.requests, seen.complaints) == (0, [], [])
+    assert seen.screenshot[:8] == b"\x89PNG\r\n\x1a\n"
+    assert int.from_bytes(seen.screenshot[16:20], "big") == width
+    assert int.from_bytes(seen.screenshot[20:24], "big") > 2_000
+    ground, before, _, after = seen.answers
+    assert ground == ("rgb(15, 20, 25)" if scheme == "dark" else "rgb(255, 255, 255)")
+    assert before == ["observed 1f1b", "1f1b", "geopipe +1,1,0,0", "gpipe", "interleaved"]
+    # By step: per-edge gpipe hides the link but for its fill and drain; the one not replayed stays last.
+    assert after == ["observed 1f1b", "gpipe", "geopipe +1,1,0,0", "1f1b", "interleaved"]
+
+
+def test_without_scripts_nothing_is_missing(browser_: Browser, written: Path) -> None:
+    seen = browser_.open(written, width=390, scripts=False)
+    assert (seen.overflow_px, seen.requests, seen.complaints) == (0, [], [])
+    assert browser_.print_pdf(written).startswith(b"%PDF")
+
+
+def test_the_browser_would_have_told(browser_: Browser, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.html"
+    bad.write_text(
+        "<!DOCTYPE html><meta name=viewport content='width=device-width'><img src=missing.png>"
+        "<div style='width:2000px'>wide</div><script>console.error('said'); nothing()</script>",
+        encoding="utf-8",
+    )
+    seen = browser_.open(bad, width=1280)
+    assert seen.overflow_px > 700
+    assert [url.rpartition("/")[2] for url in seen.requests] == ["missing.png"]
+    assert any("said" in text for text in seen.complaints)
+    assert any("nothing is not defined" in text for text in seen.complaints)

@@ -1,0 +1,92 @@
+"""Memory over time: the curve that is drawn, whose it is, and the limit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import synthetic
+from drawn import GIB, MS, laid_out, points_of, texts_of, what_if
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracetool.errors import ScenarioError
+from tracetool.metrics import measure
+from tracetool.reports.gantt import gantt_figure, panels_of
+from tracetool.reports.memory import outline, worst_of
+from tracetool.reports.memory_picture import memory_figure, render_memory
+from tracetool.whatif import answer
+
+
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), min_size=1, max_size=20),
+    rest=st.integers(0, 30),
+    bin_ns=st.integers(1, 12),
+)
+def test_outline_is_the_highest_level_of_each_bin(steps: list[tuple[int, int]], rest: int, bin_ns: int) -> None:
+    """Against the level of every single nanosecond; levels that hold for none count, as peaks may."""
+    at = 0
+    curve: list[tuple[int, int]] = []
+    for gap, level in steps:
+        at += gap if curve else 0
+        curve.append((at, level))
+    end = at + rest
+    spans = [(start, until, level) for (start, level), (until, _) in pairwise([*curve, (end, 0)])]
+    drawn = outline(tuple(curve), end, bin_ns)
+    for first in range(0, end + 1, bin_ns):
+        inside = [
+            level
+            for start, until, level in spans
+            if first <= start < first + bin_ns or (start < first and until > first)
+        ]
+        shown = next(level for time, level in reversed(drawn) if time <= first)
+        if inside and first < end:
+            assert shown == max(inside)
+    assert max(level for _, level in drawn) == max(level for _, level in curve)
+
+
+def test_curve_is_that_of_the_rank_that_needs_most() -> None:
+    """1F1B keeps p - r activations on rank r (schedules.md), so rank 0 has the highest peak: 8 + 4/2 + 1/4 GiB."""
+    drawn = what_if(4, 8, [2, 2], causes=False)
+    observed = panels_of(drawn, drawn.results[0])[0]
+    worst = worst_of(observed)
+    assert worst is not None
+    assert (worst.rank, worst.peak_bytes) == (0, 10.25 * GIB)
+
+
+def test_memory_beyond_allocations_counts() -> None:
+    drawn = what_if(4, 8, [2, 2], causes=False)
+    timeline = replace(drawn.observed, overhead_bytes=(0, 0, 0, 3 * GIB))
+    told = replace(drawn, observed=timeline, observed_metrics=measure(timeline))
+    worst = worst_of(panels_of(told, told.results[0])[0])
+    assert worst is not None
+    assert (worst.rank, worst.needed_bytes - worst.peak_bytes) == (3, 3 * GIB)
+    labels = [text.get_text() for text in texts_of(laid_out(lambda: gantt_figure(told)))]
+    assert "Observed: rank 3, peak 8.75 GiB, occupied 11.75 GiB (○)" in labels
+
+
+@pytest.mark.parametrize(("hbm", "words"), [(12, "HBM limit\n12.00 GiB"), (80, "HBM limit\n80.00 GiB\n(above)")])
+def test_limit_is_drawn_to_scale_or_named(hbm: int, words: str) -> None:
+    figure = laid_out(lambda: gantt_figure(what_if(4, 8, [2, 2], hbm_bytes=hbm * GIB, causes=False)))
+    assert words in [text.get_text() for text in texts_of(figure)]
+    lines = [line for line in figure.axes[-1].lines if [y for _, y in points_of(line)] == [hbm, hbm]]
+    assert len(lines) == (hbm == 12)
+
+
+def test_curves_begin_at_the_static_level_and_share_the_axis() -> None:
+    figure = laid_out(lambda: memory_figure(what_if(4, 8, [2, 2], causes=False)))
+    panels = figure.axes
+    assert len({axes.get_xlim() for axes in panels}) == len({axes.get_ylim() for axes in panels}) == 1
+    curves = [points for line in panels[0].lines if len(points := points_of(line)) > 2]
+    assert len(curves) == 4
+    # The last rank computes nothing before the others' first forwards: 15 ms at the static 8 GiB.
+    last = min(curves, key=lambda points: max(y for _, y in points))
+    assert last[0] == pytest.approx((0, 8))
+    assert last[1][0] == pytest.approx(15 + 0.3, rel=0.05)
+
+
+def test_memory_picture_without_memory_says_what_to_do() -> None:
+    found = synthetic.found(synthetic.pipeline(4, 8, 5 * MS, 10 * MS))
+    with pytest.raises(ScenarioError, match="memory of no rank is known"):
+        render_memory(answer(found, ["gpipe"]))

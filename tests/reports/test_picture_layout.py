@@ -1,0 +1,75 @@
+"""Pictures of small and large pipelines: no text leaves the picture or lies on another, wide or narrow."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+import pytest
+from drawn import GBIT, GIB, MS, Bend, Swept, laid_out, log_range, pipeline, swept, texts_of, untidy, what_if
+
+from tracetool.reports.gantt import gantt_figure
+from tracetool.reports.memory_picture import memory_figure
+from tracetool.reports.sweep_lines import sweep_lines_figure
+from tracetool.reports.sweep_map import sweep_map_figure
+
+if TYPE_CHECKING:
+    from tracetool.whatif import Answer
+
+SIZES = {4: (8, [2, 2]), 16: (32, [2] * 8), 64: (16, [16] * 4)}
+"""Of pipelines of p ranks: microbatches, and ranks of each DC."""
+
+PHONE_IN = 4.5
+
+
+@cache
+def answered(p: int) -> Answer:
+    microbatches, dcs = SIZES[p]
+    return what_if(p, microbatches, dcs)
+
+
+@cache
+def linked(p: int, bandwidths: int, latencies: int) -> Swept:
+    made = swept(
+        pipeline(p, SIZES[p][0]),
+        log_range(5 * GBIT, 800 * GBIT, bandwidths),
+        log_range(MS // 10, 100 * MS, latencies),
+        hbm_bytes=14 * GIB,
+    )
+    at, widest = sorted({point.latency_ns for point in made.points if point.latency_ns})[latencies // 2], 800 * GBIT
+    knees = [
+        Bend("1f1b", 100 * GBIT, 3 * MS, at_latency_ns=at, at_bandwidth_bytes_per_s=widest),
+        Bend("geopipe", 30 * GBIT, 20 * MS, at_latency_ns=at, at_bandwidth_bytes_per_s=widest),
+    ]
+    return Swept(made.points, knees)
+
+
+@pytest.mark.parametrize("p", SIZES)
+def test_schedule_picture_is_tidy(p: int) -> None:
+    figure = laid_out(lambda: gantt_figure(answered(p)))
+    assert untidy(figure) == []
+    assert any(text.get_text() == "idle: cross-DC latency" for text in texts_of(figure))
+
+
+@pytest.mark.parametrize("p", [4, 16])
+def test_schedule_picture_is_tidy_on_a_phone(p: int) -> None:
+    assert untidy(laid_out(lambda: gantt_figure(answered(p), width_in=PHONE_IN))) == []
+
+
+@pytest.mark.parametrize("p", SIZES)
+def test_memory_picture_is_tidy(p: int) -> None:
+    assert untidy(laid_out(lambda: memory_figure(answered(p)))) == []
+
+
+@pytest.mark.parametrize("width_in", [None, PHONE_IN])
+@pytest.mark.parametrize("p", SIZES)
+def test_lines_are_tidy(p: int, width_in: float | None) -> None:
+    figure = laid_out(lambda: sweep_lines_figure(linked(p, 12, 9), width_in=width_in))
+    assert untidy(figure) == []
+    assert any("(knee 100 Gbit/s, hides 3 ms)" in text.get_text() for text in texts_of(figure))
+
+
+@pytest.mark.parametrize(("p", "bandwidths", "latencies"), [(4, 7, 5), (16, 16, 12), (64, 30, 20)])
+@pytest.mark.parametrize("width_in", [9.5, PHONE_IN])
+def test_map_is_tidy(p: int, bandwidths: int, latencies: int, width_in: float) -> None:
+    assert untidy(laid_out(lambda: sweep_map_figure(linked(p, bandwidths, latencies), width_in))) == []

@@ -1,0 +1,172 @@
+"""Why ranks idle: every idle interval of a Timeline gets one cause.
+
+The rule is that of the constraint that held the next action back longest. Where several did one after another, the
+interval is cut: going back from the action along what it waited for, and what that waited for, on whichever rank
+(``chain``), each moment belongs to what the chain did then. This refinement is this tool's own.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+from tracetool.causes.chain import Chains, Piece, Place
+from tracetool.model.action import ActionKind
+from tracetool.model.idle import CAUSES, Cause, Idle
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+
+    from tracetool.model.action import Action
+    from tracetool.model.timeline import Op, Timeline, Transfer
+    from tracetool.model.topology import Topology
+    from tracetool.replay import Replayed
+
+
+def idle_intervals(
+    timeline: Timeline,
+    topology: Topology,
+    *,
+    memory_limited: bool = False,
+    blocking: bool = True,
+    overlapping: Collection[Action] = (),
+) -> tuple[Idle, ...]:
+    """Every idle time of every rank within the pipeline window, cut by cause.
+
+    What a chain did at a moment says the cause:
+
+    * Another rank computed: ``fill`` until the rank's first backward (ahead of its first action, and while the first
+      microbatches go down the pipeline and come back), ``drain`` after its last forward, ``dependency`` in between.
+      After a rank's last action the chain is the one that ends the window. Equal stages without delays leave nothing
+      to ``dependency``: of 1F1B, rank r of p has r f + (p-1-r) b of fill and r b + (p-1-r) f of drain.
+    * A message was on its way over a link (``cross_dc_latency``), or occupied it or waited for it to be free
+      (``cross_dc_bandwidth``).
+    * A message moved inside a DC, or was behind another one on a communicator (``channel``).
+    * None of these (``host``): the action, or a message, came later than anything explains. Never so in a replay.
+    * ``memory``, in a schedule whose depth memory limited, whatever else the chain did: while a later forward of the
+      rank had its input and did not run, in gaps whose chain was on a link at some time. Memory for one more microbatch
+      would have filled these, and hidden the link.
+
+    Args:
+        timeline: Observed or replayed.
+        topology: With the links that its messages name, as they were replayed.
+        memory_limited: Whether a memory limit cut the schedule's depth.
+        blocking: Whether computes wait for the sends ahead of them (``grouped`` transfers). Only in observed Timelines
+            it matters: in a replay each message that held an action back ends just when that starts.
+        overlapping: Actions that run as one with a neighbour (``Schedule.overlapping``).
+
+    Returns:
+        By rank, then by start; neighbours differ in cause or in the action held back. Per rank they sum to window minus
+        compute, to the ns.
+    """
+    if not timeline.computes():
+        return ()
+    chains = Chains(timeline, topology, blocking=blocking, overlapping=overlapping)
+    end_ns = chains.op(chains.last).end_ns
+    found: list[Idle] = []
+    for rank, order in enumerate(chains.orders):
+        phases = _Phases(order)
+        now = chains.start_ns
+        for at in range(len(order) + 1):
+            held = order[at] if at < len(order) else None
+            until = held.start_ns if held else end_ns
+            if until > now:
+                pieces = list(_gap(chains, Place(rank, at) if held else None, now))
+                lacks = _room_lacks_from(chains, rank, at) if memory_limited and _crosses(pieces) else None
+                found += _merged(pieces, rank, held, phases.of(at), lacks)
+            now = max(now, held.end_ns) if held else now
+    return tuple(found)
+
+
+def critical_path(
+    timeline: Timeline, topology: Topology, *, blocking: bool = True, overlapping: Collection[Action] = ()
+) -> tuple[Piece, ...]:
+    """The chain that ends the window: what each moment of it was spent with, from its start on and without holes.
+
+    Args:
+        timeline: As for ``idle_intervals``, like the others.
+        topology: Likewise.
+        blocking: Likewise.
+        overlapping: Likewise.
+    """
+    chains = Chains(timeline, topology, blocking=blocking, overlapping=overlapping)
+    return tuple(chains.until(None))[::-1]
+
+
+def idles_of(replayed: Replayed, *, memory_limited: bool = False) -> tuple[Idle, ...]:
+    """``idle_intervals`` of a replay.
+
+    Args:
+        replayed: What was replayed.
+        memory_limited: Whether a memory limit cut the depth of its schedule.
+    """
+    return idle_intervals(
+        replayed.timeline,
+        replayed.topology,
+        memory_limited=memory_limited,
+        overlapping=replayed.schedule.overlapping(),
+    )
+
+
+def idle_by_cause(idles: Iterable[Idle], ranks: int) -> dict[Cause, tuple[int, ...]]:
+    """Idle time in ns of each pipeline rank by cause: every cause, in the order of ``CAUSES``."""
+    sums = {cause: [0] * ranks for cause in CAUSES}
+    for idle in idles:
+        sums[idle.cause][idle.rank] += idle.duration_ns
+    return {cause: tuple(rank_ns) for cause, rank_ns in sums.items()}
+
+
+class _Phases:
+    """Where a rank's gaps are: in the filling of the pipeline, in its draining or in between."""
+
+    def __init__(self, order: Sequence[Op]) -> None:
+        ends = len(order)
+        self._first_backward = next((at for at, op in enumerate(order) if op.kind is not ActionKind.FORWARD), ends)
+        self._last_forward = max((at for at, op in enumerate(order) if op.kind is ActionKind.FORWARD), default=ends)
+
+    def of(self, at: int) -> Cause:
+        """The cause of computes elsewhere, in the gap ahead of an action by its position."""
+        if at <= self._first_backward:
+            return Cause.FILL
+        return Cause.DRAIN if at > self._last_forward else Cause.DEPENDENCY
+
+
+def _gap(chains: Chains, place: Place | None, since_ns: int) -> Iterator[Piece]:
+    """The chain within a gap, latest first."""
+    for piece in chains.until(place):
+        yield piece._replace(start_ns=max(piece.start_ns, since_ns))
+        if piece.start_ns <= since_ns:
+            return
+
+
+def _crosses(pieces: Sequence[Piece]) -> bool:
+    return any(piece.cause in {Cause.CROSS_DC_LATENCY, Cause.CROSS_DC_BANDWIDTH} for piece in pieces)
+
+
+def _room_lacks_from(chains: Chains, rank: int, at: int) -> int | None:
+    """From when a rank's next forward could have run, in the gap ahead of an earlier action; None if it could not."""
+    order = chains.orders[rank]
+    forward = next((n for n in range(at, len(order)) if order[n].kind is ActionKind.FORWARD), at)
+    if forward == at:
+        return None
+    return chains.ready_ns(Place(rank, forward), at)
+
+
+def _merged(
+    pieces: Sequence[Piece], rank: int, held: Op | None, phase: Cause, room_lacks_from_ns: int | None
+) -> list[Idle]:
+    """Idle intervals of the pieces of one gap, latest first; neighbours of one cause are one."""
+    told: list[tuple[Cause, int, int, Transfer | None]] = []
+    for piece in reversed(pieces):
+        cause = piece.cause or phase
+        cut = piece.end_ns if room_lacks_from_ns is None else room_lacks_from_ns
+        cut = min(max(cut, piece.start_ns), piece.end_ns)
+        told += [(cause, piece.start_ns, cut, piece.transfer), (Cause.MEMORY, cut, piece.end_ns, piece.transfer)]
+    merged = []
+    for cause, of_cause in groupby((part for part in told if part[1] < part[2]), key=itemgetter(0)):
+        parts = list(of_cause)
+        sent = [part for part in parts if part[3] is not None]
+        longest = max(sent, key=lambda part: part[2] - part[1])[3] if sent else None
+        merged.append(Idle(rank, parts[0][1], parts[-1][2], cause, held, longest))
+    return merged

@@ -1,0 +1,299 @@
+"""What held an action back, step by step back in time: computes of ranks, and the ways of messages between them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+from tracetool.model.action import GRADIENT_KINDS, Action, ActionKind
+from tracetool.model.idle import Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from tracetool.model.timeline import Op, Timeline, Transfer
+    from tracetool.model.topology import Topology
+
+
+class Piece(NamedTuple):
+    """What a chain did for some time.
+
+    Attributes:
+        start_ns: From when.
+        end_ns: Until when.
+        cause: What the action after it waited for, if that was no compute.
+        op: The compute; else the action that waited.
+        transfer: The message whose way it was, if it was one.
+    """
+
+    start_ns: int
+    end_ns: int
+    cause: Cause | None
+    op: Op
+    transfer: Transfer | None = None
+
+
+class Place(NamedTuple):
+    """An action by its rank and its position in the rank's order."""
+
+    rank: int
+    at: int
+
+
+class _Way(NamedTuple):
+    """What was between an action and what it waited for: the pieces, latest first; and the action it waited for."""
+
+    pieces: tuple[Piece, ...]
+    after: Place | None
+
+
+class Chains:
+    """What each action of a Timeline waited for.
+
+    That is the message it needs, the action before it on its rank or, where computes wait for sends, a message that its
+    rank sent just ahead of it: whichever was over last, the message that it needs where several were. Back in time a
+    message was
+
+    * moving inside a DC, or beside its link (copies and launch take their time there too);
+    * on a link: on its way (latency), occupying it, or waiting for it to be free;
+    * not posted yet on the side that came last. That side came from its rank's compute, or was behind another message
+      on the rank's communicator. Then the message waited for that since it could have started.
+
+    What is left of a gap nothing explains: the host came late.
+
+    Args:
+        timeline: Observed or replayed.
+        topology: With the links that its messages name.
+        blocking: Whether computes wait for what their rank sent just ahead of them.
+        overlapping: Actions that run as one with a neighbour: both wait for the inputs of both, and end together.
+
+    Attributes:
+        orders: Per rank, its computes as they ran.
+        start_ns: Start of the pipeline window.
+        last: The action that ends the window.
+    """
+
+    def __init__(
+        self, timeline: Timeline, topology: Topology, *, blocking: bool, overlapping: Collection[Action]
+    ) -> None:
+        computes = sorted(timeline.computes(), key=lambda op: op.start_ns)
+        self.orders: list[list[Op]] = [[] for _ in timeline.global_ranks]
+        for op in computes:
+            self.orders[op.rank].append(op)
+        self.start_ns = computes[0].start_ns
+        self.last = max(
+            (Place(rank, len(order) - 1) for rank, order in enumerate(self.orders) if order),
+            key=lambda place: (self.op(place).end_ns, -place.rank),
+        )
+        self._ends = [[op.end_ns for op in order] for order in self.orders]
+        self._units = _units(self.orders, overlapping)
+        self._messages = _Messages(timeline.transfers, topology, len(self.orders), blocking=blocking)
+        self._makers = {
+            (op.stage, op.kind is ActionKind.FORWARD, op.microbatch): Place(rank, at)
+            for rank, order in enumerate(self.orders)
+            for at, op in enumerate(order)
+            if op.kind is ActionKind.FORWARD or op.kind in GRADIENT_KINDS
+        }
+        self._ways: dict[Place, _Way] = {}
+
+    def op(self, place: Place) -> Op:
+        """The action at a place."""
+        return self.orders[place.rank][place.at]
+
+    def until(self, place: Place | None) -> Iterator[Piece]:
+        """What went on until an action began, latest first and without holes, back to the start of the window.
+
+        Args:
+            place: The action; None for the end of the window.
+        """
+        now = self.op(place or self.last).start_ns if place else self.op(self.last).end_ns
+        at = place
+        after: Place | None = None if place else self.last
+        while at is not None or after is not None:
+            if at is not None:
+                way = self._way(at)
+                after = way.after
+                for piece in way.pieces:
+                    # Clocks of ranks may differ a little: what seems to be later than what waited for it is cut off.
+                    if piece.start_ns < now:
+                        yield piece._replace(end_ns=now)
+                        now = piece.start_ns
+            if after is not None and self.op(after).start_ns < now:
+                yield Piece(self.op(after).start_ns, now, None, self.op(after))
+                now = self.op(after).start_ns
+            at, after = after, None
+
+    def _way(self, place: Place) -> _Way:
+        way = self._ways.get(place)
+        if way is None:
+            way = self._ways[place] = self._find_way(place)
+        return way
+
+    def _find_way(self, place: Place) -> _Way:
+        op = self.op(place)
+        before = Place(place.rank, place.at - 1) if place.at else None
+        floor = self.op(before).end_ns if before else self.start_ns
+        held, over_ns = self._held_by(place, floor)
+        back = _Backwards(op)
+        if held is not None and (over_ns > floor or held.end_ns == op.start_ns):
+            back.since(over_ns, Cause.HOST)
+            after = self._through(held, place, back)
+            if after is not None and _ran_before(self.op(after), op):
+                back.since(self.op(after).end_ns, Cause.HOST)
+                return _Way(tuple(back.pieces), after)
+        back.since(floor, Cause.HOST)
+        return _Way(tuple(back.pieces), before)
+
+    def _held_by(self, place: Place, floor: int) -> tuple[Transfer | None, int]:
+        """The message that an action waited for to the last, and when that was over; its input where several were."""
+        op = self.op(place)
+        first, last = self._units.get(place, (place, place))
+        inputs = [self.input(self.orders[place.rank][at]) for at in range(first.at, last.at + 1)]
+        held = [(t, min(t.end_ns, op.start_ns)) for t in inputs if t is not None]
+        if op.start_ns > floor:
+            sent = self._messages.sent(place.rank, floor, op.start_ns)
+            held += [(t, over) for t, over in sent if over <= op.start_ns]
+        return max(held, key=itemgetter(1), default=(None, floor))
+
+    def input(self, op: Op) -> Transfer | None:
+        """The message from another rank that an action needs, if it needs one."""
+        if op.kind is ActionKind.RECOMPUTE:
+            return None
+        key = op.stage, op.kind is ActionKind.FORWARD, op.microbatch
+        if op.kind is ActionKind.BACKWARD_WEIGHT and key in self._makers:
+            return None  # its I had it
+        return self._messages.to.get(key)
+
+    def ready_ns(self, place: Place, ahead_of: int) -> int | None:
+        """When an action's input was on its rank; None if it was not there ahead of the action at a position."""
+        op = self.op(place)
+        message = self.input(op)
+        if message is not None:
+            return message.end_ns
+        step = -1 if op.kind is ActionKind.FORWARD else 1
+        maker = self._makers.get((op.stage + step, op.kind is ActionKind.FORWARD, op.microbatch))
+        return None if maker is not None and maker.at >= ahead_of else self.start_ns
+
+    def _through(self, held: Transfer, place: Place, back: _Backwards) -> Place | None:
+        """Go back along a message's way; the action that it waited for, None if there is none."""
+        self._messages.move(held, back, arrives=held.dst_rank == place.rank)
+        sent, received = held.send_posted_ns, held.recv_posted_ns
+        if received > sent:
+            computed = self._ended(held.dst_rank, received, self.op(place).start_ns)
+            end = self.op(computed).end_ns if computed else self.start_ns
+            freed, other = self._messages.freed(held.dst_rank, received)
+            if freed <= end and end > sent:
+                back.since(end, Cause.HOST)
+                return computed
+            back.since(max(freed, sent), Cause.HOST)
+            back.since(sent, Cause.CHANNEL, other)
+        maker = self._makers.get((held.src_stage, held.kind is ActionKind.FORWARD, held.microbatch))
+        if maker is None:
+            return None
+        _, maker = self._units.get(maker, (maker, maker))
+        end = self.op(maker).end_ns
+        freed, other = self._messages.freed(held.src_rank, sent)
+        if freed > end:
+            back.since(freed, Cause.HOST)
+            back.since(end, Cause.CHANNEL, other)
+        return maker
+
+    def _ended(self, rank: int, now: int, begun_ns: int) -> Place | None:
+        """The last action of a rank that had ended, of those that had begun before a moment (some take no time)."""
+        at = bisect_right(self._ends[rank], now) - 1
+        while at >= 0 and self.orders[rank][at].start_ns >= begun_ns:
+            at -= 1
+        return Place(rank, at) if at >= 0 else None
+
+
+def _ran_before(after: Op, op: Op) -> bool:
+    """Whether an action can have waited for another one: it cannot where clocks of ranks differ too much."""
+    return after.start_ns < op.start_ns or after.end_ns <= op.start_ns
+
+
+def _units(orders: list[list[Op]], overlapping: Collection[Action]) -> dict[Place, tuple[Place, Place]]:
+    """First and last action of each pair that runs as one, by either of them."""
+    units = {}
+    for rank, order in enumerate(orders) if overlapping else ():
+        mine = [at for at, op in enumerate(order) if Action(op.stage, op.kind, op.microbatch) in overlapping]
+        for first, last in zip(mine[::2], mine[1::2], strict=True):
+            pair = Place(rank, first), Place(rank, last)
+            units |= dict.fromkeys(pair, pair)
+    return units
+
+
+class _Backwards:
+    """Collects the pieces ahead of an action, latest first and without holes."""
+
+    def __init__(self, op: Op) -> None:
+        self.pieces: list[Piece] = []
+        self._op = op
+        self._now = op.start_ns
+
+    def since(self, start_ns: int, cause: Cause, transfer: Transfer | None = None) -> None:
+        """Say what went on from a moment until what was said before."""
+        if start_ns < self._now:
+            self.pieces.append(Piece(start_ns, self._now, cause, self._op, transfer))
+            self._now = start_ns
+
+
+class _Messages:
+    """The messages of a Timeline: who needs them, when they move, and when they let others pass.
+
+    Attributes:
+        to: Messages by the stage that needs them, whether they are activations, and microbatch.
+    """
+
+    def __init__(self, transfers: Collection[Transfer], topology: Topology, ranks: int, *, blocking: bool) -> None:
+        self._links = {link.name: link for link in topology.links}
+        self.to = {(t.dst_stage, t.kind is ActionKind.FORWARD, t.microbatch): t for t in transfers}
+        self._sends: list[list[tuple[int, Transfer]]] = [[] for _ in range(ranks)]
+        self._frees: list[list[tuple[int, int, Transfer]]] = [[] for _ in range(ranks)]
+        for t in transfers:
+            left, arrives = self._legs(t)
+            ready = [max(t.send_posted_ns, t.recv_posted_ns)] if t.link else []
+            if blocking:
+                self._sends[t.src_rank].append((t.send_posted_ns, t))
+            copied = t.send_posted_ns + t.end_ns - arrives
+            self._frees[t.src_rank] += [(at, t.send_posted_ns, t) for at in (copied, left, *ready)]
+            self._frees[t.dst_rank] += [(at, t.recv_posted_ns, t) for at in (t.end_ns, *ready)]
+        for rank in range(ranks):
+            self._sends[rank].sort(key=itemgetter(0))
+            self._frees[rank].sort(key=itemgetter(0, 1))
+
+    def _legs(self, transfer: Transfer) -> tuple[int, int]:
+        """When a message had left its link, and when it was through the latency; inside a DC its end and its start."""
+        link = self._links.get(transfer.link or "")
+        if link is None:
+            return transfer.end_ns, transfer.start_ns
+        left = min(transfer.end_ns, transfer.start_ns + link.occupancy_ns(transfer.payload_bytes or 0))
+        return left, min(transfer.end_ns, left + link.latency_ns)
+
+    def sent(self, rank: int, since_ns: int, until_ns: int) -> Iterator[tuple[Transfer, int]]:
+        """What a rank posted to be sent within some time, and when each had left it."""
+        sends = self._sends[rank]
+        first = bisect_left(sends, since_ns, key=itemgetter(0))
+        for _, transfer in sends[first : bisect_right(sends, until_ns, key=itemgetter(0))]:
+            yield transfer, self._legs(transfer)[0]
+
+    def freed(self, rank: int, now: int) -> tuple[int, Transfer | None]:
+        """When a message last let what its rank posted after it pass, for what was posted at a moment; and which."""
+        frees = self._frees[rank]
+        for at in range(bisect_right(frees, now, key=itemgetter(0)) - 1, -1, -1):
+            moment, posted, transfer = frees[at]
+            if posted < now:
+                return moment, transfer
+        return -1, None
+
+    def move(self, transfer: Transfer, back: _Backwards, *, arrives: bool) -> None:
+        """Go back from the end of a message to when both sides were there; from where it left, for its sender."""
+        left, underway = self._legs(transfer)
+        ready = max(transfer.send_posted_ns, transfer.recv_posted_ns)
+        if transfer.link is None:
+            back.since(min(transfer.start_ns, ready), Cause.CHANNEL, transfer)
+            return
+        if arrives:
+            back.since(underway, Cause.CHANNEL, transfer)
+            back.since(left, Cause.CROSS_DC_LATENCY, transfer)
+        back.since(min(transfer.start_ns, ready), Cause.CROSS_DC_BANDWIDTH, transfer)

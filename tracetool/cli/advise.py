@@ -1,0 +1,176 @@
+"""tracetool advise: which schedule to run over these links, what binds, and what more of it would buy."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+from click.core import ParameterSource
+
+from tracetool.cli.output import JSON, PATHS, QUIET, ProgressBar, next_step, path_or_url
+from tracetool.cli.question import Words, ask, question_options
+from tracetool.errors import ScenarioError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from typing import Unpack
+
+    from tracetool.advise.cotune import OtherSizes
+    from tracetool.advise.plans import Plan
+    from tracetool.costs.rescaled import Batch
+
+
+@click.command()
+@PATHS
+@click.option(
+    "--schedule",
+    metavar="NAME,...",
+    help="Schedules to choose among; default: all but optimal. 'tracetool schedules' lists them.",
+)
+@question_options
+@click.option(
+    "--co-tune", is_flag=True, help="Also other micro-batch sizes and sequence lengths for geopipe, at equal tokens."
+)
+@click.option("--mbs", type=click.IntRange(1), metavar="N", help="--co-tune: sequences of a recorded microbatch.")
+@click.option("--seq", type=click.IntRange(1), metavar="N", help="--co-tune: tokens of a recorded sequence.")
+@click.option(
+    "--hidden", type=click.IntRange(1), metavar="N", help="--co-tune: hidden size; default: from the messages' size."
+)
+@click.option(
+    "--also",
+    type=path_or_url,
+    metavar="RUN_OR_TRACES",
+    help="--co-tune: a recording of the same stages with other microbatches; what grows is fitted to both.",
+)
+@click.option("--also-mbs", type=click.IntRange(1), metavar="N", help="Sequences of its microbatch; default: --mbs.")
+@click.option("--also-seq", type=click.IntRange(1), metavar="N", help="Tokens of its sequences; default: --seq.")
+@click.option("-v", "--verbose", is_flag=True, help="Also list every schedule tried, and those refused.")
+@JSON
+@QUIET
+def advise(
+    paths: tuple[Path, ...],
+    schedule: str | None,
+    mbs: int | None,
+    seq: int | None,
+    hidden: int | None,
+    also: Path | None,
+    also_mbs: int | None,
+    also_seq: int | None,
+    *,
+    co_tune: bool,
+    verbose: bool,
+    as_json: bool,
+    quiet: bool,
+    **words: Unpack[Words],
+) -> None:
+    """Say which schedule to run over a link, what binds, and what more would buy.
+
+    Every schedule is replayed over the links, with transfers as the trace shows them and per edge. Recommended is the
+    best of those whose predictions were compared with recorded steps; what may be better is listed apart.
+
+    \b
+    Examples:
+      tracetool advise x.run --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms --hbm 80GiB
+      tracetool advise traces/ --dc 0-1,2-3 --link dc0-dc1=100Gbit/s,2ms --schedule 1f1b,geopipe --json
+      tracetool advise x.run --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms --co-tune --mbs 1 --seq 2048
+    """
+    from tracetool.advise import advise as find_advice
+    from tracetool.advise import no_links
+    from tracetool.advise.cotune import co_tune as find_sizes
+    from tracetool.cli.values import parse_names
+    from tracetool.costs.rescaled import Batch
+    from tracetool.reports.advice import render_json
+    from tracetool.reports.advice_text import render_text
+    from tracetool.schedules import SCHEDULES
+
+    if not words["link"]:
+        raise no_links()
+    names = None if schedule is None else parse_names(schedule)
+    for name in names or ():
+        if not name.startswith("csv:"):
+            SCHEDULES.get(name)
+    sizes = _sizes(mbs, seq, co_tune=co_tune, others=(hidden, also, also_mbs, also_seq))
+    question = ask(paths, words, quiet=quiet)
+    other = None
+    if sizes is not None and also is not None:
+        other = _other_sizes(also, Batch(also_mbs or sizes.sequences, also_seq or sizes.length), quiet=quiet)
+    tuning = None
+    with _busy("replaying", quiet=quiet):
+        advice = find_advice(question.found, question.scenario, names)
+        if sizes is not None:
+            tuning = find_sizes(question.found, question.scenario, sizes, hidden=hidden, also=other)
+    facts = question.facts()
+    if as_json:
+        click.echo(render_json(advice, facts, tuning).decode(), nl=False)
+        return
+    click.echo(render_text(advice, facts, tuning, verbose=verbose).decode(), nl=False)
+    next_step(_replay_of(advice.best or advice.asked.plans[0], question.name), quiet=quiet)
+
+
+@contextmanager
+def _busy(what: str, *, quiet: bool) -> Iterator[None]:
+    """Say on a terminal that something takes its time."""
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(what):
+        yield
+
+
+def _sizes(mbs: int | None, seq: int | None, *, co_tune: bool, others: tuple[object, ...]) -> Batch | None:
+    """What a recorded microbatch is made of, if other sizes are asked for.
+
+    Raises:
+        ScenarioError: If that is not said, or said without --co-tune.
+    """
+    if not co_tune:
+        if any(value is not None for value in (mbs, seq, *others)):
+            raise ScenarioError(
+                "--mbs, --seq, --hidden and --also are about other sizes of a microbatch.", hint="add --co-tune"
+            )
+        return None
+    if mbs is None or seq is None:
+        raise ScenarioError(
+            "a trace does not tell the sizes of its microbatches, which --co-tune needs.",
+            hint="add --mbs and --seq of the recording, as in --mbs 1 --seq 2048",
+        )
+    from tracetool.costs.rescaled import Batch
+
+    return Batch(mbs, seq)
+
+
+def _other_sizes(also: Path, batch: Batch, *, quiet: bool) -> OtherSizes:
+    from tracetool.advise.cotune import OtherSizes
+    from tracetool.reconstruct import reconstruct
+    from tracetool.runs import open_run
+
+    with ProgressBar(quiet=quiet) as progress:
+        run = open_run([also], progress)
+    return OtherSizes(reconstruct(run).pipeline, batch)
+
+
+def _replay_of(plan: Plan, name: str) -> str:
+    """The command that draws a plan, with the shared options that were given."""
+    context = click.get_current_context()
+    words = ["tracetool", "replay", name, "--schedule", plan.way.schedule]
+    if plan.result.extra_forwards is not None:
+        words += ["--extra-forwards", ",".join(map(str, plan.result.extra_forwards))]
+    if plan.way.p2p is not None:
+        words += ["--p2p", plan.way.p2p]
+    for option in context.command.params:
+        given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+        if not given or option.name not in Words.__annotations__:
+            continue
+        value = context.params[option.name]
+        if isinstance(option, click.Option) and option.is_flag:
+            words.append(option.opts[0])
+            continue
+        for each in value if isinstance(value, tuple) else (value,):
+            words += [option.opts[0], str(each)]
+    return f"{shlex.join(words)} -o gantt.png"

@@ -1,0 +1,80 @@
+"""tracetool explain: why does a step take as long as it does, and what would removing each cause give?"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+import click
+
+from tracetool.cli.output import JSON, PATHS, QUIET, next_step
+from tracetool.cli.question import Words, ask, question_options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Unpack
+
+
+@click.command()
+@PATHS
+@click.option(
+    "--schedule",
+    metavar="NAME",
+    help="Schedule to explain; default: the observed order, as it was recorded or over the links given.",
+)
+@question_options
+@click.option(
+    "--extra-forwards", metavar="N,N,...", help="geopipe: warm-up forwards per rank; default: chosen for you."
+)
+@click.option(
+    "--chunks",
+    type=click.IntRange(2, 64),
+    metavar="V",
+    help="Stages per rank to cut one into, for schedules of several (hanayo: twice the waves); default: 2.",
+)
+@click.option("--time-limit", default="30s", show_default=True, metavar="30s", help="optimal: how long to search.")
+@JSON
+@QUIET
+def explain(
+    paths: tuple[Path, ...],
+    schedule: str | None,
+    extra_forwards: str | None,
+    chunks: int | None,
+    time_limit: str,
+    *,
+    as_json: bool,
+    quiet: bool,
+    **words: Unpack[Words],
+) -> None:
+    """Explain a step: its critical path, why ranks idle, and what removing each cause would give (replayed).
+
+    \b
+    Examples:
+      tracetool explain x.run
+      tracetool explain x.run --schedule 1f1b --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms
+      tracetool explain x.run --schedule geopipe --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms --hbm 16GiB --json
+    """
+    from tracetool.cli.values import parse_counts
+    from tracetool.explain import explain as why
+    from tracetool.reports.explanation import render_json
+    from tracetool.reports.explanation_text import render_text
+    from tracetool.reports.text import terminal_width
+    from tracetool.units import parse_duration_ns
+
+    time_limit_s = parse_duration_ns(time_limit) / 1e9
+    question = ask(paths, words, quiet=quiet)
+    explained = why(
+        question.found,
+        schedule,
+        question.scenario,
+        extra_forwards=parse_counts(extra_forwards) if extra_forwards else None,
+        chunks=chunks,
+        time_limit_s=time_limit_s,
+    )
+    facts = question.facts()
+    form = render_json(explained, facts) if as_json else render_text(explained, facts, terminal_width())
+    click.echo(form.decode(), nl=False)
+    if not as_json:
+        typed = click.get_current_context().obj
+        again = [word for word in typed[typed.index("explain") + 1 :] if word not in {"-q", "--quiet"}]
+        next_step(shlex.join(["tracetool", "replay", *again, "-o", "gantt.png"]), quiet=quiet)

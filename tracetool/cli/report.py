@@ -1,0 +1,108 @@
+"""tracetool report: the whole answer as one HTML page."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tracetool.cli.output import FORCE, JSON, PATHS, QUIET, next_step, write_file
+from tracetool.cli.question import Words, ask, question_options
+from tracetool.cli.targets import report_targets
+from tracetool.paths import is_local
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from tracetool.cli.question import Question
+    from tracetool.reconstruct import Reconstruction
+
+_USUAL = ("1f1b", "geopipe", "gpipe", "zb-h1", "interleaved")
+"""Those whose error of prediction has been seen; where one does not fit the recording, the page says why."""
+
+
+@click.command()
+@PATHS
+@click.option(
+    "--schedule",
+    metavar="NAME,...",
+    help="Schedules to compare; default: the usual ones for what was recorded (see 'tracetool schedules').",
+)
+@question_options
+@click.option("--baseline", default="1f1b", show_default=True, metavar="NAME", help="Schedule to compare with.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Where to; default: x.html of x.run."
+)
+@FORCE
+@JSON
+@QUIET
+def report(
+    paths: tuple[Path, ...],
+    schedule: str | None,
+    baseline: str,
+    output: Path | None,
+    *,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+    **words: Unpack[Words],
+) -> None:
+    """Write a page: which schedule is best, by how much, why, and how far to trust it.
+
+    One file that needs no network and no scripts. More options: 'tracetool replay ... -o report.html'.
+
+    \b
+    Examples:
+      tracetool report x.run --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms --hbm 80GiB -o report.html
+      tracetool report traces/ --schedule 1f1b,geopipe,csv:mine.csv
+    """
+    from tracetool.cli.values import check_schedules, parse_names
+    from tracetool.reports.verdict import verdict
+    from tracetool.reports.written import render_json, written_info
+    from tracetool.whatif import answer
+
+    path = output or default_name(paths)
+    ((path, form),) = report_targets([path], force=force)
+    names = None if schedule is None else parse_names(schedule)
+    check_schedules([*(names or ()), baseline])
+    question = ask(paths, words, quiet=quiet)
+    found = answer(question.found, names or usual_schedules(question.found), question.scenario, baseline=baseline)
+    data = form.render(found, question.facts(), path.suffix.lower())
+    write_file(path, data, force=force)
+    if as_json:
+        click.echo(render_json(written_info(found, question.facts(), path, len(data))), nl=False)
+        return
+    click.echo(f"{verdict(found).headline}\nwrote {path} ({len(data):,} bytes)")
+    next_step(_after(question, paths, path), quiet=quiet)
+
+
+def default_name(paths: tuple[Path, ...]) -> Path:
+    """The page's name, by the Run or the traces: ``x.html`` in the current folder for ``runs/x.run``."""
+    one = paths[0] if len(paths) == 1 else paths[0].parent
+    name = one.resolve().name if is_local(one) else one.name
+    return Path(f"{name.split('.')[0] or name.strip('.') or 'report'}.html")
+
+
+def usual_schedules(found: Reconstruction) -> list[str]:
+    """Schedules worth a look for what was recorded: for several stages per rank those that are placed alike."""
+    from tracetool.schedules import SCHEDULES
+    from tracetool.schedules.recognise import recognise
+
+    observed = found.pipeline.observed
+    if observed.shape.chunks == 1:
+        return [*([] if recognise(observed) else ["observed"]), *_USUAL]
+    kinds = [SCHEDULES.get(name) for name in SCHEDULES.names()]
+    alike = [k.name for k in kinds if k.least_chunks > 1 and k.placement == observed.shape.placement]
+    return ["observed", *alike]
+
+
+def _after(question: Question, paths: tuple[Path, ...], path: Path) -> str:
+    """Without links the page answers only half of what it is for; with them, it is to be read."""
+    ranks = len(question.found.observed.global_ranks)
+    if question.scenario.topology.links or ranks < 2:
+        return f"python3 -m webbrowser -t {shlex.quote(str(path))}"
+    half = f"0-{ranks // 2 - 1},{ranks // 2}-{ranks - 1}"
+    named = shlex.join(map(str, paths))
+    return f"tracetool report {named} --dc {half} --link dc0-dc1=25Gbit/s,10ms --hbm 80GiB --force"

@@ -1,0 +1,140 @@
+"""Collectives whose group crosses data centres (DCs): rings over the links, in place of what was measured inside one.
+
+Large collectives of NCCL and HCCL run round a ring that enters each DC once, so a ring over k DCs has k edges over
+links (two for two DCs, one each way). Of a tensor of V bytes over n ranks, each edge carries V (n - 1) / n in an
+all-gather or reduce-scatter, where every part makes n - 1 hops, and twice that in an all-reduce, whose parts make
+2 (n - 1) hops (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009). Parts move at the same time, so
+the link of an edge is occupied for its bytes over its bandwidth; the hops of a part over links pay their latencies one
+after another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tracetool.errors import ScenarioError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from tracetool.model.collective import CollectiveUse
+    from tracetool.model.pipeline import Pipeline
+    from tracetool.model.topology import Link, Topology
+
+_ROUNDS = {"allreduce": 2, "allgather": 1, "reducescatter": 1}
+_CHAINS = ("broadcast", "reduce", "gather", "scatter")
+
+
+@dataclass(frozen=True, slots=True)
+class OverLinks:
+    """What a collective takes over links.
+
+    Attributes:
+        links: Names of the links it uses.
+        occupied_ns: How long it occupies the slowest of them.
+        latency_ns: What it waits for their latencies.
+        own_ns: What it takes inside a DC.
+    """
+
+    links: tuple[str, ...]
+    occupied_ns: int
+    latency_ns: int
+    own_ns: int
+
+    @property
+    def duration_ns(self) -> int:
+        """Its time if nobody else uses the links."""
+        return max(self.own_ns, self.occupied_ns) + self.latency_ns
+
+
+def places_of(pipeline: Pipeline, topology: Topology) -> dict[int, str]:
+    """DC of global ranks, as far as a topology tells: the pipeline's own, and others of the job."""
+    own = {profile.rank: dc for profile, dc in zip(pipeline.ranks, topology.dcs, strict=False)}
+    return own | dict(topology.rank_dcs)
+
+
+def crossing_uses(pipeline: Pipeline, topology: Topology) -> tuple[CollectiveUse, ...]:
+    """The collectives of a pipeline whose groups sit in several DCs, each kind of them once."""
+    if topology.partial or not topology.dcs:
+        return ()
+    places = places_of(pipeline, topology)
+    in_stages = (use for stage in pipeline.stages for uses in stage.collectives.values() for use in uses)
+    (use for rank in pipeline.ranks for uses in (rank.overlapped, *(p.collectives for p in rank.tail)) for use in uses)
+    in_tails = (use for rank in pipeline.ranks for part in rank.tail for use in part.collectives)
+    beside = (use for rank in pipeline.ranks for use in rank.overlapped)
+    return tuple(
+        use
+        for use in dict.fromkeys((*in_stages, *beside, *in_tails))
+        if len({places[rank] for rank in use.group_ranks if rank in places}) > 1
+    )
+
+
+def over_links(use: CollectiveUse, topology: Topology, places: Mapping[int, str]) -> OverLinks | None:
+    """What a collective takes over the links that its group crosses; None if it crosses none.
+
+    Args:
+        use: The collective.
+        topology: The links.
+        places: DC of global ranks; others are taken to sit with the first of the group.
+
+    Raises:
+        BadTopology: If no links lead from one of the DCs to the next.
+        ScenarioError: If the size of the collective is unknown, or what it does.
+    """
+    seats = [places.get(rank) for rank in use.group_ranks]
+    dcs = list(dict.fromkeys(dc for dc in seats if dc is not None))
+    if topology.partial or len(dcs) < 2:
+        return None
+    operation = re.sub(r"[^a-z]", "", use.operation.lower())
+    members = [seats.count(dc) for dc in dcs]
+    members[0] += seats.count(None)
+    if use.payload_bytes is None:
+        raise ScenarioError("its size is unknown")
+    if "alltoall" in operation:
+        return _all_to_all(use, use.payload_bytes, topology, dcs, members)
+    rounds = next((count for name, count in _ROUNDS.items() if name in operation), None)
+    if rounds is None and not any(operation.endswith(name) for name in _CHAINS):
+        raise ScenarioError("how it moves its bytes is not known")
+    ring = [topology.path(src, dst) for src, dst in zip(dcs, [*dcs[1:], dcs[0]], strict=True)]
+    if rounds is None:
+        # A broadcast or reduce goes down a chain: the ring without its closing edge.
+        edges = [link for edge in ring[:-1] for link in edge]
+        return OverLinks(
+            *_loads((link, use.payload_bytes) for link in edges), sum(k.latency_ns for k in edges), use.own_ns
+        )
+    ranks = len(use.group_ranks)
+    carried = rounds * (ranks - 1) * use.payload_bytes / ranks
+    latency = _longest_way([sum(k.latency_ns for k in edge) for edge in ring], members, rounds * (ranks - 1))
+    return OverLinks(*_loads((link, carried) for edge in ring for link in edge), latency, use.own_ns)
+
+
+def _loads(carried: Iterable[tuple[Link, float]]) -> tuple[tuple[str, ...], int]:
+    """The links used, and how long the one that is busy longest is."""
+    loads: Counter[Link] = Counter()
+    for link, size in carried:
+        loads[link] += round(size)
+    return tuple(link.name for link in loads), max(link.occupancy_ns(size) for link, size in loads.items())
+
+
+def _longest_way(edges_ns: Sequence[int], members: Sequence[int], hops: int) -> int:
+    """The most latency that a part meets on so many hops round the ring, wherever it begins."""
+    ring = [ns for edge, count in zip(edges_ns, members, strict=True) for ns in [*[0] * (count - 1), edge]]
+    laps, rest = divmod(hops, len(ring))
+    return laps * sum(ring) + max(sum((ring + ring)[first : first + rest]) for first in range(len(ring)))
+
+
+def _all_to_all(
+    use: CollectiveUse, payload_bytes: int, topology: Topology, dcs: Sequence[str], members: Sequence[int]
+) -> OverLinks:
+    """Each rank sends the n-th part of its tensor to every other one, straight."""
+    pairs = [
+        (topology.path(src, dst), here * there * payload_bytes / sum(members))
+        for src, here in zip(dcs, members, strict=True)
+        for dst, there in zip(dcs, members, strict=True)
+        if src != dst
+    ]
+    latency = max(sum(link.latency_ns for link in path) for path, _ in pairs)
+    return OverLinks(*_loads((link, size) for path, size in pairs for link in path), latency, use.own_ns)

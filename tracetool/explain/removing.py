@@ -1,0 +1,206 @@
+"""What removing a cause would give: the same order replayed again without it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tracetool.costs.measured import MeasuredCosts
+from tracetool.depth import choose_depth
+from tracetool.errors import ScheduleError, TraceToolError
+from tracetool.metrics import measure
+from tracetool.model.action import ActionKind
+from tracetool.model.idle import Cause
+from tracetool.model.pipeline import ActionCost
+from tracetool.replay import replay
+from tracetool.schedules import build_schedule
+from tracetool.schedules.recognise import recognise
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tracetool.model.pipeline import P2PMode, Pipeline
+    from tracetool.model.scenario import Scenario
+    from tracetool.model.schedule import Schedule
+
+_FREE_BYTES_PER_S = 10**30
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What was replayed.
+
+    Attributes:
+        pipeline: Its costs, stages re-cut where the schedule has them so.
+        schedule: Its order.
+        scenario: The what-if.
+        p2p: How transfers were issued.
+        memory_limited: Whether the memory limit cut the schedule's depth.
+        seen: Whether it is the recording itself that is explained.
+    """
+
+    pipeline: Pipeline
+    schedule: Schedule
+    scenario: Scenario
+    p2p: P2PMode
+    memory_limited: bool
+    seen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What a step takes without a cause.
+
+    Attributes:
+        how: What was replayed instead, or why nothing was.
+        step_ns: The step then; None if nothing was replayed.
+        microbatches: Microbatches of that step.
+    """
+
+    how: str
+    step_ns: int | None = None
+    microbatches: int = 0
+
+
+def remove(cause: Cause, setting: Setting) -> Removal:
+    """Replay without a cause."""
+    try:
+        return _REMOVALS[cause](setting)
+    except TraceToolError as error:
+        return Removal(f"cannot be replayed: {error.message.splitlines()[0]}")
+
+
+def remove_all(setting: Setting) -> Removal:
+    """Replay with free links, a channel per edge, messages that take no time inside DCs, and equal stages."""
+    without = replace(_without_moving(equally_fast(setting)), scenario=_free(setting.scenario))
+    try:
+        return _replayed("all of these at once", without)
+    except TraceToolError as error:
+        return Removal(f"cannot be replayed: {error.message.splitlines()[0]}")
+
+
+def _free(scenario: Scenario) -> Scenario:
+    return replace(scenario, topology=scenario.topology.without_delays(), p2p="per-edge", hbm_bytes=None)
+
+
+def _replayed(how: str, setting: Setting) -> Removal:
+    done = replay(setting.pipeline, setting.schedule, setting.scenario)
+    return Removal(how, measure(done.timeline).step_ns, setting.schedule.shape.microbatches)
+
+
+def _with_links(setting: Setting, how: str, **changes: int) -> Removal:
+    topology = setting.scenario.topology
+    if not topology.links:
+        return Removal("no link is given (--dc, --link)")
+    links = tuple(replace(link, **changes) for link in topology.links)
+    scenario = replace(setting.scenario, topology=replace(topology, links=links))
+    return _replayed(how, replace(setting, scenario=scenario))
+
+
+def _without_latency(setting: Setting) -> Removal:
+    return _with_links(setting, "links with 0 ms latency", latency_ns=0)
+
+
+def _without_occupancy(setting: Setting) -> Removal:
+    return _with_links(setting, "links of unlimited bandwidth", bandwidth_bytes_per_s=_FREE_BYTES_PER_S)
+
+
+def _without_channel(setting: Setting) -> Removal:
+    if setting.p2p == "per-edge":
+        return _replayed("messages inside a DC that take no time", _without_moving(setting))
+    scenario = replace(setting.scenario, p2p="per-edge")
+    return _replayed("a channel per edge (--p2p per-edge)", replace(setting, scenario=scenario))
+
+
+def _without_moving(setting: Setting) -> Setting:
+    stages = [replace(s, forward_transfer_ns=0, backward_transfer_ns=0) for s in setting.pipeline.stages]
+    return replace(setting, pipeline=replace(setting.pipeline, stages=tuple(stages)))
+
+
+def _without_limit(setting: Setting) -> Removal:
+    if not setting.memory_limited:
+        return Removal("no memory limit cut this order")
+    scenario = replace(setting.scenario, hbm_bytes=None)
+    extra, _ = choose_depth(setting.pipeline, setting.schedule.shape, scenario)
+    deeper = build_schedule("geopipe", setting.schedule.shape, extra_forwards=extra)
+    how = f"no HBM limit: geopipe +{','.join(map(str, extra))}"
+    return _replayed(how, replace(setting, schedule=deeper, scenario=scenario))
+
+
+def _without_differences(setting: Setting) -> Removal:
+    return _replayed("all stages and microbatches equally fast", equally_fast(setting))
+
+
+def _without_host(setting: Setting) -> Removal:
+    if not setting.seen:
+        return Removal("a replay has none")
+    return _replayed("the same order, launched in time", setting)
+
+
+def _with_more_microbatches(setting: Setting) -> Removal:
+    schedule = setting.schedule
+    name = schedule.name
+    if name == "observed" or name.startswith("csv"):
+        known = recognise(schedule)
+        if known is None:
+            return Removal("an order without a name cannot be made longer")
+        name = known.name
+    shape = replace(schedule.shape, microbatches=2 * schedule.shape.microbatches)
+    try:
+        longer = build_schedule(name, shape, extra_forwards=schedule.extra_forwards)
+    except ScheduleError as error:
+        return Removal(f"cannot be made longer: {error.message.splitlines()[0]}")
+    return _replayed(f"{shape.microbatches} microbatches", replace(setting, schedule=longer))
+
+
+_REMOVALS: dict[Cause, Callable[[Setting], Removal]] = {
+    Cause.FILL: _with_more_microbatches,
+    Cause.DRAIN: _with_more_microbatches,
+    Cause.DEPENDENCY: _without_differences,
+    Cause.CROSS_DC_LATENCY: _without_latency,
+    Cause.CROSS_DC_BANDWIDTH: _without_occupancy,
+    Cause.CHANNEL: _without_channel,
+    Cause.MEMORY: _without_limit,
+    Cause.HOST: _without_host,
+}
+
+
+def equally_fast(setting: Setting) -> Setting:
+    """The same with one time for all actions of a kind, their mean: as much compute in all, evenly spread.
+
+    Where some stages run the backward whole and others in halves, all take the mean of whole backwards, cut into halves
+    in the measured proportion.
+    """
+    schedule, scenario = setting.schedule, replace(setting.scenario, overlap_ratio=1.0)
+    measured = MeasuredCosts(setting.pipeline, scenario, schedule)
+    by_kind: dict[ActionKind, list[ActionCost]] = {}
+    splitting = {a.stage for order in schedule.orders for a in order if a.kind is ActionKind.BACKWARD_INPUT}
+    for action in (action for order in schedule.orders for action in order):
+        is_whole = action.kind is ActionKind.BACKWARD_WEIGHT and action.stage not in splitting
+        kind = ActionKind.BACKWARD if is_whole else action.kind
+        by_kind.setdefault(kind, []).append(measured.action(action))
+    alone, contended = (_means(by_kind, time) for time in (_alone_ns, _contended_ns))
+    one = {kind: ActionCost(alone[kind], None, None, alone[kind], contended[kind]) for kind in alone}
+    costs = {kind: (cost,) * schedule.shape.microbatches for kind, cost in one.items()}
+    stages = tuple(replace(stage, costs=costs, derived={}, layers=None) for stage in setting.pipeline.stages)
+    return replace(setting, pipeline=replace(setting.pipeline, stages=stages))
+
+
+def _alone_ns(cost: ActionCost) -> int:
+    return cost.duration_ns if cost.uncontended_ns is None else cost.uncontended_ns
+
+
+def _contended_ns(cost: ActionCost) -> int:
+    return max(_alone_ns(cost), cost.contended_ns or 0)
+
+
+def _means(by_kind: dict[ActionKind, list[ActionCost]], time: Callable[[ActionCost], int]) -> dict[ActionKind, int]:
+    totals = {kind: sum(map(time, costs)) for kind, costs in by_kind.items()}
+    means = {kind: round(total / len(by_kind[kind])) for kind, total in totals.items()}
+    whole, inputs, weights = ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
+    if whole in means and inputs in means:
+        halves = totals[inputs] + totals[weights]
+        means[whole] = round((totals[whole] + halves) / (len(by_kind[whole]) + len(by_kind[inputs])))
+        means[inputs] = means[whole] * totals[inputs] // max(1, halves)
+        means[weights] = means[whole] - means[inputs]
+    return means

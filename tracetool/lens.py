@@ -1,0 +1,186 @@
+"""The lens on Runs: DuckDB with one view per table, the views and macros of ``sql/``, and queries that only read."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
+
+from tracetool.errors import BadQuery
+from tracetool.paths import location, make_readable
+from tracetool.tables import TABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    import duckdb
+    import polars as pl
+
+    Parameters = Sequence[object] | Mapping[str, object] | None
+
+T = TypeVar("T")
+_COMMENT = "COMMENT ON "
+_QUERY_MEMORY = "1GB"
+
+
+def connect(folders: Sequence[Path]) -> duckdb.DuckDBPyConnection:
+    """An in-memory DuckDB that reaches no file but those of some folders; ``seal`` takes the rest away.
+
+    Args:
+        folders: Those of the Runs to read.
+    """
+    import duckdb
+
+    connection = duckdb.connect(":memory:")
+    connection.execute("SET python_enable_replacements = false")
+    connection.execute("SET enable_progress_bar = false")
+    connection.execute(f"SET memory_limit = '{_QUERY_MEMORY}'")
+    connection.execute(f"SET allowed_directories = [{', '.join(quoted(location(folder)) for folder in folders)}]")
+    for folder in folders:
+        make_readable(connection, folder)
+    connection.execute("SET enable_external_access = false")
+    connection.execute(sql_text("macros"))
+    return connection
+
+
+def seal(connection: duckdb.DuckDBPyConnection) -> None:
+    """Let no query change the settings any more."""
+    connection.execute("SET lock_configuration = true")
+
+
+def table_sources(folder: Path) -> dict[str, str]:
+    """For each table of a Run, what to select from to read it."""
+    return {name: f"read_parquet({quoted(f'{location(folder)}/{name}/*.parquet')})" for name in TABLES}
+
+
+def make_views(connection: duckdb.DuckDBPyConnection, sources: Mapping[str, str]) -> None:
+    """Make every view in the current schema, without the comments, which take longer to set than most queries."""
+    lines = view_statements(sources).splitlines()
+    connection.execute("\n".join(line for line in lines if not line.startswith(_COMMENT)))
+
+
+def add_comments(connection: duckdb.DuckDBPyConnection) -> None:
+    """Give the views of the current schema, and their columns, their comments."""
+    lines = view_statements(dict.fromkeys(TABLES, "")).splitlines()
+    connection.execute("\n".join(line for line in lines if line.startswith(_COMMENT)))
+
+
+class Lens:
+    """Read-only queries; a subclass has the connection."""
+
+    @property
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        """What queries run on."""
+        raise NotImplementedError
+
+    def query(self, sql: str, parameters: Parameters = None) -> pl.DataFrame:
+        """Run a query over the Run's tables and views.
+
+        Raises:
+            BadQuery: If DuckDB refuses it; its own message is kept.
+        """
+        return self._answer(sql, parameters, lambda relation: cast("pl.DataFrame", relation.pl()))
+
+    def rows(self, sql: str, parameters: Parameters = None) -> list[tuple[Any, ...]]:
+        """Run a query and return its rows as tuples; see :meth:`query`."""
+        return self._answer(sql, parameters, lambda relation: relation.fetchall())
+
+    def records(self, sql: str, parameters: Parameters = None) -> list[dict[str, Any]]:
+        """Run a query and return its rows by column name; see :meth:`query`."""
+
+        def take(relation: duckdb.DuckDBPyRelation) -> list[dict[str, Any]]:
+            columns = relation.columns
+            return [dict(zip(columns, row, strict=True)) for row in relation.fetchall()]
+
+        return self._answer(sql, parameters, take)
+
+    def _answer(self, sql: str, parameters: Parameters, take: Callable[[duckdb.DuckDBPyRelation], T]) -> T:
+        import duckdb
+
+        self._check_statement(sql)
+        try:
+            relation = self.connection.sql(sql, params=parameters or None)
+            if relation is None:
+                raise BadQuery("the statement returns no rows.")
+            return take(relation)
+        except duckdb.Error as error:
+            raise BadQuery(
+                str(error), hint="tracetool sql RUN without a query lists tables, views and columns"
+            ) from error
+
+    def _check_statement(self, sql: str) -> None:
+        import duckdb
+
+        try:
+            statements = self.connection.extract_statements(sql)
+        except duckdb.Error as error:
+            raise BadQuery(str(error)) from error
+        reading = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
+        if len(statements) != 1 or statements[0].type not in reading:
+            raise BadQuery(
+                f"one statement that reads is expected, found {len(statements) or 'none'}"
+                + (f" ({', '.join(s.type.name for s in statements)})" if statements else "")
+                + ".",
+                hint="a Run is read-only: use a single SELECT, or none to list tables and views",
+            )
+
+
+def view_statements(sources: Mapping[str, str], *, tables: Literal["VIEW", "TABLE"] = "VIEW") -> str:
+    """SQL that makes every view, with comments on views and columns.
+
+    Args:
+        sources: For each table, what it selects from.
+        tables: Whether tables are views of that, or copies.
+    """
+    statements = []
+    for name, table in TABLES.items():
+        statements.append(f"CREATE {tables} {name} AS SELECT * FROM {sources[name]};")
+        statements.append(f"COMMENT ON {tables} {name} IS {quoted(table.doc)};")
+        statements += [f"COMMENT ON COLUMN {name}.{c.name} IS {quoted(c.doc)};" for c in table.columns]
+    return "\n".join(statements) + "\n" + sql_text("views")
+
+
+def sql_text(name: str) -> str:
+    """The text of a file in ``tracetool/sql``."""
+    return (files("tracetool") / "sql" / f"{name}.sql").read_text(encoding="utf-8")
+
+
+def view_docs() -> dict[str, str]:
+    """Name and comment of each view in ``sql/views.sql``."""
+    return _docs(r"COMMENT ON VIEW (\w+)", sql_text("views"))
+
+
+def macro_docs() -> dict[str, str]:
+    """Call and comment of each macro in ``sql/macros.sql``."""
+    text = sql_text("macros")
+    calls = {call.partition("(")[0]: call for call in re.findall(r"CREATE MACRO (\w+\([^)]*\))", text)}
+    return {calls[name]: doc for name, doc in _docs(r"COMMENT ON MACRO (?:TABLE )?(\w+)", text).items()}
+
+
+def _docs(pattern: str, text: str) -> dict[str, str]:
+    found = re.findall(pattern + r" IS '((?:[^']|'')*)'", text)
+    return {name: doc.replace("''", "'") for name, doc in cast("list[tuple[str, str]]", found)}
+
+
+class Example(NamedTuple):
+    """A query to learn from.
+
+    Attributes:
+        question: What it answers.
+        query: The SQL.
+    """
+
+    question: str
+    query: str
+
+
+def examples() -> list[Example]:
+    """The queries of ``sql/examples.sql``: each has its question as a comment above it."""
+    parts = re.split(r"^-- ", sql_text("examples"), flags=re.MULTILINE)[1:]
+    return [Example(*(text.strip().rstrip(";") for text in part.split("\n", 1))) for part in parts]
+
+
+def quoted(text: str) -> str:
+    """Text as an SQL literal."""
+    return "'" + text.replace("'", "''") + "'"

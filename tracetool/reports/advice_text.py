@@ -1,0 +1,232 @@
+"""Advice for people: what to run, how sure that is, what binds, and what more would buy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracetool.advise.plans import RELEVANT_RATIO, depth_label
+from tracetool.memory_limit import is_near_the_limit
+from tracetool.reports.text import aligned, terminal_width, title, wrap, wrapped
+from tracetool.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.advise import Advice, Gain
+    from tracetool.advise.cotune import CoTuning
+    from tracetool.advise.plans import Plan
+    from tracetool.reports import RunFacts
+
+_FITS = {True: "yes", False: "NO", None: "unknown"}
+_MOST_NAMED = 4
+_INDENT = " " * 12
+"""Where the text of a headline begins."""
+
+
+def render_text(advice: Advice, facts: RunFacts, tuning: CoTuning | None = None, *, verbose: bool = False) -> bytes:
+    """The advice in some five lines, what more buys in a table, and notes.
+
+    Args:
+        advice: The advice.
+        facts: Facts about the Run and the call.
+        tuning: Other sizes of a microbatch, if that was asked for.
+        verbose: Also list every plan, and what was refused.
+    """
+    answer = advice.asked.answer
+    warnings = [f"warning: {text}" for text in answer.warnings]
+    width = terminal_width()
+    lines = [*warnings, *([""] if warnings else []), *title(answer, facts), ""]
+    lines += [*(part for line in _headlines(advice) for part in wrap(line, width, _INDENT)), ""]
+    if advice.gains:
+        lines += [*_gains_table(advice.gains, advice.best), ""]
+    lines += [f"  {more}: cannot be told: {reason}" for more, reason in advice.missing]
+    if tuning is not None:
+        lines += [*_sizes_table(tuning, limited=advice.scenario.hbm_bytes is not None), ""]
+    if verbose:
+        lines += [*_plans_table(advice.asked.plans), ""]
+        lines += [f"  {r.schedule}: not replayed: {r.reason}" for r in advice.asked.refused]
+    lines += [f"note: {note}" for note in (*_notes(advice, tuning), *answer.notes)]
+    return ("\n".join(wrapped(lines, width)) + "\n").encode()
+
+
+def _headlines(advice: Advice) -> list[str]:
+    best = advice.best
+    if best is None:
+        return _nothing_fits(advice)
+    lines = [_headline("best", f"{_step(best)}; {_compared(advice, best)}")]
+    if advice.rivals:
+        lines.append(_headline("as good", f"{_listed(advice.rivals, best)} ({_tie(best)})"))
+    if advice.unproven:
+        rest = len(advice.unproven) - _MOST_NAMED
+        more = f", {rest} more" if rest > 0 else ""
+        lines.append(_headline("unproven", f"may be better: {_listed(advice.unproven[:_MOST_NAMED], best)}{more}"))
+    return [*lines, _headline("binds", _binds(advice)), _headline("memory", _memory(advice, best))]
+
+
+def _headline(word: str, text: str) -> str:
+    return f"  {word:<9} {text}"
+
+
+def _step(plan: Plan) -> str:
+    error = plan.result.seen_error_ratio
+    known = "± unknown, nothing recorded was like it" if error is None else f"±{error:.0%}"
+    return f"{plan.label}, {plan.result.p2p} transfers: {format_duration(plan.step_ns)} ({known})"
+
+
+def _compared(advice: Advice, best: Plan) -> str:
+    now, observed = advice.now, advice.asked.answer.observed_schedule
+    recorded = (observed or "order") if now.schedule == "observed" else now.schedule
+    if (recorded, now.p2p, now.metrics.step_ns) == (best.result.schedule, best.result.p2p, best.step_ns):
+        return "the recorded order"
+    change = best.step_ns / now.metrics.step_ns - 1
+    within = "" if advice.lead_is_certain else ", which is within the error: that is as good"
+    took = format_duration(now.metrics.step_ns)
+    return f"{change:+.1%} against the recorded {recorded} over these links ({took}){within}"
+
+
+def _tie(best: Plan) -> str:
+    error = best.result.seen_error_ratio
+    return f"within {RELEVANT_RATIO:.0%}" if error is None else f"within the error of ±{error:.0%}"
+
+
+def _listed(plans: Sequence[Plan], best: Plan) -> str:
+    return ", ".join(_named(plan, best) for plan in plans)
+
+
+def _named(plan: Plan, best: Plan) -> str:
+    way = "" if plan.way.p2p is None else f" {plan.result.p2p}"
+    unknown = " (HBM unknown)" if plan.result.feasible is None and best.result.feasible is not None else ""
+    return f"{plan.label}{way} {plan.step_ns / best.step_ns - 1:+.1%}{unknown}"
+
+
+def _binds(advice: Advice) -> str:
+    if advice.binds == "compute":
+        return (
+            f"compute: more bandwidth, less latency{' or more HBM' if advice.scenario.hbm_bytes is not None else ''} "
+            f"would each gain less than {RELEVANT_RATIO:.0%}"
+        )
+    gain = advice.gain_of(advice.binds)
+    if gain is None:
+        return advice.binds
+    resource = "HBM" if advice.binds == "hbm" else advice.binds
+    return (
+        f"{resource}: {gain.more.text} would save {format_duration(gain.gained_ns)} ({gain.gain_ratio:.1%}) of the step"
+    )
+
+
+def _memory(advice: Advice, best: Plan) -> str:
+    needed = best.result.metrics.needed_hbm_bytes
+    limit = advice.scenario.hbm_bytes
+    of = "no limit given (--hbm)" if limit is None else f"limit {format_size(limit)}"
+    if best.highest_bytes is None:
+        return f"unknown, {of}: not checked"
+    rank = advice.asked.answer.observed.global_ranks[needed.index(best.highest_bytes)]
+    near = ": so close to it that it may not fit" if is_near_the_limit(best.result.metrics, advice.scenario) else ""
+    return f"needs {format_size(best.highest_bytes)} on rank {rank}, {of}{near}"
+
+
+def _nothing_fits(advice: Advice) -> list[str]:
+    lacking = [(p.result.shortage.missing_bytes, p) for p in advice.asked.plans if p.result.shortage is not None]
+    if not lacking:
+        return [_headline("best", "none: nothing could be replayed")]
+    missing, plan = min(lacking, key=lambda found: (found[0], found[1].step_ns))
+    shortage = plan.result.shortage
+    rank = advice.asked.answer.observed.global_ranks[shortage.rank] if shortage is not None else 0
+    return [
+        _headline("best", f"none: no schedule fits in {format_size(advice.scenario.hbm_bytes or 0)}"),
+        _headline("nearest", f"{plan.label}: rank {rank} lacks {format_size(missing)} ({missing:,} bytes)"),
+        _headline("binds", "HBM"),
+    ]
+
+
+def _gains_table(gains: Sequence[Gain], best: Plan | None) -> list[str]:
+    rows = [
+        (
+            gain.more.text,
+            format_duration(gain.plan.step_ns),
+            f"{gain.gained_ns / 1e6:.1f} ms",
+            f"{gain.gain_ratio:.1%}",
+            "" if best is not None and gain.plan.label == best.label else gain.plan.label,
+        )
+        for gain in gains
+    ]
+    head = ("one more unit", "step", "gain", "", "with" if any(row[-1] for row in rows) else "")
+    return _table([head, *rows])
+
+
+def _plans_table(plans: Sequence[Plan]) -> list[str]:
+    rows: list[tuple[str, ...]] = [("tried", "transfers", "step", "±", "needs", "fits", "rests on")]
+    for plan in sorted(plans, key=lambda p: p.step_ns):
+        error = plan.result.seen_error_ratio
+        rows.append(
+            (
+                plan.label,
+                plan.result.p2p,
+                format_duration(plan.step_ns),
+                "" if error is None else f"{error:.0%}",
+                "unknown" if plan.highest_bytes is None else format_size(plan.highest_bytes),
+                _FITS[plan.result.feasible],
+                plan.evidence,
+            )
+        )
+    return _table(rows)
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [aligned(row, widths) for row in rows]
+
+
+def _sizes_table(tuning: CoTuning, *, limited: bool) -> list[str]:
+    """Sizes of a microbatch, the best first."""
+    rows: list[tuple[str, ...]] = [("mbs × seq", "m", "depth", "step", "per token", "needs", "fits", "costs")]
+    for found in tuning.candidates:
+        needed = [size for size in found.metrics.needed_hbm_bytes if size is not None]
+        rows.append(
+            (
+                f"{found.batch.sequences} × {found.batch.length}",
+                str(found.microbatches),
+                depth_label(found.extra_forwards),
+                format_duration(found.metrics.step_ns),
+                format_duration(found.metrics.step_ns / tuning.tokens),
+                format_size(max(needed)) if len(needed) == len(found.metrics.needed_hbm_bytes) else "unknown",
+                _FITS[found.feasible] if limited else "",
+                "extrapolated" if found.extrapolated else "measured",
+            )
+        )
+    columns = [i for i in range(len(rows[0])) if limited or rows[0][i] != "fits"]
+    title = f"geopipe at {tuning.tokens:,} tokens per step, h {tuning.hidden}: {_sizes_verdict(tuning)}"
+    return [f"  {title}", "", *_table([tuple(row[i] for i in columns) for row in rows])]
+
+
+def _sizes_verdict(tuning: CoTuning) -> str:
+    best, measured = tuning.candidates[0], tuning.measured
+    if best.feasible is False:
+        return "no sizes fit"
+    if best is measured:
+        return "the recorded sizes are best"
+    sizes = f"mbs {best.batch.sequences}, seq {best.batch.length}"
+    error = tuning.error_ratio
+    sure = "extrapolated, error unknown" if error is None else f"extrapolated, ±{error:.0%}"
+    if measured.feasible is False:
+        return f"{sizes} is best of those that fit ({sure})"
+    change = best.metrics.step_ns / measured.metrics.step_ns - 1
+    if error is not None and abs(change) <= error:
+        return f"{sizes} would be {change:+.1%}, within the error ({sure}): the recorded sizes are as good"
+    return f"{sizes} is best: {change:+.1%} against the recorded sizes ({sure})"
+
+
+def _notes(advice: Advice, tuning: CoTuning | None) -> list[str]:
+    notes = [
+        f"best: the shortest step among those whose predictions rest on most; of steps within {RELEVANT_RATIO:.0%} of "
+        "each other (recorded ones scatter so much) the one that needs least memory",
+        "gains are replayed, with schedule and depth chosen anew (with: where others are best); of a microbatch more, "
+        "per microbatch",
+    ]
+    if advice.unproven:
+        reasons = dict.fromkeys(reason for plan in advice.unproven for reason in plan.rests_on)
+        told = f" ({', '.join(reasons)})" if reasons else ""
+        notes.append(f"unproven: no recorded step was like it{told}; record one before you rely on it")
+    if tuning is not None:
+        notes += [f"extrapolated: {assumption}" for assumption in tuning.assumptions]
+    return notes

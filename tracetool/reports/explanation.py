@@ -1,0 +1,190 @@
+"""Why a step takes as long as it does, as JSON: ``schemas/explanation.schema.json`` is made from these structs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from tracetool.model.idle import CAUSES, Cause
+from tracetool.reports.json import IdleInfo, LinkInfo, link_infos
+from tracetool.reports.path_words import Words
+from tracetool.tables import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from tracetool.explain import Explanation
+    from tracetool.explain.path import Part
+    from tracetool.explain.removing import Removal
+    from tracetool.reports import RunFacts
+
+SCHEMA_ID = "urn:tracetool:schema:1:explanation"
+
+
+def _doc(text: str) -> msgspec.Meta:
+    return msgspec.Meta(description=text)
+
+
+class RemovalInfo(msgspec.Struct, kw_only=True):
+    """The step without a cause, replayed."""
+
+    how: Annotated[str, _doc("What was replayed instead, or why nothing was.")]
+    step_ns: Annotated[int | None, _doc("The step then; null if nothing was replayed.")]
+    microbatches: Annotated[int | None, _doc("Microbatches of that step.")]
+    change_ratio: Annotated[
+        float | None, _doc("Time per microbatch over that of replayed_step_ns, minus one; null if not replayed.")
+    ]
+
+
+class CauseInfo(msgspec.Struct, kw_only=True):
+    """A cause of idle time."""
+
+    cause: Annotated[str, _doc("Its name.")]
+    meaning: Annotated[str, _doc("What it means.")]
+    idle: IdleInfo
+    removal: RemovalInfo
+
+
+class StepInfo(msgspec.Struct, kw_only=True):
+    """A step of the critical path."""
+
+    text: Annotated[str, _doc("In words; ranks are global.")]
+    start_ns: Annotated[int, _doc("From the start of the window.")]
+    duration_ns: Annotated[int, _doc("Its length.")]
+    ranks: Annotated[list[int], _doc("Pipeline ranks that compute in it.")]
+    microbatches: Annotated[list[int], _doc("Microbatches that it computes, or that of its message.")]
+    actions: Annotated[list[str], _doc("Computes, as in 2F0: stage, kind, microbatch.")]
+    link: Annotated[str | None, _doc("The link that its message crosses.")]
+    wait_ns: Annotated[dict[str, int], _doc("What is no compute, by cause.")]
+
+
+class PartInfo(msgspec.Struct, kw_only=True):
+    """Steps of the critical path, and how often the like of them came in a row."""
+
+    times: Annotated[int, _doc("How often.")]
+    start_ns: Annotated[int, _doc("Of the first, from the start of the window.")]
+    duration_ns: Annotated[int, _doc("Of all together.")]
+    steps: Annotated[list[StepInfo], _doc("Of the first time.")]
+
+
+class SpentInfo(msgspec.Struct, kw_only=True):
+    """What the critical path was spent with."""
+
+    what: Annotated[str, _doc("compute, or a cause.")]
+    rank: Annotated[int | None, _doc("Pipeline rank that computed.")]
+    duration_ns: Annotated[int, _doc("Its time.")]
+
+
+class ExplanationInfo(msgspec.Struct, kw_only=True):
+    """Result of tracetool explain."""
+
+    schema: Annotated[str, _doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
+    schema_version: Annotated[str, _doc("Version of the schema.")] = SCHEMA_VERSION
+    tool_version: Annotated[str, _doc("Version of tracetool.")]
+    command: Annotated[str, _doc("Command line that made it.")]
+    run: Annotated[str, _doc("What the user named.")]
+    digest: Annotated[str, _doc("SHA-256 over the traces' content.")]
+    global_ranks: Annotated[list[int], _doc("Global rank of each pipeline rank.")]
+    subject: Annotated[str, _doc("observed (the recording itself) or replayed.")]
+    schedule: Annotated[str, _doc("Name of the order.")]
+    extra_forwards: Annotated[list[int] | None, _doc("Warm-up forwards per rank beyond 1F1B's; null if n/a.")]
+    p2p: Annotated[str, _doc("How transfers were issued: grouped, in-order or per-edge.")]
+    microbatches: Annotated[int, _doc("Microbatches per step.")]
+    links: Annotated[list[LinkInfo], _doc("Links between data centres.")]
+    step_ns: Annotated[int, _doc("First forward to the end of gradient reduction and optimizer.")]
+    window_ns: Annotated[int, _doc("First forward on any rank to last backward on any rank.")]
+    bubble_ns: Annotated[int, _doc("Idle time within the window, mean over ranks.")]
+    replayed_step_ns: Annotated[int, _doc("The step replayed: what removals are compared with.")]
+    rank_compute_ns: Annotated[list[int], _doc("Compute per pipeline rank: no step can be shorter than the largest.")]
+    causes: Annotated[list[CauseInfo], _doc("The largest causes of idle time, largest first.")]
+    other_causes_ns: Annotated[int, _doc("Idle time of causes that are not listed, mean over ranks.")]
+    without_any: Annotated[RemovalInfo, _doc("All removed at once that can be.")]
+    critical_path: Annotated[list[PartInfo], _doc("What each moment of the window was spent with.")]
+    spent: Annotated[list[SpentInfo], _doc("The critical path in sums, largest first.")]
+    remark: Annotated[str | None, _doc("Why this variant was chosen.")]
+    warnings: Annotated[list[str], _doc("Why not to trust any of it.")]
+    notes: Annotated[list[str], _doc("What was inferred, is missing or not modelled.")]
+
+
+def explanation_info(explained: Explanation, facts: RunFacts) -> ExplanationInfo:
+    """The explanation as the structs of the schema."""
+    metrics, answer = explained.metrics, explained.answer
+    words = Words(answer.observed.global_ranks)
+    return ExplanationInfo(
+        tool_version=facts.tool_version,
+        command=facts.command,
+        run=facts.name,
+        digest=facts.digest,
+        global_ranks=list(answer.observed.global_ranks),
+        subject="observed" if explained.seen else "replayed",
+        schedule=explained.name,
+        extra_forwards=None if explained.extra_forwards is None else list(explained.extra_forwards),
+        p2p=explained.p2p,
+        microbatches=explained.microbatches,
+        links=link_infos(answer.scenario.topology),
+        step_ns=metrics.step_ns,
+        window_ns=metrics.window_ns,
+        bubble_ns=metrics.bubble_ns,
+        replayed_step_ns=explained.replayed_step_ns,
+        rank_compute_ns=list(metrics.rank_compute_ns),
+        causes=[
+            CauseInfo(
+                cause=found.cause.value,
+                meaning=CAUSES[found.cause],
+                idle=IdleInfo(mean_ns=found.mean_ns, rank_ns=list(found.rank_ns)),
+                removal=_removal(explained, found.removal),
+            )
+            for found in explained.causes
+        ],
+        other_causes_ns=explained.rest_ns,
+        without_any=_removal(explained, explained.without_any),
+        critical_path=[_part(part, words) for part in explained.path],
+        spent=[
+            SpentInfo(
+                what=what.value if isinstance(what, Cause) else "compute",
+                rank=None if isinstance(what, Cause) else what,
+                duration_ns=duration,
+            )
+            for what, duration in explained.spent_ns.items()
+        ],
+        remark=explained.remark,
+        warnings=list(answer.warnings),
+        notes=list(answer.notes),
+    )
+
+
+def change_ratio(explained: Explanation, removal: Removal) -> float | None:
+    """How much shorter a step is per microbatch."""
+    if removal.step_ns is None:
+        return None
+    return removal.step_ns * explained.microbatches / (explained.replayed_step_ns * removal.microbatches) - 1
+
+
+def _removal(explained: Explanation, removal: Removal) -> RemovalInfo:
+    return RemovalInfo(
+        how=removal.how,
+        step_ns=removal.step_ns,
+        microbatches=removal.microbatches or None,
+        change_ratio=change_ratio(explained, removal),
+    )
+
+
+def _part(part: Part, words: Words) -> PartInfo:
+    steps = [
+        StepInfo(
+            text=words.step(step),
+            start_ns=step.start_ns,
+            duration_ns=step.duration_ns,
+            ranks=step.ranks,
+            microbatches=step.microbatches(),
+            actions=[f"{op.stage}{op.kind.value}{op.microbatch}" for op in step.ops],
+            link=next((t.link for _, _, t in step.waits if t is not None and t.link), None),
+            wait_ns={cause.value: ns for cause, ns in step.wait_ns().items()},
+        )
+        for step in part.steps
+    ]
+    return PartInfo(times=part.times, start_ns=part.start_ns, duration_ns=part.end_ns - part.start_ns, steps=steps)
+
+
+def render_json(explained: Explanation, facts: RunFacts) -> bytes:
+    """Indented JSON, with a final newline."""
+    return msgspec.json.format(msgspec.json.encode(explanation_info(explained, facts)), indent=2) + b"\n"

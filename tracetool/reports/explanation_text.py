@@ -1,0 +1,183 @@
+"""Why a step takes as long as it does, for people: the answer first, then causes, then the critical path."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracetool.model.idle import CAUSES, Cause
+from tracetool.reports.explanation import change_ratio
+from tracetool.reports.path_words import CAUSE_WORDS, Words
+from tracetool.reports.text import aligned, wrap, wrapped
+from tracetool.units import format_duration, format_ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tracetool.explain import CauseFound, Explanation
+    from tracetool.explain.path import Part
+    from tracetool.reports import RunFacts
+
+_MOST_PARTS = 24
+"""So many parts of the critical path are printed; JSON has them all."""
+
+
+def render_text(explained: Explanation, facts: RunFacts, width: int) -> bytes:
+    """The explanation as text of so many columns."""
+    words = Words(explained.answer.observed.global_ranks)
+    warnings = [f"warning: {text}" for text in explained.answer.warnings]
+    lines = [
+        *warnings,
+        *([""] if warnings else []),
+        *wrapped(_head(explained, facts, words), width),
+        "",
+        *_table(explained, words),
+        *wrapped(_meanings(explained), width),
+        "",
+        *_path(explained, words, width),
+        "",
+        *wrapped([*_spent(explained, words), *_trust(explained)], width),
+    ]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _name(explained: Explanation) -> str:
+    extra = explained.extra_forwards
+    return explained.name + (f" +{','.join(map(str, extra))}" if extra is not None else "")
+
+
+def _head(explained: Explanation, facts: RunFacts, words: Words) -> Iterator[str]:
+    metrics = explained.metrics
+    yield facts.name
+    what = "as recorded" if explained.seen else "replayed"
+    yield (
+        f"  {_name(explained)}, {what}: {explained.microbatches} microbatches, {explained.p2p} transfers; a step of "
+        f"{format_duration(metrics.step_ns)}, its window {format_duration(metrics.window_ns)}"
+    )
+    yield from (f"  link {link}" for link in explained.answer.scenario.topology.links if not explained.seen)
+    yield ""
+    yield (
+        f"Ranks idle {format_duration(metrics.bubble_ns)} of the window on average ({metrics.bubble_ratio:.1%})"
+        + (f", most for {CAUSE_WORDS[explained.causes[0].cause]}." if explained.causes else ".")
+    )
+    best = _best(explained)
+    if best is not None:
+        yield (
+            f"Most would come from {best.removal.how}: {format_duration(best.removal.step_ns or 0)} a step "
+            f"({_signed(change_ratio(explained, best.removal))})."
+        )
+    busiest = explained.busiest_rank
+    bound = (
+        f"The busiest rank ({words.rank(busiest)}) computes {format_duration(metrics.rank_compute_ns[busiest])}: no "
+        "link, transfer or memory makes this order shorter."
+    )
+    if explained.without_any.step_ns is not None:
+        bound += (
+            " With free links, free transfers and equal stages, a step takes "
+            f"{format_duration(explained.without_any.step_ns)} "
+            f"({_signed(change_ratio(explained, explained.without_any))}): compute, fill and drain, and the optimizer."
+        )
+    yield bound
+
+
+def _best(explained: Explanation) -> CauseFound | None:
+    """The cause whose removal shortens the step most, with as many microbatches."""
+    found = [
+        cause
+        for cause in explained.causes
+        if cause.removal.step_ns is not None
+        and cause.removal.microbatches == explained.microbatches
+        and cause.removal.step_ns < explained.replayed_step_ns
+    ]
+    return min(found, key=lambda cause: cause.removal.step_ns or 0, default=None)
+
+
+def _signed(change: float | None) -> str:
+    return "" if change is None else f"{change:+.1%}".replace("-0.0%", "+0.0%")
+
+
+def _table(explained: Explanation, words: Words) -> list[str]:
+    rows = [("idle for", "mean", "most on", "", "step without", "")]
+    for found in explained.causes:
+        removal = found.removal
+        is_longer = removal.microbatches > explained.microbatches
+        rows.append(
+            (
+                CAUSE_WORDS[found.cause],
+                format_duration(found.mean_ns),
+                f"rank {words.rank(found.worst_rank)}",
+                format_duration(max(found.rank_ns)),
+                "-" if removal.step_ns is None else format_duration(removal.step_ns) + ("*" if is_longer else ""),
+                _signed(change_ratio(explained, removal)) + (" *" if is_longer else ""),
+            )
+        )
+    if explained.rest_ns:
+        rows.append(("other causes", format_duration(explained.rest_ns), "", "", "", ""))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [aligned(row, widths) for row in rows]
+
+
+def _meanings(explained: Explanation) -> Iterator[str]:
+    """What the causes mean, and what was replayed without them."""
+    yield ""
+    for found in explained.causes:
+        yield f"  {CAUSE_WORDS[found.cause]}: {CAUSES[found.cause]} Replayed: {found.removal.how}."
+    longer = [f.removal for f in explained.causes if f.removal.microbatches > explained.microbatches]
+    if longer and longer[0].step_ns is not None:
+        each = format_duration(longer[0].step_ns / longer[0].microbatches)
+        now = format_duration(explained.replayed_step_ns / explained.microbatches)
+        yield (
+            f"  * a step of {longer[0].microbatches} microbatches, {each} for each instead of {now}: what more "
+            "microbatches give; the change is per microbatch"
+        )
+
+
+def _path(explained: Explanation, words: Words, width: int) -> list[str]:
+    lines = ["Critical path of the window: what each moment was spent with", "       from       took"]
+    for part in explained.path[:_MOST_PARTS]:
+        lines += _part(part, words, width)
+    left = len(explained.path) - _MOST_PARTS
+    if left > 0:
+        rest = explained.path[-1].end_ns - explained.path[_MOST_PARTS].start_ns
+        lines.append(f"  ... {left} more parts, {format_duration(rest)} (--json has all)")
+    return lines
+
+
+def _part(part: Part, words: Words, width: int) -> list[str]:
+    """A line per step; of what repeats the first time, and how often."""
+    indent = "  " if part.times > 1 else ""
+    lines = []
+    if part.times > 1:
+        microbatches = sorted({m for step in part.steps for m in step.microbatches()})
+        lines.append(
+            _timed(part.start_ns, part.end_ns - part.start_ns)
+            + f"{part.times} times, first microbatch {format_ranges(microbatches)}, at last "
+            + f"{format_ranges(part.last_microbatches)}:"
+        )
+    for step in part.steps:
+        lines.append(_timed(step.start_ns, step.duration_ns) + indent + words.step(step))
+    return [broken for line in lines for broken in wrap(line, width, " " * 24 + indent)]
+
+
+def _timed(start_ns: int, duration_ns: int) -> str:
+    return f"  {format_duration(start_ns):>9}  {format_duration(duration_ns):>9}  "
+
+
+def _spent(explained: Explanation, words: Words) -> Iterator[str]:
+    window = explained.metrics.window_ns
+    told = []
+    for what, duration in explained.spent_ns.items():
+        name = CAUSE_WORDS[what] if isinstance(what, Cause) else f"computes of rank {words.rank(what)}"
+        if duration >= 0.001 * window:
+            told.append(f"{name} {duration / window:.1%}")
+    yield f"In sums: {', '.join(told)}."
+
+
+def _trust(explained: Explanation) -> Sequence[str]:
+    check = explained.answer.fidelity
+    lines = [
+        f"fidelity: the observed order, replayed, takes a window of {format_duration(check.replayed_ns)} for the "
+        f"observed {format_duration(check.observed_ns)} ({check.error_ratio:+.2%}); changes are against the replay"
+    ]
+    if explained.remark:
+        lines.append(f"{_name(explained)}: {explained.remark}")
+    return [*lines, *(f"note: {note}" for note in explained.answer.notes)]

@@ -1,0 +1,132 @@
+"""What ``tracetool sweep`` found, as JSON for scripts (``schemas/sweep.schema.json``), Parquet and CSV."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from io import BytesIO
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from tracetool.tables import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from tracetool.reports import RunFacts
+    from tracetool.sweep import Price, Sweep, SweepPoint
+
+SCHEMA_ID = "urn:tracetool:schema:1:sweep"
+
+
+def _doc(text: str) -> msgspec.Meta:
+    return msgspec.Meta(description=text)
+
+
+class SweepPointInfo(msgspec.Struct, kw_only=True):
+    """One schedule in one scenario."""
+
+    scenario: Annotated[str | None, _doc("Name of the scenario; null without a file of them.")]
+    schedule: Annotated[str, _doc("Name of the schedule.")]
+    extra_forwards: Annotated[list[int] | None, _doc("geopipe: warm-up forwards per pipeline rank beyond 1F1B's.")]
+    microbatches: Annotated[int, _doc("Microbatches per step.")]
+    p2p: Annotated[str, _doc("How transfers were issued.")]
+    bandwidth_bytes_per_s: Annotated[int | None, _doc("Of every link that was swept; null if none was.")]
+    latency_ns: Annotated[int | None, _doc("One way, of every link that was swept; null if none was.")]
+    hbm_bytes: Annotated[int | None, _doc("Memory limit per rank; null for none.")]
+    dcs: Annotated[list[str], _doc("DC of each pipeline rank; empty for one DC.")]
+    step_ns: Annotated[int | None, _doc("Step; null if it could not be replayed.")]
+    step_ns_per_microbatch: Annotated[float | None, _doc("Step over microbatches, to compare at equal tokens.")]
+    window_ns: Annotated[int | None, _doc("Pipeline window; null if it could not be replayed.")]
+    bubble_ratio: Annotated[float | None, _doc("Idle share of the window; null if it could not be replayed.")]
+    peak_bytes: Annotated[int | None, _doc("Highest allocation of any rank; null if unknown.")]
+    needed_bytes: Annotated[int | None, _doc("With what ranks occupy beyond that: compared with the limit.")]
+    feasible: Annotated[bool | None, _doc("Whether it fits; null if memory is unknown or it was not replayed.")]
+    reason: Annotated[str | None, _doc("Why it does not fit or was not replayed; what limited it.")]
+    link_cost: Annotated[float | None, _doc("Price of its links in the currency; null without a price.")]
+    is_pareto: Annotated[
+        bool | None,
+        _doc("Whether no point of its DCs and latency is as good in link cost, memory and step and better in one."),
+    ]
+
+
+class KneeInfo(msgspec.Struct, kw_only=True):
+    """Where a schedule stops gaining from its links; what else was held is beside it."""
+
+    scenario: Annotated[str | None, _doc("Name of the scenario; null without a file of them.")]
+    schedule: Annotated[str, _doc("Name of the schedule.")]
+    extra_forwards: Annotated[list[int] | None, _doc("geopipe: the warm-up asked for; null if chosen for every link.")]
+    microbatches: Annotated[int | None, _doc("Microbatches per step.")]
+    p2p: Annotated[str | None, _doc("How transfers were issued.")]
+    hbm_bytes: Annotated[int | None, _doc("Memory limit per rank; null for none.")]
+    dcs: Annotated[list[str], _doc("DC of each pipeline rank.")]
+    at_latency_ns: Annotated[int | None, _doc("One-way latency at which the bandwidth was sought.")]
+    at_bandwidth_bytes_per_s: Annotated[int | None, _doc("Bandwidth at which the latency was sought.")]
+    bandwidth_bytes_per_s: Annotated[
+        int | None, _doc("From here on twice the bandwidth shortens the step by less than 1 %; null if none is found.")
+    ]
+    hidden_latency_ns: Annotated[
+        int | None, _doc("Largest one-way latency at which the step is within 1 % of its floor; null if unknown.")
+    ]
+    hbm_bytes_per_hidden_ms: Annotated[
+        int | None, _doc("geopipe: memory of a rank per further hidden ms; null for others and where unknown.")
+    ]
+    remark: Annotated[str | None, _doc("What is special about it, or why it is not known.")]
+
+
+class SweepInfo(msgspec.Struct, kw_only=True):
+    """Result of tracetool sweep."""
+
+    schema: Annotated[str, _doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
+    schema_version: Annotated[str, _doc("Version of the schema.")] = SCHEMA_VERSION
+    tool_version: Annotated[str, _doc("Version of tracetool.")]
+    command: Annotated[str, _doc("Command line that made it.")]
+    run: Annotated[str, _doc("What the user named.")]
+    digest: Annotated[str, _doc("SHA-256 over the traces' content.")]
+    price_per_gbit: Annotated[float | None, _doc("Price of a link for each 10^9 bit/s; null if none was given.")]
+    currency: Annotated[str | None, _doc("In which currency, and for how long, as the user says it.")]
+    points: Annotated[list[SweepPointInfo], _doc("In the order of the grid.")]
+    knees: Annotated[list[KneeInfo], _doc("One per schedule, memory limit and latency; empty where no link was swept.")]
+    notes: Annotated[list[str], _doc("What was inferred, is missing or not modelled.")]
+
+
+def sweep_info(found: Sweep, facts: RunFacts, price: Price | None) -> SweepInfo:
+    """The sweep as the structs of the schema."""
+    return SweepInfo(
+        tool_version=facts.tool_version,
+        command=facts.command,
+        run=facts.name,
+        digest=facts.digest,
+        price_per_gbit=None if price is None else price.per_gbit,
+        currency=None if price is None else price.currency,
+        points=[_point(point) for point in found.points],
+        knees=[msgspec.convert(asdict(knee), KneeInfo) for knee in found.knees],
+        notes=list(found.notes),
+    )
+
+
+def _point(point: SweepPoint) -> SweepPointInfo:
+    of_point = asdict(point) | {"step_ns_per_microbatch": point.step_ns_per_microbatch}
+    return msgspec.convert(of_point, SweepPointInfo)
+
+
+def render_json(found: Sweep, facts: RunFacts, price: Price | None) -> bytes:
+    """Indented JSON, with a final newline."""
+    return msgspec.json.format(msgspec.json.encode(sweep_info(found, facts, price)), indent=2) + b"\n"
+
+
+def render_parquet(found: Sweep, *_unused: object) -> bytes:
+    """The points as a Parquet file."""
+    import pyarrow.parquet as pq
+
+    file = BytesIO()
+    pq.write_table(found.table(), file, compression="zstd")
+    return file.getvalue()
+
+
+def render_csv(found: Sweep, *_unused: object) -> bytes:
+    """The points as CSV; lists are separated by spaces."""
+    import polars as pl
+    import polars.selectors as cs
+
+    lists = cs.list().list.eval(pl.element().cast(pl.String)).list.join(" ")
+    frame = pl.DataFrame(pl.from_arrow(found.table()))
+    return frame.with_columns(lists).write_csv().encode()

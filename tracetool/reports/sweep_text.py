@@ -1,0 +1,323 @@
+"""What ``tracetool sweep`` found, in tables for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from tracetool.reports.text import aligned, wrapped
+from tracetool.units import format_count, format_ranges, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Sequence
+
+    from tracetool.reports import RunFacts
+    from tracetool.sweep import Knee, Price, Sweep, SweepPoint
+
+_T = TypeVar("_T")
+_ROWS = 16
+"""So many rows of a table are printed; files have all."""
+
+_ALL_RANKS = 8
+"""Up to so many ranks, extra forwards are listed rank by rank."""
+
+
+class _Axis(NamedTuple):
+    """A figure that points differ in: the field, and the two lines above its column."""
+
+    name: str
+    head: str
+    unit: str = ""
+
+
+_AXES = (
+    _Axis("scenario", "scenario"),
+    _Axis("dcs", "DCs"),
+    _Axis("microbatches", "m"),
+    _Axis("hbm_bytes", "HBM", "GiB"),
+    _Axis("latency_ns", "latency", "ms"),
+    _Axis("bandwidth_bytes_per_s", "link", "Gbit/s"),
+)
+
+
+def render_text(found: Sweep, facts: RunFacts, price: Price | None) -> bytes:
+    """Tables of 80 columns: the best schedule per scenario, knees, the Pareto front; then what did not fit and why."""
+    lines = [facts.name, *_summary(found), "", *_best(found), *_knees(found)]
+    if price is not None:
+        lines += _pareto(found, price)
+    trouble = [*_trouble(found), *(f"note: {note}" for note in found.notes)]
+    return ("\n".join([*lines, *wrapped(trouble)]).rstrip() + "\n").encode()
+
+
+def _summary(found: Sweep) -> list[str]:
+    points = found.points
+    count = Counter(_state(point) for point in points)
+    states = [f"{number:,} {state}" for state, number in count.items()]
+    lines = [f"{format_count(len(points), 'point')}: {', '.join(states)}"]
+    for axis in _AXES:
+        told = [v for v in dict.fromkeys(getattr(point, axis.name) for point in points) if v not in (None, ())]
+        if told:
+            texts = [value if isinstance(value, str) else _value(axis.name, value) for value in told]
+            listed = ", ".join(texts) if len(texts) <= _LISTED else f"{texts[0]} to {texts[-1]}"
+            many = "" if len(texts) <= _LISTED else f" ({len(texts)} values)"
+            lines.append(f"{_WORDS[axis.name]}: {listed} {axis.unit}".rstrip() + many)
+    return [f"  {line}" for line in wrapped(lines)]
+
+
+_LISTED = 4
+_WORDS = {
+    "scenario": "scenarios",
+    "dcs": "DCs by pipeline rank",
+    "microbatches": "microbatches",
+    "hbm_bytes": "HBM limit per rank",
+    "latency_ns": "latency, one way",
+    "bandwidth_bytes_per_s": "bandwidth of links",
+}
+
+
+def _state(point: SweepPoint) -> str:
+    if point.step_ns is None:
+        return "not replayed"
+    if point.feasible is None:
+        return "fit or not: memory is unknown"
+    limited = "fit" if point.hbm_bytes is not None else "replayed"
+    return limited if point.feasible else "do not fit"
+
+
+def _value(name: str, value: object) -> str:
+    """A figure in the unit of its axis."""
+    if value is None or value == ():
+        return "-"
+    if name == "dcs" and isinstance(value, tuple):
+        return map_of(value)
+    if isinstance(value, int):
+        factor = {"hbm_bytes": 1 / 2**30, "latency_ns": 1e-6, "at_latency_ns": 1e-6, "bandwidth_bytes_per_s": 8e-9}.get(
+            name
+        )
+        return str(value) if factor is None else f"{value * factor:.4g}"
+    return str(value)
+
+
+def map_of(dcs: Sequence[str]) -> str:
+    """A map of DCs as ``--dc`` takes it: ``0-1,2-3``."""
+    ranks: dict[str, list[int]] = {}
+    for rank, dc in enumerate(dcs):
+        ranks.setdefault(dc, []).append(rank)
+    return ",".join(format_ranges(of_dc).replace(", ", "+") for of_dc in ranks.values())
+
+
+def _varying(rows: Sequence[object], axes: Iterable[_Axis]) -> list[_Axis]:
+    return [axis for axis in axes if len({getattr(row, axis.name) for row in rows}) > 1]
+
+
+def _key(row: object, axes: Iterable[_Axis]) -> tuple[Hashable, ...]:
+    return tuple(getattr(row, axis.name) for axis in axes)
+
+
+def _shown(keys: Sequence[tuple[Hashable, ...]], most: int) -> set[tuple[Hashable, ...]]:
+    """Some of the keys: on each axis values spread from end to end, so that not too many rows are left."""
+    values = [list(dict.fromkeys(key[place] for key in keys)) for place in range(len(keys[0]))]
+    counts = [len(of_axis) for of_axis in values]
+    while True:
+        kept = [set(_spread(of_axis, count)) for of_axis, count in zip(values, counts, strict=True)]
+        left = {key for key in keys if all(part in kept[place] for place, part in enumerate(key))}
+        if len(left) <= most or max(counts, default=1) == 1:
+            return left
+        counts[counts.index(max(counts))] -= 1
+
+
+def _spread(values: list[_T], count: int) -> list[_T]:
+    if count == 1:
+        return values[:1]
+    return [values[round(place * (len(values) - 1) / (count - 1))] for place in range(count)]
+
+
+_Cells = dict[str, str]
+"""Cells of a row by the head of their column; in a head of two lines the second follows a line break."""
+
+
+def _table(rows: Sequence[_Cells], expendable: Sequence[str]) -> list[str]:
+    """Columns without any cell are left out, and expendable ones, first to last, as long as the rest is too wide."""
+    heads = [head for head in rows[0] if any(row[head] for row in rows)]
+    while True:
+        top = [head.partition("\n") for head in heads]
+        lines = [[part[0] for part in top], [part[2] for part in top], *([row[head] for head in heads] for row in rows)]
+        lines = [line for number, line in enumerate(lines) if number != 1 or any(line)]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
+        drop = next((head for head in expendable if head in heads), None)
+        if sum(widths) + 2 * len(widths) <= _WIDTH or drop is None:
+            return [aligned(line, widths) for line in lines]
+        heads.remove(drop)
+
+
+_WIDTH = 80
+
+
+def _along(row: object, axes: Iterable[_Axis]) -> _Cells:
+    return {_head(axis): _value(axis.name, getattr(row, axis.name)) for axis in axes}
+
+
+def _head(axis: _Axis) -> str:
+    return f"{axis.head}\n{axis.unit}" if axis.unit else axis.head
+
+
+_EXPENDABLE = ("bubble", "needs\nGiB", "per m\nms")
+
+
+def _best(found: Sweep) -> list[str]:
+    """Few points each in its row, best first in each scenario; of many the best of each scenario."""
+    best = found.best_first()
+    if not best:
+        return ["  No point fits.", ""]
+    axes = _varying(found.points, _AXES)
+    # A scenario's name says the rest, if there is no room for it.
+    expendable = [*_EXPENDABLE, *(_head(axis) for axis in axes[:0:-1] if axes[0].name == "scenario")]
+    cells = _Results(found, axes)
+    if len(found.points) <= _ROWS:
+        turns = {key: turn for turn, key in enumerate(dict.fromkeys(_key(point, axes) for point in found.points))}
+        best = sorted(best, key=lambda point: turns[_key(point, axes)])
+        return [*_table([{"best first": cells.name(p)} | _along(p, axes) | cells.of(p) for p in best], expendable), ""]
+    winners = {_key(point, axes): point for point in reversed(best)}
+    keys = [key for key in dict.fromkeys(_key(point, axes) for point in found.points) if key in winners]
+    shown = _shown(keys, _ROWS)
+    points = [winners[key] for key in keys if key in shown]
+    more = len(keys) - len(points)
+    after = [f"  ... {format_count(more, 'scenario')} more: -o sweep.parquet has all", ""] if more else [""]
+    rows = [{"best schedule": cells.name(p)} | _along(p, axes) | cells.of(p) for p in points]
+    return [*_table(rows, expendable), *after]
+
+
+class _Results:
+    """Cells of what a point takes, beside the first schedule asked for in the same scenario."""
+
+    def __init__(self, found: Sweep, axes: Sequence[_Axis]) -> None:
+        self._axes = axes
+        self._first = found.points[0].schedule
+        self._base = {_key(p, axes): p for p in reversed(found.best_first()) if p.schedule == self._first}
+        self._several = len({p.microbatches for p in found.points}) > 1
+        self._modes = {p.schedule: {q.p2p for q in found.points if q.schedule == p.schedule} for p in found.points}
+
+    def name(self, point: SweepPoint) -> str:
+        """Name of its schedule, with how transfers are issued where that differs."""
+        return _name(point) + (f" {point.p2p}" if len(self._modes[point.schedule]) > 1 else "")
+
+    def of(self, point: SweepPoint) -> _Cells:
+        """The cells."""
+        base = self._base.get(_key(point, self._axes))
+        change = None if base is None or base is point or not base.step_ns else (point.step_ns or 0) / base.step_ns - 1
+        fits = ""
+        if point.hbm_bytes is not None:
+            near = point.reason is not None and "within" in point.reason
+            fits = {True: "maybe" if near else "yes", None: "unknown", False: "NO"}[point.feasible]
+        return {
+            "step\nms": _ms(point.step_ns),
+            "per m\nms": _ms(point.step_ns_per_microbatch) if self._several else "",
+            f"vs\n{self._first}": "" if change is None else f"{change:+.1%}".replace("-0.0%", "+0.0%"),
+            "bubble": "" if point.bubble_ratio is None else f"{point.bubble_ratio:.1%}",
+            "needs\nGiB": "" if point.needed_bytes is None else f"{point.needed_bytes / 2**30:.2f}",
+            "fits": fits,
+        }
+
+
+def _ms(time_ns: float | None) -> str:
+    return "" if time_ns is None else f"{time_ns / 1e6:.1f}"
+
+
+def _name(row: SweepPoint | Knee) -> str:
+    extra = row.extra_forwards
+    return row.schedule + ("" if extra is None else f" +{_forwards(extra)}")
+
+
+def _forwards(extra: Sequence[int]) -> str:
+    return ",".join(map(str, extra)) if len(extra) <= _ALL_RANKS else "/".join(map(str, dict.fromkeys(extra)))
+
+
+def _knees(found: Sweep) -> list[str]:
+    """Of each schedule; rows that differ in the memory limit alone are one."""
+    if not found.knees:
+        return []
+    axes = [*_varying(found.knees, _AXES[:4]), _Axis("at_latency_ns", "at", "ms")]
+    modes = len({knee.p2p for knee in found.knees}) > len({knee.schedule for knee in found.knees})
+    rows: dict[tuple[object, ...], tuple[Knee, bool]] = {}
+    for knee in found.knees:
+        figures = knee.bandwidth_bytes_per_s, knee.hidden_latency_ns, knee.hbm_bytes_per_hidden_ms
+        same = (_name(knee), knee.p2p, *_key(knee, (a for a in axes if a.name != "hbm_bytes")), figures)
+        rows[same] = (rows[same][0], True) if same in rows else (knee, False)
+    names = len({(knee.schedule, knee.extra_forwards, knee.p2p) for knee, _ in rows.values()})
+    shown = _shown([_key(knee, axes) for knee, _ in rows.values()], max(1, _ROWS // names))
+    cells = []
+    for knee, is_any in rows.values():
+        if _key(knee, axes) in shown:
+            along = _along(knee, axes)
+            along |= {"HBM\nGiB": "any"} if is_any and "HBM\nGiB" in along else {}
+            cells.append(
+                {"more stops paying at": _name(knee) + (f" {knee.p2p}" if modes else "")} | along | _bends(knee)
+            )
+    top = max(knee.at_bandwidth_bytes_per_s or 0 for knee in found.knees)
+    explained = (
+        "knee: above it, twice the bandwidth shortens the step by less than 1 %. hides: the latency up to which the "
+        f"step is within 1 % of its floor at {top * 8 / 1e9:.4g} Gbit/s (free links and one way down and back). per "
+        "hidden ms: what a rank holds more for each further ms."
+    )
+    more = len(rows) - len(cells)
+    remarks = list(dict.fromkeys(f"{_name(knee)}: {knee.remark}" for knee, _ in rows.values() if knee.remark))
+    told = [
+        *([f"... {format_count(more, 'row')} more: --json has all"] if more else []),
+        explained,
+        *remarks[:_REMARKS],
+    ]
+    return [*_table(cells, ()), *wrapped([f"  {line}" for line in told]), ""]
+
+
+_REMARKS = 4
+
+
+def _bends(knee: Knee) -> _Cells:
+    per_ms = knee.hbm_bytes_per_hidden_ms
+    return {
+        "knee\nGbit/s": "-" if knee.bandwidth_bytes_per_s is None else f"{knee.bandwidth_bytes_per_s * 8e-9:.3g}",
+        "hides\nms": "-" if knee.hidden_latency_ns is None else f"{knee.hidden_latency_ns / 1e6:.3g}",
+        "per hidden ms\nGiB": "" if per_ms is None else f"{per_ms / 2**30:.2f}",
+    }
+
+
+def _pareto(found: Sweep, price: Price) -> list[str]:
+    axes = [a for a in _varying(found.points, _AXES) if a.name != "hbm_bytes"]
+    cells = _Results(found, _varying(found.points, _AXES))
+    front = [point for point in found.points if point.is_pareto]
+    front.sort(key=lambda p: (p.latency_ns or 0, p.link_cost or 0, p.step_ns_per_microbatch or 0, p.needed_bytes or 0))
+    # A limit that is higher than needed changes nothing.
+    unique = list({(cells.name(p), p.link_cost, p.needed_bytes, p.step_ns, _key(p, axes)): p for p in front}.values())
+    shown = _spread(list(range(len(unique))), min(_ROWS, len(unique)))
+    rows = [
+        {"no point beats": cells.name(p)}
+        | _along(p, axes)
+        | {"link cost": f"{p.link_cost or 0:,.0f}"}
+        | {head: cell for head, cell in cells.of(p).items() if head != "fits" and not head.startswith("vs")}
+        for p in (unique[place] for place in shown)
+    ]
+    more = len(unique) - len(shown)
+    about = (
+        f"Pareto front of link cost ({price.per_gbit:g} {price.currency} per Gbit/s), memory and step per microbatch, "
+        "for each map of DCs and latency."
+    )
+    told = [*([f"... {format_count(more, 'point')} more: -o sweep.parquet has all"] if more else []), about]
+    table = _table(rows, ("bubble", "per m\nms")) if rows else []
+    return [*table, *wrapped([f"  {line}" for line in told]), ""]
+
+
+def _trouble(found: Sweep) -> list[str]:
+    """What could not be replayed or does not fit, and why: each once."""
+    lines = []
+    refused = Counter((p.schedule, p.reason) for p in found.points if p.step_ns is None)
+    for (schedule, reason), count in refused.items():
+        lines.append(f"  {schedule}: {format_count(count, 'point')} not replayed: {reason}")
+    over: dict[str, list[SweepPoint]] = {}
+    for point in found.points:
+        if point.step_ns is not None and point.feasible is False:
+            over.setdefault(point.schedule, []).append(point)
+    for schedule, points in over.items():
+        needs = [point.needed_bytes for point in points if point.needed_bytes is not None]
+        least = f": the least needs {format_size(min(needs))}" if needs else ""
+        lines.append(f"  {schedule}: {format_count(len(points), 'point')} over the HBM limit{least}")
+    return lines

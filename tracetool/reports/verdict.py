@@ -1,0 +1,230 @@
+"""The answer in words: which schedule is best, by how much, and how sure that is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tracetool.memory_limit import is_near_the_limit
+from tracetool.reports.text import compared_results, is_baseline, result_name
+from tracetool.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from tracetool.whatif import Answer, Result
+
+_NAMED = 3
+"""Schedules named in one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One of the numbers shown first: what, how much, compared with what."""
+
+    label: str
+    value: str
+    beside: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a reader should know first.
+
+    Attributes:
+        best: The result it is about.
+        headline: One sentence.
+        figures: Its numbers.
+        points: What to know before acting on it.
+    """
+
+    best: Result
+    headline: str
+    figures: tuple[Figure, ...]
+    points: tuple[str, ...]
+
+
+def best_result(answer: Answer) -> Result:
+    """The result to act on, the baseline among them.
+
+    The shortest step of those that fit the memory, else of those whose memory is unknown; where none fits, the one
+    that lacks least.
+    """
+    order = {True: 0, None: 1, False: 2}
+
+    def worth(result: Result) -> tuple[int, int, int]:
+        lacks = result.shortage.missing_bytes if result.shortage is not None else 0
+        return order[result.feasible], lacks, result.metrics.step_ns
+
+    return min(compared_results(answer), key=worth)
+
+
+def verdict(answer: Answer) -> Verdict:
+    """The answer in words."""
+    best = best_result(answer)
+    headline = _headline(answer, best)
+    return Verdict(
+        best,
+        headline[0].upper() + headline[1:] if headline.startswith("the ") else headline,
+        tuple(_figures(answer, best)),
+        tuple(_points(answer, best)),
+    )
+
+
+def named(result: Result) -> str:
+    """A result's schedule within a sentence."""
+    return "the observed order" if result.schedule == "observed" else result_name(result)
+
+
+def error_of(one: Result, other: Result) -> float | None:
+    """The larger known error of two predictions; None if neither is known."""
+    return max((e for e in (one.seen_error_ratio, other.seen_error_ratio) if e is not None), default=None)
+
+
+def _headline(answer: Answer, best: Result) -> str:
+    base = answer.baseline
+    name, known = named(best), best.seen_error_ratio
+    step = format_duration(best.metrics.step_ns)
+    step += " a step (error unknown)" if known is None else f" ±{known:.0%} a step"
+    if best.feasible is False:
+        count = len(compared_results(answer))
+        limit = format_size(answer.scenario.hbm_bytes or 0)
+        lacks = format_size(best.shortage.missing_bytes if best.shortage is not None else 0)
+        if count == 1:
+            return f"{name} does not fit {limit} of HBM: it lacks {lacks}"
+        return f"None of {count} schedules fits {limit} of HBM: {name} lacks least, {lacks}"
+    if is_baseline(answer, best):
+        stays = len(compared_results(answer)) > 1
+        return f"Nothing replayed is shorter than {name}: {step}" if stays else f"{name} takes {step}"
+    change = best.metrics.step_ns / base.metrics.step_ns - 1
+    error = error_of(best, base)
+    if error is not None and abs(change) < error:
+        return f"{name} takes {step}: too near to {named(base)} to tell which is shorter"
+    more = "less" if change < 0 else "more"
+    unfit = ", which does not fit" if base.feasible is False else ""
+    sure = " if it fits" if fit_of(answer, best) != "fits" and answer.scenario.hbm_bytes is not None else ""
+    word = "shortest" if known is None else "best"
+    return f"{name} is {word}{sure}: {step}, {abs(change):.1%} {more} than {named(base)}{unfit}"
+
+
+def _figures(answer: Answer, best: Result) -> list[Figure]:
+    base, metrics = answer.baseline, best.metrics
+    error = best.seen_error_ratio
+    against = named(base)
+    same = is_baseline(answer, best)
+    figures = [
+        Figure(
+            "Step time",
+            format_duration(metrics.step_ns),
+            "error of prediction unknown" if error is None else f"±{error:.0%} (largest error seen)",
+        )
+    ]
+    if not same:
+        saved = base.metrics.step_ns - metrics.step_ns
+        figures.append(
+            Figure(
+                f"Against {against}",
+                f"{-saved / base.metrics.step_ns:+.1%}",
+                f"{format_duration(abs(saved))} {'less' if saved >= 0 else 'more'} per step",
+            )
+        )
+    figures.append(
+        Figure(
+            "Bubble (idle share)",
+            f"{metrics.bubble_ratio:.1%}",
+            "of the pipeline window" if same else f"{base.metrics.bubble_ratio:.1%} with {against}",
+        )
+    )
+    if answer.scenario.topology.dcs:
+        figures.append(
+            Figure(
+                "Cross-DC bubble",
+                format_duration(best.cross_dc_bubble_ns),
+                "per step" if same else f"{format_duration(base.cross_dc_bubble_ns)} with {against}",
+            )
+        )
+    return [*figures, _memory(answer, best)]
+
+
+def _memory(answer: Answer, best: Result) -> Figure:
+    peaks = [peak for peak in best.metrics.peak_hbm_bytes if peak is not None]
+    unknown = not peaks or len(peaks) < len(best.metrics.peak_hbm_bytes)
+    hbm = answer.scenario.hbm_bytes
+    beside = "no limit was given" if hbm is None else f"limit {format_size(hbm)}: {fit_of(answer, best)}"
+    return Figure("Peak HBM of a rank", "unknown" if unknown else format_size(max(peaks)), beside)
+
+
+def fit_of(answer: Answer, result: Result) -> str:
+    """Whether a result fits the memory limit, in words."""
+    if result.feasible is None:
+        return "not checked"
+    if result.shortage is not None:
+        rank = answer.observed.global_ranks[result.shortage.rank]
+        return f"rank {rank} lacks {format_size(result.shortage.missing_bytes)}"
+    near = is_near_the_limit(result.metrics, answer.scenario) or answer.scenario.activation_bytes is not None
+    return "may fit" if near else "fits"
+
+
+def _points(answer: Answer, best: Result) -> list[str]:
+    return [*_on_error(answer, best), *_on_memory(answer, best), *_on_others(answer, best)]
+
+
+def _on_error(answer: Answer, best: Result) -> list[str]:
+    error = best.seen_error_ratio
+    if error is not None:
+        return [f"Step times predicted like this one were at most {error:.0%} off on this tool's own H100 recordings."]
+    point = "How far off this prediction is, is not known: none of this tool's own recordings was like it."
+    known = [r for r in compared_results(answer) if r.seen_error_ratio is not None and r.feasible is not False]
+    if not known:
+        return [point]
+    safe = min(known, key=lambda r: r.metrics.step_ns)
+    return [
+        point,
+        f"The best whose error is known is {named(safe)}: {format_duration(safe.metrics.step_ns)} "
+        f"±{safe.seen_error_ratio:.0%}.",
+    ]
+
+
+def _on_memory(answer: Answer, best: Result) -> list[str]:
+    hbm = answer.scenario.hbm_bytes
+    if hbm is None:
+        return ["No memory limit was given (--hbm): whether schedules fit was not asked."]
+    limit = format_size(hbm)
+    if best.feasible is None:
+        return [f"Whether it fits {limit} of HBM was not checked: what it holds in memory is not known."]
+    if best.feasible is False:
+        shortest = min(compared_results(answer), key=lambda r: r.metrics.step_ns)
+        return [f"{named(best)} lacks least of {limit}: {fit_of(answer, best)}."] + (
+            [] if shortest is best else [f"The shortest step: {_with_step(shortest)}, {fit_of(answer, shortest)}."]
+        )
+    needed = [size for size in best.metrics.needed_hbm_bytes if size is not None]
+    return [f"It {fit_of(answer, best)} {limit} of HBM: a rank needs up to {format_size(max(needed))}."]
+
+
+def _on_others(answer: Answer, best: Result) -> list[str]:
+    """Those that come too near to tell, and those that would be shorter but cannot be counted on."""
+    others = [r for r in compared_results(answer) if r is not best]
+    near = [r for r in others if r.feasible == best.feasible and _too_near(best, r)]
+    shorter = [r for r in others if r.feasible != best.feasible and r.metrics.step_ns < best.metrics.step_ns]
+    points = []
+    if near:
+        points.append(f"Nearer to it than the error of prediction: {_listed([_with_step(r) for r in near])}.")
+    if shorter:
+        told = [f"{_with_step(r)}, {fit_of(answer, r)}" for r in shorter]
+        points.append(f"Shorter, but its memory stands against it: {_listed(told, '; ')}.")
+    if answer.refused:
+        count = len(answer.refused)
+        points.append(f"{count} schedule{'s' * (count > 1)} could not be replayed; the table says why.")
+    return points
+
+
+def _too_near(best: Result, other: Result) -> bool:
+    error = error_of(best, other)
+    return error is not None and abs(other.metrics.step_ns / best.metrics.step_ns - 1) < error
+
+
+def _with_step(result: Result) -> str:
+    return f"{named(result)} ({format_duration(result.metrics.step_ns)})"
+
+
+def _listed(parts: list[str], between: str = ", ") -> str:
+    more = f"{between}{len(parts) - _NAMED} more" if len(parts) > _NAMED else ""
+    return between.join(parts[:_NAMED]) + more

@@ -1,0 +1,84 @@
+"""What ``tracetool report --json`` prints: which file was written, and its answer in short.
+
+The struct is the schema: ``schemas/written.schema.json`` is made from it. Keys may be added within a major version;
+none is renamed or removed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from tracetool.reports.verdict import verdict
+from tracetool.tables import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tracetool.reports import RunFacts
+    from tracetool.whatif import Answer
+
+SCHEMA_ID = "urn:tracetool:schema:1:written"
+
+
+def _doc(text: str) -> msgspec.Meta:
+    return msgspec.Meta(description=text)
+
+
+class BestInfo(msgspec.Struct, kw_only=True):
+    """The schedule of shortest step: of those that fit the memory, else of those that may, else of all."""
+
+    schedule: Annotated[str, _doc("Name of the schedule.")]
+    extra_forwards: Annotated[list[int] | None, _doc("Warm-up forwards per rank beyond 1F1B's; null if n/a.")]
+    p2p: Annotated[str, _doc("How its transfers were issued: grouped, in-order or per-edge.")]
+    feasible: Annotated[bool | None, _doc("Fits the memory limit; null if memory is unknown.")]
+    step_ns: Annotated[int, _doc("First forward to the end of gradient reduction and optimizer.")]
+    change_ratio: Annotated[float, _doc("Its step over the baseline's, minus one.")]
+    seen_error_ratio: Annotated[
+        float | None, _doc("Largest step time error of such predictions on recorded runs; null if none was like it.")
+    ]
+
+
+class WrittenInfo(msgspec.Struct, kw_only=True):
+    """Result of tracetool report."""
+
+    schema: Annotated[str, _doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
+    schema_version: Annotated[str, _doc("Version of the schema.")] = SCHEMA_VERSION
+    tool_version: Annotated[str, _doc("Version of tracetool.")]
+    command: Annotated[str, _doc("Command line that wrote it.")]
+    digest: Annotated[str, _doc("SHA-256 over the traces' content.")]
+    path: Annotated[str, _doc("The file.")]
+    size_bytes: Annotated[int, _doc("Its size.")]
+    headline: Annotated[str, _doc("The answer in one sentence.")]
+    best: Annotated[BestInfo, _doc("What the answer is about.")]
+    baseline: Annotated[str, _doc("Name of the schedule that it is compared with.")]
+
+
+def written_info(answer: Answer, facts: RunFacts, path: Path, size_bytes: int) -> WrittenInfo:
+    """The struct of the schema."""
+    found = verdict(answer)
+    best, base = found.best, answer.baseline
+    return WrittenInfo(
+        tool_version=facts.tool_version,
+        command=facts.command,
+        digest=facts.digest,
+        path=str(path),
+        size_bytes=size_bytes,
+        headline=found.headline,
+        best=BestInfo(
+            schedule=best.schedule,
+            extra_forwards=None if best.extra_forwards is None else list(best.extra_forwards),
+            p2p=best.p2p,
+            feasible=best.feasible,
+            step_ns=best.metrics.step_ns,
+            change_ratio=best.metrics.step_ns / base.metrics.step_ns - 1,
+            seen_error_ratio=best.seen_error_ratio,
+        ),
+        baseline=base.schedule,
+    )
+
+
+def render_json(info: WrittenInfo) -> str:
+    """Indented JSON, with a final newline."""
+    return msgspec.json.format(msgspec.json.encode(info), indent=2).decode() + "\n"

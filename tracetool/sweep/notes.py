@@ -1,0 +1,43 @@
+"""What a user should know beside the figures of a sweep."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracetool.metrics import measure
+from tracetool.model.scenario import Scenario
+from tracetool.remarks import distrust, host_notes
+from tracetool.replay import replay
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.reconstruct import Reconstruction
+    from tracetool.sweep.grid import Grid
+    from tracetool.sweep.results import SweepPoint
+
+
+def notes_of(found: Reconstruction, grids: Sequence[Grid], points: Sequence[SweepPoint]) -> tuple[str, ...]:
+    """What holds for all points: how far replay misses the recording, and what was not checked or left out."""
+    pipeline = found.pipeline
+    back, seen = measure(replay(pipeline, pipeline.observed, Scenario()).timeline), measure(found.observed)
+    error = back.window_ns / seen.window_ns - 1
+    own = max(abs(error), abs(back.step_ns / seen.step_ns - 1))
+    notes = [*distrust(own), f"fidelity: the observed order, replayed, differs by {error:+.2%} from what was observed"]
+    given = dict.fromkeys(str(link) for grid in grids for link in grid.scenario.topology.links)
+    notes += [f"link {link} stays as given" for link in given]
+    unchecked = sorted({p.schedule for p in points if p.step_ns and p.feasible is None})
+    if unchecked:
+        notes.append(
+            f"what {', '.join(unchecked)} needs in memory is unknown, so the HBM limit was not checked: give "
+            "--activation and --static (torch: or record with profile_memory=True)"
+        )
+    if any(grid.scenario.activation_bytes is not None for grid in grids):
+        notes.append("peaks from --activation and --static leave out transient buffers and gradients")
+    if any(grid.scenario.pipelines > 1 for grid in grids):
+        notes.append(f"{max(grid.scenario.pipelines for grid in grids)} equal pipelines share the links")
+    if not all(grid.scenario.interference for grid in grids):
+        notes.append("slowdown beside communication and under sustained load is left out (--no-interference)")
+    elif any(rank.load is not None for rank in pipeline.ranks):
+        notes.append("compute slows down under sustained load as other H100 were seen to (up to some 10 %)")
+    return (*found.notes, *host_notes(found), *notes)

@@ -1,0 +1,152 @@
+"""What a sweep found: one point per scenario and schedule, and the knees between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPoint:
+    """One schedule in one scenario.
+
+    Attributes:
+        schedule: Name of the schedule.
+        extra_forwards: Warm-up forwards per pipeline rank beyond 1F1B's; None for schedules without any.
+        microbatches: Microbatches per step.
+        p2p: How transfers were issued.
+        bandwidth_bytes_per_s: Bandwidth of every link that was swept; None if none was.
+        latency_ns: One-way latency of every link that was swept; None if none was.
+        hbm_bytes: Memory limit per rank; None for no limit.
+        dcs: DC of each pipeline rank; empty for one DC.
+        step_ns: Step; None if it could not be replayed.
+        window_ns: Pipeline window; None if it could not be replayed.
+        bubble_ratio: Idle share of the window; None if it could not be replayed.
+        peak_bytes: Highest allocation of any rank; None if unknown.
+        feasible: Whether it fits the memory limit; None if memory is unknown or it could not be replayed.
+        reason: Why it does not fit, or could not be replayed; how near the limit it is.
+        needed_bytes: What the rank that needs most needs, with what it occupies beyond its allocations: this is
+            compared with the limit. None if unknown.
+        scenario: Name of the scenario, where it has one.
+        link_cost: Price of its links, where a price is given.
+        is_pareto: Whether no other point is as good in link cost, memory and step time and better in one of them;
+            None without a price. See ``pareto``.
+    """
+
+    schedule: str
+    extra_forwards: tuple[int, ...] | None
+    microbatches: int
+    p2p: str
+    bandwidth_bytes_per_s: int | None = None
+    latency_ns: int | None = None
+    hbm_bytes: int | None = None
+    dcs: tuple[str, ...] = ()
+    step_ns: int | None = None
+    window_ns: int | None = None
+    bubble_ratio: float | None = None
+    peak_bytes: int | None = None
+    feasible: bool | None = None
+    reason: str | None = None
+    needed_bytes: int | None = None
+    scenario: str | None = None
+    link_cost: float | None = None
+    is_pareto: bool | None = None
+
+    @property
+    def step_ns_per_microbatch(self) -> float | None:
+        """Step over microbatches: compares steps of different size at equal tokens."""
+        return None if self.step_ns is None else self.step_ns / self.microbatches
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it ran and nothing says that it does not fit."""
+        return self.step_ns is not None and self.feasible is not False
+
+
+@dataclass(frozen=True, slots=True)
+class Knee:
+    """Where a schedule stops gaining from its links; see ``knee`` for exact definitions.
+
+    Attributes:
+        schedule: Name of the schedule.
+        bandwidth_bytes_per_s: Above it, twice the bandwidth shortens the step by less than 1 %, at ``at_latency_ns``.
+        hidden_latency_ns: Largest one-way latency that the schedule hides, at ``at_bandwidth_bytes_per_s``.
+        hbm_bytes_per_hidden_ms: geopipe: memory of a rank per further hidden millisecond of latency.
+        remark: What is special about it, or why it is not known.
+        extra_forwards: geopipe: the warm-up asked for; None if it is chosen for every link.
+        microbatches: Held meanwhile.
+        p2p: Held meanwhile.
+        hbm_bytes: Held meanwhile.
+        dcs: Held meanwhile.
+        at_latency_ns: The latency at which the bandwidth was sought.
+        at_bandwidth_bytes_per_s: The bandwidth at which the latency was sought: the highest of the sweep.
+        scenario: Name of the scenario, where it has one.
+    """
+
+    schedule: str
+    bandwidth_bytes_per_s: int | None
+    hidden_latency_ns: int | None
+    hbm_bytes_per_hidden_ms: int | None
+    remark: str | None
+    extra_forwards: tuple[int, ...] | None = None
+    microbatches: int | None = None
+    p2p: str | None = None
+    hbm_bytes: int | None = None
+    dcs: tuple[str, ...] = ()
+    at_latency_ns: int | None = None
+    at_bandwidth_bytes_per_s: int | None = None
+    scenario: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """All points of a grid, in its order, and the knees of its schedules.
+
+    Attributes:
+        points: One per scenario and schedule.
+        knees: One per schedule, swept latency and what else was held; empty where no link was swept.
+        notes: What was inferred, is missing or not modelled.
+    """
+
+    points: tuple[SweepPoint, ...]
+    knees: tuple[Knee, ...]
+    notes: tuple[str, ...] = ()
+
+    def best_first(self) -> tuple[SweepPoint, ...]:
+        """Points that ran and fit, shortest step per microbatch first; at equal steps in the order of the grid."""
+        usable = [p for p in self.points if p.is_usable]
+        return tuple(sorted(usable, key=lambda p: p.step_ns_per_microbatch or 0.0))
+
+    def table(self) -> pa.Table:
+        """The points as an Arrow table; ``polars.from_arrow`` takes it."""
+        return point_table(self.points)
+
+
+def point_table(points: Sequence[SweepPoint]) -> pa.Table:
+    """Points as an Arrow table: a column per field of ``SweepPoint``, and ``step_ns_per_microbatch``."""
+    import pyarrow as pa
+
+    types: dict[str, Any] = {
+        "extra_forwards": pa.list_(pa.int32()),
+        "microbatches": pa.int32(),
+        "dcs": pa.list_(pa.string()),
+        "bubble_ratio": pa.float64(),
+        "feasible": pa.bool_(),
+        "link_cost": pa.float64(),
+        "is_pareto": pa.bool_(),
+    }
+    text = {"schedule", "p2p", "reason", "scenario"}
+    columns = {
+        name: pa.array(
+            [getattr(point, name) for point in points],
+            types.get(name, pa.string() if name in text else pa.int64()),
+        )
+        for name in (field.name for field in fields(SweepPoint))
+    }
+    per_microbatch = pa.array([point.step_ns_per_microbatch for point in points], pa.float64())
+    return pa.table({**columns, "step_ns_per_microbatch": per_microbatch})
