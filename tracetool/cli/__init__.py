@@ -15,6 +15,7 @@ from tracetool.cli.advise import advise
 from tracetool.cli.explain import explain
 from tracetool.cli.info import info
 from tracetool.cli.ingest import ingest
+from tracetool.cli.paper import paper
 from tracetool.cli.replay import replay
 from tracetool.cli.report import report
 from tracetool.cli.schedules import schedules
@@ -40,7 +41,7 @@ def cli() -> None:
     """
 
 
-for command in (ingest, info, replay, report, advise, sweep, explain, validate, sql, schedules):
+for command in (ingest, info, replay, report, advise, sweep, explain, validate, paper, sql, schedules):
     cli.add_command(command)
 
 

@@ -67,6 +67,7 @@ class MeasuredCosts:
             )
         self._splitting = {a.stage for order in schedule.orders for a in order if a.kind is ActionKind.BACKWARD_INPUT}
         self.action = cache(self._action)
+        self.transfer_ns = cache(self._transfer_ns)
         self._places = places_of(pipeline, scenario.topology)
         self.over_links = cache(self._over_links)
         self.crosses = bool(crossing_uses(pipeline, scenario.topology))
@@ -174,7 +175,7 @@ class MeasuredCosts:
         stage = self._stage(src_stage)
         return stage.forward_payload_bytes if kind is ActionKind.FORWARD else stage.backward_payload_bytes
 
-    def transfer_ns(self, src_stage: int, kind: ActionKind) -> int:
+    def _transfer_ns(self, src_stage: int, kind: ActionKind) -> int:
         """Measured time of one message inside a DC, once both sides are ready."""
         stage = self._stage(src_stage)
         return stage.forward_transfer_ns if kind is ActionKind.FORWARD else stage.backward_transfer_ns

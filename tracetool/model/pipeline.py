@@ -76,7 +76,7 @@ class StageProfile:
         backward_payload_bytes: Bytes of one gradient to the previous stage; None if unknown.
         forward_transfer_ns: Measured time of that activation's transfer, without waiting.
         backward_transfer_ns: Measured time of that gradient's transfer, without waiting.
-        evidence: How the actions were found: label, autograd or kernels.
+        evidence: How the actions were found: label, autograd or kernels; model where nothing was measured.
         derived: Costs of the halves I and W of a backward that ran as one, from its kernels; empty if they do not
             tell. What they hold is as torch's split would (``reconstruct.split_memory``), or unknown.
         layers: Costs by layer, derived halves included; None if layers are unknown.

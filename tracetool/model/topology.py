@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from tracetool.errors import BadQuantity, BadTopology
@@ -34,7 +33,7 @@ class Link:
 
     def occupancy_ns(self, payload_bytes: int) -> int:
         """Time a message keeps the link busy, rounded to whole ns."""
-        return int(Fraction(payload_bytes * 10**9, self.bandwidth_bytes_per_s) + Fraction(1, 2))
+        return (2 * payload_bytes * 10**9 + self.bandwidth_bytes_per_s) // (2 * self.bandwidth_bytes_per_s)
 
     def __str__(self) -> str:
         return (

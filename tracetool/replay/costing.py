@@ -90,7 +90,7 @@ class TaskCosts:
         """
         filled = []
         for way in compiled.ways:
-            link = self._link(topology, way.message)
+            link = None if way.pair is None else self._link(topology, way.message)
             transfer = self.measured.transfer_ns(way.message.src_stage, way.message.kind)
             if link is None:
                 filled += [transfer, 0, transfer]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.costs.over_links import crossing_uses
+from tracetool.model.topology import Link
 from tracetool.replay import p2p_of, replay
 from tracetool.replay.compiled import Compiled
 from tracetool.replay.costing import TaskCosts
@@ -107,7 +108,7 @@ def _kept(pipeline: Pipeline, scenario: Scenario) -> Scenario:
 
 
 def _without_speeds(scenario: Scenario) -> Scenario:
-    links = tuple(replace(link, bandwidth_bytes_per_s=1, latency_ns=0) for link in scenario.topology.links)
+    links = tuple(Link(link.src_dc, link.dst_dc, 1, 0) for link in scenario.topology.links)
     return replace(scenario, topology=replace(scenario.topology, links=links))
 
 

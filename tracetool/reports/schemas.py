@@ -14,6 +14,8 @@ from tracetool.reports.advice import SCHEMA_ID as ADVICE_ID
 from tracetool.reports.advice import AdviceInfo
 from tracetool.reports.explanation import SCHEMA_ID as EXPLANATION_ID
 from tracetool.reports.explanation import ExplanationInfo
+from tracetool.reports.geopipe import SCHEMA_ID as GEOPIPE_ID
+from tracetool.reports.geopipe import GeoPipeInfo
 from tracetool.reports.json import SCHEMA_ID, ReportInfo
 from tracetool.reports.stragglers import SCHEMA_ID as STRAGGLERS_ID
 from tracetool.reports.stragglers import StragglersInfo
@@ -66,6 +68,7 @@ def all_schemas() -> dict[str, str]:
     files["explanation.schema.json"] = _dump(_struct(ExplanationInfo, EXPLANATION_ID))
     files["measured.schema.json"] = _dump(_struct(MeasuredFile, f"{_BASE}:measured"))
     files["validation.schema.json"] = _dump(_struct(ValidationInfo, VALIDATION_ID))
+    files["geopipe.schema.json"] = _dump(_struct(GeoPipeInfo, GEOPIPE_ID))
     files["sweep.schema.json"] = _dump(_struct(SweepInfo, SWEEP_ID))
     files["scenario.schema.json"] = _dump(_struct(ScenarioFile, f"{_BASE}:scenario"))
     files["written.schema.json"] = _dump(_struct(WrittenInfo, WRITTEN_ID))
@@ -134,6 +137,7 @@ def _readme() -> str:
         "- `explanation.schema.json`: what `tracetool explain --json` prints",
         "- `measured.schema.json`: the file of measured steps that `tracetool validate` reads",
         "- `validation.schema.json`: what `tracetool validate --json` prints",
+        "- `geopipe.schema.json`: what `tracetool paper geopipe --json` prints",
         "- `scenario.schema.json`: the file of named what-ifs (TOML) that `tracetool sweep --scenario` reads",
         "- `sweep.schema.json`: what `tracetool sweep --json` prints",
         "- `written.schema.json`: what `tracetool report --json` prints",

@@ -1,0 +1,178 @@
+"""tracetool paper: published settings, rebuilt from public facts."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tracetool.cli.output import FORCE, JSON, QUIET, check_target, next_step, write_file
+from tracetool.errors import ScenarioError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tracetool.costs.transformer import Recompute
+
+
+@click.group()
+def paper() -> None:
+    """Rebuild the setting of a published paper, and see where its figures can arise.
+
+    \b
+    Example:
+      tracetool paper geopipe
+    """
+
+
+@paper.command()
+@click.option(
+    "--model",
+    type=click.Choice(["13b", "70b", "both"]),
+    default="both",
+    show_default=True,
+    help="Llama-2 of that size.",
+)
+@click.option(
+    "--accelerator",
+    type=click.Choice(["ascend-910b", "a100"]),
+    default="ascend-910b",
+    show_default=True,
+    help="Whose figures are taken.",
+)
+@click.option(
+    "--peak-tflops", type=click.FloatRange(0, min_open=True), metavar="N", help="Peak at 16 bit instead, in TFLOPS."
+)
+@click.option(
+    "--tensor-bandwidth", metavar="196GB/s", help="What a device sends within its node, one direction, instead."
+)
+@click.option(
+    "--efficiency",
+    multiple=True,
+    metavar="55%",
+    help="Share of the peak of matrix products. Repeatable; default: 40%, 55% and 70%.",
+)
+@click.option("--hbm", default="64GB", show_default=True, metavar="SIZE", help="Memory limit per device.")
+@click.option("--microbatches", metavar="16,32", help="Microbatches per step to sweep; default: 8 to 320.")
+@click.option(
+    "--distances", metavar="80km,400km", help="Between neighbouring regions, to sweep; default: 10 to 3000 km."
+)
+@click.option("--batch", type=click.IntRange(1, 1024), default=1, show_default=True, help="Sequences per microbatch.")
+@click.option(
+    "--sequence", type=click.IntRange(1, 1 << 20), default=4096, show_default=True, help="Tokens per sequence."
+)
+@click.option(
+    "--recompute", type=click.Choice(["none", "selective", "full"]), default="none", show_default=True,
+    help="What the backward computes anew.",
+)  # fmt: skip
+@click.option("--equal-stages", is_flag=True, help="Leave the head out, so that all stages take as long.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), multiple=True,
+    help="Also write every point (.parquet, .csv) or the report (.json, .txt). Repeatable.",
+)  # fmt: skip
+@FORCE
+@JSON
+@QUIET
+def geopipe(
+    model: str,
+    accelerator: str,
+    peak_tflops: float | None,
+    tensor_bandwidth: str | None,
+    efficiency: tuple[str, ...],
+    hbm: str,
+    microbatches: str | None,
+    distances: str | None,
+    batch: int,
+    sequence: int,
+    recompute: Recompute,
+    output: tuple[Path, ...],
+    *,
+    equal_stages: bool,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Where GeoPipe's published figures (arXiv 2510.12064) can arise, in a model of its setting.
+
+    Needs no traces: compute times come from an analytical model of the accelerator, and what is not published is swept.
+    A report, not a claim about the paper.
+
+    \b
+    Examples:
+      tracetool paper geopipe
+      tracetool paper geopipe --model 13b --peak-tflops 280 --efficiency 50% --hbm 64GB
+      tracetool paper geopipe --equal-stages --microbatches 16,17,18 -o points.parquet
+    """
+    from tracetool.paper.geopipe import ACCELERATORS, MODELS
+    from tracetool.paper.reproduce import Choice, study_geopipe
+    from tracetool.paper.sweep import Grid
+    from tracetool.reports.geopipe import FORMS, geopipe_facts, render_json, render_text
+    from tracetool.units import parse_bandwidth_bytes_per_s, parse_share_ratio, parse_size_bytes
+
+    for path in output:
+        if path.suffix.lower() not in FORMS:
+            raise ScenarioError(
+                f"the report is not written to {path.suffix or 'files without suffix'}: {path}.",
+                hint=f"use {', '.join(FORMS)}",
+            )
+        check_target(path, force=force)
+    device = ACCELERATORS[accelerator]
+    if peak_tflops is not None:
+        device = replace(device, peak_flops=round(peak_tflops * 1e12))
+    if tensor_bandwidth is not None:
+        device = replace(device, tensor_bandwidth_bytes_per_s=parse_bandwidth_bytes_per_s(tensor_bandwidth))
+    grid = Grid()
+    if efficiency:
+        grid = replace(grid, efficiency_ratios=tuple(sorted({parse_share_ratio(text) for text in efficiency})))
+    if microbatches:
+        grid = replace(grid, microbatches=_positive(microbatches, "--microbatches"))
+    if distances:
+        grid = replace(grid, distances_km=_positive(distances, "--distances", "km"))
+    choice = Choice(
+        models={name: shape for name, shape in MODELS.items() if model in (name, "both")},
+        device=device,
+        hbm_bytes=parse_size_bytes(hbm),
+        batch=batch,
+        sequence=sequence,
+        recompute=recompute,
+        equal_stages=equal_stages,
+        grid=grid,
+    )
+    study = study_geopipe(choice, _progress(quiet=quiet))
+    facts = geopipe_facts(shlex.join(["tracetool", *click.get_current_context().obj]))
+    for path in output:
+        write_file(path, FORMS[path.suffix.lower()](study, facts), force=force)
+        click.echo(f"wrote {path}", err=True)
+    click.echo((render_json if as_json else render_text)(study, facts).decode(), nl=False)
+    if not as_json:
+        following = "geopipe" + ("" if equal_stages else " --equal-stages") + " -o points.parquet"
+        next_step(f"tracetool paper {following}", quiet=quiet)
+
+
+def _positive(text: str, option: str, unit: str = "") -> tuple[int, ...]:
+    """Read a list of whole numbers above 0, each with the unit; in ascending order, each once.
+
+    Raises:
+        ScenarioError: If a part is none.
+    """
+    numbers = set()
+    for part in text.split(","):
+        number = part.strip().removesuffix(unit).strip()
+        if not (number.isascii() and number.isdigit() and int(number)) or not part.strip().endswith(unit):
+            raise ScenarioError(
+                f"{option} {text!r}: {part!r} is no whole number above 0{f' of {unit}' if unit else ''}.",
+                hint=f"as in {option} 80{unit},400{unit}",
+            )
+        numbers.add(int(number))
+    return tuple(sorted(numbers))
+
+
+def _progress(*, quiet: bool) -> Callable[[str, int], object]:
+    """Tell on a terminal what is done."""
+    if quiet or not sys.stderr.isatty():
+        return lambda _name, _points: None
+    return lambda name, points: click.echo(f"{name}: {points:,} settings replayed", err=True)
