@@ -219,10 +219,10 @@ def test_every_link_is_named() -> None:
     links = tuple(link for pair in ("dc0-dc1", "dc1-dc2", "dc2-dc3") for link in parse_link(f"{pair}=25Gbit/s,10ms"))
     map_of_four = parse_dc_map("0,1,2,3")
     equal = words(topology=Topology(map_of_four, links))
-    assert any("dc0↔dc1, dc1↔dc2, dc2↔dc3 25 Gbit/s (3.125 GB/s), 10.0 ms each" in t for t in equal)
+    assert any("dc0↔dc1, dc1↔dc2, dc2↔dc3: 25 Gbit/s (3.125 GB/s), 10.0 ms each" in t for t in equal)
     slower = (*links[:4], *parse_link("dc2-dc3=10Gbit/s,1ms"))
     said = " ".join(words(topology=Topology(map_of_four, slower)))
-    assert "dc0↔dc1, dc1↔dc2 25 Gbit/s" in said
+    assert "dc0↔dc1, dc1↔dc2: 25 Gbit/s" in said
     assert "dc2↔dc3 10 Gbit/s (1.25 GB/s), 1.0 ms" in said
 
 

@@ -133,9 +133,11 @@ def _dcs(axes: Axes, panel: Panel, place: Place, inch: float) -> None:
             )
     for top in place.lanes_in.values():
         y = top + place.lane_in / 2
-        for start, end in ((x, -0.34 * inch), (-0.06 * inch, 1)):
+        # Beside thin lanes stand labels of rows.
+        is_tall = place.lane_in * PT >= 7
+        for start, end in ((x, -0.34 * inch), (-0.06 * inch, 1)) if is_tall else ((0, 1),):
             axes.plot([start, end], [y, y], transform=across, color=GREY, linewidth=0.6, clip_on=False, zorder=0.7)
-        if place.lane_in * PT >= 7:
+        if is_tall:
             _beside(axes, -0.07 * inch, y, "link", colour=_LINK_TEXT)
 
 

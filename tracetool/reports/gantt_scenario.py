@@ -21,9 +21,9 @@ def scenario_parts(scenario: Scenario) -> list[str]:
         same.setdefault((link.bandwidth_bytes_per_s, link.latency_ns), []).append(name)
     parts = []
     for (bandwidth, latency), names in same.items():
-        shown = names[:_NAMED] + ([f"{len(names) - _NAMED} more like them"] if len(names) > _NAMED else [])
-        each = " each" if len(names) > 1 else ""
-        parts.append(f"{', '.join(shown)} {format_bandwidth(bandwidth)}, {format_duration(latency)}{each}")
+        shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+        colon, each = (":", " each") if len(names) > 1 else ("", "")
+        parts.append(f"{shown}{colon} {format_bandwidth(bandwidth)}, {format_duration(latency)}{each}")
     if scenario.pipelines > 1:
         parts.append(f"{scenario.pipelines} pipelines share the links")
     if scenario.hbm_bytes is not None:
