@@ -290,6 +290,16 @@ COMMENT ON COLUMN memory_curve.timeline IS 'Timeline of the row: ''observed'' (r
 COMMENT ON COLUMN memory_curve.rank IS 'Global rank.';
 COMMENT ON COLUMN memory_curve.time_ns IS 'From the start of the pipeline window.';
 COMMENT ON COLUMN memory_curve.allocated_bytes IS 'Allocated from then on.';
+CREATE VIEW idles AS SELECT * FROM read_parquet(getvariable('run') || '/idles/*.parquet');
+COMMENT ON VIEW idles IS 'A Timeline''s idle time within the pipeline window: one row per rank, interval and cause.';
+COMMENT ON COLUMN idles.timeline IS 'Timeline of the row: ''observed'' (replays are not kept in a Run).';
+COMMENT ON COLUMN idles.rank IS 'Global rank.';
+COMMENT ON COLUMN idles.start_ns IS 'From the start of the pipeline window.';
+COMMENT ON COLUMN idles.duration_ns IS 'Length.';
+COMMENT ON COLUMN idles.cause IS 'fill, drain, dependency, channel, host, memory, cross_dc_latency or cross_dc_bandwidth.';
+COMMENT ON COLUMN idles.before_action IS 'The rank''s next action, as in 2F0; null after its last one.';
+COMMENT ON COLUMN idles.src_rank IS 'Sender of the message whose way caused it, where one did.';
+COMMENT ON COLUMN idles.dst_rank IS 'Its receiver.';
 CREATE VIEW links AS SELECT * FROM read_parquet(getvariable('run') || '/links/*.parquet');
 COMMENT ON VIEW links IS 'One row per pair of ranks and direction that exchange messages in the observed step, as measured.';
 COMMENT ON COLUMN links.src_rank IS 'Sending rank.';
@@ -330,16 +340,39 @@ gaps AS (
     FROM busy AS b JOIN edges AS e USING (timeline)
     GROUP BY b.timeline, b.rank
 )
-SELECT timeline, rank, start_ns, end_ns - start_ns AS duration_ns, before_action
+SELECT timeline, rank, start_ns, duration_ns, before_action, cause, src_rank, dst_rank
+FROM idles
+UNION ALL
+SELECT timeline, rank, start_ns, end_ns - start_ns, before_action, NULL, NULL, NULL
 FROM gaps
-WHERE end_ns > start_ns
+WHERE end_ns > start_ns AND timeline NOT IN (SELECT timeline FROM idles)
 ORDER BY timeline, rank, start_ns;
-COMMENT ON VIEW bubbles IS 'Idle intervals of each rank within the pipeline window.';
+COMMENT ON VIEW bubbles IS 'Idle time of each rank within the pipeline window, an interval for each cause.';
 COMMENT ON COLUMN bubbles.timeline IS 'Timeline the interval belongs to.';
 COMMENT ON COLUMN bubbles.rank IS 'Global rank.';
 COMMENT ON COLUMN bubbles.start_ns IS 'From the start of the pipeline window.';
 COMMENT ON COLUMN bubbles.duration_ns IS 'Length of the idle interval.';
-COMMENT ON COLUMN bubbles.before_action IS 'Action that ended the wait; null after the last one (drain).';
+COMMENT ON COLUMN bubbles.before_action IS 'Action that ended the wait; null after the last one.';
+COMMENT ON COLUMN bubbles.cause IS 'Why it idled, as in idles; null in a Run of schema 4.0, whose intervals are whole.';
+COMMENT ON COLUMN bubbles.src_rank IS 'Sender of the message whose way caused it, where one did.';
+COMMENT ON COLUMN bubbles.dst_rank IS 'Its receiver.';
+
+CREATE VIEW bubbles_by_cause AS
+WITH sizes AS (SELECT timeline, count(DISTINCT rank) AS ranks FROM ops GROUP BY timeline)
+SELECT
+    timeline, cause,
+    sum(duration_ns)::BIGINT AS duration_ns,
+    (sum(duration_ns) / any_value(ranks))::BIGINT AS mean_ns,
+    count(*) AS intervals
+FROM bubbles JOIN sizes USING (timeline)
+GROUP BY timeline, cause
+ORDER BY timeline, duration_ns DESC;
+COMMENT ON VIEW bubbles_by_cause IS 'Idle time of all ranks by cause, most first.';
+COMMENT ON COLUMN bubbles_by_cause.timeline IS 'Timeline the row belongs to.';
+COMMENT ON COLUMN bubbles_by_cause.cause IS 'Why ranks idled, as in idles.';
+COMMENT ON COLUMN bubbles_by_cause.duration_ns IS 'Summed over ranks.';
+COMMENT ON COLUMN bubbles_by_cause.mean_ns IS 'Mean over ranks: of all causes they sum to the bubble.';
+COMMENT ON COLUMN bubbles_by_cause.intervals IS 'How many intervals.';
 
 CREATE VIEW step_breakdown AS
 WITH spans AS (

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from recorded import SAMPLES, run_of
+from recorded import SAMPLES, derived, run_of
 
 from tracetool.errors import AlreadyExists, BadQuery, NotARun, SchemaVersion, StoreError
 from tracetool.parts import write_part
@@ -123,3 +123,17 @@ def test_a_run_seen_through_queries_keeps_the_rest_and_the_files(tmp_path: Path)
     assert run.rows("SELECT * FROM steps") == [STEP_ROW]
     with pytest.raises(BadQuery):
         run.seen_through({"steps": "SELECT nothing FROM {recorded}"}).rows("SELECT * FROM steps")
+
+
+def test_a_run_of_an_older_minor_version_has_what_came_later_empty() -> None:
+    """Schema 4.0 had no table idles: bubbles are whole intervals there, without causes, and sum to the same."""
+    run = Run(derived(SAMPLES / "h100-1f1b").path)
+    older = Run(run.path)
+    older._later = frozenset({"idles"})
+    assert older.rows("SELECT count(*) FROM idles") == [(0,)]
+    sums = "SELECT rank, sum(duration_ns)::BIGINT FROM bubbles GROUP BY rank ORDER BY rank"
+    assert older.rows(sums) == run.rows(sums)
+    assert older.rows("SELECT DISTINCT cause FROM bubbles") == [(None,)]
+    assert run.rows("SELECT sum(mean_ns)::BIGINT FROM bubbles_by_cause")[0][0] == pytest.approx(
+        run.rows("SELECT value FROM metrics WHERE metric = 'bubble_ns'")[0][0], abs=10
+    )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCHEMA_VERSION = "4.0"
+SCHEMA_VERSION = "4.1"
 
 ColumnType = Literal["int64", "int32", "float64", "bool", "string", "category", "list<int32>"]
 
@@ -25,11 +25,12 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table: what a row is, and its columns."""
+    """One table: what a row is, its columns, and the schema's minor version that brought it."""
 
     name: str
     doc: str
     columns: tuple[Column, ...]
+    since_minor: int = 0
 
     def arrow_schema(self) -> pa.Schema:
         """The Arrow schema, with the doc lines as field metadata."""
@@ -50,9 +51,9 @@ class Table:
         )
 
 
-def table(name: str, doc: str, *columns: Column) -> Table:
+def table(name: str, doc: str, *columns: Column, since_minor: int = 0) -> Table:
     """A table, its columns listed one by one."""
-    return Table(name, doc, columns)
+    return Table(name, doc, columns, since_minor)
 
 
 def nullable(name: str, kind: ColumnType, doc: str) -> Column:

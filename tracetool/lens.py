@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
 from tracetool.errors import BadQuery
 from tracetool.paths import location, make_readable
-from tracetool.tables import TABLES
+from tracetool.tables import TABLES, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _COMMENT = "COMMENT ON "
+_SQL_TYPES = {
+    "int64": "BIGINT", "int32": "INTEGER", "float64": "DOUBLE", "bool": "BOOLEAN", "string": "VARCHAR",
+    "category": "VARCHAR", "list<int32>": "INTEGER[]",
+}  # fmt: skip
 _QUERY_MEMORY = "1GB"
 
 
@@ -52,6 +56,12 @@ def seal(connection: duckdb.DuckDBPyConnection) -> None:
 def table_sources(folder: Path) -> dict[str, str]:
     """For each table of a Run, what to select from to read it."""
     return {name: f"read_parquet({quoted(f'{location(folder)}/{name}/*.parquet')})" for name in TABLES}
+
+
+def empty_source(table: Table) -> str:
+    """What to select from for a table without rows."""
+    columns = ", ".join(f"NULL::{_SQL_TYPES[column.type]} AS {column.name}" for column in table.columns)
+    return f"(SELECT {columns} WHERE false)"
 
 
 def make_views(connection: duckdb.DuckDBPyConnection, sources: Mapping[str, str]) -> None:

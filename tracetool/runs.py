@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tracetool.causes import idle_intervals
 from tracetool.errors import AlreadyExists, MissingRank, ReconstructError, ScheduleError
 from tracetool.ingest import IngestOptions, Silent, cached_run, ingest
 from tracetool.metrics import METRICS, measure
 from tracetool.model.action import ActionKind
+from tracetool.model.topology import Topology
 from tracetool.readers import rows_table
 from tracetool.reconstruct import Reconstruction, reconstruct
 from tracetool.reconstruct.account import Account
@@ -113,7 +115,23 @@ def tables_of(found: Reconstruction, survey: Survey) -> dict[str, pa.Table]:
         **{name: rows_table(name, rows) for name, rows in found.tables.items()},
         "step_facts": rows_table("step_facts", step_facts(found.steps, found.pipeline.step)),
         **timeline_tables(found.observed),
+        "idles": rows_table("idles", _idles(found)),
     }
+
+
+def _idles(found: Reconstruction) -> list[tuple[object, ...]]:
+    """Idle time of the observed step; no message of it crossed a link that is known."""
+    timeline = found.observed
+    ranks = timeline.global_ranks
+    return [
+        (
+            timeline.name, ranks[idle.rank], idle.start_ns, idle.duration_ns, idle.cause.value,
+            None if idle.held is None else idle.held.text,
+            None if idle.transfer is None else ranks[idle.transfer.src_rank],
+            None if idle.transfer is None else ranks[idle.transfer.dst_rank],
+        )
+        for idle in idle_intervals(timeline, Topology(), blocking=found.pipeline.p2p == "grouped")
+    ]  # fmt: skip
 
 
 def timeline_tables(timeline: Timeline) -> dict[str, pa.Table]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tracetool.errors import AlreadyExists, NotARun, SchemaVersion, StoreError
-from tracetool.lens import Lens, connect, make_views, seal, table_sources
+from tracetool.lens import Lens, connect, empty_source, make_views, seal, table_sources
 from tracetool.parts import part_path, whole_file, write_part
 from tracetool.paths import as_path, is_local, remove_tree
 from tracetool.tables import SCHEMA_VERSION, TABLES
@@ -151,7 +151,9 @@ class Run(Lens):
                 f"{path} has schema version {version}, this tool reads {SCHEMA_VERSION}.",
                 hint="ingest the traces again",
             )
-        parts = {name: sorted((path / name).glob("*.parquet")) for name in TABLES}
+        # What a later minor version brought is empty in an older Run.
+        self._later = frozenset(name for name, declared in TABLES.items() if declared.since_minor > _minor(version))
+        parts = {name: sorted((path / name).glob("*.parquet")) for name in TABLES if name not in self._later}
         absent = [name for name, files_of in parts.items() if not files_of]
         if absent:
             raise NotARun(f"{path} lacks {', '.join(absent)}.", hint="ingest the traces again")
@@ -173,7 +175,7 @@ class Run(Lens):
     @property
     def sources(self) -> dict[str, str]:
         """For each table, what its view selects from."""
-        sources = table_sources(self.path)
+        sources = table_sources(self.path) | {name: empty_source(TABLES[name]) for name in self._later}
         return sources | {name: _over(query, sources[name]) for name, query in self._through.items()}
 
     def seen_through(self, queries: Mapping[str, str]) -> Run:
@@ -201,6 +203,10 @@ class Run(Lens):
         self.manifest |= manifest
         _write_manifest(self.path, self.manifest)
         self.__dict__.pop("connection", None)
+
+
+def _minor(version: str) -> int:
+    return int(version.partition(".")[2] or 0)
 
 
 def _over(query: str, table: str) -> str:

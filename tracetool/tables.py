@@ -346,6 +346,22 @@ MEMORY_CURVE = table(
     Column("allocated_bytes", "int64", "Allocated from then on."),
 )
 
+IDLES = table(
+    "idles",
+    "A Timeline's idle time within the pipeline window: one row per rank, interval and cause.",
+    _TIMELINE,
+    _RANK,
+    Column("start_ns", "int64", "From the start of the pipeline window."),
+    Column("duration_ns", "int64", "Length."),
+    Column(
+        "cause", "category", "fill, drain, dependency, channel, host, memory, cross_dc_latency or cross_dc_bandwidth."
+    ),
+    nullable("before_action", "string", "The rank's next action, as in 2F0; null after its last one."),
+    nullable("src_rank", "int32", "Sender of the message whose way caused it, where one did."),
+    nullable("dst_rank", "int32", "Its receiver."),
+    since_minor=1,
+)
+
 LINKS = table(
     "links",
     "One row per pair of ranks and direction that exchange messages in the observed step, as measured.",
@@ -378,6 +394,6 @@ TABLES: dict[str, Table] = {
     for table in (
         SOURCES, PROBLEMS, RANKS, GROUPS, STEPS, EVENTS, COMMS, MEMORY, VENDOR_FIGURES,
         FINDINGS, COORDINATES, CLOCKS, WAITS, STEP_FACTS, COSTS, KERNEL_ACTIONS, LAYERS,
-        STAGES, OPS, TRANSFERS, MEMORY_CURVE, LINKS, METRICS,
+        STAGES, OPS, TRANSFERS, MEMORY_CURVE, IDLES, LINKS, METRICS,
     )
 }  # fmt: skip

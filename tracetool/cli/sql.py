@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _OF_A_PIPELINE = frozenset(
     (
         "stages", "ops", "transfers", "memory_curve", "links", "metrics", "costs", "kernel_actions", "layers",
-        "step_facts", "bubbles", "step_breakdown", "link_utilization", "peak_memory", "slowest_actions",
-        "schedule_comparison", "kernel_time_by_stage",
+        "step_facts", "idles", "bubbles", "bubbles_by_cause", "step_breakdown", "link_utilization", "peak_memory",
+        "slowest_actions", "schedule_comparison", "kernel_time_by_stage",
     )
 )  # fmt: skip
 """Tables and views that only a reconstructed pipeline fills."""

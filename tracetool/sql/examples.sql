@@ -3,8 +3,13 @@ SELECT rank, forward_ns / 1e6 AS forward_ms, backward_ns / 1e6 AS backward_ms, i
 FROM step_breakdown
 ORDER BY rank;
 
+-- Why do ranks idle: bubbles by cause?
+SELECT cause, mean_ns / 1e6 AS mean_ms, intervals
+FROM bubbles_by_cause
+ORDER BY mean_ns DESC, cause;
+
 -- Which idle intervals are the longest, and what came after them?
-SELECT rank, before_action, duration_ns / 1e6 AS idle_ms
+SELECT rank, cause, before_action, duration_ns / 1e6 AS idle_ms
 FROM bubbles
 ORDER BY duration_ns DESC, rank
 LIMIT 10;
