@@ -175,7 +175,7 @@ def _best(found: Sweep) -> list[str]:
     cells = _Results(found, axes)
     if len(found.points) <= _ROWS:
         turns = {key: turn for turn, key in enumerate(dict.fromkeys(_key(point, axes) for point in found.points))}
-        best = sorted(best, key=lambda point: turns[_key(point, axes)])
+        best = tuple(sorted(best, key=lambda point: turns[_key(point, axes)]))
         return [*_table([{"best first": cells.name(p)} | _along(p, axes) | cells.of(p) for p in best], expendable), ""]
     winners = {_key(point, axes): point for point in reversed(best)}
     keys = [key for key in dict.fromkeys(_key(point, axes) for point in found.points) if key in winners]
