@@ -114,6 +114,7 @@ def sweep(
     from tracetool.reports.sweep_text import render_text
     from tracetool.sweep import sweep as run_sweep
     from tracetool.sweep.pareto import parse_price
+    from tracetool.sweep.ranges import NS_PER_KM
     from tracetool.sweep.scenario_file import read_scenarios
     from tracetool.units import parse_duration_ns
 
@@ -140,6 +141,10 @@ def sweep(
             time_limit_s=parse_duration_ns(time_limit) / 1e9,
             knees=not no_knees,
             price=price,
+        )
+    if distance is not None or any(named.distance is not None for named in scenarios or ()):
+        found = replace(
+            found, notes=(*found.notes, f"distances are latencies of {NS_PER_KM / 1e3:g} us per km, one way")
         )
     facts = question.facts()
     for path in output:

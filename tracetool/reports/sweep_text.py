@@ -61,7 +61,12 @@ def _summary(found: Sweep) -> list[str]:
             listed = ", ".join(texts) if len(texts) <= _LISTED else f"{texts[0]} to {texts[-1]}"
             many = "" if len(texts) <= _LISTED else f" ({len(texts)} values)"
             lines.append(f"{_WORDS[axis.name]}: {listed} {axis.unit}".rstrip() + many)
-    return [f"  {line}" for line in wrapped(lines)]
+    modes: dict[str, list[str]] = {}
+    for point in points:
+        modes.setdefault(point.p2p, []).append(point.schedule)
+    issued = [f"{', '.join(dict.fromkeys(names))} {mode}" for mode, names in modes.items()]
+    lines.append(f"transfers: {next(iter(modes))}" if len(modes) == 1 else f"transfers: {'; '.join(issued)}")
+    return [f"  {line}" for line in wrapped(lines, _WIDTH - 2)]
 
 
 _LISTED = 4
