@@ -81,7 +81,7 @@ def one_by_one(measured: Pipeline, asked: Grid) -> int:
 def test_ten_thousand_points(benchmark: BenchmarkFixture, jobs: int, *, interference: bool) -> None:
     pipe, asked = measured(interference=interference), grid(50)
     benchmark.group = f"10,000 points, interference {'on' if interference else 'off'}"
-    found = benchmark.pedantic(sweep, (pipe, asked), {"jobs": jobs}, rounds=1)
+    found = benchmark.pedantic(sweep, (pipe, asked), {"jobs": jobs}, rounds=1)  # type: ignore[no-untyped-call]
     assert len(found.points) == 10_000
     kib = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     benchmark.extra_info["peak MB of this process, and of its largest child"] = [round(k / 1e3) for k in kib]
@@ -95,6 +95,6 @@ def test_beside_replay_per_point(benchmark: BenchmarkFixture, how: str, *, inter
     pipe, asked = measured(interference=interference), grid(5)
     benchmark.group = f"100 points, interference {'on' if interference else 'off'}"
     if how == "sweep":
-        benchmark.pedantic(sweep, (pipe, asked), {"jobs": 1, "knees": False}, rounds=1)
+        benchmark.pedantic(sweep, (pipe, asked), {"jobs": 1, "knees": False}, rounds=1)  # type: ignore[no-untyped-call]
     else:
-        assert benchmark.pedantic(one_by_one, (pipe, asked), rounds=1) == 100
+        assert benchmark.pedantic(one_by_one, (pipe, asked), rounds=1) == 100  # type: ignore[no-untyped-call]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +93,19 @@ def test_text_fits_80_columns_and_says_what_matters(
         assert said in text
     assert "scenarios more: -o sweep.parquet" in text
     assert text.splitlines()[-1].startswith("Next: tracetool sweep")
+
+
+def test_the_next_command_replays_the_best_point(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Three DCs, one link of them as given, without interference."""
+    asked = ["--dc", "0,1-2,3", "--bandwidth", "17Gbit/s,99Gbit/s", "--latency", "3ms", "--schedule", "geopipe"]
+    asked += ["--link", "dc1-dc2=40Gbit/s,1ms", "--no-interference", "--no-knees", "--hbm", "20GiB"]
+    best = min(point["step_ns"] for point in _sweep(capsys, *asked)["points"])
+    assert run(["sweep", SAMPLE, *asked, "-o", str(tmp_path / "x.csv")]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    words = shlex.split(line.removeprefix("Next: tracetool "))
+    assert words[0] == "replay"
+    assert run([*words[:-2], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["results"][0]["step_ns"] == best
 
 
 def test_scenarios_have_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

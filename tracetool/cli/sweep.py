@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
+from click.core import ParameterSource
 
 from tracetool.cli.output import FORCE, JSON, PATHS, QUIET, check_target, next_step, write_file
 from tracetool.cli.question import ask, placed, question_options
@@ -15,13 +18,13 @@ from tracetool.cli.values import parse_names, read_dc_map
 from tracetool.errors import ScenarioError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from rich.progress import Progress as RichProgress
 
     from tracetool.cli.question import Question, Words
     from tracetool.model.pipeline import P2PMode
-    from tracetool.sweep import Grid
+    from tracetool.sweep import Grid, SweepPoint
     from tracetool.sweep.scenario_file import NamedScenario
 
 
@@ -111,6 +114,7 @@ def sweep(
     from tracetool.reports.sweep_text import render_text
     from tracetool.sweep import sweep as run_sweep
     from tracetool.sweep.pareto import parse_price
+    from tracetool.sweep.ranges import NS_PER_KM
     from tracetool.sweep.scenario_file import read_scenarios
     from tracetool.units import parse_duration_ns
 
@@ -138,14 +142,19 @@ def sweep(
             knees=not no_knees,
             price=price,
         )
+    if distance is not None or any(named.distance is not None for named in scenarios or ()):
+        found = replace(
+            found, notes=(*found.notes, f"distances are latencies of {NS_PER_KM / 1e3:g} us per km, one way")
+        )
     facts = question.facts()
     for path in output:
         write_file(path, _form(path)(found, facts, price), force=force)
         click.echo(f"wrote {path}", err=True)
     click.echo((render_json if as_json else render_text)(found, facts, price).decode(), nl=False)
     if not as_json:
-        after = "-o sweep.parquet" if not output else "--json"
-        next_step(f"{facts.command} {after}", quiet=quiet)
+        shared = words | ({} if chunks is None else {"chunks": chunks})
+        after = _replay_of(found.best_first(), paths, shared) if output else None
+        next_step(after or f"{facts.command} {'--json' if output else '-o sweep.parquet'}", quiet=quiet)
 
 
 _SHARED = click.Command("shared")
@@ -153,6 +162,49 @@ question_options(_SHARED)
 # The shared options come in their own order, but for those that are lists here.
 _OWN = {option.name for option in sweep.params}
 sweep.params[-4:-4] = [option for option in reversed(_SHARED.params) if option.name not in _OWN]
+
+
+def _replay_of(best: Sequence[SweepPoint], paths: tuple[Path, ...], words: dict[str, Any]) -> str | None:
+    """The command that replays the best point.
+
+    None if no point fits, it is of a named scenario, or its map of DCs cannot be written in ranges.
+    """
+    from tracetool.model.topology import parse_dc_map, parse_link
+    from tracetool.reports.sweep_text import map_of
+
+    point = next(iter(best), None)
+    if point is None or point.scenario is not None or (point.dcs and parse_dc_map(map_of(point.dcs)) != point.dcs):
+        return None
+    asked = ["--schedule", point.schedule, "--microbatches", str(point.microbatches), "--p2p", point.p2p]
+    if point.extra_forwards is not None:
+        asked += ["--extra-forwards", ",".join(map(str, point.extra_forwards))]
+    if point.dcs:
+        asked += ["--dc", map_of(point.dcs)]
+    if point.bandwidth_bytes_per_s is not None:
+        figures = f"{point.bandwidth_bytes_per_s}B/s,{point.latency_ns}ns"
+        fixed = {frozenset((link.src_dc, link.dst_dc)) for text in words["link"] for link in parse_link(text)}
+        pairs = dict.fromkeys(frozenset(pair) for pair in pairwise(point.dcs) if pair[0] != pair[1])
+        for pair in (pair for pair in pairs if pair not in fixed):
+            asked += ["--link", f"{'-'.join(sorted(pair))}={figures}"]
+    if "chunks" in words:
+        asked += ["--chunks", str(words["chunks"])]
+    if point.hbm_bytes is not None:
+        asked += ["--hbm", f"{point.hbm_bytes}B"]
+    return shlex.join(["tracetool", "replay", *map(str, paths), *asked, *_given_words(), "-o", "gantt.png"])
+
+
+def _given_words() -> list[str]:
+    """The shared options that were given, as given."""
+    context = click.get_current_context()
+    found: list[str] = []
+    for option in _SHARED.params:
+        source = None if option.name is None else context.get_parameter_source(option.name)
+        if option.name in _OWN or source in (None, ParameterSource.DEFAULT):
+            continue
+        value = context.params[option.name or ""]
+        for one in value if isinstance(value, tuple) else (value,):
+            found += [option.opts[0]] if one is True else [option.opts[0], str(one)]
+    return found
 
 
 def _shared_words(words: dict[str, Any]) -> Words:

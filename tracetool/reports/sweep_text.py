@@ -61,7 +61,12 @@ def _summary(found: Sweep) -> list[str]:
             listed = ", ".join(texts) if len(texts) <= _LISTED else f"{texts[0]} to {texts[-1]}"
             many = "" if len(texts) <= _LISTED else f" ({len(texts)} values)"
             lines.append(f"{_WORDS[axis.name]}: {listed} {axis.unit}".rstrip() + many)
-    return [f"  {line}" for line in wrapped(lines)]
+    modes: dict[str, list[str]] = {}
+    for point in points:
+        modes.setdefault(point.p2p, []).append(point.schedule)
+    issued = [f"{', '.join(dict.fromkeys(names))} {mode}" for mode, names in modes.items()]
+    lines.append(f"transfers: {next(iter(modes))}" if len(modes) == 1 else f"transfers: {'; '.join(issued)}")
+    return [f"  {line}" for line in wrapped(lines, _WIDTH - 2)]
 
 
 _LISTED = 4
@@ -175,7 +180,7 @@ def _best(found: Sweep) -> list[str]:
     cells = _Results(found, axes)
     if len(found.points) <= _ROWS:
         turns = {key: turn for turn, key in enumerate(dict.fromkeys(_key(point, axes) for point in found.points))}
-        best = sorted(best, key=lambda point: turns[_key(point, axes)])
+        best = tuple(sorted(best, key=lambda point: turns[_key(point, axes)]))
         return [*_table([{"best first": cells.name(p)} | _along(p, axes) | cells.of(p) for p in best], expendable), ""]
     winners = {_key(point, axes): point for point in reversed(best)}
     keys = [key for key in dict.fromkeys(_key(point, axes) for point in found.points) if key in winners]
