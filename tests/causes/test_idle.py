@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import pytest
 from engine_cases import schedules
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from idle_checks import check, sums
 from synthetic import BYTE_PER_NS, pipeline, places, replayed, scenario
 
 from tracetool.causes import idle_by_cause, idle_intervals, idles_of
@@ -30,32 +30,6 @@ if TYPE_CHECKING:
     from tracetool.model.schedule import Schedule
 
 F, B, LATENCY, OCCUPANCY = 100, 200, 1000, 10
-
-
-def check(timeline: Timeline, idles: Sequence[Idle]) -> None:
-    """Every ns of the window of every rank is in one compute or in one idle interval, told independently."""
-    start, window = min(op.start_ns for op in timeline.computes()), measure(timeline).window_ns
-    by_rank: dict[int, list[tuple[int, int]]] = {}
-    for op in timeline.computes():
-        by_rank.setdefault(op.rank, []).append((op.start_ns, op.end_ns))
-    for idle in idles:
-        assert idle.start_ns < idle.end_ns
-        by_rank[idle.rank].append((idle.start_ns, idle.end_ns))
-    for rank, spans in by_rank.items():
-        now = start
-        for begin, end in sorted(spans):
-            assert begin == now, (rank, begin, now)
-            now = end
-        assert now == start + window
-    assert list(idles) == sorted(idles, key=lambda idle: (idle.rank, idle.start_ns))
-
-
-def sums(idles: Sequence[Idle], ranks: int) -> list[dict[Cause, int]]:
-    """Idle time by cause of each rank, those that are there."""
-    found: list[Counter[Cause]] = [Counter() for _ in range(ranks)]
-    for idle in idles:
-        found[idle.rank][idle.cause] += idle.duration_ns
-    return [dict(of_rank) for of_rank in found]
 
 
 def told(idles: Sequence[Idle], rank: int) -> list[tuple[str, int, int]]:
@@ -204,11 +178,12 @@ def questions(draw: st.DrawFn) -> tuple[Pipeline, Schedule, Scenario]:
         alone = random.randint(1, longest)
         return ActionCost(alone, uncontended_ns=alone, contended_ns=alone + random.choice([0, 0, random.randint(0, 9)]))
 
+    def drawn() -> int:
+        return random.randint(0, longest)
+
     stages = tuple(
         StageProfile(
-            stage,
-            {kind: tuple(cost() for _ in range(m)) for kind in KINDS},
-            *(random.randint(0, longest) for _ in range(4)),
+            stage, {kind: tuple(cost() for _ in range(m)) for kind in KINDS}, drawn(), drawn(), drawn(), drawn()
         )
         for stage in range(p if shape.is_bidirectional else shape.stages)
     )

@@ -107,7 +107,7 @@ class Chains:
         Args:
             place: The action; None for the end of the window.
         """
-        now = self.op(place or self.last).start_ns if place else self.op(self.last).end_ns
+        now = self.op(place).start_ns if place else self.op(self.last).end_ns
         at = place
         after: Place | None = None if place else self.last
         while at is not None or after is not None:
@@ -214,7 +214,7 @@ def _ran_before(after: Op, op: Op) -> bool:
 
 def _units(orders: list[list[Op]], overlapping: Collection[Action]) -> dict[Place, tuple[Place, Place]]:
     """First and last action of each pair that runs as one, by either of them."""
-    units = {}
+    units: dict[Place, tuple[Place, Place]] = {}
     for rank, order in enumerate(orders) if overlapping else ():
         mine = [at for at, op in enumerate(order) if Action(op.stage, op.kind, op.microbatch) in overlapping]
         for first, last in zip(mine[::2], mine[1::2], strict=True):
