@@ -7,8 +7,6 @@ interval is cut: going back from the action along what it waited for, and what t
 
 from __future__ import annotations
 
-from itertools import groupby
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from tracetool.causes.chain import Chains, Piece, Place
@@ -135,9 +133,10 @@ class _Phases:
 def _gap(chains: Chains, place: Place | None, since_ns: int) -> Iterator[Piece]:
     """The chain within a gap, latest first."""
     for piece in chains.until(place):
-        yield piece._replace(start_ns=max(piece.start_ns, since_ns))
         if piece.start_ns <= since_ns:
+            yield piece._replace(start_ns=since_ns)
             return
+        yield piece
 
 
 def _crosses(pieces: Sequence[Piece]) -> bool:
@@ -157,16 +156,29 @@ def _merged(
     pieces: Sequence[Piece], rank: int, held: Op | None, phase: Cause, room_lacks_from_ns: int | None
 ) -> list[Idle]:
     """Idle intervals of the pieces of one gap, latest first; neighbours of one cause are one."""
-    told: list[tuple[Cause, int, int, Transfer | None]] = []
-    for piece in reversed(pieces):
-        cause = piece.cause or phase
-        cut = piece.end_ns if room_lacks_from_ns is None else room_lacks_from_ns
-        cut = min(max(cut, piece.start_ns), piece.end_ns)
-        told += [(cause, piece.start_ns, cut, piece.transfer), (Cause.MEMORY, cut, piece.end_ns, piece.transfer)]
-    merged = []
-    for cause, of_cause in groupby((part for part in told if part[1] < part[2]), key=itemgetter(0)):
-        parts = list(of_cause)
-        sent = [part for part in parts if part[3] is not None]
-        longest = max(sent, key=lambda part: part[2] - part[1])[3] if sent else None
-        merged.append(Idle(rank, parts[0][1], parts[-1][2], cause, held, longest))
+    merged: list[Idle] = []
+    cause, start, longest_ns, transfer = phase, pieces[-1].start_ns, 0, None
+    end = start
+    for now, until, found, message in _told(pieces, phase, room_lacks_from_ns):
+        if found is not cause:
+            if end > start:
+                merged.append(Idle(rank, start, end, cause, held, transfer))
+            cause, start, longest_ns, transfer = found, now, 0, None
+        if message is not None and until - now > longest_ns:
+            longest_ns, transfer = until - now, message
+        end = until
+    merged.append(Idle(rank, start, end, cause, held, transfer))
     return merged
+
+
+def _told(
+    pieces: Sequence[Piece], phase: Cause, room_lacks_from_ns: int | None
+) -> Iterator[tuple[int, int, Cause, Transfer | None]]:
+    """Start, end, cause and message of each piece of one gap, earliest first, cut where room for a forward lacks."""
+    for start, end, cause, _, transfer in reversed(pieces):
+        if room_lacks_from_ns is None or end <= room_lacks_from_ns:
+            yield start, end, cause or phase, transfer
+            continue
+        if start < room_lacks_from_ns:
+            yield start, room_lacks_from_ns, cause or phase, transfer
+        yield max(start, room_lacks_from_ns), end, Cause.MEMORY, transfer

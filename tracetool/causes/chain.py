@@ -117,11 +117,13 @@ class Chains:
                 for piece in way.pieces:
                     # Clocks of ranks may differ a little: what seems to be later than what waited for it is cut off.
                     if piece.start_ns < now:
-                        yield piece._replace(end_ns=now)
+                        yield piece if piece.end_ns == now else piece._replace(end_ns=now)
                         now = piece.start_ns
-            if after is not None and self.op(after).start_ns < now:
-                yield Piece(self.op(after).start_ns, now, None, self.op(after))
-                now = self.op(after).start_ns
+            if after is not None:
+                op = self.op(after)
+                if op.start_ns < now:
+                    yield Piece(op.start_ns, now, None, op)
+                    now = op.start_ns
             at, after = after, None
 
     def _way(self, place: Place) -> _Way:
