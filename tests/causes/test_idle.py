@@ -68,6 +68,32 @@ def test_what_gpipe_waits_for_a_link_is_what_the_link_costs_on_every_rank() -> N
         assert {c: before[c] for c in after} == after
 
 
+@pytest.mark.parametrize(("p", "m", "extra"), [(4, 8, 0), (4, 8, 1), (8, 20, 0), (8, 33, 2), (16, 40, 0)])
+def test_ranks_far_from_a_link_wait_for_it_as_long_as_those_beside_it(p: int, m: int, extra: int) -> None:
+    """One boundary in the middle, per edge: T = (m+p-1)(f+b) + 2c + n max(0, 2c - e(f+b)) (schedules.md 4.4).
+
+    What L and t add to the step, every rank waits for them, however far away: 2(n+1) L and 2(n+1) t; the round trips
+    hide n e (f+b) of computes.
+    """
+    topology = places([p // 2, p // 2], latency_ns=LATENCY)
+    measured = pipeline(p, m, F, B, payload_bytes=OCCUPANCY)
+    extras = (extra,) * (p // 2) + (0,) * (p // 2)
+    done = replayed(measured, "geopipe", scenario(topology, "per-edge"), extra_forwards=extras)
+    depth = p - (p // 2 - 1)
+    trips = (m - 1 - depth - extra) // (extra + 2) + 1
+    hidden = trips * extra * (F + B)
+    window = measure(done.timeline).window_ns
+    assert window == (m + p - 1) * (F + B) + 2 * (trips + 1) * (LATENCY + OCCUPANCY) - hidden
+    for found in sums(idles_of(done), p):
+        crossing = found[Cause.CROSS_DC_LATENCY] + found[Cause.CROSS_DC_BANDWIDTH]
+        filling = found.get(Cause.FILL, 0) + found.get(Cause.DRAIN, 0) + found.get(Cause.DEPENDENCY, 0)
+        assert crossing + filling == window - m * (F + B)
+        if not extra:
+            assert found[Cause.CROSS_DC_LATENCY] == 2 * (trips + 1) * LATENCY
+            assert found[Cause.CROSS_DC_BANDWIDTH] == 2 * (trips + 1) * OCCUPANCY
+            assert filling == (p - 1) * (F + B)
+
+
 def test_the_way_of_a_message_is_cut_where_it_goes_from_one_part_to_the_next() -> None:
     """One microbatch over one link: computed, occupying it, on its way, and what it takes inside a DC besides."""
     topology = places([1, 1], latency_ns=LATENCY)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tracetool.causes.balance import Balance, Ledger, laid_out
 from tracetool.causes.chain import Chains, Piece, Place
 from tracetool.model.action import ActionKind
 from tracetool.model.idle import CAUSES, Cause, Idle
@@ -16,8 +17,9 @@ from tracetool.model.idle import CAUSES, Cause, Idle
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
+    from tracetool.causes.balance import Part
     from tracetool.model.action import Action
-    from tracetool.model.timeline import Op, Timeline, Transfer
+    from tracetool.model.timeline import Op, Timeline
     from tracetool.model.topology import Topology
     from tracetool.replay import Replayed
 
@@ -62,17 +64,21 @@ def idle_intervals(
         return ()
     chains = Chains(timeline, topology, blocking=blocking, overlapping=overlapping)
     end_ns = chains.op(chains.last).end_ns
+    ledger = Ledger(chains)
     found: list[Idle] = []
     for rank, order in enumerate(chains.orders):
-        phases = _Phases(order)
+        phases, balance = _Phases(order), Balance()
         now = chains.start_ns
         for at in range(len(order) + 1):
             held = order[at] if at < len(order) else None
+            place = Place(rank, at) if held else None
             until = held.start_ns if held else end_ns
+            spent = ledger.until(place)
+            shares = balance.pass_on(spent, max(0, until - now))
             if until > now:
-                pieces = list(_gap(chains, Place(rank, at) if held else None, now))
-                lacks = _room_lacks_from(chains, rank, at) if memory_limited and _crosses(pieces) else None
-                found += _merged(pieces, rank, held, phases.of(at), lacks)
+                parts = laid_out(list(_gap(chains, place, now)), shares, spent.messages)
+                lacks = _room_lacks_from(chains, rank, at) if memory_limited and _crosses(parts) else None
+                found += _merged(parts, rank, held, phases.of(at), lacks)
             now = max(now, held.end_ns) if held else now
     return tuple(found)
 
@@ -139,8 +145,8 @@ def _gap(chains: Chains, place: Place | None, since_ns: int) -> Iterator[Piece]:
         yield piece
 
 
-def _crosses(pieces: Sequence[Piece]) -> bool:
-    return any(piece.cause in {Cause.CROSS_DC_LATENCY, Cause.CROSS_DC_BANDWIDTH} for piece in pieces)
+def _crosses(parts: Sequence[Part]) -> bool:
+    return any(part.kind in {Cause.CROSS_DC_LATENCY, Cause.CROSS_DC_BANDWIDTH} for part in parts)
 
 
 def _room_lacks_from(chains: Chains, rank: int, at: int) -> int | None:
@@ -153,32 +159,31 @@ def _room_lacks_from(chains: Chains, rank: int, at: int) -> int | None:
 
 
 def _merged(
-    pieces: Sequence[Piece], rank: int, held: Op | None, phase: Cause, room_lacks_from_ns: int | None
+    parts: Sequence[Part], rank: int, held: Op | None, phase: Cause, room_lacks_from_ns: int | None
 ) -> list[Idle]:
-    """Idle intervals of the pieces of one gap, latest first; neighbours of one cause are one."""
+    """Idle intervals of the parts of one gap; neighbours of one cause are one, with the message that took longest."""
     merged: list[Idle] = []
-    cause, start, longest_ns, transfer = phase, pieces[-1].start_ns, 0, None
+    cause, start, longest_ns, transfer = phase, parts[0].start_ns, 0, None
     end = start
-    for now, until, found, message in _told(pieces, phase, room_lacks_from_ns):
+    for part in _cut(parts, room_lacks_from_ns):
+        found = part.kind or phase
         if found is not cause:
             if end > start:
                 merged.append(Idle(rank, start, end, cause, held, transfer))
-            cause, start, longest_ns, transfer = found, now, 0, None
-        if message is not None and until - now > longest_ns:
-            longest_ns, transfer = until - now, message
-        end = until
+            cause, start, longest_ns, transfer = found, part.start_ns, 0, None
+        end = part.end_ns
+        if part.transfer is not None and end - part.start_ns > longest_ns:
+            longest_ns, transfer = end - part.start_ns, part.transfer
     merged.append(Idle(rank, start, end, cause, held, transfer))
     return merged
 
 
-def _told(
-    pieces: Sequence[Piece], phase: Cause, room_lacks_from_ns: int | None
-) -> Iterator[tuple[int, int, Cause, Transfer | None]]:
-    """Start, end, cause and message of each piece of one gap, earliest first, cut where room for a forward lacks."""
-    for start, end, cause, _, transfer in reversed(pieces):
-        if room_lacks_from_ns is None or end <= room_lacks_from_ns:
-            yield start, end, cause or phase, transfer
+def _cut(parts: Sequence[Part], room_lacks_from_ns: int | None) -> Iterator[Part]:
+    """The parts of a gap, those after room for a forward lacked as memory's."""
+    for part in parts:
+        if room_lacks_from_ns is None or part.end_ns <= room_lacks_from_ns:
+            yield part
             continue
-        if start < room_lacks_from_ns:
-            yield start, room_lacks_from_ns, cause or phase, transfer
-        yield max(start, room_lacks_from_ns), end, Cause.MEMORY, transfer
+        if part.start_ns < room_lacks_from_ns:
+            yield part._replace(end_ns=room_lacks_from_ns)
+        yield part._replace(start_ns=max(part.start_ns, room_lacks_from_ns), kind=Cause.MEMORY)

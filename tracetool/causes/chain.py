@@ -41,7 +41,7 @@ class Place(NamedTuple):
     at: int
 
 
-class _Way(NamedTuple):
+class Way(NamedTuple):
     """What was between an action and what it waited for: the pieces, latest first; and the action it waited for."""
 
     pieces: tuple[Piece, ...]
@@ -95,7 +95,7 @@ class Chains:
             for at, op in enumerate(order)
             if op.kind is ActionKind.FORWARD or op.kind in GRADIENT_KINDS
         }
-        self._ways: dict[Place, _Way] = {}
+        self._ways: dict[Place, Way] = {}
 
     def op(self, place: Place) -> Op:
         """The action at a place."""
@@ -112,7 +112,7 @@ class Chains:
         after: Place | None = None if place else self.last
         while at is not None or after is not None:
             if at is not None:
-                way = self._way(at)
+                way = self.way(at)
                 after = way.after
                 for piece in way.pieces:
                     # Clocks of ranks may differ a little: what seems to be later than what waited for it is cut off.
@@ -126,13 +126,14 @@ class Chains:
                     now = op.start_ns
             at, after = after, None
 
-    def _way(self, place: Place) -> _Way:
+    def way(self, place: Place) -> Way:
+        """What was between an action and what it waited for."""
         way = self._ways.get(place)
         if way is None:
             way = self._ways[place] = self._find_way(place)
         return way
 
-    def _find_way(self, place: Place) -> _Way:
+    def _find_way(self, place: Place) -> Way:
         op = self.op(place)
         before = Place(place.rank, place.at - 1) if place.at else None
         floor = self.op(before).end_ns if before else self.start_ns
@@ -143,9 +144,9 @@ class Chains:
             after = self._through(held, place, back)
             if after is not None and _ran_before(self.op(after), op):
                 back.since(self.op(after).end_ns, Cause.HOST)
-                return _Way(tuple(back.pieces), after)
+                return Way(tuple(back.pieces), after)
         back.since(floor, Cause.HOST)
-        return _Way(tuple(back.pieces), before)
+        return Way(tuple(back.pieces), before)
 
     def _held_by(self, place: Place, floor: int) -> tuple[Transfer | None, int]:
         """The message that an action waited for to the last, and when that was over; its input where several were."""
