@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import pytest
 from engine_cases import schedules
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from idle_checks import check, sums
 from synthetic import BYTE_PER_NS, pipeline, places, replayed, scenario
 
 from tracetool.causes import idle_by_cause, idle_intervals, idles_of
@@ -30,32 +30,6 @@ if TYPE_CHECKING:
     from tracetool.model.schedule import Schedule
 
 F, B, LATENCY, OCCUPANCY = 100, 200, 1000, 10
-
-
-def check(timeline: Timeline, idles: Sequence[Idle]) -> None:
-    """Every ns of the window of every rank is in one compute or in one idle interval, told independently."""
-    start, window = min(op.start_ns for op in timeline.computes()), measure(timeline).window_ns
-    by_rank: dict[int, list[tuple[int, int]]] = {}
-    for op in timeline.computes():
-        by_rank.setdefault(op.rank, []).append((op.start_ns, op.end_ns))
-    for idle in idles:
-        assert idle.start_ns < idle.end_ns
-        by_rank[idle.rank].append((idle.start_ns, idle.end_ns))
-    for rank, spans in by_rank.items():
-        now = start
-        for begin, end in sorted(spans):
-            assert begin == now, (rank, begin, now)
-            now = end
-        assert now == start + window
-    assert list(idles) == sorted(idles, key=lambda idle: (idle.rank, idle.start_ns))
-
-
-def sums(idles: Sequence[Idle], ranks: int) -> list[dict[Cause, int]]:
-    """Idle time by cause of each rank, those that are there."""
-    found: list[Counter[Cause]] = [Counter() for _ in range(ranks)]
-    for idle in idles:
-        found[idle.rank][idle.cause] += idle.duration_ns
-    return [dict(of_rank) for of_rank in found]
 
 
 def told(idles: Sequence[Idle], rank: int) -> list[tuple[str, int, int]]:
@@ -92,6 +66,32 @@ def test_what_gpipe_waits_for_a_link_is_what_the_link_costs_on_every_rank() -> N
         assert found[Cause.CROSS_DC_BANDWIDTH] == 2 * OCCUPANCY
     for before, after in zip(sums(idles_of(over), 4), sums(idles_of(without), 4), strict=True):
         assert {c: before[c] for c in after} == after
+
+
+@pytest.mark.parametrize(("p", "m", "extra"), [(4, 8, 0), (4, 8, 1), (8, 20, 0), (8, 33, 2), (16, 40, 0)])
+def test_ranks_far_from_a_link_wait_for_it_as_long_as_those_beside_it(p: int, m: int, extra: int) -> None:
+    """One boundary in the middle, per edge: T = (m+p-1)(f+b) + 2c + n max(0, 2c - e(f+b)) (schedules.md 4.4).
+
+    What L and t add to the step, every rank waits for them, however far away: 2(n+1) L and 2(n+1) t; the round trips
+    hide n e (f+b) of computes.
+    """
+    topology = places([p // 2, p // 2], latency_ns=LATENCY)
+    measured = pipeline(p, m, F, B, payload_bytes=OCCUPANCY)
+    extras = (extra,) * (p // 2) + (0,) * (p // 2)
+    done = replayed(measured, "geopipe", scenario(topology, "per-edge"), extra_forwards=extras)
+    depth = p - (p // 2 - 1)
+    trips = (m - 1 - depth - extra) // (extra + 2) + 1
+    hidden = trips * extra * (F + B)
+    window = measure(done.timeline).window_ns
+    assert window == (m + p - 1) * (F + B) + 2 * (trips + 1) * (LATENCY + OCCUPANCY) - hidden
+    for found in sums(idles_of(done), p):
+        crossing = found[Cause.CROSS_DC_LATENCY] + found[Cause.CROSS_DC_BANDWIDTH]
+        filling = found.get(Cause.FILL, 0) + found.get(Cause.DRAIN, 0) + found.get(Cause.DEPENDENCY, 0)
+        assert crossing + filling == window - m * (F + B)
+        if not extra:
+            assert found[Cause.CROSS_DC_LATENCY] == 2 * (trips + 1) * LATENCY
+            assert found[Cause.CROSS_DC_BANDWIDTH] == 2 * (trips + 1) * OCCUPANCY
+            assert filling == (p - 1) * (F + B)
 
 
 def test_the_way_of_a_message_is_cut_where_it_goes_from_one_part_to_the_next() -> None:
@@ -204,11 +204,12 @@ def questions(draw: st.DrawFn) -> tuple[Pipeline, Schedule, Scenario]:
         alone = random.randint(1, longest)
         return ActionCost(alone, uncontended_ns=alone, contended_ns=alone + random.choice([0, 0, random.randint(0, 9)]))
 
+    def drawn() -> int:
+        return random.randint(0, longest)
+
     stages = tuple(
         StageProfile(
-            stage,
-            {kind: tuple(cost() for _ in range(m)) for kind in KINDS},
-            *(random.randint(0, longest) for _ in range(4)),
+            stage, {kind: tuple(cost() for _ in range(m)) for kind in KINDS}, drawn(), drawn(), drawn(), drawn()
         )
         for stage in range(p if shape.is_bidirectional else shape.stages)
     )

@@ -7,10 +7,9 @@ interval is cut: going back from the action along what it waited for, and what t
 
 from __future__ import annotations
 
-from itertools import groupby
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from tracetool.causes.balance import Balance, Ledger, laid_out
 from tracetool.causes.chain import Chains, Piece, Place
 from tracetool.model.action import ActionKind
 from tracetool.model.idle import CAUSES, Cause, Idle
@@ -18,8 +17,9 @@ from tracetool.model.idle import CAUSES, Cause, Idle
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
+    from tracetool.causes.balance import Part
     from tracetool.model.action import Action
-    from tracetool.model.timeline import Op, Timeline, Transfer
+    from tracetool.model.timeline import Op, Timeline
     from tracetool.model.topology import Topology
     from tracetool.replay import Replayed
 
@@ -64,17 +64,21 @@ def idle_intervals(
         return ()
     chains = Chains(timeline, topology, blocking=blocking, overlapping=overlapping)
     end_ns = chains.op(chains.last).end_ns
+    ledger = Ledger(chains)
     found: list[Idle] = []
     for rank, order in enumerate(chains.orders):
-        phases = _Phases(order)
+        phases, balance = _Phases(order), Balance()
         now = chains.start_ns
         for at in range(len(order) + 1):
             held = order[at] if at < len(order) else None
+            place = Place(rank, at) if held else None
             until = held.start_ns if held else end_ns
+            spent = ledger.until(place)
+            shares = balance.pass_on(spent, max(0, until - now))
             if until > now:
-                pieces = list(_gap(chains, Place(rank, at) if held else None, now))
-                lacks = _room_lacks_from(chains, rank, at) if memory_limited and _crosses(pieces) else None
-                found += _merged(pieces, rank, held, phases.of(at), lacks)
+                parts = laid_out(list(_gap(chains, place, now)), shares, spent.messages)
+                lacks = _room_lacks_from(chains, rank, at) if memory_limited and _crosses(parts) else None
+                found += _merged(parts, rank, held, phases.of(at), lacks)
             now = max(now, held.end_ns) if held else now
     return tuple(found)
 
@@ -135,13 +139,14 @@ class _Phases:
 def _gap(chains: Chains, place: Place | None, since_ns: int) -> Iterator[Piece]:
     """The chain within a gap, latest first."""
     for piece in chains.until(place):
-        yield piece._replace(start_ns=max(piece.start_ns, since_ns))
         if piece.start_ns <= since_ns:
+            yield piece._replace(start_ns=since_ns)
             return
+        yield piece
 
 
-def _crosses(pieces: Sequence[Piece]) -> bool:
-    return any(piece.cause in {Cause.CROSS_DC_LATENCY, Cause.CROSS_DC_BANDWIDTH} for piece in pieces)
+def _crosses(parts: Sequence[Part]) -> bool:
+    return any(part.kind in {Cause.CROSS_DC_LATENCY, Cause.CROSS_DC_BANDWIDTH} for part in parts)
 
 
 def _room_lacks_from(chains: Chains, rank: int, at: int) -> int | None:
@@ -154,19 +159,31 @@ def _room_lacks_from(chains: Chains, rank: int, at: int) -> int | None:
 
 
 def _merged(
-    pieces: Sequence[Piece], rank: int, held: Op | None, phase: Cause, room_lacks_from_ns: int | None
+    parts: Sequence[Part], rank: int, held: Op | None, phase: Cause, room_lacks_from_ns: int | None
 ) -> list[Idle]:
-    """Idle intervals of the pieces of one gap, latest first; neighbours of one cause are one."""
-    told: list[tuple[Cause, int, int, Transfer | None]] = []
-    for piece in reversed(pieces):
-        cause = piece.cause or phase
-        cut = piece.end_ns if room_lacks_from_ns is None else room_lacks_from_ns
-        cut = min(max(cut, piece.start_ns), piece.end_ns)
-        told += [(cause, piece.start_ns, cut, piece.transfer), (Cause.MEMORY, cut, piece.end_ns, piece.transfer)]
-    merged = []
-    for cause, of_cause in groupby((part for part in told if part[1] < part[2]), key=itemgetter(0)):
-        parts = list(of_cause)
-        sent = [part for part in parts if part[3] is not None]
-        longest = max(sent, key=lambda part: part[2] - part[1])[3] if sent else None
-        merged.append(Idle(rank, parts[0][1], parts[-1][2], cause, held, longest))
+    """Idle intervals of the parts of one gap; neighbours of one cause are one, with the message that took longest."""
+    merged: list[Idle] = []
+    cause, start, longest_ns, transfer = phase, parts[0].start_ns, 0, None
+    end = start
+    for part in _cut(parts, room_lacks_from_ns):
+        found = part.kind or phase
+        if found is not cause:
+            if end > start:
+                merged.append(Idle(rank, start, end, cause, held, transfer))
+            cause, start, longest_ns, transfer = found, part.start_ns, 0, None
+        end = part.end_ns
+        if part.transfer is not None and end - part.start_ns > longest_ns:
+            longest_ns, transfer = end - part.start_ns, part.transfer
+    merged.append(Idle(rank, start, end, cause, held, transfer))
     return merged
+
+
+def _cut(parts: Sequence[Part], room_lacks_from_ns: int | None) -> Iterator[Part]:
+    """The parts of a gap, those after room for a forward lacked as memory's."""
+    for part in parts:
+        if room_lacks_from_ns is None or part.end_ns <= room_lacks_from_ns:
+            yield part
+            continue
+        if part.start_ns < room_lacks_from_ns:
+            yield part._replace(end_ns=room_lacks_from_ns)
+        yield part._replace(start_ns=max(part.start_ns, room_lacks_from_ns), kind=Cause.MEMORY)

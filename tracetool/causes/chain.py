@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -41,7 +42,7 @@ class Place(NamedTuple):
     at: int
 
 
-class _Way(NamedTuple):
+class Way(NamedTuple):
     """What was between an action and what it waited for: the pieces, latest first; and the action it waited for."""
 
     pieces: tuple[Piece, ...]
@@ -86,6 +87,7 @@ class Chains:
             (Place(rank, len(order) - 1) for rank, order in enumerate(self.orders) if order),
             key=lambda place: (self.op(place).end_ns, -place.rank),
         )
+        reached = [0] * len(self.orders)
         self._ends = [[op.end_ns for op in order] for order in self.orders]
         self._units = _units(self.orders, overlapping)
         self._messages = _Messages(timeline.transfers, topology, len(self.orders), blocking=blocking)
@@ -95,7 +97,12 @@ class Chains:
             for at, op in enumerate(order)
             if op.kind is ActionKind.FORWARD or op.kind in GRADIENT_KINDS
         }
-        self._ways: dict[Place, _Way] = {}
+        self._ways: dict[Place, Way] = {}
+        # Earlier ones first: the way to a later one may go back along theirs.
+        for op in computes:
+            place = Place(op.rank, reached[op.rank])
+            reached[op.rank] += 1
+            self._ways[place] = self._find_way(place)
 
     def op(self, place: Place) -> Op:
         """The action at a place."""
@@ -107,30 +114,33 @@ class Chains:
         Args:
             place: The action; None for the end of the window.
         """
-        now = self.op(place or self.last).start_ns if place else self.op(self.last).end_ns
-        at = place
-        after: Place | None = None if place else self.last
+        if place is None:
+            return self._walk(None, self.last, self.op(self.last).end_ns)
+        return self._walk(place, None, self.op(place).start_ns)
+
+    def _walk(self, at: Place | None, after: Place | None, now: int) -> Iterator[Piece]:
+        """Go back from a moment: from the start of an action, or within what came before another one."""
         while at is not None or after is not None:
             if at is not None:
-                way = self._way(at)
+                way = self.way(at)
                 after = way.after
                 for piece in way.pieces:
                     # Clocks of ranks may differ a little: what seems to be later than what waited for it is cut off.
                     if piece.start_ns < now:
-                        yield piece._replace(end_ns=now)
+                        yield piece if piece.end_ns == now else piece._replace(end_ns=now)
                         now = piece.start_ns
-            if after is not None and self.op(after).start_ns < now:
-                yield Piece(self.op(after).start_ns, now, None, self.op(after))
-                now = self.op(after).start_ns
+            if after is not None:
+                op = self.op(after)
+                if op.start_ns < now:
+                    yield Piece(op.start_ns, now, None, op)
+                    now = op.start_ns
             at, after = after, None
 
-    def _way(self, place: Place) -> _Way:
-        way = self._ways.get(place)
-        if way is None:
-            way = self._ways[place] = self._find_way(place)
-        return way
+    def way(self, place: Place) -> Way:
+        """What was between an action and what it waited for."""
+        return self._ways[place]
 
-    def _find_way(self, place: Place) -> _Way:
+    def _find_way(self, place: Place) -> Way:
         op = self.op(place)
         before = Place(place.rank, place.at - 1) if place.at else None
         floor = self.op(before).end_ns if before else self.start_ns
@@ -138,12 +148,12 @@ class Chains:
         back = _Backwards(op)
         if held is not None and (over_ns > floor or held.end_ns == op.start_ns):
             back.since(over_ns, Cause.HOST)
-            after = self._through(held, place, back)
+            after = self._through(held, op, back)
             if after is not None and _ran_before(self.op(after), op):
                 back.since(self.op(after).end_ns, Cause.HOST)
-                return _Way(tuple(back.pieces), after)
+                return Way(tuple(back.pieces), after)
         back.since(floor, Cause.HOST)
-        return _Way(tuple(back.pieces), before)
+        return Way(tuple(back.pieces), before)
 
     def _held_by(self, place: Place, floor: int) -> tuple[Transfer | None, int]:
         """The message that an action waited for to the last, and when that was over; its input where several were."""
@@ -175,19 +185,26 @@ class Chains:
         maker = self._makers.get((op.stage + step, op.kind is ActionKind.FORWARD, op.microbatch))
         return None if maker is not None and maker.at >= ahead_of else self.start_ns
 
-    def _through(self, held: Transfer, place: Place, back: _Backwards) -> Place | None:
-        """Go back along a message's way; the action that it waited for, None if there is none."""
-        self._messages.move(held, back, arrives=held.dst_rank == place.rank)
+    def _through(self, held: Transfer, op: Op, back: _Backwards, *, is_ahead: bool = False) -> Place | None:
+        """Go back along a message's way; the action that it waited for, None if there is none.
+
+        Args:
+            held: The message.
+            op: The action that waited, in the end.
+            back: Takes up the pieces.
+            is_ahead: Whether another message was behind this one; what this one was behind is not gone into.
+        """
+        self._messages.move(held, back, arrives=is_ahead or held.dst_rank == op.rank)
         sent, received = held.send_posted_ns, held.recv_posted_ns
         if received > sent:
-            computed = self._ended(held.dst_rank, received, self.op(place).start_ns)
+            computed = self._ended(held.dst_rank, received, op.start_ns)
             end = self.op(computed).end_ns if computed else self.start_ns
             freed, other = self._messages.freed(held.dst_rank, received)
             if freed <= end and end > sent:
                 back.since(end, Cause.HOST)
                 return computed
             back.since(max(freed, sent), Cause.HOST)
-            back.since(sent, Cause.CHANNEL, other)
+            self._behind(other, sent, op, back, is_ahead=is_ahead)
         maker = self._makers.get((held.src_stage, held.kind is ActionKind.FORWARD, held.microbatch))
         if maker is None:
             return None
@@ -196,8 +213,23 @@ class Chains:
         freed, other = self._messages.freed(held.src_rank, sent)
         if freed > end:
             back.since(freed, Cause.HOST)
-            back.since(end, Cause.CHANNEL, other)
+            self._behind(other, end, op, back, is_ahead=is_ahead)
         return maker
+
+    def _behind(self, other: Transfer | None, since_ns: int, op: Op, back: _Backwards, *, is_ahead: bool) -> None:
+        """Go back through a wait behind another message: the channel's, but for when that one waited for a link."""
+        if other is not None and not is_ahead and since_ns < back.now:
+            ahead = _Backwards(op, back.now)
+            after = self._through(other, op, ahead, is_ahead=True)
+            if after is not None and self.op(after).start_ns >= op.start_ns:
+                after = None
+            for piece in chain(ahead.pieces, self._walk(None, after, ahead.now)):
+                if piece.end_ns <= since_ns:
+                    break
+                if piece.cause in {Cause.CROSS_DC_LATENCY, Cause.CROSS_DC_BANDWIDTH}:
+                    back.since(piece.end_ns, Cause.CHANNEL, other)
+                    back.since(max(piece.start_ns, since_ns), piece.cause, piece.transfer)
+        back.since(since_ns, Cause.CHANNEL, other)
 
     def _ended(self, rank: int, now: int, begun_ns: int) -> Place | None:
         """The last action of a rank that had ended, of those that had begun before a moment (some take no time)."""
@@ -214,7 +246,7 @@ def _ran_before(after: Op, op: Op) -> bool:
 
 def _units(orders: list[list[Op]], overlapping: Collection[Action]) -> dict[Place, tuple[Place, Place]]:
     """First and last action of each pair that runs as one, by either of them."""
-    units = {}
+    units: dict[Place, tuple[Place, Place]] = {}
     for rank, order in enumerate(orders) if overlapping else ():
         mine = [at for at, op in enumerate(order) if Action(op.stage, op.kind, op.microbatch) in overlapping]
         for first, last in zip(mine[::2], mine[1::2], strict=True):
@@ -226,16 +258,16 @@ def _units(orders: list[list[Op]], overlapping: Collection[Action]) -> dict[Plac
 class _Backwards:
     """Collects the pieces ahead of an action, latest first and without holes."""
 
-    def __init__(self, op: Op) -> None:
+    def __init__(self, op: Op, now: int | None = None) -> None:
         self.pieces: list[Piece] = []
+        self.now = op.start_ns if now is None else now
         self._op = op
-        self._now = op.start_ns
 
     def since(self, start_ns: int, cause: Cause, transfer: Transfer | None = None) -> None:
         """Say what went on from a moment until what was said before."""
-        if start_ns < self._now:
-            self.pieces.append(Piece(start_ns, self._now, cause, self._op, transfer))
-            self._now = start_ns
+        if start_ns < self.now:
+            self.pieces.append(Piece(start_ns, self.now, cause, self._op, transfer))
+            self.now = start_ns
 
 
 class _Messages:

@@ -64,7 +64,7 @@ class Explanation:
         microbatches: Microbatches of the step.
         extra_forwards: Warm-up forwards per pipeline rank beyond 1F1B's, where the order has any.
         metrics: Of the explained Timeline.
-        replayed_step_ns: Step of the order replayed: what removals are compared with. Of a replay its own step.
+        replayed_step_ns: Step of the order replayed; of a replay its own.
         path: The critical path of the window.
         spent_ns: What the critical path was spent with: computes by pipeline rank, other things by cause.
         causes: The largest causes of idle time, largest first; at most ``MOST_CAUSES``.
@@ -121,11 +121,13 @@ def explain(
     scenario = scenario or Scenario()
     seen = schedule is None and _changes_nothing(scenario)
     name = schedule or "observed"
+    # The observed order cannot be made longer; a schedule compared with itself is replayed twice.
+    is_longer = scenario.microbatches not in {None, found.pipeline.observed.shape.microbatches}
     done = answer(
         found,
         [name],
         scenario,
-        baseline="observed",
+        baseline=name if is_longer else "observed",
         extra_forwards=extra_forwards,
         chunks=chunks,
         time_limit_s=time_limit_s,
@@ -133,7 +135,15 @@ def explain(
     (result,) = done.results
     order, mode = result.replayed.schedule, result.p2p
     pipeline, _, _ = stages_for(found.pipeline, name, chunks, result.microbatches)
-    setting = Setting(pipeline, order, scenario, mode, result.memory_limited, seen)
+    setting = Setting(
+        pipeline,
+        order,
+        scenario,
+        mode,
+        result.memory_limited,
+        result.metrics.step_ns,
+        done.observed_metrics.step_ns if seen else None,
+    )
     if seen:
         timeline, idles = found.observed, done.observed_idles
         pieces = critical_path(timeline, Topology(), blocking=mode == "grouped")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule
+    from tracetool.model.topology import Link
 
 _FREE_BYTES_PER_S = 10**30
 
@@ -36,7 +37,8 @@ class Setting:
         scenario: The what-if.
         p2p: How transfers were issued.
         memory_limited: Whether the memory limit cut the schedule's depth.
-        seen: Whether it is the recording itself that is explained.
+        step_ns: The step that came out: what steps without a cause are compared with.
+        seen_step_ns: The recorded step, if it is the recording itself that is explained.
     """
 
     pipeline: Pipeline
@@ -44,7 +46,8 @@ class Setting:
     scenario: Scenario
     p2p: P2PMode
     memory_limited: bool
-    seen: bool
+    step_ns: int
+    seen_step_ns: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +58,13 @@ class Removal:
         how: What was replayed instead, or why nothing was.
         step_ns: The step then; None if nothing was replayed.
         microbatches: Microbatches of that step.
+        change_ratio: Its time per microbatch over that of the step with the cause, minus one.
     """
 
     how: str
     step_ns: int | None = None
     microbatches: int = 0
+    change_ratio: float | None = None
 
 
 def remove(cause: Cause, setting: Setting) -> Removal:
@@ -83,26 +88,27 @@ def _free(scenario: Scenario) -> Scenario:
     return replace(scenario, topology=scenario.topology.without_delays(), p2p="per-edge", hbm_bytes=None)
 
 
-def _replayed(how: str, setting: Setting) -> Removal:
+def _replayed(how: str, setting: Setting, microbatches: int | None = None) -> Removal:
     done = replay(setting.pipeline, setting.schedule, setting.scenario)
-    return Removal(how, measure(done.timeline).step_ns, setting.schedule.shape.microbatches)
+    now, step_ns = setting.schedule.shape.microbatches, measure(done.timeline).step_ns
+    return Removal(how, step_ns, now, step_ns * (microbatches or now) / (setting.step_ns * now) - 1)
 
 
-def _with_links(setting: Setting, how: str, **changes: int) -> Removal:
+def _with_links(setting: Setting, how: str, changed: Callable[[Link], Link]) -> Removal:
     topology = setting.scenario.topology
-    if not topology.links:
-        return Removal("no link is given (--dc, --link)")
-    links = tuple(replace(link, **changes) for link in topology.links)
+    links = tuple(changed(link) for link in topology.links)
     scenario = replace(setting.scenario, topology=replace(topology, links=links))
     return _replayed(how, replace(setting, scenario=scenario))
 
 
 def _without_latency(setting: Setting) -> Removal:
-    return _with_links(setting, "links with 0 ms latency", latency_ns=0)
+    return _with_links(setting, "links with 0 ms latency", lambda link: replace(link, latency_ns=0))
 
 
 def _without_occupancy(setting: Setting) -> Removal:
-    return _with_links(setting, "links of unlimited bandwidth", bandwidth_bytes_per_s=_FREE_BYTES_PER_S)
+    return _with_links(
+        setting, "links of unlimited bandwidth", lambda link: replace(link, bandwidth_bytes_per_s=_FREE_BYTES_PER_S)
+    )
 
 
 def _without_channel(setting: Setting) -> Removal:
@@ -132,9 +138,9 @@ def _without_differences(setting: Setting) -> Removal:
 
 
 def _without_host(setting: Setting) -> Removal:
-    if not setting.seen:
+    if setting.seen_step_ns is None:
         return Removal("a replay has none")
-    return _replayed("the same order, launched in time", setting)
+    return _replayed("the same order, launched in time", replace(setting, step_ns=setting.seen_step_ns))
 
 
 def _with_more_microbatches(setting: Setting) -> Removal:
@@ -150,7 +156,8 @@ def _with_more_microbatches(setting: Setting) -> Removal:
         longer = build_schedule(name, shape, extra_forwards=schedule.extra_forwards)
     except ScheduleError as error:
         return Removal(f"cannot be made longer: {error.message.splitlines()[0]}")
-    return _replayed(f"{shape.microbatches} microbatches", replace(setting, schedule=longer))
+    now = schedule.shape.microbatches
+    return _replayed(f"{shape.microbatches} microbatches", replace(setting, schedule=longer), now)
 
 
 _REMOVALS: dict[Cause, Callable[[Setting], Removal]] = {

@@ -31,7 +31,10 @@ class RemovalInfo(msgspec.Struct, kw_only=True):
     step_ns: Annotated[int | None, _doc("The step then; null if nothing was replayed.")]
     microbatches: Annotated[int | None, _doc("Microbatches of that step.")]
     change_ratio: Annotated[
-        float | None, _doc("Time per microbatch over that of replayed_step_ns, minus one; null if not replayed.")
+        float | None,
+        _doc(
+            "Time per microbatch over that of replayed_step_ns (for host: of step_ns), minus one; null if not replayed."
+        ),
     ]
 
 
@@ -93,7 +96,7 @@ class ExplanationInfo(msgspec.Struct, kw_only=True):
     step_ns: Annotated[int, _doc("First forward to the end of gradient reduction and optimizer.")]
     window_ns: Annotated[int, _doc("First forward on any rank to last backward on any rank.")]
     bubble_ns: Annotated[int, _doc("Idle time within the window, mean over ranks.")]
-    replayed_step_ns: Annotated[int, _doc("The step replayed: what removals are compared with.")]
+    replayed_step_ns: Annotated[int, _doc("The step replayed: of a replay step_ns.")]
     rank_compute_ns: Annotated[list[int], _doc("Compute per pipeline rank: no step can be shorter than the largest.")]
     causes: Annotated[list[CauseInfo], _doc("The largest causes of idle time, largest first.")]
     other_causes_ns: Annotated[int, _doc("Idle time of causes that are not listed, mean over ranks.")]
@@ -131,12 +134,12 @@ def explanation_info(explained: Explanation, facts: RunFacts) -> ExplanationInfo
                 cause=found.cause.value,
                 meaning=CAUSES[found.cause],
                 idle=IdleInfo(mean_ns=found.mean_ns, rank_ns=list(found.rank_ns)),
-                removal=_removal(explained, found.removal),
+                removal=_removal(found.removal),
             )
             for found in explained.causes
         ],
         other_causes_ns=explained.rest_ns,
-        without_any=_removal(explained, explained.without_any),
+        without_any=_removal(explained.without_any),
         critical_path=[_part(part, words) for part in explained.path],
         spent=[
             SpentInfo(
@@ -152,19 +155,12 @@ def explanation_info(explained: Explanation, facts: RunFacts) -> ExplanationInfo
     )
 
 
-def change_ratio(explained: Explanation, removal: Removal) -> float | None:
-    """How much shorter a step is per microbatch."""
-    if removal.step_ns is None:
-        return None
-    return removal.step_ns * explained.microbatches / (explained.replayed_step_ns * removal.microbatches) - 1
-
-
-def _removal(explained: Explanation, removal: Removal) -> RemovalInfo:
+def _removal(removal: Removal) -> RemovalInfo:
     return RemovalInfo(
         how=removal.how,
         step_ns=removal.step_ns,
         microbatches=removal.microbatches or None,
-        change_ratio=change_ratio(explained, removal),
+        change_ratio=removal.change_ratio,
     )
 
 

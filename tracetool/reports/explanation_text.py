@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracetool.model.idle import CAUSES, Cause
-from tracetool.reports.explanation import change_ratio
 from tracetool.reports.path_words import CAUSE_WORDS, Words
 from tracetool.reports.text import aligned, wrap, wrapped
 from tracetool.units import format_duration, format_ranges
@@ -15,10 +14,15 @@ if TYPE_CHECKING:
 
     from tracetool.explain import CauseFound, Explanation
     from tracetool.explain.path import Part
+    from tracetool.explain.removing import Removal
     from tracetool.reports import RunFacts
 
 _MOST_PARTS = 24
 """So many parts of the critical path are printed; JSON has them all."""
+
+
+_WORTH_RATIO = 0.01
+"""What shortens the step by less is not advised."""
 
 
 def render_text(explained: Explanation, facts: RunFacts, width: int) -> bytes:
@@ -28,10 +32,10 @@ def render_text(explained: Explanation, facts: RunFacts, width: int) -> bytes:
     lines = [
         *warnings,
         *([""] if warnings else []),
-        *wrapped(_head(explained, facts, words), width),
+        *wrapped([*_head(explained, facts, words)], width),
         "",
         *_table(explained, words),
-        *wrapped(_meanings(explained), width),
+        *wrapped([*_meanings(explained)], width),
         "",
         *_path(explained, words, width),
         "",
@@ -59,24 +63,36 @@ def _head(explained: Explanation, facts: RunFacts, words: Words) -> Iterator[str
         f"Ranks idle {format_duration(metrics.bubble_ns)} of the window on average ({metrics.bubble_ratio:.1%})"
         + (f", most for {CAUSE_WORDS[explained.causes[0].cause]}." if explained.causes else ".")
     )
-    best = _best(explained)
-    if best is not None:
-        yield (
-            f"Most would come from {best.removal.how}: {format_duration(best.removal.step_ns or 0)} a step "
-            f"({_signed(change_ratio(explained, best.removal))})."
-        )
+    yield _advice(explained)
     busiest = explained.busiest_rank
-    bound = (
-        f"The busiest rank ({words.rank(busiest)}) computes {format_duration(metrics.rank_compute_ns[busiest])}: no "
-        "link, transfer or memory makes this order shorter."
-    )
+    bound = f"The busiest rank ({words.rank(busiest)}) computes {format_duration(metrics.rank_compute_ns[busiest])}."
     if explained.without_any.step_ns is not None:
         bound += (
-            " With free links, free transfers and equal stages, a step takes "
-            f"{format_duration(explained.without_any.step_ns)} "
-            f"({_signed(change_ratio(explained, explained.without_any))}): compute, fill and drain, and the optimizer."
+            " With free links, free transfers and stages equally fast a step takes "
+            f"{_change(explained.without_any)}: compute, fill and drain, and the optimizer."
         )
     yield bound
+
+
+def _advice(explained: Explanation) -> str:
+    """What would shorten the step most."""
+    best, longer = _best(explained), _longer(explained)
+    if best is not None and (best.removal.change_ratio or 0) <= -_WORTH_RATIO:
+        return f"Most would come from {best.removal.how}: a step of {_change(best.removal)}."
+    told = f"No single cause would give {_WORTH_RATIO:.0%} of the step if it were removed."
+    if longer is not None:
+        told += f" A step of {longer.how}: {_signed(longer.change_ratio)} per microbatch."
+    return told
+
+
+def _change(removal: Removal) -> str:
+    return f"{format_duration(removal.step_ns or 0)} ({_signed(removal.change_ratio)})"
+
+
+def _longer(explained: Explanation) -> Removal | None:
+    """The step with more microbatches, if it was replayed."""
+    longer = (f.removal for f in explained.causes if f.removal.microbatches > explained.microbatches)
+    return next(longer, None)
 
 
 def _best(explained: Explanation) -> CauseFound | None:
@@ -106,8 +122,8 @@ def _table(explained: Explanation, words: Words) -> list[str]:
                 format_duration(found.mean_ns),
                 f"rank {words.rank(found.worst_rank)}",
                 format_duration(max(found.rank_ns)),
-                "-" if removal.step_ns is None else format_duration(removal.step_ns) + ("*" if is_longer else ""),
-                _signed(change_ratio(explained, removal)) + (" *" if is_longer else ""),
+                "-" if removal.step_ns is None else format_duration(removal.step_ns),
+                _signed(removal.change_ratio) + ("*" if is_longer else " "),
             )
         )
     if explained.rest_ns:
@@ -121,12 +137,12 @@ def _meanings(explained: Explanation) -> Iterator[str]:
     yield ""
     for found in explained.causes:
         yield f"  {CAUSE_WORDS[found.cause]}: {CAUSES[found.cause]} Replayed: {found.removal.how}."
-    longer = [f.removal for f in explained.causes if f.removal.microbatches > explained.microbatches]
-    if longer and longer[0].step_ns is not None:
-        each = format_duration(longer[0].step_ns / longer[0].microbatches)
+    longer = _longer(explained)
+    if longer is not None and longer.step_ns is not None:
+        each = format_duration(longer.step_ns / longer.microbatches)
         now = format_duration(explained.replayed_step_ns / explained.microbatches)
         yield (
-            f"  * a step of {longer[0].microbatches} microbatches, {each} for each instead of {now}: what more "
+            f"  * a step of {longer.microbatches} microbatches, {each} for each instead of {now}: what more "
             "microbatches give; the change is per microbatch"
         )
 
@@ -153,8 +169,7 @@ def _part(part: Part, words: Words, width: int) -> list[str]:
             + f"{part.times} times, first microbatch {format_ranges(microbatches)}, at last "
             + f"{format_ranges(part.last_microbatches)}:"
         )
-    for step in part.steps:
-        lines.append(_timed(step.start_ns, step.duration_ns) + indent + words.step(step))
+    lines += [_timed(step.start_ns, step.duration_ns) + indent + words.step(step) for step in part.steps]
     return [broken for line in lines for broken in wrap(line, width, " " * 24 + indent)]
 
 

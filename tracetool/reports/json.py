@@ -32,8 +32,16 @@ def _doc(text: str) -> msgspec.Meta:
     return msgspec.Meta(description=text)
 
 
-def _causes() -> str:
-    return " ".join(f"{cause.value}: {doc}" for cause, doc in CAUSES.items())
+_BY_CAUSE = "Idle time by cause; per rank the causes sum to window minus compute. " + " ".join(
+    f"{cause.value}: {doc}" for cause, doc in CAUSES.items()
+)
+
+
+class IdleInfo(msgspec.Struct, kw_only=True):
+    """Idle time within the window that one cause has."""
+
+    mean_ns: Annotated[int, _doc("Mean over ranks, rounded down.")]
+    rank_ns: Annotated[list[int], _doc("Per pipeline rank.")]
 
 
 class RunInfo(msgspec.Struct, kw_only=True):
@@ -61,6 +69,7 @@ class StepInfo(msgspec.Struct, kw_only=True):
     overhead_bytes: Annotated[
         list[int | None], _doc("Device memory needed per rank beyond it, as measured; null if unknown.")
     ]
+    bubble_by_cause_ns: Annotated[dict[str, IdleInfo], _doc(_BY_CAUSE)]
 
 
 class JitterInfo(msgspec.Struct, kw_only=True):
@@ -116,13 +125,6 @@ class ShortageInfo(msgspec.Struct, kw_only=True):
     ]
 
 
-class IdleInfo(msgspec.Struct, kw_only=True):
-    """Idle time within the window that one cause has."""
-
-    mean_ns: Annotated[int, _doc("Mean over ranks, rounded down.")]
-    rank_ns: Annotated[list[int], _doc("Per pipeline rank.")]
-
-
 class ResultInfo(msgspec.Struct, kw_only=True):
     """One schedule in the scenario."""
 
@@ -148,7 +150,7 @@ class ResultInfo(msgspec.Struct, kw_only=True):
     ]
     bubble_by_cause_ns: Annotated[
         dict[str, IdleInfo],
-        _doc("Idle time by cause; per rank the causes sum to its bubble. " + _causes()),
+        _doc(_BY_CAUSE),
     ]
     remark: Annotated[str | None, _doc("Why this variant was chosen.")]
     jitter: Annotated[JitterInfo | None, _doc("Spread of the step time, null if it was not asked for.")]
@@ -247,6 +249,7 @@ def _step(answer: Answer, metrics: Metrics) -> StepInfo:
         bubble_ratio=metrics.bubble_ratio,
         peak_hbm_bytes=list(metrics.peak_hbm_bytes),
         overhead_bytes=list(metrics.overhead_bytes),
+        bubble_by_cause_ns=idle_info(answer.observed_idles, shape.ranks),
     )
 
 
