@@ -16,6 +16,7 @@ from synthetic import pipeline
 from tracetool.depth import choose_depth
 from tracetool.metrics import measure
 from tracetool.model.load import SustainedLoad
+from tracetool.model.topology import Topology
 from tracetool.replay import replay
 from tracetool.schedules import build_schedule
 from tracetool.sweep import Grid, sweep
@@ -58,7 +59,7 @@ def grid(side: int) -> Grid:
         return tuple(int(low * (high / low) ** (step / (side - 1))) for step in range(side))
 
     return Grid(
-        ("1f1b", "gpipe", "eager-1f1b", "geopipe"), dcs=(("dc0",) * 4 + ("dc1",) * 4,),
+        ("1f1b", "gpipe", "eager-1f1b", "geopipe"), places=(Topology(("dc0",) * 4 + ("dc1",) * 4),),
         bandwidths_bytes_per_s=spread(10**9, 10**11), latencies_ns=spread(MS, 40 * MS), hbm_bytes=(40 << 30,),
     )  # fmt: skip
 

@@ -20,7 +20,11 @@ def test_points_are_what_replay_answers() -> None:
     found = reconstruct(run_of(SAMPLES / "h100-1f1b"))
     names = tuple(name for name in SCHEDULES.names() if name != "optimal")
     grid = Grid(
-        names, bandwidths_bytes_per_s=(3_125_000_000,), latencies_ns=(10_000_000,), dcs=(DCS,), hbm_bytes=(HBM,)
+        names,
+        bandwidths_bytes_per_s=(3_125_000_000,),
+        latencies_ns=(10_000_000,),
+        places=(Topology(DCS),),
+        hbm_bytes=(HBM,),
     )
     points = sweep(found, grid, knees=False).points
     what_if = Scenario(topology=Topology(DCS, parse_link("dc0-dc1=25Gbit/s,10ms")), hbm_bytes=HBM)

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Also write all points, the form by the suffix: .parquet, .csv or .json.",
+    help="Also write all points, the form by the suffix: .parquet, .csv, .json; or a picture: .png, .svg, .pdf.",
 )
 @FORCE
 @JSON
@@ -276,11 +276,11 @@ def _grids(
     from tracetool.model.topology import Topology
     from tracetool.sweep.scenario_file import grids_of
 
-    def dcs(text: str) -> tuple[str, ...]:
-        return placed(Topology(), read_dc_map(text), question.run, question.found).dcs
+    def places(text: str) -> Topology:
+        return placed(Topology(), read_dc_map(text), question.run, question.found)
 
-    grid = replace(grid, scenario=question.scenario, dcs=tuple(dcs(text) for text in maps))
-    return [grid] if scenarios is None else grids_of(scenarios, grid, dcs, str(path))
+    grid = replace(grid, scenario=question.scenario, places=tuple(places(text) for text in maps))
+    return [grid] if scenarios is None else grids_of(scenarios, grid, places, str(path))
 
 
 def _form(path: Path) -> Callable[..., bytes]:
@@ -289,16 +289,21 @@ def _form(path: Path) -> Callable[..., bytes]:
     Raises:
         ScenarioError: If nothing does.
     """
+    from tracetool.reports.picture import PICTURE_SUFFIXES
     from tracetool.reports.sweep import render_csv, render_json, render_parquet
 
+    suffix = path.suffix.lower()
     forms: dict[str, Callable[..., bytes]] = {".parquet": render_parquet, ".csv": render_csv, ".json": render_json}
-    form = forms.get(path.suffix.lower())
-    if form is None:
+    if suffix in PICTURE_SUFFIXES:
+        from tracetool.reports.sweep_picture import render_sweep
+
+        return lambda found, _facts, _price: render_sweep(found, PICTURE_SUFFIXES[suffix])
+    if suffix not in forms:
         raise ScenarioError(
             f"a sweep is not written to {path.suffix or 'files without suffix'}: {path}.",
-            hint="use .parquet, .csv or .json",
+            hint="use .parquet, .csv, .json, .png, .svg or .pdf",
         )
-    return form
+    return forms[suffix]
 
 
 class _PointBar:

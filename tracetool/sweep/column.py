@@ -46,16 +46,22 @@ class Ways:
         return self.topology.dcs
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The DCs, those of other ranks of the job after the pipeline's own."""
+        return tuple(dict.fromkeys((*self.dcs, *(dc for _, dc in self.topology.rank_dcs))))
+
+    @property
     def are_apart(self) -> bool:
         """Whether there are several DCs."""
-        return len(set(self.dcs)) > 1
+        return len(self.names) > 1
 
     @property
     def has_free_boundaries(self) -> bool:
-        """Whether a link between ranks next to each other is still to be laid."""
+        """Whether a link is still to be laid between ranks next to each other, or to a DC that only collectives reach."""
         free = self._free()
         neighbours = [pair for pair in pairwise(self.dcs) if pair[0] != pair[1]]
-        return any(pair in free or pair[::-1] in free for pair in neighbours)
+        beyond = set(self.names) - set(self.dcs)
+        return any(pair in free or pair[::-1] in free for pair in neighbours) or any(beyond & set(p) for p in free)
 
     def at(self, latency_ns: int, bandwidth_bytes_per_s: int) -> Swept:
         """All links, those to be laid with these figures."""
@@ -64,7 +70,7 @@ class Ways:
         return Swept(latency_ns, bandwidth_bytes_per_s, topology)
 
     def _free(self) -> list[tuple[str, str]]:
-        names = list(dict.fromkeys(self.dcs))
+        names = self.names
         taken = {(link.src_dc, link.dst_dc) for link in self.topology.links}
         return [(a, b) for a, b in product(names, names) if a != b and (a, b) not in taken]
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tracetool.model.pipeline import P2PMode
+    from tracetool.model.topology import Topology
     from tracetool.sweep.column import WarmUp
 
 MOST_POINTS = 500_000
@@ -34,7 +35,7 @@ class Grid:
         latencies_ns: Of the same links, one way.
         hbm_bytes: Memory limits per rank.
         p2p: How transfers are issued.
-        dcs: DC of each pipeline rank.
+        places: Where ranks sit: topologies of which the links do not count.
         name: Name of the scenario, where it has one.
     """
 
@@ -46,14 +47,14 @@ class Grid:
     latencies_ns: tuple[int, ...] = ()
     hbm_bytes: tuple[int, ...] = ()
     p2p: tuple[P2PMode, ...] = ()
-    dcs: tuple[tuple[str, ...], ...] = ()
+    places: tuple[Topology, ...] = ()
     name: str | None = None
 
     @property
     def size(self) -> int:
         """Number of points, where all maps have several DCs."""
         axes = (
-            self.microbatches, self.bandwidths_bytes_per_s, self.latencies_ns, self.hbm_bytes, self.p2p, self.dcs,
+            self.microbatches, self.bandwidths_bytes_per_s, self.latencies_ns, self.hbm_bytes, self.p2p, self.places,
             self.schedules, self.extra_forwards,
         )  # fmt: skip
         return prod(max(1, len(axis)) for axis in axes)
@@ -85,7 +86,7 @@ class Grid:
                 hint="fewer values per doubling, as in --bandwidth '10..800Gbit/s*2'",
             )
         ways = [self._ways(dcs) for dcs in self._maps()]
-        apart = [set(one.dcs) for one in ways if one.are_apart]
+        apart = [set(one.names) for one in ways if one.are_apart]
         if self.latencies_ns and not apart:
             raise BadTopology(
                 "figures of links are given, but every pipeline rank sits in one DC.",
@@ -114,15 +115,15 @@ class Grid:
                     for warm_up in self.extra_forwards if name.lower() == "geopipe" else (None,):
                         yield Column(name, warm_up, shared, ways, links, hbms, self.name)
 
-    def _maps(self) -> tuple[tuple[str, ...], ...]:
-        return self.dcs or (self.scenario.topology.dcs,)
+    def _maps(self) -> tuple[Topology, ...]:
+        return self.places or (self.scenario.topology,)
 
-    def _ways(self, dcs: tuple[str, ...]) -> Ways:
-        given = self.scenario.topology
-        fixed = given.links
-        if self.dcs:
-            fixed = tuple(link for link in fixed if {link.src_dc, link.dst_dc} <= set(dcs))
-        return Ways(replace(given, dcs=dcs, links=fixed))
+    def _ways(self, places: Topology) -> Ways:
+        fixed = self.scenario.topology.links
+        if self.places:
+            known = Ways(places).names
+            fixed = tuple(link for link in fixed if {link.src_dc, link.dst_dc} <= set(known))
+        return Ways(replace(places, links=fixed))
 
     def _links(self, ways: Ways) -> tuple[Swept, ...]:
         """Links of all points: latencies outside, bandwidths inside."""

@@ -88,28 +88,30 @@ def _fault(error: msgspec.ValidationError) -> str:
 
 
 def grids_of(
-    scenarios: Sequence[NamedScenario], base: Grid, dcs_of: Callable[[str], tuple[str, ...]], path: str
+    scenarios: Sequence[NamedScenario], base: Grid, places_of: Callable[[str], Topology], path: str
 ) -> list[Grid]:
     """A grid per scenario: the base's, with what the scenario says in place of it.
 
     Args:
         scenarios: Of the file.
         base: What the command line says.
-        dcs_of: Reads a DC map.
+        places_of: Reads a DC map.
         path: Of the file, for messages.
 
     Raises:
         ScenarioError: If a value cannot be read, naming its key.
     """
-    return [_grid(scenario, f"{path}: scenario[{number}]", base, dcs_of) for number, scenario in enumerate(scenarios)]
+    return [
+        _grid(scenario, f"{path}: scenario[{number}]", base, places_of) for number, scenario in enumerate(scenarios)
+    ]
 
 
-def _grid(scenario: NamedScenario, at: str, base: Grid, dcs_of: Callable[[str], tuple[str, ...]]) -> Grid:
+def _grid(scenario: NamedScenario, at: str, base: Grid, places_of: Callable[[str], Topology]) -> Grid:
     grid = replace(base, name=scenario.name)
     if scenario.latency is not None and scenario.distance is not None:
         raise ScenarioError(f"{at} has a latency and a distance.", hint="give one of them")
     if scenario.dc is not None:
-        grid = replace(grid, dcs=(_read(f"{at}.dc", scenario.dc, dcs_of),))
+        grid = replace(grid, places=(_read(f"{at}.dc", scenario.dc, places_of),))
     if scenario.bandwidth is not None:
         figure = _read(f"{at}.bandwidth", scenario.bandwidth, parse_bandwidth_bytes_per_s)
         grid = replace(grid, bandwidths_bytes_per_s=(figure,))
@@ -126,7 +128,7 @@ def _grid(scenario: NamedScenario, at: str, base: Grid, dcs_of: Callable[[str], 
     if scenario.links:
         found = [_read(f"{at}.links[{i}]", text, parse_link) for i, text in enumerate(scenario.links)]
         links = tuple(link for directions in found for link in directions)
-        grid = replace(grid, scenario=replace(grid.scenario, topology=Topology(grid.scenario.topology.dcs, links)))
+        grid = replace(grid, scenario=replace(grid.scenario, topology=replace(grid.scenario.topology, links=links)))
     return grid
 
 
