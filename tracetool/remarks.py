@@ -97,6 +97,10 @@ def transfer_remarks(pipeline: Pipeline, done: Replayed, metrics: Metrics, scena
     return remarks
 
 
+SLOWS_UNDER_LOAD = "compute slows down under sustained load as other H100 and H200 were seen to (up to some 10 %)"
+"""Said where a device's own model of it is known."""
+
+
 def distrust(own_error: float) -> list[str]:
     """A warning where replay misses the recording itself."""
     if own_error <= 0.05:
@@ -132,7 +136,7 @@ def notes_of(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) 
         how = "each message the whole bandwidth in turn" if scenario.link_sharing == "temporal" else "each its share"
         notes.append(f"{scenario.pipelines} equal pipelines share the links, {how}: figures are of the slowest")
     if scenario.interference and any(rank.load is not None for rank in pipeline.ranks):
-        notes.append("compute slows down under sustained load as other H100 and H200 were seen to (up to some 10 %)")
+        notes.append(SLOWS_UNDER_LOAD)
     if not scenario.interference:
         notes.append("slowdown beside communication and under sustained load is left out (--no-interference)")
     unchecked = [r.schedule for r in results if r.feasible is None]

@@ -57,7 +57,7 @@ class Ways:
 
     @property
     def has_free_boundaries(self) -> bool:
-        """Whether a link is still to be laid between ranks next to each other, or to a DC that only collectives reach."""
+        """Whether a link is still to be laid between neighbours, or to a DC that only collectives reach."""
         free = self._free()
         neighbours = [pair for pair in pairwise(self.dcs) if pair[0] != pair[1]]
         beyond = set(self.names) - set(self.dcs)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.metrics import measure
 from tracetool.model.scenario import Scenario
-from tracetool.remarks import distrust, host_notes
+from tracetool.remarks import SLOWS_UNDER_LOAD, distrust, host_notes
 from tracetool.replay import replay
 
 if TYPE_CHECKING:
@@ -39,5 +39,5 @@ def notes_of(found: Reconstruction, grids: Sequence[Grid], points: Sequence[Swee
     if not all(grid.scenario.interference for grid in grids):
         notes.append("slowdown beside communication and under sustained load is left out (--no-interference)")
     elif any(rank.load is not None for rank in pipeline.ranks):
-        notes.append("compute slows down under sustained load as other H100 were seen to (up to some 10 %)")
+        notes.append(SLOWS_UNDER_LOAD)
     return (*found.notes, *host_notes(found), *notes)
