@@ -189,7 +189,7 @@ def test_the_error_is_not_told_where_nothing_like_it_was_measured() -> None:
     """Another device, tensor parallelism, or a host that keeps the device waiting for a tenth of an action."""
     recorded = _sample()
     unknown = replace(recorded.pipeline, ranks=tuple(replace(rank, load=None) for rank in recorded.pipeline.ranks))
-    split = tuple(replace(c, tp=c.pp) for c in recorded.coordinates)
+    split = tuple(c._replace(tp=c.pp) for c in recorded.coordinates)
     slow = [(*row[:6], row[6] * 8 // 10, *row[7:]) for row in recorded.tables["costs"]]
     for found_so, why in (
         (replace(recorded, pipeline=unknown), "H200 only"),
