@@ -237,6 +237,18 @@ def test_a_limit_that_nothing_fits_and_refused_schedules_are_answers() -> None:
         assert ("interleaved: not replayed" in text) == verbose
 
 
+def test_without_memory_figures_the_recorded_order_is_kept_where_it_is_as_short_and_nothing_is_said_of_hbm() -> None:
+    pipe = pipeline(P, M, F, B, p2p="per-edge")
+    over = scenario(places([2, 2], latency_ns=10), hbm_bytes=10**6)
+    advice = advise(found(pipe), over, ("gpipe", "eager-1f1b", "geopipe", "1f1b"))
+    assert advice.best is not None
+    assert advice.best.way.schedule == "1f1b"
+    assert advice.gain_of("hbm") is None
+    text = render_text(advice, RunFacts("x", "", "", "")).decode()
+    assert "what more HBM" in text
+    assert "the recorded order" in text
+
+
 def test_a_lead_within_the_error_is_told() -> None:
     over = Topology(parse_dc_map("0-1,2-3"), parse_link("dc0-dc1=400Gbit/s,100us"))
     advice = advise(_sample(), Scenario(topology=over), ("1f1b", "gpipe"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 from recorded import ROOT, SAMPLES, run_of
@@ -190,7 +190,7 @@ def test_the_error_is_not_told_where_nothing_like_it_was_measured() -> None:
     recorded = _sample()
     unknown = replace(recorded.pipeline, ranks=tuple(replace(rank, load=None) for rank in recorded.pipeline.ranks))
     split = tuple(c._replace(tp=c.pp) for c in recorded.coordinates)
-    slow = [(*row[:6], row[6] * 8 // 10, *row[7:]) for row in recorded.tables["costs"]]
+    slow = [(*row[:6], cast("int", row[6]) * 8 // 10, *row[7:]) for row in recorded.tables["costs"]]
     for found_so, why in (
         (replace(recorded, pipeline=unknown), "H200 only"),
         (replace(recorded, coordinates=split), "tensor"),

@@ -71,7 +71,8 @@ def test_text_says_it_in_a_few_lines_and_the_next_command_draws_it(
         ([*OVER, "--schedule", "geopip"], "geopipe"),
         ([*OVER, "--co-tune"], "--mbs 1 --seq 2048"),
         ([*OVER, "--mbs", "1"], "--co-tune"),
-        ([*OVER, "--also-mbs", "2"], "--co-tune"),
+        ([*OVER, "--also", SAMPLE], "--co-tune"),
+        ([*OVER, "--co-tune", "--mbs", "1", "--seq", "2048", "--also-mbs", "2"], "--also RUN"),
     ],
 )
 def test_what_cannot_be_answered_says_what_to_do(
