@@ -23,6 +23,9 @@ from tracetool.model.scenario import Scenario
 from tracetool.model.topology import RankLink, Topology, between_ranks, parse_dc_map, parse_link
 from tracetool.reconstruct import Reconstruction, reconstruct
 from tracetool.replay import replay
+from tracetool.reports import RunFacts
+from tracetool.reports.advice import advice_info
+from tracetool.reports.advice_text import render_text
 from tracetool.schedules import build_schedule
 
 P, M, F, B = 4, 24, 1000, 2000
@@ -216,6 +219,34 @@ def test_on_the_sample_it_names_the_schedule_that_was_measured_as_the_shortest(l
     run = {(row["schedule"], row["p2p"]) for row in rows}
     assert not run & {(p.way.schedule.replace("-", ""), p.result.p2p) for p in advice.unproven}
     assert advice.binds == ("latency" if link == "L2" else "compute")
+
+
+def test_a_limit_that_nothing_fits_and_refused_schedules_are_answers() -> None:
+    """Nine microbatches do not go round in interleaved's groups; that is told where it is asked for."""
+    over = Topology(parse_dc_map("0-1,2-3"), parse_link("dc0-dc1=25Gbit/s,10ms"))
+    limited = Scenario(topology=over, hbm_bytes=9 << 30, microbatches=9)
+    advice = advise(_sample(), limited, ("1f1b", "interleaved"))
+    assert advice.best is None
+    assert advice.binds == "hbm"
+    facts = RunFacts("x", "", "", "")
+    assert [found.schedule for found in advice_info(advice, facts).refused] == ["interleaved"]
+    lacks = min(plan.result.shortage.missing_bytes for plan in advice.asked.plans if plan.result.shortage)
+    for verbose in (False, True):
+        text = render_text(advice, facts, verbose=verbose).decode()
+        assert f"{lacks:,} bytes" in text
+        assert ("interleaved: not replayed" in text) == verbose
+
+
+def test_without_memory_figures_the_recorded_order_is_kept_where_it_is_as_short_and_nothing_is_said_of_hbm() -> None:
+    pipe = pipeline(P, M, F, B, p2p="per-edge")
+    over = scenario(places([2, 2], latency_ns=10), hbm_bytes=10**6)
+    advice = advise(found(pipe), over, ("gpipe", "eager-1f1b", "geopipe", "1f1b"))
+    assert advice.best is not None
+    assert advice.best.way.schedule == "1f1b"
+    assert advice.gain_of("hbm") is None
+    text = render_text(advice, RunFacts("x", "", "", "")).decode()
+    assert "what more HBM" in text
+    assert "the recorded order" in text
 
 
 def test_a_lead_within_the_error_is_told() -> None:

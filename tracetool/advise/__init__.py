@@ -144,7 +144,7 @@ def best_of(plans: Iterable[Plan], answer: Answer) -> Plan | None:
     near = [plan for plan in fitting if plan.step_ns <= (1 + RELEVANT_RATIO) * shortest.step_ns]
     if all(plan.highest_bytes is not None for plan in near):
         return min(near, key=lambda p: (p.highest_bytes or 0, p.step_ns))
-    kept = next((plan for plan in near if _is_recorded(plan, answer)), None)
+    kept = next((plan for plan in near if is_recorded(plan, answer)), None)
     if kept is not None:
         return kept
     # Fewer extra forwards need less memory, whatever an activation takes.
@@ -152,14 +152,15 @@ def best_of(plans: Iterable[Plan], answer: Answer) -> Plan | None:
     return min(same, key=lambda p: (sum(p.result.extra_forwards or ()), p.step_ns))
 
 
-def _is_recorded(plan: Plan, answer: Answer) -> bool:
+def is_recorded(plan: Plan, answer: Answer) -> bool:
     """Whether it is the recorded order, with transfers as they were issued."""
-    result, observed = plan.result, answer.pipeline.observed
-    return (
-        result.schedule in {answer.observed_schedule, "observed"}
-        and result.p2p == answer.pipeline.p2p
-        and result.extra_forwards in {None, observed.extra_forwards}
-    )
+    result, pipeline = plan.result, answer.pipeline
+    if result.p2p != pipeline.p2p:
+        return False
+    known = recognise(pipeline.observed)
+    if known is None:
+        return result.schedule == "observed"
+    return (result.schedule, result.extra_forwards) in {(known.name, known.extra_forwards), ("observed", None)}
 
 
 def _at_least_as_sure(plans: Iterable[Plan], best: Plan) -> list[Plan]:

@@ -89,6 +89,11 @@ def advise(
 
     if not words["link"]:
         raise no_links()
+    if also is None and (also_mbs is not None or also_seq is not None):
+        raise ScenarioError(
+            "--also-mbs and --also-seq say what another recording's microbatches are made of, and none is named.",
+            hint="add --also RUN_OR_TRACES",
+        )
     names = None if schedule is None else parse_names(schedule)
     for name in names or ():
         if not name.startswith("csv:"):

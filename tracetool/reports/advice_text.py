@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tracetool.advise import is_recorded
 from tracetool.advise.plans import RELEVANT_RATIO, depth_label
 from tracetool.memory_limit import is_near_the_limit
 from tracetool.reports.text import aligned, terminal_width, title, wrap, wrapped
@@ -75,9 +76,9 @@ def _step(plan: Plan) -> str:
 
 def _compared(advice: Advice, best: Plan) -> str:
     now, observed = advice.now, advice.asked.answer.observed_schedule
-    recorded = (observed or "order") if now.schedule == "observed" else now.schedule
-    if (recorded, now.p2p, now.metrics.step_ns) == (best.result.schedule, best.result.p2p, best.step_ns):
+    if is_recorded(best, advice.asked.answer):
         return "the recorded order"
+    recorded = (observed or "order") if now.schedule == "observed" else now.schedule
     change = best.step_ns / now.metrics.step_ns - 1
     within = "" if advice.lead_is_certain else ", which is within the error: that is as good"
     took = format_duration(now.metrics.step_ns)
@@ -101,10 +102,10 @@ def _named(plan: Plan, best: Plan) -> str:
 
 def _binds(advice: Advice) -> str:
     if advice.binds == "compute":
-        return (
-            f"compute: more bandwidth, less latency{' or more HBM' if advice.scenario.hbm_bytes is not None else ''} "
-            f"would each gain less than {RELEVANT_RATIO:.0%}"
-        )
+        hbm = " or more HBM" if advice.gain_of("hbm") is not None else ""
+        unsaid = "; what more HBM would is unknown" if advice.scenario.hbm_bytes is not None and not hbm else ""
+        links = f"more bandwidth{',' if hbm else ' or'} less latency{hbm}"
+        return f"compute: {links} would each gain less than {RELEVANT_RATIO:.0%}{unsaid}"
     gain = advice.gain_of(advice.binds)
     if gain is None:
         return advice.binds
