@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from tracetool.reports import Report
+    from tracetool.whatif import Answer
 
 
 @click.command()
@@ -50,7 +52,8 @@ if TYPE_CHECKING:
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Also write a report, its form by the suffix: .png .svg .pdf (the shortest result that fits), .json, .txt.",
+    help="Also write a report, its form by the suffix: .png .svg .pdf (the shortest result that fits), "
+    ".perfetto.json .perfetto.json.gz (all timelines, for ui.perfetto.dev), .json, .txt.",
 )
 @FORCE
 @JSON
@@ -112,6 +115,8 @@ def replay(
     form = REPORTS.get("json" if as_json else "text")
     click.echo(form.render(result, facts, "").decode(), nl=False)
     if not as_json:
+        if sys.stdout.isatty() and not quiet:
+            _show_gantt(result)
         # The tables of a Run are of its first pipeline and usual step, without copies.
         elsewhere = words["copy_missing_ranks"] or words["pipeline"] or words["step"] is not None
         after = f"{facts.command} -o gantt.png"
@@ -121,17 +126,28 @@ def replay(
         next_step(after, quiet=quiet)
 
 
+def _show_gantt(result: Answer) -> None:
+    """Draw the schedules on the terminal; rich knows its width, NO_COLOR and terminals that are dumb."""
+    from rich.console import Console
+
+    from tracetool.reports.terminal import render
+
+    terminal = Console()
+    colour = terminal.color_system is not None and not terminal.no_color
+    click.echo("\n" + render(result, terminal.width, colour=colour), nl=False, color=colour)
+
+
 def _targets(output: tuple[Path, ...], *, force: bool) -> list[tuple[Path, Report]]:
     """The reports to write, refused before the long work if they cannot be."""
     from tracetool.reports import report_for
 
     targets = []
     for path in output:
-        report = report_for(path.suffix)
+        report = report_for(path.name)
         if report is None:
             raise ScenarioError(
                 f"no report is written to {path.suffix or 'files without suffix'}: {path}.",
-                hint="use .png, .svg, .pdf, .json or .txt",
+                hint="use .png, .svg, .pdf, .perfetto.json, .perfetto.json.gz, .json or .txt",
             )
         check_target(path, force=force)
         targets.append((path, report))
