@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from collections import Counter
 from dataclasses import dataclass
-from itertools import count, pairwise
+from itertools import count, groupby, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.metrics import measure
@@ -140,7 +140,8 @@ def _lines(panels: Sequence[_Panel], width: int) -> list[Text]:
             if rank in labels:
                 row = resample(spans, panel.step_ns, filled)
                 used.update(row)
-                lines.append(Text.assemble(f"{labels[rank]:>{margin}} ", *((mark.glyph, mark.style) for mark in row)))
+                runs = ((mark.glyph * len(list(same)), mark.style) for mark, same in groupby(row))
+                lines.append(Text.assemble(f"{labels[rank]:>{margin}} ", *runs))
         left_out = len(panel.timeline.global_ranks) - len(labels)
         if left_out:
             lines.append(Text(f"{'…':>{margin}} {left_out} more rank{'s' if left_out > 1 else ''} not shown"))
