@@ -1,4 +1,4 @@
-"""The trace for Perfetto: its form by a strict reader and by Perfetto's own trace processor, its content by Timelines."""
+"""The trace for Perfetto: its form by a strict reader and Perfetto's own trace processor, its content by Timelines."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import shutil
 import subprocess
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,7 +132,7 @@ def test_link_load_sums_to_what_was_sent(pipelines: int, sharing: LinkSharing, s
         points = shown.counters.get((process, name))
         assert (points is None) == process.startswith("observed")
         if points is not None:
-            used = sum((after - at) * value for (at, value), (after, _) in zip(points, points[1:], strict=False))
+            used = sum((after - at) * value for (at, value), (after, _) in pairwise(points))
             assert used == MICROBATCHES * PAYLOAD
             assert {value for _, value in points} == {0, share}
             assert (points[0], points[-1][1]) == ((0, 0), 0)
@@ -141,7 +142,7 @@ def test_says_what_it_is_of() -> None:
     about = trace().about
     assert (about["source"], about["command"], about["dcs"]) == ("x.run", FACTS.command, ["dc0"] * 2 + ["dc1"] * 2)
     assert about["links"] == [str(link) for link in asked().scenario.topology.links]
-    assert BYTE_PER_NS == asked().scenario.topology.links[0].bandwidth_bytes_per_s
+    assert asked().scenario.topology.links[0].bandwidth_bytes_per_s == BYTE_PER_NS
 
 
 def test_idle_time_has_a_track_of_its_own_with_its_cause() -> None:
@@ -172,7 +173,7 @@ def test_lanes_never_overlap_and_are_as_few_as_overlap_at_once(drawn: list[tuple
     given_lanes = lanes(spans)
     for lane in set(given_lanes):
         mine = sorted(span for span, number in zip(spans, given_lanes, strict=True) if number == lane)
-        assert all(a[1] <= b[0] for a, b in zip(mine, mine[1:], strict=False))
+        assert all(a[1] <= b[0] for a, b in pairwise(mine))
     # Those of no length need a lane beside one that is open around them only.
     at_once = [sum(a <= start < b for a, b in spans) + (start == end) for start, end in spans]
     assert len(set(given_lanes)) <= max(at_once, default=0)

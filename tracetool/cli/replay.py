@@ -127,14 +127,15 @@ def replay(
 
 
 def _show_gantt(result: Answer) -> None:
-    """Draw the schedules on the terminal; rich knows its width, NO_COLOR and terminals that are dumb."""
+    """Draw the schedules on the terminal; rich knows NO_COLOR and terminals that are dumb."""
     from rich.console import Console
 
     from tracetool.reports.terminal import render
+    from tracetool.reports.text import terminal_width
 
     terminal = Console()
     colour = terminal.color_system is not None and not terminal.no_color
-    click.echo("\n" + render(result, terminal.width, colour=colour), nl=False, color=colour)
+    click.echo("\n" + render(result, terminal_width(), colour=colour), nl=False, color=colour)
 
 
 def _targets(output: tuple[Path, ...], *, force: bool) -> list[tuple[Path, Report]]:

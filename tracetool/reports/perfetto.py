@@ -15,7 +15,7 @@ from tracetool.model.topology import Topology
 from tracetool.replay.side_by_side import divided
 from tracetool.reports import Report, RunFacts
 from tracetool.reports.perfetto_tracks import Event, Numbers, Process, add_timeline
-from tracetool.reports.text import compared_results, is_baseline, result_name
+from tracetool.reports.text import compared_results, is_baseline, short_name
 from tracetool.units import format_duration
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def _events(answer: Answer) -> list[Event]:
     _add_memory(observed, answer.observed)
     events = observed.events
     for pid, result in enumerate(compared_results(answer), 2):
-        name = result_name(result) + (" (baseline)" if is_baseline(answer, result) else "")
+        name = short_name(result) + (" (baseline)" if is_baseline(answer, result) else "")
         process = Process(pid, name, _labels(result.metrics), numbers)
         add_timeline(process, result.timeline, _links_of(answer.scenario), getattr(result, "idles", ()))
         _add_memory(process, result.timeline)
@@ -70,6 +70,7 @@ def _about(answer: Answer, facts: RunFacts) -> dict[str, object]:
         "digest": facts.digest,
         "tracetool": facts.tool_version,
         "command": facts.command,
+        "extra_forwards": {r.schedule: list(r.extra_forwards) for r in answer.results if r.extra_forwards is not None},
         "dcs": list(topology.dcs),
         "links": [str(link) for link in topology.links],
         "warnings": list(answer.warnings),

@@ -16,7 +16,7 @@ from tracetool.metrics import measure
 from tracetool.model.action import ActionKind
 from tracetool.model.idle import Cause
 from tracetool.reports.gantt import shortest
-from tracetool.reports.text import is_baseline, result_name, wrapped
+from tracetool.reports.text import is_baseline, short_name, wrapped
 from tracetool.units import DURATION_NS, format_duration
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ Span = tuple[int, int, Mark]
 
 
 @dataclass(frozen=True, slots=True)
-class _Panel:
+class Panel:
     """One timeline, with its title and the DCs of its ranks."""
 
     name: str
@@ -105,25 +105,26 @@ def render(answer: Answer, width: int, *, colour: bool) -> str:
     return out.getvalue()
 
 
-def _panels(answer: Answer) -> list[_Panel]:
+def _panels(answer: Answer) -> list[Panel]:
     known = f"observed {answer.observed_schedule or ''}".rstrip()
     # Where ranks sit is the scenario's; it holds for what was observed as well, the links do not.
     dcs = answer.scenario.topology.dcs
     best = shortest(answer)
     replayed = [answer.baseline, *([] if is_baseline(answer, best) else [best])]
     return [
-        _panel(known, answer.observed, getattr(answer, "observed_idles", ()), dcs),
-        *(_panel(result_name(r), r.timeline, getattr(r, "idles", ()), dcs) for r in replayed),
+        panel_of(known, answer.observed, getattr(answer, "observed_idles", ()), dcs),
+        *(panel_of(short_name(r), r.timeline, getattr(r, "idles", ()), dcs) for r in replayed),
     ]
 
 
-def _panel(name: str, timeline: Timeline, idles: Sequence[Idle], dcs: tuple[str, ...]) -> _Panel:
+def panel_of(name: str, timeline: Timeline, idles: Sequence[Idle], dcs: tuple[str, ...]) -> Panel:
+    """A timeline with its figures."""
     metrics = measure(timeline)
     figures = f"step {format_duration(metrics.step_ns)}, bubble {metrics.bubble_ratio:.1%}"
-    return _Panel(name, figures, timeline, metrics.step_ns, metrics.window_ns, idles, dcs)
+    return Panel(name, figures, timeline, metrics.step_ns, metrics.window_ns, idles, dcs)
 
 
-def _lines(panels: Sequence[_Panel], width: int) -> list[Text]:
+def _lines(panels: Sequence[Panel], width: int) -> list[Text]:
     from rich.text import Text
 
     rows = max(_LEAST_ROWS, _ROWS // len(panels))
@@ -136,7 +137,7 @@ def _lines(panels: Sequence[_Panel], width: int) -> list[Text]:
         lines += [Text(part, style="bold") for part in _title(panel, width)]
         labels = _labels(panel, rows)
         filled = max(1, (2 * cells * panel.step_ns + longest) // (2 * longest))
-        for rank, spans in enumerate(_spans(panel)):
+        for rank, spans in enumerate(spans_of(panel)):
             if rank in labels:
                 row = resample(spans, panel.step_ns, filled)
                 used.update(row)
@@ -144,16 +145,16 @@ def _lines(panels: Sequence[_Panel], width: int) -> list[Text]:
                 lines.append(Text.assemble(f"{labels[rank]:>{margin}} ", *runs))
         left_out = len(panel.timeline.global_ranks) - len(labels)
         if left_out:
-            lines.append(Text(f"{'…':>{margin}} {left_out} more rank{'s' if left_out > 1 else ''} not shown"))
+            lines.append(Text(f"{'…':>{margin}} {left_out} more rank{'s' if left_out > 1 else ''}"))
     lines += [Text(" " * (margin + 1) + line) for line in _axis(longest, cells)]
     return [*lines, *_legend(used, longest, cells, width)]
 
 
-def _title(panel: _Panel, width: int) -> list[str]:
+def _title(panel: Panel, width: int) -> list[str]:
     return wrapped([f"{panel.name}: {panel.figures}"], width)
 
 
-def _labels(panel: _Panel, rows: int) -> dict[int, str]:
+def _labels(panel: Panel, rows: int) -> dict[int, str]:
     """Labels of the ranks that are shown; the first of each DC names it."""
     global_ranks, dcs = panel.timeline.global_ranks, panel.dcs
     digits = len(str(max(global_ranks)))
@@ -183,7 +184,7 @@ def _shown(ranks: int, dcs: tuple[str, ...], rows: int) -> list[int]:
     return kept
 
 
-def _spans(panel: _Panel) -> list[list[Span]]:
+def spans_of(panel: Panel) -> list[list[Span]]:
     """Per rank, what fills the step without a gap."""
     filled: list[list[Span]] = [[] for _ in panel.timeline.global_ranks]
     for op in panel.timeline.ops:
@@ -194,13 +195,14 @@ def _spans(panel: _Panel) -> list[list[Span]]:
     return [_without_gaps(sorted(spans, key=lambda span: span[:2]), panel) for spans in filled]
 
 
-def _without_gaps(spans: Iterable[Span], panel: _Panel) -> list[Span]:
+def _without_gaps(spans: Iterable[Span], panel: Panel) -> list[Span]:
     found: list[Span] = []
     at = 0
     for start, end, mark in [*spans, (panel.step_ns, panel.step_ns, AFTER)]:
         if start > at:
             middle = min(max(at, panel.window_ns), start)
             found += [gap for gap in ((at, middle, IDLE), (middle, start, AFTER)) if gap[0] < gap[1]]
+            at = start
         if end > at:
             found.append((max(start, at), end, mark))
             at = end
