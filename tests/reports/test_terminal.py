@@ -11,6 +11,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 
 import pytest
 from hypothesis import given
@@ -43,6 +44,7 @@ MS = 10**6
 BUSY = {FORWARD, BACKWARD, TAIL}
 
 
+@cache
 def asked(p: int, m: int, *, dcs: tuple[int, ...] = (), latency_ns: int = 0, schedule: str = "1f1b") -> Answer:
     measured = pipeline(p, m, 10 * MS, 20 * MS, payload_bytes=1, tail_ns=10 * MS)
     topology = places(dcs, latency_ns=latency_ns) if dcs else Topology()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tracetool.cli.chakra import check_chakra, write_chakra
 from tracetool.cli.equalize import report_stragglers
 from tracetool.cli.output import FORCE, JSON, PATHS, QUIET, check_target, next_step, write_file
 from tracetool.cli.question import Words, ask, question_options
@@ -55,6 +56,12 @@ if TYPE_CHECKING:
     help="Also write a report, its form by the suffix: .png .svg .pdf (the shortest result that fits), "
     ".perfetto.json .perfetto.json.gz (all timelines, for ui.perfetto.dev), .json, .txt.",
 )
+@click.option(
+    "--chakra",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Also write the shortest result that fits as Chakra execution traces, a file per rank, for simulators.",
+)
 @FORCE
 @JSON
 @QUIET
@@ -67,6 +74,7 @@ def replay(
     jitter: int | None,
     baseline: str,
     output: tuple[Path, ...],
+    chakra: Path | None,
     *,
     equalize: bool,
     force: bool,
@@ -93,6 +101,8 @@ def replay(
     from tracetool.whatif import answer
 
     targets = _targets(output, force=force)
+    if chakra is not None:
+        check_chakra(chakra, force=force)
     names = parse_names(schedule)
     _check_names([*names, baseline])
     time_limit_s = parse_duration_ns(time_limit) / 1e9
@@ -112,6 +122,8 @@ def replay(
         write_file(path, report.render(result, facts, path.suffix.lower()), force=force)
         drawn = f" ({shortest(result).schedule})" if report is REPORTS.get("gantt") else ""
         click.echo(f"wrote {path}{drawn}", err=True)
+    if chakra is not None:
+        write_chakra(result, chakra, force=force)
     form = REPORTS.get("json" if as_json else "text")
     click.echo(form.render(result, facts, "").decode(), nl=False)
     if not as_json:
