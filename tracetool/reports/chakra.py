@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 Site = tuple[int, int, bool, int]
 """Rank, stage, whether it makes or takes an activation (else a gradient), and microbatch."""
 
-_INPUT_GRADIENT = frozenset({ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT})
+_MEETS_MESSAGES = frozenset({ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT})
+"""Kinds of computes that take and make messages: not weight gradients, recomputes and what follows the window."""
 
 
 def execution_traces(timeline: Timeline) -> list[bytes]:
@@ -45,10 +46,11 @@ def execution_traces(timeline: Timeline) -> list[bytes]:
     for rank in range(len(timeline.global_ranks)):
         nodes = _Nodes(schema)
         for op in sorted((op for op in timeline.ops if op.rank == rank), key=lambda op: op.start_ns):
-            site = _site(op)
-            inputs = [nodes.message(schema.COMM_RECV_NODE, tag, t, []) for tag, t in received.get(site, [])]
+            site = op.rank, op.stage, op.kind is ActionKind.FORWARD, op.microbatch
+            meets = op.kind in _MEETS_MESSAGES
+            inputs = [nodes.message(schema.COMM_RECV_NODE, tag, t, []) for tag, t in received.get(site, []) if meets]
             made = nodes.compute(op, inputs)
-            for tag, transfer in sent.get(site, []):
+            for tag, transfer in sent.get(site, []) if meets else []:
                 nodes.message(schema.COMM_SEND_NODE, tag, transfer, [made])
         out = io.BytesIO()
         for message in (schema.GlobalMetadata(version="0.0.4"), *nodes.found):
@@ -73,13 +75,6 @@ def load_schema() -> tuple[ModuleType, Any]:
             "pip install --no-deps mlc-chakra && pip install protobuf",
         ) from error
     return et_def_pb2, encodeMessage
-
-
-def _site(op: Op) -> Site | None:
-    """What messages meet an op by; None for ops that neither make nor take any."""
-    if op.kind is ActionKind.FORWARD or op.kind in _INPUT_GRADIENT:
-        return op.rank, op.stage, op.kind is ActionKind.FORWARD, op.microbatch
-    return None
 
 
 class _Nodes:

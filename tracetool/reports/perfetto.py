@@ -10,6 +10,8 @@ from collections import Counter
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from tracetool.model.idle import CAUSES
 from tracetool.model.topology import Topology
 from tracetool.replay.side_by_side import divided
@@ -30,13 +32,11 @@ def render(answer: Answer, facts: RunFacts, suffix: str = ".json") -> bytes:
 
     Equal input gives equal bytes.
     """
-    import msgspec
-
     lines = [msgspec.json.encode(event) for event in _events(answer)]
     about = msgspec.json.encode(_about(answer, facts))
     # Perfetto once took "ns" here for the unit of the times themselves, which are in us by the format.
     text = b'{"traceEvents":[\n%b\n],"displayTimeUnit":"ms","otherData":%b}\n' % (b",\n".join(lines), about)
-    return gzip.compress(text, mtime=0) if suffix.lower().endswith(".gz") else text
+    return gzip.compress(text, compresslevel=6, mtime=0) if suffix.lower().endswith(".gz") else text
 
 
 REPORT = Report((".perfetto.json", ".perfetto.json.gz"), render)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Raw
+
 from tracetool.model.action import Action, ActionKind
 
 if TYPE_CHECKING:
@@ -25,10 +27,8 @@ _RECEIVED = {ActionKind.FORWARD: ActionKind.RECV_F, ActionKind.BACKWARD: ActionK
 _MOVED = {ActionKind.FORWARD: "activation", ActionKind.BACKWARD: "gradient"}
 
 
-def microseconds(time_ns: int) -> Any:
+def microseconds(time_ns: int) -> Raw:
     """A time as the number that the format wants, exact to the ns."""
-    from msgspec import Raw
-
     return Raw(f"{time_ns // 1000}.{time_ns % 1000:03d}".encode())
 
 
