@@ -57,24 +57,24 @@ def timelines() -> dict[str, Timeline]:
     geopipe, gpipe, _ = asked().results
     extra = ",".join(map(str, geopipe.extra_forwards or ()))
     return {
-        "observed 1f1b": asked().observed,
-        "1f1b (baseline)": asked().baseline.timeline,
-        f"geopipe +{extra}": geopipe.timeline,
-        "gpipe": gpipe.timeline,
+        "1 observed 1f1b": asked().observed,
+        "2 1f1b (baseline)": asked().baseline.timeline,
+        f"3 geopipe +{extra}": geopipe.timeline,
+        "4 gpipe": gpipe.timeline,
     }
 
 
 def test_observed_and_results_are_processes_in_the_order_of_the_table() -> None:
-    assert list(trace().order) == list(timelines())
+    assert list(trace().order) == list(timelines()) == sorted(timelines())
 
 
 def test_tracks_sort_by_rank() -> None:
     # A link of 5000 ns and forwards of 1001: messages of a direction overlap, and one lane cannot hold them.
-    tracks = trace().order["gpipe"]
+    tracks = trace().order["4 gpipe"]
     assert tracks == sorted(tracks)
     assert [t for t in tracks if "rank 1" in t][:2] == ["rank 1 (dc0) compute", "rank 1 (dc0) receive"]
     assert "rank 1 (dc0) send 2" in tracks
-    assert trace().order["observed 1f1b"][0] == "rank 0 compute"
+    assert trace().order["1 observed 1f1b"][0] == "rank 0 compute"
 
 
 @pytest.mark.parametrize("name", timelines())
@@ -130,7 +130,7 @@ def test_link_load_sums_to_what_was_sent(pipelines: int, sharing: LinkSharing, s
     name = "link dc0-dc1 used" + (" by this pipeline" if pipelines > 1 else "") + " ratio"
     for process in shown.order:
         points = shown.counters.get((process, name))
-        assert (points is None) == process.startswith("observed")
+        assert (points is None) == process.startswith("1 observed")
         if points is not None:
             used = sum((after - at) * value for (at, value), (after, _) in pairwise(points))
             assert used == MICROBATCHES * PAYLOAD

@@ -43,14 +43,16 @@ REPORT = Report((".perfetto.json", ".perfetto.json.gz"), render)
 
 
 def _events(answer: Answer) -> list[Event]:
-    numbers = Numbers()
-    name = f"observed {answer.observed_schedule or ''}".rstrip()
+    numbers, results = Numbers(), compared_results(answer)
+    # Perfetto's interface goes by the name, whatever the sort index says.
+    digits = len(str(1 + len(results)))
+    name = f"{1:0{digits}d} observed {answer.observed_schedule or ''}".rstrip()
     observed = Process(1, name, _labels(answer.observed_metrics), numbers)
     add_timeline(observed, answer.observed, Topology(), getattr(answer, "observed_idles", ()))
     _add_memory(observed, answer.observed)
     events = observed.events
-    for pid, result in enumerate(compared_results(answer), 2):
-        name = short_name(result) + (" (baseline)" if is_baseline(answer, result) else "")
+    for pid, result in enumerate(results, 2):
+        name = f"{pid:0{digits}d} {short_name(result)}" + (" (baseline)" if is_baseline(answer, result) else "")
         process = Process(pid, name, _labels(result.metrics), numbers)
         add_timeline(process, result.timeline, _links_of(answer.scenario), getattr(result, "idles", ()))
         _add_memory(process, result.timeline)
