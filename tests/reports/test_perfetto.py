@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import ROOT
+from recorded import ROOT, SAMPLES, run_of
 from synthetic import BYTE_PER_NS, found, pipeline, places
 from trace_events import Trace, read_trace
 
+from tracetool.cli import cli
 from tracetool.model.action import ActionKind
 from tracetool.model.idle import Cause, Idle
 from tracetool.model.scenario import Scenario
@@ -199,6 +201,21 @@ def test_compressed_is_the_same_and_equal_each_time() -> None:
 def test_the_longest_suffix_of_a_name_says_the_form(name: str, suffix: str | None) -> None:
     report = report_for(name)
     assert (None if report is None else suffix in report.suffixes) == (None if suffix is None else True)
+
+
+def test_replay_writes_it_of_a_recording(tmp_path: Path) -> None:
+    path = tmp_path / "x.perfetto.json.gz"
+    said = CliRunner().invoke(
+        cli, ["replay", str(run_of(SAMPLES / "h100-1f1b").path), "--schedule", "1f1b,gpipe", "-o", str(path)], obj=[]
+    )
+    assert (said.exit_code, said.stderr) == (0, f"wrote {path}\n")
+    written = read_trace(gzip.decompress(path.read_bytes()))
+    assert list(written.order) == ["1 observed 1f1b", "2 1f1b (baseline)", "3 gpipe"]
+    # Four stages and eight microbatches: six boundaries both ways, and of every rank 16 computes and what follows them.
+    assert len(written.flows) == 3 * 6 * 8
+    computes = [len(s) for (_, track), s in written.slices.items() if "compute" in track]
+    assert len(computes) == 3 * 4
+    assert all(count in {17, 18} for count in computes)
 
 
 def test_perfettos_own_trace_processor_reads_it_without_a_complaint(tmp_path: Path) -> None:

@@ -120,6 +120,22 @@ def test_ranks_beyond_a_screen_are_counted_and_those_at_boundaries_kept() -> Non
     assert sum("… 56 more ranks" in line for line in lines) == 3
 
 
+def test_more_boundaries_than_rows_are_shown_evenly() -> None:
+    lines = render(asked(64, 2, dcs=(1,) * 64), 80, colour=False).splitlines()
+    ranks = [int(line.split("rank")[1].split()[0]) for line in lines if re.search(r"rank +\d", line)]
+    # Two timelines of twelve rows each: every 63/11th rank.
+    assert ranks == 2 * [0, 5, 11, 17, 22, 28, 34, 40, 45, 51, 57, 63]
+
+
+def test_one_rank_is_a_picture_too() -> None:
+    # A forward of 10, a backward of 20 and an optimizer of 10 ms, twice: 70 ms in all, without a bubble.
+    lines = render(asked(1, 2), 42, colour=False).splitlines()
+    assert lines[:2] == [
+        "observed 1f1b: step 70.0 ms, bubble 0.0%",
+        " rank 0 " + "█" * 5 + "▓" * 10 + "█" * 5 + "▓" * 9 + "▂" * 5,
+    ]
+
+
 def test_colours_change_nothing_else() -> None:
     schedule = build_schedule("zb-h1", PipelineShape(4, 6))
     costs = {ActionKind.FORWARD: 3 * MS, ActionKind.BACKWARD_INPUT: 3 * MS, ActionKind.BACKWARD_WEIGHT: 2 * MS}

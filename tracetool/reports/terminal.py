@@ -172,12 +172,14 @@ def _short(dc: str) -> str:
 
 
 def _shown(ranks: int, dcs: tuple[str, ...], rows: int) -> list[int]:
-    """As many ranks as rows: first and last, those on both sides of DC boundaries, and some evenly between."""
+    """As many ranks as rows: first and last, those on both sides of DC boundaries if they fit, and some between."""
     if ranks <= rows:
         return list(range(ranks))
     apart = [r for r in range(ranks - 1) if dcs and dcs[r] != dcs[r + 1]]
-    wanted = dict.fromkeys((0, ranks - 1, *(side for r in apart for side in (r, r + 1))))
-    kept = sorted(list(wanted)[:rows])
+    wanted = {0, ranks - 1, *(side for r in apart for side in (r, r + 1))}
+    if len(wanted) == 2 or len(wanted) > rows:
+        return [i * (ranks - 1) // (rows - 1) for i in range(rows)]
+    kept = sorted(wanted)
     while len(kept) < rows:
         gap, after = max((b - a, -b) for a, b in pairwise(kept))
         kept = sorted([*kept, -after - gap // 2])
