@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from tracetool.cli.chakra import check_chakra, write_chakra
 from tracetool.cli.equalize import report_stragglers
 from tracetool.cli.output import FORCE, JSON, PATHS, QUIET, next_step, write_file
 from tracetool.cli.question import Words, ask, question_options
@@ -15,6 +17,8 @@ from tracetool.cli.targets import report_targets
 
 if TYPE_CHECKING:
     from typing import Unpack
+
+    from tracetool.whatif import Answer
 
 
 @click.command()
@@ -48,8 +52,14 @@ if TYPE_CHECKING:
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Also write a report, its form by the suffix: .html, .png .svg .pdf (the shortest result that fits), .json, "
-    ".txt.",
+    help="Also write a report, its form by the suffix: .html, .png .svg .pdf (the shortest result that fits), "
+    ".perfetto.json .perfetto.json.gz (all timelines, for ui.perfetto.dev), .json, .txt.",
+)
+@click.option(
+    "--chakra",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Also write the shortest result that fits as Chakra execution traces, a file per rank, for simulators.",
 )
 @FORCE
 @JSON
@@ -63,6 +73,7 @@ def replay(
     jitter: int | None,
     baseline: str,
     output: tuple[Path, ...],
+    chakra: Path | None,
     *,
     equalize: bool,
     force: bool,
@@ -89,6 +100,8 @@ def replay(
     from tracetool.whatif import answer
 
     targets = report_targets(output, force=force)
+    if chakra is not None:
+        check_chakra(chakra, force=force)
     names = parse_names(schedule)
     check_schedules([*names, baseline])
     time_limit_s = parse_duration_ns(time_limit) / 1e9
@@ -108,9 +121,13 @@ def replay(
         write_file(path, report.render(result, facts, path.suffix.lower()), force=force)
         drawn = f" ({shortest(result).schedule})" if report is REPORTS.get("gantt") else ""
         click.echo(f"wrote {path}{drawn}", err=True)
+    if chakra is not None:
+        write_chakra(result, chakra, force=force)
     form = REPORTS.get("json" if as_json else "text")
     click.echo(form.render(result, facts, "").decode(), nl=False)
     if not as_json:
+        if sys.stdout.isatty() and not quiet:
+            _show_gantt(result)
         # The tables of a Run are of its first pipeline and usual step, without copies.
         elsewhere = words["copy_missing_ranks"] or words["pipeline"] or words["step"] is not None
         after = f"{facts.command} -o gantt.png"
@@ -118,3 +135,15 @@ def replay(
             in_run = f'tracetool sql {shlex.quote(question.name)} "select * from step_breakdown"'
             after = f"{facts.command} --json" if elsewhere else in_run
         next_step(after, quiet=quiet)
+
+
+def _show_gantt(result: Answer) -> None:
+    """Draw the schedules on the terminal; rich knows NO_COLOR and terminals that are dumb."""
+    from rich.console import Console
+
+    from tracetool.reports.terminal import render
+    from tracetool.reports.text import terminal_width
+
+    terminal = Console()
+    colour = terminal.color_system is not None and not terminal.no_color
+    click.echo("\n" + render(result, terminal_width(), colour=colour), nl=False, color=colour)

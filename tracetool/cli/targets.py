@@ -26,7 +26,7 @@ def report_targets(output: Iterable[Path], *, force: bool) -> list[tuple[Path, R
 
     targets = []
     for path in output:
-        report = report_for(path.suffix)
+        report = report_for(path.name)
         if report is None:
             known = [suffix for name in REPORTS.names() for suffix in REPORTS.get(name).suffixes]
             raise ScenarioError(

@@ -48,18 +48,17 @@ REPORTS: Registry[Report] = Registry(
         "json": "tracetool.reports.json:REPORT",
         "gantt": "tracetool.reports.gantt:REPORT",
         "html": "tracetool.reports.html:REPORT",
+        "perfetto": "tracetool.reports.perfetto:REPORT",
     },
     "tracetool.reports",
 )
 
 
-def report_for(suffix: str) -> Report | None:
-    """The report that writes files of this suffix (with the dot), or None."""
-    for name in REPORTS.names():
-        report = REPORTS.get(name)
-        if suffix.lower() in report.suffixes:
-            return report
-    return None
+def report_for(file: str) -> Report | None:
+    """The report that writes files of this name, or None: the one whose suffix is the longest that the name ends in."""
+    suffixes = {suffix: name for name in REPORTS.names() for suffix in REPORTS.get(name).suffixes}
+    fitting = [suffix for suffix in suffixes if file.lower().endswith(suffix)]
+    return REPORTS.get(suffixes[max(fitting, key=len)]) if fitting else None
 
 
 def run_facts(name: str, manifest: Mapping[str, Any], command: str, run: Run | None = None) -> RunFacts:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 80
 _LEAST_WIDTH = 40
+_MOST_LISTED = 8
 
 HEAD = ("", "step", "±", "Δ", "bubble", "cross-DC", "peak HBM", "fits")
 
@@ -127,6 +128,12 @@ def result_name(result: Result) -> str:
     if result.schedule == "observed":
         return "observed, replayed"
     return result.schedule + (f" +{','.join(map(str, extra))}" if extra is not None else "")
+
+
+def short_name(result: Result) -> str:
+    """The same, where a number per rank would be too long."""
+    name, extra = result_name(result), result.extra_forwards
+    return name if extra is None or len(extra) <= _MOST_LISTED else f"{result.schedule} up to +{max(extra)}"
 
 
 def _details(answer: Answer) -> list[str]:
