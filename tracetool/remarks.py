@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from tracetool.metrics import Metrics
-    from tracetool.model.pipeline import Pipeline
+    from tracetool.model.pipeline import Pipeline, StageProfile
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule
     from tracetool.reconstruct import Reconstruction
@@ -30,20 +30,24 @@ def derived_remarks(pipeline: Pipeline, schedule: Schedule, metrics: Metrics, sc
     halves = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
     shape = schedule.shape
     used = {a.stage for order in schedule.orders for a in order if a.kind in halves}
-    profiles = [pipeline.stages[shape.profile_of(s)] for s in sorted(used) if shape.previous(s) is not None]
-    derived = [profile for profile in profiles if not all(kind in profile.costs for kind in halves)]
-    if not derived:
+    apart = [shape.profile_of(s) for s in sorted(used) if shape.previous(s) is not None]
+
+    def derived(source: Pipeline) -> list[StageProfile]:
+        return [source.stages[s] for s in apart if not all(kind in source.stages[s].costs for kind in halves)]
+
+    if not derived(pipeline):
         return []
     remarks = [
         "input and weight gradients are told apart by kernels: the trace ran them as one; those of weights take "
         f"{WEIGHT_SUMS_RATIO:.0%} more for what torch sums ahead of them when it runs them apart"
     ]
-    if scenario.activation_bytes is None and None not in metrics.peak_hbm_bytes:
+    of_memory = derived(pipeline.memory_source)
+    if scenario.activation_bytes is None and None not in metrics.peak_hbm_bytes and of_memory:
         remarks.append(
             "memory as torch's split would hold it: I keeps activations and gradients for W (within 3 % on recordings)"
         )
     elif _has_memory(pipeline) and any(
-        cost.held_bytes is None for profile in derived for costs in profile.derived.values() for cost in costs
+        cost.held_bytes is None for profile in of_memory for costs in profile.derived.values() for cost in costs
     ):
         remarks.append(
             "memory unknown: the allocator's log does not tell what the input half would keep for the weight half"
@@ -53,8 +57,9 @@ def derived_remarks(pipeline: Pipeline, schedule: Schedule, metrics: Metrics, sc
 
 def _has_memory(pipeline: Pipeline) -> bool:
     """Whether the trace tells what every rank and every action that ran holds."""
-    return all(rank.static_bytes is not None for rank in pipeline.ranks) and all(
-        cost.held_bytes is not None for s in pipeline.stages for costs in s.costs.values() for cost in costs
+    source = pipeline.memory_source
+    return all(rank.static_bytes is not None for rank in source.ranks) and all(
+        cost.held_bytes is not None for s in source.stages for costs in s.costs.values() for cost in costs
     )
 
 
@@ -62,8 +67,10 @@ def memory_remarks(measured: Pipeline, cut: Pipeline, metrics: Metrics) -> list[
     """Why memory is unknown though it was recorded: cutting moved the ends of the model."""
     if None not in metrics.peak_hbm_bytes or not _has_memory(measured) or _has_memory(cut):
         return []
-    if all(rank.static_bytes is not None for rank in cut.ranks):
+    if all(rank.static_bytes is not None for rank in cut.memory_source.ranks):
         return []
+    if measured.memory is not None and any(stage.layers is None for stage in measured.memory.stages):
+        return ["memory unknown: the recording that it is from does not tell layers, so it cannot be re-cut"]
     return [
         "memory unknown: ranks hold other layers than in the trace (embedding and head move, or layers are uneven), "
         "so what they hold at rest is not known"
@@ -104,7 +111,7 @@ def distrust(own_error: float) -> list[str]:
 
 def _beyond_allocations(pipeline: Pipeline) -> list[str]:
     """What the HBM limit is compared with."""
-    known = [r.overhead_bytes for r in pipeline.ranks if r.overhead_bytes is not None]
+    known = [r.overhead_bytes for r in pipeline.memory_source.ranks if r.overhead_bytes is not None]
     if not known:
         return []
     return [
@@ -138,7 +145,7 @@ def notes_of(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) 
             "--activation and --static"
             if _has_memory(pipeline)
             else "what actions hold in memory is unknown, so the HBM limit was not checked: give --activation and "
-            "--static (torch: or record with profile_memory=True)"
+            "--static, or a recording that tells it (torch: profile_memory=True) as --memory-from"
         )
     if scenario.hbm_bytes is not None and scenario.static_bytes is None:
         notes += _beyond_allocations(pipeline)

@@ -258,6 +258,19 @@ def test_recordings_that_cannot_stand_for_this_one_are_refused(
     assert output.out == ""
 
 
+def test_memory_from_another_recording(capsys: pytest.CaptureFixture[str]) -> None:
+    """rt1f1b_m8 was recorded without memory: the limit and the depth of geopipe go by 1f1b_m8_mem's."""
+    timed, weighed = (str(data("h100-pp4", "traces", name)) for name in ("rt1f1b_m8", "1f1b_m8_mem"))
+    options = [timed, "--schedule", "geopipe", *LINK, "--hbm", "14GiB"]
+    own, borrowed = _report(capsys, *options), _report(capsys, *options, "--memory-from", weighed)
+    assert [report["results"][0]["feasible"] for report in (own, borrowed)] == [None, True]
+    assert [report["results"][0]["extra_forwards"] for report in (own, borrowed)] == [[3, 3, 0, 0], [1, 1, 0, 0]]
+    assert [note for note in borrowed["notes"] if note.startswith(f"--memory-from {weighed}: ")]
+    assert [note for note in own["notes"] if "--memory-from" in note]
+    assert run(["replay", timed, "--memory-from", str(ROOT / "tests" / "data" / "ckpt_reentrant")]) == 2
+    assert "memory figures of another model do not fit: 4 pipeline ranks" in capsys.readouterr().err
+
+
 def test_pipelines_without_a_link_to_share_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["replay", SAMPLE, "--pipelines-on-link", "4"]) == 2
     assert "4 pipelines are to share links, but there is none" in capsys.readouterr().err

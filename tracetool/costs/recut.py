@@ -61,7 +61,36 @@ def recut(pipeline: Pipeline, chunks: int, *, placement: Placement = "loop") -> 
     moved = placement != pipeline.observed.shape.placement and chunks > 1
     uneven = len({len(of_stage) for of_stage in parts}) > 1
     ranks = tuple(replace(r, static_bytes=None) if moved or uneven else r for r in pipeline.ranks)
-    return replace(pipeline, stages=stages, ranks=ranks, observed=_order(shape))
+    memory = None if pipeline.memory is None else _memory(pipeline.memory, chunks, placement)
+    cut = replace(pipeline, stages=stages, ranks=ranks, observed=_order(shape), memory=None)
+    return replace(cut, memory=_without_memory(cut) if pipeline.memory is not None and memory is None else memory)
+
+
+def _memory(source: Pipeline, chunks: int, placement: Placement) -> Pipeline | None:
+    """A recording that memory is from, cut alike; None if it cannot be."""
+    try:
+        return recut(source, chunks, placement=placement)
+    except UnsupportedShape:
+        return None
+
+
+def _without_memory(pipeline: Pipeline) -> Pipeline:
+    """The same pipeline with nothing known of its memory."""
+
+    def unknown(costs: Costs) -> Costs:
+        return {
+            kind: tuple(replace(cost, held_bytes=None, peak_bytes=None) for cost in of_kind)
+            for kind, of_kind in costs.items()
+        }
+
+    return replace(
+        pipeline,
+        stages=tuple(replace(s, costs=unknown(s.costs), derived=unknown(s.derived)) for s in pipeline.stages),
+        ranks=tuple(
+            replace(r, static_bytes=None, tail_peak_bytes=0, overhead_bytes=None, receive_buffer_bytes=None)
+            for r in pipeline.ranks
+        ),
+    )
 
 
 def _known(stage: StageProfile) -> LayerCosts:
