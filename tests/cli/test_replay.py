@@ -146,6 +146,31 @@ def test_a_schedule_file_in_torchs_form_is_replayed(capsys: pytest.CaptureFixtur
     assert from_file["step_ns"] == named["step_ns"]
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot read the schedule file {path}: No such file or directory."),
+        ("", "cannot read the schedule file {path}: Is a directory."),
+        (b"\x00\xff\xfe", "the schedule file {path} is no text (not UTF-8)."),
+        (b"0F0,0F\n", "{path}: line 1: '0F' is not an action."),
+        (b"0F0,1F0,1B0\n", "{path}: schedule 'csv:order.csv', rank 0: 0B0 is missing."),
+    ],
+)
+def test_a_schedule_file_that_is_none_is_refused_by_its_path(
+    content: bytes | str | None, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """None: no such file; text: a folder. Refused before the traces are read: there are none here."""
+    path = tmp_path / "order.csv"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        path.mkdir()
+    assert run(["replay", "nowhere", "--schedule", f"csv:{path}"]) == 2
+    error = capsys.readouterr().err
+    assert said.format(path=path) in error
+    assert "Hint: " in error
+
+
 def test_greedy_is_made_for_the_link_and_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
     """Per edge it is no longer than 1F1B, and it stays within the limit that 1F1B just fits."""
     base = ["--p2p", "per-edge", "--hbm", "13.2GiB", "--time-limit", "5s"]

@@ -278,6 +278,23 @@ def test_peaks_of_other_ranks_are_not_compared() -> None:
     assert done.notes == ("row: peaks of 3 ranks were measured, 4 were predicted: not compared",)
 
 
+@pytest.mark.parametrize(
+    ("factor", "unit"), [(1e-3, "seconds"), (1e3, "microseconds"), (1e6, "nanoseconds"), (50, None), (0.02, None)]
+)
+def test_a_time_in_another_unit_is_asked_about(factor: float, unit: str | None) -> None:
+    done = run(step(), *(step(f"row {n}", step_ms=IDEAL / 1e6 * factor) for n in range(12)))
+    asked = [note for note in done.notes if note.startswith("step_ms of ")]
+    assert len(asked) == (unit is not None)
+    for note in asked:
+        assert "row 0, row 1, row 2, row 3, row 4, row 5, row 6, row 7 and 4 more is about" in note
+        assert note.endswith(f"is it in {unit}?")
+
+
+def test_peaks_beyond_any_device_are_asked_about() -> None:
+    done = run(step(peak_allocated_gib=[12149.0, None, 1.0, 1.0]), step("b", peak_allocated_gib=[4096.0] * P))
+    assert "peak_allocated_gib of row is more than any device holds: is it in bytes or MiB?" in done.notes
+
+
 def test_a_csv_of_actions_is_sought_beside_the_file(tmp_path: Any) -> None:
     (tmp_path / "own.csv").write_text(build_schedule("gpipe", recorded().observed.shape).to_csv(), encoding="utf-8")
     measurements = Measurements((step(schedule="csv:own.csv"),), {}, folder=tmp_path)

@@ -35,7 +35,7 @@ class Words(TypedDict):
     activation: str | None
     static: str | None
     pipelines_on_link: int
-    link_sharing: LinkSharing
+    link_sharing: LinkSharing | None
     costs_from: Path | None
     memory_from: Path | None
     no_interference: bool
@@ -76,9 +76,8 @@ _OPTIONS = (
     click.option(
         "--link-sharing",
         type=click.Choice(["temporal", "spatial"]),
-        default="temporal",
-        show_default=True,
-        help="How: each message the whole bandwidth in turn (as Atlas), or each pipeline its share of it.",
+        help="How: each message the whole bandwidth in turn (as Atlas), or each pipeline its share of it  "
+        "[default: temporal]",
     ),
     click.option(
         "--costs-from",
@@ -203,6 +202,11 @@ def _scenario(words: Words) -> Scenario:
 
     if (words["activation"] is None) != (words["static"] is None):
         raise ScenarioError("--activation and --static belong together: a peak is both.", hint="give both, or neither")
+    if words["link_sharing"] is not None and words["pipelines_on_link"] == 1:
+        raise ScenarioError(
+            "--link-sharing says how several pipelines share links, but there is one.",
+            hint="add --pipelines-on-link N, or leave it out",
+        )
     return Scenario(
         topology=Topology(links=tuple(direction for text in words["link"] for direction in parse_link(text))),
         hbm_bytes=size(words["hbm"]),
@@ -213,5 +217,5 @@ def _scenario(words: Words) -> Scenario:
         overlap_ratio=words["overlap_ratio"],
         interference=not words["no_interference"],
         pipelines=words["pipelines_on_link"],
-        link_sharing=words["link_sharing"],
+        link_sharing=words["link_sharing"] or "temporal",
     )

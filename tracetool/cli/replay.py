@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     metavar="V",
     help="Stages per rank to cut one into, for schedules of several (hanayo: twice the waves); default: 2.",
 )
-@click.option("--time-limit", default="30s", show_default=True, metavar="30s", help="optimal: how long to search.")
+@click.option("--time-limit", metavar="30s", help="optimal: how long to search  [default: 30s]")
 @click.option("--jitter", type=int, metavar="SEED", help="Also replay with costs drawn anew: p50 and p95 of the step.")
 @click.option("--baseline", default="1f1b", show_default=True, metavar="NAME", help="Schedule to compare with.")
 @click.option(
@@ -60,7 +60,7 @@ def replay(
     schedule: str,
     extra_forwards: str | None,
     chunks: int | None,
-    time_limit: str,
+    time_limit: str | None,
     jitter: int | None,
     baseline: str,
     output: tuple[Path, ...],
@@ -92,7 +92,7 @@ def replay(
     targets = _targets(output, force=force)
     names = parse_names(schedule)
     _check_names([*names, baseline])
-    time_limit_s = parse_duration_ns(time_limit) / 1e9
+    time_limit_s = None if time_limit is None else parse_duration_ns(time_limit) / 1e9
     question = ask(paths, words, quiet=quiet)
     result = answer(
         question.found,
@@ -139,8 +139,10 @@ def _targets(output: tuple[Path, ...], *, force: bool) -> list[tuple[Path, Repor
 
 
 def _check_names(names: list[str]) -> None:
-    from tracetool.schedules import SCHEDULES
+    """Refuse schedules that there are not, and files that hold none, before the long work."""
+    from tracetool.schedules import read_order
+    from tracetool.schedules.names import schedule_name
 
     for name in names:
-        if not name.startswith("csv:"):
-            SCHEDULES.get(name)
+        if schedule_name(name).startswith("csv:"):
+            read_order(name)

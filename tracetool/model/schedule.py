@@ -283,12 +283,18 @@ def schedule_from_csv(text: str, *, name: str = "csv") -> Schedule:
     """
     orders: list[tuple[Action, ...]] = []
     overlaps: list[frozenset[int]] = []
-    for row in csv.reader(io.StringIO(text)):
-        cells = [cell.strip() for cell in row]
-        if any(cells):
-            order, starts = _parse_row(c for c in cells if c and not c.endswith(_WITHOUT_MICROBATCH))
-            orders.append(order)
-            overlaps.append(starts)
+    rows = csv.reader(io.StringIO(text))
+    try:
+        for row in rows:
+            cells = [cell.strip() for cell in row]
+            if any(cells):
+                order, starts = _parse_row(c for c in cells if c and not c.endswith(_WITHOUT_MICROBATCH))
+                orders.append(order)
+                overlaps.append(starts)
+    except InvalidSchedule as error:
+        raise InvalidSchedule(f"line {rows.line_num}: {error.message}", hint=error.hint) from error
+    except csv.Error as error:
+        raise InvalidSchedule(f"line {rows.line_num} is no CSV: {error}.") from error
     if not any(orders):
         raise InvalidSchedule("the schedule file holds no compute actions.", hint="expected cells such as 0F0")
     found = schedule_from_orders(orders, name=name)
@@ -320,6 +326,12 @@ def schedule_from_orders(orders: Iterable[Sequence[Action]], *, name: str) -> Sc
     actions = [a for order in per_rank for a in order]
     stages = 1 + max(a.stage for a in actions)
     microbatches = 1 + max(a.microbatch for a in actions)
+    if stages * microbatches > len(actions):
+        raise InvalidSchedule(
+            f"schedule {name!r} is incomplete: {stages:,} stages and {microbatches:,} microbatches are named, with "
+            f"{len(actions):,} actions in all.",
+            hint="each stage runs every microbatch forward once, then backward once (B, or I then W)",
+        )
     chunks = -(-stages // len(per_rank))
     seats = {a.stage: rank for rank, order in enumerate(per_rank) for a in order}
     # Stages sit as in a V where there are two copies: those are told by the halves of the microbatches.

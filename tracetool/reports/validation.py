@@ -14,9 +14,10 @@ import msgspec
 from tracetool.reports.text import aligned, wrapped
 from tracetool.tables import SCHEMA_VERSION
 from tracetool.units import format_duration
+from tracetool.validate.notes import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tracetool.validate import Row, Validation
 
@@ -162,8 +163,8 @@ def render_text(done: Validation, facts: ValidationFacts) -> bytes:
     table = [aligned([row[i] for i in columns], widths) for row in rows if columns]
     took, replayed = format_duration(done.recorded_ns), format_duration(done.replayed_ns)
     lines.append(f"  which took {took} with the profiler, {replayed} replayed")
-    after = [f"  {row.measured.name}: not predicted: {row.reason}" for row in done.rows if row.reason is not None]
-    after += _remarks(done)
+    after = _folded(done, lambda row: () if row.reason is None else (f"not predicted: {row.reason}",))
+    after += _folded(done, lambda row: row.prediction.remarks if row.prediction else ())
     after += [f"  {line}" for line in _summary(done)]
     after += [f"note: {note}" for note in done.notes]
     return ("\n".join([*wrapped(lines), "", *table, "", *wrapped(after)]) + "\n").encode()
@@ -203,13 +204,13 @@ def _signed(error: float | None) -> str:
     return "" if error is None else f"{error:+.2%}".replace("-0.00%", "+0.00%")
 
 
-def _remarks(done: Validation) -> list[str]:
-    """Each remark once, with the rows it is about."""
+def _folded(done: Validation, said: Callable[[Row], Sequence[str]]) -> list[str]:
+    """Each thing said of rows once, with the rows it is about."""
     about: dict[str, list[str]] = {}
     for row in done.rows:
-        for remark in row.prediction.remarks if row.prediction else ():
-            about.setdefault(remark, []).append(row.measured.name)
-    return [f"  {', '.join(names)}: {remark}" for remark, names in about.items()]
+        for text in said(row):
+            about.setdefault(text, []).append(row.measured.name)
+    return [f"  {listed(names)}: {text}" for text, names in about.items()]
 
 
 def _summary(done: Validation) -> list[str]:

@@ -15,12 +15,13 @@ from tracetool.model.scenario import Scenario
 from tracetool.model.topology import between_ranks
 from tracetool.remarks import host_notes, memory_remarks
 from tracetool.replay import replay
+from tracetool.replay.stages import stages_for
 from tracetool.schedules import build_schedule
-from tracetool.units import format_count, format_duration
+from tracetool.schedules.names import schedule_name
 from tracetool.validate.kendall import kendall_tau_b
 from tracetool.validate.match import check_row
-from tracetool.validate.names import p2p_mode, schedule_name
-from tracetool.whatif import stages_for
+from tracetool.validate.modes import p2p_mode
+from tracetool.validate.notes import notes_on
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -183,52 +184,9 @@ def validate(sources: Sources, measurements: Measurements) -> Validation:
             *run.notes,
             *host_notes(run),
             *measurements.notes,
-            *_other_ranks(rows),
-            *_unknown_memory(rows),
-            *_beyond_replay(rows),
+            *notes_on(rows),
         ),
     )
-
-
-def _other_ranks(rows: Sequence[Row]) -> list[str]:
-    """Say which rows' measured peaks belong to no ranks that are known."""
-    return [
-        f"{row.measured.name}: peaks of {len(row.measured.peak_bytes)} ranks were measured, {len(row.peak_bytes)} were "
-        "predicted: not compared"
-        for row in rows
-        if row.prediction and row.measured.peak_bytes and len(row.measured.peak_bytes) != len(row.peak_bytes)
-    ]
-
-
-def _beyond_replay(rows: Sequence[Row]) -> list[str]:
-    """Say what predictions have in them that ``replay`` leaves out."""
-    outside = {row.prediction.outside_ns for row in rows if row.prediction is not None and row.prediction.outside_ns}
-    notes = [
-        f"predicted steps include the host's time around a step, as the recording had it ({format_duration(ns)}), "
-        "which replay leaves out"
-        for ns in sorted(outside)
-    ]
-    if any(row.prediction is not None and row.measured.links for row in rows):
-        notes.append(
-            "links of rows count as emulated: predicted peaks have one more buffer for every message that a rank "
-            "receives, which replay leaves out"
-        )
-    return notes
-
-
-def _unknown_memory(rows: Sequence[Row]) -> list[str]:
-    """Say how many rows' measured peaks have no prediction to compare with."""
-    lacking = [
-        row
-        for row in rows
-        if row.prediction and row.measured.peak_bytes and None in row.prediction.metrics.peak_hbm_bytes
-    ]
-    if not lacking:
-        return []
-    return [
-        f"peaks of {format_count(len(lacking), 'predicted row')} are unknown: what their actions hold was not recorded "
-        "(record with profile_memory=True, or name such a recording of the same model with --memory-from)"
-    ]
 
 
 def _row(step: MeasuredStep, measurements: Measurements, run: Reconstruction, predictor: _Predictor) -> Row:
