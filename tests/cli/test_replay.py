@@ -251,6 +251,12 @@ def test_jitter_is_reproducible_and_told(capsys: pytest.CaptureFixture[str]) -> 
     assert run(["replay", *options, "1"]) == 0
     text = capsys.readouterr().out
     assert f"with costs drawn anew {one['results'][0]['jitter']['resamples']} times: half the steps take up to" in text
+    assert text.count("with costs drawn anew") == len(one["results"])
+    # The baseline's spread stands there too where it is no result of its own.
+    assert run(["replay", SAMPLE, "--schedule", "gpipe", "--jitter", "1"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("with costs drawn anew") == 2
+    assert "1f1b: baseline, grouped transfers\n    with costs drawn anew" in text
 
 
 def test_slowdown_from_another_recording(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from tracetool.reports.text import aligned, wrapped
+from tracetool.reports.text import table, wrapped
 from tracetool.tables import SCHEMA_VERSION
 from tracetool.units import format_duration
 from tracetool.validate.notes import listed
@@ -153,21 +153,20 @@ _HEAD = ("", "ms", "predicted", "error", "peak GiB", "predicted", "error")
 
 
 def render_text(done: Validation, facts: ValidationFacts) -> bytes:
-    """A table, what could not be predicted and why, and the summary; at most 80 columns, names aside."""
+    """A table, what could not be predicted and why, and the summary; as wide as the terminal at most."""
     rows = [_HEAD, *(_cells(row) for row in done.rows)]
     columns = [i for i in range(len(_HEAD)) if any(row[i] for row in rows[1:])]
-    widths = [max(len(row[i]) for row in rows) for i in columns]
     lines = [facts.measured.name, f"  predicted from {facts.run.name}, step {done.sources.run.pipeline.step}"]
     if facts.memory_run is not None:
         lines.append(f"  memory from {facts.memory_run.name}")
-    table = [aligned([row[i] for i in columns], widths) for row in rows if columns]
+    figures = table([[row[i] for i in columns] for row in rows]) if columns else []
     took, replayed = format_duration(done.recorded_ns), format_duration(done.replayed_ns)
     lines.append(f"  which took {took} with the profiler, {replayed} replayed")
     after = _folded(done, lambda row: () if row.reason is None else (f"not predicted: {row.reason}",))
     after += _folded(done, lambda row: row.prediction.remarks if row.prediction else ())
     after += [f"  {line}" for line in _summary(done)]
     after += [f"note: {note}" for note in done.notes]
-    return ("\n".join([*wrapped(lines), "", *table, "", *wrapped(after)]) + "\n").encode()
+    return ("\n".join([*wrapped(lines), "", *figures, "", *wrapped(after)]) + "\n").encode()
 
 
 def _cells(row: Row) -> tuple[str, ...]:
