@@ -219,3 +219,14 @@ def test_csv_that_is_no_schedule(text: str, said: str) -> None:
     with pytest.raises(InvalidSchedule) as caught:
         schedule_from_csv(text)
     assert said in caught.value.message
+
+
+@given(p=st.integers(1, 6), m=st.integers(1, 20), width=st.integers(20, 90))
+def test_a_grid_is_cut_into_parts_that_fit_and_hold_every_action_once(p: int, m: int, width: int) -> None:
+    schedule = build_schedule("1f1b", PipelineShape(p, m))
+    lines = schedule.grid(width).splitlines()
+    assert max(map(len, lines)) <= width
+    for rank in range(p):
+        mine = [line.removeprefix(f"rank {rank:>2}").split() for line in lines if line.startswith(f"rank {rank:>2}")]
+        assert [cell for part in mine for cell in part] == schedule.cells(rank)
+    assert schedule.grid(10_000) == schedule.grid()

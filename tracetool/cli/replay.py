@@ -75,7 +75,8 @@ def replay(
 
     \b
     Examples:
-      tracetool replay traces/ --schedule geopipe --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms --hbm 80GiB
+      tracetool replay traces/ --schedule geopipe --dc 0-1,2-3 \\
+          --link dc0-dc1=25Gbit/s,10ms --hbm 80GiB
       tracetool replay x.run --schedule 1f1b,gpipe,geopipe --json
       tracetool replay x.run --schedule geopipe -o gantt.png
       tracetool replay x.run --equalize

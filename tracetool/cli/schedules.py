@@ -43,9 +43,11 @@ def schedules(
 
     \b
     Example:
-      tracetool schedules geopipe --stages 4 --microbatches 8 --extra-forwards 2,2,0,0
+      tracetool schedules geopipe --stages 4 --microbatches 8 \\
+          --extra-forwards 2,2,0,0
     """
     from tracetool.cli.values import parse_counts
+    from tracetool.reports.text import terminal_width
     from tracetool.schedules import build_schedule
     from tracetool.schedules.heeded import refuse_unheeded
     from tracetool.schedules.names import named_here, schedule_name
@@ -68,7 +70,7 @@ def schedules(
     elif as_csv:
         click.echo(schedule.to_csv(), nl=False)
     else:
-        click.echo(schedule.grid())
+        click.echo(schedule.grid(terminal_width()))
         if name == "geopipe" and not extra_forwards:
             click.echo("without --extra-forwards this is 1F1B's order")
         next_step(f"tracetool replay TRACES --schedule {name}", quiet=quiet)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -10,6 +11,8 @@ from tracetool.cli.output import path_or_url, print_json
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import polars as pl
 
     from tracetool.store import Run
 
@@ -41,7 +44,8 @@ def sql(run: Path, query: str | None, form: str, *, as_json: bool) -> None:
 
     \b
     Example:
-      tracetool sql x.run "select rank, sum(duration_ns) from bubbles group by rank"
+      tracetool sql x.run "select rank, sum(duration_ns) from bubbles \\
+          group by rank"
     """
     from tracetool.runs import open_run
 
@@ -51,6 +55,8 @@ def sql(run: Path, query: str | None, form: str, *, as_json: bool) -> None:
         _describe(opened, form)
         return
     import polars as pl
+
+    from tracetool.reports.text import terminal_width
 
     frame = opened.query(query)
     if frame.is_empty() and (reason := _why_empty(opened, query)):
@@ -69,7 +75,25 @@ def sql(run: Path, query: str | None, form: str, *, as_json: bool) -> None:
             fmt_table_cell_list_len=-1, tbl_hide_dataframe_shape=True,
             tbl_hide_column_data_types=True, tbl_formatting="MARKDOWN",
         ):  # fmt: skip
-            click.echo(str(frame))
+            text = str(frame)
+        too_wide = sys.stdout.isatty() and max(map(len, text.splitlines())) > terminal_width()
+        click.echo("\n".join(_one_below_another(frame)) if too_wide else text)
+
+
+def _one_below_another(frame: pl.DataFrame) -> list[str]:
+    """Rows whose table is wider than the terminal: each value on a line of its own, as psql's expanded display."""
+    from tracetool.reports.text import terminal_width, wrap, wrapped
+
+    if frame.is_empty():
+        return wrapped([f"no rows; columns: {', '.join(frame.columns)}"])
+    width = max(map(len, frame.columns))
+    lines = []
+    for number, row in enumerate(frame.iter_rows(), 1):
+        lines.append(f"row {number}")
+        for name, value in zip(frame.columns, row, strict=True):
+            shown = "null" if value is None else str(value)
+            lines += wrap(f"  {name.ljust(width)}  {shown}", terminal_width(), " " * (width + 4))
+    return lines
 
 
 def _why_empty(run: Run, query: str) -> str | None:

@@ -211,19 +211,30 @@ class Schedule:
         """A rank's order as text; two actions that run as one are one cell, as in ``(2F3;5B1)OVERLAP_F_B``."""
         return [f"({unit[0]};{unit[1]}){OVERLAP}" if unit[1:] else str(unit[0]) for unit in self.units(rank)]
 
-    def grid(self) -> str:
-        """All orders as text, one line per rank."""
+    def grid(self, width: int | None = None) -> str:
+        """All orders as text, one line per rank; in parts one below another where that is wider than ``width``."""
         rows = [self.cells(rank) for rank in range(len(self.orders))]
         widths = [1 + max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
-        return "\n".join(
-            f"rank {rank:>2} " + "".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=False))
-            for rank, row in enumerate(rows)
-        )
+        starts = [0]
+        taken = _RANK_WIDTH
+        for at, cell in enumerate(widths):
+            if width is not None and taken + cell > width and at > starts[-1]:
+                starts.append(at)
+                taken = _RANK_WIDTH
+            taken += cell
+        parts = [slice(*ends) for ends in zip(starts, [*starts[1:], None], strict=True)]
+        lines = [
+            [f"rank {rank:>2} " + "".join(map(str.rjust, row[part], widths[part])) for rank, row in enumerate(rows)]
+            for part in parts
+        ]
+        return "\n\n".join("\n".join(line.rstrip() for line in of_part) for of_part in lines)
 
     def to_csv(self) -> str:
         """The orders in torch's ``compute_only`` CSV of actions: one row per rank."""
         return "".join(",".join(self.cells(rank)) + "\n" for rank in range(len(self.orders)))
 
+
+_RANK_WIDTH = len("rank 00 ")
 
 OVERLAP = "OVERLAP_F_B"
 """What torch prints behind two actions that run as one."""
