@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from tracetool.costs.alike import layers_of_stages
+from tracetool.costs.at_rest import ends_of
 from tracetool.costs.measured import WEIGHT_SUMS_RATIO
 from tracetool.depth import GAIN_RATIO, PEAK_ERROR_RATIO, is_near_the_limit
 from tracetool.metrics import measure
@@ -64,17 +66,31 @@ def _has_memory(pipeline: Pipeline) -> bool:
 
 
 def memory_remarks(measured: Pipeline, cut: Pipeline, metrics: Metrics) -> list[str]:
-    """Why memory is unknown though it was recorded: cutting moved the ends of the model."""
-    if None not in metrics.peak_hbm_bytes or not _has_memory(measured) or _has_memory(cut):
+    """How memory came about, or why it is unknown though it was recorded, where cutting moved the ends of the model."""
+    source, here = measured.memory_source, cut.memory_source
+    if cut is measured or not _has_memory(measured):
         return []
-    if all(rank.static_bytes is not None for rank in cut.memory_source.ranks):
+    if None not in metrics.peak_hbm_bytes:
+        if ends_of(source.observed.shape) == ends_of(here.observed.shape):
+            return []
+        return [
+            f"embedding and head sit on ranks {' and '.join(map(str, ends_of(here.observed.shape)))}: what they hold "
+            "at rest is what the ranks that had them held beyond those between (not checked on a recording)"
+        ]
+    if all(rank.static_bytes is not None for rank in here.ranks):
         return []
-    if measured.memory is not None and any(stage.layers is None for stage in measured.memory.stages):
+    if any(stage.layers is None for stage in source.stages):
         return ["memory unknown: the recording that it is from does not tell layers, so it cannot be re-cut"]
-    return [
-        "memory unknown: ranks hold other layers than in the trace (embedding and head move, or layers are uneven), "
-        "so what they hold at rest is not known"
-    ]
+    return [f"memory unknown: {_why_unknown(source)}, so what ranks hold at rest is not known"]
+
+
+def _why_unknown(source: Pipeline) -> str:
+    """Why what ranks of other stages hold at rest cannot be told."""
+    if len(set(layers_of_stages(source))) > 1:
+        return "ranks hold other layers than in the trace, where stages have different numbers of them"
+    if any(rank.receive_buffer_bytes is None for rank in source.ranks):
+        return "embedding and head move to other ranks, and the trace does not tell buffers of received messages"
+    return "embedding and head move to other ranks, and the trace has no rank with layers alone to tell their share"
 
 
 def overlap_remarks(schedule: Schedule, scenario: Scenario) -> list[str]:

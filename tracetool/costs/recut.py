@@ -10,6 +10,7 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
+from tracetool.costs.at_rest import ranks_at_rest
 from tracetool.errors import UnsupportedShape
 from tracetool.model.action import Action, ActionKind
 from tracetool.model.pipeline import ActionCost, StageProfile, sum_if_known
@@ -29,8 +30,9 @@ def recut(pipeline: Pipeline, chunks: int, *, placement: Placement = "loop") -> 
     """Cut a pipeline into ``chunks`` stages per rank, each of as many layers.
 
     No order was observed for them: the result's holds all forwards, then all backwards, stage by stage. Its ranks
-    hold as many layers as before, so weights and optimizer stay what they were, unless the ends of the model move
-    to other ranks (V placement): then memory is unknown.
+    hold as many layers as before, so weights and optimizer stay what they were; where the ends of the model move to
+    other ranks (V placement), what they hold at rest moves with them (``at_rest.ranks_at_rest``). Where recorded
+    stages hold different numbers of layers, what ranks hold at rest is unknown.
 
     Args:
         pipeline: What was measured.
@@ -58,9 +60,8 @@ def recut(pipeline: Pipeline, chunks: int, *, placement: Placement = "loop") -> 
         _stage(i, layers[i * size : (i + 1) * size], owners[i * size : (i + 1) * size], pipeline, shape)
         for i in range(shape.stages)
     )
-    moved = placement != pipeline.observed.shape.placement and chunks > 1
     uneven = len({len(of_stage) for of_stage in parts}) > 1
-    ranks = tuple(replace(r, static_bytes=None) if moved or uneven else r for r in pipeline.ranks)
+    ranks = tuple(replace(r, static_bytes=None) for r in pipeline.ranks) if uneven else ranks_at_rest(pipeline, shape)
     memory = None if pipeline.memory is None else _memory(pipeline.memory, chunks, placement)
     cut = replace(pipeline, stages=stages, ranks=ranks, observed=_order(shape), memory=None)
     return replace(cut, memory=_without_memory(cut) if pipeline.memory is not None and memory is None else memory)
