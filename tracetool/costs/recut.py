@@ -126,6 +126,8 @@ def _stage(
     else:
         costs, halves = {F: _sums(blocks, F), **halves}, {}
     _balance(costs)
+    if halves and B in costs:
+        halves = _with_memory(halves, blocks, costs[B], is_first=number == 0)
     if all(R in block for block in blocks):
         costs[R] = _sums(blocks, R)
     last = number == shape.stages - 1
@@ -163,6 +165,51 @@ def _sums(blocks: Sequence[Costs], kind: ActionKind) -> tuple[ActionCost, ...]:
     """Per microbatch, the blocks of a stage one after another."""
     in_turn = blocks if kind in (F, R) else blocks[::-1]
     return tuple(_in_turn(costs) for costs in zip(*(block[kind] for block in in_turn), strict=True))
+
+
+def _with_memory(halves: Costs, blocks: Sequence[Costs], whole: Sequence[ActionCost], *, is_first: bool) -> Costs:
+    """The halves of backwards that ran as one, with memory as torch's split has it.
+
+    What a half frees goes when it ends (``reconstruct.split_memory``), so the layers of a stage add up without it;
+    both leave what the whole backward leaves. A first stage has an empty I, and its W is the whole backward.
+    """
+    inputs, weights = [], []
+    for m, (of_input, of_weight, both) in enumerate(zip(*(halves[kind] for kind in HALVES), whole, strict=True)):
+        left = both.held_bytes
+        parts = [[block[kind][m] for block in blocks[::-1]] for kind in HALVES]
+        held = 0 if is_first else sum_if_known([cost.held_bytes for cost in parts[0]])
+        made = [_gradient_bytes(block) if m == 0 else 0 for block in blocks[::-1]]
+        peaks = [_peak_freed_last(costs, more) for costs, more in zip(parts, ([0] * len(made), made), strict=True)]
+        if held is None or left is None or both.peak_bytes is None or None in peaks:
+            inputs.append(replace(of_input, held_bytes=None, peak_bytes=None))
+            weights.append(replace(of_weight, held_bytes=None, peak_bytes=None))
+            continue
+        peak = both.peak_bytes if is_first else peaks[1] or 0
+        inputs.append(replace(of_input, held_bytes=held, peak_bytes=0 if is_first else peaks[0]))
+        weights.append(replace(of_weight, held_bytes=left - held, peak_bytes=max(peak, left - held)))
+    return dict(zip(HALVES, (tuple(inputs), tuple(weights)), strict=True))
+
+
+def _peak_freed_last(costs: Sequence[ActionCost], made: Sequence[int]) -> int | None:
+    """Highest level over costs one after another if what they free goes at the end; None if unknown.
+
+    Args:
+        costs: The costs.
+        made: What each allocates at least to stay.
+    """
+    level = peak = 0
+    for cost, stays in zip(costs, made, strict=True):
+        if cost.held_bytes is None or cost.peak_bytes is None:
+            return None
+        peak = max(peak, level + cost.peak_bytes)
+        level += max(stays, cost.held_bytes)
+    return peak
+
+
+def _gradient_bytes(block: Costs) -> int:
+    """What the first microbatch's backward leaves in a block beyond the later ones: the gradients of its weights."""
+    held = [cost.held_bytes for cost in _whole(block)[B] if cost.held_bytes is not None]
+    return max(0, round(held[0] - median(held[1:]))) if len(held) > 1 else 0
 
 
 def _whole(block: Costs) -> Costs:
