@@ -119,7 +119,7 @@ def _stage(
     shape: PipelineShape,
 ) -> StageProfile:
     blocks = [block for layer in layers for block in layer]
-    halves = {kind: _sums(blocks, kind) for kind in HALVES if all(kind in block for block in blocks)}
+    halves: Costs = {kind: _sums(blocks, kind) for kind in HALVES if all(kind in block for block in blocks)}
     if any(B in block for block in blocks):
         # Where the trace ran a backward as one, its halves are derived.
         costs = {F: _sums(blocks, F), B: _sums([_whole(block) for block in blocks], B)}

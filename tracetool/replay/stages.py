@@ -41,7 +41,9 @@ def stages_for(
     wanted = least if chunks is None or name.startswith("csv:") else chunks
     cut = recut(pipeline, wanted, placement=placement)
     shape = replace(cut.observed.shape, microbatches=microbatches)
-    remark = f"each rank's stage re-cut into {shape.chunks} by its layers (peaks of such were up to 0.3 % off)"
+    remark = (
+        f"each rank's stage re-cut into {shape.chunks} by its layers (peaks of interleaved ones were up to 0.3 % off)"
+    )
     return cut, shape, remark
 
 

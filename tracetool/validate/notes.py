@@ -83,8 +83,8 @@ def _beyond_replay(rows: Sequence[Row]) -> list[str]:
     ]
     if any(row.prediction is not None and row.measured.links for row in rows):
         notes.append(
-            "links of rows count as emulated: predicted peaks have one more buffer for every message that a rank "
-            "receives, which replay leaves out"
+            "links of rows count as emulated, in software on the ranks: their predicted peaks have a second buffer for "
+            "every message that a rank receives, over a link or not; a real link has none, nor does replay"
         )
     return notes
 
