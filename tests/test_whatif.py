@@ -15,11 +15,16 @@ from recorded import rebuilt
 from synthetic import found, pipeline, places, scenario
 
 from tracetool.depth import choose_depth
+from tracetool.errors import UnsupportedShape
 from tracetool.memory_limit import Shortage, Violation
 from tracetool.model.load import known_load
+from tracetool.model.schedule import PipelineShape
+from tracetool.schedules import SCHEDULES, build_schedule
 from tracetool.whatif import answer
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tracetool.model.pipeline import Pipeline
     from tracetool.whatif import Answer, Result
 
@@ -300,3 +305,38 @@ def test_a_schedule_with_several_stages_per_rank_gets_them_by_the_layers() -> No
     peaks = answer(rebuilt("1f1b_m8_mem"), ["interleaved"]).results[0].metrics.peak_hbm_bytes
     for peak, measured in zip(peaks, (14.261, 12.128, 10.938, 11.451), strict=True):
         assert (peak or 0) / 2**30 + 0.281 == pytest.approx(measured, rel=0.08)
+
+
+@pytest.mark.parametrize("name", ["interleaved", "zb-v", "hanayo", "dualpipe", "chimera"])
+def test_an_order_from_a_file_gets_the_stages_that_the_named_one_gets(name: str, tmp_path: Path) -> None:
+    """Several stages per rank, looped and in a V, and opposed pipelines, from a recording of one stage per rank."""
+    base = rebuilt("rt1f1b_m8")
+    kind = SCHEDULES.get(name)
+    shape = replace(base.pipeline.observed.shape, chunks=kind.least_chunks, placement=kind.placement)
+    file = tmp_path / "own.csv"
+    file.write_text(build_schedule(name, shape).to_csv(), encoding="utf-8")
+    named, read = answer(base, [name, f"csv:{file}"]).results
+    assert read.metrics == named.metrics
+    assert read.remark == named.remark
+
+
+def test_an_order_from_a_file_sits_on_the_ranks_that_were_recorded(tmp_path: Path) -> None:
+    """Stages recorded as a loop of two per rank do not run in a V."""
+    looped = pipeline(4, 2, F, B, p2p="per-edge")
+    order = build_schedule("interleaved", PipelineShape(2, 2, 2))
+    recorded = replace(looped, ranks=looped.ranks[:2], observed=order)
+    file = tmp_path / "v.csv"
+    file.write_text(build_schedule("hanayo", PipelineShape(2, 2, 2, "v")).to_csv(), encoding="utf-8")
+    with pytest.raises(UnsupportedShape, match="stages on ranks as in a V, the pipeline as in a loop"):
+        answer(found(recorded), [f"csv:{file}"])
+
+
+def test_forwards_beyond_the_microbatches_are_told() -> None:
+    """Rank i has p - 1 - i forwards ahead of its first backward in 1F1B, and can have m at most: 40 - 3, 40 - 2."""
+    over = scenario(places([2, 2], latency_ns=10_000))
+    most, beyond = (
+        answer(found(measured()), ["geopipe"], over, extra_forwards=(n, n, 0, 0)).results[0] for n in (37, 99)
+    )
+    assert most.remark is None
+    assert beyond.remark == "a warm-up ends with the 40 microbatches: of +99,99,0,0 only +37,38,0,0 count"
+    assert beyond.metrics.peak_hbm_bytes == (900, 900, 520, 510)

@@ -6,6 +6,8 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from tracetool.costs.alike import layers_of_stages
+from tracetool.costs.at_rest import ends_of
 from tracetool.costs.measured import WEIGHT_SUMS_RATIO
 from tracetool.costs.over_links import crossing_uses, over_links, places_of
 from tracetool.depth import GAIN_RATIO
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from tracetool.metrics import Metrics
-    from tracetool.model.pipeline import Pipeline
+    from tracetool.model.pipeline import Pipeline, StageProfile
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule
     from tracetool.reconstruct import Reconstruction
@@ -34,20 +36,24 @@ def derived_remarks(pipeline: Pipeline, schedule: Schedule, metrics: Metrics, sc
     halves = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
     shape = schedule.shape
     used = {a.stage for order in schedule.orders for a in order if a.kind in halves}
-    profiles = [pipeline.stages[shape.profile_of(s)] for s in sorted(used) if shape.previous(s) is not None]
-    derived = [profile for profile in profiles if not all(kind in profile.costs for kind in halves)]
-    if not derived:
+    apart = [shape.profile_of(s) for s in sorted(used) if shape.previous(s) is not None]
+
+    def derived(source: Pipeline) -> list[StageProfile]:
+        return [source.stages[s] for s in apart if not all(kind in source.stages[s].costs for kind in halves)]
+
+    if not derived(pipeline):
         return []
     remarks = [
         "input and weight gradients are told apart by kernels: the trace ran them as one; those of weights take "
         f"{WEIGHT_SUMS_RATIO:.0%} more for what torch sums ahead of them when it runs them apart"
     ]
-    if scenario.activation_bytes is None and None not in metrics.peak_hbm_bytes:
+    of_memory = derived(pipeline.memory_source)
+    if scenario.activation_bytes is None and None not in metrics.peak_hbm_bytes and of_memory:
         remarks.append(
             "memory as torch's split would hold it: I keeps activations and gradients for W (within 3 % on recordings)"
         )
     elif _has_memory(pipeline) and any(
-        cost.held_bytes is None for profile in derived for costs in profile.derived.values() for cost in costs
+        cost.held_bytes is None for profile in of_memory for costs in profile.derived.values() for cost in costs
     ):
         remarks.append(
             "memory unknown: the allocator's log does not tell what the input half would keep for the weight half"
@@ -57,21 +63,38 @@ def derived_remarks(pipeline: Pipeline, schedule: Schedule, metrics: Metrics, sc
 
 def _has_memory(pipeline: Pipeline) -> bool:
     """Whether the trace tells what every rank and every action that ran holds."""
-    return all(rank.static_bytes is not None for rank in pipeline.ranks) and all(
-        cost.held_bytes is not None for s in pipeline.stages for costs in s.costs.values() for cost in costs
+    source = pipeline.memory_source
+    return all(rank.static_bytes is not None for rank in source.ranks) and all(
+        cost.held_bytes is not None for s in source.stages for costs in s.costs.values() for cost in costs
     )
 
 
 def memory_remarks(measured: Pipeline, cut: Pipeline, metrics: Metrics) -> list[str]:
-    """Why memory is unknown though it was recorded: cutting moved the ends of the model."""
-    if None not in metrics.peak_hbm_bytes or not _has_memory(measured) or _has_memory(cut):
+    """How memory came about, or why it is unknown though it was recorded, where cutting moved the ends of the model."""
+    source, here = measured.memory_source, cut.memory_source
+    if cut is measured or not _has_memory(measured):
         return []
-    if all(rank.static_bytes is not None for rank in cut.ranks):
+    if None not in metrics.peak_hbm_bytes:
+        if ends_of(source.observed.shape) == ends_of(here.observed.shape):
+            return []
+        return [
+            f"embedding and head sit on ranks {' and '.join(map(str, ends_of(here.observed.shape)))}: what they hold "
+            "at rest is what the ranks that had them held beyond those between (within 2 % of what torch's ZB-V holds)"
+        ]
+    if all(rank.static_bytes is not None for rank in here.ranks):
         return []
-    return [
-        "memory unknown: ranks hold other layers than in the trace (embedding and head move, or layers are uneven), "
-        "so what they hold at rest is not known"
-    ]
+    if any(stage.layers is None for stage in source.stages):
+        return ["memory unknown: the recording that it is from does not tell layers, so it cannot be re-cut"]
+    return [f"memory unknown: {_why_unknown(source)}, so what ranks hold at rest is not known"]
+
+
+def _why_unknown(source: Pipeline) -> str:
+    """Why what ranks of other stages hold at rest cannot be told."""
+    if len(set(layers_of_stages(source))) > 1:
+        return "ranks hold other layers than in the trace, where stages have different numbers of them"
+    if any(rank.receive_buffer_bytes is None for rank in source.ranks):
+        return "embedding and head move to other ranks, and the trace does not tell buffers of received messages"
+    return "embedding and head move to other ranks, and the trace has no rank with layers alone to tell their share"
 
 
 def overlap_remarks(schedule: Schedule, scenario: Scenario) -> list[str]:
@@ -112,7 +135,7 @@ def distrust(own_error: float) -> list[str]:
 
 def _beyond_allocations(pipeline: Pipeline) -> list[str]:
     """What the HBM limit is compared with."""
-    known = [r.overhead_bytes for r in pipeline.ranks if r.overhead_bytes is not None]
+    known = [r.overhead_bytes for r in pipeline.memory_source.ranks if r.overhead_bytes is not None]
     if not known:
         return []
     return [
@@ -146,7 +169,7 @@ def notes_of(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) 
             "--activation and --static"
             if _has_memory(pipeline)
             else "what actions hold in memory is unknown, so the HBM limit was not checked: give --activation and "
-            "--static (torch: or record with profile_memory=True)"
+            "--static, or a recording that tells it (torch: profile_memory=True) as --memory-from"
         )
     if scenario.hbm_bytes is not None and scenario.static_bytes is None:
         notes += _beyond_allocations(pipeline)

@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.causes import idle_intervals, idles_of
-from tracetool.costs.recut import recut
 from tracetool.depth import LIMITED_BY_HBM, choose_depth
 from tracetool.errors import MissingPackage, ScenarioError, ScheduleError
 from tracetool.jitter import Spread, spread
@@ -28,7 +27,10 @@ from tracetool.remarks import (
 )
 from tracetool.replay import replay
 from tracetool.replay.problem import pose
+from tracetool.replay.stages import stages_for
 from tracetool.schedules import SCHEDULES, build_schedule
+from tracetool.schedules.heeded import refuse_chunks, refuse_unheeded
+from tracetool.schedules.names import named_here, schedule_name
 from tracetool.schedules.recognise import recognise
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
     from tracetool.model.idle import Idle
     from tracetool.model.pipeline import P2PMode, Pipeline
-    from tracetool.model.schedule import PipelineShape, Placement, Schedule
+    from tracetool.model.schedule import PipelineShape, Schedule
     from tracetool.model.timeline import Timeline
     from tracetool.reconstruct import Reconstruction
     from tracetool.replay import Replayed
@@ -173,21 +175,22 @@ def answer(
     extra_forwards: tuple[int, ...] | None = None,
     jitter_seed: int | None = None,
     chunks: int | None = None,
-    time_limit_s: float = 30.0,
+    time_limit_s: float | None = None,
 ) -> Answer:
     """Replay schedules in a scenario and compare them with a baseline.
 
     Args:
         found: A reconstructed Run.
-        schedules: Names, as ``build_schedule`` takes them.
+        schedules: Names, as ``build_schedule`` or torch has them (``schedules.names``).
         scenario: What differs from the measurement; by default nothing.
         baseline: Schedule to compare with.
         extra_forwards: For geopipe, per pipeline rank; chosen by ``choose_depth`` if not given.
         jitter_seed: Also replay each result with costs drawn anew.
         chunks: Stages per rank that schedules of several get from a trace of one; by default as few as they take.
-        time_limit_s: For optimal: how long to search.
+        time_limit_s: For optimal: how long to search; by default half a minute.
 
     Raises:
+        ScenarioError: If none of the schedules heeds an option that was given.
         ScheduleError: If the baseline or none of the schedules fits; one of several is among ``refused``.
         TraceToolError: If a schedule does not exist, or the scenario does not fit the pipeline.
     """
@@ -196,16 +199,22 @@ def answer(
     observed = pipeline.observed
     scenario.topology.check(observed.shape.ranks)
     shape = replace(observed.shape, microbatches=scenario.microbatches or observed.shape.microbatches)
-    if extra_forwards is not None and "geopipe" not in [name.lower() for name in schedules]:
-        raise ScenarioError(
-            f"extra forwards are geopipe's, and {', '.join(schedules)} has none.", hint="add --schedule geopipe"
-        )
+    renamed = [told for asked in dict.fromkeys((*schedules, baseline)) if (told := named_here(asked))]
+    schedules, baseline = list(dict.fromkeys(map(schedule_name, schedules))), schedule_name(baseline)
+    if extra_forwards is not None:
+        refuse_unheeded("extra forwards", schedules)
+    if time_limit_s is not None:
+        refuse_unheeded("time limit", [*schedules, baseline])
+    if scenario.overlap_ratio != 1:
+        refuse_unheeded("overlap ratio", [*schedules, baseline], observed)
+    if chunks is not None:
+        refuse_chunks([*schedules, baseline], observed)
     if scenario.pipelines > 1 and not scenario.topology.links:
         raise ScenarioError(
             f"{scenario.pipelines} pipelines are to share links, but there is none.", hint="add --dc and --link"
         )
     known = recognise(observed)
-    notes = list(found.notes)
+    notes = [*renamed, *found.notes]
     if observed.shape.chunks > 1 and baseline == "1f1b":
         baseline = "observed"
         notes.append("the baseline is the observed order: 1f1b needs one stage per rank")
@@ -213,7 +222,7 @@ def answer(
     fidelity = Fidelity(seen.window_ns, back.window_ns)
     # A model that misses its own recording by more than the known error misses other orders by as much at least.
     own_error = max(abs(fidelity.error_ratio), abs(back.step_ns / seen.step_ns - 1))
-    how = _How(shape, scenario, chunks, own_error, jitter_seed, time_limit_s)
+    how = _How(shape, scenario, chunks, own_error, jitter_seed, 30.0 if time_limit_s is None else time_limit_s)
     base = _evaluate(pipeline, baseline, how, None)
     results, refused = _evaluate_each(pipeline, schedules, how, extra_forwards)
     if not is_like_the_recordings(found):
@@ -270,7 +279,7 @@ def _evaluate_each(
 def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[int, ...] | None) -> Result:
     shape, scenario = how.shape, how.scenario
     remark, is_cut = None, False
-    if name.lower() == "geopipe" and extra_forwards is None:
+    if name == "geopipe" and extra_forwards is None:
         extra_forwards, remark = choose_depth(pipeline, shape, scenario)
         is_cut = remark is not None and remark.startswith(LIMITED_BY_HBM)
     measured = pipeline
@@ -315,45 +324,6 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
         spread=None if how.jitter_seed is None else spread(pipeline, schedule, scenario, how.jitter_seed),
         memory_limited=is_cut,
     )
-
-
-def stages_for(
-    pipeline: Pipeline, name: str, chunks: int | None, microbatches: int
-) -> tuple[Pipeline, PipelineShape, str | None]:
-    """The pipeline and shape a schedule runs on: recorded stages, these re-cut by layers, or two copies of them.
-
-    Args:
-        pipeline: What was measured.
-        name: The schedule.
-        chunks: Stages per rank to cut into; None for as few as the schedule needs.
-        microbatches: Microbatches per step.
-
-    Returns:
-        Both, and in words what was done to the stages.
-
-    Raises:
-        UnsupportedShape: If layers are unknown or do not divide.
-    """
-    shape = replace(pipeline.observed.shape, microbatches=microbatches)
-    needed = _chunks_needed(name)
-    if needed is None or shape.chunks > 1 or needed[0] == 1:
-        return pipeline, shape, None
-    least, placement = needed
-    if placement == "bidirectional":
-        copies = replace(shape, chunks=least, placement=placement)
-        return pipeline, copies, "two copies of every stage, weights twice; summing their gradients is not modelled"
-    cut = recut(pipeline, chunks or least, placement=placement)
-    shape = replace(cut.observed.shape, microbatches=microbatches)
-    remark = f"each rank's stage re-cut into {shape.chunks} by its layers (peaks of such were up to 0.3 % off)"
-    return cut, shape, remark
-
-
-def _chunks_needed(name: str) -> tuple[int, Placement] | None:
-    """Stages per rank that a named schedule needs, and where they sit; None for an order from a file."""
-    if name.startswith("csv:"):
-        return None
-    kind = SCHEDULES.get(name)
-    return kind.least_chunks, kind.placement
 
 
 def _needs_costs(name: str) -> bool:

@@ -231,6 +231,19 @@ def test_schedules_are_listed_and_drawn(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out == "rank  0  0F0 0F1 0B0 0B1\nrank  1  1F0 1B0 1F1 1B1\n"
 
 
+def test_an_order_from_a_file_is_drawn_in_its_own_shape(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    shape = ["--stages", "6", "--microbatches", "12"]
+    assert run(["schedules", "ScheduleZBVZeroBubble", *shape, "--csv"]) == 0
+    written = capsys.readouterr()
+    assert written.err == "note: ScheduleZBVZeroBubble is zb-v here\n"
+    file = tmp_path / "order.csv"
+    file.write_text(written.out, encoding="utf-8")
+    assert run(["schedules", f"csv:{file}", "--csv"]) == 0
+    assert capsys.readouterr().out == written.out
+    assert run(["schedules", f"csv:{file}", "--stages", "4"]) == 2
+    assert "is for 6 ranks and 12 stages" in capsys.readouterr().err
+
+
 def test_every_command_has_help_with_an_example_and_stands_in_the_readme() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for name, command in cli.commands.items():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import pytest
-from recorded import ROOT, SAMPLES
+from recorded import ROOT, SAMPLES, data
 
 from tracetool.cli import run
 
@@ -57,6 +58,19 @@ def test_one_step_is_looked_at_alone(capsys: pytest.CaptureFixture[str]) -> None
     number = _report(capsys)["steps"][0]["number"]
     report = _report(capsys, "--step", str(number))
     assert [step["number"] for step in report["steps"]] == [number]
+    assert any("of this step alone" in note for note in report["notes"])
+
+
+def test_a_step_of_several_is_suggested_with_what_changes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Averages of one step are others than those over all: both reports say over what they are."""
+    several = str(data("torch", "ByteDance-Seed+StragglerAnalysis", "trace-ST.parquet"))
+    assert run(["replay", several, "--equalize"]) == 0
+    text = capsys.readouterr().out
+    assert "microbatches and steps;" in " ".join(text.split())
+    line = text.splitlines()[-1]
+    assert line.endswith("# the longest, by averages of that step alone")
+    assert run([*shlex.split(line, comments=True)[2:], "--json"]) == 0
+    assert any("of this step alone" in note for note in json.loads(capsys.readouterr().out)["notes"])
 
 
 @pytest.mark.parametrize(

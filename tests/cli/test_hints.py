@@ -7,10 +7,11 @@ import shlex
 import shutil
 from typing import TYPE_CHECKING
 
+import click
 import pytest
 from recorded import ROOT, SAMPLES, data
 
-from tracetool.cli import run
+from tracetool.cli import cli, run
 from tracetool.reports.text import wrapped
 
 if TYPE_CHECKING:
@@ -112,3 +113,50 @@ def test_long_paths_are_broken_behind_a_slash_and_lose_nothing() -> None:
     assert max(map(len, lines)) <= 60
     assert "".join(line.strip() for line in lines).replace("left:", "left: ").startswith(f"left: {path}:")
     assert any(line.endswith("/") for line in lines)
+
+
+def test_help_fits_a_terminal_of_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for command in ([], *([name] for name in cli.commands)):
+        assert run([*command, "--help"]) == 0
+        assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+def test_errors_are_broken_on_a_terminal_only_and_grids_never(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    order = tmp_path / "order.csv"
+    order.write_text("0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n", encoding="utf-8")
+    asked = ["replay", SAMPLE, "--schedule", f"csv:{order}"]
+    assert run(asked) == 2
+    plain = capsys.readouterr().err
+    assert max(map(len, plain.splitlines())) > 60
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert run(asked) == 2
+    broken = click.unstyle(capsys.readouterr().err)
+    assert max(map(len, broken.splitlines())) <= 60
+    assert "".join(broken.split()) == "".join(plain.split())
+    grid = [line for line in plain.splitlines() if line.startswith(" ")]
+    assert len(grid) == 3
+    assert [line for line in broken.splitlines() if line in grid] == grid
+
+
+def test_rows_wider_than_the_terminal_stand_one_below_another(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ["sql", SAMPLE, "select 'a' as name, repeat('xy ', 40) as long, null as nothing from range(2)"]
+    assert run(asked) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4  # not a terminal: a line each, whatever the width
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert run(asked) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line for line in lines if line.startswith("row")] == ["row 1", "row 2"]
+    assert "  nothing  null" in lines
+    assert "".join(lines).count("xy") == 80
+    assert run(["sql", SAMPLE, "select rank from ranks"]) == 0
+    assert capsys.readouterr().out.startswith("| rank |")

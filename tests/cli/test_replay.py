@@ -146,6 +146,31 @@ def test_a_schedule_file_in_torchs_form_is_replayed(capsys: pytest.CaptureFixtur
     assert from_file["step_ns"] == named["step_ns"]
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot read the schedule file {path}: No such file or directory."),
+        ("", "cannot read the schedule file {path}: Is a directory."),
+        (b"\x00\xff\xfe", "the schedule file {path} is no text (not UTF-8)."),
+        (b"0F0,0F\n", "{path}: line 1: '0F' is not an action."),
+        (b"0F0,1F0,1B0\n", "{path}: schedule 'csv:order.csv', rank 0: 0B0 is missing."),
+    ],
+)
+def test_a_schedule_file_that_is_none_is_refused_by_its_path(
+    content: bytes | str | None, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """None: no such file; text: a folder. Refused before the traces are read: there are none here."""
+    path = tmp_path / "order.csv"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        path.mkdir()
+    assert run(["replay", "nowhere", "--schedule", f"csv:{path}"]) == 2
+    error = capsys.readouterr().err
+    assert said.format(path=path) in error
+    assert "Hint: " in error
+
+
 def test_greedy_is_made_for_the_link_and_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
     """Per edge it is no longer than 1F1B, and it stays within the limit that 1F1B just fits."""
     base = ["--p2p", "per-edge", "--hbm", "13.2GiB", "--time-limit", "5s"]
@@ -226,6 +251,12 @@ def test_jitter_is_reproducible_and_told(capsys: pytest.CaptureFixture[str]) -> 
     assert run(["replay", *options, "1"]) == 0
     text = capsys.readouterr().out
     assert f"with costs drawn anew {one['results'][0]['jitter']['resamples']} times: half the steps take up to" in text
+    assert text.count("with costs drawn anew") == len(one["results"])
+    # The baseline's spread stands there too where it is no result of its own.
+    assert run(["replay", SAMPLE, "--schedule", "gpipe", "--jitter", "1"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("with costs drawn anew") == 2
+    assert "1f1b: baseline, grouped transfers\n    with costs drawn anew" in text
 
 
 def test_slowdown_from_another_recording(capsys: pytest.CaptureFixture[str]) -> None:
@@ -256,6 +287,19 @@ def test_recordings_that_cannot_stand_for_this_one_are_refused(
     output = capsys.readouterr()
     assert said in output.err
     assert output.out == ""
+
+
+def test_memory_from_another_recording(capsys: pytest.CaptureFixture[str]) -> None:
+    """rt1f1b_m8 was recorded without memory: the limit and the depth of geopipe go by 1f1b_m8_mem's."""
+    timed, weighed = (str(data("h100-pp4", "traces", name)) for name in ("rt1f1b_m8", "1f1b_m8_mem"))
+    options = [timed, "--schedule", "geopipe", *LINK, "--hbm", "14GiB"]
+    own, borrowed = _report(capsys, *options), _report(capsys, *options, "--memory-from", weighed)
+    assert [report["results"][0]["feasible"] for report in (own, borrowed)] == [None, True]
+    assert [report["results"][0]["extra_forwards"] for report in (own, borrowed)] == [[3, 3, 0, 0], [1, 1, 0, 0]]
+    assert [note for note in borrowed["notes"] if note.startswith(f"--memory-from {weighed}: ")]
+    assert [note for note in own["notes"] if "--memory-from" in note]
+    assert run(["replay", timed, "--memory-from", str(ROOT / "tests" / "data" / "ckpt_reentrant")]) == 2
+    assert "memory figures of another model do not fit: 4 pipeline ranks" in capsys.readouterr().err
 
 
 def test_pipelines_without_a_link_to_share_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

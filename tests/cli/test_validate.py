@@ -85,6 +85,16 @@ def test_text_says_the_same_in_80_columns(capsys: pytest.CaptureFixture[str], me
     assert "Next:" not in capsys.readouterr().out
 
 
+def test_a_reason_of_many_rows_stands_there_once(capsys: pytest.CaptureFixture[str], measured: Path) -> None:
+    other = [{**ROWS[2], "name": f"other {n}"} for n in range(10)]
+    measured.write_text(json.dumps({"results": [*ROWS, *other]}), encoding="utf-8")
+    assert run(["validate", SAMPLE, str(measured)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.count("not predicted: pipeline_ranks is 2") == 1
+    assert "half as many, other 0, other 1, other 2, other 3, other 4, other 5, other 6 and 3 more: not" in text
+    assert "11 not predicted" in text
+
+
 def test_memory_from_another_recording(capsys: pytest.CaptureFixture[str], measured: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(SAMPLE, other)

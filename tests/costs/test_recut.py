@@ -20,6 +20,7 @@ from tracetool.model.pipeline import ActionCost, Costs, LayerCosts, Pipeline
 from tracetool.model.scenario import Scenario
 from tracetool.reconstruct import reconstruct
 from tracetool.replay import replay
+from tracetool.whatif import answer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,16 +89,58 @@ def test_memory_of_chunks_sums_to_that_of_stages() -> None:
             for m, cost in enumerate(stage.costs[kind]):
                 assert sum(c.costs[kind][m].held_bytes or 0 for c in mine) == cost.held_bytes
     assert cut.ranks == whole.ranks
-    # With V placement the head moves to the first rank.
-    assert {r.static_bytes for r in recut(whole, 2, placement="v").ranks} == {None}
+
+
+def test_memory_of_halves_of_chunks_is_that_of_the_halves_of_stages() -> None:
+    """Layers of I and W together hold what those of the stage do, and leave what the whole backward leaves."""
+    whole = rebuilt("1f1b_m8_mem").pipeline
+    cut = recut(whole, 4)
+    for stage in whole.stages:
+        mine = cut.stages[4 * stage.stage : 4 * stage.stage + 4]
+        for m in range(8):
+            inputs, weights = ([c.derived[kind][m].held_bytes for c in mine] for kind in (INPUT, WEIGHT))
+            assert None not in (*inputs, *weights)
+            for chunk, i, w in zip(mine, inputs, weights, strict=True):
+                assert (i or 0) + (w or 0) == chunk.costs[B][m].held_bytes
+            if stage.stage:  # the first one's own I is empty, that of its later layers is not
+                assert sum(i or 0 for i in inputs) == stage.derived[INPUT][m].held_bytes
+    first = cut.stages[0]
+    assert {(c.held_bytes, c.peak_bytes) for c in first.derived[INPUT]} == {(0, 0)}
+    assert [c.held_bytes for c in first.derived[WEIGHT]] == [c.held_bytes for c in first.costs[B]]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "gib"),
+    [
+        ("zb-v", (14.152, 11.860, 12.304, 13.484)),
+        ("interleaved-zero-bubble", (12.739, 12.287, 12.679, 15.310)),
+        ("interleaved", (14.204, 12.056, 10.866, 11.413)),
+    ],
+)
+def test_peaks_of_several_stages_per_rank_are_those_that_torch_has(schedule: str, gib: tuple[float, ...]) -> None:
+    """Measured with torch 2.11 on one H200, a rank at a time: h100-pp4's model and schedule over a process group whose
+    transfers go nowhere, third step. There the last stage keeps its outputs: its rank's peaks are less the 0.363 GiB
+    by which 1F1B's last rank exceeds measured.json's (the other three are 0.4 % below). Found within 1.4 %.
+    """
+    result = answer(rebuilt("1f1b_m8_mem"), [schedule], Scenario(p2p="in-order")).results[0]
+    for peak, measured in zip(result.metrics.peak_hbm_bytes, gib, strict=True):
+        assert peak is not None
+        assert peak / 2**30 == pytest.approx(measured, rel=0.02)
 
 
 def test_a_chunk_per_rank_is_the_stage_itself() -> None:
     whole = rebuilt("1f1b_m8_mem").pipeline
     for one, two in zip(recut(whole, 1).stages, whole.stages, strict=True):
-        # What halves hold is known of whole stages only.
-        derived = {k: tuple(replace(c, held_bytes=None, peak_bytes=None) for c in v) for k, v in two.derived.items()}
-        assert one == replace(two, layers=None, derived=derived)
+        assert replace(one, derived={}) == replace(two, layers=None, derived={})
+        assert {k: [c.held_bytes for c in v] for k, v in one.derived.items()} == {
+            k: [c.held_bytes for c in v] for k, v in two.derived.items()
+        }
+        # Layers tell no more than their highest level each: the peak of their sum lacks what the loss frees within
+        # one of them (157 MiB of 971), or has one gradient (16 MiB) too much, which was freed in the layer below.
+        for kind, costs in two.derived.items():
+            for mine, known in zip(one.derived[kind], costs, strict=True):
+                assert replace(mine, peak_bytes=0) == replace(known, peak_bytes=0)
+                assert -(2**24) - 2**20 <= (known.peak_bytes or 0) - (mine.peak_bytes or 0) <= 160 * 2**20
 
 
 def test_chunks_that_do_not_divide_are_refused_with_those_that_do() -> None:

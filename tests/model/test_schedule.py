@@ -207,7 +207,10 @@ def test_csv_tells_how_stages_sit() -> None:
         ("", "no compute actions"),
         ("\n\n", "no compute actions"),
         ("0UNSHARD,0SEND_F0\n", "no compute actions"),
-        ("0F0,what,0B0\n", "'what' is not an action"),
+        ("0F0,0B0\n0F0,what,0B0\n", "line 2: 'what' is not an action"),
+        ("0F0,0B0\n999999999F999999999\n", "1,000,000,000 stages and 1,000,000,000 microbatches are named, with 3"),
+        ("0F0," + "9" * 5000 + "F0\n", "is not an action"),
+        ('"' + "x" * 200_000, "is no CSV"),
         ("0F0\n1F0,1B0\n", "0B0 is missing"),
         ("0F0,1F0,1B0,0B0\n2F0,3F0,3B0,2B0\n", "neither looped nor V placement"),
     ],
@@ -216,3 +219,14 @@ def test_csv_that_is_no_schedule(text: str, said: str) -> None:
     with pytest.raises(InvalidSchedule) as caught:
         schedule_from_csv(text)
     assert said in caught.value.message
+
+
+@given(p=st.integers(1, 6), m=st.integers(1, 20), width=st.integers(20, 90))
+def test_a_grid_is_cut_into_parts_that_fit_and_hold_every_action_once(p: int, m: int, width: int) -> None:
+    schedule = build_schedule("1f1b", PipelineShape(p, m))
+    lines = schedule.grid(width).splitlines()
+    assert max(map(len, lines)) <= width
+    for rank in range(p):
+        mine = [line.removeprefix(f"rank {rank:>2}").split() for line in lines if line.startswith(f"rank {rank:>2}")]
+        assert [cell for part in mine for cell in part] == schedule.cells(rank)
+    assert schedule.grid(10_000) == schedule.grid()

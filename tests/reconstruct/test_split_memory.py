@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -70,12 +71,15 @@ def test_the_first_stage_does_its_whole_backward_as_w() -> None:
 
 
 def test_only_a_schedule_whose_memory_is_unknown_says_so_and_why() -> None:
-    done = answer(rebuilt(RECORDED), ["1f1b", "zb-h1", "zb-v"], Scenario(hbm_bytes=80 * 2**30))
+    found = rebuilt(RECORDED)
+    ranks = tuple(replace(r, receive_buffer_bytes=None) for r in found.pipeline.ranks)
+    found = replace(found, pipeline=replace(found.pipeline, ranks=ranks))
+    done = answer(found, ["1f1b", "zb-h1", "zb-v"], Scenario(hbm_bytes=80 * 2**30))
     plain, split, moved = done.results
     assert [r.feasible for r in done.results] == [True, True, None]
     assert "memory" not in (plain.remark or "")
     assert "as torch's split would hold it" in (split.remark or "")
-    assert "embedding and head move" in (moved.remark or "")
+    assert "embedding and head move to other ranks, and the trace does not tell buffers" in (moved.remark or "")
     (note,) = [n for n in done.notes if "was not checked" in n]
     assert "for zb-v (" in note
     assert "profile_memory" not in note

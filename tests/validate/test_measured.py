@@ -91,6 +91,23 @@ def test_a_bad_value_is_named_with_row_and_field(changed: dict[str, Any], field:
         jsonschema.Draft202012Validator(SCHEMA).validate({"results": [{**ROW, **changed}]})
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"step_ms": "246ms"}, 'field step_ms: must be a number or null, is "246ms".'),
+        ({"step_ms": 0}, "field step_ms: must be a number of at least 0.000001, is 0."),
+        ({"microbatches": 8.5}, "field microbatches: must be a whole number, is 8.5."),
+        ({"microbatches": 70_000}, "field microbatches: must be a whole number of at most 65,536, is 70000."),
+        ({"extra_forwards": [2, None]}, "field extra_forwards[1]: must be a whole number, is null."),
+        ({"links": [{**LINK, "bandwidth_gbit_per_s": 0}]}, "must be a number above 0, is 0."),
+        ({"links": [{**LINK, "between_pipeline_ranks": [1]}]}, "must be a list of length 2, is [1]."),
+        ({"name": ["x" * 50]}, 'field name: must be text in quotes, is ["' + "x" * 38 + " ...."),
+    ],
+)
+def test_what_must_stand_there_and_what_does(changed: dict[str, Any], said: str, tmp_path: Path) -> None:
+    assert refused(tmp_path, json.dumps({"results": [{**ROW, **changed}]})).endswith(said)
+
+
 @pytest.mark.parametrize("row", [None, 3, "1f1b", []])
 def test_a_row_that_is_none(row: object, tmp_path: Path) -> None:
     assert "row 1: " in refused(tmp_path, json.dumps({"results": [row]}))

@@ -270,12 +270,39 @@ def test_peaks_stand_beside_those_measured_on_all_ranks_of_the_job() -> None:
     assert seen.peak_bytes == (520, None, 510, None)
 
 
+def test_emulated_links_cost_every_rank_a_second_buffer_per_message() -> None:
+    """A link between ranks 1 and 2: rank 0, which is on none, has buffers beside as well (as in measured.json)."""
+    link = {"between_pipeline_ranks": [1, 2], "latency_ms": 0, "bandwidth_gbit_per_s": 8}
+    of = recorded(payload_bytes=7, activation_bytes=10, static_bytes=500)
+    done = run(step(), step("linked", links=[link]), of=of)
+    more = [b - a for a, b in zip(*(row.peak_bytes for row in done.rows), strict=True) if a and b]
+    assert more == [8 * 7, 2 * 8 * 7, 2 * 8 * 7, 8 * 7]
+    assert any("a second buffer for every message that a rank receives, over a link or not" in n for n in done.notes)
+
+
 def test_peaks_of_other_ranks_are_not_compared() -> None:
     done = run(step(peak_allocated_gib=[1, 2, 3]), of=recorded(activation_bytes=10, static_bytes=500))
     assert done.rows[0].peak_bytes == (540, 530, 520, 510)
     assert done.rows[0].peak_error_ratios == ()
     assert done.max_peak_error_ratio is None
     assert done.notes == ("row: peaks of 3 ranks were measured, 4 were predicted: not compared",)
+
+
+@pytest.mark.parametrize(
+    ("factor", "unit"), [(1e-3, "seconds"), (1e3, "microseconds"), (1e6, "nanoseconds"), (50, None), (0.02, None)]
+)
+def test_a_time_in_another_unit_is_asked_about(factor: float, unit: str | None) -> None:
+    done = run(step(), *(step(f"row {n}", step_ms=IDEAL / 1e6 * factor) for n in range(12)))
+    asked = [note for note in done.notes if note.startswith("step_ms of ")]
+    assert len(asked) == (unit is not None)
+    for note in asked:
+        assert "row 0, row 1, row 2, row 3, row 4, row 5, row 6, row 7 and 4 more is about" in note
+        assert note.endswith(f"is it in {unit}?")
+
+
+def test_peaks_beyond_any_device_are_asked_about() -> None:
+    done = run(step(peak_allocated_gib=[12149.0, None, 1.0, 1.0]), step("b", peak_allocated_gib=[4096.0] * P))
+    assert "peak_allocated_gib of row is more than any device holds: is it in bytes or MiB?" in done.notes
 
 
 def test_a_csv_of_actions_is_sought_beside_the_file(tmp_path: Any) -> None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from tracetool.depth import GAIN_RATIO, choose_depths
 from tracetool.errors import MissingPackage, ScheduleError
 from tracetool.model.action import ActionKind
+from tracetool.replay.stages import stages_for
 from tracetool.schedules import SCHEDULES
-from tracetool.whatif import Answer, Refused, answer, stages_for
+from tracetool.whatif import Answer, Refused, answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -36,7 +36,8 @@ def cli() -> None:
 
     \b
     Start here:
-      tracetool replay TRACES --schedule geopipe --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms --hbm 80GiB
+      tracetool replay TRACES --schedule geopipe --dc 0-1,2-3 \\
+          --link dc0-dc1=25Gbit/s,10ms --hbm 80GiB
       tracetool ingest TRACES -o x.run          tracetool info x.run
     """
 
@@ -81,6 +82,17 @@ def run(arguments: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
+def _fitting(message: str) -> str:
+    """A message as wide as the terminal it is read on; grids in it, and what goes to a file, stay as they are."""
+    if not sys.stderr.isatty():
+        return message
+    from tracetool.reports.text import terminal_width, wrap
+
+    width = terminal_width()
+    lines = [[line] if line.startswith(" ") else wrap(line, width, "  ") for line in message.splitlines()]
+    return "\n".join(part for of_line in lines for part in of_line)
+
+
 def _told(error: BaseException) -> int:
     """Tell the user about an error on stderr; return the exit code."""
     if _signal is not None or isinstance(error, click.exceptions.Abort | KeyboardInterrupt):
@@ -88,9 +100,9 @@ def _told(error: BaseException) -> int:
         return 128 + (_signal or signal.SIGINT)
     if isinstance(error, TraceToolError | OSError):
         message, hint = (error.message, error.hint) if isinstance(error, TraceToolError) else (str(error), None)
-        click.echo(f"{click.style('Error:', fg='red', bold=True)} {message}", err=True)
+        click.echo(click.style("Error:", fg="red", bold=True) + _fitting(f"Error: {message}")[6:], err=True)
         if hint:
-            click.echo(f"Hint: {hint}", err=True)
+            click.echo(_fitting(f"Hint: {hint}"), err=True)
         return error.exit_code if isinstance(error, TraceToolError) else 2
     # DuckDB passes Ctrl-C on as an error of its own.
     if "interrupted" in str(error).lower():

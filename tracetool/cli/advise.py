@@ -81,11 +81,10 @@ def advise(
     from tracetool.advise import advise as find_advice
     from tracetool.advise import no_links
     from tracetool.advise.cotune import co_tune as find_sizes
-    from tracetool.cli.values import parse_names
+    from tracetool.cli.values import check_schedules, parse_names
     from tracetool.costs.rescaled import Batch
     from tracetool.reports.advice import render_json
     from tracetool.reports.advice_text import render_text
-    from tracetool.schedules import SCHEDULES
 
     if not words["link"]:
         raise no_links()
@@ -94,10 +93,7 @@ def advise(
             "--also-mbs and --also-seq say what another recording's microbatches are made of, and none is named.",
             hint="add --also RUN_OR_TRACES",
         )
-    names = None if schedule is None else parse_names(schedule)
-    for name in names or ():
-        if not name.startswith("csv:"):
-            SCHEDULES.get(name)
+    names = None if schedule is None else check_schedules(parse_names(schedule))
     sizes = _sizes(mbs, seq, co_tune=co_tune, others=(hidden, also, also_mbs, also_seq))
     question = ask(paths, words, quiet=quiet)
     other = None

@@ -59,7 +59,9 @@ def report_stragglers(
     click.echo((render_json if as_json else render_text)(result, facts).decode(), nl=False)
     if not as_json:
         longest = max(result.steps, key=lambda s: (s.measured_ns, -s.number))
-        other = f"--equalize --step {longest.number}" if len(result.steps) > 1 else "--schedule 1f1b -o gantt.png"
+        other = "--schedule 1f1b -o gantt.png"
+        if len(result.steps) > 1:
+            other = f"--equalize --step {longest.number}  # the longest, by averages of that step alone"
         next_step(f"tracetool replay {shlex.quote(named)} {other}", quiet=quiet)
 
 

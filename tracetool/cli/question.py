@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import click
 
-from tracetool.cli.costs_from import borrow_slowdown
+from tracetool.cli.other_recordings import borrow_memory, borrow_slowdown
 from tracetool.cli.output import DC, ProgressBar, path_or_url
 from tracetool.cli.values import read_dc_map
 from tracetool.errors import ScenarioError
@@ -36,8 +36,9 @@ class Words(TypedDict):
     activation: str | None
     static: str | None
     pipelines_on_link: int
-    link_sharing: LinkSharing
+    link_sharing: LinkSharing | None
     costs_from: Path | None
+    memory_from: Path | None
     no_interference: bool
     overlap_ratio: float
     step: int | None
@@ -76,15 +77,20 @@ _OPTIONS = (
     click.option(
         "--link-sharing",
         type=click.Choice(["temporal", "spatial"]),
-        default="temporal",
-        show_default=True,
-        help="How: each message the whole bandwidth in turn (as Atlas), or each pipeline its share of it.",
+        help="How: each message the whole bandwidth in turn (as Atlas), or each pipeline its share of it  "
+        "[default: temporal]",
     ),
     click.option(
         "--costs-from",
         type=path_or_url,
         metavar="RUN_OR_TRACES",
         help="Another recording of the same stages, whose slowdown beside communication is taken.",
+    ),
+    click.option(
+        "--memory-from",
+        type=path_or_url,
+        metavar="RUN_OR_TRACES",
+        help="Another recording of the same model, whose memory figures are taken.",
     ),
     click.option(
         "--no-interference", is_flag=True, help="Leave out slowdown beside communication and under sustained load."
@@ -165,13 +171,13 @@ def ask(paths: tuple[Path, ...], words: Words, *, quiet: bool) -> Question:
 
     scenario = _scenario(words)
     dc_map = read_dc_map(words["dc"]) if words["dc"] else None
-    costs_from = words["costs_from"]
+    takes = {borrow_slowdown: words["costs_from"], borrow_memory: words["memory_from"]}
     with ProgressBar(quiet=quiet) as progress:
         run = open_run(paths, progress)
-        other = None if costs_from is None else open_run([costs_from], progress)
+        others = {take: (open_run([path], progress), path) for take, path in takes.items() if path is not None}
     found = reconstruct(run, step=words["step"], pipeline=words["pipeline"], copy_missing=words["copy_missing_ranks"])
-    if costs_from is not None and other is not None:
-        found = borrow_slowdown(found, other, costs_from)
+    for take, (other, path) in others.items():
+        found = take(found, other, path)
     if dc_map is not None:
         scenario = replace(scenario, topology=placed(scenario.topology, dc_map, run, found))
     return Question(run, found, scenario, " ".join(str(path) for path in paths))
@@ -203,6 +209,11 @@ def _scenario(words: Words) -> Scenario:
 
     if (words["activation"] is None) != (words["static"] is None):
         raise ScenarioError("--activation and --static belong together: a peak is both.", hint="give both, or neither")
+    if words["link_sharing"] is not None and words["pipelines_on_link"] == 1:
+        raise ScenarioError(
+            "--link-sharing says how several pipelines share links, but there is one.",
+            hint="add --pipelines-on-link N, or leave it out",
+        )
     return Scenario(
         topology=Topology(links=tuple(direction for text in words["link"] for direction in parse_link(text))),
         hbm_bytes=size(words["hbm"]),
@@ -213,5 +224,5 @@ def _scenario(words: Words) -> Scenario:
         overlap_ratio=words["overlap_ratio"],
         interference=not words["no_interference"],
         pipelines=words["pipelines_on_link"],
-        link_sharing=words["link_sharing"],
+        link_sharing=words["link_sharing"] or "temporal",
     )

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     metavar="V",
     help="Stages per rank to cut one into, for schedules of several (hanayo: twice the waves); default: 2.",
 )
-@click.option("--time-limit", default="30s", show_default=True, metavar="30s", help="optimal: how long to search.")
+@click.option("--time-limit", metavar="30s", help="optimal: how long to search  [default: 30s]")
 @click.option("--jitter", type=int, metavar="SEED", help="Also replay with costs drawn anew: p50 and p95 of the step.")
 @click.option("--baseline", default="1f1b", show_default=True, metavar="NAME", help="Schedule to compare with.")
 @click.option(
@@ -69,7 +69,7 @@ def replay(
     schedule: str,
     extra_forwards: str | None,
     chunks: int | None,
-    time_limit: str,
+    time_limit: str | None,
     jitter: int | None,
     baseline: str,
     output: tuple[Path, ...],
@@ -85,7 +85,8 @@ def replay(
 
     \b
     Examples:
-      tracetool replay traces/ --schedule geopipe --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms --hbm 80GiB
+      tracetool replay traces/ --schedule geopipe --dc 0-1,2-3 \\
+          --link dc0-dc1=25Gbit/s,10ms --hbm 80GiB
       tracetool replay x.run --schedule 1f1b,gpipe,geopipe --json
       tracetool replay x.run --schedule geopipe -o gantt.png
       tracetool replay x.run --equalize
@@ -104,7 +105,7 @@ def replay(
         check_chakra(chakra, force=force)
     names = parse_names(schedule)
     check_schedules([*names, baseline])
-    time_limit_s = parse_duration_ns(time_limit) / 1e9
+    time_limit_s = None if time_limit is None else parse_duration_ns(time_limit) / 1e9
     question = ask(paths, words, quiet=quiet)
     result = answer(
         question.found,

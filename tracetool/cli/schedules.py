@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from tracetool.cli.output import JSON, QUIET, next_step, print_json
 from tracetool.errors import ScenarioError
+
+if TYPE_CHECKING:
+    from tracetool.model.schedule import PipelineShape
 
 _MOST_ACTIONS = 1_000_000
 
@@ -13,10 +18,10 @@ _MOST_ACTIONS = 1_000_000
 @click.command()
 @click.argument("name", required=False)
 @click.option(
-    "--stages", type=click.IntRange(1, 1024), default=4, show_default=True, help="Pipeline ranks p (stages per chunk)."
+    "--stages", type=click.IntRange(1, 1024), help="Pipeline ranks p (stages per chunk)  [default: 4; of csv its own]"
 )
 @click.option("--chunks", type=click.IntRange(1, 64), help="Stages per rank v  [default: as few as the schedule takes]")
-@click.option("--microbatches", type=click.IntRange(1, 65536), default=8, show_default=True, help="Microbatches m.")
+@click.option("--microbatches", type=click.IntRange(1, 65536), help="Microbatches m  [default: 8; of csv its own]")
 @click.option("--extra-forwards", metavar="N,N,...", help="geopipe: warm-up forwards per rank beyond 1F1B's.")
 @click.option("--group", type=click.IntRange(1), help="interleaved: microbatches per turn of a chunk, as in Megatron.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print the order in torch's CSV of actions.")
@@ -24,9 +29,9 @@ _MOST_ACTIONS = 1_000_000
 @QUIET
 def schedules(
     name: str | None,
-    stages: int,
+    stages: int | None,
     chunks: int | None,
-    microbatches: int,
+    microbatches: int | None,
     extra_forwards: str | None,
     group: int | None,
     *,
@@ -38,46 +43,26 @@ def schedules(
 
     \b
     Example:
-      tracetool schedules geopipe --stages 4 --microbatches 8 --extra-forwards 2,2,0,0
+      tracetool schedules geopipe --stages 4 --microbatches 8 \\
+          --extra-forwards 2,2,0,0
     """
     from tracetool.cli.values import parse_counts
-    from tracetool.model.schedule import PipelineShape
-    from tracetool.schedules import SCHEDULES, build_schedule
+    from tracetool.reports.text import terminal_width
+    from tracetool.schedules import build_schedule
+    from tracetool.schedules.heeded import refuse_unheeded
+    from tracetool.schedules.names import named_here, schedule_name
 
     if name is None:
-        from tracetool.reports.text import wrapped
-
-        kinds = [SCHEDULES.get(n) for n in SCHEDULES.names()]
-        keys = ("name", "summary", "constraints", "bubble", "in_flight", "source")
-        if as_json:
-            print_json([{key: getattr(kind, key) for key in keys} for kind in kinds])
-            return
-        lines = [
-            "p ranks, i the stage (of several on a rank: the rank), v stages per rank, m microbatches, f forward and b "
-            "full backward time of a rank, c one-way delay of a link; in flight: microbatches whose activations a "
-            "stage holds at most",
-            "",
-        ]
-        for kind in kinds:
-            lines += [f"{kind.name}: {kind.summary}", f"    shape {kind.constraints}; in flight {kind.in_flight}"]
-            lines += [f"    bubble {kind.bubble}", f"    source: {kind.source}"]
-        click.echo("\n".join(wrapped(lines)))
-        click.echo("csv:FILE: an order in torch's CSV of actions")
-        next_step("tracetool schedules geopipe --stages 4 --microbatches 8 --extra-forwards 2,2,0,0", quiet=quiet)
+        _list(as_json=as_json, quiet=quiet)
         return
-    if stages * microbatches > _MOST_ACTIONS:
-        raise ScenarioError(
-            f"{stages} stages x {microbatches} microbatches is too much to print.", hint="show a smaller one"
-        )
-    if extra_forwards and name.lower() != "geopipe":
-        raise ScenarioError(f"extra forwards are geopipe's; {name} has none.")
-    if group and name.lower() != "interleaved":
-        raise ScenarioError(f"groups are interleaved's; {name} has none.")
-    if name.startswith("csv:"):
-        shape = PipelineShape(stages, microbatches, chunks or 1)
-    else:
-        named = SCHEDULES.get(name)
-        shape = PipelineShape(stages, microbatches, chunks or named.least_chunks, named.placement)
+    if told := named_here(name):
+        click.echo(f"note: {told}", err=True)
+    name = schedule_name(name)
+    if extra_forwards:
+        refuse_unheeded("extra forwards", [name])
+    if group:
+        refuse_unheeded("group", [name])
+    shape = _shape(name, stages, chunks, microbatches)
     extra = parse_counts(extra_forwards) if extra_forwards else None
     schedule = build_schedule(name, shape, extra_forwards=extra, group=group)
     if as_json:
@@ -85,7 +70,48 @@ def schedules(
     elif as_csv:
         click.echo(schedule.to_csv(), nl=False)
     else:
-        click.echo(schedule.grid())
-        if name.lower() == "geopipe" and not extra_forwards:
+        click.echo(schedule.grid(terminal_width()))
+        if name == "geopipe" and not extra_forwards:
             click.echo("without --extra-forwards this is 1F1B's order")
         next_step(f"tracetool replay TRACES --schedule {name}", quiet=quiet)
+
+
+def _shape(name: str, stages: int | None, chunks: int | None, microbatches: int | None) -> PipelineShape:
+    """The shape that was asked for; what was not is as a file has it, or small."""
+    from tracetool.model.schedule import PipelineShape
+    from tracetool.schedules import SCHEDULES, read_order
+
+    if name.startswith("csv:"):
+        own = read_order(name).shape
+        return PipelineShape(stages or own.ranks, microbatches or own.microbatches, chunks or own.chunks, own.placement)
+    kind = SCHEDULES.get(name)
+    stages, microbatches = stages or 4, microbatches or 8
+    if stages * microbatches > _MOST_ACTIONS:
+        raise ScenarioError(
+            f"{stages} stages x {microbatches} microbatches is too much to print.", hint="show a smaller one"
+        )
+    return PipelineShape(stages, microbatches, chunks or kind.least_chunks, kind.placement)
+
+
+def _list(*, as_json: bool, quiet: bool) -> None:
+    """All schedules, and where each comes from."""
+    from tracetool.reports.text import wrapped
+    from tracetool.schedules import SCHEDULES
+
+    kinds = [SCHEDULES.get(n) for n in SCHEDULES.names()]
+    keys = ("name", "summary", "constraints", "bubble", "in_flight", "source")
+    if as_json:
+        print_json([{key: getattr(kind, key) for key in keys} for kind in kinds])
+        return
+    lines = [
+        "p ranks, i the stage (of several on a rank: the rank), v stages per rank, m microbatches, f forward and b "
+        "full backward time of a rank, c one-way delay of a link; in flight: microbatches whose activations a "
+        "stage holds at most",
+        "",
+    ]
+    for kind in kinds:
+        lines += [f"{kind.name}: {kind.summary}", f"    shape {kind.constraints}; in flight {kind.in_flight}"]
+        lines += [f"    bubble {kind.bubble}", f"    source: {kind.source}"]
+    click.echo("\n".join(wrapped(lines)))
+    click.echo("csv:FILE: an order in torch's CSV of actions")
+    next_step("tracetool schedules geopipe --stages 4 --microbatches 8 --extra-forwards 2,2,0,0", quiet=quiet)

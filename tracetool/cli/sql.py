@@ -72,8 +72,8 @@ def sql(
     \b
     Examples:
       tracetool sql x.run
-      tracetool sql x.run "select rank, sum(duration_ns) from bubbles group by rank"
-      tracetool sql before.run,after.run "select run, value from metrics where metric = 'step_ns'"
+      tracetool sql x.run "select rank, sum(duration_ns) from bubbles group by 1"
+      tracetool sql a.run,b.run "select run, value from metrics"
       tracetool sql x.run -f query.sql -o answer.parquet
       tracetool sql x.run --save x.duckdb
     """
@@ -163,15 +163,32 @@ def _rendered(frame: pl.DataFrame, form: str) -> bytes:
         # CSV has no lists: they are written as their text.
         lists = cs.list().list.eval(pl.element().cast(pl.String)).list.join(" ")
         return frame.with_columns(lists).write_csv().encode()
-    from tracetool.reports.text import terminal_width
-
-    width = terminal_width() if form == "table" and sys.stdout.isatty() else 10_000
     with pl.Config(
-        tbl_rows=-1, tbl_cols=-1, tbl_width_chars=width, fmt_str_lengths=80 if form == "table" else 10_000,
+        tbl_rows=-1, tbl_cols=-1, tbl_width_chars=10_000, fmt_str_lengths=80 if form == "table" else 10_000,
         fmt_table_cell_list_len=-1, tbl_hide_dataframe_shape=True,
         tbl_hide_column_data_types=True, tbl_formatting="MARKDOWN",
     ):  # fmt: skip
-        return f"{frame}\n".encode()
+        text = str(frame)
+    from tracetool.reports.text import terminal_width
+
+    too_wide = form == "table" and sys.stdout.isatty() and max(map(len, text.splitlines())) > terminal_width()
+    return ("\n".join(_one_below_another(frame)) if too_wide else text).encode() + b"\n"
+
+
+def _one_below_another(frame: pl.DataFrame) -> list[str]:
+    """Rows whose table is wider than the terminal: each value on a line of its own, as psql's expanded display."""
+    from tracetool.reports.text import terminal_width, wrap, wrapped
+
+    if frame.is_empty():
+        return wrapped([f"no rows; columns: {', '.join(frame.columns)}"])
+    width = max(map(len, frame.columns))
+    lines = []
+    for number, row in enumerate(frame.iter_rows(), 1):
+        lines.append(f"row {number}")
+        for name, value in zip(frame.columns, row, strict=True):
+            shown = "null" if value is None else str(value)
+            lines += wrap(f"  {name.ljust(width)}  {shown}", terminal_width(), " " * (width + 4))
+    return lines
 
 
 def _why_empty(run: Run, query: str) -> str | None:

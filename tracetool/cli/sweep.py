@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from tracetool.cli.output import FORCE, JSON, PATHS, QUIET, check_target, next_step, write_file
 from tracetool.cli.question import ask, placed, question_options
-from tracetool.cli.values import parse_names, read_dc_map
+from tracetool.cli.values import check_schedules, parse_names, read_dc_map
 from tracetool.errors import ScenarioError
 
 if TYPE_CHECKING:
@@ -224,7 +224,6 @@ def _grid(
     extra_forwards: str,
 ) -> Grid:
     """What the options ask, but for where ranks sit."""
-    from tracetool.schedules import SCHEDULES
     from tracetool.sweep import Grid
     from tracetool.sweep.ranges import (
         parse_bandwidths,
@@ -237,12 +236,9 @@ def _grid(
 
     if latency is not None and distance is not None:
         raise ScenarioError("--latency and --distance say the same thing.", hint="give one of them")
-    names = tuple(parse_names(schedule))
-    for name in names:
-        if not name.startswith("csv:"):
-            SCHEDULES.get(name)
+    names = tuple(check_schedules(parse_names(schedule)))
     warm_ups = parse_warm_ups(extra_forwards)
-    if warm_ups != (None,) and "geopipe" not in [name.lower() for name in names]:
+    if warm_ups != (None,) and "geopipe" not in names:
         raise ScenarioError(f"extra forwards are geopipe's, and {schedule} has none.", hint="add geopipe to --schedule")
     latencies = () if latency is None else parse_latencies(latency)
     return Grid(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.costs_from import borrow_slowdown
+from tracetool.cli.other_recordings import borrow_slowdown
 from tracetool.cli.output import JSON, QUIET, ProgressBar, next_step, path_or_url
 from tracetool.errors import CheckFailed
 

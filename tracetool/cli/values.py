@@ -53,14 +53,21 @@ def parse_names(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def check_schedules(names: list[str]) -> None:
-    """Refuse unknown schedules before the long work.
+def check_schedules(names: list[str]) -> list[str]:
+    """Refuse schedules that there are not, and files that hold none, before the long work.
+
+    Returns:
+        The names as registered, where they were written otherwise (torch's classes, other cases).
 
     Raises:
-        UnknownName: If there is none of such a name; csv:FILE is not looked at.
+        UnknownName: If there is none of such a name.
+        InvalidSchedule: If a file cannot be read or holds none.
     """
-    from tracetool.schedules import SCHEDULES
+    from tracetool.schedules import read_order
+    from tracetool.schedules.names import schedule_name
 
-    for name in names:
-        if not name.startswith("csv:"):
-            SCHEDULES.get(name)
+    known = [schedule_name(name) for name in names]
+    for name in known:
+        if name.startswith("csv:"):
+            read_order(name)
+    return list(dict.fromkeys(known))

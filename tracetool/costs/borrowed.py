@@ -1,7 +1,8 @@
-"""Slowdown beside communication taken from another recording of the same model.
+"""What another recording of the same model tells better: slowdown beside communication, and memory.
 
 A trace whose computes never ran beside a communication kernel (blocking batches) cannot tell by how much they slow
-down there; one of another schedule of the same stages can.
+down there; one of another schedule of the same stages can. Recording memory slows a step down, so times and memory
+may come from two recordings.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tracetool.errors import ScenarioError
+from tracetool.costs.alike import mismatch
+from tracetool.costs.recut import recut
+from tracetool.errors import ScenarioError, UnsupportedShape
 from tracetool.model.action import ActionKind
 
 if TYPE_CHECKING:
@@ -47,6 +50,29 @@ def with_factors_of(pipeline: Pipeline, other: Pipeline) -> Pipeline:
                 hint=wanted,
             )
     return replace(pipeline, stages=tuple(_stage(mine, theirs) for mine, theirs in pairs))
+
+
+def with_memory_of(pipeline: Pipeline, other: Pipeline) -> Pipeline:
+    """A pipeline whose memory figures are those of another recording of the same model.
+
+    Args:
+        pipeline: Where times, messages and order come from.
+        other: Where memory comes from; cut into the same stages at its layers if it was recorded in others.
+
+    Raises:
+        ScenarioError: If the other one is of another model, or cannot be cut into the same stages.
+    """
+    if why := mismatch(pipeline, other):
+        raise ScenarioError(f"memory figures of another model do not fit: {why}.", hint="record both with one model")
+    mine, theirs = pipeline.observed.shape, other.observed.shape
+    if (mine.chunks, mine.placement) != (theirs.chunks, theirs.placement):
+        try:
+            other = recut(other, mine.chunks, placement=mine.placement)
+        except UnsupportedShape as error:
+            raise ScenarioError(
+                f"memory figures of {theirs.stages} stages do not fit {mine.stages}: {error.message}", hint=error.hint
+            ) from error
+    return replace(pipeline, memory=replace(other, memory=None))
 
 
 def _stage(mine: StageProfile, theirs: StageProfile) -> StageProfile:

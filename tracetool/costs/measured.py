@@ -65,6 +65,7 @@ class MeasuredCosts:
                 f"{len(pipeline.stages)} stages on {self._shape.ranks} ranks.",
                 hint="use a trace with one stage per rank",
             )
+        self._memory = None if pipeline.memory is None else MeasuredCosts(pipeline.memory, scenario, schedule)
         self._splitting = {a.stage for order in schedule.orders for a in order if a.kind is ActionKind.BACKWARD_INPUT}
         self.action = cache(self._action)
         self.transfer_ns = cache(self._transfer_ns)
@@ -109,16 +110,24 @@ class MeasuredCosts:
         )
         activation = self._scenario.activation_bytes
         if activation is None:
-            return cost
+            return cost if self._memory is None else self._memory.kept(action, cost)
         if action.kind is ActionKind.FORWARD:
             return replace(cost, held_bytes=activation, peak_bytes=activation)
         return replace(cost, held_bytes=-activation if action.kind in _GRADIENTS else 0, peak_bytes=0)
+
+    def kept(self, action: Action, cost: ActionCost) -> ActionCost:
+        """A cost from elsewhere with the memory that the same action has here; unknown where it did not run here."""
+        try:
+            here = self._alone(action)
+        except UnsupportedShape:
+            return replace(cost, held_bytes=None, peak_bytes=None)
+        return replace(cost, held_bytes=here.held_bytes, peak_bytes=here.peak_bytes)
 
     def static_bytes(self, rank: int) -> int | None:
         """Bytes a pipeline rank has allocated when the step starts; None if unknown."""
         if self._scenario.static_bytes is not None:
             return self._scenario.static_bytes
-        profiles = self._ranks(rank)
+        profiles = self._ranks_of_memory(rank)
         known = [profile.static_bytes for profile in profiles]
         if None in known:
             return None
@@ -156,7 +165,11 @@ class MeasuredCosts:
 
     def tail_peak_bytes(self, rank: int) -> int:
         """Highest allocation of a rank's optimizer, above the level at its start; 0 with memory from the scenario."""
-        return 0 if self._scenario.static_bytes is not None else max(r.tail_peak_bytes for r in self._ranks(rank))
+        return (
+            0
+            if self._scenario.static_bytes is not None
+            else max(profile.tail_peak_bytes for profile in self._ranks_of_memory(rank))
+        )
 
     def overhead_bytes(self, rank: int) -> int | None:
         """Device memory a rank needs beyond its highest allocation, as measured; None with memory from the scenario.
@@ -167,7 +180,7 @@ class MeasuredCosts:
         """
         if self._scenario.static_bytes is not None:
             return None
-        known = [profile.overhead_bytes for profile in self._ranks(rank)]
+        known = [profile.overhead_bytes for profile in self._ranks_of_memory(rank)]
         return None if None in known else max(b for b in known if b is not None)
 
     def payload_bytes(self, src_stage: int, kind: ActionKind) -> int | None:
@@ -182,6 +195,9 @@ class MeasuredCosts:
 
     def _stage(self, stage: int) -> StageProfile:
         return self._pipeline.stages[self._shape.profile_of(stage)]
+
+    def _ranks_of_memory(self, rank: int) -> list[RankProfile]:
+        return (self._memory or self)._ranks(rank)
 
     def _ranks(self, rank: int) -> list[RankProfile]:
         """The measured ranks whose stages a rank holds."""

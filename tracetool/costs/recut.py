@@ -10,6 +10,7 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
+from tracetool.costs.at_rest import ranks_at_rest
 from tracetool.errors import UnsupportedShape
 from tracetool.model.action import Action, ActionKind
 from tracetool.model.pipeline import ActionCost, StageProfile, sum_if_known
@@ -30,8 +31,9 @@ def recut(pipeline: Pipeline, chunks: int, *, placement: Placement = "loop") -> 
     """Cut a pipeline into ``chunks`` stages per rank, each of as many layers.
 
     No order was observed for them: the result's holds all forwards, then all backwards, stage by stage. Its ranks
-    hold as many layers as before, so weights and optimizer stay what they were, unless the ends of the model move
-    to other ranks (V placement): then memory is unknown.
+    hold as many layers as before, so weights and optimizer stay what they were; where the ends of the model move to
+    other ranks (V placement), what they hold at rest moves with them (``at_rest.ranks_at_rest``). Where recorded
+    stages hold different numbers of layers, what ranks hold at rest is unknown.
 
     Args:
         pipeline: What was measured.
@@ -59,10 +61,38 @@ def recut(pipeline: Pipeline, chunks: int, *, placement: Placement = "loop") -> 
         _stage(i, layers[i * size : (i + 1) * size], owners[i * size : (i + 1) * size], pipeline, shape)
         for i in range(shape.stages)
     )
-    moved = placement != pipeline.observed.shape.placement and chunks > 1
     uneven = len({len(of_stage) for of_stage in parts}) > 1
-    ranks = tuple(replace(r, static_bytes=None) if moved or uneven else r for r in pipeline.ranks)
-    return replace(pipeline, stages=stages, ranks=ranks, observed=_order(shape))
+    ranks = tuple(replace(r, static_bytes=None) for r in pipeline.ranks) if uneven else ranks_at_rest(pipeline, shape)
+    memory = None if pipeline.memory is None else _memory(pipeline.memory, chunks, placement)
+    cut = replace(pipeline, stages=stages, ranks=ranks, observed=_order(shape), memory=None)
+    return replace(cut, memory=_without_memory(cut) if pipeline.memory is not None and memory is None else memory)
+
+
+def _memory(source: Pipeline, chunks: int, placement: Placement) -> Pipeline | None:
+    """A recording that memory is from, cut alike; None if it cannot be."""
+    try:
+        return recut(source, chunks, placement=placement)
+    except UnsupportedShape:
+        return None
+
+
+def _without_memory(pipeline: Pipeline) -> Pipeline:
+    """The same pipeline with nothing known of its memory."""
+
+    def unknown(costs: Costs) -> Costs:
+        return {
+            kind: tuple(replace(cost, held_bytes=None, peak_bytes=None) for cost in of_kind)
+            for kind, of_kind in costs.items()
+        }
+
+    return replace(
+        pipeline,
+        stages=tuple(replace(s, costs=unknown(s.costs), derived=unknown(s.derived)) for s in pipeline.stages),
+        ranks=tuple(
+            replace(r, static_bytes=None, tail_peak_bytes=0, overhead_bytes=None, receive_buffer_bytes=None)
+            for r in pipeline.ranks
+        ),
+    )
 
 
 def _known(stage: StageProfile) -> LayerCosts:
@@ -90,13 +120,15 @@ def _stage(
     shape: PipelineShape,
 ) -> StageProfile:
     blocks = [block for layer in layers for block in layer]
-    halves = {kind: _sums(blocks, kind) for kind in HALVES if all(kind in block for block in blocks)}
+    halves: Costs = {kind: _sums(blocks, kind) for kind in HALVES if all(kind in block for block in blocks)}
     if any(B in block for block in blocks):
         # Where the trace ran a backward as one, its halves are derived.
         costs = {F: _sums(blocks, F), B: _sums([_whole(block) for block in blocks], B)}
     else:
         costs, halves = {F: _sums(blocks, F), **halves}, {}
     _balance(costs)
+    if halves and B in costs:
+        halves = _with_memory(halves, blocks, costs[B], is_first=number == 0)
     if all(R in block for block in blocks):
         costs[R] = _sums(blocks, R)
     last = number == shape.stages - 1
@@ -146,6 +178,51 @@ def _sums(blocks: Sequence[Costs], kind: ActionKind) -> tuple[ActionCost, ...]:
     """Per microbatch, the blocks of a stage one after another."""
     in_turn = blocks if kind in (F, R) else blocks[::-1]
     return tuple(_in_turn(costs) for costs in zip(*(block[kind] for block in in_turn), strict=True))
+
+
+def _with_memory(halves: Costs, blocks: Sequence[Costs], whole: Sequence[ActionCost], *, is_first: bool) -> Costs:
+    """The halves of backwards that ran as one, with memory as torch's split has it.
+
+    What a half frees goes when it ends (``reconstruct.split_memory``), so the layers of a stage add up without it;
+    both leave what the whole backward leaves. A first stage has an empty I, and its W is the whole backward.
+    """
+    inputs, weights = [], []
+    for m, (of_input, of_weight, both) in enumerate(zip(*(halves[kind] for kind in HALVES), whole, strict=True)):
+        left = both.held_bytes
+        parts = [[block[kind][m] for block in blocks[::-1]] for kind in HALVES]
+        held = 0 if is_first else sum_if_known([cost.held_bytes for cost in parts[0]])
+        made = [_gradient_bytes(block) if m == 0 else 0 for block in blocks[::-1]]
+        peaks = [_peak_freed_last(costs, more) for costs, more in zip(parts, ([0] * len(made), made), strict=True)]
+        if held is None or left is None or both.peak_bytes is None or None in peaks:
+            inputs.append(replace(of_input, held_bytes=None, peak_bytes=None))
+            weights.append(replace(of_weight, held_bytes=None, peak_bytes=None))
+            continue
+        peak = both.peak_bytes if is_first else peaks[1] or 0
+        inputs.append(replace(of_input, held_bytes=held, peak_bytes=0 if is_first else peaks[0]))
+        weights.append(replace(of_weight, held_bytes=left - held, peak_bytes=max(peak, left - held)))
+    return dict(zip(HALVES, (tuple(inputs), tuple(weights)), strict=True))
+
+
+def _peak_freed_last(costs: Sequence[ActionCost], made: Sequence[int]) -> int | None:
+    """Highest level over costs one after another if what they free goes at the end; None if unknown.
+
+    Args:
+        costs: The costs.
+        made: What each allocates at least to stay.
+    """
+    level = peak = 0
+    for cost, stays in zip(costs, made, strict=True):
+        if cost.held_bytes is None or cost.peak_bytes is None:
+            return None
+        peak = max(peak, level + cost.peak_bytes)
+        level += max(stays, cost.held_bytes)
+    return peak
+
+
+def _gradient_bytes(block: Costs) -> int:
+    """What the first microbatch's backward leaves in a block beyond the later ones: the gradients of its weights."""
+    held = [cost.held_bytes for cost in _whole(block)[B] if cost.held_bytes is not None]
+    return max(0, round(held[0] - median(held[1:]))) if len(held) > 1 else 0
 
 
 def _whole(block: Costs) -> Costs:

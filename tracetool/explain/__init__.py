@@ -13,7 +13,8 @@ from tracetool.metrics import Metrics, measure
 from tracetool.model.idle import Cause
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology
-from tracetool.whatif import answer, stages_for
+from tracetool.replay.stages import stages_for
+from tracetool.whatif import answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -34,7 +34,7 @@ COMPUTE_KINDS = frozenset("FBIWR")
 GRADIENT_KINDS = frozenset("BI")
 """Codes of the kinds that make the gradient for the previous stage."""
 
-_ACTION = re.compile(r"^(?P<stage>\d+)(?P<kind>SEND_F|RECV_F|SEND_B|RECV_B|[FBIWR])(?P<microbatch>\d+)$")
+_ACTION = re.compile(r"^(?P<stage>\d{1,9})(?P<kind>SEND_F|RECV_F|SEND_B|RECV_B|[FBIWR])(?P<microbatch>\d{1,9})$")
 
 
 class Action(NamedTuple):
@@ -57,7 +57,7 @@ class Action(NamedTuple):
         match = _ACTION.match(text.strip())
         if match is None:
             raise InvalidSchedule(
-                f"{text!r} is not an action.",
+                f"{text[:40]!r} is not an action.",
                 hint="actions are written stage, kind, microbatch, as in 2F0 or 0B3",
             )
         return cls(int(match["stage"]), ActionKind(match["kind"]), int(match["microbatch"]))

@@ -195,6 +195,8 @@ class Pipeline:
         buffered: Whether a send that is issued alone ends before its receive starts (NCCL copies it into a buffer).
         outside_ns: What the marked step took besides (host ahead of the first kernel and after the last); None if
             steps are not marked.
+        memory: Another recording of the same model, cut into the same stages, whose memory figures stand for this
+            one's: what actions and ranks hold, not times. None takes them from here.
     """
 
     stages: tuple[StageProfile, ...]
@@ -204,3 +206,9 @@ class Pipeline:
     step: int
     buffered: bool = False
     outside_ns: int | None = None
+    memory: Pipeline | None = None
+
+    @property
+    def memory_source(self) -> Pipeline:
+        """Where memory figures come from: this recording, unless another one stands for it."""
+        return self.memory or self

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from tracetool.errors import ScenarioError
 from tracetool.model.topology import Topology
 
 if TYPE_CHECKING:
@@ -48,3 +49,15 @@ class Scenario:
     pipelines: int = 1
     link_sharing: LinkSharing = "temporal"
     receive_copies: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a limit that nothing could stay within.
+
+        Raises:
+            ScenarioError: If it is no positive number of bytes.
+        """
+        if self.hbm_bytes is not None and self.hbm_bytes < 1:
+            raise ScenarioError(
+                f"a memory limit of {self.hbm_bytes} bytes per rank leaves room for nothing.",
+                hint="give a size above zero such as 80GiB, or no limit",
+            )

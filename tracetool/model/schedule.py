@@ -211,19 +211,30 @@ class Schedule:
         """A rank's order as text; two actions that run as one are one cell, as in ``(2F3;5B1)OVERLAP_F_B``."""
         return [f"({unit[0]};{unit[1]}){OVERLAP}" if unit[1:] else str(unit[0]) for unit in self.units(rank)]
 
-    def grid(self) -> str:
-        """All orders as text, one line per rank."""
+    def grid(self, width: int | None = None) -> str:
+        """All orders as text, one line per rank; in parts one below another where that is wider than ``width``."""
         rows = [self.cells(rank) for rank in range(len(self.orders))]
         widths = [1 + max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
-        return "\n".join(
-            f"rank {rank:>2} " + "".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=False))
-            for rank, row in enumerate(rows)
-        )
+        starts = [0]
+        taken = _RANK_WIDTH
+        for at, cell in enumerate(widths):
+            if width is not None and taken + cell > width and at > starts[-1]:
+                starts.append(at)
+                taken = _RANK_WIDTH
+            taken += cell
+        parts = [slice(*ends) for ends in zip(starts, [*starts[1:], None], strict=True)]
+        lines = [
+            [f"rank {rank:>2} " + "".join(map(str.rjust, row[part], widths[part])) for rank, row in enumerate(rows)]
+            for part in parts
+        ]
+        return "\n\n".join("\n".join(line.rstrip() for line in of_part) for of_part in lines)
 
     def to_csv(self) -> str:
         """The orders in torch's ``compute_only`` CSV of actions: one row per rank."""
         return "".join(",".join(self.cells(rank)) + "\n" for rank in range(len(self.orders)))
 
+
+_RANK_WIDTH = len("rank 00 ")
 
 OVERLAP = "OVERLAP_F_B"
 """What torch prints behind two actions that run as one."""
@@ -283,12 +294,18 @@ def schedule_from_csv(text: str, *, name: str = "csv") -> Schedule:
     """
     orders: list[tuple[Action, ...]] = []
     overlaps: list[frozenset[int]] = []
-    for row in csv.reader(io.StringIO(text)):
-        cells = [cell.strip() for cell in row]
-        if any(cells):
-            order, starts = _parse_row(c for c in cells if c and not c.endswith(_WITHOUT_MICROBATCH))
-            orders.append(order)
-            overlaps.append(starts)
+    rows = csv.reader(io.StringIO(text))
+    try:
+        for row in rows:
+            cells = [cell.strip() for cell in row]
+            if any(cells):
+                order, starts = _parse_row(c for c in cells if c and not c.endswith(_WITHOUT_MICROBATCH))
+                orders.append(order)
+                overlaps.append(starts)
+    except InvalidSchedule as error:
+        raise InvalidSchedule(f"line {rows.line_num}: {error.message}", hint=error.hint) from error
+    except csv.Error as error:
+        raise InvalidSchedule(f"line {rows.line_num} is no CSV: {error}.") from error
     if not any(orders):
         raise InvalidSchedule("the schedule file holds no compute actions.", hint="expected cells such as 0F0")
     found = schedule_from_orders(orders, name=name)
@@ -320,6 +337,12 @@ def schedule_from_orders(orders: Iterable[Sequence[Action]], *, name: str) -> Sc
     actions = [a for order in per_rank for a in order]
     stages = 1 + max(a.stage for a in actions)
     microbatches = 1 + max(a.microbatch for a in actions)
+    if stages * microbatches > len(actions):
+        raise InvalidSchedule(
+            f"schedule {name!r} is incomplete: {stages:,} stages and {microbatches:,} microbatches are named, with "
+            f"{len(actions):,} actions in all.",
+            hint="each stage runs every microbatch forward once, then backward once (B, or I then W)",
+        )
     chunks = -(-stages // len(per_rank))
     seats = {a.stage: rank for rank, order in enumerate(per_rank) for a in order}
     # Stages sit as in a V where there are two copies: those are told by the halves of the microbatches.

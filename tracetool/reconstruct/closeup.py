@@ -17,7 +17,7 @@ from tracetool.reconstruct.layers import AFTER, AHEAD, Place, StageLayers, find_
 from tracetool.reconstruct.pieces import SCALING_OPS
 from tracetool.reconstruct.segments import lists_actions
 from tracetool.reconstruct.split import Part, agreement, gradient_parts, read_feeders
-from tracetool.reconstruct.split_memory import HalvesMemory, memory_of_halves
+from tracetool.reconstruct.split_memory import Halves, HalvesMemory, memory_of_halves
 from tracetool.reconstruct.uncontended import take_slowdown_out
 from tracetool.units import format_duration
 
@@ -56,7 +56,7 @@ class Closeup:
     layers: Mapping[int, StageLayers | None]
     split: frozenset[int]
     memory: Mapping[tuple[int, ActionKind, int], Mapping[int, BlockMemory]]
-    halves: Mapping[tuple[int, int], HalvesMemory]
+    halves: Mapping[tuple[int, int], Halves]
 
     @cached_property
     def by_stage(self) -> dict[int, dict[tuple[ActionKind, int], ActionView]]:
@@ -90,8 +90,8 @@ class Closeup:
         halves: dict[ActionKind, list[ActionCost]] = {kind: [] for kind in _HALVES}
         for m, cost in zip(sorted(m for k, m in views if k is whole), profile.costs[whole], strict=True):
             of_input, of_weight = (views[whole, m].whole_half(kind).cost for kind in _HALVES)
-            memory = self.halves.get((profile.stage, m))
-            if memory is not None:
+            known = self.halves.get((profile.stage, m))
+            if known is not None and (memory := known.whole) is not None:
                 of_input, of_weight = memory.input_half(of_input), memory.weight_half(of_weight, cost)
             halves[ActionKind.BACKWARD_INPUT].append(of_input)
             halves[ActionKind.BACKWARD_WEIGHT].append(of_weight)
@@ -115,12 +115,20 @@ class Closeup:
             if ActionKind.BACKWARD_INPUT not in costs and backward in costs:
                 costs[ActionKind.BACKWARD] = costs.pop(backward)
             if stage in self.split:
-                costs |= {
-                    kind: tuple(views[backward, m].half(kind, layer).cost for m in whole[backward]) for kind in _HALVES
-                }
+                pairs = [self._halves_of(views[backward, m], layer) for m in whole[backward]]
+                costs |= dict(zip(_HALVES, zip(*pairs, strict=True), strict=True))
             return costs
 
         return LayerCosts(of_layer(AHEAD), tuple(of_layer(i) for i in range(found.count)), of_layer(AFTER))
+
+    def _halves_of(self, view: ActionView, layer: int) -> tuple[ActionCost, ActionCost]:
+        """I and W of one layer of a backward that ran as one."""
+        of_input, of_weight = (view.half(kind, layer).cost for kind in _HALVES)
+        known = self.halves.get((view.segment.stage, view.segment.microbatch))
+        if known is None or not known.layers:
+            return of_input, of_weight
+        memory = known.layers.get(layer, HalvesMemory(0, 0, 0))
+        return memory.input_half(of_input), memory.weight_half(of_weight, self._block(view, layer))
 
     def _block(self, view: ActionView, layer: int) -> ActionCost:
         cost = view.layer(layer).cost

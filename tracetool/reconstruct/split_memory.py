@@ -12,7 +12,7 @@ which tells its gradient; the gradient that comes into a node is as large as wha
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -64,7 +64,19 @@ def _with(cost: ActionCost, held: int, peak: int) -> ActionCost:
     return replace(cost, held_bytes=held, peak_bytes=peak)
 
 
-_EMPTY_INPUT_HALF = HalvesMemory(0, 0, None)
+EMPTY_INPUT_HALF = HalvesMemory(0, 0, None)
+
+
+class Halves(NamedTuple):
+    """Memory of a backward's halves, as a whole and by layer.
+
+    Attributes:
+        whole: Of the action; None where it cannot be told.
+        layers: Of what each layer does of it; together they hold what the action's halves hold. Empty if unknown.
+    """
+
+    whole: HalvesMemory | None
+    layers: Mapping[int, HalvesMemory]
 
 
 class _Allocation(NamedTuple):
@@ -103,7 +115,7 @@ class _Action:
 
 def memory_of_halves(
     views: Sequence[ActionView], stages: frozenset[int], logs: Mapping[int, Log], weights: Mapping[int, frozenset[int]]
-) -> dict[tuple[int, int], HalvesMemory]:
+) -> dict[tuple[int, int], Halves]:
     """Memory of the halves, per stage and microbatch, where the log tells.
 
     Args:
@@ -112,7 +124,7 @@ def memory_of_halves(
         logs: The allocator's log of each rank that has one.
         weights: Per rank, the nodes that make gradients of parameters.
     """
-    found: dict[tuple[int, int], HalvesMemory] = {}
+    found: dict[tuple[int, int], Halves] = {}
     by_rank: dict[int, list[ActionView]] = defaultdict(list)
     for view in views:
         by_rank[view.rank].append(view)
@@ -127,10 +139,12 @@ def memory_of_halves(
             key = s.stage, s.microbatch
             if s.kind is ActionKind.FORWARD:
                 forwards[key] = action
-            elif s.stage == 0 and s.stage in stages:
-                found[key] = _EMPTY_INPUT_HALF
-            elif s.stage in stages and (halves := _split(action, forwards[key], made, freed, weights[rank])):
-                found[key] = halves
+            elif s.stage in stages:
+                halves = _split(action, forwards[key], made, freed, weights[rank])
+                if s.stage == 0:
+                    found[key] = Halves(EMPTY_INPUT_HALF, halves.layers if halves else {})
+                elif halves:
+                    found[key] = halves
     return found
 
 
@@ -164,7 +178,7 @@ def _split(
     made: Sequence[_Allocation],
     freed: Sequence[_Allocation],
     weights: frozenset[int],
-) -> HalvesMemory | None:
+) -> Halves | None:
     """Halves of a whole backward; None where what a node took cannot be told or activations are recomputed.
 
     Args:
@@ -180,14 +194,46 @@ def _split(
         return None
     own = backward.makes(made)
     for_input = [(a, i) for a, _, i in own if parts[i] != "weight"]
-    for_weight = [a for a, _, i in own if parts[i] == "weight"]
+    for_weight = [(a, i) for a, _, i in own if parts[i] == "weight"]
     kept, sums = _captured(nodes, for_input, kernels)
     leaving = [a for n, (a, _) in enumerate(for_input) if n not in kept and a.freed_ns < backward.end_ns]
-    level, peak = _run([a for a, _ in for_input], leaving, sums)
     first, last = (bisect_left(freed, kernels[i].launch_ns, key=lambda a: a.freed_ns) for i in (0, nodes[0].first))
-    above = sum(a.size_bytes for a in freed[first:last] if a.time_ns < backward.begin_ns)
-    _, weight_peak = _run(for_weight, [a for a in for_weight if a.freed_ns < backward.end_ns], [])
-    return HalvesMemory(level - above, peak, weight_peak)
+    above = [a for a in freed[first:last] if a.time_ns < backward.begin_ns]
+    fleeting = [a for a, _ in for_weight if a.freed_ns < backward.end_ns]
+
+    places = backward.view.places
+    turns = _Turns(kernels, [place.layer for place in places or ()])
+
+    def of(layer: int | None) -> HalvesMemory:
+        """Of one layer, or of all."""
+
+        def here(pairs: Sequence[tuple[_Allocation, int]]) -> list[_Allocation]:
+            return [a for a, i in pairs if layer is None or (places and places[i].layer == layer)]
+
+        def now(allocations: Sequence[_Allocation]) -> list[_Allocation]:
+            return [a for a in allocations if layer is None or turns.at(a.freed_ns) == layer]
+
+        more = [(time_ns, size) for time_ns, size in sums if layer is None or turns.at(time_ns) == layer]
+        level, peak = _run(here(for_input), now(leaving), more)
+        _, weight_peak = _run(here(for_weight), now(fleeting), [])
+        return HalvesMemory(level - sum(a.size_bytes for a in now(above)), peak, weight_peak)
+
+    return Halves(of(None), {layer: of(layer) for layer in turns.layers})
+
+
+class _Turns:
+    """Which layer a backward is at: the one whose first kernel was launched last."""
+
+    def __init__(self, kernels: Sequence[Kernel], layers: Sequence[int]) -> None:
+        first: dict[int, int] = {}
+        for kernel, layer in zip(kernels, layers, strict=False):  # no layers where their places are unknown
+            first.setdefault(layer, kernel.launch_ns)
+        self.layers = sorted(first, key=lambda layer: first[layer])
+        self._starts = [first[layer] for layer in self.layers]
+
+    def at(self, time_ns: int) -> int:
+        """The layer at a host time."""
+        return self.layers[max(0, bisect_right(self._starts, time_ns) - 1)]
 
 
 class _Node(NamedTuple):

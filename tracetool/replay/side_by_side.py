@@ -49,12 +49,17 @@ def side_by_side(
         for order in schedule.orders
     )
     many = replace(shape, ranks=shape.ranks * pipelines, copies=pipelines)
-    profiles = [replace(s, stage=s.stage + copy * stages) for copy in range(pipelines) for s in pipeline.stages]
     return (
-        replace(pipeline, stages=tuple(profiles), ranks=pipeline.ranks * pipelines),
+        _repeated(pipeline, pipelines, stages),
         replace(schedule, shape=many, orders=orders, overlaps=schedule.overlaps * pipelines),
         replace(topology, dcs=topology.dcs * pipelines),
     )
+
+
+def _repeated(pipeline: Pipeline, pipelines: int, stages: int) -> Pipeline:
+    profiles = [replace(s, stage=s.stage + copy * stages) for copy in range(pipelines) for s in pipeline.stages]
+    memory = None if pipeline.memory is None else _repeated(pipeline.memory, pipelines, stages)
+    return replace(pipeline, stages=tuple(profiles), ranks=pipeline.ranks * pipelines, memory=memory)
 
 
 def slowest(timeline: Timeline, ranks: int, stages: int) -> Timeline:

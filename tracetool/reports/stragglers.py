@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from tracetool.reports.text import aligned, wrapped
+from tracetool.reports.text import table, wrapped
 from tracetool.tables import SCHEMA_VERSION
 from tracetool.units import format_count, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from tracetool.reports import RunFacts
     from tracetool.stragglers import StepTimes, Stragglers, Suspect
@@ -156,7 +156,7 @@ def _steps_table(steps: Sequence[StepTimes]) -> list[str]:
     mean = sum(times["without host gaps"]) / sum(times["equalized"])
     rows.append(("slowdown", *(f"{value:.3f}" for value in (mean, *slowdowns[1:]))))
     head = ("step", "mean", "shortest", "median", "longest")
-    return _table([head, *rows] if len(steps) > 1 else [head[:2], *(row[:2] for row in rows)])
+    return table([head, *rows] if len(steps) > 1 else [head[:2], *(row[:2] for row in rows)])
 
 
 def _spread(values: Sequence[float]) -> tuple[float, float, float, float]:
@@ -193,7 +193,7 @@ def _suspects_table(result: Stragglers) -> list[str]:
         ]
         if len(members) > _SHOWN:
             more.append(f"{len(members) - _SHOWN} more of {axis}")
-    return _table(rows) + ([f"  {', '.join(more)} (--json has all)"] if more else [])
+    return table(rows) + ([f"  {', '.join(more)} (--json has all)"] if more else [])
 
 
 def _name(suspect: Suspect) -> str:
@@ -202,9 +202,3 @@ def _name(suspect: Suspect) -> str:
 
 def _saved(saved_ns: int) -> str:
     return format_duration(saved_ns) if saved_ns >= 0 else f"-{format_duration(-saved_ns)}"
-
-
-def _table(rows: Iterable[tuple[str, ...]]) -> list[str]:
-    rows = list(rows)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [aligned(row, widths) for row in rows]

@@ -13,6 +13,7 @@ from tracetool.units import format_duration, format_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tracetool.jitter import Spread
     from tracetool.memory_limit import Shortage
     from tracetool.metrics import Metrics
     from tracetool.whatif import Answer, Result
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _WIDTH = 80
 _LEAST_WIDTH = 40
 _MOST_LISTED = 8
+_LEAST_NAME = 12
 
 HEAD = ("", "step", "±", "Δ", "bubble", "cross-DC", "peak HBM", "fits")
 
@@ -27,9 +29,11 @@ HEAD = ("", "step", "±", "Δ", "bubble", "cross-DC", "peak HBM", "fits")
 def render(answer: Answer, facts: RunFacts, suffix: str = "") -> bytes:
     """The report as text: of 80 columns in a file, else as wide as the terminal."""
     warnings = [f"warning: {text}" for text in answer.warnings]
-    lines = [*warnings, *([""] if warnings else []), *title(answer, facts), "", *_table(answer), "", *_details(answer)]
+    width = _WIDTH if suffix else terminal_width()
+    lines = [*warnings, *([""] if warnings else []), *title(answer, facts), ""]
+    lines += [*_table(answer, width), "", *_details(answer)]
     lines += [f"note: {note}" for note in answer.notes]
-    return ("\n".join(wrapped(lines, _WIDTH if suffix else terminal_width())) + "\n").encode()
+    return ("\n".join(wrapped(lines, width)) + "\n").encode()
 
 
 REPORT = Report((".txt",), render)
@@ -59,7 +63,7 @@ def title(answer: Answer, facts: RunFacts) -> list[str]:
     return lines
 
 
-def _table(answer: Answer) -> list[str]:
+def _table(answer: Answer, width: int) -> list[str]:
     rows = [
         HEAD,
         (f"observed {answer.observed_schedule or ''}".rstrip(), *result_cells(answer, answer.observed_metrics, None)),
@@ -67,8 +71,7 @@ def _table(answer: Answer) -> list[str]:
     rows += [(result_name(r), *result_cells(answer, r.metrics, r)) for r in compared_results(answer)]
     rows += [(refused.schedule, "not replayed", *[""] * (len(HEAD) - 2)) for refused in answer.refused]
     columns = [i for i in range(len(HEAD)) if any(row[i] for row in rows[1:])]
-    widths = [max(len(row[i]) for row in rows) for i in columns]
-    return [aligned([row[i] for i in columns], widths) for row in rows]
+    return table([[row[i] for i in columns] for row in rows], width)
 
 
 def compared_results(answer: Answer) -> list[Result]:
@@ -79,6 +82,25 @@ def compared_results(answer: Answer) -> list[Result]:
 def is_baseline(answer: Answer, result: Result) -> bool:
     """Whether a result is the schedule that the others are compared with, its transfers issued as there."""
     return result.schedule == answer.baseline.schedule and result.p2p == answer.baseline.p2p
+
+
+def table(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
+    """Rows in columns, by default as wide as the terminal at most: a name that is too long has lines of its own.
+
+    Args:
+        rows: Cells; the first of each row is its name.
+        width: Columns there are.
+    """
+    width = width or terminal_width()
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    room = max(_LEAST_NAME, width - 2 - sum(2 + w for w in widths[1:]))
+    widths[0] = max((len(row[0]) for row in rows if len(row[0]) <= room), default=0)
+    lines = []
+    for name, *cells in rows:
+        if len(name) > room:
+            lines += [f"  {name[at : at + width - 2]}" for at in range(0, len(name), width - 2)]
+        lines.append(aligned([name if len(name) <= room else "", *cells], widths))
+    return lines
 
 
 def aligned(row: Sequence[str], widths: Sequence[int]) -> str:
@@ -138,6 +160,9 @@ def short_name(result: Result) -> str:
 
 def _details(answer: Answer) -> list[str]:
     lines = []
+    base = answer.baseline
+    if base.spread is not None and not any(is_baseline(answer, result) for result in answer.results):
+        lines += [f"  {result_name(base)}: baseline, {base.p2p} transfers", f"    {_spread(base.spread)}", ""]
     for result in answer.results:
         first, *rest = result_details(answer, result)
         lines += [f"  {result_name(result)}: {first}", *(f"    {line}" for line in rest), ""]
@@ -169,23 +194,37 @@ def result_details(answer: Answer, result: Result) -> list[str]:
     if result.extra_forwards is not None:
         lines.append(f"extra warm-up forwards per rank: {', '.join(f'+{n}' for n in result.extra_forwards)}")
     if result.spread is not None:
-        lines.append(
-            f"with costs drawn anew {result.spread.resamples} times: half the steps take up to "
-            f"{format_duration(result.spread.p50_ns)}, 95 % up to {format_duration(result.spread.p95_ns)}"
-        )
+        lines.append(_spread(result.spread))
     if result.remark:
         lines.append(result.remark)
     if None not in result.metrics.peak_hbm_bytes:
         peaks = [format_size(p or 0) for p in result.metrics.peak_hbm_bytes]
         lines.append(f"peak HBM per rank: {', '.join(peaks)}")
-    if any(beyond is not None for beyond in result.metrics.overhead_bytes):
+    if any(size is not None for size in result.metrics.overhead_bytes) and _is_first_to_need(answer, result):
         beyond = ["?" if size is None else format_size(size) for size in result.metrics.overhead_bytes]
-        lines.append(f"needed beyond it, as measured: {', '.join(beyond)}")
+        lines.append(f"needed beyond it, as measured: {', '.join(beyond)}{_of_all(answer, result)}")
     if result.shortage is not None:
         lines += shortage_lines(result.shortage, answer.observed.global_ranks)
     if not is_baseline(answer, result):
         lines += _reductions(answer, result)
     return lines
+
+
+def _is_first_to_need(answer: Answer, result: Result) -> bool:
+    """Whether no result above needs as much beyond its peaks: it is the recording's, so mostly the same for all."""
+    return next(r for r in answer.results if r.metrics.overhead_bytes == result.metrics.overhead_bytes) is result
+
+
+def _of_all(answer: Answer, result: Result) -> str:
+    alike = [r for r in answer.results if r.metrics.overhead_bytes == result.metrics.overhead_bytes]
+    return " (of all results)" if len(alike) == len(answer.results) > 1 else ""
+
+
+def _spread(spread: Spread) -> str:
+    return (
+        f"with costs drawn anew {spread.resamples} times: half the steps take up to "
+        f"{format_duration(spread.p50_ns)}, 95 % up to {format_duration(spread.p95_ns)}"
+    )
 
 
 def _reductions(answer: Answer, result: Result) -> list[str]:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from tracetool.reports.text import aligned, wrapped
+from tracetool.reports.text import table, wrapped
 from tracetool.tables import SCHEMA_VERSION
 from tracetool.units import format_duration
+from tracetool.validate.notes import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tracetool.validate import Row, Validation
 
@@ -152,21 +153,20 @@ _HEAD = ("", "ms", "predicted", "error", "peak GiB", "predicted", "error")
 
 
 def render_text(done: Validation, facts: ValidationFacts) -> bytes:
-    """A table, what could not be predicted and why, and the summary; at most 80 columns, names aside."""
+    """A table, what could not be predicted and why, and the summary; as wide as the terminal at most."""
     rows = [_HEAD, *(_cells(row) for row in done.rows)]
     columns = [i for i in range(len(_HEAD)) if any(row[i] for row in rows[1:])]
-    widths = [max(len(row[i]) for row in rows) for i in columns]
     lines = [facts.measured.name, f"  predicted from {facts.run.name}, step {done.sources.run.pipeline.step}"]
     if facts.memory_run is not None:
         lines.append(f"  memory from {facts.memory_run.name}")
-    table = [aligned([row[i] for i in columns], widths) for row in rows if columns]
+    figures = table([[row[i] for i in columns] for row in rows]) if columns else []
     took, replayed = format_duration(done.recorded_ns), format_duration(done.replayed_ns)
     lines.append(f"  which took {took} with the profiler, {replayed} replayed")
-    after = [f"  {row.measured.name}: not predicted: {row.reason}" for row in done.rows if row.reason is not None]
-    after += _remarks(done)
+    after = _folded(done, lambda row: () if row.reason is None else (f"not predicted: {row.reason}",))
+    after += _folded(done, lambda row: row.prediction.remarks if row.prediction else ())
     after += [f"  {line}" for line in _summary(done)]
     after += [f"note: {note}" for note in done.notes]
-    return ("\n".join([*wrapped(lines), "", *table, "", *wrapped(after)]) + "\n").encode()
+    return ("\n".join([*wrapped(lines), "", *figures, "", *wrapped(after)]) + "\n").encode()
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -203,13 +203,13 @@ def _signed(error: float | None) -> str:
     return "" if error is None else f"{error:+.2%}".replace("-0.00%", "+0.00%")
 
 
-def _remarks(done: Validation) -> list[str]:
-    """Each remark once, with the rows it is about."""
+def _folded(done: Validation, said: Callable[[Row], Sequence[str]]) -> list[str]:
+    """Each thing said of rows once, with the rows it is about."""
     about: dict[str, list[str]] = {}
     for row in done.rows:
-        for remark in row.prediction.remarks if row.prediction else ():
-            about.setdefault(remark, []).append(row.measured.name)
-    return [f"  {', '.join(names)}: {remark}" for remark, names in about.items()]
+        for text in said(row):
+            about.setdefault(text, []).append(row.measured.name)
+    return [f"  {listed(names)}: {text}" for text, names in about.items()]
 
 
 def _summary(done: Validation) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tracetool.errors import InvalidSchedule, UnsupportedShape
 from tracetool.model.schedule import PipelineShape, Schedule, schedule_from_csv
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from tracetool.model.schedule import Placement
     from tracetool.schedules.problem import Orders, Problem
+
+
+Heeded = Literal["extra forwards", "group", "overlap ratio", "time limit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class ScheduleKind:
         least_chunks: Stages per rank that it needs at least.
         placement: How it places several stages per rank.
         needs_costs: Whether its order follows from a problem (costs, links, memory), not from the shape alone.
+        heeds: What it may be told that most schedules have no use for.
     """
 
     name: str
@@ -65,6 +69,7 @@ class ScheduleKind:
     least_chunks: int = 1
     placement: Placement = "loop"
     needs_costs: bool = False
+    heeds: frozenset[Heeded] = frozenset()
 
 
 SCHEDULES: Registry[ScheduleKind] = Registry(
@@ -124,27 +129,58 @@ def build_schedule(
         InvalidSchedule: If the order is incomplete.
     """
     if name.startswith("csv:"):
-        return _from_file(Path(name.removeprefix("csv:")), shape)
+        return _fitting(read_order(name), name.removeprefix("csv:"), shape)
     kind = SCHEDULES.get(name)
     options = ScheduleOptions(extra_forwards, observed, group, problem, time_limit_s, judge)
     return kind.build(shape, options).validate()
 
 
-def _from_file(path: Path, shape: PipelineShape) -> Schedule:
+def read_order(name: str) -> Schedule:
+    """The order of ``csv:FILE``.
+
+    Raises:
+        InvalidSchedule: If the file cannot be read, or holds no complete order.
+    """
+    path = Path(name.removeprefix("csv:"))
+    hint = "a schedule file is torch's CSV of actions, a row per rank; 'tracetool schedules NAME --csv' writes one"
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSchedule(f"cannot read the schedule file {path}: {error}.") from error
-    schedule = schedule_from_csv(text, name=f"csv:{path.name}")
-    if (schedule.shape.ranks, schedule.shape.stages) != (shape.ranks, shape.stages):
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidSchedule(f"the schedule file {path} is no text (not UTF-8).", hint=hint) from error
+    except (OSError, ValueError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise InvalidSchedule(f"cannot read the schedule file {path}: {why}.", hint=hint) from error
+    try:
+        return schedule_from_csv(text, name=f"csv:{path.name}")
+    except InvalidSchedule as error:
+        raise InvalidSchedule(f"{path}: {error.message}", hint=error.hint or hint) from error
+
+
+def _fitting(schedule: Schedule, path: str, shape: PipelineShape) -> Schedule:
+    """The order itself.
+
+    Raises:
+        UnsupportedShape: If it is for other ranks, stages or microbatches.
+    """
+    mine = schedule.shape
+    if (mine.ranks, mine.stages) != (shape.ranks, shape.stages):
         raise UnsupportedShape(
-            f"{path} is for {schedule.shape.ranks} ranks and {schedule.shape.stages} stages, "
-            f"the pipeline has {shape.ranks} and {shape.stages}."
+            f"{path} is for {mine.ranks} ranks and {mine.stages} stages, the pipeline has {shape.ranks} and "
+            f"{shape.stages}."
         )
-    if schedule.shape.microbatches != shape.microbatches:
+    if mine.chunks > 1 and mine.placement != shape.placement:
         raise UnsupportedShape(
-            f"{path} is for {schedule.shape.microbatches} microbatches, asked for are {shape.microbatches}: "
-            "their steps do different work.",
-            hint=f"add --microbatches {schedule.shape.microbatches}",
+            f"{path} has its stages on ranks as in a {_PLACEMENTS[mine.placement]}, the pipeline as in a "
+            f"{_PLACEMENTS[shape.placement]}.",
+            hint="record with one stage per rank: it can be re-cut to either",
+        )
+    if mine.microbatches != shape.microbatches:
+        raise UnsupportedShape(
+            f"{path} is for {mine.microbatches} microbatches, asked for are {shape.microbatches}: their steps do "
+            "different work.",
+            hint=f"add --microbatches {mine.microbatches}",
         )
     return schedule
+
+
+_PLACEMENTS: dict[Placement, str] = {"loop": "loop", "v": "V", "bidirectional": "pair of opposed pipelines"}

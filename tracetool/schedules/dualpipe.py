@@ -46,4 +46,5 @@ SCHEDULE = ScheduleKind(
     build=build,
     least_chunks=2,
     placement="bidirectional",
+    heeds=frozenset({"overlap ratio"}),
 )

@@ -40,4 +40,5 @@ SCHEDULE = ScheduleKind(
     build=build,
     least_chunks=2,
     placement="v",
+    heeds=frozenset({"overlap ratio"}),
 )

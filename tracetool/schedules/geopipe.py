@@ -39,7 +39,12 @@ def build(shape: PipelineShape, options: ScheduleOptions) -> Schedule:
             hint="give upstream ranks at least as many, as in --extra-forwards 2,2,0,0",
         )
     orders = tuple(warm_up_then_alternate(i, p - i - 1 + extra[i], m) for i in range(p))
-    return Schedule("geopipe", shape, orders, extra_forwards=extra, blocking=False)
+    counting = tuple(min(n, max(0, m - (p - i - 1))) for i, n in enumerate(extra))
+    remark = None
+    if counting != extra:
+        asked, count = (",".join(map(str, numbers)) for numbers in (extra, counting))
+        remark = f"a warm-up ends with the {m} microbatches: of +{asked} only +{count} count"
+    return Schedule("geopipe", shape, orders, extra_forwards=extra, blocking=False, remark=remark)
 
 
 def extra_per_rank(ranks: int, per_boundary: dict[int, int]) -> tuple[int, ...]:
@@ -60,4 +65,5 @@ SCHEDULE = ScheduleKind(
     bubble="(p-1)(f+b), plus 2c per boundary once 2c <= extra(f+b)",
     in_flight="min(m, p-i+extra)",
     build=build,
+    heeds=frozenset({"extra forwards"}),
 )

@@ -59,4 +59,5 @@ SCHEDULE = ScheduleKind(
     in_flight="2(p-r-1)+(v-1)p+1 chunks on rank r (p: the group)",
     build=build,
     least_chunks=2,
+    heeds=frozenset({"group"}),
 )

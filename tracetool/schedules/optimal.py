@@ -154,4 +154,5 @@ SCHEDULE = ScheduleKind(
     in_flight="as the memory limit allows",
     build=build,
     needs_costs=True,
+    heeds=frozenset({"time limit"}),
 )

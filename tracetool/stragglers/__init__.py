@@ -216,9 +216,12 @@ def _belongs(take: Callable[[Where], object], value: object) -> Callable[[Where]
 
 
 def _notes(result: Stragglers) -> list[str]:
+    over = "ranks, stages, microbatches and steps"
+    if len(result.steps) == 1:
+        over = "ranks, stages and microbatches of this step alone (over more steps its equalized time may differ)"
     notes = [
-        "equalized: compute takes the mean of its kind, communication the median of its transfer times, over ranks, "
-        "stages, microbatches and steps; the work stays the same, so uneven stages (a head, more layers) count, too",
+        "equalized: compute takes the mean of its kind, communication the median of its transfer times, over "
+        f"{over}; the work stays the same, so uneven stages (a head, more layers) count, too",
         "a slowdown compares steps without host gaps ahead of and after the pipeline; ranks that wait for each other "
         "inside a compute (tensor parallel) share its time",
     ]

@@ -10,11 +10,11 @@ from tracetool.errors import ScenarioError, ScheduleError
 from tracetool.memory_limit import PEAK_ERROR_RATIO, fits, is_near_the_limit, most_lacking
 from tracetool.replay import p2p_of
 from tracetool.replay.problem import pose
+from tracetool.replay.stages import stages_for
 from tracetool.schedules import SCHEDULES, build_schedule
 from tracetool.sweep.replays import Replays
 from tracetool.sweep.results import SweepPoint
 from tracetool.units import format_size
-from tracetool.whatif import stages_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

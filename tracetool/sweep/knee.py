@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from tracetool.errors import ScheduleError
+from tracetool.replay.stages import stages_for
 from tracetool.schedules import build_schedule
 from tracetool.schedules.geopipe import extra_per_rank
 from tracetool.sweep.column import Swept
 from tracetool.sweep.evaluate import Evaluator, Piece, needs_costs
 from tracetool.sweep.memory import memory_need
 from tracetool.sweep.results import Knee
-from tracetool.whatif import stages_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence

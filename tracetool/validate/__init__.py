@@ -8,18 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tracetool.costs.borrowed import with_memory_of
 from tracetool.errors import ScenarioError, TraceToolError
 from tracetool.metrics import measure
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import between_ranks
-from tracetool.remarks import host_notes
+from tracetool.remarks import host_notes, memory_remarks
 from tracetool.replay import replay
+from tracetool.replay.stages import stages_for
 from tracetool.schedules import build_schedule
-from tracetool.units import format_count, format_duration
+from tracetool.schedules.names import schedule_name
 from tracetool.validate.kendall import kendall_tau_b
-from tracetool.validate.match import check_row, mismatch
-from tracetool.validate.names import p2p_mode, schedule_name
-from tracetool.whatif import stages_for
+from tracetool.validate.match import check_row
+from tracetool.validate.modes import p2p_mode
+from tracetool.validate.notes import notes_on
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,8 +54,7 @@ class Prediction:
     Attributes:
         schedule: The order that was replayed.
         p2p: How its transfers were issued.
-        metrics: Metrics of the replay; memory as ``memory`` says.
-        peaks: Peak of each pipeline rank; None where memory is unknown.
+        metrics: Metrics of the replay.
         outside_ns: Host time around the device's work, as the Run's own step had it: measured steps include theirs.
         remarks: How costs or memory came about.
     """
@@ -61,7 +62,6 @@ class Prediction:
     schedule: Schedule
     p2p: P2PMode
     metrics: Metrics
-    peaks: tuple[int | None, ...]
     outside_ns: int = 0
     remarks: tuple[str, ...] = ()
 
@@ -172,11 +172,9 @@ def validate(sources: Sources, measurements: Measurements) -> Validation:
         ScenarioError: If the memory figures are of another pipeline than the Run.
     """
     run = sources.run
-    if sources.memory is not None and (why := mismatch(run.pipeline, sources.memory.pipeline)):
-        raise ScenarioError(f"memory figures of another model do not fit: {why}.", hint="record both with one model")
-    times = _Predictor(run.pipeline, measurements.folder)
-    memory = None if sources.memory is None else _Predictor(sources.memory.pipeline, measurements.folder)
-    rows = tuple(_row(step, measurements, sources, times, memory) for step in measurements.steps)
+    pipeline = run.pipeline if sources.memory is None else with_memory_of(run.pipeline, sources.memory.pipeline)
+    predictor = _Predictor(pipeline, measurements.folder)
+    rows = tuple(_row(step, measurements, run, predictor) for step in measurements.steps)
     return Validation(
         sources,
         rows,
@@ -186,66 +184,19 @@ def validate(sources: Sources, measurements: Measurements) -> Validation:
             *run.notes,
             *host_notes(run),
             *measurements.notes,
-            *_other_ranks(rows),
-            *_unknown_memory(rows),
-            *_beyond_replay(rows),
+            *notes_on(rows),
         ),
     )
 
 
-def _other_ranks(rows: Sequence[Row]) -> list[str]:
-    """Say which rows' measured peaks belong to no ranks that are known."""
-    return [
-        f"{row.measured.name}: peaks of {len(row.measured.peak_bytes)} ranks were measured, {len(row.peak_bytes)} were "
-        "predicted: not compared"
-        for row in rows
-        if row.prediction and row.measured.peak_bytes and len(row.measured.peak_bytes) != len(row.peak_bytes)
-    ]
-
-
-def _beyond_replay(rows: Sequence[Row]) -> list[str]:
-    """Say what predictions have in them that ``replay`` leaves out."""
-    outside = {row.prediction.outside_ns for row in rows if row.prediction is not None and row.prediction.outside_ns}
-    notes = [
-        f"predicted steps include the host's time around a step, as the recording had it ({format_duration(ns)}), "
-        "which replay leaves out"
-        for ns in sorted(outside)
-    ]
-    if any(row.prediction is not None and row.measured.links for row in rows):
-        notes.append(
-            "links of rows count as emulated: predicted peaks have one more buffer for every message that a rank "
-            "receives, which replay leaves out"
-        )
-    return notes
-
-
-def _unknown_memory(rows: Sequence[Row]) -> list[str]:
-    """Say how many rows' measured peaks have no prediction to compare with."""
-    lacking = [row for row in rows if row.prediction and row.measured.peak_bytes and None in row.prediction.peaks]
-    if not lacking:
-        return []
-    return [
-        f"peaks of {format_count(len(lacking), 'predicted row')} are unknown: what their actions hold was not recorded "
-        "(record with profile_memory=True, or name such a recording of the same model with --memory-from)"
-    ]
-
-
-def _row(
-    step: MeasuredStep, measurements: Measurements, sources: Sources, times: _Predictor, memory: _Predictor | None
-) -> Row:
+def _row(step: MeasuredStep, measurements: Measurements, run: Reconstruction, predictor: _Predictor) -> Row:
     try:
-        check_row(step, {**measurements.model, **(step.model or {})}, sources.run)
-        found = times.predict(step)
+        check_row(step, {**measurements.model, **(step.model or {})}, run)
+        found = predictor.predict(step)
     except TraceToolError as error:
         hint = f" ({error.hint})" if error.hint else ""
         return Row(step, reason=error.message + hint)
-    if memory is not None:
-        try:
-            found = replace(found, peaks=memory.predict(step).peaks)
-        except TraceToolError as error:
-            unknown = (None,) * len(found.peaks)
-            found = replace(found, peaks=unknown, remarks=(*found.remarks, f"memory is unknown: {error.message}"))
-    return Row(step, found, _in_order_of(step, found.peaks, sources.run.observed.global_ranks))
+    return Row(step, found, _in_order_of(step, found.metrics.peak_hbm_bytes, run.observed.global_ranks))
 
 
 def _in_order_of(
@@ -283,13 +234,14 @@ class _Predictor:
             topology=topology,
             p2p=p2p_mode(step.p2p),
             microbatches=step.microbatches,
-            # Links of measured rows are emulated: what a rank receives is held back in a buffer of its own.
+            # Links of measured rows are emulated: every message, over a link or not, is held back in a buffer of its
+            # own (measured.json: with links 128 MiB more on end ranks, 256 on the others; a side sends 8 of 16 MiB).
             receive_copies=1 if step.links else 0,
         )
         done = replay(pipeline, schedule, scenario)
         metrics = measure(done.timeline)
-        outside = pipeline.outside_ns or 0
-        return Prediction(schedule, done.p2p, metrics, metrics.peak_hbm_bytes, outside, remarks)
+        remarks += tuple(memory_remarks(self._measured, pipeline, metrics))
+        return Prediction(schedule, done.p2p, metrics, pipeline.outside_ns or 0, remarks)
 
     def _schedule_name(self, name: str) -> str:
         if "\0" in name:

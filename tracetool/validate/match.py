@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tracetool.costs.alike import hop_bytes, known_layers
 from tracetool.errors import ScenarioError
 from tracetool.units import format_size
 
@@ -41,37 +42,12 @@ def check_row(step: MeasuredStep, model: Mapping[str, Any], run: Reconstruction)
         raise ScenarioError(f"{'; '.join(differing)}.")
 
 
-def mismatch(one: Pipeline, other: Pipeline) -> str | None:
-    """In what two Runs' pipelines differ that one's figures could not stand for the other's, or None."""
-    for name, a, b in (
-        ("pipeline ranks", one.observed.shape.ranks, other.observed.shape.ranks),
-        ("layers", known_layers(one), known_layers(other)),
-        ("bytes per message", hop_bytes(one), hop_bytes(other)),
-    ):
-        if a is not None and b is not None and a != b:
-            return f"{a:,} {name} in one Run, {b:,} in the other"
-    return None
-
-
 def layers_of(model: Mapping[str, Any]) -> int | None:
     """Number of layers that a file's model has: a number, or one per stage; None if it does not say."""
     layers = model.get("layers")
     if isinstance(layers, list) and layers and all(type(n) is int for n in layers):
         return sum(layers)
     return layers if type(layers) is int else None
-
-
-def known_layers(pipeline: Pipeline) -> int | None:
-    """Number of layers that a Run's stages hold; None unless all of them are known."""
-    per_stage = [None if stage.layers is None else len(stage.layers.layers) for stage in pipeline.stages]
-    known = [count for count in per_stage if count is not None]
-    return sum(known) if len(known) == len(per_stage) else None
-
-
-def hop_bytes(pipeline: Pipeline) -> int | None:
-    """Bytes of one activation between stages; None if unknown or not the same everywhere."""
-    sizes = {stage.forward_payload_bytes for stage in pipeline.stages[:-1]}
-    return sizes.pop() if len(sizes) == 1 else None
 
 
 def _payload_differs(step: MeasuredStep, model: Mapping[str, Any], pipeline: Pipeline) -> list[str]:

@@ -17,6 +17,7 @@ import msgspec
 
 from tracetool.errors import BadMeasurement
 from tracetool.model.topology import RankLink
+from tracetool.validate.faults import FORM, fault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -133,15 +134,13 @@ def read_measurements(path: Path) -> Measurements:
     name = str(path)
     document = _json(data, name)
     if not isinstance(document, dict) or not isinstance(document.get("results"), list):
-        raise BadMeasurement(
-            f"{name} is no file of measured steps: it has no list 'results'.", hint="schemas/measured.schema.json"
-        )
+        raise BadMeasurement(f"{name} is no file of measured steps: it has no list 'results'.", hint=FORM)
     rows = document["results"]
     steps = tuple(_row(row, number, name) for number, row in enumerate(rows, 1))
     try:
         whole = msgspec.convert({**document, "results": []}, MeasuredFile)
     except msgspec.ValidationError as error:
-        raise BadMeasurement(f"{name}: {_fault(error)}.", hint="schemas/measured.schema.json") from error
+        raise BadMeasurement(f"{name}: {fault(error, document)}.", hint=FORM) from error
     return Measurements(
         steps,
         whole.model,
@@ -188,14 +187,7 @@ def _row(row: Any, number: int, name: str) -> MeasuredStep:
     except msgspec.ValidationError as error:
         called = row.get("name") if isinstance(row, dict) else None
         title = f"row {number}" + (f" ({called})" if isinstance(called, str) else "")
-        raise BadMeasurement(f"{name}, {title}: {_fault(error)}.", hint="schemas/measured.schema.json") from error
-
-
-def _fault(error: msgspec.ValidationError) -> str:
-    """What msgspec found, with the field in front."""
-    text, _, place = str(error).partition(" - at ")
-    field = place.strip("`").removeprefix("$").removeprefix(".")
-    return (f"field {field}: " if field else "") + text.rstrip(".").replace("`", "'")
+        raise BadMeasurement(f"{name}, {title}: {fault(error, row)}.", hint=FORM) from error
 
 
 def _repeated(steps: Sequence[MeasuredStep]) -> list[str]:

@@ -1,16 +1,10 @@
-"""Schedules and p2p modes as other people write them."""
+"""Schedules as other people write them."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
-from tracetool.errors import ScenarioError
-from tracetool.model.pipeline import P2P_MODES
 from tracetool.schedules import SCHEDULES
-
-if TYPE_CHECKING:
-    from tracetool.model.pipeline import P2PMode
 
 _ALIASES = {
     # torch.distributed.pipelining's classes, without "Schedule" in front (``schedules.get_schedule_class``).
@@ -60,15 +54,12 @@ def schedule_name(name: str) -> str:
     return name
 
 
-def p2p_mode(name: str | None) -> P2PMode | None:
-    """The p2p mode that a word stands for; None stays None.
+def named_here(asked: str) -> str | None:
+    """What to tell who named a schedule by a word that is not its name here; None if nothing is to be told.
 
     Raises:
-        ScenarioError: If there is no such mode.
+        UnknownName: If no schedule is like it.
     """
-    if name is None:
-        return None
-    for mode in P2P_MODES:
-        if normalised(mode) == normalised(name):
-            return mode
-    raise ScenarioError(f"no p2p mode named {name!r}; known: {', '.join(P2P_MODES)}.")
+    name = schedule_name(asked)
+    is_ours = normalised(asked) == normalised(name) and not asked.lower().startswith("schedule")
+    return None if is_ours else f"{asked} is {name} here"

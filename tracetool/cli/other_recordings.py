@@ -1,4 +1,4 @@
-"""--costs-from: slowdown beside communication taken from another recording."""
+"""--costs-from and --memory-from: what is taken from other recordings of the same model."""
 
 from __future__ import annotations
 
@@ -37,4 +37,30 @@ def borrow_slowdown(found: Reconstruction, other: Run, path: Path) -> Reconstruc
             *(note for note in found.notes if note != MOSTLY_DEFAULTS),
             f"--costs-from {path}: {told or 'no slowdown beside communication'}",
         ),
+    )
+
+
+def borrow_memory(found: Reconstruction, other: Run, path: Path) -> Reconstruction:
+    """What was reconstructed, with the memory figures of another recording and a note that says so.
+
+    Args:
+        found: Where times, messages and order come from.
+        other: The recording to take memory from.
+        path: Its name, for the notes.
+
+    Raises:
+        ScenarioError: If the other one is of another model, or of stages that cannot be made these.
+        TraceToolError: If it holds no pipeline.
+    """
+    from tracetool.costs.borrowed import with_memory_of
+    from tracetool.reconstruct import reconstruct
+
+    theirs = reconstruct(other)
+    told = "memory figures (peaks, what fits) are that recording's"
+    if any(rank.static_bytes is None for rank in theirs.pipeline.ranks):
+        told = "that recording does not tell what ranks hold in memory"
+    return replace(
+        found,
+        pipeline=with_memory_of(found.pipeline, theirs.pipeline),
+        notes=(*found.notes, f"--memory-from {path}: {told}"),
     )

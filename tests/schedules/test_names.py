@@ -6,7 +6,7 @@ import pytest
 
 from tracetool.errors import UnknownName
 from tracetool.schedules import SCHEDULES
-from tracetool.validate.names import normalised, p2p_mode, schedule_name
+from tracetool.schedules.names import named_here, normalised, schedule_name
 
 
 @pytest.mark.parametrize(
@@ -45,10 +45,16 @@ def test_unknown_names(written: str) -> None:
         schedule_name(written)
 
 
-def test_p2p_modes() -> None:
-    assert [p2p_mode(word) for word in ("grouped", "IN_ORDER", "perEdge", None)] == [
-        "grouped",
-        "in-order",
-        "per-edge",
-        None,
-    ]
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("ScheduleZBVZeroBubble", "ScheduleZBVZeroBubble is zb-v here"),
+        ("Schedule1F1B", "Schedule1F1B is 1f1b here"),
+        ("vpp", "vpp is interleaved here"),
+        ("ZB_H1", None),
+        ("1F1B", None),
+        ("csv:schedule.csv", None),
+    ],
+)
+def test_who_uses_another_word_is_told_the_name(asked: str, told: str | None) -> None:
+    assert named_here(asked) == told

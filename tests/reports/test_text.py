@@ -1,0 +1,54 @@
+"""Tables as people read them: 80 columns whatever the names, and nothing lost of a name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded import SAMPLES
+
+from tracetool.cli import run
+from tracetool.reports.text import table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SAMPLE = str(SAMPLES / "h100-1f1b")
+
+
+@given(
+    names=st.lists(st.text(st.characters(codec="ascii", categories=("L", "N", "P")), max_size=120), min_size=1),
+    cells=st.lists(st.integers(0, 10**9), min_size=1, max_size=4),
+    width=st.integers(70, 120),
+)
+def test_tables_fit_and_lose_nothing(names: list[str], cells: list[int], width: int) -> None:
+    figures = [str(cell) for cell in cells]
+    lines = table([["", *figures], *([name, *figures] for name in names)], width)
+    assert max(map(len, lines)) <= width
+    ends = "".join(f"  {figure}" for figure in figures)
+    seen = [""]
+    for line in lines[1:]:
+        seen[-1] += line.removesuffix(ends).strip()
+        if line.endswith(ends):
+            seen.append("")
+    assert seen == [*names, ""]
+
+
+@pytest.mark.parametrize("name", ["an-order-for-two-data-centres-over-a-thin-link-with-a-long-name.csv", "x" * 90])
+def test_every_line_of_a_report_fits_whatever_the_names(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(["schedules", "gpipe", "--csv"]) == 0
+    order = tmp_path / name
+    order.write_text(capsys.readouterr().out, encoding="utf-8")
+    link = ["--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms", "--hbm", "80GiB"]
+    assert run(["replay", SAMPLE, "--schedule", f"csv:{order},zb-h1", *link, "-q"]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines()[1:])) <= 80
+    head = next(line for line in text.splitlines() if line.endswith("fits"))
+    assert [line for line in text.splitlines() if line.endswith("  yes") and len(line) == len(head)]
+    # What a rank needs beyond its peak is the recording's: it stands there once for all.
+    assert text.count("needed beyond it") == 1
+    assert text.count("(of all results)") == 1
