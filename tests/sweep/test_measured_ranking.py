@@ -10,9 +10,10 @@ import pytest
 from recorded import data, rebuilt
 
 from tracetool.model.topology import Topology
+from tracetool.schedules.names import schedule_name
 from tracetool.sweep import Grid, sweep
 from tracetool.validate.measured import MeasuredStep, read_measurements
-from tracetool.validate.modes import p2p_mode, schedule_name
+from tracetool.validate.modes import p2p_mode
 
 DCS = ("dc0", "dc0", "dc1", "dc1")
 Choice = tuple[str, tuple[int, ...] | None, str, int | None, int | None]
