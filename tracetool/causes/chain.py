@@ -59,7 +59,8 @@ class Chains:
     * moving inside a DC, or beside its link (copies and launch take their time there too);
     * on a link: on its way (latency), occupying it, or waiting for it to be free;
     * not posted yet on the side that came last. That side came from its rank's compute, or was behind another message
-      on the rank's communicator. Then the message waited for that since it could have started.
+      on the rank's communicator. Then the message waited for that since it could have started: for a link while that
+      one waited for a link, else for the channel.
 
     What is left of a gap nothing explains: the host came late.
 
