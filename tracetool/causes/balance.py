@@ -156,7 +156,8 @@ def laid_out(pieces: list[Piece], shares: list[int], messages: tuple[Transfer | 
         messages: The last message of each.
     """
     left = list(shares)
-    parts, free = [], []
+    parts: list[Part] = []
+    free: list[tuple[int, int]] = []
     for piece in pieces:
         number = _NUMBERS[piece.cause]
         cut = piece.end_ns - min(left[number], piece.end_ns - piece.start_ns)
@@ -164,7 +165,8 @@ def laid_out(pieces: list[Piece], shares: list[int], messages: tuple[Transfer | 
         if cut < piece.end_ns:
             parts.append(Part(cut, piece.end_ns, piece.cause, piece.transfer))
         if piece.start_ns < cut:
-            free.append((piece.start_ns, cut))
+            until = free.pop()[1] if free and free[-1][0] == cut else cut
+            free.append((piece.start_ns, until))
     for start, end in free:
         parts += _filled(start, end, left, messages)
     return sorted(parts, key=lambda part: part.start_ns)
