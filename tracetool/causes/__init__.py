@@ -1,8 +1,11 @@
 """Why ranks idle: every idle interval of a Timeline gets one cause.
 
-The rule is that of the constraint that held the next action back longest. Where several did one after another, the
-interval is cut: going back from the action along what it waited for, and what that waited for, on whichever rank
-(``chain``), each moment belongs to what the chain did then. This refinement is this tool's own.
+The rule is that of the constraint that held the next action back longest. Where several had a part in it the interval
+is cut: each action has a chain of what it waited for, and what that waited for, on whichever rank (``chain``); what the
+chain grew by since the rank's action before is what the gap is made of (``balance``). This refinement is this tool's
+own. So a link that delays every microbatch is in the gaps of all ranks, of those far from it too, and a cause has about
+the time that the step would be shorter without it, where messages do not block each other and as long as the critical
+path stays what it is. ``explain`` replays the step without each cause.
 """
 
 from __future__ import annotations
@@ -34,19 +37,21 @@ def idle_intervals(
 ) -> tuple[Idle, ...]:
     """Every idle time of every rank within the pipeline window, cut by cause.
 
-    What a chain did at a moment says the cause:
+    What the chain did says the cause:
 
     * Another rank computed: ``fill`` until the rank's first backward (ahead of its first action, and while the first
       microbatches go down the pipeline and come back), ``drain`` after its last forward, ``dependency`` in between.
       After a rank's last action the chain is the one that ends the window. Equal stages without delays leave nothing
       to ``dependency``: of 1F1B, rank r of p has r f + (p-1-r) b of fill and r b + (p-1-r) f of drain.
     * A message was on its way over a link (``cross_dc_latency``), or occupied it or waited for it to be free
-      (``cross_dc_bandwidth``).
-    * A message moved inside a DC, or was behind another one on a communicator (``channel``).
+      (``cross_dc_bandwidth``), or was behind another one that did.
+    * A message moved inside a DC, or was behind another one on a communicator for other reasons (``channel``).
     * None of these (``host``): the action, or a message, came later than anything explains. Never so in a replay.
-    * ``memory``, in a schedule whose depth memory limited, whatever else the chain did: while a later forward of the
-      rank had its input and did not run, in gaps whose chain was on a link at some time. Memory for one more microbatch
-      would have filled these, and hidden the link.
+    * ``memory``, in a schedule whose depth memory limited, whatever else it would be: while a later forward of the rank
+      had its input and did not run, in gaps that a link has a part in. Memory for one more microbatch would have filled
+      these, and hidden the link.
+
+    Within a gap a part is where the chain did that, as far as it did it there; how long it is counts, not where.
 
     Args:
         timeline: Observed or replayed.
@@ -73,6 +78,8 @@ def idle_intervals(
             held = order[at] if at < len(order) else None
             place = Place(rank, at) if held else None
             until = held.start_ns if held else end_ns
+            if at == phases.draining:
+                balance.settle()
             spent = ledger.until(place)
             shares = balance.pass_on(spent, max(0, until - now))
             if until > now:
@@ -127,13 +134,13 @@ class _Phases:
     def __init__(self, order: Sequence[Op]) -> None:
         ends = len(order)
         self._first_backward = next((at for at, op in enumerate(order) if op.kind is not ActionKind.FORWARD), ends)
-        self._last_forward = max((at for at, op in enumerate(order) if op.kind is ActionKind.FORWARD), default=ends)
+        self.draining = 1 + max((at for at, op in enumerate(order) if op.kind is ActionKind.FORWARD), default=ends)
 
     def of(self, at: int) -> Cause:
         """The cause of computes elsewhere, in the gap ahead of an action by its position."""
         if at <= self._first_backward:
             return Cause.FILL
-        return Cause.DRAIN if at > self._last_forward else Cause.DEPENDENCY
+        return Cause.DRAIN if at >= self.draining else Cause.DEPENDENCY
 
 
 def _gap(chains: Chains, place: Place | None, since_ns: int) -> Iterator[Piece]:

@@ -104,7 +104,7 @@ class Balance:
             gap_ns: The rank's idle time ahead of it.
 
         Returns:
-            The gap by ``KINDS``: what holds back longest first; the rest, more than the gap, is left for later ones.
+            The gap by ``KINDS``, in proportion; what is more than the gap is left for later ones.
         """
         balance = self._open
         elapsed = 0
@@ -113,13 +113,29 @@ class Balance:
             elapsed += now - then
         balance[0] -= elapsed - gap_ns
         self._before = spent
-        shares = [0] * len(KINDS)
-        left = gap_ns
-        for number in sorted(range(len(KINDS)), key=lambda n: -balance[n]) if gap_ns else ():
-            shares[number] = max(0, min(left, balance[number]))
-            balance[number] -= shares[number]
-            left -= shares[number]
+        shares = _shared(gap_ns, balance)
+        for number, share in enumerate(shares):
+            balance[number] -= share
         return shares
+
+    def settle(self) -> None:
+        """Set computes of the rank that covered delays off against these, in proportion: they are in no later gap."""
+        covered = min(-self._open[0], sum(max(0, ns) for ns in self._open))
+        if covered > 0:
+            for number, share in enumerate(_shared(covered, self._open)):
+                self._open[number] -= share
+            self._open[0] += covered
+
+
+def _shared(total_ns: int, balance: list[int]) -> list[int]:
+    """A time in proportion to what is positive in a balance, at least that much; the rest of a ns to the largest."""
+    positive = [max(0, ns) for ns in balance]
+    whole = sum(positive)
+    shares = [ns * total_ns // whole if whole else 0 for ns in positive]
+    for number in sorted(range(len(balance)), key=lambda n: -positive[n]):
+        more = min(total_ns - sum(shares), positive[number] - shares[number])
+        shares[number] += more
+    return shares
 
 
 class Part(NamedTuple):
@@ -140,7 +156,8 @@ def laid_out(pieces: list[Piece], shares: list[int], messages: tuple[Transfer | 
         messages: The last message of each.
     """
     left = list(shares)
-    parts, free = [], []
+    parts: list[Part] = []
+    free: list[tuple[int, int]] = []
     for piece in pieces:
         number = _NUMBERS[piece.cause]
         cut = piece.end_ns - min(left[number], piece.end_ns - piece.start_ns)
@@ -148,7 +165,8 @@ def laid_out(pieces: list[Piece], shares: list[int], messages: tuple[Transfer | 
         if cut < piece.end_ns:
             parts.append(Part(cut, piece.end_ns, piece.cause, piece.transfer))
         if piece.start_ns < cut:
-            free.append((piece.start_ns, cut))
+            until = free.pop()[1] if free and free[-1][0] == cut else cut
+            free.append((piece.start_ns, until))
     for start, end in free:
         parts += _filled(start, end, left, messages)
     return sorted(parts, key=lambda part: part.start_ns)

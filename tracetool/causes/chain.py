@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from tracetool.model.topology import Topology
 
 
+_MOST_AHEAD = 4
+"""So many messages behind each other are gone through; the wait for more is the channel's."""
+
+
 class Piece(NamedTuple):
     """What a chain did for some time.
 
@@ -59,7 +63,8 @@ class Chains:
     * moving inside a DC, or beside its link (copies and launch take their time there too);
     * on a link: on its way (latency), occupying it, or waiting for it to be free;
     * not posted yet on the side that came last. That side came from its rank's compute, or was behind another message
-      on the rank's communicator. Then the message waited for that since it could have started.
+      on the rank's communicator. Then the message waited for that since it could have started: for a link while that
+      one waited for a link, else for the channel.
 
     What is left of a gap nothing explains: the host came late.
 
@@ -185,16 +190,16 @@ class Chains:
         maker = self._makers.get((op.stage + step, op.kind is ActionKind.FORWARD, op.microbatch))
         return None if maker is not None and maker.at >= ahead_of else self.start_ns
 
-    def _through(self, held: Transfer, op: Op, back: _Backwards, *, is_ahead: bool = False) -> Place | None:
+    def _through(self, held: Transfer, op: Op, back: _Backwards, ahead: int = 0) -> Place | None:
         """Go back along a message's way; the action that it waited for, None if there is none.
 
         Args:
             held: The message.
             op: The action that waited, in the end.
             back: Takes up the pieces.
-            is_ahead: Whether another message was behind this one; what this one was behind is not gone into.
+            ahead: How many messages were behind this one, each behind the next.
         """
-        self._messages.move(held, back, arrives=is_ahead or held.dst_rank == op.rank)
+        self._messages.move(held, back, arrives=ahead > 0 or held.dst_rank == op.rank)
         sent, received = held.send_posted_ns, held.recv_posted_ns
         if received > sent:
             computed = self._ended(held.dst_rank, received, op.start_ns)
@@ -204,7 +209,7 @@ class Chains:
                 back.since(end, Cause.HOST)
                 return computed
             back.since(max(freed, sent), Cause.HOST)
-            self._behind(other, sent, op, back, is_ahead=is_ahead)
+            self._behind(other, sent, op, back, ahead)
         maker = self._makers.get((held.src_stage, held.kind is ActionKind.FORWARD, held.microbatch))
         if maker is None:
             return None
@@ -213,22 +218,23 @@ class Chains:
         freed, other = self._messages.freed(held.src_rank, sent)
         if freed > end:
             back.since(freed, Cause.HOST)
-            self._behind(other, end, op, back, is_ahead=is_ahead)
+            self._behind(other, end, op, back, ahead)
         return maker
 
-    def _behind(self, other: Transfer | None, since_ns: int, op: Op, back: _Backwards, *, is_ahead: bool) -> None:
+    def _behind(self, other: Transfer | None, since_ns: int, op: Op, back: _Backwards, ahead: int) -> None:
         """Go back through a wait behind another message: the channel's, but for when that one waited for a link."""
-        if other is not None and not is_ahead and since_ns < back.now:
-            ahead = _Backwards(op, back.now)
-            after = self._through(other, op, ahead, is_ahead=True)
+        until = max(since_ns, back.floor)
+        if other is not None and ahead < _MOST_AHEAD and until < back.now:
+            before = _Backwards(op, back.now, until)
+            after = self._through(other, op, before, ahead + 1)
             if after is not None and self.op(after).start_ns >= op.start_ns:
                 after = None
-            for piece in chain(ahead.pieces, self._walk(None, after, ahead.now)):
-                if piece.end_ns <= since_ns:
+            for piece in chain(before.pieces, self._walk(None, after, before.now)):
+                if piece.end_ns <= until:
                     break
                 if piece.cause in {Cause.CROSS_DC_LATENCY, Cause.CROSS_DC_BANDWIDTH}:
                     back.since(piece.end_ns, Cause.CHANNEL, other)
-                    back.since(max(piece.start_ns, since_ns), piece.cause, piece.transfer)
+                    back.since(max(piece.start_ns, until), piece.cause, piece.transfer)
         back.since(since_ns, Cause.CHANNEL, other)
 
     def _ended(self, rank: int, now: int, begun_ns: int) -> Place | None:
@@ -256,11 +262,12 @@ def _units(orders: list[list[Op]], overlapping: Collection[Action]) -> dict[Plac
 
 
 class _Backwards:
-    """Collects the pieces ahead of an action, latest first and without holes."""
+    """Collects the pieces ahead of an action, latest first, without holes; nobody asks for what is before a floor."""
 
-    def __init__(self, op: Op, now: int | None = None) -> None:
+    def __init__(self, op: Op, now: int | None = None, floor: int = 0) -> None:
         self.pieces: list[Piece] = []
         self.now = op.start_ns if now is None else now
+        self.floor = floor
         self._op = op
 
     def since(self, start_ns: int, cause: Cause, transfer: Transfer | None = None) -> None:

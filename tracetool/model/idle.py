@@ -27,7 +27,7 @@ CAUSES: dict[Cause, str] = {
     Cause.FILL: "Computes of other ranks ahead of the rank's first backward: the pipeline fills.",
     Cause.DRAIN: "Computes of other ranks after the rank's last forward: the pipeline drains.",
     Cause.DEPENDENCY: "Computes of other ranks in between: stages or microbatches are unequal, or too few in flight.",
-    Cause.CROSS_DC_LATENCY: "The latency of a link between data centres.",
+    Cause.CROSS_DC_LATENCY: "The latency of a link between data centres, however far from the rank.",
     Cause.CROSS_DC_BANDWIDTH: "A message that occupied a link between data centres, or queued for it.",
     Cause.CHANNEL: "A message inside a data centre, or behind another one on the same communicator.",
     Cause.MEMORY: "No room for another forward that was ready to run.",
