@@ -173,7 +173,7 @@ def test_a_schedule_file_that_is_none_is_refused_by_its_path(
 
 def test_greedy_is_made_for_the_link_and_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
     """Per edge it is no longer than 1F1B, and it stays within the limit that 1F1B just fits."""
-    base = ["--p2p", "per-edge", "--hbm", "13.2GiB", "--time-limit", "5s"]
+    base = ["--p2p", "per-edge", "--hbm", "13.2GiB"]
     greedy = _report(capsys, SAMPLE, "--schedule", "greedy", *LINK, *base)
     (result,) = greedy["results"]
     assert result["feasible"] is True
