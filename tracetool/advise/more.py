@@ -102,7 +102,7 @@ def _better_links(pipeline: Pipeline, scenario: Scenario, pair: str | None) -> I
 
 
 def _more_memory(pipeline: Pipeline, scenario: Scenario, hbm_bytes: int) -> Iterator[More]:
-    kept = [stage.activation_bytes() for stage in pipeline.stages]
+    kept = [stage.activation_bytes() for stage in pipeline.memory_source.stages]
     activation = scenario.activation_bytes or max((size for size in kept if size is not None), default=None)
     if activation:
         yield More(

@@ -100,7 +100,10 @@ def with_batch(
             return _with_memory(grown, kind, kept, tokens)
 
         stages.append(_with_messages(replace(_stage(stage, changed), layers=None), tokens))
-    return replace(pipeline, stages=tuple(stages))
+    memory = pipeline.memory
+    if memory is not None:
+        memory = with_batch(memory, recorded, wanted, hidden=hidden, fixed_ns=fixed_ns)
+    return replace(pipeline, stages=tuple(stages), memory=memory)
 
 
 def _grown(value: int, fixed: int, ratio: Fraction) -> int:
