@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tracetool.cli.output import JSON, PATHS, QUIET, next_step
-from tracetool.cli.question import Words, ask, question_options
+from tracetool.cli.question import CHUNKS, EXTRA_FORWARDS, TIME_LIMIT, Words, ask, question_options
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,16 +23,9 @@ if TYPE_CHECKING:
     help="Schedule to explain; default: the observed order, as it was recorded or over the links given.",
 )
 @question_options
-@click.option(
-    "--extra-forwards", metavar="N,N,...", help="geopipe: warm-up forwards per rank; default: chosen for you."
-)
-@click.option(
-    "--chunks",
-    type=click.IntRange(2, 64),
-    metavar="V",
-    help="Stages per rank to cut one into, for schedules of several (hanayo: twice the waves); default: 2.",
-)
-@click.option("--time-limit", default="30s", show_default=True, metavar="30s", help="optimal: how long to search.")
+@EXTRA_FORWARDS
+@CHUNKS
+@TIME_LIMIT
 @JSON
 @QUIET
 def explain(
@@ -40,7 +33,7 @@ def explain(
     schedule: str | None,
     extra_forwards: str | None,
     chunks: int | None,
-    time_limit: str,
+    time_limit: str | None,
     *,
     as_json: bool,
     quiet: bool,
@@ -61,7 +54,7 @@ def explain(
     from tracetool.reports.text import terminal_width
     from tracetool.units import parse_duration_ns
 
-    time_limit_s = parse_duration_ns(time_limit) / 1e9
+    time_limit_s = None if time_limit is None else parse_duration_ns(time_limit) / 1e9
     schedule = None if schedule is None else check_schedules([schedule])[0]
     question = ask(paths, words, quiet=quiet)
     explained = why(

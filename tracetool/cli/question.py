@@ -117,6 +117,18 @@ _OPTIONS = (
 )
 
 
+EXTRA_FORWARDS = click.option(
+    "--extra-forwards", metavar="N,N,...", help="geopipe: warm-up forwards per rank; default: chosen for you."
+)
+CHUNKS = click.option(
+    "--chunks",
+    type=click.IntRange(2, 64),
+    metavar="V",
+    help="Stages per rank to cut one into, for schedules of several (hanayo: twice the waves); default: 2.",
+)
+TIME_LIMIT = click.option("--time-limit", metavar="30s", help="optimal: how long to search  [default: 30s]")
+"""Options of commands that replay one choice of a schedule's own."""
+
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
 
 

@@ -12,7 +12,7 @@ import click
 from tracetool.cli.chakra import check_chakra, write_chakra
 from tracetool.cli.equalize import report_stragglers
 from tracetool.cli.output import FORCE, JSON, PATHS, QUIET, next_step, write_file
-from tracetool.cli.question import Words, ask, question_options
+from tracetool.cli.question import CHUNKS, EXTRA_FORWARDS, TIME_LIMIT, Words, ask, question_options
 from tracetool.cli.targets import report_targets
 
 if TYPE_CHECKING:
@@ -31,16 +31,9 @@ if TYPE_CHECKING:
     help="Schedules to replay; 'tracetool schedules' lists them; csv:FILE reads torch's CSV of actions.",
 )
 @question_options
-@click.option(
-    "--extra-forwards", metavar="N,N,...", help="geopipe: warm-up forwards per rank; default: chosen for you."
-)
-@click.option(
-    "--chunks",
-    type=click.IntRange(2, 64),
-    metavar="V",
-    help="Stages per rank to cut one into, for schedules of several (hanayo: twice the waves); default: 2.",
-)
-@click.option("--time-limit", metavar="30s", help="optimal: how long to search  [default: 30s]")
+@EXTRA_FORWARDS
+@CHUNKS
+@TIME_LIMIT
 @click.option("--jitter", type=int, metavar="SEED", help="Also replay with costs drawn anew: p50 and p95 of the step.")
 @click.option("--baseline", default="1f1b", show_default=True, metavar="NAME", help="Schedule to compare with.")
 @click.option(

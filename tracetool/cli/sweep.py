@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from tracetool.cli.output import FORCE, JSON, PATHS, QUIET, check_target, next_step, write_file
-from tracetool.cli.question import ask, placed, question_options
+from tracetool.cli.question import CHUNKS, ask, placed, question_options
 from tracetool.cli.values import check_schedules, parse_names, read_dc_map
 from tracetool.errors import ScenarioError
 
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 @click.option("--scenario", type=click.Path(path_type=Path), metavar="WAN.toml", help="Named what-ifs, one by one.")
 @click.option("--price-per-gbit", metavar="120EUR", help="Of links, per Gbit/s: marks the Pareto front.")
 @click.option("--no-knees", is_flag=True, help="Do not seek knees between the points.")
-@click.option("--chunks", type=click.IntRange(2, 64), metavar="V", help="Stages per rank, as replay takes it.")
+@CHUNKS
 @click.option(
     "--time-limit", default="5s", show_default=True, metavar="5s", help="optimal: how long to search for each point."
 )

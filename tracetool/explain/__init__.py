@@ -102,7 +102,7 @@ def explain(
     *,
     extra_forwards: tuple[int, ...] | None = None,
     chunks: int | None = None,
-    time_limit_s: float = 30.0,
+    time_limit_s: float | None = None,
 ) -> Explanation:
     """Explain the recording, or a schedule in a scenario.
 
@@ -113,7 +113,7 @@ def explain(
         scenario: What differs from the measurement; by default nothing.
         extra_forwards: For geopipe, per pipeline rank; chosen by ``choose_depth`` if not given.
         chunks: Stages per rank that schedules of several get from a trace of one.
-        time_limit_s: For optimal: how long to search.
+        time_limit_s: For optimal: how long to search; by default half a minute.
 
     Raises:
         ScheduleError: If the schedule does not fit.

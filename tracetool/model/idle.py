@@ -23,6 +23,18 @@ class Cause(StrEnum):
     HOST = "host"
 
 
+CAUSE_NAMES: dict[Cause, str] = {
+    Cause.FILL: "fill",
+    Cause.DRAIN: "drain",
+    Cause.DEPENDENCY: "dependency",
+    Cause.CROSS_DC_LATENCY: "cross-DC latency",
+    Cause.CROSS_DC_BANDWIDTH: "cross-DC bandwidth",
+    Cause.CHANNEL: "channel",
+    Cause.MEMORY: "memory",
+    Cause.HOST: "host",
+}
+"""Causes as people read them."""
+
 CAUSES: dict[Cause, str] = {
     Cause.FILL: "Computes of other ranks ahead of the rank's first backward: the pipeline fills.",
     Cause.DRAIN: "Computes of other ranks after the rank's last forward: the pipeline drains.",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracetool.model.idle import CAUSES, Cause
-from tracetool.reports.path_words import CAUSE_WORDS, Words
+from tracetool.model.idle import CAUSE_NAMES, CAUSES, Cause
+from tracetool.reports.path_words import Words
 from tracetool.reports.text import aligned, wrap, wrapped
 from tracetool.units import format_duration, format_ranges
 
@@ -61,7 +61,7 @@ def _head(explained: Explanation, facts: RunFacts, words: Words) -> Iterator[str
     yield ""
     yield (
         f"Ranks idle {format_duration(metrics.bubble_ns)} of the window on average ({metrics.bubble_ratio:.1%})"
-        + (f", most for {CAUSE_WORDS[explained.causes[0].cause]}." if explained.causes else ".")
+        + (f", most for {CAUSE_NAMES[explained.causes[0].cause]}." if explained.causes else ".")
     )
     yield _advice(explained)
     busiest = explained.busiest_rank
@@ -118,7 +118,7 @@ def _table(explained: Explanation, words: Words) -> list[str]:
         is_longer = removal.microbatches > explained.microbatches
         rows.append(
             (
-                CAUSE_WORDS[found.cause],
+                CAUSE_NAMES[found.cause],
                 format_duration(found.mean_ns),
                 f"rank {words.rank(found.worst_rank)}",
                 format_duration(max(found.rank_ns)),
@@ -136,7 +136,7 @@ def _meanings(explained: Explanation) -> Iterator[str]:
     """What the causes mean, and what was replayed without them."""
     yield ""
     for found in explained.causes:
-        yield f"  {CAUSE_WORDS[found.cause]}: {CAUSES[found.cause]} Replayed: {found.removal.how}."
+        yield f"  {CAUSE_NAMES[found.cause]}: {CAUSES[found.cause]} Replayed: {found.removal.how}."
     longer = _longer(explained)
     if longer is not None and longer.step_ns is not None:
         each = format_duration(longer.step_ns / longer.microbatches)
@@ -181,7 +181,7 @@ def _spent(explained: Explanation, words: Words) -> Iterator[str]:
     window = explained.metrics.window_ns
     told = []
     for what, duration in explained.spent_ns.items():
-        name = CAUSE_WORDS[what] if isinstance(what, Cause) else f"computes of rank {words.rank(what)}"
+        name = CAUSE_NAMES[what] if isinstance(what, Cause) else f"computes of rank {words.rank(what)}"
         if duration >= 0.001 * window:
             told.append(f"{name} {duration / window:.1%}")
     yield f"In sums: {', '.join(told)}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.model.idle import Cause
+from tracetool.model.idle import CAUSE_NAMES, Cause
 from tracetool.reports.gantt_cells import draw_boxes, row_box
 
 if TYPE_CHECKING:
@@ -22,26 +22,25 @@ if TYPE_CHECKING:
 class Look(NamedTuple):
     """How idle time of one cause looks."""
 
-    name: str
     tint: str
     line: str
     hatch: str
 
 
 LOOKS = {
-    Cause.FILL: Look("fill", "#FFFFFF", "#BDBDBD", "/////"),
-    Cause.DRAIN: Look("drain", "#CFCFCF", "#8F8F8F", "\\\\\\\\\\"),
-    Cause.DEPENDENCY: Look("dependency", "#E0D8C0", "#8A7A4E", "----"),
-    Cause.CROSS_DC_LATENCY: Look("cross-DC latency", "#EAD9F2", "#A679B8", "--//"),
-    Cause.CROSS_DC_BANDWIDTH: Look("cross-DC bandwidth", "#D99CCB", "#8A3D78", "xxxxx"),
-    Cause.CHANNEL: Look("channel", "#B4D3F7", "#3F74B5", "||||"),
-    Cause.MEMORY: Look("memory", "#F5AD98", "#B5482A", "xx++"),
-    Cause.HOST: Look("host", "#EEF0B0", "#8F9228", "++++"),
+    Cause.FILL: Look("#FFFFFF", "#BDBDBD", "/////"),
+    Cause.DRAIN: Look("#CFCFCF", "#8F8F8F", "\\\\\\\\\\"),
+    Cause.DEPENDENCY: Look("#E0D8C0", "#8A7A4E", "----"),
+    Cause.CROSS_DC_LATENCY: Look("#EAD9F2", "#A679B8", "--//"),
+    Cause.CROSS_DC_BANDWIDTH: Look("#D99CCB", "#8A3D78", "xxxxx"),
+    Cause.CHANNEL: Look("#B4D3F7", "#3F74B5", "||||"),
+    Cause.MEMORY: Look("#F5AD98", "#B5482A", "xx++"),
+    Cause.HOST: Look("#EEF0B0", "#8F9228", "++++"),
 }
 """Tints apart for people with colour-blindness too, paler than what runs. Hatches of straight lines alone: dots and
 circles take 300 kB each in SVG."""
 
-PLAIN = Look("idle (bubble)", "#FFFFFF", "#CFCFCF", "///")
+PLAIN = Look("#FFFFFF", "#CFCFCF", "///")
 """Of idle time whose cause is not known."""
 
 
@@ -83,7 +82,7 @@ def idle_shares(panel: Panel) -> list[str]:
     for idle in panel.idles:
         sums[idle.cause] += idle.duration_ns
     order = sorted(sums, key=lambda cause: (-sums[cause], list(LOOKS).index(cause)))
-    return [f"{LOOKS[cause].name} {sums[cause] / total:.1%}" for cause in order if sums[cause] / total >= 0.0005]
+    return [f"{CAUSE_NAMES[cause]} {sums[cause] / total:.1%}" for cause in order if sums[cause] / total >= 0.0005]
 
 
 def idle_marks(panels: Sequence[Panel]) -> list[Artist]:
@@ -91,7 +90,10 @@ def idle_marks(panels: Sequence[Panel]) -> list[Artist]:
     from matplotlib.patches import Patch
 
     causes = {idle.cause for panel in panels for idle in panel.idles}
-    looks = [look._replace(name=f"idle: {look.name}") for cause, look in LOOKS.items() if cause in causes]
+    looks = [(f"idle: {CAUSE_NAMES[cause]}", look) for cause, look in LOOKS.items() if cause in causes]
     if any(not panel.idles for panel in panels):
-        looks.append(PLAIN)
-    return [Patch(facecolor=k.tint, edgecolor=k.line, hatch=k.hatch, linewidth=0.4, label=k.name) for k in looks]
+        looks.append(("idle (bubble)", PLAIN))
+    return [
+        Patch(facecolor=look.tint, edgecolor=look.line, hatch=look.hatch, linewidth=0.4, label=name)
+        for name, look in looks
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tracetool.model.idle import CAUSES, Cause
+from tracetool.model.idle import CAUSE_NAMES, CAUSES, Cause
 from tracetool.reports.html_tables import MOST_RANKS, Cell, Row, Table, left_out
 from tracetool.reports.text import result_name
 from tracetool.units import format_duration
@@ -17,17 +17,6 @@ if TYPE_CHECKING:
     from tracetool.whatif import Answer, Result
 
     IdlesOf = Callable[[Result], Sequence[Idle]]
-
-CAUSE_NAMES = {
-    Cause.FILL: "fill",
-    Cause.DRAIN: "drain",
-    Cause.DEPENDENCY: "dependency",
-    Cause.CROSS_DC_LATENCY: "cross-DC latency",
-    Cause.CROSS_DC_BANDWIDTH: "cross-DC bandwidth",
-    Cause.CHANNEL: "channel",
-    Cause.MEMORY: "memory",
-    Cause.HOST: "host",
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,18 +14,6 @@ if TYPE_CHECKING:
     from tracetool.explain.path import Step
     from tracetool.model.timeline import Op, Transfer
 
-CAUSE_WORDS = {
-    Cause.FILL: "fill",
-    Cause.DRAIN: "drain",
-    Cause.DEPENDENCY: "dependency",
-    Cause.CROSS_DC_LATENCY: "cross-DC latency",
-    Cause.CROSS_DC_BANDWIDTH: "cross-DC bandwidth",
-    Cause.CHANNEL: "channel",
-    Cause.MEMORY: "memory",
-    Cause.HOST: "host",
-}
-"""Causes as people read them."""
-
 _KINDS = {
     ActionKind.FORWARD: "forward",
     ActionKind.BACKWARD: "backward",
