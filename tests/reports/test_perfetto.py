@@ -74,7 +74,7 @@ def test_tracks_sort_by_rank() -> None:
     # A link of 5000 ns and forwards of 1001: messages of a direction overlap, and one lane cannot hold them.
     tracks = trace().order["4 gpipe"]
     assert tracks == sorted(tracks)
-    assert [t for t in tracks if "rank 1" in t][:2] == ["rank 1 (dc0) compute", "rank 1 (dc0) receive"]
+    assert [t for t in tracks if "rank 1" in t][:2] == ["rank 1 (dc0) compute", "rank 1 (dc0) idle"]
     assert "rank 1 (dc0) send 2" in tracks
     assert trace().order["1 observed 1f1b"][0] == "rank 0 compute"
 

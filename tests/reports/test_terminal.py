@@ -55,19 +55,22 @@ def test_every_cell_of_a_small_pipeline() -> None:
     # Worked out by hand. A forward of 10 and a backward of 20 ms per rank, one microbatch, 10 ms of optimizer: steps of
     # 70 ms, and of 110 ms over a link of 20 ms each way. Of 40 columns 12 are the margin: 28 cells for 110 ms, and
     # 28 x 70/110 = 18 for 70 ms. Observed, on rank 0 the forward takes 2.57 cells, shown as 3; the backward begins in
-    # the last .71 of cell 10, of which .43 have been shown already, so that it stays idle.
+    # the last .71 of cell 10, of which .43 have been shown already, so that it stays idle. Over the link rank 0 waits
+    # for it from 10 to 30 and from 60 to 80 ms, rank 1 from 10 to 30 and from 70 (its optimizer is through) to 80: 2.55
+    # cells, shown as 3, as its 10 ms of fill have 3 cells for 2.55 too.
     assert render(asked(2, 1, dcs=(1, 1), latency_ns=20 * MS), 40, colour=False).splitlines() == [
         "observed 1f1b: step 70.0 ms, bubble",
         "  50.0%",
         " dc0 rank 0 ███········▓▓▓▓▓▂▂",
         " dc1 rank 1 ···██▓▓▓▓▓▂▂▂··   ",
         "1f1b: step 110.0 ms, bubble 70.0%",
-        " dc0 rank 0 ███··················▓▓▓▓▓▂▂",
-        " dc1 rank 1 ········██▓▓▓▓▓▂▂▂·······   ",
+        " dc0 rank 0 ███×××××·······××××××▓▓▓▓▓▂▂",
+        " dc1 rank 1 ···×××××██▓▓▓▓▓▂▂▂×××·····  ",
         "            ┴───────────┴────────────┴──",
         "            0           50 ms",
         "  █ forward  ▓ backward",
         "  ▂ gradients, optimizer  · idle",
+        "  × idle for a link between DCs",
         "  a cell is 3.9 ms; busy cells of a row",
         "    add up to its busy time",
     ]
