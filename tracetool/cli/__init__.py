@@ -11,6 +11,7 @@ import traceback
 
 import click
 
+from tracetool.cli.compare import compare
 from tracetool.cli.explain import explain
 from tracetool.cli.info import info
 from tracetool.cli.ingest import ingest
@@ -38,7 +39,7 @@ def cli() -> None:
     """
 
 
-for command in (ingest, info, replay, sweep, explain, validate, sql, schedules):
+for command in (ingest, info, replay, sweep, explain, validate, compare, sql, schedules):
     cli.add_command(command)
 
 
