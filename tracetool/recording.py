@@ -80,6 +80,7 @@ class StepRecord(msgspec.Struct, kw_only=True):
     overhead_bytes: Annotated[list[int | None], _doc("Memory needed beyond it per pipeline rank; null if unknown.")]
     order: Annotated[int, _doc("Which of the recording's orders it ran.")]
     p2p: Annotated[str, _doc("How its transfers were issued.")]
+    buffered: Annotated[bool, _doc("Whether sends ended before their receives started.")]
     actions: Annotated[dict[str, ActionRecord], _doc("Costs by stage and kind, as in 2F.")]
     messages: Annotated[dict[str, MessageRecord], _doc("Messages by sending stage and kind, as in 2F.")]
     ranks: Annotated[list[RankRecord], _doc("One per pipeline rank.")]
@@ -150,6 +151,7 @@ def _step(look: StepLook, order: int) -> StepRecord:
         overhead_bytes=list(metrics.overhead_bytes),
         order=order,
         p2p=pipeline.p2p,
+        buffered=pipeline.buffered,
         actions=actions,
         messages=messages,
         ranks=[
@@ -207,7 +209,7 @@ def pipeline_of(recording: Recording, step: StepRecord) -> Pipeline:
         for number, rank in zip(recording.global_ranks, step.ranks, strict=True)
     ]
     mode = next(mode for mode in P2P_MODES if mode == step.p2p)
-    return Pipeline(tuple(stages), tuple(ranks), observed, mode, step.number)
+    return Pipeline(tuple(stages), tuple(ranks), observed, mode, step.number, step.buffered)
 
 
 def keep_recording(run: Run, looks: Sequence[StepLook]) -> None:
@@ -228,14 +230,14 @@ def recording_of(run: Run, *, pipeline: int = 0, most: int = MOST_STEPS) -> Reco
     Raises:
         TraceToolError: If no pipeline can be reconstructed.
     """
-    kept = None if pipeline or run.is_seen_through or most > MOST_STEPS else _kept(run)
+    kept = None if pipeline or run.is_seen_through or most > MOST_STEPS else kept_recording(run)
     if kept is not None:
         return kept
     return make_recording(str(run.manifest.get("digest", "")), look_at_steps(run, pipeline=pipeline, most=most))
 
 
-def _kept(run: Run) -> Recording | None:
-    """What is kept of a Run, unless another version of the tool or of this form kept it."""
+def kept_recording(run: Run) -> Recording | None:
+    """What a Run keeps of its first pipeline; None if that is nothing, damaged, or in another form."""
     try:
         kept = msgspec.json.decode((run.path / RECORDING).read_bytes(), type=Recording)
     except (OSError, msgspec.MsgspecError):

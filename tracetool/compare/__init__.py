@@ -6,15 +6,14 @@ drift*: steps of other traces vary; a change counts by a rank test and a least e
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
 from tracetool.compare.attribution import attribute
-from tracetool.compare.causes import Cause, causes_of
+from tracetool.compare.causes import Cause, causes_of, subject
 from tracetool.compare.limits import Check, Limit, check
 from tracetool.compare.typical import typical
-from tracetool.compare.values import Key
 from tracetool.compare.verdict import Line, Rules, is_headline, judge
 from tracetool.errors import TraceToolError
 from tracetool.units import format_count, format_ranges
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tracetool.compare.sides import Side
+    from tracetool.compare.values import Key
+    from tracetool.model.pipeline import Pipeline
 
 Gate = Literal["tool", "workload"]
 
@@ -37,7 +38,9 @@ class Comparison:
         gate: ``tool`` where both are of the same traces, else ``workload``.
         rules: When a change counts.
         lines: Every value side by side.
-        causes: Per metric of the step the causes of its change, the largest first.
+        causes: By key, as text, the causes of its change, the largest first: of metrics of the step, and of each
+            rank's peak.
+        subjects: By key, as text, what an action, message or tail is of: a stage, a link, a rank.
         checks: How the limits fared.
         accepted: Whether tool drift was accepted.
         allow_inconclusive: Whether limits may be inconclusive.
@@ -50,6 +53,7 @@ class Comparison:
     rules: Rules
     lines: tuple[Line, ...]
     causes: Mapping[str, tuple[Cause, ...]] = field(default_factory=dict)
+    subjects: Mapping[str, str] = field(default_factory=dict)
     checks: tuple[Check, ...] = ()
     accepted: bool = False
     allow_inconclusive: bool = False
@@ -107,13 +111,16 @@ def compare(
     rules = rules or Rules()
     same = base.digests == new.digests and _same_steps(base, new)
     notes = _notes(base, new, same=same)
-    if base.scenario != new.scenario:
+    if not _same_scenario(base, new):
         base, new = _without_replays(base), _without_replays(new)
     lines = judge(base.values, new.values, rules, same_traces=same)
     causes: dict[str, tuple[Cause, ...]] = {}
+    subjects: dict[str, str] = {}
     if base.recordings and new.recordings:
-        causes, why = _causes(base, new, lines)
+        before, after = typical(base.recordings), typical(new.recordings)
+        causes, why = _causes(before, after, lines)
         notes += why
+        subjects = {line.key.text: name for line in lines if (name := subject(before, line.key))}
     elif any(line.verdict != "unchanged" for line in lines):
         bare = [source.name for side in (base, new) if not side.recordings for source in side.sources]
         notes.append(f"no causes: {', '.join(bare)} holds no costs (a report of an older version)")
@@ -124,6 +131,7 @@ def compare(
         rules=rules,
         lines=lines,
         causes=causes,
+        subjects=subjects,
         checks=tuple(check(limit, lines, rules.alpha) for limit in limits),
         accepted=accept,
         allow_inconclusive=allow_inconclusive,
@@ -137,9 +145,15 @@ def _same_steps(base: Side, new: Side) -> bool:
     return steps[0] == steps[1]
 
 
-def _without_replays(side: Side) -> Side:
-    from dataclasses import replace
+def _same_scenario(base: Side, new: Side) -> bool:
+    """Whether both sides replayed the same; what only one version of the tool knows of is as the other one does it."""
+    if base.scenario is None or new.scenario is None:
+        return base.scenario is new.scenario
+    common = base.scenario.keys() & new.scenario.keys()
+    return all(base.scenario[key] == new.scenario[key] for key in common)
 
+
+def _without_replays(side: Side) -> Side:
     replayed = {key for key in side.values if key.scope and _is_replay(key)}
     return replace(side, values={key: found for key, found in side.values.items() if key not in replayed})
 
@@ -158,20 +172,21 @@ def _notes(base: Side, new: Side, *, same: bool) -> list[str]:
     if not same and base.digests == new.digests:
         steps = [format_ranges(s for source in side.sources for s in source.steps) for side in (base, new)]
         notes.append(f"the same traces, but steps {steps[0]} against {steps[1]}: compared as other traces are")
-    if base.scenario != new.scenario:
+    if base.scenario is not None and new.scenario is not None and not _same_scenario(base, new):
         notes.append("the sides replayed different scenarios: what they replayed is not compared")
+    elif base.scenario != new.scenario and None in (base.scenario, new.scenario):
+        notes.append("only one side replayed schedules: what it replayed is not compared")
     return notes
 
 
-def _causes(base: Side, new: Side, lines: Sequence[Line]) -> tuple[dict[str, tuple[Cause, ...]], list[str]]:
-    before, after = typical(base.recordings), typical(new.recordings)
+def _causes(before: Pipeline, after: Pipeline, lines: Sequence[Line]) -> tuple[dict[str, tuple[Cause, ...]], list[str]]:
     try:
         found = attribute(before, after)
     except TraceToolError as error:
         return {}, [f"no causes: {error.message}"]
-    changes = {line.key: line.change for line in lines}
+    changes = {line.key.text: line.change for line in lines}
     causes = {}
     for name, attribution in found.items():
-        change = changes.get(Key(name))
+        change = changes.get(name)
         causes[name] = causes_of(before, after, attribution, None if change is None else Fraction(change))
     return causes, []

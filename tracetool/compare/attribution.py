@@ -20,11 +20,7 @@ from tracetool.replay import replay
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tracetool.metrics import Metrics
     from tracetool.model.pipeline import Pipeline
-
-EXPLAINED = ("step_ns", "window_ns", "compute_ns", "bubble_ns", "bubble_ratio", "peak_hbm_bytes")
-"""Metrics whose change is taken apart."""
 
 _Values = dict[str, Fraction]
 
@@ -45,7 +41,7 @@ class Attribution:
 
 
 def attribute(base: Pipeline, new: Pipeline) -> dict[str, Attribution]:
-    """Take the change of each metric apart; metrics that a side does not have are left out.
+    """Take the change of each metric of the step apart, and of each rank's peak; what a side does not have is left out.
 
     Args:
         base: Typical step of the base.
@@ -62,7 +58,7 @@ def attribute(base: Pipeline, new: Pipeline) -> dict[str, Attribution]:
         parts = [EVERYTHING]
         forward = backward = _steps(base, new, parts)
     found = {}
-    for name in EXPLAINED:
+    for name in forward[0]:
         if any(name not in values for values in (*forward, *backward)):
             continue
         rises: dict[Part, Fraction] = dict.fromkeys(parts, Fraction(0))
@@ -90,9 +86,7 @@ def _values(pipeline: Pipeline) -> _Values:
     ranks = len(metrics.rank_compute_ns)
     values["bubble_ns"] = metrics.window_ns - Fraction(metrics.compute_ns, ranks)
     values["bubble_ratio"] = values["bubble_ns"] / metrics.window_ns if metrics.window_ns else Fraction(0)
-    return values | _peak(metrics)
-
-
-def _peak(metrics: Metrics) -> _Values:
-    known = [peak for peak in metrics.peak_hbm_bytes if peak is not None]
-    return {"peak_hbm_bytes": Fraction(max(known))} if known and len(known) == len(metrics.peak_hbm_bytes) else {}
+    peaks = zip(done.timeline.global_ranks, metrics.peak_hbm_bytes, strict=True)
+    known = {f"peak_hbm_bytes/rank{rank}": Fraction(peak) for rank, peak in peaks if peak is not None}
+    highest = {"peak_hbm_bytes": max(known.values())} if len(known) == ranks else {}
+    return values | highest | known

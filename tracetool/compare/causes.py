@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 from statistics import median
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tracetool.compare.attribution import Attribution
+    from tracetool.compare.values import Key
     from tracetool.model.pipeline import Pipeline, StageProfile
 
 CauseKind = Literal["rank", "stage", "link", "tail", "memory", "order", "everything", "not replayed"]
@@ -113,10 +115,8 @@ def _alike_links(base: Pipeline, new: Pipeline, stage: int) -> bool:
 
 def _told(base: Pipeline, new: Pipeline, group: tuple[Part, ...]) -> tuple[CauseKind, str, str]:
     part = group[0]
-    if part == EVERYTHING:
-        return "everything", "another pipeline", _order_words(base, new)
-    if part == ORDER:
-        return "order", "order", _order_words(base, new)
+    if part in (EVERYTHING, ORDER):
+        return part.kind, "order" if part == ORDER else "another pipeline", _order_words(base, new)
     if part.kind == "link":
         return _link_words(base, new, group)
     if part.kind == "memory":
@@ -152,27 +152,41 @@ def _microbatches(before: StageProfile, after: StageProfile, kind: ActionKind) -
     return f", microbatch{'' if len(moved) == 1 else 'es'} {format_ranges(moved)} {format_duration(largest)}"
 
 
-def _link_words(base: Pipeline, new: Pipeline, group: tuple[Part, ...]) -> tuple[CauseKind, str, str]:
+def subject(base: Pipeline, key: Key) -> str:
+    """What a value of an action, a message or a tail is of, named as causes are; empty for other values.
+
+    Args:
+        base: A pipeline of its shape.
+        key: The value's key.
+    """
+    if key.metric in ("action_ns", "activation_bytes"):
+        return "stage " + re.sub(r"(?<=\d)(?=\D)", " ", key.scope)
+    if key.metric in ("transfer_ns", "payload_bytes"):
+        part = Part("link", int(key.scope[:-1]), key.scope[-1])
+        return _way(base, part, "→") if part.stage < len(base.stages) else ""
+    return f"rank {key.scope[4:]}" if key.scope.startswith("rank") else ""
+
+
+def _way(base: Pipeline, part: Part, arrow: str) -> str:
+    """A link by the global ranks that it joins."""
     shape = base.observed.shape
+    there = shape.next(part.stage) if part.action == "F" else shape.previous(part.stage)
+    src, dst = (base.ranks[shape.rank_of(s)].rank for s in (part.stage, part.stage if there is None else there))
+    return f"link {src}{arrow}{dst}"
+
+
+def _link_words(base: Pipeline, new: Pipeline, group: tuple[Part, ...]) -> tuple[CauseKind, str, str]:
     details = []
-    names = []
     for part in group:
-        there = shape.next(part.stage) if part.action == "F" else shape.previous(part.stage)
-        src, dst = (base.ranks[shape.rank_of(s)].rank for s in (part.stage, part.stage if there is None else there))
-        old, now = base.stages[part.stage], new.stages[part.stage]
         forward = part.action == "F"
-        times = [s.forward_transfer_ns if forward else s.backward_transfer_ns for s in (old, now)]
-        sizes = [s.forward_payload_bytes if forward else s.backward_payload_bytes for s in (old, now)]
+        sides = (base.stages[part.stage], new.stages[part.stage])
+        times = [s.forward_transfer_ns if forward else s.backward_transfer_ns for s in sides]
+        sizes = [s.forward_payload_bytes if forward else s.backward_payload_bytes for s in sides]
         words = f"a message {format_duration(times[0])} → {format_duration(times[1])}"
         if sizes[0] != sizes[1]:
-            known = ["unknown" if size is None else format_size(size) for size in sizes]
-            words += f", payload {known[0]} → {known[1]}"
-        names.append((src, dst))
+            words += ", payload " + " → ".join("unknown" if size is None else format_size(size) for size in sizes)
         details.append(words)
-    arrow = "↔" if len(group) > 1 else "→"
-    name = f"link {names[0][0]}{arrow}{names[0][1]}"
-    both = dict.fromkeys(details)
-    return "link", name, "; back: ".join(both) if len(group) > 1 else details[0]
+    return "link", _way(base, group[0], "↔" if len(group) > 1 else "→"), "; back: ".join(details)
 
 
 def _memory_words(base: Pipeline, new: Pipeline, part: Part) -> tuple[CauseKind, str, str]:

@@ -46,12 +46,16 @@ def parts_of(base: Pipeline, new: Pipeline) -> list[Part]:
         return [EVERYTHING]
     parts = [ORDER] if _order(base) != _order(new) or _own_kinds(base, new) else []
     for before, after in zip(base.stages, new.stages, strict=True):
-        for kind in sorted(before.costs.keys() & after.costs.keys()):
-            if [c.duration_ns for c in before.costs[kind]] != [c.duration_ns for c in after.costs[kind]]:
-                parts.append(Part("compute", before.stage, kind.value))
-        for kind in (ActionKind.FORWARD, ActionKind.BACKWARD):
-            if _message(before, kind) != _message(after, kind):
-                parts.append(Part("link", before.stage, kind.value))
+        parts += [
+            Part("compute", before.stage, kind.value)
+            for kind in sorted(before.costs.keys() & after.costs.keys())
+            if [c.duration_ns for c in before.costs[kind]] != [c.duration_ns for c in after.costs[kind]]
+        ]
+        parts += [
+            Part("link", before.stage, kind.value)
+            for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)
+            if _message(before, kind) != _message(after, kind)
+        ]
         if _held(before) != _held(after):
             parts.append(Part("memory", before.stage))
     for place, (rank, other) in enumerate(zip(base.ranks, new.ranks, strict=True)):

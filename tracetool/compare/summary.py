@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from tracetool.compare.limits import format_value
 from tracetool.compare.values import Key
-from tracetool.compare.verdict import is_headline
 from tracetool.units import format_count
 
 if TYPE_CHECKING:
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from tracetool.compare.verdict import Line
 
 _ORDER = ("step_ns", "bubble_ratio", "window_ns", "peak_hbm_bytes", "bubble_ns", "compute_ns")
+_PARTS = ("peak_hbm_bytes", "action_ns", "transfer_ns", "payload_bytes", "tail_ns", "static_bytes", "activation_bytes")
 _WORTH_NAMING = Fraction(1, 5)
 """A cause is named in the summary if it makes up so much of the change that causes together explain."""
 _MOST = 3
@@ -23,39 +23,48 @@ _MOST = 3
 
 def summary(done: Comparison) -> str:
     """The line that a report begins with."""
-    line = chosen_line(done)
-    if line is None:
+    lines = chosen_lines(done)
+    if not lines:
         return "nothing can be compared: the sides have no metric in common"
-    text = f"{line.key.text} {from_to(line)} ({words(line)})"
-    named = main_causes(done, line.key.metric) if not line.key.scope else ()
-    if named:
-        text += ": " + ", ".join(f"{cause.name} {signed(line.metric.unit, cause.value)}" for cause in named)
-    if is_headline(line.key) and line.verdict in ("unchanged", "inconclusive"):
-        parts = [each for each in done.lines if each.verdict == "regressed" and each is not line]
-        parts += [each for each in done.lines if each.verdict == "improved"]
-        text += "".join(f"; {each.key.text} {from_to(each)} ({words(each)})" for each in parts[:2])
-        if len(parts) > 2:
-            text += f"; {format_count(len(parts) - 2, 'other change')}"
-    return text
+    told = [_told(done, line) for line in lines[:_MOST]]
+    changed = [line for line in lines if line.verdict in ("regressed", "improved")]
+    if len(changed) > _MOST:
+        told.append(format_count(len(changed) - _MOST, "other change"))
+    if lines[0].key.scope:
+        step = next((line for line in done.lines if line.key == Key("step_ns")), None)
+        told += [] if step is None else [_told(done, step)]
+    return "; ".join(told)
 
 
-def chosen_line(done: Comparison) -> Line | None:
-    """The line that a summary is about: the first metric of the step that regressed, else that improved, else step."""
-    ranked = sorted(done.headlines, key=lambda line: _ORDER.index(line.key.metric))
+def _told(done: Comparison, line: Line) -> str:
+    subject = done.subjects.get(line.key.text)
+    shown = f" ({subject})" if subject and not line.key.scope.startswith("rank") else ""
+    text = f"{line.key.text}{shown} {from_to(line)} ({words(line)})"
+    named = main_causes(done, line)
+    return text + (f": {', '.join(f'{c.name} {signed(line.metric.unit, c.value)}' for c in named)}" if named else "")
+
+
+def chosen_lines(done: Comparison) -> list[Line]:
+    """The lines that a summary is about.
+
+    The first metric of the step that regressed; else the parts that did; else the same of what improved; else the step.
+    """
+    whole = sorted(done.headlines, key=lambda line: _ORDER.index(line.key.metric))
+    parts = [line for line in done.lines if line.key.scope and line.key.metric in _PARTS]
+    parts.sort(key=lambda line: _PARTS.index(line.key.metric))
     for verdict in ("regressed", "improved"):
-        found = next((line for line in ranked if line.verdict == verdict), None)
-        if found is not None:
+        found = [line for line in whole if line.verdict == verdict][:1]
+        found = found or [line for line in parts if line.verdict == verdict]
+        if found:
             return found
-    return next(iter(ranked), next(iter(done.lines), None))
+    return (whole or list(done.lines))[:1]
 
 
-def main_causes(done: Comparison, metric: str) -> tuple[Cause, ...]:
-    """The causes worth naming: those with a large part in the change, and the same sign as it."""
-    found = done.causes.get(metric, ())
-    line = next((line for line in done.lines if line.key == Key(metric)), None)
-    if line is None or not line.change or (line.verdict == "unchanged"):
+def main_causes(done: Comparison, line: Line) -> tuple[Cause, ...]:
+    """The causes of a line worth naming: those with a large part in the change, and the same sign as it."""
+    if not line.change or line.verdict == "unchanged":
         return ()
-    rises = [cause for cause in found if cause.value * Fraction(line.change) > 0]
+    rises = [cause for cause in done.causes.get(line.key.text, ()) if cause.value * Fraction(line.change) > 0]
     total = sum((abs(cause.value) for cause in rises), Fraction(0))
     return tuple(cause for cause in rises if abs(cause.value) >= _WORTH_NAMING * total)[:_MOST]
 

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
 
-def whole_contributions(metric: str, values: Sequence[Fraction]) -> list[float]:
+def whole_contributions(name: str, values: Sequence[Fraction]) -> list[float]:
     """The values as they are written: of times and sizes whole ones, each off by less than one.
 
     What rounding takes from one it gives to the next, so that the sum is that of the values, rounded down once.
     Ratios stay as they are.
     """
-    if KNOWN[metric].unit == "1":
+    if KNOWN[name.partition("/")[0]].unit == "1":
         return [float(value) for value in values]
     told: list[float] = []
     exact, given = 0, 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import ReconstructError
@@ -24,6 +24,7 @@ from tracetool.reconstruct.tails import Tail, tails_without_waits
 from tracetool.reconstruct.transfers import (
     StageOp,
     StepMessages,
+    buffers_sends,
     find_transfers,
     median_transfer_ns,
     messages_of_step,
@@ -105,7 +106,10 @@ def look(run: Run, group: PipelineGroup, step: Step, survey: Survey, how: How, a
         p2p_ops,
         tuple(transfers),
         memory,
-        _pipeline(run, group, step, work.ranks, memory, tails, uses, transfers, messages),
+        replace(
+            _pipeline(run, group, step, work.ranks, memory, tails, uses, transfers, messages),
+            buffered=buffers_sends(messages.messages, survey.clocks, Account()),
+        ),
         observed_timeline(group, work.ranks, transfers, memory, survey.clocks, origin),
         max(end for _, end in spans) - origin,
     )

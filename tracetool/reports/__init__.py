@@ -10,6 +10,7 @@ from tracetool.registry import Registry
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from tracetool.recording import Recording
     from tracetool.whatif import Answer
 
 
@@ -22,12 +23,14 @@ class RunFacts:
         digest: Digest of the traces.
         tool_version: Version of this tool.
         command: The command line, to run it again.
+        recording: What its steps measured, as the Run keeps it; None where it keeps none.
     """
 
     name: str
     digest: str
     tool_version: str
     command: str
+    recording: Recording | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,8 @@ def report_for(suffix: str) -> Report | None:
     return None
 
 
-def run_facts(name: str, manifest: Mapping[str, Any], command: str) -> RunFacts:
-    """Facts from a Run's manifest."""
+def run_facts(name: str, manifest: Mapping[str, Any], command: str, recording: Recording | None = None) -> RunFacts:
+    """Facts from a Run's manifest, and what its steps measured."""
     from tracetool.version import __version__
 
-    return RunFacts(name, str(manifest.get("digest", "")), __version__, command)
+    return RunFacts(name, str(manifest.get("digest", "")), __version__, command, recording)

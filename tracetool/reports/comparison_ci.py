@@ -86,7 +86,7 @@ def _fails(done: Comparison, line: Line) -> bool:
 
 
 def _causes(done: Comparison, line: Line) -> str:
-    named = main_causes(done, line.key.metric) if not line.key.scope else ()
+    named = main_causes(done, line)
     told = [f"{cause.name} {signed(line.metric.unit, cause.value)}: {cause.detail}" for cause in named]
     return "\n".join([verdict_words(line), *told])
 

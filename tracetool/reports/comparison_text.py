@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from tracetool.compare.limits import format_value
-from tracetool.compare.summary import chosen_line, percent, signed, summary
+from tracetool.compare.summary import chosen_lines, percent, signed, summary
 from tracetool.compare.verdict import is_headline
 from tracetool.reports.text import aligned, terminal_width, wrap, wrapped
 from tracetool.units import format_count, format_ranges
@@ -28,7 +28,7 @@ def render_text(done: Comparison, _facts: ComparisonFacts, width: int | None = N
     lines = wrapped([summary(done)], width)
     lines += ["", *wrapped([*_side("base", done.base), *_side("new ", done.new), f"  {gate_words(done)}"], width), ""]
     shown = shown_lines(done)
-    rows = [("", "base", "new", "change", ""), *(_cells(line) for line in shown)]
+    rows = [("", "base", "new", "change", ""), *(_cells(done, line) for line in shown)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines += [aligned(row, widths).rstrip() for row in rows]
     lines += wrapped([f"  {words}" for words in (*_doubts(shown), *_hidden(done, shown))], width)
@@ -100,10 +100,15 @@ def shown_lines(done: Comparison) -> list[Line]:
     return [line for line in done.lines if is_headline(line.key) or line.verdict in ("regressed", "improved")]
 
 
-def _cells(line: Line) -> tuple[str, ...]:
+def _cells(done: Comparison, line: Line) -> tuple[str, ...]:
     before, after = ("none" if v is None else format_value(line.metric.unit, v) for v in (line.base, line.new))
     change = "" if line.change_ratio is None else percent(line.change_ratio)
-    return line.key.text, before, after, change, verdict_words(line)
+    return _named(done, line), before, after, change, verdict_words(line)
+
+
+def _named(done: Comparison, line: Line) -> str:
+    subject = done.subjects.get(line.key.text, "")
+    return f"{line.key.text} ({subject})" if subject and not line.key.scope.startswith("rank") else line.key.text
 
 
 def verdict_words(line: Line) -> str:
@@ -112,25 +117,19 @@ def verdict_words(line: Line) -> str:
 
 
 def told_causes(done: Comparison) -> list[tuple[str, str]]:
-    """Metrics whose causes are worth telling, with a title."""
-    line = chosen_line(done)
-    if line is None or line.change is None or not line.change:
-        return []
-    names = [line.key.metric]
-    peak = next((each for each in done.headlines if each.key.metric == "peak_hbm_bytes"), None)
-    if peak is not None and peak.verdict in ("regressed", "improved") and line is not peak:
-        names.append("peak_hbm_bytes")
-    titles = []
-    for name in names:
-        of_name = next(each for each in done.headlines if each.key.metric == name)
-        if done.causes.get(name) and of_name.change is not None:
-            total = signed(of_name.metric.unit, Fraction(of_name.change))
-            titles.append((name, f"{name} {total}: of these"))
-    return titles
+    """Keys, as text, whose causes are worth telling, with a title: of step and memory, as far as they changed."""
+    step = [line for line in done.lines if line.key.text == "step_ns" and line.change]
+    changed = [line for line in done.lines if line.verdict in ("regressed", "improved") and line.change]
+    chosen = [line for line in chosen_lines(done) if line in changed]
+    peaks = [line for line in changed if line.key.metric == "peak_hbm_bytes"]
+    told = {line.key.text: line for line in (*chosen, *step, *peaks) if line.key.text in done.causes}
+    return [
+        (name, f"{name} {signed(line.metric.unit, Fraction(line.change or 0))}, of it") for name, line in told.items()
+    ]
 
 
 def _unit(done: Comparison, metric: str) -> str:
-    return next(line.metric.unit for line in done.lines if line.key.metric == metric)
+    return next(line.metric.unit for line in done.lines if line.key.text == metric)
 
 
 MARKER = "<!-- tracetool-compare -->"
@@ -152,7 +151,7 @@ def render_markdown(done: Comparison, facts: ComparisonFacts, max_bytes: int = 6
         f"{'🔴 fails' if done.failures else '🟢 passes'}: {_why(done)}",
         "",
     ]
-    blocks = [_table(shown_lines(done))]
+    blocks = [_table(done, shown_lines(done))]
     for metric, title in told_causes(done):
         unit = _unit(done, metric)
         rows = [f"| {signed(unit, c.value)} | {_escaped(c.name)} | {_escaped(c.detail)} |" for c in done.causes[metric]]
@@ -163,7 +162,7 @@ def render_markdown(done: Comparison, facts: ComparisonFacts, max_bytes: int = 6
     if done.notes:
         blocks.append([f"- {_escaped(note)}" for note in done.notes])
     rest = [line for line in done.lines if line not in shown_lines(done)]
-    blocks.append(["<details><summary>everything else</summary>", "", *_table(rest), "", "</details>"])
+    blocks.append(["<details><summary>everything else</summary>", "", *_table(done, rest), "", "</details>"])
     sources = [line.strip() for side, of in (("base", done.base), ("new", done.new)) for line in _side(side, of)]
     blocks.append(
         [*(f"- {_escaped(line)}" for line in sources), f"- {gate_words(done)}", "", f"Again: `{facts.command}`"]
@@ -189,10 +188,10 @@ def _why(done: Comparison) -> str:
     return gate_words(done)
 
 
-def _table(lines: Sequence[Line]) -> list[str]:
+def _table(done: Comparison, lines: Sequence[Line]) -> list[str]:
     rows = ["| | base | new | change | |", "|---|--:|--:|--:|---|"]
     for line in lines:
-        name, before, after, change, verdict = _cells(line)
+        name, before, after, change, verdict = _cells(done, line)
         rows.append(f"| `{name}` | {before} | {after} | {change} | {_SIGNS[line.verdict]} {_escaped(verdict)} |")
     return rows
 

@@ -9,7 +9,10 @@ from typing import Any
 
 import msgspec
 
+from tracetool.compare.config import Config
 from tracetool.lens import examples, macro_docs, sql_text, view_docs, view_statements
+from tracetool.reports.comparison import SCHEMA_ID as COMPARISON_ID
+from tracetool.reports.comparison import ComparisonInfo
 from tracetool.reports.explanation import SCHEMA_ID as EXPLANATION_ID
 from tracetool.reports.explanation import ExplanationInfo
 from tracetool.reports.json import SCHEMA_ID, ReportInfo
@@ -62,6 +65,8 @@ def all_schemas() -> dict[str, str]:
     files["measured.schema.json"] = _dump(_struct(MeasuredFile, f"{_BASE}:measured"))
     files["validation.schema.json"] = _dump(_struct(ValidationInfo, VALIDATION_ID))
     files["sweep.schema.json"] = _dump(_struct(SweepInfo, SWEEP_ID))
+    files["comparison.schema.json"] = _dump(_struct(ComparisonInfo, COMPARISON_ID))
+    files["config.schema.json"] = _dump(_struct(Config, f"{_BASE}:config"))
     files["scenario.schema.json"] = _dump(_struct(ScenarioFile, f"{_BASE}:scenario"))
     files["duckdb.sql"] = _duckdb()
     files["README.md"] = _readme()
@@ -114,8 +119,8 @@ def _readme() -> str:
     lines = [
         "# schemas",
         "",
-        "Generated from `tracetool/tables.py`, `tracetool/validate/measured.py`,",
-        "`tracetool/sweep/scenario_file.py` and `tracetool/reports/`",
+        "Generated from `tracetool/tables.py`, `tracetool/recording.py`, `tracetool/validate/measured.py`,",
+        "`tracetool/compare/config.py`, `tracetool/sweep/scenario_file.py` and `tracetool/reports/`",
         f"(schema version {SCHEMA_VERSION}) by",
         "`python -m tracetool.reports.schemas schemas`; a test compares. Do not edit.",
         "",
@@ -129,6 +134,8 @@ def _readme() -> str:
         "- `validation.schema.json`: what `tracetool validate --json` prints",
         "- `scenario.schema.json`: the file of named what-ifs (TOML) that `tracetool sweep --scenario` reads",
         "- `sweep.schema.json`: what `tracetool sweep --json` prints",
+        "- `comparison.schema.json`: what `tracetool compare --json` prints",
+        "- `config.schema.json`: the settings under `[tool.tracetool]` in pyproject.toml, or of a file for `--config`",
         "- `duckdb.sql`: opens a Run in any DuckDB client (`SET VARIABLE run = 'x.run';` first)",
         "- `tables/`: one JSON Schema per table of a Run",
         "",
