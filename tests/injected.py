@@ -16,19 +16,18 @@ import polars as pl
 
 from tracetool.metrics import measure
 from tracetool.model.scenario import Scenario
-from tracetool.reconstruct import look_at_steps
 from tracetool.replay import replay
 from tracetool.store import Run, RunWriter
 from tracetool.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.timeline import Timeline
+    from tracetool.reconstruct.step_look import StepLook
 
-Change = "Callable[[Pipeline], Pipeline]"
 _TIMES = {
     "events": (("start_ns", "duration_ns"),),
     "comms": (("posted_ns", None), ("start_ns", None), ("end_ns", None)),
@@ -69,19 +68,18 @@ def later(stage: int, more_ns: int, ratio: float = 1.0) -> Callable[[Pipeline], 
     return change
 
 
-def injected(run: Run, change: Callable[[Pipeline], Pipeline], path: Path, *, most: int = 8) -> Run:
+def injected(run: Run, looks: Sequence[StepLook], change: Callable[[Pipeline], Pipeline], path: Path) -> Run:
     """The first pipeline of a recording with a change, as a Run of its own; what is derived is left out.
 
     Args:
         run: The recording.
+        looks: Its steps that are changed, in order of time; the Run holds no others.
         change: What is different.
         path: Folder to make.
-        most: So many steps at most are looked at; the Run holds no others.
     """
     anchors: dict[int, list[tuple[int, int]]] = defaultdict(list)
     ends: dict[tuple[int, int], int] = {}
     grown = 0
-    looks = look_at_steps(run, most=most)
     for look in looks:
         pipeline = look.pipeline
         before, after = (_replayed(each) for each in (pipeline, change(pipeline)))
@@ -160,7 +158,7 @@ def _written(
     with RunWriter(path) as writer:
         arrow = {name: frame.to_arrow().cast(TABLES[name].arrow_schema()) for name, frame in tables.items()}
         manifest = {k: v for k, v in run.manifest.items() if k not in ("reconstruction", "schema_version")}
-        writer.commit(manifest | {"digest": f"injected {path.name}"}, arrow)
+        writer.commit(manifest | {"digest": f"injected {path}"}, arrow)
     return Run(path)
 
 

@@ -69,7 +69,7 @@ def _case(done: Comparison, line: Line) -> ElementTree.Element:
         if value is not None:
             ElementTree.SubElement(properties, "property", name=name, value=str(value))
     if line.verdict == "inconclusive":
-        ElementTree.SubElement(case, "skipped", message=_xml(verdict_words(line)))
+        ElementTree.SubElement(case, "skipped", message=_xml(f"{line.verdict}: {line.why}"))
     elif _fails(done, line):
         message = f"{from_to(line)}: {verdict_words(line)}"
         ElementTree.SubElement(case, "failure", message=_xml(message), type=line.verdict).text = _xml(

@@ -157,7 +157,7 @@ def render_markdown(done: Comparison, facts: ComparisonFacts, max_bytes: int = 6
         rows = [f"| {signed(unit, c.value)} | {_escaped(c.name)} | {_escaped(c.detail)} |" for c in done.causes[metric]]
         blocks.append([f"**{title}**", "", "| | cause | |", "|--:|---|---|", *rows])
     if done.checks:
-        rows = [f"| `{_escaped(c.limit.text)}` | {c.outcome} | {_escaped(c.detail)} |" for c in done.checks]
+        rows = [f"| {_code(c.limit.text)} | {c.outcome} | {_escaped(c.detail)} |" for c in done.checks]
         blocks.append(["| limit | | |", "|---|---|---|", *rows])
     if done.notes:
         blocks.append([f"- {_escaped(note)}" for note in done.notes])
@@ -165,7 +165,7 @@ def render_markdown(done: Comparison, facts: ComparisonFacts, max_bytes: int = 6
     blocks.append(["<details><summary>everything else</summary>", "", *_table(done, rest), "", "</details>"])
     sources = [line.strip() for side, of in (("base", done.base), ("new", done.new)) for line in _side(side, of)]
     blocks.append(
-        [*(f"- {_escaped(line)}" for line in sources), f"- {gate_words(done)}", "", f"Again: `{facts.command}`"]
+        [*(f"- {_escaped(line)}" for line in sources), f"- {gate_words(done)}", "", f"Again: {_code(facts.command)}"]
     )
     text = "\n".join(head)
     cut = "\n\nLeft out, for the size: see the JSON form.\n"
@@ -192,8 +192,13 @@ def _table(done: Comparison, lines: Sequence[Line]) -> list[str]:
     rows = ["| | base | new | change | |", "|---|--:|--:|--:|---|"]
     for line in lines:
         name, before, after, change, verdict = _cells(done, line)
-        rows.append(f"| `{name}` | {before} | {after} | {change} | {_SIGNS[line.verdict]} {_escaped(verdict)} |")
+        rows.append(f"| {_code(name)} | {before} | {after} | {change} | {_SIGNS[line.verdict]} {_escaped(verdict)} |")
     return rows
+
+
+def _code(text: str) -> str:
+    """Text as code: nothing in it is markup but the backtick, and the bar in a table."""
+    return f"`{' '.join(text.replace('`', chr(39)).split())}`".replace("|", "\\|")
 
 
 def _escaped(text: str) -> str:
