@@ -136,7 +136,7 @@ def _written(
     tables["steps"] = tables["steps"].filter(pl.col("step").is_in(steps))
     for name, columns in _TIMES.items():
         frame = tables[name]
-        parts = [_moved(name, part, columns, anchors.get(int(rank), [])) for (rank,), part in _by_rank(frame)]
+        parts = [_moved(name, part, columns, anchors.get(rank, [])) for rank, part in _by_rank(frame)]
         tables[name] = pl.concat(parts) if parts else frame
     comms = tables["comms"]
     recorded = run.query("SELECT rank, position, start_ns AS kernel_ns, end_ns AS recorded_ns FROM comms")
@@ -162,8 +162,8 @@ def _written(
     return Run(path)
 
 
-def _by_rank(frame: pl.DataFrame) -> list[tuple[tuple[object, ...], pl.DataFrame]]:
-    return list(frame.group_by(["rank"], maintain_order=True))
+def _by_rank(frame: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:
+    return [(int(str(rank)), part) for (rank,), part in frame.group_by(["rank"], maintain_order=True)]
 
 
 def _moved(
@@ -171,6 +171,7 @@ def _moved(
 ) -> pl.DataFrame:
     if not points:
         return frame
+    points = sorted(points)
     origin = points[0][0]
     old = np.array([at - origin for at, _ in points], float)
     new = np.maximum.accumulate(old + np.array([shift for _, shift in points], float))

@@ -122,7 +122,8 @@ def make_recording(digest: str, looks: Sequence[StepLook]) -> Recording:
 
 def _step(look: StepLook, order: int) -> StepRecord:
     metrics, pipeline = measure(look.observed), look.pipeline
-    actions, messages = {}, {}
+    actions: dict[str, ActionRecord] = {}
+    messages: dict[str, MessageRecord] = {}
     for stage in pipeline.stages:
         for kind, costs in sorted(stage.costs.items()):
             actions[f"{stage.stage}{kind.value}"] = ActionRecord(

@@ -19,7 +19,7 @@ CRITICAL = {(5, 5): 2, (6, 6): 5, (8, 8): 13, (10, 10): 23, (5, 8): 6, (12, 12):
 def with_u(first: int, second: int, u: int) -> tuple[list[float], list[float]]:
     """Two sets without ties of which the first exceeds the second u times."""
     values = [float(i) for i in range(second)]
-    mine = []
+    mine: list[float] = []
     for _ in range(first):
         below = min(u, second)
         mine.append(below - 0.5 + 0.001 * len(mine))

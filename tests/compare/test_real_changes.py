@@ -17,8 +17,8 @@ from tracetool.compare import Comparison, compare
 from tracetool.compare.sides import Side, side_of
 from tracetool.compare.summary import main_causes, summary
 from tracetool.compare.verdict import Rules, judge
-from tracetool.recording import Recording, make_recording, recording_of
 from tracetool.reconstruct import look_at_steps
+from tracetool.recording import Recording, make_recording, recording_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -108,7 +108,8 @@ def test_a_slower_backward_is_named_with_its_stage() -> None:
     window = next(line for line in done.lines if line.key.text == "window_ns")
     assert float(cause.value) == pytest.approx(4 * 0.05 * 204e6, rel=0.01)
     assert float(cause.value) == pytest.approx(window.change or 0, rel=0.01)
-    assert "stage 3 B +40." in summary(done)
+    assert "window_ns" in summary(done)
+    assert ": stage 3 B +4" in summary(done)
 
 
 def test_a_slower_link_is_named_by_its_ranks() -> None:
@@ -158,5 +159,5 @@ def test_more_memory_is_named_with_what_holds_it() -> None:
     done = compare(*seen(f"SELECT * REPLACE ({more}) FROM {{recorded}}", "memory"))
     assert regressed(done) == {"peak_hbm_bytes/rank1", "static_bytes/rank1"}
     cause = done.causes["peak_hbm_bytes/rank1"][0]
-    assert (cause.kind, cause.name, cause.value) == ("memory", "static memory of rank 1", 2 * GIB)
+    assert (cause.kind, cause.name, int(cause.value)) == ("memory", "static memory of rank 1", 2 * GIB)
     assert "peak_hbm_bytes/rank1 10.08 GiB → 12.08 GiB" in summary(done)

@@ -11,17 +11,21 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from tracetool.compare.parts import EVERYTHING, Part, mixed, parts_of
+from tracetool.compare.parts import EVERYTHING, Part, holds_memory, mixed, parts_of
 from tracetool.errors import TraceToolError
 from tracetool.metrics import measure
 from tracetool.model.scenario import Scenario
+from tracetool.model.topology import Topology
 from tracetool.replay import replay
+from tracetool.replay.compiled import Compiled
+from tracetool.replay.costing import TaskCosts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tracetool.model.pipeline import Pipeline
 
+_AS_RECORDED = Scenario(interference=False)
 _Values = dict[str, Fraction]
 
 
@@ -50,13 +54,13 @@ def attribute(base: Pipeline, new: Pipeline) -> dict[str, Attribution]:
     Raises:
         TraceToolError: If a side cannot be replayed.
     """
-    parts = parts_of(base, new)
+    parts, times = parts_of(base, new), _Times()
     try:
-        forward, backward = _steps(base, new, parts), _steps(base, new, parts[::-1])
+        forward, backward = _steps(base, new, parts, times), _steps(base, new, parts[::-1], times)
     except TraceToolError:
         # Parts of one side that the other's order cannot run.
         parts = [EVERYTHING]
-        forward = backward = _steps(base, new, parts)
+        forward = backward = _steps(base, new, parts, times)
     found = {}
     for name in forward[0]:
         if any(name not in values for values in (*forward, *backward)):
@@ -69,24 +73,60 @@ def attribute(base: Pipeline, new: Pipeline) -> dict[str, Attribution]:
     return found
 
 
-def _steps(base: Pipeline, new: Pipeline, parts: Sequence[Part]) -> list[_Values]:
+def _steps(base: Pipeline, new: Pipeline, parts: Sequence[Part], times: _Times) -> list[_Values]:
     """The metrics of the base, then with each part of the new side more."""
     taken: set[Part] = set()
-    found = [_values(base)]
+    peaks = _peaks(base)
+    found = [times.of(base) | peaks]
     for part in parts:
         taken.add(part)
-        found.append(_values(mixed(base, new, taken)))
+        pipeline = mixed(base, new, taken)
+        peaks = _peaks(pipeline) if holds_memory(base, new, part) else peaks
+        found.append(times.of(pipeline) | peaks)
     return found
 
 
-def _values(pipeline: Pipeline) -> _Values:
-    done = replay(pipeline, pipeline.observed, Scenario(interference=False))
-    metrics = measure(done.timeline)
-    values = {name: Fraction(getattr(metrics, name)) for name in ("step_ns", "window_ns", "compute_ns")}
-    ranks = len(metrics.rank_compute_ns)
-    values["bubble_ns"] = metrics.window_ns - Fraction(metrics.compute_ns, ranks)
-    values["bubble_ratio"] = values["bubble_ns"] / metrics.window_ns if metrics.window_ns else Fraction(0)
-    peaks = zip(done.timeline.global_ranks, metrics.peak_hbm_bytes, strict=True)
+class _Times:
+    """Replays pipelines for their times alone; each order is compiled once."""
+
+    def __init__(self) -> None:
+        self._compiled: dict[object, Compiled] = {}
+
+    def of(self, pipeline: Pipeline) -> _Values:
+        """The metrics that are times, and the share of them that is idle."""
+        import numpy as np
+
+        order = pipeline.observed
+        key = (order.orders, pipeline.p2p, pipeline.buffered)
+        if key not in self._compiled:
+            self._compiled[key] = Compiled(order, pipeline.p2p, Topology(), buffered=pipeline.buffered)
+        compiled = self._compiled[key]
+        graph, costs = compiled.graph, TaskCosts(pipeline, _AS_RECORDED, order)
+        durations = np.zeros(compiled.classes, np.int64)
+        actions = graph.flow.actions
+        durations[1 : len(actions) + 1] = [pipeline.stages[s].costs[kind][j].duration_ns for s, kind, j in actions]
+        durations[costs.message_classes(compiled)] = costs.message_ns(compiled, Topology())
+        ran = compiled.times(durations)
+        origin = int(ran.start_ns[graph.compute].min())
+        ends = ran.end_ns[graph.compute] - origin
+        last = np.zeros(order.shape.ranks, np.int64)
+        np.maximum.at(last, graph.flow.rank, ends)
+        window, compute = int(ends.max()), int((ends + origin - ran.start_ns[graph.compute]).sum())
+        bubble = window - Fraction(compute, order.shape.ranks)
+        step = max(window, *(op.end_ns for op in costs.tails(last.tolist())), 0)
+        return {
+            "step_ns": Fraction(step),
+            "window_ns": Fraction(window),
+            "compute_ns": Fraction(compute),
+            "bubble_ns": bubble,
+            "bubble_ratio": bubble / window if window else Fraction(0),
+        }
+
+
+def _peaks(pipeline: Pipeline) -> _Values:
+    """The highest allocation of each rank, as far as it is known, and of all."""
+    timeline = replay(pipeline, pipeline.observed, _AS_RECORDED).timeline
+    peaks = zip(timeline.global_ranks, measure(timeline).peak_hbm_bytes, strict=True)
     known = {f"peak_hbm_bytes/rank{rank}": Fraction(peak) for rank, peak in peaks if peak is not None}
-    highest = {"peak_hbm_bytes": max(known.values())} if len(known) == ranks else {}
-    return values | highest | known
+    highest = {"peak_hbm_bytes": max(known.values())} if len(known) == len(timeline.global_ranks) else {}
+    return highest | known

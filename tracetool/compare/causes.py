@@ -116,7 +116,8 @@ def _alike_links(base: Pipeline, new: Pipeline, stage: int) -> bool:
 def _told(base: Pipeline, new: Pipeline, group: tuple[Part, ...]) -> tuple[CauseKind, str, str]:
     part = group[0]
     if part in (EVERYTHING, ORDER):
-        return part.kind, "order" if part == ORDER else "another pipeline", _order_words(base, new)
+        kind: CauseKind = "order" if part == ORDER else "everything"
+        return kind, kind if part == ORDER else "another pipeline", _order_words(base, new)
     if part.kind == "link":
         return _link_words(base, new, group)
     if part.kind == "memory":
@@ -131,9 +132,9 @@ def _told(base: Pipeline, new: Pipeline, group: tuple[Part, ...]) -> tuple[Cause
         each = ", ".join(f"{p.stage}{p.action} {ratio:+.1%}" for p, ratio in ratios.items())
         return "rank", f"rank {base.ranks[position].rank}", f"all its computes: {each}"
     before_stage, after_stage = base.stages[part.stage], new.stages[part.stage]
-    kind = ActionKind(part.action)
-    detail = _from_to(before_stage.median_ns(kind) or 0, after_stage.median_ns(kind) or 0)
-    return "stage", f"stage {part.stage} {part.action}", detail + _microbatches(before_stage, after_stage, kind)
+    action = ActionKind(part.action)
+    detail = _from_to(before_stage.median_ns(action) or 0, after_stage.median_ns(action) or 0)
+    return "stage", f"stage {part.stage} {part.action}", detail + _microbatches(before_stage, after_stage, action)
 
 
 def _from_to(before: float, after: float) -> str:

@@ -66,6 +66,14 @@ def parts_of(base: Pipeline, new: Pipeline) -> list[Part]:
     return parts
 
 
+def holds_memory(base: Pipeline, new: Pipeline, part: Part) -> bool:
+    """Whether a part may change what ranks hold: messages do by their size, for it is received into buffers."""
+    if part.kind == "link":
+        sides = (base.stages[part.stage], new.stages[part.stage])
+        return len({(side.forward_payload_bytes, side.backward_payload_bytes) for side in sides}) > 1
+    return part.kind in {"memory", "order", "everything"}
+
+
 def mixed(base: Pipeline, new: Pipeline, taken: AbstractSet[Part]) -> Pipeline:
     """The base with some parts as the new side has them."""
     if EVERYTHING in taken:

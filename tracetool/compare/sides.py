@@ -188,6 +188,8 @@ def read_report(path: Path) -> _ReportFile:
         head = msgspec.json.decode(data)
     except msgspec.DecodeError as error:
         raise StoreError(f"{path} is damaged: {error}.", hint=again) from error
+    if not isinstance(head, dict):
+        raise StoreError(f"{path} is damaged: it holds no report.", hint=again)
     identifier, version = (str(head.get(key)) for key in ("$schema", "schema_version"))
     if identifier != REPORT_SCHEMA:
         raise SchemaVersion(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from tracetool.compare.values import KNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from fractions import Fraction
 
 
 def whole_contributions(name: str, values: Sequence[Fraction]) -> list[float]:
@@ -21,7 +21,7 @@ def whole_contributions(name: str, values: Sequence[Fraction]) -> list[float]:
     if KNOWN[name.partition("/")[0]].unit == "1":
         return [float(value) for value in values]
     told: list[float] = []
-    exact, given = 0, 0
+    exact, given = Fraction(0), 0
     for value in values:
         exact += value
         told.append(math.floor(exact) - given)

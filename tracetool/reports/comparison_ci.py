@@ -34,14 +34,14 @@ def render_junit(done: Comparison, facts: ComparisonFacts) -> bytes:
     if done.gate == "tool" or not done.checks:
         gate = _named_case("gate", done.gate)
         if done.failures:
-            told = _xml("; ".join(done.failures))
-            ElementTree.SubElement(gate, "failure", message=told, type="regressed").text = _xml(summary(done))
+            why = _xml("; ".join(done.failures))
+            ElementTree.SubElement(gate, "failure", message=why, type="regressed").text = _xml(summary(done))
         cases.append(gate)
     failed = sum(case.find("failure") is not None for case in cases)
     skipped = sum(case.find("skipped") is not None for case in cases)
     counts = {"tests": str(len(cases)), "failures": str(failed), "errors": "0", "skipped": str(skipped)}
-    root = ElementTree.Element("testsuites", name="tracetool compare", **counts)
-    suite = ElementTree.SubElement(root, "testsuite", name="tracetool compare", **counts)
+    root = ElementTree.Element("testsuites", {"name": "tracetool compare", **counts})
+    suite = ElementTree.SubElement(root, "testsuite", {"name": "tracetool compare", **counts})
     properties = ElementTree.SubElement(suite, "properties")
     told = {"summary": summary(done), "gate": gate_words(done), "command": facts.command, "version": facts.tool_version}
     told |= {f"base {s.name}": s.digest for s in done.base.sources} | {
@@ -51,7 +51,8 @@ def render_junit(done: Comparison, facts: ComparisonFacts) -> bytes:
         ElementTree.SubElement(properties, "property", name=_xml(name), value=_xml(value))
     suite.extend(cases)
     ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n"
+    written: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return written + b"\n"
 
 
 def _named_case(name: str, group: str) -> ElementTree.Element:

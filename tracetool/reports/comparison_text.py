@@ -34,9 +34,9 @@ def render_text(done: Comparison, _facts: ComparisonFacts, width: int | None = N
     lines += wrapped([f"  {words}" for words in (*_doubts(shown), *_hidden(done, shown))], width)
     for metric, title in told_causes(done):
         lines += ["", title]
-        rows = _cause_rows(done, metric)
-        amounts = max(len(amount) for amount, _ in rows)
-        for amount, words in rows:
+        told = _cause_rows(done, metric)
+        amounts = max(len(amount) for amount, _ in told)
+        for amount, words in told:
             lines += wrap(f"  {amount:>{amounts}}  {words}", width or terminal_width(), " " * (amounts + 6))
     checks = [f"  {check.limit.text}: {check.outcome}: {check.detail}" for check in done.checks]
     tail = [*checks, *(f"  {failure}" for failure in done.failures if not done.checks)]
