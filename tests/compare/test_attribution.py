@@ -107,4 +107,4 @@ def test_microbatches_that_moved_are_named(moved: list[int]) -> None:
     (cause, _) = causes_of(base, new, attribute(base, new)["step_ns"], Fraction(0))
     assert cause.name == "stage 1 B"
     named = "microbatch 2" if len(moved) == 1 else "microbatches 1-2"
-    assert cause.detail.endswith(f"{named} 10.0 ms")
+    assert cause.detail.endswith(f"{named} by +10.0 ms")

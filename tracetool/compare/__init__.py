@@ -16,14 +16,15 @@ from tracetool.compare.limits import Check, Limit, check
 from tracetool.compare.typical import typical
 from tracetool.compare.verdict import Line, Rules, is_headline, judge
 from tracetool.errors import TraceToolError
-from tracetool.units import format_count, format_ranges
+from tracetool.units import format_ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tracetool.compare.sides import Side
     from tracetool.compare.values import Key
     from tracetool.model.pipeline import Pipeline
+    from tracetool.recording import Recording
 
 Gate = Literal["tool", "workload"]
 
@@ -76,7 +77,7 @@ class Comparison:
         Without limits, anything that regressed closes it. With limits, those that are exceeded or cannot be told.
         """
         if self.gate == "tool":
-            told = f"same traces, other results: {format_count(len(self.drifted), 'value')} differ"
+            told = f"same traces, other results: {len(self.drifted)} of {len(self.lines)} values differ"
             drift = [told] if self.drifted and not self.accepted else []
             return (*drift, *self._failed())
         if self.checks:
@@ -112,7 +113,12 @@ def compare(
     same = base.digests == new.digests and _same_steps(base, new)
     notes = _notes(base, new, same=same)
     if not _same_scenario(base, new):
-        base, new = _without_replays(base), _without_replays(new)
+        base, new = _without(base, _is_replay), _without(new, _is_replay)
+    for differs, is_of, note in _SHAPES:
+        found = [sorted({differs(recording) for recording in side.recordings}) for side in (base, new)]
+        if all(found) and found[0] != found[1]:
+            base, new = _without(base, is_of), _without(new, is_of)
+            notes.append(note.format(*(" and ".join(map(str, each)) for each in found)))
     lines = judge(base.values, new.values, rules, same_traces=same)
     causes: dict[str, tuple[Cause, ...]] = {}
     subjects: dict[str, str] = {}
@@ -153,12 +159,37 @@ def _same_scenario(base: Side, new: Side) -> bool:
     return all(base.scenario[key] == new.scenario[key] for key in common)
 
 
-def _without_replays(side: Side) -> Side:
-    replayed = {key for key in side.values if key.scope and _is_replay(key)}
-    return replace(side, values={key: found for key, found in side.values.items() if key not in replayed})
+def _without(side: Side, is_of: Callable[[Key], bool]) -> Side:
+    return replace(side, values={key: found for key, found in side.values.items() if not is_of(key)})
+
+
+def _stages(recording: Recording) -> int:
+    return len({name.rstrip("FBIWR") for name in recording.steps[0].actions})
+
+
+def _ranks(recording: Recording) -> str:
+    return format_ranges(recording.global_ranks)
+
+
+_SHAPES: tuple[tuple[Callable[[Recording], int | str], Callable[[Key], bool], str], ...] = (
+    (
+        _stages,
+        lambda key: key.metric in ("action_ns", "transfer_ns", "payload_bytes", "activation_bytes"),
+        "{} stages against {}: a stage of one is none of the other's, so actions and messages are not compared",
+    ),
+    (
+        _ranks,
+        lambda key: key.scope.startswith("rank"),
+        "ranks {} against {}: what single ranks hold and do at the end is not compared",
+    ),
+)
 
 
 def _is_replay(key: Key) -> bool:
+    return bool(key.scope) and _is_of_whole(key)
+
+
+def _is_of_whole(key: Key) -> bool:
     return key.metric.endswith(("step_ns", "window_ns", "bubble_ns", "bubble_ratio")) or (
         key.metric == "peak_hbm_bytes" and not key.scope.startswith("rank")
     )

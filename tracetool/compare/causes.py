@@ -150,7 +150,8 @@ def _microbatches(before: StageProfile, after: StageProfile, kind: ActionKind) -
     moved = [j for j, change in enumerate(changes) if change * largest > 0 and abs(change) >= _MOVED * abs(largest)]
     if not largest or len(moved) == len(changes) or abs(median(changes)) >= _MOVED * abs(largest):
         return ""
-    return f", microbatch{'' if len(moved) == 1 else 'es'} {format_ranges(moved)} {format_duration(largest)}"
+    words = f"microbatch{'' if len(moved) == 1 else 'es'} {format_ranges(moved)}"
+    return f", {words} by {'+' if largest > 0 else ''}{format_duration(largest)}"
 
 
 def subject(base: Pipeline, key: Key) -> str:

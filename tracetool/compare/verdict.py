@@ -154,7 +154,7 @@ def _tested(key: Key, base: Values, new: Values, alpha: float, rules: Rules, ste
     verdict, why = _verdict(key, n - b, least, p, alpha)
     counts = [len(base.per_step), len(new.per_step)]
     if p is None:
-        why = f"{counts[0]} and {counts[1]} {'steps are' if max(counts) > 1 else 'step are'} too few to tell"
+        why = f"{counts[0]} and {counts[1]} steps are too few to tell"
     elif sampled == "actions":
         counts = [len(base.all), len(new.all)]
     return Line(key, b, n, counts[0], counts[1], sampled, p, verdict, why)

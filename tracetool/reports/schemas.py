@@ -128,6 +128,7 @@ def _readme() -> str:
         "version columns and keys are only added.",
         "",
         "- `report.schema.json`: what `tracetool replay --json` prints",
+        "  (`recording` in it is what every step measured; a Run keeps the same in `recording.json`)",
         "- `stragglers.schema.json`: what `tracetool replay --equalize --json` prints",
         "- `explanation.schema.json`: what `tracetool explain --json` prints",
         "- `measured.schema.json`: the file of measured steps that `tracetool validate` reads",
