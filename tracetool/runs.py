@@ -17,6 +17,7 @@ from tracetool.reconstruct.links import link_rows
 from tracetool.reconstruct.memory_log import tell_snapshots_apart_in_time
 from tracetool.reconstruct.steps import step_facts
 from tracetool.reconstruct.survey import survey_run
+from tracetool.recording import keep_recording
 from tracetool.schedules.recognise import best_fit
 from tracetool.store import Run, is_run
 
@@ -81,6 +82,7 @@ def derive(run: Run) -> Run:
         tables |= tables_of(found, survey)
         _name_schedule(found, account)
         entry = {"step": found.pipeline.step, "notes": list(found.notes)}
+        keep_recording(run, found.looks)
     tables["findings"] = rows_table("findings", account.findings)
     run.add(tables, {_ENTRY: entry})
     return run

@@ -191,6 +191,11 @@ class Run(Lens):
             run._through[name] = query if before is None else _over(query, f"({before})")
         return run
 
+    @property
+    def is_seen_through(self) -> bool:
+        """Whether some tables are seen as queries make them."""
+        return bool(self._through)
+
     def add(self, tables: dict[str, pa.Table], manifest: dict[str, Any]) -> None:
         """Replace derived tables and add entries to the manifest; each file changes in one step.
 

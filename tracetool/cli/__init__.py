@@ -12,6 +12,7 @@ import traceback
 import click
 
 from tracetool.cli.advise import advise
+from tracetool.cli.compare import compare
 from tracetool.cli.explain import explain
 from tracetool.cli.info import info
 from tracetool.cli.ingest import ingest
@@ -42,7 +43,9 @@ def cli() -> None:
     """
 
 
-for command in (ingest, info, replay, report, advise, sweep, explain, validate, paper, sql, schedules):
+for command in (
+    ingest, info, replay, report, advise, sweep, explain, validate, compare, paper, sql, schedules,
+):  # fmt: skip
     cli.add_command(command)
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tracetool.model.scenario import LinkSharing, Scenario
     from tracetool.model.topology import Topology
     from tracetool.reconstruct import Reconstruction
+    from tracetool.recording import Recording
     from tracetool.reports import RunFacts
     from tracetool.store import Run
 
@@ -148,18 +149,20 @@ class Question:
         found: What was reconstructed of it.
         scenario: The what-if.
         name: What the user named.
+        recording: What the Run keeps of the steps of that pipeline; None if it keeps none.
     """
 
     run: Run
     found: Reconstruction
     scenario: Scenario
     name: str
+    recording: Recording | None = None
 
     def facts(self) -> RunFacts:
         """Facts for reports: the Run and the command line."""
         from tracetool.reports import run_facts
 
-        return run_facts(self.name, self.run.manifest, command_line(), self.run)
+        return run_facts(self.name, self.run.manifest, command_line(), self.run, self.recording)
 
 
 def command_line() -> str:
@@ -179,6 +182,7 @@ def ask(paths: tuple[Path, ...], words: Words, *, quiet: bool) -> Question:
         TraceToolError: If an option cannot be read, or the recording cannot, or holds no such pipeline.
     """
     from tracetool.reconstruct import reconstruct
+    from tracetool.recording import kept_recording
     from tracetool.runs import open_run
 
     scenario = _scenario(words)
@@ -192,7 +196,8 @@ def ask(paths: tuple[Path, ...], words: Words, *, quiet: bool) -> Question:
         found = take(found, other, path)
     if dc_map is not None:
         scenario = replace(scenario, topology=placed(scenario.topology, dc_map, run, found))
-    return Question(run, found, scenario, " ".join(str(path) for path in paths))
+    recording = None if words["pipeline"] or words["copy_missing_ranks"] else kept_recording(run)
+    return Question(run, found, scenario, " ".join(str(path) for path in paths), recording)
 
 
 def placed(topology: Topology, dc_map: DCMap, run: Run, found: Reconstruction) -> Topology:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from tracetool.cli.output import FORCE, QUIET, check_target, next_step, path_or_url, print_json, write_file
+from tracetool.cli.output import FORCE, QUIET, check_target, next_step, print_json, write_file
+from tracetool.cli.several import open_named
 from tracetool.errors import BadQuery
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def sql(
     if query is not None and file is not None:
         raise BadQuery("a query and -f are given.", hint="give one of them")
     text = file.read() if file is not None else sys.stdin.read() if query == "-" else query
-    opened = _open(runs)
+    opened = open_named(runs)
     lens: Lens = next(iter(opened.values()))
     if len(opened) > 1:
         from tracetool.catalog import Catalog
@@ -99,23 +100,6 @@ def sql(
         next_step(f'tracetool sql {runs} "select * from step_breakdown"', quiet=quiet or form == "json")
     if text is not None:
         _answer(lens, opened, text, form, output, force=force)
-
-
-def _open(text: str) -> dict[str, Run]:
-    """The Runs named by a list of paths, by name."""
-    from tracetool.catalog import names_for
-    from tracetool.runs import open_run
-
-    # A comma or = may be part of a path that is there.
-    parts = [text] if path_or_url(text).exists() else text.split(",")
-    named = [("", part) if path_or_url(part).exists() else part.rpartition("=")[::2] for part in parts]
-    paths = [path_or_url(path) for _, path in named]
-    names = [given or own for (given, _), own in zip(named, names_for(paths), strict=True)]
-    if len(set(names)) < len(names):
-        raise BadQuery(
-            f"two Runs are named {max(names, key=names.count)}.", hint="name each, as in base=a.run,new=b.run"
-        )
-    return {name: open_run([path]) for name, path in zip(names, paths, strict=True)}
 
 
 def _save(opened: dict[str, Run], path: Path, *, force: bool) -> None:

@@ -8,41 +8,18 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from tracetool.errors import MissingRank, NoDeviceActivity, ReconstructError
-from tracetool.model.action import Action, ActionKind
-from tracetool.model.load import known_load
-from tracetool.model.pipeline import Pipeline, RankProfile, StageProfile
-from tracetool.model.schedule import schedule_from_orders
+from tracetool.errors import MissingRank, NoDeviceActivity
 from tracetool.reconstruct.account import Account, Finding
-from tracetool.reconstruct.cautions import note_cautions
 from tracetool.reconstruct.closeup import Row, cost_rows, look_closely, loose_rows, read_residents
-from tracetool.reconstruct.collective_uses import RankUses, step_collectives, uses_of
-from tracetool.reconstruct.contention import read_devices
 from tracetool.reconstruct.copies import find_copies, with_copies
 from tracetool.reconstruct.groups import PipelineGroup, chosen_pipeline, find_pipelines
-from tracetool.reconstruct.memory import MemoryFacts, memory_facts
-from tracetool.reconstruct.message_times import check_times
-from tracetool.reconstruct.observed_timeline import observed_timeline
-from tracetool.reconstruct.receive_buffers import standing_buffer_bytes, tell_standing_buffers
-from tracetool.reconstruct.segments import RankWork, Segment, Work, find_work
+from tracetool.reconstruct.receive_buffers import tell_standing_buffers
+from tracetool.reconstruct.step_look import How, StepLook, look, look_at_others
 from tracetool.reconstruct.steps import Step, choose_step, steps_of
-from tracetool.reconstruct.surroundings import outside_ns
 from tracetool.reconstruct.survey import Survey, survey_run
-from tracetool.reconstruct.tails import Tail, tails_without_waits
-from tracetool.reconstruct.transfers import (
-    StageOp,
-    StepMessages,
-    buffers_sends,
-    check_counts,
-    find_transfers,
-    median_transfer_ns,
-    messages_of_step,
-    p2p_mode,
-    payload,
-    stage_ops,
-)
+from tracetool.reconstruct.transfers import StageOp, buffers_sends, check_counts
 from tracetool.units import format_count, format_ranges, format_ranks
 
 _MOST_OTHER_STEPS = 7
@@ -50,8 +27,10 @@ _MOST_OTHER_STEPS = 7
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from tracetool.model.pipeline import Pipeline
     from tracetool.model.timeline import Timeline, Transfer
     from tracetool.reconstruct.coordinates import Coordinates
+    from tracetool.reconstruct.segments import Segment, Work
     from tracetool.store import Run
 
 
@@ -69,6 +48,7 @@ class Reconstruction:
         tables: Rows of the tables costs, kernel_actions and layers.
         steps: All steps of the pipeline, in order of time.
         coordinates: Where each rank of the job sits.
+        looks: The step, and with ``every_step`` the others, in order of time.
     """
 
     pipeline: Pipeline
@@ -80,6 +60,7 @@ class Reconstruction:
     tables: Mapping[str, Sequence[Row]] = field(default_factory=dict)
     steps: tuple[Step, ...] = ()
     coordinates: tuple[Coordinates, ...] = ()
+    looks: tuple[StepLook, ...] = field(default=(), repr=False, compare=False)
 
 
 def reconstruct(
@@ -126,52 +107,78 @@ def reconstruct(
     _check_recorded(run, group, kernels)
     steps = steps_of(run, group.ranks, account)
     chosen = choose_step(steps, group.ranks, step, account)
-    how = _How(use_labels=use_labels, has_device=bool(kernels))
-    messages, work = _work(run, group, chosen, survey, how, account)
-    p2p_ops = stage_ops(run, chosen, messages, work.placed)
-    check_times(chosen, p2p_ops, work.ranks, account)
-    note_cautions(run, chosen, work.ranks, account)
-    transfers = find_transfers(group, messages, p2p_ops, survey, account)
-    memory = memory_facts(run, group, chosen, work.ranks, account)
-    collectives = step_collectives(run, chosen)
-    tails = tails_without_waits(run, group, work.ranks, collectives, account)
-    uses = {rank: uses_of(w, collectives.get(rank, ())) for rank, w in work.ranks.items()}
-    aligned = survey.clocks.aligned_ns
-    origin = min(aligned(rank, s.start_ns) for rank, w in work.ranks.items() for s in w.segments)
+    how = How(use_labels=use_labels, has_device=bool(kernels))
+    seen = look(run, group, chosen, survey, how, account)
+    work, transfers = seen.work, seen.transfers
     residents = read_residents(run, group, work.ranks)
-    logs = {rank: facts.log for rank, facts in memory.items() if facts.log is not None}
-    window_ns = max(aligned(rank, s.end_ns) for rank, w in work.ranks.items() for s in w.segments) - origin
-    closeup = look_closely(run, group, chosen, work.ranks, residents, logs, window_ns, account)
-    found = _pipeline(run, group, chosen, work.ranks, memory, tails, uses, transfers, messages)
+    logs = {rank: facts.log for rank, facts in seen.memory.items() if facts.log is not None}
+    closeup = look_closely(run, group, chosen, work.ranks, residents, logs, seen.window_ns, account)
     found = replace(
-        found,
-        stages=tuple(closeup.complete(stage) for stage in found.stages),
-        buffered=buffers_sends(messages.messages, survey.clocks, account),
-        outside_ns=outside_ns(run, group, chosen, work.ranks),
+        seen.pipeline,
+        stages=tuple(closeup.complete(stage) for stage in seen.pipeline.stages),
+        buffered=buffers_sends(seen.messages.messages, survey.clocks, account),
     )
     check_counts(transfers, found.observed.shape)
     _tell(account, found, work, transfers)
     tell_standing_buffers(found.ranks, account)
     if found.observed.shape.microbatches == 1 and found.p2p != "grouped":
         account.note(f"with one microbatch a trace cannot show how transfers are issued: {found.p2p} is assumed")
+    others = look_at_others(run, group, steps, chosen, survey, how, account, _MOST_OTHER_STEPS) if every_step else []
     return Reconstruction(
         pipeline=found,
-        observed=observed_timeline(group, work.ranks, transfers, memory, survey.clocks, origin),
-        p2p_ops=p2p_ops,
+        observed=seen.observed,
+        p2p_ops=seen.p2p_ops,
         segments={rank: w.segments for rank, w in work.ranks.items()},
         notes=tuple(account.notes),
         findings=tuple(account.findings),
         tables={
             "costs": [
                 *cost_rows(chosen.number, work.ranks, residents),
-                *(_other_costs(run, group, steps, chosen, survey, how, account) if every_step else ()),
+                *(
+                    row
+                    for other in others
+                    for row in cost_rows(
+                        other.step.number, other.work.ranks, read_residents(run, group, other.work.ranks)
+                    )
+                ),
             ],
             "kernel_actions": [*closeup.kernel_rows(), *loose_rows(work.ranks)],
             "layers": closeup.layer_rows(),
         },
         steps=tuple(steps),
         coordinates=survey.coordinates,
+        looks=tuple(sorted([seen, *others], key=lambda each: each.step.start_ns)),
     )
+
+
+def look_at_steps(run: Run, *, pipeline: int = 0, most: int = 32) -> list[StepLook]:
+    """Look at complete steps without their single kernels: those about the one of median length, in order of time.
+
+    Args:
+        run: The ingested traces.
+        pipeline: Which one of several side by side.
+        most: So many steps at most.
+
+    Raises:
+        TraceToolError: As ``reconstruct``.
+    """
+    account = Account()
+    survey = survey_run(run, account)
+    kernels = _kernels(run)
+    if not kernels:
+        _check_host_only(run, account)
+    group = chosen_pipeline(
+        survey.pipelines or find_pipelines(run, p2p=survey.p2p, groups=survey.groups), pipeline, account
+    )
+    _check_recorded(run, group, kernels)
+    steps = steps_of(run, group.ranks, account)
+    chosen = choose_step(steps, group.ranks, None, account)
+    how = How(use_labels=True, has_device=bool(kernels))
+    looks = [
+        look(run, group, chosen, survey, how, account),
+        *look_at_others(run, group, steps, chosen, survey, how, account, most - 1),
+    ]
+    return sorted(looks, key=lambda each: each.step.start_ns)
 
 
 def _copied(
@@ -227,44 +234,6 @@ def _check_host_only(run: Run, account: Account) -> None:
     account.note("no kernels in the traces: the host's own ops are taken as the compute, as in a run on CPUs")
 
 
-class _How(NamedTuple):
-    """Whether labels may be used, and whether the traces hold a device."""
-
-    use_labels: bool
-    has_device: bool
-
-
-def _work(
-    run: Run, group: PipelineGroup, step: Step, survey: Survey, how: _How, account: Account
-) -> tuple[StepMessages, Work]:
-    messages = messages_of_step(survey, group, step)
-    return messages, find_work(
-        run, group, step, messages.posts, messages.messages,
-        use_labels=how.use_labels, has_device=how.has_device, account=account,
-    )  # fmt: skip
-
-
-def _other_costs(
-    run: Run, group: PipelineGroup, steps: Sequence[Step], chosen: Step, survey: Survey, how: _How, account: Account
-) -> list[Row]:
-    """What actions cost in the other complete steps, the nearest ones first if there are many."""
-    others = [s for s in steps if s.status == "complete" and s.number != chosen.number]
-    others.sort(key=lambda s: (abs(s.number - chosen.number), s.number))
-    if len(others) > _MOST_OTHER_STEPS:
-        account.note(
-            f"costs are of {_MOST_OTHER_STEPS + 1} of {len(others) + 1} complete steps, those about the chosen one"
-        )
-    rows: list[Row] = []
-    for step in others[:_MOST_OTHER_STEPS]:
-        try:
-            _, work = _work(run, group, step, survey, how, Account())
-        except ReconstructError as error:
-            account.note(f"step {step.number} is left out of the costs: {error.message}")
-            continue
-        rows += cost_rows(step.number, work.ranks, read_residents(run, group, work.ranks))
-    return rows
-
-
 def _tell(account: Account, pipeline: Pipeline, work: Work, transfers: Sequence[Transfer]) -> None:
     """Say how stages, microbatches and messages were found."""
     shape = pipeline.observed.shape
@@ -307,53 +276,3 @@ def _check_recorded(run: Run, group: PipelineGroup, kernels: Mapping[int, int]) 
             else "record device activity on every pipeline rank (a rank with any file of its own is not copied "
             "from another one), or choose another --pipeline",
         )
-
-
-def _pipeline(
-    run: Run,
-    group: PipelineGroup,
-    step: Step,
-    work: Mapping[int, RankWork],
-    memory: Mapping[int, MemoryFacts],
-    tails: Mapping[int, Tail],
-    uses: Mapping[int, RankUses],
-    transfers: Sequence[Transfer],
-    messages: StepMessages,
-) -> Pipeline:
-    orders = [[Action(s.stage, s.kind, s.microbatch) for s in work[rank].segments] for rank in group.ranks]
-    observed = schedule_from_orders(orders, name="observed")
-    devices = read_devices(run, group.ranks)
-    stages = []
-    for stage in range(observed.shape.stages):
-        rank = group.ranks[observed.shape.rank_of(stage)]
-        costs = {}
-        for kind in {a.kind for a in orders[observed.shape.rank_of(stage)] if a.stage == stage}:
-            segments = [s for s in work[rank].segments if s.stage == stage and s.kind is kind]
-            segments.sort(key=lambda s: s.microbatch)
-            costs[kind] = tuple(memory[rank].cost(s) for s in segments)
-        forward = [t for t in transfers if t.src_stage == stage and t.kind is ActionKind.FORWARD]
-        backward = [t for t in transfers if t.src_stage == stage and t.kind is ActionKind.BACKWARD]
-        stages.append(
-            StageProfile(
-                stage=stage,
-                costs=costs,
-                forward_payload_bytes=payload(forward),
-                backward_payload_bytes=payload(backward),
-                forward_transfer_ns=median_transfer_ns(forward),
-                backward_transfer_ns=median_transfer_ns(backward),
-                evidence=work[rank].evidence,
-                collectives={kind: found for (of, kind), found in uses[rank].awaited.items() if of == stage},
-            )
-        )
-    ranks = tuple(
-        RankProfile(
-            rank, memory[rank].static_bytes, tails[rank], devices[rank].hbm_bytes, memory[rank].tail_peak,
-            memory[rank].overhead_bytes, known_load(devices[rank].name),
-            standing_buffer_bytes(
-                messages.posts[rank], memory[rank].log, [k.launch_ns for s in work[rank].segments for k in s.kernels]
-            ),
-            uses[rank].overlapped,
-        )
-        for rank in group.ranks
-    )  # fmt: skip
-    return Pipeline(tuple(stages), ranks, observed, p2p_mode(messages.posts), step.number)

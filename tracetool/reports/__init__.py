@@ -10,6 +10,7 @@ from tracetool.registry import Registry
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from tracetool.recording import Recording
     from tracetool.store import Run
     from tracetool.whatif import Answer
 
@@ -24,6 +25,7 @@ class RunFacts:
         tool_version: Version of this tool.
         command: The command line, to run it again.
         run: The Run, for reports that say how it came about; None where there is none at hand.
+        recording: What its steps measured, as the Run keeps it; None where it keeps none.
     """
 
     name: str
@@ -31,6 +33,7 @@ class RunFacts:
     tool_version: str
     command: str
     run: Run | None = None
+    recording: Recording | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,10 @@ def report_for(file: str) -> Report | None:
     return REPORTS.get(suffixes[max(fitting, key=len)]) if fitting else None
 
 
-def run_facts(name: str, manifest: Mapping[str, Any], command: str, run: Run | None = None) -> RunFacts:
-    """Facts from a Run's manifest; with the Run itself for reports that ask it for more."""
+def run_facts(
+    name: str, manifest: Mapping[str, Any], command: str, run: Run | None = None, recording: Recording | None = None
+) -> RunFacts:
+    """Facts from a Run's manifest; with the Run itself for reports that ask for more, and what its steps measured."""
     from tracetool.version import __version__
 
-    return RunFacts(name, str(manifest.get("digest", "")), __version__, command, run)
+    return RunFacts(name, str(manifest.get("digest", "")), __version__, command, run, recording)

@@ -12,6 +12,7 @@ import msgspec
 
 from tracetool.causes import idle_by_cause
 from tracetool.model.idle import CAUSES
+from tracetool.recording import Recording  # noqa: TC001 - msgspec reads it
 from tracetool.reports import Report, RunFacts
 from tracetool.tables import SCHEMA_VERSION
 
@@ -180,6 +181,9 @@ class ReportInfo(msgspec.Struct, kw_only=True):
     refused: Annotated[list[RefusedInfo], _doc("Schedules asked for that do not fit, and why.")]
     warnings: Annotated[list[str], _doc("Why not to trust any of it.")]
     notes: Annotated[list[str], _doc("What was inferred, is missing or not modelled.")]
+    recording: Annotated[
+        Recording | None, _doc("What every step measured, for tracetool compare; null where the Run keeps none.")
+    ] = None
 
 
 def report_info(answer: Answer, facts: RunFacts) -> ReportInfo:
@@ -301,8 +305,12 @@ def idle_info(idles: Sequence[Idle], ranks: int) -> dict[str, IdleInfo]:
 
 
 def render(answer: Answer, facts: RunFacts, _suffix: str) -> bytes:
-    """The report as indented JSON, with a final newline."""
-    return msgspec.json.format(msgspec.json.encode(report_info(answer, facts)), indent=2) + b"\n"
+    """The report as indented JSON, the recording last and on one line."""
+    text = msgspec.json.format(msgspec.json.encode(report_info(answer, facts)), indent=2) + b"\n"
+    if facts.recording is None:
+        return text
+    # Thousands of numbers: they get one line.
+    return text.removesuffix(b"null\n}\n") + msgspec.json.encode(facts.recording) + b"\n}\n"
 
 
 REPORT = Report((".json",), render)

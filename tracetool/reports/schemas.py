@@ -9,9 +9,12 @@ from typing import Any
 
 import msgspec
 
+from tracetool.compare.config import Config
 from tracetool.lens import examples, macro_docs, sql_text, view_docs, view_statements
 from tracetool.reports.advice import SCHEMA_ID as ADVICE_ID
 from tracetool.reports.advice import AdviceInfo
+from tracetool.reports.comparison import SCHEMA_ID as COMPARISON_ID
+from tracetool.reports.comparison import ComparisonInfo
 from tracetool.reports.explanation import SCHEMA_ID as EXPLANATION_ID
 from tracetool.reports.explanation import ExplanationInfo
 from tracetool.reports.geopipe import SCHEMA_ID as GEOPIPE_ID
@@ -70,6 +73,8 @@ def all_schemas() -> dict[str, str]:
     files["validation.schema.json"] = _dump(_struct(ValidationInfo, VALIDATION_ID))
     files["geopipe.schema.json"] = _dump(_struct(GeoPipeInfo, GEOPIPE_ID))
     files["sweep.schema.json"] = _dump(_struct(SweepInfo, SWEEP_ID))
+    files["comparison.schema.json"] = _dump(_struct(ComparisonInfo, COMPARISON_ID))
+    files["config.schema.json"] = _dump(_struct(Config, f"{_BASE}:config"))
     files["scenario.schema.json"] = _dump(_struct(ScenarioFile, f"{_BASE}:scenario"))
     files["written.schema.json"] = _dump(_struct(WrittenInfo, WRITTEN_ID))
     files["duckdb.sql"] = _duckdb()
@@ -123,8 +128,8 @@ def _readme() -> str:
     lines = [
         "# schemas",
         "",
-        "Generated from `tracetool/tables.py`, `tracetool/validate/measured.py`,",
-        "`tracetool/sweep/scenario_file.py` and `tracetool/reports/`",
+        "Generated from `tracetool/tables.py`, `tracetool/recording.py`, `tracetool/validate/measured.py`,",
+        "`tracetool/compare/config.py`, `tracetool/sweep/scenario_file.py` and `tracetool/reports/`",
         f"(schema version {SCHEMA_VERSION}) by",
         "`python -m tracetool.reports.schemas schemas`; a test compares. Do not edit.",
         "",
@@ -132,6 +137,7 @@ def _readme() -> str:
         "version columns and keys are only added.",
         "",
         "- `report.schema.json`: what `tracetool replay --json` prints",
+        "  (`recording` in it is what every step measured; a Run keeps the same in `recording.json`)",
         "- `advice.schema.json`: what `tracetool advise --json` prints",
         "- `stragglers.schema.json`: what `tracetool replay --equalize --json` prints",
         "- `explanation.schema.json`: what `tracetool explain --json` prints",
@@ -141,6 +147,8 @@ def _readme() -> str:
         "- `scenario.schema.json`: the file of named what-ifs (TOML) that `tracetool sweep --scenario` reads",
         "- `sweep.schema.json`: what `tracetool sweep --json` prints",
         "- `written.schema.json`: what `tracetool report --json` prints",
+        "- `comparison.schema.json`: what `tracetool compare --json` prints",
+        "- `config.schema.json`: the settings under `[tool.tracetool]` in pyproject.toml, or of a file for `--config`",
         "- `duckdb.sql`: opens a Run in any DuckDB client (`SET VARIABLE run = 'x.run';` first)",
         "- `tables/`: one JSON Schema per table of a Run",
         "",

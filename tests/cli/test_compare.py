@@ -1,0 +1,334 @@
+"""tracetool compare as a user runs it: gates, limits, settings, forms, refusals."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+from xml.etree import ElementTree
+
+import jsonschema
+import junitparser
+import pytest
+from recorded import ROOT, SAMPLES, derived
+
+from tracetool.cli import run
+from tracetool.recording import RECORDING
+
+QUIET_STEPS = (1.0, 1.001, 0.999, 1.002, 0.998, 1.0015, 0.9985)
+MARKER = "<!-- tracetool-compare -->"
+
+
+@cache
+def sample() -> Path:
+    """A Run of the sample whose folder may be changed."""
+    path = Path(mkdtemp(prefix="tracetool-test-")) / "sample.run"
+    shutil.copytree(derived(SAMPLES / "h100-1f1b").path, path)
+    return path
+
+
+@cache
+def sample_report() -> str:
+    from click.testing import CliRunner
+
+    from tracetool.cli import cli
+
+    arguments = ["replay", str(sample()), "--schedule", "gpipe", "--json"]
+    result = CliRunner().invoke(cli, arguments, obj=arguments)
+    assert result.exit_code == 0
+    return str(result.stdout)
+
+
+def report(path: Path, steps: tuple[float, ...] = QUIET_STEPS, *, digest: str = "", **changes: Any) -> Path:
+    """A report as of a recording whose steps take so many times what the sample's step took."""
+    made = json.loads(sample_report()) | changes
+    (step,) = made["recording"]["steps"]
+    made["recording"]["steps"] = []
+    for number, factor in enumerate(steps):
+        one = copy.deepcopy(step) | {"number": number}
+        for name in ("step_ns", "window_ns", "compute_ns", "bubble_ns"):
+            one[name] = round(step[name] * factor)
+        made["recording"]["steps"].append(one)
+    made["run"]["digest"] = made["recording"]["digest"] = digest or path.stem
+    path.write_text(json.dumps(made), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return report(tmp_path / "base.json")
+
+
+@pytest.fixture
+def slower(tmp_path: Path) -> Path:
+    return report(tmp_path / "new.json", tuple(f * 1.05 for f in QUIET_STEPS))
+
+
+def said(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> tuple[str, str]:
+    assert run(["compare", *map(str, arguments)]) == code
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+def as_json(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(said(capsys, code, *arguments, "--json")[0])
+    schema = json.loads((ROOT / "schemas" / "comparison.schema.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.Draft202012Validator(schema).validate(found)
+    return found
+
+
+def verdict(found: dict[str, Any], name: str) -> str:
+    return next(line["verdict"] for line in found["lines"] if line["name"] == name)
+
+
+def test_a_run_is_itself_and_says_so_in_the_same_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(capsys, 0, sample(), sample())
+    assert (found["gate"], found["passed"], found["failures"]) == ("tool", True, [])
+    assert {line["verdict"] for line in found["lines"]} == {"unchanged"}
+    assert said(capsys, 0, sample(), sample()) == said(capsys, 0, sample(), sample())
+    text, _ = said(capsys, 0, sample(), sample())
+    assert text.startswith("step_ns ")
+    assert "Next: tracetool explain" in text
+    assert max(map(len, text.splitlines()[:-1])) <= 80
+
+
+def test_what_a_run_keeps_is_what_its_tables_tell(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A Run of before recordings were kept compares like one of today: the tables are looked at again."""
+    older = tmp_path / "older.run"
+    shutil.copytree(sample(), older)
+    (older / RECORDING).unlink()
+    found = as_json(capsys, 0, sample(), older)
+    assert (found["gate"], {line["verdict"] for line in found["lines"]}) == ("tool", {"unchanged"})
+    (older / RECORDING).write_bytes(b"{")
+    assert as_json(capsys, 0, sample(), older)["passed"]
+
+
+def test_two_runs_are_compared_in_three_seconds_of_a_processor() -> None:
+    """In a process of its own, imports and all. Processor time, for a busy machine makes no program slow."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-m", "tracetool", "compare", str(sample()), str(sample())]
+    subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3
+
+
+def test_other_results_of_the_same_traces_are_drift(capsys: pytest.CaptureFixture[str], base: Path) -> None:
+    """One ns suffices, and --accept takes it."""
+    made = json.loads(base.read_text(encoding="utf-8"))
+    made["recording"]["steps"][3]["step_ns"] += 1
+    made["tool_version"] = "0.2.0"
+    other = base.with_name("other.json")
+    other.write_text(json.dumps(made), encoding="utf-8")
+    out, err = said(capsys, 1, base, other)
+    assert "same traces, other results: 1 of " in err
+    assert "--accept" in err
+    assert "same traces: every value must be the same" in out
+    assert "measured by tracetool 0.1.0 and 0.2.0" in out
+    assert as_json(capsys, 0, base, other, "--accept")["accepted"]
+
+
+def test_steps_that_are_slower_for_certain_regress(
+    capsys: pytest.CaptureFixture[str], base: Path, slower: Path
+) -> None:
+    found = as_json(capsys, 1, base, slower)
+    assert (found["gate"], found["passed"]) == ("workload", False)
+    assert verdict(found, "step_ns") == "regressed"
+    assert found["summary"].startswith("step_ns 246.4 ms → 258.7 ms (+5.00%, regressed)")
+    # All seven of the one are above all seven of the other: 2 / (14 over 7).
+    assert next(line["p"] for line in found["lines"] if line["name"] == "step_ns") == pytest.approx(2 / 3432)
+    # No cost differs, so nothing of it can be replayed.
+    (rest,) = [cause for cause in found["causes"]["step_ns"] if cause["value"]]
+    assert (rest["kind"], rest["value"]) == ("not replayed", found["lines"][0]["change"] // 1)
+    _, err = said(capsys, 0, base, slower, "--informational")
+    assert "informational: regressed: step_ns" in err
+    assert verdict(as_json(capsys, 0, slower, base), "step_ns") == "improved"
+
+
+def test_too_few_steps_never_pass_a_limit(capsys: pytest.CaptureFixture[str], base: Path, tmp_path: Path) -> None:
+    single = report(tmp_path / "single.json", (1.0,))
+    found = as_json(capsys, 0, base, single)
+    assert verdict(found, "step_ns") == "inconclusive"
+    out, err = said(capsys, 1, base, single, "--fail-on", "step_ns>+3%")
+    assert "step_ns>+3%: inconclusive" in out
+    assert "--allow-inconclusive" in err
+    assert said(capsys, 0, base, single, "--fail-on", "step_ns>+3%", "--allow-inconclusive")
+    # A value needs no test.
+    assert as_json(capsys, 0, base, single, "--fail-on", "step_ns>400ms")["passed"]
+    assert not as_json(capsys, 1, base, single, "--fail-on", "step_ns>200ms")["passed"]
+
+
+def test_several_of_a_side_are_taken_together(capsys: pytest.CaptureFixture[str], base: Path, tmp_path: Path) -> None:
+    few = [report(tmp_path / f"part{n}.json", QUIET_STEPS[n : n + 3]) for n in (0, 3)]
+    found = as_json(capsys, 0, base, ",".join(map(str, few)))
+    assert next(line["new_count"] for line in found["lines"] if line["name"] == "step_ns") == 6
+    assert verdict(found, "step_ns") == "unchanged"
+    assert [source["steps"] for source in found["new"]["sources"]] == [[0, 1, 2], [0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("limit", "code"),
+    [("step_ns>+3%", 1), ("step_ns>+6%", 0), ("step_ns>+5ms", 1), ("step_ns>+20ms", 0), ("step_ns>250ms", 1),
+     ("bubble_ratio>+2%", 0), ("bubble_ratio>0.3", 1), ("peak_hbm_bytes>12GiB", 1), ("peak_hbm_bytes>13GiB", 0),
+     ("action_ns>+1%", 0), ("action_ns/3B>+1%", 0), ("step_ns/gpipe>+1%", 1), ("step_ns<100ms", 0)],
+)  # fmt: skip
+def test_limits(capsys: pytest.CaptureFixture[str], base: Path, slower: Path, limit: str, code: int) -> None:
+    """246.4 ms plus 5 %, its bubble at 34.5 %, its peak at 12.15 GiB; a replay is a single figure, so inconclusive."""
+    assert as_json(capsys, code, base, slower, "--fail-on", limit)["passed"] is (code == 0)
+
+
+@pytest.mark.parametrize(
+    ("limit", "answer"),
+    [("bubble_ration>+2%", "Did you mean 'bubble_ratio'"), ("step_ns>3%", "write +3% for a change"),
+     ("step_ns>400", "has no unit"), ("step_ns", "is no limit"), ("step_ns>+3kg", "'kg'"),
+     ("bubble_ratio>x", "no ratio")],
+)  # fmt: skip
+def test_limits_that_cannot_be_read(capsys: pytest.CaptureFixture[str], base: Path, limit: str, answer: str) -> None:
+    assert answer in said(capsys, 2, base, base, "--fail-on", limit)[1]
+
+
+def test_a_flag_goes_ahead_of_the_project_file(capsys: pytest.CaptureFixture[str], base: Path, slower: Path) -> None:
+    folder = base.parent / "inside"
+    folder.mkdir()
+    project = base.parent / "pyproject.toml"
+    project.write_text('[tool.tracetool]\nfail-on = ["step_ns>+20%"]\n', encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert [c["limit"] for c in as_json(capsys, 0, base, slower)["checks"]] == ["step_ns>+20%"]
+        assert [c["limit"] for c in as_json(capsys, 1, base, slower, "--fail-on", "step_ns>+1%")["checks"]] == [
+            "step_ns>+1%"
+        ]
+        own = folder / "own.toml"
+        own.write_text('fail-on = ["step_ns>+2%"]\ninformational = true\nleast-change = "9%"\n', encoding="utf-8")
+        found = as_json(capsys, 0, base, slower, "--config", own)
+        assert (found["passed"], found["rules"]["least_ratio"]) == (False, 0.09)
+        own.write_text('fail_on = "step_ns>+2%"\n', encoding="utf-8")
+        assert "settings are fail-on" in said(capsys, 2, base, slower, "--config", own)[1]
+        schema = json.loads((ROOT / "schemas" / "config.schema.json").read_text(encoding="utf-8"))
+        jsonschema.Draft202012Validator(schema).validate({"fail-on": ["step_ns>+2%"], "informational": True})
+        project.write_text("[tool", encoding="utf-8")
+        assert "is no TOML" in said(capsys, 2, base, slower)[1]
+
+
+def unescaped(text: str) -> str:
+    """As GitHub's runner reads a command: actions/runner, ActionCommand.Unescape."""
+    for code, sign in (("%0D", "\r"), ("%0A", "\n"), ("%3A", ":"), ("%2C", ","), ("%25", "%")):
+        text = text.replace(code, sign)
+    return text
+
+
+def test_every_form_at_once(capsys: pytest.CaptureFixture[str], base: Path, slower: Path, tmp_path: Path) -> None:
+    files = ["x.md", "x.json", "x.xml", "x.txt", "github:x.gh", "benchmark-action:bench.json"]
+    outputs = [word for name in files for word in ("-o", name)]
+    out, _ = said(capsys, 1, base, slower, *outputs, "--fail-on", "step_ns>+3%", "-q")
+    assert (tmp_path / "x.txt").read_text(encoding="utf-8") == out
+    written = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))
+    assert written["command"].startswith("tracetool compare ")
+    assert [s["digest"] for s in (*written["base"]["sources"], *written["new"]["sources"])] == ["base", "new"]
+    assert written["base"]["scenario"]["p2p"] is None
+
+    suite = junitparser.JUnitXml.fromfile(str(tmp_path / "x.xml"))
+    (inner,) = list(suite)
+    cases = {case.name: case for case in inner}
+    assert (suite.tests, suite.failures) == (len(cases), 1)
+    assert suite.tests == len(written["lines"]) + 1
+    (failed,) = cases["step_ns>+3%"].result
+    assert failed.message == "exceeded: step_ns changed by +5.00%"
+    numbers = ElementTree.parse(  # noqa: S314 - written here
+        tmp_path / "x.xml"
+    ).findall(".//testcase[@name='step_ns']//property[@name='new']")
+    assert float(numbers[0].get("value", "")) == written["lines"][0]["new"]
+
+    first, *others = (tmp_path / "x.gh").read_text(encoding="utf-8").splitlines()
+    level, title, text = re.fullmatch(r"::(\w+) title=(.*?)::(.*)", first).groups()  # type: ignore[union-attr]
+    assert (level, unescaped(title), unescaped(text)) == ("error", "tracetool compare", written["summary"])
+    assert any(line.startswith("::error title=step_ns>+3%25::exceeded") for line in others)
+
+    benchmarks = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
+    assert {"name": "step_ns", "unit": "ns", "value": written["lines"][0]["new"]}.items() <= benchmarks[0].items()
+    markdown = (tmp_path / "x.md").read_text(encoding="utf-8")
+    assert markdown.startswith(MARKER + "\n**step\\_ns 246.4 ms → 258.7 ms (+5.00%, regressed)")
+    assert "exists" in said(capsys, 2, base, slower, "-o", "x.md")[1]
+    assert "no form is written to .doc" in said(capsys, 2, base, slower, "-o", "x.doc")[1]
+    assert "Did you mean 'junit'" in said(capsys, 2, base, slower, "--format", "junitt")[1]
+
+
+def test_a_clean_comparison_has_cases_that_pass(capsys: pytest.CaptureFixture[str], base: Path) -> None:
+    out, _ = said(capsys, 0, base, base, "--format", "junit")
+    suite = junitparser.JUnitXml.fromstring(out.encode())
+    assert (suite.failures, suite.errors, suite.skipped) == (0, 0, 0)
+    assert suite.tests > 10
+
+
+def test_names_cannot_break_out_of_a_form(capsys: pytest.CaptureFixture[str], base: Path, slower: Path) -> None:
+    bad = "a\n::error::x|<b>`%0A\x01"
+    named = f"{bad}={slower}"
+    markdown, _ = said(capsys, 1, base, named, "--format", "markdown")
+    assert "\n::error::x" not in markdown
+    assert "<b>" not in markdown.replace("`", "")[: markdown.index("Again")]
+    github, _ = said(capsys, 1, base, named, "--format", "github")
+    assert all(line.startswith("::") and "\x01" not in line for line in github.splitlines())
+    suite = junitparser.JUnitXml.fromstring(said(capsys, 1, base, named, "--format", "junit")[0].encode())
+    assert suite.tests > 10
+
+
+@pytest.mark.parametrize("size", [500, 900, 2_000, 64_000])
+def test_markdown_fits_and_keeps_its_marker(
+    capsys: pytest.CaptureFixture[str], base: Path, slower: Path, size: int
+) -> None:
+    out, _ = said(capsys, 1, base, slower, "--format", "markdown", "--max-bytes", size)
+    assert len(out.encode()) <= size
+    assert out.startswith(MARKER)
+    assert ("Left out, for the size" in out) is (size < 4_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [('{"$schema": "urn:tracetool:schema:1:report", "schema_version": "3.9", "command": "tracetool replay x --json"}',
+      "has schema version 3.9"),
+     ('{"$schema": "urn:tracetool:schema:1:sweep", "schema_version": "4.0"}', "compare reads"),
+     ('{"$schema": "urn:tracetool:schema:1:report", "schema_version": "4.0", "run"', "is damaged"),
+     ('{"$schema": "urn:tracetool:schema:1:report", "schema_version": "4.0", "run": 3}', "is damaged"),
+     ('["urn:tracetool:schema:1:report"]', "is damaged")],
+)  # fmt: skip
+def test_reports_that_cannot_be_read(capsys: pytest.CaptureFixture[str], base: Path, text: str, answer: str) -> None:
+    bad = base.with_name("bad.json")
+    bad.write_text(text, encoding="utf-8")
+    _, err = said(capsys, 2, base, bad)
+    assert answer in err
+    assert "Hint: " in err
+
+
+def test_a_report_of_before_recordings_is_compared_as_far_as_it_goes(
+    capsys: pytest.CaptureFixture[str], base: Path, tmp_path: Path
+) -> None:
+    made = json.loads(sample_report())
+    del made["recording"], made["step"]["overhead_bytes"]
+    made["run"]["digest"] = "older"
+    older = tmp_path / "older.json"
+    older.write_text(json.dumps(made), encoding="utf-8")
+    found = as_json(capsys, 0, older, base)
+    assert verdict(found, "step_ns") == "inconclusive"
+    assert found["causes"] == {}
+    assert any("holds no costs" in note for note in found["notes"])
+
+
+def test_a_damaged_run_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    bad = tmp_path / "bad.run"
+    shutil.copytree(sample(), bad)
+    next((bad / "ops").glob("*.parquet")).unlink()
+    assert "lacks ops" in said(capsys, 2, sample(), bad)[1]
+    manifest = json.loads((bad / "manifest.json").read_text(encoding="utf-8"))
+    (bad / "manifest.json").write_text(json.dumps(manifest | {"schema_version": "3.0"}), encoding="utf-8")
+    _, err = said(capsys, 2, sample(), bad)
+    assert "has schema version 3.0" in err
+    assert "ingest the traces again" in err

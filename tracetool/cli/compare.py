@@ -1,0 +1,186 @@
+"""tracetool compare: what changed between two recordings, is it certain, and why?"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from tracetool.cli.output import FORCE, QUIET, ProgressBar, check_target, next_step, path_or_url, write_file
+from tracetool.cli.question import command_line
+from tracetool.cli.several import named_paths
+from tracetool.errors import CheckFailed, ScenarioError
+
+if TYPE_CHECKING:
+    from tracetool.compare import Comparison
+    from tracetool.compare.config import Config
+    from tracetool.compare.sides import Side
+    from tracetool.reports.comparison_forms import Form
+
+
+@click.command()
+@click.argument("base", metavar="BASE[,...]")
+@click.argument("new", metavar="NEW[,...]")
+@click.option(
+    "--fail-on",
+    multiple=True,
+    metavar="'step_ns>+3%'",
+    help="Limit: a change ('bubble_ratio>+2%', 'step_ns>+5ms') or a value ('step_ns>400ms'). Repeatable. Without any, "
+    "whatever regressed fails.",
+)
+@click.option("--least-change", metavar="2%", help="Least change that counts; default: 2%.")
+@click.option("--alpha", type=click.FloatRange(0, 1, min_open=True, max_open=True), help="Of the rank test; 0.01.")
+@click.option(
+    "--config", type=click.Path(path_type=Path), metavar="x.toml", help="Settings; default: [tool.tracetool]."
+)
+@click.option("--accept", is_flag=True, help="Of the same traces: other results are meant (the tool has changed).")
+@click.option("--informational", is_flag=True, default=None, help="Exit with 0 even where the comparison fails.")
+@click.option("--allow-inconclusive", is_flag=True, default=None, help="Let limits pass that too few steps can tell.")
+@click.option(
+    "--format",
+    "form",
+    metavar="FORM",
+    help="Of what is printed: text (default), markdown, json, junit, github or benchmark-action.",
+)
+@click.option(
+    "-o",
+    "--output",
+    multiple=True,
+    metavar="[FORM:]FILE",
+    help="Write it there as well, in the form of the suffix (.txt, .md, .json, .xml) or as named (github:FILE). "
+    "Repeatable.",
+)
+@click.option(
+    "--max-bytes",
+    type=click.IntRange(500),
+    default=64_000,
+    show_default=True,
+    help="Greatest size of Markdown: a comment takes 64 kB, a job summary 1 MiB.",
+)
+@click.option("--pipeline", type=click.IntRange(0), default=0, metavar="N", help="Which of several pipelines, of Runs.")
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@FORCE
+@QUIET
+def compare(
+    base: str,
+    new: str,
+    fail_on: tuple[str, ...],
+    least_change: str | None,
+    alpha: float | None,
+    config: Path | None,
+    form: str | None,
+    output: tuple[str, ...],
+    max_bytes: int,
+    pipeline: int,
+    *,
+    accept: bool,
+    informational: bool | None,
+    allow_inconclusive: bool | None,
+    as_json: bool,
+    force: bool,
+    quiet: bool,
+) -> None:
+    """Compare Runs, raw traces or reports (of replay --json), or several of each: what changed, and why.
+
+    Steps of other traces are held against each other with a rank test and a least change; of the same traces every
+    number must be the same. Exits with 1 if anything regressed, or a limit is exceeded or cannot be told.
+
+    \b
+    Examples:
+      tracetool compare base.run new.run
+      tracetool compare a.run,b.run new.run --fail-on 'bubble_ratio>+2%' --fail-on 'step_ns>400ms'
+      tracetool compare base.json traces/ --format github -o summary.md -o junit.xml
+    """
+    from tracetool.compare import compare as held_against
+    from tracetool.compare.limits import parse_limit
+    from tracetool.compare.verdict import Rules
+    from tracetool.reports.comparison import ComparisonFacts
+    from tracetool.reports.comparison_forms import form_named
+    from tracetool.units import parse_share_ratio
+    from tracetool.version import __version__
+
+    printed = form_named("json" if as_json else form or "text")
+    targets = [_target(each, force=force) for each in output]
+    settings = _settings(config)
+    limits = [parse_limit(text) for text in fail_on or settings.fail_on]
+    rules = Rules(settings.alpha if alpha is None else alpha, parse_share_ratio(least_change or settings.least_change))
+    done = held_against(
+        _side(base, pipeline, quiet=quiet), _side(new, pipeline, quiet=quiet),
+        rules=rules, limits=limits, accept=accept,
+        allow_inconclusive=settings.allow_inconclusive if allow_inconclusive is None else allow_inconclusive,
+    )  # fmt: skip
+    facts = ComparisonFacts(__version__, command_line())
+    for target in targets:
+        write_file(target.path, target.form.render(done, facts, max_bytes), force=force)
+        click.echo(f"wrote {target.path}", err=True)
+    click.echo(printed.render(done, facts, max_bytes).decode(), nl=False)
+    if printed.name == "text":
+        next_step(_next(base, new, done), quiet=quiet)
+    _close(done, informational=settings.informational if informational is None else informational)
+
+
+class _Target(NamedTuple):
+    form: Form
+    path: Path
+
+
+def _target(text: str, *, force: bool) -> _Target:
+    """What to write where, refused before the long work if it cannot be."""
+    from tracetool.reports.comparison_forms import FORMS, form_named, form_of_suffix
+
+    name, colon, rest = text.partition(":")
+    path = Path(rest if colon and name in FORMS else text)
+    form = form_named(name) if colon and name in FORMS else form_of_suffix(path.suffix)
+    if form is None:
+        raise ScenarioError(
+            f"no form is written to {path.suffix or 'files without suffix'}: {text}.",
+            hint=f"use .txt, .md, .json or .xml, or name the form ahead: {', '.join(f'{n}:FILE' for n in FORMS)}",
+        )
+    check_target(path, force=force)
+    return _Target(form, path)
+
+
+def _settings(path: Path | None) -> Config:
+    from tracetool.compare.config import Config, find_config, read_config
+
+    found = path or find_config(Path.cwd())
+    return Config() if found is None else read_config(found)
+
+
+def _side(text: str, pipeline: int, *, quiet: bool) -> Side:
+    from tracetool.compare.sides import is_report, side_of
+    from tracetool.runs import open_run
+
+    with ProgressBar(quiet=quiet) as progress:
+        items = [
+            (name or str(path), path if is_report(path) else open_run([path], progress))
+            for name, path in named_paths(text)
+        ]
+    return side_of(items, pipeline=pipeline)
+
+
+def _next(base: str, new: str, done: Comparison) -> str:
+    again = shlex.join(["tracetool", "compare", base, new])
+    if done.gate == "tool" and done.drifted and not done.accepted:
+        return f"{again} --accept"
+    if all(path_or_url(side).is_dir() for side in (base, new)):
+        return shlex.join(["tracetool", "explain", new])
+    return f"{again} -o comparison.md"
+
+
+def _close(done: Comparison, *, informational: bool) -> None:
+    """Fail where the gate is closed."""
+    if not done.failures:
+        return
+    told = "; ".join(done.failures)
+    if informational:
+        click.echo(f"informational: {told}", err=True)
+        return
+    hint = None
+    if done.gate == "tool":
+        hint = "--accept if the tool has changed on purpose"
+    elif any(check.outcome == "inconclusive" for check in done.checks):
+        hint = "record more steps (5 of each side can tell), or --allow-inconclusive"
+    raise CheckFailed(f"{told}.", hint=hint)

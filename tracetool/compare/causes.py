@@ -1,0 +1,216 @@
+"""The causes of a change in words: parts that changed together, named as what they are."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from statistics import median
+from typing import TYPE_CHECKING, Literal
+
+from tracetool.compare.parts import EVERYTHING, ORDER, Part
+from tracetool.model.action import ActionKind
+from tracetool.schedules.recognise import recognise
+from tracetool.units import format_duration, format_ranges, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from tracetool.compare.attribution import Attribution
+    from tracetool.compare.values import Key
+    from tracetool.model.pipeline import Pipeline, StageProfile
+
+CauseKind = Literal["rank", "stage", "link", "tail", "memory", "order", "everything", "not replayed"]
+_ALIKE = 2.0
+"""Kinds of action slow down alike if the most slowed one does so by no more than so many times the least slowed."""
+_LEAST_RATIO = 0.01
+"""A rank counts as slower if all its kinds are by that much."""
+_MOVED = 0.5
+"""A microbatch moved if it changed by that share of what the one did that changed most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Parts of a change that belong together.
+
+    Attributes:
+        kind: What it is.
+        name: Which one, as in ``stage 2 B`` or ``link 1→2``.
+        value: What it contributes to the metric's change.
+        detail: What it was and is.
+        parts: The parts; empty for what is not replayed.
+    """
+
+    kind: CauseKind
+    name: str
+    value: Fraction
+    detail: str
+    parts: tuple[Part, ...] = ()
+
+
+def causes_of(base: Pipeline, new: Pipeline, found: Attribution, observed_change: Fraction | None) -> tuple[Cause, ...]:
+    """The causes of a metric's change, the largest first; their values sum to the observed change.
+
+    Args:
+        base: Typical step of the base.
+        new: Typical step of the new side.
+        found: The parts' contributions.
+        observed_change: Change of the metric as it was observed; None if it was not: then there is no rest.
+    """
+    left = dict(found.contributions)
+    causes = []
+    for group in _groups(base, new, list(left)):
+        value = sum((left.pop(part) for part in group), Fraction(0))
+        kind, name, detail = _told(base, new, group)
+        causes.append(Cause(kind, name, value, detail, group))
+    causes.sort(key=lambda cause: (-abs(cause.value), cause.name))
+    if observed_change is not None:
+        rest = observed_change - sum((cause.value for cause in causes), Fraction(0))
+        detail = "observed beyond what replay of the typical steps gives: hosts, waits, steps that vary"
+        causes.append(Cause("not replayed", "not replayed", rest, detail))
+    return tuple(causes)
+
+
+def _groups(base: Pipeline, new: Pipeline, parts: Sequence[Part]) -> Iterable[tuple[Part, ...]]:
+    """Parts that changed together: all computes of a rank that is slower, both directions of a link."""
+    left = list(parts)
+    shape = base.observed.shape
+    if EVERYTHING not in left:
+        slow = {rank: group for rank in range(shape.ranks) if (group := _slow_rank(base, new, rank, left))}
+        for group in slow.values():
+            yield group
+            left = [part for part in left if part not in group]
+        for stage in range(shape.stages - 1):
+            both = tuple(p for p in (Part("link", stage, "F"), Part("link", stage + 1, "B")) if p in left)
+            if len(both) == 2 and _alike_links(base, new, stage):
+                yield both
+                left = [part for part in left if part not in both]
+    for part in left:
+        yield (part,)
+
+
+def _slow_rank(base: Pipeline, new: Pipeline, rank: int, left: Sequence[Part]) -> tuple[Part, ...]:
+    """The computes of a rank, if all kinds of all its stages changed alike."""
+    stages = base.observed.shape.stages_of(rank)
+    parts = tuple(part for part in left if part.kind == "compute" and part.stage in stages)
+    kinds = sum(len(base.stages[stage].costs) for stage in stages)
+    if len(parts) < max(2, kinds):
+        return ()
+    ratios = [_ratio(base.stages[part.stage], new.stages[part.stage], part.action) - 1 for part in parts]
+    same_sign = min(ratios) > _LEAST_RATIO or max(ratios) < -_LEAST_RATIO
+    sizes = sorted(abs(ratio) for ratio in ratios)
+    return parts if same_sign and sizes[-1] <= _ALIKE * sizes[0] else ()
+
+
+def _ratio(before: StageProfile, after: StageProfile, action: str) -> float:
+    old, now = before.median_ns(ActionKind(action)), after.median_ns(ActionKind(action))
+    return now / old if old and now is not None else 1.0
+
+
+def _alike_links(base: Pipeline, new: Pipeline, stage: int) -> bool:
+    there = new.stages[stage].forward_transfer_ns - base.stages[stage].forward_transfer_ns
+    back = new.stages[stage + 1].backward_transfer_ns - base.stages[stage + 1].backward_transfer_ns
+    return there * back > 0 and max(abs(there), abs(back)) <= _ALIKE * min(abs(there), abs(back))
+
+
+def _told(base: Pipeline, new: Pipeline, group: tuple[Part, ...]) -> tuple[CauseKind, str, str]:
+    part = group[0]
+    if part in (EVERYTHING, ORDER):
+        kind: CauseKind = "order" if part == ORDER else "everything"
+        return kind, kind if part == ORDER else "another pipeline", _order_words(base, new)
+    if part.kind == "link":
+        return _link_words(base, new, group)
+    if part.kind == "memory":
+        return _memory_words(base, new, part)
+    if part.kind == "tail":
+        before, after = (sum(p.duration_ns for p in side.ranks[part.rank].tail) for side in (base, new))
+        name = f"after the last backward on rank {base.ranks[part.rank].rank}"
+        return "tail", name, _from_to(before, after)
+    position = base.observed.shape.rank_of(part.stage)
+    if len(group) > 1:
+        ratios = {p: _ratio(base.stages[p.stage], new.stages[p.stage], p.action) - 1 for p in group}
+        each = ", ".join(f"{p.stage}{p.action} {ratio:+.1%}" for p, ratio in ratios.items())
+        return "rank", f"rank {base.ranks[position].rank}", f"all its computes: {each}"
+    before_stage, after_stage = base.stages[part.stage], new.stages[part.stage]
+    action = ActionKind(part.action)
+    detail = _from_to(before_stage.median_ns(action) or 0, after_stage.median_ns(action) or 0)
+    return "stage", f"stage {part.stage} {part.action}", detail + _microbatches(before_stage, after_stage, action)
+
+
+def _from_to(before: float, after: float) -> str:
+    ratio = f" ({after / before - 1:+.1%})" if before else ""
+    return f"{format_duration(before)} → {format_duration(after)}{ratio}"
+
+
+def _microbatches(before: StageProfile, after: StageProfile, kind: ActionKind) -> str:
+    """Which microbatches changed, if not all did alike."""
+    pairs = zip(before.costs[kind], after.costs[kind], strict=False)
+    changes = [new.duration_ns - old.duration_ns for old, new in pairs]
+    largest = max(changes, key=abs)
+    moved = [j for j, change in enumerate(changes) if change * largest > 0 and abs(change) >= _MOVED * abs(largest)]
+    if not largest or len(moved) == len(changes) or abs(median(changes)) >= _MOVED * abs(largest):
+        return ""
+    words = f"microbatch{'' if len(moved) == 1 else 'es'} {format_ranges(moved)}"
+    return f", {words} by {'+' if largest > 0 else ''}{format_duration(largest)}"
+
+
+def subject(base: Pipeline, key: Key) -> str:
+    """What a value of an action, a message or a tail is of, named as causes are; empty for other values.
+
+    Args:
+        base: A pipeline of its shape.
+        key: The value's key.
+    """
+    if key.metric in ("action_ns", "activation_bytes"):
+        return "stage " + re.sub(r"(?<=\d)(?=\D)", " ", key.scope)
+    if key.metric in ("transfer_ns", "payload_bytes"):
+        part = Part("link", int(key.scope[:-1]), key.scope[-1])
+        return _way(base, part, "→") if part.stage < len(base.stages) else ""
+    return f"rank {key.scope[4:]}" if key.scope.startswith("rank") else ""
+
+
+def _way(base: Pipeline, part: Part, arrow: str) -> str:
+    """A link by the global ranks that it joins."""
+    shape = base.observed.shape
+    there = shape.next(part.stage) if part.action == "F" else shape.previous(part.stage)
+    src, dst = (base.ranks[shape.rank_of(s)].rank for s in (part.stage, part.stage if there is None else there))
+    return f"link {src}{arrow}{dst}"
+
+
+def _link_words(base: Pipeline, new: Pipeline, group: tuple[Part, ...]) -> tuple[CauseKind, str, str]:
+    details = []
+    for part in group:
+        forward = part.action == "F"
+        sides = (base.stages[part.stage], new.stages[part.stage])
+        times = [s.forward_transfer_ns if forward else s.backward_transfer_ns for s in sides]
+        sizes = [s.forward_payload_bytes if forward else s.backward_payload_bytes for s in sides]
+        words = f"a message {format_duration(times[0])} → {format_duration(times[1])}"
+        if sizes[0] != sizes[1]:
+            words += ", payload " + " → ".join("unknown" if size is None else format_size(size) for size in sizes)
+        details.append(words)
+    return "link", _way(base, group[0], "↔" if len(group) > 1 else "→"), "; back: ".join(details)
+
+
+def _memory_words(base: Pipeline, new: Pipeline, part: Part) -> tuple[CauseKind, str, str]:
+    if part.stage < 0:
+        before, after = (side.ranks[part.rank].static_bytes for side in (base, new))
+        name = f"static memory of rank {base.ranks[part.rank].rank}"
+    else:
+        before, after = (side.stages[part.stage].activation_bytes() for side in (base, new))
+        name = f"activations of stage {part.stage}"
+    known = ["unknown" if size is None else format_size(size) for size in (before, after)]
+    return "memory", name, f"{known[0]} → {known[1]}"
+
+
+def _order_words(base: Pipeline, new: Pipeline) -> str:
+    changes = []
+    names = [known.name if (known := recognise(side.observed)) else "an order of its own" for side in (base, new)]
+    shapes = [side.observed.shape for side in (base, new)]
+    pairs = (
+        ("", names), ("p2p ", [base.p2p, new.p2p]), ("microbatches ", [s.microbatches for s in shapes]),
+        ("stages ", [s.stages for s in shapes]), ("ranks ", [s.ranks for s in shapes]),
+    )  # fmt: skip
+    for what, (before, after) in pairs:
+        if before != after:
+            changes.append(f"{what}{before} → {after}")
+    return ", ".join(changes) or "actions in another order"

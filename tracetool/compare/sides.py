@@ -1,0 +1,207 @@
+"""What is compared: recordings, or reports that replay wrote."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tracetool.compare.values import OF_STEP, Key, Values, values_of
+from tracetool.errors import SchemaVersion, StoreError
+from tracetool.recording import Recording, recording_of
+from tracetool.tables import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tracetool.store import Run
+
+REPORT_SCHEMA = "urn:tracetool:schema:1:report"
+
+
+class _RunPart(msgspec.Struct):
+    name: str
+    digest: str
+    global_ranks: list[int]
+
+
+class _StepPart(msgspec.Struct):
+    number: int
+    step_ns: int
+    window_ns: int
+    bubble_ns: int
+    bubble_ratio: float
+    peak_hbm_bytes: list[int | None]
+    overhead_bytes: list[int | None] = []
+
+
+class _ResultPart(msgspec.Struct):
+    schedule: str
+    p2p: str
+    step_ns: int
+    window_ns: int
+    bubble_ns: int
+    bubble_ratio: float
+    cross_dc_bubble_ns: int
+    peak_hbm_bytes: list[int | None]
+    extra_forwards: list[int] | None = None
+
+
+class _ReportFile(msgspec.Struct):
+    """What is read of a report; what later versions add is not."""
+
+    schema_version: str
+    tool_version: str
+    command: str
+    run: _RunPart
+    step: _StepPart
+    scenario: dict[str, Any]
+    results: list[_ResultPart]
+    recording: Recording | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One Run or report of a side.
+
+    Attributes:
+        name: What the user named.
+        digest: Digest of the traces.
+        tool_version: Version that measured.
+        schema_version: Version of the schema it was written by.
+        steps: Numbers of the steps it holds.
+    """
+
+    name: str
+    digest: str
+    tool_version: str
+    schema_version: str
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The base, or the new side.
+
+    Attributes:
+        sources: Its Runs and reports, in the order given.
+        values: What it measured.
+        recordings: Those of its sources that hold costs; without any no cause can be told.
+        scenario: What its reports replayed, as they say; None without reports.
+    """
+
+    sources: tuple[Source, ...]
+    values: Mapping[Key, Values]
+    recordings: tuple[Recording, ...]
+    scenario: Mapping[str, Any] | None = None
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Digests of its traces, sorted."""
+        return tuple(sorted(source.digest for source in self.sources))
+
+
+def side_of(items: Sequence[tuple[str, Run | Path | Recording]], *, pipeline: int = 0) -> Side:
+    """Read a side.
+
+    Args:
+        items: Per source its name and a Run, the path of a report, or a recording.
+        pipeline: Which one of several side by side, of Runs.
+
+    Raises:
+        StoreError: If a report cannot be read, or is of another schema.
+        TraceToolError: If a Run holds no pipeline that could be reconstructed.
+    """
+    sources, recordings, reports = [], [], []
+    for name, item in items:
+        if isinstance(item, Path):
+            report = read_report(item)
+            reports.append(report)
+            if report.recording is not None:
+                recordings.append(report.recording)
+            run = report.run
+            steps = [s.number for s in report.recording.steps] if report.recording else [report.step.number]
+            sources.append(Source(name, run.digest, report.tool_version, report.schema_version, tuple(steps)))
+            continue
+        recording = item if isinstance(item, Recording) else recording_of(item, pipeline=pipeline)
+        version = SCHEMA_VERSION if isinstance(item, Recording) else str(item.manifest["schema_version"])
+        recordings.append(recording)
+        numbers = tuple(step.number for step in recording.steps)
+        sources.append(Source(name, recording.digest, recording.tool_version, version, numbers))
+    values: dict[Key, Values] = dict(values_of(recordings))
+    for key, found in _values_of_reports(reports).items():
+        before = values.get(key)
+        values[key] = found if before is None else Values(before.per_step + found.per_step)
+    scenarios = [report.scenario for report in reports]
+    scenario = scenarios[0] if scenarios and all(each == scenarios[0] for each in scenarios) else None
+    return Side(tuple(sources), values, tuple(recordings), scenario)
+
+
+def _values_of_reports(reports: Sequence[_ReportFile]) -> dict[Key, Values]:
+    """What reports say of their step, where they hold no recording, and of the schedules they replayed."""
+    rows: dict[Key, list[float]] = {}
+    for report in reports:
+        for result in report.results:
+            extra = "" if result.extra_forwards is None else "+" + "-".join(map(str, result.extra_forwards))
+            for name in ("step_ns", "window_ns", "bubble_ns", "bubble_ratio", "cross_dc_bubble_ns"):
+                rows.setdefault(Key(name, f"{result.schedule}{extra}"), []).append(getattr(result, name))
+            _peaks(rows, result.peak_hbm_bytes, f"{result.schedule}{extra}")
+        if report.recording is None:
+            for name in OF_STEP:
+                if name != "compute_ns":
+                    rows.setdefault(Key(name), []).append(getattr(report.step, name))
+            _peaks(rows, report.step.peak_hbm_bytes, "")
+            for name, sizes in (("peak_hbm_bytes", report.step.peak_hbm_bytes),
+                                ("overhead_bytes", report.step.overhead_bytes)):  # fmt: skip
+                for rank, size in zip(report.run.global_ranks, sizes, strict=False):
+                    if size is not None:
+                        rows.setdefault(Key(name, f"rank{rank}"), []).append(size)
+    return {key: Values(tuple(found)) for key, found in rows.items()}
+
+
+def _peaks(rows: dict[Key, list[float]], sizes: Sequence[int | None], scope: str) -> None:
+    known = [size for size in sizes if size is not None]
+    if known and len(known) == len(sizes):
+        rows.setdefault(Key("peak_hbm_bytes", scope), []).append(max(known))
+
+
+def is_report(path: Path) -> bool:
+    """Whether a path is a JSON file that says it is a report, or is none that a reader of traces would know."""
+    if not path.is_file() or path.suffix.lower() != ".json":
+        return False
+    with path.open("rb") as file:
+        return b'"urn:tracetool:schema:' in file.read(200)
+
+
+def read_report(path: Path) -> _ReportFile:
+    """Read a report of ``tracetool replay --json``.
+
+    Raises:
+        SchemaVersion: If another major version of the schema, or of the report, wrote it.
+        StoreError: If it is damaged.
+    """
+    data = path.read_bytes()
+    again = "write it again with: tracetool replay TRACES --json > report.json"
+    try:
+        head = msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise StoreError(f"{path} is damaged: {error}.", hint=again) from error
+    if not isinstance(head, dict):
+        raise StoreError(f"{path} is damaged: it holds no report.", hint=again)
+    identifier, version = (str(head.get(key)) for key in ("$schema", "schema_version"))
+    if identifier != REPORT_SCHEMA:
+        raise SchemaVersion(
+            f"{path} is {identifier}; compare reads {REPORT_SCHEMA}.",
+            hint="name a Run, raw traces, or what 'tracetool replay --json' wrote",
+        )
+    if version.partition(".")[0] != SCHEMA_VERSION.partition(".")[0]:
+        raise SchemaVersion(
+            f"{path} has schema version {version}, this tool reads {SCHEMA_VERSION}.",
+            hint=f"its traces are needed: {head.get('command', again)} > {path.name}",
+        )
+    try:
+        return msgspec.json.decode(data, type=_ReportFile)
+    except msgspec.ValidationError as error:
+        raise StoreError(f"{path} is damaged: {error}.", hint=again) from error

@@ -1,0 +1,197 @@
+"""What ``tracetool compare --json`` prints, and the forms that a comparison is written in.
+
+The structs are the schema: ``schemas/comparison.schema.json`` is made from them. Keys may be added within a major
+version; none is renamed or removed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+
+from tracetool.compare.summary import summary
+from tracetool.compare.whole import whole_contributions
+from tracetool.tables import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.compare import Comparison
+    from tracetool.compare.causes import Cause
+    from tracetool.compare.sides import Side
+    from tracetool.compare.verdict import Line
+
+SCHEMA_ID = "urn:tracetool:schema:1:comparison"
+
+
+def _doc(text: str) -> msgspec.Meta:
+    return msgspec.Meta(description=text)
+
+
+class SourceInfo(msgspec.Struct, kw_only=True):
+    """A Run or report of a side."""
+
+    name: Annotated[str, _doc("What the user named.")]
+    digest: Annotated[str, _doc("Digest of its traces.")]
+    tool_version: Annotated[str, _doc("Version of tracetool that measured it.")]
+    schema_version: Annotated[str, _doc("Version of the schema that it was written by.")]
+    steps: Annotated[list[int], _doc("Steps it holds.")]
+
+
+class SideInfo(msgspec.Struct, kw_only=True):
+    """The base, or the new side."""
+
+    sources: Annotated[list[SourceInfo], _doc("Its Runs and reports.")]
+    scenario: Annotated[dict[str, Any] | None, _doc("What its reports replayed; null for Runs, or if they differ.")]
+
+
+class RulesInfo(msgspec.Struct, kw_only=True):
+    """When a change counts."""
+
+    alpha: Annotated[float, _doc("Chance at which the rank test calls equal sets different.")]
+    least_ratio: Annotated[float, _doc("Least change of a median.")]
+    least_share_ratio: Annotated[float, _doc("Least change of a part, as a share of the step.")]
+
+
+class LineInfo(msgspec.Struct, kw_only=True):
+    """One value side by side."""
+
+    name: Annotated[str, _doc("Metric, and behind a slash what it is of.")]
+    metric: Annotated[str, _doc("Name of the metric.")]
+    scope: Annotated[str | None, _doc("Stage and kind, rank or replayed schedule; null for the step.")]
+    unit: Annotated[str, _doc("ns, bytes or 1.")]
+    better: Annotated[str, _doc("lower or higher.")]
+    base: Annotated[float | None, _doc("Median of the base; null if it has none.")]
+    new: Annotated[float | None, _doc("Median of the new side; null if it has none.")]
+    change: Annotated[float | None, _doc("New minus base.")]
+    change_ratio: Annotated[float | None, _doc("New over base, minus one; null if the base is 0.")]
+    base_count: Annotated[int, _doc("Values the base's is of.")]
+    new_count: Annotated[int, _doc("Values the new one is of.")]
+    sampled: Annotated[str, _doc("What the values are of: steps, actions, or exact figures.")]
+    p: Annotated[float | None, _doc("Two-sided chance of the Mann-Whitney test; null if nothing was tested.")]
+    verdict: Annotated[str, _doc("improved, unchanged, regressed or inconclusive.")]
+    why: Annotated[str | None, _doc("Why nothing can be told.")]
+
+
+class CauseInfo(msgspec.Struct, kw_only=True):
+    """A part of a change."""
+
+    kind: Annotated[str, _doc("rank, stage, link, tail, memory, order, everything or not replayed.")]
+    name: Annotated[str, _doc("Which one.")]
+    value: Annotated[
+        float, _doc("What it contributes, in the metric's unit (whole ns and bytes); together they are the change.")
+    ]
+    detail: Annotated[str, _doc("What it was and is.")]
+
+
+class CheckInfo(msgspec.Struct, kw_only=True):
+    """How a limit fared."""
+
+    limit: Annotated[str, _doc("The limit as it was written.")]
+    outcome: Annotated[str, _doc("held, exceeded or inconclusive.")]
+    detail: Annotated[str, _doc("What was found.")]
+
+
+class ComparisonInfo(msgspec.Struct, kw_only=True):
+    """Result of tracetool compare."""
+
+    schema: Annotated[str, _doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
+    schema_version: Annotated[str, _doc("Version of the schema.")] = SCHEMA_VERSION
+    tool_version: Annotated[str, _doc("Version of tracetool.")]
+    command: Annotated[str, _doc("Command line that made it.")]
+    summary: Annotated[str, _doc("The change that matters most, its verdict, its causes.")]
+    gate: Annotated[str, _doc("tool: same traces, so results must be the same; workload: other traces.")]
+    passed: Annotated[bool, _doc("Whether the gate is open.")]
+    failures: Annotated[list[str], _doc("Why it is closed.")]
+    accepted: Annotated[bool, _doc("Whether other results of the same traces were accepted.")]
+    base: Annotated[SideInfo, _doc("What is compared with.")]
+    new: Annotated[SideInfo, _doc("What is new.")]
+    rules: RulesInfo
+    lines: Annotated[list[LineInfo], _doc("Every value side by side.")]
+    causes: Annotated[dict[str, list[CauseInfo]], _doc("Per metric the causes of its change, the largest first.")]
+    checks: Annotated[list[CheckInfo], _doc("How the limits fared.")]
+    notes: Annotated[list[str], _doc("What could not be compared or told.")]
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonFacts:
+    """What the output says about the call.
+
+    Attributes:
+        tool_version: Version of this tool.
+        command: The command line, to run it again.
+    """
+
+    tool_version: str
+    command: str
+
+
+def comparison_info(done: Comparison, facts: ComparisonFacts) -> ComparisonInfo:
+    """The comparison as the structs of the schema."""
+    rules = done.rules
+    return ComparisonInfo(
+        tool_version=facts.tool_version,
+        command=facts.command,
+        summary=summary(done),
+        gate=done.gate,
+        passed=not done.failures,
+        failures=list(done.failures),
+        accepted=done.accepted,
+        base=_side(done.base),
+        new=_side(done.new),
+        rules=RulesInfo(
+            alpha=rules.alpha, least_ratio=rules.least_ratio, least_share_ratio=rules.least_share_ratio
+        ),
+        lines=[_line(line) for line in done.lines],
+        causes={metric: _causes(metric, causes) for metric, causes in done.causes.items()},
+        checks=[CheckInfo(limit=c.limit.text, outcome=c.outcome, detail=c.detail) for c in done.checks],
+        notes=list(done.notes),
+    )  # fmt: skip
+
+
+def _side(side: Side) -> SideInfo:
+    return SideInfo(
+        sources=[
+            SourceInfo(
+                name=s.name, digest=s.digest, tool_version=s.tool_version, schema_version=s.schema_version,
+                steps=list(s.steps),
+            )
+            for s in side.sources
+        ],
+        scenario=None if side.scenario is None else dict(side.scenario),
+    )  # fmt: skip
+
+
+def _line(line: Line) -> LineInfo:
+    return LineInfo(
+        name=line.key.text,
+        metric=line.key.metric,
+        scope=line.key.scope or None,
+        unit=line.metric.unit,
+        better=line.metric.better,
+        base=line.base,
+        new=line.new,
+        change=line.change,
+        change_ratio=line.change_ratio,
+        base_count=line.base_count,
+        new_count=line.new_count,
+        sampled=line.sampled,
+        p=line.p,
+        verdict=line.verdict,
+        why=line.why,
+    )
+
+
+def _causes(metric: str, causes: Sequence[Cause]) -> list[CauseInfo]:
+    values = whole_contributions(metric, [cause.value for cause in causes])
+    return [
+        CauseInfo(kind=cause.kind, name=cause.name, value=value, detail=cause.detail)
+        for cause, value in zip(causes, values, strict=True)
+    ]
+
+
+def render_json(done: Comparison, facts: ComparisonFacts) -> bytes:
+    """The comparison as indented JSON, with a final newline."""
+    return msgspec.json.format(msgspec.json.encode(comparison_info(done, facts)), indent=2) + b"\n"
