@@ -28,7 +28,7 @@ from tracetool.remarks import (
 )
 from tracetool.replay import replay
 from tracetool.replay.problem import pose
-from tracetool.schedules import SCHEDULES, build_schedule
+from tracetool.schedules import SCHEDULES, build_schedule, parse_names
 from tracetool.schedules.recognise import recognise
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def _reduction(value: int, base: int) -> float | None:
 
 def answer(
     found: Reconstruction,
-    schedules: Sequence[str],
+    schedules: str | Sequence[str],
     scenario: Scenario | None = None,
     *,
     baseline: str = "1f1b",
@@ -179,7 +179,7 @@ def answer(
 
     Args:
         found: A reconstructed Run.
-        schedules: Names, as ``build_schedule`` takes them.
+        schedules: Names, as ``build_schedule`` takes them, in a list or with commas between them.
         scenario: What differs from the measurement; by default nothing.
         baseline: Schedule to compare with.
         extra_forwards: For geopipe, per pipeline rank; chosen by ``choose_depth`` if not given.
@@ -190,8 +190,15 @@ def answer(
     Raises:
         ScheduleError: If the baseline or none of the schedules fits; one of several is among ``refused``.
         TraceToolError: If a schedule does not exist, or the scenario does not fit the pipeline.
+
+    Example:
+        >>> answer = tt.answer(found, "geopipe", scenario)
+        >>> answer.results[0].extra_forwards, answer.results[0].feasible
+        ((3, 3, 0, 0), True)
+        >>> f"{answer.bubble_reduction(answer.results[0]):.1%}"
+        ''
     """
-    scenario = scenario or Scenario()
+    schedules, scenario = parse_names(schedules), scenario or Scenario()
     pipeline = found.pipeline
     observed = pipeline.observed
     scenario.topology.check(observed.shape.ranks)
