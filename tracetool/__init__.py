@@ -42,8 +42,8 @@ tables:
 
 Of what was recorded, ``run.table`` gives a table as Arrow, and ``run.query`` asks in SQL (``run.arrow`` likewise):
 
-    >>> run.query("SELECT count(*) AS messages, sum(payload_bytes) AS bytes FROM transfers").rows()
-    []
+    >>> run.query("SELECT src_rank, dst_rank, count(*) AS messages FROM transfers GROUP BY ALL ORDER BY ALL").rows()
+    [(0, 1, 8), (1, 0, 8), (1, 2, 8), (2, 1, 8), (2, 3, 8), (3, 2, 8)]
 
 Which schedule over which link? Why does a step take so long? What should be run?
 
@@ -51,9 +51,9 @@ Which schedule over which link? Why does a step take so long? What should be run
     >>> swept = tt.sweep(found, grid)
     >>> best = swept.best_first()[0]
     >>> len(swept.points), best.schedule, best.step_ns
-    ()
-    >>> [(found.cause.value, found.mean_ns) for found in tt.explain(found, "1f1b", scenario).causes[:2]]
-    []
+    (12, '1f1b', 260957229)
+    >>> [(why.cause.value, why.mean_ns) for why in tt.explain(found, "1f1b", scenario).causes[:2]]
+    [('cross_dc_latency', 68818546), ('drain', 37237183)]
     >>> advice = tt.advise(found, scenario, ["1f1b", "geopipe"])
     >>> advice.best.label, advice.binds
     ('geopipe +2,2,0,0', 'latency')
@@ -70,7 +70,10 @@ found; its ``hint`` says what to do (``tracetool.errors`` has the tree). A value
     >>> try:
     ...     tt.answer(found, "geopip", scenario)
     ... except tt.TraceToolError as error:
-    ...     print(error, error.hint, sep="\n")
+    ...     print(error)
+    ...     print(error.hint)
+    no schedule named 'geopip'. Did you mean 'geopipe' or 'gpipe'?
+    'tracetool schedules' lists all; csv:FILE reads torch's CSV of actions
 
 Names are loaded when first used, so that importing the package stays cheap.
 """

@@ -65,8 +65,8 @@ def ingest(
         >>> tt.ingest("sample_traces/h100-1f1b", "x.run")
         Traceback (most recent call last):
         tracetool.errors.AlreadyExists: the Run x.run exists.
-        >>> tt.ingest(["sample_traces/h100-1f1b"], "again.run").manifest["world_size"]
-        4
+        >>> run.manifest["world_size"], run.query("SELECT count(*) AS events FROM events").item()
+        (4, 30867)
     """
     options = options or IngestOptions()
     return read_traces(as_paths(paths), output, force=force, progress=progress, options=options, complete=derive)

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracetool.model.action import ActionKind
+from tracetool.reconstruct import slowdown
 from tracetool.reconstruct.account import Account
 from tracetool.reconstruct.action_view import ActionView
-from tracetool.reconstruct import slowdown
 from tracetool.reconstruct.contention import Device
 from tracetool.reconstruct.kernels import Kernel
 from tracetool.reconstruct.segments import Segment

@@ -143,7 +143,7 @@ def build_schedule(
         '0F0 0F1 0B0 0F2 0B1 0B2'
         >>> tt.build_schedule("geopip", found.pipeline.observed.shape)
         Traceback (most recent call last):
-        tracetool.errors.UnknownName: no schedule named 'geopip'. Did you mean 'geopipe'?
+        tracetool.errors.UnknownName: no schedule named 'geopip'. Did you mean 'geopipe' or 'gpipe'?
     """
     if name.startswith("csv:"):
         return _from_file(Path(name.removeprefix("csv:")), shape)
