@@ -19,9 +19,8 @@ schedules take over this link, within this memory?
     gpipe   458.1 ms, fits: True
     geopipe 316.1 ms, fits: True
 
-``answer`` also says what to make of it: ``answer.warnings``, ``answer.notes``, ``answer.fidelity``, and of each result
-``seen_error_ratio`` and ``remark``. Every result is made of typed, frozen values; ``to_polars`` and ``to_arrow`` give its
-tables:
+``answer`` also says what to make of it: ``warnings``, ``notes`` and ``fidelity``, and of each result ``remark`` and
+``seen_error_ratio``. Results are made of typed, frozen values; ``to_polars`` and ``to_arrow`` give their tables:
 
     >>> tables = tt.to_polars(answer)
     >>> tables["results"].select("role", "schedule", "step_ns", "bubble_ratio")
@@ -64,8 +63,8 @@ One schedule alone, without a comparison:
     >>> tt.measure(tt.replay(found.pipeline, order, scenario).timeline).step_ns
     458117362
 
-Times are whole ns, sizes bytes, and names say so. What cannot be done raises a :class:`TraceToolError` that says what was
-found; its ``hint`` says what to do (``tracetool.errors`` has the tree). A value of a wrong type raises TypeError.
+Times are whole ns, sizes bytes, and names say so. What cannot be done raises a :class:`TraceToolError` that says what
+was found; its ``hint`` says what to do (``tracetool.errors`` has the tree). A wrong type raises TypeError.
 
     >>> try:
     ...     tt.answer(found, "geopip", scenario)

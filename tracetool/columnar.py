@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from tracetool.advise import Advice
 from tracetool.columns import Column, Table, nullable, table
 from tracetool.explain import Explanation
-from tracetool.metrics import Metrics
 from tracetool.model.timeline import Timeline
 from tracetool.reconstruct import Reconstruction
 from tracetool.replay import Replayed
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 
     import polars as pl
     import pyarrow as pa
+
+    from tracetool.metrics import Metrics
 
 _SCHEDULE = Column("schedule", "string", "Name of the schedule.")
 _EXTRA = nullable(

@@ -33,7 +33,7 @@ def main(path: Path) -> None:
     try:
         run: tt.Run = tt.open_run(path)
         found = tt.reconstruct(run)
-        print(best_step_ns(found, "dc0-dc1=25Gbit/s,10ms"), alone_ns(found.pipeline))
+        sys.stdout.write(f"{best_step_ns(found, 'dc0-dc1=25Gbit/s,10ms')} {alone_ns(found.pipeline)}\n")
     except tt.TraceToolError as error:
         sys.exit(f"{error.message} {error.hint}")
 
