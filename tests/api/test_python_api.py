@@ -7,6 +7,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,9 @@ from recorded import ROOT, SAMPLES, derived
 import tracetool as tt
 from tracetool.cli import run as command
 from tracetool.errors import BadTopology, ScenarioError, StoreError, UnknownName
+from tracetool.model.action import ActionKind
+from tracetool.model.collective import CollectiveUse
+from tracetool.model.pipeline import TailPart
 from tracetool.tables import TABLES
 
 if TYPE_CHECKING:
@@ -220,6 +224,10 @@ def test_what_makes_no_sense_is_an_error_of_this_package() -> None:
         tt.scenario(found, link=LINK)
     with pytest.raises(UnknownName, match="p2p mode named 'edge'"):
         tt.scenario(found, p2p="edge")  # type: ignore[arg-type]
+    with pytest.raises(BadTopology, match=r"covers pipeline ranks 0\.\.5"):
+        tt.grid(found, dc="0-1,2-5", bandwidth="25Gbit/s", latency="2ms")
+    with pytest.raises(ScenarioError, match="no latency"):
+        tt.grid(found, dc="0-1,2-3", bandwidth="25Gbit/s")
     for words in ({"microbatches": 0}, {"overlap_ratio": 0.0}, {"pipelines_on_link": 0}, {"activation": "1GiB"}):
         with pytest.raises(ScenarioError):
             tt.scenario(found, **words)  # type: ignore[arg-type]
@@ -241,3 +249,35 @@ def test_a_damaged_table_is_named(tmp_path: Path) -> None:
     file.write_bytes(content)
     with pytest.raises(StoreError, match=r"ops.*cannot be read"):
         run.table("ops")
+
+
+def test_places_of_other_pipelines_count_in_scenarios_and_sweeps() -> None:
+    """A gradient reduction with a second pipeline whose ranks sit in the other DC crosses the link.
+
+    Of two ranks, a ring of 100 MB sends 100 MB over the link each way (32 ms at 25 Gbit/s) in two hops (20 ms), instead
+    of the 1 ms that it took; rank 0, which ends the window, is the only one that has a reduction.
+    """
+    found = _found()
+    places = {0: "a0", 1: "a1", 2: "b0", 3: "b1", 4: "b2", 5: "b3", 6: "a2", 7: "a3"}
+    reduction = CollectiveUse("allreduce", (0, 4), 100_000_000, 1_000_000)
+    tail = TailPart(ActionKind.REDUCE_GRAD, 1_000_000, None, (reduction,))
+    ranks = tuple(replace(rank, tail=() if rank.rank else (tail,)) for rank in found.pipeline.ranks)
+    row = found.coordinates[0]
+    found = replace(
+        found,
+        pipeline=replace(found.pipeline, ranks=ranks),
+        coordinates=tuple(row._replace(rank=rank, pp=rank % 4) for rank in places),
+        hosts=places,
+    )
+    steps = {}
+    maps = ("dc0=a*,dc1=b*", "0-1,2-3")
+    for text in maps:
+        scenario = tt.scenario(found, dc=text, link=LINK)
+        (result,) = tt.answer(found, "1f1b", scenario).results
+        grid = tt.grid(found, "1f1b", dc=text, bandwidth="25Gbit/s", latency="10ms")
+        (point,) = tt.sweep(found, grid, knees=False).points
+        assert point.step_ns == result.metrics.step_ns
+        steps[text] = point.step_ns
+    both = tt.sweep(found, tt.grid(found, "1f1b", dc=maps, bandwidth="25Gbit/s", latency="10ms"), knees=False)
+    assert [point.step_ns for point in both.points] == list(steps.values())
+    assert steps["dc0=a*,dc1=b*"] - steps["0-1,2-3"] == 51_000_000

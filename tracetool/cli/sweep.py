@@ -173,15 +173,12 @@ def _grids(
     grid: Grid, question: Question, maps: tuple[str, ...], scenarios: list[NamedScenario] | None, path: Path | None
 ) -> list[Grid]:
     """The grid with the places of the ranks, or one for each named scenario."""
-    from tracetool.sweep.asked import placed_grid, places
+    from tracetool.sweep.asked import places
     from tracetool.sweep.scenario_file import grids_of
 
     found = question.found
-    grid = replace(grid, scenario=question.scenario)
-    if scenarios is None:
-        return [placed_grid(grid, maps, found)]
-    grid = replace(grid, dcs=tuple(places(text, found) for text in maps))
-    return grids_of(scenarios, grid, lambda text: places(text, found), str(path))
+    grid = replace(grid, scenario=question.scenario, dcs=tuple(places(text, found) for text in maps))
+    return [grid] if scenarios is None else grids_of(scenarios, grid, lambda text: places(text, found), str(path))
 
 
 def _form(path: Path) -> Callable[..., bytes]:

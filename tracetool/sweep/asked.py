@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tracetool.errors import ScenarioError
+from tracetool.model.topology import Topology
 from tracetool.schedules import SCHEDULES, parse_names
 from tracetool.sweep.grid import Grid
 from tracetool.sweep.ranges import (
@@ -76,9 +77,11 @@ def grid(
         p2p=p2p,
         extra_forwards=extra_forwards,
     )
-    asked.check_figures()
     maps = [dc] if isinstance(dc, str) else dc
-    return placed_grid(asked if scenario is None else replace(asked, scenario=scenario), maps, found)
+    shared = asked.scenario if scenario is None else scenario
+    placed_there = replace(asked, scenario=shared, dcs=tuple(places(text, found) for text in maps))
+    placed_there.check(len(found.observed.global_ranks))
+    return placed_there
 
 
 def unplaced_grid(
@@ -125,28 +128,10 @@ def _modes(text: str) -> tuple[P2PMode, ...]:
     return tuple(dict.fromkeys(p2p_mode(name.strip()) for name in text.split(",")))
 
 
-def placed_grid(asked: Grid, maps: Sequence[str], found: Reconstruction) -> Grid:
-    """A grid with the places of the ranks.
-
-    Args:
-        asked: The rest of it.
-        maps: Where ranks sit; several are compared.
-        found: The reconstructed Run that they are about.
+def places(text: str, found: Reconstruction) -> Topology:
+    """Where the ranks of a recording sit by a map.
 
     Raises:
-        BadTopology: If a map leaves a rank of the pipeline out.
+        BadTopology: If it leaves a rank of the pipeline out.
     """
-    if len(maps) == 1:
-        # The only map also says where ranks of other pipelines sit: collectives with them may cross DCs.
-        topology = placed(asked.scenario.topology, read_dc_map(maps[0]), found)
-        return replace(asked, scenario=replace(asked.scenario, topology=topology))
-    return replace(asked, dcs=tuple(places(text, found) for text in maps))
-
-
-def places(text: str, found: Reconstruction) -> tuple[str, ...]:
-    """DC of each pipeline rank by a map.
-
-    Raises:
-        BadTopology: If it leaves one out.
-    """
-    return read_dc_map(text).of_pipeline(found.observed.global_ranks, found.hosts)
+    return placed(Topology(), read_dc_map(text), found)

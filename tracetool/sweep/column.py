@@ -46,6 +46,11 @@ class Ways:
         return self.topology.dcs
 
     @property
+    def names(self) -> set[str]:
+        """The DCs that ranks of the job sit in, as far as is known."""
+        return {*self.dcs, *(dc for _, dc in self.topology.rank_dcs)}
+
+    @property
     def are_apart(self) -> bool:
         """Whether there are several DCs."""
         return len(set(self.dcs)) > 1

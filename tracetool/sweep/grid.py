@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import BadTopology, ScenarioError
 from tracetool.model.scenario import Scenario
+from tracetool.model.topology import Topology
 from tracetool.sweep.column import Column, Swept, Ways
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ class Grid:
         latencies_ns: Of the same links, one way.
         hbm_bytes: Memory limits per rank.
         p2p: How transfers are issued.
-        dcs: DC of each pipeline rank.
+        dcs: DC of each pipeline rank; or a topology without links, which also says where other ranks of the job sit
+            (which collectives cross DCs).
         name: Name of the scenario, where it has one.
     """
 
@@ -46,7 +48,7 @@ class Grid:
     latencies_ns: tuple[int, ...] = ()
     hbm_bytes: tuple[int, ...] = ()
     p2p: tuple[P2PMode, ...] = ()
-    dcs: tuple[tuple[str, ...], ...] = ()
+    dcs: tuple[tuple[str, ...] | Topology, ...] = ()
     name: str | None = None
 
     @property
@@ -84,8 +86,8 @@ class Grid:
                 f"the grid has up to {self.size:,} points; {MOST_POINTS:,} are the most.",
                 hint="fewer values per doubling, as in --bandwidth '10..800Gbit/s*2'",
             )
-        ways = [self._ways(dcs) for dcs in self._maps()]
-        apart = [set(one.dcs) for one in ways if one.are_apart]
+        ways = [self._ways(places) for places in self._maps()]
+        apart = [one.names for one in ways if one.are_apart]
         if self.latencies_ns and not apart:
             raise BadTopology(
                 "figures of links are given, but every pipeline rank sits in one DC.",
@@ -114,15 +116,17 @@ class Grid:
                     for warm_up in self.extra_forwards if name.lower() == "geopipe" else (None,):
                         yield Column(name, warm_up, shared, ways, links, hbms, self.name)
 
-    def _maps(self) -> tuple[tuple[str, ...], ...]:
-        return self.dcs or (self.scenario.topology.dcs,)
+    def _maps(self) -> tuple[Topology, ...]:
+        maps = tuple(Topology(each) if isinstance(each, tuple) else each for each in self.dcs)
+        return maps or (self.scenario.topology,)
 
-    def _ways(self, dcs: tuple[str, ...]) -> Ways:
+    def _ways(self, places: Topology) -> Ways:
         given = self.scenario.topology
-        fixed = given.links
-        if self.dcs:
-            fixed = tuple(link for link in fixed if {link.src_dc, link.dst_dc} <= set(dcs))
-        return Ways(replace(given, dcs=dcs, links=fixed))
+        ways = Ways(replace(given, dcs=places.dcs, rank_dcs=places.rank_dcs))
+        if not self.dcs:
+            return ways
+        fixed = tuple(link for link in given.links if {link.src_dc, link.dst_dc} <= ways.names)
+        return Ways(replace(ways.topology, links=fixed))
 
     def _links(self, ways: Ways) -> tuple[Swept, ...]:
         """Links of all points: latencies outside, bandwidths inside."""

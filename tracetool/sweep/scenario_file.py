@@ -88,7 +88,7 @@ def _fault(error: msgspec.ValidationError) -> str:
 
 
 def grids_of(
-    scenarios: Sequence[NamedScenario], base: Grid, dcs_of: Callable[[str], tuple[str, ...]], path: str
+    scenarios: Sequence[NamedScenario], base: Grid, dcs_of: Callable[[str], tuple[str, ...] | Topology], path: str
 ) -> list[Grid]:
     """A grid per scenario: the base's, with what the scenario says in place of it.
 
@@ -104,7 +104,7 @@ def grids_of(
     return [_grid(scenario, f"{path}: scenario[{number}]", base, dcs_of) for number, scenario in enumerate(scenarios)]
 
 
-def _grid(scenario: NamedScenario, at: str, base: Grid, dcs_of: Callable[[str], tuple[str, ...]]) -> Grid:
+def _grid(scenario: NamedScenario, at: str, base: Grid, dcs_of: Callable[[str], tuple[str, ...] | Topology]) -> Grid:
     grid = replace(base, name=scenario.name)
     if scenario.latency is not None and scenario.distance is not None:
         raise ScenarioError(f"{at} has a latency and a distance.", hint="give one of them")
