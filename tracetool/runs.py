@@ -119,11 +119,10 @@ def derive(run: Run) -> Run:
 def _name_schedule(found: Reconstruction, account: Account) -> None:
     """Say which schedule the observed order is, or which one is nearest."""
     shape = found.pipeline.observed.shape
-    dimensions = f"p={shape.ranks} v={shape.chunks} m={shape.microbatches}"
     fit = best_fit(found.pipeline.observed)
     if fit is None:
         account.find(
-            "schedule", "all", f"unknown, {dimensions}", "schedule fit", 0.0, "no named schedule has this shape"
+            "schedule", "all", f"unknown, {shape.text}", "schedule fit", 0.0, "no named schedule has this shape"
         )
     elif fit.mismatches:
         detail = (
@@ -131,10 +130,10 @@ def _name_schedule(found: Reconstruction, account: Account) -> None:
             f"first {fit.first}"
         )
         account.find(
-            "schedule", "all", f"unknown, {dimensions}", "schedule fit", 1 - fit.mismatches / fit.actions, detail
+            "schedule", "all", f"unknown, {shape.text}", "schedule fit", 1 - fit.mismatches / fit.actions, detail
         )
     else:
-        account.find("schedule", "all", f"{fit.schedule.name}, {dimensions}", "schedule fit")
+        account.find("schedule", "all", f"{fit.schedule.name}, {shape.text}", "schedule fit")
 
 
 def tables_of(found: Reconstruction, survey: Survey) -> dict[str, pa.Table]:

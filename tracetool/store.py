@@ -161,6 +161,9 @@ class Run(Lens):
         if cut:
             raise NotARun(f"{path}: {', '.join(cut)} is cut off.", hint="ingest the traces again")
 
+    def __repr__(self) -> str:
+        return f"<Run {self.name}>"
+
     @cached_property
     def connection(self) -> duckdb.DuckDBPyConnection:
         """An in-memory DuckDB with one view per table and the views of ``sql/``.

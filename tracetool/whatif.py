@@ -30,6 +30,7 @@ from tracetool.replay import replay
 from tracetool.replay.problem import pose
 from tracetool.schedules import SCHEDULES, build_schedule, parse_names
 from tracetool.schedules.recognise import recognise
+from tracetool.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,6 +77,9 @@ class Result:
     remark: str | None = None
     spread: Spread | None = None
     memory_limited: bool = False
+
+    def __repr__(self) -> str:
+        return f"<Result {self.schedule}: {format_duration(self.metrics.step_ns)}>"
 
     @property
     def timeline(self) -> Timeline:
@@ -145,6 +149,9 @@ class Answer:
     notes: tuple[str, ...]
     refused: tuple[Refused, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Answer: {', '.join(map(repr, self.results))}>"
 
     @cached_property
     def observed_idles(self) -> tuple[Idle, ...]:

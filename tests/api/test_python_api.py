@@ -216,6 +216,16 @@ def test_advice_and_sweeps_have_tables() -> None:
     assert tt.to_polars(swept)["knees"]["hidden_latency_ns"].to_list() == [k.hidden_latency_ns for k in swept.knees]
 
 
+def test_a_result_is_shown_in_a_line() -> None:
+    """Interactive users see what it is, not the megabytes that it holds."""
+    run, answer = derived(SAMPLE), _answer()
+    shown = (run, _found(), _found().pipeline, _found().observed, answer, answer.results[1], answer.results[1].replayed)
+    for each in (*shown, tt.explain(_found(), "1f1b", answer.scenario), tt.advise(_found(), answer.scenario, "1f1b")):
+        assert len(repr(each)) < 200
+        assert type(each).__name__ in repr(each)
+    assert repr(_found()) == "<Reconstruction: <Pipeline of step 1: p=4 v=1 m=8, grouped transfers>>"
+
+
 def test_what_makes_no_sense_is_an_error_of_this_package() -> None:
     found, run = _found(), derived(SAMPLE)
     with pytest.raises(BadTopology, match=r"covers pipeline ranks 0\.\.5"):

@@ -10,6 +10,7 @@ from tracetool.advise.plans import RELEVANT_RATIO, Asked, Plan, plans_for, ways
 from tracetool.errors import ScenarioError, ScheduleError
 from tracetool.schedules import parse_names
 from tracetool.schedules.recognise import recognise
+from tracetool.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -65,6 +66,10 @@ class Advice:
     gains: tuple[Gain, ...]
     missing: tuple[tuple[str, str], ...]
     binds: Resource
+
+    def __repr__(self) -> str:
+        best = "nothing fits" if self.best is None else f"{self.best.label}, {format_duration(self.best.step_ns)}"
+        return f"<Advice: {best}; {self.binds} binds>"
 
     @property
     def lead_is_certain(self) -> bool:

@@ -13,6 +13,7 @@ from tracetool.metrics import Metrics, measure
 from tracetool.model.idle import Cause
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology
+from tracetool.units import format_duration
 from tracetool.whatif import answer, stages_for
 
 if TYPE_CHECKING:
@@ -87,6 +88,10 @@ class Explanation:
     rest_ns: int
     without_any: Removal
     remark: str | None
+
+    def __repr__(self) -> str:
+        causes = ", ".join(found.cause.value for found in self.causes)
+        return f"<Explanation of {self.name}: {format_duration(self.metrics.step_ns)}, idle by {causes or 'nothing'}>"
 
     @property
     def busiest_rank(self) -> int:

@@ -204,3 +204,6 @@ class Pipeline:
     step: int
     buffered: bool = False
     outside_ns: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<Pipeline of step {self.step}: {self.observed.shape.text}, {self.p2p} transfers>"

@@ -83,6 +83,9 @@ class Reconstruction:
     steps: tuple[Step, ...] = ()
     coordinates: tuple[Coordinates, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"<Reconstruction: {self.pipeline!r}>"
+
 
 def reconstruct(
     run: Run,

@@ -38,6 +38,9 @@ class Replayed:
     timeline: Timeline
     topology: Topology
 
+    def __repr__(self) -> str:
+        return f"<Replayed {self.schedule.name}, {self.p2p} transfers>"
+
 
 def p2p_of(schedule: Schedule, pipeline: Pipeline, scenario: Scenario) -> P2PMode:
     """The p2p mode of a replay: what the scenario says, else what the trace shows.

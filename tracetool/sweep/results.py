@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from tracetool.units import format_count
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -116,6 +118,9 @@ class Sweep:
     points: tuple[SweepPoint, ...]
     knees: tuple[Knee, ...]
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Sweep: {format_count(len(self.points), 'point')}, {format_count(len(self.knees), 'knee')}>"
 
     def best_first(self) -> tuple[SweepPoint, ...]:
         """Points that ran and fit, shortest step per microbatch first; at equal steps in the order of the grid."""
