@@ -240,7 +240,7 @@ def test_what_makes_no_sense_is_an_error_of_this_package() -> None:
         tt.grid(found, dc="0-1,2-3", bandwidth="25Gbit/s")
     for words in ({"microbatches": 0}, {"overlap_ratio": 0.0}, {"pipelines_on_link": 0}, {"activation": "1GiB"}):
         with pytest.raises(ScenarioError):
-            tt.scenario(found, **words)  # type: ignore[arg-type]
+            tt.scenario(found, **words)
     with pytest.raises(ScenarioError, match="names no schedule"):
         tt.answer(found, " , ")
     with pytest.raises(UnknownName, match="Did you mean 'ops'"):
@@ -248,7 +248,7 @@ def test_what_makes_no_sense_is_an_error_of_this_package() -> None:
     with pytest.raises(UnknownName, match="column of ops"):
         run.table("ops", ["duration"])
     with pytest.raises(TypeError, match="a Run is no result"):
-        tt.to_arrow(run)
+        tt.to_arrow(run)  # type: ignore[arg-type]
 
 
 def test_a_damaged_table_is_named(tmp_path: Path) -> None:
