@@ -44,7 +44,8 @@ def _answer() -> tt.Answer:
 @pytest.fixture
 def looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands take what was reconstructed already: the same Run, with the same options."""
-    monkeypatch.setattr(sys.modules["tracetool.reconstruct"], "reconstruct", lambda *_, **__: _found())
+    found = _found()
+    monkeypatch.setattr(sys.modules["tracetool.reconstruct"], "reconstruct", lambda *_, **__: found)
 
 
 def _addresses(column: pa.ChunkedArray) -> list[int]:
