@@ -1,12 +1,87 @@
 """Replay distributed training traces under other pipeline schedules, links and memory limits.
 
-The verbs are ``ingest``, ``reconstruct``, ``build_schedule``, ``replay`` and ``measure``; names are loaded
-when first used, so that importing the package stays cheap.
+What the command line does, in Python. Traces are read once into a Run, a folder of Parquet files:
+
+    >>> import tracetool as tt
+    >>> run = tt.ingest("sample_traces/h100-1f1b", "x.run")  # from then on: tt.open_run("x.run")
+    >>> found = tt.reconstruct(run)
+    >>> found.pipeline.observed.shape.ranks, found.pipeline.observed.shape.microbatches, found.pipeline.p2p
+    (4, 8, 'grouped')
+
+A scenario says what differs from the recording; its words are the options of ``tracetool replay``. What would two
+schedules take over this link, within this memory?
+
+    >>> scenario = tt.scenario(found, dc="0-1,2-3", link="dc0-dc1=25Gbit/s,10ms", hbm="80GiB")
+    >>> answer = tt.answer(found, ["gpipe", "geopipe"], scenario)
+    >>> for result in (answer.baseline, *answer.results):
+    ...     print(f"{result.schedule:7} {result.metrics.step_ns / 1e6:.1f} ms, fits: {result.feasible}")
+    1f1b    347.2 ms, fits: True
+    gpipe   458.1 ms, fits: True
+    geopipe 316.1 ms, fits: True
+
+``answer`` also says what to make of it: ``warnings``, ``notes`` and ``fidelity``, and of each result ``remark`` and
+``seen_error_ratio``. Results are made of typed, frozen values; ``to_polars`` and ``to_arrow`` give their tables:
+
+    >>> tables = tt.to_polars(answer)
+    >>> tables["results"].select("role", "schedule", "step_ns", "bubble_ratio")
+    shape: (4, 4)
+    ┌──────────┬──────────┬───────────┬──────────────┐
+    │ role     ┆ schedule ┆ step_ns   ┆ bubble_ratio │
+    │ ---      ┆ ---      ┆ ---       ┆ ---          │
+    │ str      ┆ str      ┆ i64       ┆ f64          │
+    ╞══════════╪══════════╪═══════════╪══════════════╡
+    │ observed ┆ 1f1b     ┆ 246370042 ┆ 0.345479     │
+    │ baseline ┆ 1f1b     ┆ 347225311 ┆ 0.548588     │
+    │ result   ┆ gpipe    ┆ 458117362 ┆ 0.636666     │
+    │ result   ┆ geopipe  ┆ 316058117 ┆ 0.420241     │
+    └──────────┴──────────┴───────────┴──────────────┘
+    >>> ops = tt.to_polars(answer.results[1])["ops"]  # when everything ran
+    >>> ops.columns
+    ['timeline', 'rank', 'stage', 'kind', 'microbatch', 'start_ns', 'duration_ns']
+
+Of what was recorded, ``run.table`` gives a table as Arrow, and ``run.query`` asks in SQL (``run.arrow`` likewise):
+
+    >>> run.query("SELECT src_rank, dst_rank, count(*) AS messages FROM transfers GROUP BY ALL ORDER BY ALL").rows()
+    [(0, 1, 8), (1, 0, 8), (1, 2, 8), (2, 1, 8), (2, 3, 8), (3, 2, 8)]
+
+Which schedule over which link? Why does a step take so long? What should be run?
+
+    >>> grid = tt.grid(found, "1f1b,geopipe", dc="0-1,2-3", bandwidth="10..40Gbit/s*1", latency="2ms,10ms")
+    >>> swept = tt.sweep(found, grid)
+    >>> best = swept.best_first()[0]
+    >>> len(swept.points), best.schedule, best.step_ns
+    (12, '1f1b', 260957229)
+    >>> [(why.cause.value, why.mean_ns) for why in tt.explain(found, "1f1b", scenario).causes[:2]]
+    [('cross_dc_latency', 68818546), ('drain', 37237183)]
+    >>> advice = tt.advise(found, scenario, ["1f1b", "geopipe"])
+    >>> advice.best.label, advice.binds
+    ('geopipe +2,2,0,0', 'latency')
+
+One schedule alone, without a comparison:
+
+    >>> order = tt.build_schedule("gpipe", found.pipeline.observed.shape)
+    >>> tt.measure(tt.replay(found.pipeline, order, scenario).timeline).step_ns
+    458117362
+
+Times are whole ns, sizes bytes, and names say so. What cannot be done raises a :class:`TraceToolError` that says what
+was found; its ``hint`` says what to do (``tracetool.errors`` has the tree). A wrong type raises TypeError.
+
+    >>> try:
+    ...     tt.answer(found, "geopip", scenario)
+    ... except tt.TraceToolError as error:
+    ...     print(error)
+    ...     print(error.hint)
+    no schedule named 'geopip'. Did you mean 'geopipe' or 'gpipe'?
+    'tracetool schedules' lists all; csv:FILE reads torch's CSV of actions
+
+Names are loaded when first used, so that importing the package stays cheap.
 """
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from tracetool.version import __version__
@@ -14,33 +89,59 @@ from tracetool.version import __version__
 _EXPORTS = {
     "Action": "tracetool.model.action",
     "ActionKind": "tracetool.model.action",
+    "Advice": "tracetool.advise",
+    "Answer": "tracetool.whatif",
+    "Cause": "tracetool.model.idle",
+    "Explanation": "tracetool.explain",
+    "Grid": "tracetool.sweep",
+    "IngestOptions": "tracetool.ingest",
     "Link": "tracetool.model.topology",
     "Metrics": "tracetool.metrics",
     "Pipeline": "tracetool.model.pipeline",
     "PipelineShape": "tracetool.model.schedule",
+    "Price": "tracetool.sweep",
+    "Reconstruction": "tracetool.reconstruct",
+    "Replayed": "tracetool.replay",
+    "Result": "tracetool.whatif",
     "Run": "tracetool.store",
     "Scenario": "tracetool.model.scenario",
     "Schedule": "tracetool.model.schedule",
+    "Sweep": "tracetool.sweep",
     "Timeline": "tracetool.model.timeline",
     "Topology": "tracetool.model.topology",
     "TraceToolError": "tracetool.errors",
+    "advise": "tracetool.advise",
     "answer": "tracetool.whatif",
     "build_schedule": "tracetool.schedules",
-    "ingest": "tracetool.ingest",
+    "explain": "tracetool.explain",
+    "grid": "tracetool.sweep.asked",
+    "ingest": "tracetool.runs",
     "measure": "tracetool.metrics",
+    "open_run": "tracetool.runs",
     "reconstruct": "tracetool.reconstruct",
     "replay": "tracetool.replay",
+    "scenario": "tracetool.wording",
+    "sweep": "tracetool.sweep",
+    "to_arrow": "tracetool.columnar",
+    "to_polars": "tracetool.columnar",
 }
 
 __all__ = ["__version__", *sorted(_EXPORTS)]  # noqa: PLE0604 - names of lazily loaded objects
 
 if TYPE_CHECKING:
+    from tracetool.advise import Advice as Advice
+    from tracetool.advise import advise as advise
+    from tracetool.columnar import to_arrow as to_arrow
+    from tracetool.columnar import to_polars as to_polars
     from tracetool.errors import TraceToolError as TraceToolError
-    from tracetool.ingest import ingest as ingest
+    from tracetool.explain import Explanation as Explanation
+    from tracetool.explain import explain as explain
+    from tracetool.ingest import IngestOptions as IngestOptions
     from tracetool.metrics import Metrics as Metrics
     from tracetool.metrics import measure as measure
     from tracetool.model.action import Action as Action
     from tracetool.model.action import ActionKind as ActionKind
+    from tracetool.model.idle import Cause as Cause
     from tracetool.model.pipeline import Pipeline as Pipeline
     from tracetool.model.scenario import Scenario as Scenario
     from tracetool.model.schedule import PipelineShape as PipelineShape
@@ -48,16 +149,27 @@ if TYPE_CHECKING:
     from tracetool.model.timeline import Timeline as Timeline
     from tracetool.model.topology import Link as Link
     from tracetool.model.topology import Topology as Topology
+    from tracetool.reconstruct import Reconstruction as Reconstruction
     from tracetool.reconstruct import reconstruct as reconstruct
+    from tracetool.replay import Replayed as Replayed
     from tracetool.replay import replay as replay
+    from tracetool.runs import ingest as ingest
+    from tracetool.runs import open_run as open_run
     from tracetool.schedules import build_schedule as build_schedule
     from tracetool.store import Run as Run
+    from tracetool.sweep import Grid as Grid
+    from tracetool.sweep import Price as Price
+    from tracetool.sweep import Sweep as Sweep
+    from tracetool.sweep import sweep as sweep
+    from tracetool.sweep.asked import grid as grid
+    from tracetool.whatif import Answer as Answer
+    from tracetool.whatif import Result as Result
     from tracetool.whatif import answer as answer
+    from tracetool.wording import scenario as scenario
 
 
 def __getattr__(name: str) -> object:
     """Load an exported name from its room."""
-    # A submodule of the same name (ingest, replay ...) must not hide the verb it defines.
     if name in _EXPORTS:
         value = getattr(import_module(_EXPORTS[name]), name)
         globals()[name] = value
@@ -68,3 +180,16 @@ def __getattr__(name: str) -> object:
 def __dir__() -> list[str]:
     """Names offered to completion."""
     return sorted(__all__)
+
+
+class _Package(ModuleType):
+    """The package, in which rooms do not hide the verbs of the same name (ingest, replay ...)."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # Importing a room puts it into the package, whoever imports it: tt.replay would be a module from then on.
+        if name in _EXPORTS and isinstance(value, ModuleType):
+            return
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pyarrow as pa
 
 SCHEMA_VERSION = "4.1"
@@ -32,8 +34,12 @@ class Table:
     columns: tuple[Column, ...]
     since_minor: int = 0
 
-    def arrow_schema(self) -> pa.Schema:
-        """The Arrow schema, with the doc lines as field metadata."""
+    def arrow_schema(self, names: Sequence[str] | None = None) -> pa.Schema:
+        """The Arrow schema, with the doc lines as field metadata.
+
+        Args:
+            names: Columns to have, in order; by default all.
+        """
         import pyarrow as pa
 
         types = {
@@ -45,8 +51,10 @@ class Table:
             "category": pa.dictionary(pa.int32(), pa.string()),
             "list<int32>": pa.list_(pa.int32()),
         }
+        by_name = {column.name: column for column in self.columns}
+        columns = self.columns if names is None else [by_name[name] for name in names]
         return pa.schema(
-            [pa.field(c.name, types[c.type], nullable=c.nullable, metadata={"doc": c.doc}) for c in self.columns],
+            [pa.field(c.name, types[c.type], nullable=c.nullable, metadata={"doc": c.doc}) for c in columns],
             metadata={"doc": self.doc, "schema_version": SCHEMA_VERSION},
         )
 

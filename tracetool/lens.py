@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     import duckdb
     import polars as pl
+    import pyarrow as pa
 
     Parameters = Sequence[object] | Mapping[str, object] | None
 
@@ -89,8 +90,21 @@ class Lens:
 
         Raises:
             BadQuery: If DuckDB refuses it; its own message is kept.
+
+        Example:
+            >>> run.query("SELECT kind, count(*) AS actions FROM ops GROUP BY ALL ORDER BY ALL").rows()
+            [('B', 32), ('F', 32), ('OPTIMIZER', 4)]
         """
         return self._answer(sql, parameters, lambda relation: cast("pl.DataFrame", relation.pl()))
+
+    def arrow(self, sql: str, parameters: Parameters = None) -> pa.Table:
+        """Run a query and return its rows as an Arrow table; see :meth:`query`.
+
+        Example:
+            >>> run.arrow("SELECT src_rank, count(*) AS sent FROM transfers GROUP BY ALL ORDER BY ALL").to_pydict()
+            {'src_rank': [0, 1, 2, 3], 'sent': [8, 16, 16, 8]}
+        """
+        return self._answer(sql, parameters, lambda relation: relation.to_arrow_table())
 
     def rows(self, sql: str, parameters: Parameters = None) -> list[tuple[Any, ...]]:
         """Run a query and return its rows as tuples; see :meth:`query`."""

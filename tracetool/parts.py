@@ -7,11 +7,12 @@ import shutil
 from contextlib import ExitStack, contextmanager
 from typing import IO, TYPE_CHECKING, Self
 
+from tracetool.errors import StoreError
 from tracetool.paths import is_local
 from tracetool.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -108,6 +109,30 @@ def write_part(run: Path, name: str, rows: pa.Table) -> None:
     """Write the whole-Run part of a table in one step; what was there before is replaced."""
     with whole_file(part_path(run, name, WHOLE)) as file, _writer(file, TABLES[name]) as writer:
         writer.write_table(rows.cast(TABLES[name].arrow_schema()))
+
+
+def read_parts(run: Path, name: str, columns: Sequence[str]) -> pa.Table:
+    """All parts of a table, in the order of their names.
+
+    Args:
+        run: Folder of the Run.
+        name: The table.
+        columns: Columns to read.
+
+    Raises:
+        StoreError: If a file is damaged.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    read = []
+    for path in sorted((run / name).glob("*.parquet")):
+        try:
+            with path.open("rb") as file:
+                read.append(pq.ParquetFile(file).read(columns=list(columns)))
+        except (OSError, pa.ArrowException) as error:
+            raise StoreError(f"{path} cannot be read: {error}.", hint="ingest the traces again") from error
+    return pa.concat_tables(read).unify_dictionaries().cast(TABLES[name].arrow_schema(columns))
 
 
 @contextmanager

@@ -5,6 +5,7 @@ URLs go through fsspec (universal_pathlib), an extra: whatever it has a file sys
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -37,6 +38,15 @@ def as_path(text: str | Path) -> Path:
             hint="pip install 'tracetool[remote]', and the file system's own package (s3fs, gcsfs, adlfs ...)",
         ) from error
     return cast("Path", path)
+
+
+def as_paths(paths: str | Path | Sequence[str | Path]) -> list[Path]:
+    """One or several paths or URLs as a list; see :func:`as_path`.
+
+    Raises:
+        TraceToolError: If one cannot be opened.
+    """
+    return [as_path(path) for path in ([paths] if isinstance(paths, str) or not isinstance(paths, Sequence) else paths)]
 
 
 def is_local(path: Path) -> bool:

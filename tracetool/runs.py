@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 from tracetool.causes import idle_intervals
 from tracetool.errors import AlreadyExists, MissingRank, ReconstructError, ScheduleError
-from tracetool.ingest import IngestOptions, Silent, cached_run, ingest
+from tracetool.ingest import IngestOptions, Silent, cached_run
+from tracetool.ingest import ingest as read_traces
 from tracetool.metrics import METRICS, measure
 from tracetool.model.action import ActionKind
 from tracetool.model.topology import Topology
+from tracetool.paths import as_paths
 from tracetool.readers import rows_table
 from tracetool.reconstruct import Reconstruction, reconstruct
 from tracetool.reconstruct.account import Account
@@ -28,36 +30,64 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tracetool.ingest import Progress
+    from tracetool.model.idle import Idle
     from tracetool.model.timeline import Timeline
     from tracetool.reconstruct.survey import Survey
 
 _ENTRY = "reconstruction"
 
 
-def make_run(
-    paths: Sequence[Path | str],
+def ingest(
+    paths: Path | str | Sequence[Path | str],
     output: Path | str,
     *,
     force: bool = False,
     progress: Progress | None = None,
     options: IngestOptions | None = None,
 ) -> Run:
-    """Ingest traces and fill in what can be reconstructed.
+    """Read traces into a new Run, with all tables that can be reconstructed.
+
+    Args:
+        paths: A trace file, or a folder to look through, or several of them.
+        output: Folder of the Run.
+        force: Replace an existing Run.
+        progress: Told about bytes read.
+        options: How to read.
+
+    Returns:
+        The Run, opened.
 
     Raises:
-        IngestError: If the traces cannot be read.
+        IngestError: If the traces cannot be read; nothing is written then.
         AlreadyExists: If the output exists.
+        StoreError: If the output cannot be written.
+
+    Example:
+        >>> tt.ingest("sample_traces/h100-1f1b", "x.run")
+        Traceback (most recent call last):
+        tracetool.errors.AlreadyExists: the Run x.run exists.
+        >>> run.manifest["world_size"], run.query("SELECT count(*) AS events FROM events").item()
+        (4, 30867)
     """
     options = options or IngestOptions()
-    return ingest(paths, output, force=force, progress=progress, options=options, complete=derive)
+    return read_traces(as_paths(paths), output, force=force, progress=progress, options=options, complete=derive)
 
 
-def open_run(paths: Sequence[Path], progress: Progress | None = None) -> Run:
+def open_run(paths: Path | str | Sequence[Path | str], progress: Progress | None = None) -> Run:
     """Open one Run, or ingest raw traces into the user's cache and open that.
+
+    Args:
+        paths: A Run; or trace files, or folders to look through.
+        progress: Told about bytes read.
 
     Raises:
         TraceToolError: If the Run or the traces cannot be read.
+
+    Example:
+        >>> tt.open_run("x.run").path.name
+        'x.run'
     """
+    paths = as_paths(paths)
     if len(paths) == 1 and is_run(paths[0]):
         return Run(paths[0])
     runs = [p for p in paths if is_run(p)]
@@ -91,11 +121,10 @@ def derive(run: Run) -> Run:
 def _name_schedule(found: Reconstruction, account: Account) -> None:
     """Say which schedule the observed order is, or which one is nearest."""
     shape = found.pipeline.observed.shape
-    dimensions = f"p={shape.ranks} v={shape.chunks} m={shape.microbatches}"
     fit = best_fit(found.pipeline.observed)
     if fit is None:
         account.find(
-            "schedule", "all", f"unknown, {dimensions}", "schedule fit", 0.0, "no named schedule has this shape"
+            "schedule", "all", f"unknown, {shape.text}", "schedule fit", 0.0, "no named schedule has this shape"
         )
     elif fit.mismatches:
         detail = (
@@ -103,37 +132,46 @@ def _name_schedule(found: Reconstruction, account: Account) -> None:
             f"first {fit.first}"
         )
         account.find(
-            "schedule", "all", f"unknown, {dimensions}", "schedule fit", 1 - fit.mismatches / fit.actions, detail
+            "schedule", "all", f"unknown, {shape.text}", "schedule fit", 1 - fit.mismatches / fit.actions, detail
         )
     else:
-        account.find("schedule", "all", f"{fit.schedule.name}, {dimensions}", "schedule fit")
+        account.find("schedule", "all", f"{fit.schedule.name}, {shape.text}", "schedule fit")
 
 
 def tables_of(found: Reconstruction, survey: Survey) -> dict[str, pa.Table]:
     """Stages and the observed Timeline as tables of a Run."""
     return {
-        "stages": rows_table("stages", _stages(found)),
+        **observed_tables(found),
         "links": rows_table("links", link_rows(found.observed, survey)),
         **{name: rows_table(name, rows) for name, rows in found.tables.items()},
         "step_facts": rows_table("step_facts", step_facts(found.steps, found.pipeline.step)),
-        **timeline_tables(found.observed),
-        "idles": rows_table("idles", _idles(found)),
     }
 
 
-def _idles(found: Reconstruction) -> list[tuple[object, ...]]:
-    """Idle time of the observed step; no message of it crossed a link that is known."""
-    timeline = found.observed
+def observed_tables(found: Reconstruction) -> dict[str, pa.Table]:
+    """The tables stages and idles, and the observed Timeline's."""
+    # No message of the observed step crossed a link that is known.
+    idles = idle_intervals(found.observed, Topology(), blocking=found.pipeline.p2p == "grouped")
+    return {
+        "stages": rows_table("stages", _stages(found)),
+        **timeline_tables(found.observed),
+        "idles": idle_table(found.observed, idles),
+    }
+
+
+def idle_table(timeline: Timeline, idles: Sequence[Idle]) -> pa.Table:
+    """Idle intervals of a Timeline as the table idles, with global ranks."""
     ranks = timeline.global_ranks
-    return [
+    rows = [
         (
             timeline.name, ranks[idle.rank], idle.start_ns, idle.duration_ns, idle.cause.value,
             None if idle.held is None else idle.held.text,
             None if idle.transfer is None else ranks[idle.transfer.src_rank],
             None if idle.transfer is None else ranks[idle.transfer.dst_rank],
         )
-        for idle in idle_intervals(timeline, Topology(), blocking=found.pipeline.p2p == "grouped")
+        for idle in idles
     ]  # fmt: skip
+    return rows_table("idles", rows)
 
 
 def timeline_tables(timeline: Timeline) -> dict[str, pa.Table]:

@@ -28,10 +28,11 @@ from tracetool.remarks import (
 from tracetool.replay import replay
 from tracetool.replay.problem import pose
 from tracetool.replay.stages import stages_for
-from tracetool.schedules import SCHEDULES, build_schedule
+from tracetool.schedules import SCHEDULES, build_schedule, parse_names
 from tracetool.schedules.heeded import refuse_chunks, refuse_unheeded
 from tracetool.schedules.names import named_here, schedule_name
 from tracetool.schedules.recognise import recognise
+from tracetool.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,6 +79,9 @@ class Result:
     remark: str | None = None
     spread: Spread | None = None
     memory_limited: bool = False
+
+    def __repr__(self) -> str:
+        return f"<Result {self.schedule}: {format_duration(self.metrics.step_ns)}>"
 
     @property
     def timeline(self) -> Timeline:
@@ -148,6 +152,9 @@ class Answer:
     refused: tuple[Refused, ...] = ()
     warnings: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"<Answer: {', '.join(map(repr, self.results))}>"
+
     @cached_property
     def observed_idles(self) -> tuple[Idle, ...]:
         """Every idle interval of the observed window with its cause; no message crossed a link there."""
@@ -168,7 +175,7 @@ def _reduction(value: int, base: int) -> float | None:
 
 def answer(
     found: Reconstruction,
-    schedules: Sequence[str],
+    schedules: str | Sequence[str],
     scenario: Scenario | None = None,
     *,
     baseline: str = "1f1b",
@@ -181,7 +188,7 @@ def answer(
 
     Args:
         found: A reconstructed Run.
-        schedules: Names, as ``build_schedule`` or torch has them (``schedules.names``).
+        schedules: Names, as ``build_schedule`` or torch has them (``schedules.names``); a list, or with commas.
         scenario: What differs from the measurement; by default nothing.
         baseline: Schedule to compare with.
         extra_forwards: For geopipe, per pipeline rank; chosen by ``choose_depth`` if not given.
@@ -193,8 +200,15 @@ def answer(
         ScenarioError: If none of the schedules heeds an option that was given.
         ScheduleError: If the baseline or none of the schedules fits; one of several is among ``refused``.
         TraceToolError: If a schedule does not exist, or the scenario does not fit the pipeline.
+
+    Example:
+        >>> answer = tt.answer(found, "geopipe", scenario)
+        >>> answer.results[0].extra_forwards, answer.results[0].feasible
+        ((3, 3, 0, 0), True)
+        >>> f"{answer.bubble_reduction(answer.results[0]):.1%}"
+        '30.4%'
     """
-    scenario = scenario or Scenario()
+    schedules, scenario = parse_names(schedules), scenario or Scenario()
     pipeline = found.pipeline
     observed = pipeline.observed
     scenario.topology.check(observed.shape.ranks)

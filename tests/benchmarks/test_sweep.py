@@ -59,7 +59,7 @@ def grid(side: int) -> Grid:
         return tuple(int(low * (high / low) ** (step / (side - 1))) for step in range(side))
 
     return Grid(
-        ("1f1b", "gpipe", "eager-1f1b", "geopipe"), places=(Topology(("dc0",) * 4 + ("dc1",) * 4),),
+        ("1f1b", "gpipe", "eager-1f1b", "geopipe"), dcs=(Topology(("dc0",) * 4 + ("dc1",) * 4),),
         bandwidths_bytes_per_s=spread(10**9, 10**11), latencies_ns=spread(MS, 40 * MS), hbm_bytes=(40 << 30,),
     )  # fmt: skip
 

@@ -88,7 +88,7 @@ def as_json(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -
 
 
 def verdict(found: dict[str, Any], name: str) -> str:
-    return next(line["verdict"] for line in found["lines"] if line["name"] == name)
+    return str(next(line["verdict"] for line in found["lines"] if line["name"] == name))
 
 
 def test_a_run_is_itself_and_says_so_in_the_same_bytes(capsys: pytest.CaptureFixture[str]) -> None:

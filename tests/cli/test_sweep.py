@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ LINKS = ["--dc", "0-1,2-3", "--bandwidth", "10..800Gbit/s*1", "--latency", "2ms,
 @pytest.fixture(autouse=True)
 def looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reconstructing the sample takes a second, and is the same in every test here."""
-    monkeypatch.setattr("tracetool.reconstruct.reconstruct", _reconstruct)
+    monkeypatch.setattr(sys.modules["tracetool.reconstruct"], "reconstruct", _reconstruct)
 
 
 @cache

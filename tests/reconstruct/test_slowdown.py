@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracetool.model.action import ActionKind
+from tracetool.reconstruct import slowdown
 from tracetool.reconstruct.account import Account
 from tracetool.reconstruct.action_view import ActionView
 from tracetool.reconstruct.contention import Device
@@ -30,7 +31,7 @@ def _round_defaults() -> Iterator[None]:
     """Round numbers that hands can work with; test_default_factors.py tests the real ones."""
     round_ones = {"full-grid matrix product": 1.5, "matrix product": 1.1, "attention": 1.05}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tracetool.reconstruct.slowdown.DEFAULT_FACTORS", round_ones)
+        patch.setattr(slowdown, "DEFAULT_FACTORS", round_ones)
         yield
 
 

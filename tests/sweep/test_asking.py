@@ -92,7 +92,7 @@ def test_the_example_of_the_documents_is_read(tmp_path: Path) -> None:
     path.write_text(text, encoding="utf-8")
     metro, leased = _grids(path)
     assert (metro.name, metro.hbm_bytes) == ("metro", (80 << 30,))
-    assert metro.places == (Topology(("dc0", "dc0", "dc1", "dc1")),)
+    assert metro.dcs == (Topology(("dc0", "dc0", "dc1", "dc1")),)
     assert (metro.bandwidths_bytes_per_s, metro.latencies_ns) == ((400 * GBIT,), (400_000,))
     assert leased.scenario.topology.links == (
         Link("dc0", "dc1", 25 * GBIT, 10_000_000), Link("dc1", "dc0", 25 * GBIT, 10_000_000),

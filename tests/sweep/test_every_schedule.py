@@ -23,7 +23,7 @@ def test_points_are_what_replay_answers() -> None:
         names,
         bandwidths_bytes_per_s=(3_125_000_000,),
         latencies_ns=(10_000_000,),
-        places=(Topology(DCS),),
+        dcs=(Topology(DCS),),
         hbm_bytes=(HBM,),
     )
     points = sweep(found, grid, knees=False).points

@@ -35,9 +35,7 @@ def _predicted() -> dict[Choice, int]:
         Grid(("geopipe",), p2p=("in-order", "per-edge"), extra_forwards=tuple((n, n, 0, 0) for n in (0, 1, 2, 4))),
     ]
     latencies, bandwidths = (2_000_000, 10_000_000), (12_500_000_000, 3_125_000_000)
-    apart = [
-        replace(g, places=(Topology(DCS),), latencies_ns=latencies, bandwidths_bytes_per_s=bandwidths) for g in grids
-    ]
+    apart = [replace(g, dcs=(Topology(DCS),), latencies_ns=latencies, bandwidths_bytes_per_s=bandwidths) for g in grids]
     found = sweep(rebuilt("rt1f1b_m8"), [*grids, *apart], knees=False)
     return {
         (p.schedule, p.extra_forwards, p.p2p, p.latency_ns, p.bandwidth_bytes_per_s): p.step_ns

@@ -63,7 +63,7 @@ GRID = Grid(
     latencies_ns=(1 * MS, 9 * MS),
     hbm_bytes=(600, 10_000),
     p2p=("in-order", "per-edge"),
-    places=(Topology(APART), Topology(THREE)),
+    dcs=(Topology(APART), Topology(THREE)),
 )
 
 
@@ -96,12 +96,12 @@ def alone(measured: Pipeline, point: SweepPoint, *, choose: bool) -> SweepPoint:
 def test_every_point_is_what_it_is_alone(*, interference: bool) -> None:
     """Some of them: with interference over three DCs as well, without over two."""
     pipe = measured()
-    grid = replace(GRID, extra_forwards=(None,), places=GRID.places if interference else (Topology(APART),))
+    grid = replace(GRID, extra_forwards=(None,), dcs=GRID.dcs if interference else (Topology(APART),))
     if not interference:
         pipe = replace(pipe, stages=pipeline(4, 6, 5 * MS, 11 * MS, payload_bytes=MS, activation_bytes=100).stages)
         pipe = replace(pipe, ranks=tuple(replace(rank, load=None) for rank in pipe.ranks))
     found = sweep(pipe, grid, knees=False)
-    assert len(found.points) == 3 * 2 * 2 * 2 * 2 * 2 * len(grid.places)
+    assert len(found.points) == 3 * 2 * 2 * 2 * 2 * 2 * len(grid.dcs)
     for point in found.points[::5]:
         assert point == alone(pipe, point, choose=point.schedule == "geopipe")
     assert {point.feasible for point in found.points} == {True, False}
@@ -118,7 +118,7 @@ def test_warm_ups_are_per_boundary_or_per_rank() -> None:
 
 
 def test_workers_find_the_same() -> None:
-    grid = replace(GRID, places=(Topology(APART),), microbatches=(6,), p2p=("per-edge",), hbm_bytes=(600,))
+    grid = replace(GRID, dcs=(Topology(APART),), microbatches=(6,), p2p=("per-edge",), hbm_bytes=(600,))
     assert sweep(measured(), grid, jobs=2) == sweep(measured(), grid, jobs=1)
 
 
@@ -140,7 +140,7 @@ def test_links_that_are_given_stay_and_others_are_swept() -> None:
     fixed = (Link("dc0", "dc1", BYTE_PER_NS, 4 * MS), Link("dc1", "dc0", BYTE_PER_NS, 4 * MS))
     grid = Grid(
         ("1f1b",), Scenario(topology=Topology(links=fixed)),
-        bandwidths_bytes_per_s=(BYTE_PER_NS,), latencies_ns=(4 * MS, 9 * MS), places=(Topology(THREE),),
+        bandwidths_bytes_per_s=(BYTE_PER_NS,), latencies_ns=(4 * MS, 9 * MS), dcs=(Topology(THREE),),
     )  # fmt: skip
     both = replace(grid, scenario=Scenario())
     pipe = measured()
@@ -148,15 +148,15 @@ def test_links_that_are_given_stay_and_others_are_swept() -> None:
     assert mixed[0] == equal[0]
     assert (equal[0].step_ns or 0) < (mixed[1].step_ns or 0) < (equal[1].step_ns or 0)
     with pytest.raises(ScenarioError, match="fixes every one"):
-        sweep(pipe, replace(grid, places=(Topology(APART),)))
+        sweep(pipe, replace(grid, dcs=(Topology(APART),)))
     with pytest.raises(BadTopology, match="every pipeline rank sits in one DC"):
-        sweep(pipe, replace(both, places=()))
+        sweep(pipe, replace(both, dcs=()))
     with pytest.raises(ScenarioError, match="no latency"):
         sweep(pipe, replace(both, latencies_ns=()))
 
 
 def test_points_are_an_arrow_table() -> None:
-    found = sweep(measured(), replace(GRID, microbatches=(6,), places=(Topology(APART),)), knees=False)
+    found = sweep(measured(), replace(GRID, microbatches=(6,), dcs=(Topology(APART),)), knees=False)
     frame = pl.DataFrame(pl.from_arrow(found.table()))
     assert frame.height == len(found.points)
     first = frame.row(0, named=True)

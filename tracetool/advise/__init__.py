@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from tracetool.advise.more import More, Resource, more_of_each
 from tracetool.advise.plans import RELEVANT_RATIO, Asked, Plan, plans_for, ways
 from tracetool.errors import ScenarioError, ScheduleError
+from tracetool.schedules import parse_names
 from tracetool.schedules.recognise import recognise
+from tracetool.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -65,6 +67,10 @@ class Advice:
     missing: tuple[tuple[str, str], ...]
     binds: Resource
 
+    def __repr__(self) -> str:
+        best = "nothing fits" if self.best is None else f"{self.best.label}, {format_duration(self.best.step_ns)}"
+        return f"<Advice: {best}; {self.binds} binds>"
+
     @property
     def lead_is_certain(self) -> bool:
         """Whether the best plan's lead over the recorded order exceeds the error of their predictions."""
@@ -77,7 +83,7 @@ class Advice:
         )
 
 
-def advise(found: Reconstruction, scenario: Scenario, schedules: Sequence[str] | None = None) -> Advice:
+def advise(found: Reconstruction, scenario: Scenario, schedules: str | Sequence[str] | None = None) -> Advice:
     """Find the best schedule that fits, and what holds it back.
 
     Every schedule is replayed over the links, with transfers as the trace shows them and, if the scenario leaves
@@ -87,15 +93,20 @@ def advise(found: Reconstruction, scenario: Scenario, schedules: Sequence[str] |
     Args:
         found: A reconstructed Run.
         scenario: The links, and the memory limit if there is one.
-        schedules: Those to choose among; by default all but optimal.
+        schedules: Those to choose among, in a list or with commas between them; by default all but optimal.
 
     Raises:
         ScenarioError: If there are no links, or they do not fit the pipeline.
         ScheduleError: If none of the schedules can be replayed.
+
+    Example:
+        >>> advice = tt.advise(found, scenario, "1f1b,geopipe")
+        >>> advice.best.label, advice.best.step_ns, advice.binds
+        ('geopipe +2,2,0,0', 319606081, 'latency')
     """
     if not scenario.topology.links:
         raise no_links()
-    tried = ways(found, scenario, schedules)
+    tried = ways(found, scenario, None if schedules is None else parse_names(schedules))
     asked = plans_for(found, scenario, tried, baseline=_baseline(found, scenario))
     best = best_of(asked.plans, asked.answer)
     now = asked.answer.baseline

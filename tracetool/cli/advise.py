@@ -81,10 +81,11 @@ def advise(
     from tracetool.advise import advise as find_advice
     from tracetool.advise import no_links
     from tracetool.advise.cotune import co_tune as find_sizes
-    from tracetool.cli.values import check_schedules, parse_names
     from tracetool.costs.rescaled import Batch
     from tracetool.reports.advice import render_json
     from tracetool.reports.advice_text import render_text
+    from tracetool.schedules import parse_names
+    from tracetool.schedules.names import check_schedules
 
     if not words["link"]:
         raise no_links()

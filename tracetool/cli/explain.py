@@ -47,11 +47,12 @@ def explain(
       tracetool explain x.run --schedule 1f1b --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms
       tracetool explain x.run --schedule geopipe --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms --hbm 16GiB --json
     """
-    from tracetool.cli.values import check_schedules, parse_counts
+    from tracetool.cli.values import parse_counts
     from tracetool.explain import explain as why
     from tracetool.reports.explanation import render_json
     from tracetool.reports.explanation_text import render_text
     from tracetool.reports.text import terminal_width
+    from tracetool.schedules.names import check_schedules
     from tracetool.units import parse_duration_ns
 
     time_limit_s = None if time_limit is None else parse_duration_ns(time_limit) / 1e9

@@ -64,7 +64,7 @@ def ingest(
     from tracetool.cli.facts import discovery_facts, discovery_lines, next_command, run_summary, summary_lines
     from tracetool.ingest import IngestOptions, discover
     from tracetool.reports.text import wrapped
-    from tracetool.runs import make_run
+    from tracetool.runs import ingest as make_run
 
     if dry_run:
         facts = discovery_facts(discover(paths, ranks, only_look=True))

@@ -10,16 +10,13 @@ import click
 
 from tracetool.cli.other_recordings import borrow_memory, borrow_slowdown
 from tracetool.cli.output import DC, ProgressBar, path_or_url
-from tracetool.cli.values import read_dc_map
 from tracetool.errors import ScenarioError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tracetool.model.dc_map import DCMap
     from tracetool.model.scenario import LinkSharing, Scenario
-    from tracetool.model.topology import Topology
     from tracetool.reconstruct import Reconstruction
     from tracetool.recording import Recording
     from tracetool.reports import RunFacts
@@ -184,6 +181,7 @@ def ask(paths: tuple[Path, ...], words: Words, *, quiet: bool) -> Question:
     from tracetool.reconstruct import reconstruct
     from tracetool.recording import kept_recording
     from tracetool.runs import open_run
+    from tracetool.wording import placed, read_dc_map
 
     scenario = _scenario(words)
     dc_map = read_dc_map(words["dc"]) if words["dc"] else None
@@ -195,51 +193,28 @@ def ask(paths: tuple[Path, ...], words: Words, *, quiet: bool) -> Question:
     for take, (other, path) in others.items():
         found = take(found, other, path)
     if dc_map is not None:
-        scenario = replace(scenario, topology=placed(scenario.topology, dc_map, run, found))
+        scenario = replace(scenario, topology=placed(scenario.topology, dc_map, found))
     recording = None if words["pipeline"] or words["copy_missing_ranks"] else kept_recording(run)
     return Question(run, found, scenario, " ".join(str(path) for path in paths), recording)
 
 
-def placed(topology: Topology, dc_map: DCMap, run: Run, found: Reconstruction) -> Topology:
-    """A topology with the places of the pipeline's ranks, and of all others that the map tells of.
-
-    Raises:
-        BadTopology: If the map leaves a rank of the pipeline out.
-    """
-    hosts = dict(run.rows("SELECT rank, host FROM ranks"))
-    positions = {place.rank: place.pp for place in found.coordinates}
-    return replace(
-        topology,
-        dcs=dc_map.of_pipeline(found.observed.global_ranks, hosts),
-        rank_dcs=tuple(sorted(dc_map.of_known(positions, hosts).items())),
-    )
-
-
 def _scenario(words: Words) -> Scenario:
-    from tracetool.model.pipeline import P2P_MODES
-    from tracetool.model.scenario import Scenario
-    from tracetool.model.topology import Topology, parse_link
-    from tracetool.units import parse_size_bytes
+    from tracetool.wording import unplaced_scenario
 
-    def size(text: str | None) -> int | None:
-        return None if text is None else parse_size_bytes(text)
-
-    if (words["activation"] is None) != (words["static"] is None):
-        raise ScenarioError("--activation and --static belong together: a peak is both.", hint="give both, or neither")
     if words["link_sharing"] is not None and words["pipelines_on_link"] == 1:
         raise ScenarioError(
             "--link-sharing says how several pipelines share links, but there is one.",
             hint="add --pipelines-on-link N, or leave it out",
         )
-    return Scenario(
-        topology=Topology(links=tuple(direction for text in words["link"] for direction in parse_link(text))),
-        hbm_bytes=size(words["hbm"]),
-        p2p=next((mode for mode in P2P_MODES if mode == words["p2p"]), None),
+    return unplaced_scenario(
+        link=words["link"],
+        hbm=words["hbm"],
+        p2p=words["p2p"],
         microbatches=words["microbatches"],
-        activation_bytes=size(words["activation"]),
-        static_bytes=size(words["static"]),
+        activation=words["activation"],
+        static=words["static"],
+        pipelines_on_link=words["pipelines_on_link"],
+        link_sharing=words["link_sharing"] or "temporal",
         overlap_ratio=words["overlap_ratio"],
         interference=not words["no_interference"],
-        pipelines=words["pipelines_on_link"],
-        link_sharing=words["link_sharing"] or "temporal",
     )

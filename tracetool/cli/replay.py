@@ -87,9 +87,11 @@ def replay(
     if equalize:
         report_stragglers(paths, words["step"], output, force=force, as_json=as_json, quiet=quiet)
         return
-    from tracetool.cli.values import check_schedules, parse_counts, parse_names
+    from tracetool.cli.values import parse_counts
     from tracetool.reports import REPORTS
     from tracetool.reports.gantt import shortest
+    from tracetool.schedules import parse_names
+    from tracetool.schedules.names import check_schedules
     from tracetool.units import parse_duration_ns
     from tracetool.whatif import answer
 

@@ -58,9 +58,10 @@ def report(
       tracetool report x.run --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms --hbm 80GiB -o report.html
       tracetool report traces/ --schedule 1f1b,geopipe,csv:mine.csv
     """
-    from tracetool.cli.values import check_schedules, parse_names
     from tracetool.reports.verdict import verdict
     from tracetool.reports.written import render_json, written_info
+    from tracetool.schedules import parse_names
+    from tracetool.schedules.names import check_schedules
     from tracetool.whatif import answer
 
     path = output or default_name(paths)

@@ -13,8 +13,7 @@ import click
 from click.core import ParameterSource
 
 from tracetool.cli.output import FORCE, JSON, PATHS, QUIET, check_target, next_step, write_file
-from tracetool.cli.question import CHUNKS, ask, placed, question_options
-from tracetool.cli.values import check_schedules, parse_names, read_dc_map
+from tracetool.cli.question import CHUNKS, ask, question_options
 from tracetool.errors import ScenarioError
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
     from tracetool.cli.question import Question, Words
-    from tracetool.model.pipeline import P2PMode
     from tracetool.sweep import Grid, SweepPoint
     from tracetool.sweep.scenario_file import NamedScenario
 
@@ -113,6 +111,7 @@ def sweep(
     from tracetool.reports.sweep import render_json
     from tracetool.reports.sweep_text import render_text
     from tracetool.sweep import sweep as run_sweep
+    from tracetool.sweep.asked import unplaced_grid
     from tracetool.sweep.pareto import parse_price
     from tracetool.sweep.ranges import NS_PER_KM
     from tracetool.sweep.scenario_file import read_scenarios
@@ -121,7 +120,16 @@ def sweep(
     for path in output:
         _form(path)
         check_target(path, force=force)
-    grid = _grid(schedule, bandwidth, latency, distance, hbm, microbatches, p2p, extra_forwards)
+    grid = unplaced_grid(
+        schedule,
+        bandwidth=bandwidth,
+        latency=latency,
+        distance=distance,
+        hbm=hbm,
+        microbatches=microbatches,
+        p2p=p2p,
+        extra_forwards=extra_forwards,
+    )
     price = None if price_per_gbit is None else parse_price(price_per_gbit)
     scenarios = None if scenario is None else read_scenarios(scenario)
     if scenarios is None:
@@ -213,70 +221,16 @@ def _shared_words(words: dict[str, Any]) -> Words:
     return cast("Words", words | of_lists)
 
 
-def _grid(
-    schedule: str,
-    bandwidth: str | None,
-    latency: str | None,
-    distance: str | None,
-    hbm: str | None,
-    microbatches: str | None,
-    p2p: str | None,
-    extra_forwards: str,
-) -> Grid:
-    """What the options ask, but for where ranks sit."""
-    from tracetool.sweep import Grid
-    from tracetool.sweep.ranges import (
-        parse_bandwidths,
-        parse_distances,
-        parse_latencies,
-        parse_numbers,
-        parse_sizes,
-        parse_warm_ups,
-    )
-
-    if latency is not None and distance is not None:
-        raise ScenarioError("--latency and --distance say the same thing.", hint="give one of them")
-    names = tuple(check_schedules(parse_names(schedule)))
-    warm_ups = parse_warm_ups(extra_forwards)
-    if warm_ups != (None,) and "geopipe" not in names:
-        raise ScenarioError(f"extra forwards are geopipe's, and {schedule} has none.", hint="add geopipe to --schedule")
-    latencies = () if latency is None else parse_latencies(latency)
-    return Grid(
-        schedules=names,
-        microbatches=() if microbatches is None else parse_numbers(microbatches),
-        extra_forwards=warm_ups,
-        bandwidths_bytes_per_s=() if bandwidth is None else parse_bandwidths(bandwidth),
-        latencies_ns=latencies if distance is None else parse_distances(distance),
-        hbm_bytes=() if hbm is None else parse_sizes(hbm),
-        p2p=() if p2p is None else _modes(p2p),
-    )
-
-
-def _modes(text: str) -> tuple[P2PMode, ...]:
-    from tracetool.errors import UnknownName
-    from tracetool.model.pipeline import P2P_MODES
-
-    modes: list[P2PMode] = []
-    for name in text.split(","):
-        mode = next((mode for mode in P2P_MODES if mode == name.strip()), None)
-        if mode is None:
-            raise UnknownName("p2p mode", name.strip(), P2P_MODES)
-        modes.append(mode)
-    return tuple(dict.fromkeys(modes))
-
-
 def _grids(
     grid: Grid, question: Question, maps: tuple[str, ...], scenarios: list[NamedScenario] | None, path: Path | None
 ) -> list[Grid]:
     """The grid with the places of the ranks, or one for each named scenario."""
-    from tracetool.model.topology import Topology
+    from tracetool.sweep.asked import places
     from tracetool.sweep.scenario_file import grids_of
 
-    def places(text: str) -> Topology:
-        return placed(Topology(), read_dc_map(text), question.run, question.found)
-
-    grid = replace(grid, scenario=question.scenario, places=tuple(places(text) for text in maps))
-    return [grid] if scenarios is None else grids_of(scenarios, grid, places, str(path))
+    found = question.found
+    grid = replace(grid, scenario=question.scenario, dcs=tuple(places(text, found) for text in maps))
+    return [grid] if scenarios is None else grids_of(scenarios, grid, lambda text: places(text, found), str(path))
 
 
 def _form(path: Path) -> Callable[..., bytes]:

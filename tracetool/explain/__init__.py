@@ -14,6 +14,7 @@ from tracetool.model.idle import Cause
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology
 from tracetool.replay.stages import stages_for
+from tracetool.units import format_duration
 from tracetool.whatif import answer
 
 if TYPE_CHECKING:
@@ -89,6 +90,10 @@ class Explanation:
     without_any: Removal
     remark: str | None
 
+    def __repr__(self) -> str:
+        causes = ", ".join(found.cause.value for found in self.causes)
+        return f"<Explanation of {self.name}: {format_duration(self.metrics.step_ns)}, idle by {causes or 'nothing'}>"
+
     @property
     def busiest_rank(self) -> int:
         """The pipeline rank that computes longest: no step of these computes is shorter than that."""
@@ -118,6 +123,11 @@ def explain(
     Raises:
         ScheduleError: If the schedule does not fit.
         TraceToolError: If it does not exist, or the scenario does not fit the pipeline.
+
+    Example:
+        >>> worst = tt.explain(found, "1f1b", scenario).causes[0]
+        >>> worst.cause.value, worst.mean_ns, worst.removal.how, worst.removal.step_ns
+        ('cross_dc_latency', 68818546, 'links with 0 ms latency', 261057270)
     """
     scenario = scenario or Scenario()
     seen = schedule is None and _changes_nothing(scenario)

@@ -212,3 +212,6 @@ class Pipeline:
     def memory_source(self) -> Pipeline:
         """Where memory figures come from: this recording, unless another one stands for it."""
         return self.memory or self
+
+    def __repr__(self) -> str:
+        return f"<Pipeline of step {self.step}: {self.observed.shape.text}, {self.p2p} transfers>"

@@ -45,6 +45,11 @@ class PipelineShape:
         return self.ranks * self.chunks
 
     @property
+    def text(self) -> str:
+        """The same in short: ranks, stages per rank, microbatches."""
+        return f"p={self.ranks} v={self.chunks} m={self.microbatches}"
+
+    @property
     def is_bidirectional(self) -> bool:
         """Whether there are two copies of every stage."""
         return self.placement == "bidirectional"
@@ -110,6 +115,9 @@ class Schedule:
     blocking: bool = True
     overlaps: tuple[frozenset[int], ...] = ()
     remark: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<Schedule {self.name}: {self.shape.text}>"
 
     def validate(self) -> Schedule:
         """Check that each stage runs every microbatch it has forward once and then backward once.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tracetool.units import format_count
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -120,6 +122,10 @@ class Timeline:
     transfers: tuple[Transfer, ...]
     memory: tuple[MemoryCurve | None, ...]
     overhead_bytes: tuple[int | None, ...] = ()
+
+    def __repr__(self) -> str:
+        ranks = format_count(len(self.global_ranks), "rank")
+        return f"<Timeline {self.name}: {len(self.ops)} ops, {len(self.transfers)} transfers on {ranks}>"
 
     def computes(self) -> tuple[Op, ...]:
         """The ops of the pipeline window, without gradient reduction and optimizer."""

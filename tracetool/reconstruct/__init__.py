@@ -46,6 +46,7 @@ class Reconstruction:
         notes: What was inferred, left out or is missing, one sentence each.
         findings: Facts with the evidence for them.
         tables: Rows of the tables costs, kernel_actions and layers.
+        hosts: Host of each recorded rank; None where its trace does not name it.
         steps: All steps of the pipeline, in order of time.
         coordinates: Where each rank of the job sits.
         looks: The step, and with ``every_step`` the others, in order of time.
@@ -58,9 +59,13 @@ class Reconstruction:
     notes: tuple[str, ...]
     findings: tuple[Finding, ...] = ()
     tables: Mapping[str, Sequence[Row]] = field(default_factory=dict)
+    hosts: Mapping[int, str | None] = field(default_factory=dict)
     steps: tuple[Step, ...] = ()
     coordinates: tuple[Coordinates, ...] = ()
     looks: tuple[StepLook, ...] = field(default=(), repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        return f"<Reconstruction: {self.pipeline!r}>"
 
 
 def reconstruct(
@@ -92,10 +97,18 @@ def reconstruct(
         MissingRank: If a rank of the pipeline was not recorded.
         UnmatchedTransfer: If sends and receives do not pair up.
         ReconstructError: If the step does not hold whole forwards and backwards.
+
+    Example:
+        >>> found.pipeline.observed.shape.microbatches, found.pipeline.p2p, found.observed.name
+        (8, 'grouped', 'observed')
+        >>> tt.reconstruct(run, step=7)
+        Traceback (most recent call last):
+        tracetool.errors.ReconstructError: ...
     """
     account = account or Account()
     for text in notes_of_sources(run.manifest.get("sources", ())):
         account.note(text)
+    hosts = dict(run.rows("SELECT rank, host FROM ranks"))
     kernels = _kernels(run)
     if not kernels:
         _check_host_only(run, account)
@@ -145,6 +158,7 @@ def reconstruct(
             "kernel_actions": [*closeup.kernel_rows(), *loose_rows(work.ranks)],
             "layers": closeup.layer_rows(),
         },
+        hosts=hosts,
         steps=tuple(steps),
         coordinates=survey.coordinates,
         looks=tuple(sorted([seen, *others], key=lambda each: each.step.start_ns)),

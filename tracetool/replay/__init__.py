@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.model.action import Action
+from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import MemoryCurve, Op, Timeline, Transfer, memory_curve
 from tracetool.replay.compiled import Compiled
 from tracetool.replay.costing import TaskCosts
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracetool.model.pipeline import P2PMode, Pipeline
-    from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import PipelineShape, Schedule
     from tracetool.model.topology import Topology
     from tracetool.replay.engine import Times
@@ -38,6 +38,9 @@ class Replayed:
     timeline: Timeline
     topology: Topology
 
+    def __repr__(self) -> str:
+        return f"<Replayed {self.schedule.name}, {self.p2p} transfers>"
+
 
 def p2p_of(schedule: Schedule, pipeline: Pipeline, scenario: Scenario) -> P2PMode:
     """The p2p mode of a replay: what the scenario says, else what the trace shows.
@@ -50,13 +53,13 @@ def p2p_of(schedule: Schedule, pipeline: Pipeline, scenario: Scenario) -> P2PMod
     return "in-order" if pipeline.p2p == "grouped" and not schedule.blocking else pipeline.p2p
 
 
-def replay(pipeline: Pipeline, schedule: Schedule, scenario: Scenario) -> Replayed:
+def replay(pipeline: Pipeline, schedule: Schedule, scenario: Scenario | None = None) -> Replayed:
     """Run a schedule with measured costs.
 
     Args:
         pipeline: What was measured.
         schedule: The order to run.
-        scenario: Links, p2p mode and memory figures that differ from what was measured.
+        scenario: Links, p2p mode and memory figures that differ from what was measured; by default none.
 
     Returns:
         The Timeline; its first forward starts at 0 ns.
@@ -66,7 +69,13 @@ def replay(pipeline: Pipeline, schedule: Schedule, scenario: Scenario) -> Replay
         ScheduleDeadlock: If every rank waits for another one.
         ScenarioError: If a message crosses a link but its size is unknown.
         UnsupportedShape: If the schedule needs costs that the trace does not tell.
+
+    Example:
+        >>> order = tt.build_schedule("gpipe", found.pipeline.observed.shape)
+        >>> tt.replay(found.pipeline, order, scenario).timeline.ops[0].duration_ns
+        5680379
     """
+    scenario = scenario or Scenario()
     scenario.topology.check(schedule.shape.ranks)
     if scenario.pipelines > 1 and scenario.topology.links:
         return _shared(pipeline, schedule, scenario)

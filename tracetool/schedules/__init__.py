@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tracetool.errors import InvalidSchedule, UnsupportedShape
+from tracetool.errors import InvalidSchedule, ScenarioError, UnsupportedShape
 from tracetool.model.schedule import PipelineShape, Schedule, schedule_from_csv
 from tracetool.registry import Registry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tracetool.model.schedule import Placement
     from tracetool.schedules.problem import Orders, Problem
@@ -100,6 +100,20 @@ SCHEDULES: Registry[ScheduleKind] = Registry(
 )
 
 
+def parse_names(names: str | Sequence[str]) -> list[str]:
+    """Names of schedules: a list of them, or text as in ``1f1b,gpipe``.
+
+    Raises:
+        ScenarioError: If there is no name in the text.
+    """
+    if not isinstance(names, str):
+        return list(names)
+    found = [part.strip() for part in names.split(",") if part.strip()]
+    if not found:
+        raise ScenarioError("--schedule names no schedule.", hint="as in --schedule 1f1b,geopipe")
+    return list(dict.fromkeys(found))
+
+
 def build_schedule(
     name: str,
     shape: PipelineShape,
@@ -127,6 +141,14 @@ def build_schedule(
         UnknownName: If there is no such schedule.
         UnsupportedShape: If it does not exist for this shape.
         InvalidSchedule: If the order is incomplete.
+
+    Example:
+        >>> order = tt.build_schedule("1f1b", tt.PipelineShape(ranks=2, microbatches=3))
+        >>> " ".join(map(str, order.orders[0]))
+        '0F0 0F1 0B0 0F2 0B1 0B2'
+        >>> tt.build_schedule("geopip", found.pipeline.observed.shape)
+        Traceback (most recent call last):
+        tracetool.errors.UnknownName: no schedule named 'geopip'. Did you mean 'geopipe' or 'gpipe'?
     """
     if name.startswith("csv:"):
         return _fitting(read_order(name), name.removeprefix("csv:"), shape)

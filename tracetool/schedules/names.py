@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
-from tracetool.schedules import SCHEDULES
+from tracetool.schedules import SCHEDULES, read_order
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _ALIASES = {
     # torch.distributed.pipelining's classes, without "Schedule" in front (``schedules.get_schedule_class``).
@@ -63,3 +67,20 @@ def named_here(asked: str) -> str | None:
     name = schedule_name(asked)
     is_ours = normalised(asked) == normalised(name) and not asked.lower().startswith("schedule")
     return None if is_ours else f"{asked} is {name} here"
+
+
+def check_schedules(names: Iterable[str]) -> list[str]:
+    """Refuse schedules that there are not, and files that hold none, before the long work.
+
+    Returns:
+        The names as registered, where they were written otherwise (torch's classes, other cases).
+
+    Raises:
+        UnknownName: If there is none of such a name.
+        InvalidSchedule: If a file cannot be read or holds none.
+    """
+    known = [schedule_name(name) for name in names]
+    for name in known:
+        if name.startswith("csv:"):
+            read_order(name)
+    return list(dict.fromkeys(known))

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import BadTopology, ScenarioError
 from tracetool.model.scenario import Scenario
+from tracetool.model.topology import Topology
 from tracetool.sweep.column import Column, Swept, Ways
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tracetool.model.pipeline import P2PMode
-    from tracetool.model.topology import Topology
     from tracetool.sweep.column import WarmUp
 
 MOST_POINTS = 500_000
@@ -35,7 +35,8 @@ class Grid:
         latencies_ns: Of the same links, one way.
         hbm_bytes: Memory limits per rank.
         p2p: How transfers are issued.
-        places: Where ranks sit: topologies of which the links do not count.
+        dcs: DC of each pipeline rank; or a topology without links, which also says where other ranks of the job sit
+            (which collectives cross DCs).
         name: Name of the scenario, where it has one.
     """
 
@@ -47,14 +48,14 @@ class Grid:
     latencies_ns: tuple[int, ...] = ()
     hbm_bytes: tuple[int, ...] = ()
     p2p: tuple[P2PMode, ...] = ()
-    places: tuple[Topology, ...] = ()
+    dcs: tuple[tuple[str, ...] | Topology, ...] = ()
     name: str | None = None
 
     @property
     def size(self) -> int:
         """Number of points, where all maps have several DCs."""
         axes = (
-            self.microbatches, self.bandwidths_bytes_per_s, self.latencies_ns, self.hbm_bytes, self.p2p, self.places,
+            self.microbatches, self.bandwidths_bytes_per_s, self.latencies_ns, self.hbm_bytes, self.p2p, self.dcs,
             self.schedules, self.extra_forwards,
         )  # fmt: skip
         return prod(max(1, len(axis)) for axis in axes)
@@ -85,7 +86,7 @@ class Grid:
                 f"the grid has up to {self.size:,} points; {MOST_POINTS:,} are the most.",
                 hint="fewer values per doubling, as in --bandwidth '10..800Gbit/s*2'",
             )
-        ways = [self._ways(dcs) for dcs in self._maps()]
+        ways = [self._ways(places) for places in self._maps()]
         apart = [set(one.names) for one in ways if one.are_apart]
         if self.latencies_ns and not apart:
             raise BadTopology(
@@ -116,14 +117,16 @@ class Grid:
                         yield Column(name, warm_up, shared, ways, links, hbms, self.name)
 
     def _maps(self) -> tuple[Topology, ...]:
-        return self.places or (self.scenario.topology,)
+        maps = tuple(Topology(each) if isinstance(each, tuple) else each for each in self.dcs)
+        return maps or (self.scenario.topology,)
 
     def _ways(self, places: Topology) -> Ways:
-        fixed = self.scenario.topology.links
-        if self.places:
-            known = Ways(places).names
-            fixed = tuple(link for link in fixed if {link.src_dc, link.dst_dc} <= set(known))
-        return Ways(replace(places, links=fixed))
+        given = self.scenario.topology
+        ways = Ways(replace(given, dcs=places.dcs, rank_dcs=places.rank_dcs))
+        if not self.dcs:
+            return ways
+        fixed = tuple(link for link in given.links if {link.src_dc, link.dst_dc} <= set(ways.names))
+        return Ways(replace(ways.topology, links=fixed))
 
     def _links(self, ways: Ways) -> tuple[Swept, ...]:
         """Links of all points: latencies outside, bandwidths inside."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from tracetool.units import format_count
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -117,6 +119,9 @@ class Sweep:
     knees: tuple[Knee, ...]
     notes: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"<Sweep: {format_count(len(self.points), 'point')}, {format_count(len(self.knees), 'knee')}>"
+
     def best_first(self) -> tuple[SweepPoint, ...]:
         """Points that ran and fit, shortest step per microbatch first; at equal steps in the order of the grid."""
         usable = [p for p in self.points if p.is_usable]
@@ -126,9 +131,21 @@ class Sweep:
         """The points as an Arrow table; ``polars.from_arrow`` takes it."""
         return point_table(self.points)
 
+    def knee_table(self) -> pa.Table:
+        """The knees as an Arrow table: a column per field of ``Knee``."""
+        return _field_table(Knee, self.knees)
+
 
 def point_table(points: Sequence[SweepPoint]) -> pa.Table:
     """Points as an Arrow table: a column per field of ``SweepPoint``, and ``step_ns_per_microbatch``."""
+    import pyarrow as pa
+
+    per_microbatch = pa.array([point.step_ns_per_microbatch for point in points], pa.float64())
+    return _field_table(SweepPoint, points).append_column("step_ns_per_microbatch", per_microbatch)
+
+
+def _field_table(kind: type[SweepPoint | Knee], rows: Sequence[SweepPoint | Knee]) -> pa.Table:
+    """A column per field."""
     import pyarrow as pa
 
     types: dict[str, Any] = {
@@ -140,13 +157,12 @@ def point_table(points: Sequence[SweepPoint]) -> pa.Table:
         "link_cost": pa.float64(),
         "is_pareto": pa.bool_(),
     }
-    text = {"schedule", "p2p", "reason", "scenario"}
+    text = {"schedule", "p2p", "reason", "remark", "scenario"}
     columns = {
         name: pa.array(
-            [getattr(point, name) for point in points],
+            [getattr(row, name) for row in rows],
             types.get(name, pa.string() if name in text else pa.int64()),
         )
-        for name in (field.name for field in fields(SweepPoint))
+        for name in (field.name for field in fields(kind))
     }
-    per_microbatch = pa.array([point.step_ns_per_microbatch for point in points], pa.float64())
-    return pa.table({**columns, "step_ns_per_microbatch": per_microbatch})
+    return pa.table(columns)

@@ -88,7 +88,10 @@ def _fault(error: msgspec.ValidationError) -> str:
 
 
 def grids_of(
-    scenarios: Sequence[NamedScenario], base: Grid, places_of: Callable[[str], Topology], path: str
+    scenarios: Sequence[NamedScenario],
+    base: Grid,
+    places_of: Callable[[str], tuple[str, ...] | Topology],
+    path: str,
 ) -> list[Grid]:
     """A grid per scenario: the base's, with what the scenario says in place of it.
 
@@ -106,12 +109,12 @@ def grids_of(
     ]
 
 
-def _grid(scenario: NamedScenario, at: str, base: Grid, places_of: Callable[[str], Topology]) -> Grid:
+def _grid(scenario: NamedScenario, at: str, base: Grid, places_of: Callable[[str], tuple[str, ...] | Topology]) -> Grid:
     grid = replace(base, name=scenario.name)
     if scenario.latency is not None and scenario.distance is not None:
         raise ScenarioError(f"{at} has a latency and a distance.", hint="give one of them")
     if scenario.dc is not None:
-        grid = replace(grid, places=(_read(f"{at}.dc", scenario.dc, places_of),))
+        grid = replace(grid, dcs=(_read(f"{at}.dc", scenario.dc, places_of),))
     if scenario.bandwidth is not None:
         figure = _read(f"{at}.bandwidth", scenario.bandwidth, parse_bandwidth_bytes_per_s)
         grid = replace(grid, bandwidths_bytes_per_s=(figure,))
