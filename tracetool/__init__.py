@@ -52,10 +52,15 @@ Which schedule over which link? Why does a step take so long? What should be run
     >>> len(swept.points), best.schedule, best.step_ns
     (12, '1f1b', 260957229)
     >>> [(why.cause.value, why.mean_ns) for why in tt.explain(found, "1f1b", scenario).causes[:2]]
-    [('cross_dc_latency', 68818546), ('drain', 37237183)]
+    [('cross_dc_latency', 79110938), ('cross_dc_bandwidth', 45130680)]
     >>> advice = tt.advise(found, scenario, ["1f1b", "geopipe"])
     >>> advice.best.label, advice.binds
     ('geopipe +2,2,0,0', 'latency')
+
+What changed between two recordings, or two versions of the tool, and why?
+
+    >>> tt.compare(run, "x.run", fail_on="step_ns>+3%").failures
+    ()
 
 One schedule alone, without a comparison:
 
@@ -92,6 +97,7 @@ _EXPORTS = {
     "Advice": "tracetool.advise",
     "Answer": "tracetool.whatif",
     "Cause": "tracetool.model.idle",
+    "Comparison": "tracetool.compare",
     "Explanation": "tracetool.explain",
     "Grid": "tracetool.sweep",
     "IngestOptions": "tracetool.ingest",
@@ -113,6 +119,7 @@ _EXPORTS = {
     "advise": "tracetool.advise",
     "answer": "tracetool.whatif",
     "build_schedule": "tracetool.schedules",
+    "compare": "tracetool.compare.asked",
     "explain": "tracetool.explain",
     "grid": "tracetool.sweep.asked",
     "ingest": "tracetool.runs",
@@ -133,6 +140,8 @@ if TYPE_CHECKING:
     from tracetool.advise import advise as advise
     from tracetool.columnar import to_arrow as to_arrow
     from tracetool.columnar import to_polars as to_polars
+    from tracetool.compare import Comparison as Comparison
+    from tracetool.compare.asked import compare as compare
     from tracetool.errors import TraceToolError as TraceToolError
     from tracetool.explain import Explanation as Explanation
     from tracetool.explain import explain as explain

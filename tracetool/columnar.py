@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.advise import Advice
 from tracetool.columns import Column, Table, nullable, table
+from tracetool.compare import Comparison
 from tracetool.explain import Explanation
 from tracetool.model.timeline import Timeline
 from tracetool.reconstruct import Reconstruction
@@ -114,8 +115,38 @@ GAINS = table(
     Column("gained_ns", "int64", "How much less time the work of a step takes."),
     Column("gain_ratio", "float64", "The same as a share of the step now."),
 )
+LINES = table(
+    "lines",
+    "Base against new, value by value.",
+    Column("metric", "string", "What it measures; the unit is in the name."),
+    nullable("scope", "string", "Of which stage and kind, edge, rank or replayed schedule; null of the whole step."),
+    Column("verdict", "string", "improved, unchanged, regressed or inconclusive."),
+    nullable("base", "float64", "Median of the base; null if it has none."),
+    nullable("new", "float64", "Median of the new side; null if it has none."),
+    nullable("change_ratio", "float64", "New over base, minus one."),
+    nullable("p", "float64", "Chance of the rank test; null if nothing was tested."),
+    Column("base_count", "int32", "Values that the base's median is of."),
+    Column("new_count", "int32", "Values that the new median is of."),
+    nullable("why", "string", "Why the verdict is none, or how little it is."),
+)
+CHANGES = table(
+    "changes",
+    "The causes of a metric's change, the largest first; they sum to it.",
+    Column("metric", "string", "Whose change."),
+    Column("kind", "string", "rank, stage, link, tail, memory, order, everything or not replayed."),
+    Column("name", "string", "Which one."),
+    Column("value", "float64", "What it contributes, in the metric's unit."),
+    Column("detail", "string", "What it was and is."),
+)
+CHECKS = table(
+    "checks",
+    "How the limits fared.",
+    Column("limit", "string", "As it was written."),
+    Column("outcome", "string", "held, exceeded or inconclusive."),
+    Column("detail", "string", "What was found."),
+)
 
-TabularResult = Timeline | Reconstruction | Replayed | Result | Answer | Explanation | Advice | Sweep
+TabularResult = Timeline | Reconstruction | Replayed | Result | Answer | Explanation | Advice | Sweep | Comparison
 """What can be made into tables."""
 
 
@@ -129,6 +160,7 @@ def to_arrow(result: TabularResult) -> dict[str, pa.Table]:
     an Explanation                       causes, cause_ranks, path
     an Advice                            plans, gains
     a Sweep                              points, knees
+    a Comparison                         lines, changes, checks
     ===================================  =====================================================================
 
     Args:
@@ -254,6 +286,25 @@ def _(result: Advice) -> dict[str, pa.Table]:
         for gain in result.gains
     ]  # fmt: skip
     return {"plans": _made(PLANS, plans), "gains": _made(GAINS, gains)}
+
+
+@_tables.register(Comparison)
+def _(result: Comparison) -> dict[str, pa.Table]:
+    lines = [
+        {
+            "metric": line.key.metric, "scope": line.key.scope or None, "verdict": line.verdict, "base": line.base,
+            "new": line.new, "change_ratio": line.change_ratio, "p": line.p, "base_count": line.base_count,
+            "new_count": line.new_count, "why": line.why,
+        }
+        for line in result.lines
+    ]  # fmt: skip
+    changes = [
+        {"metric": metric, "kind": cause.kind, "name": cause.name, "value": float(cause.value), "detail": cause.detail}
+        for metric, causes in result.causes.items()
+        for cause in causes
+    ]
+    checks = [{"limit": c.limit.text, "outcome": c.outcome, "detail": c.detail} for c in result.checks]
+    return {"lines": _made(LINES, lines), "changes": _made(CHANGES, changes), "checks": _made(CHECKS, checks)}
 
 
 def _facts(result: Result) -> dict[str, object]:

@@ -60,7 +60,7 @@ def _numbers(table: pa.Table) -> list[str]:
 
 def test_rooms_do_not_hide_the_verbs_that_they_define() -> None:
     """Importing a room sets it in the package: whichever comes first, the verb stays a function."""
-    clash = ["ingest", "reconstruct", "replay", "sweep", "explain", "advise"]
+    clash = ["ingest", "reconstruct", "replay", "sweep", "explain", "advise", "compare"]
     program = f"""
 import tracetool.cli.replay, tracetool.columnar
 import tracetool as tt
@@ -215,6 +215,20 @@ def test_advice_and_sweeps_have_tables() -> None:
     assert tables["gains"]["gained_ns"].to_list() == [gain.gained_ns for gain in advice.gains]
     swept = tt.sweep(_found(), tt.grid(_found(), "1f1b", dc="0-1,2-3", bandwidth="25Gbit/s", latency="10ms"))
     assert tt.to_polars(swept)["knees"]["hidden_latency_ns"].to_list() == [k.hidden_latency_ns for k in swept.knees]
+
+
+def test_a_comparison_has_tables() -> None:
+    """Of the same Run nothing changes, and a limit on a value is held as its step says."""
+    run = derived(SAMPLE)
+    step_ns = tt.measure(_found().observed).step_ns
+    limits = [f"step_ns>{step_ns}ns", f"step_ns>{step_ns - 1}ns"]
+    comparison = tt.compare(run, str(run.path), fail_on=limits)
+    tables = tt.to_polars(comparison)
+    assert len(comparison.failures) == 1
+    assert tables["checks"]["outcome"].to_list() == ["held", "exceeded"]
+    assert set(tables["lines"]["verdict"]) == {"unchanged"}
+    row = tables["lines"].filter(pl.col("metric") == "step_ns", pl.col("scope").is_null())
+    assert row["base"].to_list() == row["new"].to_list() == [step_ns]
 
 
 def test_a_result_is_shown_in_a_line() -> None:

@@ -75,8 +75,10 @@ def advise(
     \b
     Examples:
       tracetool advise x.run --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms --hbm 80GiB
-      tracetool advise traces/ --dc 0-1,2-3 --link dc0-dc1=100Gbit/s,2ms --schedule 1f1b,geopipe --json
-      tracetool advise x.run --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms --co-tune --mbs 1 --seq 2048
+      tracetool advise traces/ --dc 0-1,2-3 --link dc0-dc1=100Gbit/s,2ms \\
+          --schedule 1f1b,geopipe --json
+      tracetool advise x.run --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms --co-tune \\
+          --mbs 1 --seq 2048
     """
     from tracetool.advise import advise as find_advice
     from tracetool.advise import no_links

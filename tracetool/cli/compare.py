@@ -90,8 +90,10 @@ def compare(
     \b
     Examples:
       tracetool compare base.run new.run
-      tracetool compare a.run,b.run new.run --fail-on 'bubble_ratio>+2%' --fail-on 'step_ns>400ms'
-      tracetool compare base.json traces/ --format github -o summary.md -o junit.xml
+      tracetool compare a.run,b.run new.run --fail-on 'bubble_ratio>+2%' \\
+          --fail-on 'step_ns>400ms'
+      tracetool compare base.json traces/ --format github -o summary.md \\
+          -o junit.xml
     """
     from tracetool.compare import compare as held_against
     from tracetool.compare.limits import parse_limit

@@ -44,8 +44,10 @@ def explain(
     \b
     Examples:
       tracetool explain x.run
-      tracetool explain x.run --schedule 1f1b --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms
-      tracetool explain x.run --schedule geopipe --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms --hbm 16GiB --json
+      tracetool explain x.run --schedule 1f1b --dc 0-1,2-3 \\
+          --link dc0-dc1=25Gbit/s,10ms
+      tracetool explain x.run --schedule geopipe --dc 0-1,2-3 \\
+          --link dc0-dc1=25Gbit/s,10ms --hbm 16GiB --json
     """
     from tracetool.cli.values import parse_counts
     from tracetool.explain import explain as why

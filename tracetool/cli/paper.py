@@ -104,8 +104,10 @@ def geopipe(
     \b
     Examples:
       tracetool paper geopipe
-      tracetool paper geopipe --model 13b --peak-tflops 280 --efficiency 50% --hbm 64GB
-      tracetool paper geopipe --equal-stages --microbatches 16,17,18 -o points.parquet
+      tracetool paper geopipe --model 13b --peak-tflops 280 --efficiency 50% \\
+          --hbm 64GB
+      tracetool paper geopipe --equal-stages --microbatches 16,17,18 \\
+          -o points.parquet
     """
     from tracetool.paper.geopipe import ACCELERATORS, MODELS
     from tracetool.paper.reproduce import Choice, study_geopipe

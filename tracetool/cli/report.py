@@ -55,7 +55,8 @@ def report(
 
     \b
     Examples:
-      tracetool report x.run --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms --hbm 80GiB -o report.html
+      tracetool report x.run --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms \\
+          --hbm 80GiB -o report.html
       tracetool report traces/ --schedule 1f1b,geopipe,csv:mine.csv
     """
     from tracetool.reports.verdict import verdict

@@ -103,9 +103,12 @@ def sweep(
 
     \b
     Examples:
-      tracetool sweep x.run --dc 0-1,2-3 --bandwidth 10..800Gbit/s --latency 1..40ms --hbm 80GiB
-      tracetool sweep x.run --schedule 1f1b,geopipe,zb-h1 --dc 0-1,2-3 --bandwidth 25Gbit/s,100Gbit/s --distance 80km
-      tracetool sweep x.run --scenario wan.toml --price-per-gbit 120EUR -o sweep.parquet
+      tracetool sweep x.run --dc 0-1,2-3 --bandwidth 10..800Gbit/s \\
+          --latency 1..40ms --hbm 80GiB
+      tracetool sweep x.run --schedule 1f1b,geopipe,zb-h1 --dc 0-1,2-3 \\
+          --bandwidth 25Gbit/s,100Gbit/s --distance 80km
+      tracetool sweep x.run --scenario wan.toml --price-per-gbit 120EUR \\
+          -o sweep.parquet
     """
     from tracetool.ingest.executors import check_address
     from tracetool.reports.sweep import render_json
