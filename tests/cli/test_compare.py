@@ -88,15 +88,15 @@ def as_json(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -
 
 
 def verdict(found: dict[str, Any], name: str) -> str:
-    return next(line["verdict"] for line in found["lines"] if line["name"] == name)
+    return next(str(line["verdict"]) for line in found["lines"] if line["name"] == name)
 
 
 def test_a_run_is_itself_and_says_so_in_the_same_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     found = as_json(capsys, 0, sample(), sample())
     assert (found["gate"], found["passed"], found["failures"]) == ("tool", True, [])
     assert {line["verdict"] for line in found["lines"]} == {"unchanged"}
-    assert said(capsys, 0, sample(), sample()) == said(capsys, 0, sample(), sample())
     text, _ = said(capsys, 0, sample(), sample())
+    assert said(capsys, 0, sample(), sample()) == (text, "")
     assert text.startswith("step_ns ")
     assert "Next: tracetool explain" in text
     assert max(map(len, text.splitlines()[:-1])) <= 80
@@ -109,8 +109,6 @@ def test_what_a_run_keeps_is_what_its_tables_tell(capsys: pytest.CaptureFixture[
     (older / RECORDING).unlink()
     found = as_json(capsys, 0, sample(), older)
     assert (found["gate"], {line["verdict"] for line in found["lines"]}) == ("tool", {"unchanged"})
-    (older / RECORDING).write_bytes(b"{")
-    assert as_json(capsys, 0, sample(), older)["passed"]
 
 
 def test_two_runs_are_compared_in_three_seconds_of_a_processor() -> None:
