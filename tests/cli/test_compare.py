@@ -173,6 +173,15 @@ def test_several_of_a_side_are_taken_together(capsys: pytest.CaptureFixture[str]
     assert [source["steps"] for source in found["new"]["sources"]] == [[0, 1, 2], [0, 1, 2]]
 
 
+def test_the_same_steps_twice_are_no_more_evidence(
+    capsys: pytest.CaptureFixture[str], base: Path, tmp_path: Path
+) -> None:
+    few = report(tmp_path / "few.json", (1.05, 1.051, 1.052))
+    found = as_json(capsys, 0, base, f"{few},again={few}")
+    assert next(line["new_count"] for line in found["lines"] if line["name"] == "step_ns") == 3
+    assert any("3 steps of the same traces given twice" in note for note in found["notes"])
+
+
 @pytest.mark.parametrize(
     ("limit", "code"),
     [("step_ns>+3%", 1), ("step_ns>+6%", 0), ("step_ns>+5ms", 1), ("step_ns>+20ms", 0), ("step_ns>250ms", 1),
