@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
 from tracetool.errors import BadQuery
-from tracetool.paths import location, make_readable
+from tracetool.paths import is_local, location, make_readable
 from tracetool.tables import TABLES, Table
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ _SQL_TYPES = {
     "category": "VARCHAR", "list<int32>": "INTEGER[]",
 }  # fmt: skip
 _QUERY_MEMORY = "1GB"
+_SMALL_BYTES = 32_000_000
 
 
 def connect(folders: Sequence[Path]) -> duckdb.DuckDBPyConnection:
@@ -41,12 +42,19 @@ def connect(folders: Sequence[Path]) -> duckdb.DuckDBPyConnection:
     connection.execute("SET python_enable_replacements = false")
     connection.execute("SET enable_progress_bar = false")
     connection.execute(f"SET memory_limit = '{_QUERY_MEMORY}'")
+    if all(map(is_local, folders)) and sum(map(_size_bytes, folders)) < _SMALL_BYTES:
+        # Threads cost more than they bring on small tables, most of all beside other processes.
+        connection.execute("SET threads = 1")
     connection.execute(f"SET allowed_directories = [{', '.join(quoted(location(folder)) for folder in folders)}]")
     for folder in folders:
         make_readable(connection, folder)
     connection.execute("SET enable_external_access = false")
     connection.execute(sql_text("macros"))
     return connection
+
+
+def _size_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*/*.parquet"))
 
 
 def seal(connection: duckdb.DuckDBPyConnection) -> None:

@@ -63,7 +63,7 @@ def test_one_step_is_looked_at_alone(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_a_step_of_several_is_suggested_with_what_changes(capsys: pytest.CaptureFixture[str]) -> None:
     """Averages of one step are others than those over all: both reports say over what they are."""
-    several = str(data("torch", "ByteDance-Seed+StragglerAnalysis", "trace-ST.parquet"))
+    several = str(data("h100-pp4", "traces", "1f1b_m8"))
     assert run(["replay", several, "--equalize"]) == 0
     text = capsys.readouterr().out
     assert "microbatches and steps;" in " ".join(text.split())

@@ -5,12 +5,19 @@ from __future__ import annotations
 import math
 from itertools import combinations, product
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracetool.compare import rank_test
-from tracetool.compare.rank_test import least_p, least_stratified_p, stratified_p, two_sided_p
+from tracetool.compare.rank_test import (
+    further_apart_than_steps,
+    least_p,
+    least_stratified_p,
+    stratified_p,
+    two_sided_p,
+)
 
 CRITICAL = {(5, 5): 2, (6, 6): 5, (8, 8): 13, (10, 10): 23, (5, 8): 6, (12, 12): 37, (20, 20): 127, (4, 10): 5}
 """Largest U that is significant at 5 %, two-sided: tables of Mann-Whitney U, as in Siegel, Nonparametric Statistics."""
@@ -88,3 +95,18 @@ def test_the_least_chance_is_that_of_sets_apart() -> None:
     assert two_sided_p(low, high) == least_p(5, 5) == 2 / math.comb(10, 5)
     assert stratified_p([(low, high)] * 3) == least_stratified_p([(5, 5)] * 3)
     assert least_p(1, 1) == 1
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_one_pair_in_twenty_of_few_values_lies_further_apart(size: int) -> None:
+    """Lord's bounds, by drawing 20,000 pairs of sets from one normal distribution: 5 % +- 4 standard errors."""
+    draws = np.random.default_rng(7).normal(size=(20_000, 2, size)).tolist()
+    apart = sum(further_apart_than_steps(first, second) for first, second in draws)
+    assert apart / 20_000 == pytest.approx(0.05, abs=4 * math.sqrt(0.05 * 0.95 / 20_000))
+
+
+def test_single_values_count_as_apart_and_overlapping_sets_do_not() -> None:
+    assert further_apart_than_steps([1.0], [1.1])
+    assert not further_apart_than_steps([1.0], [1.0])
+    assert not further_apart_than_steps([1.0, 2.0, 3.0, 4.0], [2.0, 3.0, 4.0, 5.0])
+    assert further_apart_than_steps([1.0, 1.1, 1.2, 1.3], [1.7, 1.8, 1.9, 2.0])

@@ -110,7 +110,7 @@ def compare(
         allow_inconclusive: Whether limits hold that cannot be told.
     """
     rules = rules or Rules()
-    same = base.digests == new.digests and _same_steps(base, new)
+    same = all(base.digests) and base.digests == new.digests and _same_steps(base, new)
     notes = _notes(base, new, same=same)
     if not _same_scenario(base, new):
         base, new = _without(base, _is_replay), _without(new, _is_replay)
@@ -196,7 +196,7 @@ def _is_of_whole(key: Key) -> bool:
 
 
 def _notes(base: Side, new: Side, *, same: bool) -> list[str]:
-    notes = []
+    notes = [*base.notes, *new.notes]
     tools = [sorted({source.tool_version for source in side.sources}) for side in (base, new)]
     if tools[0] != tools[1]:
         notes.append(f"measured by tracetool {', '.join(tools[0])} and {', '.join(tools[1])}")

@@ -12,6 +12,7 @@ from tracetool.compare.values import OF_STEP, Key, Values, values_of
 from tracetool.errors import SchemaVersion, StoreError
 from tracetool.recording import Recording, recording_of
 from tracetool.tables import SCHEMA_VERSION
+from tracetool.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -90,12 +91,14 @@ class Side:
         values: What it measured.
         recordings: Those of its sources that hold costs; without any no cause can be told.
         scenario: What its reports replayed, as they say; None without reports.
+        notes: What was left out.
     """
 
     sources: tuple[Source, ...]
     values: Mapping[Key, Values]
     recordings: tuple[Recording, ...]
     scenario: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def digests(self) -> tuple[str, ...]:
@@ -130,13 +133,28 @@ def side_of(items: Sequence[tuple[str, Run | Path | Recording]], *, pipeline: in
         recordings.append(recording)
         numbers = tuple(step.number for step in recording.steps)
         sources.append(Source(name, recording.digest, recording.tool_version, version, numbers))
+    recordings, notes = _each_once(recordings)
     values: dict[Key, Values] = dict(values_of(recordings))
     for key, found in _values_of_reports(reports).items():
         before = values.get(key)
         values[key] = found if before is None else Values(before.per_step + found.per_step)
     scenarios = [report.scenario for report in reports]
     scenario = scenarios[0] if scenarios and all(each == scenarios[0] for each in scenarios) else None
-    return Side(tuple(sources), values, tuple(recordings), scenario)
+    return Side(tuple(sources), values, tuple(recordings), scenario, notes)
+
+
+def _each_once(recordings: Sequence[Recording]) -> tuple[list[Recording], tuple[str, ...]]:
+    """Recordings without the steps that an earlier one has: the same traces twice are no more evidence than once."""
+    seen: set[tuple[str, int]] = set()
+    kept, twice = [], 0
+    for recording in recordings:
+        new = [step for step in recording.steps if (recording.digest, step.number) not in seen]
+        seen |= {(recording.digest, step.number) for step in new}
+        twice += len(recording.steps) - len(new)
+        if new:
+            kept.append(msgspec.structs.replace(recording, steps=new))
+    told = f"{format_count(twice, 'step')} of the same traces given twice: each counts once"
+    return kept, (told,) if twice else ()
 
 
 def _values_of_reports(reports: Sequence[_ReportFile]) -> dict[Key, Values]:

@@ -11,7 +11,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tracetool.compare.rank_test import least_p, least_stratified_p, stratified_p, two_sided_p
+from tracetool.compare.rank_test import (
+    further_apart_than_steps,
+    least_p,
+    least_stratified_p,
+    stratified_p,
+    two_sided_p,
+)
 from tracetool.compare.values import KNOWN, OF_STEP, Key, Values
 
 if TYPE_CHECKING:
@@ -161,12 +167,18 @@ def _tested(key: Key, base: Values, new: Values, alpha: float, rules: Rules, ste
 
 
 def _chance(base: Values, new: Values, alpha: float) -> tuple[Sampled, float | None]:
-    """Chance that both are alike: of steps, else of microbatch against microbatch, else of all actions together."""
+    """Chance that both are alike: of steps, else of microbatch against microbatch, else of all actions together.
+
+    Actions tell only where the sides lie further apart than the steps of either.
+    """
     if least_p(len(base.per_step), len(new.per_step)) <= alpha:
         return "steps", two_sided_p(base.per_step, new.per_step)
     before, after = base.by_microbatch, new.by_microbatch
     if not before or not after:
         return "steps", None
+    if not further_apart_than_steps(base.per_step, new.per_step):
+        # Microbatches of one step vary together: where steps vary as much, their number proves nothing.
+        return "steps", two_sided_p(base.per_step, new.per_step)
     if len(before) == len(after):
         pairs = list(zip(before, after, strict=True))
         if least_stratified_p([(len(b), len(n)) for b, n in pairs]) <= alpha:
