@@ -1,0 +1,110 @@
+"""The GitHub Action's and the GitLab snippet's shell steps, run here as their runners would."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from recorded import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+HIDDEN = ROOT / ".github"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return found
+
+
+ACTION = _read(HIDDEN / "actions" / "tracetool" / "action.yml")
+(JOB,) = _read(HIDDEN / "workflows" / "tracetool.yml")["jobs"].values()
+(USE,) = [step["with"] for step in JOB["steps"] if step.get("uses") == "./.github/actions/tracetool"]
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """What a runner sets, with this interpreter's ``tracetool`` on the PATH and no package to install."""
+    return {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "TRACETOOL_CACHE": str(folder / "cache"),
+        "GITHUB_OUTPUT": str(folder / "output.txt"),
+        "GITHUB_STEP_SUMMARY": str(folder / "summary.md"),
+    }
+
+
+def _run(script: str, folder: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    bash = ["bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c", script]
+    return subprocess.run(
+        bash, cwd=folder, env={**_environment(folder), **env}, capture_output=True, text=True, check=False
+    )
+
+
+def _act(folder: Path, **given: str) -> list[subprocess.CompletedProcess[str]]:
+    """All steps of the action, until one fails; its inputs from the workflow, but for what is given."""
+    inputs = {name: str(spec.get("default", "")) for name, spec in ACTION["inputs"].items()} | USE | given
+    done = []
+    for step in ACTION["runs"]["steps"]:
+        assert step["shell"] == "bash"
+        assert "${{" not in step["run"], "expressions stand in env only, so that no input becomes a script"
+        env = {
+            name: re.sub(r"\$\{\{ inputs\.(\w+) \}\}", lambda m: inputs[m[1]], text)
+            for name, text in step["env"].items()
+        }
+        done.append(_run(step["run"], folder, env))
+        if done[-1].returncode:
+            break
+    return done
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    for name in ("sample_traces", ".github"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+def test_the_workflow_passes_on_what_is_stored(checkout: Path) -> None:
+    assert set(USE) <= set(ACTION["inputs"])
+    done = _act(checkout, package="")
+    assert [step.returncode for step in done] == [0] * 4, done[-1].stderr
+    assert (checkout / "output.txt").read_text(encoding="utf-8").splitlines() == [
+        "report=tracetool-report/report.json",
+        "verdict=passed",
+    ]
+    assert "<!-- tracetool-compare -->" in (checkout / "summary.md").read_text(encoding="utf-8")
+    assert (checkout / "tracetool-report" / "junit.xml").read_text(encoding="utf-8").startswith("<?xml")
+
+
+def test_a_first_run_makes_the_baseline_and_another_one_fails(checkout: Path) -> None:
+    """The tool gate: of the same traces, a step of the baseline that is 10 % shorter makes today's a regression."""
+    mine = checkout / "kept" / "baseline.json"
+    first = _act(checkout, package="", baseline=str(mine))
+    assert first[-1].returncode == 0, first[-1].stderr
+    assert "::notice title=tracetool::there was no baseline" in first[-1].stdout
+    report = json.loads(mine.read_text(encoding="utf-8"))
+    report["results"][-1]["step_ns"] = report["results"][-1]["step_ns"] * 9 // 10
+    mine.write_text(json.dumps(report), encoding="utf-8")
+    again = _act(checkout, package="", baseline=str(mine))
+    assert again[-1].returncode == 1
+    assert "::error" in again[-1].stdout
+    assert (checkout / "output.txt").read_text(encoding="utf-8").endswith("verdict=failed\n")
+    allowed = _act(checkout, package="", baseline=str(mine), compare="--informational")
+    assert allowed[-1].returncode == 0
+
+
+def test_the_gitlab_snippet_runs(checkout: Path) -> None:
+    job = _read(HIDDEN / "gitlab-ci.example.yml")["tracetool"]
+    script = [line for line in job["script"] if "pip install" not in line]
+    assert len(script) == len(job["script"]) - 1
+    done = _run("\n".join(script), checkout, job["variables"])
+    assert done.returncode == 0, done.stderr
+    assert (checkout / job["artifacts"]["reports"]["junit"]).is_file()
