@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.metrics import measure
 from tracetool.model.scenario import Scenario
-from tracetool.remarks import SLOWS_UNDER_LOAD, distrust, host_notes
+from tracetool.remarks import SLOWS_UNDER_LOAD, collective_notes, distrust, host_notes
 from tracetool.replay import replay
 
 if TYPE_CHECKING:
@@ -40,4 +40,7 @@ def notes_of(found: Reconstruction, grids: Sequence[Grid], points: Sequence[Swee
         notes.append("slowdown beside communication and under sustained load is left out (--no-interference)")
     elif any(rank.load is not None for rank in pipeline.ranks):
         notes.append(SLOWS_UNDER_LOAD)
+    places = dict.fromkeys(column.links[0].topology for grid in grids for column in grid.columns())
+    crossing = (collective_notes(pipeline, Scenario(topology)) for topology in places)
+    notes += dict.fromkeys(note for of_map in crossing for note in of_map)
     return (*found.notes, *host_notes(found), *notes)
