@@ -12,6 +12,7 @@ import traceback
 import click
 
 from tracetool.cli.advise import advise
+from tracetool.cli.baseline import baseline
 from tracetool.cli.compare import compare
 from tracetool.cli.explain import explain
 from tracetool.cli.info import info
@@ -44,7 +45,7 @@ def cli() -> None:
 
 
 for command in (
-    ingest, info, replay, report, advise, sweep, explain, validate, compare, paper, sql, schedules,
+    ingest, info, replay, report, advise, sweep, explain, validate, compare, baseline, paper, sql, schedules,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -24,6 +24,8 @@ from tracetool.reports.stragglers import SCHEMA_ID as STRAGGLERS_ID
 from tracetool.reports.stragglers import StragglersInfo
 from tracetool.reports.sweep import SCHEMA_ID as SWEEP_ID
 from tracetool.reports.sweep import SweepInfo
+from tracetool.reports.trends import SCHEMA_ID as TRENDS_ID
+from tracetool.reports.trends import TrendsInfo
 from tracetool.reports.validation import SCHEMA_ID as VALIDATION_ID
 from tracetool.reports.validation import ValidationInfo
 from tracetool.reports.written import SCHEMA_ID as WRITTEN_ID
@@ -74,6 +76,7 @@ def all_schemas() -> dict[str, str]:
     files["geopipe.schema.json"] = _dump(_struct(GeoPipeInfo, GEOPIPE_ID))
     files["sweep.schema.json"] = _dump(_struct(SweepInfo, SWEEP_ID))
     files["comparison.schema.json"] = _dump(_struct(ComparisonInfo, COMPARISON_ID))
+    files["trends.schema.json"] = _dump(_struct(TrendsInfo, TRENDS_ID))
     files["config.schema.json"] = _dump(_struct(Config, f"{_BASE}:config"))
     files["scenario.schema.json"] = _dump(_struct(ScenarioFile, f"{_BASE}:scenario"))
     files["written.schema.json"] = _dump(_struct(WrittenInfo, WRITTEN_ID))
@@ -148,6 +151,7 @@ def _readme() -> str:
         "- `sweep.schema.json`: what `tracetool sweep --json` prints",
         "- `written.schema.json`: what `tracetool report --json` prints",
         "- `comparison.schema.json`: what `tracetool compare --json` prints",
+        "- `trends.schema.json`: what `tracetool baseline show --json` prints",
         "- `config.schema.json`: the settings under `[tool.tracetool]` in pyproject.toml, or of a file for `--config`",
         "- `duckdb.sql`: opens a Run in any DuckDB client (`SET VARIABLE run = 'x.run';` first)",
         "- `tables/`: one JSON Schema per table of a Run",

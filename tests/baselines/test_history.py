@@ -1,0 +1,115 @@
+"""The history file and its commands: what goes in comes out, and what is damaged is refused and left alone."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import polars as pl
+import pytest
+from recorded import ROOT
+
+from tracetool.baselines.history import add_report, read_history
+from tracetool.cli import run
+from tracetool.errors import AlreadyExists, StoreError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STORED = ROOT / ".github" / "tracetool" / "h100-1f1b.json"
+
+
+def report(**changed: float) -> bytes:
+    """The stored report, with figures of its last result multiplied."""
+    found: dict[str, Any] = json.loads(STORED.read_text(encoding="utf-8"))
+    for name, factor in changed.items():
+        found["results"][-1][name] *= factor
+    return json.dumps(found).encode()
+
+
+def test_what_is_added_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "h.parquet"
+    add_report(path, report(), label="one")
+    add_report(path, report(step_ns=1.5), label="two", at="yesterday")
+    values = read_history(path)
+    stored = json.loads(STORED.read_text(encoding="utf-8"))
+    steps = [(v.entry, v.label, v.at, v.value) for v in values if v.metric == "step_ns" and v.schedule[:7] == "geopipe"]
+    step = stored["results"][-1]["step_ns"]
+    assert steps == [(1, "one", None, step), (2, "two", "yesterday", 1.5 * step)]
+    (peak,) = {v.value for v in values if v.metric == "peak_hbm_bytes" and v.schedule == "observed"}
+    assert peak == max(stored["step"]["peak_hbm_bytes"])
+    assert {v.digest for v in values} == {stored["run"]["digest"]}
+    assert pl.read_parquet(path).height == len(values), "any client reads it"
+    assert path.stat().st_size < 10_000
+
+
+def test_equal_input_gives_equal_bytes_and_labels_are_unique(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        for label in ("one", "two"):
+            add_report(tmp_path / name, report(), label=label)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    before = (tmp_path / "a").read_bytes()
+    with pytest.raises(AlreadyExists, match="'two'"):
+        add_report(tmp_path / "a", report(), label="two")
+    assert (tmp_path / "a").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"{", "no JSON"),
+        (b"[]", "no report"),
+        (b'{"$schema": "urn:tracetool:schema:1:sweep"}', "no report"),
+        (report().replace(b'"schema_version": "4', b'"schema_version": "3'), "schema version 3"),
+        (report().replace(b'"results"', b'"rezults"'), "damaged"),
+    ],
+)
+def test_a_bad_report_is_refused_and_changes_nothing(text: bytes, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "h.parquet"
+    add_report(path, report(), label="one")
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match=said):
+        add_report(path, text, label="two")
+    assert path.read_bytes() == before
+
+
+def test_a_bad_history_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "h.parquet"
+    with pytest.raises(StoreError, match="there is no history"):
+        read_history(path)
+    path.write_bytes(b"PAR1 half")
+    with pytest.raises(StoreError, match="damaged"):
+        add_report(path, report(), label="one")
+    pl.DataFrame({"x": [1]}).write_parquet(path)
+    with pytest.raises(StoreError, match="no history"):
+        read_history(path)
+
+
+def test_the_commands_add_list_show_and_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    history = ["--history", str(tmp_path / "h.parquet")]
+    for number, factor in enumerate((1, 1, 1, 1.1)):
+        (tmp_path / "report.json").write_bytes(report(step_ns=factor))
+        assert run(["baseline", "add", str(tmp_path / "report.json"), "--label", f"c{number}", *history]) == 0
+    capsys.readouterr()
+    assert run(["baseline", "list", *history]) == 0
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[3:7]] == [
+        [f"{n + 1}", f"c{n}"] for n in range(4)
+    ]
+    assert run(["baseline", "show", "step_ns", "--schedule", "geopipe", *history, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    schema = json.loads((ROOT / "schemas" / "trends.schema.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(schema).validate(found)
+    (trend,) = found["trends"]
+    assert (trend["step"]["label"], trend["step"]["is_regression"]) == ("c3", True)
+    assert trend["step"]["change_ratio"] == pytest.approx(0.1)
+    picture = tmp_path / "trend.png"
+    assert run(["baseline", "show", *history, "-o", str(picture), "--fail-on-step"]) == 1
+    told = capsys.readouterr()
+    assert "geopipe +3,3,0,0 in-order step_ns" in told.err
+    assert max(map(len, told.out.splitlines()[:-1])) <= 80
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert run(["baseline", "show", "stepns", *history]) == 2
+    assert "step_ns" in capsys.readouterr().err
+    assert run(["baseline", "show", "--schedule", "gpipe", *history]) == 2
+    assert "it is about observed, 1f1b grouped, geopipe" in capsys.readouterr().err

@@ -1,0 +1,80 @@
+"""The series of a history, each with the last step it took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tracetool.baselines.trend import Step, last_step
+from tracetool.errors import ScenarioError, UnknownName
+from tracetool.metrics import METRICS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.baselines.history import Value
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """One metric of one schedule over the entries.
+
+    Attributes:
+        schedule: ``observed``, or what was replayed.
+        scenario: Digest of the what-if; empty for what was observed.
+        metric: Its name.
+        values: The last entries that have it, in order.
+        step: The last step they took, if any.
+    """
+
+    schedule: str
+    scenario: str
+    metric: str
+    values: tuple[Value, ...]
+    step: Step | None
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether the step is certain, and to the worse."""
+        if self.step is None or not self.step.is_certain:
+            return False
+        grew = self.step.after > self.step.before
+        return grew == (METRICS[self.metric].better == "lower")
+
+
+def trends(
+    values: Sequence[Value],
+    *,
+    metric: str | None = None,
+    schedule: str | None = None,
+    last: int = 20,
+    least_change_ratio: float = 0.02,
+) -> list[Trend]:
+    """Every series of a history, in order of appearance.
+
+    Args:
+        values: The history.
+        metric: Only this one.
+        schedule: Only what begins with this name.
+        last: So many entries are looked at.
+        least_change_ratio: Smaller steps do not count.
+
+    Raises:
+        ScenarioError: If the history has nothing of the kind.
+        UnknownName: If no metric is called so.
+    """
+    if metric is not None and metric not in METRICS:
+        raise UnknownName("metric", metric, METRICS)
+    series: dict[tuple[str, str, str], list[Value]] = {}
+    for value in values:
+        wanted = metric in (None, value.metric) and value.schedule.startswith(schedule or "")
+        if wanted:
+            series.setdefault((value.schedule, value.scenario, value.metric), []).append(value)
+    if not series:
+        known = ", ".join(dict.fromkeys(value.schedule for value in values)) or "nothing"
+        raise ScenarioError(f"the history has no such figures; it is about {known}.", hint="leave --schedule out")
+    found = []
+    for (name, scenario, of), all_values in series.items():
+        kept = tuple(all_values[-last:])
+        found.append(Trend(name, scenario, of, kept, last_step([v.value for v in kept], least_change_ratio)))
+    return found

@@ -1,0 +1,202 @@
+"""A history and its trends: text, JSON, and a picture."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from tracetool.metrics import METRICS
+from tracetool.reports.picture import GREY, RED, SERIES, PictureFormat, save
+from tracetool.reports.text import table, wrapped
+from tracetool.tables import SCHEMA_VERSION
+from tracetool.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from tracetool.baselines.history import Value
+    from tracetool.baselines.trends import Trend
+
+SCHEMA_ID = "urn:tracetool:schema:1:trends"
+_BARS = "▁▂▃▄▅▆▇█"
+_MOST_DRAWN = 6
+
+
+def _doc(text: str) -> msgspec.Meta:
+    return msgspec.Meta(description=text)
+
+
+class EntryInfo(msgspec.Struct, kw_only=True):
+    """A figure of one entry."""
+
+    entry: Annotated[int, _doc("Number of the report in the history.")]
+    label: Annotated[str, _doc("What it is called.")]
+    at: Annotated[str | None, _doc("When it was, as the user said.")]
+    digest: Annotated[str, _doc("Digest of its traces.")]
+    tool_version: Annotated[str, _doc("Tool that made it.")]
+    value: Annotated[float, _doc("In the metric's unit.")]
+
+
+class StepInfo(msgspec.Struct, kw_only=True):
+    """The last step of a series."""
+
+    entry: Annotated[int, _doc("First entry after it.")]
+    label: Annotated[str, _doc("What that is called.")]
+    before: Annotated[float, _doc("Mean before.")]
+    after: Annotated[float, _doc("Mean since.")]
+    change_ratio: Annotated[float, _doc("After over before, minus one.")]
+    is_certain: Annotated[bool, _doc("Whether more than one entry lies after it, or the series has no noise.")]
+    is_regression: Annotated[bool, _doc("Whether it is certain, and to the worse.")]
+
+
+class TrendInfo(msgspec.Struct, kw_only=True):
+    """One metric of one schedule."""
+
+    schedule: Annotated[str, _doc("observed, or what was replayed.")]
+    scenario: Annotated[str, _doc("Digest of the what-if; empty for what was observed.")]
+    metric: Annotated[str, _doc("Name of the metric.")]
+    unit: Annotated[str, _doc("Its unit.")]
+    entries: Annotated[list[EntryInfo], _doc("In order.")]
+    step: Annotated[StepInfo | None, _doc("The last step they took.")]
+
+
+class TrendsInfo(msgspec.Struct, kw_only=True):
+    """Result of tracetool baseline show."""
+
+    schema: Annotated[str, _doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
+    schema_version: Annotated[str, _doc("Version of the schema.")] = SCHEMA_VERSION
+    history: Annotated[str, _doc("File of the history.")]
+    trends: Annotated[list[TrendInfo], _doc("In order of appearance.")]
+
+
+def trends_info(found: Sequence[Trend], history: str) -> TrendsInfo:
+    """The trends as structs."""
+    return TrendsInfo(history=history, trends=[_trend(trend) for trend in found])
+
+
+def _trend(trend: Trend) -> TrendInfo:
+    step, values = trend.step, trend.values
+    return TrendInfo(
+        schedule=trend.schedule,
+        scenario=trend.scenario,
+        metric=trend.metric,
+        unit=METRICS[trend.metric].unit,
+        entries=[
+            EntryInfo(
+                entry=v.entry, label=v.label, at=v.at, digest=v.digest, tool_version=v.tool_version, value=v.value
+            )
+            for v in values
+        ],
+        step=None
+        if step is None
+        else StepInfo(
+            entry=values[step.first].entry,
+            label=values[step.first].label,
+            before=step.before,
+            after=step.after,
+            change_ratio=step.change_ratio,
+            is_certain=step.is_certain,
+            is_regression=trend.is_regression,
+        ),
+    )
+
+
+def render_json(found: Sequence[Trend], history: str) -> bytes:
+    """The trends as JSON by ``schemas/trends.schema.json``."""
+    return msgspec.json.format(msgspec.json.encode(trends_info(found, history)), indent=2) + b"\n"
+
+
+def render_text(found: Sequence[Trend], history: str) -> str:
+    """A line per series with its values as bars, and what step it took."""
+    entries = {value.entry for trend in found for value in trend.values}
+    rows = [["", "last", "", "step"]]
+    for trend in found:
+        values = [value.value for value in trend.values]
+        rows.append([f"{trend.schedule} {trend.metric}", shown(trend.metric, values[-1]), bars(values), _told(trend)])
+    head = f"{history}: {len(entries)} {'entry' if len(entries) == 1 else 'entries'} looked at"
+    return "\n".join([*wrapped([head]), "", *table(rows), ""])
+
+
+def _told(trend: Trend) -> str:
+    step = trend.step
+    if step is None:
+        return "none"
+    verdict = "regressed" if trend.is_regression else "improved" if step.is_certain else "one entry: inconclusive"
+    return f"{step.change_ratio:+.1%} at {trend.values[step.first].label} ({verdict})"
+
+
+def list_text(values: Sequence[Value], history: str) -> str:
+    """The entries of a history, a line each."""
+    first = {value.entry: value for value in reversed(values)}
+    rows = [["entry", "label", "at", "traces", "tracetool"]]
+    for entry in sorted(first):
+        value = first[entry]
+        rows.append([str(entry), value.label, value.at or "", value.digest[:12], value.tool_version])
+    return "\n".join([*wrapped([history]), "", *table(rows), ""])
+
+
+def shown(metric: str, value: float) -> str:
+    """A value with its unit, as people read it."""
+    unit = METRICS[metric].unit
+    return (
+        format_duration(round(value))
+        if unit == "ns"
+        else format_size(round(value))
+        if unit == "bytes"
+        else f"{value:.1%}"
+    )
+
+
+def bars(values: Sequence[float]) -> str:
+    """Values as a row of bars between their least and their greatest."""
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    return "".join(_BARS[min(len(_BARS) - 1, int((value - low) / span * len(_BARS)))] for value in values)
+
+
+def render_picture(found: Sequence[Trend], picture_format: PictureFormat) -> bytes:
+    """Each series over the entries, with the means before and after its last step; the first few of them."""
+    return save(lambda: _figure(found[:_MOST_DRAWN], len(found) - _MOST_DRAWN), picture_format)
+
+
+def _figure(found: Sequence[Trend], left_out: int) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 0.5 + 1.9 * len(found)), dpi=150, layout="constrained")
+    panels = figure.subplots(len(found), 1, squeeze=False)[:, 0]
+    for axes, trend in zip(panels, found, strict=True):
+        _draw(axes, trend)
+    if left_out > 0:
+        figure.supxlabel(f"{left_out} more series: name a metric or --schedule", fontsize=7, color=GREY)
+    return figure
+
+
+def _draw(axes: Axes, trend: Trend) -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    values = [value.value for value in trend.values]
+    places = range(len(values))
+    axes.plot(places, values, marker="o", markersize=3.5, linewidth=1, color=SERIES[0])
+    axes.set_title(f"{trend.schedule}: {trend.metric}", loc="left", fontsize=8.5, fontweight="bold")
+    axes.set_xticks(
+        list(places), [_short(value.label) for value in trend.values], rotation=45, ha="right", fontsize=6.5
+    )
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(trend.metric, value)))
+    axes.grid(axis="y", color="#DDDDDD", linewidth=0.5)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    step = trend.step
+    if step is not None:
+        colour = RED if trend.is_regression else SERIES[2] if step.is_certain else GREY
+        axes.hlines(
+            [step.before, step.after], [0, step.first], [step.first - 1, len(values) - 1], colour, linestyles="--"
+        )
+        axes.set_title(_told(trend), loc="right", fontsize=7.5, color=colour)
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= 10 else label[:9] + "…"
