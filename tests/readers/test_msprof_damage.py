@@ -63,7 +63,9 @@ def test_table(tmp_path: Path, change: tuple[float, int, bytes]) -> None:
     head, *records = (f"{line}\n".encode() for line in SUMMARY)
     text = damaged(b"".join(records), change)
     (found,) = whole(tmp_path / "x", "op_summary_1.csv", head + text)
-    untouched = {e for e in EXPECTED for r in records if e[0].encode() in r and r in text.splitlines(keepends=True)}
+    # A lone carriage return ends no record: what follows one is touched.
+    lines = [line + b"\n" for line in text.split(b"\n")[:-1]]
+    untouched = {e for e in EXPECTED for r in records if e[0].encode() in r and r in lines}
     assert kernels(found) >= untouched
     assert found.advanced == found.source.size_bytes
     lost = COUNT - len(untouched)
