@@ -64,7 +64,7 @@ def test_replay_writes_the_same_page(capsys: pytest.CaptureFixture[str], tmp_pat
     target = tmp_path / "a.html"
     assert run(["replay", SAMPLE, "--schedule", "1f1b,geopipe", *LINK, "-o", str(target)]) == 0
     capsys.readouterr()
-    assert b"geopipe +3,3,0,0" in target.read_bytes()
+    assert b"geopipe +2,2,0,0" in target.read_bytes()
     assert run(["replay", SAMPLE, "-o", str(tmp_path / "a.doc")]) == 2
     assert ".html" in capsys.readouterr().err
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracetool.advise import is_recorded
-from tracetool.advise.plans import RELEVANT_RATIO, depth_label
+from tracetool.advise.plans import depth_label
+from tracetool.depth import RELEVANT_RATIO
 from tracetool.memory_limit import is_near_the_limit
 from tracetool.reports.text import aligned, terminal_width, title, wrap, wrapped
 from tracetool.units import format_duration, format_size
