@@ -329,3 +329,18 @@ def test_the_recorded_order_is_kept_where_the_lead_over_it_is_within_the_error()
     assert advice.best.way.schedule == "1f1b"
     assert advice.best.result.p2p == advice.asked.answer.pipeline.p2p
     assert shortest in advice.rivals
+
+
+def test_texts_say_maybe_near_the_limit_and_compare_every_schedule_with_the_recorded_order() -> None:
+    over = Topology(parse_dc_map("0-1,2-3"), parse_link("dc0-dc1=25Gbit/s,10ms"))
+    advice = advise(_sample(), Scenario(topology=over, hbm_bytes=14 << 30), ("1f1b", "geopipe"))
+    text = render_text(advice, RunFacts("x", "", "", ""), verbose=True).decode()
+    (needs,) = {p.highest_bytes for p in advice.asked.plans if p.label == "geopipe +1,1,0,0"}
+    assert needs is not None
+    assert 0.96 < needs / (14 << 30) <= 1
+    rows = [line.split() for line in text.splitlines() if line.startswith("  geopipe +1,1,0,0")]
+    assert rows
+    assert all("maybe" in row for row in rows)
+    now = advice.now.metrics.step_ns
+    (one,) = advice.unproven
+    assert f"{one.label} per-edge {one.step_ns / now - 1:+.1%}" in " ".join(text.split())
