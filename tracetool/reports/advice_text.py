@@ -59,12 +59,12 @@ def _headlines(advice: Advice) -> list[str]:
         return _nothing_fits(advice)
     lines = [_headline("best", f"{_step(best)}; {_compared(advice, best)}")]
     if advice.rivals:
-        lines.append(_headline("as good", f"{_listed(advice, advice.rivals)} ({_tie(best)})"))
+        lines.append(_headline("as good", f"{listed(advice, advice.rivals)} ({_tie(best)})"))
     if advice.unproven:
         rest = len(advice.unproven) - _MOST_NAMED
         more = f", {rest} more" if rest > 0 else ""
-        lines.append(_headline("unproven", f"may be better: {_listed(advice, advice.unproven[:_MOST_NAMED])}{more}"))
-    return [*lines, _headline("binds", _binds(advice)), _headline("memory", _memory(advice, best))]
+        lines.append(_headline("unproven", f"may be better: {listed(advice, advice.unproven[:_MOST_NAMED])}{more}"))
+    return [*lines, _headline("binds", binds_text(advice)), _headline("memory", _memory(advice, best))]
 
 
 def _headline(word: str, text: str) -> str:
@@ -93,7 +93,8 @@ def _tie(best: Plan) -> str:
     return f"within {RELEVANT_RATIO:.0%}" if error is None else f"within the error of ±{error:.0%}"
 
 
-def _listed(advice: Advice, plans: Sequence[Plan]) -> str:
+def listed(advice: Advice, plans: Sequence[Plan]) -> str:
+    """Plans with what their steps differ by from the recorded order's."""
     return ", ".join(_named(advice, plan) for plan in plans)
 
 
@@ -104,7 +105,8 @@ def _named(advice: Advice, plan: Plan) -> str:
     return f"{plan.label}{way} {plan.step_ns / advice.now.metrics.step_ns - 1:+.1%}{unknown}"
 
 
-def _binds(advice: Advice) -> str:
+def binds_text(advice: Advice) -> str:
+    """What binds, and what more of it would save."""
     if advice.binds == "compute":
         hbm = " or more HBM" if advice.gain_of("hbm") is not None else ""
         unsaid = "; what more HBM would is unknown" if advice.scenario.hbm_bytes is not None and not hbm else ""
@@ -170,14 +172,14 @@ def _plans_table(plans: Sequence[Plan], scenario: Scenario) -> list[str]:
                 format_duration(plan.step_ns),
                 "" if error is None else f"{error:.0%}",
                 "unknown" if plan.highest_bytes is None else format_size(plan.highest_bytes),
-                _fits(plan.result.feasible, plan.result.metrics, scenario),
+                _fits(plan.result.metrics, scenario, feasible=plan.result.feasible),
                 plan.evidence,
             )
         )
     return _table(rows)
 
 
-def _fits(feasible: bool | None, metrics: Metrics, scenario: Scenario) -> str:
+def _fits(metrics: Metrics, scenario: Scenario, *, feasible: bool | None) -> str:
     return "maybe" if feasible and is_near_the_limit(metrics, scenario) else _FITS[feasible]
 
 
@@ -200,7 +202,7 @@ def _sizes_table(tuning: CoTuning, scenario: Scenario) -> list[str]:
                 format_duration(found.metrics.step_ns),
                 format_duration(found.metrics.step_ns / tuning.tokens),
                 format_size(max(needed)) if len(needed) == len(found.metrics.needed_hbm_bytes) else "unknown",
-                _fits(found.feasible, found.metrics, scenario),
+                _fits(found.metrics, scenario, feasible=found.feasible),
                 "extrapolated" if found.extrapolated else "measured",
             )
         )
