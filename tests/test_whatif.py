@@ -42,9 +42,9 @@ def closed_ns(extra: int, delay_ns: int) -> int:
 
 
 def first_that_pays(delay_ns: int, deepest: int, tail_ns: int = 0) -> int:
-    """The documented rule: the first depth after which no deeper one shortens the step by more than 0.5 %."""
+    """The documented rule: the first depth after which no deeper one shortens the step by more than 2 %."""
     steps = [closed_ns(extra, delay_ns) + tail_ns for extra in range(deepest + 1)]
-    return next(n for n, step in enumerate(steps) if step - min(steps[n:]) <= 0.005 * step)
+    return next(n for n, step in enumerate(steps) if step - min(steps[n:]) <= 0.02 * step)
 
 
 def measured(*, memory: bool = True, tail_ns: int = 0, payload_bytes: int = 0) -> Pipeline:
@@ -72,9 +72,9 @@ def only(done: Answer) -> Result:
 
 
 @pytest.mark.parametrize("occupied", [False, True])
-@pytest.mark.parametrize("c", [1, 17, 18, 700, 1500, 1527, 1528, 2900, 3000, 4500, 6100, 9000])
+@pytest.mark.parametrize("c", [1, 69, 70, 700, 1500, 1612, 1613, 2900, 3000, 4500, 6100, 9000])
 def test_geopipe_hides_the_link_with_as_many_forwards_as_the_closed_form_asks_for(c: int, occupied: bool) -> None:
-    # From 17 to 18 and from 1527 to 1528 the gain of one more forward crosses 0.5 %.
+    # From 69 to 70 and from 1612 to 1613 the gain of one more forward crosses 2 %.
     tau = min(c // 2, CYCLE) if occupied else 0
     over = scenario(places([2, 2], latency_ns=c - tau))
     hiding = ceil(2 * c / CYCLE)
@@ -82,17 +82,17 @@ def test_geopipe_hides_the_link_with_as_many_forwards_as_the_closed_form_asks_fo
     pipe = measured(payload_bytes=tau)
     extra, remark = choose_depth(pipe, pipe.observed.shape, over)
     assert extra == (expected, expected, 0, 0)
-    assert remark == (None if expected == hiding else "deeper warm-ups would gain less than 0.5%")
-    # The rule may stop short of hiding everything, only where the rest is worth no more than 0.5 %.
-    assert expected == hiding or closed_ns(expected, c) - closed_ns(hiding, c) <= 0.005 * closed_ns(expected, c)
+    assert remark == (None if expected == hiding else "deeper warm-ups would gain less than 2%")
+    # The rule may stop short of hiding everything, only where the rest is worth no more than 2 %.
+    assert expected == hiding or closed_ns(expected, c) - closed_ns(hiding, c) <= 0.02 * closed_ns(expected, c)
     assert expected <= hiding
 
 
-@pytest.mark.parametrize("c", [1500, 3000, 4500, 6100, 9000])
+@pytest.mark.parametrize("c", [1500, 3000, 4500, 6400, 9000])
 def test_geopipe_takes_exactly_the_hiding_depth_where_every_forward_pays(c: int) -> None:
     """ceil(2c / (f+b)) extra forwards; their window is (m+p-1)(f+b) + 2c."""
     hiding = ceil(2 * c / CYCLE)
-    assert closed_ns(hiding - 1, c) > 1.006 * closed_ns(hiding, c)
+    assert closed_ns(hiding - 1, c) > 1.021 * closed_ns(hiding, c)
     result = only(asked(c, "geopipe"))
     assert result.extra_forwards == (hiding, hiding, 0, 0)
     assert result.metrics.window_ns == IDEAL + 2 * c
@@ -101,7 +101,7 @@ def test_geopipe_takes_exactly_the_hiding_depth_where_every_forward_pays(c: int)
 
 def test_the_gain_is_a_share_of_the_whole_step() -> None:
     """The same gain counts for less where the optimizer makes the step long."""
-    c, tail_ns = 4500, 10_000_000
+    c, tail_ns = 4500, 2_000_000
     assert first_that_pays(c, M, tail_ns) < first_that_pays(c, M)
     pipe = measured(tail_ns=tail_ns)
     extra, _ = choose_depth(pipe, pipe.observed.shape, scenario(places([2, 2], latency_ns=c)))

@@ -17,7 +17,7 @@ schedules take over this link, within this memory?
     ...     print(f"{result.schedule:7} {result.metrics.step_ns / 1e6:.1f} ms, fits: {result.feasible}")
     1f1b    347.2 ms, fits: True
     gpipe   458.1 ms, fits: True
-    geopipe 316.1 ms, fits: True
+    geopipe 319.6 ms, fits: True
 
 ``answer`` also says what to make of it: ``warnings``, ``notes`` and ``fidelity``, and of each result ``remark`` and
 ``seen_error_ratio``. Results are made of typed, frozen values; ``to_polars`` and ``to_arrow`` give their tables:
@@ -33,7 +33,7 @@ schedules take over this link, within this memory?
     │ observed ┆ 1f1b     ┆ 246370042 ┆ 0.345479     │
     │ baseline ┆ 1f1b     ┆ 347225311 ┆ 0.548588     │
     │ result   ┆ gpipe    ┆ 458117362 ┆ 0.636666     │
-    │ result   ┆ geopipe  ┆ 316058117 ┆ 0.420241     │
+    │ result   ┆ geopipe  ┆ 319606081 ┆ 0.420384     │
     └──────────┴──────────┴───────────┴──────────────┘
     >>> ops = tt.to_polars(answer.results[1])["ops"]  # when everything ran
     >>> ops.columns

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from math import ceil, prod
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import PipelineShape
 
-GAIN_RATIO = 0.005
-"""geopipe stops adding forwards when no deeper warm-up shortens the step by more than this share."""
-
+RELEVANT_RATIO = 0.02
+"""Steps of two orders that differ by less are the same to whoever measures them: each of the two scatters by about 1 %
+(repeated steps of the recorded H100 runs). geopipe stops adding forwards when no deeper warm-up would gain more."""
 
 LIMITED_BY_HBM = "limited by HBM"
 """How the words on a depth begin that a memory limit cut."""
@@ -69,25 +69,41 @@ DepthSearch = Generator[list[Depth], list[Tried | None], tuple[Depth, str | None
 def choose_depth(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -> tuple[Depth, str | None]:
     """Extra warm-up forwards per pipeline rank that hide the links, within the memory limit.
 
-    Taken are the fewest forwards after which more would not shorten the step by more than ``GAIN_RATIO``, every
-    choice replayed; if they do not fit the memory, the same among the choices that do.
+    Taken are the fewest forwards after which more would not shorten the step by more than ``RELEVANT_RATIO``, every
+    choice replayed; if they do not fit the memory, the shortest step of those that do.
 
     Returns:
         Extra forwards per rank, and in words what limited them.
     """
-    return choose_depths(pipeline, shape, scenario, (GAIN_RATIO,))[0]
+    return choose_depths(pipeline, shape, scenario, (RELEVANT_RATIO,))[0]
 
 
 def choose_depths(
-    pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, gain_ratios: Sequence[float]
+    pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, gain_ratios: Sequence[float], *, wanted: bool = False
 ) -> list[tuple[Depth, str | None]]:
-    """The same for several shares of the step that more forwards must gain; depths are replayed once for all."""
+    """The same for several shares of the step that more forwards must gain; depths are replayed once for all.
+
+    Args:
+        pipeline: What was measured.
+        shape: Ranks and microbatches.
+        scenario: The links and the memory limit.
+        gain_ratios: The shares.
+        wanted: Whether to return behind them what each share would choose without the memory limit.
+    """
 
     @cache
     def tried(extra: Depth) -> Tried | None:
         return _tried(pipeline, shape, scenario, extra)
 
-    return [_answered(search_depth(pipeline, shape, scenario, gain_ratio=ratio), tried) for ratio in gain_ratios]
+    def fitting(extra: Depth) -> Tried | None:
+        what = tried(extra)
+        return None if what is None else replace(what, feasible=True)
+
+    return [
+        _answered(search_depth(pipeline, shape, scenario, gain_ratio=ratio), try_out)
+        for try_out in ((tried, fitting) if wanted else (tried,))
+        for ratio in gain_ratios
+    ]
 
 
 def _answered(search: DepthSearch, tried: Callable[[Depth], Tried | None]) -> tuple[Depth, str | None]:
@@ -117,7 +133,7 @@ def search_depth(
     scenario: Scenario,
     cycle_ns: int | None = None,
     *,
-    gain_ratio: float = GAIN_RATIO,
+    gain_ratio: float = RELEVANT_RATIO,
 ) -> DepthSearch:
     """The search of ``choose_depth``, for callers who replay many scenarios at once.
 
@@ -140,7 +156,7 @@ def search_depth(
         return choices[0].extra_forwards, "even 1F1B's own warm-up exceeds the HBM limit"
     if best.feasible is not False:
         return best.extra_forwards, _why_not_deeper(best, choices, gain_ratio, deadlock=search.deadlocked)
-    chosen = _fewest((yield from search.choices(only_fitting=True)), gain_ratio)
+    chosen = _fewest((yield from search.choices(only_fitting=True)), 0)
     return chosen.extra_forwards, (
         f"{LIMITED_BY_HBM}: without the limit {_signed(best.extra_forwards)} would take {format_duration(best.step_ns)}"
     )
@@ -151,7 +167,7 @@ def _why_not_deeper(best: _Depth, choices: Sequence[_Depth], gain_ratio: float, 
         deepest = max(choices, key=lambda d: sum(d.extra_forwards))
         return f"anything deeper than {_signed(deepest.extra_forwards)} would deadlock with blocking transfers"
     if best.step_ns > min(d.step_ns for d in choices):
-        return f"deeper warm-ups would gain less than {gain_ratio:.1%}"
+        return f"deeper warm-ups would gain less than {gain_ratio * 100:g}%"
     return None
 
 

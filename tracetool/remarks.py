@@ -10,7 +10,7 @@ from tracetool.costs.alike import layers_of_stages
 from tracetool.costs.at_rest import ends_of
 from tracetool.costs.measured import WEIGHT_SUMS_RATIO
 from tracetool.costs.over_links import crossing_uses, over_links, places_of
-from tracetool.depth import GAIN_RATIO
+from tracetool.depth import RELEVANT_RATIO
 from tracetool.errors import ScenarioError
 from tracetool.memory_limit import PEAK_ERROR_RATIO, is_near_the_limit
 from tracetool.metrics import measure
@@ -113,7 +113,7 @@ def transfer_remarks(pipeline: Pipeline, done: Replayed, metrics: Metrics, scena
         remarks.append("this is 1F1B's order: what differs from 1f1b comes from how transfers are issued")
     if done.p2p != "per-edge" and not schedule.blocking and scenario.topology.links:
         edges = measure(replay(pipeline, schedule, replace(scenario, p2p="per-edge")).timeline)
-        if edges.step_ns < (1 - GAIN_RATIO) * metrics.step_ns:
+        if edges.step_ns < (1 - RELEVANT_RATIO) * metrics.step_ns:
             remarks.append(
                 f"with a channel per edge (--p2p per-edge) the step would be {format_duration(edges.step_ns)}"
             )

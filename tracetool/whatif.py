@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.causes import idle_intervals, idles_of
 from tracetool.depth import LIMITED_BY_HBM, choose_depth
-from tracetool.errors import MissingPackage, ScenarioError, ScheduleError
+from tracetool.errors import BadTopology, ScenarioError, ScheduleError
 from tracetool.jitter import Spread, spread
 from tracetool.memory_limit import Shortage, find_shortage, fits
 from tracetool.metrics import Metrics, measure
@@ -204,9 +204,9 @@ def answer(
     Example:
         >>> answer = tt.answer(found, "geopipe", scenario)
         >>> answer.results[0].extra_forwards, answer.results[0].feasible
-        ((3, 3, 0, 0), True)
+        ((2, 2, 0, 0), True)
         >>> f"{answer.bubble_reduction(answer.results[0]):.1%}"
-        '30.4%'
+        '29.6%'
     """
     schedules, scenario = parse_names(schedules), scenario or Scenario()
     pipeline = found.pipeline
@@ -277,7 +277,7 @@ def _evaluate_each(
     for name in names:
         try:
             results.append(_evaluate(pipeline, name, how, extra_forwards))
-        except (ScheduleError, MissingPackage) as error:
+        except (ScheduleError, BadTopology) as error:
             if len(names) == 1:
                 raise
             refused.append(Refused(name, error.message, error.hint))

@@ -12,12 +12,14 @@ from functools import cache
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from recorded import SAMPLES, data, run_of
 from synthetic import found, pipeline, places, scenario, window_ns
 
 from tracetool.advise import Advice, Gain, advise
-from tracetool.advise.plans import RELEVANT_RATIO
-from tracetool.errors import ScenarioError
+from tracetool.depth import RELEVANT_RATIO
+from tracetool.errors import BadTopology, ScenarioError
 from tracetool.metrics import measure
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import RankLink, Topology, between_ranks, parse_dc_map, parse_link
@@ -254,3 +256,91 @@ def test_a_lead_within_the_error_is_told() -> None:
     advice = advise(_sample(), Scenario(topology=over), ("1f1b", "gpipe"))
     assert not advice.lead_is_certain
     assert [plan.way.schedule for plan in advice.rivals] == ["gpipe"]
+
+
+LIMITS = [STATIC + P * HELD + HELD * n // 2 for n in range(-2, 2 * 9)]
+
+
+@given(st.sampled_from([700, 3000]), st.integers(0, len(LIMITS) - 2))
+@settings(max_examples=4, deadline=None)
+def test_what_more_memory_buys_is_what_is_advised_where_there_is_so_much(c: int, at: int) -> None:
+    """Each HBM gain against advice asked under the larger limit; and more memory never means a longer step."""
+    names = ("1f1b", "gpipe", "geopipe")
+    here = asked(c, hbm_bytes=LIMITS[at], names=names)
+    roomier = asked(c, hbm_bytes=LIMITS[at + 1], names=names)
+    if here.best is None:
+        return
+    assert roomier.best is not None
+    assert roomier.best.step_ns <= here.best.step_ns
+    bought = [g for g in here.gains if g.more.resource == "hbm"]
+    assert len(bought) == 2
+    for one in bought:
+        there = asked(c, hbm_bytes=one.more.scenario.hbm_bytes, names=names)
+        assert there.best is not None
+        assert one.plan.label == there.best.label
+        assert one.gained_ns == here.best.step_ns - there.best.step_ns
+
+
+@pytest.mark.parametrize("gib", [14.0, 15.3])
+def test_on_the_sample_an_activation_more_buys_what_is_advised_with_it(gib: float) -> None:
+    over = Topology(parse_dc_map("0-1,2-3"), parse_link("dc0-dc1=25Gbit/s,10ms"))
+    limited = Scenario(topology=over, hbm_bytes=int(gib * 2**30))
+    names = ("1f1b", "zb-h1", "gpipe", "geopipe")
+    one = gain(advise(_sample(), limited, names), "HBM + 1 activation")
+    there = advise(_sample(), one.more.scenario, names)
+    assert there.best is not None
+    assert (one.plan.label, one.plan.step_ns) == (there.best.label, there.best.step_ns)
+
+
+def test_schedules_that_lack_a_link_are_refused_and_the_others_advised_on() -> None:
+    """Three DCs in a chain: what goes round from the last stage to the first needs dc2-dc0, which is not given."""
+    links = (*parse_link("dc0-dc1=25Gbit/s,10ms"), *parse_link("dc1-dc2=100Gbit/s,2ms"))
+    chain = Scenario(topology=Topology(parse_dc_map("0,1-2,3"), links))
+    advice = advise(_sample(), chain)
+    assert advice.best is not None
+    turned_down = {r.schedule: r.reason for r in advice.asked.refused}
+    assert {"interleaved", "looped-bfs"} <= set(turned_down)
+    assert all("dc2-dc0" in turned_down[name] for name in ("interleaved", "looped-bfs"))
+    assert "geopipe" in {plan.way.schedule for plan in advice.asked.plans}
+    with pytest.raises(BadTopology, match="dc2-dc0"):
+        advise(_sample(), chain, ("interleaved",))
+    unlinked = Scenario(topology=replace(chain.topology, links=links[:2]))
+    with pytest.raises(BadTopology, match="dc1-dc2"):
+        advise(_sample(), unlinked)
+
+
+def test_advice_on_a_recording_of_several_stages_per_rank() -> None:
+    """geopipe takes one stage per rank: that is a refusal, not the answer."""
+    over = Topology(parse_dc_map("0-1,2-3"), parse_link("dc0-dc1=25Gbit/s,10ms"))
+    found_here = reconstruct(run_of(data("h100-pp4", "traces", "interleaved_m8")))
+    advice = advise(found_here, Scenario(topology=over), ("geopipe", "interleaved", "looped-bfs"))
+    assert advice.best is not None
+    assert "one stage per rank" in {r.schedule: r.reason for r in advice.asked.refused}["geopipe"]
+
+
+def test_the_recorded_order_is_kept_where_the_lead_over_it_is_within_the_error() -> None:
+    """A lead of a few percent that another order has is not one where predictions are off by 4 %."""
+    over = Topology(parse_dc_map("0-1,2-3"), parse_link("dc0-dc1=100Gbit/s,9ms"))
+    advice = advise(_sample(), Scenario(topology=over), ("1f1b", "geopipe"))
+    assert advice.best is not None
+    shortest = min(advice.asked.plans, key=lambda plan: plan.step_ns if plan.evidence == "recorded" else 10**18)
+    lead = 1 - shortest.step_ns / advice.now.metrics.step_ns
+    assert RELEVANT_RATIO < lead < (shortest.result.seen_error_ratio or 0)
+    assert advice.best.way.schedule == "1f1b"
+    assert advice.best.result.p2p == advice.asked.answer.pipeline.p2p
+    assert shortest in advice.rivals
+
+
+def test_texts_say_maybe_near_the_limit_and_compare_every_schedule_with_the_recorded_order() -> None:
+    over = Topology(parse_dc_map("0-1,2-3"), parse_link("dc0-dc1=25Gbit/s,10ms"))
+    advice = advise(_sample(), Scenario(topology=over, hbm_bytes=14 << 30), ("1f1b", "geopipe"))
+    text = render_text(advice, RunFacts("x", "", "", ""), verbose=True).decode()
+    (needs,) = {p.highest_bytes for p in advice.asked.plans if p.label == "geopipe +1,1,0,0"}
+    assert needs is not None
+    assert 0.96 < needs / (14 << 30) <= 1
+    rows = [line.split() for line in text.splitlines() if line.startswith("  geopipe +1,1,0,0")]
+    assert rows
+    assert all("maybe" in row for row in rows)
+    now = advice.now.metrics.step_ns
+    (one,) = advice.unproven
+    assert f"{one.label} per-edge {one.step_ns / now - 1:+.1%}" in " ".join(text.split())

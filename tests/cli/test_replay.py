@@ -33,7 +33,7 @@ def test_the_main_job_says_what_was_observed_what_1f1b_and_geopipe_would_take(
 ) -> None:
     assert run(["replay", SAMPLE, "--schedule", "geopipe", *LINK, "--hbm", "80GiB"]) == 0
     text = capsys.readouterr().out
-    for part in ("observed 1f1b", "baseline", "geopipe +3,3,0,0", "25 Gbit/s (3.125 GB/s), 10.0 ms", "80.00 GiB"):
+    for part in ("observed 1f1b", "baseline", "geopipe +2,2,0,0", "25 Gbit/s (3.125 GB/s), 10.0 ms", "80.00 GiB"):
         assert part in text
     assert "fidelity: the observed order, replayed" in text
     assert "Next: tracetool" in text
@@ -67,7 +67,7 @@ def test_what_the_numbers_of_a_report_mean_holds_in_it(capsys: pytest.CaptureFix
     assert geopipe["bubble_ratio"] == pytest.approx(geopipe["bubble_ns"] / geopipe["window_ns"], abs=1e-8)
 
 
-@pytest.mark.parametrize(("hbm", "extra", "feasible"), [("80GiB", 3, True), ("14GiB", 1, True), ("12GiB", 0, False)])
+@pytest.mark.parametrize(("hbm", "extra", "feasible"), [("80GiB", 2, True), ("14GiB", 1, True), ("12GiB", 0, False)])
 def test_geopipe_takes_the_depth_that_the_memory_allows(
     hbm: str, extra: int, *, feasible: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,12 +138,12 @@ def test_other_microbatch_counts_follow_the_closed_form_of_growth(capsys: pytest
 
 
 def test_a_schedule_file_in_torchs_form_is_replayed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert run(["schedules", "geopipe", "--extra-forwards", "3,3,0,0", "--csv"]) == 0
+    assert run(["schedules", "geopipe", "--extra-forwards", "2,2,0,0", "--csv"]) == 0
     path = tmp_path / "order.csv"
     path.write_text(capsys.readouterr().out, encoding="utf-8")
     from_file = _report(capsys, SAMPLE, "--schedule", f"csv:{path}", *LINK, "--p2p", "in-order")["results"][0]
     named = _report(capsys, SAMPLE, "--schedule", "geopipe", *LINK, "--p2p", "in-order")["results"][0]
-    assert named["extra_forwards"] == [3, 3, 0, 0]
+    assert named["extra_forwards"] == [2, 2, 0, 0]
     assert from_file["step_ns"] == named["step_ns"]
 
 
@@ -296,7 +296,7 @@ def test_memory_from_another_recording(capsys: pytest.CaptureFixture[str]) -> No
     options = [timed, "--schedule", "geopipe", *LINK, "--hbm", "14GiB"]
     own, borrowed = _report(capsys, *options), _report(capsys, *options, "--memory-from", weighed)
     assert [report["results"][0]["feasible"] for report in (own, borrowed)] == [None, True]
-    assert [report["results"][0]["extra_forwards"] for report in (own, borrowed)] == [[3, 3, 0, 0], [1, 1, 0, 0]]
+    assert [report["results"][0]["extra_forwards"] for report in (own, borrowed)] == [[2, 2, 0, 0], [1, 1, 0, 0]]
     assert [note for note in borrowed["notes"] if note.startswith(f"--memory-from {weighed}: ")]
     assert [note for note in own["notes"] if "--memory-from" in note]
     assert run(["replay", timed, "--memory-from", str(ROOT / "tests" / "data" / "ckpt_reentrant")]) == 2

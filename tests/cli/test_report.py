@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 import jsonschema
@@ -64,7 +65,7 @@ def test_replay_writes_the_same_page(capsys: pytest.CaptureFixture[str], tmp_pat
     target = tmp_path / "a.html"
     assert run(["replay", SAMPLE, "--schedule", "1f1b,geopipe", *LINK, "-o", str(target)]) == 0
     capsys.readouterr()
-    assert b"geopipe +3,3,0,0" in target.read_bytes()
+    assert b"geopipe +2,2,0,0" in target.read_bytes()
     assert run(["replay", SAMPLE, "-o", str(tmp_path / "a.doc")]) == 2
     assert ".html" in capsys.readouterr().err
 
@@ -89,3 +90,30 @@ def test_several_stages_per_rank_are_compared_with_their_like() -> None:
     assert names[0] == "observed"
     assert {"interleaved", "looped-bfs"} < set(names)
     assert not {"1f1b", "zb-v", "dualpipe"} & set(names)
+
+
+@pytest.mark.parametrize("limit", [[], ["--hbm", "14GiB"]])
+def test_the_page_names_what_advise_names_and_what_more_buys(
+    limit: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The same schedules asked of both: one best, one HBM gain; what has to be scrolled to on a phone comes last."""
+    names = "1f1b,geopipe,gpipe,zb-h1"
+    question = [SAMPLE, "--schedule", names, *LINK, *limit, "--json"]
+    assert run(["advise", *question]) == 0
+    advice = json.loads(capsys.readouterr().out)
+    target = tmp_path / "a.html"
+    assert run(["report", *question, "-o", str(target)]) == 0
+    told = json.loads(capsys.readouterr().out)["best"]
+    assert [told[key] for key in ("schedule", "extra_forwards", "p2p", "step_ns")] == [
+        advice["best"][key] for key in ("schedule", "extra_forwards", "p2p", "step_ns")
+    ]
+    text = target.read_text(encoding="utf-8")
+    assert f"What binds is {advice['binds']}" in text
+    for gain in advice["gains"]:
+        assert f"{gain['more']}</th>" in text
+        assert f'data-sort="{gain["gained_ns"]}">{gain["gained_ns"] / 1e6:.1f} ms</td>' in text
+    heads = re.findall(r'<th scope="col">([^<]*)</th>', text[text.index("All schedules in this scenario") :])
+    assert heads[:4] == ["Schedule", "Step", *(["Fits"] if limit else []), "Change", "±"][:4]
+    if limit:
+        needed = max(advice["best"]["needed_hbm_bytes"])
+        assert f"<strong>{needed / 2**30:.2f} GiB</strong> <span>limit 14.00 GiB: may fit" in text

@@ -103,3 +103,17 @@ def test_the_observed_order_is_named_in_words() -> None:
     found = verdict(judged(("observed", 100, True, 0.04), ("zb-h1", 80, True, 0.04)))
     assert found.headline.endswith("less than the observed order")
     assert verdict(judged(("observed", 100, True, 0.04))).headline == "The observed order takes 100.0 ms ±4% a step"
+
+
+def test_of_steps_that_repeating_cannot_tell_apart_the_one_that_needs_less_memory_and_why_is_said() -> None:
+    """100 and 99 ms differ by 1 %, 95 by more than 2 %."""
+    found = judged(("1f1b", 120, True, 0.01), ("geopipe", 100, True, 0.01), ("zb-h1", 99, True, 0.01))
+    base, thrifty, greedy = found.baseline, *found.results
+    more = replace(greedy, metrics=replace(greedy.metrics, peak_hbm_bytes=(3 * GIB, GIB)))
+    told = verdict(replace(found, results=(thrifty, more)))
+    assert told.best is thrifty
+    assert any("zb-h1 (99.0 ms) is 1.0% shorter" in point and "2.00 GiB more" in point for point in told.points)
+    shorter = replace(more, metrics=replace(more.metrics, step_ns=95 * MS))
+    assert best_result(replace(found, results=(thrifty, shorter))) is shorter
+    kept = verdict(replace(found, results=(base, thrifty)), best=base)
+    assert "shorter than 1f1b by more than can be told" in kept.headline

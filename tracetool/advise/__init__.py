@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.advise.more import More, Resource, more_of_each
-from tracetool.advise.plans import RELEVANT_RATIO, Asked, Plan, plans_for, ways
+from tracetool.advise.plans import Asked, Plan, plans_for, ways
+from tracetool.depth import RELEVANT_RATIO
 from tracetool.errors import ScenarioError, ScheduleError
 from tracetool.schedules import parse_names
 from tracetool.schedules.recognise import recognise
@@ -88,7 +89,8 @@ def advise(found: Reconstruction, scenario: Scenario, schedules: str | Sequence[
 
     Every schedule is replayed over the links, with transfers as the trace shows them and, if the scenario leaves
     that open, per edge. Recommended is the shortest step among the plans whose predictions rest on most (see
-    ``plans.Evidence``); of steps that differ by less than ``RELEVANT_RATIO``, the one that needs least memory.
+    ``plans.Evidence``); of steps that differ by less than ``RELEVANT_RATIO``, the one that needs least memory; and
+    the recorded order where its step differs by no more than the error of the predictions.
 
     Args:
         found: A reconstructed Run.
@@ -141,8 +143,11 @@ def no_links() -> ScenarioError:
 def best_of(plans: Iterable[Plan], answer: Answer) -> Plan | None:
     """The plan to run: of the surest that fit, the shortest, or what needs less memory and is as short.
 
+    As short is what comes within ``RELEVANT_RATIO`` of the shortest whether that fits or not; where nothing so short
+    fits, memory holds the step back, and the shortest that fits is taken. More memory then never means a longer step.
+    The recorded order is kept where the lead over it is within the error.
+
     Whether a plan fits may be unknown only where it is unknown of every one: what is known then decides nothing.
-    Where what plans need is unknown, the recorded order is kept if it is as short.
     """
     plans = list(plans)
     checked = any(plan.result.feasible is not None for plan in plans)
@@ -151,16 +156,17 @@ def best_of(plans: Iterable[Plan], answer: Answer) -> Plan | None:
     fitting = [plan for plan in fitting if plan.evidence == tier]
     if not fitting:
         return None
+    least = min(plan.step_ns for plan in plans if plan.evidence == tier)
     shortest = min(fitting, key=lambda p: (p.step_ns, p.highest_bytes or 0))
-    near = [plan for plan in fitting if plan.step_ns <= (1 + RELEVANT_RATIO) * shortest.step_ns]
+    near = [plan for plan in fitting if plan.step_ns - least <= RELEVANT_RATIO * plan.step_ns] or [shortest]
     if all(plan.highest_bytes is not None for plan in near):
-        return min(near, key=lambda p: (p.highest_bytes or 0, p.step_ns))
-    kept = next((plan for plan in near if is_recorded(plan, answer)), None)
-    if kept is not None:
-        return kept
-    # Fewer extra forwards need less memory, whatever an activation takes.
-    same = [plan for plan in near if plan.way == shortest.way]
-    return min(same, key=lambda p: (sum(p.result.extra_forwards or ()), p.step_ns))
+        chosen = min(near, key=lambda p: (p.highest_bytes or 0, p.step_ns))
+    else:
+        # Fewer extra forwards need less memory, whatever an activation takes.
+        same = [plan for plan in near if plan.way == shortest.way]
+        chosen = min(same, key=lambda p: (sum(p.result.extra_forwards or ()), p.step_ns))
+    kept = next((plan for plan in fitting if is_recorded(plan, answer)), None)
+    return kept if kept is not None and _is_as_good(chosen, kept.result) else chosen
 
 
 def is_recorded(plan: Plan, answer: Answer) -> bool:
@@ -224,9 +230,12 @@ def _gains(
             missing.append((more.text, error.message))
             continue
         # What is known of the errors does not change with what is bought: all ways tried are as sure as before.
-        plans = [replace(plan, evidence=best.evidence) for plan in asked.plans if plan.result.feasible is not False]
-        same = next((plan for plan in plans if _is_the_same(plan, best)), None)
-        chosen = min(filter(None, (same, best_of(plans, asked.answer))), key=lambda p: p.step_ns, default=None)
+        plans = list(asked.plans)
+        if more.resource != "hbm":
+            plans = [replace(plan, evidence=best.evidence) for plan in plans]
+        same = next((p for p in plans if _is_the_same(p, best) and p.result.feasible is not False), None)
+        anew = best_of([plan for plan in plans if not plan.is_extra], asked.answer)
+        chosen = min(filter(None, (same, anew)), key=lambda p: p.step_ns, default=None)
         if chosen is None:
             missing.append((more.text, "nothing that is as sure fits"))
             continue

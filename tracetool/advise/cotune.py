@@ -12,9 +12,8 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from tracetool.advise.fixed import action_times, fixed_parts
-from tracetool.advise.plans import RELEVANT_RATIO
 from tracetool.costs.rescaled import Batch, fixed_by_fit, with_batch
-from tracetool.depth import choose_depths
+from tracetool.depth import RELEVANT_RATIO, choose_depths
 from tracetool.errors import ScenarioError
 from tracetool.memory_limit import fits
 from tracetool.metrics import measure

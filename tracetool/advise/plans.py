@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from tracetool.depth import GAIN_RATIO, choose_depths
-from tracetool.errors import MissingPackage, ScheduleError
+from tracetool.depth import RELEVANT_RATIO, choose_depths
+from tracetool.errors import BadTopology, ScheduleError, TraceToolError
 from tracetool.model.action import ActionKind
 from tracetool.replay.stages import stages_for
 from tracetool.schedules import SCHEDULES
+from tracetool.schedules.recognise import recognise
 from tracetool.whatif import Answer, Refused, answer
 
 if TYPE_CHECKING:
@@ -21,9 +22,8 @@ if TYPE_CHECKING:
     from tracetool.reconstruct import Reconstruction
     from tracetool.whatif import Result
 
-RELEVANT_RATIO = 0.02
-"""Steps of two plans that differ by less are the same to whoever measures them: each of the two scatters by about 1 %
-(repeated steps of the recorded H100 runs). Among such plans the one that needs least memory is taken."""
+_NEXT_TO_SHORTEST = 0.005
+"""geopipe is also tried so near to its shortest step: what is chosen for is measured against that."""
 
 Evidence = Literal["recorded", "measured", "unproven"]
 """What a prediction rests on.
@@ -36,7 +36,7 @@ Evidence = Literal["recorded", "measured", "unproven"]
 
 _HALVES = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
 _LEFT_OUT = ("optimal", "observed")
-"""Not tried unless asked for: a long search; and the recorded order, which the baseline replays."""
+"""Not tried unless asked for: a long search; and the recorded order, unless it is that of no known schedule."""
 
 
 class Way(NamedTuple):
@@ -55,12 +55,14 @@ class Plan:
         result: What came of it.
         evidence: What the prediction rests on.
         rests_on: The same in words, for what is unproven.
+        is_extra: Whether it is a depth that advice would not choose by itself here.
     """
 
     way: Way
     result: Result
     evidence: Evidence
     rests_on: tuple[str, ...] = ()
+    is_extra: bool = False
 
     @property
     def step_ns(self) -> int:
@@ -105,6 +107,8 @@ def ways(found: Reconstruction, scenario: Scenario, names: Sequence[str] | None)
     """What can be tried: every schedule as the trace issues transfers and, if that was left open, per edge."""
     if names is None:
         names = [name for name in SCHEDULES.names() if name not in _LEFT_OUT]
+        if recognise(found.pipeline.observed) is None:
+            names = ["observed", *names]
     open_mode = scenario.p2p is None and found.pipeline.p2p != "per-edge"
     modes: list[P2PMode | None] = [None, "per-edge"] if open_mode else [None]
     return [Way(name, mode) for mode in modes for name in names]
@@ -120,12 +124,14 @@ def plans_for(
 ) -> Asked:
     """Replay each way in a scenario; geopipe at the depth that hides most, and the least that is as good.
 
+    Both are also taken as they would be without the memory limit: what fits is judged by how near it comes to them.
+
     Args:
         found: A reconstructed Run.
         scenario: The what-if.
         tried: Ways to run it.
         baseline: Schedule that the answers compare with.
-        depths: Extra forwards that geopipe is replayed with besides.
+        depths: Extra forwards that geopipe is replayed with besides; those plans are ``extra``.
 
     Raises:
         ScheduleError: If the baseline does not fit, or none of the ways can be replayed.
@@ -134,13 +140,18 @@ def plans_for(
     plans: list[Plan] = []
     refused: dict[str, Refused] = {}
     answers: list[Answer] = []
-    trouble: ScheduleError | None = None
-    for mode, names, chosen in _questions(found, scenario, tried, depths):
+    trouble: TraceToolError | None = None
+    for question in _questions(found, scenario, tried, depths):
+        if isinstance(question, _Unanswerable):
+            trouble = question.error
+            refused.setdefault(question.name, Refused(question.name, trouble.message, trouble.hint))
+            continue
+        mode, names, depth = question
         here = scenario if mode is None else replace(scenario, p2p=mode)
-        extra, remark = chosen or (None, None)
+        extra, remark, is_extra = depth or (None, None, False)
         try:
             done = answer(found, names, here, baseline=baseline, extra_forwards=extra)
-        except (ScheduleError, MissingPackage) as error:
+        except (ScheduleError, BadTopology) as error:
             trouble = error
             refused |= {name: Refused(name, error.message, error.hint) for name in names if name not in refused}
             continue
@@ -149,14 +160,34 @@ def plans_for(
         refused = turned_down | refused
         run = [name for name in names if name not in turned_down]
         results = [replace(r, remark="; ".join(filter(None, (remark, r.remark))) or None) for r in done.results]
-        plans += [_plan(found, Way(name, mode), result) for name, result in zip(run, results, strict=True)]
+        made = [_plan(found, Way(name, mode), result) for name, result in zip(run, results, strict=True)]
+        plans += [replace(plan, is_extra=is_extra) for plan in made]
     if not answers:
         raise trouble or ScheduleError("no schedule was named.")
     return Asked(tuple(plans), tuple(refused.values()), answers[0])
 
 
-_Depth = tuple[tuple[int, ...], str | None]
-"""Extra forwards per rank, and why so many."""
+class _Depth(NamedTuple):
+    """Extra forwards per rank, why so many, and whether they were asked for besides those chosen."""
+
+    extra_forwards: tuple[int, ...]
+    remark: str | None
+    is_extra: bool
+
+
+class _Question(NamedTuple):
+    """What to replay together."""
+
+    mode: P2PMode | None
+    names: list[str]
+    depth: _Depth | None
+
+
+class _Unanswerable(NamedTuple):
+    """A schedule whose depth cannot be chosen."""
+
+    name: str
+    error: TraceToolError
 
 
 def _questions(
@@ -164,7 +195,7 @@ def _questions(
     scenario: Scenario,
     tried: Iterable[Way],
     depths: Sequence[tuple[int, ...]],
-) -> Iterator[tuple[P2PMode | None, list[str], _Depth | None]]:
+) -> Iterator[_Question | _Unanswerable]:
     """What to replay together: per p2p mode all schedules but geopipe, and that at one depth at a time."""
     by_mode: dict[P2PMode | None, list[str]] = {}
     for way in tried:
@@ -172,19 +203,21 @@ def _questions(
     for mode, names in by_mode.items():
         others = [name for name in names if name != "geopipe"]
         if others:
-            yield mode, others, None
+            yield _Question(mode, others, None)
         if "geopipe" not in names:
             continue
         here = scenario if mode is None else replace(scenario, p2p=mode)
         shape = found.pipeline.observed.shape
         shape = replace(shape, microbatches=scenario.microbatches or shape.microbatches)
-        chosen = [
-            *choose_depths(found.pipeline, shape, here, (RELEVANT_RATIO, GAIN_RATIO)),
-            *((extra, None) for extra in depths),
-        ]
-        for number, depth in enumerate(chosen):
-            if depth[0] not in [extra for extra, _ in chosen[:number]]:
-                yield mode, ["geopipe"], depth
+        ratios = RELEVANT_RATIO, _NEXT_TO_SHORTEST
+        try:
+            chosen = choose_depths(found.pipeline, shape, here, ratios, wanted=here.hbm_bytes is not None)
+        except (ScheduleError, BadTopology) as error:
+            yield _Unanswerable("geopipe", error)
+            continue
+        wanted = {extra: _Depth(extra, None, is_extra=True) for extra in depths}
+        wanted |= {extra: _Depth(extra, remark, is_extra=False) for extra, remark in reversed(chosen)}
+        yield from (_Question(mode, ["geopipe"], depth) for depth in wanted.values())
 
 
 def _plan(found: Reconstruction, way: Way, result: Result) -> Plan:

@@ -59,6 +59,9 @@ def report(
           --hbm 80GiB -o report.html
       tracetool report traces/ --schedule 1f1b,geopipe,csv:mine.csv
     """
+    from tracetool.advise import advise
+    from tracetool.reports.html import REPORT, page
+    from tracetool.reports.html_advice import advised_result
     from tracetool.reports.verdict import verdict
     from tracetool.reports.written import render_json, written_info
     from tracetool.schedules import parse_names
@@ -70,13 +73,19 @@ def report(
     names = None if schedule is None else parse_names(schedule)
     check_schedules([*(names or ()), baseline])
     question = ask(paths, words, quiet=quiet)
-    found = answer(question.found, names or usual_schedules(question.found), question.scenario, baseline=baseline)
-    data = form.render(found, question.facts(), path.suffix.lower())
+    names = names or usual_schedules(question.found)
+    found = answer(question.found, names, question.scenario, baseline=baseline)
+    advice = advise(question.found, question.scenario, names) if question.scenario.topology.links else None
+    best = advised_result(found, advice)
+    if form is REPORT:
+        data = page(found, question.facts(), advice=advice)
+    else:
+        data = form.render(found, question.facts(), path.suffix.lower())
     write_file(path, data, force=force)
     if as_json:
-        click.echo(render_json(written_info(found, question.facts(), path, len(data))), nl=False)
+        click.echo(render_json(written_info(found, question.facts(), path, len(data), best)), nl=False)
         return
-    click.echo(f"{verdict(found).headline}\nwrote {path} ({len(data):,} bytes)")
+    click.echo(f"{verdict(found, best).headline}\nwrote {path} ({len(data):,} bytes)")
     next_step(_after(question, paths, path), quiet=quiet)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from tracetool.advise.plans import RELEVANT_RATIO
+from tracetool.depth import RELEVANT_RATIO
 from tracetool.reports.json import (
     FidelityInfo,
     RefusedInfo,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracetool.advise import is_recorded
-from tracetool.advise.plans import RELEVANT_RATIO, depth_label
-from tracetool.memory_limit import is_near_the_limit
+from tracetool.advise.plans import depth_label
+from tracetool.depth import RELEVANT_RATIO
+from tracetool.memory_limit import PEAK_ERROR_RATIO, is_near_the_limit
 from tracetool.reports.text import aligned, terminal_width, title, wrap, wrapped
 from tracetool.units import format_duration, format_size
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from tracetool.advise import Advice, Gain
     from tracetool.advise.cotune import CoTuning
     from tracetool.advise.plans import Plan
+    from tracetool.metrics import Metrics
+    from tracetool.model.scenario import Scenario
     from tracetool.reports import RunFacts
 
 _FITS = {True: "yes", False: "NO", None: "unknown"}
@@ -42,11 +45,11 @@ def render_text(advice: Advice, facts: RunFacts, tuning: CoTuning | None = None,
         lines += [*_gains_table(advice.gains, advice.best), ""]
     lines += [f"  {more}: cannot be told: {reason}" for more, reason in advice.missing]
     if tuning is not None:
-        lines += [*_sizes_table(tuning, limited=advice.scenario.hbm_bytes is not None), ""]
+        lines += [*_sizes_table(tuning, advice.scenario), ""]
     if verbose:
-        lines += [*_plans_table(advice.asked.plans), ""]
+        lines += [*_plans_table(advice.asked.plans, advice.scenario), ""]
         lines += [f"  {r.schedule}: not replayed: {r.reason}" for r in advice.asked.refused]
-    lines += [f"note: {note}" for note in (*_notes(advice, tuning), *answer.notes)]
+    lines += [f"note: {note}" for note in (*_notes(advice, tuning, verbose=verbose), *answer.notes)]
     return ("\n".join(wrapped(lines, width)) + "\n").encode()
 
 
@@ -56,12 +59,12 @@ def _headlines(advice: Advice) -> list[str]:
         return _nothing_fits(advice)
     lines = [_headline("best", f"{_step(best)}; {_compared(advice, best)}")]
     if advice.rivals:
-        lines.append(_headline("as good", f"{_listed(advice.rivals, best)} ({_tie(best)})"))
+        lines.append(_headline("as good", f"{listed(advice, advice.rivals)} ({_tie(best)})"))
     if advice.unproven:
         rest = len(advice.unproven) - _MOST_NAMED
         more = f", {rest} more" if rest > 0 else ""
-        lines.append(_headline("unproven", f"may be better: {_listed(advice.unproven[:_MOST_NAMED], best)}{more}"))
-    return [*lines, _headline("binds", _binds(advice)), _headline("memory", _memory(advice, best))]
+        lines.append(_headline("unproven", f"may be better: {listed(advice, advice.unproven[:_MOST_NAMED])}{more}"))
+    return [*lines, _headline("binds", binds_text(advice)), _headline("memory", _memory(advice, best))]
 
 
 def _headline(word: str, text: str) -> str:
@@ -90,17 +93,20 @@ def _tie(best: Plan) -> str:
     return f"within {RELEVANT_RATIO:.0%}" if error is None else f"within the error of ±{error:.0%}"
 
 
-def _listed(plans: Sequence[Plan], best: Plan) -> str:
-    return ", ".join(_named(plan, best) for plan in plans)
+def listed(advice: Advice, plans: Sequence[Plan]) -> str:
+    """Plans with what their steps differ by from the recorded order's."""
+    return ", ".join(_named(advice, plan) for plan in plans)
 
 
-def _named(plan: Plan, best: Plan) -> str:
+def _named(advice: Advice, plan: Plan) -> str:
     way = "" if plan.way.p2p is None else f" {plan.result.p2p}"
-    unknown = " (HBM unknown)" if plan.result.feasible is None and best.result.feasible is not None else ""
-    return f"{plan.label}{way} {plan.step_ns / best.step_ns - 1:+.1%}{unknown}"
+    known = advice.best is not None and advice.best.result.feasible is not None
+    unknown = " (HBM unknown)" if plan.result.feasible is None and known else ""
+    return f"{plan.label}{way} {plan.step_ns / advice.now.metrics.step_ns - 1:+.1%}{unknown}"
 
 
-def _binds(advice: Advice) -> str:
+def binds_text(advice: Advice) -> str:
+    """What binds, and what more of it would save."""
     if advice.binds == "compute":
         hbm = " or more HBM" if advice.gain_of("hbm") is not None else ""
         unsaid = "; what more HBM would is unknown" if advice.scenario.hbm_bytes is not None and not hbm else ""
@@ -151,11 +157,11 @@ def _gains_table(gains: Sequence[Gain], best: Plan | None) -> list[str]:
         )
         for gain in gains
     ]
-    head = ("one more unit", "step", "gain", "", "with" if any(row[-1] for row in rows) else "")
+    head = ("one more unit", "step", "gain", "of best", "with" if any(row[-1] for row in rows) else "")
     return _table([head, *rows])
 
 
-def _plans_table(plans: Sequence[Plan]) -> list[str]:
+def _plans_table(plans: Sequence[Plan], scenario: Scenario) -> list[str]:
     rows: list[tuple[str, ...]] = [("tried", "transfers", "step", "±", "needs", "fits", "rests on")]
     for plan in sorted(plans, key=lambda p: p.step_ns):
         error = plan.result.seen_error_ratio
@@ -166,11 +172,15 @@ def _plans_table(plans: Sequence[Plan]) -> list[str]:
                 format_duration(plan.step_ns),
                 "" if error is None else f"{error:.0%}",
                 "unknown" if plan.highest_bytes is None else format_size(plan.highest_bytes),
-                _FITS[plan.result.feasible],
+                _fits(plan.result.metrics, scenario, feasible=plan.result.feasible),
                 plan.evidence,
             )
         )
     return _table(rows)
+
+
+def _fits(metrics: Metrics, scenario: Scenario, *, feasible: bool | None) -> str:
+    return "maybe" if feasible and is_near_the_limit(metrics, scenario) else _FITS[feasible]
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
@@ -178,8 +188,9 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     return [aligned(row, widths) for row in rows]
 
 
-def _sizes_table(tuning: CoTuning, *, limited: bool) -> list[str]:
+def _sizes_table(tuning: CoTuning, scenario: Scenario) -> list[str]:
     """Sizes of a microbatch, the best first."""
+    limited = scenario.hbm_bytes is not None
     rows: list[tuple[str, ...]] = [("mbs × seq", "m", "depth", "step", "per token", "needs", "fits", "costs")]
     for found in tuning.candidates:
         needed = [size for size in found.metrics.needed_hbm_bytes if size is not None]
@@ -191,7 +202,7 @@ def _sizes_table(tuning: CoTuning, *, limited: bool) -> list[str]:
                 format_duration(found.metrics.step_ns),
                 format_duration(found.metrics.step_ns / tuning.tokens),
                 format_size(max(needed)) if len(needed) == len(found.metrics.needed_hbm_bytes) else "unknown",
-                _FITS[found.feasible] if limited else "",
+                _fits(found.metrics, scenario, feasible=found.feasible),
                 "extrapolated" if found.extrapolated else "measured",
             )
         )
@@ -217,10 +228,13 @@ def _sizes_verdict(tuning: CoTuning) -> str:
     return f"{sizes} is best: {change:+.1%} against the recorded sizes ({sure})"
 
 
-def _notes(advice: Advice, tuning: CoTuning | None) -> list[str]:
+def _notes(advice: Advice, tuning: CoTuning | None, *, verbose: bool) -> list[str]:
     notes = [
         f"best: the shortest step among those whose predictions rest on most; of steps within {RELEVANT_RATIO:.0%} of "
-        "each other (recorded ones scatter so much) the one that needs least memory",
+        "it (recorded ones scatter so much) the one that needs least memory, and the recorded order where the lead "
+        "over it is within the error",
+        "percentages: of schedules, the step against that of the recorded order over these links; of gains, the share "
+        "of the best's step",
         "gains are replayed, with schedule and depth chosen anew (with: where others are best); of a microbatch more, "
         "per microbatch",
     ]
@@ -228,6 +242,15 @@ def _notes(advice: Advice, tuning: CoTuning | None) -> list[str]:
         reasons = dict.fromkeys(reason for plan in advice.unproven for reason in plan.rests_on)
         told = f" ({', '.join(reasons)})" if reasons else ""
         notes.append(f"unproven: no recorded step was like it{told}; record one before you rely on it")
+    if verbose:
+        notes.append(
+            "rests on: recorded, predictions like it were compared with recorded steps, so ± is known; measured, all "
+            "its costs are measured, but nothing like it was compared; unproven, costs are derived or transfers issued "
+            "as the trace does not show"
+        )
+        is_told = any(note.startswith("maybe:") for note in advice.asked.answer.notes)
+        if advice.scenario.hbm_bytes is not None and not is_told:
+            notes.append(f"maybe: needs within {PEAK_ERROR_RATIO:.0%} of the limit, which is the error of predictions")
     if tuning is not None:
         notes += [f"extrapolated: {assumption}" for assumption in tuning.assumptions]
     return notes

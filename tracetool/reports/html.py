@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from tracetool.reports import Report, RunFacts
+from tracetool.reports.html_advice import advised, advised_result
 from tracetool.reports.html_idle import idle_view
 from tracetool.reports.html_pictures import pictures
 from tracetool.reports.html_recording import recording
@@ -22,6 +23,7 @@ from tracetool.tables import SCHEMA_VERSION
 if TYPE_CHECKING:
     from typing import Any
 
+    from tracetool.advise import Advice
     from tracetool.reports.html_idle import IdlesOf
     from tracetool.whatif import Answer
 
@@ -39,23 +41,27 @@ def render(answer: Answer, facts: RunFacts, _suffix: str) -> bytes:
 REPORT = Report((".html", ".htm"), render)
 
 
-def page(answer: Answer, facts: RunFacts, idles_of: IdlesOf = attrgetter("idles")) -> bytes:
+def page(
+    answer: Answer, facts: RunFacts, idles_of: IdlesOf = attrgetter("idles"), advice: Advice | None = None
+) -> bytes:
     """The report as a page.
 
     Args:
         answer: What to report.
         facts: About the Run and the call.
         idles_of: The idle intervals of a result, each with its cause.
+        advice: What to run and what more would buy, where links are given; what it names is then named best.
 
     Returns:
         The file; equal input gives equal bytes.
     """
-    found = verdict(answer)
+    found = verdict(answer, advised_result(answer, advice))
     parts: dict[str, Any] = {
         "answer": answer,
         "facts": facts,
         "schema_version": SCHEMA_VERSION,
         "verdict": found,
+        "advised": None if advice is None else advised(answer, advice),
         "comparison": comparison(answer, found.best),
         "details": details(answer),
         "idle": idle_view(answer, found.best, idles_of),

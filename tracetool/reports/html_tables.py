@@ -75,6 +75,12 @@ _COLUMNS = dict(
 )
 
 
+_IN_ORDER = tuple(
+    list(_COLUMNS)[1:].index(head) for head in ("step", "fits", "Δ", "±", "bubble", "cross-DC", "peak HBM")
+)
+"""Columns as a phone shows them: what decides first."""
+
+
 def comparison(answer: Answer, best: Result) -> Table:
     """Every schedule: as observed, the baseline, the results, and those that could not be replayed."""
     observed = f"observed {answer.observed_schedule or 'order'}"
@@ -91,7 +97,7 @@ def comparison(answer: Answer, best: Result) -> Table:
         ),
         *(_result_row(answer, result, best) for result in compared_results(answer)),
     ]
-    shown = [i for i in range(len(HEAD) - 1) if any(row.cells[i].text for row in rows)]
+    shown = [i for i in _IN_ORDER if any(row.cells[i].text for row in rows)]
     kept = [Row(row.head, tuple(row.cells[i] for i in shown), row.kind) for row in rows]
     for refused in answer.refused:
         why = Cell(f"not replayed: {refused.reason}", below=refused.hint or "", span=len(shown))

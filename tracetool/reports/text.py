@@ -217,7 +217,7 @@ def _is_first_to_need(answer: Answer, result: Result) -> bool:
 
 def _of_all(answer: Answer, result: Result) -> str:
     alike = [r for r in answer.results if r.metrics.overhead_bytes == result.metrics.overhead_bytes]
-    return " (of all results)" if len(alike) == len(answer.results) > 1 else ""
+    return " (the same for all results)" if len(alike) == len(answer.results) > 1 else ""
 
 
 def _spread(spread: Spread) -> str:

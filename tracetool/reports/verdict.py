@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tracetool.depth import RELEVANT_RATIO
 from tracetool.memory_limit import is_near_the_limit
 from tracetool.reports.text import compared_results, is_baseline, result_name
 from tracetool.units import format_duration, format_size
@@ -45,8 +46,8 @@ class Verdict:
 def best_result(answer: Answer) -> Result:
     """The result to act on, the baseline among them.
 
-    The shortest step of those that fit the memory, else of those whose memory is unknown; where none fits, the one
-    that lacks least.
+    The shortest step of those that fit the memory, else of those whose memory is unknown, or of those within
+    ``RELEVANT_RATIO`` of it the one that needs least memory; where none fits, the one that lacks least.
     """
     order = {True: 0, None: 1, False: 2}
 
@@ -54,12 +55,30 @@ def best_result(answer: Answer) -> Result:
         lacks = result.shortage.missing_bytes if result.shortage is not None else 0
         return order[result.feasible], lacks, result.metrics.step_ns
 
-    return min(compared_results(answer), key=worth)
+    results = compared_results(answer)
+    shortest = min(results, key=worth)
+    if shortest.feasible is False:
+        return shortest
+    step_ns = shortest.metrics.step_ns
+    near = [
+        r
+        for r in results
+        if r.feasible == shortest.feasible and r.metrics.step_ns - step_ns <= RELEVANT_RATIO * r.metrics.step_ns
+    ]
+    needs = [r.metrics.needed_hbm_bytes for r in near]
+    if any(None in needed for needed in needs):
+        return shortest
+    return min(near, key=lambda r: (max(n or 0 for n in r.metrics.needed_hbm_bytes), r.metrics.step_ns))
 
 
-def verdict(answer: Answer) -> Verdict:
-    """The answer in words."""
-    best = best_result(answer)
+def verdict(answer: Answer, best: Result | None = None) -> Verdict:
+    """The answer in words.
+
+    Args:
+        answer: The answer.
+        best: The result to act on; by default ``best_result``.
+    """
+    best = best or best_result(answer)
     headline = _headline(answer, best)
     return Verdict(
         best,
@@ -93,7 +112,9 @@ def _headline(answer: Answer, best: Result) -> str:
         return f"None of {count} schedules fits {limit} of HBM: {name} lacks least, {lacks}"
     if is_baseline(answer, best):
         stays = len(compared_results(answer)) > 1
-        return f"Nothing replayed is shorter than {name}: {step}" if stays else f"{name} takes {step}"
+        shorter = any(r.metrics.step_ns < best.metrics.step_ns for r in _fitting(answer, best))
+        surely = " by more than can be told" if shorter else ""
+        return f"Nothing replayed is shorter than {name}{surely}: {step}" if stays else f"{name} takes {step}"
     change = best.metrics.step_ns / base.metrics.step_ns - 1
     error = error_of(best, base)
     if error is not None and abs(change) < error:
@@ -101,8 +122,14 @@ def _headline(answer: Answer, best: Result) -> str:
     more = "less" if change < 0 else "more"
     unfit = ", which does not fit" if base.feasible is False else ""
     sure = " if it fits" if fit_of(answer, best) != "fits" and answer.scenario.hbm_bytes is not None else ""
-    word = "shortest" if known is None else "best"
+    is_shortest = all(r.metrics.step_ns >= best.metrics.step_ns for r in _fitting(answer, best))
+    word = "shortest" if known is None and is_shortest else "best"
     return f"{name} is {word}{sure}: {step}, {abs(change):.1%} {more} than {named(base)}{unfit}"
+
+
+def _fitting(answer: Answer, best: Result) -> list[Result]:
+    """Results whose memory speaks as much for them as that of the best."""
+    return [r for r in compared_results(answer) if r.feasible == best.feasible]
 
 
 def _figures(answer: Answer, best: Result) -> list[Figure]:
@@ -145,11 +172,14 @@ def _figures(answer: Answer, best: Result) -> list[Figure]:
 
 
 def _memory(answer: Answer, best: Result) -> Figure:
-    peaks = [peak for peak in best.metrics.peak_hbm_bytes if peak is not None]
-    unknown = not peaks or len(peaks) < len(best.metrics.peak_hbm_bytes)
     hbm = answer.scenario.hbm_bytes
-    beside = "no limit was given" if hbm is None else f"limit {format_size(hbm)}: {fit_of(answer, best)}"
-    return Figure("Peak HBM of a rank", "unknown" if unknown else format_size(max(peaks)), beside)
+    # A limit is kept by what a rank needs: its peak, and what it occupies beyond that.
+    of_ranks = best.metrics.peak_hbm_bytes if hbm is None else best.metrics.needed_hbm_bytes
+    sizes = [size for size in of_ranks if size is not None]
+    value = format_size(max(sizes)) if sizes and len(sizes) == len(of_ranks) else "unknown"
+    if hbm is None:
+        return Figure("Peak HBM of a rank", value, "no limit was given")
+    return Figure("HBM that a rank needs", value, f"limit {format_size(hbm)}: {fit_of(answer, best)}")
 
 
 def fit_of(answer: Answer, result: Result) -> str:
@@ -202,9 +232,13 @@ def _on_memory(answer: Answer, best: Result) -> list[str]:
 def _on_others(answer: Answer, best: Result) -> list[str]:
     """Those that come too near to tell, and those that would be shorter but cannot be counted on."""
     others = [r for r in compared_results(answer) if r is not best]
+    step_ns = best.metrics.step_ns
+    shortest = min(_fitting(answer, best), key=lambda r: r.metrics.step_ns)
     near = [r for r in others if r.feasible == best.feasible and _too_near(best, r)]
     shorter = [r for r in others if r.feasible != best.feasible and r.metrics.step_ns < best.metrics.step_ns]
     points = []
+    if shortest.metrics.step_ns < step_ns and best.feasible is not False:
+        points.append(_why_not_the_shortest(best, shortest))
     if near:
         points.append(f"Nearer to it than the error of prediction: {_listed([_with_step(r) for r in near])}.")
     if shorter:
@@ -214,6 +248,23 @@ def _on_others(answer: Answer, best: Result) -> list[str]:
         count = len(answer.refused)
         points.append(f"{count} schedule{'s' * (count > 1)} could not be replayed; the table says why.")
     return points
+
+
+def _why_not_the_shortest(best: Result, shortest: Result) -> str:
+    """What speaks for another than the shortest step."""
+    ratio = 1 - shortest.metrics.step_ns / best.metrics.step_ns
+    what = f"{_with_step(shortest)} is {ratio:.1%} shorter"
+    more = [
+        max(n or 0 for n in r.metrics.needed_hbm_bytes)
+        for r in (best, shortest)
+        if None not in r.metrics.needed_hbm_bytes
+    ]
+    needs = f", and needs {format_size(more[1] - more[0])} more" if len(more) == 2 and more[1] > more[0] else ""
+    if ratio <= RELEVANT_RATIO:
+        return f"{what}, by which steps that are repeated differ, too{needs}."
+    if _too_near(best, shortest):
+        return f"{what}, which is within the error of prediction{needs}."
+    return f"{what}, but its prediction rests on less{needs}."
 
 
 def _too_near(best: Result, other: Result) -> bool:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tracetool.reports import RunFacts
-    from tracetool.whatif import Answer
+    from tracetool.whatif import Answer, Result
 
 SCHEMA_ID = "urn:tracetool:schema:1:written"
 
@@ -27,7 +27,7 @@ def _doc(text: str) -> msgspec.Meta:
 
 
 class BestInfo(msgspec.Struct, kw_only=True):
-    """The schedule of shortest step: of those that fit the memory, else of those that may, else of all."""
+    """The schedule to run: as advise says over links, else the shortest step of those that fit the memory, or may."""
 
     schedule: Annotated[str, _doc("Name of the schedule.")]
     extra_forwards: Annotated[list[int] | None, _doc("Warm-up forwards per rank beyond 1F1B's; null if n/a.")]
@@ -55,9 +55,11 @@ class WrittenInfo(msgspec.Struct, kw_only=True):
     baseline: Annotated[str, _doc("Name of the schedule that it is compared with.")]
 
 
-def written_info(answer: Answer, facts: RunFacts, path: Path, size_bytes: int) -> WrittenInfo:
-    """The struct of the schema."""
-    found = verdict(answer)
+def written_info(
+    answer: Answer, facts: RunFacts, path: Path, size_bytes: int, best: Result | None = None
+) -> WrittenInfo:
+    """The struct of the schema; ``best`` as ``verdict`` takes it."""
+    found = verdict(answer, best)
     best, base = found.best, answer.baseline
     return WrittenInfo(
         tool_version=facts.tool_version,

@@ -9,6 +9,8 @@ All of it is found by replay between the points of the grid, everything else hel
   ``T(L) <= 1.01 (T_free + D(L))``. T_free is the step with free links; D(L) is what one microbatch spends on links on
   its way down the stages and back (latency and occupancy), which no order can hide: the T_min of schedules.md 4.4,
   (m + p - 1)(f + B) + 2c for one boundary (derived model of this tool). To ``TOLERANCE_RATIO`` and 1 us.
+  A warm-up that is chosen for every link is chosen here by what still gains half of ``KNEE_RATIO``, not by what a
+  measurement could tell apart: it is asked how far the schedule reaches.
 - *HBM per hidden millisecond*: from geopipe's warm-up at hand to one forward more per boundary, the largest growth of a
   rank's memory over the growth of the hidden latency. With equal stages one forward more hides (f + B) / 2.
 """
@@ -174,7 +176,7 @@ class _Place:
 
     def __init__(self, piece: Piece, swept: Sequence[_Pair]) -> None:
         self._piece = piece
-        self._evaluator = Evaluator(piece)
+        self._evaluator = Evaluator(piece, KNEE_RATIO / 2)
         self._swept = swept
         self._bandwidths = [bandwidth for _, bandwidth in swept]
         self._top = max(self._bandwidths)
