@@ -15,6 +15,7 @@ from tracetool.model.pipeline import ActionCost
 from tracetool.replay import replay
 from tracetool.schedules import build_schedule
 from tracetool.schedules.recognise import recognise
+from tracetool.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from tracetool.model.topology import Link
 
 _FREE_BYTES_PER_S = 10**30
+
+_LONGER_RATIO = 0.0005
+"""A step that is longer by less is shown as unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,33 +63,81 @@ class Removal:
         step_ns: The step then; None if nothing was replayed.
         microbatches: Microbatches of that step.
         change_ratio: Its time per microbatch over that of the step with the cause, minus one.
+        stages_alike: Whether all its stages are equally fast.
     """
 
     how: str
     step_ns: int | None = None
     microbatches: int = 0
     change_ratio: float | None = None
+    stages_alike: bool = False
 
 
 def remove(cause: Cause, setting: Setting) -> Removal:
-    """Replay without a cause."""
+    """Replay without a cause; where the step gets longer, say why."""
     try:
-        return _REMOVALS[cause](setting)
+        removal = _REMOVALS[cause](setting)
+        if (removal.change_ratio or 0) < _LONGER_RATIO:
+            return removal
+        return replace(removal, how=f"{removal.how}; longer, as {_why_longer(cause, setting)}")
     except TraceToolError as error:
         return Removal(f"cannot be replayed: {error.message.splitlines()[0]}")
+
+
+def _why_longer(cause: Cause, setting: Setting) -> str:
+    """Why a step without a cause is longer than with it."""
+    gentle = _beside_nothing(setting)
+    kept_ns = _replayed("", gentle).step_ns or 0
+    unslowed = _REMOVALS[cause](replace(gentle, step_ns=kept_ns))
+    if (unslowed.change_ratio or 0) < _LONGER_RATIO:
+        slower = "computes then run beside more communication, which slows them down"
+        return f"{slower} (without that {format_duration(unslowed.step_ns or 0)})"
+    if cause is Cause.DEPENDENCY:
+        return "the slow computes are off the critical path, and a part of them is on it when evenly spread"
+    return "messages then meet in another order, or devices slow down under load as they idle less"
 
 
 def remove_all(setting: Setting) -> Removal:
-    """Replay with free links, a channel per edge, messages that take no time inside DCs, and equal stages."""
-    without = replace(_without_moving(equally_fast(setting)), scenario=_free(setting.scenario))
+    """Replay with free links, a channel per edge, messages that take no time inside DCs, and no slowdown beside any.
+
+    That of the order as it is or as deep as it would be without a memory limit, of stages as they are or equally fast,
+    whichever is shortest: each single removal can only be longer, as each of its actions ends later or with that.
+    """
+    free = replace(_without_moving(_beside_nothing(setting)), scenario=_free(setting.scenario))
+    orders = [setting.schedule]
     try:
-        return _replayed("all of these at once", without)
+        if setting.memory_limited:
+            orders.append(_deeper(setting))
+        alike = [equally_fast(replace(free, schedule=order)) for order in orders]
+        unlike = [replace(free, schedule=order) for order in orders]
+        found = [
+            *(replace(_replayed("all of these at once", one), stages_alike=True) for one in alike),
+            *(_replayed("all of these at once, stages as they are", one) for one in unlike),
+        ]
     except TraceToolError as error:
         return Removal(f"cannot be replayed: {error.message.splitlines()[0]}")
+    return min(found, key=lambda removal: removal.step_ns or 0)
 
 
 def _free(scenario: Scenario) -> Scenario:
     return replace(scenario, topology=scenario.topology.without_delays(), p2p="per-edge", hbm_bytes=None)
+
+
+def _beside_nothing(setting: Setting) -> Setting:
+    """The same with computes that communication beside them does not slow down."""
+
+    def alone(cost: ActionCost) -> ActionCost:
+        return replace(cost, contended_ns=None)
+
+    stages = tuple(
+        replace(
+            stage,
+            costs={kind: tuple(map(alone, costs)) for kind, costs in stage.costs.items()},
+            derived={kind: tuple(map(alone, costs)) for kind, costs in stage.derived.items()},
+        )
+        for stage in setting.pipeline.stages
+    )
+    return replace(setting, pipeline=replace(setting.pipeline, stages=stages))
 
 
 def _replayed(how: str, setting: Setting, microbatches: int | None = None) -> Removal:
@@ -126,11 +178,16 @@ def _without_moving(setting: Setting) -> Setting:
 def _without_limit(setting: Setting) -> Removal:
     if not setting.memory_limited:
         return Removal("no memory limit cut this order")
+    deeper = _deeper(setting)
+    how = f"no HBM limit: geopipe +{','.join(map(str, deeper.extra_forwards or ()))}"
     scenario = replace(setting.scenario, hbm_bytes=None)
-    extra, _ = choose_depth(setting.pipeline, setting.schedule.shape, scenario)
-    deeper = build_schedule("geopipe", setting.schedule.shape, extra_forwards=extra)
-    how = f"no HBM limit: geopipe +{','.join(map(str, extra))}"
     return _replayed(how, replace(setting, schedule=deeper, scenario=scenario))
+
+
+def _deeper(setting: Setting) -> Schedule:
+    """The order that is chosen without a memory limit."""
+    extra, _ = choose_depth(setting.pipeline, setting.schedule.shape, replace(setting.scenario, hbm_bytes=None))
+    return build_schedule("geopipe", setting.schedule.shape, extra_forwards=extra)
 
 
 def _without_differences(setting: Setting) -> Removal:

@@ -68,7 +68,8 @@ def _head(explained: Explanation, facts: RunFacts, words: Words) -> Iterator[str
     bound = f"The busiest rank ({words.rank(busiest)}) computes {format_duration(metrics.rank_compute_ns[busiest])}."
     if explained.without_any.step_ns is not None:
         bound += (
-            " With free links, free transfers and stages equally fast a step takes "
+            " With free links, free transfers that slow no compute, and stages "
+            f"{'equally fast' if explained.without_any.stages_alike else 'as they are'} a step takes "
             f"{_change(explained.without_any)}: compute, fill and drain, and the optimizer."
         )
     yield bound
