@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from idle_checks import check, sums
 from synthetic import BYTE_PER_NS, pipeline, places, replayed, scenario
 
-from tracetool.causes import idle_by_cause, idle_intervals, idles_of
+from tracetool.causes import idle_by_cause, idle_intervals, idles_of, mean_by_cause
 from tracetool.errors import ScheduleDeadlock, UnsupportedShape
 from tracetool.metrics import measure
 from tracetool.model.action import ActionKind
@@ -51,6 +51,16 @@ def test_equal_stages_without_delays_only_fill_and_drain(p: int, m: int, mode: P
             if schedule == "gpipe":
                 fill = rank * F + down * (F + B)
             assert found == {c: t for c, t in ((Cause.FILL, fill), (Cause.DRAIN, drain)) if t}
+
+
+@given(st.lists(st.lists(st.integers(0, 10**6), min_size=3, max_size=3), min_size=1, max_size=8))
+def test_means_of_causes_sum_to_the_mean_of_all(idle: list[list[int]]) -> None:
+    """Each within a ns of its own mean; together the bubble as ``measure`` rounds it: sum over ranks // ranks."""
+    by_cause = dict(zip(Cause, idle, strict=False))
+    means = mean_by_cause(by_cause)
+    assert sum(means.values()) == sum(map(sum, idle)) // 3
+    assert all(3 * (means[cause] - 1) < sum(ns) for cause, ns in by_cause.items())
+    assert all(3 * (means[cause] + 1) > sum(ns) for cause, ns in by_cause.items())
 
 
 def test_what_gpipe_waits_for_a_link_is_what_the_link_costs_on_every_rank() -> None:

@@ -18,7 +18,7 @@ from tracetool.model.action import ActionKind
 from tracetool.model.idle import CAUSES, Cause, Idle
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from tracetool.causes.balance import Part
     from tracetool.model.action import Action
@@ -126,6 +126,24 @@ def idle_by_cause(idles: Iterable[Idle], ranks: int) -> dict[Cause, tuple[int, .
     for idle in idles:
         sums[idle.cause][idle.rank] += idle.duration_ns
     return {cause: tuple(rank_ns) for cause, rank_ns in sums.items()}
+
+
+def mean_by_cause(by_cause: Mapping[Cause, Sequence[int]]) -> dict[Cause, int]:
+    """Idle time of each cause as a mean over ranks, in whole ns: together the bubble, to the ns.
+
+    The bubble is the mean of all idle time, rounded down. So is each cause's, and the ns that then lack go to the
+    causes that lost most (of equal ones the first by name), as the view ``bubbles_by_cause`` has it.
+
+    Args:
+        by_cause: As ``idle_by_cause`` gives it.
+    """
+    totals = {cause: sum(rank_ns) for cause, rank_ns in by_cause.items()}
+    ranks = max(1, *(len(rank_ns) for rank_ns in by_cause.values()))
+    means = {cause: total // ranks for cause, total in totals.items()}
+    missing = sum(totals.values()) // ranks - sum(means.values())
+    for cause in sorted(totals, key=lambda cause: (-(totals[cause] % ranks), cause.value))[:missing]:
+        means[cause] += 1
+    return means
 
 
 class _Phases:

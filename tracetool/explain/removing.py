@@ -42,7 +42,7 @@ class Setting:
         p2p: How transfers were issued.
         memory_limited: Whether the memory limit cut the schedule's depth.
         step_ns: The step that came out: what steps without a cause are compared with.
-        seen_step_ns: The recorded step, if it is the recording itself that is explained.
+        seen: Whether it is the recording itself that is explained: steps are compared with its replay.
     """
 
     pipeline: Pipeline
@@ -51,7 +51,7 @@ class Setting:
     p2p: P2PMode
     memory_limited: bool
     step_ns: int
-    seen_step_ns: int | None
+    seen: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,8 @@ class Removal:
         how: What was replayed instead, or why nothing was.
         step_ns: The step then; None if nothing was replayed.
         microbatches: Microbatches of that step.
-        change_ratio: Its time per microbatch over that of the step with the cause, minus one.
+        change_ratio: Its time per microbatch over that of the step replayed with the cause, minus one; None without
+            the host, as that is the step replayed.
         stages_alike: Whether all its stages are equally fast.
     """
 
@@ -195,9 +196,10 @@ def _without_differences(setting: Setting) -> Removal:
 
 
 def _without_host(setting: Setting) -> Removal:
-    if setting.seen_step_ns is None:
+    if not setting.seen:
         return Removal("a replay has none")
-    return _replayed("the same order, launched in time", replace(setting, step_ns=setting.seen_step_ns))
+    launched = _replayed("the same order, launched in time", setting)
+    return replace(launched, change_ratio=None)  # with it the others are compared
 
 
 def _with_more_microbatches(setting: Setting) -> Removal:
