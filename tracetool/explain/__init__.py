@@ -148,7 +148,7 @@ def explain(
         order,
         scenario,
         mode,
-        result.memory_limited,
+        result.cut_forwards,
         result.metrics.step_ns,
         seen,
     )

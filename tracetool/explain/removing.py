@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.costs.measured import MeasuredCosts
-from tracetool.depth import choose_depth
 from tracetool.errors import ScheduleError, TraceToolError
 from tracetool.metrics import measure
 from tracetool.model.action import ActionKind
@@ -40,7 +39,7 @@ class Setting:
         schedule: Its order.
         scenario: The what-if.
         p2p: How transfers were issued.
-        memory_limited: Whether the memory limit cut the schedule's depth.
+        cut_forwards: How many warm-up forwards of each rank the memory limit cut off; empty if it did not.
         step_ns: The step that came out: what steps without a cause are compared with.
         seen: Whether it is the recording itself that is explained: steps are compared with its replay.
     """
@@ -49,7 +48,7 @@ class Setting:
     schedule: Schedule
     scenario: Scenario
     p2p: P2PMode
-    memory_limited: bool
+    cut_forwards: tuple[int, ...]
     step_ns: int
     seen: bool
 
@@ -107,7 +106,7 @@ def remove_all(setting: Setting) -> Removal:
     free = replace(_without_moving(_beside_nothing(setting)), scenario=_free(setting.scenario))
     orders = [setting.schedule]
     try:
-        if setting.memory_limited:
+        if setting.cut_forwards:
             orders.append(_deeper(setting))
         alike = [equally_fast(replace(free, schedule=order)) for order in orders]
         unlike = [replace(free, schedule=order) for order in orders]
@@ -177,7 +176,7 @@ def _without_moving(setting: Setting) -> Setting:
 
 
 def _without_limit(setting: Setting) -> Removal:
-    if not setting.memory_limited:
+    if not setting.cut_forwards:
         return Removal("no memory limit cut this order")
     deeper = _deeper(setting)
     how = f"no HBM limit: geopipe +{','.join(map(str, deeper.extra_forwards or ()))}"
@@ -187,7 +186,8 @@ def _without_limit(setting: Setting) -> Removal:
 
 def _deeper(setting: Setting) -> Schedule:
     """The order that is chosen without a memory limit."""
-    extra, _ = choose_depth(setting.pipeline, setting.schedule.shape, replace(setting.scenario, hbm_bytes=None))
+    now = setting.schedule.extra_forwards or (0,) * len(setting.cut_forwards)
+    extra = tuple(a + b for a, b in zip(now, setting.cut_forwards, strict=True))
     return build_schedule("geopipe", setting.schedule.shape, extra_forwards=extra)
 
 
