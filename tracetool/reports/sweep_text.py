@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from tracetool.reports.text import aligned, wrapped
+from tracetool.reports.sweep_table import WIDTH, Cells, table
+from tracetool.reports.text import wrapped
 from tracetool.units import format_count, format_ranges, format_size
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def _summary(found: Sweep) -> list[str]:
         modes.setdefault(point.p2p, []).append(point.schedule)
     issued = [f"{', '.join(dict.fromkeys(names))} {mode}" for mode, names in modes.items()]
     lines.append(f"transfers: {next(iter(modes))}" if len(modes) == 1 else f"transfers: {'; '.join(issued)}")
-    return [f"  {line}" for line in wrapped(lines, _WIDTH - 2)]
+    return [f"  {line}" for line in wrapped(lines, WIDTH - 2)]
 
 
 _LISTED = 4
@@ -151,45 +152,7 @@ def _spread(values: list[_T], count: int) -> list[_T]:
     return [values[round(place * (len(values) - 1) / (count - 1))] for place in range(count)]
 
 
-_Cells = dict[str, str]
-"""Cells of a row by the head of their column; in a head of two lines the second follows a line break."""
-
-
-def _table(rows: Sequence[_Cells], expendable: Sequence[str]) -> list[str]:
-    """Columns without any cell are left out, and expendable ones, first to last, as long as the rest is too wide.
-
-    What is too wide even so gets single blanks between columns, then its first cells in lines of their own.
-    """
-    heads = [head for head in rows[0] if any(row[head] for row in rows)]
-    while True:
-        top = [head.partition("\n") for head in heads]
-        lines = [[part[0] for part in top], [part[2] for part in top], *([row[head] for head in heads] for row in rows)]
-        lines = [line for number, line in enumerate(lines) if number != 1 or any(line)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
-        drop = next((head for head in expendable if head in heads), None)
-        if sum(widths) + 2 * len(widths) <= _WIDTH:
-            return [aligned(line, widths) for line in lines]
-        if drop is None:
-            return _squeezed(lines, widths)
-        heads.remove(drop)
-
-
-def _squeezed(lines: Sequence[Sequence[str]], widths: list[int]) -> list[str]:
-    def narrow(line: Sequence[str]) -> str:
-        cells = [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
-        return "  " + " ".join([line[0].ljust(widths[0]), *cells]).rstrip()
-
-    if sum(widths) + len(widths) + 1 <= _WIDTH:
-        return [narrow(line) for line in lines]
-    widths = [max(2, _WIDTH - sum(widths[1:]) - len(widths) - 1), *widths[1:]]
-    parted = [[f"  {line[0]}", narrow(["", *line[1:]])] for line in lines]
-    return [text.rstrip() for pair in parted for text in pair if text.strip()]
-
-
-_WIDTH = 80
-
-
-def _along(row: object, axes: Iterable[_Axis]) -> _Cells:
+def _along(row: object, axes: Iterable[_Axis]) -> Cells:
     return {
         _head(axis): "differ" if _differ(row, axis.name) else _value(axis.name, getattr(row, axis.name))
         for axis in axes
@@ -215,7 +178,7 @@ def _best(found: Sweep) -> list[str]:
     if len(found.points) <= _ROWS:
         turns = {key: turn for turn, key in enumerate(dict.fromkeys(_key(point, axes) for point in found.points))}
         best = tuple(sorted(best, key=lambda point: turns[_key(point, axes)]))
-        return [*_table([{"best first": cells.name(p)} | _along(p, axes) | cells.of(p) for p in best], expendable), ""]
+        return [*table([{"best first": cells.name(p)} | _along(p, axes) | cells.of(p) for p in best], expendable), ""]
     winners = {_key(point, axes): point for point in reversed(best)}
     keys = [key for key in dict.fromkeys(_key(point, axes) for point in found.points) if key in winners]
     shown = _shown(keys, _ROWS)
@@ -223,7 +186,7 @@ def _best(found: Sweep) -> list[str]:
     more = len(keys) - len(points)
     after = [f"  ... {format_count(more, 'scenario')} more: -o sweep.parquet has all", ""] if more else [""]
     rows = [{"best schedule": cells.name(p)} | _along(p, axes) | cells.of(p) for p in points]
-    return [*_table(rows, expendable), *after]
+    return [*table(rows, expendable), *after]
 
 
 def _said_by_the_name(axes: Sequence[_Axis]) -> list[str]:
@@ -246,7 +209,7 @@ class _Results:
         """Name of its schedule, with how transfers are issued where that differs."""
         return _name(point) + (f" {point.p2p}" if len(self._modes[point.schedule]) > 1 else "")
 
-    def of(self, point: SweepPoint) -> _Cells:
+    def of(self, point: SweepPoint) -> Cells:
         """The cells."""
         base = self._base.get(_key(point, self._axes))
         change = None if base is None or base is point or not base.step_ns else (point.step_ns or 0) / base.step_ns - 1
@@ -309,7 +272,7 @@ def _knees(found: Sweep) -> list[str]:
         explained,
         *remarks[:_REMARKS],
     ]
-    return [*_table(cells, ()), *wrapped([f"  {line}" for line in told]), ""]
+    return [*table(cells, ()), *wrapped([f"  {line}" for line in told]), ""]
 
 
 _REMARKS = 4
@@ -353,7 +316,7 @@ class _RowNames:
         return f" ({', '.join(cells)})"
 
 
-def _bends(knee: Knee) -> _Cells:
+def _bends(knee: Knee) -> Cells:
     per_ms = knee.hbm_bytes_per_hidden_ms
     return {
         "knee\nGbit/s": "-" if knee.bandwidth_bytes_per_s is None else f"{knee.bandwidth_bytes_per_s * 8e-9:.3g}",
@@ -383,8 +346,8 @@ def _pareto(found: Sweep, price: Price) -> list[str]:
         "for each map of DCs and latency."
     )
     told = [*([f"... {format_count(more, 'point')} more: -o sweep.parquet has all"] if more else []), about]
-    table = _table(rows, ("bubble", "per m\nms", *_said_by_the_name(axes))) if rows else []
-    return [*table, *wrapped([f"  {line}" for line in told]), ""]
+    lines = table(rows, ("bubble", "per m\nms", *_said_by_the_name(axes))) if rows else []
+    return [*lines, *wrapped([f"  {line}" for line in told]), ""]
 
 
 def _trouble(found: Sweep) -> list[str]:
