@@ -358,20 +358,32 @@ COMMENT ON COLUMN bubbles.src_rank IS 'Sender of the message whose way caused it
 COMMENT ON COLUMN bubbles.dst_rank IS 'Its receiver.';
 
 CREATE VIEW bubbles_by_cause AS
-WITH sizes AS (SELECT timeline, count(DISTINCT rank) AS ranks FROM ops GROUP BY timeline)
+WITH sizes AS (SELECT timeline, count(DISTINCT rank) AS ranks FROM ops GROUP BY timeline),
+sums AS (
+    SELECT
+        timeline, cause, any_value(ranks) AS ranks, sum(duration_ns)::BIGINT AS duration_ns, count(*) AS intervals
+    FROM bubbles JOIN sizes USING (timeline)
+    GROUP BY timeline, cause
+),
+turns AS (
+    SELECT
+        *,
+        row_number() OVER (PARTITION BY timeline ORDER BY duration_ns % ranks DESC, cause) AS turn,
+        sum(duration_ns) OVER (PARTITION BY timeline) // ranks
+        - sum(duration_ns // ranks) OVER (PARTITION BY timeline) AS missing
+    FROM sums
+)
 SELECT
-    timeline, cause,
-    sum(duration_ns)::BIGINT AS duration_ns,
-    (sum(duration_ns) / any_value(ranks))::BIGINT AS mean_ns,
-    count(*) AS intervals
-FROM bubbles JOIN sizes USING (timeline)
-GROUP BY timeline, cause
+    timeline, cause, duration_ns,
+    (duration_ns // ranks + CASE WHEN turn <= missing THEN 1 ELSE 0 END)::BIGINT AS mean_ns,
+    intervals
+FROM turns
 ORDER BY timeline, duration_ns DESC;
 COMMENT ON VIEW bubbles_by_cause IS 'Idle time of all ranks by cause, most first.';
 COMMENT ON COLUMN bubbles_by_cause.timeline IS 'Timeline the row belongs to.';
 COMMENT ON COLUMN bubbles_by_cause.cause IS 'Why ranks idled, as in idles.';
 COMMENT ON COLUMN bubbles_by_cause.duration_ns IS 'Summed over ranks.';
-COMMENT ON COLUMN bubbles_by_cause.mean_ns IS 'Mean over ranks: of all causes they sum to the bubble.';
+COMMENT ON COLUMN bubbles_by_cause.mean_ns IS 'Mean over ranks, rounded so that all causes sum to the bubble.';
 COMMENT ON COLUMN bubbles_by_cause.intervals IS 'How many intervals.';
 
 CREATE VIEW step_breakdown AS

@@ -52,7 +52,7 @@ Which schedule over which link? Why does a step take so long? What should be run
     >>> len(swept.points), best.schedule, best.step_ns
     (12, '1f1b', 260957229)
     >>> [(why.cause.value, why.mean_ns) for why in tt.explain(found, "1f1b", scenario).causes[:2]]
-    [('cross_dc_latency', 79110938), ('cross_dc_bandwidth', 45130680)]
+    [('cross_dc_latency', 79110938), ('cross_dc_bandwidth', 45130681)]
     >>> advice = tt.advise(found, scenario, ["1f1b", "geopipe"])
     >>> advice.best.label, advice.binds
     ('geopipe +2,2,0,0', 'latency')

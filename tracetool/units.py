@@ -27,6 +27,9 @@ BANDWIDTH_BYTES_PER_S = {
     **{f"{prefix}bps": Fraction(factor, 8) for prefix, factor in _DECIMAL.items() if prefix},
 }
 
+NS_PER_KM = 5_000
+"""One way through fibre: about 5 us per km (schedules.md 4.5)."""
+
 _QUANTITY = re.compile(r"^\s*(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>[^\d\s]\S*)?\s*$")
 
 
@@ -55,6 +58,30 @@ def parse_duration_ns(text: str) -> int:
         BadQuantity: If the unit is missing or not one of ns, us, ms, s.
     """
     return _parse(text, DURATION_NS, "a duration", "10ms, 250us or 1.5s")
+
+
+def parse_distance_ns(text: str) -> int:
+    """Parse a distance such as ``80km`` into what light takes through fibre one way, at ``NS_PER_KM``, in ns.
+
+    Raises:
+        BadQuantity: If it is not in km.
+    """
+    match = _QUANTITY.match(text)
+    if match is None or match["unit"] != "km":
+        raise BadQuantity(f"{text.strip()!r} is no distance in km.", hint="write it with its unit, as in 80km")
+    return _parse(text, {"km": NS_PER_KM}, "a distance", "80km")
+
+
+def parse_latency_ns(text: str) -> int:
+    """Parse a one-way latency such as ``10ms``, or the distance that brings it such as ``800km``, into ns.
+
+    Raises:
+        BadQuantity: If the unit is missing or none of a duration or distance.
+    """
+    match = _QUANTITY.match(text)
+    if match is not None and match["unit"] == "km":
+        return parse_distance_ns(text)
+    return _parse(text, DURATION_NS, "a latency", "10ms, 250us or 800km")
 
 
 def parse_size_bytes(text: str) -> int:

@@ -63,7 +63,7 @@ class Result:
             runs (see ``_seen_error``); None for kinds that none of them was like.
         remark: Why this variant was chosen, or how its costs came about.
         spread: Step times with costs drawn anew, if that was asked for.
-        memory_limited: Whether the memory limit cut the depth of its warm-up.
+        cut_forwards: How many warm-up forwards of each rank the memory limit cut off; empty if it did not.
     """
 
     schedule: str
@@ -78,7 +78,7 @@ class Result:
     seen_error_ratio: float | None
     remark: str | None = None
     spread: Spread | None = None
-    memory_limited: bool = False
+    cut_forwards: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Result {self.schedule}: {format_duration(self.metrics.step_ns)}>"
@@ -91,7 +91,7 @@ class Result:
     @cached_property
     def idles(self) -> tuple[Idle, ...]:
         """Every idle interval of the window with its cause; see ``causes``."""
-        return idles_of(self.replayed, memory_limited=self.memory_limited)
+        return idles_of(self.replayed, cut_forwards=self.cut_forwards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,10 +292,13 @@ def _evaluate_each(
 
 def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[int, ...] | None) -> Result:
     shape, scenario = how.shape, how.scenario
-    remark, is_cut = None, False
+    remark = None
+    cut_forwards: tuple[int, ...] = ()
     if name == "geopipe" and extra_forwards is None:
         extra_forwards, remark = choose_depth(pipeline, shape, scenario)
-        is_cut = remark is not None and remark.startswith(LIMITED_BY_HBM)
+        if remark is not None and remark.startswith(LIMITED_BY_HBM):
+            unlimited, _ = choose_depth(pipeline, shape, replace(scenario, hbm_bytes=None))
+            cut_forwards = tuple(max(0, more - now) for more, now in zip(unlimited, extra_forwards, strict=True))
     measured = pipeline
     pipeline, shape, cut = stages_for(pipeline, name, how.chunks, shape.microbatches)
     remark = cut or remark
@@ -336,7 +339,7 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
         seen_error_ratio=None if known is None else max(known, how.own_error),
         remark="; ".join(remarks) or None,
         spread=None if how.jitter_seed is None else spread(pipeline, schedule, scenario, how.jitter_seed),
-        memory_limited=is_cut,
+        cut_forwards=cut_forwards,
     )
 
 

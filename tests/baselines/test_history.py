@@ -106,7 +106,7 @@ def test_the_commands_add_list_show_and_fail(tmp_path: Path, capsys: pytest.Capt
     picture = tmp_path / "trend.png"
     assert run(["baseline", "show", *history, "-o", str(picture), "--fail-on-step"]) == 1
     told = capsys.readouterr()
-    assert "geopipe +3,3,0,0 in-order step_ns" in told.err
+    assert "geopipe +2,2,0,0 in-order step_ns" in told.err
     assert max(map(len, told.out.splitlines()[:-1])) <= 80
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert run(["baseline", "show", "stepns", *history]) == 2

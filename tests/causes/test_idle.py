@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from idle_checks import check, sums
 from synthetic import BYTE_PER_NS, pipeline, places, replayed, scenario
 
-from tracetool.causes import idle_by_cause, idle_intervals, idles_of
+from tracetool.causes import idle_by_cause, idle_intervals, idles_of, mean_by_cause
 from tracetool.errors import ScheduleDeadlock, UnsupportedShape
 from tracetool.metrics import measure
 from tracetool.model.action import ActionKind
@@ -51,6 +51,16 @@ def test_equal_stages_without_delays_only_fill_and_drain(p: int, m: int, mode: P
             if schedule == "gpipe":
                 fill = rank * F + down * (F + B)
             assert found == {c: t for c, t in ((Cause.FILL, fill), (Cause.DRAIN, drain)) if t}
+
+
+@given(st.lists(st.lists(st.integers(0, 10**6), min_size=3, max_size=3), min_size=1, max_size=8))
+def test_means_of_causes_sum_to_the_mean_of_all(idle: list[list[int]]) -> None:
+    """Each within a ns of its own mean; together the bubble as ``measure`` rounds it: sum over ranks // ranks."""
+    by_cause = dict(zip(Cause, idle, strict=False))
+    means = mean_by_cause(by_cause)
+    assert sum(means.values()) == sum(map(sum, idle)) // 3
+    assert all(3 * (means[cause] - 1) < sum(ns) for cause, ns in by_cause.items())
+    assert all(3 * (means[cause] + 1) > sum(ns) for cause, ns in by_cause.items())
 
 
 def test_what_gpipe_waits_for_a_link_is_what_the_link_costs_on_every_rank() -> None:
@@ -201,21 +211,47 @@ def test_what_nothing_explains_is_the_hosts() -> None:
     ]  # fmt: skip
 
 
-def test_waits_that_another_forward_in_flight_would_fill_are_memorys() -> None:
-    """1F1B over a link, two ranks: rank 0 stands at its first backward with the next forward ready from the start."""
-    topology = places([1, 1], latency_ns=LATENCY)
-    done = replayed(pipeline(2, 6, F, B), "1f1b", scenario(topology, "per-edge"))
-    usual, limited = idles_of(done), idles_of(done, memory_limited=True)
+def test_memory_has_what_the_forwards_that_it_cut_off_would_have_filled() -> None:
+    """1F1B over a link, two ranks: rank 0 stands at its backwards with later forwards ready from the start.
+
+    One more fills f of the wait for the first backward, and shortens each later round trip, whose gap is 2c, by f + b
+    (schedules.md 4.4): n = (m-1-k) // 2 + 1 of them less the last, after which no forward is left.
+    """
+    m, topology = 6, places([1, 1], latency_ns=LATENCY)
+    done = replayed(pipeline(2, m, F, B), "1f1b", scenario(topology, "per-edge"))
+    usual, limited = idles_of(done), idles_of(done, cut_forwards=(1, 1))
     check(done.timeline, limited)
-    forwards = [op for op in done.timeline.ops if op.rank == 0 and op.kind is ActionKind.FORWARD]
-    last_forward = forwards[-1].start_ns
-    for before in (idle for idle in usual if idle.rank == 0):
-        same = [i for i in limited if i.rank == 0 and i.start_ns <= before.start_ns and before.end_ns <= i.end_ns]
-        (now,) = same
-        assert now.cause is (Cause.MEMORY if before.end_ns <= last_forward else before.cause)
+    memory = [idle.duration_ns for idle in limited if idle.rank == 0 and idle.cause is Cause.MEMORY]
+    assert memory == [F] + [F + B] * ((m - 1 - 2) // 2 + 1 - 1)
+    for cause in (Cause.FILL, Cause.DRAIN, Cause.CHANNEL):
+        assert idle_by_cause(limited, 2)[cause][0] <= idle_by_cause(usual, 2)[cause][0]
     # Rank 1 waits for forwards that are not there: no memory would let it run them.
     assert [i for i in limited if i.rank == 1] == [i for i in usual if i.rank == 1]
-    assert not any(i.cause is Cause.MEMORY for i in idles_of(replayed(pipeline(2, 6, F, B), "1f1b")))
+    assert not any(
+        i.cause is Cause.MEMORY for i in idles_of(replayed(pipeline(2, m, F, B), "1f1b"), cut_forwards=(1, 1))
+    )
+
+
+@pytest.mark.parametrize("latency", [100, 350, 700])
+@pytest.mark.parametrize(("extra", "cut"), [(0, 1), (0, 2), (1, 1), (1, 2), (2, 1)])
+@pytest.mark.parametrize("m", [8, 13, 24])
+def test_memory_has_no_more_than_the_limit_costs(m: int, extra: int, cut: int, latency: int) -> None:
+    """Of every rank at most T(N) - T(N + cut), T(N) = (m+p-1)(f+b) + 2c + n max(0, 2c - N(f+b)) (schedules.md 4.4)."""
+    p, k, topology = 4, 3, places([2, 2], latency_ns=latency)
+
+    def closed(depth: int) -> int:
+        rounds = (m - 1 - k - depth) // (depth + 2) + 1 if m - 1 >= k + depth else 0
+        return (m + p - 1) * (F + B) + 2 * latency + rounds * max(0, 2 * latency - depth * (F + B))
+
+    done = replayed(
+        pipeline(p, m, F, B), "geopipe", scenario(topology, "per-edge"), extra_forwards=(extra, extra, 0, 0)
+    )
+    assert measure(done.timeline).window_ns == closed(extra)
+    idles = idles_of(done, cut_forwards=(cut, cut, 0, 0))
+    check(done.timeline, idles)
+    memory = idle_by_cause(idles, p)[Cause.MEMORY]
+    assert max(memory) <= max(closed(extra) - closed(extra + cut), cut * F)
+    assert memory[2:] == (0, 0)
 
 
 KINDS = (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
@@ -270,14 +306,12 @@ def run(question: tuple[Pipeline, Schedule, Scenario]) -> Replayed | None:
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(questions(), st.booleans())
-def test_causes_cover_the_bubble_of_every_replay(
-    question: tuple[Pipeline, Schedule, Scenario], memory_limited: bool
-) -> None:
+@given(questions(), st.integers(0, 3))
+def test_causes_cover_the_bubble_of_every_replay(question: tuple[Pipeline, Schedule, Scenario], cut: int) -> None:
     done = run(question)
     if done is None:
         return
-    idles = idles_of(done, memory_limited=memory_limited)
+    idles = idles_of(done, cut_forwards=(cut,) * question[1].shape.ranks if cut else ())
     check(done.timeline, idles)
     metrics = measure(done.timeline)
     by_cause = idle_by_cause(idles, len(metrics.rank_compute_ns))

@@ -119,7 +119,7 @@ def test_scenarios_have_names(capsys: pytest.CaptureFixture[str], tmp_path: Path
     points = [(p["scenario"], p["extra_forwards"], p["latency_ns"]) for p in report["points"]]
     assert points == [
         ("metro", [0, 0, 0, 0], 400_000), ("metro", [2, 2, 0, 0], 400_000),
-        ("wan", [0, 0, 0, 0], None), ("wan", [2, 2, 0, 0], None),
+        ("wan", [0, 0, 0, 0], 10_000_000), ("wan", [2, 2, 0, 0], 10_000_000),
     ]  # fmt: skip
     assert {knee["scenario"] for knee in report["knees"]} == {"metro"}
 
@@ -134,8 +134,8 @@ def test_scenarios_have_names(capsys: pytest.CaptureFixture[str], tmp_path: Path
         (["--schedule", "gepipe"], "geopipe"),
         (["--schedule", "1f1b", "--extra-forwards", "2"], "add geopipe"),
         (["--p2p", "groupd"], "grouped"),
-        (["-o", "x.xlsx"], ".parquet"),
-        (["-o", "x.png"], "nothing to draw"),
+        (["-o", "x.txt"], ".parquet"),
+        (["-o", "x.png"], "nothing to draw over"),
         (["--scenario", "/nowhere.toml"], "/nowhere.toml"),
         (["--executor", "slurm://x"], "dask://"),
     ],
@@ -146,3 +146,52 @@ def test_what_cannot_be_asked_is_refused(arguments: list[str], said: str, capsys
     assert said in told
     assert "Traceback" not in told
     assert "Unexpected" not in told
+
+
+def test_repeated_maps_are_taken_once_and_links_given_one_by_one_have_figures(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """800 km at 5 us each are 4 ms one way (schedules.md 4.5)."""
+    report = _sweep(capsys, "--dc", "0-1,2-3", "--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,800km")
+    figures = [(p["schedule"], p["bandwidth_bytes_per_s"], p["latency_ns"]) for p in report["points"]]
+    assert figures == [("1f1b", 3_125_000_000, 4_000_000), ("geopipe", 3_125_000_000, 4_000_000)]
+    assert "--dc gives 1 map of ranks more than once: each was taken once" in report["notes"]
+
+
+def test_scenarios_of_links_that_differ_say_so_within_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    path = tmp_path / "wan.toml"
+    path.write_text(
+        "[[scenario]]\nname = 'metro-ring-of-frankfurt'\ndc = '0-1,2-3'\nbandwidth = '50Gbit/s'\nlatency = '1ms'\n"
+        "[[scenario]]\nname = 'three-sites-of-the-continent'\ndc = '0,1-2,3'\nmicrobatches = 16\n"
+        "links = ['dc0-dc1=100Gbit/s,80km', 'dc1-dc2=100Gbit/s,10ms']\n",
+        encoding="utf-8",
+    )
+    asked = ["--scenario", str(path), "--price-per-gbit", "120EUR", "--p2p", "in-order,per-edge"]
+    assert run(["sweep", SAMPLE, *asked]) == 0
+    text = capsys.readouterr().out
+    lines = [line for line in text.splitlines()[1:] if not line.startswith("Next:")]
+    assert max(map(len, lines)) <= 80
+    assert "schedules tried: 1f1b, geopipe" in text
+    assert "latency, one way: 1 ms; scenarios whose links differ: see notes" in text
+    assert "  bandwidth of links: 50, 100 Gbit/s" in text.splitlines()
+    assert "note: scenario three-sites-of-the-continent: dc0→dc1 100 Gbit/s" in text
+    # Rows of the knees are told apart by how transfers are issued.
+    knees = text[text.index("more stops paying at") : text.index("knee: above it")].splitlines()[2:]
+    assert [" ".join(line.split()[:2]) for line in knees if line.strip()] == [
+        "1f1b in-order", "geopipe in-order", "1f1b per-edge", "geopipe per-edge",
+    ]  # fmt: skip
+
+
+def test_a_wide_table_stays_within_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    asked = ["--dc", "0-1,2-3", "--dc", "0+2,1+3", "--bandwidth", "10Gbit/s,25Gbit/s", "--latency", "1ms,10ms"]
+    asked += ["--microbatches", "8,16", "--hbm", "14GiB,20GiB", "--p2p", "in-order,per-edge", "--no-knees"]
+    assert run(["sweep", SAMPLE, *asked, "--price-per-gbit", "120EUR"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines()[1:] if not line.startswith("Next:")]
+    assert max(map(len, lines)) <= 80
+    assert any("best schedule" in line and "link" in line for line in lines)

@@ -170,3 +170,12 @@ def test_a_link_given_twice_is_refused() -> None:
 def test_a_range_beyond_any_pipeline_is_refused() -> None:
     with pytest.raises(BadTopology, match="beyond any pipeline"):
         parse_dc_map("0-9999999999")
+
+
+def test_a_distance_is_what_light_takes_through_fibre() -> None:
+    """5 us per km one way (schedules.md 4.5)."""
+    assert parse_link("dc0-dc1=25Gbit/s,800km") == parse_link("dc0-dc1=25Gbit/s,4ms")
+    assert parse_link("dc0->dc1=25Gbit/s, 0.5km")[0].latency_ns == 2_500
+    with pytest.raises(BadQuantity, match="case matters") as refused:
+        parse_link("dc0-dc1=25Gbit/s,800KM")
+    assert "800km" in (refused.value.hint or "")

@@ -171,3 +171,14 @@ def test_what_could_not_be_replayed_is_counted() -> None:
 def test_nothing_to_draw_is_said(points: list[Point], message: str) -> None:
     with pytest.raises(ScenarioError, match=message):
         render_sweep(Swept(points))
+
+
+def test_the_legend_says_what_is_in_the_way_and_the_map_what_was_tried() -> None:
+    """A schedule that the bandwidth alone keeps above its floor hides no latency that could be named."""
+    sweep = over_both()
+    bend = Bend("1f1b", None, at_latency_ns=4 * MS, at_bandwidth_bytes_per_s=BANDWIDTHS[-1])
+    said = words(laid_out(lambda: sweep_lines_figure(Swept(sweep.points, [bend]))))
+    assert "1f1b (over 1 % above its floor at 80 Gbit/s by bandwidth alone)" in said
+    assert not any("hides none" in text for text in said)
+    tried = ", ".join(dict.fromkeys(point.schedule for point in sweep.points))
+    assert f"Best of {tried} over the link" in words(laid_out(lambda: sweep_map_figure(sweep)))

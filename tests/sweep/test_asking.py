@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import ROOT
+from recorded import ROOT, small
 
-from tracetool.errors import BadQuantity, BadTopology, ScenarioError
+from tracetool.errors import BadQuantity, BadTopology, ScenarioError, ScheduleError
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Link, Topology, parse_dc_map
-from tracetool.sweep import Grid, SweepPoint
+from tracetool.reconstruct import reconstruct
+from tracetool.sweep import Grid, SweepPoint, sweep
+from tracetool.sweep.asked import grid
 from tracetool.sweep.pareto import Price, link_cost, mark_pareto, parse_price
 from tracetool.sweep.ranges import (
     parse_bandwidths,
@@ -172,3 +174,13 @@ def test_the_front_is_what_no_point_of_its_latency_beats(figures: list[tuple[int
     for point in mark_pareto(points):
         rivals = [other for other in points if other.feasible and other.latency_ns == point.latency_ns]
         assert point.is_pareto == (point.feasible and not any(beats(other, point) for other in rivals))
+
+
+def test_schedules_that_do_not_fit_hint_at_the_recorded_order() -> None:
+    interleaved = reconstruct(small("interleaved2"))
+    asked = grid(interleaved, dc="0,1", bandwidth="25Gbit/s", latency="1ms")
+    with pytest.raises(ScheduleError, match="none of 2 points") as refused:
+        sweep(interleaved, asked)
+    assert "--schedule observed" in (refused.value.hint or "")
+    (point,) = sweep(interleaved, replace(asked, schedules=("observed",)), knees=False).points
+    assert point.step_ns

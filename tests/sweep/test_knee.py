@@ -104,3 +104,13 @@ def test_a_few_latencies_stand_for_many() -> None:
     found = knees(4, 8, 1, "1f1b", bandwidths_bytes_per_s=(FAST,), latencies_ns=latencies)
     assert [knee.at_latency_ns for knee in found] == [1 * US, 25 * US, 50 * US, 74 * US, 99 * US]
     assert not knees(4, 8, 3, "1f1b"), "no link was swept"
+
+
+def test_a_bandwidth_that_is_in_the_way_is_no_hidden_latency_of_none() -> None:
+    """Two messages of half a cycle each in all 1F1B's round trips (schedules.md 4.4): far above 1 % without latency."""
+    slow = round(PAYLOAD * 1e9 / (CYCLE / 2))
+    for schedule, asked in (("1f1b", {}), ("geopipe", {"extra_forwards": (0,)})):
+        found, *_ = knees(4, 16, 1, schedule, bandwidths_bytes_per_s=(slow,), latencies_ns=(US,), **asked)
+        assert found.hidden_latency_ns is None
+        assert f"at {slow * 8e-9:.4g} Gbit/s the bandwidth alone keeps the step more than 1%" in (found.remark or "")
+        assert "hides no" not in (found.remark or "")

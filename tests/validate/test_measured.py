@@ -117,6 +117,7 @@ def test_a_row_that_is_none(row: object, tmp_path: Path) -> None:
     ("content", "place"),
     [
         ("", "line 1, column 1:"),
+        ("[[scenario]]\nname = 'metro'\n", "A file of measured steps is JSON."),
         ('{"results": [\n  {"name": "a",}\n]}', "line 2, column "),
         ('{"results": [\n\n', "line 3, column 1:"),
         (b'{"results":\n [\xff]}', "line 2, byte 3: not UTF-8"),

@@ -10,6 +10,7 @@ path stays what it is. ``explain`` replays the step without each cause.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tracetool.causes.balance import Balance, Ledger, laid_out
@@ -18,7 +19,7 @@ from tracetool.model.action import ActionKind
 from tracetool.model.idle import CAUSES, Cause, Idle
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from tracetool.causes.balance import Part
     from tracetool.model.action import Action
@@ -31,7 +32,7 @@ def idle_intervals(
     timeline: Timeline,
     topology: Topology,
     *,
-    memory_limited: bool = False,
+    cut_forwards: Sequence[int] = (),
     blocking: bool = True,
     overlapping: Collection[Action] = (),
 ) -> tuple[Idle, ...]:
@@ -47,16 +48,17 @@ def idle_intervals(
       (``cross_dc_bandwidth``), or was behind another one that did.
     * A message moved inside a DC, or was behind another one on a communicator for other reasons (``channel``).
     * None of these (``host``): the action, or a message, came later than anything explains. Never so in a replay.
-    * ``memory``, in a schedule whose depth memory limited, whatever else it would be: while a later forward of the rank
-      had its input and did not run, in gaps that a link has a part in. Memory for one more microbatch would have filled
-      these, and hidden the link.
+    * ``memory``, in a schedule whose depth memory limited, whatever else it would be: while forwards that the limit cut
+      off had their inputs and did not run, in gaps that a link has a part in. It is at most what memory for these would
+      have filled: their computes ahead of the first backward, where the rank waits for that alone; later forward and
+      backward of each, by which it shortens every round trip over the link (schedules.md 4.4).
 
     Within a gap a part is where the chain did that, as far as it did it there; how long it is counts, not where.
 
     Args:
         timeline: Observed or replayed.
         topology: With the links that its messages name, as they were replayed.
-        memory_limited: Whether a memory limit cut the schedule's depth.
+        cut_forwards: How many warm-up forwards of each pipeline rank a memory limit cut off; empty if none did.
         blocking: Whether computes wait for the sends ahead of them (``grouped`` transfers). Only in observed Timelines
             it matters: in a replay each message that held an action back ends just when that starts.
         overlapping: Actions that run as one with a neighbour (``Schedule.overlapping``).
@@ -84,7 +86,9 @@ def idle_intervals(
             shares = balance.pass_on(spent, max(0, until - now))
             if until > now:
                 parts = laid_out(list(_gap(chains, place, now)), shares, spent.messages)
-                lacks = _room_lacks_from(chains, rank, at) if memory_limited and _crosses(parts) else None
+                lacks = None
+                if cut_forwards and _crosses(parts):
+                    lacks = _room_lacks(chains, rank, at, cut_forwards[rank], is_filling=phases.of(at) is Cause.FILL)
                 found += _merged(parts, rank, held, phases.of(at), lacks)
             now = max(now, held.end_ns) if held else now
     return tuple(found)
@@ -105,17 +109,17 @@ def critical_path(
     return tuple(chains.until(None))[::-1]
 
 
-def idles_of(replayed: Replayed, *, memory_limited: bool = False) -> tuple[Idle, ...]:
+def idles_of(replayed: Replayed, *, cut_forwards: Sequence[int] = ()) -> tuple[Idle, ...]:
     """``idle_intervals`` of a replay.
 
     Args:
         replayed: What was replayed.
-        memory_limited: Whether a memory limit cut the depth of its schedule.
+        cut_forwards: As for ``idle_intervals``.
     """
     return idle_intervals(
         replayed.timeline,
         replayed.topology,
-        memory_limited=memory_limited,
+        cut_forwards=cut_forwards,
         overlapping=replayed.schedule.overlapping(),
     )
 
@@ -126,6 +130,24 @@ def idle_by_cause(idles: Iterable[Idle], ranks: int) -> dict[Cause, tuple[int, .
     for idle in idles:
         sums[idle.cause][idle.rank] += idle.duration_ns
     return {cause: tuple(rank_ns) for cause, rank_ns in sums.items()}
+
+
+def mean_by_cause(by_cause: Mapping[Cause, Sequence[int]]) -> dict[Cause, int]:
+    """Idle time of each cause as a mean over ranks, in whole ns: together the bubble, to the ns.
+
+    The bubble is the mean of all idle time, rounded down. So is each cause's, and the ns that then lack go to the
+    causes that lost most (of equal ones the first by name), as the view ``bubbles_by_cause`` has it.
+
+    Args:
+        by_cause: As ``idle_by_cause`` gives it.
+    """
+    totals = {cause: sum(rank_ns) for cause, rank_ns in by_cause.items()}
+    ranks = max(1, *(len(rank_ns) for rank_ns in by_cause.values()))
+    means = {cause: total // ranks for cause, total in totals.items()}
+    missing = sum(totals.values()) // ranks - sum(means.values())
+    for cause in sorted(totals, key=lambda cause: (-(totals[cause] % ranks), cause.value))[:missing]:
+        means[cause] += 1
+    return means
 
 
 class _Phases:
@@ -156,23 +178,44 @@ def _crosses(parts: Sequence[Part]) -> bool:
     return any(part.kind in {Cause.CROSS_DC_LATENCY, Cause.CROSS_DC_BANDWIDTH} for part in parts)
 
 
-def _room_lacks_from(chains: Chains, rank: int, at: int) -> int | None:
-    """From when a rank's next forward could have run, in the gap ahead of an earlier action; None if it could not."""
+def _room_lacks(chains: Chains, rank: int, at: int, cut: int, *, is_filling: bool) -> tuple[int, int] | None:
+    """From when the next forwards could have run in the gap ahead of an action, and for how long; None if none could.
+
+    Args:
+        chains: Of the Timeline.
+        rank: The pipeline rank.
+        at: Position of the action.
+        cut: How many forwards there was no memory for.
+        is_filling: Whether the gap is ahead of the first backward.
+    """
     order = chains.orders[rank]
-    forward = next((n for n in range(at, len(order)) if order[n].kind is ActionKind.FORWARD), at)
-    if forward == at:
+    if at >= len(order) or order[at].kind is ActionKind.FORWARD:
         return None
-    return chains.ready_ns(Place(rank, forward), at)
+    until = order[at].start_ns
+    forwards = [n for n in range(at, len(order)) if order[n].kind is ActionKind.FORWARD][:cut]
+    ready = [(n, moment) for n in forwards if (moment := chains.ready_ns(Place(rank, n), at)) is not None]
+    ready = [(n, moment) for n, moment in ready if moment < until]
+    if not ready:
+        return None
+    filled = sum(_length_ns(order[n]) for n, _ in ready)
+    if not is_filling:
+        backwards = [op for op in order[at:] if op.kind is not ActionKind.FORWARD][: len(ready)]
+        filled += sum(map(_length_ns, backwards))
+    return min(moment for _, moment in ready), filled
+
+
+def _length_ns(op: Op) -> int:
+    return op.end_ns - op.start_ns
 
 
 def _merged(
-    parts: Sequence[Part], rank: int, held: Op | None, phase: Cause, room_lacks_from_ns: int | None
+    parts: Sequence[Part], rank: int, held: Op | None, phase: Cause, lacks: tuple[int, int] | None
 ) -> list[Idle]:
     """Idle intervals of the parts of one gap; neighbours of one cause are one, with the message that took longest."""
     merged: list[Idle] = []
     cause, start, longest_ns, transfer = phase, parts[0].start_ns, 0, None
     end = start
-    for part in _cut(parts, room_lacks_from_ns):
+    for part in _cut(parts, lacks):
         found = part.kind or phase
         if found is not cause:
             if end > start:
@@ -185,12 +228,15 @@ def _merged(
     return merged
 
 
-def _cut(parts: Sequence[Part], room_lacks_from_ns: int | None) -> Iterator[Part]:
-    """The parts of a gap, those after room for a forward lacked as memory's."""
+def _cut(parts: Sequence[Part], lacks: tuple[int, int] | None) -> Iterator[Part]:
+    """The parts of a gap; while room for forwards lacked, from a moment on and for some time, as memory's."""
+    if lacks is None:
+        yield from parts
+        return
+    since = max(lacks[0], parts[0].start_ns)
+    edges = since, since + lacks[1]
     for part in parts:
-        if room_lacks_from_ns is None or part.end_ns <= room_lacks_from_ns:
-            yield part
-            continue
-        if part.start_ns < room_lacks_from_ns:
-            yield part._replace(end_ns=room_lacks_from_ns)
-        yield part._replace(start_ns=max(part.start_ns, room_lacks_from_ns), kind=Cause.MEMORY)
+        cuts = [part.start_ns, *(edge for edge in edges if part.start_ns < edge < part.end_ns), part.end_ns]
+        for start, end in pairwise(cuts):
+            is_memory = edges[0] <= start and end <= edges[1]
+            yield part._replace(start_ns=start, end_ns=end, kind=Cause.MEMORY if is_memory else part.kind)

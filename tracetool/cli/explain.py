@@ -50,15 +50,23 @@ def explain(
           --link dc0-dc1=25Gbit/s,10ms --hbm 16GiB --json
     """
     from tracetool.cli.values import parse_counts
+    from tracetool.errors import ScheduleError
     from tracetool.explain import explain as why
     from tracetool.reports.explanation import render_json
     from tracetool.reports.explanation_text import render_text
     from tracetool.reports.text import terminal_width
+    from tracetool.schedules import parse_names
     from tracetool.schedules.names import check_schedules
     from tracetool.units import parse_duration_ns
 
     time_limit_s = None if time_limit is None else parse_duration_ns(time_limit) / 1e9
-    schedule = None if schedule is None else check_schedules([schedule])[0]
+    if schedule is not None:
+        if len(several := parse_names(schedule)) > 1:
+            raise ScheduleError(
+                f"explain takes one schedule, got {len(several)}: {schedule}.",
+                hint=f"one at a time, as in --schedule {several[0]}; 'tracetool replay' puts several side by side",
+            )
+        (schedule,) = check_schedules(parse_names(schedule))
     question = ask(paths, words, quiet=quiet)
     explained = why(
         question.found,

@@ -50,7 +50,7 @@ _OPTIONS = (
         "--link",
         multiple=True,
         metavar="dc0-dc1=25Gbit/s,10ms",
-        help="Link between two data centres, both ways; dc0->dc1 for one way. Repeatable.",
+        help="Link between two data centres, both ways; dc0->dc1 for one way; 800km for the latency. Repeatable.",
     ),
     click.option("--hbm", metavar="80GiB", help="Memory limit per rank."),
     click.option(

@@ -116,9 +116,8 @@ def sweep(
     from tracetool.sweep import sweep as run_sweep
     from tracetool.sweep.asked import unplaced_grid
     from tracetool.sweep.pareto import parse_price
-    from tracetool.sweep.ranges import NS_PER_KM
     from tracetool.sweep.scenario_file import read_scenarios
-    from tracetool.units import parse_duration_ns
+    from tracetool.units import NS_PER_KM, parse_duration_ns
 
     for path in output:
         _form(path)

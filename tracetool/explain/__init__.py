@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tracetool.causes import critical_path, idle_by_cause
+from tracetool.causes import critical_path, idle_by_cause, mean_by_cause
 from tracetool.explain.path import Part, told
 from tracetool.explain.removing import Removal, Setting, remove, remove_all
 from tracetool.metrics import Metrics, measure
@@ -36,17 +36,14 @@ class CauseFound:
     Attributes:
         cause: Which.
         rank_ns: Idle time of each pipeline rank.
+        mean_ns: Its mean over ranks, rounded so that all causes sum to the bubble.
         removal: What the step takes without it.
     """
 
     cause: Cause
     rank_ns: tuple[int, ...]
+    mean_ns: int
     removal: Removal
-
-    @property
-    def mean_ns(self) -> int:
-        """Mean over ranks, rounded down."""
-        return sum(self.rank_ns) // len(self.rank_ns)
 
     @property
     def worst_rank(self) -> int:
@@ -151,9 +148,9 @@ def explain(
         order,
         scenario,
         mode,
-        result.memory_limited,
+        result.cut_forwards,
         result.metrics.step_ns,
-        done.observed_metrics.step_ns if seen else None,
+        seen,
     )
     if seen:
         timeline, idles = found.observed, done.observed_idles
@@ -163,6 +160,7 @@ def explain(
         pieces = critical_path(timeline, result.replayed.topology, overlapping=order.overlapping())
     metrics = measure(timeline)
     by_cause = idle_by_cause(idles, len(metrics.rank_compute_ns))
+    means = mean_by_cause(by_cause)
     largest = sorted((cause for cause, ns in by_cause.items() if any(ns)), key=lambda cause: -sum(by_cause[cause]))
     removals: dict[Cause, Removal] = {}
     for cause in largest[:MOST_CAUSES]:
@@ -179,8 +177,10 @@ def explain(
         replayed_step_ns=result.metrics.step_ns,
         path=tuple(told(pieces)),
         spent_ns=_spent(pieces),
-        causes=tuple(CauseFound(cause, by_cause[cause], removals[cause]) for cause in largest[:MOST_CAUSES]),
-        rest_ns=sum(sum(by_cause[cause]) for cause in largest[MOST_CAUSES:]) // len(metrics.rank_compute_ns),
+        causes=tuple(
+            CauseFound(cause, by_cause[cause], means[cause], removals[cause]) for cause in largest[:MOST_CAUSES]
+        ),
+        rest_ns=sum(means[cause] for cause in largest[MOST_CAUSES:]),
         without_any=remove_all(setting),
         remark=result.remark,
     )

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.costs.measured import MeasuredCosts
-from tracetool.depth import choose_depth
 from tracetool.errors import ScheduleError, TraceToolError
 from tracetool.metrics import measure
 from tracetool.model.action import ActionKind
@@ -15,6 +14,7 @@ from tracetool.model.pipeline import ActionCost
 from tracetool.replay import replay
 from tracetool.schedules import build_schedule
 from tracetool.schedules.recognise import recognise
+from tracetool.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 _FREE_BYTES_PER_S = 10**30
 
+_LONGER_RATIO = 0.0005
+"""A step that is longer by less is shown as unchanged."""
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -36,18 +39,18 @@ class Setting:
         schedule: Its order.
         scenario: The what-if.
         p2p: How transfers were issued.
-        memory_limited: Whether the memory limit cut the schedule's depth.
+        cut_forwards: How many warm-up forwards of each rank the memory limit cut off; empty if it did not.
         step_ns: The step that came out: what steps without a cause are compared with.
-        seen_step_ns: The recorded step, if it is the recording itself that is explained.
+        seen: Whether it is the recording itself that is explained: steps are compared with its replay.
     """
 
     pipeline: Pipeline
     schedule: Schedule
     scenario: Scenario
     p2p: P2PMode
-    memory_limited: bool
+    cut_forwards: tuple[int, ...]
     step_ns: int
-    seen_step_ns: int | None
+    seen: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,34 +61,83 @@ class Removal:
         how: What was replayed instead, or why nothing was.
         step_ns: The step then; None if nothing was replayed.
         microbatches: Microbatches of that step.
-        change_ratio: Its time per microbatch over that of the step with the cause, minus one.
+        change_ratio: Its time per microbatch over that of the step replayed with the cause, minus one; None without
+            the host, as that is the step replayed.
+        stages_alike: Whether all its stages are equally fast.
     """
 
     how: str
     step_ns: int | None = None
     microbatches: int = 0
     change_ratio: float | None = None
+    stages_alike: bool = False
 
 
 def remove(cause: Cause, setting: Setting) -> Removal:
-    """Replay without a cause."""
+    """Replay without a cause; where the step gets longer, say why."""
     try:
-        return _REMOVALS[cause](setting)
+        removal = _REMOVALS[cause](setting)
+        if (removal.change_ratio or 0) < _LONGER_RATIO:
+            return removal
+        return replace(removal, how=f"{removal.how}; longer, as {_why_longer(cause, setting)}")
     except TraceToolError as error:
         return Removal(f"cannot be replayed: {error.message.splitlines()[0]}")
+
+
+def _why_longer(cause: Cause, setting: Setting) -> str:
+    """Why a step without a cause is longer than with it."""
+    gentle = _beside_nothing(setting)
+    kept_ns = _replayed("", gentle).step_ns or 0
+    unslowed = _REMOVALS[cause](replace(gentle, step_ns=kept_ns))
+    if (unslowed.change_ratio or 0) < _LONGER_RATIO:
+        slower = "computes then run beside more communication, which slows them down"
+        return f"{slower} (without that {format_duration(unslowed.step_ns or 0)})"
+    if cause is Cause.DEPENDENCY:
+        return "the slow computes are off the critical path, and a part of them is on it when evenly spread"
+    return "messages then meet in another order, or devices slow down under load as they idle less"
 
 
 def remove_all(setting: Setting) -> Removal:
-    """Replay with free links, a channel per edge, messages that take no time inside DCs, and equal stages."""
-    without = replace(_without_moving(equally_fast(setting)), scenario=_free(setting.scenario))
+    """Replay with free links, a channel per edge, messages that take no time inside DCs, and no slowdown beside any.
+
+    That of the order as it is or as deep as it would be without a memory limit, of stages as they are or equally fast,
+    whichever is shortest: each single removal can only be longer, as each of its actions ends later or with that.
+    """
+    free = replace(_without_moving(_beside_nothing(setting)), scenario=_free(setting.scenario))
+    orders = [setting.schedule]
     try:
-        return _replayed("all of these at once", without)
+        if setting.cut_forwards:
+            orders.append(_deeper(setting))
+        alike = [equally_fast(replace(free, schedule=order)) for order in orders]
+        unlike = [replace(free, schedule=order) for order in orders]
+        found = [
+            *(replace(_replayed("all of these at once", one), stages_alike=True) for one in alike),
+            *(_replayed("all of these at once, stages as they are", one) for one in unlike),
+        ]
     except TraceToolError as error:
         return Removal(f"cannot be replayed: {error.message.splitlines()[0]}")
+    return min(found, key=lambda removal: removal.step_ns or 0)
 
 
 def _free(scenario: Scenario) -> Scenario:
     return replace(scenario, topology=scenario.topology.without_delays(), p2p="per-edge", hbm_bytes=None)
+
+
+def _beside_nothing(setting: Setting) -> Setting:
+    """The same with computes that communication beside them does not slow down."""
+
+    def alone(cost: ActionCost) -> ActionCost:
+        return replace(cost, contended_ns=None)
+
+    stages = tuple(
+        replace(
+            stage,
+            costs={kind: tuple(map(alone, costs)) for kind, costs in stage.costs.items()},
+            derived={kind: tuple(map(alone, costs)) for kind, costs in stage.derived.items()},
+        )
+        for stage in setting.pipeline.stages
+    )
+    return replace(setting, pipeline=replace(setting.pipeline, stages=stages))
 
 
 def _replayed(how: str, setting: Setting, microbatches: int | None = None) -> Removal:
@@ -124,13 +176,19 @@ def _without_moving(setting: Setting) -> Setting:
 
 
 def _without_limit(setting: Setting) -> Removal:
-    if not setting.memory_limited:
+    if not setting.cut_forwards:
         return Removal("no memory limit cut this order")
+    deeper = _deeper(setting)
+    how = f"no HBM limit: geopipe +{','.join(map(str, deeper.extra_forwards or ()))}"
     scenario = replace(setting.scenario, hbm_bytes=None)
-    extra, _ = choose_depth(setting.pipeline, setting.schedule.shape, scenario)
-    deeper = build_schedule("geopipe", setting.schedule.shape, extra_forwards=extra)
-    how = f"no HBM limit: geopipe +{','.join(map(str, extra))}"
     return _replayed(how, replace(setting, schedule=deeper, scenario=scenario))
+
+
+def _deeper(setting: Setting) -> Schedule:
+    """The order that is chosen without a memory limit."""
+    now = setting.schedule.extra_forwards or (0,) * len(setting.cut_forwards)
+    extra = tuple(a + b for a, b in zip(now, setting.cut_forwards, strict=True))
+    return build_schedule("geopipe", setting.schedule.shape, extra_forwards=extra)
 
 
 def _without_differences(setting: Setting) -> Removal:
@@ -138,9 +196,10 @@ def _without_differences(setting: Setting) -> Removal:
 
 
 def _without_host(setting: Setting) -> Removal:
-    if setting.seen_step_ns is None:
+    if not setting.seen:
         return Removal("a replay has none")
-    return _replayed("the same order, launched in time", replace(setting, step_ns=setting.seen_step_ns))
+    launched = _replayed("the same order, launched in time", setting)
+    return replace(launched, change_ratio=None)  # with it the others are compared
 
 
 def _with_more_microbatches(setting: Setting) -> Removal:

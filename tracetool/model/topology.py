@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.errors import BadQuantity, BadTopology
-from tracetool.units import format_bandwidth, format_duration, parse_bandwidth_bytes_per_s, parse_duration_ns
+from tracetool.units import format_bandwidth, format_duration, parse_bandwidth_bytes_per_s, parse_latency_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -226,6 +226,8 @@ _LINK = re.compile(r"^\s*(?P<src>[^\s=>-]+)(?P<arrow>->|-|>)(?P<dst>[^\s=>-]+)\s
 def parse_link(text: str) -> tuple[Link, ...]:
     """Read ``dc0-dc1=25Gbit/s,10ms`` (both directions) or ``dc0->dc1=25Gbit/s,10ms`` (that one).
 
+    Instead of a latency the second figure may be a distance, as in ``dc0-dc1=25Gbit/s,800km``: 5 us per km one way.
+
     Raises:
         BadTopology: If the form is wrong.
         BadQuantity: If bandwidth or latency is missing or has no unit.
@@ -237,10 +239,10 @@ def parse_link(text: str) -> tuple[Link, ...]:
     if len(quantities) != 2:
         raise BadQuantity(
             f"link {text!r} needs a bandwidth and then a latency.",
-            hint="write it as in --link dc0-dc1=25Gbit/s,10ms",
+            hint="write it as in --link dc0-dc1=25Gbit/s,10ms (or 800km instead of the latency)",
         )
     bandwidth = parse_bandwidth_bytes_per_s(quantities[0])
-    latency = parse_duration_ns(quantities[1])
+    latency = parse_latency_ns(quantities[1])
     src, dst = match["src"], match["dst"]
     if src == dst:
         raise BadTopology(f"link {text!r} joins {src} to itself.")

@@ -33,7 +33,8 @@ class RemovalInfo(msgspec.Struct, kw_only=True):
     change_ratio: Annotated[
         float | None,
         _doc(
-            "Time per microbatch over that of replayed_step_ns (for host: of step_ns), minus one; null if not replayed."
+            "Time per microbatch over that of replayed_step_ns, minus one; null if not replayed, and for host, without "
+            "which a step takes replayed_step_ns."
         ),
     ]
 

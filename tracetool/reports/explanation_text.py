@@ -68,7 +68,8 @@ def _head(explained: Explanation, facts: RunFacts, words: Words) -> Iterator[str
     bound = f"The busiest rank ({words.rank(busiest)}) computes {format_duration(metrics.rank_compute_ns[busiest])}."
     if explained.without_any.step_ns is not None:
         bound += (
-            " With free links, free transfers and stages equally fast a step takes "
+            " With free links, free transfers that slow no compute, and stages "
+            f"{'equally fast' if explained.without_any.stages_alike else 'as they are'} a step takes "
             f"{_change(explained.without_any)}: compute, fill and drain, and the optimizer."
         )
     yield bound
@@ -77,8 +78,10 @@ def _head(explained: Explanation, facts: RunFacts, words: Words) -> Iterator[str
 def _advice(explained: Explanation) -> str:
     """What would shorten the step most."""
     best, longer = _best(explained), _longer(explained)
-    if best is not None and (best.removal.change_ratio or 0) <= -_WORTH_RATIO:
-        return f"Most would come from {best.removal.how}: a step of {_change(best.removal)}."
+    if best is not None and _gain(best, explained) <= -_WORTH_RATIO:
+        change = _signed(_gain(best, explained)) + (" of the recorded one" if best.cause is Cause.HOST else "")
+        step = format_duration(best.removal.step_ns or 0)
+        return f"Most would come from {best.removal.how}: a step of {step} ({change})."
     told = f"No single cause would give {_WORTH_RATIO:.0%} of the step if it were removed."
     if longer is not None:
         told += f" A step of {longer.how}: {_signed(longer.change_ratio)} per microbatch."
@@ -97,14 +100,15 @@ def _longer(explained: Explanation) -> Removal | None:
 
 def _best(explained: Explanation) -> CauseFound | None:
     """The cause whose removal shortens the step most, with as many microbatches."""
-    found = [
-        cause
-        for cause in explained.causes
-        if cause.removal.step_ns is not None
-        and cause.removal.microbatches == explained.microbatches
-        and cause.removal.step_ns < explained.replayed_step_ns
-    ]
-    return min(found, key=lambda cause: cause.removal.step_ns or 0, default=None)
+    found = [cause for cause in explained.causes if cause.removal.microbatches == explained.microbatches]
+    return min(found, key=lambda cause: _gain(cause, explained), default=None)
+
+
+def _gain(found: CauseFound, explained: Explanation) -> float:
+    """Change of the step without a cause: against the replay, and of the replay, which has no late host, itself."""
+    if found.cause is Cause.HOST and found.removal.step_ns is not None:
+        return found.removal.step_ns / explained.metrics.step_ns - 1
+    return found.removal.change_ratio or 0.0
 
 
 def _signed(change: float | None) -> str:
@@ -116,14 +120,17 @@ def _table(explained: Explanation, words: Words) -> list[str]:
     for found in explained.causes:
         removal = found.removal
         is_longer = removal.microbatches > explained.microbatches
+        each = [format_duration(ns) for ns in found.rank_ns]
+        alike = len(each) > 1 and len(set(each)) == 1
+        change = "base" if found.cause is Cause.HOST and removal.step_ns else _signed(removal.change_ratio)
         rows.append(
             (
                 CAUSE_NAMES[found.cause],
                 format_duration(found.mean_ns),
-                f"rank {words.rank(found.worst_rank)}",
-                format_duration(max(found.rank_ns)),
+                "all ranks" if alike else f"rank {words.rank(found.worst_rank)}",
+                "alike" if alike else each[found.worst_rank],
                 "-" if removal.step_ns is None else format_duration(removal.step_ns),
-                _signed(removal.change_ratio) + ("*" if is_longer else " "),
+                change + ("*" if is_longer else " "),
             )
         )
     if explained.rest_ns:
@@ -133,8 +140,14 @@ def _table(explained: Explanation, words: Words) -> list[str]:
 
 
 def _meanings(explained: Explanation) -> Iterator[str]:
-    """What the causes mean, and what was replayed without them."""
+    """What changes are of, what the causes mean, and what was replayed without them."""
     yield ""
+    if explained.seen:
+        recorded, base = explained.metrics.step_ns, explained.replayed_step_ns
+        yield (
+            f"  Changes are of the order replayed, whose host is never late: {format_duration(base)} "
+            f"({_signed(base / recorded - 1)} of the {format_duration(recorded)} recorded)."
+        )
     for found in explained.causes:
         yield f"  {CAUSE_NAMES[found.cause]}: {CAUSES[found.cause]} Replayed: {found.removal.how}."
     longer = _longer(explained)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from tracetool.causes import idle_by_cause
+from tracetool.causes import idle_by_cause, mean_by_cause
 from tracetool.model.idle import CAUSES
 from tracetool.recording import Recording  # noqa: TC001 - msgspec reads it
 from tracetool.reports import Report, RunFacts
@@ -41,7 +41,7 @@ _BY_CAUSE = "Idle time by cause; per rank the causes sum to window minus compute
 class IdleInfo(msgspec.Struct, kw_only=True):
     """Idle time within the window that one cause has."""
 
-    mean_ns: Annotated[int, _doc("Mean over ranks, rounded down.")]
+    mean_ns: Annotated[int, _doc("Mean over ranks, rounded so that all causes sum to bubble_ns.")]
     rank_ns: Annotated[list[int], _doc("Per pipeline rank.")]
 
 
@@ -298,10 +298,9 @@ def shortage_info(shortage: Shortage) -> ShortageInfo:
 
 def idle_info(idles: Sequence[Idle], ranks: int) -> dict[str, IdleInfo]:
     """Idle time by cause, all causes in their order."""
-    return {
-        cause.value: IdleInfo(mean_ns=sum(rank_ns) // ranks, rank_ns=list(rank_ns))
-        for cause, rank_ns in idle_by_cause(idles, ranks).items()
-    }
+    by_cause = idle_by_cause(idles, ranks)
+    means = mean_by_cause(by_cause)
+    return {cause.value: IdleInfo(mean_ns=means[cause], rank_ns=list(ns)) for cause, ns in by_cause.items()}
 
 
 def render(answer: Answer, facts: RunFacts, _suffix: str) -> bytes:

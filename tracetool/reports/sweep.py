@@ -29,8 +29,12 @@ class SweepPointInfo(msgspec.Struct, kw_only=True):
     extra_forwards: Annotated[list[int] | None, _doc("geopipe: warm-up forwards per pipeline rank beyond 1F1B's.")]
     microbatches: Annotated[int, _doc("Microbatches per step.")]
     p2p: Annotated[str, _doc("How transfers were issued.")]
-    bandwidth_bytes_per_s: Annotated[int | None, _doc("Of every link that was swept; null if none was.")]
-    latency_ns: Annotated[int | None, _doc("One way, of every link that was swept; null if none was.")]
+    bandwidth_bytes_per_s: Annotated[
+        int | None, _doc("Of every swept link; else of all links, null if they differ or none is.")
+    ]
+    latency_ns: Annotated[
+        int | None, _doc("One way, of every swept link; else of all links, null if they differ or none is.")
+    ]
     hbm_bytes: Annotated[int | None, _doc("Memory limit per rank; null for none.")]
     dcs: Annotated[list[str], _doc("DC of each pipeline rank; empty for one DC.")]
     step_ns: Annotated[int | None, _doc("Step; null if it could not be replayed.")]
@@ -64,7 +68,11 @@ class KneeInfo(msgspec.Struct, kw_only=True):
         int | None, _doc("From here on twice the bandwidth shortens the step by less than 1 %; null if none is found.")
     ]
     hidden_latency_ns: Annotated[
-        int | None, _doc("Largest one-way latency at which the step is within 1 % of its floor; null if unknown.")
+        int | None,
+        _doc(
+            "Largest one-way latency at which the step is within 1 % of its floor; null where the bandwidth alone "
+            "keeps it above that."
+        ),
     ]
     hbm_bytes_per_hidden_ms: Annotated[
         int | None, _doc("geopipe: memory of a rank per further hidden ms; null for others and where unknown.")

@@ -302,12 +302,14 @@ def _knee_text(label: str, panels: Sequence[_Panel], knees: Sequence[Knee]) -> s
                 continue
             if panel.over == "bandwidth" and knee.bandwidth_bytes_per_s is not None:
                 said.append(f"knee {format_gbit(knee.bandwidth_bytes_per_s)} Gbit/s")
-            if panel.over == "latency" and knee.hidden_latency_ns is not None:
-                said.append(_hidden_text(knee.hidden_latency_ns, latencies_of(series.points)[-1]))
+            if panel.over == "latency":
+                said.append(_hidden_text(knee, latencies_of(series.points)[-1]))
     return f" ({', '.join(said)})" if said else ""
 
 
-def _hidden_text(hidden_ns: int, longest_ns: int) -> str:
-    if hidden_ns > longest_ns:
-        return f"hides all {format_short(longest_ns)}"
-    return f"hides {format_short(hidden_ns)}" if hidden_ns else "hides none"
+def _hidden_text(knee: Knee, longest_ns: int) -> str:
+    hidden_ns = knee.hidden_latency_ns
+    if hidden_ns is None:
+        at = f" at {format_gbit(knee.at_bandwidth_bytes_per_s)} Gbit/s" if knee.at_bandwidth_bytes_per_s else ""
+        return f"over 1 % above its floor{at} by bandwidth alone"
+    return f"hides all {format_short(longest_ns)}" if hidden_ns > longest_ns else f"hides {format_short(hidden_ns)}"

@@ -144,7 +144,11 @@ def sweep_map_figure(sweep: Sweep, width_in: float = WIDTH_IN) -> Figure:
     head_in = _HEAD_IN if any(facet.title for facet, _ in maps) else 0.12
     height = top_in + rows * (head_in + axes_in[1] + _FOOT_IN) + _ROW_IN * ceil(len(marks) / abreast) + 0.12
     figure = Figure(figsize=(width, height), dpi=150)
-    figure.text(0.15 / width, 1 - 0.1 / height, "Best schedule over the link", va="top", fontsize=10, weight="bold")
+    tried = list(dict.fromkeys(point.schedule for point in sweep.points))
+    title = f"Best of {', '.join(tried)} over the link"
+    if text_width_pt(title, 10, bold=True) > (width - 0.3) * PT:
+        title = f"Best of {len(tried)} schedules over the link"
+    figure.text(0.15 / width, 1 - 0.1 / height, title, va="top", fontsize=10, weight="bold")
     for number, line in enumerate(heads):
         y = 1 - (_TITLE_IN + _LINE_IN * number) / height
         figure.text(0.15 / width, y, line, va="top", fontsize=8, color=GREY)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from tracetool.reports.text import aligned, wrapped
+from tracetool.reports.sweep_table import WIDTH, Cells, table
+from tracetool.reports.text import wrapped
 from tracetool.units import format_count, format_ranges, format_size
 
 if TYPE_CHECKING:
@@ -54,19 +55,25 @@ def _summary(found: Sweep) -> list[str]:
     count = Counter(_state(point) for point in points)
     states = [f"{number:,} {state}" for state, number in count.items()]
     lines = [f"{format_count(len(points), 'point')}: {', '.join(states)}"]
+    lines.append(f"schedules tried: {', '.join(dict.fromkeys(point.schedule for point in points))}")
     for axis in _AXES:
         told = [v for v in dict.fromkeys(getattr(point, axis.name) for point in points) if v not in (None, ())]
         if told:
             texts = [value if isinstance(value, str) else _value(axis.name, value) for value in told]
-            listed = ", ".join(texts) if len(texts) <= _LISTED else f"{texts[0]} to {texts[-1]}"
+            listed = (
+                (", " if axis.name != "dcs" else "; ").join(texts)
+                if len(texts) <= _LISTED
+                else f"{texts[0]} to {texts[-1]}"
+            )
             many = "" if len(texts) <= _LISTED else f" ({len(texts)} values)"
-            lines.append(f"{_WORDS[axis.name]}: {listed} {axis.unit}".rstrip() + many)
+            others = "; scenarios whose links differ: see notes" if any(_differ(p, axis.name) for p in points) else ""
+            lines.append(f"{_WORDS[axis.name]}: {listed} {axis.unit}".rstrip() + many + others)
     modes: dict[str, list[str]] = {}
     for point in points:
         modes.setdefault(point.p2p, []).append(point.schedule)
     issued = [f"{', '.join(dict.fromkeys(names))} {mode}" for mode, names in modes.items()]
     lines.append(f"transfers: {next(iter(modes))}" if len(modes) == 1 else f"transfers: {'; '.join(issued)}")
-    return [f"  {line}" for line in wrapped(lines, _WIDTH - 2)]
+    return [f"  {line}" for line in wrapped(lines, WIDTH - 2)]
 
 
 _LISTED = 4
@@ -111,6 +118,14 @@ def map_of(dcs: Sequence[str]) -> str:
     return ",".join(format_ranges(of_dc).replace(", ", "+") for of_dc in ranks.values())
 
 
+_FIGURES = ("latency_ns", "bandwidth_bytes_per_s")
+
+
+def _differ(row: object, name: str) -> bool:
+    """Whether a point has links that differ in a figure of theirs."""
+    return name in _FIGURES and getattr(row, name) is None and len(set(getattr(row, "dcs", ()))) > 1
+
+
 def _varying(rows: Sequence[object], axes: Iterable[_Axis]) -> list[_Axis]:
     return [axis for axis in axes if len({getattr(row, axis.name) for row in rows}) > 1]
 
@@ -137,29 +152,11 @@ def _spread(values: list[_T], count: int) -> list[_T]:
     return [values[round(place * (len(values) - 1) / (count - 1))] for place in range(count)]
 
 
-_Cells = dict[str, str]
-"""Cells of a row by the head of their column; in a head of two lines the second follows a line break."""
-
-
-def _table(rows: Sequence[_Cells], expendable: Sequence[str]) -> list[str]:
-    """Columns without any cell are left out, and expendable ones, first to last, as long as the rest is too wide."""
-    heads = [head for head in rows[0] if any(row[head] for row in rows)]
-    while True:
-        top = [head.partition("\n") for head in heads]
-        lines = [[part[0] for part in top], [part[2] for part in top], *([row[head] for head in heads] for row in rows)]
-        lines = [line for number, line in enumerate(lines) if number != 1 or any(line)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
-        drop = next((head for head in expendable if head in heads), None)
-        if sum(widths) + 2 * len(widths) <= _WIDTH or drop is None:
-            return [aligned(line, widths) for line in lines]
-        heads.remove(drop)
-
-
-_WIDTH = 80
-
-
-def _along(row: object, axes: Iterable[_Axis]) -> _Cells:
-    return {_head(axis): _value(axis.name, getattr(row, axis.name)) for axis in axes}
+def _along(row: object, axes: Iterable[_Axis]) -> Cells:
+    return {
+        _head(axis): "differ" if _differ(row, axis.name) else _value(axis.name, getattr(row, axis.name))
+        for axis in axes
+    }
 
 
 def _head(axis: _Axis) -> str:
@@ -176,12 +173,12 @@ def _best(found: Sweep) -> list[str]:
         return ["  No point fits.", ""]
     axes = _varying(found.points, _AXES)
     # A scenario's name says the rest, if there is no room for it.
-    expendable = [*_EXPENDABLE, *(_head(axis) for axis in axes[:0:-1] if axes[0].name == "scenario")]
+    expendable = [*_EXPENDABLE, *_said_by_the_name(axes)]
     cells = _Results(found, axes)
     if len(found.points) <= _ROWS:
         turns = {key: turn for turn, key in enumerate(dict.fromkeys(_key(point, axes) for point in found.points))}
         best = tuple(sorted(best, key=lambda point: turns[_key(point, axes)]))
-        return [*_table([{"best first": cells.name(p)} | _along(p, axes) | cells.of(p) for p in best], expendable), ""]
+        return [*table([{"best first": cells.name(p)} | _along(p, axes) | cells.of(p) for p in best], expendable), ""]
     winners = {_key(point, axes): point for point in reversed(best)}
     keys = [key for key in dict.fromkeys(_key(point, axes) for point in found.points) if key in winners]
     shown = _shown(keys, _ROWS)
@@ -189,7 +186,13 @@ def _best(found: Sweep) -> list[str]:
     more = len(keys) - len(points)
     after = [f"  ... {format_count(more, 'scenario')} more: -o sweep.parquet has all", ""] if more else [""]
     rows = [{"best schedule": cells.name(p)} | _along(p, axes) | cells.of(p) for p in points]
-    return [*_table(rows, expendable), *after]
+    return [*table(rows, expendable), *after]
+
+
+def _said_by_the_name(axes: Sequence[_Axis]) -> list[str]:
+    """Heads of what the name of a scenario says, what a link is last; none where scenarios have no names."""
+    named = [axis for axis in axes[1:] if axes[0].name == "scenario"]
+    return [_head(axis) for axis in sorted(named, key=lambda axis: axis.name in _FIGURES)]
 
 
 class _Results:
@@ -206,7 +209,7 @@ class _Results:
         """Name of its schedule, with how transfers are issued where that differs."""
         return _name(point) + (f" {point.p2p}" if len(self._modes[point.schedule]) > 1 else "")
 
-    def of(self, point: SweepPoint) -> _Cells:
+    def of(self, point: SweepPoint) -> Cells:
         """The cells."""
         base = self._base.get(_key(point, self._axes))
         change = None if base is None or base is point or not base.step_ns else (point.step_ns or 0) / base.step_ns - 1
@@ -242,7 +245,7 @@ def _knees(found: Sweep) -> list[str]:
     if not found.knees:
         return []
     axes = [*_varying(found.knees, _AXES[:4]), _Axis("at_latency_ns", "at", "ms")]
-    modes = len({knee.p2p for knee in found.knees}) > len({knee.schedule for knee in found.knees})
+    names_of = _RowNames(found.knees, axes)
     rows: dict[tuple[object, ...], tuple[Knee, bool]] = {}
     for knee in found.knees:
         figures = knee.bandwidth_bytes_per_s, knee.hidden_latency_ns, knee.hbm_bytes_per_hidden_ms
@@ -255,9 +258,7 @@ def _knees(found: Sweep) -> list[str]:
         if _key(knee, axes) in shown:
             along = _along(knee, axes)
             along |= {"HBM\nGiB": "any"} if is_any and "HBM\nGiB" in along else {}
-            cells.append(
-                {"more stops paying at": _name(knee) + (f" {knee.p2p}" if modes else "")} | along | _bends(knee)
-            )
+            cells.append({"more stops paying at": names_of.name(knee)} | along | _bends(knee))
     top = max(knee.at_bandwidth_bytes_per_s or 0 for knee in found.knees)
     explained = (
         "knee: above it, twice the bandwidth shortens the step by less than 1 %. hides: the latency up to which the "
@@ -265,19 +266,57 @@ def _knees(found: Sweep) -> list[str]:
         "hidden ms: what a rank holds more for each further ms."
     )
     more = len(rows) - len(cells)
-    remarks = list(dict.fromkeys(f"{_name(knee)}: {knee.remark}" for knee, _ in rows.values() if knee.remark))
+    remarks = names_of.remarks([knee for knee, _ in rows.values()])
     told = [
         *([f"... {format_count(more, 'row')} more: --json has all"] if more else []),
         explained,
         *remarks[:_REMARKS],
     ]
-    return [*_table(cells, ()), *wrapped([f"  {line}" for line in told]), ""]
+    return [*table(cells, ()), *wrapped([f"  {line}" for line in told]), ""]
 
 
 _REMARKS = 4
 
 
-def _bends(knee: Knee) -> _Cells:
+class _RowNames:
+    """Names of knees: with how transfers are issued where that differs, and of remarks the rows that they are about."""
+
+    def __init__(self, knees: Sequence[Knee], axes: Sequence[_Axis]) -> None:
+        self._axes = axes
+        modes: dict[str, set[str | None]] = {}
+        for knee in knees:
+            modes.setdefault(knee.schedule, set()).add(knee.p2p)
+        self._several = any(len(of_schedule) > 1 for of_schedule in modes.values())
+
+    def name(self, knee: Knee) -> str:
+        return _name(knee) + (f" {knee.p2p}" if self._several else "")
+
+    def remarks(self, knees: Sequence[Knee]) -> list[str]:
+        """Each remark once, with the rows that it is about: by name, and where not all of that name by the rest."""
+        about: dict[str, list[Knee]] = {}
+        for knee in knees:
+            if knee.remark:
+                about.setdefault(knee.remark, []).append(knee)
+        of_name = Counter(map(self.name, knees))
+        lines = []
+        for remark, rows in about.items():
+            counts = Counter(map(self.name, rows))
+            named = [
+                self.name(k) + ("" if counts[self.name(k)] == of_name[self.name(k)] else self._rest(k)) for k in rows
+            ]
+            told = [*dict.fromkeys(named)]
+            more = f" and {format_count(len(told) - _LISTED, 'row')} more" if len(told) > _LISTED else ""
+            lines.append(f"{', '.join(told[:_LISTED])}{more}: {remark}")
+        return lines
+
+    def _rest(self, knee: Knee) -> str:
+        cells = [
+            f"{axis.head} {_value(axis.name, getattr(knee, axis.name))} {axis.unit}".rstrip() for axis in self._axes
+        ]
+        return f" ({', '.join(cells)})"
+
+
+def _bends(knee: Knee) -> Cells:
     per_ms = knee.hbm_bytes_per_hidden_ms
     return {
         "knee\nGbit/s": "-" if knee.bandwidth_bytes_per_s is None else f"{knee.bandwidth_bytes_per_s * 8e-9:.3g}",
@@ -307,8 +346,8 @@ def _pareto(found: Sweep, price: Price) -> list[str]:
         "for each map of DCs and latency."
     )
     told = [*([f"... {format_count(more, 'point')} more: -o sweep.parquet has all"] if more else []), about]
-    table = _table(rows, ("bubble", "per m\nms")) if rows else []
-    return [*table, *wrapped([f"  {line}" for line in told]), ""]
+    lines = table(rows, ("bubble", "per m\nms", *_said_by_the_name(axes))) if rows else []
+    return [*lines, *wrapped([f"  {line}" for line in told]), ""]
 
 
 def _trouble(found: Sweep) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tracetool.model.topology import Link, Topology
 
@@ -28,6 +28,12 @@ class Swept:
     latency_ns: int | None
     bandwidth_bytes_per_s: int | None
     topology: Topology
+
+    def of_all(self, figure: Literal["latency_ns", "bandwidth_bytes_per_s"]) -> int | None:
+        """A figure of the swept links; where none was swept of all links there are, None if they differ in it."""
+        swept: int | None = getattr(self, figure)
+        known: set[int] = {getattr(link, figure) for link in self.topology.links}
+        return known.pop() if swept is None and len(known) == 1 else swept
 
 
 @dataclass(frozen=True, slots=True)

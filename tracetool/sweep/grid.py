@@ -55,7 +55,7 @@ class Grid:
     def size(self) -> int:
         """Number of points, where all maps have several DCs."""
         axes = (
-            self.microbatches, self.bandwidths_bytes_per_s, self.latencies_ns, self.hbm_bytes, self.p2p, self.dcs,
+            self.microbatches, self.bandwidths_bytes_per_s, self.latencies_ns, self.hbm_bytes, self.p2p, self._maps(),
             self.schedules, self.extra_forwards,
         )  # fmt: skip
         return prod(max(1, len(axis)) for axis in axes)
@@ -117,8 +117,13 @@ class Grid:
                         yield Column(name, warm_up, shared, ways, links, hbms, self.name)
 
     def _maps(self) -> tuple[Topology, ...]:
-        maps = tuple(Topology(each) if isinstance(each, tuple) else each for each in self.dcs)
-        return maps or (self.scenario.topology,)
+        maps = dict.fromkeys(Topology(each) if isinstance(each, tuple) else each for each in self.dcs)
+        return tuple(maps) or (self.scenario.topology,)
+
+    @property
+    def repeated_maps(self) -> int:
+        """How many of the maps say what another one does: they are left out."""
+        return len(self.dcs) - len(self._maps()) if self.dcs else 0
 
     def _ways(self, places: Topology) -> Ways:
         given = self.scenario.topology

@@ -106,7 +106,8 @@ def hidden_latency(bandwidth: int, floor_ns: Callable[[int], int]) -> _Seek:
         floor_ns: What the step takes at least at a latency.
 
     Returns:
-        The latency; ``MOST_LATENCY_NS`` if even that is hidden, 0 if not even a microsecond.
+        The latency; ``MOST_LATENCY_NS`` if even that is hidden, 0 if not even a microsecond: then the bandwidth alone
+        keeps the step above its floor.
     """
 
     def hides(latency_ns: int, step_ns: int) -> bool:
@@ -202,9 +203,13 @@ class _Place:
         results = drive(seeks, self.steps)
         hidden = results[None]
         costs = self._hbm_costs()
-        about = {MOST_LATENCY_NS: "hides every latency looked at", 0: "hides no latency"}.get(hidden or 0)
+        about = {
+            MOST_LATENCY_NS: "hides every latency looked at",
+            0: f"at {self._top * 8e-9:.4g} Gbit/s the bandwidth alone keeps the step more than {KNEE_RATIO:.0%} above "
+            "its floor, whatever the latency",
+        }.get(hidden or 0)
         return [
-            _Found(latency, results[latency], hidden, cost, _joined(about, why))
+            _Found(latency, results[latency], hidden or None, cost, _joined(about, why))
             for latency, (cost, why) in zip(self._latencies, costs, strict=True)
         ]
 
@@ -243,8 +248,10 @@ class _Place:
     def _hbm_cost(
         self, extra: tuple[int, ...], deeper: tuple[int, ...], hidden: Mapping[tuple[int, ...], int]
     ) -> tuple[int | None, str | None]:
+        if not (hidden[extra] or hidden[deeper]):
+            return None, None  # the bandwidth is in the way
         if hidden[deeper] >= MOST_LATENCY_NS or hidden[deeper] <= hidden[extra]:
-            return None, f"one forward more than +{max(extra)} hides nothing more"
+            return None, f"one forward more than +{max(extra)} hides no longer latency"
         grown = self._growth(extra, deeper)
         if grown is None:
             return None, "memory is unknown"

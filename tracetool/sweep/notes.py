@@ -8,6 +8,7 @@ from tracetool.metrics import measure
 from tracetool.model.scenario import Scenario
 from tracetool.remarks import SLOWS_UNDER_LOAD, collective_notes, distrust, host_notes
 from tracetool.replay import replay
+from tracetool.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,8 +25,15 @@ def notes_of(found: Reconstruction, grids: Sequence[Grid], points: Sequence[Swee
     error = back.window_ns / seen.window_ns - 1
     own = max(abs(error), abs(back.step_ns / seen.step_ns - 1))
     notes = [*distrust(own), f"fidelity: the observed order, replayed, differs by {error:+.2%} from what was observed"]
-    given = dict.fromkeys(str(link) for grid in grids for link in grid.scenario.topology.links)
-    notes += [f"link {link} stays as given" for link in given]
+    links = {grid.name: grid.scenario.topology.links for grid in grids}
+    shared = next(iter(links.values()))
+    if all(each == shared for each in links.values()):
+        notes += [f"link {link} stays as given" for link in shared]
+    else:
+        notes += [f"scenario {name}: {', '.join(map(str, each))}" for name, each in links.items() if each]
+    repeated = max(grid.repeated_maps for grid in grids)
+    if repeated:
+        notes.append(f"--dc gives {format_count(repeated, 'map')} of ranks more than once: each was taken once")
     unchecked = sorted({p.schedule for p in points if p.step_ns and p.feasible is None})
     if unchecked:
         notes.append(

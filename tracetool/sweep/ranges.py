@@ -7,22 +7,18 @@ from math import log2
 from typing import TYPE_CHECKING
 
 from tracetool.errors import BadQuantity, ScenarioError
-from tracetool.units import parse_bandwidth_bytes_per_s, parse_duration_ns, parse_size_bytes
+from tracetool.units import parse_bandwidth_bytes_per_s, parse_distance_ns, parse_duration_ns, parse_size_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tracetool.sweep.column import WarmUp
 
-NS_PER_KM = 5_000
-"""One way through fibre: about 5 us per km (schedules.md 4.5)."""
-
 _PER_OCTAVE = 4
 _MOST_VALUES = 1_000
 _DIGITS = 4
 _RANGE = re.compile(r"^(?P<low>.+?)\.\.(?P<high>[^*]+)(?:\*(?P<count>\d+))?$")
 _UNIT = re.compile(r"[^\d.\s].*$")
-_DISTANCE = re.compile(r"^\s*(\d+(?:\.\d*)?)\s*(km)?\s*$")
 
 
 def parse_bandwidths(text: str) -> tuple[int, ...]:
@@ -44,12 +40,12 @@ def parse_latencies(text: str) -> tuple[int, ...]:
 
 
 def parse_distances(text: str) -> tuple[int, ...]:
-    """Read distances such as ``80km`` or ``10..2000km`` as one-way latencies in ns, at ``NS_PER_KM``.
+    """Read distances such as ``80km`` or ``10..2000km`` as one-way latencies in ns, at 5 us per km.
 
     Raises:
         BadQuantity: If one is not in km or a range is none.
     """
-    return _values(text, _distance_ns, _PER_OCTAVE)
+    return _values(text, parse_distance_ns, _PER_OCTAVE)
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
@@ -102,13 +98,6 @@ def _whole(text: str) -> int:
     if not re.fullmatch(r"\s*\d+\s*", text) or not 1 <= int(text) <= 65_536:
         raise BadQuantity(f"{text.strip()!r} is no whole number from 1 to 65536.", hint="as in 8,16,32 or 8..64")
     return int(text)
-
-
-def _distance_ns(text: str) -> int:
-    match = _DISTANCE.match(text)
-    if match is None or match[2] is None:
-        raise BadQuantity(f"{text.strip()!r} is no distance in km.", hint="write it with its unit, as in 80km")
-    return round(float(match[1]) * NS_PER_KM)
 
 
 def _values(text: str, parse: Callable[[str], int], per_octave: int) -> tuple[int, ...]:

@@ -22,8 +22,9 @@ class SweepPoint:
         extra_forwards: Warm-up forwards per pipeline rank beyond 1F1B's; None for schedules without any.
         microbatches: Microbatches per step.
         p2p: How transfers were issued.
-        bandwidth_bytes_per_s: Bandwidth of every link that was swept; None if none was.
-        latency_ns: One-way latency of every link that was swept; None if none was.
+        bandwidth_bytes_per_s: Bandwidth of every link that was swept; where none was of all links, None if they differ
+            in it or there is none.
+        latency_ns: One-way latency, likewise.
         hbm_bytes: Memory limit per rank; None for no limit.
         dcs: DC of each pipeline rank; empty for one DC.
         step_ns: Step; None if it could not be replayed.
@@ -77,7 +78,8 @@ class Knee:
     Attributes:
         schedule: Name of the schedule.
         bandwidth_bytes_per_s: Above it, twice the bandwidth shortens the step by less than 1 %, at ``at_latency_ns``.
-        hidden_latency_ns: Largest one-way latency that the schedule hides, at ``at_bandwidth_bytes_per_s``.
+        hidden_latency_ns: Largest one-way latency that the schedule hides, at ``at_bandwidth_bytes_per_s``; None where
+            that bandwidth alone keeps the step more than 1 % above its floor.
         hbm_bytes_per_hidden_ms: geopipe: memory of a rank per further hidden millisecond of latency.
         remark: What is special about it, or why it is not known.
         extra_forwards: geopipe: the warm-up asked for; None if it is chosen for every link.

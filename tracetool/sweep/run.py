@@ -84,7 +84,10 @@ def sweep(
     points = workers.run(evaluate, pieces, [piece.column.size for piece in pieces])
     if points and all(point.step_ns is None for point in points):
         reasons = list(dict.fromkeys(f"{point.schedule}: {point.reason}" for point in points))
-        raise ScheduleError(f"none of {format_count(len(points), 'point')} can be replayed. " + " ".join(reasons[:3]))
+        raise ScheduleError(
+            f"none of {format_count(len(points), 'point')} can be replayed. " + " ".join(reasons[:3]),
+            hint="--schedule observed takes the recorded order over other links; 'tracetool schedules' lists the rest",
+        )
     if price is not None:
         points = _priced(pieces, points, price)
     bent = tuple(workers.run(seek, bends, [1] * len(bends)))

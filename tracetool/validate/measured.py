@@ -173,7 +173,10 @@ def _json(data: bytes, name: str) -> Any:
     except UnicodeEncodeError as error:
         raise BadMeasurement(f"{name} holds half a surrogate pair (\\ud800 to \\udfff), which is no text.") from error
     except json.JSONDecodeError as error:
-        raise BadMeasurement(f"{name}, line {error.lineno}, column {error.colno}: {error.msg}.") from error
+        raise BadMeasurement(
+            f"{name}, line {error.lineno}, column {error.colno}: {error.msg}. A file of measured steps is JSON.",
+            hint=FORM,
+        ) from error
     except RecursionError as error:
         raise BadMeasurement(f"{name} is nested too deeply to be a file of measured steps.") from error
     except ValueError as error:
