@@ -93,9 +93,8 @@ def test_the_commands_add_list_show_and_fail(tmp_path: Path, capsys: pytest.Capt
         assert run(["baseline", "add", str(tmp_path / "report.json"), "--label", f"c{number}", *history]) == 0
     capsys.readouterr()
     assert run(["baseline", "list", *history]) == 0
-    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[3:7]] == [
-        [f"{n + 1}", f"c{n}"] for n in range(4)
-    ]
+    rows = map(str.split, capsys.readouterr().out.splitlines())
+    assert [row[:2] for row in rows if row and row[0].isdigit()] == [[f"{n + 1}", f"c{n}"] for n in range(4)]
     assert run(["baseline", "show", "step_ns", "--schedule", "geopipe", *history, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     schema = json.loads((ROOT / "schemas" / "trends.schema.json").read_text(encoding="utf-8"))
