@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from itertools import combinations, product
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,10 +17,11 @@ from tracetool.replay import replay
 from tracetool.replay.scenarios import replay_many
 from tracetool.reports.picture import STYLE
 from tracetool.schedules import build_schedule
+from tracetool.sweep import Knee, Sweep, SweepPoint
 from tracetool.whatif import Answer, Result, answer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -86,47 +87,25 @@ def what_if(
     return with_idles(replace(done, baseline=base, results=(result,)), "observed_idles", gaps(done.observed))
 
 
-@dataclass(frozen=True)
-class Point:
-    """As ``tracetool.sweep.SweepPoint``."""
-
-    schedule: str
-    extra_forwards: tuple[int, ...] | None = None
-    microbatches: int = 8
-    p2p: str = "per-edge"
-    bandwidth_bytes_per_s: int | None = None
-    latency_ns: int | None = None
-    hbm_bytes: int | None = None
-    dcs: tuple[str, ...] = ()
-    step_ns: int | None = None
-    bubble_ratio: float | None = None
-    feasible: bool | None = True
-    scenario: str | None = None
+def point(
+    schedule: str,
+    extra_forwards: tuple[int, ...] | None = None,
+    microbatches: int = 8,
+    p2p: str = "per-edge",
+    **more: Any,
+) -> SweepPoint:
+    """A point of a sweep that fits, unless something else is said."""
+    return SweepPoint(schedule, extra_forwards, microbatches, p2p, **{"feasible": True, **more})
 
 
-@dataclass(frozen=True)
-class Bend:
-    """As ``tracetool.sweep.Knee``."""
-
-    schedule: str
-    bandwidth_bytes_per_s: int | None = None
-    hidden_latency_ns: int | None = None
-    extra_forwards: tuple[int, ...] | None = None
-    microbatches: int | None = None
-    p2p: str | None = None
-    hbm_bytes: int | None = None
-    dcs: tuple[str, ...] = ()
-    at_latency_ns: int | None = None
-    at_bandwidth_bytes_per_s: int | None = None
-    scenario: str | None = None
+def bend(schedule: str, bandwidth: int | None, hidden: int | None = None, **more: Any) -> Knee:
+    """A knee without what memory costs."""
+    return Knee(schedule, bandwidth, hidden, None, None, **more)
 
 
-@dataclass(frozen=True)
-class Swept:
-    """As ``tracetool.sweep.Sweep``."""
-
-    points: Sequence[Point]
-    knees: Sequence[Bend] = ()
+def sweep_of(points: Iterable[SweepPoint], knees: Iterable[Knee] = ()) -> Sweep:
+    """A sweep of them."""
+    return Sweep(tuple(points), tuple(knees))
 
 
 def log_range(low: float, high: float, count: int) -> list[int]:
@@ -141,7 +120,7 @@ def swept(
     *,
     schedules: Sequence[str] = ("1f1b", "gpipe", "geopipe"),
     hbm_bytes: int | None = None,
-) -> Swept:
+) -> Sweep:
     """Schedules over links between two halves of a pipeline; geopipe with two forwards more in the first."""
     shape = measured.observed.shape
     half = shape.ranks // 2
@@ -150,7 +129,7 @@ def swept(
         for bandwidth, latency in product(bandwidths, latencies)
     ]
     scenarios = [Scenario(topology=topology, hbm_bytes=hbm_bytes) for topology in topologies]
-    points: list[Point] = []
+    points: list[SweepPoint] = []
     for name in schedules:
         extra = (2,) * half + (0,) * half if name == "geopipe" else None
         schedule = build_schedule(name, shape, extra_forwards=extra)
@@ -158,13 +137,20 @@ def swept(
         for scenario, times in zip(scenarios, replay_many(measured, schedule, scenarios), strict=True):
             link = scenario.topology.links[0]
             points.append(
-                Point(
-                    name, extra, shape.microbatches, "per-edge", link.bandwidth_bytes_per_s, link.latency_ns,
-                    hbm_bytes, scenario.topology.dcs, times.step_ns, 1 - 15 * MS * shape.microbatches / times.window_ns,
-                    feasible,
+                point(
+                    name,
+                    extra,
+                    shape.microbatches,
+                    bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
+                    latency_ns=link.latency_ns,
+                    hbm_bytes=hbm_bytes,
+                    dcs=scenario.topology.dcs,
+                    step_ns=times.step_ns,
+                    bubble_ratio=1 - 15 * MS * shape.microbatches / times.window_ns,
+                    feasible=feasible,
                 )
-            )  # fmt: skip
-    return Swept(points)
+            )
+    return sweep_of(points)
 
 
 def laid_out(draw: Callable[[], Figure]) -> Figure:

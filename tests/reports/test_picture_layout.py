@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
-from drawn import GBIT, GIB, MS, Bend, Swept, laid_out, log_range, pipeline, swept, texts_of, untidy, what_if
+from drawn import GBIT, GIB, MS, bend, laid_out, log_range, pipeline, sweep_of, swept, texts_of, untidy, what_if
 
 from tracetool.reports.gantt import gantt_figure
 from tracetool.reports.memory_picture import memory_figure
@@ -14,6 +14,7 @@ from tracetool.reports.sweep_lines import sweep_lines_figure
 from tracetool.reports.sweep_map import sweep_map_figure
 
 if TYPE_CHECKING:
+    from tracetool.sweep import Sweep
     from tracetool.whatif import Answer
 
 SIZES = {4: (8, [2, 2]), 16: (32, [2] * 8), 64: (16, [16] * 4)}
@@ -29,7 +30,7 @@ def answered(p: int) -> Answer:
 
 
 @cache
-def linked(p: int, bandwidths: int, latencies: int) -> Swept:
+def linked(p: int, bandwidths: int, latencies: int) -> Sweep:
     made = swept(
         pipeline(p, SIZES[p][0]),
         log_range(5 * GBIT, 800 * GBIT, bandwidths),
@@ -38,10 +39,10 @@ def linked(p: int, bandwidths: int, latencies: int) -> Swept:
     )
     at, widest = sorted({point.latency_ns for point in made.points if point.latency_ns})[latencies // 2], 800 * GBIT
     knees = [
-        Bend("1f1b", 100 * GBIT, 3 * MS, at_latency_ns=at, at_bandwidth_bytes_per_s=widest),
-        Bend("geopipe", 30 * GBIT, 20 * MS, at_latency_ns=at, at_bandwidth_bytes_per_s=widest),
+        bend("1f1b", 100 * GBIT, 3 * MS, at_latency_ns=at, at_bandwidth_bytes_per_s=widest),
+        bend("geopipe", 30 * GBIT, 20 * MS, at_latency_ns=at, at_bandwidth_bytes_per_s=widest),
     ]
-    return Swept(made.points, knees)
+    return sweep_of(made.points, knees)
 
 
 @pytest.mark.parametrize("p", SIZES)

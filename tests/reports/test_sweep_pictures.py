@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from itertools import product
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import pytest
-from drawn import GBIT, GIB, MS, Bend, Point, Swept, laid_out, pipeline, points_of, swept, texts_of
+from drawn import GBIT, GIB, MS, bend, laid_out, pipeline, point, points_of, sweep_of, swept, texts_of
 
 from tracetool.errors import ScenarioError
 from tracetool.reports.picture import PictureFormat
@@ -17,18 +17,21 @@ from tracetool.reports.sweep_map import cells_of, render_sweep_map, sweep_map_fi
 from tracetool.reports.sweep_picture import render_sweep
 from tracetool.reports.swept import facets_of, series_of
 
+if TYPE_CHECKING:
+    from tracetool.sweep import Sweep, SweepPoint
+
 BANDWIDTHS = [5 * GBIT, 10 * GBIT, 20 * GBIT, 40 * GBIT, 80 * GBIT]
 LATENCIES = [MS, 4 * MS, 16 * MS]
 FORMATS: tuple[PictureFormat, ...] = get_args(PictureFormat)
 
 
 @cache
-def over_both(hbm_bytes: int | None = None) -> Swept:
+def over_both(hbm_bytes: int | None = None) -> Sweep:
     return swept(pipeline(4, 8), BANDWIDTHS, LATENCIES, hbm_bytes=hbm_bytes)
 
 
 @cache
-def over_bandwidth(hbm_bytes: int | None = None) -> Swept:
+def over_bandwidth(hbm_bytes: int | None = None) -> Sweep:
     return swept(pipeline(4, 8), BANDWIDTHS, [16 * MS], hbm_bytes=hbm_bytes)
 
 
@@ -69,9 +72,9 @@ def test_bubble_ratio_instead_of_the_step() -> None:
 def test_knee_lies_on_its_line() -> None:
     """Half way between two points on the logarithmic axis: the mean of their steps, as the line is straight there."""
     sweep = over_bandwidth()
-    knee = Bend("1f1b", round(BANDWIDTHS[1] * 2**0.5), at_latency_ns=16 * MS)
+    knee = bend("1f1b", round(BANDWIDTHS[1] * 2**0.5), at_latency_ns=16 * MS)
     other = replace(knee, at_latency_ns=4 * MS, bandwidth_bytes_per_s=BANDWIDTHS[3])
-    figure = laid_out(lambda: sweep_lines_figure(Swept(sweep.points, [other, knee])))
+    figure = laid_out(lambda: sweep_lines_figure(sweep_of(sweep.points, [other, knee])))
     marks = [line for line in figure.axes[0].lines if line.get_marker() == "D" and line.get_markersize() == 8]
     steps = [p.step_ns or 0 for p in sweep.points if p.schedule == "1f1b"]
     assert len(marks) == 1
@@ -127,7 +130,7 @@ def test_where_nothing_fits_there_is_no_number() -> None:
 
 def test_settings_become_facets_and_warm_ups_lines() -> None:
     points = [
-        Point(
+        point(
             name, extra, m, bandwidth_bytes_per_s=b, latency_ns=MS, step_ns=m * MS + b // GBIT, hbm_bytes=h,
             p2p="grouped" if name == "1f1b" else "in-order",
         )
@@ -143,11 +146,11 @@ def test_settings_become_facets_and_warm_ups_lines() -> None:
         "m = 16  ·  HBM limit 8.00 GiB",
     ]
     assert [s.label for s in series_of(facets[0])] == ["1f1b", "geopipe +1,0", "geopipe +2,0"]
-    assert len(laid_out(lambda: sweep_lines_figure(Swept(points))).axes) == 4
+    assert len(laid_out(lambda: sweep_lines_figure(sweep_of(points))).axes) == 4
 
 
 def test_depths_chosen_for_each_link_are_one_line() -> None:
-    points = [Point("geopipe", (n, 0), bandwidth_bytes_per_s=b, latency_ns=MS) for n, b in enumerate(BANDWIDTHS)]
+    points = [point("geopipe", (n, 0), bandwidth_bytes_per_s=b, latency_ns=MS) for n, b in enumerate(BANDWIDTHS)]
     (facet,) = facets_of(points)
     assert [s.label for s in series_of(facet)] == ["geopipe"]
 
@@ -156,28 +159,28 @@ def test_what_could_not_be_replayed_is_counted() -> None:
     points = [replace(p, step_ns=None, feasible=None) if p.schedule == "gpipe" else p for p in over_both().points]
     text = f"{len(points) // 3} of {len(points)} points could not be replayed"
     for figure in (sweep_lines_figure, sweep_map_figure):
-        drawn = laid_out(lambda figure=figure: figure(Swept(points)))  # type: ignore[misc]
+        drawn = laid_out(lambda figure=figure: figure(sweep_of(points)))  # type: ignore[misc]
         assert any(text in line for line in words(drawn))
 
 
 @pytest.mark.parametrize(
     ("points", "message"),
     [
-        ([Point("1f1b", step_ns=5)], "neither bandwidth nor latency varies"),
-        ([Point("1f1b", bandwidth_bytes_per_s=b, latency_ns=1) for b in BANDWIDTHS], "nothing of this sweep"),
-        ([Point("1f1b", bandwidth_bytes_per_s=b, latency_ns=a) for b, a in product(BANDWIDTHS, LATENCIES)], "nothing"),
+        ([point("1f1b", step_ns=5)], "neither bandwidth nor latency varies"),
+        ([point("1f1b", bandwidth_bytes_per_s=b, latency_ns=1) for b in BANDWIDTHS], "nothing of this sweep"),
+        ([point("1f1b", bandwidth_bytes_per_s=b, latency_ns=a) for b, a in product(BANDWIDTHS, LATENCIES)], "nothing"),
     ],
 )
-def test_nothing_to_draw_is_said(points: list[Point], message: str) -> None:
+def test_nothing_to_draw_is_said(points: list[SweepPoint], message: str) -> None:
     with pytest.raises(ScenarioError, match=message):
-        render_sweep(Swept(points))
+        render_sweep(sweep_of(points))
 
 
 def test_the_legend_says_what_is_in_the_way_and_the_map_what_was_tried() -> None:
     """A schedule that the bandwidth alone keeps above its floor hides no latency that could be named."""
     sweep = over_both()
-    bend = Bend("1f1b", None, at_latency_ns=4 * MS, at_bandwidth_bytes_per_s=BANDWIDTHS[-1])
-    said = words(laid_out(lambda: sweep_lines_figure(Swept(sweep.points, [bend]))))
+    knee = bend("1f1b", None, at_latency_ns=4 * MS, at_bandwidth_bytes_per_s=BANDWIDTHS[-1])
+    said = words(laid_out(lambda: sweep_lines_figure(sweep_of(sweep.points, [knee]))))
     assert "1f1b (over 1 % above its floor at 80 Gbit/s by bandwidth alone)" in said
     assert not any("hides none" in text for text in said)
     tried = ", ".join(dict.fromkeys(point.schedule for point in sweep.points))

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from tracetool.reports.swept import Series, SweepPoint
+    from tracetool.reports.swept import Series
+    from tracetool.sweep import SweepPoint
 
 LINK_LABELS = {"bandwidth": "cross-DC bandwidth ({unit})", "latency": "one-way cross-DC latency ({unit})"}
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from tracetool.reports.swept import Knee, Sweep, SweepPoint
+    from tracetool.sweep import Knee, Sweep, SweepPoint
 
 Figured = Literal["step", "bubble_ratio"]
 Over = Literal["bandwidth", "latency"]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from tracetool.reports.swept import Sweep, SweepPoint
+    from tracetool.sweep import Sweep, SweepPoint
 
 WIDTH_IN = 9.5
 

@@ -10,7 +10,7 @@ from tracetool.reports.swept import bandwidths_of, latencies_of
 
 if TYPE_CHECKING:
     from tracetool.reports.picture import PictureFormat
-    from tracetool.reports.swept import Sweep
+    from tracetool.sweep import Sweep
 
 
 def render_sweep(sweep: Sweep, format: PictureFormat = "png") -> bytes:  # noqa: A002

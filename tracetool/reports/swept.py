@@ -4,77 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from tracetool.units import format_duration, format_ranges, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
-
-class SweepPoint(Protocol):
-    """One schedule in one scenario, as ``tracetool.sweep.SweepPoint``."""
-
-    @property
-    def schedule(self) -> str: ...  # noqa: D102
-    @property
-    def extra_forwards(self) -> tuple[int, ...] | None: ...  # noqa: D102
-    @property
-    def microbatches(self) -> int: ...  # noqa: D102
-    @property
-    def p2p(self) -> str: ...  # noqa: D102
-    @property
-    def bandwidth_bytes_per_s(self) -> int | None: ...  # noqa: D102
-    @property
-    def latency_ns(self) -> int | None: ...  # noqa: D102
-    @property
-    def hbm_bytes(self) -> int | None: ...  # noqa: D102
-    @property
-    def dcs(self) -> tuple[str, ...]: ...  # noqa: D102
-    @property
-    def step_ns(self) -> int | None: ...  # noqa: D102
-    @property
-    def bubble_ratio(self) -> float | None: ...  # noqa: D102
-    @property
-    def feasible(self) -> bool | None: ...  # noqa: D102
-    @property
-    def scenario(self) -> str | None: ...  # noqa: D102
-
-
-class Knee(Protocol):
-    """Where a schedule stops gaining from its links, as ``tracetool.sweep.Knee``."""
-
-    @property
-    def schedule(self) -> str: ...  # noqa: D102
-    @property
-    def bandwidth_bytes_per_s(self) -> int | None: ...  # noqa: D102
-    @property
-    def hidden_latency_ns(self) -> int | None: ...  # noqa: D102
-    @property
-    def extra_forwards(self) -> tuple[int, ...] | None: ...  # noqa: D102
-    @property
-    def microbatches(self) -> int | None: ...  # noqa: D102
-    @property
-    def p2p(self) -> str | None: ...  # noqa: D102
-    @property
-    def hbm_bytes(self) -> int | None: ...  # noqa: D102
-    @property
-    def dcs(self) -> tuple[str, ...]: ...  # noqa: D102
-    @property
-    def at_latency_ns(self) -> int | None: ...  # noqa: D102
-    @property
-    def at_bandwidth_bytes_per_s(self) -> int | None: ...  # noqa: D102
-    @property
-    def scenario(self) -> str | None: ...  # noqa: D102
-
-
-class Sweep(Protocol):
-    """All points of a grid and the knees of its schedules, as ``tracetool.sweep.Sweep``."""
-
-    @property
-    def points(self) -> Sequence[SweepPoint]: ...  # noqa: D102
-    @property
-    def knees(self) -> Sequence[Knee]: ...  # noqa: D102
+    from tracetool.sweep import Knee, SweepPoint
 
 
 GBIT_BYTES = 125_000_000
