@@ -58,12 +58,17 @@ class Catalog(Lens):
             connection.execute(f'CREATE SCHEMA "{name}"')
             connection.execute(f"SET schema = '{name}'")
             make_views(connection, run.sources)
-        connection.execute("SET schema = 'main'")
-        for view in (*TABLES, *view_docs()):
-            each = " UNION ALL BY NAME ".join(f'SELECT {quoted(n)} AS run, * FROM "{n}".{view}' for n in self.runs)
-            connection.execute(f"CREATE VIEW {view} AS {each}")
+        _make_views_of_all(connection, list(self.runs))
         seal(connection)
         return connection
+
+
+def _make_views_of_all(connection: duckdb.DuckDBPyConnection, names: Sequence[str]) -> None:
+    """Tables and views of all Runs one below another, each row with the name of its Run."""
+    connection.execute("SET schema = 'main'")
+    for view in (*TABLES, *view_docs()):
+        each = " UNION ALL BY NAME ".join(f'SELECT {quoted(name)} AS run, * FROM "{name}".{view}' for name in names)
+        connection.execute(f"CREATE VIEW {view} AS {each}")
 
 
 def names_for(paths: Sequence[Path]) -> list[str]:
@@ -95,3 +100,5 @@ def save_database(runs: Mapping[str, Run], path: Path) -> None:
                 connection.execute(f'CREATE SCHEMA "{name}"')
                 connection.execute(f"SET schema = '{name}'")
             connection.execute(view_statements(table_sources(run.path), tables="TABLE"))
+        if len(runs) > 1:
+            _make_views_of_all(connection, list(runs))

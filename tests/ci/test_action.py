@@ -97,7 +97,7 @@ def test_a_first_run_makes_the_baseline_and_another_one_fails(checkout: Path) ->
     assert again[-1].returncode == 1
     assert "::error" in again[-1].stdout
     assert (checkout / "output.txt").read_text(encoding="utf-8").endswith("verdict=failed\n")
-    allowed = _act(checkout, package="", baseline=str(mine), compare="--informational")
+    allowed = _act(checkout, package="", baseline=str(mine), compare="--informational --fail-on 'step_ns>+3%'")
     assert allowed[-1].returncode == 0
 
 

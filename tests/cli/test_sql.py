@@ -156,6 +156,9 @@ def test_a_saved_database_opens_elsewhere_with_comments_and_macros(
     with duckdb.connect(str(tmp_path / "both.duckdb"), read_only=True) as client:
         assert client.execute("SELECT count(*) FROM a.bubbles").fetchone() != (0,)
         assert client.execute("SELECT count(*) FROM b.ops").fetchone() != (0,)
+        assert client.execute("SELECT count(DISTINCT run) FROM step_breakdown").fetchone() == (2,)
+    assert run(["sql", SAMPLE, "select 1", "-o", str(tmp_path / "x.xlsx")]) == 2
+    assert run(["sql", f"{SAMPLE},", "select 1"]) == 2
 
 
 def test_the_duckdb_shell_opens_a_run() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 from injected import injected, later, slower
-from recorded import SAMPLES, data, h100, run_of
+from recorded import SAMPLES, data, derived, h100, run_of
 
 from tracetool.compare import Comparison, compare
 from tracetool.compare.sides import Side, side_of
@@ -60,6 +60,17 @@ def test_disjoint_steps_of_one_run_never_regress() -> None:
         lines = judge(base, new, Rules(), same_traces=False)
         assert len(lines) > 20
         assert {line.verdict for line in lines} <= {"unchanged", "inconclusive"}
+
+
+def test_what_of_a_run_is_not_compared_is_said() -> None:
+    """Job ST: two data-parallel pipelines, 32 complete steps, of which ingest keeps eight."""
+    side = side_of([("job", derived(data("torch", "ByteDance-Seed+StragglerAnalysis")))])
+    assert side.notes == (
+        "job: only pipeline 0 of 2 side by side is compared, a change in another one is not seen: --pipeline N looks at "
+        "it",
+        "job: 8 of 32 complete steps are compared, those about the one of median length",
+    )
+    assert side_of([("sample", derived(SAMPLES / "h100-1f1b"))]).notes == ()
 
 
 def test_one_step_of_a_recording_does_not_regress_from_the_other() -> None:

@@ -58,7 +58,7 @@ def read_history(path: Path) -> list[Value]:
     """
     import pyarrow.parquet as pq
 
-    hint = "make one with: tracetool baseline add REPORT.json"
+    hint = "make one with: tracetool baseline add REPORT.json --label v1"
     if not path.is_file():
         raise StoreError(f"there is no history {path}.", hint=hint)
     try:
@@ -88,8 +88,10 @@ def add_report(path: Path, report: bytes, *, label: str, at: str | None = None) 
 
     Raises:
         AlreadyExists: If an entry of this label is there.
-        StoreError: If the report or the history cannot be read or written.
+        StoreError: If the label cannot be one, or the report or the history cannot be read or written.
     """
+    if not label.strip() or not label.isprintable():
+        raise StoreError(f"{label!r} cannot name an entry.", hint="give a --label of printable letters")
     before = read_history(path) if path.exists() else []
     if any(value.label == label for value in before):
         raise AlreadyExists(f"{path} has an entry {label!r}.", hint="give another --label")

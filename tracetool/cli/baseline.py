@@ -133,7 +133,7 @@ def show(
         click.echo(f"wrote {output}", err=True)
     click.echo(render_json(found, str(history)).decode() if as_json else render_text(found, str(history)), nl=False)
     if not as_json:
-        next_step("tracetool baseline show step_ns -o trend.png", quiet=quiet)
+        next_step(f"tracetool baseline show step_ns --history {shlex.quote(str(history))} -o trend.png", quiet=quiet)
     worse = [f"{trend.schedule} {trend.metric}" for trend in found if trend.is_regression]
     if fail_on_step and worse:
         raise CheckFailed(f"took a step to the worse: {', '.join(worse)}.")

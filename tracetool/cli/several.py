@@ -15,9 +15,15 @@ if TYPE_CHECKING:
 
 
 def named_paths(text: str) -> list[tuple[str, Path]]:
-    """The paths of a list ``RUN[,RUN...]``, each with the name it was given (NAME=RUN), else an empty one."""
+    """The paths of a list ``RUN[,RUN...]``, each with the name it was given (NAME=RUN), else an empty one.
+
+    Raises:
+        BadQuery: If one of them is empty.
+    """
     # A comma or = may be part of a path that is there.
     parts = [text] if path_or_url(text).exists() else text.split(",")
+    if not all(part.strip() for part in parts):
+        raise BadQuery(f"{text!r} names an empty path.", hint="write a list as in base.run,new.run")
     named = [("", part) if path_or_url(part).exists() else part.rpartition("=")[::2] for part in parts]
     return [(name, path_or_url(path)) for name, path in named]
 

@@ -78,7 +78,7 @@ def sql(
       tracetool sql x.run -f query.sql -o answer.parquet
       tracetool sql x.run --save x.duckdb
     """
-    form = "json" if as_json else form or _FORMS.get(output.suffix.lower() if output else "", "table")
+    form = "json" if as_json else form or _form_of(output)
     for target in (output, save):
         if target is not None:
             check_target(target, force=force)
@@ -100,6 +100,19 @@ def sql(
         next_step(f'tracetool sql {runs} "select * from step_breakdown"', quiet=quiet or form == "json")
     if text is not None:
         _answer(lens, opened, text, form, output, force=force)
+
+
+def _form_of(output: Path | None) -> str:
+    """The form that a file's suffix asks for."""
+    if output is None:
+        return "table"
+    form = _FORMS.get(output.suffix.lower())
+    if form is None:
+        raise BadQuery(
+            f"an answer is not written to {output.suffix or 'files without suffix'}: {output}.",
+            hint=f"use {', '.join(_FORMS)}, or say --format",
+        )
+    return form
 
 
 def _save(opened: dict[str, Run], path: Path, *, force: bool) -> None:

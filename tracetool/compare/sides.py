@@ -117,7 +117,7 @@ def side_of(items: Sequence[tuple[str, Run | Path | Recording]], *, pipeline: in
         StoreError: If a report cannot be read, or is of another schema.
         TraceToolError: If a Run holds no pipeline that could be reconstructed.
     """
-    sources, recordings, reports = [], [], []
+    sources, recordings, reports, left_out = [], [], [], list[str]()
     for name, item in items:
         if isinstance(item, Path):
             report = read_report(item)
@@ -133,6 +133,8 @@ def side_of(items: Sequence[tuple[str, Run | Path | Recording]], *, pipeline: in
         recordings.append(recording)
         numbers = tuple(step.number for step in recording.steps)
         sources.append(Source(name, recording.digest, recording.tool_version, version, numbers))
+        if not isinstance(item, Recording):
+            left_out += _left_out(name, item, pipeline, len(numbers))
     recordings, notes = _each_once(recordings)
     values: dict[Key, Values] = dict(values_of(recordings))
     for key, found in _values_of_reports(reports).items():
@@ -140,7 +142,22 @@ def side_of(items: Sequence[tuple[str, Run | Path | Recording]], *, pipeline: in
         values[key] = found if before is None else Values(before.per_step + found.per_step)
     scenarios = [report.scenario for report in reports]
     scenario = scenarios[0] if scenarios and all(each == scenarios[0] for each in scenarios) else None
-    return Side(tuple(sources), values, tuple(recordings), scenario, notes)
+    return Side(tuple(sources), values, tuple(recordings), scenario, (*left_out, *notes))
+
+
+def _left_out(name: str, run: Run, pipeline: int, steps: int) -> list[str]:
+    """What of a Run is not compared: a change there would not be seen."""
+    ((pipelines,),) = run.rows("SELECT count(DISTINCT pipeline) FROM coordinates")
+    ((complete,),) = run.rows("SELECT count(*) FROM step_facts WHERE status = 'complete'")
+    told = []
+    if pipelines > 1:
+        told.append(
+            f"{name}: only pipeline {pipeline} of {pipelines} side by side is compared, a change in another one is not "
+            "seen: --pipeline N looks at it"
+        )
+    if complete > steps:
+        told.append(f"{name}: {steps} of {complete} complete steps are compared, those about the one of median length")
+    return told
 
 
 def _each_once(recordings: Sequence[Recording]) -> tuple[list[Recording], tuple[str, ...]]:

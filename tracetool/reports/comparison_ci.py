@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import msgspec
 
 from tracetool.compare.summary import from_to, main_causes, signed, summary
-from tracetool.reports.comparison_text import gate_words, verdict_words
+from tracetool.reports.comparison_text import gate_words, is_unsure, verdict_words
 
 if TYPE_CHECKING:
     from tracetool.compare import Comparison
@@ -102,7 +102,8 @@ def _xml(text: str) -> str:
 
 def render_github(done: Comparison) -> bytes:
     """GitHub workflow commands: one annotation for the whole, one per limit or value that fails, one per doubt."""
-    notes: list[tuple[str, str, str]] = [("error" if done.failures else "notice", "tracetool compare", summary(done))]
+    level = "error" if done.failures else "warning" if is_unsure(done) else "notice"
+    notes: list[tuple[str, str, str]] = [(level, "tracetool compare", summary(done))]
     if done.checks:
         levels = {"exceeded": "error", "inconclusive": "error", "held": "notice"}
         notes += [

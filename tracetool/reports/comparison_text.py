@@ -136,6 +136,17 @@ MARKER = "<!-- tracetool-compare -->"
 _SIGNS = {"improved": "🟢", "unchanged": "⚪", "regressed": "🔴", "inconclusive": "🟡"}
 
 
+def is_unsure(done: Comparison) -> bool:
+    """Whether a metric of the step passes only because it could not be told."""
+    return any(line.verdict == "inconclusive" for line in shown_lines(done))
+
+
+def _outcome(done: Comparison) -> str:
+    if done.failures:
+        return "🔴 fails"
+    return "🟡 passes, as it cannot be told" if is_unsure(done) else "🟢 passes"
+
+
 def render_markdown(done: Comparison, facts: ComparisonFacts, max_bytes: int = 64_000) -> bytes:
     """The comparison as Markdown; what does not fit is left out from the end, and said.
 
@@ -148,7 +159,7 @@ def render_markdown(done: Comparison, facts: ComparisonFacts, max_bytes: int = 6
         MARKER,
         f"**{_escaped(summary(done))}**",
         "",
-        f"{'🔴 fails' if done.failures else '🟢 passes'}: {_why(done)}",
+        f"{_outcome(done)}: {_why(done)}",
         "",
     ]
     blocks = [_table(done, shown_lines(done))]
