@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Literal
 
 from tracetool.compare.parts import EVERYTHING, ORDER, Part
@@ -133,8 +133,14 @@ def _told(base: Pipeline, new: Pipeline, group: tuple[Part, ...]) -> tuple[Cause
         return "rank", f"rank {base.ranks[position].rank}", f"all its computes: {each}"
     before_stage, after_stage = base.stages[part.stage], new.stages[part.stage]
     action = ActionKind(part.action)
-    detail = _from_to(before_stage.median_ns(action) or 0, after_stage.median_ns(action) or 0)
+    detail = "mean " + _from_to(_mean_ns(before_stage, action), _mean_ns(after_stage, action))
     return "stage", f"stage {part.stage} {part.action}", detail + _microbatches(before_stage, after_stage, action)
+
+
+def _mean_ns(stage: StageProfile, kind: ActionKind) -> float:
+    """As in the table of values: a step waits for all microbatches, not for the middle one."""
+    costs = stage.costs.get(kind, ())
+    return fmean(cost.duration_ns for cost in costs) if costs else 0.0
 
 
 def _from_to(before: float, after: float) -> str:
