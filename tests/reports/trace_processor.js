@@ -130,11 +130,13 @@ globalThis.onmessage({ data: port });
 setImmediate(() => {
   call(APPEND, block(101, fs.readFileSync(trace)));
   call(FINALIZE);
+  const lines = [];
   for (const query of fs.readFileSync(0, "utf8").split("\n").filter(Boolean)) {
     rows = new Rows();
     call(QUERY, block(103, block(1, Buffer.from(query))));
     if (!rows.done) throw new Error(`no end of rows: ${query}`);
-    node.stdout.write(JSON.stringify(rows.objects()) + "\n");
+    lines.push(JSON.stringify(rows.objects()) + "\n");
   }
-  node.exit(0);
+  // A pipe takes 64 KiB at once: leaving before it is empty would cut off the rest.
+  node.stdout.write(lines.join(""), () => node.exit(0));
 });
