@@ -12,7 +12,7 @@ from recorded import ROOT
 
 from tracetool.baselines.history import add_report, read_history
 from tracetool.cli import run
-from tracetool.errors import AlreadyExists, StoreError
+from tracetool.errors import AlreadyExists, SchemaVersion, StoreError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,23 +20,29 @@ if TYPE_CHECKING:
 STORED = ROOT / ".github" / "tracetool" / "h100-1f1b.json"
 
 
+def written(folder: Path, text: bytes) -> Path:
+    path = folder / "report.json"
+    path.write_bytes(text)
+    return path
+
+
 def report(**changed: float) -> bytes:
     """The stored report, with figures of its last result multiplied."""
     found: dict[str, Any] = json.loads(STORED.read_text(encoding="utf-8"))
     for name, factor in changed.items():
-        found["results"][-1][name] *= factor
+        found["results"][-1][name] = round(factor * found["results"][-1][name])
     return json.dumps(found).encode()
 
 
 def test_what_is_added_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "h.parquet"
-    add_report(path, report(), label="one")
-    add_report(path, report(step_ns=1.5), label="two", at="yesterday")
+    add_report(path, written(tmp_path, report()), label="one")
+    add_report(path, written(tmp_path, report(step_ns=1.5)), label="two", at="yesterday")
     values = read_history(path)
     stored = json.loads(STORED.read_text(encoding="utf-8"))
     steps = [(v.entry, v.label, v.at, v.value) for v in values if v.metric == "step_ns" and v.schedule[:7] == "geopipe"]
     step = stored["results"][-1]["step_ns"]
-    assert steps == [(1, "one", None, step), (2, "two", "yesterday", 1.5 * step)]
+    assert steps == [(1, "one", None, step), (2, "two", "yesterday", round(1.5 * step))]
     (peak,) = {v.value for v in values if v.metric == "peak_hbm_bytes" and v.schedule == "observed"}
     assert peak == max(stored["step"]["peak_hbm_bytes"])
     assert {v.digest for v in values} == {stored["run"]["digest"]}
@@ -47,30 +53,31 @@ def test_what_is_added_is_read_back(tmp_path: Path) -> None:
 def test_equal_input_gives_equal_bytes_and_labels_are_unique(tmp_path: Path) -> None:
     for name in ("a", "b"):
         for label in ("one", "two"):
-            add_report(tmp_path / name, report(), label=label)
+            add_report(tmp_path / name, written(tmp_path, report()), label=label)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     before = (tmp_path / "a").read_bytes()
     with pytest.raises(AlreadyExists, match="'two'"):
-        add_report(tmp_path / "a", report(), label="two")
+        add_report(tmp_path / "a", written(tmp_path, report()), label="two")
     assert (tmp_path / "a").read_bytes() == before
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (b"{", "no JSON"),
-        (b"[]", "no report"),
-        (b'{"$schema": "urn:tracetool:schema:1:sweep"}', "no report"),
+        (b"{", "damaged"),
+        (b"[]", "holds no report"),
+        (b'{"$schema": "urn:tracetool:schema:1:sweep"}', "schema:1:sweep"),
         (report().replace(b'"schema_version": "4', b'"schema_version": "3'), "schema version 3"),
         (report().replace(b'"results"', b'"rezults"'), "damaged"),
+        (report().replace(b'"order":0', b'"order":-5').replace(b'"order": 0', b'"order": -5'), "orders that are not"),
     ],
 )
 def test_a_bad_report_is_refused_and_changes_nothing(text: bytes, said: str, tmp_path: Path) -> None:
     path = tmp_path / "h.parquet"
-    add_report(path, report(), label="one")
+    add_report(path, written(tmp_path, report()), label="one")
     before = path.read_bytes()
-    with pytest.raises(StoreError, match=said):
-        add_report(path, text, label="two")
+    with pytest.raises((StoreError, SchemaVersion), match=said):
+        add_report(path, written(tmp_path, text), label="two")
     assert path.read_bytes() == before
 
 
@@ -80,7 +87,7 @@ def test_a_bad_history_is_refused(tmp_path: Path) -> None:
         read_history(path)
     path.write_bytes(b"PAR1 half")
     with pytest.raises(StoreError, match="damaged"):
-        add_report(path, report(), label="one")
+        add_report(path, written(tmp_path, report()), label="one")
     pl.DataFrame({"x": [1]}).write_parquet(path)
     with pytest.raises(StoreError, match="no history"):
         read_history(path)

@@ -17,31 +17,34 @@ from tracetool.baselines.trend import PRICE, last_step, pieces
 def test_a_step_is_found_where_it_is() -> None:
     rng = random.Random(7)  # noqa: S311
     series = [100 + rng.gauss(0, 1) for _ in range(12)] + [110 + rng.gauss(0, 1) for _ in range(4)]
-    step = last_step(series, 0.02)
+    step = last_step(series, 0.02, is_exact=False)
     assert step is not None
     assert (step.first, step.is_certain) == (12, True)
     assert step.change_ratio == pytest.approx(0.1, abs=0.02)
 
 
 def test_a_series_without_noise_shows_its_last_entry_at_once_and_one_with_noise_does_not() -> None:
-    step = last_step([316058117.0] * 6 + [325464247.0], 0.02)
+    step = last_step([316058117.0] * 6 + [325464247.0], 0.02, is_exact=True)
     assert step is not None
     assert (step.first, step.is_certain) == (6, True)
     assert step.change_ratio == pytest.approx(325464247 / 316058117 - 1)
+    recorded = last_step([316058117.0] * 6 + [325464247.0], 0.02, is_exact=False)
+    assert recorded is not None
+    assert not recorded.is_certain, "the same recorded step six times is no proof that steps do not vary"
     rng = random.Random(7)  # noqa: S311
-    lone = last_step([100 + rng.gauss(0, 1) for _ in range(12)] + [120.0], 0.02)
+    lone = last_step([100 + rng.gauss(0, 1) for _ in range(12)] + [120.0], 0.02, is_exact=False)
     assert lone is not None
     assert (lone.first, lone.is_certain) == (12, False)
 
 
 def test_small_steps_do_not_count_and_the_one_before_them_does() -> None:
     series = [100.0] * 5 + [130.0] * 5 + [131.0] * 5
-    step = last_step(series, 0.02)
+    step = last_step(series, 0.02, is_exact=False)
     assert step is not None
     assert (step.first, step.before, step.after) == (5, 100.0, 130.0)
-    assert last_step(series, 0.5) is None
-    assert last_step([1.0], 0.02) is None
-    assert last_step([], 0.02) is None
+    assert last_step(series, 0.5, is_exact=False) is None
+    assert last_step([1.0], 0.02, is_exact=False) is None
+    assert last_step([], 0.02, is_exact=False) is None
 
 
 @given(st.lists(st.integers(90, 110), min_size=2, max_size=9))
@@ -67,6 +70,6 @@ def test_noise_alone_is_seldom_a_step() -> None:
     rng = random.Random(1)  # noqa: S311
     found = 0
     for _ in range(1000):
-        step = last_step([100 * (1 + 0.0266 * rng.gauss(0, 1)) for _ in range(20)], 0.02)
+        step = last_step([100 * (1 + 0.0266 * rng.gauss(0, 1)) for _ in range(20)], 0.02, is_exact=False)
         found += step is not None and step.is_certain
     assert found == pytest.approx(30, abs=15)

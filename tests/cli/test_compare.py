@@ -302,7 +302,7 @@ def test_markdown_fits_and_keeps_its_marker(
     ("text", "answer"),
     [('{"$schema": "urn:tracetool:schema:1:report", "schema_version": "3.9", "command": "tracetool replay x --json"}',
       "has schema version 3.9"),
-     ('{"$schema": "urn:tracetool:schema:1:sweep", "schema_version": "4.0"}', "compare reads"),
+     ('{"$schema": "urn:tracetool:schema:1:sweep", "schema_version": "4.0"}', "a report is urn:tracetool"),
      ('{"$schema": "urn:tracetool:schema:1:report", "schema_version": "4.0", "run"', "is damaged"),
      ('{"$schema": "urn:tracetool:schema:1:report", "schema_version": "4.0", "run": 3}', "is damaged"),
      ('["urn:tracetool:schema:1:report"]', "is damaged")],

@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 import json
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, NamedTuple
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import AlreadyExists, StoreError
-from tracetool.metrics import METRICS
 from tracetool.parts import whole_file
-from tracetool.tables import SCHEMA_VERSION
+from tracetool.report_file import read_report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-REPORT_SCHEMA = "urn:tracetool:schema:1:report"
+    from tracetool.recording import StepRecord
+    from tracetool.report_file import ReportFile, ResultPart, StepPart
+
+OBSERVED = "observed"
+"""What a series of recorded steps is about."""
+
 _VERSION = b"1"
 _KEY = b"tracetool_history"
 _KEPT = ("step_ns", "window_ns", "bubble_ns", "bubble_ratio", "cross_dc_bubble_ns", "peak_hbm_bytes")
@@ -74,12 +79,12 @@ def read_history(path: Path) -> list[Value]:
     return [Value(**row) for row in table.select(Value._fields).to_pylist()]
 
 
-def add_report(path: Path, report: bytes, *, label: str, at: str | None = None) -> list[Value]:
+def add_report(path: Path, report: Path, *, label: str, at: str | None = None) -> list[Value]:
     """Append a report to a history; the file changes in one step.
 
     Args:
         path: The history; made if it is not there.
-        report: What ``tracetool replay --json`` printed.
+        report: File of what ``tracetool replay --json`` printed.
         label: What to call the entry; no other one may be called so.
         at: When it was.
 
@@ -88,6 +93,7 @@ def add_report(path: Path, report: bytes, *, label: str, at: str | None = None) 
 
     Raises:
         AlreadyExists: If an entry of this label is there.
+        SchemaVersion: If another major version of the schema wrote the report.
         StoreError: If the label cannot be one, or the report or the history cannot be read or written.
     """
     if not label.strip() or not label.isprintable():
@@ -98,8 +104,8 @@ def add_report(path: Path, report: bytes, *, label: str, at: str | None = None) 
     entry = max((value.entry for value in before), default=0) + 1
     added = [
         Value(entry, label, at, *told, metric, value)
-        for told, figures in _figures(_read_report(report))
-        for metric, value in figures
+        for told, figures in _figures(read_report(report))
+        for metric, value in figures.items()
     ]
     try:
         with whole_file(path) as file:
@@ -125,51 +131,32 @@ def _parquet(values: list[Value]) -> bytes:
     return buffer.getvalue()
 
 
-def _read_report(text: bytes) -> dict[str, Any]:
-    hint = "a baseline is what tracetool replay --json prints (report.json)"
-    try:
-        report = json.loads(text)
-    except ValueError as error:
-        raise StoreError(f"the report is no JSON: {error}.", hint=hint) from error
-    if not isinstance(report, dict) or report.get("$schema") != REPORT_SCHEMA:
-        raise StoreError("this is no report of tracetool replay --json.", hint=hint)
-    version = str(report.get("schema_version", ""))
-    if version.partition(".")[0] != SCHEMA_VERSION.partition(".")[0]:
-        raise StoreError(
-            f"the report has schema version {version or 'none'}, this tool reads {SCHEMA_VERSION}.",
-            hint="make it anew from the traces with tracetool replay --json",
-        )
-    return report
-
-
-def _figures(report: dict[str, Any]) -> Iterator[tuple[tuple[str, str, str, str], list[tuple[str, float]]]]:
+def _figures(report: ReportFile) -> Iterator[tuple[tuple[str, str, str, str], dict[str, float]]]:
     """Digest, version, scenario and schedule of each part of a report, with its figures."""
-    try:
-        digest, version = report["run"]["digest"], report["tool_version"]
-        asked = {"scenario": report["scenario"], "microbatches": [r["microbatches"] for r in report["results"]]}
-        scenario = sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
-        yield (digest, version, "", "observed"), _values(report["step"])
-        replayed = {_name(result): result for result in (report["baseline"], *report["results"])}
-        for name, result in replayed.items():
-            yield (digest, version, scenario, name), _values(result)
-    except (KeyError, TypeError, ValueError) as error:
-        raise StoreError(
-            f"the report is damaged: {error!r}.", hint="make it anew with tracetool replay --json"
-        ) from error
+    asked = {"scenario": report.scenario, "microbatches": [result.microbatches for result in report.results]}
+    scenario = sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+    origin = report.run.digest, report.tool_version
+    steps = report.recording.steps if report.recording is not None else [report.step]
+    each = [_values(step) for step in steps]
+    # The median over the steps, as compare takes it.
+    yield (*origin, "", OBSERVED), {name: median(step[name] for step in each) for name in each[0]}
+    results = ([] if report.baseline is None else [report.baseline]) + report.results
+    for name, result in {_name(result): result for result in results}.items():
+        yield (*origin, scenario, name), _values(result)
 
 
-def _name(result: dict[str, Any]) -> str:
-    extra = result["extra_forwards"]
+def _name(result: ResultPart) -> str:
+    extra = result.extra_forwards
     depth = "" if not extra else " +" + ",".join(map(str, extra))
-    return f"{result['schedule']}{depth} {result['p2p']}"
+    return f"{result.schedule}{depth} {result.p2p}"
 
 
-def _values(part: dict[str, Any]) -> list[tuple[str, float]]:
-    found = []
+def _values(part: StepPart | StepRecord | ResultPart) -> dict[str, float]:
+    found = {}
     for name in _KEPT:
-        value = part.get(name)
+        value = getattr(part, name, None)
         if isinstance(value, list):
             value = None if None in value or not value else max(value)
-        if value is not None and name in METRICS:
-            found.append((name, float(value)))
+        if value is not None:
+            found[name] = float(value)
     return found

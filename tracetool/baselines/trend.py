@@ -82,12 +82,13 @@ def _noise(values: Sequence[float]) -> float:
     return max(median(abs(b - a) for a, b in pairwise(values)) * 1.4826 / sqrt(2), _LEAST_NOISE_RATIO)
 
 
-def last_step(values: Sequence[float], least_change_ratio: float) -> Step | None:
+def last_step(values: Sequence[float], least_change_ratio: float, *, is_exact: bool) -> Step | None:
     """The last step of a series that changes its level by so much at least; None if there is none.
 
     Args:
         values: The series, in order.
         least_change_ratio: Smaller steps do not count.
+        is_exact: Whether values have no noise, as those of replay: then a single one after a step is certain.
     """
     starts = pieces(values)
     bounds = [*starts, len(values)]
@@ -95,6 +96,6 @@ def last_step(values: Sequence[float], least_change_ratio: float) -> Step | None
     for number in range(len(starts) - 1, 0, -1):
         before, after, first = means[number - 1], means[number], starts[number]
         if abs(after - before) >= least_change_ratio * abs(before):
-            is_certain = len(values) - first > 1 or len(set(values[:first])) == 1
+            is_certain = len(values) - first > 1 or (is_exact and len(set(values[:first])) == 1)
             return Step(first, before, after, is_certain)
     return None

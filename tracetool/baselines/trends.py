@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tracetool.baselines.history import OBSERVED
 from tracetool.baselines.trend import Step, last_step
 from tracetool.errors import ScenarioError, UnknownName
 from tracetool.metrics import METRICS
@@ -76,5 +77,6 @@ def trends(
     found = []
     for (name, scenario, of), all_values in series.items():
         kept = tuple(all_values[-last:])
-        found.append(Trend(name, scenario, of, kept, last_step([v.value for v in kept], least_change_ratio)))
+        step = last_step([one.value for one in kept], least_change_ratio, is_exact=name != OBSERVED)
+        found.append(Trend(name, scenario, of, kept, step))
     return found

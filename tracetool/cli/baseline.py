@@ -46,11 +46,7 @@ def add(report: Path, history: Path, label: str, at: str | None, *, quiet: bool)
     """
     from tracetool.baselines.history import add_report
 
-    try:
-        text = report.read_bytes()
-    except OSError as error:
-        raise ScenarioError(f"cannot read {report}: {error.strerror or error}.", hint="name a report.json") from error
-    added = add_report(history, text, label=label, at=at)
+    added = add_report(history, report, label=label, at=at)
     click.echo(f"{history}: entry {added[0].entry} ({label}), {len(added)} figures")
     next_step(f"tracetool baseline show --history {shlex.quote(str(history))}", quiet=quiet)
 

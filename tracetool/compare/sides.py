@@ -9,58 +9,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tracetool.compare.values import OF_STEP, Key, Values, values_of
-from tracetool.errors import SchemaVersion, StoreError
 from tracetool.recording import Recording, recording_of
+from tracetool.report_file import read_report
 from tracetool.tables import SCHEMA_VERSION
 from tracetool.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tracetool.report_file import ReportFile
     from tracetool.store import Run
-
-REPORT_SCHEMA = "urn:tracetool:schema:1:report"
-
-
-class _RunPart(msgspec.Struct):
-    name: str
-    digest: str
-    global_ranks: list[int]
-
-
-class _StepPart(msgspec.Struct):
-    number: int
-    step_ns: int
-    window_ns: int
-    bubble_ns: int
-    bubble_ratio: float
-    peak_hbm_bytes: list[int | None]
-    overhead_bytes: list[int | None] = []
-
-
-class _ResultPart(msgspec.Struct):
-    schedule: str
-    p2p: str
-    step_ns: int
-    window_ns: int
-    bubble_ns: int
-    bubble_ratio: float
-    cross_dc_bubble_ns: int
-    peak_hbm_bytes: list[int | None]
-    extra_forwards: list[int] | None = None
-
-
-class _ReportFile(msgspec.Struct):
-    """What is read of a report; what later versions add is not."""
-
-    schema_version: str
-    tool_version: str
-    command: str
-    run: _RunPart
-    step: _StepPart
-    scenario: dict[str, Any]
-    results: list[_ResultPart]
-    recording: Recording | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +132,7 @@ def _each_once(recordings: Sequence[Recording]) -> tuple[list[Recording], tuple[
     return kept, (told,) if twice else ()
 
 
-def _values_of_reports(reports: Sequence[_ReportFile]) -> dict[Key, Values]:
+def _values_of_reports(reports: Sequence[ReportFile]) -> dict[Key, Values]:
     """What reports say of their step, where they hold no recording, and of the schedules they replayed."""
     rows: dict[Key, list[float]] = {}
     for report in reports:
@@ -208,35 +166,3 @@ def is_report(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         return b'"urn:tracetool:schema:' in file.read(200)
-
-
-def read_report(path: Path) -> _ReportFile:
-    """Read a report of ``tracetool replay --json``.
-
-    Raises:
-        SchemaVersion: If another major version of the schema, or of the report, wrote it.
-        StoreError: If it is damaged.
-    """
-    data = path.read_bytes()
-    again = "write it again with: tracetool replay TRACES --json > report.json"
-    try:
-        head = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
-        raise StoreError(f"{path} is damaged: {error}.", hint=again) from error
-    if not isinstance(head, dict):
-        raise StoreError(f"{path} is damaged: it holds no report.", hint=again)
-    identifier, version = (str(head.get(key)) for key in ("$schema", "schema_version"))
-    if identifier != REPORT_SCHEMA:
-        raise SchemaVersion(
-            f"{path} is {identifier}; compare reads {REPORT_SCHEMA}.",
-            hint="name a Run, raw traces, or what 'tracetool replay --json' wrote",
-        )
-    if version.partition(".")[0] != SCHEMA_VERSION.partition(".")[0]:
-        raise SchemaVersion(
-            f"{path} has schema version {version}, this tool reads {SCHEMA_VERSION}.",
-            hint=f"its traces are needed: {head.get('command', again)} > {path.name}",
-        )
-    try:
-        return msgspec.json.decode(data, type=_ReportFile)
-    except msgspec.ValidationError as error:
-        raise StoreError(f"{path} is damaged: {error}.", hint=again) from error

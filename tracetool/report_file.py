@@ -1,0 +1,104 @@
+"""Reports that ``tracetool replay --json`` wrote, read again: by compare, and into histories."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tracetool.errors import SchemaVersion, StoreError
+from tracetool.recording import Recording  # noqa: TC001 - msgspec reads the annotations
+from tracetool.tables import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+REPORT_SCHEMA = "urn:tracetool:schema:1:report"
+
+
+class RunPart(msgspec.Struct):
+    """Which recording."""
+
+    name: str
+    digest: str
+    global_ranks: list[int]
+
+
+class StepPart(msgspec.Struct):
+    """The step that was observed."""
+
+    number: int
+    step_ns: int
+    window_ns: int
+    bubble_ns: int
+    bubble_ratio: float
+    peak_hbm_bytes: list[int | None]
+    overhead_bytes: list[int | None] = []
+
+
+class ResultPart(msgspec.Struct):
+    """A schedule that was replayed."""
+
+    schedule: str
+    p2p: str
+    step_ns: int
+    window_ns: int
+    bubble_ns: int
+    bubble_ratio: float
+    cross_dc_bubble_ns: int
+    peak_hbm_bytes: list[int | None]
+    extra_forwards: list[int] | None = None
+    microbatches: int | None = None
+
+
+class ReportFile(msgspec.Struct):
+    """What is read of a report; what later versions add is not."""
+
+    schema_version: str
+    tool_version: str
+    command: str
+    run: RunPart
+    step: StepPart
+    scenario: dict[str, Any]
+    results: list[ResultPart]
+    baseline: ResultPart | None = None
+    recording: Recording | None = None
+
+
+def read_report(path: Path) -> ReportFile:
+    """Read a report of ``tracetool replay --json``.
+
+    Raises:
+        StoreError: If it cannot be read or is damaged.
+        SchemaVersion: If another major version of the schema, or of the report, wrote it.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}.", hint="name a report.json") from error
+    again = "write it again with: tracetool replay TRACES --json > report.json"
+    try:
+        head = msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise StoreError(f"{path} is damaged: {error}.", hint=again) from error
+    if not isinstance(head, dict):
+        raise StoreError(f"{path} is damaged: it holds no report.", hint=again)
+    identifier, version = (str(head.get(key)) for key in ("$schema", "schema_version"))
+    if identifier != REPORT_SCHEMA:
+        raise SchemaVersion(
+            f"{path} is {identifier}; a report is {REPORT_SCHEMA}.",
+            hint="name a Run, raw traces, or what 'tracetool replay --json' wrote",
+        )
+    if version.partition(".")[0] != SCHEMA_VERSION.partition(".")[0]:
+        raise SchemaVersion(
+            f"{path} has schema version {version}, this tool reads {SCHEMA_VERSION}.",
+            hint=f"its traces are needed: {head.get('command', again)} > {path.name}",
+        )
+    try:
+        report = msgspec.json.decode(data, type=ReportFile)
+    except msgspec.ValidationError as error:
+        raise StoreError(f"{path} is damaged: {error}.", hint=again) from error
+    kept = report.recording
+    if kept is not None and not (kept.steps and all(0 <= step.order < len(kept.orders) for step in kept.steps)):
+        raise StoreError(f"{path} is damaged: its recording has no steps, or orders that are not there.", hint=again)
+    return report
