@@ -62,7 +62,6 @@ def crossing_uses(pipeline: Pipeline, topology: Topology) -> tuple[CollectiveUse
         return ()
     places = places_of(pipeline, topology)
     in_stages = (use for stage in pipeline.stages for uses in stage.collectives.values() for use in uses)
-    (use for rank in pipeline.ranks for uses in (rank.overlapped, *(p.collectives for p in rank.tail)) for use in uses)
     in_tails = (use for rank in pipeline.ranks for part in rank.tail for use in part.collectives)
     beside = (use for rank in pipeline.ranks for use in rank.overlapped)
     return tuple(

@@ -113,7 +113,7 @@ def _panels(answer: Answer) -> list[Panel]:
     replayed = [answer.baseline, *([] if is_baseline(answer, best) else [best])]
     return [
         panel_of(known, answer.observed, answer.observed_idles, dcs),
-        *(panel_of(short_name(r), r.timeline, getattr(r, "idles", ()), dcs) for r in replayed),
+        *(panel_of(short_name(r), r.timeline, r.idles, dcs) for r in replayed),
     ]
 
 
