@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from tracetool.fields import doc
 from tracetool.metrics import measure
 from tracetool.model.action import Action, ActionKind
 from tracetool.model.pipeline import P2P_MODES, ActionCost, Pipeline, RankProfile, StageProfile, TailPart
@@ -30,71 +31,67 @@ MOST_STEPS = 8
 """So many steps are looked at where none are kept: as many as ingest keeps."""
 
 
-def _doc(text: str) -> msgspec.Meta:
-    return msgspec.Meta(description=text)
-
-
 class ActionRecord(msgspec.Struct, kw_only=True):
     """Costs of one kind of action on one stage, in order of microbatch."""
 
-    duration_ns: Annotated[list[int], _doc("Compute time: kernels and the launch gaps between them.")]
-    held_bytes: Annotated[list[int | None], _doc("Memory allocated at its end minus at its start; empty if unknown.")]
-    peak_bytes: Annotated[list[int | None], _doc("Highest allocation above the level at its start; empty if unknown.")]
+    duration_ns: Annotated[list[int], doc("Compute time: kernels and the launch gaps between them.")]
+    held_bytes: Annotated[list[int | None], doc("Memory allocated at its end minus at its start; empty if unknown.")]
+    peak_bytes: Annotated[list[int | None], doc("Highest allocation above the level at its start; empty if unknown.")]
 
 
 class MessageRecord(msgspec.Struct, kw_only=True):
     """Messages that leave a stage in one direction."""
 
-    transfer_ns: Annotated[int, _doc("Median time once both sides are ready.")]
-    each_ns: Annotated[list[int], _doc("That time of each message, in order of microbatch.")]
-    payload_bytes: Annotated[int | None, _doc("Bytes of one; null if they differ or are unknown.")]
+    transfer_ns: Annotated[int, doc("Median time once both sides are ready.")]
+    each_ns: Annotated[list[int], doc("That time of each message, in order of microbatch.")]
+    payload_bytes: Annotated[int | None, doc("Bytes of one; null if they differ or are unknown.")]
 
 
 class TailRecord(msgspec.Struct, kw_only=True):
     """A part of what a rank does after its last compute."""
 
-    kind: Annotated[str, _doc("REDUCE_GRAD or OPTIMIZER.")]
-    duration_ns: Annotated[int, _doc("Its time, without waits for other ranks.")]
-    meet: Annotated[str | None, _doc("Collective that opens it; null for none.")] = None
+    kind: Annotated[str, doc("REDUCE_GRAD or OPTIMIZER.")]
+    duration_ns: Annotated[int, doc("Its time, without waits for other ranks.")]
+    meet: Annotated[str | None, doc("Collective that opens it; null for none.")] = None
 
 
 class RankRecord(msgspec.Struct, kw_only=True):
     """What belongs to a pipeline rank as a whole."""
 
-    static_bytes: Annotated[int | None, _doc("Allocated when the step starts; null if unknown.")]
-    tail_peak_bytes: Annotated[int, _doc("Highest allocation after the last action, above the level at its end.")]
-    receive_buffer_bytes: Annotated[int | None, _doc("Of the static bytes, buffers of messages to receive.")]
-    tail: Annotated[list[TailRecord], _doc("What follows its last compute.")]
+    static_bytes: Annotated[int | None, doc("Allocated when the step starts; null if unknown.")]
+    tail_peak_bytes: Annotated[int, doc("Highest allocation after the last action, above the level at its end.")]
+    receive_buffer_bytes: Annotated[int | None, doc("Of the static bytes, buffers of messages to receive.")]
+    tail: Annotated[list[TailRecord], doc("What follows its last compute.")]
 
 
 class StepRecord(msgspec.Struct, kw_only=True):
     """One complete step as it was recorded."""
 
-    number: Annotated[int, _doc("Step number in the trace.")]
-    step_ns: Annotated[int, _doc("First forward to the end of gradient reduction and optimizer.")]
-    window_ns: Annotated[int, _doc("First forward on any rank to last backward on any rank.")]
-    compute_ns: Annotated[int, _doc("Compute of all ranks in the window.")]
-    bubble_ns: Annotated[int, _doc("Idle time within the window, mean over ranks.")]
-    bubble_ratio: Annotated[float, _doc("Idle share of the window.")]
-    peak_hbm_bytes: Annotated[list[int | None], _doc("Highest allocation per pipeline rank; null if unknown.")]
-    overhead_bytes: Annotated[list[int | None], _doc("Memory needed beyond it per pipeline rank; null if unknown.")]
-    order: Annotated[int, _doc("Which of the recording's orders it ran.")]
-    p2p: Annotated[str, _doc("How its transfers were issued.")]
-    buffered: Annotated[bool, _doc("Whether sends ended before their receives started.")]
-    actions: Annotated[dict[str, ActionRecord], _doc("Costs by stage and kind, as in 2F.")]
-    messages: Annotated[dict[str, MessageRecord], _doc("Messages by sending stage and kind, as in 2F.")]
-    ranks: Annotated[list[RankRecord], _doc("One per pipeline rank.")]
+    number: Annotated[int, doc("Step number in the trace.")]
+    step_ns: Annotated[int, doc("First forward to the end of gradient reduction and optimizer.")]
+    window_ns: Annotated[int, doc("First forward on any rank to last backward on any rank.")]
+    compute_ns: Annotated[int, doc("Compute of all ranks in the window.")]
+    bubble_ns: Annotated[int, doc("Idle time within the window, mean over ranks.")]
+    bubble_ratio: Annotated[float, doc("Idle share of the window.")]
+    peak_hbm_bytes: Annotated[list[int | None], doc("Highest allocation per pipeline rank; null if unknown.")]
+    overhead_bytes: Annotated[list[int | None], doc("Memory needed beyond it per pipeline rank; null if unknown.")]
+    order: Annotated[int, doc("Which of the recording's orders it ran.")]
+    p2p: Annotated[str, doc("How its transfers were issued.")]
+    buffered: Annotated[bool, doc("Whether sends ended before their receives started.")]
+    actions: Annotated[dict[str, ActionRecord], doc("Costs by stage and kind, as in 2F.")]
+    messages: Annotated[dict[str, MessageRecord], doc("Messages by sending stage and kind, as in 2F.")]
+    ranks: Annotated[list[RankRecord], doc("One per pipeline rank.")]
 
 
 class Recording(msgspec.Struct, kw_only=True):
     """All steps of one recording that were looked at."""
 
-    version: Annotated[int, _doc("Version of this form.")] = RECORDING_VERSION
-    tool_version: Annotated[str, _doc("Version of tracetool that measured.")]
-    digest: Annotated[str, _doc("Digest of the traces.")]
-    global_ranks: Annotated[list[int], _doc("Global rank of each pipeline rank.")]
-    orders: Annotated[list[list[str]], _doc("Compute orders that steps ran: per pipeline rank its actions, spaced.")]
-    steps: Annotated[list[StepRecord], _doc("One per complete step, in order of time.")]
+    version: Annotated[int, doc("Version of this form.")] = RECORDING_VERSION
+    tool_version: Annotated[str, doc("Version of tracetool that measured.")]
+    digest: Annotated[str, doc("Digest of the traces.")]
+    global_ranks: Annotated[list[int], doc("Global rank of each pipeline rank.")]
+    orders: Annotated[list[list[str]], doc("Compute orders that steps ran: per pipeline rank its actions, spaced.")]
+    steps: Annotated[list[StepRecord], doc("One per complete step, in order of time.")]
 
 
 def make_recording(digest: str, looks: Sequence[StepLook]) -> Recording:

@@ -7,25 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from tracetool.errors import ScenarioError
+from tracetool.fields import doc
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def _doc(text: str) -> msgspec.Meta:
-    return msgspec.Meta(description=text)
-
-
 class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
     """What a project sets; the command line goes ahead of it."""
 
-    fail_on: Annotated[list[str], _doc("Limits of tracetool compare, as in bubble_ratio>+2% or step_ns>400ms.")] = []
-    least_change: Annotated[str, _doc("Least change of a median that counts, as in 2%.")] = "2%"
+    fail_on: Annotated[list[str], doc("Limits of tracetool compare, as in bubble_ratio>+2% or step_ns>400ms.")] = []
+    least_change: Annotated[str, doc("Least change of a median that counts, as in 2%.")] = "2%"
     alpha: Annotated[
         float, msgspec.Meta(gt=0, lt=1, description="Chance at which the rank test calls equal sets different.")
     ] = 0.01
-    informational: Annotated[bool, _doc("Whether a closed gate exits with 0.")] = False
-    allow_inconclusive: Annotated[bool, _doc("Whether limits may be inconclusive (too few steps).")] = False
+    informational: Annotated[bool, doc("Whether a closed gate exits with 0.")] = False
+    allow_inconclusive: Annotated[bool, doc("Whether limits may be inconclusive (too few steps).")] = False
 
 
 def find_config(folder: Path) -> Path | None:

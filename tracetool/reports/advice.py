@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from tracetool.depth import RELEVANT_RATIO
+from tracetool.fields import doc
 from tracetool.reports.json import (
     FidelityInfo,
     RefusedInfo,
@@ -30,114 +31,110 @@ if TYPE_CHECKING:
 SCHEMA_ID = "urn:tracetool:schema:1:advice"
 
 
-def _doc(text: str) -> msgspec.Meta:
-    return msgspec.Meta(description=text)
-
-
 class PlanInfo(msgspec.Struct, kw_only=True):
     """One schedule that could be run."""
 
-    schedule: Annotated[str, _doc("Name of the schedule.")]
-    extra_forwards: Annotated[list[int] | None, _doc("Warm-up forwards per rank beyond 1F1B's; null if n/a.")]
-    p2p: Annotated[str, _doc("How its transfers are issued: grouped, in-order or per-edge.")]
-    microbatches: Annotated[int, _doc("Microbatches per step.")]
-    step_ns: Annotated[int, _doc("First forward to the end of gradient reduction and optimizer.")]
-    feasible: Annotated[bool | None, _doc("Fits the memory limit; null if memory is unknown.")]
-    shortage: Annotated[ShortageInfo | None, _doc("Where it does not fit.")]
-    needed_hbm_bytes: Annotated[list[int | None], _doc("Device memory needed per rank, null if unknown.")]
+    schedule: Annotated[str, doc("Name of the schedule.")]
+    extra_forwards: Annotated[list[int] | None, doc("Warm-up forwards per rank beyond 1F1B's; null if n/a.")]
+    p2p: Annotated[str, doc("How its transfers are issued: grouped, in-order or per-edge.")]
+    microbatches: Annotated[int, doc("Microbatches per step.")]
+    step_ns: Annotated[int, doc("First forward to the end of gradient reduction and optimizer.")]
+    feasible: Annotated[bool | None, doc("Fits the memory limit; null if memory is unknown.")]
+    shortage: Annotated[ShortageInfo | None, doc("Where it does not fit.")]
+    needed_hbm_bytes: Annotated[list[int | None], doc("Device memory needed per rank, null if unknown.")]
     seen_error_ratio: Annotated[
-        float | None, _doc("Largest step time error of such predictions on recorded runs; null if none was like it.")
+        float | None, doc("Largest step time error of such predictions on recorded runs; null if none was like it.")
     ]
     evidence: Annotated[
         str,
-        _doc(
+        doc(
             "What the prediction rests on: recorded (such predictions were compared with recorded steps), measured "
             "(all costs are measured) or unproven."
         ),
     ]
-    rests_on: Annotated[list[str], _doc("Of an unproven one, what nothing recorded was like.")]
-    remark: Annotated[str | None, _doc("Why this variant was chosen, or how its costs came about.")]
+    rests_on: Annotated[list[str], doc("Of an unproven one, what nothing recorded was like.")]
+    remark: Annotated[str | None, doc("Why this variant was chosen, or how its costs came about.")]
 
 
 class GainInfo(msgspec.Struct, kw_only=True):
     """What one more unit of a resource buys."""
 
-    resource: Annotated[str, _doc("bandwidth, latency, hbm, compute or microbatches.")]
-    more: Annotated[str, _doc("How much more, for people.")]
-    link: Annotated[str | None, _doc("The pair of data centres whose link alone is better; null if all are.")]
-    scenario: Annotated[ScenarioInfo, _doc("The what-if with it.")]
-    plan: Annotated[PlanInfo, _doc("What would be run then.")]
-    same_plan_ns: Annotated[int | None, _doc("Step of the plan that is best now; null if it does not fit then.")]
-    gained_ns: Annotated[int, _doc("How much less time the work of a step takes than with the best plan now.")]
-    gain_ratio: Annotated[float, _doc("gained_ns over the best plan's step_ns.")]
+    resource: Annotated[str, doc("bandwidth, latency, hbm, compute or microbatches.")]
+    more: Annotated[str, doc("How much more, for people.")]
+    link: Annotated[str | None, doc("The pair of data centres whose link alone is better; null if all are.")]
+    scenario: Annotated[ScenarioInfo, doc("The what-if with it.")]
+    plan: Annotated[PlanInfo, doc("What would be run then.")]
+    same_plan_ns: Annotated[int | None, doc("Step of the plan that is best now; null if it does not fit then.")]
+    gained_ns: Annotated[int, doc("How much less time the work of a step takes than with the best plan now.")]
+    gain_ratio: Annotated[float, doc("gained_ns over the best plan's step_ns.")]
 
 
 class UntoldInfo(msgspec.Struct, kw_only=True):
     """A unit whose gain cannot be told."""
 
-    more: Annotated[str, _doc("How much more of what.")]
-    reason: Annotated[str, _doc("Why.")]
+    more: Annotated[str, doc("How much more of what.")]
+    reason: Annotated[str, doc("Why.")]
 
 
 class SizesInfo(msgspec.Struct, kw_only=True):
     """One choice of micro-batch size and sequence length, replayed with geopipe."""
 
-    mbs: Annotated[int, _doc("Sequences of a microbatch.")]
-    seq: Annotated[int, _doc("Tokens of a sequence.")]
-    microbatches: Annotated[int, _doc("Microbatches per step.")]
-    extra_forwards: Annotated[list[int], _doc("Warm-up forwards per rank beyond 1F1B's.")]
-    p2p: Annotated[str, _doc("How transfers are issued: grouped, in-order or per-edge.")]
-    step_ns: Annotated[int, _doc("First forward to the end of gradient reduction and optimizer.")]
-    step_per_token_ns: Annotated[float, _doc("step_ns over the tokens of a step.")]
-    needed_hbm_bytes: Annotated[list[int | None], _doc("Device memory needed per rank, null if unknown.")]
-    feasible: Annotated[bool | None, _doc("Fits the memory limit; null if memory is unknown.")]
-    extrapolated: Annotated[bool, _doc("Whether its costs are; those of the recorded sizes are measured.")]
+    mbs: Annotated[int, doc("Sequences of a microbatch.")]
+    seq: Annotated[int, doc("Tokens of a sequence.")]
+    microbatches: Annotated[int, doc("Microbatches per step.")]
+    extra_forwards: Annotated[list[int], doc("Warm-up forwards per rank beyond 1F1B's.")]
+    p2p: Annotated[str, doc("How transfers are issued: grouped, in-order or per-edge.")]
+    step_ns: Annotated[int, doc("First forward to the end of gradient reduction and optimizer.")]
+    step_per_token_ns: Annotated[float, doc("step_ns over the tokens of a step.")]
+    needed_hbm_bytes: Annotated[list[int | None], doc("Device memory needed per rank, null if unknown.")]
+    feasible: Annotated[bool | None, doc("Fits the memory limit; null if memory is unknown.")]
+    extrapolated: Annotated[bool, doc("Whether its costs are; those of the recorded sizes are measured.")]
 
 
 class CoTuningInfo(msgspec.Struct, kw_only=True):
     """Depths of geopipe with micro-batch size and sequence length, at equal tokens per step (--co-tune)."""
 
-    mbs: Annotated[int, _doc("Sequences of a recorded microbatch.")]
-    seq: Annotated[int, _doc("Tokens of a recorded sequence.")]
-    hidden: Annotated[int, _doc("Hidden size of the model.")]
-    tokens: Annotated[int, _doc("Tokens of a step, in one pipeline.")]
-    candidates: Annotated[list[SizesInfo], _doc("The shortest step first; those that do not fit the memory last.")]
+    mbs: Annotated[int, doc("Sequences of a recorded microbatch.")]
+    seq: Annotated[int, doc("Tokens of a recorded sequence.")]
+    hidden: Annotated[int, doc("Hidden size of the model.")]
+    tokens: Annotated[int, doc("Tokens of a step, in one pipeline.")]
+    candidates: Annotated[list[SizesInfo], doc("The shortest step first; those that do not fit the memory last.")]
     extrapolation_error_ratio: Annotated[
-        float | None, _doc("Largest error of a forward and backward extrapolated so; null where that was not tried.")
+        float | None, doc("Largest error of a forward and backward extrapolated so; null where that was not tried.")
     ]
-    assumptions: Annotated[list[str], _doc("What the extrapolation rests on.")]
+    assumptions: Annotated[list[str], doc("What the extrapolation rests on.")]
 
 
 class AdviceInfo(msgspec.Struct, kw_only=True):
     """Result of tracetool advise."""
 
-    schema: Annotated[str, _doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
-    schema_version: Annotated[str, _doc("Version of the schema.")] = SCHEMA_VERSION
-    tool_version: Annotated[str, _doc("Version of tracetool.")]
-    command: Annotated[str, _doc("Command line that made it.")]
+    schema: Annotated[str, doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
+    schema_version: Annotated[str, doc("Version of the schema.")] = SCHEMA_VERSION
+    tool_version: Annotated[str, doc("Version of tracetool.")]
+    command: Annotated[str, doc("Command line that made it.")]
     run: RunInfo
     step: StepInfo
     fidelity: FidelityInfo
     scenario: ScenarioInfo
     now: Annotated[
         ResultInfo,
-        _doc("The recorded order over the same links; of other microbatches, the schedule that it is."),
+        doc("The recorded order over the same links; of other microbatches, the schedule that it is."),
     ]
-    best: Annotated[PlanInfo | None, _doc("What to run; null if nothing fits the memory.")]
-    lead_is_certain: Annotated[bool, _doc("Whether its lead over the recorded order exceeds the predictions' error.")]
-    as_good: Annotated[list[PlanInfo], _doc("As sure, with steps that differ by no more than the error.")]
-    unproven: Annotated[list[PlanInfo], _doc("Shorter, but predictions rest on less; the shortest of each schedule.")]
-    binds: Annotated[str, _doc("bandwidth, latency, hbm or compute: more of it would shorten the step most.")]
+    best: Annotated[PlanInfo | None, doc("What to run; null if nothing fits the memory.")]
+    lead_is_certain: Annotated[bool, doc("Whether its lead over the recorded order exceeds the predictions' error.")]
+    as_good: Annotated[list[PlanInfo], doc("As sure, with steps that differ by no more than the error.")]
+    unproven: Annotated[list[PlanInfo], doc("Shorter, but predictions rest on less; the shortest of each schedule.")]
+    binds: Annotated[str, doc("bandwidth, latency, hbm or compute: more of it would shorten the step most.")]
     relevant_ratio: Annotated[
-        float, _doc("Steps that differ by less count as equal, and what gains less does not bind.")
+        float, doc("Steps that differ by less count as equal, and what gains less does not bind.")
     ]
-    gains: Annotated[list[GainInfo], _doc("What one more unit of each resource buys, replayed.")]
-    untold: Annotated[list[UntoldInfo], _doc("Units whose gain cannot be told, and why.")]
-    co_tuning: Annotated[CoTuningInfo | None, _doc("Other sizes of a microbatch; null if not asked for.")]
-    plans: Annotated[list[PlanInfo], _doc("All that was tried, the shortest step first.")]
-    refused: Annotated[list[RefusedInfo], _doc("Schedules that cannot be replayed, and why.")]
-    warnings: Annotated[list[str], _doc("Why not to trust any of it.")]
-    notes: Annotated[list[str], _doc("What was inferred, is missing or not modelled.")]
+    gains: Annotated[list[GainInfo], doc("What one more unit of each resource buys, replayed.")]
+    untold: Annotated[list[UntoldInfo], doc("Units whose gain cannot be told, and why.")]
+    co_tuning: Annotated[CoTuningInfo | None, doc("Other sizes of a microbatch; null if not asked for.")]
+    plans: Annotated[list[PlanInfo], doc("All that was tried, the shortest step first.")]
+    refused: Annotated[list[RefusedInfo], doc("Schedules that cannot be replayed, and why.")]
+    warnings: Annotated[list[str], doc("Why not to trust any of it.")]
+    notes: Annotated[list[str], doc("What was inferred, is missing or not modelled.")]
 
 
 def advice_info(advice: Advice, facts: RunFacts, tuning: CoTuning | None = None) -> AdviceInfo:

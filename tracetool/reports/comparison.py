@@ -13,6 +13,7 @@ import msgspec
 
 from tracetool.compare.summary import summary
 from tracetool.compare.whole import whole_contributions
+from tracetool.fields import doc
 from tracetool.tables import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -26,93 +27,89 @@ if TYPE_CHECKING:
 SCHEMA_ID = "urn:tracetool:schema:1:comparison"
 
 
-def _doc(text: str) -> msgspec.Meta:
-    return msgspec.Meta(description=text)
-
-
 class SourceInfo(msgspec.Struct, kw_only=True):
     """A Run or report of a side."""
 
-    name: Annotated[str, _doc("What the user named.")]
-    digest: Annotated[str, _doc("Digest of its traces.")]
-    tool_version: Annotated[str, _doc("Version of tracetool that measured it.")]
-    schema_version: Annotated[str, _doc("Version of the schema that it was written by.")]
-    steps: Annotated[list[int], _doc("Steps it holds.")]
+    name: Annotated[str, doc("What the user named.")]
+    digest: Annotated[str, doc("Digest of its traces.")]
+    tool_version: Annotated[str, doc("Version of tracetool that measured it.")]
+    schema_version: Annotated[str, doc("Version of the schema that it was written by.")]
+    steps: Annotated[list[int], doc("Steps it holds.")]
 
 
 class SideInfo(msgspec.Struct, kw_only=True):
     """The base, or the new side."""
 
-    sources: Annotated[list[SourceInfo], _doc("Its Runs and reports.")]
-    scenario: Annotated[dict[str, Any] | None, _doc("What its reports replayed; null for Runs, or if they differ.")]
+    sources: Annotated[list[SourceInfo], doc("Its Runs and reports.")]
+    scenario: Annotated[dict[str, Any] | None, doc("What its reports replayed; null for Runs, or if they differ.")]
 
 
 class RulesInfo(msgspec.Struct, kw_only=True):
     """When a change counts."""
 
-    alpha: Annotated[float, _doc("Chance at which the rank test calls equal sets different.")]
-    least_ratio: Annotated[float, _doc("Least change of a median.")]
-    least_share_ratio: Annotated[float, _doc("Least change of a part, as a share of the step.")]
+    alpha: Annotated[float, doc("Chance at which the rank test calls equal sets different.")]
+    least_ratio: Annotated[float, doc("Least change of a median.")]
+    least_share_ratio: Annotated[float, doc("Least change of a part, as a share of the step.")]
 
 
 class LineInfo(msgspec.Struct, kw_only=True):
     """One value side by side."""
 
-    name: Annotated[str, _doc("Metric, and behind a slash what it is of.")]
-    metric: Annotated[str, _doc("Name of the metric.")]
-    scope: Annotated[str | None, _doc("Stage and kind, rank or replayed schedule; null for the step.")]
-    unit: Annotated[str, _doc("ns, bytes or 1.")]
-    better: Annotated[str, _doc("lower or higher.")]
-    base: Annotated[float | None, _doc("Median of the base; null if it has none.")]
-    new: Annotated[float | None, _doc("Median of the new side; null if it has none.")]
-    change: Annotated[float | None, _doc("New minus base.")]
-    change_ratio: Annotated[float | None, _doc("New over base, minus one; null if the base is 0.")]
-    base_count: Annotated[int, _doc("Values the base's is of.")]
-    new_count: Annotated[int, _doc("Values the new one is of.")]
-    sampled: Annotated[str, _doc("What the values are of: steps, actions, or exact figures.")]
-    p: Annotated[float | None, _doc("Two-sided chance of the Mann-Whitney test; null if nothing was tested.")]
-    verdict: Annotated[str, _doc("improved, unchanged, regressed or inconclusive.")]
-    why: Annotated[str | None, _doc("Why nothing can be told.")]
+    name: Annotated[str, doc("Metric, and behind a slash what it is of.")]
+    metric: Annotated[str, doc("Name of the metric.")]
+    scope: Annotated[str | None, doc("Stage and kind, rank or replayed schedule; null for the step.")]
+    unit: Annotated[str, doc("ns, bytes or 1.")]
+    better: Annotated[str, doc("lower or higher.")]
+    base: Annotated[float | None, doc("Median of the base; null if it has none.")]
+    new: Annotated[float | None, doc("Median of the new side; null if it has none.")]
+    change: Annotated[float | None, doc("New minus base.")]
+    change_ratio: Annotated[float | None, doc("New over base, minus one; null if the base is 0.")]
+    base_count: Annotated[int, doc("Values the base's is of.")]
+    new_count: Annotated[int, doc("Values the new one is of.")]
+    sampled: Annotated[str, doc("What the values are of: steps, actions, or exact figures.")]
+    p: Annotated[float | None, doc("Two-sided chance of the Mann-Whitney test; null if nothing was tested.")]
+    verdict: Annotated[str, doc("improved, unchanged, regressed or inconclusive.")]
+    why: Annotated[str | None, doc("Why nothing can be told.")]
 
 
 class CauseInfo(msgspec.Struct, kw_only=True):
     """A part of a change."""
 
-    kind: Annotated[str, _doc("rank, stage, link, tail, memory, order, everything or not replayed.")]
-    name: Annotated[str, _doc("Which one.")]
+    kind: Annotated[str, doc("rank, stage, link, tail, memory, order, everything or not replayed.")]
+    name: Annotated[str, doc("Which one.")]
     value: Annotated[
-        float, _doc("What it contributes, in the metric's unit (whole ns and bytes); together they are the change.")
+        float, doc("What it contributes, in the metric's unit (whole ns and bytes); together they are the change.")
     ]
-    detail: Annotated[str, _doc("What it was and is.")]
+    detail: Annotated[str, doc("What it was and is.")]
 
 
 class CheckInfo(msgspec.Struct, kw_only=True):
     """How a limit fared."""
 
-    limit: Annotated[str, _doc("The limit as it was written.")]
-    outcome: Annotated[str, _doc("held, exceeded or inconclusive.")]
-    detail: Annotated[str, _doc("What was found.")]
+    limit: Annotated[str, doc("The limit as it was written.")]
+    outcome: Annotated[str, doc("held, exceeded or inconclusive.")]
+    detail: Annotated[str, doc("What was found.")]
 
 
 class ComparisonInfo(msgspec.Struct, kw_only=True):
     """Result of tracetool compare."""
 
-    schema: Annotated[str, _doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
-    schema_version: Annotated[str, _doc("Version of the schema.")] = SCHEMA_VERSION
-    tool_version: Annotated[str, _doc("Version of tracetool.")]
-    command: Annotated[str, _doc("Command line that made it.")]
-    summary: Annotated[str, _doc("The change that matters most, its verdict, its causes.")]
-    gate: Annotated[str, _doc("tool: same traces, so results must be the same; workload: other traces.")]
-    passed: Annotated[bool, _doc("Whether the gate is open.")]
-    failures: Annotated[list[str], _doc("Why it is closed.")]
-    accepted: Annotated[bool, _doc("Whether other results of the same traces were accepted.")]
-    base: Annotated[SideInfo, _doc("What is compared with.")]
-    new: Annotated[SideInfo, _doc("What is new.")]
+    schema: Annotated[str, doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
+    schema_version: Annotated[str, doc("Version of the schema.")] = SCHEMA_VERSION
+    tool_version: Annotated[str, doc("Version of tracetool.")]
+    command: Annotated[str, doc("Command line that made it.")]
+    summary: Annotated[str, doc("The change that matters most, its verdict, its causes.")]
+    gate: Annotated[str, doc("tool: same traces, so results must be the same; workload: other traces.")]
+    passed: Annotated[bool, doc("Whether the gate is open.")]
+    failures: Annotated[list[str], doc("Why it is closed.")]
+    accepted: Annotated[bool, doc("Whether other results of the same traces were accepted.")]
+    base: Annotated[SideInfo, doc("What is compared with.")]
+    new: Annotated[SideInfo, doc("What is new.")]
     rules: RulesInfo
-    lines: Annotated[list[LineInfo], _doc("Every value side by side.")]
-    causes: Annotated[dict[str, list[CauseInfo]], _doc("Per metric the causes of its change, the largest first.")]
-    checks: Annotated[list[CheckInfo], _doc("How the limits fared.")]
-    notes: Annotated[list[str], _doc("What could not be compared or told.")]
+    lines: Annotated[list[LineInfo], doc("Every value side by side.")]
+    causes: Annotated[dict[str, list[CauseInfo]], doc("Per metric the causes of its change, the largest first.")]
+    checks: Annotated[list[CheckInfo], doc("How the limits fared.")]
+    notes: Annotated[list[str], doc("What could not be compared or told.")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from tracetool.fields import doc
 from tracetool.model.idle import CAUSES, Cause
 from tracetool.reports.json import IdleInfo, LinkInfo, link_infos
 from tracetool.reports.path_words import Words
@@ -20,19 +21,15 @@ if TYPE_CHECKING:
 SCHEMA_ID = "urn:tracetool:schema:1:explanation"
 
 
-def _doc(text: str) -> msgspec.Meta:
-    return msgspec.Meta(description=text)
-
-
 class RemovalInfo(msgspec.Struct, kw_only=True):
     """The step without a cause, replayed."""
 
-    how: Annotated[str, _doc("What was replayed instead, or why nothing was.")]
-    step_ns: Annotated[int | None, _doc("The step then; null if nothing was replayed.")]
-    microbatches: Annotated[int | None, _doc("Microbatches of that step.")]
+    how: Annotated[str, doc("What was replayed instead, or why nothing was.")]
+    step_ns: Annotated[int | None, doc("The step then; null if nothing was replayed.")]
+    microbatches: Annotated[int | None, doc("Microbatches of that step.")]
     change_ratio: Annotated[
         float | None,
-        _doc(
+        doc(
             "Time per microbatch over that of replayed_step_ns, minus one; null if not replayed, and for host, without "
             "which a step takes replayed_step_ns."
         ),
@@ -42,8 +39,8 @@ class RemovalInfo(msgspec.Struct, kw_only=True):
 class CauseInfo(msgspec.Struct, kw_only=True):
     """A cause of idle time."""
 
-    cause: Annotated[str, _doc("Its name.")]
-    meaning: Annotated[str, _doc("What it means.")]
+    cause: Annotated[str, doc("Its name.")]
+    meaning: Annotated[str, doc("What it means.")]
     idle: IdleInfo
     removal: RemovalInfo
 
@@ -51,62 +48,62 @@ class CauseInfo(msgspec.Struct, kw_only=True):
 class StepInfo(msgspec.Struct, kw_only=True):
     """A step of the critical path."""
 
-    text: Annotated[str, _doc("In words; ranks are global.")]
-    start_ns: Annotated[int, _doc("From the start of the window.")]
-    duration_ns: Annotated[int, _doc("Its length.")]
-    ranks: Annotated[list[int], _doc("Pipeline ranks that compute in it.")]
-    microbatches: Annotated[list[int], _doc("Microbatches that it computes, or that of its message.")]
-    actions: Annotated[list[str], _doc("Computes, as in 2F0: stage, kind, microbatch.")]
-    link: Annotated[str | None, _doc("The link that its message crosses.")]
-    wait_ns: Annotated[dict[str, int], _doc("What is no compute, by cause.")]
+    text: Annotated[str, doc("In words; ranks are global.")]
+    start_ns: Annotated[int, doc("From the start of the window.")]
+    duration_ns: Annotated[int, doc("Its length.")]
+    ranks: Annotated[list[int], doc("Pipeline ranks that compute in it.")]
+    microbatches: Annotated[list[int], doc("Microbatches that it computes, or that of its message.")]
+    actions: Annotated[list[str], doc("Computes, as in 2F0: stage, kind, microbatch.")]
+    link: Annotated[str | None, doc("The link that its message crosses.")]
+    wait_ns: Annotated[dict[str, int], doc("What is no compute, by cause.")]
 
 
 class PartInfo(msgspec.Struct, kw_only=True):
     """Steps of the critical path, and how often the like of them came in a row."""
 
-    times: Annotated[int, _doc("How often.")]
-    start_ns: Annotated[int, _doc("Of the first, from the start of the window.")]
-    duration_ns: Annotated[int, _doc("Of all together.")]
-    steps: Annotated[list[StepInfo], _doc("Of the first time.")]
+    times: Annotated[int, doc("How often.")]
+    start_ns: Annotated[int, doc("Of the first, from the start of the window.")]
+    duration_ns: Annotated[int, doc("Of all together.")]
+    steps: Annotated[list[StepInfo], doc("Of the first time.")]
 
 
 class SpentInfo(msgspec.Struct, kw_only=True):
     """What the critical path was spent with."""
 
-    what: Annotated[str, _doc("compute, or a cause.")]
-    rank: Annotated[int | None, _doc("Pipeline rank that computed.")]
-    duration_ns: Annotated[int, _doc("Its time.")]
+    what: Annotated[str, doc("compute, or a cause.")]
+    rank: Annotated[int | None, doc("Pipeline rank that computed.")]
+    duration_ns: Annotated[int, doc("Its time.")]
 
 
 class ExplanationInfo(msgspec.Struct, kw_only=True):
     """Result of tracetool explain."""
 
-    schema: Annotated[str, _doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
-    schema_version: Annotated[str, _doc("Version of the schema.")] = SCHEMA_VERSION
-    tool_version: Annotated[str, _doc("Version of tracetool.")]
-    command: Annotated[str, _doc("Command line that made it.")]
-    run: Annotated[str, _doc("What the user named.")]
-    digest: Annotated[str, _doc("SHA-256 over the traces' content.")]
-    global_ranks: Annotated[list[int], _doc("Global rank of each pipeline rank.")]
-    subject: Annotated[str, _doc("observed (the recording itself) or replayed.")]
-    schedule: Annotated[str, _doc("Name of the order.")]
-    extra_forwards: Annotated[list[int] | None, _doc("Warm-up forwards per rank beyond 1F1B's; null if n/a.")]
-    p2p: Annotated[str, _doc("How transfers were issued: grouped, in-order or per-edge.")]
-    microbatches: Annotated[int, _doc("Microbatches per step.")]
-    links: Annotated[list[LinkInfo], _doc("Links between data centres.")]
-    step_ns: Annotated[int, _doc("First forward to the end of gradient reduction and optimizer.")]
-    window_ns: Annotated[int, _doc("First forward on any rank to last backward on any rank.")]
-    bubble_ns: Annotated[int, _doc("Idle time within the window, mean over ranks.")]
-    replayed_step_ns: Annotated[int, _doc("The step replayed: of a replay step_ns.")]
-    rank_compute_ns: Annotated[list[int], _doc("Compute per pipeline rank: no step can be shorter than the largest.")]
-    causes: Annotated[list[CauseInfo], _doc("The largest causes of idle time, largest first.")]
-    other_causes_ns: Annotated[int, _doc("Idle time of causes that are not listed, mean over ranks.")]
-    without_any: Annotated[RemovalInfo, _doc("All removed at once that can be.")]
-    critical_path: Annotated[list[PartInfo], _doc("What each moment of the window was spent with.")]
-    spent: Annotated[list[SpentInfo], _doc("The critical path in sums, largest first.")]
-    remark: Annotated[str | None, _doc("Why this variant was chosen.")]
-    warnings: Annotated[list[str], _doc("Why not to trust any of it.")]
-    notes: Annotated[list[str], _doc("What was inferred, is missing or not modelled.")]
+    schema: Annotated[str, doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
+    schema_version: Annotated[str, doc("Version of the schema.")] = SCHEMA_VERSION
+    tool_version: Annotated[str, doc("Version of tracetool.")]
+    command: Annotated[str, doc("Command line that made it.")]
+    run: Annotated[str, doc("What the user named.")]
+    digest: Annotated[str, doc("SHA-256 over the traces' content.")]
+    global_ranks: Annotated[list[int], doc("Global rank of each pipeline rank.")]
+    subject: Annotated[str, doc("observed (the recording itself) or replayed.")]
+    schedule: Annotated[str, doc("Name of the order.")]
+    extra_forwards: Annotated[list[int] | None, doc("Warm-up forwards per rank beyond 1F1B's; null if n/a.")]
+    p2p: Annotated[str, doc("How transfers were issued: grouped, in-order or per-edge.")]
+    microbatches: Annotated[int, doc("Microbatches per step.")]
+    links: Annotated[list[LinkInfo], doc("Links between data centres.")]
+    step_ns: Annotated[int, doc("First forward to the end of gradient reduction and optimizer.")]
+    window_ns: Annotated[int, doc("First forward on any rank to last backward on any rank.")]
+    bubble_ns: Annotated[int, doc("Idle time within the window, mean over ranks.")]
+    replayed_step_ns: Annotated[int, doc("The step replayed: of a replay step_ns.")]
+    rank_compute_ns: Annotated[list[int], doc("Compute per pipeline rank: no step can be shorter than the largest.")]
+    causes: Annotated[list[CauseInfo], doc("The largest causes of idle time, largest first.")]
+    other_causes_ns: Annotated[int, doc("Idle time of causes that are not listed, mean over ranks.")]
+    without_any: Annotated[RemovalInfo, doc("All removed at once that can be.")]
+    critical_path: Annotated[list[PartInfo], doc("What each moment of the window was spent with.")]
+    spent: Annotated[list[SpentInfo], doc("The critical path in sums, largest first.")]
+    remark: Annotated[str | None, doc("Why this variant was chosen.")]
+    warnings: Annotated[list[str], doc("Why not to trust any of it.")]
+    notes: Annotated[list[str], doc("What was inferred, is missing or not modelled.")]
 
 
 def explanation_info(explained: Explanation, facts: RunFacts) -> ExplanationInfo:

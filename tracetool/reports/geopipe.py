@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from tracetool.fields import doc
 from tracetool.paper.findings import bubble_reduction, iteration_reduction
 from tracetool.paper.geopipe import BUBBLE_REDUCTION, FACTS, ITERATION_REDUCTION, NOT_PUBLISHED, SOURCES, TOLERANCE
 from tracetool.paper.sweep import BASELINES, NS_PER_KM
@@ -31,141 +32,137 @@ if TYPE_CHECKING:
 SCHEMA_ID = "urn:tracetool:schema:1:geopipe"
 
 
-def _doc(text: str) -> msgspec.Meta:
-    return msgspec.Meta(description=text)
-
-
 class FactInfo(msgspec.Struct, kw_only=True):
     """Something published."""
 
-    text: Annotated[str, _doc("What it says.")]
-    basis: Annotated[str, _doc("How it is known: abstract, two summaries, or one note (unconfirmed).")]
+    text: Annotated[str, doc("What it says.")]
+    basis: Annotated[str, doc("How it is known: abstract, two summaries, or one note (unconfirmed).")]
 
 
 class AssumptionInfo(msgspec.Struct, kw_only=True):
     """Something assumed where nothing is published."""
 
-    what: Annotated[str, _doc("The quantity.")]
-    value: Annotated[str, _doc("What is taken.")]
-    why: Annotated[str, _doc("Why.")]
+    what: Annotated[str, doc("The quantity.")]
+    value: Annotated[str, doc("What is taken.")]
+    why: Annotated[str, doc("Why.")]
 
 
 class GridInfo(msgspec.Struct, kw_only=True):
     """What was swept."""
 
-    efficiency_ratios: Annotated[list[float], _doc("Share of the peak at which matrix products run.")]
-    microbatches: Annotated[list[int], _doc("Microbatches per step.")]
-    splits: Annotated[list[list[int]], _doc("Stages in each region.")]
-    messages_at_once: Annotated[list[int], _doc("Equal messages that cross the link at once.")]
-    bandwidths_bytes_per_s: Annotated[list[int], _doc("Bandwidth of the link, per direction.")]
-    distances_km: Annotated[list[int], _doc("Between neighbouring regions.")]
+    efficiency_ratios: Annotated[list[float], doc("Share of the peak at which matrix products run.")]
+    microbatches: Annotated[list[int], doc("Microbatches per step.")]
+    splits: Annotated[list[list[int]], doc("Stages in each region.")]
+    messages_at_once: Annotated[list[int], doc("Equal messages that cross the link at once.")]
+    bandwidths_bytes_per_s: Annotated[list[int], doc("Bandwidth of the link, per direction.")]
+    distances_km: Annotated[list[int], doc("Between neighbouring regions.")]
 
 
 class PointInfo(msgspec.Struct, kw_only=True):
     """A setting, and what replay gives there."""
 
-    efficiency_ratio: Annotated[float, _doc("Share of the peak at which matrix products run.")]
-    microbatches: Annotated[int, _doc("Microbatches per step.")]
-    split: Annotated[list[int], _doc("Stages in each region.")]
-    messages_at_once: Annotated[int, _doc("Equal messages that cross the link at once.")]
-    bandwidth_bytes_per_s: Annotated[int, _doc("Bandwidth of the link.")]
-    distance_km: Annotated[int, _doc("Between neighbouring regions.")]
-    extra_forwards: Annotated[int, _doc("Extra warm-up forwards per boundary.")]
-    bubble_reduction_ratio: Annotated[float | None, _doc("Under the definition looked at; null if none was.")]
-    iteration_reduction_ratio: Annotated[float, _doc("1 - window with extra forwards / window of 1F1B.")]
+    efficiency_ratio: Annotated[float, doc("Share of the peak at which matrix products run.")]
+    microbatches: Annotated[int, doc("Microbatches per step.")]
+    split: Annotated[list[int], doc("Stages in each region.")]
+    messages_at_once: Annotated[int, doc("Equal messages that cross the link at once.")]
+    bandwidth_bytes_per_s: Annotated[int, doc("Bandwidth of the link.")]
+    distance_km: Annotated[int, doc("Between neighbouring regions.")]
+    extra_forwards: Annotated[int, doc("Extra warm-up forwards per boundary.")]
+    bubble_reduction_ratio: Annotated[float | None, doc("Under the definition looked at; null if none was.")]
+    iteration_reduction_ratio: Annotated[float, doc("1 - window with extra forwards / window of 1F1B.")]
 
 
 class FindingInfo(msgspec.Struct, kw_only=True):
     """Where a published figure arises, for one baseline and one definition."""
 
-    baseline: Annotated[str, _doc("How the 1F1B it is compared with issues transfers: grouped or per-edge.")]
+    baseline: Annotated[str, doc("How the 1F1B it is compared with issues transfers: grouped or per-edge.")]
     definition: Annotated[
-        str | None, _doc("bubble_ratio, bubble_ns or cross_dc_bubble_ns; null for the iteration alone.")
+        str | None, doc("bubble_ratio, bubble_ns or cross_dc_bubble_ns; null for the iteration alone.")
     ]
-    least_reduction_ratio: Annotated[float, _doc("Smallest reduction of the sweep.")]
-    most_reduction_ratio: Annotated[float, _doc("Largest reduction of the sweep.")]
-    points: Annotated[int, _doc("Settings at which the figure arises.")]
-    total: Annotated[int, _doc("Settings looked at: those that fit the memory limit.")]
+    least_reduction_ratio: Annotated[float, doc("Smallest reduction of the sweep.")]
+    most_reduction_ratio: Annotated[float, doc("Largest reduction of the sweep.")]
+    points: Annotated[int, doc("Settings at which the figure arises.")]
+    total: Annotated[int, doc("Settings looked at: those that fit the memory limit.")]
     share_ratios: Annotated[
         list[list[float]],
-        _doc("Per number of microbatches, per distance: share of the other settings at which the figure arises."),
+        doc("Per number of microbatches, per distance: share of the other settings at which the figure arises."),
     ]
-    nearest: Annotated[PointInfo | None, _doc("The setting closest to it; null if none fits the memory limit.")]
-    highest: Annotated[PointInfo | None, _doc("The setting of the largest reduction; null likewise.")]
+    nearest: Annotated[PointInfo | None, doc("The setting closest to it; null if none fits the memory limit.")]
+    highest: Annotated[PointInfo | None, doc("The setting of the largest reduction; null likewise.")]
     left_ratio: Annotated[
         float,
-        _doc("Where the reduction is largest: share of the idle time left that free links would leave as well."),
+        doc("Where the reduction is largest: share of the idle time left that free links would leave as well."),
     ]
 
 
 class OptimumInfo(msgspec.Struct, kw_only=True):
     """How much bandwidth is enough at one distance."""
 
-    messages_at_once: Annotated[int, _doc("Equal messages that cross the link at once.")]
-    distance_km: Annotated[int, _doc("Between neighbouring regions.")]
+    messages_at_once: Annotated[int, doc("Equal messages that cross the link at once.")]
+    distance_km: Annotated[int, doc("Between neighbouring regions.")]
     formula_bytes_per_s: Annotated[
-        int | None, _doc("BW*, derived model of this tool; null if no bandwidth hides the latency within memory.")
+        int | None, doc("BW*, derived model of this tool; null if no bandwidth hides the latency within memory.")
     ]
-    throughput_bytes_per_s: Annotated[int, _doc("What the messages need within f + B.")]
-    hiding_bytes_per_s: Annotated[int | None, _doc("What lets the extra forwards that fit hide a delay.")]
-    depth_limit: Annotated[int, _doc("Extra forwards per boundary that memory allows.")]
+    throughput_bytes_per_s: Annotated[int, doc("What the messages need within f + B.")]
+    hiding_bytes_per_s: Annotated[int | None, doc("What lets the extra forwards that fit hide a delay.")]
+    depth_limit: Annotated[int, doc("Extra forwards per boundary that memory allows.")]
     knee_bytes_per_s: Annotated[
         int | None,
-        _doc("Replayed, with extra forwards: bandwidth from which on doubling shortens the step by less than 1 %."),
+        doc("Replayed, with extra forwards: bandwidth from which on doubling shortens the step by less than 1 %."),
     ]
-    baseline_knee_bytes_per_s: Annotated[int | None, _doc("The same for 1F1B in blocking batches.")]
-    gain_ratio: Annotated[float, _doc("What 400 for 200 Gbit/s takes off the window with extra forwards.")]
-    baseline_gain_ratio: Annotated[float, _doc("The same for 1F1B in blocking batches.")]
+    baseline_knee_bytes_per_s: Annotated[int | None, doc("The same for 1F1B in blocking batches.")]
+    gain_ratio: Annotated[float, doc("What 400 for 200 Gbit/s takes off the window with extra forwards.")]
+    baseline_gain_ratio: Annotated[float, doc("The same for 1F1B in blocking batches.")]
 
 
 class NeedInfo(msgspec.Struct, kw_only=True):
     """Memory of a device, by micro-batch size."""
 
-    batch: Annotated[int, _doc("Sequences per microbatch.")]
-    static_bytes: Annotated[int, _doc("Weights, gradients and optimizer of the first stage.")]
-    activation_bytes: Annotated[int, _doc("What one microbatch keeps there.")]
-    peak_bytes: Annotated[int, _doc("Highest allocation of any stage with 1F1B.")]
-    deeper_peak_bytes: Annotated[int, _doc("The same with one extra forward at each boundary.")]
-    fits: Annotated[bool, _doc("Whether 1F1B fits the memory limit.")]
-    depth_limit: Annotated[int | None, _doc("Extra forwards per boundary that fit; null if 1F1B does not.")]
+    batch: Annotated[int, doc("Sequences per microbatch.")]
+    static_bytes: Annotated[int, doc("Weights, gradients and optimizer of the first stage.")]
+    activation_bytes: Annotated[int, doc("What one microbatch keeps there.")]
+    peak_bytes: Annotated[int, doc("Highest allocation of any stage with 1F1B.")]
+    deeper_peak_bytes: Annotated[int, doc("The same with one extra forward at each boundary.")]
+    fits: Annotated[bool, doc("Whether 1F1B fits the memory limit.")]
+    depth_limit: Annotated[int | None, doc("Extra forwards per boundary that fit; null if 1F1B does not.")]
 
 
 class ModelInfo(msgspec.Struct, kw_only=True):
     """One model."""
 
-    name: Annotated[str, _doc("13b or 70b.")]
-    parameters: Annotated[int, _doc("Parameters, from its shape.")]
-    middle_cycle_ns: Annotated[int, _doc("f + B of a middle stage at the middle efficiency.")]
-    slowest_cycle_ns: Annotated[int, _doc("f + B of the slowest stage.")]
+    name: Annotated[str, doc("13b or 70b.")]
+    parameters: Annotated[int, doc("Parameters, from its shape.")]
+    middle_cycle_ns: Annotated[int, doc("f + B of a middle stage at the middle efficiency.")]
+    slowest_cycle_ns: Annotated[int, doc("f + B of the slowest stage.")]
     published_tokens_per_s: Annotated[
-        int | None, _doc("Per device, as MindSpeed-LLM publishes it; null if the accelerator is another one.")
+        int | None, doc("Per device, as MindSpeed-LLM publishes it; null if the accelerator is another one.")
     ]
-    predicted_tokens_per_s: Annotated[list[float], _doc("The same from the model, at each efficiency.")]
-    bubbles: Annotated[list[FindingInfo], _doc("Where the published reduction of bubbles arises.")]
-    iterations: Annotated[list[FindingInfo], _doc("Where that of the iteration arises.")]
-    both: Annotated[list[FindingInfo], _doc("Where one setting shows both.")]
-    optima: Annotated[list[OptimumInfo], _doc("How much bandwidth is enough; empty if 1F1B does not fit.")]
-    needs: Annotated[list[NeedInfo], _doc("Memory by micro-batch size.")]
+    predicted_tokens_per_s: Annotated[list[float], doc("The same from the model, at each efficiency.")]
+    bubbles: Annotated[list[FindingInfo], doc("Where the published reduction of bubbles arises.")]
+    iterations: Annotated[list[FindingInfo], doc("Where that of the iteration arises.")]
+    both: Annotated[list[FindingInfo], doc("Where one setting shows both.")]
+    optima: Annotated[list[OptimumInfo], doc("How much bandwidth is enough; empty if 1F1B does not fit.")]
+    needs: Annotated[list[NeedInfo], doc("Memory by micro-batch size.")]
 
 
 class GeoPipeInfo(msgspec.Struct, kw_only=True):
     """Result of tracetool paper geopipe: derived from public facts and assumptions, nothing measured."""
 
-    schema: Annotated[str, _doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
-    schema_version: Annotated[str, _doc("Version of the schema.")] = SCHEMA_VERSION
-    tool_version: Annotated[str, _doc("Version of tracetool.")]
-    command: Annotated[str, _doc("Command line that made it.")]
-    derived: Annotated[bool, _doc("Always true: times come from an analytical model.")] = True
-    bubble_reduction_ratio: Annotated[float, _doc("The published figure.")] = BUBBLE_REDUCTION
-    iteration_reduction_ratio: Annotated[float, _doc("The published figure.")] = ITERATION_REDUCTION
-    tolerance_ratio: Annotated[float, _doc("A figure arises where the model comes as close.")] = TOLERANCE
-    published: Annotated[list[FactInfo], _doc("What is public of the setting and the results.")]
-    not_published: Annotated[list[str], _doc("What is not.")]
-    sources: Annotated[list[str], _doc("Where facts and figures are from.")]
-    assumptions: Annotated[list[AssumptionInfo], _doc("What is taken for it.")]
-    hbm_bytes: Annotated[int, _doc("Memory limit per device.")]
-    grid: Annotated[GridInfo, _doc("What was swept.")]
-    models: Annotated[list[ModelInfo], _doc("One per model.")]
+    schema: Annotated[str, doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
+    schema_version: Annotated[str, doc("Version of the schema.")] = SCHEMA_VERSION
+    tool_version: Annotated[str, doc("Version of tracetool.")]
+    command: Annotated[str, doc("Command line that made it.")]
+    derived: Annotated[bool, doc("Always true: times come from an analytical model.")] = True
+    bubble_reduction_ratio: Annotated[float, doc("The published figure.")] = BUBBLE_REDUCTION
+    iteration_reduction_ratio: Annotated[float, doc("The published figure.")] = ITERATION_REDUCTION
+    tolerance_ratio: Annotated[float, doc("A figure arises where the model comes as close.")] = TOLERANCE
+    published: Annotated[list[FactInfo], doc("What is public of the setting and the results.")]
+    not_published: Annotated[list[str], doc("What is not.")]
+    sources: Annotated[list[str], doc("Where facts and figures are from.")]
+    assumptions: Annotated[list[AssumptionInfo], doc("What is taken for it.")]
+    hbm_bytes: Annotated[int, doc("Memory limit per device.")]
+    grid: Annotated[GridInfo, doc("What was swept.")]
+    models: Annotated[list[ModelInfo], doc("One per model.")]
 
 
 @dataclass(frozen=True, slots=True)

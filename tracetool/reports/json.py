@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from tracetool.causes import idle_by_cause, mean_by_cause
+from tracetool.fields import doc
 from tracetool.model.idle import CAUSES
 from tracetool.recording import Recording  # noqa: TC001 - msgspec reads it
 from tracetool.reports import Report, RunFacts
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
 SCHEMA_ID = "urn:tracetool:schema:1:report"
 
 
-def _doc(text: str) -> msgspec.Meta:
-    return msgspec.Meta(description=text)
-
-
 _BY_CAUSE = "Idle time by cause; per rank the causes sum to window minus compute. " + " ".join(
     f"{cause.value}: {doc}" for cause, doc in CAUSES.items()
 )
@@ -41,148 +38,148 @@ _BY_CAUSE = "Idle time by cause; per rank the causes sum to window minus compute
 class IdleInfo(msgspec.Struct, kw_only=True):
     """Idle time within the window that one cause has."""
 
-    mean_ns: Annotated[int, _doc("Mean over ranks, rounded so that all causes sum to bubble_ns.")]
-    rank_ns: Annotated[list[int], _doc("Per pipeline rank.")]
+    mean_ns: Annotated[int, doc("Mean over ranks, rounded so that all causes sum to bubble_ns.")]
+    rank_ns: Annotated[list[int], doc("Per pipeline rank.")]
 
 
 class RunInfo(msgspec.Struct, kw_only=True):
     """The traces."""
 
-    name: Annotated[str, _doc("What the user named.")]
-    digest: Annotated[str, _doc("SHA-256 over the traces' content.")]
-    global_ranks: Annotated[list[int], _doc("Global rank of each pipeline rank.")]
+    name: Annotated[str, doc("What the user named.")]
+    digest: Annotated[str, doc("SHA-256 over the traces' content.")]
+    global_ranks: Annotated[list[int], doc("Global rank of each pipeline rank.")]
 
 
 class StepInfo(msgspec.Struct, kw_only=True):
     """The observed step."""
 
-    number: Annotated[int, _doc("Step number in the trace.")]
-    schedule: Annotated[str | None, _doc("Name of the observed order, null if it is none that is known.")]
-    p2p: Annotated[str, _doc("How its transfers were issued: grouped, in-order or per-edge.")]
-    stages: Annotated[int, _doc("Pipeline stages.")]
-    ranks: Annotated[int, _doc("Pipeline ranks.")]
-    microbatches: Annotated[int, _doc("Microbatches per step.")]
-    step_ns: Annotated[int, _doc("First forward to the end of gradient reduction and optimizer.")]
-    window_ns: Annotated[int, _doc("First forward on any rank to last backward on any rank.")]
-    bubble_ns: Annotated[int, _doc("Idle time within the window, mean over ranks.")]
-    bubble_ratio: Annotated[float, _doc("Idle share of the window: 1 - compute / (ranks x window).")]
-    peak_hbm_bytes: Annotated[list[int | None], _doc("Highest allocation per rank, null if unknown.")]
+    number: Annotated[int, doc("Step number in the trace.")]
+    schedule: Annotated[str | None, doc("Name of the observed order, null if it is none that is known.")]
+    p2p: Annotated[str, doc("How its transfers were issued: grouped, in-order or per-edge.")]
+    stages: Annotated[int, doc("Pipeline stages.")]
+    ranks: Annotated[int, doc("Pipeline ranks.")]
+    microbatches: Annotated[int, doc("Microbatches per step.")]
+    step_ns: Annotated[int, doc("First forward to the end of gradient reduction and optimizer.")]
+    window_ns: Annotated[int, doc("First forward on any rank to last backward on any rank.")]
+    bubble_ns: Annotated[int, doc("Idle time within the window, mean over ranks.")]
+    bubble_ratio: Annotated[float, doc("Idle share of the window: 1 - compute / (ranks x window).")]
+    peak_hbm_bytes: Annotated[list[int | None], doc("Highest allocation per rank, null if unknown.")]
     overhead_bytes: Annotated[
-        list[int | None], _doc("Device memory needed per rank beyond it, as measured; null if unknown.")
+        list[int | None], doc("Device memory needed per rank beyond it, as measured; null if unknown.")
     ]
-    bubble_by_cause_ns: Annotated[dict[str, IdleInfo], _doc(_BY_CAUSE)]
+    bubble_by_cause_ns: Annotated[dict[str, IdleInfo], doc(_BY_CAUSE)]
 
 
 class JitterInfo(msgspec.Struct, kw_only=True):
     """Step times of replays with costs drawn anew from the measured microbatches (--jitter)."""
 
-    resamples: Annotated[int, _doc("How many.")]
-    p50_ns: Annotated[int, _doc("Median step time.")]
-    p95_ns: Annotated[int, _doc("Step time that one in twenty exceeds.")]
+    resamples: Annotated[int, doc("How many.")]
+    p50_ns: Annotated[int, doc("Median step time.")]
+    p95_ns: Annotated[int, doc("Step time that one in twenty exceeds.")]
 
 
 class FidelityInfo(msgspec.Struct, kw_only=True):
     """How well replay of the observed order gives back the observed pipeline window."""
 
-    observed_ns: Annotated[int, _doc("Observed pipeline window.")]
-    replayed_ns: Annotated[int, _doc("Replayed pipeline window.")]
-    error_ratio: Annotated[float, _doc("Replayed over observed, minus one.")]
+    observed_ns: Annotated[int, doc("Observed pipeline window.")]
+    replayed_ns: Annotated[int, doc("Replayed pipeline window.")]
+    error_ratio: Annotated[float, doc("Replayed over observed, minus one.")]
 
 
 class LinkInfo(msgspec.Struct, kw_only=True):
     """One direction between two data centres."""
 
-    src_dc: Annotated[str, _doc("Sending data centre.")]
-    dst_dc: Annotated[str, _doc("Receiving data centre.")]
-    bandwidth_bytes_per_s: Annotated[int, _doc("Bandwidth.")]
-    latency_ns: Annotated[int, _doc("One-way latency.")]
+    src_dc: Annotated[str, doc("Sending data centre.")]
+    dst_dc: Annotated[str, doc("Receiving data centre.")]
+    bandwidth_bytes_per_s: Annotated[int, doc("Bandwidth.")]
+    latency_ns: Annotated[int, doc("One-way latency.")]
 
 
 class ScenarioInfo(msgspec.Struct, kw_only=True):
     """What differs from the measurement."""
 
-    dcs: Annotated[list[str], _doc("Data centre of each pipeline rank; empty if nothing was said.")]
-    links: Annotated[list[LinkInfo], _doc("Links between data centres.")]
-    hbm_bytes: Annotated[int | None, _doc("Memory limit per rank.")]
-    p2p: Annotated[str | None, _doc("p2p mode asked for, null if left to the trace.")]
-    activation_bytes: Annotated[int | None, _doc("Activation bytes asked for, null if measured.")]
-    static_bytes: Annotated[int | None, _doc("Static bytes asked for, null if measured.")]
-    overlap_ratio: Annotated[float, _doc("Time of a forward and backward run as one over the sum of both alone.")]
-    interference: Annotated[bool, _doc("Whether slowdown beside communication and under load is modelled.")]
-    pipelines: Annotated[int, _doc("Equal pipelines that share the links.")]
-    link_sharing: Annotated[str, _doc("How they share them: temporal or spatial.")]
+    dcs: Annotated[list[str], doc("Data centre of each pipeline rank; empty if nothing was said.")]
+    links: Annotated[list[LinkInfo], doc("Links between data centres.")]
+    hbm_bytes: Annotated[int | None, doc("Memory limit per rank.")]
+    p2p: Annotated[str | None, doc("p2p mode asked for, null if left to the trace.")]
+    activation_bytes: Annotated[int | None, doc("Activation bytes asked for, null if measured.")]
+    static_bytes: Annotated[int | None, doc("Static bytes asked for, null if measured.")]
+    overlap_ratio: Annotated[float, doc("Time of a forward and backward run as one over the sum of both alone.")]
+    interference: Annotated[bool, doc("Whether slowdown beside communication and under load is modelled.")]
+    pipelines: Annotated[int, doc("Equal pipelines that share the links.")]
+    link_sharing: Annotated[str, doc("How they share them: temporal or spatial.")]
 
 
 class ShortageInfo(msgspec.Struct, kw_only=True):
     """How the memory limit is exceeded."""
 
-    rank: Annotated[int, _doc("Pipeline rank that lacks most.")]
-    missing_bytes: Annotated[int, _doc("Bytes it needs beyond the limit.")]
-    first_rank: Annotated[int, _doc("Pipeline rank that exceeds the limit first.")]
-    first_ns: Annotated[int, _doc("When it does, from the start of the pipeline window.")]
+    rank: Annotated[int, doc("Pipeline rank that lacks most.")]
+    missing_bytes: Annotated[int, doc("Bytes it needs beyond the limit.")]
+    first_rank: Annotated[int, doc("Pipeline rank that exceeds the limit first.")]
+    first_ns: Annotated[int, doc("When it does, from the start of the pipeline window.")]
     first_action: Annotated[
         str | None,
-        _doc("Its action then, such as 0F3, or OPTIMIZER; null: what it holds before its first is too much."),
+        doc("Its action then, such as 0F3, or OPTIMIZER; null: what it holds before its first is too much."),
     ]
 
 
 class ResultInfo(msgspec.Struct, kw_only=True):
     """One schedule in the scenario."""
 
-    schedule: Annotated[str, _doc("Name of the schedule.")]
-    extra_forwards: Annotated[list[int] | None, _doc("Warm-up forwards per rank beyond 1F1B's; null if n/a.")]
-    p2p: Annotated[str, _doc("How its transfers were issued: grouped, in-order or per-edge.")]
-    microbatches: Annotated[int, _doc("Microbatches per step.")]
-    feasible: Annotated[bool | None, _doc("Fits the memory limit; null if memory is unknown.")]
-    shortage: Annotated[ShortageInfo | None, _doc("How it does not fit.")]
-    step_ns: Annotated[int, _doc("First forward to the end of gradient reduction and optimizer.")]
-    window_ns: Annotated[int, _doc("First forward on any rank to last backward on any rank.")]
-    bubble_ns: Annotated[int, _doc("Idle time within the window, mean over ranks.")]
-    bubble_ratio: Annotated[float, _doc("Idle share of the window: 1 - compute / (ranks x window).")]
-    cross_dc_bubble_ns: Annotated[int, _doc("Window minus the window with free cross-DC links.")]
-    peak_hbm_bytes: Annotated[list[int | None], _doc("Highest allocation per rank, null if unknown.")]
+    schedule: Annotated[str, doc("Name of the schedule.")]
+    extra_forwards: Annotated[list[int] | None, doc("Warm-up forwards per rank beyond 1F1B's; null if n/a.")]
+    p2p: Annotated[str, doc("How its transfers were issued: grouped, in-order or per-edge.")]
+    microbatches: Annotated[int, doc("Microbatches per step.")]
+    feasible: Annotated[bool | None, doc("Fits the memory limit; null if memory is unknown.")]
+    shortage: Annotated[ShortageInfo | None, doc("How it does not fit.")]
+    step_ns: Annotated[int, doc("First forward to the end of gradient reduction and optimizer.")]
+    window_ns: Annotated[int, doc("First forward on any rank to last backward on any rank.")]
+    bubble_ns: Annotated[int, doc("Idle time within the window, mean over ranks.")]
+    bubble_ratio: Annotated[float, doc("Idle share of the window: 1 - compute / (ranks x window).")]
+    cross_dc_bubble_ns: Annotated[int, doc("Window minus the window with free cross-DC links.")]
+    peak_hbm_bytes: Annotated[list[int | None], doc("Highest allocation per rank, null if unknown.")]
     overhead_bytes: Annotated[
-        list[int | None], _doc("Device memory needed per rank beyond it, as measured; null if unknown.")
+        list[int | None], doc("Device memory needed per rank beyond it, as measured; null if unknown.")
     ]
-    bubble_reduction: Annotated[float | None, _doc("1 - bubble_ns / the baseline's; null if that is 0.")]
-    cross_dc_bubble_reduction: Annotated[float | None, _doc("The same for cross_dc_bubble_ns.")]
+    bubble_reduction: Annotated[float | None, doc("1 - bubble_ns / the baseline's; null if that is 0.")]
+    cross_dc_bubble_reduction: Annotated[float | None, doc("The same for cross_dc_bubble_ns.")]
     seen_error_ratio: Annotated[
-        float | None, _doc("Largest step time error of such predictions on recorded runs; null if none was like it.")
+        float | None, doc("Largest step time error of such predictions on recorded runs; null if none was like it.")
     ]
     bubble_by_cause_ns: Annotated[
         dict[str, IdleInfo],
-        _doc(_BY_CAUSE),
+        doc(_BY_CAUSE),
     ]
-    remark: Annotated[str | None, _doc("Why this variant was chosen.")]
-    jitter: Annotated[JitterInfo | None, _doc("Spread of the step time, null if it was not asked for.")]
+    remark: Annotated[str | None, doc("Why this variant was chosen.")]
+    jitter: Annotated[JitterInfo | None, doc("Spread of the step time, null if it was not asked for.")]
 
 
 class RefusedInfo(msgspec.Struct, kw_only=True):
     """A schedule that was asked for and does not fit."""
 
-    schedule: Annotated[str, _doc("Name of the schedule.")]
-    reason: Annotated[str, _doc("Why it cannot be replayed.")]
-    hint: Annotated[str | None, _doc("What to do about it.")]
+    schedule: Annotated[str, doc("Name of the schedule.")]
+    reason: Annotated[str, doc("Why it cannot be replayed.")]
+    hint: Annotated[str | None, doc("What to do about it.")]
 
 
 class ReportInfo(msgspec.Struct, kw_only=True):
     """Result of tracetool replay."""
 
-    schema: Annotated[str, _doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
-    schema_version: Annotated[str, _doc("Version of the schema.")] = SCHEMA_VERSION
-    tool_version: Annotated[str, _doc("Version of tracetool.")]
-    command: Annotated[str, _doc("Command line that made the report.")]
+    schema: Annotated[str, doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
+    schema_version: Annotated[str, doc("Version of the schema.")] = SCHEMA_VERSION
+    tool_version: Annotated[str, doc("Version of tracetool.")]
+    command: Annotated[str, doc("Command line that made the report.")]
     run: RunInfo
     step: StepInfo
     fidelity: FidelityInfo
     scenario: ScenarioInfo
-    baseline: Annotated[ResultInfo, _doc("The schedule that the results are compared with.")]
-    results: Annotated[list[ResultInfo], _doc("One per schedule asked for that fits.")]
-    refused: Annotated[list[RefusedInfo], _doc("Schedules asked for that do not fit, and why.")]
-    warnings: Annotated[list[str], _doc("Why not to trust any of it.")]
-    notes: Annotated[list[str], _doc("What was inferred, is missing or not modelled.")]
+    baseline: Annotated[ResultInfo, doc("The schedule that the results are compared with.")]
+    results: Annotated[list[ResultInfo], doc("One per schedule asked for that fits.")]
+    refused: Annotated[list[RefusedInfo], doc("Schedules asked for that do not fit, and why.")]
+    warnings: Annotated[list[str], doc("Why not to trust any of it.")]
+    notes: Annotated[list[str], doc("What was inferred, is missing or not modelled.")]
     recording: Annotated[
-        Recording | None, _doc("What every step measured, for tracetool compare; null where the Run keeps none.")
+        Recording | None, doc("What every step measured, for tracetool compare; null where the Run keeps none.")
     ] = None
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from tracetool.fields import doc
 from tracetool.reports.text import table, wrapped
 from tracetool.tables import SCHEMA_VERSION
 from tracetool.units import format_count, format_duration
@@ -22,54 +23,50 @@ _SHOWN = 8
 """So many of an axis are printed; JSON has all."""
 
 
-def _doc(text: str) -> msgspec.Meta:
-    return msgspec.Meta(description=text)
-
-
 class StepTimesInfo(msgspec.Struct, kw_only=True):
     """One step under the what-ifs."""
 
-    number: Annotated[int, _doc("Step number in the trace.")]
-    observed_ns: Annotated[int, _doc("From the first compute or leading collective to the end on all ranks.")]
-    replayed_ns: Annotated[int, _doc("Its observed order at its measured costs.")]
-    error_ratio: Annotated[float, _doc("Replayed over observed, minus one.")]
-    measured_ns: Annotated[int, _doc("Replayed without host gaps ahead of and after the pipeline.")]
-    equalized_ns: Annotated[int, _doc("With one time for every kind of operation.")]
-    slowdown_ratio: Annotated[float, _doc("measured_ns over equalized_ns.")]
+    number: Annotated[int, doc("Step number in the trace.")]
+    observed_ns: Annotated[int, doc("From the first compute or leading collective to the end on all ranks.")]
+    replayed_ns: Annotated[int, doc("Its observed order at its measured costs.")]
+    error_ratio: Annotated[float, doc("Replayed over observed, minus one.")]
+    measured_ns: Annotated[int, doc("Replayed without host gaps ahead of and after the pipeline.")]
+    equalized_ns: Annotated[int, doc("With one time for every kind of operation.")]
+    slowdown_ratio: Annotated[float, doc("measured_ns over equalized_ns.")]
 
 
 class SuspectInfo(msgspec.Struct, kw_only=True):
     """One kind, stage, pipeline or rank, and what it costs."""
 
-    axis: Annotated[str, _doc("What it is one of: kind, stage, pipeline or rank.")]
-    name: Annotated[str, _doc("Its number (of a rank: the global one), or the name of the kind.")]
-    step_ns: Annotated[int, _doc("Mean step if it alone were equalized.")]
-    saved_ns: Annotated[int, _doc("How much shorter the mean step is then; negative: longer.")]
-    slowdown_ratio: Annotated[float, _doc("step_ns over the mean equalized step.")]
-    share_ratio: Annotated[float | None, _doc("saved_ns over the time lost to stragglers; null if none is lost.")]
-    alone_ratio: Annotated[float, _doc("Mean step with all but it equalized over the mean equalized step.")]
-    without_ns: Annotated[list[int], _doc("Per step, in the order of steps: the step if it alone were equalized.")]
-    alone_ns: Annotated[list[int], _doc("Per step, in the order of steps: the step if all but it were equalized.")]
+    axis: Annotated[str, doc("What it is one of: kind, stage, pipeline or rank.")]
+    name: Annotated[str, doc("Its number (of a rank: the global one), or the name of the kind.")]
+    step_ns: Annotated[int, doc("Mean step if it alone were equalized.")]
+    saved_ns: Annotated[int, doc("How much shorter the mean step is then; negative: longer.")]
+    slowdown_ratio: Annotated[float, doc("step_ns over the mean equalized step.")]
+    share_ratio: Annotated[float | None, doc("saved_ns over the time lost to stragglers; null if none is lost.")]
+    alone_ratio: Annotated[float, doc("Mean step with all but it equalized over the mean equalized step.")]
+    without_ns: Annotated[list[int], doc("Per step, in the order of steps: the step if it alone were equalized.")]
+    alone_ns: Annotated[list[int], doc("Per step, in the order of steps: the step if all but it were equalized.")]
 
 
 class StragglersInfo(msgspec.Struct, kw_only=True):
     """Result of tracetool replay --equalize."""
 
-    schema: Annotated[str, _doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
-    schema_version: Annotated[str, _doc("Version of the schema.")] = SCHEMA_VERSION
-    tool_version: Annotated[str, _doc("Version of tracetool.")]
-    command: Annotated[str, _doc("Command line that made the report.")]
-    run: Annotated[str, _doc("What the user named.")]
-    digest: Annotated[str, _doc("SHA-256 over the traces' content.")]
-    pipelines: Annotated[list[list[int]], _doc("Global ranks of each pipeline, in stage order.")]
-    observed_ns: Annotated[int, _doc("Mean over the steps, as are the next three.")]
-    replayed_ns: Annotated[int, _doc("Observed order at measured costs.")]
-    measured_ns: Annotated[int, _doc("The same without host gaps ahead of and after the pipeline.")]
-    equalized_ns: Annotated[int, _doc("With one time for every kind of operation.")]
-    slowdown_ratio: Annotated[float, _doc("measured_ns over equalized_ns.")]
-    steps: Annotated[list[StepTimesInfo], _doc("In order of time.")]
-    suspects: Annotated[list[SuspectInfo], _doc("Per axis, the one that costs most first.")]
-    notes: Annotated[list[str], _doc("What was inferred, left out or is not modelled.")]
+    schema: Annotated[str, doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
+    schema_version: Annotated[str, doc("Version of the schema.")] = SCHEMA_VERSION
+    tool_version: Annotated[str, doc("Version of tracetool.")]
+    command: Annotated[str, doc("Command line that made the report.")]
+    run: Annotated[str, doc("What the user named.")]
+    digest: Annotated[str, doc("SHA-256 over the traces' content.")]
+    pipelines: Annotated[list[list[int]], doc("Global ranks of each pipeline, in stage order.")]
+    observed_ns: Annotated[int, doc("Mean over the steps, as are the next three.")]
+    replayed_ns: Annotated[int, doc("Observed order at measured costs.")]
+    measured_ns: Annotated[int, doc("The same without host gaps ahead of and after the pipeline.")]
+    equalized_ns: Annotated[int, doc("With one time for every kind of operation.")]
+    slowdown_ratio: Annotated[float, doc("measured_ns over equalized_ns.")]
+    steps: Annotated[list[StepTimesInfo], doc("In order of time.")]
+    suspects: Annotated[list[SuspectInfo], doc("Per axis, the one that costs most first.")]
+    notes: Annotated[list[str], doc("What was inferred, left out or is not modelled.")]
 
 
 def stragglers_info(result: Stragglers, facts: RunFacts) -> StragglersInfo:

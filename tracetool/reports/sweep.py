@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from tracetool.fields import doc
 from tracetool.tables import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -17,83 +18,79 @@ if TYPE_CHECKING:
 SCHEMA_ID = "urn:tracetool:schema:1:sweep"
 
 
-def _doc(text: str) -> msgspec.Meta:
-    return msgspec.Meta(description=text)
-
-
 class SweepPointInfo(msgspec.Struct, kw_only=True):
     """One schedule in one scenario."""
 
-    scenario: Annotated[str | None, _doc("Name of the scenario; null without a file of them.")]
-    schedule: Annotated[str, _doc("Name of the schedule.")]
-    extra_forwards: Annotated[list[int] | None, _doc("geopipe: warm-up forwards per pipeline rank beyond 1F1B's.")]
-    microbatches: Annotated[int, _doc("Microbatches per step.")]
-    p2p: Annotated[str, _doc("How transfers were issued.")]
+    scenario: Annotated[str | None, doc("Name of the scenario; null without a file of them.")]
+    schedule: Annotated[str, doc("Name of the schedule.")]
+    extra_forwards: Annotated[list[int] | None, doc("geopipe: warm-up forwards per pipeline rank beyond 1F1B's.")]
+    microbatches: Annotated[int, doc("Microbatches per step.")]
+    p2p: Annotated[str, doc("How transfers were issued.")]
     bandwidth_bytes_per_s: Annotated[
-        int | None, _doc("Of every swept link; else of all links, null if they differ or none is.")
+        int | None, doc("Of every swept link; else of all links, null if they differ or none is.")
     ]
     latency_ns: Annotated[
-        int | None, _doc("One way, of every swept link; else of all links, null if they differ or none is.")
+        int | None, doc("One way, of every swept link; else of all links, null if they differ or none is.")
     ]
-    hbm_bytes: Annotated[int | None, _doc("Memory limit per rank; null for none.")]
-    dcs: Annotated[list[str], _doc("DC of each pipeline rank; empty for one DC.")]
-    step_ns: Annotated[int | None, _doc("Step; null if it could not be replayed.")]
-    step_ns_per_microbatch: Annotated[float | None, _doc("Step over microbatches, to compare at equal tokens.")]
-    window_ns: Annotated[int | None, _doc("Pipeline window; null if it could not be replayed.")]
-    bubble_ratio: Annotated[float | None, _doc("Idle share of the window; null if it could not be replayed.")]
-    peak_bytes: Annotated[int | None, _doc("Highest allocation of any rank; null if unknown.")]
-    needed_bytes: Annotated[int | None, _doc("With what ranks occupy beyond that: compared with the limit.")]
-    feasible: Annotated[bool | None, _doc("Whether it fits; null if memory is unknown or it was not replayed.")]
-    reason: Annotated[str | None, _doc("Why it does not fit or was not replayed; what limited it.")]
-    link_cost: Annotated[float | None, _doc("Price of its links in the currency; null without a price.")]
+    hbm_bytes: Annotated[int | None, doc("Memory limit per rank; null for none.")]
+    dcs: Annotated[list[str], doc("DC of each pipeline rank; empty for one DC.")]
+    step_ns: Annotated[int | None, doc("Step; null if it could not be replayed.")]
+    step_ns_per_microbatch: Annotated[float | None, doc("Step over microbatches, to compare at equal tokens.")]
+    window_ns: Annotated[int | None, doc("Pipeline window; null if it could not be replayed.")]
+    bubble_ratio: Annotated[float | None, doc("Idle share of the window; null if it could not be replayed.")]
+    peak_bytes: Annotated[int | None, doc("Highest allocation of any rank; null if unknown.")]
+    needed_bytes: Annotated[int | None, doc("With what ranks occupy beyond that: compared with the limit.")]
+    feasible: Annotated[bool | None, doc("Whether it fits; null if memory is unknown or it was not replayed.")]
+    reason: Annotated[str | None, doc("Why it does not fit or was not replayed; what limited it.")]
+    link_cost: Annotated[float | None, doc("Price of its links in the currency; null without a price.")]
     is_pareto: Annotated[
         bool | None,
-        _doc("Whether no point of its DCs and latency is as good in link cost, memory and step and better in one."),
+        doc("Whether no point of its DCs and latency is as good in link cost, memory and step and better in one."),
     ]
 
 
 class KneeInfo(msgspec.Struct, kw_only=True):
     """Where a schedule stops gaining from its links; what else was held is beside it."""
 
-    scenario: Annotated[str | None, _doc("Name of the scenario; null without a file of them.")]
-    schedule: Annotated[str, _doc("Name of the schedule.")]
-    extra_forwards: Annotated[list[int] | None, _doc("geopipe: the warm-up asked for; null if chosen for every link.")]
-    microbatches: Annotated[int | None, _doc("Microbatches per step.")]
-    p2p: Annotated[str | None, _doc("How transfers were issued.")]
-    hbm_bytes: Annotated[int | None, _doc("Memory limit per rank; null for none.")]
-    dcs: Annotated[list[str], _doc("DC of each pipeline rank.")]
-    at_latency_ns: Annotated[int | None, _doc("One-way latency at which the bandwidth was sought.")]
-    at_bandwidth_bytes_per_s: Annotated[int | None, _doc("Bandwidth at which the latency was sought.")]
+    scenario: Annotated[str | None, doc("Name of the scenario; null without a file of them.")]
+    schedule: Annotated[str, doc("Name of the schedule.")]
+    extra_forwards: Annotated[list[int] | None, doc("geopipe: the warm-up asked for; null if chosen for every link.")]
+    microbatches: Annotated[int | None, doc("Microbatches per step.")]
+    p2p: Annotated[str | None, doc("How transfers were issued.")]
+    hbm_bytes: Annotated[int | None, doc("Memory limit per rank; null for none.")]
+    dcs: Annotated[list[str], doc("DC of each pipeline rank.")]
+    at_latency_ns: Annotated[int | None, doc("One-way latency at which the bandwidth was sought.")]
+    at_bandwidth_bytes_per_s: Annotated[int | None, doc("Bandwidth at which the latency was sought.")]
     bandwidth_bytes_per_s: Annotated[
-        int | None, _doc("From here on twice the bandwidth shortens the step by less than 1 %; null if none is found.")
+        int | None, doc("From here on twice the bandwidth shortens the step by less than 1 %; null if none is found.")
     ]
     hidden_latency_ns: Annotated[
         int | None,
-        _doc(
+        doc(
             "Largest one-way latency at which the step is within 1 % of its floor; null where the bandwidth alone "
             "keeps it above that."
         ),
     ]
     hbm_bytes_per_hidden_ms: Annotated[
-        int | None, _doc("geopipe: memory of a rank per further hidden ms; null for others and where unknown.")
+        int | None, doc("geopipe: memory of a rank per further hidden ms; null for others and where unknown.")
     ]
-    remark: Annotated[str | None, _doc("What is special about it, or why it is not known.")]
+    remark: Annotated[str | None, doc("What is special about it, or why it is not known.")]
 
 
 class SweepInfo(msgspec.Struct, kw_only=True):
     """Result of tracetool sweep."""
 
-    schema: Annotated[str, _doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
-    schema_version: Annotated[str, _doc("Version of the schema.")] = SCHEMA_VERSION
-    tool_version: Annotated[str, _doc("Version of tracetool.")]
-    command: Annotated[str, _doc("Command line that made it.")]
-    run: Annotated[str, _doc("What the user named.")]
-    digest: Annotated[str, _doc("SHA-256 over the traces' content.")]
-    price_per_gbit: Annotated[float | None, _doc("Price of a link for each 10^9 bit/s; null if none was given.")]
-    currency: Annotated[str | None, _doc("In which currency, and for how long, as the user says it.")]
-    points: Annotated[list[SweepPointInfo], _doc("In the order of the grid.")]
-    knees: Annotated[list[KneeInfo], _doc("One per schedule, memory limit and latency; empty where no link was swept.")]
-    notes: Annotated[list[str], _doc("What was inferred, is missing or not modelled.")]
+    schema: Annotated[str, doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
+    schema_version: Annotated[str, doc("Version of the schema.")] = SCHEMA_VERSION
+    tool_version: Annotated[str, doc("Version of tracetool.")]
+    command: Annotated[str, doc("Command line that made it.")]
+    run: Annotated[str, doc("What the user named.")]
+    digest: Annotated[str, doc("SHA-256 over the traces' content.")]
+    price_per_gbit: Annotated[float | None, doc("Price of a link for each 10^9 bit/s; null if none was given.")]
+    currency: Annotated[str | None, doc("In which currency, and for how long, as the user says it.")]
+    points: Annotated[list[SweepPointInfo], doc("In the order of the grid.")]
+    knees: Annotated[list[KneeInfo], doc("One per schedule, memory limit and latency; empty where no link was swept.")]
+    notes: Annotated[list[str], doc("What was inferred, is missing or not modelled.")]
 
 
 def sweep_info(found: Sweep, facts: RunFacts, price: Price | None) -> SweepInfo:

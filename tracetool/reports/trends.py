@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from tracetool.fields import doc
 from tracetool.metrics import METRICS
 from tracetool.reports.picture import GREY, RED, SERIES, PictureFormat, save
 from tracetool.reports.text import table, wrapped
@@ -26,51 +27,47 @@ _BARS = "▁▂▃▄▅▆▇█"
 _MOST_DRAWN = 6
 
 
-def _doc(text: str) -> msgspec.Meta:
-    return msgspec.Meta(description=text)
-
-
 class EntryInfo(msgspec.Struct, kw_only=True):
     """A figure of one entry."""
 
-    entry: Annotated[int, _doc("Number of the report in the history.")]
-    label: Annotated[str, _doc("What it is called.")]
-    at: Annotated[str | None, _doc("When it was, as the user said.")]
-    digest: Annotated[str, _doc("Digest of its traces.")]
-    tool_version: Annotated[str, _doc("Tool that made it.")]
-    value: Annotated[float, _doc("In the metric's unit.")]
+    entry: Annotated[int, doc("Number of the report in the history.")]
+    label: Annotated[str, doc("What it is called.")]
+    at: Annotated[str | None, doc("When it was, as the user said.")]
+    digest: Annotated[str, doc("Digest of its traces.")]
+    tool_version: Annotated[str, doc("Tool that made it.")]
+    value: Annotated[float, doc("In the metric's unit.")]
 
 
 class StepInfo(msgspec.Struct, kw_only=True):
     """The last step of a series."""
 
-    entry: Annotated[int, _doc("First entry after it.")]
-    label: Annotated[str, _doc("What that is called.")]
-    before: Annotated[float, _doc("Mean before.")]
-    after: Annotated[float, _doc("Mean since.")]
-    change_ratio: Annotated[float, _doc("After over before, minus one.")]
-    is_certain: Annotated[bool, _doc("Whether more than one entry lies after it, or the series has no noise.")]
-    is_regression: Annotated[bool, _doc("Whether it is certain, and to the worse.")]
+    entry: Annotated[int, doc("First entry after it.")]
+    label: Annotated[str, doc("What that is called.")]
+    before: Annotated[float, doc("Mean before.")]
+    after: Annotated[float, doc("Mean since.")]
+    change_ratio: Annotated[float, doc("After over before, minus one.")]
+    is_certain: Annotated[bool, doc("Whether more than one entry lies after it, or the series has no noise.")]
+    is_regression: Annotated[bool, doc("Whether it is certain, and to the worse.")]
 
 
 class TrendInfo(msgspec.Struct, kw_only=True):
     """One metric of one schedule."""
 
-    schedule: Annotated[str, _doc("observed, or what was replayed.")]
-    scenario: Annotated[str, _doc("Digest of the what-if; empty for what was observed.")]
-    metric: Annotated[str, _doc("Name of the metric.")]
-    unit: Annotated[str, _doc("Its unit.")]
-    entries: Annotated[list[EntryInfo], _doc("In order.")]
-    step: Annotated[StepInfo | None, _doc("The last step they took.")]
+    schedule: Annotated[str, doc("observed, or what was replayed.")]
+    scenario: Annotated[str, doc("Digest of the what-if; empty for what was observed.")]
+    metric: Annotated[str, doc("Name of the metric.")]
+    unit: Annotated[str, doc("Its unit.")]
+    entries: Annotated[list[EntryInfo], doc("In order.")]
+    step: Annotated[StepInfo | None, doc("The last step they took.")]
 
 
 class TrendsInfo(msgspec.Struct, kw_only=True):
     """Result of tracetool baseline show."""
 
-    schema: Annotated[str, _doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
-    schema_version: Annotated[str, _doc("Version of the schema.")] = SCHEMA_VERSION
-    history: Annotated[str, _doc("File of the history.")]
-    trends: Annotated[list[TrendInfo], _doc("In order of appearance.")]
+    schema: Annotated[str, doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
+    schema_version: Annotated[str, doc("Version of the schema.")] = SCHEMA_VERSION
+    history: Annotated[str, doc("File of the history.")]
+    trends: Annotated[list[TrendInfo], doc("In order of appearance.")]
 
 
 def trends_info(found: Sequence[Trend], history: str) -> TrendsInfo:

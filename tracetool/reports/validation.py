@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from tracetool.fields import doc
 from tracetool.reports.text import table, wrapped
 from tracetool.tables import SCHEMA_VERSION
 from tracetool.units import format_duration
@@ -24,60 +25,56 @@ if TYPE_CHECKING:
 SCHEMA_ID = "urn:tracetool:schema:1:validation"
 
 
-def _doc(text: str) -> msgspec.Meta:
-    return msgspec.Meta(description=text)
-
-
 class SourceInfo(msgspec.Struct, kw_only=True):
     """An input of the comparison."""
 
-    name: Annotated[str, _doc("What the user named.")]
-    digest: Annotated[str, _doc("SHA-256 over its content.")]
+    name: Annotated[str, doc("What the user named.")]
+    digest: Annotated[str, doc("SHA-256 over its content.")]
 
 
 class RowInfo(msgspec.Struct, kw_only=True):
     """One measured configuration and its prediction."""
 
-    name: Annotated[str, _doc("Name of the row.")]
-    measured_ms: Annotated[float | None, _doc("Measured step time.")]
-    predicted_ms: Annotated[float | None, _doc("Predicted step time; null if it could not be predicted.")]
-    error_ratio: Annotated[float | None, _doc("Predicted over measured step time, minus one.")]
-    peak_measured_bytes: Annotated[list[int | None], _doc("Measured peak of each rank; empty if none was measured.")]
+    name: Annotated[str, doc("Name of the row.")]
+    measured_ms: Annotated[float | None, doc("Measured step time.")]
+    predicted_ms: Annotated[float | None, doc("Predicted step time; null if it could not be predicted.")]
+    error_ratio: Annotated[float | None, doc("Predicted over measured step time, minus one.")]
+    peak_measured_bytes: Annotated[list[int | None], doc("Measured peak of each rank; empty if none was measured.")]
     peak_predicted_bytes: Annotated[
         list[int | None],
-        _doc("Predicted peak of each rank, in the measured ones' order; null where unknown, empty if not predicted."),
+        doc("Predicted peak of each rank, in the measured ones' order; null where unknown, empty if not predicted."),
     ]
-    reason: Annotated[str | None, _doc("Why it could not be predicted.")]
-    schedule: Annotated[str | None, _doc("Schedule that was replayed.")]
-    p2p: Annotated[str | None, _doc("How its transfers were issued.")]
-    stages: Annotated[int | None, _doc("Its pipeline stages.")]
-    microbatches: Annotated[int, _doc("Microbatches per step.")]
-    nccl: Annotated[str | None, _doc("How communication was set up, as the row says.")]
-    remarks: Annotated[list[str], _doc("How costs or memory came about.")]
+    reason: Annotated[str | None, doc("Why it could not be predicted.")]
+    schedule: Annotated[str | None, doc("Schedule that was replayed.")]
+    p2p: Annotated[str | None, doc("How its transfers were issued.")]
+    stages: Annotated[int | None, doc("Its pipeline stages.")]
+    microbatches: Annotated[int, doc("Microbatches per step.")]
+    nccl: Annotated[str | None, doc("How communication was set up, as the row says.")]
+    remarks: Annotated[list[str], doc("How costs or memory came about.")]
 
 
 class ValidationInfo(msgspec.Struct, kw_only=True):
     """Result of tracetool validate."""
 
-    schema: Annotated[str, _doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
-    schema_version: Annotated[str, _doc("Version of the schema.")] = SCHEMA_VERSION
-    tool_version: Annotated[str, _doc("Version of tracetool.")]
-    command: Annotated[str, _doc("Command line that made it.")]
-    run: Annotated[SourceInfo, _doc("The Run that predictions were made from.")]
-    memory_run: Annotated[SourceInfo | None, _doc("The Run that memory figures are from; null if the same.")]
-    measured: Annotated[SourceInfo, _doc("The file of measured steps.")]
-    step: Annotated[int, _doc("Step of the Run that costs are from.")]
-    recorded_ms: Annotated[float, _doc("What that step took, with the profiler at work.")]
-    replayed_ms: Annotated[float, _doc("What replay of its own order gives for it.")]
-    rows: Annotated[list[RowInfo], _doc("One per row of the file, in its order.")]
-    mape_ratio: Annotated[float | None, _doc("Mean absolute error of the step times; null if none can be compared.")]
-    max_error_ratio: Annotated[float | None, _doc("Largest absolute error of a step time.")]
-    max_peak_error_ratio: Annotated[float | None, _doc("Largest absolute error of a rank's peak.")]
+    schema: Annotated[str, doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
+    schema_version: Annotated[str, doc("Version of the schema.")] = SCHEMA_VERSION
+    tool_version: Annotated[str, doc("Version of tracetool.")]
+    command: Annotated[str, doc("Command line that made it.")]
+    run: Annotated[SourceInfo, doc("The Run that predictions were made from.")]
+    memory_run: Annotated[SourceInfo | None, doc("The Run that memory figures are from; null if the same.")]
+    measured: Annotated[SourceInfo, doc("The file of measured steps.")]
+    step: Annotated[int, doc("Step of the Run that costs are from.")]
+    recorded_ms: Annotated[float, doc("What that step took, with the profiler at work.")]
+    replayed_ms: Annotated[float, doc("What replay of its own order gives for it.")]
+    rows: Annotated[list[RowInfo], doc("One per row of the file, in its order.")]
+    mape_ratio: Annotated[float | None, doc("Mean absolute error of the step times; null if none can be compared.")]
+    max_error_ratio: Annotated[float | None, doc("Largest absolute error of a step time.")]
+    max_peak_error_ratio: Annotated[float | None, doc("Largest absolute error of a rank's peak.")]
     kendall_tau: Annotated[
-        float | None, _doc("Kendall's tau-b of predicted and measured step times; null if either is all the same.")
+        float | None, doc("Kendall's tau-b of predicted and measured step times; null if either is all the same.")
     ]
-    not_predicted: Annotated[int, _doc("Rows that could not be predicted.")]
-    notes: Annotated[list[str], _doc("What was inferred, is missing or not modelled.")]
+    not_predicted: Annotated[int, doc("Rows that could not be predicted.")]
+    notes: Annotated[list[str], doc("What was inferred, is missing or not modelled.")]
 
 
 @dataclass(frozen=True, slots=True)

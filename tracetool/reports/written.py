@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from tracetool.fields import doc
 from tracetool.reports.verdict import verdict
 from tracetool.tables import SCHEMA_VERSION
 
@@ -22,37 +23,33 @@ if TYPE_CHECKING:
 SCHEMA_ID = "urn:tracetool:schema:1:written"
 
 
-def _doc(text: str) -> msgspec.Meta:
-    return msgspec.Meta(description=text)
-
-
 class BestInfo(msgspec.Struct, kw_only=True):
     """The schedule to run: as advise says over links, else the shortest step of those that fit the memory, or may."""
 
-    schedule: Annotated[str, _doc("Name of the schedule.")]
-    extra_forwards: Annotated[list[int] | None, _doc("Warm-up forwards per rank beyond 1F1B's; null if n/a.")]
-    p2p: Annotated[str, _doc("How its transfers were issued: grouped, in-order or per-edge.")]
-    feasible: Annotated[bool | None, _doc("Fits the memory limit; null if memory is unknown.")]
-    step_ns: Annotated[int, _doc("First forward to the end of gradient reduction and optimizer.")]
-    change_ratio: Annotated[float, _doc("Its step over the baseline's, minus one.")]
+    schedule: Annotated[str, doc("Name of the schedule.")]
+    extra_forwards: Annotated[list[int] | None, doc("Warm-up forwards per rank beyond 1F1B's; null if n/a.")]
+    p2p: Annotated[str, doc("How its transfers were issued: grouped, in-order or per-edge.")]
+    feasible: Annotated[bool | None, doc("Fits the memory limit; null if memory is unknown.")]
+    step_ns: Annotated[int, doc("First forward to the end of gradient reduction and optimizer.")]
+    change_ratio: Annotated[float, doc("Its step over the baseline's, minus one.")]
     seen_error_ratio: Annotated[
-        float | None, _doc("Largest step time error of such predictions on recorded runs; null if none was like it.")
+        float | None, doc("Largest step time error of such predictions on recorded runs; null if none was like it.")
     ]
 
 
 class WrittenInfo(msgspec.Struct, kw_only=True):
     """Result of tracetool report."""
 
-    schema: Annotated[str, _doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
-    schema_version: Annotated[str, _doc("Version of the schema.")] = SCHEMA_VERSION
-    tool_version: Annotated[str, _doc("Version of tracetool.")]
-    command: Annotated[str, _doc("Command line that wrote it.")]
-    digest: Annotated[str, _doc("SHA-256 over the traces' content.")]
-    path: Annotated[str, _doc("The file.")]
-    size_bytes: Annotated[int, _doc("Its size.")]
-    headline: Annotated[str, _doc("The answer in one sentence.")]
-    best: Annotated[BestInfo, _doc("What the answer is about.")]
-    baseline: Annotated[str, _doc("Name of the schedule that it is compared with.")]
+    schema: Annotated[str, doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
+    schema_version: Annotated[str, doc("Version of the schema.")] = SCHEMA_VERSION
+    tool_version: Annotated[str, doc("Version of tracetool.")]
+    command: Annotated[str, doc("Command line that wrote it.")]
+    digest: Annotated[str, doc("SHA-256 over the traces' content.")]
+    path: Annotated[str, doc("The file.")]
+    size_bytes: Annotated[int, doc("Its size.")]
+    headline: Annotated[str, doc("The answer in one sentence.")]
+    best: Annotated[BestInfo, doc("What the answer is about.")]
+    baseline: Annotated[str, doc("Name of the schedule that it is compared with.")]
 
 
 def written_info(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 import msgspec
 
 from tracetool.errors import BadQuantity, BadTopology, ScenarioError
+from tracetool.fields import doc
 from tracetool.model.topology import Topology, parse_link
 from tracetool.sweep.ranges import parse_distances
 from tracetool.units import parse_bandwidth_bytes_per_s, parse_duration_ns, parse_size_bytes
@@ -29,22 +30,18 @@ _HINT = "schemas/scenario.schema.json; schemas/README.md has an example"
 _Count = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
 
 
-def _doc(text: str) -> msgspec.Meta:
-    return msgspec.Meta(description=text)
-
-
 class NamedScenario(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One what-if; what it does not say is as the command line says."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, description="What it is called in results.")]
-    dc: Annotated[str | None, _doc("Where ranks sit, as --dc takes it: 0-1,2-3.")] = None
-    bandwidth: Annotated[str | None, _doc("Of every link between DCs that is not in links: 100Gbit/s.")] = None
-    latency: Annotated[str | None, _doc("One way, of the same links: 2ms.")] = None
-    distance: Annotated[str | None, _doc("Instead of latency, at 5 us/km: 400km.")] = None
-    links: Annotated[list[str], _doc("Links of other figures, as --link takes them: dc0-dc1=25Gbit/s,10ms.")] = []
-    hbm: Annotated[str | None, _doc("Memory limit per rank: 80GiB.")] = None
-    p2p: Annotated[Literal["grouped", "in-order", "per-edge"] | None, _doc("How transfers are issued.")] = None
-    microbatches: Annotated[_Count | None, _doc("Microbatches per step.")] = None
+    dc: Annotated[str | None, doc("Where ranks sit, as --dc takes it: 0-1,2-3.")] = None
+    bandwidth: Annotated[str | None, doc("Of every link between DCs that is not in links: 100Gbit/s.")] = None
+    latency: Annotated[str | None, doc("One way, of the same links: 2ms.")] = None
+    distance: Annotated[str | None, doc("Instead of latency, at 5 us/km: 400km.")] = None
+    links: Annotated[list[str], doc("Links of other figures, as --link takes them: dc0-dc1=25Gbit/s,10ms.")] = []
+    hbm: Annotated[str | None, doc("Memory limit per rank: 80GiB.")] = None
+    p2p: Annotated[Literal["grouped", "in-order", "per-edge"] | None, doc("How transfers are issued.")] = None
+    microbatches: Annotated[_Count | None, doc("Microbatches per step.")] = None
 
 
 class ScenarioFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

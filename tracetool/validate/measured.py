@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import msgspec
 
 from tracetool.errors import BadMeasurement
+from tracetool.fields import doc
 from tracetool.model.topology import RankLink
 from tracetool.validate.faults import FORM, fault
 
@@ -31,16 +32,12 @@ _Count = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
 _Rank = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 
 
-def _doc(text: str) -> msgspec.Meta:
-    return msgspec.Meta(description=text)
-
-
 class MeasuredLink(msgspec.Struct, kw_only=True):
     """A link between two pipeline ranks, both ways: a message occupies it for payload / bandwidth, then the latency."""
 
-    between_pipeline_ranks: Annotated[tuple[_Rank, _Rank], _doc("The two pipeline ranks.")]
+    between_pipeline_ranks: Annotated[tuple[_Rank, _Rank], doc("The two pipeline ranks.")]
     latency_ms: Annotated[float, msgspec.Meta(ge=0, le=_MOST, description="One-way latency.")]
-    bandwidth_gbit_per_s: Annotated[_Positive, _doc("Bandwidth of either direction, in 10^9 bit/s.")]
+    bandwidth_gbit_per_s: Annotated[_Positive, doc("Bandwidth of either direction, in 10^9 bit/s.")]
 
     def rank_link(self) -> RankLink:
         """The link in bytes and nanoseconds."""
@@ -54,27 +51,27 @@ class MeasuredLink(msgspec.Struct, kw_only=True):
 class MeasuredStep(msgspec.Struct, kw_only=True):
     """One measured configuration."""
 
-    name: Annotated[str, _doc("What it is called in results.")]
-    schedule: Annotated[str, _doc("Schedule, as tracetool or torch names it; csv:FILE for orders in a file.")]
-    microbatches: Annotated[_Count, _doc("Microbatches per step.")]
-    pipeline_ranks: Annotated[_Count, _doc("Pipeline ranks.")]
-    step_ms: Annotated[_Time | None, _doc("Time of a step without profiler; null if it was not measured.")]
+    name: Annotated[str, doc("What it is called in results.")]
+    schedule: Annotated[str, doc("Schedule, as tracetool or torch names it; csv:FILE for orders in a file.")]
+    microbatches: Annotated[_Count, doc("Microbatches per step.")]
+    pipeline_ranks: Annotated[_Count, doc("Pipeline ranks.")]
+    step_ms: Annotated[_Time | None, doc("Time of a step without profiler; null if it was not measured.")]
     extra_forwards: Annotated[
-        list[int] | None, _doc("geopipe: warm-up forwards per pipeline rank beyond 1F1B's p - 1 - r.")
+        list[int] | None, doc("geopipe: warm-up forwards per pipeline rank beyond 1F1B's p - 1 - r.")
     ] = None
-    p2p: Annotated[str | None, _doc("How transfers were issued: grouped, in-order, per-edge; null: as in the Run.")] = (
+    p2p: Annotated[str | None, doc("How transfers were issued: grouped, in-order, per-edge; null: as in the Run.")] = (
         None
     )
-    tensor_parallel: Annotated[_Count, _doc("Tensor-parallel ranks.")] = 1
-    data_parallel: Annotated[_Count, _doc("Data-parallel ranks.")] = 1
-    chunks: Annotated[_Count | None, _doc("Stages per rank; null: as many as the schedule needs.")] = None
-    virtual: Annotated[_Count | None, _doc("The same under another name.")] = None
-    links: Annotated[list[MeasuredLink], _doc("Slow links; all other pairs of ranks are as in the Run.")] = []
-    nccl: Annotated[str | None, _doc("How communication was set up, such as nccl-default or channels-2.")] = None
+    tensor_parallel: Annotated[_Count, doc("Tensor-parallel ranks.")] = 1
+    data_parallel: Annotated[_Count, doc("Data-parallel ranks.")] = 1
+    chunks: Annotated[_Count | None, doc("Stages per rank; null: as many as the schedule needs.")] = None
+    virtual: Annotated[_Count | None, doc("The same under another name.")] = None
+    links: Annotated[list[MeasuredLink], doc("Slow links; all other pairs of ranks are as in the Run.")] = []
+    nccl: Annotated[str | None, doc("How communication was set up, such as nccl-default or channels-2.")] = None
     peak_allocated_gib: Annotated[
-        list[_Positive | None] | None, _doc("Highest allocation of each (global) rank, in 2^30 bytes.")
+        list[_Positive | None] | None, doc("Highest allocation of each (global) rank, in 2^30 bytes.")
     ] = None
-    model: Annotated[dict[str, Any] | None, _doc("What differs from the file's model in this row.")] = None
+    model: Annotated[dict[str, Any] | None, doc("What differs from the file's model in this row.")] = None
 
     @property
     def stages_per_rank(self) -> int | None:
@@ -90,11 +87,11 @@ class MeasuredStep(msgspec.Struct, kw_only=True):
 class MeasuredFile(msgspec.Struct, kw_only=True):
     """Measured steps of one model on one machine."""
 
-    results: Annotated[list[MeasuredStep], _doc("One per configuration.")]
+    results: Annotated[list[MeasuredStep], doc("One per configuration.")]
     model: Annotated[
-        dict[str, Any], _doc("The model: layers, h, seq, mbs (micro-batch size), dtype; compared with the Run.")
+        dict[str, Any], doc("The model: layers, h, seq, mbs (micro-batch size), dtype; compared with the Run.")
     ] = {}
-    about: Annotated[str | None, _doc("Where the figures come from.")] = None
+    about: Annotated[str | None, doc("Where the figures come from.")] = None
 
 
 @dataclass(frozen=True, slots=True)
