@@ -1,60 +1,91 @@
 -- Opens a Run in any DuckDB client.
 --   SET VARIABLE run = 'path/to/x.run';
 --   .read schemas/duckdb.sql
--- Interval arithmetic. A relation (a table, view or CTE by name) has the columns rank, start_ns and end_ns.
+-- Interval arithmetic. A relation (a table, view or CTE by name) has the columns rank, start_ns and end_ns; where it has
+-- a column run besides, as tables of several Runs do, ranks of other Runs are other ranks.
 
 CREATE MACRO overlap_ns(one_start_ns, one_end_ns, other_start_ns, other_end_ns) AS
     greatest(0, least(one_end_ns, other_end_ns) - greatest(one_start_ns, other_start_ns));
 COMMENT ON MACRO overlap_ns IS 'How long two intervals overlap.';
 
+-- Not for queries: the rows of a relation with what tells ranks apart. Within the subquery, run is the relation's own
+-- column, or else that of the row beside it.
+CREATE MACRO keyed_by_rank(relation) AS TABLE
+SELECT rows_of.*
+FROM (SELECT NULL::VARCHAR AS run) AS single,
+     LATERAL (SELECT *, {'run': run, 'rank': rank} AS of_rank FROM query_table(relation)) AS rows_of;
+
 CREATE MACRO interval_union(relation) AS TABLE
 WITH marked AS (
     SELECT
-        rank, start_ns, end_ns,
+        *,
         coalesce(start_ns > max(end_ns) OVER (
-            PARTITION BY rank ORDER BY start_ns, end_ns ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+            PARTITION BY of_rank ORDER BY start_ns, end_ns ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
         ), true) AS is_apart
-    FROM query_table(relation)
+    FROM keyed_by_rank(relation)
 ),
 numbered AS (
+    -- Not count(*) FILTER, which takes quadratic time as a window function.
     SELECT
-        rank, start_ns, end_ns,
-        count(*) FILTER (is_apart) OVER (PARTITION BY rank ORDER BY start_ns, end_ns ROWS UNBOUNDED PRECEDING) AS island
+        *,
+        sum(is_apart::INTEGER) OVER (
+            PARTITION BY of_rank ORDER BY start_ns, end_ns ROWS UNBOUNDED PRECEDING
+        ) AS island
     FROM marked
 )
 SELECT
-    rank,
+    any_value(COLUMNS('^(run|rank)$')) AS '\1',
     min(start_ns) AS start_ns,
     max(end_ns) AS end_ns,
     max(end_ns) - min(start_ns) AS duration_ns,
     count(*) AS intervals
 FROM numbered
-GROUP BY rank, island
-ORDER BY rank, start_ns;
+GROUP BY of_rank, island
+ORDER BY of_rank, start_ns;
 COMMENT ON MACRO TABLE interval_union IS 'The union of the intervals of each rank: what is covered by at least one of them.';
 
 CREATE MACRO interval_gaps(relation) AS TABLE
-WITH followed AS (
-    SELECT rank, end_ns AS start_ns, lead(start_ns) OVER (PARTITION BY rank ORDER BY start_ns) AS end_ns
-    FROM interval_union(relation)
+WITH covered AS (FROM interval_union(relation)),
+followed AS (
+    SELECT * REPLACE (end_ns AS start_ns, lead(start_ns) OVER (PARTITION BY of_rank ORDER BY start_ns) AS end_ns)
+    FROM keyed_by_rank(covered)
 )
-SELECT rank, start_ns, end_ns, end_ns - start_ns AS duration_ns
+SELECT COLUMNS('^(run|rank)$'), start_ns, end_ns, end_ns - start_ns AS duration_ns
 FROM followed
 WHERE end_ns IS NOT NULL
-ORDER BY rank, start_ns;
+ORDER BY of_rank, start_ns;
 COMMENT ON MACRO TABLE interval_gaps IS 'What no interval of a rank covers, between its first and its last one.';
 
 CREATE MACRO interval_overlap(one, other) AS TABLE
 WITH first_one AS (FROM interval_union(one)),
-second_one AS (FROM interval_union(other))
-SELECT
-    rank,
-    greatest(a.start_ns, b.start_ns) AS start_ns,
-    least(a.end_ns, b.end_ns) AS end_ns,
-    least(a.end_ns, b.end_ns) - greatest(a.start_ns, b.start_ns) AS duration_ns
-FROM first_one AS a JOIN second_one AS b USING (rank)
-WHERE a.start_ns < b.end_ns AND b.start_ns < a.end_ns
-ORDER BY rank, start_ns;
+ranks AS (SELECT DISTINCT * FROM (SELECT COLUMNS('^(run|rank)$') FROM first_one)),
+-- Of a relation without runs, intervals of a rank are those of that rank in every Run.
+other_rows AS (
+    SELECT rows_of.*
+    FROM (SELECT NULL::VARCHAR AS run) AS single, LATERAL (
+        SELECT ranks.*, start_ns, end_ns
+        FROM ranks JOIN (
+            SELECT of_rank.run AS its_run, of_rank.rank AS its_rank, start_ns, end_ns FROM keyed_by_rank(other)
+        ) ON rank = its_rank AND (run = its_run OR run IS NULL OR its_run IS NULL)
+    ) AS rows_of
+),
+second_one AS (FROM interval_union(other_rows)),
+edges AS (
+    SELECT COLUMNS('^(run|rank)$'), unnest([start_ns, end_ns]) AS start_ns, unnest([1, -1]) AS sides FROM first_one
+    UNION ALL BY NAME
+    SELECT COLUMNS('^(run|rank)$'), unnest([start_ns, end_ns]) AS start_ns, unnest([1, -1]) AS sides FROM second_one
+),
+moments AS (SELECT * REPLACE (sum(sides) AS sides) FROM edges GROUP BY ALL),
+swept AS (
+    SELECT
+        * REPLACE (sum(sides) OVER (PARTITION BY of_rank ORDER BY start_ns ROWS UNBOUNDED PRECEDING) AS sides),
+        lead(start_ns) OVER (PARTITION BY of_rank ORDER BY start_ns) AS end_ns
+    FROM keyed_by_rank(moments)
+)
+SELECT COLUMNS('^(run|rank)$'), start_ns, end_ns, end_ns - start_ns AS duration_ns
+FROM swept
+WHERE sides = 2
+ORDER BY of_rank, start_ns;
 COMMENT ON MACRO TABLE interval_overlap IS 'What two relations both cover, on each rank.';
 CREATE VIEW sources AS SELECT * FROM read_parquet(getvariable('run') || '/sources/*.parquet');
 COMMENT ON VIEW sources IS 'One row per source (the files of one rank, read by one reader), and per file that was left.';
@@ -504,14 +535,15 @@ spans AS (
     WHERE category = 'kernel' AND NOT regexp_matches(lower(name), '^(nccl|rccl|mscclpp|hcom_)')
 ),
 marked AS (
-    SELECT *, start_ns > max(end_ns) OVER (
+    SELECT *, coalesce(start_ns > max(end_ns) OVER (
         PARTITION BY what, rank, operation, "group" ORDER BY start_ns, end_ns
         ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
-    ) AS is_apart
+    ), true) AS is_apart
     FROM spans
 ),
 numbered AS (
-    SELECT *, count(*) FILTER (is_apart) OVER (
+    -- Not count(*) FILTER, which takes quadratic time as a window function.
+    SELECT *, sum(is_apart::INTEGER) OVER (
         PARTITION BY what, rank, operation, "group" ORDER BY start_ns, end_ns
         ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW
     ) AS island
@@ -523,13 +555,24 @@ islands AS (
     FROM numbered
     GROUP BY ALL
 ),
+computes AS (
+    -- With how long each rank computed before: an interval is covered by the difference between its ends.
+    SELECT rank, start_ns, end_ns, coalesce(sum(end_ns - start_ns) OVER (
+        PARTITION BY rank ORDER BY start_ns ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+    ), 0) AS before_ns
+    FROM islands
+    WHERE what = 'compute'
+),
+edges AS (
+    SELECT rank, operation, "group", start_ns AS at_ns, -1 AS sign FROM islands WHERE what = 'moving'
+    UNION ALL
+    SELECT rank, operation, "group", end_ns, 1 FROM islands WHERE what = 'moving'
+),
 covered AS (
     SELECT
         c.rank, c.operation, c."group",
-        sum(least(c.end_ns, k.end_ns) - greatest(c.start_ns, k.start_ns)) AS covered_ns
-    FROM islands AS c
-    JOIN islands AS k ON k.rank = c.rank AND k.start_ns < c.end_ns AND k.end_ns > c.start_ns
-    WHERE c.what = 'moving' AND k.what = 'compute'
+        sum(c.sign * (k.before_ns + least(c.at_ns, k.end_ns) - k.start_ns)) AS covered_ns
+    FROM edges AS c ASOF JOIN computes AS k ON k.rank = c.rank AND k.start_ns <= c.at_ns
     GROUP BY ALL
 ),
 lengths AS (

@@ -207,9 +207,14 @@ class Example(NamedTuple):
     query: str
 
 
-def examples() -> list[Example]:
-    """The queries of ``sql/examples.sql``: each has its question as a comment above it."""
-    parts = re.split(r"^-- ", sql_text("examples"), flags=re.MULTILINE)[1:]
+def examples(of: Literal["one", "several"] = "one") -> list[Example]:
+    """The queries of ``sql/examples.sql``, or of ``sql/several.sql``: each has its question as a comment above it.
+
+    Args:
+        of: Whether they are for one Run, or compare several.
+    """
+    text = sql_text("examples" if of == "one" else "several")
+    parts = re.split(r"^-- ", text, flags=re.MULTILINE)[1:]
     return [Example(*(text.strip().rstrip(";") for text in part.split("\n", 1))) for part in parts]
 
 

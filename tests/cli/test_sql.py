@@ -60,10 +60,49 @@ def test_every_example_answers_on_a_sample(example: tuple[str, str]) -> None:
     assert not derived(SAMPLES / "h100-1f1b").query(example[1]).is_empty()
 
 
+@pytest.mark.parametrize("example", examples("several"), ids=lambda one: one.question)
+def test_every_example_of_several_tells_them_apart(example: tuple[str, str]) -> None:
+    """The sample beside itself: every figure of the one is that of the other."""
+    sample = derived(SAMPLES / "h100-1f1b")
+    found = Catalog({"a": sample, "b": sample}).query(example[1])
+    if "run" not in found.columns:
+        assert found["apart_ms"].to_list() == [0] * len(found)
+        assert all(pair.split(", ")[0][2:] == pair.split(", ")[1][2:] for pair in found["ms"])
+        return
+    one, other = (found.filter(run=name).drop("run") for name in ("a", "b"))
+    assert not one.is_empty()
+    assert one.equals(other)
+
+
 def test_there_are_ten_examples_and_the_cookbook_has_them() -> None:
     cookbook = (ROOT / "schemas" / "README.md").read_text(encoding="utf-8")
     assert len(examples()) >= 10
-    assert all(one.query in cookbook for one in examples())
+    assert all(one.query in cookbook for one in (*examples(), *examples("several")))
+
+
+def test_ranks_of_several_runs_are_several_in_the_interval_macros() -> None:
+    """One Run beside itself has twice the intervals of the one, none united with or hidden by those of the other."""
+    sample = derived(SAMPLES / "h100-1f1b")
+    both = Catalog({"a": sample, "b": sample})
+    spans = "SELECT {}, start_ns, start_ns + duration_ns AS end_ns FROM ops"
+    for call in ("interval_union(spans)", "interval_gaps(spans)", "interval_overlap(spans, spans)"):
+        of_one = sample.query(f"WITH spans AS ({spans.format('rank')}) FROM {call}")
+        of_both = both.query(f"WITH spans AS ({spans.format('run, rank')}) FROM {call}")
+        assert not of_one.is_empty()
+        for name in ("a", "b"):
+            assert of_both.filter(run=name).drop("run").equals(of_one)
+    mixed = f"WITH spans AS ({spans.format('run, rank')}), bare AS ({spans.format('rank')} WHERE rank = 1)"
+    mixed = mixed.replace("FROM ops WHERE", "FROM a.ops WHERE")
+    of_rank = sample.rows("SELECT sum(duration_ns) FROM ops WHERE rank = 1")
+    per_run = f"{mixed} SELECT sum(duration_ns) FROM interval_overlap(spans, bare) GROUP BY run"
+    assert both.rows(per_run) == of_rank * 2, "an interval without a run is one of any of them"
+
+
+def test_markdown_cells_hold_bars_and_line_breaks(capsys: pytest.CaptureFixture[str]) -> None:
+    query = """select 'a|b' || chr(10) || 'c' as "x|y", 1 as z"""
+    assert run(["sql", SAMPLE, query, "--format", "markdown"]) == 0
+    head, _, row = capsys.readouterr().out.splitlines()
+    assert (head.split(), row.split()) == (["|", "x\\|y", "|", "z", "|"], ["|", "a\\|b", "c", "|", "1", "|"])
 
 
 def test_several_runs_are_schemas_and_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:

@@ -160,6 +160,10 @@ def _rendered(frame: pl.DataFrame, form: str) -> bytes:
         # CSV has no lists: they are written as their text.
         lists = cs.list().list.eval(pl.element().cast(pl.String)).list.join(" ")
         return frame.with_columns(lists).write_csv().encode()
+    if form == "markdown":
+        # A bar or a line break would end the cell.
+        cells = pl.col(pl.String).str.replace_all("|", r"\|", literal=True).str.replace_all(r"\s*\n\s*", " ")
+        frame = frame.with_columns(cells).rename(lambda name: name.replace("|", r"\|"))
     with pl.Config(
         tbl_rows=-1, tbl_cols=-1, tbl_width_chars=10_000, fmt_str_lengths=80 if form == "table" else 10_000,
         fmt_table_cell_list_len=-1, tbl_hide_dataframe_shape=True,
@@ -203,6 +207,7 @@ def _why_empty(run: Run, query: str) -> str | None:
 def _describe(opened: dict[str, Run], form: str) -> None:
     from tracetool.lens import add_comments, examples, macro_docs
 
+    learned = examples("several" if len(opened) > 1 else "one")
     run = next(iter(opened.values()))
     add_comments(run.connection)
     columns = run.records(
@@ -212,7 +217,7 @@ def _describe(opened: dict[str, Run], form: str) -> None:
     )
     if form == "json":
         macros = [{"name": name, "doc": doc} for name, doc in macro_docs().items()]
-        asked = [one._asdict() for one in examples()]
+        asked = [one._asdict() for one in learned]
         print_json({"runs": list(opened), "columns": columns, "macros": macros, "examples": asked})
         return
     from tracetool.reports.text import terminal_width, wrap
@@ -226,7 +231,11 @@ def _describe(opened: dict[str, Run], form: str) -> None:
         click.echo("\n" + "\n".join([first, *more]))
 
     if len(opened) > 1:
-        click.echo(f"{', '.join(opened)} each have these; without a name before it a table is that of all of them.")
+        told = (
+            f"{', '.join(opened)} each have these, as {next(iter(opened))}.ops; without a name before it a table is "
+            "that of all of them, with a column run."
+        )
+        click.echo("\n".join(wrap(told, width, "")))
     last = None
     for row in columns:
         if row["name"] != last:
@@ -236,7 +245,7 @@ def _describe(opened: dict[str, Run], form: str) -> None:
         click.echo("\n".join(wrap(column, width, " " * 35)))
     for name, doc in macro_docs().items():
         say(name, doc)
-    for one in examples():
+    for one in learned:
         # SQL may be broken at any space.
         query = [part for line in one.query.split("\n") for part in wrap(f"  {line}", width, "      ")]
         click.echo("\n".join(["", *(click.style(part, bold=True) for part in wrap(one.question, width, "")), *query]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -33,6 +33,11 @@ from tracetool.reports.written import WrittenInfo
 from tracetool.sweep.scenario_file import ScenarioFile
 from tracetool.tables import SCHEMA_VERSION, TABLES, Column, Table
 from tracetool.validate.measured import MeasuredFile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.lens import Example
 
 _BASE = SCHEMA_ID.rpartition(":")[0]
 _JSON_TYPES: dict[str, dict[str, Any]] = {
@@ -177,9 +182,19 @@ def _readme() -> str:
         "## Cookbook",
         "",
         'For `tracetool sql x.run "..."` and any DuckDB client alike; a test runs each of them.',
-        *(line for one in examples() for line in ("", f"{one.question}:", "", "```sql", one.query, "```")),
+        *_recipes(examples()),
+        "",
+        "### Several Runs",
+        "",
+        "For `tracetool sql a.run,b.run`, whose tables have a column `run`, and for what `--save` wrote of them. Leave",
+        "that column out, and rows of all Runs are taken together; one Run alone is `a.step_breakdown`.",
+        *_recipes(examples("several")),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _recipes(listed: Sequence[Example]) -> list[str]:
+    return [line for one in listed for line in ("", one.question, "", "```sql", one.query, "```")]
 
 
 def _dump(schema: dict[str, Any]) -> str:

@@ -59,7 +59,7 @@ ORDER BY p.rank;
 WITH moving AS (SELECT dst_rank AS rank, start_ns, end_ns FROM transfers),
 computing AS (SELECT rank, start_ns, start_ns + duration_ns AS end_ns FROM ops WHERE stage >= 0),
 hidden AS (SELECT rank, sum(duration_ns) AS hidden_ns FROM interval_overlap(moving, computing) GROUP BY rank)
-SELECT rank, sum(duration_ns) / 1e6 AS moving_ms, any_value(hidden_ns) / 1e6 AS hidden_ms
+SELECT rank, sum(duration_ns) / 1e6 AS moving_ms, coalesce(any_value(hidden_ns), 0) / 1e6 AS hidden_ms
 FROM interval_union(moving) LEFT JOIN hidden USING (rank)
 GROUP BY rank
 ORDER BY rank;

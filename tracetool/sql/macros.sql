@@ -1,55 +1,86 @@
--- Interval arithmetic. A relation (a table, view or CTE by name) has the columns rank, start_ns and end_ns.
+-- Interval arithmetic. A relation (a table, view or CTE by name) has the columns rank, start_ns and end_ns; where it has
+-- a column run besides, as tables of several Runs do, ranks of other Runs are other ranks.
 
 CREATE MACRO overlap_ns(one_start_ns, one_end_ns, other_start_ns, other_end_ns) AS
     greatest(0, least(one_end_ns, other_end_ns) - greatest(one_start_ns, other_start_ns));
 COMMENT ON MACRO overlap_ns IS 'How long two intervals overlap.';
 
+-- Not for queries: the rows of a relation with what tells ranks apart. Within the subquery, run is the relation's own
+-- column, or else that of the row beside it.
+CREATE MACRO keyed_by_rank(relation) AS TABLE
+SELECT rows_of.*
+FROM (SELECT NULL::VARCHAR AS run) AS single,
+     LATERAL (SELECT *, {'run': run, 'rank': rank} AS of_rank FROM query_table(relation)) AS rows_of;
+
 CREATE MACRO interval_union(relation) AS TABLE
 WITH marked AS (
     SELECT
-        rank, start_ns, end_ns,
+        *,
         coalesce(start_ns > max(end_ns) OVER (
-            PARTITION BY rank ORDER BY start_ns, end_ns ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+            PARTITION BY of_rank ORDER BY start_ns, end_ns ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
         ), true) AS is_apart
-    FROM query_table(relation)
+    FROM keyed_by_rank(relation)
 ),
 numbered AS (
+    -- Not count(*) FILTER, which takes quadratic time as a window function.
     SELECT
-        rank, start_ns, end_ns,
-        count(*) FILTER (is_apart) OVER (PARTITION BY rank ORDER BY start_ns, end_ns ROWS UNBOUNDED PRECEDING) AS island
+        *,
+        sum(is_apart::INTEGER) OVER (
+            PARTITION BY of_rank ORDER BY start_ns, end_ns ROWS UNBOUNDED PRECEDING
+        ) AS island
     FROM marked
 )
 SELECT
-    rank,
+    any_value(COLUMNS('^(run|rank)$')) AS '\1',
     min(start_ns) AS start_ns,
     max(end_ns) AS end_ns,
     max(end_ns) - min(start_ns) AS duration_ns,
     count(*) AS intervals
 FROM numbered
-GROUP BY rank, island
-ORDER BY rank, start_ns;
+GROUP BY of_rank, island
+ORDER BY of_rank, start_ns;
 COMMENT ON MACRO TABLE interval_union IS 'The union of the intervals of each rank: what is covered by at least one of them.';
 
 CREATE MACRO interval_gaps(relation) AS TABLE
-WITH followed AS (
-    SELECT rank, end_ns AS start_ns, lead(start_ns) OVER (PARTITION BY rank ORDER BY start_ns) AS end_ns
-    FROM interval_union(relation)
+WITH covered AS (FROM interval_union(relation)),
+followed AS (
+    SELECT * REPLACE (end_ns AS start_ns, lead(start_ns) OVER (PARTITION BY of_rank ORDER BY start_ns) AS end_ns)
+    FROM keyed_by_rank(covered)
 )
-SELECT rank, start_ns, end_ns, end_ns - start_ns AS duration_ns
+SELECT COLUMNS('^(run|rank)$'), start_ns, end_ns, end_ns - start_ns AS duration_ns
 FROM followed
 WHERE end_ns IS NOT NULL
-ORDER BY rank, start_ns;
+ORDER BY of_rank, start_ns;
 COMMENT ON MACRO TABLE interval_gaps IS 'What no interval of a rank covers, between its first and its last one.';
 
 CREATE MACRO interval_overlap(one, other) AS TABLE
 WITH first_one AS (FROM interval_union(one)),
-second_one AS (FROM interval_union(other))
-SELECT
-    rank,
-    greatest(a.start_ns, b.start_ns) AS start_ns,
-    least(a.end_ns, b.end_ns) AS end_ns,
-    least(a.end_ns, b.end_ns) - greatest(a.start_ns, b.start_ns) AS duration_ns
-FROM first_one AS a JOIN second_one AS b USING (rank)
-WHERE a.start_ns < b.end_ns AND b.start_ns < a.end_ns
-ORDER BY rank, start_ns;
+ranks AS (SELECT DISTINCT * FROM (SELECT COLUMNS('^(run|rank)$') FROM first_one)),
+-- Of a relation without runs, intervals of a rank are those of that rank in every Run.
+other_rows AS (
+    SELECT rows_of.*
+    FROM (SELECT NULL::VARCHAR AS run) AS single, LATERAL (
+        SELECT ranks.*, start_ns, end_ns
+        FROM ranks JOIN (
+            SELECT of_rank.run AS its_run, of_rank.rank AS its_rank, start_ns, end_ns FROM keyed_by_rank(other)
+        ) ON rank = its_rank AND (run = its_run OR run IS NULL OR its_run IS NULL)
+    ) AS rows_of
+),
+second_one AS (FROM interval_union(other_rows)),
+edges AS (
+    SELECT COLUMNS('^(run|rank)$'), unnest([start_ns, end_ns]) AS start_ns, unnest([1, -1]) AS sides FROM first_one
+    UNION ALL BY NAME
+    SELECT COLUMNS('^(run|rank)$'), unnest([start_ns, end_ns]) AS start_ns, unnest([1, -1]) AS sides FROM second_one
+),
+moments AS (SELECT * REPLACE (sum(sides) AS sides) FROM edges GROUP BY ALL),
+swept AS (
+    SELECT
+        * REPLACE (sum(sides) OVER (PARTITION BY of_rank ORDER BY start_ns ROWS UNBOUNDED PRECEDING) AS sides),
+        lead(start_ns) OVER (PARTITION BY of_rank ORDER BY start_ns) AS end_ns
+    FROM keyed_by_rank(moments)
+)
+SELECT COLUMNS('^(run|rank)$'), start_ns, end_ns, end_ns - start_ns AS duration_ns
+FROM swept
+WHERE sides = 2
+ORDER BY of_rank, start_ns;
 COMMENT ON MACRO TABLE interval_overlap IS 'What two relations both cover, on each rank.';

@@ -185,14 +185,15 @@ spans AS (
     WHERE category = 'kernel' AND NOT regexp_matches(lower(name), '^(nccl|rccl|mscclpp|hcom_)')
 ),
 marked AS (
-    SELECT *, start_ns > max(end_ns) OVER (
+    SELECT *, coalesce(start_ns > max(end_ns) OVER (
         PARTITION BY what, rank, operation, "group" ORDER BY start_ns, end_ns
         ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
-    ) AS is_apart
+    ), true) AS is_apart
     FROM spans
 ),
 numbered AS (
-    SELECT *, count(*) FILTER (is_apart) OVER (
+    -- Not count(*) FILTER, which takes quadratic time as a window function.
+    SELECT *, sum(is_apart::INTEGER) OVER (
         PARTITION BY what, rank, operation, "group" ORDER BY start_ns, end_ns
         ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW
     ) AS island
@@ -204,13 +205,24 @@ islands AS (
     FROM numbered
     GROUP BY ALL
 ),
+computes AS (
+    -- With how long each rank computed before: an interval is covered by the difference between its ends.
+    SELECT rank, start_ns, end_ns, coalesce(sum(end_ns - start_ns) OVER (
+        PARTITION BY rank ORDER BY start_ns ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+    ), 0) AS before_ns
+    FROM islands
+    WHERE what = 'compute'
+),
+edges AS (
+    SELECT rank, operation, "group", start_ns AS at_ns, -1 AS sign FROM islands WHERE what = 'moving'
+    UNION ALL
+    SELECT rank, operation, "group", end_ns, 1 FROM islands WHERE what = 'moving'
+),
 covered AS (
     SELECT
         c.rank, c.operation, c."group",
-        sum(least(c.end_ns, k.end_ns) - greatest(c.start_ns, k.start_ns)) AS covered_ns
-    FROM islands AS c
-    JOIN islands AS k ON k.rank = c.rank AND k.start_ns < c.end_ns AND k.end_ns > c.start_ns
-    WHERE c.what = 'moving' AND k.what = 'compute'
+        sum(c.sign * (k.before_ns + least(c.at_ns, k.end_ns) - k.start_ns)) AS covered_ns
+    FROM edges AS c ASOF JOIN computes AS k ON k.rank = c.rank AND k.start_ns <= c.at_ns
     GROUP BY ALL
 ),
 lengths AS (
