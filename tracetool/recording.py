@@ -6,7 +6,8 @@ deleted: it is made anew from the tables.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
 
@@ -17,6 +18,7 @@ from tracetool.model.pipeline import P2P_MODES, ActionCost, Pipeline, RankProfil
 from tracetool.model.schedule import schedule_from_orders
 from tracetool.parts import whole_file
 from tracetool.reconstruct import look_at_steps
+from tracetool.reconstruct.closeup import beside_ns
 from tracetool.version import __version__
 
 if TYPE_CHECKING:
@@ -37,6 +39,10 @@ class ActionRecord(msgspec.Struct, kw_only=True):
     duration_ns: Annotated[list[int], doc("Compute time: kernels and the launch gaps between them.")]
     held_bytes: Annotated[list[int | None], doc("Memory allocated at its end minus at its start; empty if unknown.")]
     peak_bytes: Annotated[list[int | None], doc("Highest allocation above the level at its start; empty if unknown.")]
+    beside_ns: Annotated[
+        list[int], doc("For how much of it a communication kernel ran beside its kernels; empty if not looked at.")
+    ] = []
+    kernels: Annotated[int | None, doc("Compute kernels of one: their median number; null if not looked at.")] = None
 
 
 class MessageRecord(msgspec.Struct, kw_only=True):
@@ -119,14 +125,18 @@ def make_recording(digest: str, looks: Sequence[StepLook]) -> Recording:
 
 def _step(look: StepLook, order: int) -> StepRecord:
     metrics, pipeline = measure(look.observed), look.pipeline
+    insides = _insides(look)
     actions: dict[str, ActionRecord] = {}
     messages: dict[str, MessageRecord] = {}
     for stage in pipeline.stages:
         for kind, costs in sorted(stage.costs.items()):
+            inside = insides.get((stage.stage, kind), _Inside([], None))
             actions[f"{stage.stage}{kind.value}"] = ActionRecord(
                 duration_ns=[cost.duration_ns for cost in costs],
                 held_bytes=_known([cost.held_bytes for cost in costs]),
                 peak_bytes=_known([cost.peak_bytes for cost in costs]),
+                beside_ns=inside.beside_ns,
+                kernels=inside.kernels,
             )
         sent = _moving_times(look, stage.stage)
         ways = (
@@ -162,6 +172,26 @@ def _step(look: StepLook, order: int) -> StepRecord:
             for rank in pipeline.ranks
         ],
     )
+
+
+class _Inside(NamedTuple):
+    """What is in the actions of a stage and kind: time beside communication, in order of microbatch, and kernels."""
+
+    beside_ns: list[int]
+    kernels: int | None
+
+
+def _insides(look: StepLook) -> dict[tuple[int, ActionKind], _Inside]:
+    found: dict[tuple[int, ActionKind], list[tuple[int, int, int]]] = {}
+    for rank, work in look.work.ranks.items():
+        for segment in work.segments:
+            beside = sum(beside_ns(segment, look.residents[rank]))
+            kernels = sum(kernel.is_compute for kernel in segment.kernels)
+            found.setdefault((segment.stage, segment.kind), []).append((segment.microbatch, beside, kernels))
+    return {
+        key: _Inside([beside for _, beside, _ in sorted(rows)], round(median(kernels for *_, kernels in rows)))
+        for key, rows in found.items()
+    }
 
 
 def _moving_times(look: StepLook, stage: int) -> dict[ActionKind, list[int]]:

@@ -36,6 +36,17 @@ class StepPart(msgspec.Struct):
     overhead_bytes: list[int | None] = []
 
 
+class EachStepPart(msgspec.Struct):
+    """A result by one recorded step."""
+
+    number: int
+    step_ns: int
+    window_ns: int
+    bubble_ns: int
+    bubble_ratio: float
+    cross_dc_bubble_ns: int
+
+
 class ResultPart(msgspec.Struct):
     """A schedule that was replayed."""
 
@@ -49,6 +60,23 @@ class ResultPart(msgspec.Struct):
     peak_hbm_bytes: list[int | None]
     extra_forwards: list[int] | None = None
     microbatches: int | None = None
+    each_step: list[EachStepPart] = []
+
+    def by_step(self, metric: str, looked_at: int) -> dict[int, float]:
+        """A metric of the step by each recorded step, in order of time, by the step's number.
+
+        Args:
+            metric: Its name.
+            looked_at: Number of the step that the result itself is of.
+        """
+        others: dict[int, float] = {one.number: getattr(one, metric) for one in self.each_step}
+        return others | {looked_at: getattr(self, metric)}
+
+    @property
+    def variant(self) -> str:
+        """How it ran, as in ``+2,2,0,0 in-order``."""
+        depth = "+" + ",".join(map(str, self.extra_forwards)) if self.extra_forwards else ""
+        return f"{depth} {self.p2p}".strip()
 
 
 class ReportFile(msgspec.Struct):

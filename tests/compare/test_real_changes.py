@@ -80,6 +80,21 @@ def test_one_step_of_a_recording_does_not_regress_from_the_other() -> None:
     assert next(line for line in done.lines if line.key.text == "step_ns").verdict == "inconclusive"
 
 
+def test_computes_that_slow_down_beside_waiting_messages_are_named_so() -> None:
+    """Grouped against in-order 1F1B on one machine: only the latter posts receives ahead, which wait beside computes.
+
+    By the table ``costs`` no backward of stage 3 ran beside a communication kernel, then 54 % of their time.
+    """
+    grouped, in_order = (derived(data("h100-pp4", "traces", name)) for name in ("1f1b_m8", "rt1f1b_m8"))
+    done = compare(side_of([("grouped", grouped)]), side_of([("in-order", in_order)]))
+    cause = done.causes["step_ns"][0]
+    assert (cause.kind, cause.name) == ("stage", "stage 3 B beside communication")
+    ((share,),) = in_order.rows("SELECT sum(beside_ns) / sum(duration_ns) FROM costs WHERE stage = 3 AND kind = 'B'")
+    assert share == pytest.approx(0.54, abs=0.005)
+    assert cause.detail.endswith(f"beside communication for 3B 0% → {share:.0%} of the time")
+    assert ": stage 3 B beside communication +16" in summary(done)
+
+
 def with_change(change: Callable[[Pipeline], Pipeline]) -> Recording:
     return recording_of(injected(straggling(), looks()[:5], change, Path(mkdtemp(prefix="tracetool-test-")) / "x.run"))
 

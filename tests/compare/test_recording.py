@@ -25,7 +25,12 @@ def recorded(pipeline: Pipeline, digest: str = "x", steps: int = 1) -> Recording
     timeline = replay(pipeline, pipeline.observed, Scenario()).timeline
     looks: list[Any] = [
         SimpleNamespace(
-            step=SimpleNamespace(number=n), pipeline=pipeline, observed=timeline, transfers=timeline.transfers
+            step=SimpleNamespace(number=n),
+            pipeline=pipeline,
+            observed=timeline,
+            transfers=timeline.transfers,
+            work=SimpleNamespace(ranks={}),
+            residents={},
         )
         for n in range(steps)
     ]
@@ -61,8 +66,7 @@ def test_stages_and_ranks_of_other_pipelines_are_not_compared() -> None:
         "step_ns", "window_ns", "compute_ns", "bubble_ns", "bubble_ratio", "peak_hbm_bytes",
     }  # fmt: skip
     assert not any(line.key.scope for line in done.lines)
-    assert any("2 stages against 4" in note for note in done.notes)
-    assert any("ranks 0-1 against 0-3" in note for note in done.notes)
+    assert any("other work: 2 against 4 stages; ranks 0-1 against 0-3" in note for note in done.notes)
     # (m + p - 1) (F + B) each: 5 x 60 and 7 x 30, all seven steps alike.
     (window,) = [line for line in done.lines if line.key.text == "window_ns"]
     assert (window.base, window.new, window.verdict) == (300, 210, "improved")

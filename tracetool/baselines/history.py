@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from hashlib import sha256
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracetool.errors import AlreadyExists, StoreError
 from tracetool.parts import whole_file
@@ -24,9 +25,11 @@ if TYPE_CHECKING:
 OBSERVED = "observed"
 """What a series of recorded steps is about."""
 
-_VERSION = b"1"
+_VERSION = b"2"
 _KEY = b"tracetool_history"
 _KEPT = ("step_ns", "window_ns", "bubble_ns", "bubble_ratio", "cross_dc_bubble_ns", "peak_hbm_bytes")
+_SIZES = ("peak_hbm_bytes",)
+"""Of one step only: a recording's other steps hold no memory of what was replayed."""
 
 
 class Value(NamedTuple):
@@ -39,7 +42,8 @@ class Value(NamedTuple):
         digest: Digest of the traces.
         tool_version: Version of the tool that made the report.
         scenario: Digest of the what-if that schedules were replayed in; empty for what was observed.
-        schedule: ``observed``, or the name of a replayed schedule with its extra forwards.
+        schedule: ``observed``, or the name of a replayed schedule.
+        variant: How that was replayed, as in ``+2,2,0,0 in-order``; empty for what was observed.
         metric: Name, as in ``METRICS``; peaks are those of the rank that needs most.
         value: In the metric's unit.
     """
@@ -51,6 +55,7 @@ class Value(NamedTuple):
     tool_version: str
     scenario: str
     schedule: str
+    variant: str
     metric: str
     value: float
 
@@ -73,10 +78,19 @@ def read_history(path: Path) -> list[Value]:
             f"{path} is damaged, or no history: {error}.", hint="restore it from the repository"
         ) from error
     version = (table.schema.metadata or {}).get(_KEY)
+    if version == b"1":
+        return [_of_version_1(row) for row in table.to_pylist()]
     if version != _VERSION:
         found = "no history" if version is None else f"a history of version {version.decode(errors='replace')}"
         raise StoreError(f"{path} is {found}; this tool reads version {_VERSION.decode()}.", hint=hint)
     return [Value(**row) for row in table.select(Value._fields).to_pylist()]
+
+
+def _of_version_1(row: dict[str, Any]) -> Value:
+    """A row whose schedule still had its variant behind it, as in ``geopipe +2,2,0,0 in-order``."""
+    parts = re.fullmatch(r"(.*?) ((?:\+[\d,]+ )?(?:grouped|in-order|per-edge))", row["schedule"])
+    schedule, variant = parts.groups() if parts else (row["schedule"], "")
+    return Value(**row | {"schedule": schedule, "variant": variant})
 
 
 def add_report(path: Path, report: Path, *, label: str, at: str | None = None) -> list[Value]:
@@ -120,7 +134,7 @@ def _parquet(values: list[Value]) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    texts = ("label", "at", "digest", "tool_version", "scenario", "schedule", "metric")
+    texts = ("label", "at", "digest", "tool_version", "scenario", "schedule", "variant", "metric")
     schema = pa.schema(
         [("entry", pa.int32()), *((name, pa.string()) for name in texts), ("value", pa.float64())],
         metadata={_KEY: _VERSION},
@@ -131,24 +145,21 @@ def _parquet(values: list[Value]) -> bytes:
     return buffer.getvalue()
 
 
-def _figures(report: ReportFile) -> Iterator[tuple[tuple[str, str, str, str], dict[str, float]]]:
-    """Digest, version, scenario and schedule of each part of a report, with its figures."""
-    asked = {"scenario": report.scenario, "microbatches": [result.microbatches for result in report.results]}
-    scenario = sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+def _figures(report: ReportFile) -> Iterator[tuple[tuple[str, str, str, str, str], dict[str, float]]]:
+    """Digest, version, scenario, schedule and variant of each part of a report, with its figures."""
     origin = report.run.digest, report.tool_version
+    # Medians over the steps, as compare takes them.
     steps = report.recording.steps if report.recording is not None else [report.step]
     each = [_values(step) for step in steps]
-    # The median over the steps, as compare takes it.
-    yield (*origin, "", OBSERVED), {name: median(step[name] for step in each) for name in each[0]}
+    yield (*origin, "", OBSERVED, ""), {name: median(step[name] for step in each) for name in each[0]}
     results = ([] if report.baseline is None else [report.baseline]) + report.results
-    for name, result in {_name(result): result for result in results}.items():
-        yield (*origin, scenario, name), _values(result)
-
-
-def _name(result: ResultPart) -> str:
-    extra = result.extra_forwards
-    depth = "" if not extra else " +" + ",".join(map(str, extra))
-    return f"{result.schedule}{depth} {result.p2p}"
+    for name, result in {result.schedule: result for result in results}.items():
+        values = _values(result)
+        of_step = [metric for metric in values if metric not in _SIZES]
+        medians = {metric: median(result.by_step(metric, report.step.number).values()) for metric in of_step}
+        asked = {"scenario": report.scenario, "microbatches": [result.microbatches]}
+        scenario = sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+        yield (*origin, scenario, name, result.variant), values | medians
 
 
 def _values(part: StepPart | StepRecord | ResultPart) -> dict[str, float]:

@@ -56,7 +56,7 @@ def trends(
     Args:
         values: The history.
         metric: Only this one.
-        schedule: Only what begins with this name.
+        schedule: Only this one.
         last: So many entries are looked at.
         least_change_ratio: Smaller steps do not count.
 
@@ -68,7 +68,7 @@ def trends(
         raise UnknownName("metric", metric, METRICS)
     series: dict[tuple[str, str, str], list[Value]] = {}
     for value in values:
-        wanted = metric in (None, value.metric) and value.schedule.startswith(schedule or "")
+        wanted = metric in (None, value.metric) and schedule in (None, value.schedule)
         if wanted:
             series.setdefault((value.schedule, value.scenario, value.metric), []).append(value)
     if not series:

@@ -112,6 +112,7 @@ def compare(
         _side(base, pipeline, quiet=quiet), _side(new, pipeline, quiet=quiet),
         rules=rules, limits=limits, accept=accept,
         allow_inconclusive=settings.allow_inconclusive if allow_inconclusive is None else allow_inconclusive,
+        informational=settings.informational if informational is None else informational,
     )  # fmt: skip
     facts = ComparisonFacts(__version__, command_line())
     for target in targets:
@@ -120,7 +121,7 @@ def compare(
     click.echo(printed.render(done, facts, max_bytes).decode(), nl=False)
     if printed.name == "text":
         next_step(_next(base, new, done), quiet=quiet)
-    _close(done, informational=settings.informational if informational is None else informational)
+    _close(done)
 
 
 class _Target(NamedTuple):
@@ -172,12 +173,12 @@ def _next(base: str, new: str, done: Comparison) -> str:
     return f"{again} -o comparison.md"
 
 
-def _close(done: Comparison, *, informational: bool) -> None:
+def _close(done: Comparison) -> None:
     """Fail where the gate is closed."""
     if not done.failures:
         return
     told = "; ".join(done.failures)
-    if informational:
+    if done.informational:
         click.echo(f"informational: {told}", err=True)
         return
     hint = None

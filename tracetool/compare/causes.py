@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tracetool.compare.parts import EVERYTHING, ORDER, Part
 from tracetool.model.action import ActionKind
@@ -14,7 +14,7 @@ from tracetool.schedules.recognise import recognise
 from tracetool.units import format_duration, format_ranges, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tracetool.compare.attribution import Attribution
     from tracetool.compare.values import Key
@@ -25,6 +25,8 @@ _ALIKE = 2.0
 """Kinds of action slow down alike if the most slowed one does so by no more than so many times the least slowed."""
 _LEAST_RATIO = 0.01
 """A rank counts as slower if all its kinds are by that much."""
+_BESIDE = 0.1
+"""Actions run beside communication more, or less, from that much of their time on."""
 _MOVED = 0.5
 """A microbatch moved if it changed by that share of what the one did that changed most."""
 
@@ -48,20 +50,35 @@ class Cause:
     parts: tuple[Part, ...] = ()
 
 
-def causes_of(base: Pipeline, new: Pipeline, found: Attribution, observed_change: Fraction | None) -> tuple[Cause, ...]:
+class Sides(NamedTuple):
+    """What causes are told from.
+
+    Attributes:
+        base: Typical step of the base.
+        new: Typical step of the new side.
+        base_beside: Of the base, per stage and kind, the share of its actions' time beside communication kernels.
+        new_beside: Of the new side.
+    """
+
+    base: Pipeline
+    new: Pipeline
+    base_beside: Mapping[tuple[int, str], float]
+    new_beside: Mapping[tuple[int, str], float]
+
+
+def causes_of(sides: Sides, found: Attribution, observed_change: Fraction | None) -> tuple[Cause, ...]:
     """The causes of a metric's change, the largest first; their values sum to the observed change.
 
     Args:
-        base: Typical step of the base.
-        new: Typical step of the new side.
+        sides: Both sides.
         found: The parts' contributions.
         observed_change: Change of the metric as it was observed; None if it was not: then there is no rest.
     """
     left = dict(found.contributions)
     causes = []
-    for group in _groups(base, new, list(left)):
+    for group in _groups(sides.base, sides.new, list(left)):
         value = sum((left.pop(part) for part in group), Fraction(0))
-        kind, name, detail = _told(base, new, group)
+        kind, name, detail = _told(sides, group)
         causes.append(Cause(kind, name, value, detail, group))
     causes.sort(key=lambda cause: (-abs(cause.value), cause.name))
     if observed_change is not None:
@@ -113,8 +130,8 @@ def _alike_links(base: Pipeline, new: Pipeline, stage: int) -> bool:
     return there * back > 0 and max(abs(there), abs(back)) <= _ALIKE * min(abs(there), abs(back))
 
 
-def _told(base: Pipeline, new: Pipeline, group: tuple[Part, ...]) -> tuple[CauseKind, str, str]:
-    part = group[0]
+def _told(sides: Sides, group: tuple[Part, ...]) -> tuple[CauseKind, str, str]:
+    base, new, part = sides.base, sides.new, group[0]
     if part in (EVERYTHING, ORDER):
         kind: CauseKind = "order" if part == ORDER else "everything"
         return kind, kind if part == ORDER else "another pipeline", _order_words(base, new)
@@ -126,15 +143,34 @@ def _told(base: Pipeline, new: Pipeline, group: tuple[Part, ...]) -> tuple[Cause
         before, after = (sum(p.duration_ns for p in side.ranks[part.rank].tail) for side in (base, new))
         name = f"after the last backward on rank {base.ranks[part.rank].rank}"
         return "tail", name, _from_to(before, after)
-    position = base.observed.shape.rank_of(part.stage)
+    beside, is_cause = _beside_words(sides, group)
     if len(group) > 1:
+        position = base.observed.shape.rank_of(part.stage)
         ratios = {p: _ratio(base.stages[p.stage], new.stages[p.stage], p.action) - 1 for p in group}
         each = ", ".join(f"{p.stage}{p.action} {ratio:+.1%}" for p, ratio in ratios.items())
-        return "rank", f"rank {base.ranks[position].rank}", f"all its computes: {each}"
+        return "rank", f"rank {base.ranks[position].rank}", f"all its computes: {each}{beside}"
     before_stage, after_stage = base.stages[part.stage], new.stages[part.stage]
     action = ActionKind(part.action)
     detail = "mean " + _from_to(_mean_ns(before_stage, action), _mean_ns(after_stage, action))
-    return "stage", f"stage {part.stage} {part.action}", detail + _microbatches(before_stage, after_stage, action)
+    name = f"stage {part.stage} {part.action}" + (" beside communication" if is_cause else "")
+    return "stage", name, detail + _microbatches(before_stage, after_stage, action) + beside
+
+
+def _beside_words(sides: Sides, group: tuple[Part, ...]) -> tuple[str, bool]:
+    """How much more or less computes run beside communication, which slows them down; and whether that is the cause.
+
+    It is if what changed that much got slower beside more of it, or faster beside less.
+    """
+    changes = []
+    for part in group:
+        before, after = (shares.get((part.stage, part.action)) for shares in (sides.base_beside, sides.new_beside))
+        if before is not None and after is not None and abs(after - before) >= _BESIDE:
+            slower = _ratio(sides.base.stages[part.stage], sides.new.stages[part.stage], part.action) - 1
+            changes.append((f"{part.stage}{part.action} {before:.0%} → {after:.0%}", slower * (after - before) > 0))
+    if not changes:
+        return "", False
+    told = ", ".join(words for words, _ in changes)
+    return f"; beside communication for {told} of the time", all(same for _, same in changes)
 
 
 def _mean_ns(stage: StageProfile, kind: ActionKind) -> float:

@@ -107,10 +107,16 @@ def check(limit: Limit, lines: Sequence[Line], alpha: float) -> Check:
         limit: The limit.
         lines: All lines of the comparison.
         alpha: Chance at which a change beyond the limit may be one of steps that vary.
+
+    Raises:
+        UnknownName: If the metric is there, but not of what the limit names.
     """
     found = [line for line in lines if _is_of(limit, line)]
     if not found:
         where = limit.metric + (f"/{limit.scope}" if limit.scope else "")
+        known = [line.key.text for line in lines if line.key.metric == limit.metric]
+        if known and limit.scope:
+            raise UnknownName("value", where, known)
         return Check(limit, "inconclusive", f"neither side has {where}", None)
     checked = [_check(limit, line, alpha) for line in found]
     order: tuple[Outcome, ...] = ("exceeded", "inconclusive", "held")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from tracetool.compare.values import OF_STEP, Key, Values, values_of
+from tracetool.compare.work import check_one_job
 from tracetool.recording import Recording, recording_of
 from tracetool.report_file import read_report
 from tracetool.tables import SCHEMA_VERSION
@@ -40,6 +41,20 @@ class Source:
     steps: tuple[int, ...]
 
 
+class ReportedReplay(NamedTuple):
+    """How a report replayed a schedule.
+
+    Attributes:
+        step: Number of the step whose costs it took.
+        microbatches: Microbatches of a step; None where an older report does not say it.
+        variant: Extra forwards and p2p mode.
+    """
+
+    step: int
+    microbatches: int | None
+    variant: str
+
+
 @dataclass(frozen=True, slots=True)
 class Side:
     """The base, or the new side.
@@ -49,6 +64,7 @@ class Side:
         values: What it measured.
         recordings: Those of its sources that hold costs; without any no cause can be told.
         scenario: What its reports replayed, as they say; None without reports.
+        replays: Per schedule that its reports replayed, how; of several reports the first one's.
         notes: What was left out.
     """
 
@@ -56,6 +72,7 @@ class Side:
     values: Mapping[Key, Values]
     recordings: tuple[Recording, ...]
     scenario: Mapping[str, Any] | None = None
+    replays: Mapping[str, ReportedReplay] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
@@ -72,35 +89,42 @@ def side_of(items: Sequence[tuple[str, Run | Path | Recording]], *, pipeline: in
         pipeline: Which one of several side by side, of Runs.
 
     Raises:
+        ScenarioError: If two are recordings of other work.
         StoreError: If a report cannot be read, or is of another schema.
         TraceToolError: If a Run holds no pipeline that could be reconstructed.
     """
-    sources, recordings, reports, left_out = [], [], [], list[str]()
+    sources, named, reports, left_out = [], list[tuple[str, Recording]](), [], list[str]()
     for name, item in items:
         if isinstance(item, Path):
             report = read_report(item)
             reports.append(report)
             if report.recording is not None:
-                recordings.append(report.recording)
+                named.append((name, report.recording))
             run = report.run
             steps = [s.number for s in report.recording.steps] if report.recording else [report.step.number]
             sources.append(Source(name, run.digest, report.tool_version, report.schema_version, tuple(steps)))
             continue
         recording = item if isinstance(item, Recording) else recording_of(item, pipeline=pipeline)
         version = SCHEMA_VERSION if isinstance(item, Recording) else str(item.manifest["schema_version"])
-        recordings.append(recording)
+        named.append((name, recording))
         numbers = tuple(step.number for step in recording.steps)
         sources.append(Source(name, recording.digest, recording.tool_version, version, numbers))
         if not isinstance(item, Recording):
             left_out += _left_out(name, item, pipeline, len(numbers))
-    recordings, notes = _each_once(recordings)
+    check_one_job(named)
+    recordings, notes = _each_once([recording for _, recording in named])
     values: dict[Key, Values] = dict(values_of(recordings))
     for key, found in _values_of_reports(reports).items():
         before = values.get(key)
         values[key] = found if before is None else Values(before.per_step + found.per_step)
     scenarios = [report.scenario for report in reports]
     scenario = scenarios[0] if scenarios and all(each == scenarios[0] for each in scenarios) else None
-    return Side(tuple(sources), values, tuple(recordings), scenario, (*left_out, *notes))
+    replays = {
+        result.schedule: ReportedReplay(report.step.number, result.microbatches, result.variant)
+        for report in reversed(reports)
+        for result in report.results
+    }
+    return Side(tuple(sources), values, tuple(recordings), scenario, replays, (*left_out, *notes))
 
 
 def _left_out(name: str, run: Run, pipeline: int, steps: int) -> list[str]:
@@ -135,12 +159,17 @@ def _each_once(recordings: Sequence[Recording]) -> tuple[list[Recording], tuple[
 def _values_of_reports(reports: Sequence[ReportFile]) -> dict[Key, Values]:
     """What reports say of their step, where they hold no recording, and of the schedules they replayed."""
     rows: dict[Key, list[float]] = {}
+    seen: set[tuple[Key, str, int]] = set()
     for report in reports:
         for result in report.results:
-            extra = "" if result.extra_forwards is None else "+" + "-".join(map(str, result.extra_forwards))
             for name in ("step_ns", "window_ns", "bubble_ns", "bubble_ratio", "cross_dc_bubble_ns"):
-                rows.setdefault(Key(name, f"{result.schedule}{extra}"), []).append(getattr(result, name))
-            _peaks(rows, result.peak_hbm_bytes, f"{result.schedule}{extra}")
+                key = Key(name, result.schedule)
+                for number, value in result.by_step(name, report.step.number).items():
+                    # The same step twice is no more evidence than once.
+                    if (key, report.run.digest, number) not in seen:
+                        seen.add((key, report.run.digest, number))
+                        rows.setdefault(key, []).append(value)
+            _peaks(rows, result.peak_hbm_bytes, result.schedule)
         if report.recording is None:
             for name in OF_STEP:
                 if name != "compute_ns":

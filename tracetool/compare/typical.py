@@ -35,6 +35,23 @@ def typical(recordings: Sequence[Recording]) -> Pipeline:
     )
 
 
+def beside_ratios(recordings: Sequence[Recording]) -> dict[tuple[int, str], float]:
+    """Per stage and kind, for which share of its actions' time a communication kernel ran beside them.
+
+    Args:
+        recordings: At least one; kinds are left out that one of their steps does not tell it of.
+    """
+    shares: dict[tuple[int, str], list[float | None]] = {}
+    for recording in recordings:
+        for step in recording.steps:
+            for name, action in step.actions.items():
+                whole = sum(action.duration_ns)
+                share = sum(action.beside_ns) / whole if action.beside_ns and whole else None
+                shares.setdefault((int(name[:-1]), name[-1]), []).append(share)
+    known = {key: [each for each in found if each is not None] for key, found in shares.items()}
+    return {key: median(each) for key, each in known.items() if each and len(each) == len(shares[key])}
+
+
 def _stage(alike: Sequence[StageProfile]) -> StageProfile:
     first = alike[0]
     costs: dict[ActionKind, tuple[ActionCost, ...]] = {}

@@ -60,7 +60,7 @@ class Line:
         sampled: What the values are of: steps, single actions (of steps too few to test), or figures that are exact.
         p: Chance of the rank test; None if nothing was tested.
         verdict: The verdict.
-        why: Why it is none, or how little it is; None where the verdict says all.
+        why: Why nothing can be told, or why a change does not count; None where the verdict says all.
     """
 
     key: Key
@@ -155,9 +155,12 @@ def _tested(key: Key, base: Values, new: Values, alpha: float, rules: Rules, ste
     b, n = base.typical, new.typical
     sampled, p = _chance(base, new, alpha)
     least = rules.least_ratio * abs(b)
+    of_step = 0.0
     if key.metric in {"action_ns", "transfer_ns", "tail_ns"}:
-        least = max(least, rules.least_share_ratio * step_ns / max(1, len(base.by_microbatch)))
-    verdict, why = _verdict(key, n - b, least, p, alpha)
+        of_step = rules.least_share_ratio * step_ns / max(1, len(base.by_microbatch))
+    verdict, why = _verdict(key, n - b, max(least, of_step), p, alpha)
+    if verdict == "unchanged" and least <= abs(n - b) < of_step:
+        why = f"less than {rules.least_share_ratio:.1%} of the step"
     counts = [len(base.per_step), len(new.per_step)]
     if p is None:
         why = f"{counts[0]} and {counts[1]} steps are too few to tell"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracetool.errors import MissingRank, NoDeviceActivity
 from tracetool.reconstruct.account import Account, Finding
-from tracetool.reconstruct.closeup import Row, cost_rows, look_closely, loose_rows, read_residents
+from tracetool.reconstruct.closeup import Row, cost_rows, look_closely, loose_rows
 from tracetool.reconstruct.copies import find_copies, with_copies
 from tracetool.reconstruct.groups import PipelineGroup, chosen_pipeline, find_pipelines
 from tracetool.reconstruct.receive_buffers import tell_standing_buffers
@@ -123,9 +123,8 @@ def reconstruct(
     how = How(use_labels=use_labels, has_device=bool(kernels))
     seen = look(run, group, chosen, survey, how, account)
     work, transfers = seen.work, seen.transfers
-    residents = read_residents(run, group, work.ranks)
     logs = {rank: facts.log for rank, facts in seen.memory.items() if facts.log is not None}
-    closeup = look_closely(run, group, chosen, work.ranks, residents, logs, seen.window_ns, account)
+    closeup = look_closely(run, group, chosen, work.ranks, seen.residents, logs, seen.window_ns, account)
     found = replace(
         seen.pipeline,
         stages=tuple(closeup.complete(stage) for stage in seen.pipeline.stages),
@@ -146,14 +145,7 @@ def reconstruct(
         findings=tuple(account.findings),
         tables={
             "costs": [
-                *cost_rows(chosen.number, work.ranks, residents),
-                *(
-                    row
-                    for other in others
-                    for row in cost_rows(
-                        other.step.number, other.work.ranks, read_residents(run, group, other.work.ranks)
-                    )
-                ),
+                row for one in (seen, *others) for row in cost_rows(one.step.number, one.work.ranks, one.residents)
             ],
             "kernel_actions": [*closeup.kernel_rows(), *loose_rows(work.ranks)],
             "layers": closeup.layer_rows(),

@@ -201,12 +201,12 @@ def cost_rows(step: int, work: Mapping[int, RankWork], residents: Mapping[int, R
         for s in of_rank.segments:
             runs = zip(s.kernels, pieces(s.kernels), strict=True)
             kernel_ns = sum(piece.run_ns for kernel, piece in runs if not kernel.is_collective)
-            beside = sum(_beside(s, residents[rank]))
+            beside = sum(beside_ns(s, residents[rank]))
             rows.append((step, rank, s.stage, s.kind.value, s.microbatch, s.end_ns - s.start_ns, kernel_ns, beside))
     return rows
 
 
-def _beside(segment: Segment, resident: Resident) -> list[int]:
+def beside_ns(segment: Segment, resident: Resident) -> list[int]:
     """Per kernel of the compute stream, how long a communication kernel other than itself was on the device."""
     lengths = resident.beside_ns(segment.kernels)
     return [
@@ -247,7 +247,7 @@ def look_closely(
         times = [piece.gap_ns + piece.run_ns for piece in pieces(s.kernels)]
         found = layers[s.stage]
         places = found.places.get((s.kind, s.microbatch)) if found else None
-        beside = _beside(s, residents[rank]), _beside(s, messages[rank])
+        beside = beside_ns(s, residents[rank]), beside_ns(s, messages[rank])
         views.append(ActionView(rank, s, times, times, times, *beside, places))
     if not lists_actions(run):  # there, what differs between runs of an action is no kernel's slowdown
         held = any(len(resident.starts) for resident in messages.values())

@@ -12,6 +12,7 @@ from tracetool.model.pipeline import Pipeline, RankProfile, StageProfile
 from tracetool.model.schedule import schedule_from_orders
 from tracetool.reconstruct.account import Account
 from tracetool.reconstruct.cautions import note_cautions
+from tracetool.reconstruct.closeup import read_residents
 from tracetool.reconstruct.collective_uses import RankUses, step_collectives, uses_of
 from tracetool.reconstruct.contention import read_devices
 from tracetool.reconstruct.memory import MemoryFacts, memory_facts
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tracetool.model.timeline import Timeline, Transfer
+    from tracetool.reconstruct.contention import Resident
     from tracetool.reconstruct.groups import PipelineGroup
     from tracetool.reconstruct.steps import Step
     from tracetool.reconstruct.survey import Survey
@@ -64,6 +66,7 @@ class StepLook:
         pipeline: Measured costs and the observed order.
         observed: Its Timeline.
         window_ns: Its pipeline window.
+        residents: Per global rank, when communication kernels were on its device.
     """
 
     step: Step
@@ -75,6 +78,7 @@ class StepLook:
     pipeline: Pipeline
     observed: Timeline
     window_ns: int
+    residents: Mapping[int, Resident]
 
 
 def look(run: Run, group: PipelineGroup, step: Step, survey: Survey, how: How, account: Account) -> StepLook:
@@ -112,6 +116,7 @@ def look(run: Run, group: PipelineGroup, step: Step, survey: Survey, how: How, a
         ),
         observed_timeline(group, work.ranks, transfers, memory, survey.clocks, origin),
         max(end for _, end in spans) - origin,
+        read_residents(run, group, work.ranks),
     )
 
 

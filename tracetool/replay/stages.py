@@ -39,12 +39,27 @@ def stages_for(
         copies = replace(shape, chunks=least, placement=placement)
         return pipeline, copies, "two copies of every stage, weights twice; summing their gradients is not modelled"
     wanted = least if chunks is None or name.startswith("csv:") else chunks
-    cut = recut(pipeline, wanted, placement=placement)
+    cut = stages_like(pipeline, replace(shape, chunks=wanted, placement=placement))
     shape = replace(cut.observed.shape, microbatches=microbatches)
     remark = (
         f"each rank's stage re-cut into {shape.chunks} by its layers (peaks of interleaved ones were up to 0.3 % off)"
     )
     return cut, shape, remark
+
+
+def stages_like(pipeline: Pipeline, shape: PipelineShape) -> Pipeline:
+    """The pipeline with the stages that a schedule of some shape runs on, as ``stages_for`` gave them to it.
+
+    Args:
+        pipeline: What was measured.
+        shape: The schedule's.
+
+    Raises:
+        UnsupportedShape: If layers are unknown or do not divide.
+    """
+    if pipeline.observed.shape.chunks > 1 or shape.chunks == 1 or shape.placement == "bidirectional":
+        return pipeline
+    return recut(pipeline, shape.chunks, placement=shape.placement)
 
 
 def _stages_needed(name: str, ranks: int) -> tuple[int, Placement]:

@@ -69,7 +69,7 @@ class LineInfo(msgspec.Struct, kw_only=True):
     sampled: Annotated[str, doc("What the values are of: steps, actions, or exact figures.")]
     p: Annotated[float | None, doc("Two-sided chance of the Mann-Whitney test; null if nothing was tested.")]
     verdict: Annotated[str, doc("improved, unchanged, regressed or inconclusive.")]
-    why: Annotated[str | None, doc("Why nothing can be told.")]
+    why: Annotated[str | None, doc("Why nothing can be told, or why a change does not count.")]
 
 
 class CauseInfo(msgspec.Struct, kw_only=True):
@@ -102,6 +102,7 @@ class ComparisonInfo(msgspec.Struct, kw_only=True):
     gate: Annotated[str, doc("tool: same traces, so results must be the same; workload: other traces.")]
     passed: Annotated[bool, doc("Whether the gate is open.")]
     failures: Annotated[list[str], doc("Why it is closed.")]
+    informational: Annotated[bool, doc("Whether it was only to be told what would fail.")]
     accepted: Annotated[bool, doc("Whether other results of the same traces were accepted.")]
     base: Annotated[SideInfo, doc("What is compared with.")]
     new: Annotated[SideInfo, doc("What is new.")]
@@ -135,6 +136,7 @@ def comparison_info(done: Comparison, facts: ComparisonFacts) -> ComparisonInfo:
         gate=done.gate,
         passed=not done.failures,
         failures=list(done.failures),
+        informational=done.informational,
         accepted=done.accepted,
         base=_side(done.base),
         new=_side(done.new),

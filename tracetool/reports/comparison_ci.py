@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import msgspec
 
 from tracetool.compare.summary import from_to, main_causes, signed, summary
-from tracetool.reports.comparison_text import gate_words, is_unsure, verdict_words
+from tracetool.reports.comparison_text import gate_words, verdict_words
 
 if TYPE_CHECKING:
     from tracetool.compare import Comparison
@@ -26,16 +26,15 @@ def render_junit(done: Comparison, facts: ComparisonFacts) -> bytes:
     cases = [_case(done, line) for line in done.lines] or [_named_case("comparison", done.gate)]
     for check in done.checks:
         case = _named_case(check.limit.text, "limit")
-        if check.outcome != "held":
-            ElementTree.SubElement(
-                case, "failure", message=_xml(f"{check.outcome}: {check.detail}"), type=check.outcome
-            ).text = _xml(check.detail)
+        if done.fails(check):
+            _fail(done, case, f"{check.outcome}: {check.detail}", check.outcome, check.detail)
+        elif check.outcome != "held":
+            ElementTree.SubElement(case, "skipped", message=_xml(f"{check.outcome}: {check.detail}"))
         cases.append(case)
     if done.gate == "tool" or not done.checks:
         gate = _named_case("gate", done.gate)
         if done.failures:
-            why = _xml("; ".join(done.failures))
-            ElementTree.SubElement(gate, "failure", message=why, type="regressed").text = _xml(summary(done))
+            _fail(done, gate, "; ".join(done.failures), "regressed", summary(done))
         cases.append(gate)
     failed = sum(case.find("failure") is not None for case in cases)
     skipped = sum(case.find("skipped") is not None for case in cases)
@@ -72,11 +71,16 @@ def _case(done: Comparison, line: Line) -> ElementTree.Element:
     if line.verdict == "inconclusive":
         ElementTree.SubElement(case, "skipped", message=_xml(f"{line.verdict}: {line.why}"))
     elif _fails(done, line):
-        message = f"{from_to(line)}: {verdict_words(line)}"
-        ElementTree.SubElement(case, "failure", message=_xml(message), type=line.verdict).text = _xml(
-            _causes(done, line)
-        )
+        _fail(done, case, f"{from_to(line)}: {verdict_words(line)}", line.verdict, _causes(done, line))
     return case
+
+
+def _fail(done: Comparison, case: ElementTree.Element, message: str, kind: str, text: str) -> None:
+    """Mark a case as failed; of an informational comparison as skipped, for readers fail on what has failed."""
+    if done.informational:
+        ElementTree.SubElement(case, "skipped", message=_xml(f"informational: {message}"))
+    else:
+        ElementTree.SubElement(case, "failure", message=_xml(message), type=kind).text = _xml(text)
 
 
 def _fails(done: Comparison, line: Line) -> bool:
@@ -102,16 +106,17 @@ def _xml(text: str) -> str:
 
 def render_github(done: Comparison) -> bytes:
     """GitHub workflow commands: one annotation for the whole, one per limit or value that fails, one per doubt."""
-    level = "error" if done.failures else "warning" if is_unsure(done) else "notice"
+    level = {"fails": "error", "would fail": "warning", "unsure": "warning", "passes": "notice"}[done.level]
+    failing = "warning" if done.informational else "error"
     notes: list[tuple[str, str, str]] = [(level, "tracetool compare", summary(done))]
-    if done.checks:
-        levels = {"exceeded": "error", "inconclusive": "error", "held": "notice"}
-        notes += [
-            (levels[c.outcome], c.limit.text, f"{c.outcome}: {c.detail}") for c in done.checks if c.outcome != "held"
-        ]
+    notes += [
+        (failing if done.fails(c) else "warning", c.limit.text, f"{c.outcome}: {c.detail}")
+        for c in done.checks
+        if c.outcome != "held"
+    ]
     for line in done.lines:
         if _fails(done, line):
-            notes.append(("error", line.key.text, f"{from_to(line)}: {_causes(done, line)}"))
+            notes.append((failing, line.key.text, f"{from_to(line)}: {_causes(done, line)}"))
         elif line.verdict == "regressed":
             notes.append(("warning", line.key.text, f"{from_to(line)}: {_causes(done, line)}"))
     notes += [("warning", "tracetool compare", note) for note in done.notes]

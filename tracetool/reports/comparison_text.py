@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from tracetool.compare.limits import format_value
 from tracetool.compare.summary import chosen_lines, percent, signed, summary
-from tracetool.compare.verdict import is_headline
 from tracetool.reports.text import aligned, terminal_width, wrap, wrapped
 from tracetool.units import format_count, format_ranges
 
@@ -27,7 +26,7 @@ def render_text(done: Comparison, _facts: ComparisonFacts, width: int | None = N
     """The comparison as text: summary, table, causes, limits."""
     lines = wrapped([summary(done)], width)
     lines += ["", *wrapped([*_side("base", done.base), *_side("new ", done.new), f"  {gate_words(done)}"], width), ""]
-    shown = shown_lines(done)
+    shown = done.shown
     rows = [("", "base", "new", "change", ""), *(_cells(done, line) for line in shown)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines += [aligned(row, widths).rstrip() for row in rows]
@@ -39,20 +38,25 @@ def render_text(done: Comparison, _facts: ComparisonFacts, width: int | None = N
         for amount, words in told:
             lines += wrap(f"  {amount:>{amounts}}  {words}", width or terminal_width(), " " * (amounts + 6))
     checks = [f"  {check.limit.text}: {check.outcome}: {check.detail}" for check in done.checks]
-    tail = [*checks, *(f"  {failure}" for failure in done.failures if not done.checks)]
+    failures = [f"  {failure}" for failure in done.failures if not done.checks]
+    tail = [*checks, *failures, *(["  informational: this would fail"] if done.level == "would fail" else [])]
     tail += [f"note: {note}" for note in done.notes]
     lines += ["", *wrapped(tail, width)] if tail else []
     return ("\n".join(lines) + "\n").encode()
 
 
 def _doubts(shown: Sequence[Line]) -> list[str]:
-    """Why lines are inconclusive, each reason once."""
-    reasons: dict[str, list[str]] = {}
+    """Why lines are inconclusive, or do not count, each reason once."""
+    reasons: dict[str, list[Line]] = {}
     for line in shown:
         if line.why:
-            reasons.setdefault(line.why, []).append(line.key.text)
-    some = len({line.why for line in shown}) > 1
-    return [f"{', '.join(names) if some else 'inconclusive'}: {why}" for why, names in reasons.items()]
+            reasons.setdefault(line.why, []).append(line)
+    told = []
+    for why, lines in reasons.items():
+        all_of_them = lines == [line for line in shown if line.verdict == "inconclusive"]
+        names = "inconclusive" if all_of_them else ", ".join(line.key.text for line in lines)
+        told.append(f"{names}: {why}")
+    return told
 
 
 def _hidden(done: Comparison, shown: Sequence[Line]) -> list[str]:
@@ -95,11 +99,6 @@ def gate_words(done: Comparison) -> str:
     )
 
 
-def shown_lines(done: Comparison) -> list[Line]:
-    """The lines worth showing: of the step, and of parts that changed."""
-    return [line for line in done.lines if is_headline(line.key) or line.verdict in ("regressed", "improved")]
-
-
 def _cells(done: Comparison, line: Line) -> tuple[str, ...]:
     before, after = ("none" if v is None else format_value(line.metric.unit, v) for v in (line.base, line.new))
     change = "" if line.change_ratio is None else percent(line.change_ratio)
@@ -136,15 +135,10 @@ MARKER = "<!-- tracetool-compare -->"
 _SIGNS = {"improved": "🟢", "unchanged": "⚪", "regressed": "🔴", "inconclusive": "🟡"}
 
 
-def is_unsure(done: Comparison) -> bool:
-    """Whether a metric of the step passes only because it could not be told."""
-    return any(line.verdict == "inconclusive" for line in shown_lines(done))
-
-
-def _outcome(done: Comparison) -> str:
-    if done.failures:
-        return "🔴 fails"
-    return "🟡 passes, as it cannot be told" if is_unsure(done) else "🟢 passes"
+_OUTCOMES = {
+    "passes": "🟢 passes", "unsure": "🟡 passes, as it cannot be told", "would fail": "🟡 would fail (informational)",
+    "fails": "🔴 fails",
+}  # fmt: skip
 
 
 def render_markdown(done: Comparison, facts: ComparisonFacts, max_bytes: int = 64_000) -> bytes:
@@ -159,10 +153,10 @@ def render_markdown(done: Comparison, facts: ComparisonFacts, max_bytes: int = 6
         MARKER,
         f"**{_escaped(summary(done))}**",
         "",
-        f"{_outcome(done)}: {_why(done)}",
+        f"{_OUTCOMES[done.level]}: {_why(done)}",
         "",
     ]
-    blocks = [_table(done, shown_lines(done))]
+    blocks = [_table(done, done.shown)]
     for metric, title in told_causes(done):
         unit = _unit(done, metric)
         rows = [f"| {signed(unit, c.value)} | {_escaped(c.name)} | {_escaped(c.detail)} |" for c in done.causes[metric]]
@@ -172,7 +166,7 @@ def render_markdown(done: Comparison, facts: ComparisonFacts, max_bytes: int = 6
         blocks.append(["| limit | | |", "|---|---|---|", *rows])
     if done.notes:
         blocks.append([f"- {_escaped(note)}" for note in done.notes])
-    rest = [line for line in done.lines if line not in shown_lines(done)]
+    rest = [line for line in done.lines if line not in done.shown]
     blocks.append(["<details><summary>everything else</summary>", "", *_table(done, rest), "", "</details>"])
     sources = [line.strip() for side, of in (("base", done.base), ("new", done.new)) for line in _side(side, of)]
     blocks.append(

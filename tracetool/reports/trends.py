@@ -35,6 +35,7 @@ class EntryInfo(msgspec.Struct, kw_only=True):
     at: Annotated[str | None, doc("When it was, as the user said.")]
     digest: Annotated[str, doc("Digest of its traces.")]
     tool_version: Annotated[str, doc("Tool that made it.")]
+    variant: Annotated[str, doc("How it was replayed, as in +2,2,0,0 in-order; empty for what was observed.")]
     value: Annotated[float, doc("In the metric's unit.")]
 
 
@@ -84,7 +85,13 @@ def _trend(trend: Trend) -> TrendInfo:
         unit=METRICS[trend.metric].unit,
         entries=[
             EntryInfo(
-                entry=v.entry, label=v.label, at=v.at, digest=v.digest, tool_version=v.tool_version, value=v.value
+                entry=v.entry,
+                label=v.label,
+                at=v.at,
+                digest=v.digest,
+                tool_version=v.tool_version,
+                variant=v.variant,
+                value=v.value,
             )
             for v in values
         ],
@@ -123,7 +130,9 @@ def _told(trend: Trend) -> str:
     if step is None:
         return "none"
     verdict = "regressed" if trend.is_regression else "improved" if step.is_certain else "one entry: inconclusive"
-    return f"{step.change_ratio:+.1%} at {trend.values[step.first].label} ({verdict})"
+    before, after = (trend.values[at].variant for at in (step.first - 1, step.first))
+    variant = f", {before} → {after}" if before != after else ""
+    return f"{step.change_ratio:+.1%} at {trend.values[step.first].label} ({verdict}{variant})"
 
 
 def list_text(values: Sequence[Value], history: str) -> str:

@@ -1,0 +1,100 @@
+"""What two sides have in common: what only one has, or each of other work, is not compared, and said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tracetool.compare.work import differences, work_of
+from tracetool.units import format_ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from tracetool.compare.sides import ReportedReplay, Side
+    from tracetool.compare.values import Key
+
+_OF_STAGES = frozenset(("action_ns", "transfer_ns", "payload_bytes", "activation_bytes"))
+
+
+def are_of_same_steps(base: Side, new: Side) -> bool:
+    """Whether both sides looked at the same steps of the same traces, so that their numbers must be the same."""
+    steps = [sorted((source.digest, source.steps) for source in side.sources) for side in (base, new)]
+    return all(base.digests) and steps[0] == steps[1]
+
+
+def comparable(base: Side, new: Side) -> tuple[Side, Side, list[str]]:
+    """Both sides with what can be held against each other, and notes on what cannot."""
+    notes = [*base.notes, *new.notes, *_origins(base, new)]
+    if told := _other_replays(base, new):
+        base, new = (_without(side, _is_of_replay) for side in (base, new))
+        notes.append(f"{told}: what was replayed is not compared")
+    if not (base.recordings and new.recordings):
+        return base, new, notes
+    works = work_of(base.recordings[0]), work_of(new.recordings[0])
+    told = "; ".join(differences(*works))
+    if works[0].stages != works[1].stages:
+        base, new = (_without(side, lambda key: key.metric in _OF_STAGES) for side in (base, new))
+        told += "; a stage of one is none of the other's: actions and messages are not compared"
+    if works[0].global_ranks != works[1].global_ranks:
+        base, new = (_without(side, lambda key: key.scope.startswith("rank")) for side in (base, new))
+        told += "; what single ranks hold and do at the end is not compared"
+    return base, new, [*notes, f"the sides did other work: {told}"] if told else notes
+
+
+def other_microbatches(base: Side, new: Side, key: Key) -> str | None:
+    """Why times of a step say nothing about each other: both steps have other numbers of microbatches."""
+    if not key.metric.endswith(("step_ns", "window_ns", "compute_ns", "bubble_ns")):
+        return None
+    counts = [_microbatches(side, key.scope) for side in (base, new)]
+    return None if None in counts or counts[0] == counts[1] else f"{counts[0]} microbatches against {counts[1]}"
+
+
+def _microbatches(side: Side, scope: str) -> int | None:
+    if scope:
+        return side.replays[scope].microbatches if scope in side.replays else None
+    return work_of(side.recordings[0]).microbatches if side.recordings else None
+
+
+def _origins(base: Side, new: Side) -> list[str]:
+    """Of which versions and steps the sides are, where that differs."""
+    notes = []
+    tools = [sorted({source.tool_version for source in side.sources}) for side in (base, new)]
+    if tools[0] != tools[1]:
+        notes.append(f"measured by tracetool {', '.join(tools[0])} and {', '.join(tools[1])}")
+    if base.digests == new.digests and all(base.digests) and not are_of_same_steps(base, new):
+        steps = [format_ranges(s for source in side.sources for s in source.steps) for side in (base, new)]
+        notes.append(f"the same traces, but steps {steps[0]} against {steps[1]}: compared as other traces are")
+    for schedule, before in base.replays.items():
+        after = new.replays.get(schedule)
+        if after is not None and after.variant != before.variant:
+            notes.append(f"{schedule} was replayed as {before.variant}, then as {after.variant}")
+    return notes
+
+
+def _other_replays(base: Side, new: Side) -> str | None:
+    """Why what the sides replayed cannot be compared; None if it can, or neither replayed anything."""
+    if (base.scenario is None) != (new.scenario is None):
+        return "only one side replayed schedules"
+    if base.scenario is None or new.scenario is None:
+        return "a side replayed several scenarios" if base.replays or new.replays else None
+    # What only one version of the tool knows of is as the other one does it.
+    common = base.scenario.keys() & new.scenario.keys()
+    if any(base.scenario[key] != new.scenario[key] for key in common):
+        return "the sides replayed different scenarios"
+    if are_of_same_steps(base, new) and _steps(base.replays.values()) != _steps(new.replays.values()):
+        return "the sides replayed other steps of the same traces"
+    return None
+
+
+def _steps(replays: Iterable[ReportedReplay]) -> set[int]:
+    return {replay.step for replay in replays}
+
+
+def _without(side: Side, is_of: Callable[[Key], bool]) -> Side:
+    return replace(side, values={key: found for key, found in side.values.items() if not is_of(key)})
+
+
+def _is_of_replay(key: Key) -> bool:
+    of_whole = key.metric.endswith(("step_ns", "window_ns", "bubble_ns", "bubble_ratio"))
+    return bool(key.scope) and (of_whole or (key.metric == "peak_hbm_bytes" and not key.scope.startswith("rank")))
