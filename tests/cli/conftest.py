@@ -6,9 +6,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from comparing import QUIET_STEPS, report
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tracetool.reconstruct import Reconstruction
     from tracetool.store import Run
@@ -31,3 +33,14 @@ def _once(run: Run, **how: Any) -> Reconstruction:
 @pytest.fixture(autouse=True)
 def _reconstruct_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_ROOM, "reconstruct", _once)
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return report(tmp_path / "base.json")
+
+
+@pytest.fixture
+def slower(tmp_path: Path) -> Path:
+    return report(tmp_path / "new.json", tuple(f * 1.05 for f in QUIET_STEPS))

@@ -1,104 +1,23 @@
-"""tracetool compare as a user runs it: gates, limits, settings, forms, refusals."""
+"""tracetool compare as a user runs it: gates, limits, settings, refusals."""
 
 from __future__ import annotations
 
-import copy
 import json
-import re
 import resource
 import shutil
 import subprocess
 import sys
-from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
-from typing import Any
-from xml.etree import ElementTree
+from typing import TYPE_CHECKING
 
 import jsonschema
-import junitparser
 import pytest
-from recorded import ROOT, SAMPLES, derived
+from comparing import QUIET_STEPS, as_json, report, said, sample, sample_report, verdict
+from recorded import ROOT
 
-from tracetool.cli import run
 from tracetool.recording import RECORDING
 
-QUIET_STEPS = (1.0, 1.001, 0.999, 1.002, 0.998, 1.0015, 0.9985)
-MARKER = "<!-- tracetool-compare -->"
-
-
-@cache
-def sample() -> Path:
-    """A Run of the sample whose folder may be changed."""
-    path = Path(mkdtemp(prefix="tracetool-test-")) / "sample.run"
-    shutil.copytree(derived(SAMPLES / "h100-1f1b").path, path)
-    return path
-
-
-@cache
-def sample_report() -> str:
-    from click.testing import CliRunner
-
-    from tracetool.cli import cli
-
-    arguments = ["replay", str(sample()), "--schedule", "gpipe", "--json"]
-    result = CliRunner().invoke(cli, arguments, obj=arguments)
-    assert result.exit_code == 0
-    return str(result.stdout)
-
-
-def report(path: Path, steps: tuple[float, ...] = QUIET_STEPS, *, digest: str = "", **changes: Any) -> Path:
-    """A report as of a recording whose steps take so many times what the sample's step took."""
-    made = json.loads(sample_report()) | changes
-    (step,) = made["recording"]["steps"]
-    made["recording"]["steps"] = []
-    for number, factor in enumerate(steps):
-        one = copy.deepcopy(step) | {"number": number}
-        for name in ("step_ns", "window_ns", "compute_ns", "bubble_ns"):
-            one[name] = round(step[name] * factor)
-        made["recording"]["steps"].append(one)
-    names = ("step_ns", "window_ns", "bubble_ns", "bubble_ratio", "cross_dc_bubble_ns")
-    for result in made["results"]:
-        by_step = [{name: result[name] * (1 if "ratio" in name else factor) for name in names} for factor in steps]
-        result["each_step"] = [
-            {name: value if "ratio" in name else round(value) for name, value in each.items()} | {"number": number}
-            for number, each in enumerate(by_step)
-        ]
-    made["step"]["number"] = 0
-    for result in made["results"]:
-        result.update({name: result["each_step"][0][name] for name in names})
-    made["run"]["digest"] = made["recording"]["digest"] = digest or path.stem
-    path.write_text(json.dumps(made), encoding="utf-8")
-    return path
-
-
-@pytest.fixture
-def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return report(tmp_path / "base.json")
-
-
-@pytest.fixture
-def slower(tmp_path: Path) -> Path:
-    return report(tmp_path / "new.json", tuple(f * 1.05 for f in QUIET_STEPS))
-
-
-def said(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> tuple[str, str]:
-    assert run(["compare", *map(str, arguments)]) == code
-    captured = capsys.readouterr()
-    return captured.out, captured.err
-
-
-def as_json(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(said(capsys, code, *arguments, "--json")[0])
-    schema = json.loads((ROOT / "schemas" / "comparison.schema.json").read_text(encoding="utf-8"))
-    jsonschema.Draft202012Validator.check_schema(schema)
-    jsonschema.Draft202012Validator(schema).validate(found)
-    return found
-
-
-def verdict(found: dict[str, Any], name: str) -> str:
-    return str(next(line["verdict"] for line in found["lines"] if line["name"] == name))
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_a_run_is_itself_and_says_so_in_the_same_bytes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,69 +159,6 @@ def test_a_flag_goes_ahead_of_the_project_file(capsys: pytest.CaptureFixture[str
         assert "is no TOML" in said(capsys, 2, base, slower)[1]
 
 
-def unescaped(text: str) -> str:
-    """As GitHub's runner reads a command: actions/runner, ActionCommand.Unescape."""
-    for code, sign in (("%0D", "\r"), ("%0A", "\n"), ("%3A", ":"), ("%2C", ","), ("%25", "%")):
-        text = text.replace(code, sign)
-    return text
-
-
-def test_every_form_at_once(capsys: pytest.CaptureFixture[str], base: Path, slower: Path, tmp_path: Path) -> None:
-    files = ["x.md", "x.json", "x.xml", "x.txt", "github:x.gh", "benchmark-action:bench.json"]
-    outputs = [word for name in files for word in ("-o", name)]
-    out, _ = said(capsys, 1, base, slower, *outputs, "--fail-on", "step_ns>+3%", "-q")
-    assert (tmp_path / "x.txt").read_text(encoding="utf-8") == out
-    written = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))
-    assert written["command"].startswith("tracetool compare ")
-    assert [s["digest"] for s in (*written["base"]["sources"], *written["new"]["sources"])] == ["base", "new"]
-    assert written["base"]["scenario"]["p2p"] is None
-
-    suite = junitparser.JUnitXml.fromfile(str(tmp_path / "x.xml"))
-    (inner,) = list(suite)
-    cases = {case.name: case for case in inner}
-    assert (suite.tests, suite.failures) == (len(cases), 1)
-    assert suite.tests == len(written["lines"]) + 1
-    (failed,) = cases["step_ns>+3%"].result
-    assert failed.message == "exceeded: step_ns changed by +5.00%"
-    numbers = ElementTree.parse(  # noqa: S314 - written here
-        tmp_path / "x.xml"
-    ).findall(".//testcase[@name='step_ns']//property[@name='new']")
-    assert float(numbers[0].get("value", "")) == written["lines"][0]["new"]
-
-    first, *others = (tmp_path / "x.gh").read_text(encoding="utf-8").splitlines()
-    level, title, text = re.fullmatch(r"::(\w+) title=(.*?)::(.*)", first).groups()  # type: ignore[union-attr]
-    assert (level, unescaped(title), unescaped(text)) == ("error", "tracetool compare", written["summary"])
-    assert any(line.startswith("::error title=step_ns>+3%25::exceeded") for line in others)
-
-    benchmarks = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
-    assert {"name": "step_ns", "unit": "ns", "value": written["lines"][0]["new"]}.items() <= benchmarks[0].items()
-    markdown = (tmp_path / "x.md").read_text(encoding="utf-8")
-    assert markdown.startswith(MARKER + "\n**step\\_ns 246.4 ms → 258.7 ms (+5.00%, regressed)")
-    assert "exists" in said(capsys, 2, base, slower, "-o", "x.md")[1]
-    assert "no form is written to .doc" in said(capsys, 2, base, slower, "-o", "x.doc")[1]
-    assert "Did you mean 'junit'" in said(capsys, 2, base, slower, "--format", "junitt")[1]
-
-
-def test_what_is_only_informational_fails_nowhere(capsys: pytest.CaptureFixture[str], base: Path, slower: Path) -> None:
-    """Readers of JUnit fail on failures, and GitHub marks a step with error annotations as failed."""
-    for limit in ((), ("--fail-on", "step_ns>+3%")):
-        both = (base, slower, *limit, "--informational", "--format")
-        suite = junitparser.JUnitXml.fromstring(said(capsys, 0, *both, "junit")[0].encode())
-        assert (suite.failures, suite.errors) == (0, 0)
-        assert any("informational: " in (case.result[0].message or "") for case in next(iter(suite)) if case.result)
-        levels = [line.split()[0] for line in said(capsys, 0, *both, "github")[0].splitlines()]
-        assert levels[0] == "::warning"
-        assert "::error" not in levels
-        markdown, _ = said(capsys, 0, *both, "markdown")
-        assert "🟡 would fail (informational): " in markdown
-        assert "🔴 fails" not in markdown
-        assert json.loads(said(capsys, 0, *both, "json")[0])["informational"]
-    allowed = (base, report(base.with_name("one.json"), (1.0,)), "--fail-on", "step_ns>+3%", "--allow-inconclusive")
-    suite = junitparser.JUnitXml.fromstring(said(capsys, 0, *allowed, "--format", "junit")[0].encode())
-    assert suite.failures == 0, "what is allowed to be inconclusive is no failure"
-    assert "::error" not in said(capsys, 0, *allowed, "--format", "github")[0]
-
-
 def test_a_change_too_small_to_count_is_shown_where_a_limit_is_about_it(
     capsys: pytest.CaptureFixture[str], base: Path, tmp_path: Path
 ) -> None:
@@ -362,35 +218,6 @@ def test_replays_in_other_ways_are_told(capsys: pytest.CaptureFixture[str], base
     found = as_json(capsys, 0, base, other)
     assert (found["gate"], {line["verdict"] for line in found["lines"]}) == ("tool", {"unchanged"})
     assert any("replayed other steps of the same traces" in note for note in found["notes"])
-
-
-def test_a_clean_comparison_has_cases_that_pass(capsys: pytest.CaptureFixture[str], base: Path) -> None:
-    out, _ = said(capsys, 0, base, base, "--format", "junit")
-    suite = junitparser.JUnitXml.fromstring(out.encode())
-    assert (suite.failures, suite.errors, suite.skipped) == (0, 0, 0)
-    assert suite.tests > 10
-
-
-def test_names_cannot_break_out_of_a_form(capsys: pytest.CaptureFixture[str], base: Path, slower: Path) -> None:
-    bad = "a\n::error::x|<b>`%0A\x01"
-    named = f"{bad}={slower}"
-    markdown, _ = said(capsys, 1, base, named, "--format", "markdown")
-    assert "\n::error::x" not in markdown
-    assert "<b>" not in markdown.replace("`", "")[: markdown.index("Again")]
-    github, _ = said(capsys, 1, base, named, "--format", "github")
-    assert all(line.startswith("::") and "\x01" not in line for line in github.splitlines())
-    suite = junitparser.JUnitXml.fromstring(said(capsys, 1, base, named, "--format", "junit")[0].encode())
-    assert suite.tests > 10
-
-
-@pytest.mark.parametrize("size", [500, 900, 2_000, 64_000])
-def test_markdown_fits_and_keeps_its_marker(
-    capsys: pytest.CaptureFixture[str], base: Path, slower: Path, size: int
-) -> None:
-    out, _ = said(capsys, 1, base, slower, "--format", "markdown", "--max-bytes", size)
-    assert len(out.encode()) <= size
-    assert out.startswith(MARKER)
-    assert ("Left out, for the size" in out) is (size < 4_000)
 
 
 @pytest.mark.parametrize(

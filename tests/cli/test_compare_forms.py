@@ -1,0 +1,109 @@
+"""The forms that tracetool compare writes, read by what they are made for."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+import junitparser
+import pytest
+from comparing import report, said
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MARKER = "<!-- tracetool-compare -->"
+
+
+def unescaped(text: str) -> str:
+    """As GitHub's runner reads a command: actions/runner, ActionCommand.Unescape."""
+    for code, sign in (("%0D", "\r"), ("%0A", "\n"), ("%3A", ":"), ("%2C", ","), ("%25", "%")):
+        text = text.replace(code, sign)
+    return text
+
+
+def test_every_form_at_once(capsys: pytest.CaptureFixture[str], base: Path, slower: Path, tmp_path: Path) -> None:
+    files = ["x.md", "x.json", "x.xml", "x.txt", "github:x.gh", "benchmark-action:bench.json"]
+    outputs = [word for name in files for word in ("-o", name)]
+    out, _ = said(capsys, 1, base, slower, *outputs, "--fail-on", "step_ns>+3%", "-q")
+    assert (tmp_path / "x.txt").read_text(encoding="utf-8") == out
+    written = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))
+    assert written["command"].startswith("tracetool compare ")
+    assert [s["digest"] for s in (*written["base"]["sources"], *written["new"]["sources"])] == ["base", "new"]
+    assert written["base"]["scenario"]["p2p"] is None
+
+    suite = junitparser.JUnitXml.fromfile(str(tmp_path / "x.xml"))
+    (inner,) = list(suite)
+    cases = {case.name: case for case in inner}
+    assert (suite.tests, suite.failures) == (len(cases), 1)
+    assert suite.tests == len(written["lines"]) + 1
+    (failed,) = cases["step_ns>+3%"].result
+    assert failed.message == "exceeded: step_ns changed by +5.00%"
+    numbers = ElementTree.parse(  # noqa: S314 - written here
+        tmp_path / "x.xml"
+    ).findall(".//testcase[@name='step_ns']//property[@name='new']")
+    assert float(numbers[0].get("value", "")) == written["lines"][0]["new"]
+
+    first, *others = (tmp_path / "x.gh").read_text(encoding="utf-8").splitlines()
+    level, title, text = re.fullmatch(r"::(\w+) title=(.*?)::(.*)", first).groups()  # type: ignore[union-attr]
+    assert (level, unescaped(title), unescaped(text)) == ("error", "tracetool compare", written["summary"])
+    assert any(line.startswith("::error title=step_ns>+3%25::exceeded") for line in others)
+
+    benchmarks = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
+    assert {"name": "step_ns", "unit": "ns", "value": written["lines"][0]["new"]}.items() <= benchmarks[0].items()
+    markdown = (tmp_path / "x.md").read_text(encoding="utf-8")
+    assert markdown.startswith(MARKER + "\n**step\\_ns 246.4 ms → 258.7 ms (+5.00%, regressed)")
+    assert "exists" in said(capsys, 2, base, slower, "-o", "x.md")[1]
+    assert "no form is written to .doc" in said(capsys, 2, base, slower, "-o", "x.doc")[1]
+    assert "Did you mean 'junit'" in said(capsys, 2, base, slower, "--format", "junitt")[1]
+
+
+def test_what_is_only_informational_fails_nowhere(capsys: pytest.CaptureFixture[str], base: Path, slower: Path) -> None:
+    """Readers of JUnit fail on failures, and GitHub marks a step with error annotations as failed."""
+    for limit in ((), ("--fail-on", "step_ns>+3%")):
+        both = (base, slower, *limit, "--informational", "--format")
+        suite = junitparser.JUnitXml.fromstring(said(capsys, 0, *both, "junit")[0].encode())
+        assert (suite.failures, suite.errors) == (0, 0)
+        assert any("informational: " in (case.result[0].message or "") for case in next(iter(suite)) if case.result)
+        levels = [line.split()[0] for line in said(capsys, 0, *both, "github")[0].splitlines()]
+        assert levels[0] == "::warning"
+        assert "::error" not in levels
+        markdown, _ = said(capsys, 0, *both, "markdown")
+        assert "🟡 would fail (informational): " in markdown
+        assert "🔴 fails" not in markdown
+        assert json.loads(said(capsys, 0, *both, "json")[0])["informational"]
+    allowed = (base, report(base.with_name("one.json"), (1.0,)), "--fail-on", "step_ns>+3%", "--allow-inconclusive")
+    suite = junitparser.JUnitXml.fromstring(said(capsys, 0, *allowed, "--format", "junit")[0].encode())
+    assert suite.failures == 0, "what is allowed to be inconclusive is no failure"
+    assert "::error" not in said(capsys, 0, *allowed, "--format", "github")[0]
+
+
+def test_a_clean_comparison_has_cases_that_pass(capsys: pytest.CaptureFixture[str], base: Path) -> None:
+    out, _ = said(capsys, 0, base, base, "--format", "junit")
+    suite = junitparser.JUnitXml.fromstring(out.encode())
+    assert (suite.failures, suite.errors, suite.skipped) == (0, 0, 0)
+    assert suite.tests > 10
+
+
+def test_names_cannot_break_out_of_a_form(capsys: pytest.CaptureFixture[str], base: Path, slower: Path) -> None:
+    bad = "a\n::error::x|<b>`%0A\x01"
+    named = f"{bad}={slower}"
+    markdown, _ = said(capsys, 1, base, named, "--format", "markdown")
+    assert "\n::error::x" not in markdown
+    assert "<b>" not in markdown.replace("`", "")[: markdown.index("Again")]
+    github, _ = said(capsys, 1, base, named, "--format", "github")
+    assert all(line.startswith("::") and "\x01" not in line for line in github.splitlines())
+    suite = junitparser.JUnitXml.fromstring(said(capsys, 1, base, named, "--format", "junit")[0].encode())
+    assert suite.tests > 10
+
+
+@pytest.mark.parametrize("size", [500, 900, 2_000, 64_000])
+def test_markdown_fits_and_keeps_its_marker(
+    capsys: pytest.CaptureFixture[str], base: Path, slower: Path, size: int
+) -> None:
+    out, _ = said(capsys, 1, base, slower, "--format", "markdown", "--max-bytes", size)
+    assert len(out.encode()) <= size
+    assert out.startswith(MARKER)
+    assert ("Left out, for the size" in out) is (size < 4_000)
