@@ -136,6 +136,22 @@ def test_limits_that_cannot_be_read(capsys: pytest.CaptureFixture[str], base: Pa
     assert answer in said(capsys, 2, base, base, "--fail-on", limit)[1]
 
 
+def test_a_replay_that_alone_regresses_is_what_the_summary_is_about(
+    capsys: pytest.CaptureFixture[str], base: Path, tmp_path: Path
+) -> None:
+    """Steps as long as before, but GPipe would take 5 % longer by each of them: the gate closes, and says what for."""
+    made = json.loads(report(tmp_path / "same.json").read_text(encoding="utf-8"))
+    (result,) = made["results"]
+    for part in (result, *result["each_step"]):
+        part["step_ns"] = round(1.05 * part["step_ns"])
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(made), encoding="utf-8")
+    found = as_json(capsys, 1, base, other)
+    assert found["summary"].startswith("step_ns/gpipe 2")
+    assert "(+5.00%, regressed); step_ns 246.4 ms → 246.4 ms (+0.00%, unchanged)" in found["summary"]
+    assert found["failures"] == ["regressed: step_ns/gpipe"]
+
+
 def test_a_flag_goes_ahead_of_the_project_file(capsys: pytest.CaptureFixture[str], base: Path, slower: Path) -> None:
     folder = base.parent / "inside"
     folder.mkdir()

@@ -27,7 +27,7 @@ def comparable(base: Side, new: Side) -> tuple[Side, Side, list[str]]:
     """Both sides with what can be held against each other, and notes on what cannot."""
     notes = [*base.notes, *new.notes, *_origins(base, new)]
     if told := _other_replays(base, new):
-        base, new = (_without(side, _is_of_replay) for side in (base, new))
+        base, new = (_without(side, lambda key: key.is_of_replay) for side in (base, new))
         notes.append(f"{told}: what was replayed is not compared")
     if not (base.recordings and new.recordings):
         return base, new, notes
@@ -93,8 +93,3 @@ def _steps(replays: Iterable[ReportedReplay]) -> set[int]:
 
 def _without(side: Side, is_of: Callable[[Key], bool]) -> Side:
     return replace(side, values={key: found for key, found in side.values.items() if not is_of(key)})
-
-
-def _is_of_replay(key: Key) -> bool:
-    of_whole = key.metric.endswith(("step_ns", "window_ns", "bubble_ns", "bubble_ratio"))
-    return bool(key.scope) and (of_whole or (key.metric == "peak_hbm_bytes" and not key.scope.startswith("rank")))

@@ -10,6 +10,8 @@ from tracetool.compare.values import Key
 from tracetool.units import format_count
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tracetool.compare import Comparison
     from tracetool.compare.causes import Cause
     from tracetool.compare.verdict import Line
@@ -47,17 +49,29 @@ def _told(done: Comparison, line: Line) -> str:
 def chosen_lines(done: Comparison) -> list[Line]:
     """The lines that a summary is about.
 
-    The first metric of the step that regressed; else the parts that did; else the same of what improved; else the step.
+    The first metric of the step that regressed; else of each replay that did; else the parts that did; else the same of
+    what improved; else the step.
     """
     whole = sorted(done.headlines, key=lambda line: _ORDER.index(line.key.metric))
-    parts = [line for line in done.lines if line.key.scope and line.key.metric in _PARTS]
+    replays = [line for line in done.lines if line.key.is_of_replay and line.key.metric in _ORDER]
+    replays.sort(key=lambda line: _ORDER.index(line.key.metric))
+    parts = [line for line in done.lines if line.key.metric in _PARTS and line not in (*whole, *replays)]
     parts.sort(key=lambda line: _PARTS.index(line.key.metric))
     for verdict in ("regressed", "improved"):
         found = [line for line in whole if line.verdict == verdict][:1]
+        found = found or _first_of_each([line for line in replays if line.verdict == verdict])
         found = found or [line for line in parts if line.verdict == verdict]
         if found:
             return found
     return (whole or list(done.lines))[:1]
+
+
+def _first_of_each(lines: Sequence[Line]) -> list[Line]:
+    """The first line of each schedule."""
+    first: dict[str, Line] = {}
+    for line in lines:
+        first.setdefault(line.key.scope, line)
+    return list(first.values())
 
 
 def main_causes(done: Comparison, line: Line) -> tuple[Cause, ...]:

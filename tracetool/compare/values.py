@@ -43,6 +43,11 @@ class Key(NamedTuple):
         """As it is written in limits and reports."""
         return f"{self.metric}/{self.scope}" if self.scope else self.metric
 
+    @property
+    def is_of_replay(self) -> bool:
+        """Whether it is about a schedule that was replayed."""
+        return bool(self.scope) and self.metric in METRICS and not self.scope.startswith("rank")
+
 
 @dataclass(frozen=True, slots=True)
 class Values:
