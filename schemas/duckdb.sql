@@ -2,18 +2,19 @@
 --   SET VARIABLE run = 'path/to/x.run';
 --   .read schemas/duckdb.sql
 -- Interval arithmetic. A relation (a table, view or CTE by name) has the columns rank, start_ns and end_ns; where it has
--- a column run besides, as tables of several Runs do, ranks of other Runs are other ranks.
+-- a column run besides, as tables of several Runs do, or timeline, ranks of other Runs and Timelines are other ranks.
 
 CREATE MACRO overlap_ns(one_start_ns, one_end_ns, other_start_ns, other_end_ns) AS
     greatest(0, least(one_end_ns, other_end_ns) - greatest(one_start_ns, other_start_ns));
 COMMENT ON MACRO overlap_ns IS 'How long two intervals overlap.';
 
--- Not for queries: the rows of a relation with what tells ranks apart. Within the subquery, run is the relation's own
--- column, or else that of the row beside it.
+-- Not for queries: the rows of a relation with what tells ranks apart. Within the subquery, run and timeline are the
+-- relation's own columns, or else those of the row beside it.
 CREATE MACRO keyed_by_rank(relation) AS TABLE
 SELECT rows_of.*
-FROM (SELECT NULL::VARCHAR AS run) AS single,
-     LATERAL (SELECT *, {'run': run, 'rank': rank} AS of_rank FROM query_table(relation)) AS rows_of;
+FROM (SELECT NULL::VARCHAR AS run, NULL::VARCHAR AS timeline) AS single, LATERAL (
+    SELECT *, {'run': run, 'timeline': timeline, 'rank': rank} AS of_rank FROM query_table(relation)
+) AS rows_of;
 
 CREATE MACRO interval_union(relation) AS TABLE
 WITH marked AS (
@@ -34,7 +35,7 @@ numbered AS (
     FROM marked
 )
 SELECT
-    any_value(COLUMNS('^(run|rank)$')) AS '\1',
+    any_value(COLUMNS('^(run|timeline|rank)$')) AS '\1',
     min(start_ns) AS start_ns,
     max(end_ns) AS end_ns,
     max(end_ns) - min(start_ns) AS duration_ns,
@@ -50,7 +51,7 @@ followed AS (
     SELECT * REPLACE (end_ns AS start_ns, lead(start_ns) OVER (PARTITION BY of_rank ORDER BY start_ns) AS end_ns)
     FROM keyed_by_rank(covered)
 )
-SELECT COLUMNS('^(run|rank)$'), start_ns, end_ns, end_ns - start_ns AS duration_ns
+SELECT COLUMNS('^(run|timeline|rank)$'), start_ns, end_ns, end_ns - start_ns AS duration_ns
 FROM followed
 WHERE end_ns IS NOT NULL
 ORDER BY of_rank, start_ns;
@@ -58,22 +59,23 @@ COMMENT ON MACRO TABLE interval_gaps IS 'What no interval of a rank covers, betw
 
 CREATE MACRO interval_overlap(one, other) AS TABLE
 WITH first_one AS (FROM interval_union(one)),
-ranks AS (SELECT DISTINCT * FROM (SELECT COLUMNS('^(run|rank)$') FROM first_one)),
--- Of a relation without runs, intervals of a rank are those of that rank in every Run.
+ranks AS (SELECT DISTINCT * FROM (SELECT COLUMNS('^(run|timeline|rank)$') FROM first_one)),
+-- Of a relation without runs or Timelines, intervals of a rank are those of that rank in every one.
 other_rows AS (
     SELECT rows_of.*
-    FROM (SELECT NULL::VARCHAR AS run) AS single, LATERAL (
+    FROM (SELECT NULL::VARCHAR AS run, NULL::VARCHAR AS timeline) AS single, LATERAL (
         SELECT ranks.*, start_ns, end_ns
-        FROM ranks JOIN (
-            SELECT of_rank.run AS its_run, of_rank.rank AS its_rank, start_ns, end_ns FROM keyed_by_rank(other)
-        ) ON rank = its_rank AND (run = its_run OR run IS NULL OR its_run IS NULL)
+        FROM ranks JOIN (SELECT of_rank AS its, start_ns, end_ns FROM keyed_by_rank(other))
+            ON rank = its.rank
+            AND (run = its.run OR run IS NULL OR its.run IS NULL)
+            AND (timeline = its.timeline OR timeline IS NULL OR its.timeline IS NULL)
     ) AS rows_of
 ),
 second_one AS (FROM interval_union(other_rows)),
 edges AS (
-    SELECT COLUMNS('^(run|rank)$'), unnest([start_ns, end_ns]) AS start_ns, unnest([1, -1]) AS sides FROM first_one
+    SELECT COLUMNS('^(run|timeline|rank)$'), unnest([start_ns, end_ns]) AS start_ns, unnest([1, -1]) AS sides FROM first_one
     UNION ALL BY NAME
-    SELECT COLUMNS('^(run|rank)$'), unnest([start_ns, end_ns]) AS start_ns, unnest([1, -1]) AS sides FROM second_one
+    SELECT COLUMNS('^(run|timeline|rank)$'), unnest([start_ns, end_ns]) AS start_ns, unnest([1, -1]) AS sides FROM second_one
 ),
 moments AS (SELECT * REPLACE (sum(sides) AS sides) FROM edges GROUP BY ALL),
 swept AS (
@@ -82,7 +84,7 @@ swept AS (
         lead(start_ns) OVER (PARTITION BY of_rank ORDER BY start_ns) AS end_ns
     FROM keyed_by_rank(moments)
 )
-SELECT COLUMNS('^(run|rank)$'), start_ns, end_ns, end_ns - start_ns AS duration_ns
+SELECT COLUMNS('^(run|timeline|rank)$'), start_ns, end_ns, end_ns - start_ns AS duration_ns
 FROM swept
 WHERE sides = 2
 ORDER BY of_rank, start_ns;
@@ -293,7 +295,7 @@ COMMENT ON COLUMN stages.backward_payload_bytes IS 'Bytes sent to the previous s
 COMMENT ON COLUMN stages.evidence IS 'How the stage''s actions were found: label, autograd or kernels.';
 CREATE VIEW ops AS SELECT * FROM read_parquet(getvariable('run') || '/ops/*.parquet');
 COMMENT ON VIEW ops IS 'A Timeline''s computes: one row per action on one rank.';
-COMMENT ON COLUMN ops.timeline IS 'Timeline of the row: ''observed'' (replays are not kept in a Run).';
+COMMENT ON COLUMN ops.timeline IS 'Timeline of the row: ''observed'', or a schedule that was replayed (replay --run).';
 COMMENT ON COLUMN ops.rank IS 'Global rank.';
 COMMENT ON COLUMN ops.stage IS 'Global (virtual) stage; -1 for the whole rank.';
 COMMENT ON COLUMN ops.kind IS 'F, B, I, W, R, REDUCE_GRAD or OPTIMIZER.';
@@ -302,7 +304,7 @@ COMMENT ON COLUMN ops.start_ns IS 'Start, from the start of the pipeline window.
 COMMENT ON COLUMN ops.duration_ns IS 'Compute time: kernels and the launch gaps between them.';
 CREATE VIEW transfers AS SELECT * FROM read_parquet(getvariable('run') || '/transfers/*.parquet');
 COMMENT ON VIEW transfers IS 'A Timeline''s messages between stages: one row per matched send and receive.';
-COMMENT ON COLUMN transfers.timeline IS 'Timeline of the row: ''observed'' (replays are not kept in a Run).';
+COMMENT ON COLUMN transfers.timeline IS 'Timeline of the row: ''observed'', or a schedule that was replayed (replay --run).';
 COMMENT ON COLUMN transfers.kind IS 'F (activation to a later stage) or B (gradient to an earlier one).';
 COMMENT ON COLUMN transfers.microbatch IS 'Microbatch.';
 COMMENT ON COLUMN transfers.src_stage IS 'Sending stage.';
@@ -317,13 +319,13 @@ COMMENT ON COLUMN transfers.end_ns IS 'When the receiver could use the data.';
 COMMENT ON COLUMN transfers.link IS 'Cross-DC link it used, as ''dc0-dc1''; null inside a DC.';
 CREATE VIEW memory_curve AS SELECT * FROM read_parquet(getvariable('run') || '/memory_curve/*.parquet');
 COMMENT ON VIEW memory_curve IS 'A Timeline''s allocated memory per rank, at every change.';
-COMMENT ON COLUMN memory_curve.timeline IS 'Timeline of the row: ''observed'' (replays are not kept in a Run).';
+COMMENT ON COLUMN memory_curve.timeline IS 'Timeline of the row: ''observed'', or a schedule that was replayed (replay --run).';
 COMMENT ON COLUMN memory_curve.rank IS 'Global rank.';
 COMMENT ON COLUMN memory_curve.time_ns IS 'From the start of the pipeline window.';
 COMMENT ON COLUMN memory_curve.allocated_bytes IS 'Allocated from then on.';
 CREATE VIEW idles AS SELECT * FROM read_parquet(getvariable('run') || '/idles/*.parquet');
 COMMENT ON VIEW idles IS 'A Timeline''s idle time within the pipeline window: one row per rank, interval and cause.';
-COMMENT ON COLUMN idles.timeline IS 'Timeline of the row: ''observed'' (replays are not kept in a Run).';
+COMMENT ON COLUMN idles.timeline IS 'Timeline of the row: ''observed'', or a schedule that was replayed (replay --run).';
 COMMENT ON COLUMN idles.rank IS 'Global rank.';
 COMMENT ON COLUMN idles.start_ns IS 'From the start of the pipeline window.';
 COMMENT ON COLUMN idles.duration_ns IS 'Length.';
@@ -344,7 +346,7 @@ COMMENT ON COLUMN links.latency_ns IS 'Fitted start-up time of a message; null w
 COMMENT ON COLUMN links.exposed_ns IS 'Time of the receiver''s operations on it during which the rank computed nothing.';
 CREATE VIEW metrics AS SELECT * FROM read_parquet(getvariable('run') || '/metrics/*.parquet');
 COMMENT ON VIEW metrics IS 'One row per metric of a Timeline.';
-COMMENT ON COLUMN metrics.timeline IS 'Timeline of the row: ''observed'' (replays are not kept in a Run).';
+COMMENT ON COLUMN metrics.timeline IS 'Timeline of the row: ''observed'', or a schedule that was replayed (replay --run).';
 COMMENT ON COLUMN metrics.metric IS 'Name; the unit is its suffix.';
 COMMENT ON COLUMN metrics.rank IS 'Rank, or null for the whole pipeline.';
 COMMENT ON COLUMN metrics.value IS 'Value in the unit of the name.';
@@ -506,7 +508,7 @@ FROM metrics
 GROUP BY timeline
 ORDER BY timeline;
 COMMENT ON VIEW schedule_comparison IS 'One row per Timeline of the Run: its metrics side by side.';
-COMMENT ON COLUMN schedule_comparison.timeline IS 'Timeline of the row: ''observed'' (replays are not kept in a Run).';
+COMMENT ON COLUMN schedule_comparison.timeline IS 'Timeline of the row: ''observed'', or a schedule that was replayed (replay --run).';
 COMMENT ON COLUMN schedule_comparison.step_ns IS 'First forward to the end of gradient reduction and optimizer.';
 COMMENT ON COLUMN schedule_comparison.window_ns IS 'First forward on any rank to last backward on any rank.';
 COMMENT ON COLUMN schedule_comparison.bubble_ns IS 'Idle time within the window, mean over ranks.';

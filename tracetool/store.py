@@ -50,13 +50,13 @@ class RunWriter:
     def __init__(self, path: Path, *, force: bool = False) -> None:
         if path.exists():
             if not (path / MANIFEST).is_file():
-                raise AlreadyExists(f"{path} exists and is no Run.", hint="choose another name with -o")
+                raise AlreadyExists(f"{path} exists and is no Run.", hint="choose another name")
             if not force:
                 raise AlreadyExists(f"the Run {path} exists.", hint="add --force to replace it")
         try:
             str(path).encode()
         except UnicodeEncodeError as error:
-            raise StoreError(f"{path} is no name in UTF-8.", hint="choose another name with -o") from error
+            raise StoreError(f"{path} is no name in UTF-8.", hint="choose another name") from error
         self._path = path
         if not is_local(path):
             # Object stores cannot rename: a Run is one once its manifest is there, which is written last.
@@ -69,7 +69,7 @@ class RunWriter:
         except OSError as error:
             raise StoreError(
                 f"could not write {path}: {error}.",
-                hint="name another place with -o",
+                hint="name another place",
             ) from error
 
     def __enter__(self) -> Self:

@@ -13,7 +13,9 @@ from tracetool.columns import SCHEMA_VERSION, Column, Table, nullable, table
 __all__ = ["SCHEMA_VERSION", "TABLES", "Column", "Table"]
 
 _RANK = Column("rank", "int32", "Global rank.")
-_TIMELINE = Column("timeline", "category", "Timeline of the row: 'observed' (replays are not kept in a Run).")
+_TIMELINE = Column(
+    "timeline", "category", "Timeline of the row: 'observed', or a schedule that was replayed (replay --run)."
+)
 
 SOURCES = table(
     "sources",

@@ -20,6 +20,7 @@ from tracetool.catalog import Catalog, names_for, save_database
 from tracetool.cli import run
 from tracetool.errors import BadQuery
 from tracetool.lens import examples, sql_text
+from tracetool.store import Run
 
 SAMPLE = str(SAMPLES / "h100-1f1b")
 OTHER = str(SAMPLES / "ascend-1f1b")
@@ -96,6 +97,53 @@ def test_ranks_of_several_runs_are_several_in_the_interval_macros() -> None:
     of_rank = sample.rows("SELECT sum(duration_ns) FROM ops WHERE rank = 1")
     per_run = f"{mixed} SELECT sum(duration_ns) FROM interval_overlap(spans, bare) GROUP BY run"
     assert both.rows(per_run) == of_rank * 2, "an interval without a run is one of any of them"
+
+
+def test_replayed_timelines_stand_beside_the_observed_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The figures are those that replay prints, every view tells the Timelines apart, and the Run is as before."""
+    target, kept = tmp_path / "what-if.run", tmp_path / "kept.run"
+    shutil.copytree(derived(SAMPLES / "h100-1f1b").path, kept)
+    asked = ["--schedule", "geopipe,observed", "--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms"]
+    assert run(["replay", str(kept), *asked, "--run", str(target), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    replayed = {
+        ("observed replayed" if one["schedule"] == "observed" else one["schedule"]): one
+        for one in (report["baseline"], *report["results"])
+    }
+    made = Run(target)
+    figures = made.records("FROM schedule_comparison")
+    assert {row.pop("timeline"): row for row in figures} == {
+        name: {key: one[key] for key in ("step_ns", "window_ns", "bubble_ns", "bubble_ratio")}
+        | {"peak_hbm_bytes": max(one["peak_hbm_bytes"])}
+        for name, one in {"observed": report["step"], **replayed}.items()
+    }
+    per_rank = "SELECT timeline, rank, idle_ns FROM step_breakdown ORDER BY ALL"
+    assert [row[1:] for row in made.rows(per_rank) if row[0] == "observed"] == [
+        row[1:] for row in Run(kept).rows(per_rank)
+    ]
+    of_causes = "SELECT timeline, rank, sum(duration_ns)::BIGINT FROM bubbles GROUP BY ALL ORDER BY ALL"
+    assert made.rows(of_causes) == made.rows(per_rank), "causes sum to the idle time of each rank, Timeline by Timeline"
+    gaps = (
+        "WITH busy AS (SELECT *, start_ns + duration_ns AS end_ns FROM ops WHERE stage >= 0) FROM interval_gaps(busy)"
+    )
+    assert made.query(gaps)["timeline"].n_unique() == 1 + len(replayed)
+    assert run(["compare", str(kept), str(target)]) == 0
+    before = sorted(kept.rglob("*.parquet"))
+    assert run(["replay", str(target), "--schedule", "gpipe", "--run", str(target), "--force"]) == 0
+    assert Run(target).rows("SELECT timeline FROM schedule_comparison ORDER BY ALL") == [
+        ("1f1b",),
+        ("gpipe",),
+        ("observed",),
+    ]
+    assert Run(kept).rows("SELECT DISTINCT timeline FROM ops") == [("observed",)], "shared files are never changed"
+    assert sorted(kept.rglob("*.parquet")) == before
+    capsys.readouterr()
+    assert run(["info", str(target)]) == 0
+    assert "replayed timelines: 1f1b, gpipe (by tracetool replay" in " ".join(capsys.readouterr().out.split())
+    assert run(["replay", str(kept), "--run", str(target)]) == 2
+    assert "exists" in capsys.readouterr().err
+    assert run(["replay", str(kept), "--step", "1", "--run", str(tmp_path / "y.run")]) == 2
+    assert "usual step" in capsys.readouterr().err
 
 
 def test_markdown_cells_hold_bars_and_line_breaks(capsys: pytest.CaptureFixture[str]) -> None:

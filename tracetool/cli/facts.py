@@ -67,6 +67,7 @@ def run_summary(run: Run) -> dict[str, Any]:
             "hint": found.get("hint"),
             "stages": stages,
         },
+        "replayed": run.manifest.get("replayed"),
         "vendor_figures": run.rows("SELECT count(*) FROM vendor_figures")[0][0],
         "host_gaps": host_gaps(run, found.get("step")),
         "gaps": [gap._asdict() for gap in find_gaps(run)],
@@ -187,6 +188,9 @@ def summary_lines(facts: dict[str, Any]) -> list[str]:
     if facts["vendor_figures"]:
         lines.append(f"  vendor_figures: {facts['vendor_figures']:,} figures of a vendor's analysis")
     lines += _pipeline_lines(facts["pipeline"], set(notes_of_sources(facts["sources"])), facts["host_gaps"])
+    if facts["replayed"]:
+        names = ", ".join(facts["replayed"]["timelines"])
+        lines.append(f"  replayed timelines: {names} (by {facts['replayed']['command']})")
     lines += finding_lines(facts["findings"])
     lines += [f"  missing for {gap['needed_for']}: {gap['lacks']} ({gap['hint']})" for gap in facts["gaps"]]
     lines += _loss_lines(facts)

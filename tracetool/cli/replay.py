@@ -14,6 +14,7 @@ from tracetool.cli.equalize import report_stragglers
 from tracetool.cli.output import FORCE, JSON, PATHS, QUIET, next_step, write_file
 from tracetool.cli.question import CHUNKS, EXTRA_FORWARDS, TIME_LIMIT, Words, ask, question_options
 from tracetool.cli.targets import report_targets
+from tracetool.errors import ScenarioError
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -54,6 +55,13 @@ if TYPE_CHECKING:
     metavar="DIR",
     help="Also write the shortest result that fits as Chakra execution traces, a file per rank, for simulators.",
 )
+@click.option(
+    "--run",
+    "run_target",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Also write a Run with the replayed timelines beside the observed one, for tracetool sql.",
+)
 @FORCE
 @JSON
 @QUIET
@@ -67,6 +75,7 @@ def replay(
     baseline: str,
     output: tuple[Path, ...],
     chakra: Path | None,
+    run_target: Path | None,
     *,
     equalize: bool,
     force: bool,
@@ -82,6 +91,7 @@ def replay(
           --link dc0-dc1=25Gbit/s,10ms --hbm 80GiB
       tracetool replay x.run --schedule 1f1b,gpipe,geopipe --json
       tracetool replay x.run --schedule geopipe -o gantt.png
+      tracetool replay x.run --schedule geopipe,gpipe --run what-if.run
       tracetool replay x.run --equalize
     """
     if equalize:
@@ -90,6 +100,7 @@ def replay(
     from tracetool.cli.values import parse_counts
     from tracetool.reports import REPORTS
     from tracetool.reports.gantt import shortest
+    from tracetool.reports.replayed_run import write_replayed_run
     from tracetool.schedules import parse_names
     from tracetool.schedules.names import check_schedules
     from tracetool.units import parse_duration_ns
@@ -98,6 +109,13 @@ def replay(
     targets = report_targets(output, force=force)
     if chakra is not None:
         check_chakra(chakra, force=force)
+    # The tables of a Run are of its first pipeline and usual step, without copies.
+    elsewhere = bool(words["copy_missing_ranks"] or words["pipeline"] or words["step"] is not None)
+    if run_target is not None and elsewhere:
+        raise ScenarioError(
+            "--run: the other tables of a Run are of its first pipeline and usual step, without copies.",
+            hint="leave out --step, --pipeline and --copy-missing-ranks",
+        )
     names = parse_names(schedule)
     check_schedules([*names, baseline])
     time_limit_s = None if time_limit is None else parse_duration_ns(time_limit) / 1e9
@@ -119,13 +137,14 @@ def replay(
         click.echo(f"wrote {path}{drawn}", err=True)
     if chakra is not None:
         write_chakra(result, chakra, force=force)
+    if run_target is not None:
+        names = write_replayed_run(result, question.run, run_target, facts.command, force=force)
+        click.echo(f"wrote {run_target} (timelines observed, {', '.join(names)})", err=True)
     form = REPORTS.get("json" if as_json else "text")
     click.echo(form.render(result, facts, "").decode(), nl=False)
     if not as_json:
         if sys.stdout.isatty() and not quiet:
             _show_gantt(result)
-        # The tables of a Run are of its first pipeline and usual step, without copies.
-        elsewhere = words["copy_missing_ranks"] or words["pipeline"] or words["step"] is not None
         after = f"{facts.command} -o gantt.png"
         if targets:
             in_run = f'tracetool sql {shlex.quote(question.name)} "select * from step_breakdown"'

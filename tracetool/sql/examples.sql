@@ -1,37 +1,43 @@
+-- What would the step take under other schedules (of a Run that tracetool replay --run wrote)?
+SELECT timeline, step_ns / 1e6 AS step_ms, round(bubble_ratio, 4) AS bubble_ratio, peak_hbm_bytes / 2 ** 30 AS peak_gib
+FROM schedule_comparison
+ORDER BY step_ns, timeline;
+
 -- How long does each rank compute and idle in the pipeline window?
-SELECT rank, forward_ns / 1e6 AS forward_ms, backward_ns / 1e6 AS backward_ms, idle_ns / 1e6 AS idle_ms
+SELECT timeline, rank, forward_ns / 1e6 AS forward_ms, backward_ns / 1e6 AS backward_ms, idle_ns / 1e6 AS idle_ms
 FROM step_breakdown
-ORDER BY rank;
+ORDER BY timeline, rank;
 
 -- Why do ranks idle: bubbles by cause?
-SELECT cause, mean_ns / 1e6 AS mean_ms, intervals
+SELECT timeline, cause, mean_ns / 1e6 AS mean_ms, intervals
 FROM bubbles_by_cause
-ORDER BY mean_ns DESC, cause;
+ORDER BY timeline, mean_ns DESC, cause;
 
 -- Which idle intervals are the longest, and what came after them?
-SELECT rank, cause, before_action, duration_ns / 1e6 AS idle_ms
+SELECT timeline, rank, cause, before_action, duration_ns / 1e6 AS idle_ms
 FROM bubbles
-ORDER BY duration_ns DESC, rank
+ORDER BY duration_ns DESC, timeline, rank
 LIMIT 10;
 
 -- Which actions took longer than usual for their stage and kind?
-SELECT stage, kind, microbatch, duration_ns / 1e6 AS ms, round(over_median_ratio, 3) AS over_median
+SELECT timeline, stage, kind, microbatch, duration_ns / 1e6 AS ms, round(over_median_ratio, 3) AS over_median
 FROM slowest_actions
-ORDER BY over_median_ratio DESC, stage, kind, microbatch
+ORDER BY over_median_ratio DESC, timeline, stage, kind, microbatch
 LIMIT 10;
 
 -- How even are the stages: median time of each action?
-SELECT stage, kind, count(*) AS actions, median(duration_ns) / 1e6 AS median_ms, max(duration_ns) / 1e6 AS longest_ms
+SELECT timeline, stage, kind, count(*) AS actions,
+       median(duration_ns) / 1e6 AS median_ms, max(duration_ns) / 1e6 AS longest_ms
 FROM ops
 WHERE stage >= 0
-GROUP BY stage, kind
-ORDER BY stage, kind;
+GROUP BY timeline, stage, kind
+ORDER BY timeline, stage, kind;
 
 -- What moves between ranks, and which side waits?
-SELECT src_rank, dst_rank, kind, messages, payload_bytes / messages AS bytes_each,
+SELECT timeline, src_rank, dst_rank, kind, messages, payload_bytes / messages AS bytes_each,
        median_ns / 1e6 AS moving_ms, send_wait_ns / 1e6 AS send_wait_ms, recv_wait_ns / 1e6 AS recv_wait_ms
 FROM link_utilization
-ORDER BY src_rank, dst_rank, kind;
+ORDER BY timeline, src_rank, dst_rank, kind;
 
 -- How much communication does compute not hide?
 SELECT rank, operation, operations, duration_ns / 1e6 AS ms, wait_ns / 1e6 AS waiting_ms, exposed_ns / 1e6 AS exposed_ms
@@ -47,22 +53,25 @@ QUALIFY row_number() OVER (PARTITION BY stage ORDER BY duration_ns DESC, name) <
 ORDER BY stage, duration_ns DESC, name;
 
 -- Where is the memory peak of each rank, and which action runs then?
-SELECT p.rank, p.peak_bytes / 2 ** 30 AS peak_gib, p.time_ns / 1e6 AS at_ms,
+SELECT p.timeline, p.rank, p.peak_bytes / 2 ** 30 AS peak_gib, p.time_ns / 1e6 AS at_ms,
        any_value(o.stage || o.kind || o.microbatch) AS during
 FROM peak_memory AS p
 LEFT JOIN ops AS o
-    ON o.rank = p.rank AND o.stage >= 0 AND p.time_ns BETWEEN o.start_ns AND o.start_ns + o.duration_ns
+    ON o.timeline = p.timeline AND o.rank = p.rank AND o.stage >= 0
+    AND p.time_ns BETWEEN o.start_ns AND o.start_ns + o.duration_ns
 GROUP BY ALL
-ORDER BY p.rank;
+ORDER BY p.timeline, p.rank;
 
 -- How much of the time that messages are on their way does the receiving rank compute?
-WITH moving AS (SELECT dst_rank AS rank, start_ns, end_ns FROM transfers),
-computing AS (SELECT rank, start_ns, start_ns + duration_ns AS end_ns FROM ops WHERE stage >= 0),
-hidden AS (SELECT rank, sum(duration_ns) AS hidden_ns FROM interval_overlap(moving, computing) GROUP BY rank)
-SELECT rank, sum(duration_ns) / 1e6 AS moving_ms, coalesce(any_value(hidden_ns), 0) / 1e6 AS hidden_ms
-FROM interval_union(moving) LEFT JOIN hidden USING (rank)
-GROUP BY rank
-ORDER BY rank;
+WITH moving AS (SELECT timeline, dst_rank AS rank, start_ns, end_ns FROM transfers),
+computing AS (SELECT timeline, rank, start_ns, start_ns + duration_ns AS end_ns FROM ops WHERE stage >= 0),
+hidden AS (
+    SELECT timeline, rank, sum(duration_ns) AS hidden_ns FROM interval_overlap(moving, computing) GROUP BY timeline, rank
+)
+SELECT timeline, rank, sum(duration_ns) / 1e6 AS moving_ms, coalesce(any_value(hidden_ns), 0) / 1e6 AS hidden_ms
+FROM interval_union(moving) LEFT JOIN hidden USING (timeline, rank)
+GROUP BY timeline, rank
+ORDER BY timeline, rank;
 
 -- What was found in the traces, and how sure is it?
 SELECT fact, subject, value, evidence, confidence

@@ -1,16 +1,17 @@
 -- Interval arithmetic. A relation (a table, view or CTE by name) has the columns rank, start_ns and end_ns; where it has
--- a column run besides, as tables of several Runs do, ranks of other Runs are other ranks.
+-- a column run besides, as tables of several Runs do, or timeline, ranks of other Runs and Timelines are other ranks.
 
 CREATE MACRO overlap_ns(one_start_ns, one_end_ns, other_start_ns, other_end_ns) AS
     greatest(0, least(one_end_ns, other_end_ns) - greatest(one_start_ns, other_start_ns));
 COMMENT ON MACRO overlap_ns IS 'How long two intervals overlap.';
 
--- Not for queries: the rows of a relation with what tells ranks apart. Within the subquery, run is the relation's own
--- column, or else that of the row beside it.
+-- Not for queries: the rows of a relation with what tells ranks apart. Within the subquery, run and timeline are the
+-- relation's own columns, or else those of the row beside it.
 CREATE MACRO keyed_by_rank(relation) AS TABLE
 SELECT rows_of.*
-FROM (SELECT NULL::VARCHAR AS run) AS single,
-     LATERAL (SELECT *, {'run': run, 'rank': rank} AS of_rank FROM query_table(relation)) AS rows_of;
+FROM (SELECT NULL::VARCHAR AS run, NULL::VARCHAR AS timeline) AS single, LATERAL (
+    SELECT *, {'run': run, 'timeline': timeline, 'rank': rank} AS of_rank FROM query_table(relation)
+) AS rows_of;
 
 CREATE MACRO interval_union(relation) AS TABLE
 WITH marked AS (
@@ -31,7 +32,7 @@ numbered AS (
     FROM marked
 )
 SELECT
-    any_value(COLUMNS('^(run|rank)$')) AS '\1',
+    any_value(COLUMNS('^(run|timeline|rank)$')) AS '\1',
     min(start_ns) AS start_ns,
     max(end_ns) AS end_ns,
     max(end_ns) - min(start_ns) AS duration_ns,
@@ -47,7 +48,7 @@ followed AS (
     SELECT * REPLACE (end_ns AS start_ns, lead(start_ns) OVER (PARTITION BY of_rank ORDER BY start_ns) AS end_ns)
     FROM keyed_by_rank(covered)
 )
-SELECT COLUMNS('^(run|rank)$'), start_ns, end_ns, end_ns - start_ns AS duration_ns
+SELECT COLUMNS('^(run|timeline|rank)$'), start_ns, end_ns, end_ns - start_ns AS duration_ns
 FROM followed
 WHERE end_ns IS NOT NULL
 ORDER BY of_rank, start_ns;
@@ -55,22 +56,23 @@ COMMENT ON MACRO TABLE interval_gaps IS 'What no interval of a rank covers, betw
 
 CREATE MACRO interval_overlap(one, other) AS TABLE
 WITH first_one AS (FROM interval_union(one)),
-ranks AS (SELECT DISTINCT * FROM (SELECT COLUMNS('^(run|rank)$') FROM first_one)),
--- Of a relation without runs, intervals of a rank are those of that rank in every Run.
+ranks AS (SELECT DISTINCT * FROM (SELECT COLUMNS('^(run|timeline|rank)$') FROM first_one)),
+-- Of a relation without runs or Timelines, intervals of a rank are those of that rank in every one.
 other_rows AS (
     SELECT rows_of.*
-    FROM (SELECT NULL::VARCHAR AS run) AS single, LATERAL (
+    FROM (SELECT NULL::VARCHAR AS run, NULL::VARCHAR AS timeline) AS single, LATERAL (
         SELECT ranks.*, start_ns, end_ns
-        FROM ranks JOIN (
-            SELECT of_rank.run AS its_run, of_rank.rank AS its_rank, start_ns, end_ns FROM keyed_by_rank(other)
-        ) ON rank = its_rank AND (run = its_run OR run IS NULL OR its_run IS NULL)
+        FROM ranks JOIN (SELECT of_rank AS its, start_ns, end_ns FROM keyed_by_rank(other))
+            ON rank = its.rank
+            AND (run = its.run OR run IS NULL OR its.run IS NULL)
+            AND (timeline = its.timeline OR timeline IS NULL OR its.timeline IS NULL)
     ) AS rows_of
 ),
 second_one AS (FROM interval_union(other_rows)),
 edges AS (
-    SELECT COLUMNS('^(run|rank)$'), unnest([start_ns, end_ns]) AS start_ns, unnest([1, -1]) AS sides FROM first_one
+    SELECT COLUMNS('^(run|timeline|rank)$'), unnest([start_ns, end_ns]) AS start_ns, unnest([1, -1]) AS sides FROM first_one
     UNION ALL BY NAME
-    SELECT COLUMNS('^(run|rank)$'), unnest([start_ns, end_ns]) AS start_ns, unnest([1, -1]) AS sides FROM second_one
+    SELECT COLUMNS('^(run|timeline|rank)$'), unnest([start_ns, end_ns]) AS start_ns, unnest([1, -1]) AS sides FROM second_one
 ),
 moments AS (SELECT * REPLACE (sum(sides) AS sides) FROM edges GROUP BY ALL),
 swept AS (
@@ -79,7 +81,7 @@ swept AS (
         lead(start_ns) OVER (PARTITION BY of_rank ORDER BY start_ns) AS end_ns
     FROM keyed_by_rank(moments)
 )
-SELECT COLUMNS('^(run|rank)$'), start_ns, end_ns, end_ns - start_ns AS duration_ns
+SELECT COLUMNS('^(run|timeline|rank)$'), start_ns, end_ns, end_ns - start_ns AS duration_ns
 FROM swept
 WHERE sides = 2
 ORDER BY of_rank, start_ns;

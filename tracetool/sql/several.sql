@@ -1,21 +1,21 @@
 -- What does a step take in each Run?
-SELECT run, step_ns / 1e6 AS step_ms, window_ns / 1e6 AS window_ms, round(bubble_ratio, 4) AS bubble_ratio,
+SELECT run, timeline, step_ns / 1e6 AS step_ms, window_ns / 1e6 AS window_ms, round(bubble_ratio, 4) AS bubble_ratio,
        peak_hbm_bytes / 2 ** 30 AS peak_gib
 FROM schedule_comparison
-ORDER BY run;
+ORDER BY run, timeline;
 
 -- Which stages are slower, and by how much: each Run over the first one?
 SELECT stage, kind, run, median(duration_ns) / 1e6 AS median_ms,
        median_ms / first_value(median_ms) OVER (PARTITION BY stage, kind ORDER BY run) AS over_first
 FROM ops
-WHERE stage >= 0
+WHERE stage >= 0 AND timeline = 'observed'
 GROUP BY stage, kind, run
 ORDER BY stage, kind, run;
 
 -- Where does each Run idle: bubbles by cause?
-SELECT cause, run, mean_ns / 1e6 AS mean_ms
+SELECT timeline, cause, run, mean_ns / 1e6 AS mean_ms
 FROM bubbles_by_cause
-ORDER BY cause, run;
+ORDER BY timeline, cause, run;
 
 -- Which kernels differ most between the Runs?
 SELECT stage, kind, name, string_agg(run || ' ' || round(duration_ns / 1e6, 2), ', ' ORDER BY run) AS ms,
@@ -27,10 +27,14 @@ ORDER BY apart_ms DESC, stage, kind, name
 LIMIT 10;
 
 -- How much of the time that messages are on their way does the receiving rank of each Run compute?
-WITH moving AS (SELECT run, dst_rank AS rank, start_ns, end_ns FROM transfers),
-computing AS (SELECT run, rank, start_ns, start_ns + duration_ns AS end_ns FROM ops WHERE stage >= 0),
-hidden AS (SELECT run, rank, sum(duration_ns) AS hidden_ns FROM interval_overlap(moving, computing) GROUP BY run, rank)
-SELECT run, rank, sum(duration_ns) / 1e6 AS moving_ms, coalesce(any_value(hidden_ns), 0) / 1e6 AS hidden_ms
-FROM interval_union(moving) LEFT JOIN hidden USING (run, rank)
-GROUP BY run, rank
-ORDER BY run, rank;
+WITH moving AS (SELECT run, timeline, dst_rank AS rank, start_ns, end_ns FROM transfers),
+computing AS (SELECT run, timeline, rank, start_ns, start_ns + duration_ns AS end_ns FROM ops WHERE stage >= 0),
+hidden AS (
+    SELECT run, timeline, rank, sum(duration_ns) AS hidden_ns
+    FROM interval_overlap(moving, computing)
+    GROUP BY run, timeline, rank
+)
+SELECT run, timeline, rank, sum(duration_ns) / 1e6 AS moving_ms, coalesce(any_value(hidden_ns), 0) / 1e6 AS hidden_ms
+FROM interval_union(moving) LEFT JOIN hidden USING (run, timeline, rank)
+GROUP BY run, timeline, rank
+ORDER BY run, timeline, rank;
