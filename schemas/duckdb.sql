@@ -295,7 +295,7 @@ COMMENT ON COLUMN stages.backward_payload_bytes IS 'Bytes sent to the previous s
 COMMENT ON COLUMN stages.evidence IS 'How the stage''s actions were found: label, autograd or kernels.';
 CREATE VIEW ops AS SELECT * FROM read_parquet(getvariable('run') || '/ops/*.parquet');
 COMMENT ON VIEW ops IS 'A Timeline''s computes: one row per action on one rank.';
-COMMENT ON COLUMN ops.timeline IS 'Timeline of the row: ''observed'', or a schedule that was replayed (replay --run).';
+COMMENT ON COLUMN ops.timeline IS 'Timeline of the row: ''observed'', or a replayed schedule (replay --run).';
 COMMENT ON COLUMN ops.rank IS 'Global rank.';
 COMMENT ON COLUMN ops.stage IS 'Global (virtual) stage; -1 for the whole rank.';
 COMMENT ON COLUMN ops.kind IS 'F, B, I, W, R, REDUCE_GRAD or OPTIMIZER.';
@@ -304,7 +304,7 @@ COMMENT ON COLUMN ops.start_ns IS 'Start, from the start of the pipeline window.
 COMMENT ON COLUMN ops.duration_ns IS 'Compute time: kernels and the launch gaps between them.';
 CREATE VIEW transfers AS SELECT * FROM read_parquet(getvariable('run') || '/transfers/*.parquet');
 COMMENT ON VIEW transfers IS 'A Timeline''s messages between stages: one row per matched send and receive.';
-COMMENT ON COLUMN transfers.timeline IS 'Timeline of the row: ''observed'', or a schedule that was replayed (replay --run).';
+COMMENT ON COLUMN transfers.timeline IS 'Timeline of the row: ''observed'', or a replayed schedule (replay --run).';
 COMMENT ON COLUMN transfers.kind IS 'F (activation to a later stage) or B (gradient to an earlier one).';
 COMMENT ON COLUMN transfers.microbatch IS 'Microbatch.';
 COMMENT ON COLUMN transfers.src_stage IS 'Sending stage.';
@@ -319,13 +319,13 @@ COMMENT ON COLUMN transfers.end_ns IS 'When the receiver could use the data.';
 COMMENT ON COLUMN transfers.link IS 'Cross-DC link it used, as ''dc0-dc1''; null inside a DC.';
 CREATE VIEW memory_curve AS SELECT * FROM read_parquet(getvariable('run') || '/memory_curve/*.parquet');
 COMMENT ON VIEW memory_curve IS 'A Timeline''s allocated memory per rank, at every change.';
-COMMENT ON COLUMN memory_curve.timeline IS 'Timeline of the row: ''observed'', or a schedule that was replayed (replay --run).';
+COMMENT ON COLUMN memory_curve.timeline IS 'Timeline of the row: ''observed'', or a replayed schedule (replay --run).';
 COMMENT ON COLUMN memory_curve.rank IS 'Global rank.';
 COMMENT ON COLUMN memory_curve.time_ns IS 'From the start of the pipeline window.';
 COMMENT ON COLUMN memory_curve.allocated_bytes IS 'Allocated from then on.';
 CREATE VIEW idles AS SELECT * FROM read_parquet(getvariable('run') || '/idles/*.parquet');
 COMMENT ON VIEW idles IS 'A Timeline''s idle time within the pipeline window: one row per rank, interval and cause.';
-COMMENT ON COLUMN idles.timeline IS 'Timeline of the row: ''observed'', or a schedule that was replayed (replay --run).';
+COMMENT ON COLUMN idles.timeline IS 'Timeline of the row: ''observed'', or a replayed schedule (replay --run).';
 COMMENT ON COLUMN idles.rank IS 'Global rank.';
 COMMENT ON COLUMN idles.start_ns IS 'From the start of the pipeline window.';
 COMMENT ON COLUMN idles.duration_ns IS 'Length.';
@@ -346,7 +346,7 @@ COMMENT ON COLUMN links.latency_ns IS 'Fitted start-up time of a message; null w
 COMMENT ON COLUMN links.exposed_ns IS 'Time of the receiver''s operations on it during which the rank computed nothing.';
 CREATE VIEW metrics AS SELECT * FROM read_parquet(getvariable('run') || '/metrics/*.parquet');
 COMMENT ON VIEW metrics IS 'One row per metric of a Timeline.';
-COMMENT ON COLUMN metrics.timeline IS 'Timeline of the row: ''observed'', or a schedule that was replayed (replay --run).';
+COMMENT ON COLUMN metrics.timeline IS 'Timeline of the row: ''observed'', or a replayed schedule (replay --run).';
 COMMENT ON COLUMN metrics.metric IS 'Name; the unit is its suffix.';
 COMMENT ON COLUMN metrics.rank IS 'Rank, or null for the whole pipeline.';
 COMMENT ON COLUMN metrics.value IS 'Value in the unit of the name.';
@@ -508,7 +508,7 @@ FROM metrics
 GROUP BY timeline
 ORDER BY timeline;
 COMMENT ON VIEW schedule_comparison IS 'One row per Timeline of the Run: its metrics side by side.';
-COMMENT ON COLUMN schedule_comparison.timeline IS 'Timeline of the row: ''observed'', or a schedule that was replayed (replay --run).';
+COMMENT ON COLUMN schedule_comparison.timeline IS 'Timeline of the row: ''observed'', or a replayed schedule (replay --run).';
 COMMENT ON COLUMN schedule_comparison.step_ns IS 'First forward to the end of gradient reduction and optimizer.';
 COMMENT ON COLUMN schedule_comparison.window_ns IS 'First forward on any rank to last backward on any rank.';
 COMMENT ON COLUMN schedule_comparison.bubble_ns IS 'Idle time within the window, mean over ranks.';

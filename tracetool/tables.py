@@ -13,9 +13,7 @@ from tracetool.columns import SCHEMA_VERSION, Column, Table, nullable, table
 __all__ = ["SCHEMA_VERSION", "TABLES", "Column", "Table"]
 
 _RANK = Column("rank", "int32", "Global rank.")
-_TIMELINE = Column(
-    "timeline", "category", "Timeline of the row: 'observed', or a schedule that was replayed (replay --run)."
-)
+_TIMELINE = Column("timeline", "category", "Timeline of the row: 'observed', or a replayed schedule (replay --run).")
 
 SOURCES = table(
     "sources",

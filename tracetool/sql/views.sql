@@ -156,7 +156,7 @@ FROM metrics
 GROUP BY timeline
 ORDER BY timeline;
 COMMENT ON VIEW schedule_comparison IS 'One row per Timeline of the Run: its metrics side by side.';
-COMMENT ON COLUMN schedule_comparison.timeline IS 'Timeline of the row: ''observed'', or a schedule that was replayed (replay --run).';
+COMMENT ON COLUMN schedule_comparison.timeline IS 'Timeline of the row: ''observed'', or a replayed schedule (replay --run).';
 COMMENT ON COLUMN schedule_comparison.step_ns IS 'First forward to the end of gradient reduction and optimizer.';
 COMMENT ON COLUMN schedule_comparison.window_ns IS 'First forward on any rank to last backward on any rank.';
 COMMENT ON COLUMN schedule_comparison.bubble_ns IS 'Idle time within the window, mean over ranks.';
