@@ -26,6 +26,7 @@ from tracetool.model.idle import Cause, Idle
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import Op, Timeline, Transfer
 from tracetool.model.topology import Topology
+from tracetool.readers.kineto import KinetoReader
 from tracetool.reports import RunFacts, report_for
 from tracetool.reports.perfetto import REPORT, render
 from tracetool.reports.perfetto_tracks import Numbers, Process, add_timeline, lanes
@@ -216,6 +217,15 @@ def test_replay_writes_it_of_a_recording(tmp_path: Path) -> None:
     computes = [len(s) for (_, track), s in written.slices.items() if "compute" in track]
     assert len(computes) == 3 * 4
     assert all(count in {17, 18} for count in computes)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
+def test_it_is_not_taken_for_a_recording(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"both.perfetto{suffix}"
+    path.write_bytes(render(asked(), FACTS, suffix))
+    finding = KinetoReader().find([path])
+    assert finding.sources == []
+    assert [left.reason for left in finding.left] == ["timelines that tracetool exported for Perfetto, no recording"]
 
 
 def test_perfettos_own_trace_processor_reads_it_without_a_complaint(tmp_path: Path) -> None:

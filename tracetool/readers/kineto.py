@@ -25,6 +25,7 @@ _LOOK_BYTES = 1 << 24
 _MOST_IN_ARCHIVE = 4096
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _OBJECT = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"')
+_EXPORTED = re.compile(rb'\{"otherData":\{"tracetool":"')
 _EVENT = re.compile(rb'\{\s*"ph"\s*:\s*"[XisfM]"')
 _LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*\{")
 _KEYS = frozenset(
@@ -50,7 +51,9 @@ class KinetoReader:
         for file in files:
             if not is_archive(file):
                 head = ByteStream(file).head(_HEAD_BYTES)
-                if _is_legacy(head):
+                if _EXPORTED.match(head):
+                    found.left.append(Left(file, "timelines that tracetool exported for Perfetto, no recording"))
+                elif _is_legacy(head):
                     found.left.append(
                         Left(file, "export of the autograd profiler before torch 1.8: use torch.profiler")
                     )

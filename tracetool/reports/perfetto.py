@@ -34,8 +34,9 @@ def render(answer: Answer, facts: RunFacts, suffix: str = ".json") -> bytes:
     """
     lines = [msgspec.json.encode(event) for event in _events(answer)]
     about = msgspec.json.encode(_about(answer, facts))
-    # Perfetto once took "ns" here for the unit of the times themselves, which are in us by the format.
-    text = b'{"traceEvents":[\n%b\n],"displayTimeUnit":"ms","otherData":%b}\n' % (b",\n".join(lines), about)
+    # Ahead of the events, for readers of traces to see that it is no recording. Perfetto once took "ns" for the unit of
+    # the times themselves, which are in us by the format.
+    text = b'{"otherData":%b,"displayTimeUnit":"ms","traceEvents":[\n%b\n]}\n' % (about, b",\n".join(lines))
     return gzip.compress(text, compresslevel=6, mtime=0) if suffix.lower().endswith(".gz") else text
 
 
@@ -68,9 +69,9 @@ def _labels(metrics: Metrics) -> str:
 def _about(answer: Answer, facts: RunFacts) -> dict[str, object]:
     topology = answer.scenario.topology
     return {
+        "tracetool": facts.tool_version,
         "source": facts.name,
         "digest": facts.digest,
-        "tracetool": facts.tool_version,
         "command": facts.command,
         "extra_forwards": {r.schedule: list(r.extra_forwards) for r in answer.results if r.extra_forwards is not None},
         "dcs": list(topology.dcs),
