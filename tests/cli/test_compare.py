@@ -148,7 +148,7 @@ def test_a_replay_that_alone_regresses_is_what_the_summary_is_about(
     other.write_text(json.dumps(made), encoding="utf-8")
     found = as_json(capsys, 1, base, other)
     assert found["summary"].startswith("step_ns/gpipe 2")
-    assert "(+5.00%, regressed); step_ns 246.4 ms → 246.4 ms (+0.00%, unchanged)" in found["summary"]
+    assert "(+5.00%, regressed): not replayed +12.3 ms; step_ns 246.4 ms → 246.4 ms (+0.00%" in found["summary"]
     assert found["failures"] == ["regressed: step_ns/gpipe"]
 
 

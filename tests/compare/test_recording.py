@@ -11,12 +11,19 @@ import synthetic
 
 from tracetool.compare import compare
 from tracetool.compare.sides import side_of
+from tracetool.compare.values import Key
 from tracetool.metrics import measure
 from tracetool.model.scenario import Scenario
+from tracetool.model.topology import Link, Topology
 from tracetool.recording import Recording, make_recording, pipeline_of
 from tracetool.replay import replay
+from tracetool.reports import RunFacts
+from tracetool.reports.json import render
+from tracetool.whatif import answer
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tracetool.model.pipeline import Pipeline
 
 
@@ -78,3 +85,32 @@ def test_steps_of_two_orders_are_told_by_the_usual_one() -> None:
     mixed = [("a", recorded(usual, "a", 5)), ("b", recorded(other, "b", 2))]
     done = compare(side_of(mixed), side_of([("c", recorded(usual, "c", 5))]))
     assert all(not cause.value for cause in done.causes["step_ns"])
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "geopipe"])
+def test_changes_of_replays_have_causes_over_their_links(tmp_path: Path, schedule: str) -> None:
+    """Backwards of stage 2 take 9 ns more: what that costs is the difference between two replays made here."""
+    before, after = (
+        synthetic.pipeline(
+            4, 6, 10, [20, 20, slower, 20], payload_bytes=10, transfer_ns=2, tail_ns=9, p2p="in-order"
+        )
+        for slower in (20, 29)
+    )  # fmt: skip
+    links = (Link("a", "b", 10**9, 7), Link("b", "a", 10**9, 7))
+    scenario = Scenario(topology=Topology(("a", "a", "b", "b"), links))
+    sides, replays = [], []
+    for name, pipeline in (("base", before), ("new", after)):
+        found = synthetic.found(pipeline)
+        asked = answer(found, schedule, scenario, extra_forwards=(2, 2, 0, 0) if schedule == "geopipe" else None)
+        facts = RunFacts(name, name, "1", "", None, recorded(pipeline, name, 3))
+        path = tmp_path / f"{name}.json"
+        path.write_bytes(render(asked, facts, ".json"))
+        sides.append(side_of([(name, path)]))
+        replays.append(asked.results[0].metrics.step_ns)
+    done = compare(*sides)
+    (line,) = [line for line in done.lines if line.key == Key("step_ns", schedule)]
+    assert (line.base, line.new, line.verdict) == (*replays, "inconclusive")
+    *causes, rest = done.causes[f"step_ns/{schedule}"]
+    (cause,) = (cause for cause in causes if cause.value)
+    assert (cause.name, int(cause.value), int(rest.value)) == ("stage 2 B", replays[1] - replays[0], 0)
+    assert replays[1] > replays[0]

@@ -14,6 +14,7 @@ from tracetool.compare.attribution import attribute
 from tracetool.compare.causes import Cause, Sides, causes_of, subject
 from tracetool.compare.comparable import are_of_same_steps, comparable, other_microbatches
 from tracetool.compare.limits import Check, Limit, check
+from tracetool.compare.replayed import asked_of_both
 from tracetool.compare.typical import beside_ratios, typical
 from tracetool.compare.verdict import Line, Rules, is_headline, judge
 from tracetool.errors import TraceToolError
@@ -21,6 +22,7 @@ from tracetool.errors import TraceToolError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tracetool.compare.replayed import Asked
     from tracetool.compare.sides import Side
 
 Gate = Literal["tool", "workload"]
@@ -36,8 +38,8 @@ class Comparison:
         gate: ``tool`` where both are of the same traces, else ``workload``.
         rules: When a change counts.
         lines: Every value side by side.
-        causes: By key, as text, the causes of its change, the largest first: of metrics of the step, and of each
-            rank's peak.
+        causes: By key, as text, the causes of its change, the largest first: of metrics of the step, of each rank's
+            peak, and of times of what was replayed, where the recordings tell them.
         subjects: By key, as text, what an action, message or tail is of: a stage, a link, a rank.
         checks: How the limits fared.
         accepted: Whether tool drift was accepted.
@@ -145,7 +147,7 @@ def compare(
             typical(base.recordings), typical(new.recordings),
             beside_ratios(base.recordings), beside_ratios(new.recordings),
         )  # fmt: skip
-        causes, why = _causes(sides, lines)
+        causes, why = _causes(sides, lines, asked_of_both(base, new, sides[:2]))
         notes += why
         subjects = {line.key.text: name for line in lines if (name := subject(sides.base, line.key))}
     elif any(line.verdict != "unchanged" for line in lines):
@@ -171,14 +173,19 @@ def _doubted(line: Line, why: str | None) -> Line:
     return line if why is None else replace(line, verdict="inconclusive", why=why)
 
 
-def _causes(sides: Sides, lines: Sequence[Line]) -> tuple[dict[str, tuple[Cause, ...]], list[str]]:
-    try:
-        found = attribute(sides.base, sides.new)
-    except TraceToolError as error:
-        return {}, [f"no causes: {error.message}"]
+def _causes(
+    sides: Sides, lines: Sequence[Line], replayed: Mapping[str, Asked]
+) -> tuple[dict[str, tuple[Cause, ...]], list[str]]:
     changes = {line.key.text: line.change for line in lines}
     causes = {}
-    for name, attribution in found.items():
-        change = changes.get(name)
-        causes[name] = causes_of(sides, attribution, None if change is None else Fraction(change))
+    try:
+        for schedule, asked in [("", None), *replayed.items()]:
+            for name, attribution in attribute(sides.base, sides.new, asked).items():
+                key = f"{name}/{schedule}" if schedule else name
+                change = changes.get(key)
+                if key in changes or not schedule:
+                    observed = None if change is None else Fraction(change)
+                    causes[key] = causes_of(sides, attribution, observed, is_replay=bool(schedule))
+    except TraceToolError as error:
+        return causes, [f"no causes: {error.message}"]
     return causes, []

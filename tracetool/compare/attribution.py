@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from tracetool.compare.parts import EVERYTHING, Part, holds_memory, mixed, parts_of
+from tracetool.compare.replayed import Asked
 from tracetool.errors import TraceToolError
 from tracetool.metrics import measure
 from tracetool.model.scenario import Scenario
@@ -44,17 +45,18 @@ class Attribution:
     contributions: Mapping[Part, Fraction]
 
 
-def attribute(base: Pipeline, new: Pipeline) -> dict[str, Attribution]:
+def attribute(base: Pipeline, new: Pipeline, asked: Asked | None = None) -> dict[str, Attribution]:
     """Take the change of each metric of the step apart, and of each rank's peak; what a side does not have is left out.
 
     Args:
         base: Typical step of the base.
         new: Typical step of the new side.
+        asked: What to replay, for its times alone; by default each side's own order.
 
     Raises:
         TraceToolError: If a side cannot be replayed.
     """
-    parts, times = parts_of(base, new), _Times()
+    parts, times = parts_of(base, new), _Times(asked)
     try:
         forward, backward = _steps(base, new, parts, times), _steps(base, new, parts[::-1], times)
     except TraceToolError:
@@ -76,12 +78,12 @@ def attribute(base: Pipeline, new: Pipeline) -> dict[str, Attribution]:
 def _steps(base: Pipeline, new: Pipeline, parts: Sequence[Part], times: _Times) -> list[_Values]:
     """The metrics of the base, then with each part of the new side more."""
     taken: set[Part] = set()
-    peaks = _peaks(base)
+    peaks = {} if times.asked else _peaks(base)
     found = [times.of(base) | peaks]
     for part in parts:
         taken.add(part)
         pipeline = mixed(base, new, taken)
-        peaks = _peaks(pipeline) if holds_memory(base, new, part) else peaks
+        peaks = _peaks(pipeline) if not times.asked and holds_memory(base, new, part) else peaks
         found.append(times.of(pipeline) | peaks)
     return found
 
@@ -89,23 +91,25 @@ def _steps(base: Pipeline, new: Pipeline, parts: Sequence[Part], times: _Times) 
 class _Times:
     """Replays pipelines for their times alone; each order is compiled once."""
 
-    def __init__(self) -> None:
+    def __init__(self, asked: Asked | None) -> None:
+        self.asked = asked
         self._compiled: dict[object, Compiled] = {}
 
     def of(self, pipeline: Pipeline) -> _Values:
         """The metrics that are times, and the share of them that is idle."""
         import numpy as np
 
-        order = pipeline.observed
-        key = (order.orders, pipeline.p2p, pipeline.buffered)
+        asked = self.asked or Asked(pipeline.observed, pipeline.p2p, Topology())
+        order = asked.schedule
+        key = (order.orders, asked.p2p, pipeline.buffered)
         if key not in self._compiled:
-            self._compiled[key] = Compiled(order, pipeline.p2p, Topology(), buffered=pipeline.buffered)
+            self._compiled[key] = Compiled(order, asked.p2p, asked.topology, buffered=pipeline.buffered)
         compiled = self._compiled[key]
-        graph, costs = compiled.graph, TaskCosts(pipeline, _AS_RECORDED, order)
+        graph, costs = compiled.graph, TaskCosts(pipeline, asked.scenario, order)
         durations = np.zeros(compiled.classes, np.int64)
         actions = graph.flow.actions
         durations[1 : len(actions) + 1] = [pipeline.stages[s].costs[kind][j].duration_ns for s, kind, j in actions]
-        durations[costs.message_classes(compiled)] = costs.message_ns(compiled, Topology())
+        durations[costs.message_classes(compiled)] = costs.message_ns(compiled, asked.topology)
         ran = compiled.times(durations)
         origin = int(ran.start_ns[graph.compute].min())
         ends = ran.end_ns[graph.compute] - origin

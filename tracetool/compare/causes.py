@@ -66,13 +66,22 @@ class Sides(NamedTuple):
     new_beside: Mapping[tuple[int, str], float]
 
 
-def causes_of(sides: Sides, found: Attribution, observed_change: Fraction | None) -> tuple[Cause, ...]:
+_BEYOND = {
+    False: "observed beyond what replay of the typical steps gives: hosts, waits, steps that vary",
+    True: "replayed beyond what costs as they were recorded give: other slowdown beside communication, steps that vary",
+}
+
+
+def causes_of(
+    sides: Sides, found: Attribution, observed_change: Fraction | None, *, is_replay: bool = False
+) -> tuple[Cause, ...]:
     """The causes of a metric's change, the largest first; their values sum to the observed change.
 
     Args:
         sides: Both sides.
         found: The parts' contributions.
         observed_change: Change of the metric as it was observed; None if it was not: then there is no rest.
+        is_replay: Whether it is a replay's metric, and the change that of the reports.
     """
     left = dict(found.contributions)
     causes = []
@@ -83,8 +92,7 @@ def causes_of(sides: Sides, found: Attribution, observed_change: Fraction | None
     causes.sort(key=lambda cause: (-abs(cause.value), cause.name))
     if observed_change is not None:
         rest = observed_change - sum((cause.value for cause in causes), Fraction(0))
-        detail = "observed beyond what replay of the typical steps gives: hosts, waits, steps that vary"
-        causes.append(Cause("not replayed", "not replayed", rest, detail))
+        causes.append(Cause("not replayed", "not replayed", rest, _BEYOND[is_replay]))
     return tuple(causes)
 
 

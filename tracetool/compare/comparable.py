@@ -52,7 +52,7 @@ def other_microbatches(base: Side, new: Side, key: Key) -> str | None:
 
 def _microbatches(side: Side, scope: str) -> int | None:
     if scope:
-        return side.replays[scope].microbatches if scope in side.replays else None
+        return side.replays[scope].result.microbatches if scope in side.replays else None
     return work_of(side.recordings[0]).microbatches if side.recordings else None
 
 
@@ -67,8 +67,8 @@ def _origins(base: Side, new: Side) -> list[str]:
         notes.append(f"the same traces, but steps {steps[0]} against {steps[1]}: compared as other traces are")
     for schedule, before in base.replays.items():
         after = new.replays.get(schedule)
-        if after is not None and after.variant != before.variant:
-            notes.append(f"{schedule} was replayed as {before.variant}, then as {after.variant}")
+        if after is not None and after.result.variant != before.result.variant:
+            notes.append(f"{schedule} was replayed as {before.result.variant}, then as {after.result.variant}")
     return notes
 
 

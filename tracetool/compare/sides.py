@@ -18,7 +18,7 @@ from tracetool.units import format_count
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tracetool.report_file import ReportFile
+    from tracetool.report_file import ReportFile, ResultPart
     from tracetool.store import Run
 
 
@@ -42,17 +42,15 @@ class Source:
 
 
 class ReportedReplay(NamedTuple):
-    """How a report replayed a schedule.
+    """What a report says of a schedule.
 
     Attributes:
         step: Number of the step whose costs it took.
-        microbatches: Microbatches of a step; None where an older report does not say it.
-        variant: Extra forwards and p2p mode.
+        result: The schedule and its figures.
     """
 
     step: int
-    microbatches: int | None
-    variant: str
+    result: ResultPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +118,7 @@ def side_of(items: Sequence[tuple[str, Run | Path | Recording]], *, pipeline: in
     scenarios = [report.scenario for report in reports]
     scenario = scenarios[0] if scenarios and all(each == scenarios[0] for each in scenarios) else None
     replays = {
-        result.schedule: ReportedReplay(report.step.number, result.microbatches, result.variant)
+        result.schedule: ReportedReplay(report.step.number, result)
         for report in reversed(reports)
         for result in report.results
     }

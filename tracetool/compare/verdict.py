@@ -101,7 +101,7 @@ def judge(
         same_traces: Whether both sides are of the same traces: then values must be the same.
     """
     keys = [*base, *(key for key in new if key not in base)]
-    families = Counter(key.metric for key in keys if key in base and key in new)
+    families = Counter(key.metric for key in keys if key in base and key in new and is_part(key))
     step = base[Key("step_ns")].typical if Key("step_ns") in base else 0
     lines = []
     for key in keys:
@@ -111,7 +111,8 @@ def judge(
         elif same_traces:
             lines.append(_exact(key, b, n, 0.0))
         else:
-            alpha = rules.alpha if not key.scope else rules.alpha / families[key.metric]
+            # Replays by the same steps vary together, as the metrics of a step do: they share no alpha.
+            alpha = rules.alpha / (families[key.metric] if is_part(key) else 1)
             lines.append(_tested(key, b, n, alpha, rules, step))
     return tuple(lines)
 
@@ -199,6 +200,11 @@ def _verdict(key: Key, change: float, least: float, p: float | None, alpha: floa
     if p > alpha:
         return "inconclusive", "steps vary as much"
     return _direction(key, change), None
+
+
+def is_part(key: Key) -> bool:
+    """Whether a key is about a part of a step: a stage, a message, a rank."""
+    return bool(key.scope) and not key.is_of_replay
 
 
 def is_headline(key: Key) -> bool:

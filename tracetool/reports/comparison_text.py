@@ -95,7 +95,7 @@ def gate_words(done: Comparison) -> str:
     rules = done.rules
     return (
         f"other traces: a change counts with a rank test's p up to {rules.alpha:g} and of at least "
-        f"{rules.least_ratio:.0%}"
+        f"{100 * rules.least_ratio:g} %"
     )
 
 
