@@ -103,7 +103,7 @@ class Lens:
             >>> run.query("SELECT kind, count(*) AS actions FROM ops GROUP BY ALL ORDER BY ALL").rows()
             [('B', 32), ('F', 32), ('OPTIMIZER', 4)]
         """
-        return self._answer(sql, parameters, lambda relation: cast("pl.DataFrame", relation.pl()))
+        return self._answer(sql, parameters, _frame)
 
     def arrow(self, sql: str, parameters: Parameters = None) -> pa.Table:
         """Run a query and return its rows as an Arrow table; see :meth:`query`.
@@ -112,7 +112,7 @@ class Lens:
             >>> run.arrow("SELECT src_rank, count(*) AS sent FROM transfers GROUP BY ALL ORDER BY ALL").to_pydict()
             {'src_rank': [0, 1, 2, 3], 'sent': [8, 16, 16, 8]}
         """
-        return self._answer(sql, parameters, lambda relation: relation.to_arrow_table())
+        return self._answer(sql, parameters, lambda relation: _with_int64(relation.to_arrow_table()))
 
     def rows(self, sql: str, parameters: Parameters = None) -> list[tuple[Any, ...]]:
         """Run a query and return its rows as tuples; see :meth:`query`."""
@@ -154,8 +154,39 @@ class Lens:
                 f"one statement that reads is expected, found {len(statements) or 'none'}"
                 + (f" ({', '.join(s.type.name for s in statements)})" if statements else "")
                 + ".",
-                hint="a Run is read-only: use a single SELECT, or none to list tables and views",
+                hint="name PIVOT's values, as in PIVOT ops ON kind IN ('F', 'B') USING sum(duration_ns)"
+                if [s.type for s in statements] == [duckdb.StatementType.MULTI]
+                else "a Run is read-only: use a single SELECT, or none to list tables and views",
             )
+
+
+def _frame(relation: duckdb.DuckDBPyRelation) -> pl.DataFrame:
+    """The rows as a frame: sums of integers as int64 where they fit, intervals of time as text (Polars has none)."""
+    import polars as pl
+
+    if "INTERVAL" in map(str, relation.types):
+        columns = [
+            f"{identifier(name)}::VARCHAR AS {identifier(name)}" if str(kind) == "INTERVAL" else identifier(name)
+            for name, kind in zip(relation.columns, relation.types, strict=True)
+        ]
+        relation = relation.project(", ".join(columns))
+    frame = cast("pl.DataFrame", relation.pl())
+    whole = [name for name, kind in frame.schema.items() if isinstance(kind, pl.Decimal) and not kind.scale]
+    casts = [frame[name].cast(pl.Int64, strict=False) for name in whole]
+    return frame.with_columns(found for found in casts if found.null_count() == frame[found.name].null_count())
+
+
+def _with_int64(table: pa.Table) -> pa.Table:
+    """Sums of integers (DuckDB's HUGEINT, in Arrow decimals of 38 digits) as int64 where they fit."""
+    import pyarrow as pa
+
+    for place, field in enumerate(table.schema):
+        if pa.types.is_decimal(field.type) and not field.type.scale:
+            try:
+                table = table.set_column(place, field.name, table.column(place).cast(pa.int64()))
+            except pa.ArrowInvalid:
+                continue
+    return table
 
 
 def view_statements(sources: Mapping[str, str], *, tables: Literal["VIEW", "TABLE"] = "VIEW") -> str:
@@ -216,6 +247,11 @@ def examples(of: Literal["one", "several"] = "one") -> list[Example]:
     text = sql_text("examples" if of == "one" else "several")
     parts = re.split(r"^-- ", text, flags=re.MULTILINE)[1:]
     return [Example(*(text.strip().rstrip(";") for text in part.split("\n", 1))) for part in parts]
+
+
+def identifier(text: str) -> str:
+    """Text as the name of a column."""
+    return '"' + text.replace('"', '""') + '"'
 
 
 def quoted(text: str) -> str:

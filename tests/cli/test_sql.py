@@ -146,6 +146,59 @@ def test_replayed_timelines_stand_beside_the_observed_one(tmp_path: Path, capsys
     assert "usual step" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("form", ["table", "markdown", "csv", "json", "parquet"])
+def test_every_type_of_duckdb_is_written_in_every_form(form: str, tmp_path: Path) -> None:
+    query = (
+        "SELECT INTERVAL 3 DAY AS i, MAP {'a': 1} AS m, 'x'::BLOB AS b, [1, 2] AS l, {'a': 1} AS s, "
+        "1.5::DECIMAL(5, 2) AS d, sum(9)::HUGEINT AS h, DATE '2026-01-01' AS t, uuid() AS u, '101'::BIT AS w, NULL AS n"
+    )
+    target = tmp_path / "x"
+    assert run(["sql", SAMPLE, query, "--format", form, "-o", str(target)]) == 0
+    assert target.stat().st_size
+    if form == "json":
+        (row,) = json.loads(target.read_text(encoding="utf-8"))
+        assert (row["i"], row["l"], row["d"], row["h"]) == ("3 days", [1, 2], 1.5, 9)
+    if form == "csv":
+        assert target.read_text(encoding="utf-8").splitlines()[1].startswith('3 days,"')
+
+
+def test_sums_of_integers_are_integers_and_floats_keep_their_digits(capsys: pytest.CaptureFixture[str]) -> None:
+    sample = derived(SAMPLES / "h100-1f1b")
+    of_all = "SELECT sum(duration_ns) AS s FROM ops"
+    expected = sum(sample.table("ops", ["duration_ns"]).column("duration_ns").to_pylist())
+    assert sample.query(of_all).schema == {"s": pl.Int64}
+    assert sample.query(of_all).item() == expected
+    assert sample.arrow(of_all).to_pydict() == {"s": [expected]}
+    assert run(["sql", SAMPLE, of_all, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [{"s": expected}]
+    large = "SELECT sum(9e18::HUGEINT) AS s FROM range(10)"
+    assert sample.query(large).item() == sample.arrow(large).to_pylist()[0]["s"] == 9 * 10**19
+    assert run(["sql", SAMPLE, "select 13394339.5 as a, 5328589.125::double as b, 5.3::double as c"]) == 0
+    assert capsys.readouterr().out.splitlines()[2].split() == ["|", "13394339.5", "|", "5328589.125", "|", "5.3", "|"]
+
+
+def test_answers_do_not_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sql", SAMPLE, "select chr(27) || '[31m' as x"]) == 0
+    assert "?[31m" in capsys.readouterr().out
+
+
+def test_nulls_overlap_with_nothing() -> None:
+    client = duckdb.connect(":memory:")
+    client.execute(sql_text("macros"))
+    one_missing = "SELECT overlap_ns(null, 3, 0, 5), overlap_ns(0, null, 0, 5), overlap_ns(0, 3, null, 5)"
+    assert client.execute(one_missing).fetchone() == (None, None, None)
+    assert client.execute("SELECT overlap_ns(0, 3, 1, 5), overlap_ns(0, 3, 4, 5)").fetchone() == (2, 0)
+
+
+def test_what_cannot_be_asked_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.sql").write_bytes(b"select '\xff'")
+    assert run(["sql", SAMPLE, "-f", str(tmp_path / "bad.sql")]) == 2
+    assert "is no text (not UTF-8)" in capsys.readouterr().err
+    assert run(["sql", SAMPLE, "pivot ops on kind using sum(duration_ns)"]) == 2
+    assert "name PIVOT's values" in capsys.readouterr().err
+    assert run(["sql", SAMPLE, "pivot ops on kind in ('F', 'B') using sum(duration_ns) group by rank"]) == 0
+
+
 def test_markdown_cells_hold_bars_and_line_breaks(capsys: pytest.CaptureFixture[str]) -> None:
     query = """select 'a|b' || chr(10) || 'c' as "x|y", 1 as z"""
     assert run(["sql", SAMPLE, query, "--format", "markdown"]) == 0

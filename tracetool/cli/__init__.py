@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import signal
 import sys
 import tempfile
@@ -74,9 +73,8 @@ def run(arguments: list[str]) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         result = cli.main(args=arguments, prog_name="tracetool", standalone_mode=False, obj=arguments)
-    except BrokenPipeError:
-        # The reader of our output went away (as in `| head`): nobody is left to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except SystemExit:
+        # Click's answer where the reader of our output went away (as in `| head`): nobody is left to tell.
         return 0
     except click.ClickException as error:
         error.show()

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from tracetool.cli.output import FORCE, QUIET, ProgressBar, check_target, next_step, path_or_url, write_file
+from tracetool.cli.output import (
+    FORCE,
+    QUIET,
+    ProgressBar,
+    check_target,
+    next_step,
+    path_or_url,
+    print_result,
+    write_file,
+)
 from tracetool.cli.question import command_line
 from tracetool.cli.several import named_paths
 from tracetool.errors import CheckFailed, ScenarioError
@@ -118,7 +127,7 @@ def compare(
     for target in targets:
         write_file(target.path, target.form.render(done, facts, max_bytes), force=force)
         click.echo(f"wrote {target.path}", err=True)
-    click.echo(printed.render(done, facts, max_bytes).decode(), nl=False)
+    print_result(printed.render(done, facts, max_bytes).decode())
     if printed.name == "text":
         next_step(_next(base, new, done), quiet=quiet)
     _close(done)

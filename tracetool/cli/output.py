@@ -44,6 +44,15 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
+def print_result(text: str) -> None:
+    """Print what a check is about: a reader that goes away (as in ``| grep -q``) ends the printing, not the check."""
+    try:
+        click.echo(text, nl=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def next_step(command: str, *, quiet: bool) -> None:
     """Suggest the next useful command."""
     if not quiet:

@@ -86,7 +86,7 @@ def sql(
         raise BadQuery("Parquet is no text for a terminal.", hint="name a file with -o answer.parquet")
     if query is not None and file is not None:
         raise BadQuery("a query and -f are given.", hint="give one of them")
-    text = file.read() if file is not None else sys.stdin.read() if query == "-" else query
+    text = _text_of(file) if file is not None else sys.stdin.read() if query == "-" else query
     opened = open_named(runs)
     lens: Lens = next(iter(opened.values()))
     if len(opened) > 1:
@@ -100,6 +100,13 @@ def sql(
         next_step(f'tracetool sql {runs} "select * from step_breakdown"', quiet=quiet or form == "json")
     if text is not None:
         _answer(lens, opened, text, form, output, force=force)
+
+
+def _text_of(file: TextIO) -> str:
+    try:
+        return file.read()
+    except UnicodeDecodeError as error:
+        raise BadQuery(f"{file.name} is no text (not UTF-8).", hint="name a file with one query") from error
 
 
 def _form_of(output: Path | None) -> str:
@@ -148,32 +155,50 @@ def _rendered(frame: pl.DataFrame, form: str) -> bytes:
 
     import polars as pl
 
-    if form == "json":
-        return (frame.write_json() + "\n").encode()
     if form == "parquet":
         buffer = io.BytesIO()
         frame.write_parquet(buffer, compression="zstd")
         return buffer.getvalue()
+    frame = _writable(frame, nested=form == "json")
+    if form == "json":
+        return (frame.write_json() + "\n").encode()
     if form == "csv":
-        import polars.selectors as cs
-
-        # CSV has no lists: they are written as their text.
-        lists = cs.list().list.eval(pl.element().cast(pl.String)).list.join(" ")
-        return frame.with_columns(lists).write_csv().encode()
+        return frame.write_csv().encode()
+    # What is printed must not steer a terminal, nor end a cell of Markdown.
+    cells = pl.col(pl.String).str.replace_all(r"[\x00-\x08\x0b-\x1f\x7f]", "?")
     if form == "markdown":
-        # A bar or a line break would end the cell.
-        cells = pl.col(pl.String).str.replace_all("|", r"\|", literal=True).str.replace_all(r"\s*\n\s*", " ")
-        frame = frame.with_columns(cells).rename(lambda name: name.replace("|", r"\|"))
+        cells = cells.str.replace_all("|", r"\|", literal=True).str.replace_all(r"\s*\n\s*", " ")
+        frame = frame.rename(lambda name: name.replace("|", r"\|"))
     with pl.Config(
         tbl_rows=-1, tbl_cols=-1, tbl_width_chars=10_000, fmt_str_lengths=80 if form == "table" else 10_000,
-        fmt_table_cell_list_len=-1, tbl_hide_dataframe_shape=True,
+        fmt_table_cell_list_len=-1, fmt_float="full", tbl_hide_dataframe_shape=True,
         tbl_hide_column_data_types=True, tbl_formatting="MARKDOWN",
     ):  # fmt: skip
-        text = str(frame)
+        text = str(frame.with_columns(cells))
     from tracetool.reports.text import terminal_width
 
     too_wide = form == "table" and sys.stdout.isatty() and max(map(len, text.splitlines())) > terminal_width()
     return ("\n".join(_one_below_another(frame)) if too_wide else text).encode() + b"\n"
+
+
+def _writable(frame: pl.DataFrame, *, nested: bool) -> pl.DataFrame:
+    """The rows in types that forms of text have: decimals as floats, bytes as hexadecimal, lists and such as JSON."""
+    import json
+
+    import polars as pl
+
+    columns = []
+    for column in frame:
+        if isinstance(column.dtype, pl.Decimal):
+            columns.append(column.cast(pl.Float64))
+        elif column.dtype == pl.Binary:
+            columns.append(column.bin.encode("hex"))
+        elif column.dtype.is_nested() and not nested:
+            values = [None if value is None else json.dumps(value, default=str) for value in column.to_list()]
+            columns.append(pl.Series(column.name, values, dtype=pl.String))
+        else:
+            columns.append(column)
+    return pl.DataFrame(columns)
 
 
 def _one_below_another(frame: pl.DataFrame) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tracetool.cli.other_recordings import borrow_slowdown
-from tracetool.cli.output import JSON, QUIET, ProgressBar, next_step, path_or_url
+from tracetool.cli.output import JSON, QUIET, ProgressBar, next_step, path_or_url, print_result
 from tracetool.errors import CheckFailed
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def validate(
         SourceInfo(name=str(measured), digest=measurements.digest),
         shlex.join(["tracetool", *click.get_current_context().obj]),
     )
-    click.echo((render_json if as_json else render_text)(done, facts).decode(), nl=False)
+    print_result((render_json if as_json else render_text)(done, facts).decode())
     if not as_json:
         several = found[0].pipeline.observed.shape.chunks > 1
         names_to_try = "observed" if several else "1f1b,geopipe"

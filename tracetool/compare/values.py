@@ -54,7 +54,7 @@ class Values:
     """What one side measured of one key.
 
     Attributes:
-        per_step: One value per step.
+        per_step: One value per step: of several in it, their mean.
         by_microbatch: Where a step has several, per microbatch one value per step; else empty.
     """
 
@@ -63,9 +63,7 @@ class Values:
 
     @property
     def typical(self) -> float:
-        """The median over steps; of several in a step the mean over microbatches of that."""
-        if self.by_microbatch:
-            return fmean(median(values) for values in self.by_microbatch)
+        """The median over steps."""
         return median(self.per_step)
 
     @property
@@ -87,7 +85,7 @@ def values_of(recordings: Sequence[Recording]) -> dict[Key, Values]:
                 rows.setdefault(key, []).append(of_step)
     return {
         key: Values(
-            tuple(median(each) for each in steps),
+            tuple(fmean(each) if len(each) > 1 else each[0] for each in steps),
             tuple(zip(*steps, strict=True)) if len({len(each) for each in steps}) == 1 < len(steps[0]) else (),
         )
         for key, steps in rows.items()

@@ -60,8 +60,11 @@ class LineInfo(msgspec.Struct, kw_only=True):
     scope: Annotated[str | None, doc("Stage and kind, rank or replayed schedule; null for the step.")]
     unit: Annotated[str, doc("ns, bytes or 1.")]
     better: Annotated[str, doc("lower or higher.")]
-    base: Annotated[float | None, doc("Median of the base; null if it has none.")]
-    new: Annotated[float | None, doc("Median of the new side; null if it has none.")]
+    base: Annotated[
+        float | None,
+        doc("Median over the base's steps, of each step's mean where it has several; null if it has none."),
+    ]
+    new: Annotated[float | None, doc("The same of the new side.")]
     change: Annotated[float | None, doc("New minus base.")]
     change_ratio: Annotated[float | None, doc("New over base, minus one; null if the base is 0.")]
     base_count: Annotated[int, doc("Values the base's is of.")]

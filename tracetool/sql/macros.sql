@@ -1,9 +1,11 @@
 -- Interval arithmetic. A relation (a table, view or CTE by name) has the columns rank, start_ns and end_ns; where it has
 -- a column run besides, as tables of several Runs do, or timeline, ranks of other Runs and Timelines are other ranks.
 
-CREATE MACRO overlap_ns(one_start_ns, one_end_ns, other_start_ns, other_end_ns) AS
-    greatest(0, least(one_end_ns, other_end_ns) - greatest(one_start_ns, other_start_ns));
-COMMENT ON MACRO overlap_ns IS 'How long two intervals overlap.';
+CREATE MACRO overlap_ns(one_start_ns, one_end_ns, other_start_ns, other_end_ns) AS CASE
+    WHEN one_start_ns IS NULL OR one_end_ns IS NULL OR other_start_ns IS NULL OR other_end_ns IS NULL THEN NULL
+    ELSE greatest(0, least(one_end_ns, other_end_ns) - greatest(one_start_ns, other_start_ns))
+END;
+COMMENT ON MACRO overlap_ns IS 'How long two intervals overlap; null if one of their ends is.';
 
 -- Not for queries: the rows of a relation with what tells ranks apart. Within the subquery, run and timeline are the
 -- relation's own columns, or else those of the row beside it.
@@ -40,7 +42,7 @@ SELECT
 FROM numbered
 GROUP BY of_rank, island
 ORDER BY of_rank, start_ns;
-COMMENT ON MACRO TABLE interval_union IS 'The union of the intervals of each rank: what is covered by at least one of them.';
+COMMENT ON MACRO TABLE interval_union IS 'The union of the intervals of each rank, of a relation with rank, start_ns and end_ns (and run or timeline).';
 
 CREATE MACRO interval_gaps(relation) AS TABLE
 WITH covered AS (FROM interval_union(relation)),
@@ -52,7 +54,7 @@ SELECT COLUMNS('^(run|timeline|rank)$'), start_ns, end_ns, end_ns - start_ns AS 
 FROM followed
 WHERE end_ns IS NOT NULL
 ORDER BY of_rank, start_ns;
-COMMENT ON MACRO TABLE interval_gaps IS 'What no interval of a rank covers, between its first and its last one.';
+COMMENT ON MACRO TABLE interval_gaps IS 'What no interval of a rank covers, between its first and its last one, of such a relation.';
 
 CREATE MACRO interval_overlap(one, other) AS TABLE
 WITH first_one AS (FROM interval_union(one)),
@@ -85,4 +87,4 @@ SELECT COLUMNS('^(run|timeline|rank)$'), start_ns, end_ns, end_ns - start_ns AS 
 FROM swept
 WHERE sides = 2
 ORDER BY of_rank, start_ns;
-COMMENT ON MACRO TABLE interval_overlap IS 'What two relations both cover, on each rank.';
+COMMENT ON MACRO TABLE interval_overlap IS 'What two such relations both cover, on each rank.';

@@ -4,9 +4,9 @@ SELECT run, timeline, step_ns / 1e6 AS step_ms, window_ns / 1e6 AS window_ms, ro
 FROM schedule_comparison
 ORDER BY run, timeline;
 
--- Which stages are slower, and by how much: each Run over the first one?
+-- Which stages are slower, and by how much: each Run over the fastest one?
 SELECT stage, kind, run, median(duration_ns) / 1e6 AS median_ms,
-       median_ms / first_value(median_ms) OVER (PARTITION BY stage, kind ORDER BY run) AS over_first
+       median_ms / min(median_ms) OVER (PARTITION BY stage, kind) AS over_fastest
 FROM ops
 WHERE stage >= 0 AND timeline = 'observed'
 GROUP BY stage, kind, run
