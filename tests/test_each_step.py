@@ -1,109 +1,63 @@
-"""Predictions by each recorded step: of the one looked at the replay's own, of others what they would have given."""
+"""Predictions by each recorded step: each is what a look at that step alone gives, whichever step was looked at."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
-import pytest
-import synthetic
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from recorded import h100
+from recorded import data, derived, h100
 
+from tracetool.cli import run
 from tracetool.each_step import predict_each_step
 from tracetool.metrics import measure
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Link, Topology
 from tracetool.reconstruct import reconstruct
-from tracetool.recording import (
-    ActionRecord,
-    MessageRecord,
-    RankRecord,
-    Recording,
-    StepRecord,
-    TailRecord,
-    recording_of,
-)
 from tracetool.replay import replay
+from tracetool.replay.stages import stages_for
 from tracetool.schedules import build_schedule
-from tracetool.whatif import answer
 
 if TYPE_CHECKING:
-    from tracetool.model.pipeline import Pipeline
+    import pytest
 
-times = st.lists(st.lists(st.integers(1, 50), min_size=4, max_size=4), min_size=3, max_size=3)
-steps = st.builds(
-    lambda forward, backward, transfer, tail: synthetic.pipeline(
-        3, 4, forward, backward, transfer_ns=transfer, tail_ns=tail, payload_bytes=100, p2p="in-order"
-    ),
-    times, times, st.lists(st.integers(0, 30), min_size=3, max_size=3), st.integers(1, 20),
-)  # fmt: skip
+FIGURES = ("step_ns", "window_ns", "bubble_ns", "bubble_ratio", "cross_dc_bubble_ns")
 
 
-def kept(pipelines: list[Pipeline]) -> Recording:
-    """A recording of steps, written out here."""
-    return Recording(
-        tool_version="", digest="", global_ranks=[0, 1, 2], orders=[[]],
-        steps=[
-            StepRecord(
-                number=number, step_ns=0, window_ns=0, compute_ns=0, bubble_ns=0, bubble_ratio=0, peak_hbm_bytes=[],
-                overhead_bytes=[], order=0, p2p=pipeline.p2p, buffered=False,
-                actions={
-                    f"{stage.stage}{kind.value}": ActionRecord(
-                        duration_ns=[cost.duration_ns for cost in costs], held_bytes=[], peak_bytes=[]
-                    )
-                    for stage in pipeline.stages
-                    for kind, costs in stage.costs.items()
-                },
-                messages={
-                    f"{stage.stage}{kind}": MessageRecord(transfer_ns=taken, each_ns=[taken], payload_bytes=100)
-                    for stage in pipeline.stages
-                    for kind, taken in (("F", stage.forward_transfer_ns), ("B", stage.backward_transfer_ns))
-                },
-                ranks=[
-                    RankRecord(
-                        static_bytes=None, tail_peak_bytes=0, receive_buffer_bytes=None,
-                        tail=[TailRecord(kind=p.kind.value, duration_ns=p.duration_ns) for p in rank.tail],
-                    )
-                    for rank in pipeline.ranks
-                ],
-            )
-            for number, pipeline in enumerate(pipelines)
-        ],
-    )  # fmt: skip
+def test_what_is_replayed_by_each_step_is_what_a_look_at_it_gives(capsys: pytest.CaptureFixture[str]) -> None:
+    """Re-cut stages, halves of backwards and slowdowns are those of the step: zb-v and zb-h1 need them."""
+    recording = derived(data("h100-pp4", "traces", "rt1f1b_m8"))
+    asked = [
+        "replay", str(recording.path), "--schedule", "geopipe,zb-h1,zb-v", "--extra-forwards", "2,2,0,0",
+        "--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms", "--json",
+    ]  # fmt: skip
+
+    def answered(*more: str) -> list[dict[str, Any]]:
+        assert run([*asked, *more]) == 0
+        results: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["results"]
+        return results
+
+    alone = {step: answered("--step", str(step)) for step in (1, 2)}
+    assert all(result["each_step"] == [] for result in alone[2])
+    for step in (1, 2):
+        both = answered("--step", str(step), "--each-step")
+        for place, result in enumerate(both):
+            assert result["each_step"] == [
+                {"number": n} | {name: alone[n][place][name] for name in FIGURES} for n in (1, 2)
+            ]
+    assert run([*asked, "--each-step", "--copy-missing-ranks"]) == 2
+    assert "copied ranks have no steps of their own" in capsys.readouterr().err
 
 
-@given(st.lists(steps, min_size=2, max_size=3))
-@settings(max_examples=40)
-def test_a_prediction_by_a_step_is_a_replay_of_it(pipelines: list[Pipeline]) -> None:
-    """Where nothing is known but how long actions take, a step's own pipeline is all that a prediction can be of."""
-    links = (Link("a", "b", 10**9, 7), Link("b", "a", 10**9, 7))
-    scenario = Scenario(topology=Topology(("a", "b", "b"), links))
-    schedule = build_schedule("gpipe", pipelines[0].observed.shape)
-    found = predict_each_step(pipelines[0], kept(pipelines), schedule, scenario)
-    assert [one.number for one in found] == list(range(len(pipelines)))
-    for one, pipeline in zip(found, pipelines, strict=True):
-        assert one.metrics == measure(replay(pipeline, schedule, scenario).timeline)
-        free = measure(replay(pipeline, schedule, Scenario(topology=scenario.topology.without_delays())).timeline)
-        assert one.cross_dc_bubble_ns == one.metrics.window_ns - free.window_ns
-
-
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1", "interleaved", "zb-v"])
-def test_of_a_real_recording_it_is_near_what_that_step_itself_gives(schedule: str) -> None:
-    """Looked at kernel by kernel, the other step's own replay is within 0.4 % of it: halves and layers keep shares."""
-    run = h100("rt1f1b_m8")
+def test_stages_are_cut_for_each_step() -> None:
+    pipelines = [reconstruct(h100("rt1f1b_m8"), step=step).pipeline for step in (1, 2)]
     links = (Link("a", "b", 3_125_000_000, 10**7), Link("b", "a", 3_125_000_000, 10**7))
     scenario = Scenario(topology=Topology(("a", "a", "b", "b"), links))
-    looked_at, other = (answer(reconstruct(run, step=n), schedule, scenario) for n in (2, 1))
-    result = looked_at.results[0]
-    found = predict_each_step(looked_at.pipeline, recording_of(run), result.replayed.schedule, scenario)
-    assert [one.number for one in found] == [1, 2]
-    assert (found[1].metrics, found[1].cross_dc_bubble_ns) == (result.metrics, result.cross_dc_bubble_ns)
-    assert found[0].metrics.step_ns == pytest.approx(other.results[0].metrics.step_ns, rel=0.004)
-
-
-def test_a_recording_without_the_step_says_nothing() -> None:
-    pipeline = synthetic.pipeline(3, 4, 10, 20)
-    recording = kept([pipeline, pipeline])
-    del recording.steps[0]
-    assert predict_each_step(pipeline, recording, pipeline.observed, Scenario()) == []
+    free = Scenario(topology=scenario.topology.without_delays())
+    cut, shape, _ = stages_for(pipelines[0], "interleaved", None, 8)
+    schedule = build_schedule("interleaved", shape, observed=cut.observed)
+    found = predict_each_step(pipelines, schedule, scenario)
+    for one, pipeline in zip(found, pipelines, strict=True):
+        stages = stages_for(pipeline, "interleaved", None, 8)[0]
+        over, at_once = (measure(replay(stages, schedule, each).timeline) for each in (scenario, free))
+        assert (one.number, one.metrics) == (pipeline.step, over)
+        assert one.cross_dc_bubble_ns == over.window_ns - at_once.window_ns > 0

@@ -1,29 +1,26 @@
-"""What replay would have predicted had another recorded step been the one that was looked at: how much a figure varies.
+"""What replay predicts by each recorded step, not by the one of median length alone: how much a figure varies.
 
-A replay is of one step, of median length. Of the others a recording keeps what actions, messages and tails took
-(``recording.Recording``), not how much of it was slowdown, nor halves and layers: these keep their shares of an action.
+Every step is looked at by itself, kernel by kernel: its slowdown, layers and halves of backwards are its own.
+Predictions that shared those of one step would scatter less than steps do, and no test could tell a change from a look
+at another one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from tracetool.costs.rescaled import with_ratios
 from tracetool.metrics import measure
-from tracetool.model.action import ActionKind
 from tracetool.replay import replay
 from tracetool.replay.stages import stages_like
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable
 
     from tracetool.metrics import Metrics
-    from tracetool.model.pipeline import Pipeline, RankProfile, StageProfile
+    from tracetool.model.pipeline import Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule
-    from tracetool.recording import RankRecord, Recording, StepRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,70 +39,22 @@ class StepPrediction:
 
 
 def predict_each_step(
-    pipeline: Pipeline, recording: Recording, schedule: Schedule, scenario: Scenario
-) -> list[StepPrediction]:
-    """Replay a schedule by each recorded step that ran as the one that was looked at; that one gives what replay gives.
+    pipelines: Iterable[Pipeline], schedule: Schedule, scenario: Scenario
+) -> tuple[StepPrediction, ...]:
+    """Replay a schedule by each recorded step.
 
     Args:
-        pipeline: What was measured, of one step of the recording.
-        recording: What every step took.
+        pipelines: What each step measured.
         schedule: The order to run.
         scenario: What differs from the measurement.
-
-    Returns:
-        One per step, in order of time; none if the recording lacks the step that was looked at.
 
     Raises:
         TraceToolError: As ``replay``.
     """
     free = replace(scenario, topology=scenario.topology.without_delays())
     found = []
-    for number, measured in _each(pipeline, recording):
+    for measured in pipelines:
         stages = stages_like(measured, schedule.shape)
         metrics, ideal = (measure(replay(stages, schedule, each).timeline) for each in (scenario, free))
-        found.append(StepPrediction(number, metrics, metrics.window_ns - ideal.window_ns))
-    return found
-
-
-def _each(pipeline: Pipeline, recording: Recording) -> Iterator[tuple[int, Pipeline]]:
-    """The pipeline by each recorded step of the same order, with its number."""
-    chosen = next((step for step in recording.steps if step.number == pipeline.step), None)
-    if chosen is None:
-        return
-    for step in recording.steps:
-        if step is chosen:
-            yield step.number, pipeline
-        elif (step.order, step.p2p) == (chosen.order, chosen.p2p):
-            yield step.number, _by(pipeline, chosen, step)
-
-
-def _by(pipeline: Pipeline, chosen: StepRecord, step: StepRecord) -> Pipeline:
-    ratios = {
-        (int(name[:-1]), ActionKind(name[-1]), microbatch): Fraction(now, max(1, then))
-        for name, action in step.actions.items()
-        for microbatch, (now, then) in enumerate(zip(action.duration_ns, chosen.actions[name].duration_ns, strict=True))
-    }
-    measured = with_ratios(pipeline, ratios)
-    return replace(
-        measured,
-        step=step.number,
-        stages=tuple(_with_messages(stage, step) for stage in measured.stages),
-        ranks=tuple(_with_tail(rank, record) for rank, record in zip(measured.ranks, step.ranks, strict=True)),
-    )
-
-
-def _with_messages(stage: StageProfile, step: StepRecord) -> StageProfile:
-    forward, backward = (step.messages.get(f"{stage.stage}{kind}") for kind in "FB")
-    return replace(
-        stage,
-        forward_transfer_ns=stage.forward_transfer_ns if forward is None else forward.transfer_ns,
-        backward_transfer_ns=stage.backward_transfer_ns if backward is None else backward.transfer_ns,
-    )
-
-
-def _with_tail(rank: RankProfile, record: RankRecord) -> RankProfile:
-    """The rank with the tail of a step, if that has the same parts."""
-    if [part.kind.value for part in rank.tail] != [part.kind for part in record.tail]:
-        return rank
-    parts = zip(rank.tail, record.tail, strict=True)
-    return replace(rank, tail=tuple(replace(part, duration_ns=its.duration_ns) for part, its in parts))
+        found.append(StepPrediction(measured.step, metrics, metrics.window_ns - ideal.window_ns))
+    return tuple(found)

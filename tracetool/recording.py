@@ -24,6 +24,7 @@ from tracetool.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tracetool.reconstruct import Reconstruction
     from tracetool.reconstruct.step_look import StepLook
     from tracetool.store import Run
 
@@ -96,16 +97,29 @@ class Recording(msgspec.Struct, kw_only=True):
     tool_version: Annotated[str, doc("Version of tracetool that measured.")]
     digest: Annotated[str, doc("Digest of the traces.")]
     global_ranks: Annotated[list[int], doc("Global rank of each pipeline rank.")]
+    pipelines: Annotated[int, doc("Pipelines side by side in the traces; this is one of them.")] = 1
+    complete_steps: Annotated[int | None, doc("Complete steps in the traces; null if not counted.")] = None
+    devices: Annotated[list[str], doc("Devices of the traces' ranks, each once.")] = []
     orders: Annotated[list[list[str]], doc("Compute orders that steps ran: per pipeline rank its actions, spaced.")]
     steps: Annotated[list[StepRecord], doc("One per complete step, in order of time.")]
 
 
-def make_recording(digest: str, looks: Sequence[StepLook]) -> Recording:
+def make_recording(
+    digest: str,
+    looks: Sequence[StepLook],
+    *,
+    pipelines: int = 1,
+    complete_steps: int | None = None,
+    devices: Sequence[str] = (),
+) -> Recording:
     """What the steps measured.
 
     Args:
         digest: Digest of the traces.
         looks: At least one step, in order of time.
+        pipelines: Pipelines side by side in the traces.
+        complete_steps: Complete steps in the traces.
+        devices: Their devices.
     """
     orders: list[list[str]] = []
     steps = []
@@ -118,6 +132,9 @@ def make_recording(digest: str, looks: Sequence[StepLook]) -> Recording:
         tool_version=__version__,
         digest=digest,
         global_ranks=list(looks[0].observed.global_ranks),
+        pipelines=pipelines,
+        complete_steps=complete_steps,
+        devices=list(devices),
         orders=orders,
         steps=steps,
     )
@@ -240,9 +257,20 @@ def pipeline_of(recording: Recording, step: StepRecord) -> Pipeline:
     return Pipeline(tuple(stages), tuple(ranks), observed, mode, step.number, step.buffered)
 
 
-def keep_recording(run: Run, looks: Sequence[StepLook]) -> None:
-    """Write what the steps measured beside the tables of a Run."""
-    recording = make_recording(str(run.manifest.get("digest", "")), looks)
+def keep_recording(run: Run, found: Reconstruction) -> None:
+    """Write what the steps measured beside the tables of a Run.
+
+    Args:
+        run: The Run.
+        found: Its first pipeline, with a look at every step.
+    """
+    recording = make_recording(
+        str(run.manifest.get("digest", "")),
+        found.looks,
+        pipelines=len({c.pipeline for c in found.coordinates}) or 1,
+        complete_steps=sum(step.status == "complete" for step in found.steps),
+        devices=_devices(run),
+    )
     with whole_file(run.path / RECORDING) as file:
         file.write(msgspec.json.encode(recording) + b"\n")
 
@@ -261,7 +289,19 @@ def recording_of(run: Run, *, pipeline: int = 0, most: int = MOST_STEPS) -> Reco
     kept = None if pipeline or run.is_seen_through or most > MOST_STEPS else kept_recording(run)
     if kept is not None:
         return kept
-    return make_recording(str(run.manifest.get("digest", "")), look_at_steps(run, pipeline=pipeline, most=most))
+    ((pipelines,),) = run.rows("SELECT count(DISTINCT pipeline) FROM coordinates")
+    ((complete,),) = run.rows("SELECT count(*) FROM step_facts WHERE status = 'complete'")
+    return make_recording(
+        str(run.manifest.get("digest", "")),
+        look_at_steps(run, pipeline=pipeline, most=most),
+        pipelines=pipelines or 1,
+        complete_steps=complete or None,
+        devices=_devices(run),
+    )
+
+
+def _devices(run: Run) -> list[str]:
+    return [name for (name,) in run.rows("SELECT DISTINCT device_name FROM ranks ORDER BY 1") if name is not None]
 
 
 def kept_recording(run: Run) -> Recording | None:

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tracetool.errors import SchemaVersion, StoreError
-from tracetool.recording import Recording  # noqa: TC001 - msgspec reads the annotations
+from tracetool.errors import SchemaVersion, StoreError, TraceToolError
+from tracetool.recording import Recording, StepRecord, pipeline_of
 from tracetool.tables import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+_LONGEST_NS = 366 * 86_400 * 10**9
 REPORT_SCHEMA = "urn:tracetool:schema:1:report"
 
 
@@ -115,7 +116,7 @@ def read_report(path: Path) -> ReportFile:
     if identifier != REPORT_SCHEMA:
         raise SchemaVersion(
             f"{path} is {identifier}; a report is {REPORT_SCHEMA}.",
-            hint="name a Run, raw traces, or what 'tracetool replay --json' wrote",
+            hint="name what 'tracetool replay --json' wrote",
         )
     if version.partition(".")[0] != SCHEMA_VERSION.partition(".")[0]:
         raise SchemaVersion(
@@ -126,7 +127,32 @@ def read_report(path: Path) -> ReportFile:
         report = msgspec.json.decode(data, type=ReportFile)
     except msgspec.ValidationError as error:
         raise StoreError(f"{path} is damaged: {error}.", hint=again) from error
-    kept = report.recording
-    if kept is not None and not (kept.steps and all(0 <= step.order < len(kept.orders) for step in kept.steps)):
-        raise StoreError(f"{path} is damaged: its recording has no steps, or orders that are not there.", hint=again)
+    why = _damage(report)
+    if why is not None:
+        raise StoreError(f"{path} is damaged: {why}.", hint=again)
     return report
+
+
+def _damage(report: ReportFile) -> str | None:
+    """What of a report cannot be; None if all may be."""
+    kept = report.recording
+    parts: list[StepPart | ResultPart | EachStepPart | StepRecord] = [report.step, *report.results]
+    parts += [each for result in report.results for each in result.each_step]
+    if kept is not None:
+        parts += kept.steps
+        if kept.digest != report.run.digest:
+            return "its recording is of other traces than the report"
+        if not kept.steps or not all(0 <= step.order < len(kept.orders) for step in kept.steps):
+            return "its recording has no steps, or orders that are not there"
+        if len({step.number for step in kept.steps}) < len(kept.steps):
+            return "its recording has two steps of one number"
+        for step in kept.steps:
+            try:
+                pipeline_of(kept, step)
+            except (ValueError, LookupError, StopIteration, TraceToolError) as error:
+                told = error.message.rstrip(".") if isinstance(error, TraceToolError) else str(error)
+                return f"step {step.number} of its recording cannot be run: {told}"
+    times = [time for part in parts for time in (part.step_ns, part.window_ns)]
+    if not all(0 < time <= _LONGEST_NS for time in times) or not all(0 <= part.bubble_ratio <= 1 for part in parts):
+        return "a step takes no time, more than a year, or idles for more than all of it"
+    return None

@@ -112,7 +112,7 @@ def derive(run: Run) -> Run:
         tables |= tables_of(found, survey)
         _name_schedule(found, account)
         entry = {"step": found.pipeline.step, "notes": list(found.notes)}
-        keep_recording(run, found.looks)
+        keep_recording(run, found)
     tables["findings"] = rows_table("findings", account.findings)
     run.add(tables, {_ENTRY: entry})
     return run

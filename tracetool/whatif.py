@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.causes import idle_intervals, idles_of
 from tracetool.depth import LIMITED_BY_HBM, choose_depth
+from tracetool.each_step import predict_each_step
 from tracetool.errors import BadTopology, ScenarioError, ScheduleError
 from tracetool.jitter import Spread, spread
 from tracetool.memory_limit import Shortage, find_shortage, fits
@@ -37,6 +38,7 @@ from tracetool.units import format_duration
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tracetool.each_step import StepPrediction
     from tracetool.model.idle import Idle
     from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.model.schedule import PipelineShape, Schedule
@@ -64,6 +66,7 @@ class Result:
         remark: Why this variant was chosen, or how its costs came about.
         spread: Step times with costs drawn anew, if that was asked for.
         cut_forwards: How many warm-up forwards of each rank the memory limit cut off; empty if it did not.
+        each_step: The same by each recorded step, if that was asked for.
     """
 
     schedule: str
@@ -79,6 +82,7 @@ class Result:
     remark: str | None = None
     spread: Spread | None = None
     cut_forwards: tuple[int, ...] = ()
+    each_step: tuple[StepPrediction, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Result {self.schedule}: {format_duration(self.metrics.step_ns)}>"
@@ -183,6 +187,7 @@ def answer(
     jitter_seed: int | None = None,
     chunks: int | None = None,
     time_limit_s: float | None = None,
+    each_step: Sequence[Pipeline] = (),
 ) -> Answer:
     """Replay schedules in a scenario and compare them with a baseline.
 
@@ -195,6 +200,7 @@ def answer(
         jitter_seed: Also replay each result with costs drawn anew.
         chunks: Stages per rank that schedules of several get from a trace of one; by default as few as they take.
         time_limit_s: For optimal: how long to search; by default half a minute.
+        each_step: What each recorded step measured: results are replayed by each as well.
 
     Raises:
         ScenarioError: If none of the schedules heeds an option that was given.
@@ -236,7 +242,8 @@ def answer(
     fidelity = Fidelity(seen.window_ns, back.window_ns)
     # A model that misses its own recording by more than the known error misses other orders by as much at least.
     own_error = max(abs(fidelity.error_ratio), abs(back.step_ns / seen.step_ns - 1))
-    how = _How(shape, scenario, chunks, own_error, jitter_seed, 30.0 if time_limit_s is None else time_limit_s)
+    limit_s = 30.0 if time_limit_s is None else time_limit_s
+    how = _How(shape, scenario, chunks, own_error, jitter_seed, limit_s, each_step)
     base = _evaluate(pipeline, baseline, how, None)
     results, refused = _evaluate_each(pipeline, schedules, how, extra_forwards)
     if not is_like_the_recordings(found):
@@ -266,6 +273,7 @@ class _How(NamedTuple):
     own_error: float
     jitter_seed: int | None
     time_limit_s: float
+    each_step: Sequence[Pipeline]
 
 
 def _evaluate_each(
@@ -340,6 +348,7 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
         remark="; ".join(remarks) or None,
         spread=None if how.jitter_seed is None else spread(pipeline, schedule, scenario, how.jitter_seed),
         cut_forwards=cut_forwards,
+        each_step=predict_each_step(how.each_step, schedule, scenario),
     )
 
 

@@ -101,7 +101,8 @@ def test_changes_of_replays_have_causes_over_their_links(tmp_path: Path, schedul
     sides, replays = [], []
     for name, pipeline in (("base", before), ("new", after)):
         found = synthetic.found(pipeline)
-        asked = answer(found, schedule, scenario, extra_forwards=(2, 2, 0, 0) if schedule == "geopipe" else None)
+        depth = (2, 2, 0, 0) if schedule == "geopipe" else None
+        asked = answer(found, schedule, scenario, extra_forwards=depth, each_step=[pipeline])
         facts = RunFacts(name, name, "1", "", None, recorded(pipeline, name, 3))
         path = tmp_path / f"{name}.json"
         path.write_bytes(render(asked, facts, ".json"))

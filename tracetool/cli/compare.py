@@ -45,8 +45,10 @@ if TYPE_CHECKING:
     "--config", type=click.Path(path_type=Path), metavar="x.toml", help="Settings; default: [tool.tracetool]."
 )
 @click.option("--accept", is_flag=True, help="Of the same traces: other results are meant (the tool has changed).")
-@click.option("--informational", is_flag=True, default=None, help="Exit with 0 even where the comparison fails.")
-@click.option("--allow-inconclusive", is_flag=True, default=None, help="Let limits pass that too few steps can tell.")
+@click.option("--informational/--no-informational", default=None, help="Exit with 0 even where the comparison fails.")
+@click.option(
+    "--allow-inconclusive/--no-allow-inconclusive", default=None, help="Let limits pass that too few steps can tell."
+)
 @click.option(
     "--format",
     "form",
@@ -114,6 +116,9 @@ def compare(
 
     printed = form_named("json" if as_json else form or "text")
     targets = [_target(each, force=force) for each in output]
+    for target in targets:
+        if sum(target.path == other.path for other in targets) > 1:
+            raise ScenarioError(f"-o names {target.path} twice.", hint="give each form a file of its own")
     settings = _settings(config)
     limits = [parse_limit(text) for text in fail_on or settings.fail_on]
     rules = Rules(settings.alpha if alpha is None else alpha, parse_share_ratio(least_change or settings.least_change))
@@ -123,6 +128,8 @@ def compare(
         allow_inconclusive=settings.allow_inconclusive if allow_inconclusive is None else allow_inconclusive,
         informational=settings.informational if informational is None else informational,
     )  # fmt: skip
+    if accept and done.gate == "workload":
+        click.echo("note: --accept is for other results of the same traces; these are other traces", err=True)
     facts = ComparisonFacts(__version__, command_line())
     for target in targets:
         write_file(target.path, target.form.render(done, facts, max_bytes), force=force)
@@ -193,6 +200,10 @@ def _close(done: Comparison) -> None:
     hint = None
     if done.gate == "tool":
         hint = "--accept if the tool has changed on purpose"
+    elif done.apart:
+        hint = "compare with a baseline of the same replay and work, or --allow-inconclusive"
+    elif any(check.outcome == "inconclusive" and check.line is None for check in done.checks):
+        hint = "record it on both sides (memory: profile_memory=True), or leave the limit out"
     elif any(check.outcome == "inconclusive" for check in done.checks):
         hint = "record more steps (5 of each side can tell), or --allow-inconclusive"
     raise CheckFailed(f"{told}.", hint=hint)

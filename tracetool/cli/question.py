@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tracetool.model.pipeline import Pipeline
     from tracetool.model.scenario import LinkSharing, Scenario
     from tracetool.reconstruct import Reconstruction
     from tracetool.recording import Recording
@@ -146,20 +147,56 @@ class Question:
         found: What was reconstructed of it.
         scenario: The what-if.
         name: What the user named.
-        recording: What the Run keeps of the steps of that pipeline; None if it keeps none.
+        pipeline: Which pipeline of the Run.
+        is_copied: Whether ranks that were not recorded are copies.
+        borrow: Gives what was reconstructed what is taken from other recordings.
     """
 
     run: Run
     found: Reconstruction
     scenario: Scenario
     name: str
-    recording: Recording | None = None
+    pipeline: int
+    is_copied: bool
+    borrow: Callable[[Reconstruction], Reconstruction]
 
-    def facts(self) -> RunFacts:
-        """Facts for reports: the Run and the command line."""
+    def facts(self, *, recorded: bool = False) -> RunFacts:
+        """Facts for reports: the Run and the command line.
+
+        Args:
+            recorded: Whether a report keeps what every step measured.
+        """
         from tracetool.reports import run_facts
 
-        return run_facts(self.name, self.run.manifest, command_line(), self.run, self.recording)
+        recording = self._recording() if recorded else None
+        return run_facts(self.name, self.run.manifest, command_line(), self.run, recording)
+
+    def each_step(self) -> list[Pipeline]:
+        """What each recorded step of the observed order measured, in order of time, looked at as the one that was.
+
+        Raises:
+            ScenarioError: If the steps are those of copied ranks.
+        """
+        from tracetool.reconstruct import reconstruct
+
+        recording = self._recording()
+        if recording is None:
+            raise ScenarioError(
+                "--each-step: copied ranks have no steps of their own.", hint="leave out --copy-missing-ranks"
+            )
+        mine = self.found.pipeline
+        each = [
+            mine
+            if step.number == mine.step
+            else self.borrow(reconstruct(self.run, step=step.number, pipeline=self.pipeline)).pipeline
+            for step in recording.steps
+        ]
+        return [one for one in each if (one.observed.orders, one.p2p) == (mine.observed.orders, mine.p2p)]
+
+    def _recording(self) -> Recording | None:
+        from tracetool.recording import recording_of
+
+        return None if self.is_copied else recording_of(self.run, pipeline=self.pipeline)
 
 
 def command_line() -> str:
@@ -179,7 +216,6 @@ def ask(paths: tuple[Path, ...], words: Words, *, quiet: bool) -> Question:
         TraceToolError: If an option cannot be read, or the recording cannot, or holds no such pipeline.
     """
     from tracetool.reconstruct import reconstruct
-    from tracetool.recording import kept_recording
     from tracetool.runs import open_run
     from tracetool.wording import placed, read_dc_map
 
@@ -190,12 +226,17 @@ def ask(paths: tuple[Path, ...], words: Words, *, quiet: bool) -> Question:
         run = open_run(paths, progress)
         others = {take: (open_run([path], progress), path) for take, path in takes.items() if path is not None}
     found = reconstruct(run, step=words["step"], pipeline=words["pipeline"], copy_missing=words["copy_missing_ranks"])
-    for take, (other, path) in others.items():
-        found = take(found, other, path)
+
+    def borrow(found: Reconstruction) -> Reconstruction:
+        for take, (other, path) in others.items():
+            found = take(found, other, path)
+        return found
+
+    found = borrow(found)
     if dc_map is not None:
         scenario = replace(scenario, topology=placed(scenario.topology, dc_map, found))
-    recording = None if words["pipeline"] or words["copy_missing_ranks"] else kept_recording(run)
-    return Question(run, found, scenario, " ".join(str(path) for path in paths), recording)
+    name = " ".join(str(path) for path in paths)
+    return Question(run, found, scenario, name, words["pipeline"], words["copy_missing_ranks"], borrow)
 
 
 def _scenario(words: Words) -> Scenario:

@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 @EXTRA_FORWARDS
 @CHUNKS
 @TIME_LIMIT
+@click.option(
+    "--each-step",
+    is_flag=True,
+    help="Also replay by each recorded step (eight at most), so that tracetool compare can test what is replayed.",
+)
 @click.option("--jitter", type=int, metavar="SEED", help="Also replay with costs drawn anew: p50 and p95 of the step.")
 @click.option("--baseline", default="1f1b", show_default=True, metavar="NAME", help="Schedule to compare with.")
 @click.option(
@@ -77,6 +82,7 @@ def replay(
     chakra: Path | None,
     run_target: Path | None,
     *,
+    each_step: bool,
     equalize: bool,
     force: bool,
     as_json: bool,
@@ -129,8 +135,9 @@ def replay(
         jitter_seed=jitter,
         chunks=chunks,
         time_limit_s=time_limit_s,
+        each_step=question.each_step() if each_step else (),
     )
-    facts = question.facts()
+    facts = question.facts(recorded=as_json or any(path.suffix == ".json" for path, _ in targets))
     for path, report in targets:
         write_file(path, report.render(result, facts, path.suffix.lower()), force=force)
         drawn = f" ({shortest(result).schedule})" if report is REPORTS.get("gantt") else ""

@@ -46,6 +46,7 @@ class Comparison:
         allow_inconclusive: Whether limits may be inconclusive.
         informational: Whether it is only told what would fail.
         notes: What could not be compared or told.
+        apart: Of these, why the sides are no two versions of one thing.
     """
 
     base: Side
@@ -60,6 +61,7 @@ class Comparison:
     allow_inconclusive: bool = False
     informational: bool = False
     notes: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
 
     @property
     def headlines(self) -> tuple[Line, ...]:
@@ -72,19 +74,26 @@ class Comparison:
         return tuple(line for line in self.lines if self.gate == "tool" and line.verdict != "unchanged")
 
     @property
+    def passed(self) -> bool:
+        """Whether the gate is open."""
+        return not self.failures
+
+    @property
     def failures(self) -> tuple[str, ...]:
         """Why the gate is closed, a sentence each; empty if it is open.
 
-        Without limits, anything that regressed closes it. With limits, those that are exceeded or cannot be told.
+        Without limits, anything that regressed closes it. With limits, those that are exceeded or cannot be told. What
+        is no question of more steps closes it either way: sides that have too little in common.
         """
+        apart = [] if self.allow_inconclusive else list(self.apart)
         if self.gate == "tool":
             told = f"same traces, other results: {len(self.drifted)} of {len(self.lines)} values differ"
             drift = [told] if self.drifted and not self.accepted else []
-            return (*drift, *self._failed())
+            return (*apart, *drift, *self._failed())
         if self.checks:
-            return self._failed()
+            return (*apart, *self._failed())
         worse = [line.key.text for line in self.lines if line.verdict == "regressed"]
-        return (f"regressed: {', '.join(worse)}",) if worse else ()
+        return (*apart, *([f"regressed: {', '.join(worse)}"] if worse else []))
 
     @property
     def level(self) -> Literal["passes", "unsure", "would fail", "fails"]:
@@ -137,7 +146,7 @@ def compare(
     """
     rules = rules or Rules()
     same = are_of_same_steps(base, new)
-    base, new, notes = comparable(base, new)
+    base, new, notes, apart = comparable(base, new)
     judged = judge(base.values, new.values, rules, same_traces=same)
     lines = tuple(_doubted(line, other_microbatches(base, new, line.key)) for line in judged)
     causes: dict[str, tuple[Cause, ...]] = {}
@@ -166,6 +175,7 @@ def compare(
         allow_inconclusive=allow_inconclusive,
         informational=informational,
         notes=tuple(notes),
+        apart=tuple(apart),
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tracetool.compare.work import differences, work_of
-from tracetool.units import format_ranges
+from tracetool.units import format_count, format_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -23,14 +24,23 @@ def are_of_same_steps(base: Side, new: Side) -> bool:
     return all(base.digests) and steps[0] == steps[1]
 
 
-def comparable(base: Side, new: Side) -> tuple[Side, Side, list[str]]:
-    """Both sides with what can be held against each other, and notes on what cannot."""
-    notes = [*base.notes, *new.notes, *_origins(base, new)]
+def comparable(base: Side, new: Side) -> tuple[Side, Side, list[str], list[str]]:
+    """Both sides with what can be held against each other, notes on what cannot, and why they are no two of a kind."""
+    apart = []
+    notes = [
+        *base.notes,
+        *new.notes,
+        *_origins(base, new),
+        *_shared(base, new),
+        *_mixed("base", base),
+        *_mixed("new", new),
+    ]
     if told := _other_replays(base, new):
         base, new = (_without(side, lambda key: key.is_of_replay) for side in (base, new))
         notes.append(f"{told}: what was replayed is not compared")
+        apart += [told] if base.replays and new.replays else []
     if not (base.recordings and new.recordings):
-        return base, new, notes
+        return base, new, notes, apart
     works = work_of(base.recordings[0]), work_of(new.recordings[0])
     told = "; ".join(differences(*works))
     if works[0].stages != works[1].stages:
@@ -39,7 +49,11 @@ def comparable(base: Side, new: Side) -> tuple[Side, Side, list[str]]:
     if works[0].global_ranks != works[1].global_ranks:
         base, new = (_without(side, lambda key: key.scope.startswith("rank")) for side in (base, new))
         told += "; what single ranks hold and do at the end is not compared"
-    return base, new, [*notes, f"the sides did other work: {told}"] if told else notes
+    if told:
+        notes.append(f"the sides did other work: {told}")
+    if works[0].shape != works[1].shape:
+        apart.append(f"the sides did other work: {told}")
+    return base, new, notes, apart
 
 
 def other_microbatches(base: Side, new: Side, key: Key) -> str | None:
@@ -70,6 +84,24 @@ def _origins(base: Side, new: Side) -> list[str]:
         if after is not None and after.result.variant != before.result.variant:
             notes.append(f"{schedule} was replayed as {before.result.variant}, then as {after.result.variant}")
     return notes
+
+
+def _shared(base: Side, new: Side) -> list[str]:
+    """Steps on both sides say nothing about a change, and hide one."""
+    steps = [{(r.digest, step.number) for r in side.recordings for step in r.steps} for side in (base, new)]
+    both = steps[0] & steps[1]
+    if not both or steps[0] == steps[1]:
+        return []
+    return [f"{format_count(len(both), 'step')} of the same traces on both sides: leave them out of one"]
+
+
+def _mixed(name: str, side: Side) -> list[str]:
+    """Steps of several orders make no typical step."""
+    orders = Counter(tuple(r.orders[step.order]) for r in side.recordings for step in r.steps)
+    if len(orders) < 2:
+        return []
+    usual = orders.most_common(1)[0][1]
+    return [f"the {name} side ran {len(orders)} orders; causes are of that of {usual} of {orders.total()} steps"]
 
 
 def _other_replays(base: Side, new: Side) -> str | None:

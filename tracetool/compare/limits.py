@@ -70,6 +70,8 @@ def parse_limit(text: str) -> Limit:
     match = _LIMIT.match(text)
     if match is None:
         raise BadQuantity(f"{text!r} is no limit.", hint=_EXAMPLE)
+    if match["bound"].startswith("="):
+        raise BadQuantity(f"{text!r}: a limit has > or <.", hint=_EXAMPLE)
     name, bound = match["metric"], match["bound"]
     if name not in KNOWN:
         raise UnknownName("metric", name, KNOWN)

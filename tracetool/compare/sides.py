@@ -13,7 +13,7 @@ from tracetool.compare.work import check_one_job
 from tracetool.recording import Recording, recording_of
 from tracetool.report_file import read_report
 from tracetool.tables import SCHEMA_VERSION
-from tracetool.units import format_count
+from tracetool.units import format_count, format_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -91,7 +91,7 @@ def side_of(items: Sequence[tuple[str, Run | Path | Recording]], *, pipeline: in
         StoreError: If a report cannot be read, or is of another schema.
         TraceToolError: If a Run holds no pipeline that could be reconstructed.
     """
-    sources, named, reports, left_out = [], list[tuple[str, Recording]](), [], list[str]()
+    sources, named, reports = [], list[tuple[str, Recording]](), []
     for name, item in items:
         if isinstance(item, Path):
             report = read_report(item)
@@ -107,8 +107,7 @@ def side_of(items: Sequence[tuple[str, Run | Path | Recording]], *, pipeline: in
         named.append((name, recording))
         numbers = tuple(step.number for step in recording.steps)
         sources.append(Source(name, recording.digest, recording.tool_version, version, numbers))
-        if not isinstance(item, Recording):
-            left_out += _left_out(name, item, pipeline, len(numbers))
+    left_out = [told for name, recording in named for told in _left_out(name, recording)]
     check_one_job(named)
     recordings, notes = _each_once([recording for _, recording in named])
     values: dict[Key, Values] = dict(values_of(recordings))
@@ -125,18 +124,20 @@ def side_of(items: Sequence[tuple[str, Run | Path | Recording]], *, pipeline: in
     return Side(tuple(sources), values, tuple(recordings), scenario, replays, (*left_out, *notes))
 
 
-def _left_out(name: str, run: Run, pipeline: int, steps: int) -> list[str]:
-    """What of a Run is not compared: a change there would not be seen."""
-    ((pipelines,),) = run.rows("SELECT count(DISTINCT pipeline) FROM coordinates")
-    ((complete,),) = run.rows("SELECT count(*) FROM step_facts WHERE status = 'complete'")
+def _left_out(name: str, recording: Recording) -> list[str]:
+    """What of the traces is not compared: a change there would not be seen."""
     told = []
-    if pipelines > 1:
+    if recording.pipelines > 1:
         told.append(
-            f"{name}: only pipeline {pipeline} of {pipelines} side by side is compared, a change in another one is not "
-            "seen: --pipeline N looks at it"
+            f"{name}: one of {recording.pipelines} pipelines side by side is compared (ranks "
+            f"{format_ranges(recording.global_ranks)}), a change in another one is not seen: --pipeline N looks at it"
         )
-    if complete > steps:
-        told.append(f"{name}: {steps} of {complete} complete steps are compared, those about the one of median length")
+    steps = len(recording.steps)
+    if recording.complete_steps is not None and recording.complete_steps > steps:
+        told.append(
+            f"{name}: {steps} of {recording.complete_steps} complete steps are compared, those about the one of median "
+            "length"
+        )
     return told
 
 

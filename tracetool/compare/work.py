@@ -35,6 +35,11 @@ class Work:
     payload_bytes: Mapping[str, int]
     kernels: Mapping[str, int]
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Stages, ranks and microbatches."""
+        return self.stages, len(self.global_ranks), self.microbatches
+
 
 def work_of(recording: Recording) -> Work:
     """The work of a recording, by its first step."""

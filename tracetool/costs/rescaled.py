@@ -1,4 +1,4 @@
-"""Costs of actions at another speed of compute, or of microbatches of other sizes: unrecorded ones, or another step's.
+"""Costs of actions that were not recorded: at another speed of compute, or of microbatches of other sizes.
 
 A microbatch of other sizes is extrapolated, by rules of this tool (derived, not any paper's):
 
@@ -67,26 +67,6 @@ def with_faster_compute(pipeline: Pipeline, ratio: float) -> Pipeline:
         return _with_times(cost, lambda time_ns: round(time_ns / ratio))
 
     return replace(pipeline, stages=tuple(_stage(stage, faster) for stage in pipeline.stages))
-
-
-def with_ratios(pipeline: Pipeline, ratios: Mapping[Place, Fraction]) -> Pipeline:
-    """The pipeline with each action so many times as long; its halves and layers keep their shares of it.
-
-    Args:
-        pipeline: What was measured.
-        ratios: Times over the measured ones; 1 where it says nothing.
-    """
-    stages = []
-    for stage in pipeline.stages:
-
-        def changed(kind: ActionKind, microbatch: int, cost: ActionCost, number: int = stage.stage) -> ActionCost:
-            # A half of a backward that ran as one; of torch's first stage that is called W.
-            wholes = (kind, ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)
-            ratio = next((ratios[at] for whole in wholes if (at := (number, whole, microbatch)) in ratios), 1)
-            return _with_times(cost, lambda time_ns: round(time_ns * ratio))
-
-        stages.append(_stage(stage, changed))
-    return replace(pipeline, stages=tuple(stages))
 
 
 def with_batch(

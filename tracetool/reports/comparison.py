@@ -137,7 +137,7 @@ def comparison_info(done: Comparison, facts: ComparisonFacts) -> ComparisonInfo:
         command=facts.command,
         summary=summary(done),
         gate=done.gate,
-        passed=not done.failures,
+        passed=done.passed,
         failures=list(done.failures),
         informational=done.informational,
         accepted=done.accepted,

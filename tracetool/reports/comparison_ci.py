@@ -137,10 +137,10 @@ def _property(text: str) -> str:
 def render_benchmarks(done: Comparison) -> bytes:
     """JSON of github-action-benchmark (``customSmallerIsBetter``): the new side's values, the base's as extra.
 
-    Every metric of a comparison is better where it is lower; of the step and of memory, parts are left out.
+    Every metric of a comparison is better where it is lower: those of the step and of replays, not of parts.
     """
     rows: list[dict[str, Any]] = []
-    for line in done.headlines:
+    for line in (*done.headlines, *(line for line in done.lines if line.key.is_of_replay)):
         if line.new is None:
             continue
         unit = "ratio" if line.metric.unit == "1" else line.metric.unit

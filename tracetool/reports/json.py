@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from tracetool.causes import idle_by_cause, mean_by_cause
-from tracetool.each_step import predict_each_step
 from tracetool.fields import doc
 from tracetool.model.idle import CAUSES
 from tracetool.recording import Recording  # noqa: TC001 - msgspec reads it
@@ -125,7 +124,7 @@ class ShortageInfo(msgspec.Struct, kw_only=True):
 
 
 class EachStepInfo(msgspec.Struct, kw_only=True):
-    """A result by what one recorded step took, as if that step had been the one looked at."""
+    """A result by what one recorded step took (--each-step)."""
 
     number: Annotated[int, doc("Step number in the trace.")]
     step_ns: Annotated[int, doc("First forward to the end of gradient reduction and optimizer.")]
@@ -166,7 +165,7 @@ class ResultInfo(msgspec.Struct, kw_only=True):
     jitter: Annotated[JitterInfo | None, doc("Spread of the step time, null if it was not asked for.")]
     each_step: Annotated[
         list[EachStepInfo],
-        doc("The same by each recorded step, for tracetool compare; empty where the Run keeps none."),
+        doc("The same by each recorded step, for tracetool compare; empty without --each-step."),
     ] = []
 
 
@@ -214,8 +213,8 @@ def report_info(answer: Answer, facts: RunFacts) -> ReportInfo:
             error_ratio=answer.fidelity.error_ratio,
         ),
         scenario=scenario_info(answer.scenario),
-        baseline=_result(answer, answer.baseline, facts.recording),
-        results=[_result(answer, r, facts.recording) for r in answer.results],
+        baseline=_result(answer, answer.baseline),
+        results=[_result(answer, r) for r in answer.results],
         refused=[RefusedInfo(schedule=r.schedule, reason=r.reason, hint=r.hint) for r in answer.refused],
         warnings=list(answer.warnings),
         notes=list(answer.notes),
@@ -270,7 +269,7 @@ def _step(answer: Answer, metrics: Metrics) -> StepInfo:
     )
 
 
-def _result(answer: Answer, result: Result, recording: Recording | None) -> ResultInfo:
+def _result(answer: Answer, result: Result) -> ResultInfo:
     metrics, shortage = result.metrics, result.shortage
     return ResultInfo(
         schedule=result.schedule,
@@ -294,23 +293,18 @@ def _result(answer: Answer, result: Result, recording: Recording | None) -> Resu
         jitter=None
         if result.spread is None
         else JitterInfo(resamples=result.spread.resamples, p50_ns=result.spread.p50_ns, p95_ns=result.spread.p95_ns),
-        each_step=[] if recording is None else _each_step(answer, result, recording),
+        each_step=[
+            EachStepInfo(
+                number=one.number,
+                step_ns=one.metrics.step_ns,
+                window_ns=one.metrics.window_ns,
+                bubble_ns=one.metrics.bubble_ns,
+                bubble_ratio=one.metrics.bubble_ratio,
+                cross_dc_bubble_ns=one.cross_dc_bubble_ns,
+            )
+            for one in result.each_step
+        ],
     )
-
-
-def _each_step(answer: Answer, result: Result, recording: Recording) -> list[EachStepInfo]:
-    found = predict_each_step(answer.pipeline, recording, result.replayed.schedule, answer.scenario)
-    return [
-        EachStepInfo(
-            number=one.number,
-            step_ns=one.metrics.step_ns,
-            window_ns=one.metrics.window_ns,
-            bubble_ns=one.metrics.bubble_ns,
-            bubble_ratio=one.metrics.bubble_ratio,
-            cross_dc_bubble_ns=one.cross_dc_bubble_ns,
-        )
-        for one in found
-    ]
 
 
 def shortage_info(shortage: Shortage) -> ShortageInfo:
