@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tracetool.errors import SchemaVersion, StoreError, TraceToolError
-from tracetool.recording import Recording, StepRecord, pipeline_of
+from tracetool.recording import RECORDING_VERSION, Recording, StepRecord, pipeline_of
 from tracetool.tables import SCHEMA_VERSION
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 _LONGEST_NS = 366 * 86_400 * 10**9
@@ -91,6 +92,7 @@ class ReportFile(msgspec.Struct):
     scenario: dict[str, Any]
     results: list[ResultPart]
     baseline: ResultPart | None = None
+    notes: list[str] = []
     recording: Recording | None = None
 
 
@@ -108,7 +110,7 @@ def read_report(path: Path) -> ReportFile:
     again = "write it again with: tracetool replay TRACES --json > report.json"
     try:
         head = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise StoreError(f"{path} is damaged: {error}.", hint=again) from error
     if not isinstance(head, dict):
         raise StoreError(f"{path} is damaged: it holds no report.", hint=again)
@@ -127,32 +129,49 @@ def read_report(path: Path) -> ReportFile:
         report = msgspec.json.decode(data, type=ReportFile)
     except msgspec.ValidationError as error:
         raise StoreError(f"{path} is damaged: {error}.", hint=again) from error
-    why = _damage(report)
+    why = next(_damages(report), None)
     if why is not None:
         raise StoreError(f"{path} is damaged: {why}.", hint=again)
     return report
 
 
-def _damage(report: ReportFile) -> str | None:
-    """What of a report cannot be; None if all may be."""
+def _damages(report: ReportFile) -> Iterator[str]:
+    """What of a report cannot be."""
+    names = [report.tool_version, report.run.digest, *(result.schedule for result in report.results)]
+    if not all(name.isprintable() for name in names) or not all(result.schedule for result in report.results):
+        yield "a name in it is empty, or holds what cannot be printed"
     kept = report.recording
     parts: list[StepPart | ResultPart | EachStepPart | StepRecord] = [report.step, *report.results]
     parts += [each for result in report.results for each in result.each_step]
     if kept is not None:
+        yield from _damages_of_recording(kept, report.run.digest)
         parts += kept.steps
-        if kept.digest != report.run.digest:
-            return "its recording is of other traces than the report"
-        if not kept.steps or not all(0 <= step.order < len(kept.orders) for step in kept.steps):
-            return "its recording has no steps, or orders that are not there"
-        if len({step.number for step in kept.steps}) < len(kept.steps):
-            return "its recording has two steps of one number"
-        for step in kept.steps:
-            try:
-                pipeline_of(kept, step)
-            except (ValueError, LookupError, StopIteration, TraceToolError) as error:
-                told = error.message.rstrip(".") if isinstance(error, TraceToolError) else str(error)
-                return f"step {step.number} of its recording cannot be run: {told}"
     times = [time for part in parts for time in (part.step_ns, part.window_ns)]
     if not all(0 < time <= _LONGEST_NS for time in times) or not all(0 <= part.bubble_ratio <= 1 for part in parts):
-        return "a step takes no time, more than a year, or idles for more than all of it"
-    return None
+        yield "a step takes no time, more than a year, or idles for more than all of it"
+
+
+def _damages_of_recording(kept: Recording, digest: str) -> Iterator[str]:
+    if kept.digest != digest:
+        yield "its recording is of other traces than the report"
+    if kept.version != RECORDING_VERSION:
+        yield f"its recording is of version {kept.version}, this tool reads {RECORDING_VERSION}"
+    if not kept.steps or not all(0 <= step.order < len(kept.orders) for step in kept.steps):
+        yield "its recording has no steps, or orders that are not there"
+        return
+    if len({step.number for step in kept.steps}) < len(kept.steps):
+        yield "its recording has two steps of one number"
+    for step in kept.steps:
+        rows = [action.duration_ns for action in step.actions.values()]
+        rows += [message.each_ns for message in step.messages.values()]
+        tails = [part.duration_ns for rank in step.ranks for part in rank.tail]
+        moved = [message.transfer_ns for message in step.messages.values()]
+        times = [time for row in (*rows, tails, moved) for time in row]
+        if not step.actions or not all(rows) or not all(0 <= time <= _LONGEST_NS for time in times):
+            yield f"step {step.number} of its recording lacks times, or has some that cannot be"
+            continue
+        try:
+            pipeline_of(kept, step)
+        except (ValueError, LookupError, StopIteration, TraceToolError) as error:
+            told = error.message.rstrip(".") if isinstance(error, TraceToolError) else str(error)
+            yield f"step {step.number} of its recording cannot be run: {told}"

@@ -48,11 +48,11 @@ def _run(script: str, folder: Path, env: Mapping[str, str]) -> subprocess.Comple
     )
 
 
-def _act(folder: Path, **given: str) -> list[subprocess.CompletedProcess[str]]:
-    """All steps of the action, until one fails; its inputs from the workflow, but for what is given."""
+def _act(folder: Path, *, begin: int = 0, **given: str) -> list[subprocess.CompletedProcess[str]]:
+    """All steps of the action, or those from one on, until one fails; its inputs from the workflow, or as given."""
     inputs = {name: str(spec.get("default", "")) for name, spec in ACTION["inputs"].items()} | USE | given
     done = []
-    for step in ACTION["runs"]["steps"]:
+    for step in ACTION["runs"]["steps"][begin:]:
         assert step["shell"] == "bash"
         assert "${{" not in step["run"], "expressions stand in env only, so that no input becomes a script"
         env = {
@@ -97,8 +97,18 @@ def test_a_first_run_makes_the_baseline_and_another_one_fails(checkout: Path) ->
     assert again[-1].returncode == 1
     assert "::error" in again[-1].stdout
     assert (checkout / "output.txt").read_text(encoding="utf-8").endswith("verdict=failed\n")
-    allowed = _act(checkout, package="", baseline=str(mine), compare="--informational --fail-on 'step_ns>+3%'")
-    assert allowed[-1].returncode == 0
+    (allowed,) = _act(checkout, begin=3, baseline=str(mine), compare="--informational --fail-on 'step_ns>+3%'")
+    assert allowed.returncode == 0
+    assert "::error" not in allowed.stdout
+    before = (checkout / "summary.md").read_text(encoding="utf-8")
+    (mistyped,) = _act(checkout, begin=3, baseline=str(mine), compare="--fail-on 'stepns>+3%'")
+    assert mistyped.returncode == 2
+    assert "::error title=tracetool::could not compare" in mistyped.stdout
+    assert (checkout / "output.txt").read_text(encoding="utf-8").endswith("verdict=broken\n")
+    assert (checkout / "summary.md").read_text(encoding="utf-8") == before, "no page of an earlier comparison"
+    *_, other = _act(checkout, begin=2, baseline=str(mine), replay="--schedule 1f1b,geopipe")
+    assert other.returncode == 1
+    assert "the sides replayed different scenarios" in other.stdout
 
 
 def test_the_gitlab_snippet_runs(checkout: Path) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import inf, log, sqrt
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ class Step:
         first: Position of the first value after it.
         before: Mean of the piece before it.
         after: Mean of the piece after it.
-        is_certain: Whether more than one value lies after it, or the series has no noise otherwise.
+        is_certain: Whether more than one value lies in the pieces before and after it, or the series has no noise
+            otherwise.
     """
 
     first: int
@@ -46,11 +47,12 @@ class Step:
         return self.after / self.before - 1 if self.before else inf
 
 
-def pieces(values: Sequence[float]) -> list[int]:
+def pieces(values: Sequence[float], *, is_exact: bool = False) -> list[int]:
     """Where the pieces of the best fit begin, 0 first.
 
     Args:
         values: The series.
+        is_exact: Whether values have no noise.
     """
     count = len(values)
     if count < 2:
@@ -58,7 +60,7 @@ def pieces(values: Sequence[float]) -> list[int]:
     # Squares of large numbers that differ little lose their digits: what is fitted is the distance from the first.
     level = max(map(abs, values)) or 1.0
     values = [(value - values[0]) / level for value in values]
-    price = PRICE * _noise(values) ** 2 * log(count)
+    price = PRICE * _noise(values, is_exact=is_exact) ** 2 * log(count)
     sums, squares = [0.0, *accumulate(values)], [0.0, *accumulate(v * v for v in values)]
 
     def cost(start: int, end: int) -> float:
@@ -77,9 +79,16 @@ def pieces(values: Sequence[float]) -> list[int]:
     return cuts[::-1]
 
 
-def _noise(values: Sequence[float]) -> float:
-    """Standard deviation of the noise of values near 1, from the differences of neighbours."""
-    return max(median(abs(b - a) for a, b in pairwise(values)) * 1.4826 / sqrt(2), _LEAST_NOISE_RATIO)
+def _noise(values: Sequence[float], *, is_exact: bool) -> float:
+    """Standard deviation of the noise of values near 1, from the differences of neighbours.
+
+    By their median, which a few steps do not move; where most neighbours are equal that says nothing, and their mean
+    stands in (of normal noise 1.128 standard deviations).
+    """
+    if is_exact:
+        return _LEAST_NOISE_RATIO
+    apart = [abs(b - a) for a, b in pairwise(values)]
+    return max(median(apart) * 1.4826 / sqrt(2), 0 if median(apart) else fmean(apart) / 1.128, _LEAST_NOISE_RATIO)
 
 
 def last_step(values: Sequence[float], least_change_ratio: float, *, is_exact: bool) -> Step | None:
@@ -90,12 +99,14 @@ def last_step(values: Sequence[float], least_change_ratio: float, *, is_exact: b
         least_change_ratio: Smaller steps do not count.
         is_exact: Whether values have no noise, as those of replay: then a single one after a step is certain.
     """
-    starts = pieces(values)
+    starts = pieces(values, is_exact=is_exact)
     bounds = [*starts, len(values)]
     means = [sum(values[a:b]) / (b - a) for a, b in pairwise(bounds)]
     for number in range(len(starts) - 1, 0, -1):
         before, after, first = means[number - 1], means[number], starts[number]
         if abs(after - before) >= least_change_ratio * abs(before):
-            is_certain = len(values) - first > 1 or (is_exact and len(set(values[:first])) == 1)
+            # One value alone, before it or after it, may be an outlier.
+            several = min(len(values) - first, first - starts[number - 1]) > 1
+            is_certain = several or (is_exact and len(set(values[:first])) == 1)
             return Step(first, before, after, is_certain)
     return None

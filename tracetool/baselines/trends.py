@@ -77,6 +77,8 @@ def trends(
     found = []
     for (name, scenario, of), all_values in series.items():
         kept = tuple(all_values[-last:])
-        step = last_step([one.value for one in kept], least_change_ratio, is_exact=name != OBSERVED)
+        # Replays have no noise, but those of other recordings vary as these do.
+        is_exact = name != OBSERVED and len({one.digest for one in kept}) == 1
+        step = last_step([one.value for one in kept], least_change_ratio, is_exact=is_exact)
         found.append(Trend(name, scenario, of, kept, step))
     return found

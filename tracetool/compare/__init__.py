@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tracetool.compare.attribution import attribute
 from tracetool.compare.causes import Cause, Sides, causes_of, subject
-from tracetool.compare.comparable import are_of_same_steps, comparable, other_microbatches
+from tracetool.compare.comparable import are_of_same_steps, comparable, other_figures, other_microbatches
 from tracetool.compare.limits import Check, Limit, check
 from tracetool.compare.replayed import asked_of_both
 from tracetool.compare.typical import beside_ratios, typical
@@ -47,6 +47,7 @@ class Comparison:
         informational: Whether it is only told what would fail.
         notes: What could not be compared or told.
         apart: Of these, why the sides are no two versions of one thing.
+        figures: Of the same traces, paths of figures that are not the same in both reports.
     """
 
     base: Side
@@ -62,6 +63,7 @@ class Comparison:
     informational: bool = False
     notes: tuple[str, ...] = ()
     apart: tuple[str, ...] = ()
+    figures: tuple[str, ...] = ()
 
     @property
     def headlines(self) -> tuple[Line, ...]:
@@ -88,7 +90,10 @@ class Comparison:
         apart = [] if self.allow_inconclusive else list(self.apart)
         if self.gate == "tool":
             told = f"same traces, other results: {len(self.drifted)} of {len(self.lines)} values differ"
-            drift = [told] if self.drifted and not self.accepted else []
+            if self.figures:
+                first = ", ".join(self.figures[:3])
+                told += f", {len(self.figures)} of the reports' own ({first}{' ...' if len(self.figures) > 3 else ''})"
+            drift = [told] if (self.drifted or self.figures) and not self.accepted else []
             return (*apart, *drift, *self._failed())
         if self.checks:
             return (*apart, *self._failed())
@@ -176,6 +181,7 @@ def compare(
         informational=informational,
         notes=tuple(notes),
         apart=tuple(apart),
+        figures=tuple(other_figures(base, new)) if same and not apart else (),
     )
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tracetool.compare.values import Values
 from tracetool.compare.work import differences, work_of
 from tracetool.units import format_count, format_ranges
 
@@ -20,8 +21,15 @@ _OF_STAGES = frozenset(("action_ns", "transfer_ns", "payload_bytes", "activation
 
 def are_of_same_steps(base: Side, new: Side) -> bool:
     """Whether both sides looked at the same steps of the same traces, so that their numbers must be the same."""
-    steps = [sorted((source.digest, source.steps) for source in side.sources) for side in (base, new)]
+    steps = [set().union(*(source.each_step for source in side.sources)) for side in (base, new)]
     return all(base.digests) and steps[0] == steps[1]
+
+
+def other_figures(base: Side, new: Side) -> list[str]:
+    """Paths of what two reports of the same steps say otherwise, words aside; empty unless each side is one report."""
+    if base.figures is None or new.figures is None:
+        return []
+    return [path for path, value in base.figures.items() if path in new.figures and new.figures[path] != value]
 
 
 def comparable(base: Side, new: Side) -> tuple[Side, Side, list[str], list[str]]:
@@ -39,6 +47,8 @@ def comparable(base: Side, new: Side) -> tuple[Side, Side, list[str], list[str]]
         base, new = (_without(side, lambda key: key.is_of_replay) for side in (base, new))
         notes.append(f"{told}: what was replayed is not compared")
         apart += [told] if base.replays and new.replays else []
+    elif are_of_same_steps(base, new):
+        base, new = _sampled_alike(base, new)
     if not (base.recordings and new.recordings):
         return base, new, notes, apart
     works = work_of(base.recordings[0]), work_of(new.recordings[0])
@@ -88,7 +98,7 @@ def _origins(base: Side, new: Side) -> list[str]:
 
 def _shared(base: Side, new: Side) -> list[str]:
     """Steps on both sides say nothing about a change, and hide one."""
-    steps = [{(r.digest, step.number) for r in side.recordings for step in r.steps} for side in (base, new)]
+    steps = [set().union(*(source.each_step for source in side.sources)) for side in (base, new)]
     both = steps[0] & steps[1]
     if not both or steps[0] == steps[1]:
         return []
@@ -121,6 +131,21 @@ def _other_replays(base: Side, new: Side) -> str | None:
 
 def _steps(replays: Iterable[ReportedReplay]) -> set[int]:
     return {replay.step for replay in replays}
+
+
+def _sampled_alike(base: Side, new: Side) -> tuple[Side, Side]:
+    """Where only one side replayed by each step, what both replayed by the step that was looked at."""
+    uneven = [
+        key
+        for key, found in base.values.items()
+        if key.is_of_replay and key in new.values and len(found.per_step) != len(new.values[key].per_step)
+    ]
+
+    def looked_at(side: Side) -> Side:
+        own = {key: Values((getattr(side.replays[key.scope].result, key.metric),)) for key in uneven}
+        return replace(side, values={**side.values, **own})
+
+    return looked_at(base), looked_at(new)
 
 
 def _without(side: Side, is_of: Callable[[Key], bool]) -> Side:

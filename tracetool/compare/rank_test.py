@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_MOST_STRATA = 24
+"""Sums over more strata are close to normal, and counting them out takes long."""
 _MOST_EXACT = 50
 """With so many values in both sets together the distribution is counted out, beyond it is close to normal."""
 
@@ -40,11 +42,14 @@ def stratified_p(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> fl
     """The same of values that are only comparable within their stratum: rank sums within each, added up.
 
     Counted over all ways to deal the values out within strata (P. van Elteren: On the combination of independent two
-    sample tests of Wilcoxon. Bulletin de l'Institut International de Statistique 37, 1960; strata of equal sizes).
+    sample tests of Wilcoxon. Bulletin de l'Institut International de Statistique 37, 1960; strata of equal sizes); of
+    more than 24 strata the normal approximation.
 
     Args:
         pairs: Per stratum the values of both sets, at least one each.
     """
+    if len(pairs) > _MOST_STRATA:
+        return _approximate_strata(pairs)
     together = {0: 1}
     doubled = expected = 0
     for first, second in pairs:
@@ -60,6 +65,17 @@ def stratified_p(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> fl
     count = sum(together.values())
     uneven = sum(many for total, many in together.items() if abs(total - expected) >= abs(doubled - expected))
     return uneven / count
+
+
+def _approximate_strata(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float:
+    distance = variance = 0.0
+    for first, second in pairs:
+        ranks, size, total = _double_ranks([*first, *second]), len(first), len(first) + len(second)
+        distance += sum(ranks[:size]) / 2 - size * (total + 1) / 2
+        variance += _variance(ranks, size)
+    if variance <= 0:
+        return 1.0
+    return math.erfc(max(0.0, abs(distance) - 0.5) / math.sqrt(2 * variance))
 
 
 def least_stratified_p(sizes: Sequence[tuple[int, int]]) -> float:
@@ -126,10 +142,15 @@ def _counted(ranks: tuple[int, ...], size: int, doubled: int) -> float:
 
 
 def _approximate(ranks: Sequence[int], size: int, doubled: int) -> float:
-    total, other = len(ranks), len(ranks) - size
-    ties = sum((n := len(list(group))) ** 3 - n for _, group in groupby(sorted(ranks)))
-    variance = size * other / 12 * (total + 1 - ties / (total * (total - 1)))
+    total, variance = len(ranks), _variance(ranks, size)
     if variance <= 0:
         return 1.0
     distance = max(0.0, abs(doubled - size * (total + 1)) / 2 - 0.5)
     return math.erfc(distance / math.sqrt(2 * variance))
+
+
+def _variance(ranks: Sequence[int], size: int) -> float:
+    """Variance of the sum of so many of them, ties and all."""
+    total, other = len(ranks), len(ranks) - size
+    ties = sum((n := len(list(group))) ** 3 - n for _, group in groupby(sorted(ranks)))
+    return size * other / 12 * (total + 1 - ties / (total * (total - 1)))

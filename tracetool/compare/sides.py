@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from tracetool.compare.values import OF_STEP, Key, Values, values_of
+from tracetool.compare.reported import StepOf, figures_of, scenario_of, values_of_reports
+from tracetool.compare.values import Key, Values, values_of
 from tracetool.compare.work import check_one_job
 from tracetool.recording import Recording, recording_of
 from tracetool.report_file import read_report
@@ -18,7 +19,7 @@ from tracetool.units import format_count, format_ranges
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tracetool.report_file import ReportFile, ResultPart
+    from tracetool.report_file import ResultPart
     from tracetool.store import Run
 
 
@@ -32,6 +33,7 @@ class Source:
         tool_version: Version that measured.
         schema_version: Version of the schema it was written by.
         steps: Numbers of the steps it holds.
+        global_ranks: Ranks of its pipeline.
     """
 
     name: str
@@ -39,6 +41,12 @@ class Source:
     tool_version: str
     schema_version: str
     steps: tuple[int, ...]
+    global_ranks: tuple[int, ...]
+
+    @property
+    def each_step(self) -> set[StepOf]:
+        """What tells each of its steps from all others."""
+        return {(self.digest, self.global_ranks, number) for number in self.steps}
 
 
 class ReportedReplay(NamedTuple):
@@ -62,7 +70,8 @@ class Side:
         values: What it measured.
         recordings: Those of its sources that hold costs; without any no cause can be told.
         scenario: What its reports replayed, as they say; None without reports.
-        replays: Per schedule that its reports replayed, how; of several reports the first one's.
+        replays: Per schedule that its reports replayed, all in one way, how.
+        figures: Of a side that is one report, every figure of it by its path; else None.
         notes: What was left out.
     """
 
@@ -71,6 +80,7 @@ class Side:
     recordings: tuple[Recording, ...]
     scenario: Mapping[str, Any] | None = None
     replays: Mapping[str, ReportedReplay] = field(default_factory=dict)
+    figures: Mapping[str, object] | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -92,7 +102,9 @@ def side_of(items: Sequence[tuple[str, Run | Path | Recording]], *, pipeline: in
         TraceToolError: If a Run holds no pipeline that could be reconstructed.
     """
     sources, named, reports = [], list[tuple[str, Recording]](), []
-    for name, item in items:
+    for given, item in items:
+        # Names of files may hold anything: what is not printable could steer a terminal, or a runner of CI.
+        name = "".join(sign if sign.isprintable() else "?" for sign in given)
         if isinstance(item, Path):
             report = read_report(item)
             reports.append(report)
@@ -100,28 +112,40 @@ def side_of(items: Sequence[tuple[str, Run | Path | Recording]], *, pipeline: in
                 named.append((name, report.recording))
             run = report.run
             steps = [s.number for s in report.recording.steps] if report.recording else [report.step.number]
-            sources.append(Source(name, run.digest, report.tool_version, report.schema_version, tuple(steps)))
+            versions = report.tool_version, report.schema_version
+            sources.append(Source(name, run.digest, *versions, tuple(steps), tuple(run.global_ranks)))
             continue
         recording = item if isinstance(item, Recording) else recording_of(item, pipeline=pipeline)
         version = SCHEMA_VERSION if isinstance(item, Recording) else str(item.manifest["schema_version"])
         named.append((name, recording))
         numbers = tuple(step.number for step in recording.steps)
-        sources.append(Source(name, recording.digest, recording.tool_version, version, numbers))
+        ranks = tuple(recording.global_ranks)
+        sources.append(Source(name, recording.digest, recording.tool_version, version, numbers, ranks))
     left_out = [told for name, recording in named for told in _left_out(name, recording)]
     check_one_job(named)
     recordings, notes = _each_once([recording for _, recording in named])
     values: dict[Key, Values] = dict(values_of(recordings))
-    for key, found in _values_of_reports(reports).items():
+    known = {(r.digest, tuple(r.global_ranks), step.number) for r in recordings for step in r.steps}
+    reported, conflicts = values_of_reports(reports, known)
+    for key, found in reported.items():
         before = values.get(key)
         values[key] = found if before is None else Values(before.per_step + found.per_step)
-    scenarios = [report.scenario for report in reports]
-    scenario = scenarios[0] if scenarios and all(each == scenarios[0] for each in scenarios) else None
-    replays = {
-        result.schedule: ReportedReplay(report.step.number, result)
-        for report in reversed(reports)
-        for result in report.results
-    }
-    return Side(tuple(sources), values, tuple(recordings), scenario, replays, (*left_out, *notes))
+    return Side(
+        tuple(sources),
+        values,
+        tuple(recordings),
+        scenario_of(reports),
+        {
+            result.schedule: ReportedReplay(report.step.number, result)
+            for report in reports
+            for result in report.results
+            if Key("step_ns", result.schedule) in reported
+        },
+        figures_of(next(item for _, item in items if isinstance(item, Path)))
+        if len(items) == len(reports) == 1
+        else None,
+        (*left_out, *notes, *conflicts),
+    )
 
 
 def _left_out(name: str, recording: Recording) -> list[str]:
@@ -143,49 +167,17 @@ def _left_out(name: str, recording: Recording) -> list[str]:
 
 def _each_once(recordings: Sequence[Recording]) -> tuple[list[Recording], tuple[str, ...]]:
     """Recordings without the steps that an earlier one has: the same traces twice are no more evidence than once."""
-    seen: set[tuple[str, int]] = set()
+    seen: set[StepOf] = set()
     kept, twice = [], 0
     for recording in recordings:
-        new = [step for step in recording.steps if (recording.digest, step.number) not in seen]
-        seen |= {(recording.digest, step.number) for step in new}
+        of = recording.digest, tuple(recording.global_ranks)
+        new = [step for step in recording.steps if (*of, step.number) not in seen]
+        seen |= {(*of, step.number) for step in new}
         twice += len(recording.steps) - len(new)
         if new:
             kept.append(msgspec.structs.replace(recording, steps=new))
     told = f"{format_count(twice, 'step')} of the same traces given twice: each counts once"
     return kept, (told,) if twice else ()
-
-
-def _values_of_reports(reports: Sequence[ReportFile]) -> dict[Key, Values]:
-    """What reports say of their step, where they hold no recording, and of the schedules they replayed."""
-    rows: dict[Key, list[float]] = {}
-    seen: set[tuple[Key, str, int]] = set()
-    for report in reports:
-        for result in report.results:
-            for name in ("step_ns", "window_ns", "bubble_ns", "bubble_ratio", "cross_dc_bubble_ns"):
-                key = Key(name, result.schedule)
-                for number, value in result.by_step(name, report.step.number).items():
-                    # The same step twice is no more evidence than once.
-                    if (key, report.run.digest, number) not in seen:
-                        seen.add((key, report.run.digest, number))
-                        rows.setdefault(key, []).append(value)
-            _peaks(rows, result.peak_hbm_bytes, result.schedule)
-        if report.recording is None:
-            for name in OF_STEP:
-                if name != "compute_ns":
-                    rows.setdefault(Key(name), []).append(getattr(report.step, name))
-            _peaks(rows, report.step.peak_hbm_bytes, "")
-            for name, sizes in (("peak_hbm_bytes", report.step.peak_hbm_bytes),
-                                ("overhead_bytes", report.step.overhead_bytes)):  # fmt: skip
-                for rank, size in zip(report.run.global_ranks, sizes, strict=False):
-                    if size is not None:
-                        rows.setdefault(Key(name, f"rank{rank}"), []).append(size)
-    return {key: Values(tuple(found)) for key, found in rows.items()}
-
-
-def _peaks(rows: dict[Key, list[float]], sizes: Sequence[int | None], scope: str) -> None:
-    known = [size for size in sizes if size is not None]
-    if known and len(known) == len(sizes):
-        rows.setdefault(Key("peak_hbm_bytes", scope), []).append(max(known))
 
 
 def is_report(path: Path) -> bool:

@@ -49,8 +49,8 @@ def _told(done: Comparison, line: Line) -> str:
 def chosen_lines(done: Comparison) -> list[Line]:
     """The lines that a summary is about.
 
-    The first metric of the step that regressed; else of each replay that did; else the parts that did; else the same of
-    what improved; else the step.
+    The first metric of the step that regressed; else the parts that did; else the first metric of each replay that did;
+    else the same of what improved; else the step.
     """
     whole = sorted(done.headlines, key=lambda line: _ORDER.index(line.key.metric))
     replays = [line for line in done.lines if line.key.is_of_replay and line.key.metric in _ORDER]
@@ -59,8 +59,8 @@ def chosen_lines(done: Comparison) -> list[Line]:
     parts.sort(key=lambda line: _PARTS.index(line.key.metric))
     for verdict in ("regressed", "improved"):
         found = [line for line in whole if line.verdict == verdict][:1]
-        found = found or _first_of_each([line for line in replays if line.verdict == verdict])
         found = found or [line for line in parts if line.verdict == verdict]
+        found = found or _first_of_each([line for line in replays if line.verdict == verdict])
         if found:
             return found
     return (whole or list(done.lines))[:1]

@@ -114,6 +114,7 @@ class ComparisonInfo(msgspec.Struct, kw_only=True):
     causes: Annotated[dict[str, list[CauseInfo]], doc("Per metric the causes of its change, the largest first.")]
     checks: Annotated[list[CheckInfo], doc("How the limits fared.")]
     notes: Annotated[list[str], doc("What could not be compared or told.")]
+    figures: Annotated[list[str], doc("Of the same traces, paths of figures that are not the same in both reports.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,7 @@ def comparison_info(done: Comparison, facts: ComparisonFacts) -> ComparisonInfo:
         causes={metric: _causes(metric, causes) for metric, causes in done.causes.items()},
         checks=[CheckInfo(limit=c.limit.text, outcome=c.outcome, detail=c.detail) for c in done.checks],
         notes=list(done.notes),
+        figures=list(done.figures),
     )  # fmt: skip
 
 
