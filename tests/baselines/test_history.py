@@ -103,13 +103,13 @@ def test_a_history_of_version_1_goes_on(tmp_path: Path) -> None:
     table = pq.read_table(path)
     names = [f"{v.schedule} {v.variant}".strip() for v in now]
     assert "geopipe +2,2,0,0 in-order" in names
-    older = table.drop_columns("variant").set_column(6, "schedule", pa.array(names))
+    older = table.drop_columns(["what_if", "variant"]).set_column(6, "schedule", pa.array(names))
     pq.write_table(older.replace_schema_metadata({b"tracetool_history": b"1"}), path)
-    assert read_history(path) == now
+    assert read_history(path) == [v._replace(what_if="") for v in now]
     add_report(path, written(tmp_path, report()), label="two")
-    assert [v[5:] for v in read_history(path)] == [v[5:] for v in now] * 2
+    assert [v._replace(what_if="")[5:] for v in read_history(path)] == [v._replace(what_if="")[5:] for v in now] * 2
     row = now[-1]._asdict() | {"schedule": "csv:my order.csv +1,0 per-edge"}
-    del row["variant"]
+    del row["variant"], row["what_if"]
     pq.write_table(pa.Table.from_pylist([row]).replace_schema_metadata({b"tracetool_history": b"1"}), path)
     assert [(v.schedule, v.variant) for v in read_history(path)] == [("csv:my order.csv", "+1,0 per-edge")]
 
@@ -124,6 +124,28 @@ def test_a_series_goes_on_where_its_variant_changes(tmp_path: Path, capsys: pyte
     assert run(["baseline", "show", "step_ns", "--schedule", "geopipe", "--history", str(path)]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "+10.0% at c (regressed, +2,2,0,0 in-order → +3,3,0,0 in-order)" in told
+
+
+def test_what_ifs_of_one_schedule_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Entries a and c over one link, b over another: a bar stands where its entry does, and each row says its link."""
+    path = tmp_path / "h.parquet"
+    for label, bandwidth in (("a", 3_125_000_000), ("b", 12_500_000_000), ("c", 3_125_000_000)):
+        made = json.loads(report(step_ns=0.8 if label == "b" else 1.0))
+        for link in made["scenario"]["links"]:
+            link["bandwidth_bytes_per_s"] = bandwidth
+        add_report(path, written(tmp_path, json.dumps(made).encode()), label=label)
+    assert run(["baseline", "show", "step_ns", "--schedule", "geopipe", "--history", str(path)]) == 0
+    rows = capsys.readouterr().out
+    (slow,) = [row.split() for row in rows.splitlines() if "[1]" in row and "step_ns" in row]
+    (fast,) = [row.split() for row in rows.splitlines() if "[2]" in row and "step_ns" in row]
+    assert slow[3:] == ["319.6", "ms", "▅·▅", "none"]
+    assert fast[3:] == ["255.7", "ms", "at", "b", "·▅·", "none"]
+    told = " ".join(rows.split())
+    assert "[1] dc0→dc1 25 Gbit/s 10.0 ms, dc1→dc0 25 Gbit/s 10.0 ms, HBM 80.00 GiB, 8 microbatches" in told
+    assert "[2] dc0→dc1 100 Gbit/s 10.0 ms" in told
+    assert run(["baseline", "show", "step_ns", "--last", "2", "--history", str(path), "--json"]) == 0
+    trends = json.loads(capsys.readouterr().out)["trends"]
+    assert {entry["label"] for trend in trends for entry in trend["entries"]} == {"b", "c"}
 
 
 def test_the_commands_add_list_show_and_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tracetool.errors import AlreadyExists, StoreError
 from tracetool.parts import whole_file
 from tracetool.report_file import read_report
+from tracetool.units import format_bandwidth, format_duration, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     import pyarrow as pa
@@ -42,6 +43,7 @@ class Value(NamedTuple):
         digest: Digest of the traces.
         tool_version: Version of the tool that made the report.
         scenario: Digest of the what-if that schedules were replayed in; empty for what was observed.
+        what_if: The same in words; empty for what was observed, and in rows of version 1.
         schedule: ``observed``, or the name of a replayed schedule.
         variant: How that was replayed, as in ``+2,2,0,0 in-order``; empty for what was observed.
         metric: Name, as in ``METRICS``; peaks are those of the rank that needs most.
@@ -54,6 +56,7 @@ class Value(NamedTuple):
     digest: str
     tool_version: str
     scenario: str
+    what_if: str
     schedule: str
     variant: str
     metric: str
@@ -90,7 +93,7 @@ def _of_version_1(row: dict[str, Any]) -> Value:
     """A row whose schedule still had its variant behind it, as in ``geopipe +2,2,0,0 in-order``."""
     parts = re.fullmatch(r"(.*?) ((?:\+[\d,]+ )?(?:grouped|in-order|per-edge))", row["schedule"])
     schedule, variant = parts.groups() if parts else (row["schedule"], "")
-    return Value(**row | {"schedule": schedule, "variant": variant})
+    return Value(**row | {"what_if": "", "schedule": schedule, "variant": variant})
 
 
 def add_report(path: Path, report: Path, *, label: str, at: str | None = None) -> list[Value]:
@@ -134,7 +137,7 @@ def _parquet(values: list[Value]) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    texts = ("label", "at", "digest", "tool_version", "scenario", "schedule", "variant", "metric")
+    texts = ("label", "at", "digest", "tool_version", "scenario", "what_if", "schedule", "variant", "metric")
     schema = pa.schema(
         [("entry", pa.int32()), *((name, pa.string()) for name in texts), ("value", pa.float64())],
         metadata={_KEY: _VERSION},
@@ -145,13 +148,13 @@ def _parquet(values: list[Value]) -> bytes:
     return buffer.getvalue()
 
 
-def _figures(report: ReportFile) -> Iterator[tuple[tuple[str, str, str, str, str], dict[str, float]]]:
-    """Digest, version, scenario, schedule and variant of each part of a report, with its figures."""
+def _figures(report: ReportFile) -> Iterator[tuple[tuple[str, str, str, str, str, str], dict[str, float]]]:
+    """Digest, version, scenario (and in words), schedule and variant of each part of a report, with its figures."""
     origin = report.run.digest, report.tool_version
     # Medians over the steps, as compare takes them.
     steps = report.recording.steps if report.recording is not None else [report.step]
     each = [_values(step) for step in steps]
-    yield (*origin, "", OBSERVED, ""), {name: median(step[name] for step in each) for name in each[0]}
+    yield (*origin, "", "", OBSERVED, ""), {name: median(step[name] for step in each) for name in each[0]}
     results = ([] if report.baseline is None else [report.baseline]) + report.results
     for name, result in {result.schedule: result for result in results}.items():
         values = _values(result)
@@ -159,7 +162,19 @@ def _figures(report: ReportFile) -> Iterator[tuple[tuple[str, str, str, str, str
         medians = {metric: median(result.by_step(metric, report.step.number).values()) for metric in of_step}
         asked = {"scenario": report.scenario, "microbatches": [result.microbatches]}
         scenario = sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
-        yield (*origin, scenario, name, result.variant), values | medians
+        yield (*origin, scenario, _words(report.scenario, result), name, result.variant), values | medians
+
+
+def _words(scenario: Mapping[str, Any], result: ResultPart) -> str:
+    """A what-if in words, short enough for a line."""
+    told = [
+        f"{link['src_dc']}→{link['dst_dc']} {format_bandwidth(link['bandwidth_bytes_per_s']).partition(' (')[0]} "
+        f"{format_duration(link['latency_ns'])}"
+        for link in scenario.get("links", ())
+    ]
+    told += [f"HBM {format_size(scenario['hbm_bytes'])}"] if scenario.get("hbm_bytes") else []
+    told += [f"{result.microbatches} microbatches"] if result.microbatches is not None else []
+    return ", ".join(told)
 
 
 def _values(part: StepPart | StepRecord | ResultPart) -> dict[str, float]:

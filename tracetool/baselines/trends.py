@@ -24,7 +24,7 @@ class Trend:
         schedule: ``observed``, or what was replayed.
         scenario: Digest of the what-if; empty for what was observed.
         metric: Its name.
-        values: The last entries that have it, in order.
+        values: Those of the last entries that have it, in order.
         step: The last step they took, if any.
     """
 
@@ -67,16 +67,17 @@ def trends(
     if metric is not None and metric not in METRICS:
         raise UnknownName("metric", metric, METRICS)
     series: dict[tuple[str, str, str], list[Value]] = {}
+    recent = set(sorted({value.entry for value in values})[-last:])
     for value in values:
-        wanted = metric in (None, value.metric) and schedule in (None, value.schedule)
+        wanted = value.entry in recent and metric in (None, value.metric) and schedule in (None, value.schedule)
         if wanted:
             series.setdefault((value.schedule, value.scenario, value.metric), []).append(value)
     if not series:
         known = ", ".join(dict.fromkeys(value.schedule for value in values)) or "nothing"
         raise ScenarioError(f"the history has no such figures; it is about {known}.", hint="leave --schedule out")
     found = []
-    for (name, scenario, of), all_values in series.items():
-        kept = tuple(all_values[-last:])
+    for (name, scenario, of), of_series in series.items():
+        kept = tuple(of_series)
         # Replays have no noise, but those of other recordings vary as these do.
         is_exact = name != OBSERVED and len({one.digest for one in kept}) == 1
         step = last_step([one.value for one in kept], least_change_ratio, is_exact=is_exact)

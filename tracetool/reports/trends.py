@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 SCHEMA_ID = "urn:tracetool:schema:1:trends"
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_DRAWN = 6
+_LEAST_SPAN = 0.05
+"""Bars are as high as that share of the value, so that what hardly varies looks so."""
 
 
 class EntryInfo(msgspec.Struct, kw_only=True):
@@ -47,7 +49,7 @@ class StepInfo(msgspec.Struct, kw_only=True):
     before: Annotated[float, doc("Mean before.")]
     after: Annotated[float, doc("Mean since.")]
     change_ratio: Annotated[float, doc("After over before, minus one.")]
-    is_certain: Annotated[bool, doc("Whether more than one entry lies after it, or the series has no noise.")]
+    is_certain: Annotated[bool, doc("Whether entries on both sides, or a series without noise, make it so.")]
     is_regression: Annotated[bool, doc("Whether it is certain, and to the worse.")]
 
 
@@ -56,6 +58,7 @@ class TrendInfo(msgspec.Struct, kw_only=True):
 
     schedule: Annotated[str, doc("observed, or what was replayed.")]
     scenario: Annotated[str, doc("Digest of the what-if; empty for what was observed.")]
+    what_if: Annotated[str, doc("The what-if in words; empty for what was observed.")]
     metric: Annotated[str, doc("Name of the metric.")]
     unit: Annotated[str, doc("Its unit.")]
     entries: Annotated[list[EntryInfo], doc("In order.")]
@@ -81,6 +84,7 @@ def _trend(trend: Trend) -> TrendInfo:
     return TrendInfo(
         schedule=trend.schedule,
         scenario=trend.scenario,
+        what_if=trend.values[-1].what_if,
         metric=trend.metric,
         unit=METRICS[trend.metric].unit,
         entries=[
@@ -115,14 +119,39 @@ def render_json(found: Sequence[Trend], history: str) -> bytes:
 
 
 def render_text(found: Sequence[Trend], history: str) -> str:
-    """A line per series with its values as bars, and what step it took."""
-    entries = {value.entry for trend in found for value in trend.values}
+    """A line per series with its values as bars, one per entry, and what step it took."""
+    entries = sorted({value.entry for trend in found for value in trend.values})
+    numbers = _what_if_numbers(found)
     rows = [["", "last", "", "step"]]
     for trend in found:
-        values = [value.value for value in trend.values]
-        rows.append([f"{trend.schedule} {trend.metric}", shown(trend.metric, values[-1]), bars(values), _told(trend)])
+        by_entry = {value.entry: value.value for value in trend.values}
+        last = trend.values[-1]
+        at = "" if last.entry == entries[-1] else f" at {_short(last.label)}"
+        drawn = bars([by_entry.get(entry) for entry in entries])
+        rows.append([_name(trend, numbers), shown(trend.metric, last.value) + at, drawn, _told(trend)])
     head = f"{history}: {len(entries)} {'entry' if len(entries) == 1 else 'entries'} looked at"
-    return "\n".join([*wrapped([head]), "", *table(rows), ""])
+    notes = [f"  [{number}] {words}" for words, number in numbers.items()]
+    return "\n".join([*wrapped([head]), "", *table(rows), *wrapped(["", *notes] if notes else []), ""])
+
+
+def _what_if_numbers(found: Sequence[Trend]) -> dict[str, int]:
+    """What-ifs in words with a number each, where one schedule was replayed in several; else none."""
+    scenarios: dict[str, set[str]] = {}
+    for trend in found:
+        scenarios.setdefault(trend.schedule, set()).add(trend.scenario)
+    if all(len(of_schedule) == 1 for of_schedule in scenarios.values()):
+        return {}
+    words = dict.fromkeys(_words(trend) for trend in found if trend.scenario)
+    return {each: number for number, each in enumerate(words, 1)}
+
+
+def _words(trend: Trend) -> str:
+    return trend.values[-1].what_if or f"what-if {trend.scenario}"
+
+
+def _name(trend: Trend, numbers: dict[str, int]) -> str:
+    number = numbers.get(_words(trend)) if trend.scenario else None
+    return f"{trend.schedule} {trend.metric}" + (f" [{number}]" if number else "")
 
 
 def _told(trend: Trend) -> str:
@@ -157,37 +186,50 @@ def shown(metric: str, value: float) -> str:
     )
 
 
-def bars(values: Sequence[float]) -> str:
-    """Values as a row of bars between their least and their greatest."""
-    low, high = min(values), max(values)
-    span = (high - low) or 1.0
-    return "".join(_BARS[min(len(_BARS) - 1, int((value - low) / span * len(_BARS)))] for value in values)
+def bars(values: Sequence[float | None]) -> str:
+    """Values as a row of bars between their least and their greatest, which are 5 % apart at least; a dot for none."""
+    known = [value for value in values if value is not None]
+    low, high = min(known), max(known)
+    span = max(high - low, _LEAST_SPAN * abs(high)) or 1.0
+    middle = low - (span - (high - low)) / 2
+    return "".join(
+        "·" if value is None else _BARS[min(len(_BARS) - 1, int((value - middle) / span * len(_BARS) + 1e-6))]
+        for value in values
+    )
 
 
 def render_picture(found: Sequence[Trend], picture_format: PictureFormat) -> bytes:
-    """Each series over the entries, with the means before and after its last step; the first few of them."""
-    return save(lambda: _figure(found[:_MOST_DRAWN], len(found) - _MOST_DRAWN), picture_format)
+    """Each series over the entries, with the means before and after its last step; of many those that took one."""
+
+    def weight(trend: Trend) -> int:
+        return 0 if trend.is_regression else 1 if trend.step and trend.step.is_certain else 2 if trend.step else 3
+
+    chosen = sorted(found, key=weight)[:_MOST_DRAWN]
+    kept = [trend for trend in found if trend in chosen]
+    return save(lambda: _figure(kept, len(found) - len(kept), _what_if_numbers(found)), picture_format)
 
 
-def _figure(found: Sequence[Trend], left_out: int) -> Figure:
+def _figure(found: Sequence[Trend], left_out: int, numbers: dict[str, int]) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.2, 0.5 + 1.9 * len(found)), dpi=150, layout="constrained")
     panels = figure.subplots(len(found), 1, squeeze=False)[:, 0]
     for axes, trend in zip(panels, found, strict=True):
-        _draw(axes, trend)
-    if left_out > 0:
-        figure.supxlabel(f"{left_out} more series: name a metric or --schedule", fontsize=7, color=GREY)
+        _draw(axes, trend, _name(trend, numbers))
+    told = ["dashed: mean before and after the last step"] if any(trend.step for trend in found) else []
+    told += [f"[{number}] {words}" for words, number in numbers.items()]
+    told += [f"{left_out} more series: name a metric or --schedule"] if left_out > 0 else []
+    figure.supxlabel("\n".join(told), fontsize=7, color=GREY)
     return figure
 
 
-def _draw(axes: Axes, trend: Trend) -> None:
+def _draw(axes: Axes, trend: Trend, name: str) -> None:
     from matplotlib.ticker import FuncFormatter
 
     values = [value.value for value in trend.values]
     places = range(len(values))
     axes.plot(places, values, marker="o", markersize=3.5, linewidth=1, color=SERIES[0])
-    axes.set_title(f"{trend.schedule}: {trend.metric}", loc="left", fontsize=8.5, fontweight="bold")
+    axes.set_title(name, loc="left", fontsize=8.5, fontweight="bold")
     axes.set_xticks(
         list(places), [_short(value.label) for value in trend.values], rotation=45, ha="right", fontsize=6.5
     )
