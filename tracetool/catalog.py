@@ -45,8 +45,9 @@ class Catalog(Lens):
         for name in runs:
             if not re.fullmatch(r"[a-z_][a-z0-9_]*", name) or name in _RESERVED:
                 raise BadQuery(
-                    f"{name!r} cannot name a Run in a query.",
-                    hint="name it with letters, digits and _, as in base=path/to/x.run",
+                    f"{name!r} cannot name a Run in a query"
+                    + (" (SQL has a use for it)." if name in _RESERVED else "."),
+                    hint="name it with small letters, digits and _, as in base=path/to/x.run",
                 )
         self.runs = dict(runs)
 

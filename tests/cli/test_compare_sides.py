@@ -178,3 +178,26 @@ def test_many_microbatches_of_few_steps_are_tested_quickly(base: Path) -> None:
     exact = rank_test.stratified_p(draws)
     assert rank_test._approximate_strata(draws) == pytest.approx(exact, abs=0.01)
     assert 0 < rank_test.stratified_p(copy.copy(draws) * 50) < 1
+
+
+def test_other_devices_are_other_work(capsys: pytest.CaptureFixture[str], base: Path, tmp_path: Path) -> None:
+    other = changed(report(tmp_path / "new.json"), "npu", set_to(["Ascend910B"], "recording", "devices"))
+    found = as_json(capsys, 0, base, other)
+    assert found["notes"] == ["the sides did other work: NVIDIA H100 80GB HBM3 against Ascend910B"]
+
+
+def test_causes_told_by_a_replay_that_misses_the_step_are_doubted(
+    capsys: pytest.CaptureFixture[str], base: Path, tmp_path: Path
+) -> None:
+    """Steps recorded 20 % longer than their actions make them: replay is 17 % short of that."""
+    found = as_json(capsys, 1, base, report(tmp_path / "new.json", (1.2, 1.201, 1.2, 1.199, 1.2, 1.2)))
+    assert any("replay, which misses the recorded step by -17%" in note for note in found["notes"])
+
+
+def test_names_in_markdown_call_nobody(capsys: pytest.CaptureFixture[str], base: Path, tmp_path: Path) -> None:
+    other = report(tmp_path / "new.json")
+    out, _ = said(capsys, 0, base, f"@team #12\x1b[31m={other}", "--format", "markdown")
+    assert "@team" not in out.split("Again")[0]
+    assert "#12" not in out.split("Again")[0]
+    text, _ = said(capsys, 0, base, f"@team #12\x1b[31m={other}")
+    assert "@team #12?[31m" in text

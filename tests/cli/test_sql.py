@@ -215,6 +215,11 @@ def test_several_runs_are_schemas_and_side_by_side(capsys: pytest.CaptureFixture
     assert json.loads(capsys.readouterr().out) == [{"apart": 0}]
     assert run(["sql", f"a={SAMPLE},a={OTHER}", "select 1"]) == 2
     assert "two Runs are named a" in capsys.readouterr().err
+    assert run(["sql", f"mine={SAMPLE}", "select count(*) > 0 as found from mine.ops where rank = 0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [{"found": True}]
+    for bad, answer in (("=x.run", "gives an empty name"), ("A", "small letters"), ("main", "SQL has a use for it")):
+        assert run(["sql", f"{bad}={SAMPLE}" if bad[0] != "=" else bad, "select 1"]) == 2
+        assert answer in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["a; drop", 'x" AS y', "Main", "main", "1st", ""])

@@ -25,6 +25,8 @@ def named_paths(text: str) -> list[tuple[str, Path]]:
     if not all(part.strip() for part in parts):
         raise BadQuery(f"{text!r} names an empty path.", hint="write a list as in base.run,new.run")
     named = [("", part) if path_or_url(part).exists() else part.rpartition("=")[::2] for part in parts]
+    if any(part.startswith("=") and not path_or_url(part).exists() for part in parts):
+        raise BadQuery(f"{text!r} gives an empty name.", hint="name a Run as in base=x.run, or leave the = out")
     return [(name, path_or_url(path)) for name, path in named]
 
 

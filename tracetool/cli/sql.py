@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from tracetool.cli.output import FORCE, QUIET, check_target, next_step, print_json, write_file
-from tracetool.cli.several import open_named
+from tracetool.cli.several import named_paths, open_named
 from tracetool.errors import BadQuery
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def sql(
     text = _text_of(file) if file is not None else sys.stdin.read() if query == "-" else query
     opened = open_named(runs)
     lens: Lens = next(iter(opened.values()))
-    if len(opened) > 1:
+    if len(opened) > 1 or _is_named(runs):
         from tracetool.catalog import Catalog
 
         lens = Catalog(opened)
@@ -100,6 +100,11 @@ def sql(
         next_step(f'tracetool sql {runs} "select * from step_breakdown"', quiet=quiet or form == "json")
     if text is not None:
         _answer(lens, opened, text, form, output, force=force)
+
+
+def _is_named(runs: str) -> bool:
+    """Whether a name is given, so that queries may use it."""
+    return any(name for name, _ in named_paths(runs))
 
 
 def _text_of(file: TextIO) -> str:

@@ -22,10 +22,13 @@ from tracetool.errors import TraceToolError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tracetool.compare.attribution import Attribution
     from tracetool.compare.replayed import Asked
     from tracetool.compare.sides import Side
 
 Gate = Literal["tool", "workload"]
+_FAR_OFF = 0.1
+"""Share of the step by which replay may miss it before its causes are doubted; of recordings on GPUs it misses 1 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +166,7 @@ def compare(
         )  # fmt: skip
         causes, why = _causes(sides, lines, asked_of_both(base, new, sides[:2]))
         notes += why
-        subjects = {line.key.text: name for line in lines if (name := subject(sides.base, line.key))}
+        subjects = {line.key.text: name for line in lines if (name := subject(sides, line.key))}
     elif any(line.verdict != "unchanged" for line in lines):
         bare = [source.name for side in (base, new) if not side.recordings for source in side.sources]
         notes.append(f"no causes: {', '.join(bare)} holds no costs (a report of an older version)")
@@ -193,7 +196,8 @@ def _causes(
     sides: Sides, lines: Sequence[Line], replayed: Mapping[str, Asked]
 ) -> tuple[dict[str, tuple[Cause, ...]], list[str]]:
     changes = {line.key.text: line.change for line in lines}
-    causes = {}
+    causes: dict[str, tuple[Cause, ...]] = {}
+    notes: list[str] = []
     try:
         for schedule, asked in [("", None), *replayed.items()]:
             for name, attribution in attribute(sides.base, sides.new, asked).items():
@@ -202,6 +206,19 @@ def _causes(
                 if key in changes or not schedule:
                     observed = None if change is None else Fraction(change)
                     causes[key] = causes_of(sides, attribution, observed, is_replay=bool(schedule))
+                if key == "step_ns":
+                    notes += _far_off(attribution, lines)
     except TraceToolError as error:
         return causes, [f"no causes: {error.message}"]
-    return causes, []
+    return causes, notes
+
+
+def _far_off(found: Attribution, lines: Sequence[Line]) -> list[str]:
+    """That causes are told by a replay which misses what was recorded."""
+    line = next((line for line in lines if line.key.text == "step_ns"), None)
+    pairs = [] if line is None else [(found.base, line.base), (found.new, line.new)]
+    errors = [float(replayed) / seen - 1 for replayed, seen in pairs if seen]
+    worst = max(errors, key=abs, default=0.0)
+    if abs(worst) <= _FAR_OFF:
+        return []
+    return [f"causes are told by replay, which misses the recorded step by {worst:+.0%}: take them with care"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from fractions import Fraction
 from statistics import fmean, median
@@ -204,15 +203,21 @@ def _microbatches(before: StageProfile, after: StageProfile, kind: ActionKind) -
     return f", {words} by {'+' if largest > 0 else ''}{format_duration(largest)}"
 
 
-def subject(base: Pipeline, key: Key) -> str:
+def subject(sides: Sides, key: Key) -> str:
     """What a value of an action, a message or a tail is of, named as causes are; empty for other values.
 
     Args:
-        base: A pipeline of its shape.
+        sides: Both sides, of the value's shape.
         key: The value's key.
     """
-    if key.metric in ("action_ns", "activation_bytes"):
-        return "stage " + re.sub(r"(?<=\d)(?=\D)", " ", key.scope)
+    base = sides.base
+    if key.metric == "action_ns":
+        part = Part("compute", int(key.scope[:-1]), key.scope[-1])
+        known = part.stage < min(len(base.stages), len(sides.new.stages))
+        _, is_cause = _beside_words(sides, (part,)) if known else ("", False)
+        return f"stage {part.stage} {part.action}" + (" beside communication" if is_cause else "")
+    if key.metric == "activation_bytes":
+        return f"stage {key.scope}"
     if key.metric in ("transfer_ns", "payload_bytes"):
         part = Part("link", int(key.scope[:-1]), key.scope[-1])
         return _way(base, part, "→") if part.stage < len(base.stages) else ""
@@ -224,7 +229,9 @@ def _way(base: Pipeline, part: Part, arrow: str) -> str:
     shape = base.observed.shape
     there = shape.next(part.stage) if part.action == "F" else shape.previous(part.stage)
     src, dst = (base.ranks[shape.rank_of(s)].rank for s in (part.stage, part.stage if there is None else there))
-    return f"link {src}{arrow}{dst}"
+    # With several stages on a rank several ways lead between two ranks.
+    of = f" of stage {part.stage}" if shape.chunks > 1 else ""
+    return f"link {src}{arrow}{dst}{of}"
 
 
 def _link_words(base: Pipeline, new: Pipeline, group: tuple[Part, ...]) -> tuple[CauseKind, str, str]:

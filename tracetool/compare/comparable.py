@@ -52,7 +52,7 @@ def comparable(base: Side, new: Side) -> tuple[Side, Side, list[str], list[str]]
     if not (base.recordings and new.recordings):
         return base, new, notes, apart
     works = work_of(base.recordings[0]), work_of(new.recordings[0])
-    told = "; ".join(differences(*works))
+    told = "; ".join([*_devices(base, new), *differences(*works)])
     if works[0].stages != works[1].stages:
         base, new = (_without(side, lambda key: key.metric in _OF_STAGES) for side in (base, new))
         told += "; a stage of one is none of the other's: actions and messages are not compared"
@@ -146,6 +146,11 @@ def _sampled_alike(base: Side, new: Side) -> tuple[Side, Side]:
         return replace(side, values={**side.values, **own})
 
     return looked_at(base), looked_at(new)
+
+
+def _devices(base: Side, new: Side) -> list[str]:
+    names = [sorted({name for r in side.recordings for name in r.devices}) for side in (base, new)]
+    return [" against ".join(" and ".join(each) for each in names)] if all(names) and names[0] != names[1] else []
 
 
 def _without(side: Side, is_of: Callable[[Key], bool]) -> Side:

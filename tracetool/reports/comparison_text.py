@@ -73,6 +73,7 @@ def _cause_rows(done: Comparison, metric: str) -> list[tuple[str, str]]:
     """Contribution and words of the largest causes, of the others together, and of what replay does not give."""
     unit = _unit(done, metric)
     *causes, rest = done.causes[metric]
+    causes = [cause for cause in causes if cause.value]
     rows = [(signed(unit, cause.value), f"{cause.name}: {cause.detail}") for cause in causes[:MOST_CAUSES]]
     if len(causes) > MOST_CAUSES:
         others = sum((cause.value for cause in causes[MOST_CAUSES:]), Fraction(0))
@@ -159,7 +160,11 @@ def render_markdown(done: Comparison, facts: ComparisonFacts, max_bytes: int = 6
     blocks = [_table(done, done.shown)]
     for metric, title in told_causes(done):
         unit = _unit(done, metric)
-        rows = [f"| {signed(unit, c.value)} | {_escaped(c.name)} | {_escaped(c.detail)} |" for c in done.causes[metric]]
+        rows = [
+            f"| {signed(unit, c.value)} | {_escaped(c.name)} | {_escaped(c.detail)} |"
+            for c in done.causes[metric]
+            if c.value
+        ]
         blocks.append([f"**{title}**", "", "| | cause | |", "|--:|---|---|", *rows])
     if done.checks:
         rows = [f"| {_code(c.limit.text)} | {c.outcome} | {_escaped(c.detail)} |" for c in done.checks]
@@ -190,7 +195,7 @@ def _fitting(text: str, cut: str, max_bytes: int) -> bytes:
 def _why(done: Comparison) -> str:
     if done.failures:
         return _escaped("; ".join(done.failures))
-    return gate_words(done)
+    return f"{gate_words(done)}; only the limits below can close the gate" if done.checks else gate_words(done)
 
 
 def _table(done: Comparison, lines: Sequence[Line]) -> list[str]:
@@ -210,4 +215,6 @@ def _escaped(text: str) -> str:
     """Text that Markdown takes as it is, also in a table."""
     for sign in "\\`*_[]<>|":
         text = text.replace(sign, f"\\{sign}" if sign not in "<>" else {"<": "&lt;", ">": "&gt;"}[sign])
+    # Nobody is called, and no issue linked, by a name of a file.
+    text = text.replace("#", "&#35;").replace("@", "&#64;")
     return " ".join(text.split())
