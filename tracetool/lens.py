@@ -116,32 +116,42 @@ class Lens:
 
     def rows(self, sql: str, parameters: Parameters = None) -> list[tuple[Any, ...]]:
         """Run a query and return its rows as tuples; see :meth:`query`."""
-        return self._answer(sql, parameters, lambda relation: relation.fetchall())
+        return self._fetched(sql, parameters)[1]
 
     def records(self, sql: str, parameters: Parameters = None) -> list[dict[str, Any]]:
         """Run a query and return its rows by column name; see :meth:`query`."""
+        columns, rows = self._fetched(sql, parameters)
+        return [dict(zip(columns, row, strict=True)) for row in rows]
 
-        def take(relation: duckdb.DuckDBPyRelation) -> list[dict[str, Any]]:
-            columns = relation.columns
-            return [dict(zip(columns, row, strict=True)) for row in relation.fetchall()]
+    def _fetched(self, sql: str, parameters: Parameters) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """Names of columns, and rows."""
+        import duckdb
 
-        return self._answer(sql, parameters, take)
+        statement = self._statement(sql)
+        try:
+            # A relation is bound once to know its columns, and again to run: of many small queries that is a fifth.
+            done = self.connection.execute(statement, parameters or None)
+            return [column[0] for column in done.description], done.fetchall()
+        except duckdb.InterruptException as error:
+            raise _refused(error) from error
+        except duckdb.Error:
+            # Asked as any other query, so that all complain in the same words.
+            return self._answer(sql, parameters, lambda relation: (relation.columns, relation.fetchall()))
 
     def _answer(self, sql: str, parameters: Parameters, take: Callable[[duckdb.DuckDBPyRelation], T]) -> T:
         import duckdb
 
-        self._check_statement(sql)
+        self._statement(sql)
         try:
             relation = self.connection.sql(sql, params=parameters or None)
             if relation is None:
                 raise BadQuery("the statement returns no rows.")
             return take(relation)
         except duckdb.Error as error:
-            raise BadQuery(
-                str(error), hint="tracetool sql RUN without a query lists tables, views and columns"
-            ) from error
+            raise _refused(error) from error
 
-    def _check_statement(self, sql: str) -> None:
+    def _statement(self, sql: str) -> duckdb.Statement:
+        """The one statement of a text; it only reads."""
         import duckdb
 
         try:
@@ -158,6 +168,11 @@ class Lens:
                 if [s.type for s in statements] == [duckdb.StatementType.MULTI]
                 else "a Run is read-only: use a single SELECT, or none to list tables and views",
             )
+        return statements[0]
+
+
+def _refused(error: Exception) -> BadQuery:
+    return BadQuery(str(error), hint="tracetool sql RUN without a query lists tables, views and columns")
 
 
 def _frame(relation: duckdb.DuckDBPyRelation) -> pl.DataFrame:
