@@ -141,6 +141,7 @@ WITH launched AS (
     SELECT k.event, {_NODES_AROUND}
     FROM launched AS k
     JOIN nodes AS n ON n.thread = k.thread AND n.start_ns <= k.launch_ns AND n.end_ns >= k.launch_ns
+      AND n.start_ns < $last AND n.end_ns >= $first  -- follows, and keeps other steps out of the join
     GROUP BY k.event
 ),
 ops AS (
@@ -150,13 +151,20 @@ ops AS (
     GROUP BY external_id
 ),
 numbered AS (
-    -- Ops inside a Function of the user run without a graph; the Function around them has the number.
+    -- Ops inside a Function of the user run without a graph; the Function around them has the number. Both sides are
+    -- narrowed first: a join over intervals is slow.
     SELECT k.event, arg_max(o.sequence_number, o.start_ns) AS sequence_number
-    FROM launched AS k
-    LEFT JOIN ops USING (external_id)
-    JOIN events AS o ON o.rank = $rank AND o.category = 'op' AND o.sequence_number IS NOT NULL
-      AND o.thread = k.thread AND o.start_ns <= k.launch_ns AND o.start_ns + o.duration_ns >= k.launch_ns
-    WHERE ops.sequence_number IS NULL AND k.event NOT IN (SELECT event FROM inside)
+    FROM (
+        SELECT event, thread, launch_ns
+        FROM launched LEFT JOIN ops USING (external_id)
+        WHERE ops.sequence_number IS NULL AND event NOT IN (SELECT event FROM inside)
+    ) AS k
+    JOIN (
+        SELECT thread, start_ns, start_ns + duration_ns AS end_ns, sequence_number
+        FROM events
+        WHERE rank = $rank AND category = 'op' AND sequence_number IS NOT NULL
+          AND start_ns < $last AND start_ns + duration_ns >= $first
+    ) AS o ON o.thread = k.thread AND o.start_ns <= k.launch_ns AND o.end_ns >= k.launch_ns
     GROUP BY k.event
 ),
 transfers AS (
