@@ -6,7 +6,7 @@ import os
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -47,12 +47,21 @@ def h100(name: str) -> Run:
     return run_of(data("h100-pp4", "traces", name))
 
 
-@cache
-def rebuilt(name: str, **how: Any) -> Reconstruction:
-    """What is reconstructed from one of the recorded H100 configurations, once per test process."""
-    return reconstruct(h100(name), **how)
-
-
 def small(name: str) -> Run:
     """The Run of one of the small recordings in tests/data (its README says what they are)."""
     return run_of(ROOT / "tests" / "data" / name)
+
+
+def looked_at(run: Run, *, step: int | None = None, pipeline: int = 0, use_labels: bool = True) -> Reconstruction:
+    """What is reconstructed from a Run of ``run_of``, once per test process: it takes a second and stays the same."""
+    return _looked_at(run, step, pipeline, use_labels)
+
+
+@cache
+def _looked_at(run: Run, step: int | None, pipeline: int, use_labels: bool) -> Reconstruction:
+    return reconstruct(run, step=step, pipeline=pipeline, use_labels=use_labels)
+
+
+def rebuilt(name: str, *, step: int | None = None, pipeline: int = 0, use_labels: bool = True) -> Reconstruction:
+    """What is reconstructed from one of the recorded H100 configurations, once per test process."""
+    return looked_at(h100(name), step=step, pipeline=pipeline, use_labels=use_labels)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded import SAMPLES, data, run_of
+from recorded import SAMPLES, data, looked_at, run_of
 from synthetic import found, pipeline, places, scenario, window_ns
 
 from tracetool.advise import Advice, Gain, advise
@@ -23,12 +23,14 @@ from tracetool.errors import BadTopology, ScenarioError
 from tracetool.metrics import measure
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import RankLink, Topology, between_ranks, parse_dc_map, parse_link
-from tracetool.reconstruct import Reconstruction, reconstruct
 from tracetool.replay import replay
 from tracetool.reports import RunFacts
 from tracetool.reports.advice import advice_info
 from tracetool.reports.advice_text import render_text
 from tracetool.schedules import build_schedule
+
+if TYPE_CHECKING:
+    from tracetool.reconstruct import Reconstruction
 
 P, M, F, B = 4, 24, 1000, 2000
 CYCLE = F + B
@@ -48,6 +50,7 @@ def worthwhile(delay_ns: int, *, m: int = M, cycle: int = CYCLE, deepest: int | 
     return next(n for n, step in enumerate(steps) if step - min(steps) <= 0.02 * step)
 
 
+@cache
 def asked(
     delay_ns: int, *, tau_ns: int = 0, hbm_bytes: int | None = None, names: tuple[str, ...] = ("1f1b", "geopipe")
 ) -> Advice:
@@ -186,7 +189,7 @@ def test_each_link_is_also_looked_at_alone() -> None:
 
 @cache
 def _sample() -> Reconstruction:
-    return reconstruct(run_of(SAMPLES / "h100-1f1b"))
+    return looked_at(run_of(SAMPLES / "h100-1f1b"))
 
 
 def _rows(link: str) -> list[dict[str, Any]]:
@@ -312,7 +315,7 @@ def test_schedules_that_lack_a_link_are_refused_and_the_others_advised_on() -> N
 def test_advice_on_a_recording_of_several_stages_per_rank() -> None:
     """geopipe takes one stage per rank: that is a refusal, not the answer."""
     over = Topology(parse_dc_map("0-1,2-3"), parse_link("dc0-dc1=25Gbit/s,10ms"))
-    found_here = reconstruct(run_of(data("h100-pp4", "traces", "interleaved_m8")))
+    found_here = looked_at(run_of(data("h100-pp4", "traces", "interleaved_m8")))
     advice = advise(found_here, Scenario(topology=over), ("geopipe", "interleaved", "looped-bfs"))
     assert advice.best is not None
     assert "one stage per rank" in {r.schedule: r.reason for r in advice.asked.refused}["geopipe"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import cache
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pytest
-from recorded import ROOT, SAMPLES, run_of
+from recorded import ROOT, SAMPLES, looked_at, run_of
 from synthetic import found, pipeline, places, scenario
 
 from tracetool.advise import advise
@@ -20,7 +20,9 @@ from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import ActionCost, Pipeline
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology, parse_dc_map, parse_link
-from tracetool.reconstruct import Reconstruction, reconstruct
+
+if TYPE_CHECKING:
+    from tracetool.reconstruct import Reconstruction
 
 P, M, F, B = 4, 24, 1000, 2000
 HELD, STATIC = 8, 500
@@ -164,7 +166,7 @@ def test_sums_of_weight_gradients_take_what_the_memory_does() -> None:
 
 @cache
 def _sample() -> Reconstruction:
-    return reconstruct(run_of(SAMPLES / "h100-1f1b"))
+    return looked_at(run_of(SAMPLES / "h100-1f1b"))
 
 
 def _tuned(**how: Any) -> CoTuning:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import polars as pl
 import pytest
-from recorded import ROOT, SAMPLES, run_of
+from recorded import ROOT, SAMPLES, looked_at, run_of
 
 from tracetool.cli import run
 from tracetool.reconstruct import reconstruct
@@ -34,7 +34,7 @@ def looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def _of_the_sample() -> Reconstruction:
-    return reconstruct(run_of(SAMPLES / "h100-1f1b"))
+    return looked_at(run_of(SAMPLES / "h100-1f1b"))
 
 
 def _reconstruct(run: Run, **how: Any) -> Reconstruction:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import data, rebuilt, run_of
+from recorded import data, looked_at, rebuilt, run_of
 from synthetic import pipeline as synthetic
 
 from tracetool.costs.recut import recut
@@ -18,7 +18,6 @@ from tracetool.metrics import measure
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import ActionCost, Costs, LayerCosts, Pipeline
 from tracetool.model.scenario import Scenario
-from tracetool.reconstruct import reconstruct
 from tracetool.replay import replay
 from tracetool.whatif import answer
 
@@ -157,7 +156,7 @@ def test_unknown_layers_are_refused() -> None:
 
 def test_ascend_layers_are_cut_as_well() -> None:
     """14 layers per stage: 7 chunks of 2 layers; embedding in the first, head and loss in the last."""
-    whole = reconstruct(run_of(data("ascend", "Ascend+msinsight", "test", "st", "level2"))).pipeline
+    whole = looked_at(run_of(data("ascend", "Ascend+msinsight", "test", "st", "level2"))).pipeline
     cut = recut(whole, 7).stages
     for kind in (F, B):
         for m in range(2):

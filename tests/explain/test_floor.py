@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded import SAMPLES, rebuilt, run_of
+from recorded import SAMPLES, looked_at, rebuilt, run_of
 from synthetic import found, pipeline, places, scenario
 
 from tracetool.explain import explain
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology, parse_link
-from tracetool.reconstruct import reconstruct
 
 if TYPE_CHECKING:
     from tracetool.explain import Explanation
@@ -40,7 +39,7 @@ def check_floor(explained: Explanation) -> None:
 
 @cache
 def recorded(name: str) -> Reconstruction:
-    return reconstruct(run_of(SAMPLES / name)) if name == "h100-1f1b" else rebuilt(name)
+    return looked_at(run_of(SAMPLES / name)) if name == "h100-1f1b" else rebuilt(name)
 
 
 @pytest.mark.parametrize("name", ["h100-1f1b", "1f1b_m8"])

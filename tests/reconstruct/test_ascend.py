@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from ascend_capture import ORDERS, add_host_side, of_text
-from recorded import SAMPLES, data, run_of
+from recorded import SAMPLES, data, looked_at, run_of
 
 from tracetool.ingest import ingest
 from tracetool.metrics import measure
@@ -27,7 +27,7 @@ def _times_ms(found: Reconstruction, kind: ActionKind) -> list[list[float]]:
 
 def test_the_samples_constants_come_back() -> None:
     """Chosen in sample_traces/ascend_sample_step.py: F 9/8/8/11 ms, B 17/16/16/21 ms, 8,388,608 bytes per message."""
-    found = reconstruct(run_of(SAMPLES / "ascend-1f1b"))
+    found = looked_at(run_of(SAMPLES / "ascend-1f1b"))
     assert [times[1:] for times in _times_ms(found, F)] == [[t] * 3 for t in (9.0, 8.0, 8.0, 11.0)]
     assert _times_ms(found, B) == [[t] * 4 for t in (17.0, 16.0, 16.0, 21.0)]
     assert found.pipeline.p2p == "grouped"
@@ -48,7 +48,7 @@ def test_the_samples_constants_come_back_from_databases(tmp_path: Path, host_sid
             (step,) = capture.rows["STEP_TIME"]
             step["endNs"] = max(task["endNs"] for task in capture.rows["TASK"])
         capture.write(tmp_path / f"ascend_pytorch_profiler_{rank}.db")
-    text = reconstruct(run_of(SAMPLES / "ascend-1f1b"))
+    text = looked_at(run_of(SAMPLES / "ascend-1f1b"))
     found = reconstruct(ingest([tmp_path], tmp_path / "x.run"))
     for kind in (F, B):
         assert _times_ms(found, kind) == _times_ms(text, kind)
@@ -58,7 +58,7 @@ def test_the_samples_constants_come_back_from_databases(tmp_path: Path, host_sid
 
 def test_a_real_pipeline_gives_its_golden_numbers() -> None:
     """PP2 x DP2 capture, worked example of the Ascend format reference (12.3): times in ms, rank 0 then rank 2."""
-    found = reconstruct(run_of(data("ascend", "Ascend+msinsight", "test", "st", "level2")))
+    found = looked_at(run_of(data("ascend", "Ascend+msinsight", "test", "st", "level2")))
     assert found.observed.global_ranks == (0, 2)
     assert _times_ms(found, F)[0] == [73.27, 79.57]
     assert _times_ms(found, B)[0] == [81.96, 94.80]
@@ -82,7 +82,7 @@ def test_waiting_in_collectives_of_the_tail_is_not_a_cost() -> None:
     """Elapse times in communication.json, rank 2 against the fastest member of each group, from its last backward
     to its optimizer: embedding all-reduce 120.99 - 34.62, reduce-scatters 23.30 - 18.58 and 26.40 - 26.30, norm
     all-reduce 1.05 - 0.02 ms: 92.22 ms in all."""
-    found = reconstruct(run_of(data("ascend", "Ascend+msinsight", "test", "st", "level2")))
+    found = looked_at(run_of(data("ascend", "Ascend+msinsight", "test", "st", "level2")))
     observed = sum(o.duration_ns for o in found.observed.ops if o.rank == 1 and o.stage < 0)
     assert (observed - sum(part.duration_ns for part in found.pipeline.ranks[1].tail)) / 1e6 == pytest.approx(
         92.22, abs=0.1

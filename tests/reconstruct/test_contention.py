@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import data, h100, rebuilt, run_of
+from recorded import data, h100, looked_at, rebuilt, run_of
 
 from tracetool.model.action import ActionKind
-from tracetool.reconstruct import reconstruct
 from tracetool.reconstruct.contention import Sample, learn_alone, pieces, resident
 from tracetool.reconstruct.kernels import Kernel
 
@@ -74,7 +73,7 @@ def test_without_slowdown_an_in_order_run_costs_what_a_grouped_one_does() -> Non
     them in either run. So what is compared is a backward in forwards.
     """
     run = h100("1f1b_m8")
-    grouped = [reconstruct(run, step=step).pipeline.stages for step in (1, 2)]
+    grouped = [looked_at(run, step=step).pipeline.stages for step in (1, 2)]
     for stage in rebuilt("rt1f1b_m8").pipeline.stages:
         plain, slowed, alone = (
             median(costs[1]) / median(costs[0])
@@ -91,7 +90,7 @@ def test_without_slowdown_an_in_order_run_costs_what_a_grouped_one_does() -> Non
 
 def test_kernel_time_of_ascend_actions_is_the_busy_time_of_the_format_reference() -> None:
     """ascend-formats.md, 12.3, busy ms: rank 0 F 31.2 and 29.3; rank 2 F 73.3 and 73.3, B 114.3 and 114.4."""
-    found = reconstruct(run_of(data("ascend", "Ascend+msinsight", "test", "st", "level2")))
+    found = looked_at(run_of(data("ascend", "Ascend+msinsight", "test", "st", "level2")))
     busy: dict[tuple[object, object], list[float]] = {}
     for _, rank, _, kind, _, _, kernel_ns, _ in found.tables["costs"]:
         assert isinstance(kernel_ns, int)
@@ -106,7 +105,7 @@ def test_kernel_time_of_ascend_actions_is_the_busy_time_of_the_format_reference(
 def test_kernel_time_and_time_beside_communication_are_those_of_the_trace() -> None:
     """Against sums over the kernels of each label, straight from the tables (rank 1: one kernel at a time)."""
     run = h100("rt1f1b_m8")
-    found = reconstruct(run)
+    found = looked_at(run)
     rows = run.rows(
         """
         WITH labels AS (

@@ -9,14 +9,14 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-from recorded import SAMPLES, h100, rebuilt, run_of
+from recorded import SAMPLES, h100, looked_at, rebuilt, run_of
 
 from tracetool.model.action import ActionKind
-from tracetool.reconstruct import Reconstruction, reconstruct
 from tracetool.reconstruct.labels import parse_label
 from tracetool.schedules.recognise import recognise
 
 if TYPE_CHECKING:
+    from tracetool.reconstruct import Reconstruction
     from tracetool.store import Run
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
@@ -92,7 +92,7 @@ def test_hiding_the_labels_changes_no_segment_and_no_transfer(name: str) -> None
 
 def test_every_labelled_send_and_receive_is_what_its_label_says() -> None:
     run = h100("rt1f1b_m8")
-    found = reconstruct(run, use_labels=False)
+    found = looked_at(run, use_labels=False)
     for rank, ops in found.p2p_ops.items():
         expected = _labelled_operations(run, rank, found.pipeline.step)
         got = [(f"{'SEND' if o.op.is_send else 'RECV'}_{o.kind.value}", o.stage, o.microbatch) for o in ops]
@@ -152,6 +152,6 @@ def test_two_pipelines_side_by_side_are_told_apart_and_said() -> None:
 
 def test_the_samples_give_what_the_recordings_give() -> None:
     for sample, source in (("h100-1f1b", "1f1b_m8_mem"), ("h100-1f1b-annotated", "rt1f1b_m8")):
-        trimmed, whole = reconstruct(run_of(SAMPLES / sample)), rebuilt(source, step=1)
+        trimmed, whole = looked_at(run_of(SAMPLES / sample)), rebuilt(source, step=1)
         assert trimmed.observed == whole.observed
         assert trimmed.pipeline == whole.pipeline

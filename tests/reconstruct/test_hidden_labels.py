@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from recorded import data, h100, rebuilt, run_of, small
+from recorded import data, h100, looked_at, rebuilt, run_of, small
 
 from tracetool.errors import ReconstructError
 from tracetool.model.action import Action, ActionKind
@@ -62,7 +62,7 @@ def _labelled(name: str, stage: int) -> str:
 @pytest.mark.parametrize("name", ["rt1f1b_m8", "gpipe_m8", "zbh1_m8", "interleaved_m8"])
 def test_every_kernel_of_every_action_carries_the_label_of_that_action(name: str, step: int) -> None:
     run = h100(name)
-    found = reconstruct(run, step=step, use_labels=False)
+    found = looked_at(run, step=step, use_labels=False)
     outside = 0
     for rank, segments in found.segments.items():
         labels = dict(run.rows(_KERNEL_LABELS, [rank]))
@@ -96,7 +96,7 @@ def test_messages_of_runs_on_gloo_without_any_kernel(name: str, messages: int, s
 
 
 def _check_messages(run: Run, step: int, expected: int) -> None:
-    found = reconstruct(run, step=step, use_labels=False)
+    found = looked_at(run, step=step, use_labels=False)
     count: Counter[bool] = Counter()
     for rank, ops in found.p2p_ops.items():
         labels = dict(run.rows(_MESSAGE_LABELS, [rank]))
@@ -126,7 +126,7 @@ def test_schedule_and_shape_are_recognised(name: str, schedule: str, chunks: int
 
 
 def test_a_v_of_stages_is_recognised_on_gloo() -> None:
-    observed = reconstruct(run_of(data("cpu-gloo-pp4", "ScheduleZBVZeroBubble")), use_labels=False).pipeline.observed
+    observed = looked_at(run_of(data("cpu-gloo-pp4", "ScheduleZBVZeroBubble")), use_labels=False).pipeline.observed
     assert (observed.shape.ranks, observed.shape.chunks, observed.shape.placement) == (4, 2, "v")
     fit = best_fit(observed)
     assert fit is not None
@@ -280,7 +280,7 @@ def _told_by(label: str, segment: Segment) -> bool:
 def test_stages_of_two_ranks_are_told_apart_kernel_by_kernel(name: str) -> None:
     """With two ranks both neighbours are the same rank, so that only the order of work tells what a message is."""
     run = small(name)
-    found = reconstruct(run, use_labels=False)
+    found = looked_at(run, use_labels=False)
     shape = found.pipeline.observed.shape
     assert (shape.placement, shape.chunks, shape.microbatches) == SMALL[name]
     assert shape.ranks == 2
@@ -302,7 +302,7 @@ def test_messages_of_two_ranks_carry_their_labels(name: str) -> None:
 @pytest.mark.parametrize("name", ["ckpt_nonreentrant", "ckpt_reentrant"])
 def test_recomputed_forwards_are_told_apart_inside_the_backward(name: str) -> None:
     """Both recompute each block: the kernels repeat, by name and number, those of the stage's own forward blocks."""
-    found = reconstruct(small(name), use_labels=False)
+    found = looked_at(small(name), use_labels=False)
     assert (found.pipeline.observed.shape.microbatches, len(found.pipeline.stages)) == (4, 2)
     for segments in found.segments.values():
         forwards = {s.microbatch: Counter(k.name for k in s.kernels) for s in segments if s.kind is F}

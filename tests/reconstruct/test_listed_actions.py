@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from recorded import data, run_of
+from recorded import data, looked_at, run_of
 
 from tracetool.metrics import measure
 from tracetool.model.scenario import Scenario
-from tracetool.reconstruct import reconstruct
 from tracetool.replay import replay
 from tracetool.schedules.recognise import recognise
 
@@ -19,7 +18,7 @@ def test_the_job_of_the_straggler_study_is_a_pipeline_that_replays_to_itself(ste
     """pp 4, dp 2, no interleaving (its meta-ST.yaml); 4 microbatches are counted in the table itself."""
     run = run_of(data(*JOB))
     ((microbatches,),) = run.rows("SELECT count(DISTINCT label) FROM events WHERE label LIKE '0F%'")
-    found = reconstruct(run, step=step)
+    found = looked_at(run, step=step)
     shape = found.pipeline.observed.shape
     assert (shape.ranks, shape.stages, shape.microbatches) == (4, 4, microbatches)
     assert found.observed.global_ranks == (0, 2, 4, 6)
@@ -33,7 +32,7 @@ def test_the_job_of_the_straggler_study_is_a_pipeline_that_replays_to_itself(ste
 
 def test_durations_are_those_of_the_table() -> None:
     run = run_of(data(*JOB))
-    found = reconstruct(run, step=1048)
+    found = looked_at(run, step=1048)
     listed = dict(
         run.rows(
             "SELECT e.label, e.duration_ns FROM events AS e JOIN steps AS s ON s.rank = e.rank AND s.step = 1048 "

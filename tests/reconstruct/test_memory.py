@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from ascend_capture import ORDERS, of_text
-from recorded import SAMPLES, data, h100, rebuilt, run_of
+from recorded import SAMPLES, data, h100, looked_at, rebuilt, run_of
 
 from tracetool.ingest import ingest
 from tracetool.metrics import measure
@@ -199,7 +199,7 @@ def test_ascends_last_stage_turns_where_the_host_stands_still() -> None:
 
 def test_levels_that_are_too_few_for_an_action_are_told(tmp_path: Path) -> None:
     """The synthetic sample has a level every 20 ms and actions of 9 ms."""
-    found = reconstruct(run_of(SAMPLES / "ascend-1f1b"))
+    found = looked_at(run_of(SAMPLES / "ascend-1f1b"))
     assert found.observed.memory == (None,) * 4
     assert found.pipeline.stages[0].activation_bytes() is None
     assert any("PTA's levels are samples" in note and note.startswith("ranks 0-3") for note in found.notes)

@@ -8,7 +8,7 @@ from statistics import quantiles
 from typing import TYPE_CHECKING
 
 import pytest
-from recorded import SAMPLES, data, h100, rebuilt, run_of
+from recorded import SAMPLES, data, h100, looked_at, rebuilt, run_of
 
 from tracetool.errors import UnsupportedShape
 from tracetool.ingest import ingest
@@ -78,7 +78,7 @@ def test_kernels_are_told_apart_as_the_split_run_ran_them() -> None:
         for rank, event, name, blocks in run.rows("SELECT rank, event, name, blocks FROM events WHERE blocks > 0")
     }
     parts: dict[tuple[object, tuple[str, int]], set[object]] = {}
-    for rank, event, _, kind, _, part, _ in reconstruct(run).tables["kernel_actions"]:
+    for rank, event, _, kind, _, part, _ in looked_at(run).tables["kernel_actions"]:
         if kind == "B" and (rank, event) in kernels:
             parts.setdefault((rank, kernels[rank, event]), set()).add(part)
     compared = 0
@@ -111,7 +111,7 @@ def test_the_first_stages_whole_backward_that_torch_calls_w_is_split_too() -> No
 
 
 def test_ascend_kernels_without_autograd_are_not_split_and_it_is_said() -> None:
-    found = reconstruct(run_of(data("ascend", "Ascend+msinsight", "test", "st", "level2")))
+    found = looked_at(run_of(data("ascend", "Ascend+msinsight", "test", "st", "level2")))
     assert all(not stage.derived for stage in found.pipeline.stages)
     assert any("input and weights are not told apart" in note for note in found.notes)
 
@@ -230,6 +230,6 @@ def test_products_of_the_host_are_told_apart_too() -> None:
         "FROM events AS n WHERE n.rank > 0 AND n.name LIKE 'autograd::engine::evaluate_function: AddmmBackward0'"
     )
     assert counts == [(2,)]
-    told = {f.subject: f for f in reconstruct(run).findings if f.fact == "split"}
+    told = {f.subject: f for f in looked_at(run).findings if f.fact == "split"}
     # The first rank holds stages 0 and 4 (its first layer needs no gradient of its input).
     assert all(told[f"stage {stage}"].confidence > 0.95 for stage in (1, 2, 3, 5, 6, 7))

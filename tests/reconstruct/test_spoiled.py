@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from recorded import SAMPLES, run_of
+from recorded import SAMPLES, looked_at, run_of
 
 from tracetool.errors import NoPipeline, ReconstructError, UnmatchedTransfer
 from tracetool.ingest import ingest
@@ -42,7 +42,7 @@ def _spoiled(tmp_path: Path, change: Change, sample: str = "h100-1f1b") -> Recon
 
 @pytest.fixture(scope="module")
 def clean() -> Metrics:
-    return measure(reconstruct(run_of(SAMPLES / "h100-1f1b")).observed)
+    return measure(looked_at(run_of(SAMPLES / "h100-1f1b")).observed)
 
 
 def _kernels(trace: Trace) -> list[dict[str, Any]]:
@@ -273,7 +273,7 @@ def test_the_order_of_events_in_the_file_does_not_matter(tmp_path: Path) -> None
             trace["traceEvents"].reverse()
 
     found = _spoiled(tmp_path, change)
-    whole = reconstruct(run_of(SAMPLES / "h100-1f1b"))
+    whole = looked_at(run_of(SAMPLES / "h100-1f1b"))
     assert found.observed == whole.observed
     assert {k.value for k in found.pipeline.stages[0].costs} == {ActionKind.FORWARD.value, ActionKind.BACKWARD.value}
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import data, derived, h100, run_of
+from recorded import data, derived, h100, looked_at, run_of
 
-from tracetool.reconstruct import reconstruct
 from tracetool.reconstruct.account import Account
 from tracetool.reconstruct.clocks import Clocks
 from tracetool.reconstruct.collectives import find_collectives
@@ -56,7 +55,7 @@ def test_stages_and_links_take_the_time_of_a_message_from_the_same_place_as_wait
     """On Ascend the shortest operator of a link and size (the golden elapse times of pipeline 0), not the time since
     both sides started, which holds handshakes too."""
     run = run_of(data(*LEVEL2))
-    found = reconstruct(run)
+    found = looked_at(run)
     (row,) = [r for r in link_rows(found.observed, survey_run(run, Account())) if r[2] == kind]
     if kind == "F":
         expected_ms, stage_ns = ELAPSED_MS["_3"][0], found.pipeline.stages[0].forward_transfer_ns

@@ -6,19 +6,21 @@ Every case replays one plain recording under another order and an emulated link 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from recorded import data, h100, rebuilt, small
+from recorded import data, looked_at, rebuilt, small
 
 from tracetool.metrics import measure
 from tracetool.model.pipeline import P2P_MODES
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Link, Topology
-from tracetool.reconstruct import Reconstruction, reconstruct
 from tracetool.replay import replay
 from tracetool.schedules import SCHEDULES, build_schedule
 from tracetool.whatif import answer
+
+if TYPE_CHECKING:
+    from tracetool.reconstruct import Reconstruction
 
 
 def _measured(name: str) -> dict[str, Any]:
@@ -64,7 +66,7 @@ def test_gpipe_over_a_link_within_3_percent(link: str) -> None:
 @pytest.mark.parametrize("name", ["1f1b_m8", "rt1f1b_m8", "gpipe_m8"])
 @pytest.mark.parametrize("step", [1, 2])
 def test_replaying_the_observed_order_gives_the_observed_window_within_1_5_percent(name: str, step: int) -> None:
-    found = reconstruct(h100(name), step=step, use_labels=name != "1f1b_m8")
+    found = rebuilt(name, step=step, use_labels=name != "1f1b_m8")
     done = replay(found.pipeline, found.pipeline.observed, Scenario())
     assert measure(done.timeline).window_ns == pytest.approx(measure(found.observed).window_ns, rel=0.015)
 
@@ -89,7 +91,7 @@ def test_receives_are_posted_where_torchs_runtime_posts_them(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["zbv", "izb", "loopedbfs", "interleaved2", "interleaved3"])
 def test_receives_of_small_recordings_are_posted_where_torch_posts_them(name: str) -> None:
-    _check_posts(reconstruct(small(name)))
+    _check_posts(looked_at(small(name)))
 
 
 def _check_posts(found: Reconstruction) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from recorded import small
+from recorded import looked_at, small
 
-from tracetool.reconstruct import reconstruct
 from tracetool.schedules.recognise import best_fit
 
 
@@ -22,6 +21,6 @@ from tracetool.schedules.recognise import best_fit
 )
 def test_recordings_of_torchs_schedules_are_named(recording: str, schedule: str) -> None:
     """What was recorded: tests/data/README.md."""
-    fit = best_fit(reconstruct(small(recording), use_labels=False).pipeline.observed)
+    fit = best_fit(looked_at(small(recording), use_labels=False).pipeline.observed)
     assert fit is not None
     assert (fit.schedule.name, fit.mismatches, fit.first) == (schedule, 0, None)

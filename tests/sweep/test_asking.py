@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import ROOT, small
+from recorded import ROOT, looked_at, small
 
 from tracetool.errors import BadQuantity, BadTopology, ScenarioError, ScheduleError
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Link, Topology, parse_dc_map
-from tracetool.reconstruct import reconstruct
 from tracetool.sweep import Grid, SweepPoint, sweep
 from tracetool.sweep.asked import grid
 from tracetool.sweep.pareto import Price, link_cost, mark_pareto, parse_price
@@ -177,7 +176,7 @@ def test_the_front_is_what_no_point_of_its_latency_beats(figures: list[tuple[int
 
 
 def test_schedules_that_do_not_fit_hint_at_the_recorded_order() -> None:
-    interleaved = reconstruct(small("interleaved2"))
+    interleaved = looked_at(small("interleaved2"))
     asked = grid(interleaved, dc="0,1", bandwidth="25Gbit/s", latency="1ms")
     with pytest.raises(ScheduleError, match="none of 2 points") as refused:
         sweep(interleaved, asked)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from recorded import SAMPLES, run_of
+from recorded import SAMPLES, looked_at, run_of
 
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology, parse_link
-from tracetool.reconstruct import reconstruct
 from tracetool.schedules import SCHEDULES
 from tracetool.sweep import Grid, sweep
 from tracetool.whatif import answer
@@ -17,7 +16,7 @@ HBM = 15 << 30
 
 def test_points_are_what_replay_answers() -> None:
     """Stages re-cut by layers, two copies of them, orders made to measure; all but the search that takes time."""
-    found = reconstruct(run_of(SAMPLES / "h100-1f1b"))
+    found = looked_at(run_of(SAMPLES / "h100-1f1b"))
     names = tuple(name for name in SCHEDULES.names() if name != "optimal")
     grid = Grid(
         names,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recorded import ROOT, run_of
+from recorded import ROOT, looked_at, run_of
 
-from tracetool.reconstruct import reconstruct
 from tracetool.validate import Sources, validate
 from tracetool.validate.measured import read_measurements
 
@@ -15,7 +14,7 @@ FOLDER = ROOT / "tests" / "data" / "h200-pp2"
 
 def test_steps_of_4_to_32_microbatches_follow_from_a_trace_of_8() -> None:
     """Eight measured steps, in-order and grouped; the figures are what was seen, rounded up."""
-    found = reconstruct(run_of(FOLDER))
+    found = looked_at(run_of(FOLDER))
     measured = read_measurements(FOLDER / "measured.json")
     done = validate(Sources(found), measured)
     assert done.not_predicted == 0
