@@ -9,6 +9,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+
 def assert_same_tables(found: Mapping[str, Sequence[pa.Table]], expected: Mapping[str, Sequence[pa.Table]]) -> None:
     """Fail unless both hold the same rows in the same order; how they are cut and encoded does not matter."""
     assert found.keys() == expected.keys()

@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import duckdb
@@ -35,14 +36,21 @@ def _moments(spans: list[Interval]) -> set[int]:
     return {moment for start, length in spans for moment in range(start, start + length)}
 
 
-@given(intervals, intervals)
-def test_interval_macros_agree_with_sets_of_moments(one: list[Interval], other: list[Interval]) -> None:
+@cache
+def _with_macros() -> duckdb.DuckDBPyConnection:
     client = duckdb.connect(":memory:")
     client.execute(sql_text("macros"))
+    return client
+
+
+@given(intervals, intervals)
+def test_interval_macros_agree_with_sets_of_moments(one: list[Interval], other: list[Interval]) -> None:
+    client = _with_macros()
     for name, spans in (("one", one), ("other", other)):
-        client.execute(f"CREATE TABLE {name} (rank INTEGER, start_ns BIGINT, end_ns BIGINT)")
-        for start, length in spans:
-            client.execute(f"INSERT INTO {name} VALUES (0, ?, ?)", [start, start + length])
+        client.execute(f"CREATE OR REPLACE TABLE {name} (rank INTEGER, start_ns BIGINT, end_ns BIGINT)")
+        if spans:
+            rows = ", ".join(f"(0, {start}, {start + length})" for start, length in spans)
+            client.execute(f"INSERT INTO {name} VALUES {rows}")
 
     def found(call: str) -> set[int]:
         rows = client.execute(f"SELECT start_ns, end_ns - start_ns, duration_ns FROM {call}").fetchall()
