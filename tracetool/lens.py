@@ -132,11 +132,8 @@ class Lens:
             # A relation is bound once to know its columns, and again to run: of many small queries that is a fifth.
             done = self.connection.execute(statement, parameters or None)
             return [column[0] for column in done.description], done.fetchall()
-        except duckdb.InterruptException as error:
+        except duckdb.Error as error:
             raise _refused(error) from error
-        except duckdb.Error:
-            # Asked as any other query, so that all complain in the same words.
-            return self._answer(sql, parameters, lambda relation: (relation.columns, relation.fetchall()))
 
     def _answer(self, sql: str, parameters: Parameters, take: Callable[[duckdb.DuckDBPyRelation], T]) -> T:
         import duckdb
