@@ -1,6 +1,7 @@
-"""Try a built ``_scan`` module on random text: ``python scan_fuzz.py MODULE SEED CASES``; CASES may be ``60s``.
+"""Try built ``_scan`` modules on random text: ``python scan_fuzz.py SEED CASES MODULE...``; CASES may be ``60s``.
 
-A script of its own, so that a module built with sanitizers can run under the preloaded library they need.
+A script of its own, so that modules built with sanitizers can run under the preloaded library they need; for several
+modules at once, because Python is slow to start there.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def check(scanner: Scanner, fields: Fields, text: bytes) -> Found:
     return found
 
 
-def main(path: str, seed: int, cases: str) -> int:
-    """Run the cases; the number of those run."""
+def main(seed: int, cases: str, path: str) -> None:
+    """Run the cases on one module, and say how many those were."""
     scanners = load(path)
     rng = random.Random(seed)  # noqa: S311 - cases of a test, repeatable
     for fields, scanner in scanners[:2]:
@@ -82,8 +83,9 @@ def main(path: str, seed: int, cases: str) -> int:
         taken += found.rows + found.skipped.total()
         declined += found.status == 1
     sys.stdout.write(f"{count} cases, {taken} events taken, {declined} declined\n")
-    return count
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    for module in sys.argv[3:]:
+        sys.stderr.write(f"{module}\n")
+        main(int(sys.argv[1]), sys.argv[2], module)
