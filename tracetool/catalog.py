@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from tracetool.errors import BadQuery
@@ -28,7 +28,17 @@ if TYPE_CHECKING:
 
     from tracetool.store import Run
 
-_RESERVED = frozenset({"main", "temp", "system", "memory", "information_schema", "pg_catalog"})
+_SCHEMAS = frozenset({"main", "temp", "system", "memory", "information_schema", "pg_catalog"})
+
+
+@cache
+def _reserved() -> frozenset[str]:
+    """Names that SQL takes for something else unless they are quoted."""
+    import duckdb
+
+    with duckdb.connect(":memory:") as connection:
+        rows = connection.execute("SELECT keyword_name FROM duckdb_keywords() WHERE keyword_category = 'reserved'")
+        return _SCHEMAS.union(word for (word,) in rows.fetchall())
 
 
 class Catalog(Lens):
@@ -43,10 +53,10 @@ class Catalog(Lens):
 
     def __init__(self, runs: Mapping[str, Run]) -> None:
         for name in runs:
-            if not re.fullmatch(r"[a-z_][a-z0-9_]*", name) or name in _RESERVED:
+            if not re.fullmatch(r"[a-z_][a-z0-9_]*", name) or name in _reserved():
                 raise BadQuery(
                     f"{name!r} cannot name a Run in a query"
-                    + (" (SQL has a use for it)." if name in _RESERVED else "."),
+                    + (" (SQL has a use for it)." if name in _reserved() else "."),
                     hint="name it with small letters, digits and _, as in base=path/to/x.run",
                 )
         self.runs = dict(runs)
@@ -77,7 +87,7 @@ def names_for(paths: Sequence[Path]) -> list[str]:
     names: list[str] = []
     for path in paths:
         stem = re.sub(r"[^a-z0-9_]+", "_", path.name.removesuffix(".run").lower()).strip("_")
-        base = f"run_{stem}" if not stem or stem[0].isdigit() or stem in _RESERVED else stem
+        base = f"run_{stem}" if not stem or stem[0].isdigit() or stem in _reserved() else stem
         name, number = base, 2
         while name in names:
             name, number = f"{base}_{number}", number + 1

@@ -225,7 +225,12 @@ def test_several_runs_are_schemas_and_side_by_side(capsys: pytest.CaptureFixture
     assert "two Runs are named a" in capsys.readouterr().err
     assert run(["sql", f"mine={SAMPLE}", "select count(*) > 0 as found from mine.ops where rank = 0", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == [{"found": True}]
-    for bad, answer in (("=x.run", "gives an empty name"), ("A", "small letters"), ("main", "SQL has a use for it")):
+    for bad, answer in (
+        ("=x.run", "gives an empty name"),
+        ("A", "small letters"),
+        ("main", "SQL has a use for it"),
+        ("order", "SQL has a use"),
+    ):
         assert run(["sql", f"{bad}={SAMPLE}" if bad[0] != "=" else bad, "select 1"]) == 2
         assert answer in capsys.readouterr().err
 
@@ -237,8 +242,10 @@ def test_names_are_identifiers_or_refused(name: str) -> None:
 
 
 def test_names_come_from_folders(tmp_path: Path) -> None:
-    paths = [tmp_path / name for name in ("Base.run", "x'; DROP--.run", "base", "2nd.run", "main.run", "...")]
-    assert names_for(paths) == ["base", "x_drop", "base_2", "run_2nd", "run_main", "run_"]
+    paths = [
+        tmp_path / name for name in ("Base.run", "x'; DROP--.run", "base", "2nd.run", "main.run", "only.run", "...")
+    ]
+    assert names_for(paths) == ["base", "x_drop", "base_2", "run_2nd", "run_main", "run_only", "run_"]
 
 
 @pytest.mark.parametrize(
