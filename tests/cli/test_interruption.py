@@ -28,13 +28,13 @@ _EVENT = (
 
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two ranks of 60 MB."""
+    """Two ranks of 150 MB: seconds of reading, so that even on a busy machine it is not over when the signal comes."""
     folder = tmp_path_factory.mktemp("traces")
     block = "".join(_EVENT % (n % 997, n * 7919) for n in range(20_000))
     for rank in range(2):
         with (folder / f"rank{rank}.json").open("w", encoding="utf-8") as file:
             file.write(f'{{"schemaVersion":1,"distributedInfo":{{"rank":{rank},"world_size":2}},"traceEvents":[\n')
-            file.writelines(block for _ in range(25))
+            file.writelines(block for _ in range(62))
             file.write('{"ph":"f"}]}')
     return folder
 
