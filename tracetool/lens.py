@@ -176,10 +176,11 @@ def _frame(relation: duckdb.DuckDBPyRelation) -> pl.DataFrame:
     """The rows as a frame: sums of integers as int64 where they fit, intervals of time as text (Polars has none)."""
     import polars as pl
 
-    if "INTERVAL" in map(str, relation.types):
+    kinds = dict(zip(relation.columns, map(str, relation.types), strict=True))
+    if any("INTERVAL" in kind for kind in kinds.values()):
         columns = [
-            f"{identifier(name)}::VARCHAR AS {identifier(name)}" if str(kind) == "INTERVAL" else identifier(name)
-            for name, kind in zip(relation.columns, relation.types, strict=True)
+            f"{identifier(name)}::VARCHAR AS {identifier(name)}" if "INTERVAL" in kind else identifier(name)
+            for name, kind in kinds.items()
         ]
         relation = relation.project(", ".join(columns))
     frame = cast("pl.DataFrame", relation.pl())

@@ -95,6 +95,14 @@ class ReportFile(msgspec.Struct):
     notes: list[str] = []
     recording: Recording | None = None
 
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The what-if, and which figures were taken from other recordings."""
+        taken = sorted(
+            {note.split(" ")[0] for note in self.notes if note.startswith(("--costs-from", "--memory-from"))}
+        )
+        return self.scenario | {"taken": taken}
+
 
 def read_report(path: Path) -> ReportFile:
     """Read a report of ``tracetool replay --json``.

@@ -78,7 +78,10 @@ def test_noise_alone_is_seldom_a_step() -> None:
 
 @pytest.mark.parametrize(("other", "share"), [(103, 0.25), (103, 0.1), (97, 0.3)])
 def test_values_that_are_mostly_equal_are_no_proof_that_others_are_steps(other: float, share: float) -> None:
-    """Rounded figures and peaks of memory come in a few levels: by the median of differences they have no noise."""
+    """Rounded figures and peaks of memory come in a few levels: by the median of differences they have no noise.
+
+    The README states up to 10 %, measured over 1,000 series each; 300 of them scatter by 1.7 points.
+    """
     rng = random.Random(3)  # noqa: S311
     found = 0
     for _ in range(300):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -49,9 +52,43 @@ def test_of_the_same_traces_every_figure_of_a_report_counts(
     other = changed(base, "other", set_to(12345, *keys))
     found = as_json(capsys, 1, base, other)
     path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)[1:]
+    path = path.replace("results[0]", "results[gpipe]").replace("baseline.", "baseline[1f1b].")
     assert found["figures"] == [path]
     assert path in found["failures"][0]
     assert as_json(capsys, 0, base, other, "--accept")["passed"]
+
+
+def test_reports_of_the_same_traces_need_not_ask_for_the_same_schedules(
+    capsys: pytest.CaptureFixture[str], base: Path
+) -> None:
+    """What both asked for is the same; reductions are over another baseline there."""
+
+    def more(made: Json) -> None:
+        made["results"].insert(0, made["baseline"] | {"each_step": []})
+        made["baseline"] = made["results"][1]
+        for result in made["results"]:
+            result["bubble_reduction"] = 0.123
+
+    found = as_json(capsys, 0, base, changed(base, "more", more))
+    assert (found["gate"], found["figures"]) == ("tool", [])
+
+
+def test_equal_input_gives_equal_bytes_whatever_the_hash_seed(base: Path, tmp_path: Path) -> None:
+    """In processes of their own: sets are walked in another order there."""
+
+    def several(made: Json) -> None:
+        made["results"] += [made["results"][0] | {"schedule": name} for name in ("1f1b", "geopipe", "eager-1f1b")]
+
+    sides = [changed(path, f"{path.stem}-all", several) for path in (base, report(tmp_path / "new.json", (1.1, 1.2)))]
+    said_by = {
+        subprocess.run(
+            [sys.executable, "-m", "tracetool", "compare", *map(str, sides), "--json"],
+            env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=False,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }  # fmt: skip
+    assert len(said_by) == 1
+    assert b'"step_ns/geopipe": [' in said_by.pop()
 
 
 def test_words_are_no_figures(capsys: pytest.CaptureFixture[str], base: Path) -> None:

@@ -157,8 +157,9 @@ def test_replayed_timelines_stand_beside_the_observed_one(tmp_path: Path, capsys
 @pytest.mark.parametrize("form", ["table", "markdown", "csv", "json", "parquet"])
 def test_every_type_of_duckdb_is_written_in_every_form(form: str, tmp_path: Path) -> None:
     query = (
-        "SELECT INTERVAL 3 DAY AS i, MAP {'a': 1} AS m, 'x'::BLOB AS b, [1, 2] AS l, {'a': 1} AS s, "
-        "1.5::DECIMAL(5, 2) AS d, sum(9)::HUGEINT AS h, DATE '2026-01-01' AS t, uuid() AS u, '101'::BIT AS w, NULL AS n"
+        "SELECT INTERVAL 3 DAY AS i, [INTERVAL 1 HOUR] AS j, MAP {'a': 1} AS m, 'x'::BLOB AS b, [1, 2] AS l, "
+        "{'a': 1} AS s, 1.5::DECIMAL(5, 2) AS d, sum(9)::HUGEINT AS h, DATE '2026-01-01' AS t, uuid() AS u, "
+        "'101'::BIT AS w, NULL AS n"
     )
     target = tmp_path / "x"
     assert run(["sql", SAMPLE, query, "--format", form, "-o", str(target)]) == 0
@@ -167,7 +168,7 @@ def test_every_type_of_duckdb_is_written_in_every_form(form: str, tmp_path: Path
         (row,) = json.loads(target.read_text(encoding="utf-8"))
         assert (row["i"], row["l"], row["d"], row["h"]) == ("3 days", [1, 2], 1.5, 9)
     if form == "csv":
-        assert target.read_text(encoding="utf-8").splitlines()[1].startswith('3 days,"')
+        assert target.read_text(encoding="utf-8").splitlines()[1].startswith("3 days,['01:00:00'],")
 
 
 def test_sums_of_integers_are_integers_and_floats_keep_their_digits(capsys: pytest.CaptureFixture[str]) -> None:

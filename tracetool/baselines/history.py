@@ -160,9 +160,9 @@ def _figures(report: ReportFile) -> Iterator[tuple[tuple[str, str, str, str, str
         values = _values(result)
         of_step = [metric for metric in values if metric not in _SIZES]
         medians = {metric: median(result.by_step(metric, report.step.number).values()) for metric in of_step}
-        asked = {"scenario": report.scenario, "microbatches": [result.microbatches]}
+        asked = {"scenario": report.asked, "microbatches": [result.microbatches]}
         scenario = sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
-        yield (*origin, scenario, _words(report.scenario, result), name, result.variant), values | medians
+        yield (*origin, scenario, _words(report.asked, result), name, result.variant), values | medians
 
 
 def _words(scenario: Mapping[str, Any], result: ResultPart) -> str:
@@ -174,6 +174,7 @@ def _words(scenario: Mapping[str, Any], result: ResultPart) -> str:
     ]
     told += [f"HBM {format_size(scenario['hbm_bytes'])}"] if scenario.get("hbm_bytes") else []
     told += [f"{result.microbatches} microbatches"] if result.microbatches is not None else []
+    told += scenario.get("taken", ())
     return ", ".join(told)
 
 

@@ -137,7 +137,7 @@ def replay(
         time_limit_s=time_limit_s,
         each_step=question.each_step() if each_step else (),
     )
-    facts = question.facts(recorded=as_json or any(path.suffix == ".json" for path, _ in targets))
+    facts = question.facts(recorded=as_json or any(form is REPORTS.get("json") for _, form in targets))
     for path, report in targets:
         write_file(path, report.render(result, facts, path.suffix.lower()), force=force)
         drawn = f" ({shortest(result).schedule})" if report is REPORTS.get("gantt") else ""

@@ -75,8 +75,14 @@ class Comparison:
 
     @property
     def drifted(self) -> tuple[Line, ...]:
-        """Of the same traces, what is not the same."""
-        return tuple(line for line in self.lines if self.gate == "tool" and line.verdict != "unchanged")
+        """Of the same traces, what is not the same; schedules that one side alone was asked for are no difference."""
+        if self.gate != "tool":
+            return ()
+        return tuple(
+            line
+            for line in self.lines
+            if line.verdict != "unchanged" and not (line.key.is_of_replay and None in (line.base, line.new))
+        )
 
     @property
     def passed(self) -> bool:
@@ -164,12 +170,12 @@ def compare(
             typical(base.recordings), typical(new.recordings),
             beside_ratios(base.recordings), beside_ratios(new.recordings),
         )  # fmt: skip
-        causes, why = _causes(sides, lines, asked_of_both(base, new, sides[:2]))
+        causes, why = _causes(sides, lines, asked_of_both(base, new, [sides.base, sides.new]))
         notes += why
         subjects = {line.key.text: name for line in lines if (name := subject(sides, line.key))}
     elif any(line.verdict != "unchanged" for line in lines):
         bare = [source.name for side in (base, new) if not side.recordings for source in side.sources]
-        notes.append(f"no causes: {', '.join(bare)} holds no costs (a report of an older version)")
+        notes.append(f"no causes: {', '.join(bare)} holds no costs (a report of copied ranks, or of an older version)")
     return Comparison(
         base=base,
         new=new,

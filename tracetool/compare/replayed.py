@@ -16,7 +16,7 @@ from tracetool.model.topology import Link, Topology
 from tracetool.schedules import SCHEDULES, build_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from tracetool.compare.sides import Side
@@ -45,7 +45,7 @@ class Asked:
         return Scenario(topology=self.topology, p2p=self.p2p, interference=False)
 
 
-def asked_of_both(base: Side, new: Side, pipelines: Iterable[Pipeline]) -> dict[str, Asked]:
+def asked_of_both(base: Side, new: Side, pipelines: Sequence[Pipeline]) -> dict[str, Asked]:
     """By name, the schedules that both sides replayed alike and that can be replayed again.
 
     Args:
@@ -56,7 +56,7 @@ def asked_of_both(base: Side, new: Side, pipelines: Iterable[Pipeline]) -> dict[
     if base.scenario is None or base.scenario != new.scenario or base.scenario.get("pipelines", 1) != 1:
         return {}
     found = {}
-    for name in base.replays.keys() & new.replays.keys():
+    for name in (name for name in base.replays if name in new.replays):
         results = [side.replays[name].result for side in (base, new)]
         if results[0].variant == results[1].variant:
             asked = _asked(results[0], base.scenario, pipelines)
@@ -65,7 +65,7 @@ def asked_of_both(base: Side, new: Side, pipelines: Iterable[Pipeline]) -> dict[
     return found
 
 
-def _asked(result: ResultPart, scenario: Mapping[str, Any], pipelines: Iterable[Pipeline]) -> Asked | None:
+def _asked(result: ResultPart, scenario: Mapping[str, Any], pipelines: Sequence[Pipeline]) -> Asked | None:
     if result.schedule not in SCHEDULES.names() or SCHEDULES.get(result.schedule).needs_costs:
         return None
     shapes = {pipeline.observed.shape for pipeline in pipelines}
@@ -74,7 +74,7 @@ def _asked(result: ResultPart, scenario: Mapping[str, Any], pipelines: Iterable[
     (shape,) = shapes
     p2p = next((mode for mode in P2P_MODES if mode == result.p2p), None)
     extra = None if result.extra_forwards is None else tuple(result.extra_forwards)
-    observed = next(iter(pipelines)).observed
+    observed = pipelines[0].observed
     try:
         schedule = build_schedule(result.schedule, shape, extra_forwards=extra, observed=observed)
         topology = Topology(tuple(scenario["dcs"]), tuple(Link(**link) for link in scenario["links"]))

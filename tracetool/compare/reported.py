@@ -19,7 +19,6 @@ StepOf = tuple[str, tuple[int, ...], int]
 """What tells a step from all others: digest of the traces, ranks of the pipeline, number."""
 
 _REPLAYED = ("step_ns", "window_ns", "bubble_ns", "bubble_ratio", "cross_dc_bubble_ns")
-_TAKEN = ("--costs-from", "--memory-from")
 _WORDS = frozenset(
     ("$schema", "schema_version", "tool_version", "command", "notes", "warnings", "remark", "name", "refused")
 )
@@ -77,30 +76,34 @@ def _add_peak(rows: dict[Key, dict[StepOf, float]], sizes: Sequence[int | None],
 
 
 def scenario_of(reports: Sequence[ReportFile]) -> Mapping[str, Any] | None:
-    """What the reports asked, what was taken from other recordings included; None if they asked several things."""
-    asked = [
-        {**report.scenario, "taken": sorted({note.split(" ")[0] for note in report.notes if note.startswith(_TAKEN)})}
-        for report in reports
-    ]
+    """What the reports asked; None if they asked several things."""
+    asked = [report.asked for report in reports]
     return asked[0] if asked and all(each == asked[0] for each in asked) else None
 
 
 def figures_of(path: Path) -> dict[str, object]:
-    """Every figure of a report by its path, as ``results[0].feasible``; words are none.
+    """Every figure of a report by its path, as ``results[geopipe].feasible``; words are none.
 
     Args:
         path: A report that was read already.
     """
-    return dict(_figures(msgspec.json.decode(path.read_bytes()), ""))
+    report = msgspec.json.decode(path.read_bytes())
+    # Reductions are over the baseline, which may be another schedule.
+    over = (report.get("baseline") or {}).get("schedule")
+    return {f"{at} over {over}" if at.endswith("reduction") else at: value for at, value in _figures(report, "")}
 
 
 def _figures(value: object, path: str) -> Iterator[tuple[str, object]]:
     if isinstance(value, dict):
+        if path == "baseline":
+            path = f"baseline[{value.get('schedule')}]"
         for key, of_key in value.items():
             if key not in _WORDS:
                 yield from _figures(of_key, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list):
         for place, each in enumerate(value):
-            yield from _figures(each, f"{path}[{place}]")
+            # Schedules by their names: two reports need not have asked for the same ones.
+            named = each.get("schedule", place) if isinstance(each, dict) else place
+            yield from _figures(each, f"{path}[{named}]")
     else:
         yield path, value

@@ -130,21 +130,20 @@ def side_of(items: Sequence[tuple[str, Run | Path | Recording]], *, pipeline: in
     for key, found in reported.items():
         before = values.get(key)
         values[key] = found if before is None else Values(before.per_step + found.per_step)
+    only_report = [item for _, item in items if isinstance(item, Path)] if len(items) == len(reports) == 1 else []
     return Side(
-        tuple(sources),
-        values,
-        tuple(recordings),
-        scenario_of(reports),
-        {
+        sources=tuple(sources),
+        values=values,
+        recordings=tuple(recordings),
+        scenario=scenario_of(reports),
+        replays={
             result.schedule: ReportedReplay(report.step.number, result)
             for report in reports
             for result in report.results
             if Key("step_ns", result.schedule) in reported
         },
-        figures_of(next(item for _, item in items if isinstance(item, Path)))
-        if len(items) == len(reports) == 1
-        else None,
-        (*left_out, *notes, *conflicts),
+        figures=next(map(figures_of, only_report), None),
+        notes=(*left_out, *notes, *conflicts),
     )
 
 
