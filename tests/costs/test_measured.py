@@ -103,13 +103,6 @@ def test_standing_receive_buffers_grow_with_the_messages() -> None:
         assert [costs.static_bytes(r) for r in range(3)] == [1000, 2000, 3000]
 
 
-def test_an_emulated_link_holds_back_every_message_in_a_buffer_of_its_own() -> None:
-    measured = pipeline(2, 4, 1, 1, payload_bytes=10, static_bytes=1000)
-    for buffers, copies, expected in ((0, 1, 1040), (0, 2, 1080), (40, 0, 1000), (40, 1, 1040)):
-        costs = _costs(_with_buffers(measured, buffers, buffers), None, Scenario(receive_copies=copies))
-        assert costs.static_bytes(0) == expected
-
-
 def test_memory_is_unknown_where_the_size_of_buffers_is() -> None:
     measured = pipeline(2, 4, 1, 1, payload_bytes=[10, None], static_bytes=1000)
     costs = _costs(_with_buffers(measured, 40, 40))

@@ -19,7 +19,6 @@ from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import ActionCost, Costs, LayerCosts, Pipeline
 from tracetool.model.scenario import Scenario
 from tracetool.replay import replay
-from tracetool.whatif import answer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,25 +105,6 @@ def test_memory_of_halves_of_chunks_is_that_of_the_halves_of_stages() -> None:
     first = cut.stages[0]
     assert {(c.held_bytes, c.peak_bytes) for c in first.derived[INPUT]} == {(0, 0)}
     assert [c.held_bytes for c in first.derived[WEIGHT]] == [c.held_bytes for c in first.costs[B]]
-
-
-@pytest.mark.parametrize(
-    ("schedule", "gib"),
-    [
-        ("zb-v", (14.152, 11.860, 12.304, 13.484)),
-        ("interleaved-zero-bubble", (12.739, 12.287, 12.679, 15.310)),
-        ("interleaved", (14.204, 12.056, 10.866, 11.413)),
-    ],
-)
-def test_peaks_of_several_stages_per_rank_are_those_that_torch_has(schedule: str, gib: tuple[float, ...]) -> None:
-    """Measured with torch 2.11 on one H200, a rank at a time: h100-pp4's model and schedule over a process group whose
-    transfers go nowhere, third step. There the last stage keeps its outputs: its rank's peaks are less the 0.363 GiB
-    by which 1F1B's last rank exceeds measured.json's (the other three are 0.4 % below). Found within 1.4 %.
-    """
-    result = answer(rebuilt("1f1b_m8_mem"), [schedule], Scenario(p2p="in-order")).results[0]
-    for peak, measured in zip(result.metrics.peak_hbm_bytes, gib, strict=True):
-        assert peak is not None
-        assert peak / 2**30 == pytest.approx(measured, rel=0.02)
 
 
 def test_a_chunk_per_rank_is_the_stage_itself() -> None:

@@ -48,7 +48,7 @@ def test_everything_from_one_recording_in_order() -> None:
     for row in rows.values():
         peaks = [error for error in row.peak_error_ratios if error is not None]
         assert len(peaks) == 4, row.measured.name
-        assert max(map(abs, peaks)) <= 0.05, row.measured.name
+        assert max(map(abs, peaks)) <= 0.005, row.measured.name
 
 
 def test_everything_from_one_recording_in_blocking_batches() -> None:

@@ -270,16 +270,6 @@ def test_peaks_stand_beside_those_measured_on_all_ranks_of_the_job() -> None:
     assert seen.peak_bytes == (520, None, 510, None)
 
 
-def test_emulated_links_cost_every_rank_a_second_buffer_per_message() -> None:
-    """A link between ranks 1 and 2: rank 0, which is on none, has buffers beside as well (as in measured.json)."""
-    link = {"between_pipeline_ranks": [1, 2], "latency_ms": 0, "bandwidth_gbit_per_s": 8}
-    of = recorded(payload_bytes=7, activation_bytes=10, static_bytes=500)
-    done = run(step(), step("linked", links=[link]), of=of)
-    more = [b - a for a, b in zip(*(row.peak_bytes for row in done.rows), strict=True) if a and b]
-    assert more == [8 * 7, 2 * 8 * 7, 2 * 8 * 7, 8 * 7]
-    assert any("a second buffer for every message that a rank receives, over a link or not" in n for n in done.notes)
-
-
 def test_peaks_of_other_ranks_are_not_compared() -> None:
     done = run(step(peak_allocated_gib=[1, 2, 3]), of=recorded(activation_bytes=10, static_bytes=500))
     assert done.rows[0].peak_bytes == (540, 530, 520, 510)

@@ -6,6 +6,7 @@ makes the gradients that the later ones only add to.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from statistics import median
@@ -66,7 +67,9 @@ class MeasuredCosts:
                 hint="use a trace with one stage per rank",
             )
         self._memory = None if pipeline.memory is None else MeasuredCosts(pipeline.memory, scenario, schedule)
-        self._splitting = {a.stage for order in schedule.orders for a in order if a.kind is ActionKind.BACKWARD_INPUT}
+        self._splitting = Counter(
+            a.stage for order in schedule.orders for a in order if a.kind is ActionKind.BACKWARD_INPUT
+        )
         self.action = cache(self._action)
         self.transfer_ns = cache(self._transfer_ns)
         self._places = places_of(pipeline, scenario.topology)
@@ -110,10 +113,36 @@ class MeasuredCosts:
         )
         activation = self._scenario.activation_bytes
         if activation is None:
-            return cost if self._memory is None else self._memory.kept(action, cost)
+            return self._with_kept_gradient(action, cost) if self._memory is None else self._memory.kept(action, cost)
         if action.kind is ActionKind.FORWARD:
             return replace(cost, held_bytes=activation, peak_bytes=activation)
         return replace(cost, held_bytes=-activation if action.kind in _GRADIENTS else 0, peak_bytes=0)
+
+    def _with_kept_gradient(self, action: Action, cost: ActionCost) -> ActionCost:
+        """What torch's split leaves: the input's gradient stays beside the received input until the next step begins.
+
+        ``stage_backward_input`` sets it as the ``grad`` of that buffer (a whole backward takes it from there), and
+        ``clear_runtime_states`` drops it. A recording that ran the halves has it in what they hold. Within a rank
+        the gradient takes the place of the buffer that the stage before would receive it in.
+        """
+        if action.kind is not ActionKind.BACKWARD_INPUT or cost.held_bytes is None:
+            return cost
+        held = cost.held_bytes + self._kept_gradient_bytes(action.stage)
+        return replace(
+            cost, held_bytes=held, peak_bytes=None if cost.peak_bytes is None else max(cost.peak_bytes, held)
+        )
+
+    def _kept_gradient_bytes(self, stage: int) -> int:
+        """What one I of a stage leaves until the next step, beyond what is in its cost."""
+        before = self._shape.previous(stage)
+        if before is None or self._is_within_rank(before, stage):
+            return 0
+        if not _is_derived(self._stage(stage), ActionKind.BACKWARD_INPUT):
+            return 0
+        return self.payload_bytes(stage, ActionKind.BACKWARD) or 0
+
+    def _is_within_rank(self, stage: int, other: int) -> bool:
+        return self._shape.rank_of(stage) == self._shape.rank_of(other)
 
     def kept(self, action: Action, cost: ActionCost) -> ActionCost:
         """A cost from elsewhere with the memory that the same action has here; unknown where it did not run here."""
@@ -132,24 +161,45 @@ class MeasuredCosts:
         if None in known:
             return None
         static = sum(b for b in known if b is not None)
-        buffers = sum(profile.receive_buffer_bytes or 0 for profile in profiles)
-        if not (buffers or self._scenario.receive_copies):
+        recorded = self._recorded_buffer_bytes(rank)
+        if not recorded:
             return static
-        received = self._received_bytes(rank)
-        if received is None:
+        buffers = self.receive_buffer_bytes(rank)
+        return None if buffers is None else static + buffers - recorded
+
+    def receive_buffer_bytes(self, rank: int) -> int | None:
+        """Of a rank's static bytes, buffers of received messages; 0 where none stand, None if a size is unknown."""
+        return self._received_bytes(rank) if self._recorded_buffer_bytes(rank) else 0
+
+    def _recorded_buffer_bytes(self, rank: int) -> int:
+        return sum(profile.receive_buffer_bytes or 0 for profile in self._ranks_of_memory(rank))
+
+    def between_steps_bytes(self, rank: int) -> int | None:
+        """Bytes a pipeline rank has allocated between two steps; None if unknown.
+
+        That is its static bytes and the gradients of inputs that halves of backwards leave behind.
+        """
+        static = self.static_bytes(rank)
+        if static is None:
             return None
-        return static + (received - buffers if buffers else 0) + self._scenario.receive_copies * received
+        memory = self._memory or self
+        return static + sum(self._splitting[s] * memory._kept_gradient_bytes(s) for s in self._shape.stages_of(rank))
 
     def _received_bytes(self, rank: int) -> int | None:
-        """Bytes of all messages that a rank receives in a step; None if a size is unknown."""
+        """Bytes of all that the stages of a rank receive in a step; None if the size of a message is unknown.
+
+        Where one stage hands on to another of the same rank, its output takes the place of a buffer like the others.
+        """
         shape = self._shape
         total = 0
         for stage in shape.stages_of(rank):
             sources = ((shape.previous(stage), ActionKind.FORWARD), (shape.next(stage), ActionKind.BACKWARD))
             for src, kind in sources:
-                if src is None or shape.rank_of(src) == rank:
+                if src is None:
                     continue
                 size = self.payload_bytes(src, kind)
+                if size is None and self._is_within_rank(src, stage):
+                    continue  # recorded so: it is among the static bytes
                 if size is None:
                     return None
                 total += len(shape.microbatches_of(stage)) * size
@@ -206,9 +256,13 @@ class MeasuredCosts:
         return [self._pipeline.ranks[self._shape.profile_of(stage)] for stage in self._shape.stages_of(rank)]
 
 
-def _measured(stage: StageProfile, action: Action, *, runs_apart: bool) -> ActionCost:
+def _is_derived(stage: StageProfile, kind: ActionKind) -> bool:
     # A trace that has W alone runs the whole backward as W.
-    is_half = action.kind in _HALVES and not all(kind in stage.costs for kind in _HALVES)
+    return kind in _HALVES and not all(half in stage.costs for half in _HALVES)
+
+
+def _measured(stage: StageProfile, action: Action, *, runs_apart: bool) -> ActionCost:
+    is_half = _is_derived(stage, action.kind)
     costs = stage.derived.get(action.kind) if is_half else stage.costs.get(action.kind)
     if costs is not None:
         cost = _of_microbatch(costs, action.microbatch)

@@ -132,10 +132,13 @@ def _stage(
     if all(R in block for block in blocks):
         costs[R] = _sums(blocks, R)
     last = number == shape.stages - 1
+    payload = None if last else _one([s.forward_payload_bytes for s in pipeline.stages[:-1]])
+    if payload and not last and _hands_on(number, pipeline, shape):
+        costs, halves = (_output_in_a_buffer(of_stage, payload) for of_stage in (costs, halves))
     return StageProfile(
         stage=number,
         costs=costs,
-        forward_payload_bytes=None if last else _one([s.forward_payload_bytes for s in pipeline.stages[:-1]]),
+        forward_payload_bytes=payload,
         backward_payload_bytes=None if number == 0 else _one([s.backward_payload_bytes for s in pipeline.stages[1:]]),
         forward_transfer_ns=0 if last else _transfer_ns(pipeline, shape, number, 1),
         backward_transfer_ns=0 if number == 0 else _transfer_ns(pipeline, shape, number, -1),
@@ -143,6 +146,31 @@ def _stage(
         derived=halves,
         collectives=_collectives(owners, pipeline, len(layers) * shape.stages),
     )
+
+
+def _hands_on(stage: int, pipeline: Pipeline, shape: PipelineShape) -> bool:
+    """Whether a stage's output stays on its rank, in a runtime that has a buffer for each message of a step."""
+    rank = shape.rank_of(stage)
+    return shape.rank_of(stage + 1) == rank and bool(pipeline.ranks[rank].receive_buffer_bytes)
+
+
+def _output_in_a_buffer(costs: Costs, payload_bytes: int) -> dict[ActionKind, tuple[ActionCost, ...]]:
+    """Costs of a stage whose output takes the place of the next stage's receive buffer, and so outlives its backward.
+
+    That is what torch's ``set_local_fwd_input`` does; the buffer itself is among the static bytes
+    (``MeasuredCosts.static_bytes``).
+    """
+
+    def more(cost: ActionCost, size: int) -> ActionCost:
+        if cost.held_bytes is None:
+            return cost
+        held = cost.held_bytes + size
+        return replace(
+            cost, held_bytes=held, peak_bytes=None if cost.peak_bytes is None else max(cost.peak_bytes, held)
+        )
+
+    change = {F: -payload_bytes, B: payload_bytes, ActionKind.BACKWARD_WEIGHT: payload_bytes}
+    return {kind: tuple(more(cost, change.get(kind, 0)) for cost in of_kind) for kind, of_kind in costs.items()}
 
 
 def _collectives(owners: Sequence[StageProfile], pipeline: Pipeline, total: int) -> Collectives:

@@ -34,8 +34,6 @@ class Scenario:
             share of it.
         interference: Whether compute slows down beside communication kernels and under sustained load, as far as the
             trace tells by how much; without, actions take what their kernels take alone.
-        receive_copies: Buffers that a rank keeps of every message it receives beyond those of the recording (an
-            emulated link holds messages back in one).
     """
 
     topology: Topology = field(default_factory=Topology)
@@ -48,7 +46,6 @@ class Scenario:
     interference: bool = True
     pipelines: int = 1
     link_sharing: LinkSharing = "temporal"
-    receive_copies: int = 0
 
     def __post_init__(self) -> None:
         """Refuse a limit that nothing could stay within.

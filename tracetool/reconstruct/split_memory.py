@@ -2,9 +2,9 @@
 
 torch's split (``torch.distributed.pipelining._backward``) keeps the graph while it makes the gradient of the input,
 so I frees nothing that lies at or below a node which feeds a parameter, and holds the gradient that came into each
-such node until W has used it; the stage's output stays as well. What lies above all those nodes (the loss) goes when
-I ends. W makes the gradients of the weights and frees the rest. The first stage needs no gradient of its input: its
-I is empty, its W is the whole backward.
+such node until W has used it; the stage's output stays as well, but that of the last stage, of which only the loss is
+kept. What lies above all those nodes (the loss) goes when I ends. W makes the gradients of the weights and frees the
+rest. The first stage needs no gradient of its input: its I is empty, its W is the whole backward.
 
 All of that is in the allocator's log of the whole backward: each allocation belongs to the kernel launched next,
 which tells its gradient; the gradient that comes into a node is as large as what its forward op gave out.
@@ -124,6 +124,7 @@ def memory_of_halves(
         logs: The allocator's log of each rank that has one.
         weights: Per rank, the nodes that make gradients of parameters.
     """
+    last = max(view.segment.stage for view in views)
     found: dict[tuple[int, int], Halves] = {}
     by_rank: dict[int, list[ActionView]] = defaultdict(list)
     for view in views:
@@ -133,18 +134,22 @@ def memory_of_halves(
         if made is None:
             continue
         freed = sorted(made, key=lambda a: a.freed_ns)
-        forwards: dict[tuple[int, int], _Action] = {}
+        forwards: dict[int, dict[int, _Action]] = defaultdict(dict)
+        backwards: dict[int, dict[int, _Action]] = defaultdict(dict)
         for action in _in_order(of_rank, freed):
             s = action.view.segment
-            key = s.stage, s.microbatch
             if s.kind is ActionKind.FORWARD:
-                forwards[key] = action
+                forwards[s.stage][s.microbatch] = action
             elif s.stage in stages:
-                halves = _split(action, forwards[key], made, freed, weights[rank])
-                if s.stage == 0:
-                    found[key] = Halves(EMPTY_INPUT_HALF, halves.layers if halves else {})
+                backwards[s.stage][s.microbatch] = action
+        for stage, of_stage in backwards.items():
+            outputs = _passing_outputs(forwards[stage], of_stage, made) if stage == last else {}
+            for m, backward in of_stage.items():
+                halves = _split(backward, forwards[stage][m], made, freed, weights[rank], outputs.get(m, ()))
+                if stage == 0:
+                    found[stage, m] = Halves(EMPTY_INPUT_HALF, halves.layers if halves else {})
                 elif halves:
-                    found[key] = halves
+                    found[stage, m] = halves
     return found
 
 
@@ -178,6 +183,7 @@ def _split(
     made: Sequence[_Allocation],
     freed: Sequence[_Allocation],
     weights: frozenset[int],
+    output: Sequence[_Allocation],
 ) -> Halves | None:
     """Halves of a whole backward; None where what a node took cannot be told or activations are recomputed.
 
@@ -187,6 +193,7 @@ def _split(
         made: Allocations of the rank by time.
         freed: The same by the time of their free.
         weights: Nodes of the rank that make gradients of parameters.
+        output: What its stage put out, if that goes with I.
     """
     kernels, parts = backward.view.segment.kernels, backward.view.parts or []
     nodes = _nodes(kernels, weights, _outputs(forward, made))
@@ -216,9 +223,28 @@ def _split(
         more = [(time_ns, size) for time_ns, size in sums if layer is None or turns.at(time_ns) == layer]
         level, peak = _run(here(for_input), now(leaving), more)
         _, weight_peak = _run(here(for_weight), now(fleeting), [])
-        return HalvesMemory(level - sum(a.size_bytes for a in now(above)), peak, weight_peak)
+        gone = now(above) + (list(output) if layer is None or layer == turns.layers[0] else [])
+        return HalvesMemory(level - sum(a.size_bytes for a in gone), peak, weight_peak)
 
     return Halves(of(None), {layer: of(layer) for layer in turns.layers})
+
+
+def _passing_outputs(
+    forwards: Mapping[int, _Action], backwards: Mapping[int, _Action], made: Sequence[_Allocation]
+) -> dict[int, list[_Allocation]]:
+    """Per microbatch, what a forward puts out that outlives its backward but not the step.
+
+    Torch's 1F1B holds the latest output alone; a backward in halves not even that once I is done. Outputs that the
+    caller wants back (``return_outputs``) pile up until the end of the step, as losses do: they stay.
+    """
+    outliving = {
+        m: [a for a, *_ in forwards[m].makes(made) if a.freed_ns > backward.view.segment.kernels[-1].launch_ns]
+        for m, backward in backwards.items()
+    }
+    *earlier, latest = sorted(backwards, key=lambda m: backwards[m].end_ns)
+    passing = {m: [a for a in outliving[m] if a.freed_ns < backwards[latest].end_ns] for m in earlier}
+    sizes = {a.size_bytes for outputs in passing.values() for a in outputs}
+    return {**passing, latest: [a for a in outliving[latest] if a.size_bytes in sizes]}
 
 
 class _Turns:

@@ -44,6 +44,13 @@ class RowInfo(msgspec.Struct, kw_only=True):
         list[int | None],
         doc("Predicted peak of each rank, in the measured ones' order; null where unknown, empty if not predicted."),
     ]
+    left_over_bytes: Annotated[
+        list[int],
+        doc(
+            "Of the predicted peak of each pipeline rank, receive buffers that the row's process had from larger steps "
+            "before, as static_allocated_gib tells; empty where it does not."
+        ),
+    ]
     reason: Annotated[str | None, doc("Why it could not be predicted.")]
     schedule: Annotated[str | None, doc("Schedule that was replayed.")]
     p2p: Annotated[str | None, doc("How its transfers were issued.")]
@@ -131,6 +138,7 @@ def _row(row: Row) -> RowInfo:
         error_ratio=row.error_ratio,
         peak_measured_bytes=list(row.measured.peak_bytes),
         peak_predicted_bytes=list(row.peak_bytes),
+        left_over_bytes=[] if found is None or not found.left_over_microbatches else list(found.left_over_bytes),
         reason=row.reason,
         schedule=None if found is None else found.schedule.name,
         p2p=None if found is None else found.p2p,
@@ -211,13 +219,14 @@ def _folded(done: Validation, said: Callable[[Row], Sequence[str]]) -> list[str]
 
 def _summary(done: Validation) -> list[str]:
     compared = f"{len(done.errors)} of {len(done.rows)} rows compared, {done.not_predicted} not predicted"
+    peak = done.max_peak_error_ratio
+    peaks = [] if peak is None else [f"peak memory: worst {peak:.2%}"]
     if done.mape_ratio is None or done.max_error_ratio is None:
-        return [compared]
+        return [compared, *peaks]
     worst = max(done.rows, key=lambda row: abs(row.error_ratio or 0))
     tau = "" if done.kendall_tau is None else f", Kendall tau of the ranking {done.kendall_tau:.3f}"
-    peak = done.max_peak_error_ratio
     return [
         compared,
         f"MAPE {done.mape_ratio:.2%}, worst {_signed(worst.error_ratio)} ({worst.measured.name}){tau}",
-        *([] if peak is None else [f"peak memory: worst {peak:.2%}"]),
+        *peaks,
     ]

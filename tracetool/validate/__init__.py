@@ -19,6 +19,7 @@ from tracetool.replay.stages import stages_for
 from tracetool.schedules import build_schedule
 from tracetool.schedules.names import schedule_name
 from tracetool.validate.kendall import kendall_tau_b
+from tracetool.validate.left_over import left_over_microbatches
 from tracetool.validate.match import check_row
 from tracetool.validate.modes import p2p_mode
 from tracetool.validate.notes import notes_on
@@ -57,6 +58,8 @@ class Prediction:
         metrics: Metrics of the replay.
         outside_ns: Host time around the device's work, as the Run's own step had it: measured steps include theirs.
         remarks: How costs or memory came about.
+        left_over_microbatches: For how many more microbatches the row's process had receive buffers.
+        left_over_bytes: What these take on each pipeline rank; empty if there are none.
     """
 
     schedule: Schedule
@@ -64,11 +67,21 @@ class Prediction:
     metrics: Metrics
     outside_ns: int = 0
     remarks: tuple[str, ...] = ()
+    left_over_microbatches: int = 0
+    left_over_bytes: tuple[int, ...] = ()
 
     @property
     def step_ns(self) -> int:
         """Wall time of the whole step."""
         return self.metrics.step_ns + self.outside_ns
+
+    @property
+    def peak_bytes(self) -> tuple[int | None, ...]:
+        """Peak of each pipeline rank in a process that holds what the row's did."""
+        more = self.left_over_bytes or (0,) * len(self.metrics.peak_hbm_bytes)
+        return tuple(
+            None if peak is None else peak + left for peak, left in zip(self.metrics.peak_hbm_bytes, more, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +186,7 @@ def validate(sources: Sources, measurements: Measurements) -> Validation:
     """
     run = sources.run
     pipeline = run.pipeline if sources.memory is None else with_memory_of(run.pipeline, sources.memory.pipeline)
-    predictor = _Predictor(pipeline, measurements.folder)
+    predictor = _Predictor(pipeline, run.observed.global_ranks, measurements.folder)
     rows = tuple(_row(step, measurements, run, predictor) for step in measurements.steps)
     return Validation(
         sources,
@@ -196,7 +209,7 @@ def _row(step: MeasuredStep, measurements: Measurements, run: Reconstruction, pr
     except TraceToolError as error:
         hint = f" ({error.hint})" if error.hint else ""
         return Row(step, reason=error.message + hint)
-    return Row(step, found, _in_order_of(step, found.metrics.peak_hbm_bytes, run.observed.global_ranks))
+    return Row(step, found, _in_order_of(step, found.peak_bytes, run.observed.global_ranks))
 
 
 def _in_order_of(
@@ -213,8 +226,9 @@ def _in_order_of(
 class _Predictor:
     """Replays rows from one pipeline; what several rows need is made once."""
 
-    def __init__(self, pipeline: Pipeline, folder: Path | None) -> None:
+    def __init__(self, pipeline: Pipeline, global_ranks: Sequence[int], folder: Path | None) -> None:
         self._measured = pipeline
+        self._global_ranks = global_ranks
         self._folder = folder
         self._cut: dict[tuple[str, int | None], tuple[Pipeline, PipelineShape, str | None]] = {}
 
@@ -234,14 +248,19 @@ class _Predictor:
             topology=topology,
             p2p=p2p_mode(step.p2p),
             microbatches=step.microbatches,
-            # Links of measured rows are emulated: every message, over a link or not, is held back in a buffer of its
-            # own (measured.json: with links 128 MiB more on end ranks, 256 on the others; a side sends 8 of 16 MiB).
-            receive_copies=1 if step.links else 0,
         )
         done = replay(pipeline, schedule, scenario)
         metrics = measure(done.timeline)
         remarks += tuple(memory_remarks(self._measured, pipeline, metrics))
-        return Prediction(schedule, done.p2p, metrics, pipeline.outside_ns or 0, remarks)
+        left_over = left_over_microbatches(pipeline, schedule, scenario, self._levels(step, shape.ranks))
+        return Prediction(schedule, done.p2p, metrics, pipeline.outside_ns or 0, remarks, *left_over)
+
+    def _levels(self, step: MeasuredStep, ranks: int) -> tuple[int | None, ...]:
+        """What the row says that each rank of the pipeline has allocated between steps."""
+        static = step.static_bytes
+        if len(static) == ranks:
+            return static
+        return tuple(static[rank] if rank < len(static) else None for rank in self._global_ranks)
 
     def _schedule_name(self, name: str) -> str:
         if "\0" in name:

@@ -71,6 +71,9 @@ class MeasuredStep(msgspec.Struct, kw_only=True):
     peak_allocated_gib: Annotated[
         list[_Positive | None] | None, doc("Highest allocation of each (global) rank, in 2^30 bytes.")
     ] = None
+    static_allocated_gib: Annotated[
+        list[_Positive | None] | None, doc("What each (global) rank has allocated between steps, in 2^30 bytes.")
+    ] = None
     model: Annotated[dict[str, Any] | None, doc("What differs from the file's model in this row.")] = None
 
     @property
@@ -81,7 +84,12 @@ class MeasuredStep(msgspec.Struct, kw_only=True):
     @property
     def peak_bytes(self) -> tuple[int | None, ...]:
         """The measured peak of each rank; empty if none was measured."""
-        return tuple(None if gib is None else _rounded(gib, Fraction(2**30)) for gib in self.peak_allocated_gib or ())
+        return _bytes(self.peak_allocated_gib)
+
+    @property
+    def static_bytes(self) -> tuple[int | None, ...]:
+        """What each rank has allocated between steps; empty if it was not measured."""
+        return _bytes(self.static_allocated_gib)
 
 
 class MeasuredFile(msgspec.Struct, kw_only=True):
@@ -116,6 +124,10 @@ class Measurements:
 def _rounded(value: float, factor: Fraction) -> int:
     """A decimal number of the file in whole small units, from its digits."""
     return int(Fraction(str(value)) * factor + Fraction(1, 2))
+
+
+def _bytes(sizes_gib: Sequence[float | None] | None) -> tuple[int | None, ...]:
+    return tuple(None if gib is None else _rounded(gib, Fraction(2**30)) for gib in sizes_gib or ())
 
 
 def read_measurements(path: Path) -> Measurements:

@@ -27,6 +27,7 @@ def notes_on(rows: Sequence[Row]) -> list[str]:
         *_other_ranks(rows),
         *_other_units(rows),
         *_unknown_memory(rows),
+        *_left_over(rows),
         *_beyond_replay(rows),
     ]
 
@@ -76,17 +77,25 @@ def _other_ranks(rows: Sequence[Row]) -> list[str]:
 def _beyond_replay(rows: Sequence[Row]) -> list[str]:
     """Say what predictions have in them that ``replay`` leaves out."""
     outside = {row.prediction.outside_ns for row in rows if row.prediction is not None and row.prediction.outside_ns}
-    notes = [
+    return [
         f"predicted steps include the host's time around a step, as the recording had it ({format_duration(ns)}), "
         "which replay leaves out"
         for ns in sorted(outside)
     ]
-    if any(row.prediction is not None and row.measured.links for row in rows):
-        notes.append(
-            "links of rows count as emulated, in software on the ranks: their predicted peaks have a second buffer for "
-            "every message that a rank receives, over a link or not; a real link has none, nor does replay"
-        )
-    return notes
+
+
+def _left_over(rows: Sequence[Row]) -> list[str]:
+    """Say which rows' processes held more than their step needs, as their own figures tell."""
+    by_count: dict[int, list[str]] = {}
+    for row in rows:
+        if row.prediction is not None and row.prediction.left_over_microbatches:
+            by_count.setdefault(row.prediction.left_over_microbatches, []).append(row.measured.name)
+    return [
+        f"{listed(names)}: between steps every rank had receive buffers for {count:,} more microbatches than the step "
+        "has (static_allocated_gib), as a process keeps them that ran a larger step before; the predicted peaks have "
+        "them too, replay has not"
+        for count, names in sorted(by_count.items())
+    ]
 
 
 def _unknown_memory(rows: Sequence[Row]) -> list[str]:
