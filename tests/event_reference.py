@@ -194,6 +194,9 @@ def find(text: bytes, start: int, stop: int, fields: Fields, wanted: Wanted) -> 
             found.status = DECLINED
             return found
         _same_to_json(text[at:end], members)
+        if any(b"\\" in raw for key, raw in dict(members).items() if key in (b"ph", b"cat")):
+            found.status = DECLINED  # what it means tells whether it is wanted
+            return found
         _take(found, dict(members), fields, wanted)
         found.end = at = end
         comma = False

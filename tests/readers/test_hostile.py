@@ -12,9 +12,10 @@ from peak_memory import ingest_peak_mb
 from tracetool.ingest import IngestOptions, ingest
 from tracetool.readers import SourceReport, json_scan, kineto_rows
 from tracetool.readers.byte_stream import ByteStream
-from tracetool.readers.json_around import facts
+from tracetool.readers.json_around import head_facts
 from tracetool.readers.json_columns import Field
-from tracetool.readers.json_scan import ChromeTrace, event_scanner
+from tracetool.readers.json_compiled import event_scanner
+from tracetool.readers.json_scan import ChromeTrace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -190,7 +191,7 @@ def test_values_around_the_events_are_limited() -> None:
     text = b'{"INFO": [%b1], "host_name": "node1", "distributedInfo": {"rank": 3, "world_size": 8}' % (
         b"[]," * (2 * MB)
     )
-    found = facts(text, frozenset({"INFO", "host_name", "distributedInfo"}))
+    found = head_facts(text, frozenset({"INFO", "host_name", "distributedInfo"}))
     assert found == {"host_name": "node1", "distributedInfo": {"rank": 3, "world_size": 8}}
 
 

@@ -21,7 +21,8 @@ from tracetool.ingest import IngestOptions, ingest
 from tracetool.readers import SourceReport
 from tracetool.readers.byte_stream import ByteStream
 from tracetool.readers.json_columns import Field
-from tracetool.readers.json_scan import ChromeTrace, event_scanner
+from tracetool.readers.json_compiled import event_scanner
+from tracetool.readers.json_scan import ChromeTrace
 
 FIELDS = (Field("ph", "text"), Field("cat", "text"), Field("name", "text"), Field("ts", "time"), Field("dur", "time"))
 

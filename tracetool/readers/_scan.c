@@ -60,6 +60,8 @@ static inline const Byte *scan_args(Scan *s, const Byte *p)
     return *p == 'n' ? scan_word(&s->window, p, "null") : give_up(&s->window, DECLINED);
 }
 
+static inline int is_escaped(Text t) { return t.n && memchr(t.p, '\\', t.n) != NULL; }
+
 /* The event at p; from is the end of the one before. */
 static const Byte *scan_event(Scan *s, const Byte *p, const Byte *from)
 {
@@ -72,6 +74,8 @@ static const Byte *scan_event(Scan *s, const Byte *p, const Byte *from)
     if (!p)
         return NULL;
     Text ph = cell_text(s, 0), cat = cell_text(s, 1);
+    if (is_escaped(ph) || is_escaped(cat)) /* its meaning tells whether it is wanted, not its spelling */
+        return give_up(&s->window, DECLINED);
     int32_t pair = distinct_index(&s->pairs, ph, cat);
     if (pair < 0) {
         PyErr_NoMemory();

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from tracetool.readers.ascend_tracks import ABSENT, PYTHON, is_kernel_type
 from tracetool.readers.byte_stream import ByteStream
 from tracetool.readers.json_columns import Field
-from tracetool.readers.json_scan import ChromeTrace, event_scanner
+from tracetool.readers.json_compiled import event_scanner
+from tracetool.readers.json_scan import ChromeTrace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

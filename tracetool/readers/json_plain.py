@@ -21,6 +21,7 @@ from tracetool.readers.json_columns import (
     moment_of,
     nanoseconds_of,
     text_column,
+    text_of,
 )
 from tracetool.readers.json_resume import objects
 
@@ -228,8 +229,13 @@ def _binary(values: list[msgspec.Raw]) -> pa.BinaryArray:
 def _codes(values: list[msgspec.Raw]) -> tuple[Any, list[bytes]]:
     """Codes and distinct raw values; null counts as absent (empty)."""
     encoded = _binary(values).dictionary_encode()
-    names = [b"" if name == _NULL else name for name in encoded.dictionary.to_pylist()]
+    names = [b"" if name == _NULL else _spelled(name) for name in encoded.dictionary.to_pylist()]
     return encoded.indices.to_numpy(), names
+
+
+def _spelled(name: bytes) -> bytes:
+    """The raw value without escapes that it does not need."""
+    return msgspec.json.encode(text_of(name)[0]) if b"\\" in name else name
 
 
 def _column(values: list[msgspec.Raw], field: Field) -> tuple[pa.Array, int]:

@@ -14,29 +14,28 @@ from typing import TYPE_CHECKING
 from tracetool.errors import MalformedTrace
 from tracetool.readers import Place
 from tracetool.readers.json_around import VALUE_BYTES, ends_well
-from tracetool.readers.json_columns import CLOSED, MORE, Field, Scanned, Scanner, after
-from tracetool.readers.json_compiled import CompiledScanner, available
-from tracetool.readers.json_plain import PlainScanner
+from tracetool.readers.json_bounds import BARE, Beginning, Ending, beginning, ending
+from tracetool.readers.json_columns import CLOSED, MORE, after
 from tracetool.readers.json_repair import repairs
 from tracetool.readers.json_resume import LONGEST_BYTES, next_event, object_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator
 
     import pyarrow as pa
 
     from tracetool.readers import SourceReport
     from tracetool.readers.byte_stream import ByteStream
+    from tracetool.readers.json_columns import Scanned, Scanner
 
 LONGEST_EVENT_BYTES = 16 << 20
 _AROUND_LIMIT_BYTES = 64 << 20
 _SMALL_WINDOW = 1 << 14
 _AHEAD = 1 << 18
 _PENDING_BYTES = 1 << 20
-_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-_BARE = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[")
 _NEXT = re.compile(rb"[\s,]*")
 _PHASE = re.compile(rb'"ph"\s*:')
+_VERSION = b'"schemaVersion"'
 # An event may end here: another one opens, the list closes, or (in what is left at the end) nothing follows.
 _END = re.compile(rb'\}(?=[\s,]*(?:\{\s*"|\]))')
 _LAST_END = re.compile(rb'\}(?=[\s,]*(?:\{\s*"|\]|(?:\{\s*)?\Z))')
@@ -52,24 +51,6 @@ _TRIAL_COST = 3072
 _COARSE_BYTES = 4096
 _MOST_SKIPPED_NAMES = 1000
 _LONGEST_SKIPPED_NAME = 100
-
-
-def event_scanner(
-    fields: Sequence[Field],
-    wanted: Mapping[bytes, frozenset[bytes] | None],
-    unwanted: frozenset[bytes] = frozenset(),
-) -> Scanner:
-    """The fastest scanner there is for these columns.
-
-    Args:
-        fields: The columns; the first two are ``ph`` and ``cat``.
-        wanted: Raw text of ``ph``, quotes included, to the raw texts of ``cat`` that are read (empty: no
-            category); None for any.
-        unwanted: Raw texts of ``cat`` that are never taken.
-    """
-    if available() and not any(field.key == "args" for field in fields):
-        return CompiledScanner(fields, wanted, unwanted)
-    return PlainScanner(fields, wanted, unwanted)
 
 
 class ChromeTrace:
@@ -108,6 +89,9 @@ class ChromeTrace:
         self._credit = _CREDIT
         self._credited = 0
         self._given_up: int | None = None
+        self._is_member = False
+        self._is_sound = False
+        self._versions = 0
         self.head = self._find_list()
 
     def tables(self) -> Iterator[pa.Table]:
@@ -160,15 +144,14 @@ class ChromeTrace:
 
     def _find_list(self) -> bytes:
         looked = 0
-        while True:
+        found = Beginning(None, is_sound=True)
+        while not self._final and looked <= _AROUND_LIMIT_BYTES:
             self._read()
-            match = _BARE.match(self._data) or _EVENTS.search(self._data, max(0, looked - 64))
-            if match is not None:
-                self._start = match.end()
-                return self._data[: match.end()]
+            found = beginning(self._data, looked, is_sound=found.is_sound, is_all=self._final)
+            if found.at is not None:
+                self._is_member = found.is_member
+                return self._begin(found.at)
             looked = len(self._data)
-            if self._final or looked > _AROUND_LIMIT_BYTES:
-                break
         first = self._first_event(0)
         if first is None:
             why = f": {self._stream.broken}" if self._stream.broken else ""
@@ -177,8 +160,13 @@ class ChromeTrace:
                 hint="expected a trace as torch.profiler exports it; was it cut off or overwritten?",
             )
         self._report.drop("text where a list of events should begin", self._place(0))
-        self._start = first
-        return self._data[:first]
+        return self._begin(first)
+
+    def _begin(self, at: int) -> bytes:
+        self._start = at
+        head = self._data[:at]
+        self._versions = head.count(_VERSION)
+        return head
 
     def _put(self, text: bytes, at: int) -> None:
         """Keep text of whole events until there is enough of it."""
@@ -332,12 +320,19 @@ class ChromeTrace:
         self._closed = True
 
     def _check_one_trace(self, text: bytes, at: int) -> None:
-        found = text.find(b'"schemaVersion"')
-        if found >= 0:
-            raise MalformedTrace(
-                f"{self._stream.name}: a second trace begins at byte {self._offset + at + found:,}, inside the first.",
-                hint="several ranks wrote to one path; record again with the rank in the file name",
-            )
+        """Refuse damaged text in which a trace begins after one has begun: a version may stand behind the events."""
+        found = text.find(_VERSION)
+        while found >= 0:
+            if self._versions:
+                self._refuse_second(at + found)
+            self._versions += 1
+            found = text.find(_VERSION, found + 1)
+
+    def _refuse_second(self, at: int) -> None:
+        raise MalformedTrace(
+            f"{self._stream.name}: a second trace begins at byte {self._offset + at:,}, inside the first.",
+            hint="several ranks wrote to one path; record again with the rank in the file name",
+        )
 
     def _after_list(self) -> None:
         """Go on if events follow, as in merged or damaged files; else what is left stands around them."""
@@ -351,18 +346,31 @@ class ChromeTrace:
                 break
             looked = max(0, self._left() - 64)
             self._read()
+        if self._is_member and self._members_follow():
+            return
         following = self._first_event(self._start)
         if following is None:
             self._closed = True
-            if not ends_well(
-                self._data[self._start : self._start + VALUE_BYTES], bare=bool(_BARE.fullmatch(self.head))
-            ):
+            if not ends_well(self._data[self._start : self._start + VALUE_BYTES], bare=bool(BARE.fullmatch(self.head))):
                 self._report.drop("damaged text after the events", self._place(self._start))
         elif _JOINT.match(self._data, self._start, following):
             self._report.repair("lists of events run together", self._place(self._start))
             self._start = following
         else:
             self._drop("text between events that is none", self._start, following)
+
+    def _members_follow(self) -> bool:
+        """Whether what follows is plain: the rest of the object that the list is in, and perhaps another list in it."""
+        kind, at = ending(self._data, self._start)
+        self._credit -= (at - self._start) // _CREDIT_PER_BYTE
+        if kind is Ending.ANOTHER:
+            self._refuse_second(at)
+        elif kind is Ending.EVENTS:
+            self._report.repair("lists of events run together", self._place(self._start))
+            self._start = at
+        elif kind is Ending.SOUND:
+            self._closed = self._is_sound = True
+        return kind is not Ending.UNSOUND
 
     def _first_event(self, start: int) -> int | None:
         """The first whole event after a place, if what stands there speaks of events at all."""
@@ -379,7 +387,8 @@ class ChromeTrace:
         self.tail = self._data[self._start :]
         if self._stream.broken:
             self._report.drop(f"data after a break ({self._stream.broken})", self._place(len(self._data)))
-        self._check_one_trace(self.tail, self._start)
+        if not self._is_sound:
+            self._check_one_trace(self.tail, self._start)
 
 
 def _after_commas(text: bytes) -> int:

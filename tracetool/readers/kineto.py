@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from tracetool.readers import Finding, Group, Identity, Left, Source, SourceReport
 from tracetool.readers.byte_stream import Archive, ByteStream, is_archive
-from tracetool.readers.json_around import facts, tail_of
-from tracetool.readers.json_scan import ChromeTrace, event_scanner
+from tracetool.readers.json_around import head_facts, tail_facts, tail_of
+from tracetool.readers.json_bounds import beginning
+from tracetool.readers.json_compiled import event_scanner
+from tracetool.readers.json_members import Stop, opening, walk
+from tracetool.readers.json_scan import ChromeTrace
 from tracetool.readers.kineto_batch import fields, wanted
 from tracetool.readers.kineto_rows import Rows
 
@@ -25,6 +28,7 @@ _LOOK_BYTES = 1 << 24
 _MOST_IN_ARCHIVE = 4096
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _OBJECT = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"')
+_HEAD_MARKS = (b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"', b'"baseTimeNanoseconds"')
 _EXPORTED = re.compile(rb'\{"otherData":\{"tracetool":"')
 _EVENT = re.compile(rb'\{\s*"ph"\s*:\s*"[XisfM]"')
 _LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*\{")
@@ -57,7 +61,7 @@ class KinetoReader:
                     found.left.append(
                         Left(file, "export of the autograd profiler before torch 1.8: use torch.profiler")
                     )
-                elif _is_trace(head):
+                elif _is_trace(head, file):
                     found.sources.append(Source(self.name, file, (file,)))
                 continue
             archive = Archive(file)
@@ -119,7 +123,7 @@ class KinetoReader:
                 yield "comms", table
             report.device = rows.device
             rows.tell()
-        _tell_of_the_recording(facts(trace.head, _KEYS) | facts(trace.tail, _KEYS), report)
+        _tell_of_the_recording(tail_facts(trace.tail, _KEYS) | head_facts(trace.head, _KEYS), report)
 
 
 READER = KinetoReader()
@@ -130,28 +134,31 @@ def _is_legacy(head: bytes) -> bool:
     return _LIST.match(head) is not None and b'"cat"' not in head and _LEGACY.search(head) is not None
 
 
-def _is_trace(head: bytes) -> bool:
+def _is_trace(head: bytes, file: Path | None = None) -> bool:
     if _LIST.match(head):
         return any(mark in head for mark in _LIST_MARKS)
     if not _OBJECT.match(head) or _EVENT.match(head):
         # The beginning may be lost: whole events speak for themselves.
         return b"\0" not in head and len(_EVENT.findall(head)) > 1 and any(mark in head for mark in _LIST_MARKS)
-    if b'"schemaVersion"' in head or b'"deviceProperties"' in head:
+    if any(mark in head for mark in _HEAD_MARKS) or _EVENTS.search(head) is not None:
         return True
-    return _EVENTS.search(head) is not None
+    if file is None or len(head) < _HEAD_BYTES or walk(head, opening(head) or 0).stop is not Stop.CUT:
+        return False
+    # A long value of another key may stand before the events.
+    return beginning(ByteStream(file).head(_LOOK_BYTES), 0, is_sound=True, is_all=True).at is not None
 
 
 def _around(source: Source) -> dict[str, Any]:
     stream = ByteStream(source.path, source.member)
     head = stream.head(_HEAD_BYTES)
-    match = _EVENTS.search(head)
-    if match is None and not _LIST.match(head):
+    at = beginning(head, 0, is_sound=True, is_all=True).at
+    if at is None:
         head = stream.head(_LOOK_BYTES)
-        match = _EVENTS.search(head)
-    found = facts(head[: match.end()] if match else b"", _KEYS)
+        at = beginning(head, 0, is_sound=True, is_all=True).at
+    found = head_facts(head[:at], _KEYS) if at is not None else {}
     if "distributedInfo" not in found or "baseTimeNanoseconds" not in found:
         # Old writers, and traces made on demand, have it after the events.
-        found = facts(tail_of(source.path, stream), _KEYS) | found
+        found = tail_facts(tail_of(source.path, stream), _KEYS) | found
     return found
 
 

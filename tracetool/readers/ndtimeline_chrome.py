@@ -17,7 +17,8 @@ from tracetool.errors import MalformedTrace
 from tracetool.readers import Place, SourceReport
 from tracetool.readers.byte_stream import ByteStream
 from tracetool.readers.json_columns import Field
-from tracetool.readers.json_scan import ChromeTrace, event_scanner
+from tracetool.readers.json_compiled import event_scanner
+from tracetool.readers.json_scan import ChromeTrace
 from tracetool.readers.ndtimeline_layout import TIME_LIMIT_NS, Layout, Operation, Where
 from tracetool.readers.ndtimeline_names import BACKWARD, COMPUTE, FORWARD, is_known
 from tracetool.readers.spill import Spill

@@ -1,0 +1,156 @@
+"""Sound JSON is read alike however it is written: order of keys, white space, escapes, unknown keys, nested names.
+
+The same trace as ``json.dumps`` writes it is the oracle; nothing may be dropped, repaired or refused.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recorded import data
+
+from tracetool.errors import IngestError
+from tracetool.ingest import discover, ingest
+
+if TYPE_CHECKING:
+    import random
+    from pathlib import Path
+
+SCANNERS = ["plain"] + (["compiled"] if find_spec("tracetool.readers._scan") else [])
+START = 1732300000000000
+DISTRIBUTED = {"backend": "nccl", "rank": 3, "world_size": 8, "pg_config": [{"pg_name": "0", "ranks": [*range(8)]}]}
+NESTED = (
+    {"schemaVersion": 2, "distributedInfo": {"rank": 7, "world_size": 9}, "host_name": "other"},
+    {"traceEvents": [{"ph": "X", "cat": "kernel", "name": "no event", "ts": START, "dur": 1}]},
+    [{"ph": "X", "cat": "kernel", "name": "nor this"}, {"a": [{"b": 1}]}, []],
+    'a text with "traceEvents": [{"ph": "X"}], "schemaVersion": 1}',
+    "}]}", "{[\\", 1.5e-3, -0, True, None, {}, [],
+)  # fmt: skip
+EVENTS = [
+    {"ph": "M", "name": "process_name", "pid": 10, "tid": 0, "ts": 0, "args": {"name": "python"}},
+    {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#4", "pid": 10, "tid": 10, "ts": START, "dur": 90},
+    {"ph": "X", "cat": "cpu_op", "name": "aten::mm/out \u00e9\u4e2d", "pid": 10, "tid": 10,
+     "ts": START + 1.125, "dur": 20, "args": {"External id": 1, "schemaVersion": 1, "Input Dims": [[1, 2], []]}},
+    {"ph": "X", "cat": "cpu_op", "name": "record_param_comms", "pid": 10, "tid": 10, "ts": START + 2, "dur": 1,
+     "args": {"External id": 2, "Collective name": "send", "dtype": "Float", "In msg nelems": 4, "Dst Rank": 1,
+              "Process Group Name": "0", "Process Group Ranks": "[0, 1, 2, 3, 4, 5, 6, 7]"}},
+    {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 10, "tid": 10, "ts": START + 5, "dur": 3,
+     "args": {"correlation": 7, "nested": {"ph": "X", "traceEvents": [1]}}},
+    {"ph": "X", "cat": "kernel", "name": "gemm<\"a\", {b}>, \\n", "pid": 0, "tid": 7, "ts": START + 12, "dur": 30,
+     "args": {"device": 0, "stream": 7, "correlation": 7, "External id": 1, "grid": [4, 3, 1]}},
+    {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 10, "tid": 10, "ts": START + 6, "s": "t",
+     "args": {"Bytes": 512, "Addr": 1, "Device Type": 1, "Device Id": 0, "Total Allocated": 512}},
+    {"ph": "X", "cat": "odd_category", "name": "x", "pid": 10, "tid": 10, "ts": START + 7, "dur": 1},
+    {},
+]  # fmt: skip
+TRACE = {
+    "schemaVersion": 1, "distributedInfo": DISTRIBUTED, "host_name": "node4",
+    "deviceProperties": [{"name": "H100", "numSms": 132, "totalGlobalMem": 85017493504}],
+    "displayTimeUnit": "ms", "baseTimeNanoseconds": 0, "traceEvents": EVENTS,
+}  # fmt: skip
+
+
+def _string(text: str, some: random.Random) -> str:
+    plain = json.dumps(text, ensure_ascii=some.random() < 0.5)[1:-1]
+    if some.random() < 0.6:
+        return f'"{plain}"'
+    characters = json.loads(f'"{plain}"')
+    return '"' + "".join(f"\\u{ord(c):04x}" if some.random() < 0.2 else json.dumps(c)[1:-1] for c in characters) + '"'
+
+
+def _written(value: Any, some: random.Random) -> str:
+    """JSON text of a value as some writer may write it."""
+    space = some.choice(["", "", "", " ", "\n", "\t ", "\r\n  ", " " * 70])
+    if isinstance(value, dict):
+        items = list(value.items())
+        some.shuffle(items)
+        members = [f"{_string(k, some)}{space}:{space}{_written(v, some)}" for k, v in items]
+        return "{" + space + f"{space},{space}".join(members) + space + "}"
+    if isinstance(value, list):
+        return "[" + space + f"{space},{space}".join(_written(v, some) for v in value) + space + "]"
+    return _string(value, some) if isinstance(value, str) else json.dumps(value)
+
+
+def _read(text: str, folder: Path) -> tuple[Any, ...]:
+    folder.mkdir(exist_ok=True)
+    path = folder / "trace.json"
+    path.write_text(text, encoding="utf-8")
+    run = ingest([path], folder / "x.run", force=True)
+    (source,) = run.manifest["sources"]
+    tables = [
+        run.rows(f"SELECT * FROM {name} ORDER BY ALL") for name in ("events", "comms", "memory", "steps", "groups")
+    ]
+    return source["dropped"], source["repaired"], source["skipped"], source["notes"], tables
+
+
+@pytest.mark.parametrize("scanner", SCANNERS)
+def test_sound_json_is_read_alike_however_it_is_written(
+    scanner: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRACETOOL_SCANNER", scanner)
+    expected = _read(json.dumps(TRACE), tmp_path / "plain")
+    assert expected[:2] == ({}, {})
+    assert len(expected[4][0]) == 5
+
+    @settings(max_examples=25, deadline=None)
+    @given(some=st.randoms(use_true_random=True))
+    def alike(some: random.Random) -> None:
+        unknown = {f"unknown {n}": some.choice(NESTED) for n in range(some.randrange(4))}
+        assert _read(_written(TRACE | unknown, some), tmp_path / "odd") == expected
+
+    alike()
+
+
+@pytest.mark.parametrize("size", [100_000, 5 << 20])
+@pytest.mark.parametrize("front", [True, False])
+def test_long_values_may_stand_before_or_after_the_events(size: int, *, front: bool, tmp_path: Path) -> None:
+    frames = [{"name": f"frame {n}", "ph": "no event"} for n in range(size // 50)]
+    own = {
+        "frames": frames,
+        "events": {"traceEvents": EVENTS[:2]},
+        "host_name": "node4",
+        "distributedInfo": DISTRIBUTED,
+    }
+    trace = own | {"traceEvents": EVENTS} if front else {"traceEvents": EVENTS} | own
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(trace), encoding="utf-8")
+    run = ingest([path], tmp_path / "x.run")
+    (source,) = run.manifest["sources"]
+    assert (source["rank"], source["dropped"], source["repaired"]) == (3, {}, {})
+    assert run.rows("SELECT count(*) FROM events") == [(5,)]
+    assert run.rows("SELECT host FROM ranks") == [("node4",)]
+
+
+@pytest.mark.parametrize("joint", ["", "\n", "\n\n "])
+def test_two_whole_traces_in_a_row_are_refused(joint: str, tmp_path: Path) -> None:
+    behind = json.dumps({"traceEvents": EVENTS, "schemaVersion": 1, "distributedInfo": DISTRIBUTED})
+    path = tmp_path / "t.json"
+    path.write_text(behind + joint + behind, encoding="utf-8")
+    place = len(behind) + len(joint)
+    with pytest.raises(IngestError, match=rf"second trace begins at byte {place:,}"):
+        ingest([path], tmp_path / "x.run")
+
+
+def test_a_version_behind_the_events_is_no_second_trace(tmp_path: Path) -> None:
+    case = data("cases", "schema-version-after-events")
+    assert [found.rank for found in discover([case]).found] == [0]
+    run = ingest([case], tmp_path / "x.run")
+    assert run.manifest["sources"][0]["dropped"] == {}
+    assert run.rows("SELECT category, name, duration_ns FROM events ORDER BY start_ns") == [
+        ("op", "aten::mm", 20000), ("launch", "cudaLaunchKernel", 3000), ("kernel", "gemm", 30000),
+    ]  # fmt: skip
+
+
+def test_damage_beside_a_version_behind_the_events_is_no_second_trace(tmp_path: Path) -> None:
+    """The list is not closed: what stands behind is lost text of the same trace."""
+    text = json.dumps({"traceEvents": EVENTS, "schemaVersion": 1, "distributedInfo": DISTRIBUTED})
+    path = tmp_path / "rank3.json"
+    path.write_text(text.replace('{}], "schemaVersion"', '{}, "schemaVersion"'), encoding="utf-8")
+    run = ingest([path], tmp_path / "x.run")
+    assert run.rows("SELECT count(*) FROM events") == [(5,)]
+    assert "text between events that is none" in run.manifest["sources"][0]["dropped"]
