@@ -15,6 +15,7 @@ from tracetool.readers import Finding, Identity, Left, Source, SourceReport, row
 from tracetool.readers.ndtimeline_chrome import by_step, opens_labelled, timeline_of
 from tracetool.readers.ndtimeline_rows import RankRows
 from tracetool.readers.ndtimeline_table import step_of_clock_ns, table_layout, table_operations, table_trouble
+from tracetool.units import format_count, format_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -53,10 +54,15 @@ class NDTimelineReader:
                     metas.append(file)
             except MalformedTrace as error:
                 finding.left.append(Left(file, error.message))
-        for table, layout in tables.items():
+        taken: dict[Path, Layout] = {}
+        for table, layout in sorted(tables.items(), key=lambda item: -len(item[1].computing_ns)):
+            if (same := _shown_by(layout, taken)) is not None:
+                finding.left.append(Left(table, _repeats(layout, same, taken[same])))
+                continue
+            taken[table] = layout
             own = [m for m in metas if _describes(_meta(m), layout)]
             finding.sources += self._sources(table, (table, *own[:1]) if len(own) == 1 else (table,), layout)
-        self._take_timelines(finding, timelines, tables)
+        self._take_timelines(finding, timelines, taken)
         return finding
 
     def identify(self, source: Source) -> Identity:
@@ -77,7 +83,8 @@ class NDTimelineReader:
         layout, meta = _job(source)
         strays = rank == min(layout.places)
         is_table = table_trouble(source.files[0]) is None
-        rows = RankRows(rank, identity, layout, report)
+        tick_ns = step_of_clock_ns(source.files[0], layout) if is_table else 0
+        rows = RankRows(rank, identity, layout, report, tick_ns=tick_ns)
         if is_table:
             steps: dict[int, list[Operation]] = defaultdict(list)
             for operation in table_operations(source.files[0], rank, report, strays=strays):
@@ -101,23 +108,25 @@ class NDTimelineReader:
     def _take_timelines(self, finding: Finding, timelines: dict[Path, Layout], tables: dict[Path, Layout]) -> None:
         """Take the timelines that are measurements of their own; those of one job are read together."""
         jobs: list[_Job] = []
-        for file, layout in timelines.items():
-            table = next((t for t, known in tables.items() if layout.is_view_of(known)), None)
+        shown = dict(tables)
+        for file, layout in sorted(timelines.items(), key=lambda item: -len(item[1].computing_ns)):
             if timeline_of(file, _version(file)).is_simulated():
                 reason = "a simulated timeline, no measurement: every forward takes equally long, and every backward"
                 finding.left.append(Left(file, reason))
-            elif table is not None:
-                reason = f"drawn from the same operations as {table.name}, which says more about them"
-                finding.left.append(Left(file, reason))
+                continue
+            if (same := _shown_by(layout, shown)) is not None:
+                finding.left.append(Left(file, _repeats(layout, same, shown[same])))
+                continue
+            shown[file] = layout
+            job = next((j for j in jobs if not j.layout.computing_ns.keys() & layout.computing_ns.keys()), None)
+            if job is None:
+                jobs.append(_Job((file,), layout))
             else:
-                job = next((j for j in jobs if not j.layout.computing_ns.keys() & layout.computing_ns.keys()), None)
-                if job is None:
-                    jobs.append(_Job((file,), layout))
-                else:
-                    job.files, job.layout = (*job.files, file), job.layout.merged(layout)
+                job.files, job.layout = (*job.files, file), job.layout.merged(layout)
         for job in jobs:
-            path = job.files[0] if len(job.files) == 1 else job.files[0].parent
-            finding.sources += self._sources(path, job.files, job.layout)
+            files = tuple(sorted(job.files))
+            path = files[0] if len(files) == 1 else files[0].parent
+            finding.sources += self._sources(path, files, job.layout)
 
 
 READER = NDTimelineReader()
@@ -129,6 +138,23 @@ class _Job:
 
     files: tuple[Path, ...]
     layout: Layout
+
+
+def _shown_by(layout: Layout, taken: dict[Path, Layout]) -> Path | None:
+    """The file that the operations of this one were taken from before."""
+    return next((file for file, known in taken.items() if layout.is_view_of(known)), None)
+
+
+def _repeats(layout: Layout, taken: Path, known: Layout) -> str:
+    """Why a file with operations of another one is left, and what it has more or less than the one that is read."""
+    reason = f"drawn from the same operations as {taken.name}, which says more about them and is read"
+    for what, own, others in (("step", layout.steps, known.steps), ("rank", layout.places, known.places)):
+        more, less = sorted(own.keys() - others.keys()), sorted(others.keys() - own.keys())
+        if more:
+            reason += f"; it has {format_count(len(more), what)} more, not read: {format_ranges(more)}"
+        if less:
+            reason += f"; it lacks {format_count(len(less), what)}: {format_ranges(less)}"
+    return reason
 
 
 def _rank(source: Source) -> int:

@@ -22,6 +22,10 @@ _EPOCH_FROM_NS = 10**17
 """Earlier times (before 1973) are no Unix time."""
 
 
+_TEXT_ROUNDING_NS = 1000
+_SUM_ROUNDING = 1e-5
+
+
 class Where(NamedTuple):
     """A rank's coordinates; ``tp`` is None where the trace does not say it."""
 
@@ -138,16 +142,21 @@ class Layout:
         return both.done()
 
     def is_view_of(self, other: Layout) -> bool:
-        """Whether it shows the same operations: of ranks at the same places, computing equally long in each step.
+        """Whether it shows operations of the other: the same ranks at the same places, computing equally long.
 
-        A microsecond is allowed for, as a timeline's text is rounded.
+        Either may have ranks and steps that the other lacks. A microsecond is allowed for, as a timeline's text is
+        rounded, and what sums of 32-bit seconds are off by.
         """
-        return all(
-            rank in other.places and (where.dp, where.pp) == (other.places[rank].dp, other.places[rank].pp)
-            for rank, where in self.places.items()
-        ) and all(
-            moment in other.computing_ns and abs(duration - other.computing_ns[moment]) <= 1000
-            for moment, duration in self.computing_ns.items()
+        shared = self.computing_ns.keys() & other.computing_ns.keys()
+        places = [(self.places[rank], other.places[rank]) for rank in self.places.keys() & other.places.keys()]
+        return (
+            bool(shared)
+            and all((one.dp, one.pp) == (two.dp, two.pp) for one, two in places)
+            and all(
+                abs(self.computing_ns[moment] - other.computing_ns[moment])
+                <= max(_TEXT_ROUNDING_NS, other.computing_ns[moment] * _SUM_ROUNDING)
+                for moment in shared
+            )
         )
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     Row = tuple[object, ...]
 
 _CHUNK_ROWS = 1 << 14
-_CLOCK_TOLERANCE_NS = 50_000
-"""By so much a send or receive may lie beyond the computes it could serve."""
 _COMPUTE_LANE, _NEXT_LANE, _PREVIOUS_LANE, _BATCH_LANE, _TP_LANE, _DP_LANE = range(6)
 _LABELLED, _INFERRED, _UNKNOWN = "label", "inferred", "unknown"
 
@@ -65,9 +64,12 @@ class RankRows:
         identity: Its groups.
         layout: What the whole trace says.
         report: Filled in.
+        tick_ns: Distance of two neighbouring values of its clock, as far as the form of the trace tells.
     """
 
-    def __init__(self, rank: int, identity: Identity, layout: Layout, report: SourceReport) -> None:
+    def __init__(
+        self, rank: int, identity: Identity, layout: Layout, report: SourceReport, *, tick_ns: int = 0
+    ) -> None:
         self._rank = rank
         self._groups = {g.name: g.ranks for g in identity.groups}
         self._layout = layout
@@ -75,6 +77,7 @@ class RankRows:
         self._report = report
         self._numbered = rank in layout.numbered
         self._is_whole = True
+        self._tick_ns = tick_ns
         self.events: list[Row] = []
         self.comms: list[Row] = []
         self.steps: list[Row] = []
@@ -100,9 +103,10 @@ class RankRows:
         for step, members in by_step():
             shifted = [o._replace(start_ns=o.start_ns + offsets[step]) for o in self._once(members, again)]
             shifted.sort(key=lambda o: (o.start_ns, o.order or 0, o.at))
+            tick_ns = max(self._tick_ns, math.gcd(*(time for o in members for time in (o.start_ns, o.duration_ns))))
             computes = self._computes(shifted)
             self.events += self._event_rows(computes, [o for o in shifted if o.name == OPTIMIZER])
-            sent = self._messages(shifted, computes)
+            sent = self._messages(shifted, computes, tick_ns)
             unlabelled += sum(s.microbatch is None for s in sent)
             paired += self._comm_rows(sent, [o for o in shifted if o.name in COLLECTIVES])
             kept = [o for o in shifted if o.name not in NOT_READ]
@@ -179,7 +183,7 @@ class RankRows:
             for number, (o, label) in enumerate(rows)
         ]  # fmt: skip
 
-    def _messages(self, operations: Sequence[Operation], computes: Sequence[_Compute]) -> list[_Sent]:
+    def _messages(self, operations: Sequence[Operation], computes: Sequence[_Compute], tick_ns: int) -> list[_Sent]:
         """Sends and receives of a step with the compute that each one serves, in order of posting."""
         found = [_Sent(m, o) for o in operations for m in messages_of(o.name)]
         queues: dict[Message, list[int]] = defaultdict(list)
@@ -189,7 +193,7 @@ class RankRows:
             if message.kind is None:
                 continue
             served = [c for c in computes if c.kind in (("F",) if message.kind == "F" else ("B", "I"))]
-            matched = self._served(message, [found[n] for n in numbers], served)
+            matched = self._served(message, [found[n] for n in numbers], served, tick_ns)
             for number, sent in zip(numbers, matched, strict=True):
                 found[number] = sent
         idle = [s for s in found if s.message.kind is not None and s.peer is None]
@@ -197,16 +201,18 @@ class RankRows:
             self._report.skipped["send or receive that nothing is behind"] += len(idle)
         return [s for s in found if s.message.kind is None or s.peer is not None]
 
-    def _served(self, message: Message, sent: Sequence[_Sent], computes: Sequence[_Compute]) -> list[_Sent]:
+    def _served(
+        self, message: Message, sent: Sequence[_Sent], computes: Sequence[_Compute], tick_ns: int
+    ) -> list[_Sent]:
         """Pair the n-th send or receive with the n-th compute; those that nothing is behind get no peer.
 
         The recorders also note sends and receives that were never launched: at the ends of the model, and
         before the first or after the last compute they could serve.
         """
-        pairs = self._pairs(message, sent, computes)
+        pairs = self._pairs(message, sent, computes, tick_ns)
         if pairs is None and computes:
-            launched = [s for s in sent if _may_serve(message, s.operation, computes)]
-            pairs = self._pairs(message, launched, computes) if len(launched) < len(sent) else None
+            launched = [s for s in sent if _may_serve(message, s.operation, computes, tick_ns)]
+            pairs = self._pairs(message, launched, computes, tick_ns) if len(launched) < len(sent) else None
         if pairs is None:
             peer = self._position + _towards(message)
             if self._layout.chunks > 1 or self._layout.wraps_around:
@@ -214,7 +220,9 @@ class RankRows:
             return [replace(s, peer=peer if 0 <= peer < self._layout.stages else None) for s in sent]
         return [pairs.get(s.operation.at, s) for s in sent]
 
-    def _pairs(self, message: Message, sent: Sequence[_Sent], computes: Sequence[_Compute]) -> dict[int, _Sent] | None:
+    def _pairs(
+        self, message: Message, sent: Sequence[_Sent], computes: Sequence[_Compute], tick_ns: int
+    ) -> dict[int, _Sent] | None:
         operations = [c.operation for c in computes], [s.operation for s in sent]
         if any(c.stage is None for c in computes) or not all(self._lacks_none(some) for some in operations):
             return None
@@ -224,13 +232,13 @@ class RankRows:
         later = computes[1:] if skips_first else ()
         count = len(sent)
         chosen = next((some for some in (served, computes, later) if len(some) == count), None)
-        slack_ns = None if chosen is None else _slack_ns(message, sent, chosen)
+        slack_ns = None if chosen is None else _slack_ns(message, sent, chosen, tick_ns)
         if chosen is None or slack_ns is None:
             return None
         # Had the last ones been lost, others might fit better: then nothing tells which.
         for rival in (served[:count], computes[:count], later[:count]):
             if len(rival) == count and any(one is not other for one, other in zip(rival, chosen, strict=True)):
-                rival_ns = _slack_ns(message, sent, rival)
+                rival_ns = _slack_ns(message, sent, rival, tick_ns)
                 if rival_ns is not None and rival_ns <= slack_ns:
                     return None
         return {
@@ -315,14 +323,25 @@ def _towards(message: Message) -> int:
     return 1 if (message.kind == "F") == (message.operation == "send") else -1
 
 
-def _slack_ns(message: Message, sent: Sequence[_Sent], computes: Sequence[_Compute]) -> int | None:
+def _slack_ns(message: Message, sent: Sequence[_Sent], computes: Sequence[_Compute], tick_ns: int) -> int | None:
     """Time between computes and their sends, or receives and their computes; None if one comes too early."""
-    pairs = zip((s.operation for s in sent), (c.operation for c in computes), strict=True)
-    if message.operation == "send":
-        gaps = [o.start_ns - c.start_ns - c.duration_ns for o, c in pairs]
-    else:
-        gaps = [c.start_ns - o.start_ns - o.duration_ns for o, c in pairs]
-    return sum(gaps) if all(gap >= -_CLOCK_TOLERANCE_NS for gap in gaps) else None
+    total = 0
+    for one, compute in zip((s.operation for s in sent), (c.operation for c in computes), strict=True):
+        first, second = (compute, one) if message.operation == "send" else (one, compute)
+        gap = second.start_ns - first.start_ns - first.duration_ns
+        if gap < -_overlap_ns(compute, tick_ns):
+            return None
+        total += abs(gap)
+    return total
+
+
+def _overlap_ns(compute: Operation, tick_ns: int) -> int:
+    """By how much a message may overlap with the compute it serves, as recorders round and note late.
+
+    Numbers pair them, times only tell which of several readings fits: half the compute is far from the next one.
+    Three times are rounded to the clock.
+    """
+    return max(compute.duration_ns // 2, 2 * tick_ns)
 
 
 def _lane(message: Message) -> int:
@@ -333,9 +352,11 @@ def _label(kind: str, stage: int | None, microbatch: int | None) -> str | None:
     return None if stage is None or microbatch is None else f"{stage}{kind}{microbatch}"
 
 
-def _may_serve(message: Message, operation: Operation, computes: Sequence[_Compute]) -> bool:
+def _may_serve(message: Message, operation: Operation, computes: Sequence[_Compute], tick_ns: int) -> bool:
     """Whether a receive begins before its last compute does, or a send ends after its first compute does."""
     if message.operation == "recv":
-        return operation.start_ns <= max(c.operation.start_ns for c in computes) + _CLOCK_TOLERANCE_NS
-    first_end = min(c.operation.start_ns + c.operation.duration_ns for c in computes)
-    return operation.start_ns + operation.duration_ns >= first_end - _CLOCK_TOLERANCE_NS
+        last = max((c.operation for c in computes), key=lambda o: o.start_ns)
+        return operation.start_ns <= last.start_ns + _overlap_ns(last, tick_ns)
+    first = min((c.operation for c in computes), key=lambda o: o.start_ns + o.duration_ns)
+    first_end = first.start_ns + first.duration_ns
+    return operation.start_ns + operation.duration_ns >= first_end - _overlap_ns(first, tick_ns)

@@ -192,10 +192,20 @@ def _by_label(run: Run, step: Step, rank: int, ops: Sequence[P2POp]) -> tuple[St
             raise UnmatchedTransfer(
                 f"rank {rank}, step {step.number}: nothing tells what its message {'to' if op.is_send else 'from'} "
                 f"rank {op.peer} carries.",
-                hint="record host activity (ProfilerActivity.CPU), whose autograd numbers tell it",
+                hint=_label_hint(run),
             )
         found.append(StageOp(op, ActionKind(label.kind.value[-1]), label.stage, label.microbatch))
     return tuple(found)
+
+
+def _label_hint(run: Run) -> str:
+    ((is_table,),) = run.rows("SELECT bool_or(reader = 'ndtimeline') FROM sources WHERE status = 'read'")
+    if is_table:
+        return (
+            "its sends, receives and computes do not pair by number and time: rows may be lost, or times damaged; "
+            "sources and problems (tracetool sql) say what was dropped, export the table anew"
+        )
+    return "record host activity (ProfilerActivity.CPU), whose autograd numbers tell it"
 
 
 def find_transfers(
