@@ -19,13 +19,16 @@ class Host:
     def __init__(self) -> None:
         self.kernels: list[Kernel] = []
         self.breaks: list[int] = []
+        self.sends: list[int] = []
         self.undone: set[int] = set()
         self._time = 0
         self._node = 100
 
-    def message(self) -> None:
+    def message(self, *, sent: bool = False) -> None:
         self._time += 1
         self.breaks.append(self._time)
+        if sent:
+            self.sends.append(self._time)
 
     def forward(self, *numbers: int | None, op: str = "aten::mm") -> None:
         for number in numbers:
@@ -58,8 +61,8 @@ class Host:
         self._time += 1
         self.kernels.append(Kernel(self._time, self._time + 1, self._time, stream=7, event=self._time, **context))  # type: ignore[arg-type]
 
-    def pieces(self) -> tuple[list[str], list[int]]:
-        found, loose = find_pieces(self.kernels, self.undone, self.breaks)
+    def pieces(self, *, joined: bool = False) -> tuple[list[str], list[int]]:
+        found, loose = find_pieces(self.kernels, self.undone, self.breaks, self.sends if joined else None)
         assert sum(len(p.kernels) for p in found) + len(loose) == len(self.kernels)
         return [_text(p) for p in found], [k.launch_ns for k in loose]
 
@@ -188,3 +191,53 @@ def test_every_order_of_backwards_finds_its_forwards(sizes: list[int], random: o
     assert loose == []
     expected = [f"F{i}x{n}" for i, n in enumerate(sizes)] + [f"B{i}x{sizes[i]}" for i in order]
     assert pieces == expected
+
+
+def test_a_loss_that_is_scaled_apart_belongs_to_its_backward() -> None:
+    """Megatron interleaved: the next receive is posted between a forward and the scaling of its loss."""
+    host = Host()
+    host.forward(1, 2, 3)
+    host.message()
+    host.forward(4, op="aten::mul")
+    host.forward(None, op="aten::fill_")
+    host.backward(4, 3, 2, 1)
+    assert host.pieces(joined=True) == (["F0x3", "B0x6"], [])
+
+
+def test_losses_scaled_in_gpipe_order_belong_to_the_backward_of_their_own_microbatch() -> None:
+    host = Host()
+    for numbers in ((1, 2, 3), (4, 5, 6), (7, 8, 9)):
+        host.message()
+        host.forward(*numbers)
+    for scaled, numbers in ((10, (3, 2, 1)), (11, (6, 5, 4)), (12, (9, 8, 7))):
+        host.forward(scaled, op="aten::mul")  # nothing parts the first one from the last forward
+        host.backward(scaled, *numbers)
+        host.message(sent=True)
+    assert host.pieces(joined=True) == (["F0x3", "F1x3", "F2x3", "B0x5", "B1x5", "B2x5"], [])
+
+
+def test_a_loss_in_several_parts_joins_the_forward_that_it_stands_behind_or_else_the_backward() -> None:
+    host = Host()
+    for numbers, loss in (((1, 2, 3), (4, 5)), ((6, 7, 8), (9, 10))):
+        host.message()
+        host.forward(*numbers)
+        host.message()
+        host.forward(*loss, op="aten::div")  # the mean over tokens, right behind the forward
+    host.message()
+    host.forward(11, op="aten::mul")  # over the number of microbatches
+    host.backward(11, 5, 4, 3, 2, 1)
+    host.message(sent=True)
+    host.forward(12, op="aten::mul")
+    host.backward(12, 10, 9, 8, 7, 6)
+    assert host.pieces(joined=True) == (["F0x5", "F1x5", "B0x7", "B1x7"], [])
+
+
+def test_backwards_that_nothing_parts_stay_apart_where_their_forwards_were_sent_on() -> None:
+    """The backwards of a first stage send nothing: with receives posted ahead of time one follows the other."""
+    host = Host()
+    for numbers in ((1, 2, 3), (4, 5)):
+        host.forward(*numbers)
+        host.message(sent=True)
+    host.backward(5, 4)
+    host.backward(3, 2, 1)
+    assert host.pieces(joined=True) == (["F0x3", "F1x2", "B1x2", "B0x3"], [])

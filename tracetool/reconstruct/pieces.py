@@ -9,9 +9,11 @@ backward that is split in two (zero bubble).
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from itertools import groupby, zip_longest
+from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.model.action import ActionKind
 
@@ -63,7 +65,7 @@ class _Stretch:
 
 
 def find_pieces(
-    kernels: Sequence[Kernel], undone: Container[int], breaks: Sequence[int]
+    kernels: Sequence[Kernel], undone: Container[int], breaks: Sequence[int], sends: Sequence[int] | None = None
 ) -> tuple[list[Piece], list[Kernel]]:
     """Forwards and backwards of a rank, in order of launch, and the kernels that belong to none.
 
@@ -71,6 +73,7 @@ def find_pieces(
         kernels: Those of a step in launch order, with their autograd context.
         undone: Sequence numbers of all autograd nodes that ran, whether they launched anything or not.
         breaks: Host times, ascending, that part one action from the next: where messages were posted.
+        sends: Those of them at which something was sent; if given, forwards that are parts of others join those.
 
     Returns:
         The pieces, and what is no part of the model's graph: scaling of gradients, optimizer and the like.
@@ -78,18 +81,24 @@ def find_pieces(
     stretches = _stretches(kernels, breaks, undone)
     forwards = _split_at_backwards([s for s in stretches if not s.is_backward], stretches)
     owner = _owners(forwards)
-    pieces: list[Piece] = []
-    loose: list[Kernel] = []
+    part_of: dict[int, int] = {}
+    if sends is not None:
+        part_of = _parts_of_others(forwards, stretches, owner, _Sends([k.launch_ns for k in kernels], sends))
+    owner = {number: part_of.get(index, index) for number, index in owner.items()}
     number_of: dict[int, int] = {}
     for index in sorted(set(owner.values())):
         number_of[index] = len(number_of)
     by_first = {id(part.kernels[0]): (index, part) for index, part in enumerate(forwards)}
     grads = _Grads(owner, number_of)
-    for stretch in stretches:
+    for at, stretch in enumerate(stretches):
         if stretch.is_backward:
             grads.take(stretch)
             continue
         for index, part in _parts_of(stretch, by_first):
+            if index in part_of:
+                following = stretches[at + 1] if at + 1 < len(stretches) else None
+                grads.join(number_of[part_of[index]], part, following)
+                continue
             if index not in number_of:
                 grads.hold(part.kernels, after_break=part.after_break)
                 continue
@@ -99,8 +108,7 @@ def find_pieces(
             grads.out.append(Piece(F, number_of[index], part.kernels[start:end]))
             grads.hold(part.kernels[end:], after_break=False)
     grads.flush()
-    pieces, loose = grads.finish()
-    return pieces, loose
+    return grads.finish()
 
 
 def _stretches(kernels: Sequence[Kernel], breaks: Sequence[int], undone: Container[int]) -> list[_Stretch]:
@@ -162,16 +170,10 @@ def _cut(forward: _Stretch, starts: Sequence[int]) -> list[_Stretch]:
 def _homes(forwards: Sequence[_Stretch]) -> dict[int, int]:
     """For each autograd number, the forward it belongs to.
 
-    An op outside any graph shows the number that the next node will get, so that sums of gradients carry a
-    number of the forward after them: that one holds many more of them.
+    An op outside any graph shows the number that the next node will get (sums of gradients one of the forward after
+    them), so that of all ops with a number the last one made the node.
     """
-    home: dict[int, int] = {}
-    for index, forward in enumerate(forwards):
-        for number in forward.numbers:
-            other = home.get(number)
-            if other is None or len(forward.numbers) > len(forwards[other].numbers):
-                home[number] = index
-    return home
+    return {number: index for index, forward in enumerate(forwards) for number in forward.numbers}
 
 
 def _owners(forwards: Sequence[_Stretch]) -> dict[int, int]:
@@ -179,6 +181,45 @@ def _owners(forwards: Sequence[_Stretch]) -> dict[int, int]:
     home = _homes(forwards)
     whole = Counter(home.values())
     return {number: index for number, index in home.items() if 2 * whole[index] >= len(forwards[index].numbers)}
+
+
+class _Sends(NamedTuple):
+    """Host times of a rank's launches and sends, both ascending."""
+
+    launches: Sequence[int]
+    sends: Sequence[int]
+
+    def follow(self, forward: _Stretch) -> bool:
+        """Whether something was sent between the last launch of a forward and the next one of the rank."""
+        last = forward.kernels[-1].launch_ns
+        after = bisect_right(self.launches, last)
+        send = bisect_right(self.sends, last)
+        return send < len(self.sends) and (after == len(self.launches) or self.sends[send] <= self.launches[after])
+
+
+def _parts_of_others(
+    forwards: Sequence[_Stretch], stretches: Sequence[_Stretch], owner: Mapping[int, int], sends: _Sends
+) -> dict[int, int]:
+    """Forwards that are no action of their own (the loss and its scaling), each with the one that they belong to.
+
+    One uninterrupted run of the autograd engine undoes one forward, the end of its graph first. So what is undone right
+    ahead of an earlier forward, whenever it is, is the end of that one's graph: a forward of another microbatch would
+    have been sent on, or the gradient that its backward makes.
+    """
+    followers: dict[int, set[int | None]] = defaultdict(set)
+    for stretch in stretches:
+        if stretch.is_backward:
+            undone = [index for index, _ in groupby(owner[n] for n in stretch.numbers if n in owner)]
+            for index, following in zip_longest(undone, undone[1:]):
+                followers[index].add(following)
+    found: dict[int, int] = {}
+    for index, after in sorted(followers.items()):
+        whole = next(iter(after))
+        if len(after) > 1 or whole is None or whole > index or sends.follow(forwards[index]):
+            continue
+        if len(forwards[index].numbers) < len(forwards[whole].numbers):
+            found[index] = found.get(whole, whole)
+    return found
 
 
 def _parts_of(stretch: _Stretch, by_first: Mapping[int, tuple[int, _Stretch]]) -> Iterator[tuple[int, _Stretch]]:
@@ -227,6 +268,7 @@ class _Grads:
         self._nodes: dict[int, dict[int, int]] = defaultdict(dict)  # per forward: number -> node that ran it first
         self._second: set[int] = set()  # forwards whose nodes run for the second time
         self._held: list[Kernel] = []  # launches between backwards, for the next one
+        self._opening: list[Kernel] = []  # launches that the next backward begins with, whatever parts them from it
         self._loose: list[Kernel] = []
 
     def hold(self, kernels: Sequence[Kernel], *, after_break: bool) -> None:
@@ -235,6 +277,16 @@ class _Grads:
             self.flush()
         self._loose += [k for k in kernels if k.op_name in SCALING_OPS]  # of gradients that are complete
         self._held += [k for k in kernels if k.op_name not in SCALING_OPS]
+
+    def join(self, forward: int, part: _Stretch, following: _Stretch | None) -> None:
+        """Launches of the end of a forward's graph: the backward begins with them, or they end the forward itself."""
+        if following is not None and any(self._forward_of(k) == forward for k in following.kernels):
+            self.flush()
+            self._opening = part.kernels
+        elif self.out and self.out[-1].kind is F and self.out[-1].forward == forward:
+            self.out[-1].kernels += part.kernels
+        else:
+            self._loose += part.kernels
 
     def flush(self) -> None:
         """Give up what is held: no backward follows that it could belong to."""
@@ -251,9 +303,11 @@ class _Grads:
 
     def take(self, stretch: _Stretch) -> None:
         """Add a stretch of backward launches."""
-        if stretch.after_break:
+        fresh = stretch.after_break or bool(self._opening)
+        if fresh:
             self.flush()
-        fresh = stretch.after_break
+        self._held += self._opening
+        self._opening = []
         for kernel in stretch.kernels:
             forward = self._forward_of(kernel)
             piece = self.out[-1] if self.out else None

@@ -195,10 +195,11 @@ def _placed(
     """Pieces of every rank with stages and microbatches that the messages confirm."""
     faults: tuple[str, ...] = ()
     problem = ReconstructError("")
-    # Where a message inside a rank is all that parts two stages, only the cut of the graph between them shows it.
-    for with_cuts, by_direction in itertools.product((False, True), repeat=2):
+    # Where a message inside a rank is all that parts two stages, only the cut of the graph between them shows it. Like
+    # such stages, a loss that is computed or scaled apart is undone right ahead of the forward that it belongs to.
+    for joined, with_cuts, by_direction in itertools.product((False, True), repeat=3):
         cuts = _graph_cuts(run, group, step) if with_cuts else {}
-        found = {r: _pieces(run, r, step, kernels[r], posts[r], cuts.get(r, ())) for r in group.ranks}
+        found = {r: _pieces(run, r, step, kernels[r], posts[r], cuts.get(r, ()), joined=joined) for r in group.ranks}
         trails = [RankTrail(found[r].pieces, posts[r]) for r in group.ranks]
         try:
             placed = place(group.ranks, trails, messages, by_direction=by_direction)
@@ -249,13 +250,21 @@ def _graph_cuts(run: Run, group: PipelineGroup, step: Step) -> dict[int, list[in
 
 
 def _pieces(
-    run: Run, rank: int, step: Step, kernels: list[Kernel], posts: Sequence[P2POp], cuts: Sequence[int]
+    run: Run,
+    rank: int,
+    step: Step,
+    kernels: list[Kernel],
+    posts: Sequence[P2POp],
+    cuts: Sequence[int],
+    *,
+    joined: bool,
 ) -> _Found:
     work = [k for k in kernels if not (k.is_p2p or k.is_barrier)]
     # Ascend's transfers are not launched as kernels: nothing would part one forward from the next.
     if any(k.backward_of is not None for k in kernels) and (not _is_device(kernels) or any(k.is_p2p for k in kernels)):
         breaks = sorted([op.posted_ns for op in posts] + [k.launch_ns for k in kernels if k.is_barrier] + [*cuts])
-        pieces, loose = find_pieces(work, nodes_that_ran(run, rank, step.spans[rank]), breaks)
+        sends = sorted(op.posted_ns for op in posts if op.is_send) if joined else None
+        pieces, loose = find_pieces(work, nodes_that_ran(run, rank, step.spans[rank]), breaks, sends)
         return _Found(pieces, loose, kernels, "autograd")
     on_device = device_kernels(run, rank, step.spans[rank])
     pieces, loose = pieces_by_kernel_type(on_device, rank)
