@@ -16,6 +16,8 @@ class CollectiveUse:
         own_ns: Its measured time, without waiting for the last rank.
         count: How many of them there are: in each action of a stage and kind on average; 1 of a rank's own.
         lead_ns: How long before the end of the rank's last compute it started, of one that ran beside computes.
+        after_ns: How much of its own time came after that end, where it is part of the rank's tail.
+        meeting: Name of this collective, the same on all of its ranks; empty of those of actions.
     """
 
     operation: str
@@ -24,3 +26,5 @@ class CollectiveUse:
     own_ns: int
     count: float = 1.0
     lead_ns: int = 0
+    after_ns: int = 0
+    meeting: str = ""

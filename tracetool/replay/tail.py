@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from tracetool.model.action import ActionKind
 from tracetool.model.timeline import Op
+from tracetool.replay.meetings import Visit, run_visits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from tracetool.costs.over_links import OverLinks
     from tracetool.model.collective import CollectiveUse
     from tracetool.model.pipeline import TailPart
+    from tracetool.replay.meetings import Span
 
 
 class LinkQueues:
@@ -42,7 +45,10 @@ def run_tails(
     overlapped: Sequence[Sequence[CollectiveUse]] = (),
     queues: LinkQueues | None = None,
 ) -> list[Op]:
-    """Run every rank's tail; a part that opens with a meeting starts when all its ranks have come to it.
+    """Run every rank's tail.
+
+    A collective over links begins when all ranks that have it here have come to it, moves its bytes once, and ends
+    on all of them together. Ranks of its group that are not among these are taken to come no later than they do.
 
     Args:
         ends_ns: Per pipeline rank, the end of its last compute.
@@ -53,65 +59,73 @@ def run_tails(
     Returns:
         The parts as ops with stage and microbatch -1, rank by rank.
     """
-    now = list(ends_ns)
-    position = [0] * len(tails)
-    ops: list[list[Op]] = [[] for _ in tails]
-    if queues is not None:
-        for rank, more in enumerate(_outlasting(ends_ns, overlapped, queues)):
-            if more:
-                ops[rank].append(Op(rank, -1, ActionKind.REDUCE_GRAD, -1, now[rank], more))
-                now[rank] += more
-    while any(position[rank] < len(tail) for rank, tail in enumerate(tails)):
-        ready = [rank for rank in range(len(tails)) if _may_start(rank, position, tails)]
-        # Meetings in different orders on two ranks cannot be kept: they are no meetings then.
-        ready = ready or [rank for rank, tail in enumerate(tails) if position[rank] < len(tail)]
-        meets = {tails[rank][position[rank]].meet for rank in ready} - {None}
-        together = {meet: max(now[r] for r in ready if tails[r][position[r]].meet == meet) for meet in meets}
-        for rank in sorted(ready, key=lambda rank: together.get(tails[rank][position[rank]].meet, now[rank])):
-            part = tails[rank][position[rank]]
-            start = together.get(part.meet, now[rank])
-            duration = part.duration_ns if queues is None else _over_links_ns(part, start, queues)
-            ops[rank].append(Op(rank, -1, part.kind, -1, start, duration))
-            now[rank] = start + duration
-            position[rank] += 1
-    return [op for rank_ops in ops for op in rank_ops]
+    if queues is None:
+        alone = [[Visit(part.duration_ns, part.meet) for part in tail] for tail in tails]
+        spans = run_visits(ends_ns, alone)
+        return [op for rank, tail in enumerate(tails) for op in _ops(rank, [(p, 1) for p in tail], spans[rank])]
+    beside = [_by_group(uses) for uses in overlapped] or [[] for _ in tails]
+    lanes = [
+        [*_begin(rank, end, groups), *(visit for part in tail for visit in _visits(part))]
+        for rank, (end, groups, tail) in enumerate(zip(ends_ns, beside, tails, strict=True))
+    ]
+    begins = list(ends_ns)
+    for rank, (end, groups) in enumerate(zip(ends_ns, beside, strict=True)):
+        for uses in groups:
+            lanes.append([*(_beside(use, end) for use in uses), Visit(0, _through(rank))])
+            begins.append(end - max(use.lead_ns for use in uses))
+    spans = run_visits(begins, lanes, queues.end_ns)
+    ops: list[Op] = []
+    for rank, (end, tail) in enumerate(zip(ends_ns, tails, strict=True)):
+        ahead = len(_begin(rank, end, beside[rank]))
+        begun = spans[rank][ahead - 1].end_ns if ahead else end
+        if begun > end:
+            ops.append(Op(rank, -1, ActionKind.REDUCE_GRAD, -1, end, begun - end))
+        ops += _ops(rank, [(part, len(_visits(part))) for part in tail], spans[rank][ahead:])
+    return ops
 
 
-def _may_start(rank: int, position: list[int], tails: Sequence[Sequence[TailPart]]) -> bool:
-    """Whether a rank's next part needs no meeting, or all that still have the meeting ahead stand at it."""
-    if position[rank] == len(tails[rank]):
-        return False
-    meet = tails[rank][position[rank]].meet
-    return meet is None or all(
-        tail[position[other]].meet == meet
-        for other, tail in enumerate(tails)
-        if any(part.meet == meet for part in tail[position[other] :])
-    )
+def _ops(rank: int, parts: Sequence[tuple[TailPart, int]], spans: Sequence[Span]) -> list[Op]:
+    """Parts, each of so many visits, as ops."""
+    ops, at = [], iter(spans)
+    for part, visits in parts:
+        mine = list(islice(at, visits))
+        ops.append(Op(rank, -1, part.kind, -1, mine[0].start_ns, mine[-1].end_ns - mine[0].start_ns))
+    return ops
 
 
-def _over_links_ns(part: TailPart, start_ns: int, queues: LinkQueues) -> int:
-    """How long a part takes whose collectives may cross links, one after another."""
-    at = start_ns
-    measured = 0
-    for use in part.collectives:
-        at = queues.end_ns(use, at)
-        measured += use.own_ns
-    return max(0, part.duration_ns - measured) + at - start_ns
+def _visits(part: TailPart) -> list[Visit]:
+    """A part whose collectives may cross links: these one after another, then what else it does."""
+    rest = max(0, part.duration_ns - sum(use.own_ns for use in part.collectives))
+    if not part.collectives:
+        return [Visit(rest, part.meet)]
+    first, *others = part.collectives
+    return [
+        Visit(first.own_ns, part.meet or first.meeting or None, first),
+        *(Visit(use.own_ns, use.meeting or None, use) for use in others),
+        Visit(rest),
+    ]
 
 
-def _outlasting(ends_ns: Sequence[int], overlapped: Sequence[Sequence[CollectiveUse]], queues: LinkQueues) -> list[int]:
-    """Per rank, how much longer than as measured the collectives beside its computes outlast them.
+def _by_group(uses: Sequence[CollectiveUse]) -> list[list[CollectiveUse]]:
+    """Collectives beside computes, apart for each group: those of one communicator run one after another."""
+    groups: dict[tuple[int, ...], list[CollectiveUse]] = {}
+    for use in uses:
+        groups.setdefault(use.group_ranks, []).append(use)
+    return list(groups.values())
 
-    Those of one rank run one after another, each from when the rank came to it at the earliest.
-    """
-    begun = sorted(
-        (ends_ns[rank] - use.lead_ns, rank, number)
-        for rank, uses in enumerate(overlapped)
-        for number, use in enumerate(uses)
-    )
-    measured, over = [0] * len(ends_ns), [0] * len(ends_ns)
-    for start, rank, number in begun:
-        use = overlapped[rank][number]
-        measured[rank] = max(measured[rank], start) + use.own_ns
-        over[rank] = queues.end_ns(use, max(over[rank], start))
-    return [max(0, there - end) - max(0, here - end) for there, here, end in zip(over, measured, ends_ns, strict=True)]
+
+def _beside(use: CollectiveUse, end_ns: int) -> Visit:
+    """A collective beside computes: from when the rank came to it, at the earliest."""
+    return Visit(use.own_ns, use.meeting or None, use, end_ns - use.lead_ns)
+
+
+def _begin(rank: int, end_ns: int, groups: Sequence[Sequence[CollectiveUse]]) -> list[Visit]:
+    """Until the collectives beside a rank's computes are over as well; what the tail holds of them comes off again."""
+    if not groups:
+        return []
+    held = max(sum(use.after_ns for use in uses) for uses in groups)
+    return [Visit(0, _through(rank), earliest_ns=end_ns), Visit(-held), Visit(0, earliest_ns=end_ns)]
+
+
+def _through(rank: int) -> str:
+    return f"rank {rank} is through"
