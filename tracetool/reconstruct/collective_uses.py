@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,29 +14,35 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tracetool.model.action import ActionKind
+    from tracetool.reconstruct.collectives import Collective
     from tracetool.reconstruct.segments import RankWork, Segment
     from tracetool.reconstruct.steps import Step
     from tracetool.store import Run
 
-_COLLECTIVES_SQL = """
-WITH numbered AS (
-    SELECT rank, operation, payload_bytes, "group", group_ranks, start_ns, end_ns,
-           row_number() OVER (PARTITION BY rank, "group", group_ranks ORDER BY position) AS number
-    FROM comms
-    WHERE operation NOT IN ('send', 'recv', 'barrier') AND start_ns >= $first AND end_ns <= $last
-)
-SELECT rank, start_ns, end_ns, operation, payload_bytes, group_ranks,
-       "group" || ' ' || group_ranks::VARCHAR || ' ' || number::VARCHAR AS name,
-       min(end_ns - start_ns) OVER (PARTITION BY "group", group_ranks, number) AS own_ns
-FROM numbered
-ORDER BY rank, start_ns
+_OF_STEP_SQL = """
+SELECT c.rank, c.position, c.start_ns, c.end_ns, c.operation, c.payload_bytes, c.group_ranks
+FROM comms AS c
+JOIN (SELECT unnest($ranks) AS rank, unnest($firsts) AS first, unnest($lasts) AS last) AS span
+  ON span.rank = c.rank AND c.posted_ns >= span.first AND c.posted_ns < span.last
+WHERE c.operation NOT IN ('send', 'recv', 'barrier') AND c.start_ns IS NOT NULL AND c.end_ns IS NOT NULL
+ORDER BY c.rank, c.start_ns
 """
+"""What each rank posted within the step, on its own clock."""
 
 
 class StepCollective(NamedTuple):
-    """One collective on one rank; ``own_ns`` is its shortest duration over the recorded ranks.
+    """One collective on one rank.
 
-    The last rank to arrive does not wait, so what a rank spends beyond that is waiting.
+    Attributes:
+        rank: Global rank.
+        start_ns: Start of its kernel, on the rank's own clock.
+        end_ns: End of its kernel.
+        operation: allreduce, allgather ...
+        payload_bytes: Bytes; what another of its ranks says where this one does not. None if unknown.
+        group_ranks: Global ranks of its group.
+        name: The same on all of its recorded ranks; None if it was matched with no other rank.
+        own_ns: Its time without waiting for the last rank to arrive, which is its shortest over the recorded ranks;
+            of one that was not matched, all of it.
     """
 
     rank: int
@@ -43,24 +50,54 @@ class StepCollective(NamedTuple):
     end_ns: int
     operation: str
     payload_bytes: int | None
-    group_ranks: list[int]
-    name: str
+    group_ranks: tuple[int, ...]
+    name: str | None
     own_ns: int
 
-    def use(self, lead_ns: int = 0) -> CollectiveUse:
-        """The same without its time."""
-        return CollectiveUse(
-            self.operation, tuple(self.group_ranks), self.payload_bytes, self.own_ns, lead_ns=max(0, lead_ns)
+    def use(self, end_ns: int | None = None) -> CollectiveUse:
+        """The same without its time.
+
+        Args:
+            end_ns: End of the rank's last compute, if it ran beside computes.
+        """
+        use = CollectiveUse(
+            self.operation, self.group_ranks, self.payload_bytes, self.own_ns, meeting=self.name or ""
         )
+        if end_ns is None:
+            return use
+        after = max(0, min(self.own_ns, self.end_ns - end_ns))
+        return replace(use, lead_ns=max(0, end_ns - self.start_ns), after_ns=after)
 
 
-def step_collectives(run: Run, step: Step) -> dict[int, list[StepCollective]]:
-    """The collectives of a step, barriers left out, per rank in order of their start."""
-    first = min(start for start, _ in step.spans.values())
-    last = max(end for _, end in step.spans.values())
+def step_collectives(run: Run, step: Step, matched: Sequence[Collective]) -> dict[int, list[StepCollective]]:
+    """The collectives of a step, barriers left out, per rank in order of their start.
+
+    Args:
+        run: The ingested traces.
+        step: The step.
+        matched: The collectives of the whole capture on all of their ranks.
+    """
+    ranks = list(step.spans)
+    firsts, lasts = ([step.spans[rank][end] for rank in ranks] for end in (0, 1))
+    rows = run.rows(_OF_STEP_SQL, {"ranks": ranks, "firsts": firsts, "lasts": lasts})
+    posted = {(row[0], row[1]) for row in rows}
+    of_op: dict[tuple[int, int], tuple[Collective, str]] = {}
+    numbers: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    for one in matched:
+        mine = posted.intersection((op.rank, op.position) for op in one.ops)
+        if mine:
+            key = one.group, one.group_ranks
+            numbers[key] += 1
+            of_op |= dict.fromkeys(mine, (one, f"{one.group} {list(one.group_ranks)} {numbers[key]}"))
     found: dict[int, list[StepCollective]] = defaultdict(list)
-    for row in run.rows(_COLLECTIVES_SQL, {"first": first, "last": last}):
-        found[row[0]].append(StepCollective(*row))
+    for rank, position, start, end, operation, payload, group_ranks in rows:
+        whole, name = of_op.get((rank, position), (None, None))
+        if whole is None:
+            members, own = tuple(group_ranks), end - start
+        else:
+            members, own = whole.group_ranks, min(whole.own_ns, end - start)
+            payload = whole.payload_bytes if payload is None else payload
+        found[rank].append(StepCollective(rank, start, end, operation, payload, members, name, own))
     return found
 
 
@@ -94,7 +131,7 @@ def uses_of(work: RankWork, collectives: Sequence[StepCollective]) -> RankUses:
         if not segments[0].start_ns <= one.start_ns < end:
             continue
         if 2 * _covered(busy, starts, one.start_ns, one.end_ns) > one.end_ns - one.start_ns or one.end_ns > end:
-            overlapped.append(one.use(end - one.start_ns))
+            overlapped.append(one.use(end))
         else:
             # Between two actions it is the next one that waits.
             segment = segments[bisect_right(ends, one.start_ns)]
@@ -109,7 +146,7 @@ def _count(segments: Sequence[Segment], key: tuple[int, ActionKind]) -> int:
 def _averaged(ones: Sequence[StepCollective], actions: int) -> tuple[CollectiveUse, ...]:
     alike: dict[tuple[str, tuple[int, ...], int | None], list[int]] = defaultdict(list)
     for one in ones:
-        alike[one.operation, tuple(one.group_ranks), one.payload_bytes].append(one.own_ns)
+        alike[one.operation, one.group_ranks, one.payload_bytes].append(one.own_ns)
     return tuple(
         CollectiveUse(operation, ranks, size, round(median(times)), len(times) / actions)
         for (operation, ranks, size), times in alike.items()

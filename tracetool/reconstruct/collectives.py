@@ -65,6 +65,11 @@ class Collective(NamedTuple):
         return min(op.end_ns - op.start_ns for op in self.ops)
 
     @property
+    def payload_bytes(self) -> int | None:
+        """The largest size that one of its ranks tells; None if none does."""
+        return max((op.payload_bytes for op in self.ops if op.payload_bytes is not None), default=None)
+
+    @property
     def is_whole(self) -> bool:
         """Whether all ranks of the group were recorded."""
         return {op.rank for op in self.ops} == set(self.group_ranks)

@@ -97,7 +97,7 @@ def look(run: Run, group: PipelineGroup, step: Step, survey: Survey, how: How, a
     note_cautions(run, step, work.ranks, account)
     transfers = find_transfers(group, messages, p2p_ops, survey, account)
     memory = memory_facts(run, group, step, work.ranks, account)
-    collectives = step_collectives(run, step)
+    collectives = step_collectives(run, step, survey.collectives)
     tails = tails_without_waits(run, group, work.ranks, collectives, account)
     uses = {rank: uses_of(w, collectives.get(rank, ())) for rank, w in work.ranks.items()}
     aligned = survey.clocks.aligned_ns

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tracetool.reconstruct.account import Account
+    from tracetool.reconstruct.collectives import Collective
     from tracetool.reconstruct.messages import P2POp
     from tracetool.reconstruct.waits import Wait
     from tracetool.store import Run
@@ -40,6 +41,7 @@ class Survey:
         pipelines: All pipelines; none where they cannot be told.
         groups: Process groups with all their members.
         coordinates: Where each rank of the job sits.
+        collectives: Collectives, each on all of its recorded ranks.
     """
 
     p2p: Mapping[int, list[P2POp]]
@@ -50,6 +52,7 @@ class Survey:
     pipelines: tuple[PipelineGroup, ...] = ()
     groups: tuple[ProcessGroup, ...] = ()
     coordinates: tuple[Coordinates, ...] = ()
+    collectives: tuple[Collective, ...] = ()
 
 
 def survey_run(
@@ -85,8 +88,8 @@ def survey_run(
         "waits": rows_table("waits", waits),
     }
     return Survey(
-        p2p, matched, clocks, waits, tables, tuple(pipelines), tuple(groups), tuple(coordinates)
-    )  # fmt: skip
+        p2p, matched, clocks, waits, tables, tuple(pipelines), tuple(groups), tuple(coordinates), tuple(collectives)
+    )
 
 
 def _clock_rows(clocks: Clocks) -> list[tuple[object, ...]]:

@@ -56,14 +56,15 @@ def tails_without_waits(
         parts: list[TailPart] = []
         for part in rank_work.tail:
             inside = [c for c in mine if c.start_ns < at + part.duration_ns and c.end_ns > at]
-            alone |= {tuple(c.group_ranks) for c in inside if set(c.group_ranks) - recorded}
+            alone |= {c.group_ranks for c in inside if set(c.group_ranks) - recorded or c.name is None}
             parts += _cut(part, at, inside, set(group.ranks) & recorded)
             at += part.duration_ns
         tails[rank] = tuple(parts)
     if alone:
         groups = ", ".join(str(list(g)) for g in sorted(alone))
         account.note(
-            f"collectives after the last backward with unrecorded ranks ({groups}) may hold waits: upper bounds"
+            f"collectives after the last backward with ranks that were not recorded or match no other ({groups}) may "
+            "hold waits: upper bounds"
         )
     return tails
 
@@ -71,7 +72,7 @@ def tails_without_waits(
 def _cut(part: TailPart, start: int, collectives: Sequence[StepCollective], pipeline: set[int]) -> list[TailPart]:
     """Split a part where collectives let ranks of the pipeline meet, and take all waits out."""
     begun = [c for c in collectives if c.start_ns >= start]
-    meets = [c for c in begun if len(set(c.group_ranks) & pipeline) > 1]
+    meets = [c for c in begun if c.name is not None and len(set(c.group_ranks) & pipeline) > 1]
     waits = sorted((max(c.start_ns, start), c.end_ns - c.own_ns) for c in collectives)
     bounds = [start, *(c.start_ns for c in meets), start + part.duration_ns]
     names = [None, *(c.name for c in meets)]
