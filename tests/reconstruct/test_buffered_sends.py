@@ -65,7 +65,7 @@ def test_kernels_that_receive_as_well_do_not_tell() -> None:
 
 def test_times_are_compared_on_one_clock() -> None:
     """Rank 1's clock is 10 ms ahead, so a send that looks waited for is one that was over."""
-    clocks = Clocks(0, {1: Clock(0, -10 * MS, None, None, 9, applied=True)})
+    clocks = Clocks({1: Clock(0, 0, -10 * MS, None, None, 9, applied=True)})
     looks_late = message((0, 1 * MS), (12 * MS, 13 * MS))
     assert buffers_sends([looks_late], clocks, Account())
     looks_waited = message((0, 4 * MS), (13 * MS, 14 * MS))

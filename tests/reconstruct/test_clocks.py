@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING
 
 import pytest
+from other_clock import with_other_clocks
 from recorded import data, h100, rebuilt, run_of, small
 
 from tracetool.metrics import measure
@@ -16,7 +16,6 @@ from tracetool.reconstruct.clocks import NOISE_NS, find_clocks
 from tracetool.reconstruct.messages import Message, P2POp
 from tracetool.reconstruct.survey import survey_run
 from tracetool.replay import replay
-from tracetool.store import Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,37 +109,12 @@ def test_a_clock_that_was_set_during_the_capture_is_told(jump_ns: int, drift_ppm
     assert any("were set during the capture" in note for note in account.notes) is told
 
 
-TIMES = {
-    "events": ["start_ns"], "comms": ["posted_ns", "start_ns", "end_ns"], "steps": ["start_ns", "end_ns"],
-    "memory": ["time_ns"],
-}  # fmt: skip
-"""Columns that hold times of a rank's clock."""
-
-
-def _with_another_clock(run: Run, rank: int, folder: Path, *, offset_ns: int, drift_ppm: float) -> Run:
-    """The Run as if one rank's clock had been ahead, and gone faster from the start of the capture on."""
-    import polars as pl
-
-    shutil.copytree(run.path, folder)
-    ((begin,),) = run.rows("SELECT min(start_ns) FROM events")
-    for table, columns in TIMES.items():
-        for path in (folder / table).glob("*.parquet"):
-            rows = pl.read_parquet(path)
-            if len(rows) and rows["rank"][0] == rank:
-                wrong = [
-                    (pl.col(c) + offset_ns + ((pl.col(c) - begin) * drift_ppm / 1e6).round().cast(pl.Int64)).alias(c)
-                    for c in columns
-                ]
-                rows.with_columns(wrong).write_parquet(path)
-    return Run(folder)
-
-
 @pytest.mark.parametrize("name", ["1f1b_m8", "gpipe_m8", "rt1f1b_m8", "tp2pp2_1f1b_m8"])
 @pytest.mark.parametrize("rank", [1, 3])
 def test_an_offset_of_3_ms_and_a_drift_of_20_ppm_are_recovered(name: str, rank: int, tmp_path: Path) -> None:
     """Within 5 us over the whole capture; replay of its own recording is as near as before."""
     run = h100(name)
-    shifted = _with_another_clock(run, rank, tmp_path / "x.run", offset_ns=3 * MS, drift_ppm=20.0)
+    shifted = with_other_clocks(run, {rank: (3 * MS, 20.0)}, tmp_path / "x.run")
     clocks = survey_run(shifted, Account()).clocks
     times = f"SELECT start_ns FROM events WHERE rank = {rank} AND category = 'kernel' ORDER BY event"
     for (wrong,), (true,) in zip(shifted.rows(times), run.rows(times), strict=True):

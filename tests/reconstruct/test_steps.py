@@ -16,6 +16,7 @@ from tracetool.errors import ReconstructError
 from tracetool.metrics import measure
 from tracetool.reconstruct import reconstruct
 from tracetool.reconstruct.account import Account
+from tracetool.reconstruct.clocks import Clocks
 from tracetool.reconstruct.steps import choose_step, steps_of
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ def test_steps_without_marks_hold_the_same_pipeline(name: str, evidence: str, nu
 @pytest.mark.parametrize("evidence", HIDDEN)
 def test_steps_of_other_schedules_have_as_many_messages_as_the_marked_ones(name: str, evidence: str) -> None:
     run = h100(name)
-    marked = [s.messages for s in steps_of(run, range(4), Account())]
-    hidden = steps_of(run.seen_through(HIDDEN[evidence]), range(4), Account())
+    marked = [s.messages for s in steps_of(run, range(4), Account(), Clocks())]
+    hidden = steps_of(run.seen_through(HIDDEN[evidence]), range(4), Account(), Clocks())
     assert [s.messages for s in hidden] == marked
     assert {s.status for s in hidden} == {"complete"}
 
@@ -76,9 +77,9 @@ def _from(run: Run, share: float, **hidden: str) -> Run:
 @pytest.mark.parametrize("evidence", ["marks", "label", "kernels", "messages"])
 def test_a_capture_that_begins_inside_a_step_keeps_and_flags_it(name: str, share: float, evidence: str) -> None:
     account = Account()
-    whole = {s.number: s for s in steps_of(h100(name), range(4), Account())}
+    whole = {s.number: s for s in steps_of(h100(name), range(4), Account(), Clocks())}
     run = _from(h100(name), share, **HIDDEN.get(evidence, {}))
-    first, second = steps_of(run, range(4), account)
+    first, second = steps_of(run, range(4), account, Clocks())
     assert (first.status, second.status) == ("first", "complete")
     assert 0 < first.messages < second.messages == whole[2].messages
     chosen = choose_step([first, second], range(4), None, account)
@@ -115,7 +116,7 @@ def test_messages_alone_cut_where_steps_were_made_to_end(
     until = round(lost[1][0][1] - end * (lost[1][0][1] - lost[1][0][0]))
     with TemporaryDirectory() as folder:
         run = write_messages(Path(folder) / "x.run", orders, times, since_ns=since, until_ns=until)
-        found = steps_of(run, range(p), Account())
+        found = steps_of(run, range(p), Account(), Clocks())
     assert {s.evidence for s in found} == {"messages"}
     for step in range(1, steps + 1):
         holding = {
@@ -130,7 +131,7 @@ def test_messages_alone_cut_where_steps_were_made_to_end(
 def test_messages_that_do_not_repeat_are_one_step(tmp_path: Path) -> None:
     orders = one_f_one_b(3, 6, 1)
     account = Account()
-    (step,) = steps_of(write_messages(tmp_path / "x.run", orders, timed(orders)), range(3), account)
+    (step,) = steps_of(write_messages(tmp_path / "x.run", orders, timed(orders)), range(3), account, Clocks())
     assert (step.number, step.status, step.evidence) == (0, "complete", "assumed")
     assert account.notes == [
         "the trace marks neither steps nor the optimizer: all of it is taken as one step, number 0"
@@ -145,7 +146,7 @@ def test_optimizers_of_captures_that_begin_apart_are_paired_by_time() -> None:
         table: f"SELECT * FROM {{recorded}} WHERE rank <> 2 OR {time} >= {at}"
         for table, time in (("events", "start_ns"), ("comms", "posted_ns"))
     }
-    found = steps_of(run.seen_through({**late, "steps": NOTHING}), range(4), Account())
+    found = steps_of(run.seen_through({**late, "steps": NOTHING}), range(4), Account(), Clocks())
     assert [s.number for s in found] == [0, 1]
     assert sorted(found[0].spans) == [0, 1, 3]
     assert sorted(found[1].spans) == [0, 1, 2, 3]
@@ -153,7 +154,7 @@ def test_optimizers_of_captures_that_begin_apart_are_paired_by_time() -> None:
 
 def test_a_step_that_one_rank_lacks_is_not_complete_and_cannot_be_asked_for() -> None:
     run = h100("1f1b_m8").seen_through({"steps": "SELECT * FROM {recorded} WHERE rank <> 3 OR step <> 2"})
-    steps = steps_of(run, range(4), Account())
+    steps = steps_of(run, range(4), Account(), Clocks())
     assert [(s.number, s.status) for s in steps] == [(1, "complete"), (2, "last")]
     with pytest.raises(ReconstructError, match=r"step 2 was not recorded on ranks \[3\]"):
         choose_step(steps, range(4), 2, Account())
@@ -166,5 +167,7 @@ def test_a_step_whose_messages_have_no_kernels_is_not_complete() -> None:
     run = h100("1f1b_m8")
     ((at,),) = run.rows("SELECT min(start_ns) FROM steps WHERE step = 2")
     lost = ", ".join(f"CASE WHEN posted_ns < {at} THEN {c} END AS {c}" for c in ("start_ns", "end_ns"))
-    steps = steps_of(run.seen_through({"comms": f"SELECT * REPLACE ({lost}) FROM {{recorded}}"}), range(4), Account())
+    steps = steps_of(
+        run.seen_through({"comms": f"SELECT * REPLACE ({lost}) FROM {{recorded}}"}), range(4), Account(), Clocks()
+    )
     assert [(s.number, s.status) for s in steps] == [(1, "complete"), (2, "last")]

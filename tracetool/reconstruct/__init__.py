@@ -118,7 +118,7 @@ def reconstruct(
     groups = survey.pipelines or find_pipelines(run, p2p=survey.p2p, groups=survey.groups, use_labels=use_labels)
     group = chosen_pipeline(groups, pipeline, account)
     _check_recorded(run, group, kernels)
-    steps = steps_of(run, group.ranks, account)
+    steps = steps_of(run, group.ranks, account, survey.clocks)
     chosen = choose_step(steps, group.ranks, step, account)
     how = How(use_labels=use_labels, has_device=bool(kernels))
     seen = look(run, group, chosen, survey, how, account)
@@ -177,7 +177,7 @@ def look_at_steps(run: Run, *, pipeline: int = 0, most: int = 32) -> list[StepLo
         survey.pipelines or find_pipelines(run, p2p=survey.p2p, groups=survey.groups), pipeline, account
     )
     _check_recorded(run, group, kernels)
-    steps = steps_of(run, group.ranks, account)
+    steps = steps_of(run, group.ranks, account, survey.clocks)
     chosen = choose_step(steps, group.ranks, None, account)
     how = How(use_labels=True, has_device=bool(kernels))
     looks = [

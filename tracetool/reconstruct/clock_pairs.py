@@ -73,6 +73,11 @@ class Edge(NamedTuple):
     anchors: int
 
 
+def tells_offset(anchors: Anchors) -> bool:
+    """Whether messages went both ways, or collectives say what one way alone cannot."""
+    return bool((anchors.there and anchors.back) or anchors.both or anchors.together)
+
+
 def slopes_of(anchors: Anchors, middle: int) -> list[Slope]:
     """How the difference of two clocks grows, by each kind of anchors that holds enough of them."""
     import numpy as np

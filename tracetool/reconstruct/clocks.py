@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import TYPE_CHECKING
 
-from tracetool.reconstruct.clock_pairs import Anchors, join_pair, slopes_of
+from tracetool.reconstruct.clock_pairs import Anchors, join_pair, slopes_of, tells_offset
 from tracetool.units import format_count, format_duration, format_ranks
 
 if TYPE_CHECKING:
@@ -40,9 +41,10 @@ _SIGNIFICANT = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """One rank's clock against the reference rank's.
+    """One rank's clock against the reference rank's, the lowest one that it is joined to.
 
     Attributes:
+        reference_rank: Whose clock is kept.
         time_ns: Time on the rank's own clock at which the offset holds.
         offset_ns: What to add to the rank's times there; None if nothing joins it to the reference rank.
         drift_ppm: Growth of the offset with time, in parts per million; None if the anchors do not tell it.
@@ -53,6 +55,7 @@ class Clock:
         evidence: messages, or kernels where only the ends of collectives tell; assumed where nothing does.
     """
 
+    reference_rank: int
     time_ns: int
     offset_ns: int | None
     drift_ppm: float | None
@@ -67,8 +70,12 @@ class Clock:
 class Clocks:
     """The clocks of all recorded ranks; without an entry a rank's times are taken as they are."""
 
-    reference_rank: int | None = None
     by_rank: Mapping[int, Clock] = field(default_factory=dict)
+
+    def agree_within(self, rank: int, time_ns: int) -> bool:
+        """Whether a rank's anchors agree on its clock, so that it ran together with the reference rank."""
+        clock = self.by_rank.get(rank)
+        return clock is not None and clock.offset_ns is not None and (clock.residual_ns or 0) <= time_ns
 
     def aligned_ns(self, rank: int, time_ns: int) -> int:
         """A time on a rank's own clock, on the reference rank's clock."""
@@ -84,6 +91,8 @@ def find_clocks(
 ) -> Clocks:
     """Offset and drift of every rank against the lowest one that it is joined to.
 
+    Pipelines that exchange nothing with each other have a reference rank each.
+
     Args:
         ranks: Recorded ranks.
         messages: Matched messages of the capture.
@@ -93,20 +102,37 @@ def find_clocks(
     pairs, times = _collect(messages, collectives)
     if not ranks or not pairs:
         return Clocks()
-    middle, span_ns = (min(times) + max(times)) // 2, max(times) - min(times)
-    drifts = _drifts(reference := min(ranks), {p: slopes_of(a, middle) for p, a in sorted(pairs.items())}, span_ns)
+    reference = min(ranks)
+    two_way = [pair for pair, anchors in pairs.items() if tells_offset(anchors)]
+    clocks: dict[int, Clock] = {}
+    for rank in sorted({reference, *(rank for pair in two_way for rank in pair)}):
+        if rank not in clocks:
+            joined = _joined(rank, two_way)
+            inside = {pair: pairs[pair] for pair in two_way if pair[0] in joined}
+            if inside:
+                clocks |= _clocks_of(rank, joined, inside, [time for time in times if time[0] in joined])
+    unknown = Clock(reference, times[0][1], None, None, None, 0, applied=False)
+    alone = {rank: replace(unknown, offset_ns=0) if rank == reference else unknown for rank in ranks}
+    clocks = alone | clocks
+    apart = [r for r in ranks if clocks[r].offset_ns is None or clocks[r].reference_rank != reference]
+    _tell(clocks, [r for r in apart if r != reference], sorted(set(pairs) - set(two_way)), account)
+    return Clocks(clocks)
+
+
+def _clocks_of(
+    reference: int, ranks: set[int], pairs: Mapping[tuple[int, int], Anchors], times: Sequence[tuple[int, int]]
+) -> dict[int, Clock]:
+    """The clocks of ranks that are all joined to each other."""
+    pairs, middle, span_ns = _at_one_time(reference, pairs, times)
+    drifts = _drifts(reference, {p: slopes_of(a, middle) for p, a in sorted(pairs.items())}, span_ns)
     edges: dict[tuple[int, int], Edge] = {}
-    one_way: list[tuple[int, int]] = []
     for (one, other), anchors in sorted(pairs.items()):
         edge = join_pair(anchors, middle, (drifts.get(other) or 0.0) - (drifts.get(one) or 0.0))
-        if edge is None:
-            one_way.append((one, other))
-        else:
+        if edge is not None:
             edges[one, other] = edge
-    joined = _joined(reference, edges)
-    clocks = _solve(reference, sorted(joined), edges, drifts, middle)
+    clocks = _solve(reference, sorted(ranks), edges, drifts, middle)
     by_messages = {rank for pair, (there, back, both, _) in pairs.items() if there or back or both for rank in pair}
-    clocks = {
+    return {
         rank: replace(
             clock,
             confidence=_agreement(rank, clocks, edges),
@@ -114,18 +140,15 @@ def find_clocks(
         )
         for rank, clock in clocks.items()
     }
-    apart = [rank for rank in ranks if rank not in joined]
-    clocks |= {rank: Clock(middle, None, None, None, 0, applied=False) for rank in apart}
-    _tell(reference, clocks, apart, one_way, account)
-    return Clocks(reference, clocks)
 
 
 def _collect(
     messages: Sequence[Message], collectives: Sequence[Collective]
-) -> tuple[dict[tuple[int, int], Anchors], list[int]]:
+) -> tuple[dict[tuple[int, int], Anchors], list[tuple[int, int]]]:
+    """Anchors of each pair of ranks, and (rank, time) of all messages and collectives."""
     pairs: dict[tuple[int, int], Anchors] = defaultdict(lambda: Anchors([], [], [], []))
     in_kernel = Counter((op.rank, op.batch) for message in messages for op in message if op.batch is not None)
-    times: list[int] = []
+    times: list[tuple[int, int]] = []
     for send, recv in messages:
         if None in (send.end_ns, recv.end_ns) or send.rank == recv.rank or _is_host_work(send):
             continue
@@ -140,7 +163,7 @@ def _collect(
             (anchors.there if recv.rank == high else anchors.back).append((at, difference, lasted))
         else:
             anchors.both.append((at, difference, 0))
-        times.append(sent)
+        times.append((send.rank, sent))
     # Large collectives end when each rank's own part is done: small ones are nearer together.
     short = {id(c) for c in collectives if c.own_ns <= _SHORT_COLLECTIVE_NS}
     joined_by_short = {(c.ops[0].rank, op.rank) for c in collectives if id(c) in short for op in c.ops[1:]}
@@ -149,8 +172,42 @@ def _collect(
         for op in collective.ops[1:]:
             if id(collective) in short or (first.rank, op.rank) not in joined_by_short:
                 pairs[first.rank, op.rank].together.append((first.end_ns, op.end_ns - first.end_ns, 0))
-        times.append(first.end_ns)
+        times.append((first.rank, first.end_ns))
     return dict(pairs), times
+
+
+def _at_one_time(
+    reference: int, pairs: Mapping[tuple[int, int], Anchors], times: Sequence[tuple[int, int]]
+) -> tuple[dict[tuple[int, int], Anchors], int, int]:
+    """Anchors with their times about as on the reference rank's clock; the middle and the length of the capture there.
+
+    Clocks that drift differ by something else at another time: what all pairs say can be put together of one and the
+    same moment only.
+    """
+    ahead = _roughly_ahead(reference, pairs)
+    moved = {
+        pair: Anchors(*([(at - ahead.get(pair[0], 0), *rest) for at, *rest in kind] for kind in anchors))
+        for pair, anchors in pairs.items()
+    }
+    shared = [time - ahead.get(rank, 0) for rank, time in times]
+    return moved, (min(shared) + max(shared)) // 2, max(shared) - min(shared)
+
+
+def _roughly_ahead(reference: int, pairs: Mapping[tuple[int, int], Anchors]) -> dict[int, int]:
+    """By how much each rank's clock is ahead of the reference's, lags included: the middle one of its anchors."""
+    near: dict[int, dict[int, int]] = defaultdict(dict)
+    for (one, other), anchors in pairs.items():
+        found = [difference for kind in anchors for _, difference, _ in kind]
+        if found:
+            middle = round(median(found))
+            near[one][other], near[other][one] = middle, -middle
+    ahead, queue = {reference: 0}, [reference]
+    for rank in queue:
+        for other, difference in near[rank].items():
+            if other not in ahead:
+                ahead[other] = ahead[rank] + difference
+                queue.append(other)
+    return ahead
 
 
 def _is_host_work(op: P2POp) -> bool:
@@ -219,23 +276,27 @@ def _solve(
     middle: int,
 ) -> dict[int, Clock]:
     """Weighted least squares over the graph of ranks; the reference rank's clock is kept."""
-    used = [(pair, edge) for pair, edge in sorted(edges.items()) if pair[0] in ranks]
+    used = sorted(edges.items())
     at = {rank: n for n, rank in enumerate(r for r in ranks if r != reference)}
     matrix = _differences([pair for pair, _ in used], at)
     ahead, errors = _least_squares(matrix, [(e.offset_ns, e.offset_sd) for _, e in used])
-    clocks = {reference: _clock(middle, 0.0, 0.0, None, [e for p, e in used if reference in p])}
+    clocks = {reference: _clock(reference, middle, 0.0, 0.0, None, [e for p, e in used if reference in p])}
     for rank, n in at.items():
         drift = None if rank not in drifts else 0.0 - drifts[rank] * 1e6
-        clocks[rank] = _clock(middle, float(ahead[n]), float(errors[n]), drift, [e for p, e in used if rank in p])
+        mine = [e for p, e in used if rank in p]
+        clocks[rank] = _clock(reference, middle, float(ahead[n]), float(errors[n]), drift, mine)
     return clocks
 
 
-def _clock(middle: int, ahead_ns: float, error_ns: float, drift_ppm: float | None, edges: Sequence[Edge]) -> Clock:
+def _clock(
+    reference: int, middle: int, ahead_ns: float, error_ns: float, drift_ppm: float | None, edges: Sequence[Edge]
+) -> Clock:
     import numpy as np
 
     residuals = np.concatenate([e.residuals for e in edges]) if edges else np.zeros(0)
     residual = round(float(np.median(residuals))) if len(residuals) else None
     return Clock(
+        reference_rank=reference,
         time_ns=middle + round(ahead_ns),
         offset_ns=-round(ahead_ns),
         drift_ppm=drift_ppm,
@@ -258,19 +319,20 @@ def _least_squares(matrix: Array, told: Sequence[tuple[float, float]]) -> tuple[
 
 
 def _tell(
-    reference: int,
     clocks: Mapping[int, Clock],
     apart: Sequence[int],
     one_way: Sequence[tuple[int, int]],
     account: Account,
 ) -> None:
-    known = {r: c for r, c in sorted(clocks.items()) if r != reference and c.offset_ns is not None}
-    left = [rank for rank, clock in known.items() if not clock.applied]
-    if left:
+    known = {r: c for r, c in sorted(clocks.items()) if r != c.reference_rank and c.offset_ns is not None}
+    for kept in sorted({clock.reference_rank for clock in known.values()}):
+        left = [rank for rank, clock in known.items() if not clock.applied and clock.reference_rank == kept]
+        if not left:
+            continue
         most = max(abs(known[rank].offset_ns or 0) for rank in left)
         account.find(
             "clocks", format_ranks(left),
-            f"within {format_duration(most)} of rank {reference}'s, no more than the anchors scatter: left as they are",
+            f"within {format_duration(most)} of rank {kept}'s, no more than the anchors scatter: left as they are",
             known[left[0]].evidence, min(known[rank].confidence for rank in left),
             f"{format_count(sum(known[rank].anchors for rank in left), 'anchor')}",
         )  # fmt: skip
@@ -279,8 +341,8 @@ def _tell(
             drift = "" if not clock.drift_ppm else f", drift {clock.drift_ppm:+.1f} ppm"
             account.find(
                 "clocks", f"rank {rank}",
-                f"{_signed(clock.offset_ns or 0)} added{drift} to agree with rank {reference}; anchors agree within "
-                f"{format_duration(clock.residual_ns or 0)}",
+                f"{_signed(clock.offset_ns or 0)} added{drift} to agree with rank {clock.reference_rank}; "
+                f"anchors agree within {format_duration(clock.residual_ns or 0)}",
                 clock.evidence, clock.confidence, format_count(clock.anchors, "anchor"),
             )  # fmt: skip
     jumped = [rank for rank, clock in known.items() if abs(clock.drift_ppm or 0.0) > _MOST_DRIFT_PPM]
@@ -292,7 +354,7 @@ def _tell(
     if apart:
         account.note(
             f"the {'clock' if len(apart) == 1 else 'clocks'} of {format_ranks(apart)} cannot be compared with that of "
-            f"rank {reference}: "
+            f"rank {min(clocks)}: "
             + (
                 "messages go one way only between " + ", ".join(f"{a} and {b}" for a, b in one_way[:4])
                 if one_way

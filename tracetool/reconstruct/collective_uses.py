@@ -60,9 +60,7 @@ class StepCollective(NamedTuple):
         Args:
             end_ns: End of the rank's last compute, if it ran beside computes.
         """
-        use = CollectiveUse(
-            self.operation, self.group_ranks, self.payload_bytes, self.own_ns, meeting=self.name or ""
-        )
+        use = CollectiveUse(self.operation, self.group_ranks, self.payload_bytes, self.own_ns, meeting=self.name or "")
         if end_ns is None:
             return use
         after = max(0, min(self.own_ns, self.end_ns - end_ns))
@@ -91,13 +89,12 @@ def step_collectives(run: Run, step: Step, matched: Sequence[Collective]) -> dic
             of_op |= dict.fromkeys(mine, (one, f"{one.group} {list(one.group_ranks)} {numbers[key]}"))
     found: dict[int, list[StepCollective]] = defaultdict(list)
     for rank, position, start, end, operation, payload, group_ranks in rows:
+        alone = StepCollective(rank, start, end, operation, payload, tuple(group_ranks), None, end - start)
         whole, name = of_op.get((rank, position), (None, None))
-        if whole is None:
-            members, own = tuple(group_ranks), end - start
-        else:
-            members, own = whole.group_ranks, min(whole.own_ns, end - start)
-            payload = whole.payload_bytes if payload is None else payload
-        found[rank].append(StepCollective(rank, start, end, operation, payload, members, name, own))
+        if whole is not None:
+            size = whole.payload_bytes if payload is None else payload
+            alone = alone._replace(payload_bytes=size, group_ranks=whole.group_ranks, name=name, own_ns=whole.own_ns)
+        found[rank].append(alone)
     return found
 
 

@@ -105,7 +105,7 @@ def _spans(run: Run, survey: Survey) -> tuple[int | None, Spans]:
     number = run.manifest.get("reconstruction", {}).get("step")
     spans: Spans = {}
     for pipeline in survey.pipelines:
-        steps = steps_of(run, pipeline.ranks, Account())
+        steps = steps_of(run, pipeline.ranks, Account(), survey.clocks)
         whole = [s for s in steps if s.status == "complete"] or steps
         number = whole[(len(whole) - 1) // 2].number if number is None and whole else number
         spans |= next((s.spans for s in steps if s.number == number), {})

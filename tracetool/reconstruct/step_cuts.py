@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tracetool.reconstruct.account import Account, Evidence
+    from tracetool.reconstruct.clocks import Clocks
     from tracetool.store import Run
 
 
@@ -60,13 +61,14 @@ GROUP BY t.rank, m.number ORDER BY t.rank, end_ns
 """
 
 
-def cuts_of(run: Run, ranks: Sequence[int], account: Account) -> Cut:
+def cuts_of(run: Run, ranks: Sequence[int], account: Account, clocks: Clocks) -> Cut:
     """Steps cut where the optimizer ends, else where the pipeline has run empty, else all of it as one.
 
     Args:
         run: The Run, which marks no steps.
         ranks: The pipeline's ranks in stage order.
         account: Told which of them it was.
+        clocks: How the ranks' clocks differ.
     """
     bounds = {
         rank: (first, last)
@@ -89,8 +91,8 @@ def cuts_of(run: Run, ranks: Sequence[int], account: Account) -> Cut:
             ends[rank] = [end for _, end in rows]
         if all(ends.values()):
             account.note(f"the trace marks no steps: they are cut {where}, and numbered from 0")
-            return Cut(_between(_aligned(ends), bounds, _last_message(run, ranks)), evidence)
-    found = drains(run, read_p2p(run), ranks)
+            return Cut(_between(_aligned(ends, clocks), bounds, _last_message(run, ranks)), evidence)
+    found = drains(run, read_p2p(run), ranks, clocks)
     if found is not None:
         account.note(
             "the trace marks neither steps nor the optimizer: they are cut where the pipeline has run empty "
@@ -109,13 +111,15 @@ def _last_message(run: Run, ranks: Sequence[int]) -> dict[int, int]:
     return dict(run.rows(sql, [list(ranks)]))
 
 
-def _aligned(ends: Mapping[int, Sequence[int]]) -> dict[int, list[int | None]]:
+def _aligned(ends: Mapping[int, Sequence[int]], clocks: Clocks) -> dict[int, list[int | None]]:
     """Cuts by step: captures may begin and end in different steps, so those near each other in time belong together."""
-    reference = max(ends.values(), key=len)
+    longest = max(ends, key=lambda rank: len(ends[rank]))
+    reference = [clocks.aligned_ns(longest, cut) for cut in ends[longest]]
     aligned: dict[int, list[int | None]] = {}
     for rank, cuts in ends.items():
         shifts = range(len(reference) - len(cuts) + 1)
-        shift = min(shifts, key=lambda n: median(abs(c - reference[i + n]) for i, c in enumerate(cuts)))
+        times = [clocks.aligned_ns(rank, cut) for cut in cuts]
+        shift = min(shifts, key=lambda n: median(abs(t - reference[i + n]) for i, t in enumerate(times)))
         behind = len(reference) - len(cuts) - shift
         aligned[rank] = [None] * shift + list(cuts) + [None] * behind
     return aligned

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tracetool.reconstruct.clocks import Clocks
     from tracetool.reconstruct.messages import P2POp
     from tracetool.store import Run
 
@@ -26,13 +27,16 @@ _LEAST_ALIKE = 0.5
 """At least this share of the pieces between two cuts must hold the same messages, for them to be steps."""
 
 
-def drains(run: Run, p2p: Mapping[int, Sequence[P2POp]], ranks: Sequence[int]) -> dict[int, list[int | None]] | None:
+def drains(
+    run: Run, p2p: Mapping[int, Sequence[P2POp]], ranks: Sequence[int], clocks: Clocks
+) -> dict[int, list[int | None]] | None:
     """Per rank, the times at which steps are cut; None if the messages do not repeat.
 
     Args:
         run: The Run.
         p2p: Sends and receives per rank in order of posting.
         ranks: The pipeline's ranks in stage order.
+        clocks: How the ranks' clocks differ.
     """
     if len(ranks) < 2 or any(len(p2p.get(rank, ())) < 2 for rank in ranks):
         return None
@@ -45,7 +49,7 @@ def drains(run: Run, p2p: Mapping[int, Sequence[P2POp]], ranks: Sequence[int]) -
         candidates = _empty(p2p[rank], upstream, sending=False)
         if not candidates:
             return None
-        cuts[rank] = _beside(p2p[rank], candidates, p2p[upstream], cuts[upstream], upstream)
+        cuts[rank] = _beside(p2p[rank], candidates, p2p[upstream], cuts[upstream], clocks)
     if any(len(set(of_rank)) != len(places) for of_rank in cuts.values()):
         return None
     times: dict[int, list[int | None]] = {
@@ -93,13 +97,14 @@ def _repeats(ops: Sequence[P2POp], places: Sequence[int]) -> bool:
 
 
 def _beside(
-    ops: Sequence[P2POp], candidates: Sequence[int], others: Sequence[P2POp], cuts: Sequence[int], upstream: int
+    ops: Sequence[P2POp], candidates: Sequence[int], others: Sequence[P2POp], cuts: Sequence[int], clocks: Clocks
 ) -> list[int]:
     """The candidates that cut a rank's messages where its upstream neighbour's are cut."""
+    upstream = others[0].rank
     mine = [n for n, op in enumerate(ops) if op.peer == upstream]
     theirs = [n for n, op in enumerate(others) if op.peer == ops[0].rank]
     counts = [bisect_left(theirs, cut) for cut in cuts]
-    mine_begin = ops[0].posted_ns
+    mine_begin = clocks.aligned_ns(ops[0].rank, ops[0].posted_ns)
     if len(mine) == len(theirs):
         # Each message has two sides, so as many come before a cut on either.
         places = [mine[count] if count < len(mine) else len(ops) for count in counts]
@@ -107,13 +112,15 @@ def _beside(
             return places
     # A capture that begins or ends inside a step lacks one side of some messages; the last one before a cut ends on
     # both sides at once.
-    ends = [(place, _end(ops[mine[bisect_left(mine, place) - 1]]) if place else mine_begin) for place in candidates]
-    anchors = [_end(others[theirs[count - 1]]) if count else mine_begin for count in counts]
+    ends = [
+        (place, _end(ops[mine[bisect_left(mine, place) - 1]], clocks) if place else mine_begin) for place in candidates
+    ]
+    anchors = [_end(others[theirs[count - 1]], clocks) if count else mine_begin for count in counts]
     return [min(ends, key=lambda end: abs(end[1] - anchor))[0] for anchor in anchors]
 
 
-def _end(op: P2POp) -> int:
-    return op.posted_ns if op.end_ns is None else op.end_ns
+def _end(op: P2POp, clocks: Clocks) -> int:
+    return clocks.aligned_ns(op.rank, op.posted_ns if op.end_ns is None else op.end_ns)
 
 
 def _before_forwards(run: Run, rank: int, ops: Sequence[P2POp], places: Sequence[int]) -> list[int | None]:

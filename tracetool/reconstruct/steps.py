@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from tracetool.errors import ReconstructError
@@ -15,7 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tracetool.reconstruct.account import Account, Evidence
+    from tracetool.reconstruct.clocks import Clocks
     from tracetool.store import Run
+
+_ONE_RUN_NS = 100_000
+"""Messages and collectives of one run agree on its clocks within this: recorded H100 and Ascend ranks did within 9 us,
+ranks of two runs of one program missed each other by 350 us and more, whichever offset is taken."""
 
 Status = Literal["complete", "first", "last", "partial"]
 
@@ -26,11 +31,13 @@ class Step:
 
     Attributes:
         number: As the trace counts, else from 0.
-        spans: Per global rank, the span of host time (device time on Ascend) it covers.
+        spans: Per global rank, the span of host time (device time on Ascend) it covers, on the rank's own clock.
         status: Whether it is complete; first and last: the capture begins or ends inside it; partial: it lacks
             messages for another reason, or some ranks do not have it.
         messages: Sends and receives in it, all ranks.
         evidence: How its ends are known.
+        aligned: The spans on the reference rank's clock, as far as clocks are known; of ranks that were not recorded
+            together as they are.
     """
 
     number: int
@@ -38,19 +45,25 @@ class Step:
     status: Status = "complete"
     messages: int = 0
     evidence: Evidence = "label"
+    aligned: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def at_one_time(self) -> Mapping[int, tuple[int, int]]:
+        """Its spans as they may be compared between ranks."""
+        return self.aligned or self.spans
 
     @property
     def start_ns(self) -> int:
         """Earliest start on its ranks."""
-        return min(start for start, _ in self.spans.values())
+        return min(start for start, _ in self.at_one_time.values())
 
     @property
     def duration_ns(self) -> int:
         """From the earliest start to the latest end on its ranks."""
-        return max(end for _, end in self.spans.values()) - self.start_ns
+        return max(end for _, end in self.at_one_time.values()) - self.start_ns
 
 
-def steps_of(run: Run, ranks: Sequence[int], account: Account) -> list[Step]:
+def steps_of(run: Run, ranks: Sequence[int], account: Account, clocks: Clocks) -> list[Step]:
     """All steps of a pipeline in order of time, with their status.
 
     Taken are the trace's own marks (ProfilerStep, STEP_TIME); else it is cut where the optimizer ends (its
@@ -61,6 +74,7 @@ def steps_of(run: Run, ranks: Sequence[int], account: Account) -> list[Step]:
         run: The Run.
         ranks: The pipeline's ranks in stage order.
         account: Told how the steps were found.
+        clocks: How the ranks' clocks differ.
 
     A step is complete if every rank has it and, on each rank, as many sends and receives (and as many kernels of
     them) as most steps have, of equally many the fuller ones.
@@ -72,11 +86,17 @@ def steps_of(run: Run, ranks: Sequence[int], account: Account) -> list[Step]:
         [list(ranks)],
     ):
         marked.setdefault(number, {})[rank] = (start, end)
-    cut = Cut(marked, "label") if marked else cuts_of(run, ranks, account)
+    cut = Cut(marked, "label") if marked else cuts_of(run, ranks, account, clocks)
     posted = _posted(run, ranks)
     counts = {number: _counted(spans, posted) for number, spans in cut.spans.items()}
     steps = [
-        Step(number, spans, messages=sum(total for total, _ in counts[number].values()), evidence=cut.evidence)
+        Step(
+            number,
+            spans,
+            messages=sum(total for total, _ in counts[number].values()),
+            evidence=cut.evidence,
+            aligned=_aligned(spans, clocks),
+        )
         for number, spans in cut.spans.items()
     ]
     steps.sort(key=lambda step: (step.start_ns, step.number))
@@ -140,6 +160,15 @@ def step_facts(steps: Sequence[Step], chosen: int) -> list[tuple[object, ...]]:
     ]
 
 
+def _aligned(spans: Mapping[int, tuple[int, int]], clocks: Clocks) -> dict[int, tuple[int, int]]:
+    return {
+        rank: (clocks.aligned_ns(rank, start), clocks.aligned_ns(rank, end))
+        if clocks.agree_within(rank, _ONE_RUN_NS)
+        else (start, end)
+        for rank, (start, end) in spans.items()
+    }
+
+
 def _why(step: Step) -> str:
     return {
         "first": "the capture begins inside it",
@@ -192,9 +221,10 @@ def _with_status(
 
 
 def _at_one_time(step: Step) -> Step:
-    latest = max(step.spans, key=lambda rank: step.spans[rank][0])
-    earliest = min(step.spans, key=lambda rank: step.spans[rank][1])
-    apart = step.spans[latest][0] - step.spans[earliest][1]
+    spans = step.at_one_time
+    latest = max(spans, key=lambda rank: spans[rank][0])
+    earliest = min(spans, key=lambda rank: spans[rank][1])
+    apart = spans[latest][0] - spans[earliest][1]
     if apart >= 0:
         raise ReconstructError(
             f"step {step.number} of rank {latest} begins {format_duration(apart)} after that of rank {earliest} ended.",

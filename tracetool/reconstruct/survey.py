@@ -95,7 +95,7 @@ def survey_run(
 def _clock_rows(clocks: Clocks) -> list[tuple[object, ...]]:
     return [
         (
-            rank, clocks.reference_rank, c.time_ns, c.offset_ns, c.drift_ppm, c.residual_ns, c.anchors, c.applied,
+            rank, c.reference_rank, c.time_ns, c.offset_ns, c.drift_ppm, c.residual_ns, c.anchors, c.applied,
             c.evidence, c.confidence,
         )
         for rank, c in sorted(clocks.by_rank.items())

@@ -48,7 +48,7 @@ def job_steps(run: Run, step: int | None, account: Account) -> list[JobStep]:
     """
     survey = survey_run(run, Account())
     groups = _usable(run, survey, step, account)
-    numbers = _numbers(run, [group for _, group in groups], step, account)
+    numbers = _numbers(run, [group for _, group in groups], step, survey, account)
     found: list[JobStep] = []
     for number in numbers:
         try:
@@ -91,11 +91,13 @@ def _usable(run: Run, survey: Survey, step: int | None, account: Account) -> lis
     return usable
 
 
-def _numbers(run: Run, groups: Sequence[PipelineGroup], step: int | None, account: Account) -> list[int]:
+def _numbers(
+    run: Run, groups: Sequence[PipelineGroup], step: int | None, survey: Survey, account: Account
+) -> list[int]:
     """Steps to look at, in order of time."""
     if step is not None:
         return [step]
-    of_pipelines = [steps_of(run, group.ranks, Account()) for group in groups]
+    of_pipelines = [steps_of(run, group.ranks, Account(), survey.clocks) for group in groups]
     complete = [{s.number for s in steps if s.status == "complete"} for steps in of_pipelines]
     steps = of_pipelines[0]
     common = [s for s in steps if s.number in set.intersection(*complete)]
