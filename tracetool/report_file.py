@@ -11,7 +11,7 @@ from tracetool.recording import RECORDING_VERSION, Recording, StepRecord, pipeli
 from tracetool.tables import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 _LONGEST_NS = 366 * 86_400 * 10**9
@@ -35,6 +35,7 @@ class StepPart(msgspec.Struct):
     bubble_ns: int
     bubble_ratio: float
     peak_hbm_bytes: list[int | None]
+    microbatches: int | None = None
     overhead_bytes: list[int | None] = []
 
 
@@ -63,6 +64,7 @@ class ResultPart(msgspec.Struct):
     extra_forwards: list[int] | None = None
     microbatches: int | None = None
     each_step: list[EachStepPart] = []
+    choice: dict[str, Any] = {}
 
     def by_step(self, metric: str, looked_at: int) -> dict[int, float]:
         """A metric of the step by each recorded step, in order of time, by the step's number.
@@ -73,6 +75,11 @@ class ResultPart(msgspec.Struct):
         """
         others: dict[int, float] = {one.number: getattr(one, metric) for one in self.each_step}
         return others | {looked_at: getattr(self, metric)}
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """What was asked of it alone, without what was left to be chosen."""
+        return {name: value for name, value in self.choice.items() if value is not None}
 
     @property
     def variant(self) -> str:
@@ -93,15 +100,29 @@ class ReportFile(msgspec.Struct):
     results: list[ResultPart]
     baseline: ResultPart | None = None
     notes: list[str] = []
+    taken: dict[str, Any] = {}
     recording: Recording | None = None
 
     @property
     def asked(self) -> dict[str, Any]:
-        """The what-if, and which figures were taken from other recordings."""
-        taken = sorted(
-            {note.split(" ")[0] for note in self.notes if note.startswith(("--costs-from", "--memory-from"))}
-        )
-        return self.scenario | {"taken": taken}
+        """The what-if, and what was taken from other recordings, as far as the version that wrote it knew of it.
+
+        As many microbatches as were recorded are none asked for.
+        """
+        noted = {note.split(" ")[0] for note in self.notes if note.startswith(("--costs-from", "--memory-from"))}
+        results = [*self.results, *([] if self.baseline is None else [self.baseline])]
+        found = next((result.microbatches for result in results), None)
+        return {
+            **self.scenario,
+            **self.taken,
+            "microbatches": None if found == self.step.microbatches else found,
+            "taken": sorted(noted),
+        }
+
+
+def differing(base: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Names of what was asked otherwise; what only one version of the tool knows of is as the other one does it."""
+    return [key for key, value in base.items() if key in new and new[key] != value]
 
 
 def read_report(path: Path) -> ReportFile:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,6 +14,7 @@ from tracetool.jitter import Spread, spread
 from tracetool.memory_limit import Shortage, find_shortage, fits
 from tracetool.metrics import Metrics, measure
 from tracetool.model.action import ActionKind
+from tracetool.model.choice import Choice, Taken
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology
 from tracetool.remarks import (
@@ -30,7 +31,7 @@ from tracetool.replay import replay
 from tracetool.replay.problem import pose
 from tracetool.replay.stages import stages_for
 from tracetool.schedules import SCHEDULES, build_schedule, parse_names
-from tracetool.schedules.heeded import refuse_chunks, refuse_unheeded
+from tracetool.schedules.heeded import choice_of, refuse_chunks, refuse_unheeded
 from tracetool.schedules.names import named_here, schedule_name
 from tracetool.schedules.recognise import recognise
 from tracetool.units import format_duration
@@ -67,6 +68,7 @@ class Result:
         spread: Step times with costs drawn anew, if that was asked for.
         cut_forwards: How many warm-up forwards of each rank the memory limit cut off; empty if it did not.
         each_step: The same by each recorded step, if that was asked for.
+        choice: What was asked of it.
     """
 
     schedule: str
@@ -83,6 +85,7 @@ class Result:
     spread: Spread | None = None
     cut_forwards: tuple[int, ...] = ()
     each_step: tuple[StepPrediction, ...] = ()
+    choice: Choice = field(default_factory=Choice)
 
     def __repr__(self) -> str:
         return f"<Result {self.schedule}: {format_duration(self.metrics.step_ns)}>"
@@ -142,6 +145,8 @@ class Answer:
         notes: What was inferred, is missing or not modelled.
         refused: Schedules asked for that do not fit.
         warnings: Why not to trust any of it, for readers to see first.
+        taken: What of the costs was not measured where it is used.
+        jitter_seed: Of costs drawn anew, if that was asked for.
     """
 
     pipeline: Pipeline
@@ -155,6 +160,8 @@ class Answer:
     notes: tuple[str, ...]
     refused: tuple[Refused, ...] = ()
     warnings: tuple[str, ...] = ()
+    taken: Taken = field(default_factory=Taken)
+    jitter_seed: int | None = None
 
     def __repr__(self) -> str:
         return f"<Answer: {', '.join(map(repr, self.results))}>"
@@ -242,8 +249,7 @@ def answer(
     fidelity = Fidelity(seen.window_ns, back.window_ns)
     # A model that misses its own recording by more than the known error misses other orders by as much at least.
     own_error = max(abs(fidelity.error_ratio), abs(back.step_ns / seen.step_ns - 1))
-    limit_s = 30.0 if time_limit_s is None else time_limit_s
-    how = _How(shape, scenario, chunks, own_error, jitter_seed, limit_s, each_step)
+    how = _How(shape, scenario, chunks, own_error, jitter_seed, time_limit_s, each_step)
     base = _evaluate(pipeline, baseline, how, None)
     results, refused = _evaluate_each(pipeline, schedules, how, extra_forwards)
     if not is_like_the_recordings(found):
@@ -261,6 +267,8 @@ def answer(
         notes=(*notes, *host_notes(found), *notes_of(pipeline, scenario, [base, *results])),
         refused=tuple(refused),
         warnings=tuple(distrust(own_error)),
+        taken=found.taken,
+        jitter_seed=jitter_seed,
     )
 
 
@@ -272,7 +280,7 @@ class _How(NamedTuple):
     chunks: int | None
     own_error: float
     jitter_seed: int | None
-    time_limit_s: float
+    time_limit_s: float | None
     each_step: Sequence[Pipeline]
 
 
@@ -301,6 +309,7 @@ def _evaluate_each(
 def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[int, ...] | None) -> Result:
     shape, scenario = how.shape, how.scenario
     remark = None
+    choice = choice_of(name, extra_forwards, how.chunks, how.time_limit_s)
     cut_forwards: tuple[int, ...] = ()
     if name == "geopipe" and extra_forwards is None:
         extra_forwards, remark = choose_depth(pipeline, shape, scenario)
@@ -317,7 +326,7 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
         extra_forwards=extra_forwards,
         observed=pipeline.observed,
         problem=posed.problem if posed else None,
-        time_limit_s=how.time_limit_s,
+        time_limit_s=30.0 if how.time_limit_s is None else how.time_limit_s,
         judge=posed.judge if posed else None,
     )
     done = replay(pipeline, schedule, scenario)
@@ -349,6 +358,7 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
         spread=None if how.jitter_seed is None else spread(pipeline, schedule, scenario, how.jitter_seed),
         cut_forwards=cut_forwards,
         each_step=predict_each_step(how.each_step, schedule, scenario),
+        choice=choice,
     )
 
 

@@ -106,7 +106,7 @@ def test_what_was_taken_from_another_recording_is_another_question(
     capsys: pytest.CaptureFixture[str], base: Path
 ) -> None:
     other = changed(base, "other", lambda made: made["notes"].append("--costs-from x.run: of its kernels"))
-    assert as_json(capsys, 1, base, other)["failures"] == ["the sides replayed different scenarios"]
+    assert as_json(capsys, 1, base, other)["failures"] == ["the sides replayed different scenarios (taken)"]
 
 
 def test_the_same_traces_twice_are_still_the_same(capsys: pytest.CaptureFixture[str], base: Path) -> None:

@@ -29,6 +29,15 @@ OBSERVED = "observed"
 _VERSION = b"2"
 _KEY = b"tracetool_history"
 _KEPT = ("step_ns", "window_ns", "bubble_ns", "bubble_ratio", "cross_dc_bubble_ns", "peak_hbm_bytes")
+_FIRST_KNOWN = frozenset(
+    ("dcs", "links", "hbm_bytes", "p2p", "activation_bytes", "static_bytes", "overlap_ratio", "interference",
+     "pipelines", "link_sharing", "taken")
+)  # fmt: skip
+"""Of a what-if, what every version wrote down, whatever it was."""
+_IN_WORDS = frozenset(("dcs", "links", "hbm_bytes", "microbatches", "taken", "rank_dcs"))
+"""Of a what-if, what words of its own tell, or need not."""
+_UNASKED = {"overlap_ratio": 1, "interference": True, "pipelines": 1, "link_sharing": "temporal"}
+"""Of a what-if, what is so unless it was asked for otherwise; anything else is empty then."""
 _SIZES = ("peak_hbm_bytes",)
 """Of one step only: a recording's other steps hold no memory of what was replayed."""
 
@@ -160,7 +169,10 @@ def _figures(report: ReportFile) -> Iterator[tuple[tuple[str, str, str, str, str
         values = _values(result)
         of_step = [metric for metric in values if metric not in _SIZES]
         medians = {metric: median(result.by_step(metric, report.step.number).values()) for metric in of_step}
-        asked = {"scenario": report.asked, "microbatches": [result.microbatches]}
+        # What later versions added counts where it was asked for, so that series of before go on.
+        kept = {key: value for key, value in report.asked.items() if key in _FIRST_KNOWN or value}
+        kept.pop("microbatches", None)
+        asked = {"scenario": kept | result.chosen, "microbatches": [result.microbatches]}
         scenario = sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
         yield (*origin, scenario, _words(report.asked, result), name, result.variant), values | medians
 
@@ -175,6 +187,11 @@ def _words(scenario: Mapping[str, Any], result: ResultPart) -> str:
     told += [f"HBM {format_size(scenario['hbm_bytes'])}"] if scenario.get("hbm_bytes") else []
     told += [f"{result.microbatches} microbatches"] if result.microbatches is not None else []
     told += scenario.get("taken", ())
+    for name, value in {**scenario, **result.chosen}.items():
+        if name not in _IN_WORDS and value and value != _UNASKED.get(name):
+            told.append(f"{name} {str(value)[:12]}" if isinstance(value, int | float | str) else name)
+        elif value is False and _UNASKED.get(name):
+            told.append(f"no {name}")
     return ", ".join(told)
 
 

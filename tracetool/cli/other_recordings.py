@@ -37,6 +37,7 @@ def borrow_slowdown(found: Reconstruction, other: Run, path: Path) -> Reconstruc
             *(note for note in found.notes if note != MOSTLY_DEFAULTS),
             f"--costs-from {path}: {told or 'no slowdown beside communication'}",
         ),
+        taken=replace(found.taken, costs_from=str(other.manifest.get("digest", ""))),
     )
 
 
@@ -63,4 +64,5 @@ def borrow_memory(found: Reconstruction, other: Run, path: Path) -> Reconstructi
         found,
         pipeline=with_memory_of(found.pipeline, theirs.pipeline),
         notes=(*found.notes, f"--memory-from {path}: {told}"),
+        taken=replace(found.taken, memory_from=str(other.manifest.get("digest", ""))),
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.compare.values import Values
 from tracetool.compare.work import differences, work_of
+from tracetool.report_file import differing
 from tracetool.units import format_count, format_ranges
 
 if TYPE_CHECKING:
@@ -47,8 +48,14 @@ def comparable(base: Side, new: Side) -> tuple[Side, Side, list[str], list[str]]
         base, new = (_without(side, lambda key: key.is_of_replay) for side in (base, new))
         notes.append(f"{told}: what was replayed is not compared")
         apart += [told] if base.replays and new.replays else []
-    elif are_of_same_steps(base, new):
-        base, new = _sampled_alike(base, new)
+    else:
+        others = _other_choices(base, new)
+        base, new = (_without(side, lambda key: key.is_of_replay and key.scope in others) for side in (base, new))
+        asked = [f"{name} was asked for otherwise ({what}): it is not compared" for name, what in others.items()]
+        notes += asked
+        apart += asked
+        if are_of_same_steps(base, new):
+            base, new = _sampled_alike(base, new)
     if not (base.recordings and new.recordings):
         return base, new, notes, apart
     works = work_of(base.recordings[0]), work_of(new.recordings[0])
@@ -120,13 +127,20 @@ def _other_replays(base: Side, new: Side) -> str | None:
         return "only one side replayed schedules"
     if base.scenario is None or new.scenario is None:
         return "a side replayed several scenarios" if base.replays or new.replays else None
-    # What only one version of the tool knows of is as the other one does it.
-    common = base.scenario.keys() & new.scenario.keys()
-    if any(base.scenario[key] != new.scenario[key] for key in common):
-        return "the sides replayed different scenarios"
+    if other := differing(base.scenario, new.scenario):
+        return f"the sides replayed different scenarios ({', '.join(other)})"
     if are_of_same_steps(base, new) and _steps(base.replays.values()) != _steps(new.replays.values()):
         return "the sides replayed other steps of the same traces"
     return None
+
+
+def _other_choices(base: Side, new: Side) -> dict[str, str]:
+    """Schedules that were told other things on the two sides, and what."""
+    both = {
+        name: (base.replays[name].result.choice, new.replays[name].result.choice)
+        for name in base.replays.keys() & new.replays.keys()
+    }
+    return {name: ", ".join(other) for name, choices in both.items() if (other := differing(*choices))}
 
 
 def _steps(replays: Iterable[ReportedReplay]) -> set[int]:

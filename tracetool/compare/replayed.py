@@ -13,6 +13,7 @@ from tracetool.errors import TraceToolError
 from tracetool.model.pipeline import P2P_MODES
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Link, Topology
+from tracetool.report_file import differing
 from tracetool.schedules import SCHEDULES, build_schedule
 
 if TYPE_CHECKING:
@@ -53,7 +54,9 @@ def asked_of_both(base: Side, new: Side, pipelines: Sequence[Pipeline]) -> dict[
         new: The new side.
         pipelines: Typical steps of both.
     """
-    if base.scenario is None or base.scenario != new.scenario or base.scenario.get("pipelines", 1) != 1:
+    if base.scenario is None or new.scenario is None or differing(base.scenario, new.scenario):
+        return {}
+    if base.scenario.get("pipelines", 1) != 1:
         return {}
     found = {}
     for name in (name for name in base.replays if name in new.replays):

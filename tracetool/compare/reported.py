@@ -20,9 +20,10 @@ StepOf = tuple[str, tuple[int, ...], int]
 
 _REPLAYED = ("step_ns", "window_ns", "bubble_ns", "bubble_ratio", "cross_dc_bubble_ns")
 _WORDS = frozenset(
-    ("$schema", "schema_version", "tool_version", "command", "notes", "warnings", "remark", "name", "refused")
-)
-"""What of a report is no figure."""
+    ("$schema", "schema_version", "tool_version", "command", "notes", "warnings", "remark", "name", "refused",
+     "scenario", "taken", "choice")
+)  # fmt: skip
+"""What of a report is no figure, but words or what was asked."""
 
 
 def values_of_reports(reports: Sequence[ReportFile], known: set[StepOf]) -> tuple[dict[Key, Values], list[str]]:
@@ -36,7 +37,8 @@ def values_of_reports(reports: Sequence[ReportFile], known: set[StepOf]) -> tupl
     for report in reports:
         for result in report.results:
             count = "" if result.microbatches is None else f", {result.microbatches} microbatches"
-            ways[result.schedule].add(result.variant + count)
+            told = "".join(f", {name} {value}" for name, value in result.chosen.items())
+            ways[result.schedule].add(result.variant + count + told)
     rows: dict[Key, dict[StepOf, float]] = defaultdict(dict)
     for report in reports:
         of = report.run.digest, tuple(report.run.global_ranks)
@@ -97,6 +99,8 @@ def _figures(value: object, path: str) -> Iterator[tuple[str, object]]:
     if isinstance(value, dict):
         if path == "baseline":
             path = f"baseline[{value.get('schedule')}]"
+        if path.endswith(".jitter"):
+            path = f"{path}[{value.get('seed')}]"
         for key, of_key in value.items():
             if key not in _WORDS:
                 yield from _figures(of_key, f"{path}.{key}" if path else str(key))

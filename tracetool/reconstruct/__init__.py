@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tracetool.errors import MissingRank, NoDeviceActivity
+from tracetool.model.choice import Taken
 from tracetool.reconstruct.account import Account, Finding
 from tracetool.reconstruct.closeup import Row, cost_rows, look_closely, loose_rows
 from tracetool.reconstruct.copies import find_copies, with_copies
@@ -50,6 +51,7 @@ class Reconstruction:
         steps: All steps of the pipeline, in order of time.
         coordinates: Where each rank of the job sits.
         looks: The step, and with ``every_step`` the others, in order of time.
+        taken: What of it was not measured where it is used.
     """
 
     pipeline: Pipeline
@@ -63,6 +65,7 @@ class Reconstruction:
     steps: tuple[Step, ...] = ()
     coordinates: tuple[Coordinates, ...] = ()
     looks: tuple[StepLook, ...] = field(default=(), repr=False, compare=False)
+    taken: Taken = field(default_factory=Taken)
 
     def __repr__(self) -> str:
         return f"<Reconstruction: {self.pipeline!r}>"
@@ -112,8 +115,9 @@ def reconstruct(
     kernels = _kernels(run)
     if not kernels:
         _check_host_only(run, account)
+    copies: dict[int, int] = {}
     if copy_missing:
-        run, survey, kernels = _copied(run, pipeline, survey, account, use_labels=use_labels)
+        run, survey, kernels, copies = _copied(run, pipeline, survey, account, use_labels=use_labels)
     survey = survey or survey_run(run, account, use_labels=use_labels)
     groups = survey.pipelines or find_pipelines(run, p2p=survey.p2p, groups=survey.groups, use_labels=use_labels)
     group = chosen_pipeline(groups, pipeline, account)
@@ -154,6 +158,7 @@ def reconstruct(
         steps=tuple(steps),
         coordinates=survey.coordinates,
         looks=tuple(sorted([seen, *others], key=lambda each: each.step.start_ns)),
+        taken=Taken(copied_ranks=copies),
     )
 
 
@@ -189,8 +194,8 @@ def look_at_steps(run: Run, *, pipeline: int = 0, most: int = 32) -> list[StepLo
 
 def _copied(
     run: Run, number: int, survey: Survey | None, account: Account, *, use_labels: bool
-) -> tuple[Run, Survey | None, dict[int, int]]:
-    """The Run with copies of ranks that were not recorded, what is known of it, and its kernels per rank."""
+) -> tuple[Run, Survey | None, dict[int, int], dict[int, int]]:
+    """The Run with copies of ranks that were not recorded, what is known of it, its kernels per rank, the copies."""
     # What a look without the copies says is said again with them.
     seen = survey or survey_run(run, Account(), use_labels=use_labels)
     pipelines = seen.pipelines or find_pipelines(run, p2p=seen.p2p, groups=seen.groups, use_labels=use_labels)
@@ -199,7 +204,7 @@ def _copied(
     if copies:
         run = with_copies(run, copies, pipelines, seen.groups, account)
         survey = survey_run(run, account, use_labels=use_labels, copies=copies)
-    return run, survey, _kernels(run)
+    return run, survey, _kernels(run), copies
 
 
 def _kernels(run: Run) -> dict[int, int]:

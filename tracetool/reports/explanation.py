@@ -8,7 +8,7 @@ import msgspec
 
 from tracetool.fields import doc
 from tracetool.model.idle import CAUSES, Cause
-from tracetool.reports.json import IdleInfo, LinkInfo, link_infos
+from tracetool.reports.json import IdleInfo, LinkInfo, ScenarioInfo, link_infos, scenario_info
 from tracetool.reports.path_words import Words
 from tracetool.tables import SCHEMA_VERSION
 
@@ -91,6 +91,7 @@ class ExplanationInfo(msgspec.Struct, kw_only=True):
     p2p: Annotated[str, doc("How transfers were issued: grouped, in-order or per-edge.")]
     microbatches: Annotated[int, doc("Microbatches per step.")]
     links: Annotated[list[LinkInfo], doc("Links between data centres.")]
+    scenario: Annotated[ScenarioInfo, doc("The what-if, all of it.")]
     step_ns: Annotated[int, doc("First forward to the end of gradient reduction and optimizer.")]
     window_ns: Annotated[int, doc("First forward on any rank to last backward on any rank.")]
     bubble_ns: Annotated[int, doc("Idle time within the window, mean over ranks.")]
@@ -122,6 +123,7 @@ def explanation_info(explained: Explanation, facts: RunFacts) -> ExplanationInfo
         p2p=explained.p2p,
         microbatches=explained.microbatches,
         links=link_infos(answer.scenario.topology),
+        scenario=scenario_info(answer.scenario),
         step_ns=metrics.step_ns,
         window_ns=metrics.window_ns,
         bubble_ns=metrics.bubble_ns,

@@ -6,7 +6,8 @@ within a major version; none is renamed or removed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -19,6 +20,8 @@ from tracetool.tables import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from _typeshed import DataclassInstance
 
     from tracetool.memory_limit import Shortage
     from tracetool.metrics import Metrics
@@ -73,6 +76,7 @@ class StepInfo(msgspec.Struct, kw_only=True):
 class JitterInfo(msgspec.Struct, kw_only=True):
     """Step times of replays with costs drawn anew from the measured microbatches (--jitter)."""
 
+    seed: Annotated[int | None, doc("Of the draws; null in reports of earlier versions.")] = None
     resamples: Annotated[int, doc("How many.")]
     p50_ns: Annotated[int, doc("Median step time.")]
     p95_ns: Annotated[int, doc("Step time that one in twenty exceeds.")]
@@ -95,8 +99,15 @@ class LinkInfo(msgspec.Struct, kw_only=True):
     latency_ns: Annotated[int, doc("One-way latency.")]
 
 
+class RankPlaceInfo(msgspec.Struct, kw_only=True):
+    """Where a rank of the job sits."""
+
+    rank: Annotated[int, doc("Global rank.")]
+    dc: Annotated[str, doc("Its data centre.")]
+
+
 class ScenarioInfo(msgspec.Struct, kw_only=True):
-    """What differs from the measurement."""
+    """What differs from the measurement: all of it, for other scenarios give other answers."""
 
     dcs: Annotated[list[str], doc("Data centre of each pipeline rank; empty if nothing was said.")]
     links: Annotated[list[LinkInfo], doc("Links between data centres.")]
@@ -108,6 +119,31 @@ class ScenarioInfo(msgspec.Struct, kw_only=True):
     interference: Annotated[bool, doc("Whether slowdown beside communication and under load is modelled.")]
     pipelines: Annotated[int, doc("Equal pipelines that share the links.")]
     link_sharing: Annotated[str, doc("How they share them: temporal or spatial.")]
+    microbatches: Annotated[int | None, doc("Microbatches per step asked for, null if as in the trace.")] = None
+    receive_copies: Annotated[int, doc("Buffers kept of every received message beyond those of the recording.")] = 0
+    rank_dcs: Annotated[
+        list[RankPlaceInfo], doc("Ranks of the job that the map places: which collectives cross data centres.")
+    ] = []
+    partial: Annotated[bool, doc("Whether places that no link joins exchange messages as fast as was measured.")] = (
+        False
+    )
+
+
+class TakenInfo(msgspec.Struct, kw_only=True):
+    """What was not measured where it is used."""
+
+    costs_from: Annotated[str | None, doc("Digest of the recording named by --costs-from.")] = None
+    memory_from: Annotated[str | None, doc("Digest of the recording named by --memory-from.")] = None
+    copied_ranks: Annotated[dict[int, int], doc("Per rank that was not recorded, the rank copied.")] = {}
+
+
+class ChoiceInfo(msgspec.Struct, kw_only=True):
+    """What was asked of one schedule; null where it was left to be chosen, or the schedule does not heed it."""
+
+    extra_forwards: Annotated[list[int] | None, doc("Warm-up forwards per rank beyond 1F1B's.")] = None
+    chunks: Annotated[int | None, doc("Stages per rank to cut one into.")] = None
+    time_limit_s: Annotated[float | None, doc("How long a search may take.")] = None
+    order: Annotated[str | None, doc("SHA-256 of an order read from a file.")] = None
 
 
 class ShortageInfo(msgspec.Struct, kw_only=True):
@@ -167,6 +203,7 @@ class ResultInfo(msgspec.Struct, kw_only=True):
         list[EachStepInfo],
         doc("The same by each recorded step, for tracetool compare; empty without --each-step."),
     ] = []
+    choice: ChoiceInfo = msgspec.field(default_factory=ChoiceInfo)
 
 
 class RefusedInfo(msgspec.Struct, kw_only=True):
@@ -188,6 +225,7 @@ class ReportInfo(msgspec.Struct, kw_only=True):
     step: StepInfo
     fidelity: FidelityInfo
     scenario: ScenarioInfo
+    taken: TakenInfo = msgspec.field(default_factory=TakenInfo)
     baseline: Annotated[ResultInfo, doc("The schedule that the results are compared with.")]
     results: Annotated[list[ResultInfo], doc("One per schedule asked for that fits.")]
     refused: Annotated[list[RefusedInfo], doc("Schedules asked for that do not fit, and why.")]
@@ -213,6 +251,7 @@ def report_info(answer: Answer, facts: RunFacts) -> ReportInfo:
             error_ratio=answer.fidelity.error_ratio,
         ),
         scenario=scenario_info(answer.scenario),
+        taken=TakenInfo(**_members(answer.taken)),
         baseline=_result(answer, answer.baseline),
         results=[_result(answer, r) for r in answer.results],
         refused=[RefusedInfo(schedule=r.schedule, reason=r.reason, hint=r.hint) for r in answer.refused],
@@ -222,32 +261,22 @@ def report_info(answer: Answer, facts: RunFacts) -> ReportInfo:
 
 
 def scenario_info(scenario: Scenario) -> ScenarioInfo:
-    """A what-if as the struct of the schema."""
-    return ScenarioInfo(
-        dcs=list(scenario.topology.dcs),
-        links=link_infos(scenario.topology),
-        hbm_bytes=scenario.hbm_bytes,
-        p2p=scenario.p2p,
-        activation_bytes=scenario.activation_bytes,
-        static_bytes=scenario.static_bytes,
-        overlap_ratio=scenario.overlap_ratio,
-        interference=scenario.interference,
-        pipelines=scenario.pipelines,
-        link_sharing=scenario.link_sharing,
-    )
+    """A what-if as the struct of the schema; a member of either that the schema lacks is an error."""
+    own, places = _members(scenario), _members(scenario.topology)
+    del own["topology"]
+    places["dcs"] = list(scenario.topology.dcs)
+    places["links"] = link_infos(scenario.topology)
+    places["rank_dcs"] = [RankPlaceInfo(rank=rank, dc=dc) for rank, dc in scenario.topology.rank_dcs]
+    return ScenarioInfo(**own, **places)
 
 
 def link_infos(topology: Topology) -> list[LinkInfo]:
     """The links of a topology as structs."""
-    return [
-        LinkInfo(
-            src_dc=k.src_dc,
-            dst_dc=k.dst_dc,
-            bandwidth_bytes_per_s=k.bandwidth_bytes_per_s,
-            latency_ns=k.latency_ns,
-        )
-        for k in topology.links
-    ]
+    return [LinkInfo(**_members(link)) for link in topology.links]
+
+
+def _members(value: DataclassInstance) -> dict[str, Any]:
+    return {member.name: getattr(value, member.name) for member in fields(value)}
 
 
 def _step(answer: Answer, metrics: Metrics) -> StepInfo:
@@ -290,9 +319,7 @@ def _result(answer: Answer, result: Result) -> ResultInfo:
         seen_error_ratio=result.seen_error_ratio,
         bubble_by_cause_ns=idle_info(result.idles, len(metrics.rank_compute_ns)),
         remark=result.remark,
-        jitter=None
-        if result.spread is None
-        else JitterInfo(resamples=result.spread.resamples, p50_ns=result.spread.p50_ns, p95_ns=result.spread.p95_ns),
+        jitter=None if result.spread is None else JitterInfo(seed=answer.jitter_seed, **_members(result.spread)),
         each_step=[
             EachStepInfo(
                 number=one.number,
@@ -304,6 +331,7 @@ def _result(answer: Answer, result: Result) -> ResultInfo:
             )
             for one in result.each_step
         ],
+        choice=ChoiceInfo(**_members(result.choice)),
     )
 
 

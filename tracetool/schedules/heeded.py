@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from tracetool.errors import ScenarioError
+from tracetool.model.choice import Choice
 from tracetool.schedules import SCHEDULES, Heeded, read_order
 
 if TYPE_CHECKING:
@@ -52,14 +54,38 @@ def refuse_chunks(names: Sequence[str], observed: Schedule) -> None:
             f"the recording has {observed.shape.chunks} stages per rank already, which are not cut again.",
             hint="leave --chunks out",
         )
-    kinds = {name: None if name.startswith("csv:") else SCHEDULES.get(name) for name in names}
-    if any(kind and kind.least_chunks > 1 and kind.placement != "bidirectional" for kind in kinds.values()):
+    if any(_takes_chunks(name) for name in names):
         return
     raise ScenarioError(
         f"--chunks has no effect on {_listed(names)}: it cuts stages for schedules of several per rank, and an order "
         "from a file has its own number.",
         hint="leave it out, or ask for interleaved, zb-v, hanayo ...",
     )
+
+
+def choice_of(
+    name: str, extra_forwards: tuple[int, ...] | None, chunks: int | None, time_limit_s: float | None
+) -> Choice:
+    """What of the options a schedule heeds, and which order a file holds.
+
+    Raises:
+        InvalidSchedule: If an order from a file cannot be read.
+    """
+    if name.startswith("csv:"):
+        return Choice(order=sha256(read_order(name).to_csv().encode()).hexdigest())
+    heeds = SCHEDULES.get(name).heeds
+    return Choice(
+        extra_forwards=extra_forwards if "extra forwards" in heeds else None,
+        chunks=chunks if _takes_chunks(name) else None,
+        time_limit_s=time_limit_s if "time limit" in heeds else None,
+    )
+
+
+def _takes_chunks(name: str) -> bool:
+    if name.startswith("csv:"):
+        return False
+    kind = SCHEDULES.get(name)
+    return kind.least_chunks > 1 and kind.placement != "bidirectional"
 
 
 def _listed(names: Sequence[str]) -> str:
