@@ -41,7 +41,7 @@ def pipeline(p: int, m: int) -> Pipeline:
     """Equal stages of 5 and 10 ms whose forwards keep half a GiB."""
     return synthetic.pipeline(
         p, m, 5 * MS, 10 * MS, payload_bytes=2**24, transfer_ns=MS // 10, activation_bytes=GIB // 2,
-        transient_bytes=GIB // 4, static_bytes=8 * GIB, tail_ns=8 * MS, p2p="per-edge",
+        transient_bytes=GIB // 4, static_bytes=8 * GIB, tail_ns=8 * MS, p2p="posted-ahead",
     )  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def point(
     schedule: str,
     extra_forwards: tuple[int, ...] | None = None,
     microbatches: int = 8,
-    p2p: str = "per-edge",
+    p2p: str = "posted-ahead",
     **more: Any,
 ) -> SweepPoint:
     """A point of a sweep that fits, unless something else is said."""

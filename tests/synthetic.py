@@ -167,6 +167,6 @@ def equal_stages(
         stages=tuple(StageProfile(s, costs, payload_bytes, payload_bytes) for s in range(profiles)),
         ranks=tuple(RankProfile(rank, static_bytes) for rank in range(shape.ranks)),
         observed=schedule,
-        p2p="per-edge",
+        p2p="posted-ahead",
         step=0,
     )

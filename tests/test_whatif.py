@@ -53,7 +53,7 @@ def measured(*, memory: bool = True, tail_ns: int = 0, payload_bytes: int = 0) -
         M,
         F,
         B,
-        p2p="per-edge",
+        p2p="posted-ahead",
         payload_bytes=payload_bytes,
         tail_ns=tail_ns,
         activation_bytes=HELD if memory else None,
@@ -111,7 +111,7 @@ def test_the_gain_is_a_share_of_the_whole_step() -> None:
 def test_every_boundary_gets_forwards_until_the_delay_is_hidden() -> None:
     """Three regions of 3, 3 and 2 equal stages: ceil(2c / (f+b)) per boundary reach (m+p-1)(f+b) + 4c."""
     p, c = 8, 4000
-    pipe = pipeline(p, M, F, B, p2p="per-edge")
+    pipe = pipeline(p, M, F, B, p2p="posted-ahead")
     result = only(answer(found(pipe), ["geopipe"], scenario(places([3, 3, 2], latency_ns=c))))
     floor = (M + p - 1) * CYCLE + 4 * c
     hiding = ceil(2 * c / CYCLE)
@@ -171,7 +171,7 @@ def test_memory_below_1f1b_is_infeasible_by_exact_bytes(missing: int) -> None:
 
 def test_the_shortage_is_that_of_the_rank_that_lacks_most() -> None:
     """Peaks 100 + 3*10, 150 + 2*10 and 175 + 1*10 against 140: rank 1 holds 150 before anything runs."""
-    pipe = pipeline(3, 6, F, B, p2p="per-edge", activation_bytes=10, static_bytes=[100, 150, 175])
+    pipe = pipeline(3, 6, F, B, p2p="posted-ahead", activation_bytes=10, static_bytes=[100, 150, 175])
     result = only(answer(found(pipe), ["1f1b"], scenario(hbm_bytes=140)))
     assert result.shortage == Shortage(rank=2, missing_bytes=45, first=Violation(1, 0, None))
 
@@ -179,7 +179,7 @@ def test_the_shortage_is_that_of_the_rank_that_lacks_most() -> None:
 def test_the_first_violation_in_time_is_named_whoever_lacks_most() -> None:
     """Against 125, rank 0 (100 + 10 per activation) exceeds with its third forward at 2f, when microbatch 0 is on its
     way to rank 2, whose 120 + 10 lack more from 2f on as well; rank 0's is named: it comes first of the two."""
-    pipe = pipeline(3, 6, F, B, p2p="per-edge", activation_bytes=10, static_bytes=[100, 100, 123])
+    pipe = pipeline(3, 6, F, B, p2p="posted-ahead", activation_bytes=10, static_bytes=[100, 100, 123])
     shortage = only(answer(found(pipe), ["1f1b"], scenario(hbm_bytes=125))).shortage
     assert shortage is not None
     assert (shortage.rank, shortage.missing_bytes) == (2, 8)
@@ -322,7 +322,7 @@ def test_an_order_from_a_file_gets_the_stages_that_the_named_one_gets(name: str,
 
 def test_an_order_from_a_file_sits_on_the_ranks_that_were_recorded(tmp_path: Path) -> None:
     """Stages recorded as a loop of two per rank do not run in a V."""
-    looped = pipeline(4, 2, F, B, p2p="per-edge")
+    looped = pipeline(4, 2, F, B, p2p="posted-ahead")
     order = build_schedule("interleaved", PipelineShape(2, 2, 2))
     recorded = replace(looped, ranks=looped.ranks[:2], observed=order)
     file = tmp_path / "v.csv"

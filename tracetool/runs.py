@@ -10,6 +10,7 @@ from tracetool.ingest import IngestOptions, Silent, cached_run
 from tracetool.ingest import ingest as read_traces
 from tracetool.metrics import METRICS, measure
 from tracetool.model.action import ActionKind
+from tracetool.model.pipeline import BY_EDGE
 from tracetool.model.topology import Topology
 from tracetool.paths import as_paths
 from tracetool.readers import rows_table
@@ -151,7 +152,8 @@ def tables_of(found: Reconstruction, survey: Survey) -> dict[str, pa.Table]:
 def observed_tables(found: Reconstruction) -> dict[str, pa.Table]:
     """The tables stages and idles, and the observed Timeline's."""
     # No message of the observed step crossed a link that is known.
-    idles = idle_intervals(found.observed, Topology(), blocking=found.pipeline.p2p == "grouped")
+    p2p = found.pipeline.p2p
+    idles = idle_intervals(found.observed, Topology(), blocking=p2p == "grouped", by_edge=p2p in BY_EDGE)
     return {
         "stages": rows_table("stages", _stages(found)),
         **timeline_tables(found.observed),

@@ -15,6 +15,7 @@ from tracetool.memory_limit import Shortage, find_shortage, fits
 from tracetool.metrics import Metrics, measure
 from tracetool.model.action import ActionKind
 from tracetool.model.choice import Choice, Taken
+from tracetool.model.pipeline import BY_EDGE
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology
 from tracetool.remarks import (
@@ -169,7 +170,8 @@ class Answer:
     @cached_property
     def observed_idles(self) -> tuple[Idle, ...]:
         """Every idle interval of the observed window with its cause; no message crossed a link there."""
-        return idle_intervals(self.observed, Topology(), blocking=self.pipeline.p2p == "grouped")
+        p2p = self.pipeline.p2p
+        return idle_intervals(self.observed, Topology(), blocking=p2p == "grouped", by_edge=p2p in BY_EDGE)
 
     def bubble_reduction(self, result: Result) -> float | None:
         """1 - bubble of the result / bubble of the baseline; None if the baseline has no bubble."""
@@ -370,13 +372,13 @@ def _seen_error(pipeline: Pipeline, schedule: Schedule, mode: P2PMode, scenario:
     """Largest error of the step time for such a prediction, over all pairs of recorded H100 runs (README, Accuracy).
 
     They had four ranks with one stage each (two, re-cut, in ``interleaved``), as many microbatches replayed as
-    recorded, and at most one DC boundary, which per-edge transfers did not cross; anything else was not tried.
+    recorded, and at most one DC boundary; anything else was not tried, nor receives posted ahead.
     """
     shape = pipeline.observed.shape
     is_recut = schedule.name == "interleaved" and schedule.shape == replace(shape, chunks=2)
     tried = shape.ranks == 4 and shape.chunks == 1 and (schedule.shape == shape or is_recut)
     boundaries = len(scenario.topology.boundaries())
-    tried = tried and schedule.name in _TRIED and boundaries <= (0 if mode == "per-edge" else 1)
+    tried = tried and schedule.name in _TRIED and boundaries <= 1 and mode != "posted-ahead"
     tried = tried and scenario.interference and scenario.pipelines == 1
     if not tried or any(rank.load is None or rank.load.device != "H100" for rank in pipeline.ranks):
         return None

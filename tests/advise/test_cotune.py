@@ -66,7 +66,7 @@ def by_brute_force(delay_ns: int, room_bytes: float) -> list[Choice]:
 
 @pytest.mark.parametrize(("delay_ns", "room_bytes"), [(10, 6 * HELD), (3000, 9 * HELD)])
 def test_choices_are_those_of_the_closed_form_tried_by_brute_force(delay_ns: int, room_bytes: int) -> None:
-    pipe = pipeline(P, M, F, B, p2p="per-edge", activation_bytes=HELD, static_bytes=STATIC)
+    pipe = pipeline(P, M, F, B, p2p="posted-ahead", activation_bytes=HELD, static_bytes=STATIC)
     over = scenario(places([2, 2], latency_ns=delay_ns), hbm_bytes=STATIC + room_bytes)
     tuned = co_tune(found(pipe), over, RECORDED, hidden=NO_ATTENTION)
     ours = [

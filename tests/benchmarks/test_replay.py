@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from engine_cases import ENGINES
 
+from tracetool.model.pipeline import P2P_MODES
 from tracetool.model.schedule import PipelineShape
 from tracetool.model.topology import Topology
 from tracetool.replay.compiled import Compiled
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from tracetool.replay.flow import Int64s
 
 SIZES = [(16, 256), (64, 512)]
-MODES: list[P2PMode] = ["per-edge", "in-order", "grouped"]
 
 
 def compiled_1f1b(p: int, m: int, mode: P2PMode) -> tuple[Compiled, Int64s]:
@@ -39,7 +39,7 @@ def compiled_1f1b(p: int, m: int, mode: P2PMode) -> tuple[Compiled, Int64s]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", P2P_MODES)
 @pytest.mark.parametrize(("p", "m"), SIZES)
 def test_one_replay(
     benchmark: BenchmarkFixture, monkeypatch: pytest.MonkeyPatch, p: int, m: int, mode: P2PMode, engine: str
@@ -84,7 +84,7 @@ def test_many_scenarios(
     benchmark(compiled.ends, Durations(base, varying, values), last)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", P2P_MODES)
 @pytest.mark.parametrize(("p", "m"), SIZES)
 def test_build_and_compile(benchmark: BenchmarkFixture, p: int, m: int, mode: P2PMode) -> None:
     """Order, checks, task graph and static plan."""

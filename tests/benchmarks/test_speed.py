@@ -42,4 +42,4 @@ def test_standard_library_json_alone(benchmark: BenchmarkFixture) -> None:
 def test_replay(benchmark: BenchmarkFixture, p: int, m: int) -> None:
     measured = pipeline(p, m, 10_000_000, 20_000_000)
     shape = measured.observed.shape
-    benchmark(lambda: replay(measured, build_schedule("1f1b", shape), Scenario(p2p="per-edge")))
+    benchmark(lambda: replay(measured, build_schedule("1f1b", shape), Scenario(p2p="posted-ahead")))

@@ -68,7 +68,7 @@ def test_what_gpipe_waits_for_a_link_is_what_the_link_costs_on_every_rank() -> N
     topology = places([1, 3], latency_ns=LATENCY)
     measured = pipeline(4, 8, F, B, payload_bytes=OCCUPANCY)
     over, without = (
-        replayed(measured, "gpipe", scenario(links, "per-edge")) for links in (topology, topology.without_delays())
+        replayed(measured, "gpipe", scenario(links, "posted-ahead")) for links in (topology, topology.without_delays())
     )
     lost = measure(over.timeline).window_ns - measure(without.timeline).window_ns
     assert lost == 2 * (LATENCY + OCCUPANCY)
@@ -89,7 +89,7 @@ def test_ranks_far_from_a_link_wait_for_it_as_long_as_those_beside_it(p: int, m:
     topology = places([p // 2, p // 2], latency_ns=LATENCY)
     measured = pipeline(p, m, F, B, payload_bytes=OCCUPANCY)
     extras = (extra,) * (p // 2) + (0,) * (p // 2)
-    done = replayed(measured, "geopipe", scenario(topology, "per-edge"), extra_forwards=extras)
+    done = replayed(measured, "geopipe", scenario(topology, "posted-ahead"), extra_forwards=extras)
     depth = p - (p // 2 - 1)
     trips = (m - 1 - depth - extra) // (extra + 2) + 1
     hidden = trips * extra * (F + B)
@@ -106,7 +106,14 @@ def test_ranks_far_from_a_link_wait_for_it_as_long_as_those_beside_it(p: int, m:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "mode"), [("1f1b", "per-edge"), ("1f1b", "grouped"), ("geopipe", "per-edge"), ("1f1b", "in-order")]
+    ("schedule", "mode"),
+    [
+        ("1f1b", "posted-ahead"),
+        ("1f1b", "per-edge"),
+        ("1f1b", "grouped"),
+        ("geopipe", "posted-ahead"),
+        ("1f1b", "in-order"),
+    ],
 )
 def test_a_cause_has_about_the_time_that_removing_it_gives(schedule: str, mode: P2PMode) -> None:
     """Unequal computes: the replay without latency is shorter by about its idle time (within 25 %: another path may be
@@ -138,7 +145,7 @@ def test_the_way_of_a_message_is_cut_where_it_goes_from_one_part_to_the_next() -
     """One microbatch over one link: computed, occupying it, on its way, and what it takes inside a DC besides."""
     topology = places([1, 1], latency_ns=LATENCY)
     done = replayed(
-        pipeline(2, 1, F, B, payload_bytes=OCCUPANCY, transfer_ns=7), "1f1b", scenario(topology, "per-edge")
+        pipeline(2, 1, F, B, payload_bytes=OCCUPANCY, transfer_ns=7), "1f1b", scenario(topology, "posted-ahead")
     )
     idles = idles_of(done)
     there = [("cross_dc_bandwidth", 100, 110), ("cross_dc_latency", 110, 1110), ("channel", 1110, 1117)]
@@ -157,7 +164,7 @@ def test_the_way_of_a_message_is_cut_where_it_goes_from_one_part_to_the_next() -
 def test_queueing_for_a_link_is_bandwidth() -> None:
     """Three messages of 500 ns each, made every 100 ns: the link serves one after another."""
     topology = places([1, 1])
-    done = replayed(pipeline(2, 3, F, B, payload_bytes=500), "gpipe", scenario(topology, "per-edge"))
+    done = replayed(pipeline(2, 3, F, B, payload_bytes=500), "gpipe", scenario(topology, "posted-ahead"))
     assert told(idles_of(done), 1)[:4] == [
         ("fill", 0, 100),
         ("cross_dc_bandwidth", 100, 600),
@@ -179,7 +186,7 @@ def test_a_receive_behind_a_blocked_send_waits_for_the_channel() -> None:
     behind = idles_of(done)[[i.rank for i in idles_of(done)].index(1) + 1].transfer
     assert behind is not None
     assert (behind.src_rank, behind.dst_rank, behind.microbatch) == (1, 2, 1)
-    free = replayed(measured, "gpipe", scenario(p2p="per-edge"))
+    free = replayed(measured, "gpipe", scenario(p2p="posted-ahead"))
     assert [op.start_ns for op in free.timeline.ops if op.rank == 1][:3] == [1, 2, 3]
 
 
@@ -218,7 +225,7 @@ def test_memory_has_what_the_forwards_that_it_cut_off_would_have_filled() -> Non
     (schedules.md 4.4): n = (m-1-k) // 2 + 1 of them less the last, after which no forward is left.
     """
     m, topology = 6, places([1, 1], latency_ns=LATENCY)
-    done = replayed(pipeline(2, m, F, B), "1f1b", scenario(topology, "per-edge"))
+    done = replayed(pipeline(2, m, F, B), "1f1b", scenario(topology, "posted-ahead"))
     usual, limited = idles_of(done), idles_of(done, cut_forwards=(1, 1))
     check(done.timeline, limited)
     memory = [idle.duration_ns for idle in limited if idle.rank == 0 and idle.cause is Cause.MEMORY]
@@ -244,7 +251,7 @@ def test_memory_has_no_more_than_the_limit_costs(m: int, extra: int, cut: int, l
         return (m + p - 1) * (F + B) + 2 * latency + rounds * max(0, 2 * latency - depth * (F + B))
 
     done = replayed(
-        pipeline(p, m, F, B), "geopipe", scenario(topology, "per-edge"), extra_forwards=(extra, extra, 0, 0)
+        pipeline(p, m, F, B), "geopipe", scenario(topology, "posted-ahead"), extra_forwards=(extra, extra, 0, 0)
     )
     assert measure(done.timeline).window_ns == closed(extra)
     idles = idles_of(done, cut_forwards=(cut, cut, 0, 0))
@@ -323,12 +330,12 @@ def test_causes_cover_the_bubble_of_every_replay(question: tuple[Pipeline, Sched
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(questions())
+@given(questions(), st.sampled_from(["per-edge", "posted-ahead"]))
 def test_per_edge_without_transfer_times_leaves_nothing_to_the_channel(
-    question: tuple[Pipeline, Schedule, Scenario],
+    question: tuple[Pipeline, Schedule, Scenario], mode: P2PMode
 ) -> None:
     measured, schedule, over = question
     stages = tuple(replace(s, forward_transfer_ns=0, backward_transfer_ns=0) for s in measured.stages)
-    done = run((replace(measured, stages=stages), schedule, replace(over, p2p="per-edge")))
+    done = run((replace(measured, stages=stages), schedule, replace(over, p2p=mode)))
     if done is not None:
         assert not any(idle.cause is Cause.CHANNEL for idle in idles_of(done))

@@ -14,7 +14,7 @@ from tracetool.cli import run
 
 SAMPLE = str(SAMPLES / "h100-1f1b")
 OVER = ["--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms"]
-FEW = ["--schedule", "1f1b,geopipe,zb-h1,zb-v", *OVER]
+FEW = ["--schedule", "1f1b,geopipe,zb-h1,zb-h2,zb-v", *OVER]
 
 
 def _report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:

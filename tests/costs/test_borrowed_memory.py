@@ -22,7 +22,7 @@ LATENCY = 3_000_000
 
 
 def _timed() -> Pipeline:
-    return pipeline(P, M, 1_000_000, 2_000_000, p2p="per-edge")
+    return pipeline(P, M, 1_000_000, 2_000_000, p2p="posted-ahead")
 
 
 def _weighed() -> Pipeline:

@@ -122,7 +122,7 @@ def reduced(lead_ns: int | None, own_ns: int = 5 * MB) -> tuple[int, int]:
 
     The reduction comes after the last compute, or begins ``lead_ns`` ahead of its end.
     """
-    pipe = pipeline(P, M, F, B, p2p="per-edge")
+    pipe = pipeline(P, M, F, B, p2p="posted-ahead")
     ranks = []
     for rank in pipe.ranks:
         use = CollectiveUse("allreduce", (rank.rank, rank.rank + 2), 80 * MB, own_ns, lead_ns=lead_ns or 0)
@@ -152,7 +152,7 @@ def test_a_reduction_beside_computes_adds_what_outlasts_them() -> None:
 
 def test_collectives_of_actions_lengthen_each_of_them() -> None:
     """Each forward waits for two all-reduces of 10 MB: 2 (10 + 6 - 1) ms more than the 1 ms each took as measured."""
-    pipe = pipeline(P, M, F, B, p2p="per-edge")
+    pipe = pipeline(P, M, F, B, p2p="posted-ahead")
     use = CollectiveUse("allreduce", (0, 2), 10 * MB, MB, count=2.0)
     stages = tuple(replace(stage, collectives={ActionKind.FORWARD: (use,)}) for stage in pipe.stages)
     pipe = replace(pipe, stages=stages)

@@ -58,11 +58,11 @@ def test_removing_all_causes_leaves_compute_fill_and_drain(schedule: str, mode: 
     steps = [
         window_ns(measured, schedule, over),
         window_ns(measured, schedule, free),
-        window_ns(measured, schedule, replace(free, p2p="per-edge")),
+        window_ns(measured, schedule, replace(free, p2p="posted-ahead")),
     ]
     assert steps == sorted(steps, reverse=True)
     equal = pipeline(P, M, F, B, tail_ns=TAIL)
-    left = replay(equal, order, replace(free, p2p="per-edge"))
+    left = replay(equal, order, replace(free, p2p="posted-ahead"))
     assert max(op.end_ns for op in left.timeline.computes()) == M * (F + B) + (P - 1) * (F + B)
     assert {idle.cause for idle in idles_of(left)} == {Cause.FILL, Cause.DRAIN}
 
@@ -77,7 +77,7 @@ def test_each_removal_is_the_step_without_it() -> None:
 
     topology = places([2, 2], latency_ns=latency)
     explained = explain(
-        found(pipeline(P, M, F, B, payload_bytes=occupancy, tail_ns=TAIL)), "1f1b", scenario(topology, "per-edge")
+        found(pipeline(P, M, F, B, payload_bytes=occupancy, tail_ns=TAIL)), "1f1b", scenario(topology, "posted-ahead")
     )
     assert explained.metrics.step_ns == closed(latency + occupancy) + TAIL
     without = removals(explained)
@@ -95,7 +95,7 @@ def test_each_removal_is_the_step_without_it() -> None:
 
 def test_without_the_memory_limit_the_depth_is_chosen_anew() -> None:
     held, static, latency = 10, 500, 3000
-    measured = found(pipeline(P, 40, F, B, p2p="per-edge", activation_bytes=held, static_bytes=static))
+    measured = found(pipeline(P, 40, F, B, p2p="posted-ahead", activation_bytes=held, static_bytes=static))
     limited = scenario(places([2, 2], latency_ns=latency), hbm_bytes=static + held * (P + 1))
     explained = explain(measured, "geopipe", limited)
     assert explained.extra_forwards == (1, 1, 0, 0)
@@ -137,7 +137,7 @@ def test_the_recording_is_explained_as_it_was_recorded() -> None:
 def test_the_critical_path_is_told_in_plain_words() -> None:
     """1F1B over a link between ranks 1 and 2, worked out by hand: a round trip repeats (schedules.md 4.4)."""
     topology = places([2, 2], latency_ns=10_000)
-    explained = explain(found(pipeline(P, M, F, B)), "1f1b", scenario(topology, "per-edge"))
+    explained = explain(found(pipeline(P, M, F, B)), "1f1b", scenario(topology, "posted-ahead"))
     window = explained.metrics.window_ns
     assert explained.path[0].start_ns == 0
     assert explained.path[-1].end_ns == window

@@ -13,6 +13,7 @@ from recorded import SAMPLES, looked_at, rebuilt, run_of
 from synthetic import found, pipeline, places, scenario
 
 from tracetool.explain import explain
+from tracetool.model.pipeline import P2P_MODES
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology, parse_link
 
@@ -87,7 +88,7 @@ times = st.integers(100, 3000)
     backwards=st.lists(times, min_size=4, max_size=4),
     ratio=st.sampled_from([1.0, 1.3, 1.9]),
     latency=st.sampled_from([0, 300, 5000]),
-    mode=st.sampled_from(["grouped", "in-order", "per-edge"]),
+    mode=st.sampled_from(P2P_MODES),
     limited=st.booleans(),
 )
 def test_all_removed_is_a_floor_of_any_pipeline(

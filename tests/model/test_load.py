@@ -74,7 +74,7 @@ def _with_load(measured: Pipeline, load: SustainedLoad) -> Pipeline:
 
 
 def _durations(measured: Pipeline, schedule: str) -> list[int]:
-    return [op.duration_ns for op in replayed(measured, schedule, Scenario(p2p="per-edge")).timeline.computes()]
+    return [op.duration_ns for op in replayed(measured, schedule, Scenario(p2p="posted-ahead")).timeline.computes()]
 
 
 def test_one_rank_slows_down_as_integrated_here() -> None:

@@ -82,10 +82,12 @@ def test_windows_of_equal_stages_are_the_closed_form(equal: Swept) -> None:
         pipeline = EQUAL.pipeline(SMALL.efficiency_ratios[place[0]], SMALL.microbatches[place[1]])
         split, delay = SMALL.splits[place[2]], delay_ns(place, payload)
         expected = [closed_form_ns(pipeline, split, extra, delay) for extra in range(4)]
-        assert equal.window_ns["per-edge"][place] == expected[0]
+        assert equal.window_ns["posted-ahead"][place] == expected[0]
         assert equal.deeper_ns[place] == min(expected)
         assert equal.depth[place] == expected.index(min(expected))
-        assert equal.free_ns["per-edge"][place] == equal.deeper_free_ns[place] == closed_form_ns(pipeline, split, 0, 0)
+        assert (
+            equal.free_ns["posted-ahead"][place] == equal.deeper_free_ns[place] == closed_form_ns(pipeline, split, 0, 0)
+        )
         assert equal.compute_ns[place] == SMALL.microbatches[place[1]] * cycle(pipeline)
 
 
@@ -115,7 +117,7 @@ def bubbles(swept: Swept, place: Sequence[int], mode: P2PMode, depth: int | None
 def test_bubbles_are_those_of_single_replays(with_head: Swept) -> None:
     """The definitions of design section 5, on Timelines; every seventh point."""
     for place in places()[::7]:
-        after = bubbles(with_head, place, "per-edge", int(with_head.depth[place]))
+        after = bubbles(with_head, place, "posted-ahead", int(with_head.depth[place]))
         for mode in BASELINES:
             before = bubbles(with_head, place, mode, None)
             for definition in DEFINITIONS:
@@ -139,9 +141,9 @@ def test_bubbles_by_hand(equal: Swept) -> None:
         "cross_dc_bubble_ns": 1 - 4 / (4 + 2 * rounds),
     }
     for definition in DEFINITIONS:
-        got = bubble_reduction(equal, "per-edge", definition)[place]
+        got = bubble_reduction(equal, "posted-ahead", definition)[place]
         assert got == pytest.approx(expected[definition], abs=1e-9), definition
-    assert iteration_reduction(equal, "per-edge")[place] == pytest.approx(
+    assert iteration_reduction(equal, "posted-ahead")[place] == pytest.approx(
         2 * c * rounds / (20 * cycle(pipeline) + had), abs=1e-9
     )
 

@@ -90,7 +90,7 @@ def test_extra_forwards_over_one_boundary(p: int, m_per_p: float, c: int) -> Non
         for tau in {0, c // 2, c} if extra < 5 else {0}:
             if tau <= f + b:
                 measured = pipeline(p, m, f, b, payload_bytes=tau)
-                over = scenario(places([p // 2] * 2, latency_ns=c - tau), "per-edge")
+                over = scenario(places([p // 2] * 2, latency_ns=c - tau), "posted-ahead")
                 extras = extra_forwards([p // 2] * 2, extra)
                 assert window_ns(measured, "geopipe", over, extra_forwards=extras) == expected, (m, extra, tau)
 
@@ -99,7 +99,7 @@ def test_extra_forwards_over_one_boundary(p: int, m_per_p: float, c: int) -> Non
 def test_extra_forwards_over_a_boundary_anywhere(p: int) -> None:
     """The same form with the boundary after any stage, where the depth below it is k = p - s."""
     for s, m, extra, c in product(range(p - 1), (p + 3, 4 * p), (0, 1, 3), (7, 48)):
-        over = scenario(places([s + 1, p - s - 1], latency_ns=c), "per-edge")
+        over = scenario(places([s + 1, p - s - 1], latency_ns=c), "posted-ahead")
         extras = extra_forwards([s + 1, p - s - 1], extra)
         got = window_ns(pipeline(p, m, 11, 13), "geopipe", over, extra_forwards=extras)
         assert got == delayed_ns(p, m, s, extra, 24, c), (s, m, extra, c)
@@ -110,7 +110,7 @@ def test_1f1b_over_one_boundary(p: int) -> None:
     """The form at no extra forwards: (m+p-1)(f+b) + 2c (floor((m-1-k)/2) + 2)."""
     for m, c in product((p + 2, 2 * p + 1, 5 * p), (1, 30, 1000)):
         k = p // 2 + 1
-        got = window_ns(pipeline(p, m, 9, 21), "1f1b", scenario(places([p // 2] * 2, latency_ns=c), "per-edge"))
+        got = window_ns(pipeline(p, m, 9, 21), "1f1b", scenario(places([p // 2] * 2, latency_ns=c), "posted-ahead"))
         assert got == ideal_ns(p, m, 30) + 2 * c * ((m - 1 - k) // 2 + 2)
 
 
@@ -123,7 +123,7 @@ def test_extra_forwards_over_several_boundaries(sizes: list[int]) -> None:
         got = window_ns(
             pipeline(p, m, 10, 20),
             "geopipe",
-            scenario(places(sizes, latency_ns=c), "per-edge"),
+            scenario(places(sizes, latency_ns=c), "posted-ahead"),
             extra_forwards=extra_forwards(sizes, extra),
         )
         assert got == delayed_ns(p, m, upstream, extra, 30, c, crossings), (m, extra, c)
@@ -138,7 +138,7 @@ def test_1f1b_with_a_delay_on_every_hop(p: int, m: int, k: int, c: int) -> None:
     leaves the last stage but one besides: k = 2(p-1) m/p + 2(p-2).
     """
     assert k == 2 * (p - 1) * m // p + 2 * (p - 2)
-    over = scenario(places([1] * p, latency_ns=c), "per-edge")
+    over = scenario(places([1] * p, latency_ns=c), "posted-ahead")
     assert window_ns(pipeline(p, m, 10 * MS, 20 * MS), "1f1b", over) == ideal_ns(p, m, 30 * MS) + k * c
 
 
@@ -163,11 +163,11 @@ def test_sensitivity_to_a_dc_boundary(tau: int, latency: float, expected: tuple[
     measured = pipeline(8, 32, MS, 2 * MS, payload_bytes=tau * MS)
     between = places([4, 4], latency_ns=int(latency * MS))
     got = [
-        window_ns(measured, "gpipe", scenario(between, "per-edge")),
-        window_ns(measured, "1f1b", scenario(between, "per-edge")),
+        window_ns(measured, "gpipe", scenario(between, "posted-ahead")),
+        window_ns(measured, "1f1b", scenario(between, "posted-ahead")),
         window_ns(measured, "1f1b", scenario(between, "grouped")),
     ] + [
-        window_ns(measured, "geopipe", scenario(between, "per-edge"), extra_forwards=extra_forwards([4, 4], extra))
+        window_ns(measured, "geopipe", scenario(between, "posted-ahead"), extra_forwards=extra_forwards([4, 4], extra))
         for extra in (1, 2, 4)
     ]
     assert got == [windows * MS for windows in expected]
@@ -215,7 +215,7 @@ def test_peak_in_flight(p: int, m: int, extra: int) -> None:
     }
     for schedule, in_flight in expected.items():
         done = replayed(
-            measured, schedule, scenario(p2p="per-edge"), extra_forwards=extras if schedule == "geopipe" else None
+            measured, schedule, scenario(p2p="posted-ahead"), extra_forwards=extras if schedule == "geopipe" else None
         )
         peaks = measure(done.timeline).peak_hbm_bytes
         assert peaks == tuple(static + held * count for count in in_flight), schedule

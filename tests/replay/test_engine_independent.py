@@ -101,7 +101,7 @@ def deliver(net: Net, ready: Mapping[Hop, int]) -> dict[Hop, tuple[int, int]]:
     return times
 
 
-def per_edge_starts(net: Net, orders: list[list[Op]]) -> dict[Op, int]:
+def posted_ahead_starts(net: Net, orders: list[list[Op]]) -> dict[Op, int]:
     """An operation starts when the one before it on its rank has ended and its data is there."""
     starts = dict.fromkeys(net.compute_ns, 0)
     while True:
@@ -117,6 +117,58 @@ def per_edge_starts(net: Net, orders: list[list[Op]]) -> dict[Op, int]:
         if again == starts:
             return starts
         starts = again
+
+
+def single_operations(net: Net, orders: list[list[Op]]) -> list[list[Op | tuple[str, Hop]]]:
+    """What each rank does in turn: rounds over the ranks, each of which runs an operation whose message was sent.
+
+    What it makes it sends at once, and the peer posts the receive then, behind all it has done by that turn.
+    """
+    left = [list(ops) for ops in orders]
+    programs: list[list[Op | tuple[str, Hop]]] = [[] for _ in orders]
+    sent: set[Hop] = set()
+    while any(left):
+        for rank, ops in enumerate(left):
+            if not ops or ((needed := hop_into(ops[0], net.p)) and needed not in sent):
+                continue
+            op = ops.pop(0)
+            programs[rank].append(op)
+            if hop := hop_out_of(op, net.p):
+                sent.add(hop)
+                programs[rank].append(("send", hop))
+                programs[receiver(hop)].append(("receive", hop))
+    return programs
+
+
+def single_starts(net: Net, orders: list[list[Op]], *, by_edge: bool) -> dict[Op, int]:
+    """A message moves once both sides have posted it: after their computes, and after what its channel had before.
+
+    Over a link a channel is free for the next one once both sides of a message have met, inside a DC when it is there.
+    A rank has one channel, or one for each peer and direction.
+    """
+    programs = single_operations(net, orders)
+    starts = dict.fromkeys(net.compute_ns, 0)
+    met: dict[Hop, int] = {}
+    times: dict[Hop, tuple[int, int]] = {}
+    while True:
+        again, posts = dict[Op, int](), dict[Hop, int]()
+        for rank, program in enumerate(programs):
+            free, channels = 0, dict[object, int]()
+            for item in program:
+                if isinstance(item[1], tuple):
+                    hop = item[1]
+                    channel = (hop[0], receiver(hop)) if by_edge else rank
+                    posts[hop] = max(posts.get(hop, 0), free, channels.get(channel, 0))
+                    crosses = net.dcs[hop[0]] != net.dcs[receiver(hop)]
+                    over = met.get(hop, 0) if crosses else times.get(hop, (0, 0))[1]
+                    channels[channel] = max(posts[hop], over)
+                else:
+                    needed = hop_into(item, net.p)
+                    again[item] = max(free, times.get(needed, (0, 0))[1] if needed else 0)
+                    free = again[item] + net.compute_ns[item]
+        if (again, posts) == (starts, met):
+            return starts
+        starts, met, times = again, posts, deliver(net, posts)
 
 
 def program_of_1f1b(stage: int, net: Net) -> list[Step]:
@@ -209,7 +261,14 @@ def random_net(seed: int, *, contiguous: bool = False, occupancy: bool = True, o
 
 @pytest.mark.parametrize(
     ("mode", "linked", "first_backward_ns", "window"),
-    [("in-order", False, 30, 37), ("in-order", True, 25, 33), ("per-edge", False, 22, 33), ("per-edge", True, 22, 33)],
+    [
+        ("in-order", False, 30, 37),
+        ("in-order", True, 25, 33),
+        ("per-edge", False, 25, 33),
+        ("per-edge", True, 25, 33),
+        ("posted-ahead", False, 22, 33),
+        ("posted-ahead", True, 22, 33),
+    ],
 )
 def test_a_waiting_receive_blocks_what_its_channel_has_to_do_after_it(
     mode: P2PMode, linked: bool, first_backward_ns: int, window: int
@@ -218,8 +277,9 @@ def test_a_waiting_receive_blocks_what_its_channel_has_to_do_after_it(
 
     Rank 0 computes F0 0-10, F1 10-20; rank 1 F0 15-16, B0 16-17. In order, rank 1's channel holds recv F0, recv F1,
     send B0, since rank 0's turn for F1 comes before rank 1's for B0. Inside a DC F1 moves 20-25 and B0 after it 25-30;
-    over a link the channel is free again once both sides have met at 20, so B0 moves 20-25. Per edge B0 moves 17-22.
-    Then F1 25-26 and B1 26-27 on rank 1, whose gradient moves 27-32 per edge. In order inside a DC rank 0 receives it
+    over a link the channel is free again once both sides have met at 20, so B0 moves 20-25. Per edge B0 waits for F1 no
+    longer, but rank 0 posts its receive at 20 as well, after its F1: 20-25. With receives posted ahead it moves 17-22.
+    Then F1 25-26 and B1 26-27 on rank 1, whose gradient moves 27-32 both ways. In order inside a DC rank 0 receives it
     after B0 30-31, from 31 to 36; over a link after B0 25-26, from 27 to 32. B1 on rank 0 takes the last ns.
     """
     what_if = scenario(places([1, 1]) if linked else None, mode)
@@ -233,18 +293,22 @@ def test_a_waiting_receive_blocks_what_its_channel_has_to_do_after_it(
 def test_a_channel_sends_one_message_after_another_inside_a_dc() -> None:
     """GPipe with f = 1 and messages of 7 ns; worked out by hand.
 
-    F0 moves 1-8. F1 is made at 2: per edge it moves 2-9; in order rank 1 posts its receive after its own F0 at 9, so
-    that it moves 9-16.
+    F0 moves 1-8. F1 is made at 2: with receives posted ahead it moves 2-9; else rank 1 posts its receive after its own
+    F0 at 9, on whichever communicator, so that it moves 9-16.
     """
     measured = pipeline(2, 2, 1, 1, transfer_ns=7)
-    cases: list[tuple[P2PMode, list[int]]] = [("in-order", [8, 16]), ("per-edge", [8, 9])]
+    cases: list[tuple[P2PMode, list[int]]] = [
+        ("in-order", [8, 16]),
+        ("per-edge", [8, 16]),
+        ("posted-ahead", [8, 9]),
+    ]
     for mode, starts in cases:
         timeline = replayed(measured, "gpipe", scenario(p2p=mode)).timeline
         assert [op.start_ns for op in timeline.computes() if op.rank == 1 and op.kind.value == "F"] == starts
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_starts_per_edge(seed: int) -> None:
+def test_starts_with_receives_posted_ahead(seed: int) -> None:
     net = random_net(seed)
     extra = tuple(sorted((Random(seed).randrange(5) for _ in range(net.p)), reverse=True))  # noqa: S311
     for schedule, warm_ups in {
@@ -255,11 +319,22 @@ def test_starts_per_edge(seed: int) -> None:
         done = replayed(
             net.measured(),
             schedule,
-            scenario(net.topology(), "per-edge"),
+            scenario(net.topology(), "posted-ahead"),
             extra_forwards=extra if schedule == "geopipe" else None,
         )
         starts = {(op.stage, op.kind.value, op.microbatch): op.start_ns for op in done.timeline.computes()}
-        assert starts == per_edge_starts(net, [order(s, net.m, warm_ups[s]) for s in range(net.p)]), schedule
+        assert starts == posted_ahead_starts(net, [order(s, net.m, warm_ups[s]) for s in range(net.p)]), schedule
+
+
+@pytest.mark.parametrize("mode", ["in-order", "per-edge"])
+@pytest.mark.parametrize("seed", range(60))
+def test_starts_of_single_operations(seed: int, mode: P2PMode) -> None:
+    net = random_net(seed, contiguous=True)
+    extra = tuple(sorted((Random(seed).randrange(5) for _ in range(net.p)), reverse=True))  # noqa: S311
+    done = replayed(net.measured(), "geopipe", scenario(net.topology(), mode), extra_forwards=extra)
+    starts = {(op.stage, op.kind.value, op.microbatch): op.start_ns for op in done.timeline.computes()}
+    orders = [order(s, net.m, net.p - s - 1 + extra[s]) for s in range(net.p)]
+    assert starts == single_starts(net, orders, by_edge=mode == "per-edge")
 
 
 def grouped_replay_ns(net: Net) -> int:

@@ -15,6 +15,7 @@ from synthetic import pipeline, places, scenario
 
 from tracetool.errors import ScheduleDeadlock, TraceToolError, UnknownName
 from tracetool.metrics import measure
+from tracetool.model.pipeline import P2P_MODES
 from tracetool.model.schedule import PipelineShape
 from tracetool.model.topology import Link, Topology
 from tracetool.replay import replay
@@ -138,7 +139,7 @@ def test_a_link_that_two_pairs_of_ranks_share_may_reward_what_takes_longer(
     to it earlier can hold up one that matters more. Found by search; a compute, and a payload.
     """
     topology = Topology(tuple("abab"), (Link("a", "b", 1, 0), Link("b", "a", 1, 0)))
-    compiled = Compiled(build_schedule("1f1b", PipelineShape(4, 2)), "per-edge", topology)
+    compiled = Compiled(build_schedule("1f1b", PipelineShape(4, 2)), "posted-ahead", topology)
     assert compiled.static_plan is None
     moves = [way.move for way in compiled.ways]
     durations = np.zeros(compiled.classes, np.int64)
@@ -150,11 +151,8 @@ def test_a_link_that_two_pairs_of_ranks_share_may_reward_what_takes_longer(
     assert slow < fast
 
 
-MODES: list[P2PMode] = ["per-edge", "in-order", "grouped"]
-
-
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", P2P_MODES)
 def test_a_link_of_one_pair_of_ranks_needs_no_event_loop(
     engine: str, mode: P2PMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,7 +171,7 @@ def test_many_scenarios_of_a_pipeline_are_what_each_of_them_is(engine: str, monk
     what_ifs = [
         scenario(places(sizes, latency_ns=latency, bandwidth_bytes_per_s=speed * 10**9), mode)
         for sizes in ([2, 2], [1, 3])
-        for mode in MODES
+        for mode in P2P_MODES
         for latency in (0, 17, 90)
         for speed in (1, 2)
     ]
@@ -193,7 +191,7 @@ def test_many_scenarios_of_a_pipeline_are_what_each_of_them_is(engine: str, monk
 def test_1f1b_with_a_delay_on_every_hop(engine: str, p: int, m: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Makespan (m+p-1)(F+B) + k c on which four independent simulators agree; F = 10 ms, B = 20 ms (issue 5).
 
-    The delay once as a transfer inside the DC, and once as the latency of a link; per edge.
+    The delay once as a transfer inside the DC, and once as the latency of a link; posted ahead.
     """
     with_engine(engine, monkeypatch)
     ms = 10**6
@@ -202,11 +200,11 @@ def test_1f1b_with_a_delay_on_every_hop(engine: str, p: int, m: int, k: int, mon
     order = build_schedule("1f1b", PipelineShape(p, m))
     delays = [1 * ms, 7 * ms, 10 * ms, 15 * ms]
     expected = [(m + p - 1) * 30 * ms + k * c for c in delays]
-    apart = [scenario(places([1] * p, latency_ns=c), "per-edge") for c in delays]
+    apart = [scenario(places([1] * p, latency_ns=c), "posted-ahead") for c in delays]
     if m <= 256:
         found = replay_many(pipeline(p, m, 10 * ms, 20 * ms), order, apart)
         assert [step.window_ns for step in found] == expected
-    compiled = Compiled(order, "per-edge", Topology())
+    compiled = Compiled(order, "posted-ahead", Topology())
     durations = np.zeros(compiled.classes, np.int64)
     kinds = compiled.graph.flow.kind
     durations[1 : len(kinds) + 1] = np.where(kinds == 0, 10 * ms, 20 * ms)

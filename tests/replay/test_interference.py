@@ -142,7 +142,7 @@ def questions(draw: st.DrawFn) -> tuple[Pipeline, str, Topology]:
 
 
 @quick
-@given(questions(), st.sampled_from(["in-order", "per-edge"]))
+@given(questions(), st.sampled_from(["in-order", "per-edge", "posted-ahead"]))
 def test_on_is_never_faster_than_off(question: tuple[Pipeline, str, Topology], mode: P2PMode) -> None:
     measured, schedule, topology = question
     on = Scenario(topology=topology, p2p=mode)
@@ -164,7 +164,7 @@ def test_on_is_equal_to_off_where_nothing_overlaps(question: tuple[Pipeline, str
 
 
 @quick
-@given(questions(), st.sampled_from(["in-order", "per-edge"]))
+@given(questions(), st.sampled_from(["in-order", "per-edge", "posted-ahead"]))
 def test_on_is_no_slower_than_all_times_beside(question: tuple[Pipeline, str, Topology], mode: P2PMode) -> None:
     """As if a communication kernel were on every device all the time."""
     measured, schedule, topology = question

@@ -66,6 +66,7 @@ def test_one_by_one(schedule: Schedule) -> None:
     expected = by_rounds(schedule)
     assert build_program(schedule, "in-order") == expected
     assert build_program(schedule, "per-edge") == expected
+    assert build_program(schedule, "posted-ahead") == expected
 
 
 @quick

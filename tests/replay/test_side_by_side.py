@@ -27,7 +27,7 @@ _F, _I, _W = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_
 
 def _window_ns(pipelines: int, sharing: LinkSharing = "temporal", **costs: Any) -> int:
     measured = pipeline(2, costs.pop("m", 1), 10, 10, payload_bytes=5)
-    what_if = replace(scenario(places([1, 1]), "per-edge"), pipelines=pipelines, link_sharing=sharing)
+    what_if = replace(scenario(places([1, 1]), "posted-ahead"), pipelines=pipelines, link_sharing=sharing)
     done = replay(measured, build_schedule("1f1b", measured.observed.shape), what_if)
     return measure(done.timeline).window_ns
 
@@ -59,7 +59,7 @@ def test_in_turn_is_no_slower_than_shared_and_no_faster_than_alone(n: int, m: in
         stages = tuple(replace(s, derived=halves) for s in measured.stages)
         measured = replace(measured, stages=stages, ranks=measured.ranks[:2])
     schedule = build_schedule(name, shape)
-    what_if = scenario(places([1, 1], latency_ns=3), "per-edge")
+    what_if = scenario(places([1, 1], latency_ns=3), "posted-ahead")
 
     def step(pipelines: int, sharing: LinkSharing) -> int:
         done = replay(measured, schedule, replace(what_if, pipelines=pipelines, link_sharing=sharing))
@@ -100,7 +100,7 @@ def test_opposed_pipelines_are_refused() -> None:
     measured = pipeline(4, 8, 10, 20, payload_bytes=5)
     schedule = build_schedule("chimera", PipelineShape(4, 8, 2, "bidirectional"))
     with pytest.raises(UnsupportedShape, match="two opposed pipelines already"):
-        replay(measured, schedule, replace(scenario(places([2, 2]), "per-edge"), pipelines=2))
+        replay(measured, schedule, replace(scenario(places([2, 2]), "posted-ahead"), pipelines=2))
 
 
 def test_copies_cost_what_one_does() -> None:
@@ -109,7 +109,7 @@ def test_copies_cost_what_one_does() -> None:
     halves = {kind: tuple(replace(c, duration_ns=1000) for c in measured.stages[0].costs[_F]) for kind in (_I, _W)}
     measured = replace(measured, stages=tuple(replace(s, derived=halves) for s in measured.stages))
     schedule = build_schedule("zb-h1", measured.observed.shape)
-    free = scenario(places([1, 2], bandwidth_bytes_per_s=10**30), "per-edge")
+    free = scenario(places([1, 2], bandwidth_bytes_per_s=10**30), "posted-ahead")
     one, three = (replay(measured, schedule, replace(free, pipelines=n)) for n in (1, 3))
     assert one.timeline == three.timeline
     weights = {op.stage: op.duration_ns for op in one.timeline.computes() if op.kind is _W}

@@ -26,7 +26,7 @@ RANKS, MICROBATCHES, PAYLOAD, LATENCY_NS = 4, 6, 3000, 50_000
 def timeline_of(payload_bytes: int | None = PAYLOAD) -> Timeline:
     measured = pipeline(
         RANKS, MICROBATCHES, [1000, 2000, 3000, 4000], [4000, 5000, 6000, 7000], payload_bytes=payload_bytes,
-        tail_ns=2600, p2p="per-edge",
+        tail_ns=2600, p2p="posted-ahead",
     )  # fmt: skip
     topology = places([2, 2], latency_ns=LATENCY_NS) if payload_bytes else None
     return replayed(measured, "1f1b", scenario(topology)).timeline

@@ -65,7 +65,7 @@ def picture_of(
         stages=tuple(replace(stage, stage=s) for s in range(RANKS)),
         ranks=tuple(RankProfile(rank, static, tail) for rank in range(RANKS)),
         observed=build_schedule("1f1b", PipelineShape(RANKS, microbatches)),
-        p2p="per-edge",
+        p2p="posted-ahead",
         step=0,
     )
     observed = replace(replay(pipeline, pipeline.observed, Scenario()).timeline, name="observed")
@@ -117,7 +117,7 @@ def test_names_schedules_ranks_dcs_and_figures() -> None:
     assert (found.count("dc0"), found.count("dc1")) == (2, 2)
     details = next(t for t in found if "+2 forwards on ranks 0–1" in t)
     assert f"p = {RANKS}, m = {MICROBATCHES}" in details
-    assert "per-edge p2p" in details
+    assert "posted-ahead p2p" in details
     assert f"bubble_ratio {drawn.results[0].metrics.bubble_ratio:.1%}" in details
 
 

@@ -37,7 +37,7 @@ VOID = {"meta", "img", "br", "hr", "link", "input", "base", "col", "area", "wbr"
 def asked(ranks: int = RANKS, microbatches: int = MICROBATCHES, *names: str, hbm_gib: int = 11) -> Answer:
     """Equal stages of 5 and 10 ms, a GiB per microbatch and 6 at rest, two data centres 30 ms apart."""
     measured = synthetic.pipeline(
-        ranks, microbatches, 5 * MS, 10 * MS, activation_bytes=GIB, static_bytes=6 * GIB, p2p="per-edge"
+        ranks, microbatches, 5 * MS, 10 * MS, activation_bytes=GIB, static_bytes=6 * GIB, p2p="posted-ahead"
     )
     topology = synthetic.places([ranks // 2] * 2, latency_ns=LATENCY_MS * MS)
     what_if = synthetic.scenario(topology, hbm_bytes=hbm_gib * GIB)
@@ -283,7 +283,7 @@ def test_a_browser_shows_it_whole_without_network_or_complaint(
     ground, before, _, after = seen.answers
     assert ground == ("rgb(15, 20, 25)" if scheme == "dark" else "rgb(255, 255, 255)")
     assert before == ["observed 1f1b", "1f1b", "geopipe +1,1,0,0", "gpipe", "interleaved"]
-    # By step: per-edge gpipe hides the link but for its fill and drain; the one not replayed stays last.
+    # By step: posted-ahead gpipe hides the link but for its fill and drain; the one not replayed stays last.
     assert after == ["observed 1f1b", "gpipe", "geopipe +1,1,0,0", "1f1b", "interleaved"]
 
 

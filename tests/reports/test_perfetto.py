@@ -43,7 +43,7 @@ RANKS, MICROBATCHES, PAYLOAD = 4, 6, 700
 def asked(pipelines: int = 1, sharing: LinkSharing = "temporal") -> Answer:
     measured = pipeline(
         RANKS, MICROBATCHES, 1001, 2003, payload_bytes=PAYLOAD, transfer_ns=11, activation_bytes=5, static_bytes=100,
-        tail_ns=17, p2p="per-edge",
+        tail_ns=17, p2p="posted-ahead",
     )  # fmt: skip
     topology = places([2, 2], latency_ns=5000)
     scenario = Scenario(topology=topology, pipelines=pipelines, link_sharing=sharing)

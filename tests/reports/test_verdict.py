@@ -20,7 +20,7 @@ Step = tuple[str, int, bool | None, float | None]
 
 def judged(*steps: Step, hbm: bool = True) -> Answer:
     """An answer with results of chosen names, step times in ms, fit and error; the first is the baseline."""
-    measured = synthetic.pipeline(2, 2, MS, MS, p2p="per-edge")
+    measured = synthetic.pipeline(2, 2, MS, MS, p2p="posted-ahead")
     found = answer(synthetic.found(measured), ["1f1b"], synthetic.scenario(hbm_bytes=64 * GIB if hbm else None))
 
     def result(name: str, step_ms: int, feasible: bool | None, error: float | None) -> Result:

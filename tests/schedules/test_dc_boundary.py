@@ -63,7 +63,7 @@ def test_sensitivity_to_a_dc_boundary(
     schedule = build_schedule(name, COLUMNS[name])
     t = UNIT // 2 if name in {"interleaved", "dualpipev"} else UNIT
     tau, delay = round(occupancy * UNIT), round(latency * UNIT)
-    what_if = Scenario(topology=places([4, 4], latency_ns=delay), p2p="per-edge")
+    what_if = Scenario(topology=places([4, 4], latency_ns=delay), p2p="posted-ahead")
     measured = equal_stages(schedule, {F: t, I: t, W: t, B: 2 * t}, payload_bytes=tau)
     window = measure(replay(measured, schedule, what_if).timeline).window_ns
 
@@ -85,6 +85,6 @@ def test_eager_1f1b_hides_up_to_half_a_cycle_on_every_hop(p: int) -> None:
     """(m+p-1)(f+b) + 2c(p-1) while 2c <= f+b (geopipe's form with one extra forward per boundary)."""
     for m, delay in ((2 * p, 1500), (4 * p + 1, 1500), (3 * p, 700)):
         schedule = build_schedule("eager-1f1b", PipelineShape(p, m))
-        what_if = Scenario(topology=places([1] * p, latency_ns=delay), p2p="per-edge")
+        what_if = Scenario(topology=places([1] * p, latency_ns=delay), p2p="posted-ahead")
         done = replay(equal_stages(schedule, {F: 1000, B: 2000}), schedule, what_if)
         assert measure(done.timeline).window_ns == (m + p - 1) * 3000 + 2 * delay * (p - 1)

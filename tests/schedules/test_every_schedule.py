@@ -72,7 +72,7 @@ def test_each_action_runs_once_and_no_mode_deadlocks(schedule: Schedule | None, 
                 kinds = {kind for kind in ActionKind if (seat(shape, stage), stage, kind, j) in ran}
                 assert kinds in ({F, B}, {F, I, W})
         assert len(ran) == sum(len(order) for order in schedule.orders)
-        if mode == "per-edge":
+        if mode == "posted-ahead":
             cost = {kind.value: duration for kind, duration in costs.items()}
             assert max(op.end_ns for op in timeline.computes()) == simulate(schedule, cost).window
 
@@ -87,7 +87,7 @@ def test_messages_stay_within_a_copy_of_the_model(schedule: Schedule | None) -> 
     assert {s for s in range(shape.stages) if shape.previous(s) is None} == firsts
     assert {s for s in range(shape.stages) if shape.next(s) is None} == lasts
     costs = {F: 1, I: 1, W: 1, B: 2}
-    transfers = replay(equal_stages(schedule, costs), schedule, Scenario(p2p="per-edge")).timeline.transfers
+    transfers = replay(equal_stages(schedule, costs), schedule, Scenario(p2p="posted-ahead")).timeline.transfers
     for t in transfers:
         assert t.dst_stage - t.src_stage == (1 if t.kind is F else -1)
         assert t.src_stage not in (lasts if t.kind is F else firsts)

@@ -31,7 +31,7 @@ Split = tuple[int, int, int]
 
 def timeline(schedule: Schedule, f: int, i: int, w: int, overlap_ratio: float = 1.0) -> Timeline:
     measured = equal_stages(schedule, {F: f, I: i, W: w, B: i + w})
-    return replay(measured, schedule, Scenario(p2p="per-edge", overlap_ratio=overlap_ratio)).timeline
+    return replay(measured, schedule, Scenario(p2p="posted-ahead", overlap_ratio=overlap_ratio)).timeline
 
 
 def metrics(name: str, shape: PipelineShape, costs: Split, overlap_ratio: float = 1.0) -> Metrics:

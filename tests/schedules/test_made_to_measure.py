@@ -250,9 +250,9 @@ def test_greedy_is_complete_keeps_within_memory_and_its_times_are_those_of_its_r
 @quick
 @given(
     p=st.integers(2, 5), m=st.integers(1, 9), f=st.integers(1, 9), b=st.integers(1, 9), c=st.integers(0, 40),
-    tau=st.integers(0, 9), mode=st.sampled_from(["in-order", "per-edge"]), least=st.integers(1, 6),
+    tau=st.integers(0, 9), mode=st.sampled_from(["in-order", "per-edge", "posted-ahead"]), least=st.integers(1, 6),
 )  # fmt: skip
-def test_replay_runs_greedy_without_blocking_and_per_edge_in_the_same_time(
+def test_replay_runs_greedy_without_blocking_and_posted_ahead_in_the_same_time(
     p: int, m: int, f: int, b: int, c: int, tau: int, mode: P2PMode, least: int
 ) -> None:
     """The engine and the model of the order agree; the ledger of replay keeps the limit."""
@@ -265,7 +265,7 @@ def test_replay_runs_greedy_without_blocking_and_per_edge_in_the_same_time(
     metrics = measure(done.timeline)
     assert max(peak for peak in metrics.peak_hbm_bytes if peak is not None) <= 103 + 7 * least
     assert metrics.window_ns == posed.judge(orders)
-    if mode == "per-edge":
+    if mode == "posted-ahead":
         assert metrics.window_ns == window_ns(posed.problem, orders)
         starts = {(op.stage, op.kind, op.microbatch): op.start_ns for op in done.timeline.computes()}
         times = start_times_ns(posed.problem, orders)
@@ -291,7 +291,7 @@ def test_greedy_beside_the_published_cells_at_equal_memory(system: str, case: in
 def test_whatif_takes_the_order_that_is_shortest_as_transfers_are_issued() -> None:
     """Never longer than 1F1B in any mode, within the limit; without OR-tools' clock the gap is closed here."""
     pipe = pipeline(4, 8, 1000, 2000, activation_bytes=10, static_bytes=500, payload_bytes=100)
-    for mode in ("in-order", "per-edge"):
+    for mode in ("in-order", "per-edge", "posted-ahead"):
         over = scenario(places([2, 2], latency_ns=2500), mode, hbm_bytes=500 + 6 * 10)
         done = answer(found(pipe), ["greedy", "optimal"], over, baseline="1f1b", time_limit_s=60)
         greedy, optimal = done.results

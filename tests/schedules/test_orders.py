@@ -40,7 +40,7 @@ def _replayed(schedule: Schedule, f: int, i: int, w: int) -> Timeline:
     costs = {kind: (ActionCost(duration),) * shape.microbatches for kind, duration in per_microbatch.items()}
     stages = tuple(StageProfile(s, costs, 0, 0) for s in range(shape.stages))
     ranks = tuple(RankProfile(r) for r in range(shape.ranks))
-    pipeline = Pipeline(stages, ranks, schedule, "per-edge", 0)
+    pipeline = Pipeline(stages, ranks, schedule, "posted-ahead", 0)
     return replay(pipeline, schedule, Scenario()).timeline
 
 
@@ -116,7 +116,7 @@ def test_zb_v_over_a_dc_boundary_is_the_published_5400() -> None:
     """The same with a delay of 100 between two DCs of two ranks each: the longest span of a device."""
     schedule = build_schedule("zb-v", PipelineShape(4, 8, 2, "v"))
     costs = {F: 100, INPUT: 100, W: 100}
-    what_if = Scenario(topology=places([2, 2], latency_ns=100), p2p="per-edge")
+    what_if = Scenario(topology=places([2, 2], latency_ns=100), p2p="posted-ahead")
     ops = replay(equal_stages(schedule, costs), schedule, what_if).timeline.computes()
     ranks = [[op for op in ops if op.rank == rank] for rank in range(4)]
     assert max(max(op.end_ns for op in mine) - min(op.start_ns for op in mine) for mine in ranks) == 5400

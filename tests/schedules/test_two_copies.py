@@ -36,7 +36,7 @@ def test_ranks_hold_and_run_the_stages_of_both_copies() -> None:
         4, 8, [10, 20, 30, 40], [20, 40, 60, 80],
         activation_bytes=[1, 10, 100, 1000], static_bytes=[100, 200, 400, 800], tail_ns=7,
     )  # fmt: skip
-    done = replay(measured, build_schedule("chimera", SHAPE), Scenario(p2p="per-edge"))
+    done = replay(measured, build_schedule("chimera", SHAPE), Scenario(p2p="posted-ahead"))
     ops = {(op.stage, op.kind, op.microbatch): op for op in done.timeline.computes()}
     for stage in range(8):
         for j in SHAPE.microbatches_of(stage):
@@ -62,7 +62,7 @@ def test_the_second_copys_first_microbatch_costs_what_the_first_ones_does() -> N
 
 def test_what_if_replays_opposed_pipelines_from_one_stage_per_rank() -> None:
     """Chimera's window at f = b: 2m + p - 2 slots (arXiv 2107.06925)."""
-    result = answer(found(pipeline(4, 8, 5, 5, p2p="per-edge")), ["chimera"]).results[0]
+    result = answer(found(pipeline(4, 8, 5, 5, p2p="posted-ahead")), ["chimera"]).results[0]
     assert result.metrics.window_ns == (2 * 8 + 4 - 2) * 5
     assert result.remark is not None
     assert "two copies" in result.remark

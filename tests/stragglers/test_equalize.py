@@ -44,7 +44,7 @@ def job(
     pipelines, frames = [], []
     for k, (forward, backward) in enumerate(zip(forwards, backwards, strict=True)):
         p = len(forward)
-        made = pipeline(p, len(forward[0]), forward, backward, p2p="per-edge")
+        made = pipeline(p, len(forward[0]), forward, backward, p2p="posted-ahead")
         ranks = tuple(replace(profile, rank=p * k + s) for s, profile in enumerate(made.ranks))
         pipelines.append(replace(made, ranks=ranks))
         frames.append(
@@ -159,14 +159,14 @@ def framed(made: Pipeline, frames: Sequence[Frame]) -> JobStep:
 @pytest.mark.parametrize(("late", "expected"), [(F - 1, 0), (F, 0), (F + 70, 70)])
 def test_a_rank_that_is_ready_late_holds_its_first_compute_back(late: int, expected: int) -> None:
     """Two stages: the last one begins when it is ready and its input is there, and is never idle after that."""
-    made = pipeline(2, M, F, B, p2p="per-edge")
+    made = pipeline(2, M, F, B, p2p="posted-ahead")
     step = framed(made, (Frame(), Frame(head=(Part("allgather dp", "collective", late),))))
     assert StepReplay().step_ns(step) == (M + 1) * (F + B) + expected
 
 
 def test_ready_times_add_up_along_the_pipeline() -> None:
     """Rank r is ready at 40 + 2F r: every input is there before, so that the last rank alone tells the window."""
-    made = pipeline(P, M, F, B, p2p="per-edge")
+    made = pipeline(P, M, F, B, p2p="posted-ahead")
     heads = [Frame(head=(Part("allgather dp", "collective", 40 + 2 * F * r),)) for r in range(P)]
     assert StepReplay().step_ns(framed(made, heads)) == 40 + 2 * F * (P - 1) + M * (F + B) + (P - 1) * B
     # Ready late, but not later than the delayed input of the rank before.
@@ -176,7 +176,7 @@ def test_ready_times_add_up_along_the_pipeline() -> None:
 
 
 def test_host_gaps_count_in_the_replayed_step_alone() -> None:
-    made = pipeline(2, M, F, B, p2p="per-edge")
+    made = pipeline(2, M, F, B, p2p="posted-ahead")
     gap = Part("host gap", "host", 77)
     frames = [Frame(head=(gap,), tail=(gap, Part("optimizer", "compute", 30)))] * 2
     (step,) = stragglers_of([framed(made, frames)]).steps
@@ -186,7 +186,7 @@ def test_host_gaps_count_in_the_replayed_step_alone() -> None:
 
 def test_the_nth_collective_of_a_name_is_compared_with_the_nth() -> None:
     """Buckets differ in size: 10 and 100 on every rank, one of them once 130."""
-    made = pipeline(4, M, F, B, p2p="per-edge")
+    made = pipeline(4, M, F, B, p2p="posted-ahead")
     tails = [[10, 100], [10, 130], [10, 100], [10, 100]]
     frames = [Frame(tail=numbered([Part("reducescatter dp", "collective", d) for d in tail])) for tail in tails]
     step = framed(made, frames)
@@ -195,7 +195,7 @@ def test_the_nth_collective_of_a_name_is_compared_with_the_nth() -> None:
 
 
 def test_compute_in_several_stretches_is_evened_out_as_a_whole() -> None:
-    made = pipeline(2, M, F, B, p2p="per-edge")
+    made = pipeline(2, M, F, B, p2p="posted-ahead")
     tails = [(30, 60), (10, 20)]
     frames = [Frame(tail=numbered([Part("optimizer", "compute", d) for d in tail])) for tail in tails]
     step = framed(made, frames)
@@ -205,7 +205,7 @@ def test_compute_in_several_stretches_is_evened_out_as_a_whole() -> None:
 
 def test_whole_and_halved_backwards_keep_their_sum() -> None:
     """As torch runs zb-h1: the first stage runs the whole backward as W, the others I and W."""
-    made = pipeline(2, 2, F, B, p2p="per-edge")
+    made = pipeline(2, 2, F, B, p2p="posted-ahead")
     first, last = made.stages
     one = first.costs[ActionKind.BACKWARD][0]
     halved = {

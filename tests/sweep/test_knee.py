@@ -24,7 +24,7 @@ FAST = 10**11
 def knees(p: int, m: int, boundary: int, schedule: str, **how: object) -> tuple[Knee, ...]:
     pipe = pipeline(p, m, FORWARD, BACKWARD, payload_bytes=PAYLOAD, activation_bytes=ACTIVATION, static_bytes=0)
     dcs = tuple("dc0" if rank <= boundary else "dc1" for rank in range(p))
-    grid = Grid((schedule,), dcs=(Topology(dcs),), p2p=("per-edge",), **how)  # type: ignore[arg-type]
+    grid = Grid((schedule,), dcs=(Topology(dcs),), p2p=("posted-ahead",), **how)  # type: ignore[arg-type]
     return sweep(pipe, grid).knees
 
 

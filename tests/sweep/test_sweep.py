@@ -62,7 +62,7 @@ GRID = Grid(
     bandwidths_bytes_per_s=(BYTE_PER_NS // 4, BYTE_PER_NS),
     latencies_ns=(1 * MS, 9 * MS),
     hbm_bytes=(600, 10_000),
-    p2p=("in-order", "per-edge"),
+    p2p=("in-order", "posted-ahead"),
     dcs=(Topology(APART), Topology(THREE)),
 )
 
@@ -118,7 +118,7 @@ def test_warm_ups_are_per_boundary_or_per_rank() -> None:
 
 
 def test_workers_find_the_same() -> None:
-    grid = replace(GRID, dcs=(Topology(APART),), microbatches=(6,), p2p=("per-edge",), hbm_bytes=(600,))
+    grid = replace(GRID, dcs=(Topology(APART),), microbatches=(6,), p2p=("posted-ahead",), hbm_bytes=(600,))
     assert sweep(measured(), grid, jobs=2) == sweep(measured(), grid, jobs=1)
 
 

@@ -59,6 +59,16 @@ def test_everything_from_one_recording_in_blocking_batches() -> None:
     assert _mean(others) <= 0.04
 
 
+def test_a_communicator_per_edge_from_one_recording_in_order() -> None:
+    """Steps measured with one per pair of ranks and direction, over links and not: within the machine's own scatter."""
+    measurements = read_measurements(data("h100-pp4", "measured-per-edge.json"))
+    done = validate(Sources(rebuilt("rt1f1b_m8"), rebuilt("1f1b_m8_mem")), measurements)
+    assert {row.measured.p2p for row in done.rows} == {"per-edge"}
+    assert len(done.errors) == len(done.rows) == 8
+    assert _mean(list(map(abs, done.errors))) <= 0.007
+    assert max(map(abs, done.errors)) <= 0.025
+
+
 @pytest.mark.parametrize("base", ["rt1f1b_m8", "1f1b_m8", "gpipe_m8"])
 def test_a_recording_replays_to_itself_within_half_a_percent(base: str) -> None:
     """What is taken out of its times for load and interference is what replay puts back in."""

@@ -42,7 +42,7 @@ def step(name: str = "row", **changed: Any) -> MeasuredStep:
 
 
 def recorded(**changed: Any) -> Pipeline:
-    return pipeline(P, M, F, B, tail_ns=TAIL, p2p="per-edge", **changed)
+    return pipeline(P, M, F, B, tail_ns=TAIL, p2p="posted-ahead", **changed)
 
 
 def run(
@@ -120,7 +120,7 @@ def test_a_link_serves_one_message_at_a_time_in_each_direction() -> None:
     """GPipe of two ranks: the link is the bottleneck of the forwards, and of the backwards."""
     occupied_ms, latency_ms = 5, 3
     link = {"between_pipeline_ranks": [0, 1], "latency_ms": latency_ms, "bandwidth_gbit_per_s": 8}
-    measured = pipeline(2, 3, F, B, payload_bytes=occupied_ms * 1_000_000, p2p="per-edge")
+    measured = pipeline(2, 3, F, B, payload_bytes=occupied_ms * 1_000_000, p2p="posted-ahead")
     row = step(schedule="gpipe", pipeline_ranks=2, microbatches=3, links=[link])
     # F0 (1), three messages in turn (15), latency (3), F2 on rank 1 (1); B0 (2), three in turn, latency, B2 on rank 0.
     assert predicted_ns(row, of=measured) == [(1 + 15 + 3 + 1 + 2 + 15 + 3 + 2) * 1_000_000]

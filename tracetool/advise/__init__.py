@@ -115,7 +115,14 @@ def advise(found: Reconstruction, scenario: Scenario, schedules: str | Sequence[
     if best is None:
         return Advice(asked, scenario, now, None, (), (), (), (), "hbm")
     sure = _at_least_as_sure(asked.plans, best)
-    rivals = [p for p in sure if p is not best and p.result.feasible is not False and _is_as_good(best, p.result)]
+    rivals = [
+        p
+        for p in sure
+        if p is not best
+        and p.way.p2p in {None, best.way.p2p}
+        and p.result.feasible is not False
+        and _is_as_good(best, p.result)
+    ]
     better = [p for p in asked.plans if p not in sure and p.result.feasible is not False and p.step_ns < best.step_ns]
     gains, missing = _gains(found, scenario, best, sure)
     return Advice(
@@ -145,11 +152,35 @@ def best_of(plans: Iterable[Plan], answer: Answer) -> Plan | None:
 
     As short is what comes within ``RELEVANT_RATIO`` of the shortest whether that fits or not; where nothing so short
     fits, memory holds the step back, and the shortest that fits is taken. More memory then never means a longer step.
-    The recorded order is kept where the lead over it is within the error.
+    Transfers are issued as the trace shows them, and the recorded order is kept, where the lead over that is within the
+    error.
 
     Whether a plan fits may be unknown only where it is unknown of every one: what is known then decides nothing.
     """
     plans = list(plans)
+    shown, changed = ([p for p in plans if (p.way.p2p is None) is is_shown] for is_shown in (True, False))
+    chosen, other = _best_of(shown), _best_of(changed)
+    if chosen is None or (other is not None and _beats(other, chosen)):
+        chosen = other
+    if chosen is None:
+        return None
+    checked = any(plan.result.feasible is not None for plan in plans)
+    kept = next((p for p in plans if is_recorded(p, answer) and p.evidence == chosen.evidence), None)
+    if kept is not None and checked and not kept.result.feasible:
+        return chosen
+    return kept if kept is not None and _is_as_good(chosen, kept.result) else chosen
+
+
+def _beats(other: Plan, chosen: Plan) -> bool:
+    """Whether a plan that issues transfers in another way is surer, or as sure and shorter by more than the error."""
+    tiers = _TIERS.index(other.evidence), _TIERS.index(chosen.evidence)
+    if tiers[0] != tiers[1]:
+        return tiers[0] < tiers[1]
+    return other.step_ns < chosen.step_ns and not _is_as_good(other, chosen.result)
+
+
+def _best_of(plans: Sequence[Plan]) -> Plan | None:
+    """The plan to run of those that issue transfers in the same way."""
     checked = any(plan.result.feasible is not None for plan in plans)
     fitting = [plan for plan in plans if plan.result.feasible or not checked]
     tier = next((e for e in _TIERS if any(plan.evidence == e for plan in fitting)), None)
@@ -160,13 +191,10 @@ def best_of(plans: Iterable[Plan], answer: Answer) -> Plan | None:
     shortest = min(fitting, key=lambda p: (p.step_ns, p.highest_bytes or 0))
     near = [plan for plan in fitting if plan.step_ns - least <= RELEVANT_RATIO * plan.step_ns] or [shortest]
     if all(plan.highest_bytes is not None for plan in near):
-        chosen = min(near, key=lambda p: (p.highest_bytes or 0, p.step_ns))
-    else:
-        # Fewer extra forwards need less memory, whatever an activation takes.
-        same = [plan for plan in near if plan.way == shortest.way]
-        chosen = min(same, key=lambda p: (sum(p.result.extra_forwards or ()), p.step_ns))
-    kept = next((plan for plan in fitting if is_recorded(plan, answer)), None)
-    return kept if kept is not None and _is_as_good(chosen, kept.result) else chosen
+        return min(near, key=lambda p: (p.highest_bytes or 0, p.step_ns))
+    # Fewer extra forwards need less memory, whatever an activation takes.
+    same = [plan for plan in near if plan.way == shortest.way]
+    return min(same, key=lambda p: (sum(p.result.extra_forwards or ()), p.step_ns))
 
 
 def is_recorded(plan: Plan, answer: Answer) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from tracetool.depth import RELEVANT_RATIO, choose_depths
 from tracetool.errors import BadTopology, ScheduleError, TraceToolError
 from tracetool.model.action import ActionKind
+from tracetool.model.pipeline import BY_EDGE
 from tracetool.replay.stages import stages_for
 from tracetool.schedules import SCHEDULES
 from tracetool.schedules.recognise import recognise
@@ -109,7 +110,7 @@ def ways(found: Reconstruction, scenario: Scenario, names: Sequence[str] | None)
         names = [name for name in SCHEDULES.names() if name not in _LEFT_OUT]
         if recognise(found.pipeline.observed) is None:
             names = ["observed", *names]
-    open_mode = scenario.p2p is None and found.pipeline.p2p != "per-edge"
+    open_mode = scenario.p2p is None and found.pipeline.p2p not in BY_EDGE
     modes: list[P2PMode | None] = [None, "per-edge"] if open_mode else [None]
     return [Way(name, mode) for mode in modes for name in names]
 
@@ -238,6 +239,8 @@ def _reasons(pipeline: Pipeline, way: Way, result: Result) -> list[str]:
     halves = {op.kind for op in result.timeline.computes()} & set(_HALVES)
     if halves and not any(kind in stage.costs for stage in pipeline.stages for kind in _HALVES):
         reasons.append("halves of backwards")
-    if way.p2p is not None and way.p2p != pipeline.p2p:
+    if result.p2p == "posted-ahead":
+        reasons.append("receives posted ahead")
+    elif way.p2p is not None and way.p2p != pipeline.p2p:
         reasons.append(f"{way.p2p} transfers")
     return reasons

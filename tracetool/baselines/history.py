@@ -10,6 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracetool.errors import AlreadyExists, StoreError
+from tracetool.model.pipeline import P2P_MODES
 from tracetool.parts import whole_file
 from tracetool.report_file import read_report
 from tracetool.units import format_bandwidth, format_duration, format_size
@@ -100,7 +101,7 @@ def read_history(path: Path) -> list[Value]:
 
 def _of_version_1(row: dict[str, Any]) -> Value:
     """A row whose schedule still had its variant behind it, as in ``geopipe +2,2,0,0 in-order``."""
-    parts = re.fullmatch(r"(.*?) ((?:\+[\d,]+ )?(?:grouped|in-order|per-edge))", row["schedule"])
+    parts = re.fullmatch(rf"(.*?) ((?:\+[\d,]+ )?(?:{'|'.join(P2P_MODES)}))", row["schedule"])
     schedule, variant = parts.groups() if parts else (row["schedule"], "")
     return Value(**row | {"what_if": "", "schedule": schedule, "variant": variant})
 

@@ -17,6 +17,7 @@ from tracetool.causes.balance import Balance, Ledger, laid_out
 from tracetool.causes.chain import Chains, Piece, Place
 from tracetool.model.action import ActionKind
 from tracetool.model.idle import CAUSES, Cause, Idle
+from tracetool.model.pipeline import BY_EDGE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ def idle_intervals(
     *,
     cut_forwards: Sequence[int] = (),
     blocking: bool = True,
+    by_edge: bool = False,
     overlapping: Collection[Action] = (),
 ) -> tuple[Idle, ...]:
     """Every idle time of every rank within the pipeline window, cut by cause.
@@ -61,6 +63,7 @@ def idle_intervals(
         cut_forwards: How many warm-up forwards of each pipeline rank a memory limit cut off; empty if none did.
         blocking: Whether computes wait for the sends ahead of them (``grouped`` transfers). Only in observed Timelines
             it matters: in a replay each message that held an action back ends just when that starts.
+        by_edge: Whether each pair of ranks and direction has a communicator of its own; else each rank has one.
         overlapping: Actions that run as one with a neighbour (``Schedule.overlapping``).
 
     Returns:
@@ -69,7 +72,7 @@ def idle_intervals(
     """
     if not timeline.computes():
         return ()
-    chains = Chains(timeline, topology, blocking=blocking, overlapping=overlapping)
+    chains = Chains(timeline, topology, blocking=blocking, by_edge=by_edge, overlapping=overlapping)
     end_ns = chains.op(chains.last).end_ns
     ledger = Ledger(chains)
     found: list[Idle] = []
@@ -95,7 +98,12 @@ def idle_intervals(
 
 
 def critical_path(
-    timeline: Timeline, topology: Topology, *, blocking: bool = True, overlapping: Collection[Action] = ()
+    timeline: Timeline,
+    topology: Topology,
+    *,
+    blocking: bool = True,
+    by_edge: bool = False,
+    overlapping: Collection[Action] = (),
 ) -> tuple[Piece, ...]:
     """The chain that ends the window: what each moment of it was spent with, from its start on and without holes.
 
@@ -103,9 +111,10 @@ def critical_path(
         timeline: As for ``idle_intervals``, like the others.
         topology: Likewise.
         blocking: Likewise.
+        by_edge: Likewise.
         overlapping: Likewise.
     """
-    chains = Chains(timeline, topology, blocking=blocking, overlapping=overlapping)
+    chains = Chains(timeline, topology, blocking=blocking, by_edge=by_edge, overlapping=overlapping)
     return tuple(chains.until(None))[::-1]
 
 
@@ -120,6 +129,7 @@ def idles_of(replayed: Replayed, *, cut_forwards: Sequence[int] = ()) -> tuple[I
         replayed.timeline,
         replayed.topology,
         cut_forwards=cut_forwards,
+        by_edge=replayed.p2p in BY_EDGE,
         overlapping=replayed.schedule.overlapping(),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
@@ -72,6 +73,7 @@ class Chains:
         timeline: Observed or replayed.
         topology: With the links that its messages name.
         blocking: Whether computes wait for what their rank sent just ahead of them.
+        by_edge: Whether each pair of ranks and direction has a communicator of its own; else each rank has one.
         overlapping: Actions that run as one with a neighbour: both wait for the inputs of both, and end together.
 
     Attributes:
@@ -81,7 +83,13 @@ class Chains:
     """
 
     def __init__(
-        self, timeline: Timeline, topology: Topology, *, blocking: bool, overlapping: Collection[Action]
+        self,
+        timeline: Timeline,
+        topology: Topology,
+        *,
+        blocking: bool,
+        by_edge: bool,
+        overlapping: Collection[Action],
     ) -> None:
         computes = sorted(timeline.computes(), key=lambda op: op.start_ns)
         self.orders: list[list[Op]] = [[] for _ in timeline.global_ranks]
@@ -95,7 +103,8 @@ class Chains:
         reached = [0] * len(self.orders)
         self._ends = [[op.end_ns for op in order] for order in self.orders]
         self._units = _units(self.orders, overlapping)
-        self._messages = _Messages(timeline.transfers, topology, len(self.orders), blocking=blocking)
+        self._by_edge = by_edge
+        self._messages = _Messages(timeline.transfers, topology, len(self.orders), blocking=blocking, by_edge=by_edge)
         self._makers = {
             (op.stage, op.kind is ActionKind.FORWARD, op.microbatch): Place(rank, at)
             for rank, order in enumerate(self.orders)
@@ -201,21 +210,26 @@ class Chains:
         """
         self._messages.move(held, back, arrives=ahead > 0 or held.dst_rank == op.rank)
         sent, received = held.send_posted_ns, held.recv_posted_ns
-        if received > sent:
+        maker = self._makers.get((held.src_stage, held.kind is ActionKind.FORWARD, held.microbatch))
+        if maker is not None:
+            _, maker = self._units.get(maker, (maker, maker))
+        since = sent
+        if self._by_edge and maker is not None and received >= sent:
+            # A send is behind another one to the same rank only where that rank did not receive either.
+            since = min(sent, self.op(maker).end_ns)
+        if received > since:
             computed = self._ended(held.dst_rank, received, op.start_ns)
             end = self.op(computed).end_ns if computed else self.start_ns
-            freed, other = self._messages.freed(held.dst_rank, received)
-            if freed <= end and end > sent:
+            freed, other = self._messages.freed(held.dst_rank, received, held)
+            if freed <= end and end > since:
                 back.since(end, Cause.HOST)
                 return computed
-            back.since(max(freed, sent), Cause.HOST)
-            self._behind(other, sent, op, back, ahead)
-        maker = self._makers.get((held.src_stage, held.kind is ActionKind.FORWARD, held.microbatch))
+            back.since(max(freed, since), Cause.HOST)
+            self._behind(other, since, op, back, ahead)
         if maker is None:
             return None
-        _, maker = self._units.get(maker, (maker, maker))
         end = self.op(maker).end_ns
-        freed, other = self._messages.freed(held.src_rank, sent)
+        freed, other = self._messages.freed(held.src_rank, sent, held)
         if freed > end:
             back.since(freed, Cause.HOST)
             self._behind(other, end, op, back, ahead)
@@ -277,6 +291,9 @@ class _Backwards:
             self.now = start_ns
 
 
+_Channel = tuple[int, int, int]
+
+
 class _Messages:
     """The messages of a Timeline: who needs them, when they move, and when they let others pass.
 
@@ -284,22 +301,30 @@ class _Messages:
         to: Messages by the stage that needs them, whether they are activations, and microbatch.
     """
 
-    def __init__(self, transfers: Collection[Transfer], topology: Topology, ranks: int, *, blocking: bool) -> None:
+    def __init__(
+        self, transfers: Collection[Transfer], topology: Topology, ranks: int, *, blocking: bool, by_edge: bool
+    ) -> None:
+        self._by_edge = by_edge
         self._links = {link.name: link for link in topology.links}
         self.to = {(t.dst_stage, t.kind is ActionKind.FORWARD, t.microbatch): t for t in transfers}
         self._sends: list[list[tuple[int, Transfer]]] = [[] for _ in range(ranks)]
-        self._frees: list[list[tuple[int, int, Transfer]]] = [[] for _ in range(ranks)]
+        self._frees: defaultdict[_Channel, list[tuple[int, int, Transfer]]] = defaultdict(list)
         for t in transfers:
             left, arrives = self._legs(t)
             ready = [max(t.send_posted_ns, t.recv_posted_ns)] if t.link else []
             if blocking:
                 self._sends[t.src_rank].append((t.send_posted_ns, t))
             copied = t.send_posted_ns + t.end_ns - arrives
-            self._frees[t.src_rank] += [(at, t.send_posted_ns, t) for at in (copied, left, *ready)]
-            self._frees[t.dst_rank] += [(at, t.recv_posted_ns, t) for at in (t.end_ns, *ready)]
-        for rank in range(ranks):
-            self._sends[rank].sort(key=itemgetter(0))
-            self._frees[rank].sort(key=itemgetter(0, 1))
+            self._frees[self._channel(t.src_rank, t)] += [(at, t.send_posted_ns, t) for at in (copied, left, *ready)]
+            self._frees[self._channel(t.dst_rank, t)] += [(at, t.recv_posted_ns, t) for at in (t.end_ns, *ready)]
+        for sends in self._sends:
+            sends.sort(key=itemgetter(0))
+        for frees in self._frees.values():
+            frees.sort(key=itemgetter(0, 1))
+
+    def _channel(self, rank: int, transfer: Transfer) -> _Channel:
+        """What of a rank a message has to itself with those ahead of it and behind it."""
+        return (rank, transfer.src_rank, transfer.dst_rank) if self._by_edge else (rank, -1, -1)
 
     def _legs(self, transfer: Transfer) -> tuple[int, int]:
         """When a message had left its link, and when it was through the latency; inside a DC its end and its start."""
@@ -316,9 +341,9 @@ class _Messages:
         for _, transfer in sends[first : bisect_right(sends, until_ns, key=itemgetter(0))]:
             yield transfer, self._legs(transfer)[0]
 
-    def freed(self, rank: int, now: int) -> tuple[int, Transfer | None]:
-        """When a message last let what its rank posted after it pass, for what was posted at a moment; and which."""
-        frees = self._frees[rank]
+    def freed(self, rank: int, now: int, behind: Transfer) -> tuple[int, Transfer | None]:
+        """When a message last let pass what its rank posted after it, for one posted at a moment; and which one."""
+        frees = self._frees[self._channel(rank, behind)]
         for at in range(bisect_right(frees, now, key=itemgetter(0)) - 1, -1, -1):
             moment, posted, transfer = frees[at]
             if posted < now:

@@ -11,6 +11,7 @@ import click
 from tracetool.cli.other_recordings import borrow_memory, borrow_slowdown
 from tracetool.cli.output import DC, ProgressBar, path_or_url
 from tracetool.errors import ScenarioError
+from tracetool.model.pipeline import P2P_MODES, POSTED_AHEAD_NEEDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,9 +57,9 @@ _OPTIONS = (
     click.option("--hbm", metavar="80GiB", help="Memory limit per rank."),
     click.option(
         "--p2p",
-        type=click.Choice(["grouped", "in-order", "per-edge"]),
+        type=click.Choice(P2P_MODES),
         help="How transfers are issued; default: as in the trace (in-order for gpipe, geopipe and csv on a grouped "
-        "one).",
+        f"one). posted-ahead takes {POSTED_AHEAD_NEEDS}.",
     ),
     click.option(
         "--microbatches", type=click.IntRange(1, 65536), help="Microbatches per step; default: as in the trace."

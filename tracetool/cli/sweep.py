@@ -15,6 +15,7 @@ from click.core import ParameterSource
 from tracetool.cli.output import FORCE, JSON, PATHS, QUIET, check_target, next_step, write_file
 from tracetool.cli.question import CHUNKS, ask, question_options
 from tracetool.errors import ScenarioError
+from tracetool.model.pipeline import P2P_MODE_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 @click.option("--distance", metavar="80km,400km", help="Instead of --latency: 5 us per km of fibre, one way.")
 @click.option("--hbm", metavar="64GiB,80GiB", help="Memory limits per rank.")
 @click.option("--microbatches", metavar="8,16,32", help="Per step; a list, or a range that doubles (8..64).")
-@click.option("--p2p", metavar="MODE,...", help="How transfers are issued: grouped, in-order, per-edge.")
+@click.option("--p2p", metavar="MODE,...", help=f"How transfers are issued: {P2P_MODE_NAMES}; several are compared.")
 @click.option(
     "--extra-forwards",
     default="auto",

@@ -70,7 +70,7 @@ class Training:
 
 
 def analytical_pipeline(model: Transformer, device: Accelerator, how: Training) -> Pipeline:
-    """The pipeline of a model, as if it had been measured: 1F1B, transfers per edge.
+    """The pipeline of a model, as if it had been measured: 1F1B, receives posted ahead.
 
     Messages inside a region take no time. A message between stages is the hidden state of a microbatch once
     (2 bytes times batch, sequence and h), over all tensor-parallel ranks together.
@@ -92,7 +92,7 @@ def analytical_pipeline(model: Transformer, device: Accelerator, how: Training) 
         for stage in range(how.stages)
     )
     ranks = tuple(RankProfile(stage, static_bytes(model, how, stage)) for stage in range(how.stages))
-    return Pipeline(stages, ranks, _order(PipelineShape(how.stages, how.microbatches)), "per-edge", step=0)
+    return Pipeline(stages, ranks, _order(PipelineShape(how.stages, how.microbatches)), "posted-ahead", step=0)
 
 
 def static_bytes(model: Transformer, how: Training, stage: int) -> int:

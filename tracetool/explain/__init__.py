@@ -11,6 +11,7 @@ from tracetool.explain.path import Part, told
 from tracetool.explain.removing import Removal, Setting, remove, remove_all
 from tracetool.metrics import Metrics, measure
 from tracetool.model.idle import Cause
+from tracetool.model.pipeline import BY_EDGE
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology
 from tracetool.replay.stages import stages_for
@@ -154,10 +155,12 @@ def explain(
     )
     if seen:
         timeline, idles = found.observed, done.observed_idles
-        pieces = critical_path(timeline, Topology(), blocking=mode == "grouped")
+        pieces = critical_path(timeline, Topology(), blocking=mode == "grouped", by_edge=mode in BY_EDGE)
     else:
         timeline, idles = result.timeline, result.idles
-        pieces = critical_path(timeline, result.replayed.topology, overlapping=order.overlapping())
+        pieces = critical_path(
+            timeline, result.replayed.topology, by_edge=mode in BY_EDGE, overlapping=order.overlapping()
+        )
     metrics = measure(timeline)
     by_cause = idle_by_cause(idles, len(metrics.rank_compute_ns))
     means = mean_by_cause(by_cause)

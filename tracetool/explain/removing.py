@@ -10,7 +10,7 @@ from tracetool.errors import ScheduleError, TraceToolError
 from tracetool.metrics import measure
 from tracetool.model.action import ActionKind
 from tracetool.model.idle import Cause
-from tracetool.model.pipeline import ActionCost
+from tracetool.model.pipeline import BY_EDGE, ActionCost
 from tracetool.replay import replay
 from tracetool.schedules import build_schedule
 from tracetool.schedules.recognise import recognise
@@ -98,7 +98,7 @@ def _why_longer(cause: Cause, setting: Setting) -> str:
 
 
 def remove_all(setting: Setting) -> Removal:
-    """Replay with free links, a channel per edge, messages that take no time inside DCs, and no slowdown beside any.
+    """Replay with free links, receives posted ahead, messages that take no time inside DCs, and no slowdown beside any.
 
     That of the order as it is or as deep as it would be without a memory limit, of stages as they are or equally fast,
     whichever is shortest: each single removal can only be longer, as each of its actions ends later or with that.
@@ -120,7 +120,7 @@ def remove_all(setting: Setting) -> Removal:
 
 
 def _free(scenario: Scenario) -> Scenario:
-    return replace(scenario, topology=scenario.topology.without_delays(), p2p="per-edge", hbm_bytes=None)
+    return replace(scenario, topology=scenario.topology.without_delays(), p2p="posted-ahead", hbm_bytes=None)
 
 
 def _beside_nothing(setting: Setting) -> Setting:
@@ -164,7 +164,7 @@ def _without_occupancy(setting: Setting) -> Removal:
 
 
 def _without_channel(setting: Setting) -> Removal:
-    if setting.p2p == "per-edge":
+    if setting.p2p in BY_EDGE:
         return _replayed("messages inside a DC that take no time", _without_moving(setting))
     scenario = replace(setting.scenario, p2p="per-edge")
     return _replayed("a channel per edge (--p2p per-edge)", replace(setting, scenario=scenario))

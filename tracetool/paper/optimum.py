@@ -99,7 +99,7 @@ def find_optimum(
     links = [(speed // sharing, latency) for speed in (*speeds, *_PUBLISHED_BYTES_PER_S)]
     # Where a message occupies the link for longer than f + B, no warm-up helps.
     depths = range(min(limit, hiding_depth(pipeline, latency + cycle)) + 1)
-    hidden = _shortest(pipeline, [deeper(pipeline, split, depth) for depth in depths], "per-edge", split, links)
+    hidden = _shortest(pipeline, [deeper(pipeline, split, depth) for depth in depths], "posted-ahead", split, links)
     plain = _shortest(pipeline, [build_schedule("1f1b", pipeline.observed.shape)], "grouped", split, links)
     return Optimum(
         sharing=sharing,

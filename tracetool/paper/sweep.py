@@ -111,7 +111,7 @@ class Swept:
     feasible: NDArray[np.bool_]
 
 
-BASELINES: tuple[P2PMode, ...] = ("grouped", "per-edge")
+BASELINES: tuple[P2PMode, ...] = ("grouped", "posted-ahead")
 """1F1B as Megatron issues it, in blocking batches; and with ideal non-blocking transfers."""
 
 
@@ -170,8 +170,8 @@ def _row(setting: Setting, pipeline: Pipeline, split: Sequence[int], links: Sequ
     for depth in range(hiding_depth(pipeline, slowest) + 2):
         if depth and not fits(pipeline, depth, split, setting.hbm_bytes):
             break
-        row.by_depth.append(_windows(pipeline, deeper(pipeline, split, depth), topologies, "per-edge"))
-    row.windows["per-edge"] = row.by_depth[0]
+        row.by_depth.append(_windows(pipeline, deeper(pipeline, split, depth), topologies, "posted-ahead"))
+    row.windows["posted-ahead"] = row.by_depth[0]
     return row
 
 

@@ -142,7 +142,7 @@ def _transfers(
         flow.maker[sent],
         flow.edge[sent],
         times.end_ns[graph.send_post[sent]] - origin,
-        np.zeros_like(recv_posted) if mode == "per-edge" else recv_posted,
+        np.zeros_like(recv_posted) if mode == "posted-ahead" else recv_posted,
         times.start_ns[graph.move[sent]] - origin,
         times.end_ns[graph.arrive[sent]] - origin,
     )

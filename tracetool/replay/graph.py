@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
+from tracetool.model.pipeline import BY_EDGE
 from tracetool.replay.flow import trace_flow
 from tracetool.replay.placing import place
 
@@ -166,9 +167,9 @@ class _Builder:
         tasks = placed_tasks + per_message * len(sent)
         move = np.arange(placed_tasks, tasks, per_message, dtype=np.int32)
         arrive, copy = move + 1, move + 2
-        self._chain(recv)
+        self._chain(send, recv)
         self._edges(send, move)
-        if self._mode != "per-edge":  # there, receives are posted ahead of time
+        if self._mode != "posted-ahead":
             self._edges(recv, move)
         self._edges(move, arrive)
         self._release(send, recv, move, arrive, copy if buffered else None)
@@ -192,7 +193,7 @@ class _Builder:
             all_messages[self._sent] = column
         return all_messages
 
-    def _chain(self, recv: Any) -> None:
+    def _chain(self, send: Any, recv: Any) -> None:
         """What follows from the order of a rank's own instructions."""
         import numpy as np
 
@@ -202,12 +203,10 @@ class _Builder:
         compute = _latest(~is_post, rank)
         has = is_post & (compute >= 0)
         self._edges(first[compute[has]], first[has])
-        if self._mode == "per-edge":  # a channel per pair and direction, on which sends do not wait for each other
-            channel = self._flow.rank[self._flow.maker[self._sent]] * len(self._flow.schedule.orders)
-            channel = channel + self._flow.dst_rank[self._sent]
-            turn = np.lexsort((recv, channel))
-            follows = channel[turn][1:] == channel[turn][:-1]
-            self._edges(recv[turn][:-1][follows] + 1, recv[turn][1:][follows])
+        if self._mode in BY_EDGE:
+            self._chain_by_edge(recv)
+            if self._mode == "per-edge":  # sends whose receives are there already do not wait for each other
+                self._chain_by_edge(send)
             return
         post = _latest(is_post, rank)
         has = is_post & (post >= 0)
@@ -215,6 +214,16 @@ class _Builder:
         if self._mode == "grouped":  # compute waits for the batch ahead of it
             has = ~is_post & (post >= 0) & (post == np.arange(len(post)) - 1)
             self._edges(first[post[has]] + 1, first[has])
+
+    def _chain_by_edge(self, posts: Any) -> None:
+        """One after another on the channel of each pair of ranks and direction."""
+        import numpy as np
+
+        channel = self._flow.rank[self._flow.maker[self._sent]] * len(self._flow.schedule.orders)
+        channel = channel + self._flow.dst_rank[self._sent]
+        turn = np.lexsort((posts, channel))
+        follows = channel[turn][1:] == channel[turn][:-1]
+        self._edges(posts[turn][:-1][follows] + 1, posts[turn][1:][follows])
 
     def _release(self, send: Any, recv: Any, move: Any, arrive: Any, copy: Any) -> None:
         """Say when the two posts of a message are over."""
@@ -227,7 +236,7 @@ class _Builder:
         if copy is not None:
             self._edges(send, copy)
             self._edges(copy, send + 1)
-        elif self._mode == "per-edge":
+        elif self._mode == "posted-ahead":
             self._edges(move, send + 1)
         else:
             posts.append(send)

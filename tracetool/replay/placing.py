@@ -1,12 +1,13 @@
 """From a compute order to each rank's program: where its sends and receives are posted.
 
-The three p2p modes differ here and in what a post waits for (``graph``):
+The p2p modes differ here and in what a post waits for (``graph``):
 
 * ``grouped``: between a forward and a backward, the send of the one and the receive for the other are one
   batch; compute waits until the batch has ended. As in Megatron and torch's ``Schedule1F1B``.
 * ``in-order``: every operation alone. A send follows its compute; the sender's turn also fixes when the
   peer posts the receive, which keeps both sides in one order (the rule of torch's action runtime).
-* ``per-edge``: the same, on a channel per pair of ranks and direction; a message does not wait for its receive.
+* ``per-edge``: the same, on a channel per pair of ranks and direction.
+* ``posted-ahead``: likewise, but a message does not wait for its receive.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Posed(NamedTuple):
 
 
 def pose(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -> Posed:
-    """The problem of a shape over a scenario's links and memory, transfers per edge.
+    """The problem of a shape over a scenario's links and memory, receives posted ahead.
 
     Durations are medians over microbatches, of the time without contention where it is known. Backwards are split
     where the trace tells the halves apart, and with a memory limit also what they hold. Room for activations is the

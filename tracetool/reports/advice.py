@@ -8,6 +8,7 @@ import msgspec
 
 from tracetool.depth import RELEVANT_RATIO
 from tracetool.fields import doc
+from tracetool.model.pipeline import P2P_MODE_NAMES
 from tracetool.reports.json import (
     FidelityInfo,
     RefusedInfo,
@@ -36,7 +37,7 @@ class PlanInfo(msgspec.Struct, kw_only=True):
 
     schedule: Annotated[str, doc("Name of the schedule.")]
     extra_forwards: Annotated[list[int] | None, doc("Warm-up forwards per rank beyond 1F1B's; null if n/a.")]
-    p2p: Annotated[str, doc("How its transfers are issued: grouped, in-order or per-edge.")]
+    p2p: Annotated[str, doc(f"How its transfers are issued: {P2P_MODE_NAMES}.")]
     microbatches: Annotated[int, doc("Microbatches per step.")]
     step_ns: Annotated[int, doc("First forward to the end of gradient reduction and optimizer.")]
     feasible: Annotated[bool | None, doc("Fits the memory limit; null if memory is unknown.")]
@@ -83,7 +84,7 @@ class SizesInfo(msgspec.Struct, kw_only=True):
     seq: Annotated[int, doc("Tokens of a sequence.")]
     microbatches: Annotated[int, doc("Microbatches per step.")]
     extra_forwards: Annotated[list[int], doc("Warm-up forwards per rank beyond 1F1B's.")]
-    p2p: Annotated[str, doc("How transfers are issued: grouped, in-order or per-edge.")]
+    p2p: Annotated[str, doc(f"How transfers are issued: {P2P_MODE_NAMES}.")]
     step_ns: Annotated[int, doc("First forward to the end of gradient reduction and optimizer.")]
     step_per_token_ns: Annotated[float, doc("step_ns over the tokens of a step.")]
     needed_hbm_bytes: Annotated[list[int | None], doc("Device memory needed per rank, null if unknown.")]

@@ -8,6 +8,7 @@ import msgspec
 
 from tracetool.fields import doc
 from tracetool.model.idle import CAUSES, Cause
+from tracetool.model.pipeline import P2P_MODE_NAMES
 from tracetool.reports.json import IdleInfo, LinkInfo, ScenarioInfo, link_infos, scenario_info
 from tracetool.reports.path_words import Words
 from tracetool.tables import SCHEMA_VERSION
@@ -88,7 +89,7 @@ class ExplanationInfo(msgspec.Struct, kw_only=True):
     subject: Annotated[str, doc("observed (the recording itself) or replayed.")]
     schedule: Annotated[str, doc("Name of the order.")]
     extra_forwards: Annotated[list[int] | None, doc("Warm-up forwards per rank beyond 1F1B's; null if n/a.")]
-    p2p: Annotated[str, doc("How transfers were issued: grouped, in-order or per-edge.")]
+    p2p: Annotated[str, doc(f"How transfers were issued: {P2P_MODE_NAMES}.")]
     microbatches: Annotated[int, doc("Microbatches per step.")]
     links: Annotated[list[LinkInfo], doc("Links between data centres.")]
     scenario: Annotated[ScenarioInfo, doc("The what-if, all of it.")]

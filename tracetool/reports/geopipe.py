@@ -75,7 +75,7 @@ class PointInfo(msgspec.Struct, kw_only=True):
 class FindingInfo(msgspec.Struct, kw_only=True):
     """Where a published figure arises, for one baseline and one definition."""
 
-    baseline: Annotated[str, doc("How the 1F1B it is compared with issues transfers: grouped or per-edge.")]
+    baseline: Annotated[str, doc("How the 1F1B it is compared with issues transfers: grouped or posted-ahead.")]
     definition: Annotated[
         str | None, doc("bubble_ratio, bubble_ns or cross_dc_bubble_ns; null for the iteration alone.")
     ]

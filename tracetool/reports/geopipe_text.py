@@ -30,7 +30,7 @@ _WORDS: dict[Definition | None, str] = {
     "cross_dc_bubble_ns": "cross-DC time",
     None: "iteration",
 }
-_BASELINE: dict[P2PMode, str] = {"grouped": "blocking", "per-edge": "non-blocking"}
+_BASELINE: dict[P2PMode, str] = {"grouped": "blocking", "posted-ahead": "non-blocking"}
 _BASES = {"abstract": "abstract", "two summaries": "2 summaries", "one note": "1 note, unconfirmed"}
 
 

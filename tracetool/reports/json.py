@@ -14,6 +14,7 @@ import msgspec
 from tracetool.causes import idle_by_cause, mean_by_cause
 from tracetool.fields import doc
 from tracetool.model.idle import CAUSES
+from tracetool.model.pipeline import P2P_MODE_NAMES
 from tracetool.recording import Recording  # noqa: TC001 - msgspec reads it
 from tracetool.reports import Report, RunFacts
 from tracetool.tables import SCHEMA_VERSION
@@ -58,7 +59,7 @@ class StepInfo(msgspec.Struct, kw_only=True):
 
     number: Annotated[int, doc("Step number in the trace.")]
     schedule: Annotated[str | None, doc("Name of the observed order, null if it is none that is known.")]
-    p2p: Annotated[str, doc("How its transfers were issued: grouped, in-order or per-edge.")]
+    p2p: Annotated[str, doc(f"How its transfers were issued: {P2P_MODE_NAMES}.")]
     stages: Annotated[int, doc("Pipeline stages.")]
     ranks: Annotated[int, doc("Pipeline ranks.")]
     microbatches: Annotated[int, doc("Microbatches per step.")]
@@ -175,7 +176,7 @@ class ResultInfo(msgspec.Struct, kw_only=True):
 
     schedule: Annotated[str, doc("Name of the schedule.")]
     extra_forwards: Annotated[list[int] | None, doc("Warm-up forwards per rank beyond 1F1B's; null if n/a.")]
-    p2p: Annotated[str, doc("How its transfers were issued: grouped, in-order or per-edge.")]
+    p2p: Annotated[str, doc(f"How its transfers were issued: {P2P_MODE_NAMES}.")]
     microbatches: Annotated[int, doc("Microbatches per step.")]
     feasible: Annotated[bool | None, doc("Fits the memory limit; null if memory is unknown.")]
     shortage: Annotated[ShortageInfo | None, doc("How it does not fit.")]

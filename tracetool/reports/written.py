@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from tracetool.fields import doc
+from tracetool.model.pipeline import P2P_MODE_NAMES
 from tracetool.reports.verdict import verdict
 from tracetool.tables import SCHEMA_VERSION
 
@@ -28,7 +29,7 @@ class BestInfo(msgspec.Struct, kw_only=True):
 
     schedule: Annotated[str, doc("Name of the schedule.")]
     extra_forwards: Annotated[list[int] | None, doc("Warm-up forwards per rank beyond 1F1B's; null if n/a.")]
-    p2p: Annotated[str, doc("How its transfers were issued: grouped, in-order or per-edge.")]
+    p2p: Annotated[str, doc(f"How its transfers were issued: {P2P_MODE_NAMES}.")]
     feasible: Annotated[bool | None, doc("Fits the memory limit; null if memory is unknown.")]
     step_ns: Annotated[int, doc("First forward to the end of gradient reduction and optimizer.")]
     change_ratio: Annotated[float, doc("Its step over the baseline's, minus one.")]

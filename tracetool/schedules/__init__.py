@@ -30,7 +30,7 @@ class ScheduleOptions:
         group: Microbatches that interleaved takes through one chunk before the next, as Megatron does.
         problem: Costs, links and memory, for schedules that are made for them.
         time_limit_s: How long a search for such a schedule may take.
-        judge: The window in ns of such an order as transfers are really issued; by default they are per edge.
+        judge: The window in ns of such an order as transfers are really issued; by default receives are posted ahead.
     """
 
     extra_forwards: tuple[int, ...] | None = None
@@ -135,7 +135,7 @@ def build_schedule(
         group: Microbatches per turn of a chunk, for interleaved.
         problem: Costs, links and memory, for schedules that are made for them.
         time_limit_s: How long a search for such a schedule may take.
-        judge: The window in ns of such an order as transfers are really issued; by default they are per edge.
+        judge: The window in ns of such an order as transfers are really issued; by default receives are posted ahead.
 
     Raises:
         UnknownName: If there is no such schedule.

@@ -6,7 +6,7 @@ Phases on stage i: min(m, 2(p - i) - 2) forwards, (F, B) pairs, the remaining Bs
 for every boundary between ranks.
 Shape: any p and m, one stage per rank (Paddle asks for m >= 2p - 1, below which the order is GPipe's upstream).
 Memory: stage i holds min(m, 2(p - i) - 1) microbatches.
-Bubble: (p - 1)(f + b) at equal stages and zero delay. With a delay c on every hop and transfers per edge
+Bubble: (p - 1)(f + b) at equal stages and zero delay. With a delay c on every hop and receives posted ahead
 (p - 1)(f + b + 2c) while 2c <= f + b (derived model of this tool, see geopipe).
 """
 

@@ -7,7 +7,7 @@ the sum over the boundaries downstream of i of the forwards given to that bounda
 Shape: any p and m, one stage per rank.
 Memory: stage i holds min(m, p - i + extra_i) microbatches.
 Bubble: (p - 1)(f + b) at zero delay. With a delay c (one way) over one boundary after stage s, k = p - s,
-n extra forwards, equal stages, transfers per edge and occupancy up to f + b (derived model of this tool):
+n extra forwards, equal stages, receives posted ahead and occupancy up to f + b (derived model of this tool):
   T = (m + p - 1)(f + b) + 2c + r * max(0, 2c - n(f + b)),
   r = floor((m - 1 - k - n) / (n + 2)) + 1 if m - 1 >= k + n, else 0.
 The delay is hidden from n = ceil(2c / (f + b)) on.

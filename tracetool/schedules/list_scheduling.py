@@ -38,7 +38,7 @@ def listed(problem: Problem) -> list[Orders]:
 
 
 def best_listed(problem: Problem, judge: Callable[[Orders], int] | None = None) -> Orders:
-    """The one of the shortest window, as the judge sees it; by default with transfers per edge."""
+    """The one of the shortest window, as the judge sees it; by default with receives posted ahead."""
     return min(listed(problem), key=judge or (lambda orders: window_ns(problem, orders)))
 
 

@@ -34,7 +34,7 @@ _MOST_EXTRA = 16
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """The best order found, in the problem's own model (transfers per edge).
+    """The best order found, in the problem's own model (receives posted ahead).
 
     Attributes:
         orders: The order.
@@ -129,10 +129,10 @@ def build(shape: PipelineShape, options: ScheduleOptions) -> Schedule:
 
 def _remark(solved: Solved) -> str:
     if solved.window_ns <= solved.bound_ns:
-        return "order of the proven shortest window over transfers per edge, at median costs"
+        return "order of the proven shortest window with receives posted ahead, at median costs"
     clock = ", cut short by the clock: another run may find another order" if solved.by_clock else ""
     return (
-        "order of the shortest window found over transfers per edge, at median costs; at most "
+        "order of the shortest window found with receives posted ahead, at median costs; at most "
         f"{solved.gap_ratio:.1%} could still be gained{clock}"
     )
 

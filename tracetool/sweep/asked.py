@@ -54,7 +54,7 @@ def grid(
         distance: Instead of latency, as in ``80km,400km``.
         hbm: Memory limits per rank, as in ``64GiB,80GiB``.
         microbatches: Per step, as in ``8,16,32``.
-        p2p: How transfers are issued, as in ``grouped,per-edge``.
+        p2p: How transfers are issued, as in ``in-order,per-edge``.
         extra_forwards: geopipe's warm-ups: ``auto``, ``0..4`` per boundary or ``2,2,0,0;3,3,0,0`` per rank.
         scenario: What all points share, with the links that are not swept.
 

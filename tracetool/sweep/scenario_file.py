@@ -9,12 +9,13 @@ import difflib
 import re
 import tomllib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 
 from tracetool.errors import BadQuantity, BadTopology, ScenarioError
 from tracetool.fields import doc
+from tracetool.model.pipeline import P2PMode  # noqa: TC001 - msgspec reads it
 from tracetool.model.topology import Topology, parse_link
 from tracetool.sweep.ranges import parse_distances
 from tracetool.units import parse_bandwidth_bytes_per_s, parse_duration_ns, parse_size_bytes
@@ -40,7 +41,7 @@ class NamedScenario(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     distance: Annotated[str | None, doc("Instead of latency, at 5 us/km: 400km.")] = None
     links: Annotated[list[str], doc("Links of other figures, as --link takes them: dc0-dc1=25Gbit/s,10ms.")] = []
     hbm: Annotated[str | None, doc("Memory limit per rank: 80GiB.")] = None
-    p2p: Annotated[Literal["grouped", "in-order", "per-edge"] | None, doc("How transfers are issued.")] = None
+    p2p: Annotated[P2PMode | None, doc("How transfers are issued.")] = None
     microbatches: Annotated[_Count | None, doc("Microbatches per step.")] = None
 
 

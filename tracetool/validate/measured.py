@@ -17,6 +17,7 @@ import msgspec
 
 from tracetool.errors import BadMeasurement
 from tracetool.fields import doc
+from tracetool.model.pipeline import P2P_MODE_NAMES
 from tracetool.model.topology import RankLink
 from tracetool.validate.faults import FORM, fault
 
@@ -59,9 +60,7 @@ class MeasuredStep(msgspec.Struct, kw_only=True):
     extra_forwards: Annotated[
         list[int] | None, doc("geopipe: warm-up forwards per pipeline rank beyond 1F1B's p - 1 - r.")
     ] = None
-    p2p: Annotated[str | None, doc("How transfers were issued: grouped, in-order, per-edge; null: as in the Run.")] = (
-        None
-    )
+    p2p: Annotated[str | None, doc(f"How transfers were issued: {P2P_MODE_NAMES}; null: as in the Run.")] = None
     tensor_parallel: Annotated[_Count, doc("Tensor-parallel ranks.")] = 1
     data_parallel: Annotated[_Count, doc("Data-parallel ranks.")] = 1
     chunks: Annotated[_Count | None, doc("Stages per rank; null: as many as the schedule needs.")] = None
