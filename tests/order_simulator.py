@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tracetool.model.schedule import PipelineShape, Schedule
 
 
+Unit = tuple["Action", ...]
 Arrival = tuple[int, bool, int]
 """Receiving stage, whether it is a gradient, microbatch."""
 
@@ -69,11 +70,25 @@ def simulate(
     occupancy: int = 0,
     latency: int = 0,
     link_of: Callable[[Hop], Hashable | None] = lambda _: None,
+    pair_ratio: float | None = None,
 ) -> Spans:
-    """Run an order; ``cost`` is per kind, ``link_of`` names the link a message takes (None: none, no delay)."""
+    """Run an order; ``cost`` is per kind, ``link_of`` names the link a message takes (None: none, no delay).
+
+    Of two actions that run as one the first waits for its own input, then the second for its own, and both are sent
+    after that (as torch's runtime does it). With a ``pair_ratio`` they begin together, with both inputs, and take that
+    share of their times.
+    """
+
+    def parts(unit: Unit) -> list[Unit]:
+        return [(action,) for action in unit] if pair_ratio is None else [unit]
+
     shape = schedule.shape
     firsts, lasts = ends(shape)
-    queues = [list(reversed(schedule.units(rank))) for rank in range(shape.ranks)]
+    # What runs without a pause, and what is sent after it, the next one last.
+    queues: list[list[tuple[Unit, Unit]]] = [
+        [(run, unit if run[-1] == unit[-1] else ()) for unit in units[::-1] for run in parts(unit)[::-1]]
+        for units in map(schedule.units, range(shape.ranks))
+    ]
     began: list[int | None] = [None] * shape.ranks
     ended = [0] * shape.ranks
     busy = [False] * shape.ranks
@@ -89,12 +104,13 @@ def simulate(
         heappush(events, (time, 0 if arrived is None else 1, count, rank, ended, arrived))
 
     def begin(rank: int, now: int) -> None:
-        if busy[rank] or not queues[rank] or any(needs(a, firsts, lasts) - here for a in queues[rank][-1]):
+        if busy[rank] or not queues[rank] or any(needs(a, firsts, lasts) - here for a in queues[rank][-1][0]):
             return
-        unit = queues[rank].pop()
+        run, sent = queues[rank].pop()
         busy[rank] = True
         began[rank] = now if began[rank] is None else began[rank]
-        push(now + sum(cost[action.kind.value] for action in unit), rank, unit)
+        alone = sum(cost[action.kind.value] for action in run)
+        push(now + (round(alone * (pair_ratio or 1)) if run[1:] else alone), rank, sent)
 
     def send(rank: int, now: int, action: Action) -> None:
         gradient = action.kind.value != "F"

@@ -261,11 +261,13 @@ def test_dualpipes_steps_on_two_ranks_of_four() -> None:
     )
 
 
-def test_two_that_run_as_one_start_with_both_inputs_and_send_at_the_end() -> None:
+def test_two_that_run_as_one_wait_for_their_inputs_and_send_at_the_end() -> None:
     """Worked out by hand: two ranks, a V of four stages, one microbatch each way round the overlap.
 
     Rank 0 has stages 0 and 3, rank 1 has 1 and 2. F takes 10, B takes 20; on rank 1 the forward 1F1, whose input is
-    there at 20, runs as one with 2B0, whose gradient is there at 70: together from 70 to 100.
+    there at 20, runs as one with 2B0, whose gradient is there at 60. One after the other, as torch's runtime does it
+    (``_PipelineScheduleRuntime``, OVERLAP_F_B: each waits for its own receive), they take 30 to 40 and 60 to 80; woven
+    into each other, at a ratio of 0.8, both wait until 60 and end at 84.
     """
     schedule = schedule_from_csv(
         "0F0,0F1,3F0,3B0,3F1,3B1,0B0,0B1\n1F0,2F0,(1F1;2B0)OVERLAP_F_B,1B0,2F1,2B1,1B1\n", name="by-hand"
@@ -273,10 +275,27 @@ def test_two_that_run_as_one_start_with_both_inputs_and_send_at_the_end() -> Non
     ops = {(op.stage, op.kind.value, op.microbatch): op for op in timeline(schedule, 10, 10, 10).computes()}
     # 0F0 0-10, 0F1 10-20, 1F0 10-20, 2F0 20-30, 3F0 30-40, 3B0 40-60.
     assert (ops[3, "B", 0].start_ns, ops[3, "B", 0].end_ns) == (40, 60)
-    assert ops[1, "F", 1].start_ns == 60
-    assert ops[2, "B", 0].end_ns == 90
-    assert ops[1, "B", 0].start_ns == 90
-    # 2F1 has its input, made on the same rank, at the end of both; it follows 1B0 (90-110).
-    assert ops[2, "F", 1].start_ns == 110
-    faster = timeline(schedule, 10, 10, 10, 0.8).computes()
-    assert {(op.stage, op.kind.value, op.microbatch): op for op in faster}[2, "B", 0].end_ns == 60 + 24
+    assert (ops[1, "F", 1].start_ns, ops[1, "F", 1].end_ns) == (30, 40)
+    assert (ops[2, "B", 0].start_ns, ops[2, "B", 0].end_ns) == (60, 80)
+    # 1B0 follows, then 2F1, whose input was made on the same rank.
+    assert ops[1, "B", 0].start_ns == 80
+    assert ops[2, "F", 1].start_ns == 100
+    faster = {(op.stage, op.kind.value, op.microbatch): op for op in timeline(schedule, 10, 10, 10, 0.8).computes()}
+    assert faster[1, "F", 1].start_ns == 60
+    assert faster[2, "B", 0].end_ns == 60 + 24
+
+
+def test_what_is_made_ahead_of_a_wait_is_sent_after_it() -> None:
+    """As above, but what 1F1 makes goes to another rank: three ranks, a V of six stages, worked out by hand.
+
+    Down go 0F0 0-10, 1F0 10-20, 2F0 20-30 and 3F0 30-40 on rank 2, 4F0 40-50, 5F0 50-60; back 5B0 60-80. Rank 1 runs
+    1F1, whose input is there at 20, from 50 to 60, as one with 4B0, whose gradient is there at 80: 80 to 100. Torch's
+    runtime issues SEND_F and SEND_B after both, so rank 2 has 1F1's activation at 100; it has run 3B0 from 100 by then.
+    """
+    schedule = schedule_from_csv(
+        "0F0,0F1,5F0,5B0,5F1,5B1,0B0,0B1\n1F0,4F0,(1F1;4B0)OVERLAP_F_B,4F1,4B1,1B0,1B1\n2F0,3F0,3B0,2F1,3F1,3B1,2B0,2B1\n",
+        name="by-hand",
+    )
+    ops = {(op.stage, op.kind.value, op.microbatch): op for op in timeline(schedule, 10, 10, 10).computes()}
+    assert (ops[1, "F", 1].end_ns, ops[4, "B", 0].end_ns) == (60, 100)
+    assert (ops[3, "B", 0].start_ns, ops[2, "F", 1].start_ns) == (100, 120)

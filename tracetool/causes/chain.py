@@ -173,8 +173,11 @@ class Chains:
         """The message that an action waited for to the last, and when that was over; its input where several were."""
         op = self.op(place)
         first, last = self._units.get(place, (place, place))
-        inputs = [self.input(self.orders[place.rank][at]) for at in range(first.at, last.at + 1)]
-        held = [(t, min(t.end_ns, op.start_ns)) for t in inputs if t is not None]
+        own = self.input(op)
+        held = [] if own is None else [(own, min(own.end_ns, op.start_ns))]
+        for at in range(first.at, last.at + 1):  # the other's input may come later, where each waits for its own
+            other = None if at == place.at else self.input(self.orders[place.rank][at])
+            held += [] if other is None or other.end_ns > op.start_ns else [(other, other.end_ns)]
         if op.start_ns > floor:
             sent = self._messages.sent(place.rank, floor, op.start_ns)
             held += [(t, over) for t, over in sent if over <= op.start_ns]

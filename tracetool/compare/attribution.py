@@ -103,7 +103,13 @@ class _Times:
         order = asked.schedule
         key = (order.orders, asked.p2p, pipeline.buffered)
         if key not in self._compiled:
-            self._compiled[key] = Compiled(order, asked.p2p, asked.topology, buffered=pipeline.buffered)
+            self._compiled[key] = Compiled(
+                order,
+                asked.p2p,
+                asked.topology,
+                buffered=pipeline.buffered,
+                interwoven=asked.scenario.interwoven,
+            )
         compiled = self._compiled[key]
         graph, costs = compiled.graph, TaskCosts(pipeline, asked.scenario, order)
         durations = np.zeros(compiled.classes, np.int64)

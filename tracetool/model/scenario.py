@@ -28,7 +28,7 @@ class Scenario:
         activation_bytes: Bytes one microbatch keeps, instead of the measured ones.
         static_bytes: Bytes allocated at step start, instead of the measured ones.
         overlap_ratio: Time of a forward and a backward that run as one (DualPipe) over the sum of their times alone;
-            1 gains nothing. A trace of another schedule cannot tell it.
+            1 gains nothing: one runs after the other. A trace of another schedule cannot tell it.
         pipelines: Equal pipelines that share the links.
         link_sharing: How: ``temporal`` gives each message the whole bandwidth in turn, ``spatial`` each pipeline its
             share of it.
@@ -46,6 +46,11 @@ class Scenario:
     interference: bool = True
     pipelines: int = 1
     link_sharing: LinkSharing = "temporal"
+
+    @property
+    def interwoven(self) -> bool:
+        """Whether kernels of a forward and a backward that run as one run in turns, so that both need their inputs."""
+        return self.overlap_ratio != 1
 
     def __post_init__(self) -> None:
         """Refuse a limit that nothing could stay within.

@@ -80,7 +80,7 @@ def replay(pipeline: Pipeline, schedule: Schedule, scenario: Scenario | None = N
     if scenario.pipelines > 1 and scenario.topology.links:
         return _shared(pipeline, schedule, scenario)
     mode = p2p_of(schedule, pipeline, scenario)
-    compiled = Compiled(schedule, mode, scenario.topology, buffered=pipeline.buffered)
+    compiled = Compiled(schedule, mode, scenario.topology, buffered=pipeline.buffered, interwoven=scenario.interwoven)
     costs = TaskCosts(pipeline, scenario, schedule)
     times = compiled.times(costs.durations(compiled), costs.slowdown(compiled))
     timeline = _timeline(pipeline, schedule, mode, compiled.graph, times, costs)

@@ -57,8 +57,22 @@ class Compiled:
         ways: The ways that messages take.
     """
 
-    def __init__(self, schedule: Schedule, mode: P2PMode, topology: Topology, *, buffered: bool = False) -> None:
-        self.graph = build_graph(schedule, mode, lambda m: _pair(schedule, topology, m) is not None, buffered=buffered)
+    def __init__(
+        self,
+        schedule: Schedule,
+        mode: P2PMode,
+        topology: Topology,
+        *,
+        buffered: bool = False,
+        interwoven: bool = False,
+    ) -> None:
+        self.graph = build_graph(
+            schedule,
+            mode,
+            lambda m: _pair(schedule, topology, m) is not None,
+            buffered=buffered,
+            interwoven=interwoven,
+        )
         self.name = f"schedule {schedule.name!r} with {mode} transfers"
         self.class_of, self.classes, self.ways = _classes(self.graph, schedule, topology)
         self.link_of = _links(self.class_of, self.classes, self.ways)

@@ -108,7 +108,12 @@ def rows_by(keys: Int32s, values: Int32s, count: int) -> Rows:
 
 
 def build_graph(
-    schedule: Schedule, mode: P2PMode, crosses_link: Callable[[Message], bool], *, buffered: bool = False
+    schedule: Schedule,
+    mode: P2PMode,
+    crosses_link: Callable[[Message], bool],
+    *,
+    buffered: bool = False,
+    interwoven: bool = False,
 ) -> TaskGraph:
     """Compile a schedule and a p2p mode.
 
@@ -117,6 +122,9 @@ def build_graph(
         mode: How transfers are issued.
         crosses_link: Whether a message goes over a link between DCs; asked once per stage and direction.
         buffered: Whether a send that is issued alone ends without its receive (NCCL copies it into a buffer).
+        interwoven: Whether kernels of two actions that run as one run in turns, so that neither begins without the
+            inputs of both. Torch's runtime runs one after the other unless it is told how to weave them, and each then
+            waits for its own input; what both send follows the second one. A ``grouped`` batch has the inputs of both.
 
     Raises:
         InvalidSchedule: If messages of the schedule lack a side.
@@ -124,7 +132,7 @@ def build_graph(
     """
     flow = trace_flow(schedule)
     builder = _Builder(flow, place(flow, mode), mode, _crossing(flow, crosses_link))
-    return builder.finish(buffered=buffered and mode != "grouped")
+    return builder.finish(buffered=buffered and mode != "grouped", interwoven=interwoven or mode == "grouped")
 
 
 def _crossing(flow: Flow, crosses_link: Callable[[Message], bool]) -> Bools:
@@ -156,7 +164,7 @@ class _Builder:
         self._before.append(before)
         self._after.append(after)
 
-    def finish(self, *, buffered: bool) -> TaskGraph:
+    def finish(self, *, buffered: bool, interwoven: bool) -> TaskGraph:
         """The graph; the DONE of a post is the task after it."""
         import numpy as np
 
@@ -173,10 +181,10 @@ class _Builder:
             self._edges(recv, move)
         self._edges(move, arrive)
         self._release(send, recv, move, arrive, copy if buffered else None)
-        # Of two actions that run as one, the first waits for the inputs of both, and the second ends both.
+        # Of two actions that run as one, the second ends both.
         ready = self._compute[flow.closes[flow.maker]]
         ready[sent] = arrive
-        self._edges(ready, self._compute[flow.opens[flow.taker]])
+        self._edges(ready, self._compute[flow.opens[flow.taker] if interwoven else flow.taker])
         before, after = (np.concatenate(side).astype(np.int32) for side in (self._before, self._after))
         of_message = {TaskKind.MOVE: move, TaskKind.ARRIVE: arrive} | ({TaskKind.COPY: copy} if buffered else {})
         return TaskGraph(

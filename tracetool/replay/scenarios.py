@@ -117,7 +117,9 @@ class _Together:
 
     def __init__(self, pipeline: Pipeline, schedule: Schedule, scenario: Scenario) -> None:
         mode = p2p_of(schedule, pipeline, scenario)
-        self._compiled = Compiled(schedule, mode, scenario.topology, buffered=pipeline.buffered)
+        self._compiled = Compiled(
+            schedule, mode, scenario.topology, buffered=pipeline.buffered, interwoven=scenario.interwoven
+        )
         self._costs = TaskCosts(pipeline, scenario, schedule)
         self._durations = self._costs.durations(self._compiled)
         self._slowdown = self._costs.slowdown(self._compiled)
