@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracetool.errors import IngestError, StoreError
-from tracetool.ingest.discover import UNRANKED, Found, digest_of
+from tracetool.errors import IngestError, MalformedTrace, StoreError
+from tracetool.ingest.discover import UNRANKED, Found, digest_of, in_order, job_conflicts, ranks_in
 from tracetool.ingest.discover import Discovery as Discovery
 from tracetool.ingest.discover import discover as discover
 from tracetool.ingest.executors import Progress as Progress
@@ -102,11 +102,46 @@ def write_run(
         for task, outcome in zip(tasks, outcomes, strict=True):
             if outcome.failure is not None:
                 writer.drop_part(source_part(task.number))
+        if any(outcome.is_several for outcome in outcomes):
+            tasks, outcomes = _read_apart(discovery, tasks, outcomes, progress, options)
         _check(discovery, outcomes, strict=options.strict)
         read = [(t, o) for t, o in zip(tasks, outcomes, strict=True) if o.failure is None]
         made = _manifest(discovery, tasks, outcomes), _tables(discovery, tasks, outcomes, read)
         writer.commit(*made, complete)
     return Run(output)
+
+
+def _read_apart(
+    discovery: Discovery, tasks: list[Task], outcomes: list[Outcome], progress: Progress, options: IngestOptions
+) -> tuple[list[Task], list[Outcome]]:
+    """Read sources that turned out to hold several ranks once more, rank by rank.
+
+    Raises:
+        IngestError: If the ranks are not those of one job, each once.
+    """
+    kept: list[tuple[Task, Outcome]] = []
+    apart: list[Found] = []
+    free: list[int] = []
+    for task, outcome in zip(tasks, outcomes, strict=True):
+        try:
+            ranks = ranks_in(task.found) if outcome.is_several else []
+        except MalformedTrace as error:
+            outcome.failure, outcome.hint = error.message, error.hint
+            ranks = []
+        apart += ranks
+        if ranks:
+            free.append(task.number)
+        else:
+            kept.append((task, outcome))
+    conflict = next(job_conflicts(in_order([*(t.found for t, _ in kept), *apart])), None)
+    if conflict is not None:
+        raise conflict
+    numbers = [*free, *range(len(tasks), len(tasks) + len(apart) - len(free))]
+    again = [Task(n, item, tasks[0].folder, tasks[0].keep) for n, item in zip(numbers, apart, strict=True)]
+    read = run_tasks(again, progress, jobs=options.jobs, executor=options.executor) if again else []
+    both = sorted([*kept, *zip(again, read, strict=True)], key=lambda pair: (pair[0].found.rank, pair[0].number))
+    discovery.found = [task.found for task, _ in both]
+    return [task for task, _ in both], [outcome for _, outcome in both]
 
 
 def cached_run(paths: Sequence[Path], progress: Progress) -> Run:

@@ -13,10 +13,10 @@ import xxhash
 from tracetool.errors import DuplicateRank, IngestError, MalformedTrace, MissingRank, UnknownFormat
 from tracetool.ingest.walk import walk, why_unknown
 from tracetool.paths import is_local
-from tracetool.readers import READERS, Identity, Left, Source
+from tracetool.readers import READERS, Identity, Left, Source, Splitter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,9})(?!\d)", re.IGNORECASE)
@@ -55,7 +55,8 @@ class Found:
     @property
     def label(self) -> str:
         """Path, and the member of it."""
-        return f"{self.source.path}:{self.source.member}" if self.source.member else str(self.source.path)
+        named = f"{self.source.path}:{self.source.member}" if self.source.member else str(self.source.path)
+        return f"{named}:{' '.join(self.source.part[:2])}" if self.source.part else named
 
 
 @dataclass(slots=True)
@@ -118,11 +119,46 @@ def discover(paths: Sequence[Path], ranks: Mapping[str, int] | None = None, *, o
     if not identified:
         raise _nothing(result, len(files), paths)
     found = _with_ranks(identified, ranks or {}, result.conflicts)
-    result.found = sorted(found, key=lambda f: (f.rank, str(f.source.path), f.source.member))
-    result.conflicts += _job_conflicts(result.found)
+    result.found = in_order(found)
+    if only_look:
+        _split(result)
+    result.conflicts += job_conflicts(result.found)
     if result.conflicts and not only_look:
         raise result.conflicts[0]
     return result
+
+
+def ranks_in(item: Found) -> list[Found]:
+    """The ranks that a source holds, each as one of its own; empty if it is one rank's.
+
+    Raises:
+        MalformedTrace: If it holds several that cannot be told apart, or is damaged beyond reading.
+    """
+    reader = READERS.get(item.reader)
+    if not isinstance(reader, Splitter):
+        return []
+    return [
+        replace(item, source=source, identity=identity, rank=identity.rank or 0, rank_from=told_by)
+        for source, identity, told_by in reader.split(item.source, item.identity)
+    ]
+
+
+def in_order(found: Iterable[Found]) -> list[Found]:
+    """Sources by rank."""
+    return sorted(found, key=lambda f: (f.rank, str(f.source.path), f.source.member))
+
+
+def _split(result: Discovery) -> None:
+    """Put the ranks that sources hold in the place of these sources; those that cannot be told apart fail."""
+    kept: list[Found] = []
+    for item in result.found:
+        try:
+            kept += ranks_in(item) or [item]
+        except MalformedTrace as error:
+            result.failed.append(Left(item.source.path, error.message))
+            if len(result.found) == 1:
+                result.conflicts.append(error)
+    result.found = in_order(kept)
 
 
 def digest_of(found: Sequence[Found]) -> str:
@@ -231,7 +267,7 @@ def _beside(item: Found, found: Sequence[Found]) -> Found:
     return item
 
 
-def _job_conflicts(found: list[Found]) -> Iterator[IngestError]:
+def job_conflicts(found: list[Found]) -> Iterator[IngestError]:
     """Why the sources are not those of one job, each rank once."""
     ranked = [f for f in found if f.rank != UNRANKED]
     by_content: dict[str, Found] = {}

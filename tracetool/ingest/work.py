@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracetool.errors import IngestError, MalformedTrace
 from tracetool.parts import PartWriter, source_part
-from tracetool.readers import READERS, SourceReport
+from tracetool.readers import READERS, SeveralRanks, SourceReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,11 +51,13 @@ class Outcome:
         report: What was seen in it.
         failure: Why nothing of it can be used, or None.
         hint: What to do then.
+        is_several: Whether it holds several ranks.
     """
 
     report: SourceReport
     failure: str | None = None
     hint: str | None = None
+    is_several: bool = False
 
 
 def read_source(task: Task, advance: Callable[[int], None]) -> Outcome:
@@ -80,7 +82,7 @@ def read_source(task: Task, advance: Callable[[int], None]) -> Outcome:
                 hint="export the trace inside on_trace_ready, before the profiler's context closes",
             )
     except (MalformedTrace, IngestError) as error:
-        return Outcome(report, error.message, error.hint)
+        return Outcome(report, error.message, error.hint, isinstance(error, SeveralRanks))
     if item.rank_from is not None:
         report.notes.insert(0, f"this rank is taken from {item.rank_from}")
     return Outcome(report)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from tracetool.errors import MalformedTrace
 from tracetool.registry import Registry
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Source:
         member: Which part of the files it is, where they hold several ranks (a member of an archive, a rank).
         ranked: Whether it is one rank's; the others (figures about a whole cluster) hold no events.
         complements: Whether it adds to the trace of its rank, so that a rank may have both.
+        part: Which of its events are this rank's, in its reader's words; empty if all are.
     """
 
     reader: str
@@ -44,6 +46,7 @@ class Source:
     member: str = ""
     ranked: bool = True
     complements: bool = False
+    part: tuple[str, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -159,6 +162,24 @@ class SourceReport:
         self.places.setdefault(reason, place)
 
 
+class SeveralRanks(MalformedTrace):
+    """Raised by a reader that finds the events of several ranks in a source, once it has read it."""
+
+
+@runtime_checkable
+class Splitter(Protocol):
+    """A reader whose sources may turn out to hold several ranks."""
+
+    def split(self, source: Source, identity: Identity) -> list[tuple[Source, Identity, str]]:
+        """The ranks that a source holds, each as a source of its own, and what their ranks were told by.
+
+        Empty if it is one rank's.
+
+        Raises:
+            MalformedTrace: If it holds several, and nothing tells their events apart.
+        """
+
+
 class Reader(Protocol):
     """One trace format."""
 
@@ -195,6 +216,7 @@ class Reader(Protocol):
 
         Raises:
             MalformedTrace: If the content is damaged.
+            SeveralRanks: If the events are of several ranks.
         """
 
 

@@ -78,3 +78,10 @@ def ending(data: bytes, start: int) -> tuple[Ending, int]:
         return Ending.SOUND, rest
     another = _TRACE.match(data, rest, rest + _FOLLOWING_BYTES)
     return (Ending.ANOTHER if another else Ending.UNSOUND), rest
+
+
+def lists_traces(head: bytes) -> bool:
+    """Whether the text is a list of whole traces, and not of events."""
+    match = BARE.match(head)
+    at = opening(head[match.end() :]) if match else None
+    return match is not None and at is not None and walk(head, match.end() + at).stop is Stop.EVENTS

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import re
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tracetool.readers import Finding, Group, Identity, Left, Source, SourceReport
+from tracetool.readers import Finding, Group, Identity, Left, SeveralRanks, Source, SourceReport
 from tracetool.readers.byte_stream import Archive, ByteStream, is_archive
 from tracetool.readers.json_around import head_facts, tail_facts, tail_of
-from tracetool.readers.json_bounds import beginning
+from tracetool.readers.json_bounds import beginning, lists_traces
 from tracetool.readers.json_compiled import event_scanner
 from tracetool.readers.json_members import Stop, opening, walk
 from tracetool.readers.json_scan import ChromeTrace
-from tracetool.readers.kineto_batch import fields, wanted
+from tracetool.readers.kineto_batch import column_names, fields, wanted
 from tracetool.readers.kineto_rows import Rows
+from tracetool.readers.kineto_several import HINT, Choice, Chooser, Survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     import pyarrow as pa
+
+    from tracetool.readers.json_columns import Scanner
 
 _HEAD_BYTES = 1 << 16
 _LOOK_BYTES = 1 << 24
@@ -60,6 +64,10 @@ class KinetoReader:
                 elif _is_legacy(head):
                     found.left.append(
                         Left(file, "export of the autograd profiler before torch 1.8: use torch.profiler")
+                    )
+                elif lists_traces(head):
+                    found.failed.append(
+                        Left(file, f"{file} is a list of whole traces: write each rank's to a file of its own")
                     )
                 elif _is_trace(head, file):
                     found.sources.append(Source(self.name, file, (file,)))
@@ -111,11 +119,15 @@ class KinetoReader:
         advance: Callable[[int], None],
     ) -> Iterator[tuple[str, pa.Table]]:
         """Events as they stream by; steps, communication and memory at the end."""
-        scanner = event_scanner(fields(keep), wanted(keep))
-        trace = ChromeTrace(ByteStream(source.path, source.member, advance), scanner, report)
+        trace = ChromeTrace(ByteStream(source.path, source.member, advance), _scanner(keep), report)
+        chooser = Chooser(Choice(source.part[0], source.part[1:])) if source.part else None
+        names = column_names(keep)
         with closing(Rows(rank, identity, report)) as rows:
-            for table in trace.tables():
-                yield "events", rows.events(table, trace.place)
+            for scanned in trace.tables():
+                table = scanned.rename_columns(names)
+                yield "events", rows.events(chooser.chosen(table) if chooser else table, trace.place)
+            if chooser is None and (why := rows.several()) is not None:
+                raise SeveralRanks(f"{_name(source)} holds the events of several ranks: {why}.", hint=HINT)
             yield "steps", rows.steps()
             for table in rows.memory():
                 yield "memory", table
@@ -125,8 +137,37 @@ class KinetoReader:
             rows.tell()
         _tell_of_the_recording(tail_facts(trace.tail, _KEYS) | head_facts(trace.head, _KEYS), report)
 
+    def split(self, source: Source, identity: Identity) -> list[tuple[Source, Identity, str]]:
+        """The ranks whose events the source holds, if they are of more than one."""
+        keep: frozenset[str] = frozenset()
+        trace = ChromeTrace(ByteStream(source.path, source.member), _scanner(keep), SourceReport())
+        survey = Survey(identity.groups)
+        for table in trace.tables():
+            survey.take(table.rename_columns(column_names(keep)))
+        choices = survey.choices(_name(source))
+        ranks = survey.ranks(choices, identity.world_size or 0, _name(source)) if choices else []
+        world = max([identity.world_size or 1, *(rank + 1 for rank, _ in ranks)])
+        return [
+            (
+                replace(source, part=(choice.by, *choice.keys)),
+                replace(
+                    identity, rank=rank, world_size=world, groups=tuple(g for g in identity.groups if rank in g.ranks)
+                ),
+                f"{by}, as {choice.name} of a file of several ranks",
+            )
+            for choice, (rank, by) in zip(choices, ranks, strict=True)
+        ]
+
 
 READER = KinetoReader()
+
+
+def _scanner(keep: frozenset[str]) -> Scanner:
+    return event_scanner(fields(keep), wanted(keep))
+
+
+def _name(source: Source) -> str:
+    return f"{source.path}:{source.member}" if source.member else str(source.path)
 
 
 def _is_legacy(head: bytes) -> bool:

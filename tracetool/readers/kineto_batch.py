@@ -49,7 +49,7 @@ def _argument(key: str, kind: Any = "int") -> Field:
 def fields(keep: frozenset[str]) -> list[Field]:
     """The values of an event that are read."""
     own = [
-        Field("ph", "text"), Field("cat", "text"), Field("name", "text"), Field("tid", "int"),
+        Field("ph", "text"), Field("cat", "text"), Field("name", "text"), Field("pid", "text"), Field("tid", "int"),
         Field("ts", "time"), Field("dur", "time"),
     ]  # fmt: skip
     numbers = (
@@ -58,7 +58,7 @@ def fields(keep: frozenset[str]) -> list[Field]:
         "In msg nelems", "Out msg nelems", "Group size", "Global rank start", "Global rank stride",
         "Rank", "Src Rank", "Dst Rank",
     )  # fmt: skip
-    texts = ("Collective name", "dtype", "Process Group Name", "Process Group Ranks")
+    texts = ("Collective name", "dtype", "Process Group Name", "Process Group Ranks", "rank", "name", "labels")
     found = (
         own
         + [_argument(k) for k in numbers]
@@ -68,10 +68,15 @@ def fields(keep: frozenset[str]) -> list[Field]:
     return [*found, Field("args", "json")] if "args" in keep else found
 
 
+def column_names(keep: frozenset[str]) -> list[str]:
+    """What the columns of these values are called: names of processes are no names of events."""
+    return ["process" if field.in_args and field.key == "name" else field.key for field in fields(keep)]
+
+
 def wanted(keep: frozenset[str]) -> dict[bytes, frozenset[bytes] | None]:
     """Raw phases and categories that are read."""
     names = [n for n in _CATEGORY if n != "python_function" or n in keep]
-    return {b'"X"': frozenset(f'"{n}"'.encode() for n in names), b'"i"': None, b'"I"': None}
+    return {b'"X"': frozenset(f'"{n}"'.encode() for n in names), b'"i"': None, b'"I"': None, b'"M"': None}
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
@@ -106,8 +111,8 @@ class Batch:
         self._table = table
         self._columns = {name: _whole(table.column(name)) for name in ("ph", "cat", "name")}
         self._names: list[str] = self._columns["name"].dictionary.to_pylist()
-        phases = self._columns["ph"].dictionary.to_pylist()
-        self._is_span = np.isin(self._codes("ph"), [n for n, p in enumerate(phases) if p == "X"])
+        self._phases: list[str] = self._columns["ph"].dictionary.to_pylist()
+        self._is_span = np.isin(self._codes("ph"), [n for n, p in enumerate(self._phases) if p == "X"])
         relative = _array(table.column("ts"))
         self._start = relative + base_ns
         self._timed = self._check_times(relative)
@@ -145,9 +150,11 @@ class Batch:
 
         code = self._names.index(_MEMORY) if _MEMORY in self._names else -2
         rows = ~self._is_span & (self._codes("name") == code)
-        others = int(np.count_nonzero(~self._is_span & ~rows))
-        if others:
-            self._report.skipped["instants"] += others
+        others = ~self._is_span & ~rows
+        about = np.isin(self._codes("ph"), [n for n, name in enumerate(self._phases) if name == "M"])
+        for reason, some in (("instants", others & ~about), ("ph M", others & about)):
+            if some.any():
+                self._report.skipped[reason] += int(np.count_nonzero(some))
         kinds = _array(self._table.column("Device Type"))
         on_device = (kinds != _HOST) & (kinds != ABSENT)
         on_host = int(np.count_nonzero(rows & ~on_device))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from sys import intern
 from typing import TYPE_CHECKING
 
 from tracetool.readers import ABSOLUTE_NS, rows_table
+from tracetool.readers.kineto_assign import Part
 from tracetool.readers.kineto_batch import ABSENT, Batch
 from tracetool.readers.kineto_c10d import (
     OPERATIONS,
@@ -19,6 +20,7 @@ from tracetool.readers.kineto_c10d import (
     parse_posting,
     parse_title,
 )
+from tracetool.readers.kineto_census import Census, launched_twice
 from tracetool.readers.kineto_comms import (
     CommKernel,
     CommRecord,
@@ -69,6 +71,8 @@ class Rows:
         self._memory = Spill(6)
         self._memory_times: list[int] = []
         self._devices: Counter[int] = Counter()
+        self._census = Census()
+        self._who = Part("")
 
     def close(self) -> None:
         """Give back what waits on disk."""
@@ -87,6 +91,7 @@ class Rows:
             table: One column per field.
             place: Where the first of them is.
         """
+        self._census.take(table)
         batch = Batch(table, self._identity.base_ns, self._report, place)
         self._take_memory(batch.memory())
         spans = batch.spans()
@@ -102,6 +107,22 @@ class Rows:
         rows = spans.rows(self._rank, self._count)
         self._count += spans.size
         return rows
+
+    def several(self) -> str | None:
+        """What shows that the events were of more than one rank, or None."""
+        import numpy as np
+
+        if why := self._census.several() or self._who.contradiction() or self._marked_twice():
+            return why
+        blocks = [(correlation, start) for correlation, start, _ in self._launches.blocks()]
+        return launched_twice(*(np.concatenate(columns) for columns in zip(*blocks, strict=True))) if blocks else None
+
+    def _marked_twice(self) -> str | None:
+        starts: dict[object, set[object]] = defaultdict(set)
+        for _, step, start, *_ in self._steps:
+            starts[step].add(start)
+        twice = [step for step, found in starts.items() if len(found) > 1]
+        return f"step {twice[0]} begins more than once" if 2 * len(twice) > len(starts) else None
 
     def _note_steps(self, spans: Spans, place: Place) -> None:
         for name, number in spans.named(lambda name: _STEP.match(name) is not None, ("annotation", "op")):
@@ -125,6 +146,7 @@ class Rows:
             record = parse_record(args, int(spans.start[number]), spans.thread_of(number), self._identity.groups)
             if record is not None:
                 self._records.append(record)
+                self._who.take(record.operation, record.group_ranks, args.get("Rank"), record.peer)
         for name, number in kernels:
             start = int(spans.start[number])
             self._kernels.append((intern(name), start, start + int(spans.duration[number]), *spans.links(number)))

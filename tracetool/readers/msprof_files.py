@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.readers.ascend_text import csv_header
 from tracetool.readers.byte_stream import ByteStream
+from tracetool.readers.json_bounds import lists_traces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -115,6 +116,8 @@ def _table_of(path: Path) -> str | None:
     head = ByteStream(path).head(_HEAD_BYTES)
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
     if start == b"[":
+        if lists_traces(head):
+            return None
         return TIMELINE if b'"ph"' in head and (_TRACK.search(head) or b'"cpu_op"' in head) else None
     if start in (b"", b"{") or b"," not in head or b"\0" in head.partition(b"\n")[0]:
         return None
