@@ -20,6 +20,7 @@ from tracetool.readers.ascend_comms import (
     read_communication,
     read_matrix,
 )
+from tracetool.readers.ascend_db import Names
 from tracetool.readers.ascend_db_comms import (
     communication_tasks,
     listed_matrix,
@@ -34,6 +35,7 @@ from tracetool.readers.ascend_memory import (
     OPERATOR_MEMORY,
     database_allocations,
     database_module_rows,
+    database_operation_rows,
     text_allocations,
     text_memory_rows,
     text_module_rows,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 
     from tracetool.readers import Group
     from tracetool.readers.ascend_db import Database
+    from tracetool.readers.ascend_memory import Allocations
     from tracetool.readers.ascend_parts import Parts
 
     Row = tuple[object, ...]
@@ -178,7 +181,7 @@ class Choice:
         """Rows of the ``memory`` table."""
         path = self._parts.path(MEMORY)
         databases = [e.database for e in self._events]
-        counts = [(d, sum(1 for _ in memory_rows(d, self._parts.device, rank, SourceReport()))) for d in databases]
+        counts = [(d, sum(1 for _ in self._database_rows(d, rank, SourceReport()))) for d in databases]
         best = max(counts, key=lambda item: item[1], default=None)
         if best is not None and best[1] and path is not None and not self._leave_text:
             text = self._whole(partial(_memory_count, path)) or 0
@@ -189,11 +192,21 @@ class Choice:
             for part in text_parts:
                 self._file(part, used=False)
             allocations = database_allocations(best[0], self._parts.device, self._report)
-            yield from chunks(memory_rows(best[0], self._parts.device, rank, self._report, allocations))
+            yield from chunks(self._database_rows(best[0], rank, self._report, allocations))
             yield from chunks(allocations.rest(rank))
             yield from database_module_rows(best[0], self._parts.device, rank, self._report)
         else:
             yield from self._text_memory_rows(rank)
+
+    def _database_rows(
+        self, database: Database, rank: int, report: SourceReport, allocations: Allocations | None = None
+    ) -> Iterator[Row]:
+        device = self._parts.device
+        yield from memory_rows(database, device, rank, report, allocations)
+        names = Names(database)
+        listed = frozenset(name for n in database.distinct("MEMORY_RECORD", "component") if (name := names.text(n)))
+        if not database.has("OP_MEMORY") or not database.count("OP_MEMORY"):
+            yield from database_operation_rows(database, device, rank, listed, report)
 
     def _text_memory_rows(self, rank: int) -> Iterator[list[Row]]:
         listed = self._file(OPERATOR_MEMORY)

@@ -3,6 +3,8 @@
 ``memory_record.csv`` (table MEMORY_RECORD) has the allocator's level at every change, ``operator_memory.csv``
 (OP_MEMORY) both ends of each allocation by an operator, at the same times: together they are a log of changes.
 ``npu_module_mem.csv`` (NPU_MODULE_MEM) samples what each library has reserved: of these only changes are kept.
+NPU_OP_MEM lists every allocation and release of the allocators that CANN itself knows, whose records are in
+MEMORY_RECORD, too, where the framework wrote that table.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ _OF_CANN = "cann::"
 _FREED_FIRST = "Active Release Time(us)"
 _SIZE_LIMIT = 2**58
 _UNKNOWN = -(2**63)
+_SIGNS = {"allocate": 1, "malloc": 1, "alloc": 1, "release": -1, "free": -1}
 _UNCHANGED = "size of a library that did not change"
 
 
@@ -216,6 +219,37 @@ def _take(found: Allocations, name: str, size: int | None, ends: tuple[Ends, End
         report.dropped["allocation that is released before it is made"] += 1
     else:
         found.add(name, size, allocated, released)
+
+
+def database_operation_rows(
+    database: Database, device: int | None, rank: int, listed: frozenset[str], report: SourceReport
+) -> Iterator[Row]:
+    """Rows of the ``memory`` table from NPU_OP_MEM: one per allocation and release.
+
+    Args:
+        database: Where they are.
+        device: The only device to read, where it holds several.
+        rank: Global rank.
+        listed: Allocators whose records are read from elsewhere.
+        report: Told about unusable rows.
+    """
+    names = Names(database)
+    columns = ("addr", "type", "size", "timestampNs", "totalAllocate", "totalReserve", "component", "deviceId")
+    for address, kind, size, time, allocated, reserved, component, where in database.rows("NPU_OP_MEM", *columns):
+        allocator = names.text(component) or "?"
+        if allocator in listed or (device is not None and whole(where) != device):
+            continue
+        report.rows += 1
+        moment, change = whole(time), bounded(size)
+        sign = _SIGNS.get((names.text(kind) or "").lower())
+        if moment is None or not 0 < moment < 2**61:
+            report.dropped["memory time is no number"] += 1
+        elif change is None or sign is None:
+            report.dropped["allocation of unknown size or kind"] += 1
+        else:
+            block = whole(address)
+            known = None if block is None or abs(block) >= 2**63 else block
+            yield rank, allocator, moment, sign * abs(change), bounded(allocated), bounded(reserved), known
 
 
 def text_module_rows(

@@ -62,7 +62,7 @@ _TABLES = {
     COMMUNICATION: (("COMMUNICATION_OP", "COMMUNICATION_TASK_INFO"), ("CommAnalyzerTime", "CommAnalyzerBandwidth")),
     MATRIX: (("COMMUNICATION_TASK_INFO",), ("CommAnalyzerMatrix",)),
     STEP_TRACE: (("StepTraceTime",),),
-    MEMORY: (("MEMORY_RECORD",), ("NPU_MEM",), ("OP_MEMORY",)),
+    MEMORY: (("MEMORY_RECORD",), ("NPU_MEM",), ("OP_MEMORY",), ("NPU_OP_MEM",)),
 }
 _WITHOUT_TABLE = {
     "COMMUNICATION_OP": "its communication is unknown, unless text files list it",
