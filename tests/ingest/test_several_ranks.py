@@ -127,7 +127,7 @@ def _a_process_per_rank() -> Trace:
     return _changed(change)
 
 
-READ = {
+READ: dict[str, tuple[Callable[[], Trace], str]] = {
     "one behind the other": (_one_behind_the_other, "communication"),
     "all on the first device": (_all_on_the_first_device, "communication"),
     "sorted by time": (_sorted_by_time, "communication"),
@@ -191,7 +191,7 @@ def _several_devices() -> Trace:
     return trace
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[Callable[[], Trace], str]] = {
     "one process number, several devices": (
         lambda: _one_process(lambda rank: rank),
         "kernels run on devices 0, 1, 2, 3",
@@ -254,3 +254,16 @@ def test_a_merged_file_beside_a_rank_it_holds_is_a_conflict(tmp_path: Path) -> N
     (tmp_path / "rank2.json").write_text(json.dumps(_ranks()[2]))
     with pytest.raises(IngestError, match="both say rank 2"):
         ingest([tmp_path], tmp_path / "x.run")
+
+
+def test_a_capture_that_comes_again_later_is_of_one_rank(tmp_path: Path) -> None:
+    """Two windows of one process, one behind the other: nothing in them happens at the same time."""
+    first, again = _ranks()[0], _ranks()[0]
+    last = max(e["ts"] + e.get("dur", 0) for e in first["traceEvents"] if e["ph"] == "X")
+    begin = min(e["ts"] for e in first["traceEvents"] if e["ph"] == "X")
+    for event in again["traceEvents"]:
+        event["ts"] = event.get("ts", begin) + last - begin + 1000
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps(_merged([first, again])))
+    run = ingest([path], tmp_path / "x.run")
+    assert run.rows("SELECT rank FROM ranks") == [(0,)]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SCANNERS = ["plain"] + (["compiled"] if find_spec("tracetool.readers._scan") else [])
 START = 1732300000000000
 DISTRIBUTED = {"backend": "nccl", "rank": 3, "world_size": 8, "pg_config": [{"pg_name": "0", "ranks": [*range(8)]}]}
-NESTED = (
+NESTED: tuple[Any, ...] = (
     {"schemaVersion": 2, "distributedInfo": {"rank": 7, "world_size": 9}, "host_name": "other"},
     {"traceEvents": [{"ph": "X", "cat": "kernel", "name": "no event", "ts": START, "dur": 1}]},
     [{"ph": "X", "cat": "kernel", "name": "nor this"}, {"a": [{"b": 1}]}, []],

@@ -6,7 +6,7 @@ import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from tracetool.reconstruct import notes_of_sources
+from tracetool.reconstruct import notes_of_sources, unread_events
 from tracetool.reconstruct.host_gaps import gap_shares, tell_gaps
 from tracetool.reports.findings import finding_lines
 from tracetool.reports.gaps import find_gaps
@@ -31,7 +31,10 @@ def run_summary(run: Run) -> dict[str, Any]:
     (totals,) = run.rows(
         "SELECT count(*), count(*) FILTER (category = 'kernel'), min(start_ns), max(start_ns + duration_ns) FROM events"
     )
-    (p2p,) = run.rows("SELECT count(*) FILTER (operation IN ('send', 'recv')), count(*) FROM comms")
+    (p2p,) = run.rows(
+        "SELECT count(*) FILTER (operation IN ('send', 'recv')), count(*), "
+        "count(*) FILTER (operation IN ('send', 'recv') AND peer IS NULL) FROM comms"
+    )
     steps = [n for (n,) in run.rows("SELECT DISTINCT step FROM steps ORDER BY step")]
     ranks = run.records(
         "SELECT r.rank, r.host, r.device_name, r.hbm_bytes, "
@@ -54,6 +57,7 @@ def run_summary(run: Run) -> dict[str, Any]:
         "span_ns": span,
         "comms": p2p[1],
         "sends_and_receives": p2p[0],
+        "without_peer": p2p[2],
         "steps": steps,
         "memory_rows": run.rows("SELECT count(*) FROM memory")[0][0],
         "vendor_bubble": run.records(_BUBBLES_SQL, {"step": found.get("step")}),
@@ -175,12 +179,14 @@ def summary_lines(facts: dict[str, Any]) -> list[str]:
     """The summary for people."""
     readers = sorted({s["reader"] for s in facts["sources"]})
     devices = sorted({r["device_name"] for r in facts["ranks"] if r["device_name"]})
+    unread = unread_events(facts["sources"])
     lines = [
         f"{len(facts['ranks'])} of {facts['world_size']} ranks ({', '.join(readers)})"
         + (f" on {', '.join(devices)}" if devices else ""),
         f"  {facts['events']:,} events, {format(facts['kernels'], ',') if facts['kernels'] else 'no'} kernels, "
-        f"over {format_duration(facts['span_ns'])}",
-        f"  {facts['comms']:,} communication operations, {facts['sends_and_receives']:,} of them sends and receives",
+        f"over {format_duration(facts['span_ns'])}"
+        + (f"; {unread}" if (unread := unread_events(facts["sources"])) else ""),
+        _communication_line(facts),
         f"  steps: {format_ranges(facts['steps']) or 'none marked'}",
     ]
     if facts["memory_rows"]:
@@ -195,6 +201,13 @@ def summary_lines(facts: dict[str, Any]) -> list[str]:
     lines += [f"  missing for {gap['needed_for']}: {gap['lacks']} ({gap['hint']})" for gap in facts["gaps"]]
     lines += _loss_lines(facts)
     return lines
+
+
+def _communication_line(facts: dict[str, Any]) -> str:
+    if not facts["comms"]:
+        return "  no communication operations were read"
+    told = f"  {facts['comms']:,} communication operations, {facts['sends_and_receives']:,} of them sends and receives"
+    return told + (f" ({facts['without_peer']:,} without a peer)" if facts["without_peer"] else "")
 
 
 def _pipeline_lines(pipeline: dict[str, Any], told: set[str], gaps: list[dict[str, Any]]) -> list[str]:

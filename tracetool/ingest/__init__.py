@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracetool.errors import IngestError, MalformedTrace, StoreError
-from tracetool.ingest.discover import UNRANKED, Found, digest_of, in_order, job_conflicts, ranks_in
+from tracetool.ingest.discover import MOST_RANKS, UNRANKED, Found, digest_of, in_order, job_conflicts, ranks_in
 from tracetool.ingest.discover import Discovery as Discovery
 from tracetool.ingest.discover import discover as discover
 from tracetool.ingest.executors import Progress as Progress
@@ -269,7 +269,8 @@ def _rank_row(task: Task, outcome: Outcome) -> tuple[object, ...]:
     }
     device = outcome.report.device if who.device is None else who.device
     return (
-        item.rank, task.number, who.world_size or 1, *(places.get(dimension) for dimension in ("pp", "dp", "tp")),
+        item.rank, task.number, _world_size(item, outcome),
+        *(places.get(dimension) for dimension in ("pp", "dp", "tp")),
         who.host, device, who.device_name, who.sm_count, who.hbm_bytes,
     )  # fmt: skip
 
@@ -282,16 +283,40 @@ def _manifest(discovery: Discovery, tasks: Sequence[Task], outcomes: Sequence[Ou
     read = [t for t, o in zip(tasks, outcomes, strict=True) if o.failure is None and t.found.source.ranked]
     recorded = [t.found.rank for t in read]
     # A trace without distributed information says 1, whatever the rank in its name.
-    world = max([t.found.identity.world_size or 1 for t in read] + [rank + 1 for rank in recorded] + [0])
+    sizes = _group_sizes(outcomes)
+    world = max(
+        [_world_size(t.found, o) for t, o in zip(tasks, outcomes, strict=True) if t in read]
+        + [rank + 1 for rank in recorded]
+        + [0]
+    )
     return {
         "tool_version": __version__,
         "digest": digest_of(discovery.found),
         "world_size": world,
         "missing_ranks": sorted(set(range(world)) - set(recorded)) if recorded else [],
+        "group_sizes": sizes,
         "sources": [_summary(t.found, o) for t, o in zip(tasks, outcomes, strict=True)],
         "failed": [{"path": str(left.path), "reason": left.reason} for left in discovery.failed],
         "left": [{"path": str(left.path), "reason": left.reason} for left in discovery.left],
     }
+
+
+def _world_size(item: Found, outcome: Outcome) -> int:
+    """Ranks in the job as the trace says; else at least, by the size of its groups and the highest rank it names."""
+    said = item.identity.world_size or 1
+    # Without distributed information it says 1; a larger number is believed against single records.
+    named = outcome.report.least_world or 1 if said == 1 else 1
+    listed = [rank + 1 for group in item.identity.groups for rank in group.ranks if rank < MOST_RANKS]
+    return max([said, named, *listed, *outcome.report.group_sizes.values()])
+
+
+def _group_sizes(outcomes: Sequence[Outcome]) -> dict[str, int]:
+    """Members of each group at least, as any of its ranks says."""
+    sizes: dict[str, int] = {}
+    for outcome in outcomes:
+        for group, size in outcome.report.group_sizes.items():
+            sizes[group] = max(size, sizes.get(group, 0))
+    return sizes
 
 
 def _summary(item: Found, outcome: Outcome) -> dict[str, Any]:
@@ -304,6 +329,7 @@ def _summary(item: Found, outcome: Outcome) -> dict[str, Any]:
         "dropped": dict(report.dropped),
         "repaired": dict(report.repaired),
         "skipped": dict(report.skipped),
+        "unread": dict(report.unread),
         "lost_bytes": dict(report.lost_bytes),
         "places": {reason: f"{p.file}, {p.unit} {p.at:,}" for reason, p in report.places.items()},
         "notes": list(report.notes),

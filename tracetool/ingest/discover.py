@@ -27,7 +27,7 @@ _KNOWN = (
     "tracetool reads torch.profiler (Kineto) JSON; Ascend torch_npu, MindSpore and msprof output, text or databases; "
     "NDTimeline and straggler-analysis tables"
 )
-_MOST_RANKS = 1 << 20
+MOST_RANKS = 1 << 20
 UNRANKED = -1
 """Stands for the rank of a source that is no single rank's."""
 
@@ -291,9 +291,9 @@ def job_conflicts(found: list[Found]) -> Iterator[IngestError]:
     sizes: dict[int, str] = {}
     for item in ranked:
         said = max(item.rank + 1, item.identity.world_size or 1)
-        if said > _MOST_RANKS:
+        if said > MOST_RANKS:
             yield IngestError(
-                f"{item.label} would be of a job of at least {said:,} ranks: more than {_MOST_RANKS:,} cannot be.",
+                f"{item.label} would be of a job of at least {said:,} ranks: more than {MOST_RANKS:,} cannot be.",
                 hint="its account of the job (distributedInfo), or the rank in its name, is damaged",
             )
         if item.identity.world_size is not None:

@@ -137,6 +137,10 @@ class SourceReport:
         places: Reason to the first place (file, byte offset or line) where it was met, for those that have one.
         lost_bytes: Reason to size of the text that was dropped for it, where it is known.
         notes: Facts worth telling the user.
+        unread: Kinds of events that no table takes, of devices or unknown, with their number: what seems to be
+            missing may be in them.
+        group_sizes: Name of a process group to its members at least, where the trace does not list them.
+        least_world: Ranks in the job at least, by the highest rank that the events name; None if they name none.
         device: Index of the rank's device on its host, where only the events tell.
         first_ns: Earliest time met: it tells whether times count from 1970.
     """
@@ -148,6 +152,9 @@ class SourceReport:
     places: dict[str, Place] = field(default_factory=dict)
     lost_bytes: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
+    unread: Counter[str] = field(default_factory=Counter)
+    group_sizes: dict[str, int] = field(default_factory=dict)
+    least_world: int | None = None
     device: int | None = None
     first_ns: int | None = None
 

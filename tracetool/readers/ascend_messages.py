@@ -28,6 +28,7 @@ MATRIX_SAYS, INFERRED, UNKNOWN = "matrix", "inferred", "unknown"
 
 # The LOCAL link of every measured HCCS batch is this much larger than its messages.
 _SIGNAL_BYTES = 8
+_MOST_MEMBERS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,12 @@ class Messages:
             return [Message(operation.operation, self._other(operation.group), None, UNKNOWN)]
         sides.sort(key=lambda side: (side.operation != SEND, side.local_peer or 0))
         return [self._message(operation, traffic, side) for side in sides]
+
+    def least_size(self, operation: Operation) -> int:
+        """Members of its group at least, as its links count them; 0 if it has none."""
+        totals = [link for (hashed, _), links in self._totals.items() if hashed == operation.hash for link in links]
+        members = [n for link in (*operation.links, *totals) for n in (link.own, link.peer)] + list(operation.notified)
+        return max((n + 1 for n in members if n < _MOST_MEMBERS), default=0)
 
     def check(self, found: Mapping[str, Sequence[Message]], report: SourceReport) -> None:
         """Compare the bytes sent with the sums of the matrix, which hold every operation.
@@ -235,6 +242,8 @@ def comm_rows(
             size = collective_bytes(operation)
             carried = [Message(operation.operation, None, size, UNKNOWN if size is None else INFERRED)]
         ranks = list(operation.group.ranks) if operation.group is not None else []
+        if not ranks and (size := messages.least_size(operation)):
+            report.group_sizes[operation.group_name] = max(size, report.group_sizes.get(operation.group_name, 0))
         rows += [
             (
                 rank, len(rows) + place, m.operation, operation.group_name, ranks, m.peer, m.payload_bytes,

@@ -121,8 +121,8 @@ def tail_of(path: Path, stream: ByteStream) -> bytes:
             walked = walk(end, match.end(), inside=True)
             if walked.stop is Stop.CLOSED and not end[walked.at :].strip():
                 return end[match.end() :]
-        match = _AFTER_EVENTS.search(end, max(0, end.rfind(b'"ph"')))
-        tail = end[match.end() :] if match else b""
+        last = _AFTER_EVENTS.search(end, max(0, end.rfind(b'"ph"')))
+        tail = end[last.end() :] if last else b""
         if tail or len(end) < size:
             break
     return tail

@@ -17,6 +17,7 @@ from tracetool.readers.json_scan import ChromeTrace
 from tracetool.readers.kineto_batch import column_names, fields, wanted
 from tracetool.readers.kineto_rows import Rows
 from tracetool.readers.kineto_several import HINT, Choice, Chooser, Survey
+from tracetool.readers.kineto_unread import tell_unread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -135,6 +136,7 @@ class KinetoReader:
                 yield "comms", table
             report.device = rows.device
             rows.tell()
+        tell_unread(report)
         _tell_of_the_recording(tail_facts(trace.tail, _KEYS) | head_facts(trace.head, _KEYS), report)
 
     def split(self, source: Source, identity: Identity) -> list[tuple[Source, Identity, str]]:

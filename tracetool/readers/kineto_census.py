@@ -21,7 +21,10 @@ ABSENT = -(2**63)
 
 _SHARE = 0.01
 """A process or device with less than this share of the most frequent one's events is no rank of its own."""
+_LEAST_EVENTS = 4
+_PROCESS = re.compile(r"\d{1,19}|[A-Za-z_].*\d.*")
 _LEAST_LAUNCHES = 8
+_TURNS = 0.05
 _SHARED_LAUNCHES = 0.5
 _RANK = re.compile(r"\brank[\s_:#=-]*(\d{1,7})(?!\d)", re.IGNORECASE)
 _PLACE = re.compile(r"\[((?:(?:TP|DP|PP|EP|CP)[-_ ]?\d+[-_, ]*)+)\]", re.IGNORECASE)
@@ -110,7 +113,8 @@ class Census:
 
         rows = rows_of(table)
         for code, count in zip(*np.unique(rows.pid[rows.is_host], return_counts=True), strict=True):
-            self.hosts[rows.pids[code] if code >= 0 else ""] += int(count)
+            if code >= 0 and _is_process(rows.pids[code]):
+                self.hosts[rows.pids[code]] += int(count)
         pairs = np.stack([rows.pid[rows.is_kernel], rows.device[rows.is_kernel]])
         for (code, device), count in zip(*_distinct(pairs), strict=True):
             self.kernels[rows.pids[code] if code >= 0 else "", None if device == ABSENT else int(device)] += int(count)
@@ -154,9 +158,14 @@ class Census:
         return _frequent(self.hosts)
 
 
+def _is_process(pid: str) -> bool:
+    """Whether it is a number of a process, or a text made of one."""
+    return _PROCESS.fullmatch(pid) is not None or label_of(pid) is not None
+
+
 def _frequent(counts: Counter[_Key]) -> list[_Key]:
     most = max(counts.values(), default=0)
-    return [key for key, count in counts.items() if count >= _SHARE * most]
+    return [key for key, count in counts.items() if count >= max(_LEAST_EVENTS, _SHARE * most)]
 
 
 def _listed(names: Iterable[object]) -> str:
@@ -172,12 +181,18 @@ def _distinct(pairs: NDArray[np.int64]) -> tuple[list[list[int]], list[int]]:
 
 
 def launched_twice(correlation: NDArray[np.int64], start: NDArray[np.int64]) -> str | None:
-    """Whether launches at different times have one correlation: a process gives each of them its own."""
+    """Why launches are of several processes: they share correlations, of which a process gives each launch its own.
+
+    Those that come again later, and not in turn with the first, are repeats of one process.
+    """
     import numpy as np
 
     pairs = np.unique(np.stack([correlation, start]), axis=1)
     launches, counts = np.unique(pairs[0][pairs[0] != 0], return_counts=True)
     shared = int(np.count_nonzero(counts > 1))
     if len(launches) < _LEAST_LAUNCHES or shared < _SHARED_LAUNCHES * len(launches):
+        return None
+    falls = int(np.count_nonzero(np.diff(correlation[np.argsort(start, kind="stable")]) < 0))
+    if falls < _TURNS * len(correlation):
         return None
     return f"{shared:,} of {len(launches):,} launches share their correlation with others of their process"

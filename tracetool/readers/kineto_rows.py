@@ -46,6 +46,7 @@ _CHUNK_ROWS = 1 << 13
 # What is kept until the end is limited: no real job comes near.
 _MOST_COMMUNICATIONS = 1 << 19
 _MOST_STEPS = 1 << 16
+_MOST_RANKS = 1 << 20
 
 
 class Rows:
@@ -62,7 +63,7 @@ class Rows:
         self._identity = identity
         self._report = report
         self._count = 0
-        self._steps: list[tuple[object, ...]] = []
+        self._steps: list[tuple[int, int, int, int, None, None]] = []
         self._records: list[CommRecord] = []
         self._postings: list[Posting] = []
         self._titles: list[Title] = []
@@ -118,11 +119,14 @@ class Rows:
         return launched_twice(*(np.concatenate(columns) for columns in zip(*blocks, strict=True))) if blocks else None
 
     def _marked_twice(self) -> str | None:
-        starts: dict[object, set[object]] = defaultdict(set)
-        for _, step, start, *_ in self._steps:
-            starts[step].add(start)
-        twice = [step for step, found in starts.items() if len(found) > 1]
-        return f"step {twice[0]} begins more than once" if 2 * len(twice) > len(starts) else None
+        spans: dict[int, set[tuple[int, int]]] = defaultdict(set)
+        for _, step, start, end, *_ in self._steps:
+            spans[step].add((start, end))
+        twice = [
+            step for step, found in spans.items()
+            if any(later < end for (_, end), (later, _) in itertools.pairwise(sorted(found)))
+        ]  # fmt: skip
+        return f"step {twice[0]} is marked twice at a time" if 2 * len(twice) > len(spans) else None
 
     def _note_steps(self, spans: Spans, place: Place) -> None:
         for name, number in spans.named(lambda name: _STEP.match(name) is not None, ("annotation", "op")):
@@ -224,7 +228,9 @@ class Rows:
             )  # fmt: skip
 
     def tell(self) -> None:
-        """Note what keeps the trace from being laid beside others."""
+        """Note what keeps the trace from being laid beside others, and how many ranks its records speak of."""
+        named = [rank for r in self._records for rank in (*r.group_ranks, *(() if r.peer is None else (r.peer,)))]
+        self._report.least_world = max((rank + 1 for rank in named if rank < _MOST_RANKS), default=None)
         if self._report.first_ns is not None and self._report.first_ns < ABSOLUTE_NS:
             self._report.notes.append("its times do not count from 1970: other ranks cannot be aligned with it")
 

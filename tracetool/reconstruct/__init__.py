@@ -26,7 +26,7 @@ from tracetool.units import format_count, format_ranges, format_ranks
 _MOST_OTHER_STEPS = 7
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.timeline import Timeline, Transfer
@@ -228,6 +228,21 @@ def notes_of_sources(sources: Iterable[Mapping[str, Any]]) -> list[str]:
     return [f"{format_ranks(listed)}: {note}" for note, listed in ranks.items()] + others
 
 
+def unread_events(sources: Sequence[Mapping[str, Any]], ranks: Collection[int] | None = None) -> str:
+    """How many events of which kinds no table took, in words; empty if there are none.
+
+    Args:
+        sources: Of a Run's manifest.
+        ranks: Only of these; of all by default.
+    """
+    counts: Counter[str] = Counter()
+    for source in sources:
+        if ranks is None or source["rank"] in ranks:
+            counts.update(source.get("unread", {}))
+    kinds = ", ".join(kind for kind, _ in counts.most_common(6))
+    return f"{format_count(counts.total(), 'event')} of kinds that are not read ({kinds})" if counts else ""
+
+
 def _check_host_only(run: Run, account: Account) -> None:
     """A trace without a device can be read only where the host itself computed: backwards ran, messages were sent."""
     ((events, nodes, messages),) = run.rows(
@@ -235,6 +250,12 @@ def _check_host_only(run: Run, account: Account) -> None:
         "(SELECT count(*) FROM comms WHERE operation IN ('send', 'recv')) FROM events"
     )
     if not (nodes and messages):
+        unread = unread_events(run.manifest.get("sources", ()))
+        if unread:
+            raise NoDeviceActivity(
+                f"{run.name} holds no kernels among what is read, and {unread}.",
+                hint="kernels of CUDA, HIP, XPU and Ascend devices are read; nothing tells what ran on this one",
+            )
         raise NoDeviceActivity(
             f"{run.name} holds no kernels{': its traces show the host only' if events else ''}.",
             hint="record with ProfilerActivity.CUDA (or NPU), and export inside on_trace_ready"

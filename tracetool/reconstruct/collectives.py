@@ -52,12 +52,14 @@ class Collective(NamedTuple):
         group_ranks: Its ranks; those that take part if unknown.
         ops: One per recorded rank, by rank.
         evidence: metadata, or order where the trace names no group.
+        may_lack: Whether the group has members beyond ``group_ranks``, or may have.
     """
 
     group: str
     group_ranks: tuple[int, ...]
     ops: tuple[CollectiveOp, ...]
     evidence: Evidence
+    may_lack: bool = False
 
     @property
     def own_ns(self) -> int:
@@ -72,7 +74,7 @@ class Collective(NamedTuple):
     @property
     def is_whole(self) -> bool:
         """Whether all ranks of the group were recorded."""
-        return {op.rank for op in self.ops} == set(self.group_ranks)
+        return not self.may_lack and {op.rank for op in self.ops} == set(self.group_ranks)
 
 
 COLLECTIVES_SQL = """
@@ -93,6 +95,8 @@ def find_collectives(run: Run, account: Account) -> list[Collective]:
     for *op, group, group_ranks in run.rows(COLLECTIVES_SQL):
         sides[group, tuple(group_ranks)][op[0]].append(CollectiveOp(*op))
     found: list[Collective] = []
+    sizes: dict[str, int] = run.manifest.get("group_sizes", {})
+    some_missing = bool(run.manifest.get("missing_ranks"))
     lost: Counter[tuple[str, tuple[int, ...]]] = Counter()
     for (group, group_ranks), by_rank in sorted(sides.items()):
         known = bool(group_ranks)
@@ -103,7 +107,8 @@ def find_collectives(run: Run, account: Account) -> list[Collective]:
             lost[group, group_ranks] += sum(map(len, by_rank.values()))
             continue
         members = group_ranks if known else tuple(sorted(by_rank))
-        found += [Collective(group, members, row, "metadata" if known else "order") for row in rows]
+        may_lack = not known and (sizes[group] > len(members) if group in sizes else some_missing)
+        found += [Collective(group, members, row, "metadata" if known else "order", may_lack) for row in rows]
     for (group, group_ranks), count in lost.items():
         who = f"group {group!r} of {format_ranks(group_ranks)}" if group_ranks else "groups without a name"
         account.note(f"{format_count(count, 'collective')} of {who} match no other rank: counts, kinds or ends differ")

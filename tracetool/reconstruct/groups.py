@@ -10,6 +10,7 @@ from tracetool.reconstruct.account import UNCHECKED, Account
 from tracetool.reconstruct.messages import read_p2p
 from tracetool.reconstruct.process_groups import ProcessGroup, dimension_of, read_groups
 from tracetool.reconstruct.stage_order import Votes, best_order, fits, line_of, orders_along, votes_of
+from tracetool.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -42,6 +43,29 @@ class PipelineGroup:
         return self.ranks.index(rank)
 
 
+def _no_messages(run: Run) -> NoPipeline:
+    """What there is instead of messages between ranks: absent records are no proof that there were none."""
+    ((comms, nameless, unknown),) = run.rows(
+        "SELECT count(*), count(*) FILTER (operation IN ('send', 'recv')), "
+        "count(*) FILTER (\"group\" = '' AND evidence = 'unknown') FROM comms"
+    )
+    if nameless:
+        what = f"{format_count(nameless, 'send')} and receives without a peer: who exchanges what with whom is unknown"
+        hint = "re-record with torch 2.6 or newer, or record_shapes=True (Ascend: Level1 and up), which name the peers"
+    elif unknown:
+        kernels = format_count(unknown, "communication kernel")
+        what = f"no sends and receives that are named; what {kernels} moved is unknown"
+        hint = "re-record with ProfilerActivity.CPU, torch 2.6 or newer (Ascend: Level1 and up)"
+    else:
+        missing = len(run.manifest.get("missing_ranks", ()))
+        among = f" among the recorded ones ({format_count(missing, 'rank')} of the job missing)" if missing else ""
+        what = f"no sends and receives between ranks: no pipeline parallelism to replay{among}"
+        hint = "send and receive records need torch 2.6 or newer, or Ascend Level1 and up"
+        if not comms:
+            what = "no communication operations: whether ranks exchanged messages is unknown"
+    return NoPipeline(f"{run.name} holds {what}.", hint=hint)
+
+
 def find_pipelines(
     run: Run,
     *,
@@ -68,10 +92,7 @@ def find_pipelines(
     """
     p2p = read_p2p(run) if p2p is None else p2p
     if not any(p2p.values()):
-        raise NoPipeline(
-            f"{run.name} holds no sends and receives between ranks: no pipeline parallelism to replay.",
-            hint="send and receive records need torch 2.6 or newer, or Ascend Level1 and up",
-        )
+        raise _no_messages(run)
     groups = read_groups(run) if groups is None else groups
     recorded = {rank for (rank,) in run.rows("SELECT rank FROM ranks")}
     declared = [g.ranks for g in groups if dimension_of(g.description) == "pp" and len(g.ranks) > 1]

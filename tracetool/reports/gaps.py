@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.units import format_ranks
+from tracetool.reconstruct import unread_events
+from tracetool.units import format_count, format_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,12 +44,15 @@ def _device(run: Run, ranks: list[int]) -> Iterator[Gap]:
     who = "" if len(silent) == len(ranks) else f" on {format_ranks(silent)}"
     if silent:
         host = any(categories.get(rank) for rank in silent)
+        unread = unread_events(run.manifest["sources"], silent)
         what = f"no kernels{who}: a trace of the host only" if host else f"no kernels{who}"
+        what = f"no kernels{who} among what is read, and {unread}" if unread else what
         damaged = [s["rank"] for s in run.manifest["sources"] if s["rank"] in silent and s["dropped"]]
         stages = len(silent) == len(ranks) and run.rows("SELECT count(*) FROM stages")[0][0]
         yield Gap(
             what, "times of a device: the host's own ops stand for them" if stages else "stages, costs and replay",
             f"the file of {format_ranks(damaged)} is damaged: fetch it again" if damaged else
+            "kernels of CUDA, HIP, XPU and Ascend devices are read" if unread else
             "record device activity (ProfilerActivity.CUDA, XPU, NPU) and export inside on_trace_ready",
         )  # fmt: skip
     labelled = run.rows("SELECT count(label) FROM events")[0][0]
@@ -73,7 +78,9 @@ def _messages(run: Run) -> Iterator[Gap]:
             "re-record with torch >= 2.4 and ProfilerActivity.CPU",
         )  # fmt: skip
     if not messages and not unknown:
-        yield Gap("no sends and receives", "a pipeline", "record ranks of different stages; TCP is not recorded")
+        yield Gap(
+            "no sends and receives were read", "a pipeline", "record ranks of different stages; TCP is not recorded"
+        )
     if nameless:
         yield Gap(
             f"no peer for {nameless:,} of {messages:,} sends and receives", "stages and transfers",
@@ -93,10 +100,20 @@ def _marks(run: Run) -> Iterator[Gap]:
             "call profiler.step() after every step",
         )  # fmt: skip
     if not run.rows("SELECT count(*) FROM memory")[0][0]:
+        left = _memory_left(run)
         yield Gap(
-            "no memory was recorded", "HBM limits (or give --activation and --static)",
-            "record with profile_memory=True",
+            f"no memory records of its device, but {left} that are not read" if left else "no memory records in it",
+            "HBM limits (or give --activation and --static)", "record with profile_memory=True",
         )  # fmt: skip
+
+
+def _memory_left(run: Run) -> str:
+    """Records of other memory that the traces hold."""
+    counts = Counter({
+        reason: count for source in run.manifest["sources"] for reason, count in source["skipped"].items()
+        if count and "memory" in reason
+    })  # fmt: skip
+    return ", ".join(f"{format_count(count, 'record')} ({reason})" for reason, count in counts.items())
 
 
 def _rest(run: Run) -> Iterator[Gap]:
