@@ -32,6 +32,8 @@ _STEP = Column("step_ns", "int64", "Step.")
 _RANK = Column("rank", "int32", "Global rank.")
 _FEASIBLE = nullable("feasible", "bool", "Whether it fits the memory limit; null without a limit, or if unknown.")
 _NEEDED = nullable("needed_hbm_bytes", "int64", "What the rank that needs most needs; null if unknown of any.")
+_CHANGE = nullable("step_change_ratio", "float64", "Step over that of the baseline, minus one; null if observed.")
+_CHANGE_ERROR = nullable("step_change_error_ratio", "float64", "Error of that change, as recorded runs tell it.")
 _ERROR = nullable("seen_error_ratio", "float64", "Largest error that such predictions had on recorded runs.")
 
 RESULTS = table(
@@ -52,6 +54,8 @@ RESULTS = table(
     _NEEDED,
     _FEASIBLE,
     _ERROR,
+    _CHANGE,
+    _CHANGE_ERROR,
     nullable("remark", "string", "Why it was chosen so, or how its costs came about."),
 )
 RANKS = table(
@@ -237,7 +241,11 @@ def _(result: Answer) -> dict[str, pa.Table]:
     }  # fmt: skip
     every = [(observed, result.observed_metrics)]
     for role, of in (("baseline", (result.baseline,)), ("result", result.results)):
-        every += [({"role": role, **_facts(each)}, each.metrics) for each in of]
+        every += [
+            ({"role": role, **_facts(each), "step_change_ratio": result.step_change(each),
+              "step_change_error_ratio": result.step_change_error(each)}, each.metrics)
+            for each in of
+        ]  # fmt: skip
     ranks = result.observed.global_ranks
     return {
         "results": _made(RESULTS, [{**facts, **_figures(metrics)} for facts, metrics in every]),

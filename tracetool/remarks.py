@@ -166,8 +166,8 @@ def notes_of(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) 
     notes = []
     if any(r.seen_error_ratio is not None for r in results):
         notes.append(
-            "±: the largest error of such predictions on this tool's own H100 recordings (~: a change within it; "
-            "empty: none was like it)"
+            "±: the largest error of such predictions on this tool's own H100 recordings; behind a change: of the "
+            "difference of two, with a margin (~: a change within it; empty: none was like it)"
         )
     if any(r.feasible and is_near_the_limit(r.metrics, scenario) for r in results):
         notes.append(f"maybe: a peak within {PEAK_ERROR_RATIO:.0%} of the limit")

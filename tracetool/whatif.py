@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+from tracetool.accuracy import KnownError, change_error_ratio, is_within_error, known_error
 from tracetool.causes import idle_intervals, idles_of
 from tracetool.depth import LIMITED_BY_HBM, choose_depth
 from tracetool.each_step import predict_each_step
@@ -13,7 +14,6 @@ from tracetool.errors import BadTopology, ScenarioError, ScheduleError
 from tracetool.jitter import Spread, spread
 from tracetool.memory_limit import Shortage, find_shortage, fits
 from tracetool.metrics import Metrics, measure
-from tracetool.model.action import ActionKind
 from tracetool.model.choice import Choice, Taken
 from tracetool.model.pipeline import BY_EDGE
 from tracetool.model.scenario import Scenario
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from tracetool.each_step import StepPrediction
     from tracetool.model.idle import Idle
     from tracetool.model.pipeline import P2PMode, Pipeline
-    from tracetool.model.schedule import PipelineShape, Schedule
+    from tracetool.model.schedule import PipelineShape
     from tracetool.model.timeline import Timeline
     from tracetool.reconstruct import Reconstruction
     from tracetool.replay import Replayed
@@ -63,8 +63,8 @@ class Result:
         metrics: Its metrics.
         cross_dc_bubble_ns: Window minus the window with free cross-DC links.
         replayed: Its order, and when everything ran.
-        seen_error_ratio: Largest error of the step time that predictions of this kind had on the recorded H100
-            runs (see ``_seen_error``); None for kinds that none of them was like.
+        known_error: How far off predictions of this kind were on the recorded H100 runs; None for kinds that none of
+            them was like.
         remark: Why this variant was chosen, or how its costs came about.
         spread: Step times with costs drawn anew, if that was asked for.
         cut_forwards: How many warm-up forwards of each rank the memory limit cut off; empty if it did not.
@@ -81,7 +81,7 @@ class Result:
     metrics: Metrics
     cross_dc_bubble_ns: int
     replayed: Replayed
-    seen_error_ratio: float | None
+    known_error: KnownError | None
     remark: str | None = None
     spread: Spread | None = None
     cut_forwards: tuple[int, ...] = ()
@@ -95,6 +95,11 @@ class Result:
     def timeline(self) -> Timeline:
         """When everything ran."""
         return self.replayed.timeline
+
+    @property
+    def seen_error_ratio(self) -> float | None:
+        """Largest error of the step time that such predictions had on recorded runs; None if none was like it."""
+        return None if self.known_error is None else self.known_error.step_ratio
 
     @cached_property
     def idles(self) -> tuple[Idle, ...]:
@@ -173,6 +178,14 @@ class Answer:
         p2p = self.pipeline.p2p
         return idle_intervals(self.observed, Topology(), blocking=p2p == "grouped", by_edge=p2p in BY_EDGE)
 
+    def step_change(self, result: Result) -> float:
+        """Step of the result over that of the baseline, minus one."""
+        return step_change(self.baseline, result)
+
+    def step_change_error(self, result: Result) -> float | None:
+        """How far off that may be, as far as recorded runs tell; None if none was like it."""
+        return step_change_error(self.baseline, result)
+
     def bubble_reduction(self, result: Result) -> float | None:
         """1 - bubble of the result / bubble of the baseline; None if the baseline has no bubble."""
         return _reduction(result.metrics.bubble_ns, self.baseline.metrics.bubble_ns)
@@ -180,6 +193,21 @@ class Answer:
     def cross_dc_bubble_reduction(self, result: Result) -> float | None:
         """The same for the cross-DC bubble."""
         return _reduction(result.cross_dc_bubble_ns, self.baseline.cross_dc_bubble_ns)
+
+
+def step_change(base: Result, other: Result) -> float:
+    """Step of the other over that of the base, minus one."""
+    return other.metrics.step_ns / base.metrics.step_ns - 1
+
+
+def step_change_error(base: Result, other: Result) -> float | None:
+    """How far off that may be, as pairs of recorded runs tell it; None if none was like both."""
+    return change_error_ratio(base.known_error, other.known_error, step_change(base, other))
+
+
+def is_as_good(one: Result, other: Result) -> bool:
+    """Whether it cannot be told which of two steps is shorter: they differ by no more than the error of that."""
+    return is_within_error(one.known_error, other.known_error, step_change(one, other))
 
 
 def _reduction(value: int, base: int) -> float | None:
@@ -251,12 +279,10 @@ def answer(
     fidelity = Fidelity(seen.window_ns, back.window_ns)
     # A model that misses its own recording by more than the known error misses other orders by as much at least.
     own_error = max(abs(fidelity.error_ratio), abs(back.step_ns / seen.step_ns - 1))
-    how = _How(shape, scenario, chunks, own_error, jitter_seed, time_limit_s, each_step)
+    is_like = is_like_the_recordings(found)
+    how = _How(shape, scenario, chunks, own_error, is_like, jitter_seed, time_limit_s, each_step)
     base = _evaluate(pipeline, baseline, how, None)
     results, refused = _evaluate_each(pipeline, schedules, how, extra_forwards)
-    if not is_like_the_recordings(found):
-        base = replace(base, seen_error_ratio=None)
-        results = [replace(result, seen_error_ratio=None) for result in results]
     return Answer(
         pipeline=pipeline,
         observed=found.observed,
@@ -281,6 +307,7 @@ class _How(NamedTuple):
     scenario: Scenario
     chunks: int | None
     own_error: float
+    is_like: bool
     jitter_seed: int | None
     time_limit_s: float | None
     each_step: Sequence[Pipeline]
@@ -335,7 +362,7 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
     metrics = measure(done.timeline)
     free = replace(scenario, topology=scenario.topology.without_delays())
     ideal = measure(replay(pipeline, schedule, free).timeline)
-    known = _seen_error(measured, schedule, done.p2p, scenario)
+    known = known_error(measured, schedule, done.p2p, scenario, how.own_error) if how.is_like else None
     remarks = [
         *([remark] if remark else []),
         *([schedule.remark] if schedule.remark else []),
@@ -355,7 +382,7 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
         metrics=metrics,
         cross_dc_bubble_ns=metrics.window_ns - ideal.window_ns,
         replayed=done,
-        seen_error_ratio=None if known is None else max(known, how.own_error),
+        known_error=known,
         remark="; ".join(remarks) or None,
         spread=None if how.jitter_seed is None else spread(pipeline, schedule, scenario, how.jitter_seed),
         cut_forwards=cut_forwards,
@@ -366,25 +393,3 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
 
 def _needs_costs(name: str) -> bool:
     return not name.startswith("csv:") and SCHEDULES.get(name).needs_costs
-
-
-def _seen_error(pipeline: Pipeline, schedule: Schedule, mode: P2PMode, scenario: Scenario) -> float | None:
-    """Largest error of the step time for such a prediction, over all pairs of recorded H100 runs (README, Accuracy).
-
-    They had four ranks with one stage each (two, re-cut, in ``interleaved``), as many microbatches replayed as
-    recorded, and at most one DC boundary; anything else was not tried, nor receives posted ahead.
-    """
-    shape = pipeline.observed.shape
-    is_recut = schedule.name == "interleaved" and schedule.shape == replace(shape, chunks=2)
-    tried = shape.ranks == 4 and shape.chunks == 1 and (schedule.shape == shape or is_recut)
-    boundaries = len(scenario.topology.boundaries())
-    tried = tried and schedule.name in _TRIED and boundaries <= 1 and mode != "posted-ahead"
-    tried = tried and scenario.interference and scenario.pipelines == 1
-    if not tried or any(rank.load is None or rank.load.device != "H100" for rank in pipeline.ranks):
-        return None
-    if any(ActionKind.BACKWARD_WEIGHT in stage.costs for stage in pipeline.stages):
-        return 0.14
-    return 0.02 if is_recut else 0.04
-
-
-_TRIED = ("1f1b", "gpipe", "geopipe", "zb-h1", "interleaved", "observed")

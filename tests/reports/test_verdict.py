@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import synthetic
 
+from tracetool.accuracy import KnownError
 from tracetool.memory_limit import Shortage, Violation
 from tracetool.reports.verdict import best_result, verdict
 from tracetool.whatif import Answer, Result, answer
@@ -31,7 +32,7 @@ def judged(*steps: Step, hbm: bool = True) -> Answer:
             feasible=feasible,
             shortage=Shortage(1, step_ms * GIB, Violation(1, 0, None)) if feasible is False else None,
             metrics=replace(base.metrics, step_ns=step_ms * MS, peak_hbm_bytes=(GIB, GIB)),
-            seen_error_ratio=error,
+            known_error=None if error is None else KnownError(error, 0.0, base.replayed.topology, base.microbatches),
         )
 
     base, *others = [result(*step) for step in steps]
@@ -57,8 +58,9 @@ def test_what_fits_goes_before_what_is_short(
 
 def test_a_gain_is_told_with_its_error() -> None:
     found = verdict(judged(("1f1b", 100, True, 0.04), ("zb-h1", 80, True, 0.03)))
-    assert found.headline == "zb-h1 is best: 80.0 ms ±3% a step, 20.0% less than 1f1b"
-    assert ("Against 1f1b", "-20.0%", "20.0 ms less per step") in [(f.label, f.value, f.beside) for f in found.figures]
+    assert found.headline == "zb-h1 is best: 80.0 ms ±3% a step, 20.0% ±3.5% less than 1f1b"
+    against = ("Against 1f1b", "-20.0%", "20.0 ms less per step (±3.5% of 1f1b)")
+    assert against in [(f.label, f.value, f.beside) for f in found.figures]
     assert any("at most 3% off" in point for point in found.points)
 
 

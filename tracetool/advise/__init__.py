@@ -12,6 +12,7 @@ from tracetool.errors import ScenarioError, ScheduleError
 from tracetool.schedules import parse_names
 from tracetool.schedules.recognise import recognise
 from tracetool.units import format_duration
+from tracetool.whatif import is_as_good, step_change_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -74,8 +75,13 @@ class Advice:
 
     @property
     def lead_is_certain(self) -> bool:
-        """Whether the best plan's lead over the recorded order exceeds the error of their predictions."""
-        return self.best is not None and not _is_as_good(self.best, self.now)
+        """Whether the best plan's lead over the recorded order exceeds the error of their difference."""
+        return self.best is not None and not is_as_good(self.best.result, self.now)
+
+    @property
+    def change_error_ratio(self) -> float | None:
+        """Error of the best plan's change against the recorded order; None if nothing fits, or if it is not known."""
+        return None if self.best is None else step_change_error(self.now, self.best.result)
 
     def gain_of(self, resource: Resource) -> Gain | None:
         """The largest gain of a resource's units; None if it has none."""
@@ -121,7 +127,7 @@ def advise(found: Reconstruction, scenario: Scenario, schedules: str | Sequence[
         if p is not best
         and p.way.p2p in {None, best.way.p2p}
         and p.result.feasible is not False
-        and _is_as_good(best, p.result)
+        and is_as_good(best.result, p.result)
     ]
     better = [p for p in asked.plans if p not in sure and p.result.feasible is not False and p.step_ns < best.step_ns]
     gains, missing = _gains(found, scenario, best, sure)
@@ -168,7 +174,7 @@ def best_of(plans: Iterable[Plan], answer: Answer) -> Plan | None:
     kept = next((p for p in plans if is_recorded(p, answer) and p.evidence == chosen.evidence), None)
     if kept is not None and checked and not kept.result.feasible:
         return chosen
-    return kept if kept is not None and _is_as_good(chosen, kept.result) else chosen
+    return kept if kept is not None and is_as_good(chosen.result, kept.result) else chosen
 
 
 def _beats(other: Plan, chosen: Plan) -> bool:
@@ -176,7 +182,7 @@ def _beats(other: Plan, chosen: Plan) -> bool:
     tiers = _TIERS.index(other.evidence), _TIERS.index(chosen.evidence)
     if tiers[0] != tiers[1]:
         return tiers[0] < tiers[1]
-    return other.step_ns < chosen.step_ns and not _is_as_good(other, chosen.result)
+    return other.step_ns < chosen.step_ns and not is_as_good(other.result, chosen.result)
 
 
 def _best_of(plans: Sequence[Plan]) -> Plan | None:
@@ -210,12 +216,6 @@ def is_recorded(plan: Plan, answer: Answer) -> bool:
 
 def _at_least_as_sure(plans: Iterable[Plan], best: Plan) -> list[Plan]:
     return [plan for plan in plans if _TIERS.index(plan.evidence) <= _TIERS.index(best.evidence)]
-
-
-def _is_as_good(best: Plan, other: Result) -> bool:
-    """Whether the steps differ by no more than the larger error of the two predictions, or too little to measure."""
-    errors = [e for e in (best.result.seen_error_ratio, other.seen_error_ratio) if e is not None]
-    return abs(other.metrics.step_ns / best.step_ns - 1) <= max([RELEVANT_RATIO, *errors])
 
 
 def _shortest_of_each(plans: Iterable[Plan]) -> tuple[Plan, ...]:

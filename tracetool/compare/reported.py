@@ -19,6 +19,7 @@ StepOf = tuple[str, tuple[int, ...], int]
 """What tells a step from all others: digest of the traces, ranks of the pipeline, number."""
 
 _REPLAYED = ("step_ns", "window_ns", "bubble_ns", "bubble_ratio", "cross_dc_bubble_ns")
+_OVER_BASELINE = ("reduction", "step_change_ratio", "step_change_error_ratio")
 _WORDS = frozenset(
     ("$schema", "schema_version", "tool_version", "command", "notes", "warnings", "remark", "name", "refused",
      "scenario", "taken", "choice")
@@ -90,9 +91,9 @@ def figures_of(path: Path) -> dict[str, object]:
         path: A report that was read already.
     """
     report = msgspec.json.decode(path.read_bytes())
-    # Reductions are over the baseline, which may be another schedule.
+    # Reductions and changes are over the baseline, which may be another schedule.
     over = (report.get("baseline") or {}).get("schedule")
-    return {f"{at} over {over}" if at.endswith("reduction") else at: value for at, value in _figures(report, "")}
+    return {f"{at} over {over}" if at.endswith(_OVER_BASELINE) else at: value for at, value in _figures(report, "")}
 
 
 def _figures(value: object, path: str) -> Iterator[tuple[str, object]]:

@@ -122,8 +122,14 @@ class AdviceInfo(msgspec.Struct, kw_only=True):
         doc("The recorded order over the same links; of other microbatches, the schedule that it is."),
     ]
     best: Annotated[PlanInfo | None, doc("What to run; null if nothing fits the memory.")]
-    lead_is_certain: Annotated[bool, doc("Whether its lead over the recorded order exceeds the predictions' error.")]
-    as_good: Annotated[list[PlanInfo], doc("As sure, with steps that differ by no more than the error.")]
+    change_ratio: Annotated[float | None, doc("Its step over that of now, minus one; null if nothing fits.")]
+    change_error_ratio: Annotated[
+        float | None, doc("Error of change_ratio, as pairs of recorded runs tell it; null if none was like both.")
+    ]
+    lead_is_certain: Annotated[bool, doc("Whether its lead over the recorded order exceeds that error.")]
+    as_good: Annotated[
+        list[PlanInfo], doc("As sure, with steps that differ by no more than the error of the difference.")
+    ]
     unproven: Annotated[list[PlanInfo], doc("Shorter, but predictions rest on less; the shortest of each schedule.")]
     binds: Annotated[str, doc("bandwidth, latency, hbm or compute: more of it would shorten the step most.")]
     relevant_ratio: Annotated[
@@ -151,6 +157,8 @@ def advice_info(advice: Advice, facts: RunFacts, tuning: CoTuning | None = None)
         scenario=scenario_info(advice.scenario),
         now=report.baseline,
         best=None if advice.best is None else _plan(advice.best),
+        change_ratio=None if advice.best is None else advice.best.step_ns / advice.now.metrics.step_ns - 1,
+        change_error_ratio=advice.change_error_ratio,
         lead_is_certain=advice.lead_is_certain,
         as_good=[_plan(plan) for plan in advice.rivals],
         unproven=[_plan(plan) for plan in advice.unproven],

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tracetool.accuracy import format_error
 from tracetool.advise import is_recorded
 from tracetool.advise.plans import depth_label
 from tracetool.depth import RELEVANT_RATIO
 from tracetool.memory_limit import PEAK_ERROR_RATIO, is_near_the_limit
 from tracetool.reports.text import aligned, terminal_width, title, wrap, wrapped
 from tracetool.units import format_duration, format_size
+from tracetool.whatif import step_change_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +61,7 @@ def _headlines(advice: Advice) -> list[str]:
         return _nothing_fits(advice)
     lines = [_headline("best", f"{_step(best)}; {_compared(advice, best)}")]
     if advice.rivals:
-        lines.append(_headline("as good", f"{listed(advice, advice.rivals)} ({_tie(best)})"))
+        lines.append(_headline("as good", f"{listed(advice, advice.rivals)} ({_tie(advice, best)})"))
     if advice.unproven:
         rest = len(advice.unproven) - _MOST_NAMED
         more = f", {rest} more" if rest > 0 else ""
@@ -73,7 +75,7 @@ def _headline(word: str, text: str) -> str:
 
 def _step(plan: Plan) -> str:
     error = plan.result.seen_error_ratio
-    known = "± unknown, nothing recorded was like it" if error is None else f"±{error:.0%}"
+    known = "± unknown, nothing recorded was like it" if error is None else f"±{format_error(error)}"
     return f"{plan.label}, {plan.result.p2p} transfers: {format_duration(plan.step_ns)} ({known})"
 
 
@@ -85,12 +87,17 @@ def _compared(advice: Advice, best: Plan) -> str:
     change = best.step_ns / now.metrics.step_ns - 1
     within = "" if advice.lead_is_certain else ", which is within the error: that is as good"
     took = format_duration(now.metrics.step_ns)
-    return f"{change:+.1%} against the recorded {recorded} over these links ({took}){within}"
+    error = advice.change_error_ratio
+    sure = "" if error is None else f" ±{format_error(error)}"
+    return f"{change:+.1%}{sure} against the recorded {recorded} over these links ({took}){within}"
 
 
-def _tie(best: Plan) -> str:
-    error = best.result.seen_error_ratio
-    return f"within {RELEVANT_RATIO:.0%}" if error is None else f"within the error of ±{error:.0%}"
+def _tie(advice: Advice, best: Plan) -> str:
+    errors = [step_change_error(best.result, rival.result) for rival in advice.rivals]
+    known = [error for error in errors if error is not None]
+    if len(known) < len(errors):
+        return f"within {RELEVANT_RATIO:.0%}"
+    return f"within the error of the difference, ±{format_error(max(known))}"
 
 
 def listed(advice: Advice, plans: Sequence[Plan]) -> str:
@@ -170,7 +177,7 @@ def _plans_table(plans: Sequence[Plan], scenario: Scenario) -> list[str]:
                 plan.label,
                 plan.result.p2p,
                 format_duration(plan.step_ns),
-                "" if error is None else f"{error:.0%}",
+                "" if error is None else format_error(error),
                 "unknown" if plan.highest_bytes is None else format_size(plan.highest_bytes),
                 _fits(plan.result.metrics, scenario, feasible=plan.result.feasible),
                 plan.evidence,

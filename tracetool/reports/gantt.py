@@ -10,6 +10,7 @@ from itertools import groupby
 from math import ceil
 from typing import TYPE_CHECKING
 
+from tracetool.accuracy import format_error
 from tracetool.reports import Report, RunFacts
 from tracetool.reports.gantt_layout import LEFT_IN, LEGEND_IN, NARROWEST_IN, SCENARIO_IN, WIDTH_IN, lay_out
 from tracetool.reports.gantt_panel import MS, Panel
@@ -97,7 +98,9 @@ def panels_of(answer: Answer, result: Result) -> list[Panel]:
         role = "Baseline" if result.schedule == base.schedule else f"Same as the {base.schedule} baseline"
         return [observed, _replayed(answer, result, role)]
     shown = replace(
-        _replayed(answer, result, "Result"), compared_ns=base.metrics.step_ns, error_ratio=result.seen_error_ratio
+        _replayed(answer, result, "Result"),
+        compared_ns=base.metrics.step_ns,
+        error_ratio=answer.step_change_error(result),
     )
     return [observed, _replayed(answer, base, "Baseline"), shown]
 
@@ -115,7 +118,7 @@ def _replayed(answer: Answer, result: Result, role: str) -> Panel:
             result.metrics,
             result.p2p,
             before=extra,
-            error="" if result.seen_error_ratio is None else f" ±{result.seen_error_ratio:.0%}",
+            error="" if result.seen_error_ratio is None else f" ±{format_error(result.seen_error_ratio)}",
             idles=result.idles,
         ),
         topology=answer.scenario.topology,

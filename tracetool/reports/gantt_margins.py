@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from tracetool.accuracy import format_error
 from tracetool.model.action import ActionKind
 from tracetool.reports.gantt_cells import COLOURS, LINK_BUSY, LINK_FLIGHT, Box, chunks_of, draw_boxes, shade
 from tracetool.reports.gantt_panel import MS, Panel
@@ -154,8 +155,9 @@ def draw_saved(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None:
     rows = [y - 0.05, place.tops_in[-1] + place.row_in]
     axes.plot([base / MS] * 2, rows, color=GREY, linewidth=0.8, linestyle=":")
     change = f"{(step - base) / base:+.1%}".replace("-", "−")
-    if panel.error_ratio is not None and abs(step - base) < panel.error_ratio * base:
-        change += ", within the error"
+    if panel.error_ratio is not None:
+        within = abs(step - base) <= panel.error_ratio * base
+        change += ", within the error" if within else f" ±{format_error(panel.error_ratio)}"
     time = format_duration(abs(base - step))
     texts = f"{time} {'saved' if step < base else 'lost'} per step ({change})", f"{'−' if step < base else '+'}{time}"
     text, x, side = _room_for(texts, min(step, base), max(step, base), layout)

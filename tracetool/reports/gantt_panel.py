@@ -32,7 +32,7 @@ class Panel:
         fits: Whether it fits the memory limit as far as is known.
         hbm_bytes: Memory limit per rank.
         compared_ns: Step time of the baseline, if the difference is to be drawn here.
-        error_ratio: Known error of the step time; a smaller difference says so.
+        error_ratio: Known error of that difference, in shares of the baseline; a smaller one says so.
         idles: Its idle time by cause; empty where causes are not known.
     """
 

@@ -111,7 +111,7 @@ def _result_row(answer: Answer, result: Result, best: Result) -> Row:
     peaks = [peak or 0 for peak in metrics.peak_hbm_bytes]
     order = {True: 0, None: 1, False: 2}[result.feasible]
     sorts = (
-        metrics.step_ns, result.seen_error_ratio, metrics.step_ns / answer.baseline.metrics.step_ns - 1,
+        metrics.step_ns, result.seen_error_ratio, answer.step_change(result),
         metrics.bubble_ratio, result.cross_dc_bubble_ns, max(peaks, default=0), order,
     )  # fmt: skip
     cells = list(_cells(result_cells(answer, metrics, result), sorts))

@@ -194,6 +194,11 @@ class ResultInfo(msgspec.Struct, kw_only=True):
     seen_error_ratio: Annotated[
         float | None, doc("Largest step time error of such predictions on recorded runs; null if none was like it.")
     ]
+    step_change_ratio: Annotated[float | None, doc("step_ns over the baseline's, minus one.")] = None
+    step_change_error_ratio: Annotated[
+        float | None,
+        doc("Error of step_change_ratio, as pairs of recorded runs tell it; null if none was like both."),
+    ] = None
     bubble_by_cause_ns: Annotated[
         dict[str, IdleInfo],
         doc(_BY_CAUSE),
@@ -318,6 +323,8 @@ def _result(answer: Answer, result: Result) -> ResultInfo:
         bubble_reduction=answer.bubble_reduction(result),
         cross_dc_bubble_reduction=answer.cross_dc_bubble_reduction(result),
         seen_error_ratio=result.seen_error_ratio,
+        step_change_ratio=answer.step_change(result),
+        step_change_error_ratio=answer.step_change_error(result),
         bubble_by_cause_ns=idle_info(result.idles, len(metrics.rank_compute_ns)),
         remark=result.remark,
         jitter=None if result.spread is None else JitterInfo(seed=answer.jitter_seed, **_members(result.spread)),

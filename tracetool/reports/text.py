@@ -6,6 +6,7 @@ import shutil
 import textwrap
 from typing import TYPE_CHECKING
 
+from tracetool.accuracy import format_error
 from tracetool.memory_limit import is_near_the_limit
 from tracetool.reports import Report, RunFacts
 from tracetool.units import format_duration, format_size
@@ -110,11 +111,10 @@ def aligned(row: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def result_cells(answer: Answer, metrics: Metrics, result: Result | None) -> tuple[str, ...]:
-    """Cells of a result after its name: step, ±, change, bubble, cross-DC bubble, peak and fit; None is observed."""
+    """Cells of a result after its name: as ``HEAD`` has them; None is what was observed."""
     step, bubble = format_duration(metrics.step_ns), f"{metrics.bubble_ratio:.1%}"
     if result is None:
         return step, "", "", bubble, "", _peak(metrics, lower_bound=False), ""
-    change = metrics.step_ns / answer.baseline.metrics.step_ns - 1
     lower_bound = answer.scenario.activation_bytes is not None
     error = result.seen_error_ratio
     fits = {True: "yes", False: "NO", None: "unknown"}[result.feasible]
@@ -122,8 +122,8 @@ def result_cells(answer: Answer, metrics: Metrics, result: Result | None) -> tup
         fits = "maybe" if lower_bound or is_near_the_limit(metrics, answer.scenario) else "yes"
     return (
         step,
-        "" if error is None else f"{error:.0%}",
-        "baseline" if result is answer.baseline else _signed(change, error),
+        "" if error is None else format_error(error),
+        _change(answer, result),
         bubble,
         format_duration(result.cross_dc_bubble_ns) if answer.scenario.topology.dcs else "",
         _peak(metrics, lower_bound=lower_bound),
@@ -131,10 +131,13 @@ def result_cells(answer: Answer, metrics: Metrics, result: Result | None) -> tup
     )
 
 
-def _signed(change: float, error: float | None) -> str:
-    """A change of step time; one within the known error is marked."""
+def _change(answer: Answer, result: Result) -> str:
+    """A change of step time with its error, marked where it is within that."""
+    if result is answer.baseline:
+        return "baseline"
+    change, error = answer.step_change(result), answer.step_change_error(result)
     text = f"{change:+.1%}".replace("-0.0%", "+0.0%")
-    return f"~{text}" if error is not None and abs(change) < error else text
+    return text if error is None else f"{'~' * (abs(change) <= error)}{text} ±{format_error(error)}"
 
 
 def _peak(metrics: Metrics, *, lower_bound: bool) -> str:

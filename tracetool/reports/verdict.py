@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tracetool.accuracy import format_error
 from tracetool.depth import RELEVANT_RATIO
 from tracetool.memory_limit import is_near_the_limit
 from tracetool.reports.text import compared_results, is_baseline, result_name
 from tracetool.units import format_duration, format_size
+from tracetool.whatif import is_as_good
 
 if TYPE_CHECKING:
     from tracetool.whatif import Answer, Result
@@ -93,16 +95,11 @@ def named(result: Result) -> str:
     return "the observed order" if result.schedule == "observed" else result_name(result)
 
 
-def error_of(one: Result, other: Result) -> float | None:
-    """The larger known error of two predictions; None if neither is known."""
-    return max((e for e in (one.seen_error_ratio, other.seen_error_ratio) if e is not None), default=None)
-
-
 def _headline(answer: Answer, best: Result) -> str:
     base = answer.baseline
-    name, known = named(best), best.seen_error_ratio
+    name, known, error = named(best), best.seen_error_ratio, answer.step_change_error(best)
     step = format_duration(best.metrics.step_ns)
-    step += " a step (error unknown)" if known is None else f" ±{known:.0%} a step"
+    step += " a step (error unknown)" if known is None else f" ±{format_error(known)} a step"
     if best.feasible is False:
         count = len(compared_results(answer))
         limit = format_size(answer.scenario.hbm_bytes or 0)
@@ -115,16 +112,16 @@ def _headline(answer: Answer, best: Result) -> str:
         shorter = any(r.metrics.step_ns < best.metrics.step_ns for r in _fitting(answer, best))
         surely = " by more than can be told" if shorter else ""
         return f"Nothing replayed is shorter than {name}{surely}: {step}" if stays else f"{name} takes {step}"
-    change = best.metrics.step_ns / base.metrics.step_ns - 1
-    error = error_of(best, base)
-    if error is not None and abs(change) < error:
+    change = answer.step_change(best)
+    if is_as_good(base, best):
         return f"{name} takes {step}: too near to {named(base)} to tell which is shorter"
     more = "less" if change < 0 else "more"
+    certain = "" if error is None else f" ±{format_error(error)}"
     unfit = ", which does not fit" if base.feasible is False else ""
     sure = " if it fits" if fit_of(answer, best) != "fits" and answer.scenario.hbm_bytes is not None else ""
     is_shortest = all(r.metrics.step_ns >= best.metrics.step_ns for r in _fitting(answer, best))
     word = "shortest" if known is None and is_shortest else "best"
-    return f"{name} is {word}{sure}: {step}, {abs(change):.1%} {more} than {named(base)}{unfit}"
+    return f"{name} is {word}{sure}: {step}, {abs(change):.1%}{certain} {more} than {named(base)}{unfit}"
 
 
 def _fitting(answer: Answer, best: Result) -> list[Result]:
@@ -141,16 +138,17 @@ def _figures(answer: Answer, best: Result) -> list[Figure]:
         Figure(
             "Step time",
             format_duration(metrics.step_ns),
-            "error of prediction unknown" if error is None else f"±{error:.0%} (largest error seen)",
+            "error of prediction unknown" if error is None else f"±{format_error(error)} (largest error seen)",
         )
     ]
     if not same:
-        saved = base.metrics.step_ns - metrics.step_ns
+        saved, of_change = base.metrics.step_ns - metrics.step_ns, answer.step_change_error(best)
+        certain = "" if of_change is None else f" (±{format_error(of_change)} of {against})"
         figures.append(
             Figure(
                 f"Against {against}",
                 f"{-saved / base.metrics.step_ns:+.1%}",
-                f"{format_duration(abs(saved))} {'less' if saved >= 0 else 'more'} per step",
+                f"{format_duration(abs(saved))} {'less' if saved >= 0 else 'more'} per step{certain}",
             )
         )
     figures.append(
@@ -200,7 +198,10 @@ def _points(answer: Answer, best: Result) -> list[str]:
 def _on_error(answer: Answer, best: Result) -> list[str]:
     error = best.seen_error_ratio
     if error is not None:
-        return [f"Step times predicted like this one were at most {error:.0%} off on this tool's own H100 recordings."]
+        return [
+            f"Step times predicted like this one were at most {format_error(error)} off on this tool's own H100 "
+            "recordings."
+        ]
     point = "How far off this prediction is, is not known: none of this tool's own recordings was like it."
     known = [r for r in compared_results(answer) if r.seen_error_ratio is not None and r.feasible is not False]
     if not known:
@@ -209,7 +210,7 @@ def _on_error(answer: Answer, best: Result) -> list[str]:
     return [
         point,
         f"The best whose error is known is {named(safe)}: {format_duration(safe.metrics.step_ns)} "
-        f"±{safe.seen_error_ratio:.0%}.",
+        f"±{format_error(safe.seen_error_ratio or 0)}.",
     ]
 
 
@@ -234,7 +235,7 @@ def _on_others(answer: Answer, best: Result) -> list[str]:
     others = [r for r in compared_results(answer) if r is not best]
     step_ns = best.metrics.step_ns
     shortest = min(_fitting(answer, best), key=lambda r: r.metrics.step_ns)
-    near = [r for r in others if r.feasible == best.feasible and _too_near(best, r)]
+    near = [r for r in others if r.feasible == best.feasible and is_as_good(best, r)]
     shorter = [r for r in others if r.feasible != best.feasible and r.metrics.step_ns < best.metrics.step_ns]
     points = []
     if shortest.metrics.step_ns < step_ns and best.feasible is not False:
@@ -262,14 +263,9 @@ def _why_not_the_shortest(best: Result, shortest: Result) -> str:
     needs = f", and needs {format_size(more[1] - more[0])} more" if len(more) == 2 and more[1] > more[0] else ""
     if ratio <= RELEVANT_RATIO:
         return f"{what}, by which steps that are repeated differ, too{needs}."
-    if _too_near(best, shortest):
+    if is_as_good(best, shortest):
         return f"{what}, which is within the error of prediction{needs}."
     return f"{what}, but its prediction rests on less{needs}."
-
-
-def _too_near(best: Result, other: Result) -> bool:
-    error = error_of(best, other)
-    return error is not None and abs(other.metrics.step_ns / best.metrics.step_ns - 1) < error
 
 
 def _with_step(result: Result) -> str:

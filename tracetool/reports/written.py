@@ -33,6 +33,9 @@ class BestInfo(msgspec.Struct, kw_only=True):
     feasible: Annotated[bool | None, doc("Fits the memory limit; null if memory is unknown.")]
     step_ns: Annotated[int, doc("First forward to the end of gradient reduction and optimizer.")]
     change_ratio: Annotated[float, doc("Its step over the baseline's, minus one.")]
+    change_error_ratio: Annotated[
+        float | None, doc("Error of that change, as far as recorded runs tell; null if none was like both.")
+    ]
     seen_error_ratio: Annotated[
         float | None, doc("Largest step time error of such predictions on recorded runs; null if none was like it.")
     ]
@@ -72,7 +75,8 @@ def written_info(
             p2p=best.p2p,
             feasible=best.feasible,
             step_ns=best.metrics.step_ns,
-            change_ratio=best.metrics.step_ns / base.metrics.step_ns - 1,
+            change_ratio=answer.step_change(best),
+            change_error_ratio=answer.step_change_error(best),
             seen_error_ratio=best.seen_error_ratio,
         ),
         baseline=base.schedule,
