@@ -25,7 +25,7 @@ LINKS = (Link("dc0", "dc1", 3_125_000_000, 10_000_000), Link("dc1", "dc0", 3_125
 PLACED = Scenario(topology=Topology(("dc0", "dc0", "dc1", "dc1"), LINKS))
 OTHERWISE: dict[str, Any] = {
     "hbm_bytes": 80 << 30, "p2p": "per-edge", "microbatches": 16, "activation_bytes": 1 << 30, "static_bytes": 1 << 30,
-    "overlap_ratio": 0.5, "interference": False, "pipelines": 2, "link_sharing": "spatial", "receive_copies": 1,
+    "overlap_ratio": 0.5, "interference": False, "pipelines": 2, "link_sharing": "spatial",
 }  # fmt: skip
 ELSEWHERE: dict[str, Any] = {
     "dcs": ("dc0", "dc1", "dc1", "dc1"), "links": (LINKS[0], replace(LINKS[1], latency_ns=1)),
@@ -43,6 +43,11 @@ def changed_scenarios() -> dict[str, Scenario]:
         links = (replace(LINKS[0], **{f.name: SOMEWHERE[f.name]}), LINKS[1])
         found[f"link.{f.name}"] = replace(PLACED, topology=replace(PLACED.topology, links=links))
     return found
+
+
+def test_the_schema_has_the_members_of_a_what_if_and_no_others() -> None:
+    members = {f.name for kind in (Scenario, Topology) for f in fields(kind)} - {"topology"}
+    assert set(msgspec.structs.asdict(scenario_info(PLACED))) == members
 
 
 def with_scenario(path: Path, scenario: Scenario, **changes: Any) -> Path:
@@ -157,7 +162,7 @@ def test_a_report_of_before_tells_its_microbatches_by_its_results(
 ) -> None:
     older, newer = tmp_path / "older.json", tmp_path / "newer.json"
     made = said_by_replay("--schedule", "gpipe", "--microbatches", "16")
-    first = ("microbatches", "receive_copies", "rank_dcs", "partial")
+    first = ("microbatches", "rank_dcs", "partial")
     without = made | {"scenario": {k: v for k, v in made["scenario"].items() if k not in first}}
     older.write_text(json.dumps({k: v for k, v in without.items() if k != "taken"}), encoding="utf-8")
     newer.write_text(json.dumps(said_by_replay("--schedule", "gpipe")), encoding="utf-8")

@@ -121,7 +121,6 @@ class ScenarioInfo(msgspec.Struct, kw_only=True):
     pipelines: Annotated[int, doc("Equal pipelines that share the links.")]
     link_sharing: Annotated[str, doc("How they share them: temporal or spatial.")]
     microbatches: Annotated[int | None, doc("Microbatches per step asked for, null if as in the trace.")] = None
-    receive_copies: Annotated[int, doc("Buffers kept of every received message beyond those of the recording.")] = 0
     rank_dcs: Annotated[
         list[RankPlaceInfo], doc("Ranks of the job that the map places: which collectives cross data centres.")
     ] = []
