@@ -25,9 +25,10 @@ from tracetool.model.scenario import Scenario
 from tracetool.model.topology import RankLink, Topology, between_ranks, parse_dc_map, parse_link
 from tracetool.replay import replay
 from tracetool.reports import RunFacts
-from tracetool.reports.advice import advice_info
+from tracetool.reports.advice import advice_info, render_json
 from tracetool.reports.advice_text import render_text
 from tracetool.schedules import build_schedule
+from tracetool.whatif import step_change_error
 
 if TYPE_CHECKING:
     from tracetool.reconstruct import Reconstruction
@@ -322,17 +323,31 @@ def test_advice_on_a_recording_of_several_stages_per_rank() -> None:
 
 
 def test_the_recorded_order_is_kept_where_the_lead_over_it_is_within_the_error() -> None:
-    """A lead of a few percent that another order has is not one where predictions are off by 4 %."""
+    """A lead of a few percent that another order has is not one where such differences are off by as much."""
     over = Topology(parse_dc_map("0-1,2-3"), parse_link("dc0-dc1=100Gbit/s,9ms"))
     advice = advise(_sample(), Scenario(topology=over), ("1f1b", "geopipe"))
     assert advice.best is not None
     recorded = [plan for plan in advice.asked.plans if plan.evidence == "recorded" and plan.way.p2p is None]
     shortest = min(recorded, key=lambda plan: plan.step_ns)
     lead = 1 - shortest.step_ns / advice.now.metrics.step_ns
-    assert RELEVANT_RATIO < lead < (shortest.result.seen_error_ratio or 0)
+    assert RELEVANT_RATIO < lead < (step_change_error(advice.now, shortest.result) or 0)
     assert advice.best.way.schedule == "1f1b"
     assert advice.best.result.p2p == advice.asked.answer.pipeline.p2p
     assert shortest in advice.rivals
+
+
+def test_errors_are_those_of_the_recording_whatever_is_bought() -> None:
+    """Compute made faster on purpose is nothing that replay misses: its error is unknown, that of links as before."""
+    over = Topology(parse_dc_map("0-1,2-3"), parse_link("dc0-dc1=25Gbit/s,10ms"))
+    advice = advise(_sample(), Scenario(topology=over), ("1f1b", "geopipe"))
+    assert advice.best is not None
+    errors = {gain.more.text: gain.plan.result.seen_error_ratio for gain in advice.gains}
+    assert errors["compute 10% faster"] is None
+    assert errors["latency / 2"] == errors["bandwidth × 2"] == advice.best.result.seen_error_ratio == 0.04
+    told = json.loads(render_json(advice, RunFacts("x", "", "", "")))
+    assert told["change_ratio"] == advice.best.step_ns / advice.now.metrics.step_ns - 1
+    assert told["change_error_ratio"] == advice.change_error_ratio == step_change_error(advice.now, advice.best.result)
+    assert told["lead_is_certain"] == (abs(told["change_ratio"]) > told["change_error_ratio"])
 
 
 def test_texts_say_maybe_near_the_limit_and_compare_every_schedule_with_the_recorded_order() -> None:

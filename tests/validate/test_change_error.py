@@ -115,9 +115,10 @@ def _largest(pairs: Iterable[Pair]) -> dict[Change, float]:
 def test_the_largest_errors_are_those_of_the_measured_rows(
     recordings: tuple[str, ...], stated: dict[Change, float]
 ) -> None:
-    """To a fifth of a percent, either way: no figure is smaller than what was seen, and none much larger."""
+    """No figure is smaller than what was seen, and none larger by more than 0.3 %."""
     found = _largest(_pairs(recordings))
-    assert {change: found[change] for change in CHANGES} == pytest.approx(stated, abs=0.002)
+    assert set(found) == set(CHANGES)
+    assert all(found[change] <= stated[change] <= found[change] + 0.003 for change in CHANGES), found
 
 
 @pytest.mark.parametrize("name", [*WHOLE, "zbh1_m8", "h200-pp2"])

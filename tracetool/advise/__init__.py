@@ -261,6 +261,9 @@ def _gains(
         plans = list(asked.plans)
         if more.resource != "hbm":
             plans = [replace(plan, evidence=best.evidence) for plan in plans]
+        if more.resource == "compute":
+            # No recording was of faster compute, nor is what it misses of the recorded step an error of replay.
+            plans = [replace(plan, result=replace(plan.result, known_error=None)) for plan in plans]
         same = next((p for p in plans if _is_the_same(p, best) and p.result.feasible is not False), None)
         anew = best_of([plan for plan in plans if not plan.is_extra], asked.answer)
         chosen = min(filter(None, (same, anew)), key=lambda p: p.step_ns, default=None)

@@ -93,7 +93,8 @@ def _compared(advice: Advice, best: Plan) -> str:
 
 
 def _tie(advice: Advice, best: Plan) -> str:
-    errors = [step_change_error(best.result, rival.result) for rival in advice.rivals]
+    pairs = [sorted((best.result, rival.result), key=lambda r: -r.metrics.step_ns) for rival in advice.rivals]
+    errors = [step_change_error(longer, shorter) for longer, shorter in pairs]
     known = [error for error in errors if error is not None]
     if len(known) < len(errors):
         return f"within {RELEVANT_RATIO:.0%}"
