@@ -39,8 +39,8 @@ def test_the_kind_of_a_change_is_what_two_predictions_differ_in() -> None:
 
 @given(ratio=st.floats(0.2, 5), own=st.floats(0, 0.2))
 def test_it_is_the_same_whichever_of_two_is_the_base(ratio: float, own: float) -> None:
-    for two in ((INSIDE, INSIDE), (OVER, replace(OVER, own_ratio=own)), (OVER, FASTER)):
-        there, back = change_error_ratio(*two, ratio - 1), change_error_ratio(*reversed(two), 1 / ratio - 1)
+    for one, other in ((INSIDE, INSIDE), (OVER, replace(OVER, own_ratio=own)), (OVER, FASTER)):
+        there, back = change_error_ratio(one, other, ratio - 1), change_error_ratio(other, one, 1 / ratio - 1)
         assert there is not None
         assert back is not None
         assert there == pytest.approx(back * ratio)
