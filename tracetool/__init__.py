@@ -20,8 +20,8 @@ schedules take over this link, within this memory?
     geopipe 319.6 ms, fits: True
 
 ``answer`` also says what to make of it: ``warnings``, ``notes`` and ``fidelity``, and of each result ``remark`` and
-``seen_error_ratio``; ``step_change_error`` says how far off its change may be. Results are made of typed, frozen values;
-``to_polars`` and ``to_arrow`` give their tables:
+``seen_error_ratio``; ``step_change_error`` says how far off its change may be. Results are made of typed, frozen
+values; ``to_polars`` and ``to_arrow`` give their tables:
 
     >>> tables = tt.to_polars(answer)
     >>> tables["results"].select("role", "schedule", "step_ns", "bubble_ratio")
