@@ -171,9 +171,9 @@ def notes_of(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) 
         )
     if any(r.feasible and is_near_the_limit(r.metrics, scenario) for r in results):
         notes.append(f"maybe: a peak within {PEAK_ERROR_RATIO:.0%} of the limit")
-    if scenario.pipelines > 1 and scenario.topology.links:
+    if scenario.pipelines_on_link > 1:
         how = "each message the whole bandwidth in turn" if scenario.link_sharing == "temporal" else "each its share"
-        notes.append(f"{scenario.pipelines} equal pipelines share the links, {how}: figures are of the slowest")
+        notes.append(f"{scenario.pipelines_on_link} equal pipelines share the links, {how}: figures are of the slowest")
     if scenario.interference and any(rank.load is not None for rank in pipeline.ranks):
         notes.append(SLOWS_UNDER_LOAD)
     if not scenario.interference:

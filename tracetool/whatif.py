@@ -266,7 +266,7 @@ def answer(
         refuse_unheeded("overlap ratio", [*schedules, baseline], observed)
     if chunks is not None:
         refuse_chunks([*schedules, baseline], observed)
-    if scenario.pipelines > 1 and not scenario.topology.links:
+    if (scenario.pipelines or 1) > 1 and not scenario.topology.links:
         raise ScenarioError(
             f"{scenario.pipelines} pipelines are to share links, but there is none.", hint="add --dc and --link"
         )

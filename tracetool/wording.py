@@ -11,6 +11,7 @@ from tracetool.model.dc_map import parse_map, parse_table
 from tracetool.model.pipeline import P2P_MODES
 from tracetool.model.scenario import LINK_SHARINGS, Scenario
 from tracetool.model.topology import Topology, parse_link
+from tracetool.sharing import pipelines_on_links
 from tracetool.units import parse_size_bytes
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def scenario(
     microbatches: int | None = None,
     activation: str | None = None,
     static: str | None = None,
-    pipelines_on_link: int = 1,
+    pipelines_on_link: int | None = None,
     link_sharing: LinkSharing = "temporal",
     overlap_ratio: float = 1.0,
     interference: bool = True,
@@ -48,7 +49,7 @@ def scenario(
         microbatches: Microbatches per step; by default as in the trace.
         activation: Size of what one microbatch keeps on a stage, instead of the measured one; with ``static``.
         static: Size of what is allocated when the step starts, instead of the measured one.
-        pipelines_on_link: Equal pipelines that share the links.
+        pipelines_on_link: Equal pipelines that share the links; by default those of the traces that use them.
         link_sharing: How they do: temporal (in turn) or spatial (each with its share of the bandwidth).
         overlap_ratio: Time of a forward and a backward that run as one (DualPipe) over the sum of both alone.
         interference: Whether compute slows down beside communication and under sustained load.
@@ -91,7 +92,7 @@ def unplaced_scenario(
     microbatches: int | None = None,
     activation: str | None = None,
     static: str | None = None,
-    pipelines_on_link: int = 1,
+    pipelines_on_link: int | None = None,
     link_sharing: str = "temporal",
     overlap_ratio: float = 1.0,
     interference: bool = True,
@@ -162,14 +163,15 @@ def read_dc_map(text: str) -> DCMap:
 
 
 def placed(topology: Topology, dc_map: DCMap, found: Reconstruction) -> Topology:
-    """A topology with the places of the pipeline's ranks, and of all others that the map tells of.
+    """A topology with the places of the pipeline's ranks, of all others that the map tells of, and who uses its links.
 
     Raises:
         BadTopology: If the map leaves a rank of the pipeline out.
     """
     positions = {place.rank: place.pp for place in found.coordinates}
-    return replace(
+    places = replace(
         topology,
         dcs=dc_map.of_pipeline(found.observed.global_ranks, found.hosts),
         rank_dcs=tuple(sorted(dc_map.of_known(positions, found.hosts).items())),
     )
+    return replace(places, pipelines=pipelines_on_links(found, places))

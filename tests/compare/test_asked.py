@@ -29,7 +29,7 @@ OTHERWISE: dict[str, Any] = {
 }  # fmt: skip
 ELSEWHERE: dict[str, Any] = {
     "dcs": ("dc0", "dc1", "dc1", "dc1"), "links": (LINKS[0], replace(LINKS[1], latency_ns=1)),
-    "rank_dcs": ((0, "dc0"), (1, "dc1")), "partial": True,
+    "rank_dcs": ((0, "dc0"), (1, "dc1")), "partial": True, "pipelines": 2,
 }  # fmt: skip
 SOMEWHERE: dict[str, Any] = {"src_dc": "dc2", "dst_dc": "dc2", "bandwidth_bytes_per_s": 1, "latency_ns": 1}
 

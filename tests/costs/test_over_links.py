@@ -16,7 +16,7 @@ from tracetool.errors import BadTopology, ScenarioError
 from tracetool.model.action import ActionKind
 from tracetool.model.collective import CollectiveUse
 from tracetool.model.pipeline import TailPart
-from tracetool.model.scenario import Scenario
+from tracetool.model.scenario import LINK_SHARINGS, LinkSharing, Scenario
 from tracetool.model.topology import Link, Topology
 from tracetool.remarks import collective_notes
 from tracetool.replay import replay
@@ -172,3 +172,75 @@ def test_recorded_actions_wait_for_two_all_reduces_per_layer() -> None:
             (use,) = stage.collectives[kind]
             assert (use.operation, use.group_ranks, use.count) == ("allreduce", ranks, 16.0)
     assert not any(rank.overlapped for rank in found.pipeline.ranks)
+
+
+def met(
+    dcs: list[str],
+    latency: int = 3 * MB,
+    *,
+    payload: int = 240 * MB,
+    beside_ns: int | None = None,
+    scenario: Scenario | None = None,
+) -> list[tuple[int, int]]:
+    """(End of its last compute, of all) per rank of 1F1B whose ranks, one per DC given, all-reduce over 1 GB/s.
+
+    The all-reduce comes last, or begins ``beside_ns`` ahead of the end of each rank's last backward.
+    """
+    ranks = len(dcs)
+    pipe = pipeline(ranks, M, F, B, p2p="per-edge")
+    use = CollectiveUse("allreduce", tuple(range(ranks)), payload, MB, lead_ns=beside_ns or 0, meeting="all")
+    part = TailPart(ActionKind.REDUCE_GRAD, MB, "all", (use,))
+    profiles = (replace(r, tail=(part,)) if beside_ns is None else replace(r, overlapped=(use,)) for r in pipe.ranks)
+    pipe = replace(pipe, ranks=tuple(profiles))
+    names = list(dict.fromkeys(dcs))
+    ring = (*links(*names), *links(names[-1], names[0])) if len(names) > 2 else links(*names)
+    free = tuple(replace(link, latency_ns=latency) for link in ring)
+    asked = replace(scenario or Scenario(), topology=Topology(tuple(dcs), free))
+    timeline = replay(pipe, build_schedule("1f1b", pipe.observed.shape), asked).timeline
+    (many,) = replay_many(pipe, build_schedule("1f1b", pipe.observed.shape), [asked])
+    assert many.step_ns == max(op.end_ns for op in timeline.ops)
+    by_rank = [[op for op in timeline.ops if op.rank == rank] for rank in range(ranks)]
+    return [(max(op.end_ns for op in ops if op.stage >= 0), max(op.end_ns for op in ops)) for ops in by_rank]
+
+
+@pytest.mark.parametrize(
+    "dcs", [["a", "b"], ["a", "a", "b"], ["a", "b", "c"], ["a", "a", "b", "b"], ["a", "b", "b", "c"]]
+)
+@pytest.mark.parametrize("beside_ns", [None, 50 * MB])
+def test_members_that_meet_share_one_transfer_and_end_together(dcs: list[str], beside_ns: int | None) -> None:
+    """2 (n - 1) / n of the tensor over each edge once, from when the last rank came, and 2 (n - 1) hops round the ring.
+
+    The latencies of the hops over links: of n consecutive hops one per DC, so 2 rounds less the two that are spared.
+    """
+    ranks = len(dcs)
+    lasts = met(dcs, beside_ns=beside_ns)
+    came = max(end for end, _ in lasts) - (beside_ns or 0)
+    crossing = [dcs[n] != dcs[(n + 1) % ranks] for n in range(ranks)]
+    hops = max(sum((crossing * 3)[first : first + 2 * (ranks - 1)]) for first in range(ranks))
+    moved = 2 * (ranks - 1) * 240 * MB // ranks
+    assert {end for _, end in lasts} == {came + moved + hops * 3 * MB}
+
+
+@pytest.mark.parametrize("pipelines", [2, 3])
+def test_each_of_several_pipelines_has_a_collective_of_its_own_over_the_link(pipelines: int) -> None:
+    """All members in one pipeline: as many transfers as pipelines, one after another, and the last one counts."""
+    alone = met(["a", "b"], 0)
+    shared = met(["a", "b"], 0, scenario=Scenario(pipelines=pipelines))
+    assert shared[0][1] - alone[0][1] == (pipelines - 1) * 240 * MB
+    spatial = met(["a", "b"], 0, scenario=Scenario(pipelines=pipelines, link_sharing="spatial"))
+    assert spatial[0][1] - alone[0][1] == pytest.approx((pipelines - 1) * 240 * MB, abs=10)
+
+
+@pytest.mark.parametrize(("pipelines", "transfers"), [(1, 1), (2, 1), (4, 2)])
+@pytest.mark.parametrize("sharing", LINK_SHARINGS)
+def test_pipelines_that_meet_move_their_bytes_once(pipelines: int, transfers: int, sharing: LinkSharing) -> None:
+    """A group with a rank of each of two pipelines: its all-reduce is one for both of them."""
+    pipe = pipeline(P, M, F, B, p2p="per-edge")
+    uses = [CollectiveUse("allreduce", (r, r + 2), 80 * MB, MB, meeting=f"dp {r}") for r in range(P)]
+    parts = [TailPart(ActionKind.REDUCE_GRAD, MB, None, (use,)) for use in uses]
+    # Rank 0 is through last, by far: its all-reduce has the link to itself.
+    pipe = replace(pipe, ranks=tuple(replace(r, tail=(part,)) for r, part in zip(pipe.ranks, parts, strict=True)))
+    topology = Topology(("a", "a"), links("a", "b"), rank_dcs=((0, "a"), (1, "a"), (2, "b"), (3, "b")))
+    asked = Scenario(topology, pipelines=pipelines, link_sharing=sharing)
+    timeline = replay(pipe, build_schedule("1f1b", pipe.observed.shape), asked).timeline
+    assert max(op.end_ns for op in timeline.ops) == WINDOW + transfers * 80 * MB

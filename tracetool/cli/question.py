@@ -35,7 +35,7 @@ class Words(TypedDict):
     microbatches: int | None
     activation: str | None
     static: str | None
-    pipelines_on_link: int
+    pipelines_on_link: int | None
     link_sharing: LinkSharing | None
     costs_from: Path | None
     memory_from: Path | None
@@ -69,10 +69,8 @@ _OPTIONS = (
     click.option(
         "--pipelines-on-link",
         type=click.IntRange(1, 1024),
-        default=1,
-        show_default=True,
         metavar="N",
-        help="Equal pipelines that share the links (data parallel replicas).",
+        help="Equal pipelines that share the links (replicas); default: those of the traces that use them.",
     ),
     click.option(
         "--link-sharing",
@@ -205,13 +203,14 @@ def command_line() -> str:
     return shlex.join(["tracetool", *click.get_current_context().obj])
 
 
-def ask(paths: tuple[Path, ...], words: Words, *, quiet: bool) -> Question:
+def ask(paths: tuple[Path, ...], words: Words, *, quiet: bool, has_maps: bool = False) -> Question:
     """Read the options, then the recording.
 
     Args:
         paths: A Run, or raw traces.
         words: The shared options.
         quiet: Whether to show no progress.
+        has_maps: Whether maps and links of its own come on top of the shared options.
 
     Raises:
         TraceToolError: If an option cannot be read, or the recording cannot, or holds no such pipeline.
@@ -236,18 +235,24 @@ def ask(paths: tuple[Path, ...], words: Words, *, quiet: bool) -> Question:
     found = borrow(found)
     if dc_map is not None:
         scenario = replace(scenario, topology=placed(scenario.topology, dc_map, found))
+    if words["link_sharing"] is not None and not has_maps and scenario.pipelines_on_link == 1:
+        raise _nothing_shared()
     name = " ".join(str(path) for path in paths)
     return Question(run, found, scenario, name, words["pipeline"], words["copy_missing_ranks"], borrow)
+
+
+def _nothing_shared() -> ScenarioError:
+    return ScenarioError(
+        "--link-sharing says how several pipelines share links, but there is one.",
+        hint="add --pipelines-on-link N, or leave it out",
+    )
 
 
 def _scenario(words: Words) -> Scenario:
     from tracetool.wording import unplaced_scenario
 
     if words["link_sharing"] is not None and words["pipelines_on_link"] == 1:
-        raise ScenarioError(
-            "--link-sharing says how several pipelines share links, but there is one.",
-            hint="add --pipelines-on-link N, or leave it out",
-        )
+        raise _nothing_shared()
     return unplaced_scenario(
         link=words["link"],
         hbm=words["hbm"],

@@ -139,7 +139,7 @@ def sweep(
         grid.check_figures()
     if executor is not None:
         check_address(executor)
-    question = ask(paths, _shared_words(words), quiet=quiet)
+    question = ask(paths, _shared_words(words), quiet=quiet, has_maps=True)
     grids = _grids(grid, question, dc, scenarios, scenario)
     with _PointBar(quiet=quiet) as progress:
         found = run_sweep(

@@ -71,6 +71,17 @@ def crossing_uses(pipeline: Pipeline, topology: Topology) -> tuple[CollectiveUse
     )
 
 
+def pipelines_joined(use: CollectiveUse, ranks: Iterable[int]) -> int:
+    """How many pipelines the group of a collective joins, if each has as many of its ranks as one of them.
+
+    Args:
+        use: The collective.
+        ranks: Global ranks of that one.
+    """
+    mine = len(set(use.group_ranks).intersection(ranks))
+    return max(1, -(-len(use.group_ranks) // max(1, mine)))
+
+
 def over_links(use: CollectiveUse, topology: Topology, places: Mapping[int, str]) -> OverLinks | None:
     """What a collective takes over the links that its group crosses; None if it crosses none.
 
@@ -93,7 +104,7 @@ def over_links(use: CollectiveUse, topology: Topology, places: Mapping[int, str]
     if use.payload_bytes is None:
         raise ScenarioError("its size is unknown")
     if "alltoall" in operation:
-        return _all_to_all(use, use.payload_bytes, topology, dcs, members)
+        return _all_to_all(use, use.payload_bytes / use.shares, topology, dcs, members)
     rounds = next((count for name, count in _ROUNDS.items() if name in operation), None)
     if rounds is None and not any(operation.endswith(name) for name in _CHAINS):
         raise ScenarioError("how it moves its bytes is not known")
@@ -102,10 +113,12 @@ def over_links(use: CollectiveUse, topology: Topology, places: Mapping[int, str]
         # A broadcast or reduce goes down a chain: the ring without its closing edge.
         edges = [link for edge in ring[:-1] for link in edge]
         return OverLinks(
-            *_loads((link, use.payload_bytes) for link in edges), sum(k.latency_ns for k in edges), use.own_ns
+            *_loads((link, use.payload_bytes / use.shares) for link in edges),
+            sum(k.latency_ns for k in edges),
+            use.own_ns,
         )
     ranks = len(use.group_ranks)
-    carried = rounds * (ranks - 1) * use.payload_bytes / ranks
+    carried = rounds * (ranks - 1) * use.payload_bytes / ranks / use.shares
     latency = _longest_way([sum(k.latency_ns for k in edge) for edge in ring], members, rounds * (ranks - 1))
     return OverLinks(*_loads((link, carried) for edge in ring for link in edge), latency, use.own_ns)
 
@@ -126,7 +139,7 @@ def _longest_way(edges_ns: Sequence[int], members: Sequence[int], hops: int) -> 
 
 
 def _all_to_all(
-    use: CollectiveUse, payload_bytes: int, topology: Topology, dcs: Sequence[str], members: Sequence[int]
+    use: CollectiveUse, payload_bytes: float, topology: Topology, dcs: Sequence[str], members: Sequence[int]
 ) -> OverLinks:
     """Each rank sends the n-th part of its tensor to every other one, straight."""
     pairs = [

@@ -17,6 +17,7 @@ class CollectiveUse:
         count: How many of them there are: in each action of a stage and kind on average; 1 of a rank's own.
         lead_ns: How long before the end of the rank's last compute it started, of one that ran beside computes.
         after_ns: How much of its own time came after that end, where it is part of the rank's tail.
+        shares: Over how many of the shares that pipelines have of each link it moves its bytes.
         meeting: Name of this collective, the same on all of its ranks; empty of those of actions.
     """
 
@@ -27,4 +28,5 @@ class CollectiveUse:
     count: float = 1.0
     lead_ns: int = 0
     after_ns: int = 0
+    shares: int = 1
     meeting: str = ""

@@ -29,7 +29,7 @@ class Scenario:
         static_bytes: Bytes allocated at step start, instead of the measured ones.
         overlap_ratio: Time of a forward and a backward that run as one (DualPipe) over the sum of their times alone;
             1 gains nothing: one runs after the other. A trace of another schedule cannot tell it.
-        pipelines: Equal pipelines that share the links.
+        pipelines: Equal pipelines that share the links; None takes those of the job that use them (``topology``).
         link_sharing: How: ``temporal`` gives each message the whole bandwidth in turn, ``spatial`` each pipeline its
             share of it.
         interference: Whether compute slows down beside communication kernels and under sustained load, as far as the
@@ -44,13 +44,20 @@ class Scenario:
     static_bytes: int | None = None
     overlap_ratio: float = 1.0
     interference: bool = True
-    pipelines: int = 1
+    pipelines: int | None = None
     link_sharing: LinkSharing = "temporal"
 
     @property
     def interwoven(self) -> bool:
         """Whether kernels of a forward and a backward that run as one run in turns, so that both need their inputs."""
         return self.overlap_ratio != 1
+
+    @property
+    def pipelines_on_link(self) -> int:
+        """Pipelines that share the links: as asked for, else as the topology says; 1 without links."""
+        if not self.topology.links:
+            return 1
+        return self.topology.pipelines if self.pipelines is None else self.pipelines
 
     def __post_init__(self) -> None:
         """Refuse a limit that nothing could stay within.

@@ -52,12 +52,14 @@ class Topology:
         rank_dcs: (global rank, DC name) of ranks of the job, as far as a map tells: which collectives cross DCs.
         partial: Whether places that no link joins exchange messages as fast as was measured; otherwise a message
             between them is an error.
+        pipelines: Pipelines of the job that use the links, the one that is replayed among them.
     """
 
     dcs: tuple[str, ...] = ()
     links: tuple[Link, ...] = ()
     rank_dcs: tuple[tuple[int, str], ...] = ()
     partial: bool = False
+    pipelines: int = 1
 
     def link(self, src_rank: int, dst_rank: int) -> Link | None:
         """The link that a message between two pipeline ranks uses, or None inside a DC.

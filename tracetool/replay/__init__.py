@@ -10,7 +10,7 @@ from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import MemoryCurve, Op, Timeline, Transfer, memory_curve
 from tracetool.replay.compiled import Compiled
 from tracetool.replay.costing import TaskCosts
-from tracetool.replay.side_by_side import divided, side_by_side, slowest
+from tracetool.replay.side_by_side import divided, side_by_side, slowest, with_shares
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,7 +77,7 @@ def replay(pipeline: Pipeline, schedule: Schedule, scenario: Scenario | None = N
     """
     scenario = scenario or Scenario()
     scenario.topology.check(schedule.shape.ranks)
-    if scenario.pipelines > 1 and scenario.topology.links:
+    if scenario.pipelines_on_link > 1:
         return _shared(pipeline, schedule, scenario)
     mode = p2p_of(schedule, pipeline, scenario)
     compiled = Compiled(schedule, mode, scenario.topology, buffered=pipeline.buffered, interwoven=scenario.interwoven)
@@ -91,8 +91,9 @@ def _shared(pipeline: Pipeline, schedule: Schedule, scenario: Scenario) -> Repla
     """Replay a pipeline whose links others use as well: the slowest of them."""
     alone = replace(scenario, pipelines=1)
     if scenario.link_sharing == "spatial":
-        return replay(pipeline, schedule, replace(alone, topology=divided(scenario.topology, scenario.pipelines)))
-    many = side_by_side(pipeline, schedule, scenario.topology, scenario.pipelines)
+        shared = replace(alone, topology=divided(scenario.topology, scenario.pipelines_on_link))
+        return replay(with_shares(pipeline, scenario.pipelines_on_link), schedule, shared)
+    many = side_by_side(pipeline, schedule, scenario.topology, scenario.pipelines_on_link)
     done = replay(many[0], many[1], replace(alone, topology=many[2], p2p=p2p_of(schedule, pipeline, scenario)))
     shape = schedule.shape
     return Replayed(schedule, done.p2p, slowest(done.timeline, shape.ranks, shape.stages), scenario.topology)

@@ -10,7 +10,7 @@ from tracetool.model.topology import Link
 from tracetool.replay import p2p_of, replay
 from tracetool.replay.compiled import Compiled
 from tracetool.replay.costing import TaskCosts
-from tracetool.replay.side_by_side import divided
+from tracetool.replay.side_by_side import divided, with_shares
 from tracetool.replay.sweeping import Durations
 
 if TYPE_CHECKING:
@@ -70,11 +70,11 @@ class Replayer:
     def __init__(self, pipeline: Pipeline, schedule: Schedule) -> None:
         self._pipeline = pipeline
         self._schedule = schedule
-        self._together: dict[Scenario, _Together] = {}
+        self._together: dict[tuple[Scenario, int], _Together] = {}
 
     def replay_many(self, scenarios: Sequence[Scenario]) -> list[StepTimes]:
         """See the function ``replay_many``."""
-        alike: dict[Scenario, list[int]] = {}
+        alike: dict[tuple[Scenario, int], list[int]] = {}
         found: dict[int, StepTimes] = {}
         alone = [_alone(scenario) for scenario in scenarios]
         for number, scenario in enumerate(alone):
@@ -82,24 +82,31 @@ class Replayer:
             if _shares_links(scenario):
                 found[number] = _of(replay(self._pipeline, self._schedule, scenario).timeline)
             else:
-                alike.setdefault(_kept(self._pipeline, scenario), []).append(number)
+                key = _kept(self._pipeline, scenario), _shares(scenarios[number])
+                alike.setdefault(key, []).append(number)
         for same, numbers in alike.items():
             if same not in self._together:
-                self._together[same] = _Together(self._pipeline, self._schedule, alone[numbers[0]])
+                pipeline = with_shares(self._pipeline, same[1])
+                self._together[same] = _Together(pipeline, self._schedule, alone[numbers[0]])
             steps = self._together[same].run([alone[number].topology for number in numbers])
             found.update(zip(numbers, steps, strict=True))
         return [found[number] for number in range(len(scenarios))]
 
 
 def _shares_links(scenario: Scenario) -> bool:
-    return scenario.pipelines > 1 and bool(scenario.topology.links)
+    return scenario.pipelines_on_link > 1
+
+
+def _shares(scenario: Scenario) -> int:
+    """How many pipelines have a share of every link all the time."""
+    return scenario.pipelines_on_link if scenario.link_sharing == "spatial" else 1
 
 
 def _alone(scenario: Scenario) -> Scenario:
     """With a pipeline's own share of every link, where it has one all the time."""
     if not _shares_links(scenario) or scenario.link_sharing != "spatial":
         return scenario
-    return replace(scenario, pipelines=1, topology=divided(scenario.topology, scenario.pipelines))
+    return replace(scenario, pipelines=1, topology=divided(scenario.topology, scenario.pipelines_on_link))
 
 
 def _kept(pipeline: Pipeline, scenario: Scenario) -> Scenario:

@@ -11,10 +11,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tracetool.costs.over_links import pipelines_joined
 from tracetool.errors import UnsupportedShape
 
 if TYPE_CHECKING:
-    from tracetool.model.pipeline import Pipeline
+    from tracetool.model.collective import CollectiveUse
+    from tracetool.model.pipeline import Pipeline, RankProfile, TailPart
     from tracetool.model.schedule import Schedule
     from tracetool.model.timeline import Timeline
     from tracetool.model.topology import Topology
@@ -28,10 +30,35 @@ def divided(topology: Topology, pipelines: int) -> Topology:
     return replace(topology, links=links)
 
 
+def with_shares(pipeline: Pipeline, pipelines: int) -> Pipeline:
+    """The pipeline over its shares of the links: a collective has those of all pipelines that it joins."""
+    ranks = [profile.rank for profile in pipeline.ranks]
+
+    def own(uses: tuple[CollectiveUse, ...]) -> tuple[CollectiveUse, ...]:
+        return tuple(replace(use, shares=min(pipelines, pipelines_joined(use, ranks))) for use in uses)
+
+    stages = tuple(
+        replace(stage, collectives={kind: own(uses) for kind, uses in stage.collectives.items()})
+        for stage in pipeline.stages
+    )
+    profiles = tuple(
+        replace(
+            profile,
+            tail=tuple(replace(part, collectives=own(part.collectives)) for part in profile.tail),
+            overlapped=own(profile.overlapped),
+        )
+        for profile in pipeline.ranks
+    )
+    return replace(pipeline, stages=stages, ranks=profiles)
+
+
 def side_by_side(
     pipeline: Pipeline, schedule: Schedule, topology: Topology, pipelines: int
 ) -> tuple[Pipeline, Schedule, Topology]:
-    """So many copies of a pipeline as one: its stages and ranks again and again, nothing flowing between copies.
+    """So many copies of a pipeline as one: its stages and ranks again and again, no messages between copies.
+
+    Copies stand for the pipelines that the groups of collectives join: a collective with ranks of two pipelines is
+    one of every two copies.
 
     Raises:
         UnsupportedShape: If the pipeline itself holds two copies of its stages.
@@ -40,7 +67,7 @@ def side_by_side(
     if shape.is_bidirectional:
         raise UnsupportedShape(
             f"{schedule.name} runs two opposed pipelines already: several of them over shared links are not modelled.",
-            hint="leave --pipelines-on-link out, or take another schedule",
+            hint="take another schedule, or give this pipeline the links for itself (--pipelines-on-link 1)",
         )
     stages = shape.stages
     orders = tuple(
@@ -59,7 +86,30 @@ def side_by_side(
 def _repeated(pipeline: Pipeline, pipelines: int, stages: int) -> Pipeline:
     profiles = [replace(s, stage=s.stage + copy * stages) for copy in range(pipelines) for s in pipeline.stages]
     memory = None if pipeline.memory is None else _repeated(pipeline.memory, pipelines, stages)
-    return replace(pipeline, stages=tuple(profiles), ranks=pipeline.ranks * pipelines, memory=memory)
+    ranks = tuple(_copy(profile, pipeline, copy) for copy in range(pipelines) for profile in pipeline.ranks)
+    return replace(pipeline, stages=tuple(profiles), ranks=ranks, memory=memory)
+
+
+def _copy(profile: RankProfile, pipeline: Pipeline, copy: int) -> RankProfile:
+    """A rank of a copy: its collectives are named apart from those of copies that have no part in them."""
+    ranks = [other.rank for other in pipeline.ranks]
+
+    def own(use: CollectiveUse, name: str) -> CollectiveUse:
+        return replace(use, meeting=f"{use.meeting or name} of {copy // pipelines_joined(use, ranks)}")
+
+    def part(number: int, tail: TailPart) -> TailPart:
+        names = [tail.meet or f"{number}.0 of rank {profile.rank}"]
+        names += [f"{number}.{place} of rank {profile.rank}" for place in range(1, len(tail.collectives))]
+        uses = tuple(own(use, name) for use, name in zip(tail.collectives, names, strict=False))
+        if tail.meet is None:
+            return replace(tail, collectives=uses)
+        return replace(tail, meet=uses[0].meeting if uses else f"{tail.meet} of {copy}", collectives=uses)
+
+    return replace(
+        profile,
+        tail=tuple(part(number, each) for number, each in enumerate(profile.tail)),
+        overlapped=tuple(own(use, f"{n} beside rank {profile.rank}") for n, use in enumerate(profile.overlapped)),
+    )
 
 
 def slowest(timeline: Timeline, ranks: int, stages: int) -> Timeline:

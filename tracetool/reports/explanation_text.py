@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.model.idle import CAUSE_NAMES, CAUSES, Cause
 from tracetool.reports.path_words import Words
+from tracetool.reports.sharing_words import sharing_lines
 from tracetool.reports.text import aligned, wrap, wrapped
 from tracetool.units import format_duration, format_ranges
 
@@ -57,7 +58,9 @@ def _head(explained: Explanation, facts: RunFacts, words: Words) -> Iterator[str
         f"  {_name(explained)}, {what}: {explained.microbatches} microbatches, {explained.p2p} transfers; a step of "
         f"{format_duration(metrics.step_ns)}, its window {format_duration(metrics.window_ns)}"
     )
-    yield from (f"  link {link}" for link in explained.answer.scenario.topology.links if not explained.seen)
+    if not explained.seen:
+        yield from (f"  link {link}" for link in explained.answer.scenario.topology.links)
+        yield from (f"  {line}" for line in sharing_lines(explained.answer.scenario))
     yield ""
     yield (
         f"Ranks idle {format_duration(metrics.bubble_ns)} of the window on average ({metrics.bubble_ratio:.1%})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tracetool.reports.sharing_words import sharing_lines
 from tracetool.units import format_bandwidth, format_duration, format_size
 
 if TYPE_CHECKING:
@@ -24,8 +25,7 @@ def scenario_parts(scenario: Scenario) -> list[str]:
         shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
         colon, each = (":", " each") if len(names) > 1 else ("", "")
         parts.append(f"{shown}{colon} {format_bandwidth(bandwidth)}, {format_duration(latency)}{each}")
-    if scenario.pipelines > 1:
-        parts.append(f"{scenario.pipelines} pipelines share the links")
+    parts += sharing_lines(scenario)
     if scenario.hbm_bytes is not None:
         parts.append(f"HBM limit {format_size(scenario.hbm_bytes)} per rank")
     if parts:

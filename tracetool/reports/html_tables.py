@@ -204,8 +204,8 @@ def _unusual(what: Scenario) -> list[tuple[str, str]]:
     if what.activation_bytes is not None and what.static_bytes is not None:
         rows.append(("Activation of a microbatch", _exact_size(what.activation_bytes)))
         rows.append(("At rest", _exact_size(what.static_bytes)))
-    if what.pipelines > 1:
-        rows.append(("Pipelines on the links", f"{what.pipelines}, {what.link_sharing} sharing"))
+    if what.pipelines_on_link > 1:
+        rows.append(("Pipelines on the links", f"{what.pipelines_on_link}, {what.link_sharing} sharing"))
     if what.overlap_ratio != 1:
         rows.append(("Overlap ratio", f"{what.overlap_ratio:g}"))
     if not what.interference:

@@ -269,6 +269,9 @@ def scenario_info(scenario: Scenario) -> ScenarioInfo:
     """A what-if as the struct of the schema; a member of either that the schema lacks is an error."""
     own, places = _members(scenario), _members(scenario.topology)
     del own["topology"]
+    # Who shares the links, asked for or found out.
+    own["pipelines"] = scenario.pipelines_on_link
+    del places["pipelines"]
     places["dcs"] = list(scenario.topology.dcs)
     places["links"] = link_infos(scenario.topology)
     places["rank_dcs"] = [RankPlaceInfo(rank=rank, dc=dc) for rank, dc in scenario.topology.rank_dcs]

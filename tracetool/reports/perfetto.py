@@ -84,8 +84,8 @@ def _about(answer: Answer, facts: RunFacts) -> dict[str, object]:
 
 def _links_of(scenario: Scenario) -> Topology:
     """The links as one pipeline has them."""
-    shared = scenario.pipelines > 1 and scenario.link_sharing == "spatial"
-    return divided(scenario.topology, scenario.pipelines) if shared else scenario.topology
+    shared = scenario.pipelines_on_link > 1 and scenario.link_sharing == "spatial"
+    return divided(scenario.topology, scenario.pipelines_on_link) if shared else scenario.topology
 
 
 def _add_memory(process: Process, timeline: Timeline) -> None:
@@ -98,7 +98,7 @@ def _add_memory(process: Process, timeline: Timeline) -> None:
 def _add_link_load(process: Process, timeline: Timeline, scenario: Scenario) -> None:
     """Per link, the share of its bandwidth that the pipeline's own messages use: all of it while one occupies it."""
     topology = _links_of(scenario)
-    share = 1 / scenario.pipelines if topology is not scenario.topology else 1
+    share = 1 / scenario.pipelines_on_link if topology is not scenario.topology else 1
     changes: dict[str, Counter[int]] = {link.name: Counter({0: 0}) for link in topology.links}
     for transfer in timeline.transfers:
         link = topology.link(transfer.src_rank, transfer.dst_rank) if transfer.link else None
@@ -106,7 +106,7 @@ def _add_link_load(process: Process, timeline: Timeline, scenario: Scenario) -> 
             change = changes[link.name]
             change[transfer.start_ns] += 1
             change[transfer.start_ns + link.occupancy_ns(transfer.payload_bytes or 0)] -= 1
-    own = " by this pipeline" if scenario.pipelines > 1 else ""
+    own = " by this pipeline" if scenario.pipelines_on_link > 1 else ""
     for name, change in changes.items():
         times = sorted(change)
         levels = accumulate(change[time] for time in times)

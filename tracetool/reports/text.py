@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tracetool.accuracy import format_error
 from tracetool.memory_limit import is_near_the_limit
 from tracetool.reports import Report, RunFacts
+from tracetool.reports.sharing_words import sharing_lines
 from tracetool.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def title(answer: Answer, facts: RunFacts) -> list[str]:
         *([f"  replayed with {replayed} microbatches"] if replayed != shape.microbatches else []),
     ]
     lines += [f"  link {link}" for link in topology.links]
+    lines += [f"  {line}" for line in sharing_lines(answer.scenario)]
     if hbm is not None:
         lines.append(f"  HBM limit {format_size(hbm)} per rank")
     return lines

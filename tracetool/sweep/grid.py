@@ -127,7 +127,7 @@ class Grid:
 
     def _ways(self, places: Topology) -> Ways:
         given = self.scenario.topology
-        ways = Ways(replace(given, dcs=places.dcs, rank_dcs=places.rank_dcs))
+        ways = Ways(replace(given, dcs=places.dcs, rank_dcs=places.rank_dcs, pipelines=places.pipelines))
         if not self.dcs:
             return ways
         fixed = tuple(link for link in given.links if {link.src_dc, link.dst_dc} <= set(ways.names))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tracetool.metrics import measure
@@ -42,8 +43,14 @@ def notes_of(found: Reconstruction, grids: Sequence[Grid], points: Sequence[Swee
         )
     if any(grid.scenario.activation_bytes is not None for grid in grids):
         notes.append("peaks from --activation and --static leave out transient buffers and gradients")
-    if any(grid.scenario.pipelines > 1 for grid in grids):
-        notes.append(f"{max(grid.scenario.pipelines for grid in grids)} equal pipelines share the links")
+    sharing = max(
+        replace(column.scenario, topology=swept.topology).pipelines_on_link
+        for grid in grids
+        for column in grid.columns()
+        for swept in column.links[:1]
+    )
+    if sharing > 1:
+        notes.append(f"{sharing} equal pipelines share the links: figures are of the slowest (--pipelines-on-link)")
     if not all(grid.scenario.interference for grid in grids):
         notes.append("slowdown beside communication and under sustained load is left out (--no-interference)")
     elif any(rank.load is not None for rank in pipeline.ranks):

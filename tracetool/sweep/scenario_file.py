@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _HINT = "schemas/scenario.schema.json; schemas/README.md has an example"
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
+_Pipelines = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 
 
 class NamedScenario(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -43,6 +44,9 @@ class NamedScenario(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     hbm: Annotated[str | None, doc("Memory limit per rank: 80GiB.")] = None
     p2p: Annotated[P2PMode | None, doc("How transfers are issued.")] = None
     microbatches: Annotated[_Count | None, doc("Microbatches per step.")] = None
+    pipelines_on_link: Annotated[
+        _Pipelines | None, doc("Equal pipelines that share the links; those of the traces that use them if not said.")
+    ] = None
 
 
 class ScenarioFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -126,6 +130,8 @@ def _grid(scenario: NamedScenario, at: str, base: Grid, places_of: Callable[[str
         grid = replace(grid, p2p=(scenario.p2p,))
     if scenario.microbatches is not None:
         grid = replace(grid, microbatches=(scenario.microbatches,))
+    if scenario.pipelines_on_link is not None:
+        grid = replace(grid, scenario=replace(grid.scenario, pipelines=scenario.pipelines_on_link))
     if scenario.links:
         found = [_read(f"{at}.links[{i}]", text, parse_link) for i, text in enumerate(scenario.links)]
         links = tuple(link for directions in found for link in directions)

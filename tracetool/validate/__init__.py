@@ -248,6 +248,7 @@ class _Predictor:
             topology=topology,
             p2p=p2p_mode(step.p2p),
             microbatches=step.microbatches,
+            pipelines=step.pipelines_on_link or step.tensor_parallel * step.data_parallel,
         )
         done = replay(pipeline, schedule, scenario)
         metrics = measure(done.timeline)

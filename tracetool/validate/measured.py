@@ -63,6 +63,9 @@ class MeasuredStep(msgspec.Struct, kw_only=True):
     p2p: Annotated[str | None, doc(f"How transfers were issued: {P2P_MODE_NAMES}; null: as in the Run.")] = None
     tensor_parallel: Annotated[_Count, doc("Tensor-parallel ranks.")] = 1
     data_parallel: Annotated[_Count, doc("Data-parallel ranks.")] = 1
+    pipelines_on_link: Annotated[
+        _Count | None, doc("Pipelines that shared the links; null: all, tensor_parallel x data_parallel.")
+    ] = None
     chunks: Annotated[_Count | None, doc("Stages per rank; null: as many as the schedule needs.")] = None
     virtual: Annotated[_Count | None, doc("The same under another name.")] = None
     links: Annotated[list[MeasuredLink], doc("Slow links; all other pairs of ranks are as in the Run.")] = []
