@@ -275,7 +275,8 @@ def answer(
     if observed.shape.chunks > 1 and baseline == "1f1b":
         baseline = "observed"
         notes.append("the baseline is the observed order: 1f1b needs one stage per rank")
-    back, seen = measure(replay(pipeline, observed, Scenario()).timeline), measure(found.observed)
+    back = measure(replay(pipeline.with_other_pipelines(), observed, Scenario()).timeline)
+    seen = measure(found.observed)
     fidelity = Fidelity(seen.window_ns, back.window_ns)
     # A model that misses its own recording by more than the known error misses other orders by as much at least.
     own_error = max(abs(fidelity.error_ratio), abs(back.step_ns / seen.step_ns - 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -159,12 +159,14 @@ class TailPart:
         duration_ns: Its time, without waits for other ranks.
         meet: Name of the collective that opens it: ranks with the same one begin it together; None for none.
         collectives: Those that run in it, one after another.
+        waited_ns: What it waited besides, when it was recorded, for ranks of other pipelines.
     """
 
     kind: ActionKind
     duration_ns: int
     meet: str | None = None
     collectives: tuple[CollectiveUse, ...] = ()
+    waited_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +223,17 @@ class Pipeline:
     buffered: bool = False
     outside_ns: int | None = None
     memory: Pipeline | None = None
+
+    def with_other_pipelines(self) -> Pipeline:
+        """The same with what its tails waited for other pipelines when it was recorded, which replays leave out."""
+        ranks = tuple(
+            replace(
+                rank,
+                tail=tuple(replace(p, duration_ns=p.duration_ns + p.waited_ns, waited_ns=0) for p in rank.tail),
+            )
+            for rank in self.ranks
+        )
+        return replace(self, ranks=ranks)
 
     @property
     def memory_source(self) -> Pipeline:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 def notes_of(found: Reconstruction, grids: Sequence[Grid], points: Sequence[SweepPoint]) -> tuple[str, ...]:
     """What holds for all points: how far replay misses the recording, and what was not checked or left out."""
     pipeline = found.pipeline
-    back, seen = measure(replay(pipeline, pipeline.observed, Scenario()).timeline), measure(found.observed)
+    back = measure(replay(pipeline.with_other_pipelines(), pipeline.observed, Scenario()).timeline)
+    seen = measure(found.observed)
     error = back.window_ns / seen.window_ns - 1
     own = max(abs(error), abs(back.step_ns / seen.step_ns - 1))
     notes = [*distrust(own), f"fidelity: the observed order, replayed, differs by {error:+.2%} from what was observed"]
