@@ -74,6 +74,26 @@ def test_without_recorded_inputs_or_with_several_groups_the_peer_stays_unknown(t
     assert [row[1:3] for row in _comms(tmp_path / "b", named, groups)] == [(None, 32)]
 
 
+@pytest.mark.parametrize(
+    ("more", "peer", "found"),
+    [
+        ([("3", [2, 5, 7]), ("1", [2, 5, 7])], 1, (5, "0")),
+        # Groups of one, without this rank, without a rank in that place, or with this one there, are not meant.
+        ([("1", [2]), ("2", [5, 7, 2, 3]), ("3", [3, 4, 6])], 2, (7, "0")),
+        ([("1", [2, 3])], 2, (7, "0")),
+        ([("1", [])], 2, (7, "0")),
+        ([("1", [2, 3]), ("2", [2, 5, 7])], 1, (None, "")),
+    ],
+)
+def test_of_groups_that_could_be_meant_only_their_ranks_count(
+    tmp_path: Path, more: list[tuple[str, list[int]]], peer: int, found: tuple[int | None, str]
+) -> None:
+    groups = [{**GROUP, "pg_name": name, "ranks": ranks} for name, ranks in more]
+    events = [_op("c10d::send", 10, 5, peer=peer, dims=[[8]]), _title("gloo:send", 12, 1, "float")]
+    ((_, to, size, group, *_),) = _comms(tmp_path, events, [*groups, GROUP])
+    assert ((to, group), size) == (found, 32)
+
+
 def test_an_op_around_a_record_fills_in_its_peer_and_is_not_counted_twice(tmp_path: Path) -> None:
     """Torch 2.4: ``record_param_comms`` has sizes and ranks, but not whom it sends to."""
     record = _op("record_param_comms", 11, 2)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from sys import intern
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,6 +34,8 @@ _ELEMENT_BYTES = {
     "c10::complex<float>": 8, "c10::complex<double>": 16,
 }  # fmt: skip
 _MOST_BYTES = 2**58
+_NAMED = 4
+"""Groups that a note names."""
 
 
 class Posting(NamedTuple):
@@ -110,6 +112,7 @@ def complete_records(
     postings: Sequence[Posting],
     titles: Iterable[Title],
     groups: Sequence[Group],
+    rank: int | None,
     report: SourceReport,
 ) -> list[CommRecord]:
     """Add the messages that only ``c10d`` ops tell of, and the peers that only they name.
@@ -119,6 +122,7 @@ def complete_records(
         postings: Ops in any order.
         titles: Annotations of asynchronous work.
         groups: Process groups of the trace.
+        rank: The trace's own; None if it does not say.
         report: Told what stays unknown.
 
     Returns:
@@ -130,7 +134,7 @@ def complete_records(
     works: dict[tuple[int, str], list[Title]] = defaultdict(list)
     for title in sorted(titles, key=lambda t: t.start_ns):
         works[title.thread, title.operation].append(title)
-    group = groups[0] if len({g.ranks for g in groups}) == 1 else None
+    nameless: Counter[bool] = Counter()
     added: list[CommRecord] = []
     for posting in postings:
         own = inside[posting.thread]
@@ -141,12 +145,38 @@ def complete_records(
                 if record.peer is None and posting.peer is not None and posting.peer < len(record.group_ranks):
                     record.peer = record.group_ranks[posting.peer]
             continue
+        group = _group_of(posting, groups, rank)
         added.append(_record(posting, _work_of(posting, works[posting.thread, posting.operation]), group))
-    nameless = sum(r.peer is None for r in added)
-    if nameless:
-        why = "several process groups could be meant" if group is None else "inputs of ops were not recorded"
-        report.notes.append(f"{nameless:,} sends and receives name no peer: {why} (record_shapes)")
+        if added[-1].peer is None:
+            nameless[posting.peer is not None] += 1
+    if nameless[False]:
+        report.notes.append(
+            f"{nameless[False]:,} sends and receives name no peer: inputs of ops were not recorded (record_shapes)"
+        )
+    if nameless[True]:
+        could = sorted({g.ranks for g in groups if len(g.ranks) > 1})
+        what = f"groups of other ranks could be meant ({', '.join(str(list(ranks)) for ranks in could[:_NAMED])})"
+        report.notes.append(
+            f"{nameless[True]:,} sends and receives name their peer inside a process group, and "
+            f"{what if could else 'the trace lists no group of theirs'}"
+        )
     return [*records, *added]
+
+
+def _group_of(posting: Posting, groups: Sequence[Group], rank: int | None) -> Group | None:
+    """The process group that a message is of; of several with the same ranks the first one by name.
+
+    It holds the trace's own rank, and the peer in the place that the message names. None where groups of other ranks
+    are left.
+    """
+    could = [
+        group
+        for group in groups
+        if len(group.ranks) > 1
+        and (rank is None or rank in group.ranks)
+        and (posting.peer is None or (posting.peer < len(group.ranks) and group.ranks[posting.peer] != rank))
+    ]
+    return min(could, key=lambda group: group.name) if len({group.ranks for group in could}) == 1 else None
 
 
 def _work_of(posting: Posting, titles: Sequence[Title]) -> Title | None:

@@ -211,7 +211,7 @@ class Rows:
     def comms(self) -> Iterator[pa.Table]:
         """One row per communication operation, in order of posting."""
         records = complete_records(
-            self._records, self._postings, self._titles, self._identity.groups, self._report
+            self._records, self._postings, self._titles, self._identity.groups, self._rank, self._report
         )  # fmt: skip
         records = attach_kernels(records, self._kernels_with_launch(), self._report)
         for first in range(0, len(records), _CHUNK_ROWS):
