@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from tracetool.costs.alike import layers_of_stages
 from tracetool.costs.at_rest import ends_of
 from tracetool.costs.measured import WEIGHT_SUMS_RATIO
-from tracetool.costs.over_links import crossing_uses, over_links, places_of
+from tracetool.costs.over_links import crossing_uses, over_links, pipelines_joined, places_of
 from tracetool.depth import RELEVANT_RATIO
 from tracetool.errors import ScenarioError
 from tracetool.memory_limit import PEAK_ERROR_RATIO, is_near_the_limit
@@ -201,6 +201,8 @@ def collective_notes(pipeline: Pipeline, scenario: Scenario) -> list[str]:
     """What becomes of collectives whose groups sit in several DCs."""
     topology = scenario.topology
     places = places_of(pipeline, topology)
+    own = {rank.rank for rank in pipeline.ranks}
+    beyond = False
     rescaled: set[tuple[str, int]] = set()
     kept: dict[str, set[tuple[str, int]]] = defaultdict(set)
     for use in crossing_uses(pipeline, topology):
@@ -211,11 +213,22 @@ def collective_notes(pipeline: Pipeline, scenario: Scenario) -> list[str]:
             kept[error.message].add(kind)
         else:
             rescaled.add(kind)
+            beyond |= not own.issuperset(use.group_ranks)
     notes = []
     if rescaled:
         notes.append(
             f"{_kinds(rescaled)} cross DCs and take what rings over the links would (a model that no recording checked)"
+            + ("; ranks of other pipelines are taken to come to them no later than this one's" if beyond else "")
         )
+    awaited = {use for stage in pipeline.stages for uses in stage.collectives.values() for use in uses}
+    alone = [
+        use
+        for use in awaited.intersection(crossing_uses(pipeline, topology))
+        if scenario.link_sharing == "temporal" and scenario.pipelines_on_link > pipelines_joined(use, own)
+    ]
+    if alone:
+        kinds = {(use.operation, len(use.group_ranks)) for use in alone}
+        notes.append(f"{_kinds(kinds)} that actions wait for have the links to themselves, a lower bound")
     return notes + [
         f"{_kinds(kinds)} cross DCs but take what was measured, a lower bound: {why}" for why, kinds in kept.items()
     ]

@@ -244,3 +244,24 @@ def test_pipelines_that_meet_move_their_bytes_once(pipelines: int, transfers: in
     asked = Scenario(topology, pipelines=pipelines, link_sharing=sharing)
     timeline = replay(pipe, build_schedule("1f1b", pipe.observed.shape), asked).timeline
     assert max(op.end_ns for op in timeline.ops) == WINDOW + transfers * 80 * MB
+
+
+def test_how_ranks_that_are_not_replayed_are_taken_is_said() -> None:
+    """Ranks of another pipeline in a tail's group, and four pipelines whose actions wait for sums of two of them."""
+    pipe = pipeline(P, M, F, B, p2p="per-edge")
+    use = CollectiveUse("allreduce", (0, 2), 80 * MB, MB)
+    part = TailPart(ActionKind.REDUCE_GRAD, MB, None, (use,))
+    tail = replace(pipe, ranks=tuple(replace(rank, tail=(part,)) for rank in pipe.ranks))
+    topology = Topology(("a", "a"), links("a", "b"), rank_dcs=((0, "a"), (1, "a"), (2, "b")))
+    (note,) = collective_notes(tail, Scenario(topology))
+    assert note.endswith("ranks of other pipelines are taken to come to them no later than this one's")
+    stages = tuple(replace(stage, collectives={ActionKind.FORWARD: (use,)}) for stage in pipe.stages)
+    awaited = replace(pipe, stages=stages)
+    for pipelines, notes in ((1, 1), (2, 1), (4, 2)):
+        found = collective_notes(awaited, Scenario(topology, pipelines=pipelines))
+        assert len(found) == notes
+    assert found[1] == "allreduces over 2 ranks that actions wait for have the links to themselves, a lower bound"
+    own = replace(use, group_ranks=(0, 1))
+    inside = replace(pipe, ranks=tuple(replace(r, tail=(replace(part, collectives=(own,)),)) for r in pipe.ranks))
+    (note,) = collective_notes(inside, Scenario(Topology(("a", "b"), links("a", "b"))))
+    assert note.endswith("(a model that no recording checked)")
