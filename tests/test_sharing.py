@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 import synthetic
@@ -16,6 +17,9 @@ from tracetool.model.pipeline import TailPart
 from tracetool.reconstruct.coordinates import Coordinates
 from tracetool.sharing import pipelines_on_links
 from tracetool.wording import placed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 LINK = "dc0-dc1=25Gbit/s,10ms"
 
@@ -32,7 +36,7 @@ def _job(dp: int, tp: int, pp: int) -> tuple[list[Coordinates], list[list[int]]]
     return ranks, pipelines
 
 
-def _found(dp: int, tp: int, pp: int, groups: list[tuple[int, ...]] = []) -> tt.Reconstruction:  # noqa: B006
+def _found(dp: int, tp: int, pp: int, groups: Sequence[tuple[int, ...]] = ()) -> tt.Reconstruction:
     """Pipeline 0 of a job; each rank reduces gradients with its group of those given."""
     ranks, pipelines = _job(dp, tp, pp)
     pipe = synthetic.pipeline(pp, 4, 100, 200, p2p="per-edge")

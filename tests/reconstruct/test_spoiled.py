@@ -260,14 +260,11 @@ def test_an_extra_message_inside_the_step_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_is_seconds_off_is_aligned(tmp_path: Path, clean: Metrics) -> None:
-    """Further than the step is long: messages both ways agree on the offset as they do on the clean traces."""
-
     def change(traces: list[Trace]) -> None:
         traces[2]["baseTimeNanoseconds"] += 8_000_000_000
 
     found = _spoiled(tmp_path, change)
-    (told,) = [f for f in found.findings if f.fact == "clocks" and f.subject == "rank 2"]
-    assert told.value.startswith("-8.000 s added")
+    assert any(f.subject == "rank 2" and f.value.startswith("-8.000 s added") for f in found.findings)
     assert measure(found.observed).window_ns == pytest.approx(clean.window_ns, abs=5_000)
 
 

@@ -186,7 +186,7 @@ def _at_one_time(
     """
     ahead = _roughly_ahead(reference, pairs)
     moved = {
-        pair: Anchors(*([(at - ahead.get(pair[0], 0), *rest) for at, *rest in kind] for kind in anchors))
+        pair: Anchors(*([(at - ahead.get(pair[0], 0), d, lasted) for at, d, lasted in kind] for kind in anchors))
         for pair, anchors in pairs.items()
     }
     shared = [time - ahead.get(rank, 0) for rank, time in times]
