@@ -26,11 +26,21 @@ WHERE s.vendor_bubble_ns IS NOT NULL ORDER BY s.rank, s.step
 """
 
 
+_TOTALS_SQL = """
+WITH of_rank AS (
+    SELECT rank, count(*) AS events, count(*) FILTER (category = 'kernel') AS kernels,
+           min(start_ns) AS first_ns, max(start_ns + duration_ns) AS last_ns
+    FROM events GROUP BY rank
+)
+SELECT coalesce(sum(events), 0)::BIGINT, coalesce(sum(kernels), 0)::BIGINT,
+       min(first_ns + if(applied, offset_ns, 0)), max(last_ns + if(applied, offset_ns, 0))
+FROM of_rank LEFT JOIN clocks USING (rank)
+"""
+
+
 def run_summary(run: Run) -> dict[str, Any]:
     """Everything about a Run that a user should know before using its numbers."""
-    (totals,) = run.rows(
-        "SELECT count(*), count(*) FILTER (category = 'kernel'), min(start_ns), max(start_ns + duration_ns) FROM events"
-    )
+    (totals,) = run.rows(_TOTALS_SQL)
     (p2p,) = run.rows(
         "SELECT count(*) FILTER (operation IN ('send', 'recv')), count(*), "
         "count(*) FILTER (operation IN ('send', 'recv') AND peer IS NULL) FROM comms"
