@@ -117,9 +117,16 @@ class Compiled:
         return self.ends_and_compute(durations, wanted, slowdown)[0]
 
     def ends_and_compute(
-        self, durations: Durations, wanted: Int32s, slowdown: Slowdown | None = None
+        self, durations: Durations, wanted: Int32s, slowdown: Slowdown | None = None, parts: int = 1
     ) -> tuple[Int64s, Int64s]:
-        """What ``ends`` gives, and by scenario how long all ranks compute, summed."""
+        """What ``ends`` gives, and by part and scenario how long its ranks compute, summed.
+
+        Args:
+            durations: As ``ends`` has them.
+            wanted: As ``ends`` has them.
+            slowdown: As ``ends`` has it.
+            parts: Equal parts that the ranks make up, one after another: pipelines side by side.
+        """
         import numpy as np
 
         plan = self._plan(durations) if slowdown is None else None
@@ -127,14 +134,15 @@ class Compiled:
         failed: Bools
         if plan is None:
             out, failed = np.empty((len(wanted), durations.scenarios), np.int64), np.ones(durations.scenarios, bool)
-            busy = np.empty(durations.scenarios, np.int64)
+            busy = np.empty((parts, durations.scenarios), np.int64)
         else:
             out, failed = sweep(plan, durations, wanted)
-            busy = durations.sums(np.bincount(self.class_of[computes], minlength=self.classes))
+            whole = durations.sums(np.bincount(self.class_of[computes], minlength=self.classes))
+            busy = np.repeat((whole // parts)[None], parts, axis=0)
         for scenario in np.flatnonzero(failed).tolist():
             times = self._run(durations.of(scenario), slowdown)
             out[:, scenario] = times.end_ns[wanted]
-            busy[scenario] = (times.end_ns[computes] - times.start_ns[computes]).sum()
+            busy[:, scenario] = (times.end_ns[computes] - times.start_ns[computes]).reshape(parts, -1).sum(axis=1)
         return out, busy
 
     def _run(self, durations: Int64s, slowdown: Slowdown | None) -> Times:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from tracetool.costs.over_links import crossing_uses
 from tracetool.model.topology import Link
-from tracetool.replay import p2p_of, replay
+from tracetool.replay import p2p_of
 from tracetool.replay.compiled import Compiled
 from tracetool.replay.costing import TaskCosts
-from tracetool.replay.side_by_side import divided, with_shares
+from tracetool.replay.side_by_side import divided, side_by_side, with_shares
 from tracetool.replay.sweeping import Durations
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule
-    from tracetool.model.timeline import Op, Timeline
+    from tracetool.model.timeline import Op
     from tracetool.model.topology import Topology
 
 
@@ -79,11 +79,8 @@ class Replayer:
         alone = [_alone(scenario) for scenario in scenarios]
         for number, scenario in enumerate(alone):
             scenario.topology.check(self._schedule.shape.ranks)
-            if _shares_links(scenario):
-                found[number] = _of(replay(self._pipeline, self._schedule, scenario).timeline)
-            else:
-                key = _kept(self._pipeline, scenario), _shares(scenarios[number])
-                alike.setdefault(key, []).append(number)
+            key = _kept(self._pipeline, scenario), _shares(scenarios[number])
+            alike.setdefault(key, []).append(number)
         for same, numbers in alike.items():
             if same not in self._together:
                 pipeline = with_shares(self._pipeline, same[1])
@@ -93,10 +90,6 @@ class Replayer:
         return [found[number] for number in range(len(scenarios))]
 
 
-def _shares_links(scenario: Scenario) -> bool:
-    return scenario.pipelines_on_link > 1
-
-
 def _shares(scenario: Scenario) -> int:
     """How many pipelines have a share of every link all the time."""
     return scenario.pipelines_on_link if scenario.link_sharing == "spatial" else 1
@@ -104,7 +97,7 @@ def _shares(scenario: Scenario) -> int:
 
 def _alone(scenario: Scenario) -> Scenario:
     """With a pipeline's own share of every link, where it has one all the time."""
-    if not _shares_links(scenario) or scenario.link_sharing != "spatial":
+    if scenario.pipelines_on_link == 1 or scenario.link_sharing != "spatial":
         return scenario
     return replace(scenario, pipelines=1, topology=divided(scenario.topology, scenario.pipelines_on_link))
 
@@ -124,6 +117,10 @@ class _Together:
 
     def __init__(self, pipeline: Pipeline, schedule: Schedule, scenario: Scenario) -> None:
         mode = p2p_of(schedule, pipeline, scenario)
+        self._pipelines = scenario.pipelines_on_link
+        if self._pipelines > 1:
+            pipeline, schedule, topology = side_by_side(pipeline, schedule, scenario.topology, self._pipelines)
+            scenario = replace(scenario, topology=topology, pipelines=1, p2p=mode)
         self._compiled = Compiled(
             schedule, mode, scenario.topology, buffered=pipeline.buffered, interwoven=scenario.interwoven
         )
@@ -137,26 +134,29 @@ class _Together:
 
         compiled = self._compiled
         varying = np.array(self._costs.message_classes(compiled), np.int32)
-        messages = [self._costs.message_ns(compiled, topology) for topology in topologies]
+        laid = [replace(topology, dcs=topology.dcs * self._pipelines) for topology in topologies]
+        messages = [self._costs.message_ns(compiled, topology) for topology in laid]
         values = np.array(messages, np.int64).reshape(len(topologies), len(varying)).T
         last = compiled.graph.compute[compiled.graph.flow.first[1:] - 1]
         # The first compute needs nothing from another rank: it starts at 0, and the window with it.
         durations = Durations(self._durations, varying, values)
-        ends, compute = compiled.ends_and_compute(durations, last, self._slowdown)
-        both = zip(ends.T.tolist(), compute.tolist(), strict=True)
-        return [_step(of_ranks, self._costs.tails(of_ranks), busy) for of_ranks, busy in both]
+        ends, compute = compiled.ends_and_compute(durations, last, self._slowdown, self._pipelines)
+        both = zip(ends.T.tolist(), compute.T.tolist(), strict=True)
+        return [_slowest_step(of_ranks, self._costs.tails(of_ranks), busy) for of_ranks, busy in both]
 
 
-def _step(ends_ns: list[int], tails: Sequence[Op], compute_ns: int) -> StepTimes:
-    window = max(ends_ns)
-    return StepTimes(window, max([window, *(op.end_ns for op in tails)]), compute_ns)
+def _slowest_step(ends_ns: Sequence[int], tails: Sequence[Op], compute_ns: Sequence[int]) -> StepTimes:
+    """Times of the pipeline that ends last, the first of several.
 
-
-def _of(timeline: Timeline) -> StepTimes:
-    computes = timeline.computes()
-    start = min(op.start_ns for op in computes)
-    return StepTimes(
-        window_ns=max(op.end_ns for op in computes) - start,
-        step_ns=max(op.end_ns for op in timeline.ops) - start,
-        compute_ns=sum(op.duration_ns for op in computes),
-    )
+    Args:
+        ends_ns: Per rank of all pipelines, the end of its last compute.
+        tails: What follows.
+        compute_ns: Per pipeline, compute of its ranks.
+    """
+    ranks = len(ends_ns) // len(compute_ns)
+    windows = [max(ends_ns[first : first + ranks]) for first in range(0, len(ends_ns), ranks)]
+    steps = list(windows)
+    for op in tails:
+        steps[op.rank // ranks] = max(steps[op.rank // ranks], op.end_ns)
+    last = steps.index(max(steps))
+    return StepTimes(windows[last], steps[last], compute_ns[last])
