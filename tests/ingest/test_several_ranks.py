@@ -267,3 +267,24 @@ def test_a_capture_that_comes_again_later_is_of_one_rank(tmp_path: Path) -> None
     path.write_text(json.dumps(_merged([first, again])))
     run = ingest([path], tmp_path / "x.run")
     assert run.rows("SELECT rank FROM ranks") == [(0,)]
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_two_files_of_two_ranks_each_are_four_ranks(keep: bool, apart: Run, tmp_path: Path) -> None:
+    """What stands around the events says nothing, or the rank of the first: both files would claim it."""
+    for node in range(2):
+        traces = _ranks()[2 * node : 2 * node + 2]
+        traces[0]["distributedInfo"] = traces[0]["distributedInfo"] | {"rank": 0}
+        (tmp_path / f"node-{node}.json").write_text(json.dumps(_merged(traces, keep=keep)))
+    assert [item.rank for item in discover([tmp_path]).found] == [0, 1, 2, 3]
+    run = ingest([tmp_path], tmp_path / "x.run")
+    assert _tables(run) == _tables(apart)
+
+
+def test_files_of_one_rank_each_without_a_rank_are_refused_as_before(tmp_path: Path) -> None:
+    for rank in range(2):
+        trace = _merged([_ranks()[rank]], keep=False)
+        trace["traceEvents"] = [e for e in trace["traceEvents"] if e["name"] != "record_param_comms"]
+        (tmp_path / f"trace-{'ab'[rank]}.json").write_text(json.dumps(trace))
+    with pytest.raises(IngestError, match=r"trace-a\.json does not say its rank"):
+        ingest([tmp_path], tmp_path / "x.run")

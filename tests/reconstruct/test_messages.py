@@ -154,6 +154,7 @@ class _Rows:
 
     def __init__(self, rows: list[tuple[object, ...]]) -> None:
         self._rows = rows
+        self.manifest: dict[str, object] = {}
 
     def rows(self, _sql: str) -> list[tuple[object, ...]]:
         return self._rows

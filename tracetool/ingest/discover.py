@@ -27,6 +27,7 @@ _KNOWN = (
     "tracetool reads torch.profiler (Kineto) JSON; Ascend torch_npu, MindSpore and msprof output, text or databases; "
     "NDTimeline and straggler-analysis tables"
 )
+_MOST_UNCLEAR = 64
 MOST_RANKS = 1 << 20
 UNRANKED = -1
 """Stands for the rank of a source that is no single rank's."""
@@ -120,8 +121,8 @@ def discover(paths: Sequence[Path], ranks: Mapping[str, int] | None = None, *, o
         raise _nothing(result, len(files), paths)
     found = _with_ranks(identified, ranks or {}, result.conflicts)
     result.found = in_order(found)
-    if only_look:
-        _split(result)
+    _split(result, result.found if only_look else _unclear(result.found))
+    result.conflicts += [_no_rank(item) for item in result.found if item.source.ranked and item.rank == UNRANKED]
     result.conflicts += job_conflicts(result.found)
     if result.conflicts and not only_look:
         raise result.conflicts[0]
@@ -148,12 +149,19 @@ def in_order(found: Iterable[Found]) -> list[Found]:
     return sorted(found, key=lambda f: (f.rank, str(f.source.path), f.source.member))
 
 
-def _split(result: Discovery) -> None:
-    """Put the ranks that sources hold in the place of these sources; those that cannot be told apart fail."""
+def _unclear(found: Sequence[Found]) -> list[Found]:
+    """Sources without a rank, and those that share one: they may hold several, and say the rank of one of them."""
+    ranks = Counter(item.rank for item in found if not item.source.complements)
+    unclear = [f for f in found if f.source.ranked and not f.source.complements and (f.rank < 0 or ranks[f.rank] > 1)]
+    return unclear if len(unclear) <= _MOST_UNCLEAR else []
+
+
+def _split(result: Discovery, some: Sequence[Found]) -> None:
+    """Put the ranks that some sources hold in the place of these sources; those that cannot be told apart fail."""
     kept: list[Found] = []
     for item in result.found:
         try:
-            kept += ranks_in(item) or [item]
+            kept += (ranks_in(item) if item in some else []) or [item]
         except MalformedTrace as error:
             result.failed.append(Left(item.source.path, error.message))
             if len(result.found) == 1:
@@ -207,9 +215,9 @@ def _with_ranks(
                 item = _ranked(item, ranks, unused, alone=alone)
             except MissingRank as error:
                 conflicts.append(error)
+                item = replace(item, rank=identity.rank or 0)
         found.append(item)
     found = [_beside(item, found) if _awaits_rank(item) else item for item in found]
-    conflicts += [_no_rank(item) for item in found if _awaits_rank(item)]
     for name in sorted(unused):
         labels = ", ".join(item.label for item in found[:3]) + (" ..." if len(found) > 3 else "")
         conflicts.append(
@@ -238,7 +246,7 @@ def _ranked(item: Found, ranks: Mapping[str, int], unused: set[str], *, alone: b
         return item  # its trace may tell
     if alone:
         return replace(item, rank=0, rank_from="being the only one")
-    raise _no_rank(item)
+    return item  # it may hold several
 
 
 def _no_rank(item: Found) -> MissingRank:

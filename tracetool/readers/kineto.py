@@ -148,7 +148,8 @@ class KinetoReader:
             survey.take(table.rename_columns(column_names(keep)))
         choices = survey.choices(_name(source))
         ranks = survey.ranks(choices, identity.world_size or 0, _name(source)) if choices else []
-        world = max([identity.world_size or 1, *(rank + 1 for rank, _ in ranks)])
+        # What stands around the events may be that of one rank by itself.
+        world = None if any(rank >= (identity.world_size or 0) for rank, _ in ranks) else identity.world_size
         return [
             (
                 replace(source, part=(choice.by, *choice.keys)),
