@@ -126,6 +126,26 @@ def test_long_values_may_stand_before_or_after_the_events(size: int, *, front: b
     assert run.rows("SELECT host FROM ranks") == [("node4",)]
 
 
+@pytest.mark.parametrize("scanner", SCANNERS)
+@pytest.mark.parametrize("spelling", ["kernel", "kern\\u0065l"])
+@pytest.mark.parametrize("place", [1, 5])
+def test_a_long_event_is_sound_wherever_it_stands(
+    scanner: str, spelling: str, place: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Almost three MiB of arguments, in an event that is read by itself: the last of a list, or one with escapes."""
+    monkeypatch.setenv("TRACETOOL_SCANNER", scanner)
+    kernel = EVENTS[5]
+    long = kernel | {"name": "long", "args": kernel["args"] | {"note": ["x" * 20, {"a": 1}] * 90_000}}  # type: ignore[operator]
+    events = [kernel] * 5
+    events.insert(place, long)
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps({"traceEvents": events}).replace('"kernel"', f'"{spelling}"'), encoding="utf-8")
+    assert path.stat().st_size > 2 << 20
+    run = ingest([path], tmp_path / "x.run")
+    assert (run.manifest["sources"][0]["dropped"], run.manifest["sources"][0]["repaired"]) == ({}, {})
+    assert run.rows("SELECT count(*), count(*) FILTER (name = 'long') FROM events") == [(6, 1)]
+
+
 @pytest.mark.parametrize("joint", ["", "\n", "\n\n "])
 def test_two_whole_traces_in_a_row_are_refused(joint: str, tmp_path: Path) -> None:
     behind = json.dumps({"traceEvents": EVENTS, "schemaVersion": 1, "distributedInfo": DISTRIBUTED})

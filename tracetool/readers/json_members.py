@@ -85,7 +85,7 @@ def walk(text: bytes, at: int, *, inside: bool = False) -> Walk:
             return Walk(members, at, found)
         if found.key == EVENTS_KEY and text[found.start : found.start + 1] == b"[":
             return Walk(members, found.start + 1, Stop.EVENTS)
-        end = _value_end(text, found.start)
+        end = value_end(text, found.start)
         if end is None or (end == len(text) and text[end - 1 : end] not in (b"]", b"}", b'"')):
             return Walk(members, at, Stop.CUT)
         if not _is_sound(text[found.start : end]):
@@ -113,7 +113,7 @@ def _after_space(text: bytes, at: int) -> int:
     return match.end() if match else at
 
 
-def _value_end(text: bytes, start: int) -> int | None:
+def value_end(text: bytes, start: int) -> int | None:
     """Offset after the value, None if the text ends inside it; unsound values have an end, too."""
     first = text[start : start + 1]
     if first not in (b"[", b"{"):

@@ -16,6 +16,7 @@ from tracetool.readers import Place
 from tracetool.readers.json_around import VALUE_BYTES, ends_well
 from tracetool.readers.json_bounds import BARE, Beginning, Ending, beginning, ending
 from tracetool.readers.json_columns import CLOSED, MORE, after
+from tracetool.readers.json_members import value_end
 from tracetool.readers.json_repair import repairs
 from tracetool.readers.json_resume import LONGEST_BYTES, next_event, object_at
 
@@ -79,8 +80,7 @@ class ChromeTrace:
         self._data = b""
         self._offset = 0
         self._start = 0
-        self._final = False
-        self._closed = False
+        self._final = self._closed = self._is_member = self._is_sound = False
         self._window = scanner.block_bytes
         self._pending: list[bytes] = []
         self._pending_bytes = 0
@@ -89,8 +89,6 @@ class ChromeTrace:
         self._credit = _CREDIT
         self._credited = 0
         self._given_up: int | None = None
-        self._is_member = False
-        self._is_sound = False
         self._versions = 0
         self.head = self._find_list()
 
@@ -170,7 +168,7 @@ class ChromeTrace:
 
     def _put(self, text: bytes, at: int) -> None:
         """Keep text of whole events until there is enough of it."""
-        text = text[_after_commas(text) : text.rfind(b"}") + 1]
+        text = text[after(_NEXT, text, 0, len(text)) : text.rfind(b"}") + 1]
         if text:
             if not self._pending:
                 self._pending_place = self._place(at)
@@ -232,6 +230,8 @@ class ChromeTrace:
         if own.is_cut and not self._final:
             self._read()
             return
+        if own.start is None and own.cost >= LONGEST_BYTES and self._took_long(at):
+            return
         following = None
         if own.start is not None:
             event = self._data[at : own.end]
@@ -252,6 +252,15 @@ class ChromeTrace:
         too_long = own.cost >= LONGEST_BYTES and self._left() > LONGEST_EVENT_BYTES
         reason = f"event longer than {LONGEST_EVENT_BYTES >> 20} MiB" if too_long else "damaged event"
         self._resume(at, reason, boundary.end() if boundary else None, following)
+
+    def _took_long(self, at: int) -> bool:
+        """Whether an event too long to be decoded here is taken as it is, or more text may show its end."""
+        end = value_end(self._data, at)
+        self._credit -= ((end or len(self._data)) - at) // _CREDIT_PER_BYTE
+        if end is None and not self._final and self._left() <= LONGEST_EVENT_BYTES:
+            self._read()
+            return True
+        return end is not None and self._took(self._data[at:end], at, end)
 
     def _near(self, at: int) -> int:
         return min(len(self._data), at + _AHEAD)
@@ -389,7 +398,3 @@ class ChromeTrace:
             self._report.drop(f"data after a break ({self._stream.broken})", self._place(len(self._data)))
         if not self._is_sound:
             self._check_one_trace(self.tail, self._start)
-
-
-def _after_commas(text: bytes) -> int:
-    return after(_NEXT, text, 0, len(text))

@@ -229,6 +229,11 @@ class Rows:
 
     def tell(self) -> None:
         """Note what keeps the trace from being laid beside others, and how many ranks its records speak of."""
+        elsewhere = self._devices.total() - self._devices[self.device] if self.device is not None else 0
+        if elsewhere:
+            self._report.notes.append(
+                f"{elsewhere:,} device activities ran on another device than {self.device}: they count as this rank's"
+            )
         named = [rank for r in self._records for rank in (*r.group_ranks, *(() if r.peer is None else (r.peer,)))]
         self._report.least_world = max((rank + 1 for rank in named if rank < _MOST_RANKS), default=None)
         if self._report.first_ns is not None and self._report.first_ns < ABSOLUTE_NS:
