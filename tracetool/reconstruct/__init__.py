@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tracetool.errors import MissingRank, NoDeviceActivity
+from tracetool.errors import MissingRank, NoDeviceActivity, NoPipeline
 from tracetool.model.choice import Taken
 from tracetool.reconstruct.account import Account, Finding
 from tracetool.reconstruct.closeup import Row, cost_rows, look_closely, loose_rows
@@ -119,9 +119,10 @@ def reconstruct(
     if copy_missing:
         run, survey, kernels, copies = _copied(run, pipeline, survey, account, use_labels=use_labels)
     survey = survey or survey_run(run, account, use_labels=use_labels)
-    groups = survey.pipelines or find_pipelines(run, p2p=survey.p2p, groups=survey.groups, use_labels=use_labels)
-    group = chosen_pipeline(groups, pipeline, account)
+    run = survey.run
+    group = chosen_pipeline(_pipelines(survey, use_labels=use_labels), pipeline, account)
     _check_recorded(run, group, kernels)
+    _check_chain(group)
     steps = steps_of(run, group.ranks, account, survey.clocks)
     chosen = choose_step(steps, group.ranks, step, account)
     how = How(use_labels=use_labels, has_device=bool(kernels))
@@ -178,10 +179,10 @@ def look_at_steps(run: Run, *, pipeline: int = 0, most: int = 32) -> list[StepLo
     kernels = _kernels(run)
     if not kernels:
         _check_host_only(run, account)
-    group = chosen_pipeline(
-        survey.pipelines or find_pipelines(run, p2p=survey.p2p, groups=survey.groups), pipeline, account
-    )
+    run = survey.run
+    group = chosen_pipeline(_pipelines(survey), pipeline, account)
     _check_recorded(run, group, kernels)
+    _check_chain(group)
     steps = steps_of(run, group.ranks, account, survey.clocks)
     chosen = choose_step(steps, group.ranks, None, account)
     how = How(use_labels=True, has_device=bool(kernels))
@@ -192,13 +193,20 @@ def look_at_steps(run: Run, *, pipeline: int = 0, most: int = 32) -> list[StepLo
     return sorted(looks, key=lambda each: each.step.start_ns)
 
 
+def _pipelines(survey: Survey, *, use_labels: bool = True) -> Sequence[PipelineGroup]:
+    """Those that were found, or the reason why there are none."""
+    return survey.pipelines or find_pipelines(
+        survey.run, p2p=survey.p2p, groups=survey.groups, use_labels=use_labels, rings=survey.rings
+    )
+
+
 def _copied(
     run: Run, number: int, survey: Survey | None, account: Account, *, use_labels: bool
 ) -> tuple[Run, Survey | None, dict[int, int], dict[int, int]]:
     """The Run with copies of ranks that were not recorded, what is known of it, its kernels per rank, the copies."""
     # What a look without the copies says is said again with them.
     seen = survey or survey_run(run, Account(), use_labels=use_labels)
-    pipelines = seen.pipelines or find_pipelines(run, p2p=seen.p2p, groups=seen.groups, use_labels=use_labels)
+    pipelines = _pipelines(seen, use_labels=use_labels)
     chosen_pipeline(pipelines, number, Account())
     copies = find_copies(run, pipelines, number)
     if copies:
@@ -287,6 +295,15 @@ def _tell(account: Account, pipeline: Pipeline, work: Work, transfers: Sequence[
         work.placed.agreeing / max(1, work.placed.messages) if work.placed is not None else 1.0,
         "both ends of each are neighbouring stages of one microbatch" if by_messages else None,
     )  # fmt: skip
+
+
+def _check_chain(group: PipelineGroup) -> None:
+    if group.skips:
+        told = ", ".join(f"{a} and {b} (ranks {group.ranks[a]} and {group.ranks[b]})" for a, b in group.skips)
+        raise NoPipeline(
+            f"skip connections are not read: stages {told} exchange messages past the stages between them.",
+            hint="pipelines in which every stage talks to the next one alone can be replayed",
+        )
 
 
 def _check_recorded(run: Run, group: PipelineGroup, kernels: Mapping[int, int]) -> None:

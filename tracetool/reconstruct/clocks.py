@@ -147,11 +147,18 @@ def _collect(
 ) -> tuple[dict[tuple[int, int], Anchors], list[tuple[int, int]]]:
     """Anchors of each pair of ranks, and (rank, time) of all messages and collectives."""
     pairs: dict[tuple[int, int], Anchors] = defaultdict(lambda: Anchors([], [], [], []))
-    in_kernel = Counter((op.rank, op.batch) for message in messages for op in message if op.batch is not None)
+    # Several tensors for one peer in one kernel are one message.
+    ways = {(op.rank, op.batch, op.peer, op.is_send) for message in messages for op in message if op.batch is not None}
+    in_kernel = Counter((rank, batch) for rank, batch, _, _ in ways)
+    seen: set[tuple[object, ...]] = set()
     times: list[tuple[int, int]] = []
     for send, recv in messages:
         if None in (send.end_ns, recv.end_ns) or send.rank == recv.rank or _is_host_work(send):
             continue
+        kernels = (send.rank, send.batch, recv.rank, recv.batch)
+        if None not in kernels and kernels in seen:
+            continue
+        seen.add(kernels)
         sent, received = send.end_ns or 0, recv.end_ns or 0
         low, high = sorted((send.rank, recv.rank))
         anchors = pairs[low, high]

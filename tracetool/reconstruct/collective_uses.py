@@ -24,7 +24,7 @@ SELECT c.rank, c.position, c.start_ns, c.end_ns, c.operation, c.payload_bytes, c
 FROM comms AS c
 JOIN (SELECT unnest($ranks) AS rank, unnest($firsts) AS first, unnest($lasts) AS last) AS span
   ON span.rank = c.rank AND c.posted_ns >= span.first AND c.posted_ns < span.last
-WHERE c.operation NOT IN ('send', 'recv', 'barrier') AND c.start_ns IS NOT NULL AND c.end_ns IS NOT NULL
+WHERE c.operation NOT IN ('send', 'recv', 'exchange', 'barrier') AND c.start_ns IS NOT NULL AND c.end_ns IS NOT NULL
 ORDER BY c.rank, c.start_ns
 """
 """What each rank posted within the step, on its own clock."""

@@ -80,7 +80,7 @@ class Collective(NamedTuple):
 COLLECTIVES_SQL = """
 SELECT rank, position, operation, payload_bytes, start_ns, end_ns, "group", group_ranks
 FROM comms
-WHERE operation NOT IN ('send', 'recv') AND start_ns IS NOT NULL AND end_ns IS NOT NULL
+WHERE operation NOT IN ('send', 'recv', 'exchange') AND start_ns IS NOT NULL AND end_ns IS NOT NULL
 ORDER BY rank, position
 """
 

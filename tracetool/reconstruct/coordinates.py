@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tracetool.reconstruct.account import Account, Evidence
+    from tracetool.reconstruct.exchanges import Ring
     from tracetool.reconstruct.groups import PipelineGroup
     from tracetool.reconstruct.process_groups import ProcessGroup
     from tracetool.store import Run
@@ -72,6 +73,7 @@ def find_coordinates(
     *,
     copies: Mapping[int, int] | None = None,
     stages: Mapping[int, int] | None = None,
+    rings: Sequence[Ring] = (),
 ) -> list[Coordinates]:
     """Coordinates of every rank of the job, recorded or not.
 
@@ -87,6 +89,7 @@ def find_coordinates(
         account: Gets a finding for each dimension.
         copies: Ranks that are copies, and of which recorded one.
         stages: Lowest stage that labels name on each rank, where messages are not recorded.
+        rings: Ranks that hold parts of one sequence; those without a description are context parallel.
     """
     copies = copies or {}
     recorded = {rank for (rank,) in run.rows("SELECT rank FROM ranks")} - set(copies)
@@ -96,6 +99,8 @@ def find_coordinates(
         axis = _pipeline_axis(pipelines, groups, stages or {}) if dimension == "pp" else _described(dimension, groups)
         if axis is not None:
             axes[dimension] = axis
+    if "cp" not in axes and any(not ring.description for ring in rings):
+        axes["cp"] = _of_rings([ring for ring in rings if not ring.description])
     axes |= _from_traffic(purposes(run, pipelines, groups), pipelines, axes)
     _tell(axes, account)
     grown, grid = _grown(axes, world)
@@ -171,6 +176,12 @@ def _described(dimension: Dimension, groups: Sequence[ProcessGroup]) -> _Axis | 
     taken = tuple(sorted(set(largest.values())))
     places = {rank: ranks.index(rank) for rank, ranks in largest.items()}
     return _Axis(places, taken, "metadata", 1 - len(several) / len(by_rank), detail)
+
+
+def _of_rings(rings: Sequence[Ring]) -> _Axis:
+    lists = tuple(sorted({tuple(sorted(ring.ranks)) for ring in rings}))
+    places = {rank: place for ranks in lists for place, rank in enumerate(ranks)}
+    return _Axis(places, lists, "messages", 1.0, "messages inside actions go round among them")
 
 
 def _from_traffic(

@@ -90,6 +90,7 @@ def find_crossing(run: Run, dc_map: DCMap) -> Crossing:
         BadTopology: If the map does not fit the Run's ranks.
     """
     survey = survey_run(run, Account())
+    run = survey.run
     hosts: dict[int, str | None] = dict(run.rows("SELECT rank, host FROM ranks"))
     # A map of hosts can tell of recorded ranks alone: no trace names the host of the others.
     known = [c for c in survey.coordinates if c.recorded or dc_map.counts != "hosts"]

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.errors import MissingRank, NoPipeline
 from tracetool.reconstruct.account import UNCHECKED, Account
 from tracetool.reconstruct.messages import read_p2p
 from tracetool.reconstruct.process_groups import ProcessGroup, dimension_of, read_groups
-from tracetool.reconstruct.stage_order import Votes, best_order, fits, line_of, orders_along, votes_of
+from tracetool.reconstruct.stage_order import Votes, best_order, fits, line_of, orders_along, reach, skips_of, votes_of
 from tracetool.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from tracetool.reconstruct.account import Evidence
+    from tracetool.reconstruct.exchanges import Ring
     from tracetool.reconstruct.messages import P2POp
     from tracetool.store import Run
 
@@ -30,6 +31,7 @@ class PipelineGroup:
         evidence: How the order is known.
         confidence: Share of the first and last messages of steps that agree with it.
         detail: What disagrees.
+        skips: Pairs of its pipeline ranks that exchange messages past those between them.
     """
 
     ranks: tuple[int, ...]
@@ -37,6 +39,7 @@ class PipelineGroup:
     evidence: Evidence = "metadata"
     confidence: float = 1.0
     detail: str | None = None
+    skips: tuple[tuple[int, int], ...] = ()
 
     def position(self, rank: int) -> int:
         """Pipeline rank of a global rank."""
@@ -72,6 +75,7 @@ def find_pipelines(
     p2p: Mapping[int, Sequence[P2POp]] | None = None,
     groups: Sequence[ProcessGroup] | None = None,
     use_labels: bool = True,
+    rings: Sequence[Ring] = (),
 ) -> list[PipelineGroup]:
     """All pipelines of the Run, the one with the lowest rank first.
 
@@ -84,6 +88,7 @@ def find_pipelines(
         p2p: Its sends and receives, if they were read before.
         groups: Its process groups, if they were read before.
         use_labels: Whether labels that name stages count.
+        rings: Ranks whose messages are no pipeline's.
 
     Raises:
         NoPipeline: If there are no sends and receives with a known peer, or they do not join the ranks of a
@@ -91,6 +96,15 @@ def find_pipelines(
         MissingRank: If ranks that were not recorded leave the order open.
     """
     p2p = read_p2p(run) if p2p is None else p2p
+    if not any(p2p.values()) and rings:
+        told = "; ".join(
+            f"ranks {', '.join(map(str, r.ranks))}, {f'group {r.description!r}' if r.description else 'a ring'}"
+            for r in rings
+        )
+        raise NoPipeline(
+            f"no pipeline parallelism to replay: all sends and receives of {run.name} are part of actions ({told}).",
+            hint="name the traces of ranks of other stages too, if there are any",
+        )
     if not any(p2p.values()):
         raise _no_messages(run)
     groups = read_groups(run) if groups is None else groups
@@ -103,7 +117,7 @@ def find_pipelines(
     pipelines = []
     left = set(seen.peers)
     while left:
-        members = _reach(min(left), seen.peers)
+        members = reach(min(left), seen.peers)
         whole = next((g for g in declared if set(g) > members), None)
         if whole is not None and set(whole) <= recorded:
             raise NoPipeline(
@@ -114,7 +128,8 @@ def find_pipelines(
         # Unrecorded ranks hide part of the chain; the pipeline's group still lists them.
         members |= set(whole or ())
         left -= members
-        pipelines.append(_ordered(members, [g for _, g in lists if set(g) == members], stages, seen, recorded))
+        found = _ordered(members, [g for _, g in lists if set(g) == members], stages, seen, recorded)
+        pipelines.append(replace(found, skips=skips_of(found.ranks, seen)))
     return sorted(pipelines, key=lambda pipeline: min(pipeline.ranks))
 
 
@@ -214,12 +229,3 @@ def labelled_stages(run: Run) -> dict[int, int]:
             "WHERE regexp_matches(label, '^\\d+[FBIW]') GROUP BY rank"
         )
     )
-
-
-def _reach(start: int, peers: Mapping[int, frozenset[int]]) -> set[int]:
-    seen, queue = {start}, [start]
-    while queue:
-        fresh = peers[queue.pop()] - seen
-        seen |= fresh
-        queue += fresh
-    return seen

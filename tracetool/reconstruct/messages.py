@@ -52,6 +52,7 @@ class P2POp(NamedTuple):
         start_ns: Start of its kernel; None if it has none.
         end_ns: End of its kernel.
         label: Pipeline action, where the trace lists operations by action.
+        parts: The operations that it stands for, where a hop hands on several tensors; empty if it is one alone.
     """
 
     rank: int
@@ -67,6 +68,7 @@ class P2POp(NamedTuple):
     start_ns: int | None
     end_ns: int | None
     label: str | None
+    parts: tuple[P2POp, ...] = ()
 
 
 class Message(NamedTuple):

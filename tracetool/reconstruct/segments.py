@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import ReconstructError
 from tracetool.model.action import ActionKind
+from tracetool.reconstruct.hops import join_batches, join_gaps
 from tracetool.reconstruct.kernel_types import pieces_by_kernel_type
 from tracetool.reconstruct.kernels import autograd_kernels, device_kernels, host_kernels, nodes_that_ran
 from tracetool.reconstruct.labels import label_of, pieces_by_label, pieces_of_actions
@@ -23,14 +24,15 @@ from tracetool.reconstruct.tails import Tail, observed_tail
 from tracetool.units import format_count, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tracetool.reconstruct.account import Account, Evidence
     from tracetool.reconstruct.groups import PipelineGroup
     from tracetool.reconstruct.kernels import Kernel
-    from tracetool.reconstruct.messages import Message, P2POp
+    from tracetool.reconstruct.messages import P2POp
     from tracetool.reconstruct.pieces import Piece
     from tracetool.reconstruct.steps import Step
+    from tracetool.reconstruct.transfers import StepMessages
     from tracetool.store import Run
 
 
@@ -83,11 +85,13 @@ class Work(NamedTuple):
         ranks: Per global rank.
         placed: What the messages say about stages and microbatches; None if they were not looked at.
         confidence: Share of messages (and of labels, where they are used) that agree.
+        messages: Sends and receives of the step, those of one hop as one where the stages showed that.
     """
 
     ranks: Mapping[int, RankWork]
     placed: Placed | None
     confidence: float
+    messages: StepMessages
 
 
 class _Found(NamedTuple):
@@ -103,8 +107,7 @@ def find_work(
     run: Run,
     group: PipelineGroup,
     step: Step,
-    posts: Mapping[int, Sequence[P2POp]],
-    messages: Sequence[Message],
+    messages: StepMessages,
     *,
     use_labels: bool,
     has_device: bool,
@@ -116,8 +119,7 @@ def find_work(
         run: The ingested traces.
         group: The pipeline.
         step: The step.
-        posts: Sends and receives of the step per global rank, in order of posting.
-        messages: Those of them that met.
+        messages: Sends and receives of the step.
         use_labels: Off hides the framework's own labels.
         has_device: Off takes the host's ops as the compute.
         account: Takes up what belongs to no action, and how sure the rest is.
@@ -127,13 +129,13 @@ def find_work(
             messages fit no order of stages and microbatches.
     """
     if lists_actions(run):
-        return _listed(run, group, step, account)
+        return _listed(run, group, step, messages, account)
     kernels = {
         rank: (autograd_kernels if has_device else host_kernels)(run, rank, step.spans[rank]) for rank in group.ranks
     }
     labelled = use_labels and all(any(k.label for k in kernels[rank]) for rank in group.ranks)
     try:
-        found, placed = _placed(run, group, step, kernels, posts, messages)
+        found, placed, messages = _placed(run, group, step, kernels, messages)
     except ReconstructError:
         if not labelled:
             raise
@@ -145,7 +147,7 @@ def find_work(
             found = {r: _by_label(kernels[r], group.position(r)) for r in group.ranks}
             placed = None
         confidence = min(confidence, named) if found else 1.0
-    return Work(_ranks(found, group, step, account, labelled=labelled), placed, confidence)
+    return Work(_ranks(found, group, step, account, labelled=labelled), placed, confidence, messages)
 
 
 def lists_actions(run: Run) -> bool:
@@ -153,13 +155,13 @@ def lists_actions(run: Run) -> bool:
     return bool(run.rows("SELECT 1 FROM events WHERE category = 'kernel' AND label IS NOT NULL LIMIT 1"))
 
 
-def _listed(run: Run, group: PipelineGroup, step: Step, account: Account) -> Work:
+def _listed(run: Run, group: PipelineGroup, step: Step, messages: StepMessages, account: Account) -> Work:
     found = {}
     for rank in group.ranks:
         operations = device_kernels(run, rank, step.spans[rank])
         pieces, loose = pieces_of_actions([k for k in operations if not (k.is_p2p or k.is_collective)])
         found[rank] = _Found(pieces, loose, operations, "label")
-    return Work(_ranks(found, group, step, account, labelled=True), None, 1.0)
+    return Work(_ranks(found, group, step, account, labelled=True), None, 1.0, messages)
 
 
 def _ranks(
@@ -185,38 +187,55 @@ def _ranks(
 
 
 def _placed(
-    run: Run,
-    group: PipelineGroup,
-    step: Step,
-    kernels: Mapping[int, list[Kernel]],
-    posts: Mapping[int, Sequence[P2POp]],
-    messages: Sequence[Message],
-) -> tuple[dict[int, _Found], Placed]:
-    """Pieces of every rank with stages and microbatches that the messages confirm."""
+    run: Run, group: PipelineGroup, step: Step, kernels: Mapping[int, list[Kernel]], recorded: StepMessages
+) -> tuple[dict[int, _Found], Placed, StepMessages]:
+    """Pieces of every rank with stages and microbatches that the messages confirm, and the messages by hops."""
     faults: tuple[str, ...] = ()
     problem = ReconstructError("")
-    # Where a message inside a rank is all that parts two stages, only the cut of the graph between them shows it. Like
-    # such stages, a loss that is computed or scaled apart is undone right ahead of the forward that it belongs to.
-    for joined, with_cuts, by_direction in itertools.product((False, True), repeat=3):
-        cuts = _graph_cuts(run, group, step) if with_cuts else {}
-        found = {r: _pieces(run, r, step, kernels[r], posts[r], cuts.get(r, ()), joined=joined) for r in group.ranks}
-        trails = [RankTrail(found[r].pieces, posts[r]) for r in group.ranks]
-        try:
-            placed = place(group.ranks, trails, messages, by_direction=by_direction)
-        except ReconstructError as error:
-            problem = error if not problem.message else problem
-            continue
-        if not placed.faults:
-            _leave_out_early(found, placed, posts)
-            return _settled(found), placed
-        faults = faults or placed.faults
+    for messages in _by_hops(recorded, kernels):
+        # If several tensors are sent at once, what stands in the way of reading them one by one is no reason.
+        faults, problem = (), ReconstructError("")
+        # Where a message inside a rank is all that parts two stages, only the cut of the graph between them shows it.
+        # Like such stages, a loss that is computed or scaled apart is undone right ahead of the forward that it belongs
+        # to.
+        for joined, with_cuts, by_direction in itertools.product((False, True), repeat=3):
+            cuts = _graph_cuts(run, group, step) if with_cuts else {}
+            found = {
+                r: _pieces(run, r, step, kernels[r], messages.posts[r], cuts.get(r, ()), joined=joined)
+                for r in group.ranks
+            }
+            trails = [RankTrail(found[r].pieces, messages.posts[r]) for r in group.ranks]
+            try:
+                placed = place(group.ranks, trails, messages.messages, by_direction=by_direction)
+            except ReconstructError as error:
+                problem = error if not problem.message else problem
+                continue
+            if not placed.faults:
+                _leave_out_early(found, placed, messages.posts)
+                return _settled(found), placed, messages
+            faults = faults or placed.faults
     if not faults:
         raise problem
     raise ReconstructError(
-        f"unknown schedule: {len(faults)} of {len(messages)} messages fit no order of stages and microbatches, among "
-        f"them: {faults[0]}.",
+        f"unknown schedule: {len(faults)} of {len(recorded.messages)} messages fit no order of stages and "
+        f"microbatches, among them: {faults[0]}.",
         hint="the step may be cut off (try another with --step); labels of the framework (torch 2.10 and newer) help",
     )
+
+
+def _by_hops(recorded: StepMessages, kernels: Mapping[int, Sequence[Kernel]]) -> Iterator[StepMessages]:
+    """The messages of a step one by one, then those of one hop as one, where that makes a difference."""
+    yield recorded
+    by_batch = join_batches(recorded)
+    if by_batch is not recorded:
+        yield by_batch
+    launches = {
+        rank: sorted(k.launch_ns for k in of_rank if not (k.is_p2p or k.is_barrier))
+        for rank, of_rank in kernels.items()
+    }
+    by_gap = join_gaps(recorded, launches)
+    if by_gap is not recorded and by_gap != by_batch:
+        yield by_gap
 
 
 def _leave_out_early(found: Mapping[int, _Found], placed: Placed, posts: Mapping[int, Sequence[P2POp]]) -> None:

@@ -12,7 +12,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from tracetool.reconstruct.messages import P2POp
     from tracetool.store import Run
@@ -141,3 +141,27 @@ def fits(order: Sequence[int], peers: Mapping[int, frozenset[int]]) -> tuple[boo
     apart = {abs(place[a] - place[b]) for a in order for b in peers.get(a, ()) if b in place}
     ring = last > 1 and last in apart
     return apart <= ({1, last} if ring else {1}), ring
+
+
+def reach(start: int, peers: Mapping[int, Collection[int]]) -> set[int]:
+    """All ranks that messages join with one, itself among them."""
+    seen, queue = {start}, [start]
+    while queue:
+        fresh = set(peers.get(queue.pop(), ())) - seen
+        seen |= fresh
+        queue += fresh
+    return seen
+
+
+def skips_of(order: Sequence[int], seen: Votes) -> tuple[tuple[int, int], ...]:
+    """Places in an order whose ranks exchange messages past others, where those next to each other do so as well."""
+    place = {rank: n for n, rank in enumerate(order)}
+    edges = {(place[a], place[b]) for a in order for b in seen.peers.get(a, ()) if b in place and place[a] < place[b]}
+    if any((n, n + 1) not in edges for n in range(len(order) - 1)):
+        return ()
+    past = sorted((a, b) for a, b in edges if b - a > 1)
+    if past == [(0, len(order) - 1)]:
+        # Looped stages close a ring: there the last rank is the first of the two that sends.
+        heard = [vote.upstream for vote in seen.votes if (vote.rank, vote.peer) == (order[0], order[-1])]
+        return tuple(past) if 2 * sum(heard) > len(heard) else ()
+    return tuple(past)

@@ -15,6 +15,7 @@ from tracetool.reconstruct.cautions import note_cautions
 from tracetool.reconstruct.closeup import read_residents
 from tracetool.reconstruct.collective_uses import RankUses, step_collectives, uses_of
 from tracetool.reconstruct.contention import read_devices
+from tracetool.reconstruct.hops import join_labelled, tensors_per_hop
 from tracetool.reconstruct.memory import MemoryFacts, memory_facts
 from tracetool.reconstruct.message_times import check_times
 from tracetool.reconstruct.observed_timeline import observed_timeline
@@ -88,11 +89,12 @@ def look(run: Run, group: PipelineGroup, step: Step, survey: Survey, how: How, a
         ReconstructError: If it does not hold whole forwards and backwards, or its messages do not pair up.
     """
     messages = messages_of_step(survey, group, step)
-    work = find_work(
-        run, group, step, messages.posts, messages.messages,
-        use_labels=how.use_labels, has_device=how.has_device, account=account,
-    )  # fmt: skip
+    work = find_work(run, group, step, messages, use_labels=how.use_labels, has_device=how.has_device, account=account)
+    messages = work.messages
     p2p_ops = stage_ops(run, step, messages, work.placed)
+    if work.placed is None:
+        messages, p2p_ops = join_labelled(messages, p2p_ops)
+    _tell_tensors(messages, account)
     check_times(step, p2p_ops, work.ranks, account)
     note_cautions(run, step, work.ranks, account)
     transfers = find_transfers(group, messages, p2p_ops, survey, account)
@@ -118,6 +120,15 @@ def look(run: Run, group: PipelineGroup, step: Step, survey: Survey, how: How, a
         max(end for _, end in spans) - origin,
         read_residents(run, group, work.ranks),
     )
+
+
+def _tell_tensors(messages: StepMessages, account: Account) -> None:
+    told = [
+        f"{' or '.join(map(str, counts))} from rank {src} to {dst}"
+        for (src, dst), counts in tensors_per_hop(messages).items()
+    ]
+    if told:
+        account.note(f"several tensors are handed on at once, and count as one message: {', '.join(told)}")
 
 
 def look_at_others(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _SQL = """
 SELECT max(end_ns) FILTER (end_ns <= $first), min(start_ns) FILTER (start_ns >= $last)
 FROM comms
-WHERE rank = $rank AND operation NOT IN ('send', 'recv') AND start_ns >= $start AND end_ns <= $end
+WHERE rank = $rank AND operation NOT IN ('send', 'recv', 'exchange') AND start_ns >= $start AND end_ns <= $end
 """
 
 

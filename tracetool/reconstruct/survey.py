@@ -11,6 +11,7 @@ from tracetool.readers import rows_table
 from tracetool.reconstruct.clocks import Clocks, find_clocks
 from tracetool.reconstruct.collectives import find_collectives
 from tracetool.reconstruct.coordinates import Coordinates, find_coordinates
+from tracetool.reconstruct.exchanges import Ring, find_rings, seen_without, tell_rings, without_rings
 from tracetool.reconstruct.groups import PipelineGroup, find_pipelines, labelled_stages, tell_pipelines
 from tracetool.reconstruct.messages import Matched, match_messages, read_p2p, tell_shapes
 from tracetool.reconstruct.process_groups import ProcessGroup, read_groups
@@ -33,7 +34,8 @@ class Survey:
     """What holds for the whole capture.
 
     Attributes:
-        p2p: Every send and receive, per rank in order of posting.
+        run: The Run, messages that are part of actions seen as ``exchange`` in ``comms``.
+        p2p: Every send and receive of pipelines, per rank in order of posting.
         matched: Which send met which receive.
         clocks: How the ranks' clocks differ.
         waits: How long each operation waited.
@@ -42,8 +44,10 @@ class Survey:
         groups: Process groups with all their members.
         coordinates: Where each rank of the job sits.
         collectives: Collectives, each on all of its recorded ranks.
+        rings: Ranks whose messages are part of their actions.
     """
 
+    run: Run
     p2p: Mapping[int, list[P2POp]]
     matched: Matched
     clocks: Clocks
@@ -53,6 +57,7 @@ class Survey:
     groups: tuple[ProcessGroup, ...] = ()
     coordinates: tuple[Coordinates, ...] = ()
     collectives: tuple[Collective, ...] = ()
+    rings: tuple[Ring, ...] = ()
 
 
 def survey_run(
@@ -66,29 +71,33 @@ def survey_run(
         use_labels: Off hides the framework's own labels.
         copies: Ranks that are copies, and of which recorded one.
     """
-    p2p = read_p2p(run)
+    every = read_p2p(run)
     tell_shapes(run, account)
     collectives = find_collectives(run, account)
-    matched = match_messages(p2p, account, collectives)
+    matched = match_messages(every, account, collectives)
     ranks = [rank for (rank,) in run.rows("SELECT rank FROM ranks ORDER BY rank")]
     clocks = find_clocks(ranks, matched.messages, collectives, account)
     waits = find_waits(run, matched.messages, collectives, clocks)
     tell_waits(run, waits, account)
     groups = read_groups(run, account)
+    rings = find_rings(run, every, groups)
+    tell_rings(rings, account)
+    run, p2p = seen_without(run, rings), without_rings(every, rings)
     pipelines: list[PipelineGroup] = []
     # What stands in the way of a pipeline is for reconstruction to say.
     with suppress(NoPipeline, MissingRank):
-        pipelines = find_pipelines(run, p2p=p2p, groups=groups, use_labels=use_labels)
+        pipelines = find_pipelines(run, p2p=p2p, groups=groups, use_labels=use_labels, rings=rings)
         tell_pipelines(pipelines, account)
     stages = labelled_stages(run) if use_labels else {}
-    coordinates = find_coordinates(run, pipelines, groups, account, copies=copies, stages=stages)
+    coordinates = find_coordinates(run, pipelines, groups, account, copies=copies, stages=stages, rings=rings)
     tables = {
         "coordinates": rows_table("coordinates", coordinates),
         "clocks": rows_table("clocks", _clock_rows(clocks)),
         "waits": rows_table("waits", waits),
     }
     return Survey(
-        p2p, matched, clocks, waits, tables, tuple(pipelines), tuple(groups), tuple(coordinates), tuple(collectives)
+        run, p2p, matched, clocks, waits, tables, tuple(pipelines), tuple(groups), tuple(coordinates),
+        tuple(collectives), tuple(rings),
     )
 
 

@@ -63,7 +63,7 @@ SELECT c.rank, c.group_ranks, (
        ) AS used, (SELECT sum(messages - 1) FROM sends WHERE sends.rank = c.rank) AS microbatches
 FROM placed AS c
 ASOF LEFT JOIN places AS p ON p.rank = c.rank AND p.step = c.step AND p.posted_ns <= c.posted_ns
-WHERE c.operation NOT IN ('send', 'recv', 'barrier') AND len(c.group_ranks) > 1
+WHERE c.operation NOT IN ('send', 'recv', 'exchange', 'barrier') AND len(c.group_ranks) > 1
 GROUP BY c.rank, c.group_ranks
 ORDER BY ALL
 """

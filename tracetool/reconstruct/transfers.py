@@ -11,6 +11,7 @@ from tracetool.errors import UnmatchedTransfer
 from tracetool.model.action import ActionKind
 from tracetool.model.timeline import Transfer
 from tracetool.reconstruct.labels import SQL_PATTERN, parse_label
+from tracetool.reconstruct.waits import total_ns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -216,7 +217,7 @@ def find_transfers(
     account: Account,
 ) -> list[Transfer]:
     """The step's messages with times on the reference rank's clock; how long one moved is what ``waits`` says."""
-    moved = {(w.rank, w.position): w.transfer_ns for w in survey.waits if w.pair is not None}
+    waits = {(w.rank, w.position): w.transfer_ns for w in survey.waits if w.pair is not None}
     known = {(o.op.rank, o.op.position): o for rank_ops in ops.values() for o in rank_ops}
     transfers = [
         _transfer(
@@ -224,7 +225,7 @@ def find_transfers(
             known[m.send.rank, m.send.position],
             known[m.recv.rank, m.recv.position],
             survey.clocks,
-            moved[m.recv.rank, m.recv.position],
+            _moved_ns(m.recv, waits),
         )
         for m in found.messages
     ]
@@ -235,6 +236,12 @@ def find_transfers(
             "every time that crosses ranks is off by as much"
         )
     return transfers
+
+
+def _moved_ns(op: P2POp, waits: Mapping[tuple[int, int], int]) -> int:
+    """How long a message moved; of several tensors, the time in which any of them did."""
+    parts = op.parts or (op,)
+    return total_ns(((one.end_ns or 0) - waits[one.rank, one.position], one.end_ns or 0) for one in parts)
 
 
 def check_counts(transfers: Sequence[Transfer], shape: PipelineShape) -> None:

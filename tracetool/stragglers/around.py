@@ -23,7 +23,7 @@ HOST = "host gap"
 _COLLECTIVES_SQL = """
 SELECT rank, position, start_ns, end_ns, posted_ns, operation, "group", group_ranks
 FROM comms
-WHERE operation NOT IN ('send', 'recv') AND start_ns >= $first AND end_ns <= $last
+WHERE operation NOT IN ('send', 'recv', 'exchange') AND start_ns >= $first AND end_ns <= $last
 ORDER BY rank, start_ns, end_ns, position
 """
 

@@ -48,7 +48,7 @@ def job_steps(run: Run, step: int | None, account: Account) -> list[JobStep]:
     """
     survey = survey_run(run, Account())
     groups = _usable(run, survey, step, account)
-    numbers = _numbers(run, [group for _, group in groups], step, survey, account)
+    numbers = _numbers(survey.run, [group for _, group in groups], step, survey, account)
     found: list[JobStep] = []
     for number in numbers:
         try:
