@@ -16,9 +16,12 @@ from recorded import h100, rebuilt
 from tracetool.baselines.history import add_report, read_history
 from tracetool.cli import run
 from tracetool.cli.other_recordings import borrow_memory, borrow_slowdown
+from tracetool.explain import explain
 from tracetool.model.choice import Choice, Taken
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Link, Topology
+from tracetool.reports import RunFacts
+from tracetool.reports.explanation import explanation_info
 from tracetool.reports.json import ChoiceInfo, TakenInfo, scenario_info
 
 LINKS = (Link("dc0", "dc1", 3_125_000_000, 10_000_000), Link("dc1", "dc0", 3_125_000_000, 10_000_000))
@@ -205,3 +208,7 @@ def test_borrowed_figures_name_the_recording_they_are_of() -> None:
     assert own.taken == Taken()
     lent = borrow_memory(borrow_slowdown(own, h100("rt1f1b_m8"), Path("a")), other, Path("b"))
     assert lent.taken == Taken(h100("rt1f1b_m8").manifest["digest"], other.manifest["digest"])
+    why = explain(lent, "gpipe", replace(PLACED, interference=False))
+    told = explanation_info(why, RunFacts("x", "", "", ""))
+    assert told.taken == TakenInfo(costs_from=lent.taken.costs_from, memory_from=lent.taken.memory_from)
+    assert told.scenario.interference is False

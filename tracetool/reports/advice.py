@@ -17,6 +17,7 @@ from tracetool.reports.json import (
     ScenarioInfo,
     ShortageInfo,
     StepInfo,
+    TakenInfo,
     report_info,
     scenario_info,
     shortage_info,
@@ -117,6 +118,7 @@ class AdviceInfo(msgspec.Struct, kw_only=True):
     step: StepInfo
     fidelity: FidelityInfo
     scenario: ScenarioInfo
+    taken: TakenInfo
     now: Annotated[
         ResultInfo,
         doc("The recorded order over the same links; of other microbatches, the schedule that it is."),
@@ -155,6 +157,7 @@ def advice_info(advice: Advice, facts: RunFacts, tuning: CoTuning | None = None)
         step=report.step,
         fidelity=report.fidelity,
         scenario=scenario_info(advice.scenario),
+        taken=report.taken,
         now=report.baseline,
         best=None if advice.best is None else _plan(advice.best),
         change_ratio=None if advice.best is None else advice.best.step_ns / advice.now.metrics.step_ns - 1,

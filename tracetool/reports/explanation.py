@@ -9,7 +9,7 @@ import msgspec
 from tracetool.fields import doc
 from tracetool.model.idle import CAUSES, Cause
 from tracetool.model.pipeline import P2P_MODE_NAMES
-from tracetool.reports.json import IdleInfo, LinkInfo, ScenarioInfo, link_infos, scenario_info
+from tracetool.reports.json import IdleInfo, LinkInfo, ScenarioInfo, TakenInfo, link_infos, scenario_info, taken_info
 from tracetool.reports.path_words import Words
 from tracetool.tables import SCHEMA_VERSION
 
@@ -93,6 +93,7 @@ class ExplanationInfo(msgspec.Struct, kw_only=True):
     microbatches: Annotated[int, doc("Microbatches per step.")]
     links: Annotated[list[LinkInfo], doc("Links between data centres.")]
     scenario: Annotated[ScenarioInfo, doc("The what-if, all of it.")]
+    taken: TakenInfo
     step_ns: Annotated[int, doc("First forward to the end of gradient reduction and optimizer.")]
     window_ns: Annotated[int, doc("First forward on any rank to last backward on any rank.")]
     bubble_ns: Annotated[int, doc("Idle time within the window, mean over ranks.")]
@@ -125,6 +126,7 @@ def explanation_info(explained: Explanation, facts: RunFacts) -> ExplanationInfo
         microbatches=explained.microbatches,
         links=link_infos(answer.scenario.topology),
         scenario=scenario_info(answer.scenario),
+        taken=taken_info(answer.taken),
         step_ns=metrics.step_ns,
         window_ns=metrics.window_ns,
         bubble_ns=metrics.bubble_ns,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from tracetool.memory_limit import Shortage
     from tracetool.metrics import Metrics
+    from tracetool.model.choice import Taken
     from tracetool.model.idle import Idle
     from tracetool.model.scenario import Scenario
     from tracetool.model.topology import Topology
@@ -256,7 +257,7 @@ def report_info(answer: Answer, facts: RunFacts) -> ReportInfo:
             error_ratio=answer.fidelity.error_ratio,
         ),
         scenario=scenario_info(answer.scenario),
-        taken=TakenInfo(**_members(answer.taken)),
+        taken=taken_info(answer.taken),
         baseline=_result(answer, answer.baseline),
         results=[_result(answer, r) for r in answer.results],
         refused=[RefusedInfo(schedule=r.schedule, reason=r.reason, hint=r.hint) for r in answer.refused],
@@ -276,6 +277,11 @@ def scenario_info(scenario: Scenario) -> ScenarioInfo:
     places["links"] = link_infos(scenario.topology)
     places["rank_dcs"] = [RankPlaceInfo(rank=rank, dc=dc) for rank, dc in scenario.topology.rank_dcs]
     return ScenarioInfo(**own, **places)
+
+
+def taken_info(taken: Taken) -> TakenInfo:
+    """What was taken from elsewhere as the struct of the schema."""
+    return TakenInfo(**_members(taken))
 
 
 def link_infos(topology: Topology) -> list[LinkInfo]:
