@@ -18,6 +18,7 @@ from recorded import SAMPLES, data
 
 from tracetool.errors import IngestError
 from tracetool.ingest import discover, ingest
+from tracetool.readers.kineto_census import label_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,15 +30,19 @@ Event = dict[str, Any]
 Trace = dict[str, Any]
 
 FIRST_DEVICE, OTHER_PROCESS = 0, 4000
+FIRST_US = 60_000
 
 
 @cache
 def _whole() -> list[Trace]:
+    """The first part of the sample's step: enough messages to tell the ranks by."""
     traces = []
     for rank in range(4):
         text = gzip.decompress((SAMPLES / "h100-1f1b" / f"rank{rank}.json.gz").read_bytes())
         trace = json.loads(text)
-        trace["traceEvents"] = [e for e in trace["traceEvents"] if e.get("ph") in ("X", "M", "i")]
+        events = [e for e in trace["traceEvents"] if e.get("ph") in ("X", "M", "i")]
+        begin = min(e["ts"] for e in events if e["ph"] == "X")
+        trace["traceEvents"] = [e for e in events if e.get("ts", 0) < begin + FIRST_US]
         traces.append(trace)
     return traces
 
@@ -189,6 +194,31 @@ def _several_devices() -> Trace:
         if _is_device(event) and number % 2:
             event["pid"] = event["args"]["device"] = 1
     return trace
+
+
+def test_names_that_speak_of_ranks() -> None:
+    said = {
+        "Rank 3": "rank 3", "python rank_12": "rank 12", "node0:rank3 (CPU)": "rank 3", "global_rank=7": "rank 7",
+        "[TP00-PP01] 4000": "TP00-PP01", "[pp2] 0": "PP2", "rank0_pid40": "rank 0",
+        "local_rank 1": None, "pp_rank=2": None, "GPU 3": None, "python": None, "4000": None, "ranking 5": None,
+    }  # fmt: skip
+    assert {text: label_of(text) for text in said} == said
+
+
+def test_containers_whose_processes_have_numbers_of_devices_are_not_mixed_up(tmp_path: Path) -> None:
+    """Process 1 of a container runs on device 0, process 0 on device 1: no kernel follows launches of its number."""
+    traces = _ranks()[:2]
+    for rank, trace in enumerate(traces):
+        for event in trace["traceEvents"]:
+            if _is_device(event):
+                event["pid"] = event["args"]["device"] = rank
+            elif isinstance(event.get("pid"), int):
+                event["pid"] = 1 - rank
+    events = [event for pair in zip(*(t["traceEvents"] for t in traces), strict=False) for event in pair]
+    path = tmp_path / "merged.json"
+    path.write_text(json.dumps(traces[0] | {"traceEvents": events}))
+    with pytest.raises(IngestError, match="holds the events of several ranks"):
+        ingest([path], tmp_path / "x.run")
 
 
 REFUSED: dict[str, tuple[Callable[[], Trace], str]] = {

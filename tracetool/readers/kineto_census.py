@@ -26,7 +26,7 @@ _PROCESS = re.compile(r"\d{1,19}|[A-Za-z_].*\d.*")
 _LEAST_LAUNCHES = 8
 _TURNS = 0.05
 _SHARED_LAUNCHES = 0.5
-_RANK = re.compile(r"\brank[\s_:#=-]*(\d{1,7})(?!\d)", re.IGNORECASE)
+_RANK = re.compile(r"(?:\b|\bglobal_)rank[\s_:#=-]*(\d{1,7})(?!\d)", re.IGNORECASE)
 _PLACE = re.compile(r"\[((?:(?:TP|DP|PP|EP|CP)[-_ ]?\d+[-_, ]*)+)\]", re.IGNORECASE)
 _MOST_LABELS = 1 << 16
 

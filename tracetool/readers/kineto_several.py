@@ -166,7 +166,7 @@ class Survey:
         if why is None:
             return []
         found = (
-            self._by_rank() or self._by_label() or self._by_process()
+            self._by_rank() or self._by_label() or self._by_process(launches, kernels)
             or self._by_run(launches, kernels) or self._by_launch(launches, kernels)
         )  # fmt: skip
         if not found or len(found) > _MOST_PARTS:
@@ -189,27 +189,24 @@ class Survey:
             of_label[labels[pid]].append(pid)
         return [Choice("process", tuple(members)) for members in of_label.values()]
 
-    def _by_process(self) -> list[Choice]:
+    def _by_process(self, launches: NDArray[np.int64], kernels: NDArray[np.int64]) -> list[Choice]:
+        """All events of a rank have one process: its kernels follow its own launches."""
         hosts = self.census.host_processes()
-        kernels = {pid for pid, _ in self.census.kernels}
-        return [Choice("process", (pid,)) for pid in hosts] if len(hosts) > 1 and kernels <= set(hosts) else []
+        if len(hosts) < 2 or not {pid for pid, _ in self.census.kernels} <= set(hosts):
+            return []
+        own = all(_follow(kernels, launches, 0, self._pids[pid]) for pid in hosts)
+        return [Choice("process", (pid,)) for pid in hosts] if own else []
 
     def _by_run(self, launches: NDArray[np.int64], kernels: NDArray[np.int64]) -> list[Choice]:
         """One list behind the other: the events of each process lie together, its kernels' launches with them."""
-        import numpy as np
-
         hosts = tuple(self.census.host_processes())
         known = [self._pids[pid] for pid in hosts]
         turns = [pid for pid in self._runs if pid in known]
         distinct = [pid for n, pid in enumerate(turns) if n == 0 or pid != turns[n - 1]]
         if len(hosts) < 2 or len(distinct) != len(hosts):
             return []
-        launched = kernels[:, np.isin(kernels[1], launches[1])]
-        for pid in known:
-            beside = launched[:, launched[3] == pid]
-            if beside.shape[1] and _launched(beside, launches[:, launches[0] == pid]) < _FOREIGN_SHARE:
-                return []
-        return [Choice("run", (pid, *hosts)) for pid in hosts]
+        own = all(_follow(kernels, launches, 3, pid) for pid in known)
+        return [Choice("run", (pid, *hosts)) for pid in hosts] if own else []
 
     def _by_launch(self, launches: NDArray[np.int64], kernels: NDArray[np.int64]) -> list[Choice]:
         """The kernels of a device's process follow the launches of one host process, and of no other."""
@@ -273,6 +270,15 @@ class Survey:
                 record = parse_record(args, 0, 0, self._groups)
                 if record is not None:
                     yield record, args
+
+
+def _follow(kernels: NDArray[np.int64], launches: NDArray[np.int64], row: int, pid: int) -> bool:
+    """Whether the kernels of a process (row 0) or beside one (row 3) follow its launches, as far as they are there."""
+    import numpy as np
+
+    own = kernels[:, kernels[row] == pid]
+    own = own[:, np.isin(own[1], launches[1])]
+    return not own.shape[1] or _launched(own, launches[:, launches[0] == pid]) >= _FOREIGN_SHARE
 
 
 def _launched(kernels: NDArray[np.int64], launches: NDArray[np.int64]) -> float:
