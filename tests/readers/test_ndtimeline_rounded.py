@@ -153,3 +153,18 @@ def test_the_hint_is_about_the_table(tmp_path: Path) -> None:
         reconstruct(run)
     assert "ProfilerActivity" not in (error.value.hint or "")
     assert "export the table anew" in (error.value.hint or "")
+
+
+def test_of_two_timelines_that_overlap_the_longer_is_taken(tmp_path: Path) -> None:
+    rows = job(2, 1, 2, steps=5)
+    paths = []
+    for name, steps in (("a.json", range(2)), ("b.json", range(4)), ("c.json", range(4, 5))):
+        events = ndtimeline_events([row for row in rows if row.columns["step"] in steps])
+        for event in events:
+            event["ts"] += 10**6 * event["args"]["step"]
+        paths.append(write_events(tmp_path / name, events))
+    found = discover(paths)
+    assert {item.source.files for item in found.found} == {(paths[1], paths[2])}
+    assert [left.path for left in found.left] == [paths[0]]
+    run = ingest(paths, tmp_path / "x.run")
+    assert [step for (step,) in run.rows("SELECT DISTINCT step FROM steps ORDER BY ALL")] == [0, 1, 2, 3, 4]
