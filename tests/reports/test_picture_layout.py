@@ -37,10 +37,10 @@ def linked(p: int, bandwidths: int, latencies: int) -> Sweep:
         log_range(MS // 10, 100 * MS, latencies),
         hbm_bytes=14 * GIB,
     )
-    at, widest = sorted({point.latency_ns for point in made.points if point.latency_ns})[latencies // 2], 800 * GBIT
+    at = sorted({point.latency_ns for point in made.points if point.latency_ns})[latencies // 2]
     knees = [
-        bend("1f1b", 100 * GBIT, 3 * MS, at_latency_ns=at, at_bandwidth_bytes_per_s=widest),
-        bend("geopipe", 30 * GBIT, 20 * MS, at_latency_ns=at, at_bandwidth_bytes_per_s=widest),
+        bend("1f1b", 100 * GBIT, 3 * MS, at_latency_ns=at),
+        bend("geopipe", 30 * GBIT, 20 * MS, at_latency_ns=at),
     ]
     return sweep_of(made.points, knees)
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import pytest
 from synthetic import pipeline
 
-from tracetool.model.topology import Topology
+from tracetool.model.scenario import Scenario
+from tracetool.model.topology import Link, Topology
 from tracetool.sweep import Grid, Knee, sweep
-from tracetool.sweep.knee import KNEE_RATIO, MOST_LATENCY_NS, TOLERANCE_RATIO
+from tracetool.sweep.bend import KNEE_RATIO, MOST_LATENCY_NS, TOLERANCE_RATIO
 
 US = 1_000
 FORWARD, BACKWARD = 10_000 * US, 20_000 * US
@@ -33,11 +34,10 @@ def repeats(p: int, m: int, boundary: int, n: int) -> int:
     return (m - 1 - k - n) // (n + 2) + 1 if m - 1 >= k + n else 0
 
 
-def hidden_ns(p: int, m: int, boundary: int, n: int, bandwidth: int) -> float:
-    """The latency at which r (2c - n (f + B)) is 1 % of (m + p - 1)(f + B) + 2c."""
+def hidden_ns(p: int, m: int, boundary: int, n: int) -> float:
+    """The latency at which r (2c - n (f + B)) is 1 % of (m + p - 1)(f + B) + 2c, messages taking no time."""
     r = repeats(p, m, boundary, n)
-    c = (KNEE_RATIO * (m + p - 1) * CYCLE + r * n * CYCLE) / (2 * r - 2 * KNEE_RATIO)
-    return c - PAYLOAD * 1e9 / bandwidth
+    return (KNEE_RATIO * (m + p - 1) * CYCLE + r * n * CYCLE) / (2 * r - 2 * KNEE_RATIO)
 
 
 @pytest.mark.parametrize(("p", "m", "boundary"), [(4, 16, 1), (8, 32, 3), (8, 64, 5)])
@@ -69,7 +69,7 @@ def test_the_latency_that_a_warm_up_hides_and_what_more_costs(p: int, m: int, bo
     found, *_ = knees(
         p, m, boundary, "geopipe", extra_forwards=(n,), bandwidths_bytes_per_s=(FAST,), latencies_ns=(US,)
     )
-    here, there = (hidden_ns(p, m, boundary, depth, FAST) for depth in (n, n + 1))
+    here, there = (hidden_ns(p, m, boundary, depth) for depth in (n, n + 1))
     assert found.hidden_latency_ns == pytest.approx(here, rel=2 * TOLERANCE_RATIO, abs=2 * US)
     assert found.hbm_bytes_per_hidden_ms == pytest.approx(ACTIVATION * 10**6 / (there - here), rel=0.01)
 
@@ -87,7 +87,7 @@ def test_memory_limits_what_a_chosen_warm_up_hides() -> None:
     limits = (p * ACTIVATION - 1, (p + n) * ACTIVATION, 1000 * ACTIVATION)
     none, limited, free = knees(p, m, 1, "geopipe", hbm_bytes=limits, **swept)
     assert [knee.hbm_bytes for knee in (none, limited, free)] == [*limits]
-    assert limited.hidden_latency_ns == pytest.approx(hidden_ns(p, m, 1, n, FAST), rel=2 * TOLERANCE_RATIO)
+    assert limited.hidden_latency_ns == pytest.approx(hidden_ns(p, m, 1, n), rel=2 * TOLERANCE_RATIO)
     assert free.hidden_latency_ns == MOST_LATENCY_NS
     assert "does not fit" in (none.remark or "")
     assert "every latency" in (free.remark or "")
@@ -106,11 +106,16 @@ def test_a_few_latencies_stand_for_many() -> None:
     assert not knees(4, 8, 3, "1f1b"), "no link was swept"
 
 
-def test_a_bandwidth_that_is_in_the_way_is_no_hidden_latency_of_none() -> None:
+def test_a_fixed_link_that_is_in_the_way_hides_nothing_of_the_others() -> None:
     """Two messages of half a cycle each in all 1F1B's round trips (schedules.md 4.4): far above 1 % without latency."""
     slow = round(PAYLOAD * 1e9 / (CYCLE / 2))
-    for schedule, asked in (("1f1b", {}), ("geopipe", {"extra_forwards": (0,)})):
-        found, *_ = knees(4, 16, 1, schedule, bandwidths_bytes_per_s=(slow,), latencies_ns=(US,), **asked)
+    fixed = tuple(Link(src, dst, slow, US) for src, dst in (("dc0", "dc1"), ("dc1", "dc0")))
+    pipe = pipeline(4, 16, FORWARD, BACKWARD, payload_bytes=PAYLOAD, activation_bytes=ACTIVATION, static_bytes=0)
+    places = (Topology(("dc0", "dc0", "dc1", "dc2")),)
+    for schedule, asked in (("1f1b", (None,)), ("geopipe", (0,))):
+        over = {"bandwidths_bytes_per_s": (FAST,), "latencies_ns": (US,), "p2p": ("per-edge",)}
+        grid = Grid((schedule,), Scenario(topology=Topology(links=fixed)), dcs=places, extra_forwards=asked, **over)
+        found, *_ = sweep(pipe, grid).knees
         assert found.hidden_latency_ns is None
-        assert f"at {slow * 8e-9:.4g} Gbit/s the bandwidth alone keeps the step more than 1%" in (found.remark or "")
+        assert "links that stay as given keep the step more than 1%" in (found.remark or "")
         assert "hides no" not in (found.remark or "")

@@ -60,15 +60,17 @@ class KneeInfo(msgspec.Struct, kw_only=True):
     hbm_bytes: Annotated[int | None, doc("Memory limit per rank; null for none.")]
     dcs: Annotated[list[str], doc("DC of each pipeline rank.")]
     at_latency_ns: Annotated[int | None, doc("One-way latency at which the bandwidth was sought.")]
-    at_bandwidth_bytes_per_s: Annotated[int | None, doc("Bandwidth at which the latency was sought.")]
+    at_bandwidth_bytes_per_s: Annotated[
+        int | None, doc("Bandwidth at which the latency was sought: so large that it costs no step anything.")
+    ]
     bandwidth_bytes_per_s: Annotated[
-        int | None, doc("From here on twice the bandwidth shortens the step by less than 1 %; null if none is found.")
+        int | None, doc("From here on twice the bandwidth shortens the step by less than 1 %; null if none ever pays.")
     ]
     hidden_latency_ns: Annotated[
         int | None,
         doc(
-            "Largest one-way latency at which the step is within 1 % of its floor; null where the bandwidth alone "
-            "keeps it above that."
+            "Largest one-way latency at which the step is within 1 % of its floor, over links whose bandwidth costs "
+            "nothing; null where links that stay as given keep it above that."
         ),
     ]
     hbm_bytes_per_hidden_ms: Annotated[

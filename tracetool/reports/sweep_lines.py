@@ -138,7 +138,7 @@ def _panels(facet: Facet, knees: Sequence[Knee]) -> list[_Panel]:
         said = [facet.title] * bool(facet.title) + ([f"latency {format_duration(at)}"] if at is not None else [])
         panels.append(_Panel("  ·  ".join(said), "bandwidth", _cut(facet, "latency_ns", at), at))
     if len(latencies) > 1:
-        # Hidden latencies are sought over the highest bandwidth.
+        # Hidden latencies are about links whose bandwidth costs nothing.
         at = bandwidths[-1] if bandwidths else None
         said = [facet.title] * bool(facet.title) + ([format_bandwidth(at)] if at is not None else [])
         panels.append(_Panel("  ·  ".join(said), "latency", _cut(facet, "bandwidth_bytes_per_s", at), at))
@@ -230,9 +230,7 @@ def _mark_knee(
 
 
 def _knee(panel: _Panel, series: Series, knees: Sequence[Knee]) -> Knee | None:
-    if panel.over == "bandwidth":
-        return knee_of(series, knees, latency_ns=panel.at, bandwidth=None)
-    return knee_of(series, knees, latency_ns=None, bandwidth=panel.at)
+    return knee_of(series, knees, latency_ns=panel.at if panel.over == "bandwidth" else None)
 
 
 def _knee_x(panel: _Panel, series: Series, knees: Sequence[Knee]) -> float | None:
@@ -272,10 +270,12 @@ def _marks(labels: Sequence[str], panels: Sequence[_Panel], sweep: Sweep, *, alo
     marked = {panel.over for panel in panels for s in panel.series if _knee_x(panel, s, sweep.knees) is not None}
     hollow: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "none", "markeredgecolor": "black"}
     if "bandwidth" in marked:
-        text = "knee: twice the bandwidth gains less than 1 %"
+        text = "knee: from here on twice the bandwidth gains less than 1 %"
         marks.append(Line2D([], [], marker="D", markersize=6, label=text, **hollow))
     if "latency" in marked:
-        marks.append(Line2D([], [], marker="v", markersize=6, label="latency hidden up to here", **hollow))
+        marks.append(
+            Line2D([], [], marker="v", markersize=6, label="latency hidden up to here, bandwidth aside", **hollow)
+        )
     if any(p.feasible is False for p in points):
         unfit = Line2D(
             [], [], color=GREY, linestyle=_UNFIT, marker="x", markersize=5, label="does not fit the HBM limit"
@@ -310,6 +310,5 @@ def _knee_text(label: str, panels: Sequence[_Panel], knees: Sequence[Knee]) -> s
 def _hidden_text(knee: Knee, longest_ns: int) -> str:
     hidden_ns = knee.hidden_latency_ns
     if hidden_ns is None:
-        at = f" at {format_gbit(knee.at_bandwidth_bytes_per_s)} Gbit/s" if knee.at_bandwidth_bytes_per_s else ""
-        return f"over 1 % above its floor{at} by bandwidth alone"
+        return "over 1 % above its floor by links that stay as given"
     return f"hides all {format_short(longest_ns)}" if hidden_ns > longest_ns else f"hides {format_short(hidden_ns)}"

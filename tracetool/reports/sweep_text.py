@@ -259,11 +259,10 @@ def _knees(found: Sweep) -> list[str]:
             along = _along(knee, axes)
             along |= {"HBM\nGiB": "any"} if is_any and "HBM\nGiB" in along else {}
             cells.append({"more stops paying at": names_of.name(knee)} | along | _bends(knee))
-    top = max(knee.at_bandwidth_bytes_per_s or 0 for knee in found.knees)
     explained = (
-        "knee: above it, twice the bandwidth shortens the step by less than 1 %. hides: the latency up to which the "
-        f"step is within 1 % of its floor at {top * 8 / 1e9:.4g} Gbit/s (free links and one way down and back). per "
-        "hidden ms: what a rank holds more for each further ms."
+        "knee: from it on, twice the bandwidth shortens the step by less than 1 %. hides: the largest latency at which "
+        "the step is within 1 % of its floor (free links and one way down and back), where bandwidth costs nothing. "
+        "per hidden ms: what a rank holds more for each further ms."
     )
     more = len(rows) - len(cells)
     remarks = names_of.remarks([knee for knee, _ in rows.values()])

@@ -132,16 +132,15 @@ def _label(schedule: str, extra: tuple[int, ...] | None) -> str:
     return f"{name} +{','.join(map(str, extra))}" if len(extra) <= 8 else f"{name} up to +{max(extra)}"
 
 
-def knee_of(series: Series, knees: Iterable[Knee], *, latency_ns: int | None, bandwidth: int | None) -> Knee | None:
-    """The knee found for a line: at its latency, or over its bandwidth, other settings being the line's."""
+def knee_of(series: Series, knees: Iterable[Knee], *, latency_ns: int | None) -> Knee | None:
+    """The knee found for a line: at a latency, or at any, other settings being the line's."""
     for knee in knees:
         point = series.points[0]
         held = ((getattr(knee, name), getattr(point, name)) for name in _HELD)
-        at = ((latency_ns, knee.at_latency_ns), (bandwidth, knee.at_bandwidth_bytes_per_s))
         if (
             knee.schedule == series.schedule
             and all(mine in (None, ()) or mine == its for mine, its in held)
-            and all(wanted is None or there is None or wanted == there for wanted, there in at)
+            and (latency_ns is None or knee.at_latency_ns in (None, latency_ns))
             and (series.extra_forwards is None or knee.extra_forwards in (None, series.extra_forwards))
         ):
             return knee

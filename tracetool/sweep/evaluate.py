@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tracetool.depth import RELEVANT_RATIO
 from tracetool.errors import ScenarioError, ScheduleError
 from tracetool.memory_limit import PEAK_ERROR_RATIO, fits, is_near_the_limit, most_lacking
 from tracetool.replay import p2p_of
@@ -62,12 +61,10 @@ class Evaluator:
 
     Args:
         piece: The column and what it is about.
-        gain_ratio: What share of the step more forwards of geopipe must gain, where its warm-up is chosen.
     """
 
-    def __init__(self, piece: Piece, gain_ratio: float = RELEVANT_RATIO) -> None:
+    def __init__(self, piece: Piece) -> None:
         self._piece = piece
-        self._gain_ratio = gain_ratio
         self._column = piece.column
         self._microbatches = piece.column.scenario.microbatches or piece.pipeline.observed.shape.microbatches
         self._replays: Replays | None = None
@@ -92,7 +89,7 @@ class Evaluator:
         scenarios = [self._scenario(place) for place in places]
         chosen: list[tuple[Depth | None, str | None]] = [(None, None)] * len(places)
         if self._column.schedule.lower() == "geopipe":
-            chosen = [*replays.depths(self._column.warm_up, scenarios, self._gain_ratio)]
+            chosen = [*replays.depths(self._column.warm_up, scenarios)]
         wanted: dict[Depth | None, list[Topology]] = {}
         for (extra, _), scenario in zip(chosen, scenarios, strict=True):
             wanted.setdefault(extra, []).append(scenario.topology)

@@ -77,9 +77,9 @@ class Knee:
 
     Attributes:
         schedule: Name of the schedule.
-        bandwidth_bytes_per_s: Above it, twice the bandwidth shortens the step by less than 1 %, at ``at_latency_ns``.
-        hidden_latency_ns: Largest one-way latency that the schedule hides, at ``at_bandwidth_bytes_per_s``; None where
-            that bandwidth alone keeps the step more than 1 % above its floor.
+        bandwidth_bytes_per_s: From it on, twice the bandwidth shortens the step by less than 1 %, at ``at_latency_ns``.
+        hidden_latency_ns: Largest one-way latency that the schedule hides, over links whose bandwidth costs nothing;
+            None where links that stay as given keep the step more than 1 % above its floor.
         hbm_bytes_per_hidden_ms: geopipe: memory of a rank per further hidden millisecond of latency.
         remark: What is special about it, or why it is not known.
         extra_forwards: geopipe: the warm-up asked for; None if it is chosen for every link.
@@ -88,7 +88,7 @@ class Knee:
         hbm_bytes: Held meanwhile.
         dcs: Held meanwhile.
         at_latency_ns: The latency at which the bandwidth was sought.
-        at_bandwidth_bytes_per_s: The bandwidth at which the latency was sought: the highest of the sweep.
+        at_bandwidth_bytes_per_s: The bandwidth at which the latency was sought: so large that it costs nothing.
         scenario: Name of the scenario, where it has one.
     """
 
