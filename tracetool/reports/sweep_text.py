@@ -260,7 +260,7 @@ def _knees(found: Sweep) -> list[str]:
             along |= {"HBM\nGiB": "any"} if is_any and "HBM\nGiB" in along else {}
             cells.append({"more stops paying at": names_of.name(knee)} | along | _bends(knee))
     explained = (
-        "knee: from it on, twice the bandwidth shortens the step by less than 1 %. hides: the largest latency at which "
+        "knee: above it, twice the bandwidth never shortens the step by 1 %. hides: the largest latency at which "
         "the step is within 1 % of its floor (free links and one way down and back), where bandwidth costs nothing. "
         "per hidden ms: what a rank holds more for each further ms."
     )
