@@ -275,7 +275,7 @@ def answer(
     if observed.shape.chunks > 1 and baseline == "1f1b":
         baseline = "observed"
         notes.append("the baseline is the observed order: 1f1b needs one stage per rank")
-    back = measure(replay(pipeline.with_other_pipelines(), observed, Scenario()).timeline)
+    back = measure(replay(pipeline.as_recorded().with_other_pipelines(), observed, Scenario()).timeline)
     seen = measure(found.observed)
     fidelity = Fidelity(seen.window_ns, back.window_ns)
     # A model that misses its own recording by more than the known error misses other orders by as much at least.

@@ -109,6 +109,7 @@ class _Times:
                 asked.topology,
                 buffered=pipeline.buffered,
                 interwoven=asked.scenario.interwoven,
+                hosts_wait=pipeline.hosts_wait,
             )
         compiled = self._compiled[key]
         graph, costs = compiled.graph, TaskCosts(pipeline, asked.scenario, order)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tracetool.costs.over_links import OverLinks
     from tracetool.model.collective import CollectiveUse
-    from tracetool.model.pipeline import Collectives, Pipeline, RankProfile, StageProfile, TailPart
+    from tracetool.model.pipeline import Collectives, Launch, Pipeline, RankProfile, StageProfile, TailPart
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule
 
@@ -151,6 +151,18 @@ class MeasuredCosts:
         except UnsupportedShape:
             return replace(cost, held_bytes=None, peak_bytes=None)
         return replace(cost, held_bytes=here.held_bytes, peak_bytes=here.peak_bytes)
+
+    def launch_of(self, action: Action) -> Launch | None:
+        """What launching an action takes; None where that is unknown. A half has its share of a whole backward's."""
+        stage, action = self._stage(action.stage), self._as_run(action)
+        known = stage.launches.get(action.kind)
+        whole = stage.launches.get(ActionKind.BACKWARD)
+        if known is not None or whole is None or action.kind not in _HALVES:
+            return known
+        both = stage.derived.get(action.kind), stage.costs.get(ActionKind.BACKWARD)
+        part, all_of_it = (costs[0].duration_ns if costs else 1 for costs in both)
+        lag = whole.lag_ns if action.kind is ActionKind.BACKWARD_INPUT else 0
+        return replace(whole, lag_ns=lag, issue_ns=round(whole.issue_ns * part / max(1, all_of_it)))
 
     def static_bytes(self, rank: int) -> int | None:
         """Bytes a pipeline rank has allocated when the step starts; None if unknown."""

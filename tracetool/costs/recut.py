@@ -17,10 +17,10 @@ from tracetool.model.pipeline import ActionCost, StageProfile, sum_if_known
 from tracetool.model.schedule import PipelineShape, Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from tracetool.model.collective import CollectiveUse
-    from tracetool.model.pipeline import Collectives, Costs, LayerCosts, Pipeline
+    from tracetool.model.pipeline import Collectives, Costs, Launch, LayerCosts, Pipeline
     from tracetool.model.schedule import Placement
 
 F, B, R = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.RECOMPUTE
@@ -145,6 +145,7 @@ def _stage(
         evidence=owners[0].evidence,
         derived=halves,
         collectives=_collectives(owners, pipeline, len(layers) * shape.stages),
+        launches=_launches(owners, costs),
     )
 
 
@@ -171,6 +172,18 @@ def _output_in_a_buffer(costs: Costs, payload_bytes: int) -> dict[ActionKind, tu
 
     change = {F: -payload_bytes, B: payload_bytes, ActionKind.BACKWARD_WEIGHT: payload_bytes}
     return {kind: tuple(more(cost, change.get(kind, 0)) for cost in of_kind) for kind, of_kind in costs.items()}
+
+
+def _launches(owners: Sequence[StageProfile], costs: Costs) -> Mapping[ActionKind, Launch]:
+    """Waits and lags of the stage that most layers come from, and launches in proportion to its time."""
+    owner = max(owners, key=lambda stage: sum(each.stage == stage.stage for each in owners))
+    launches = {}
+    for kind, launch in owner.launches.items():
+        if kind not in costs or kind not in owner.costs:
+            continue
+        part, whole = (sum(cost.duration_ns for cost in of_kind) for of_kind in (costs[kind], owner.costs[kind]))
+        launches[kind] = replace(launch, issue_ns=round(launch.issue_ns * part / max(1, whole)))
+    return launches
 
 
 def _collectives(owners: Sequence[StageProfile], pipeline: Pipeline, total: int) -> Collectives:

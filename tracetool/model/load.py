@@ -48,6 +48,23 @@ class SustainedLoad:
         """Load of an action that runs at full pace."""
         return self.forward_load if kind is ActionKind.FORWARD else 1.0
 
+    def scaled(self, forwards: float, backwards: float) -> SustainedLoad:
+        """The same where forwards and backwards bring such shares of their load.
+
+        Load keeps its unit, that of a backward: what it is held against and what it costs change instead.
+        """
+        if backwards <= 0:
+            return replace(self, slope=0.0, step_slope=0.0)
+        return replace(
+            self,
+            threshold=self.threshold / backwards,
+            slope=self.slope * backwards,
+            step_threshold=self.step_threshold / backwards,
+            step_slope=self.step_slope * backwards,
+            forward_load=self.forward_load * forwards / backwards,
+            start_load=self.start_load / backwards,
+        )
+
     def after(self, load: float, duration_ns: int, brought: float) -> float:
         """The average after so much time at a load."""
         return brought + (load - brought) * math.exp(-duration_ns / self.settle_ns)

@@ -80,6 +80,23 @@ class LayerCosts:
 
 
 @dataclass(frozen=True, slots=True)
+class Launch:
+    """What launching an action takes, where hosts wait for their devices after each blocking batch of messages.
+
+    Attributes:
+        sync_ns: From the end of a batch to the action's first kernel.
+        turn_ns: Host time from the last launch of the action before to its own first one, with no batch between.
+        lag_ns: By how much its launches fall behind its kernels if both begin at once.
+        issue_ns: Host time from its first launch to its last one.
+    """
+
+    sync_ns: int
+    turn_ns: int
+    lag_ns: int
+    issue_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class StageProfile:
     """Measured costs of one stage.
 
@@ -95,6 +112,7 @@ class StageProfile:
             tell. What they hold is as torch's split would (``reconstruct.split_memory``), or unknown.
         layers: Costs by layer, derived halves included; None if layers are unknown.
         collectives: Per kind, the collectives that its actions wait for.
+        launches: Per kind, what launching its actions takes; empty where hosts do not wait for their devices.
     """
 
     stage: int
@@ -107,6 +125,7 @@ class StageProfile:
     derived: Costs = field(default_factory=dict)
     layers: LayerCosts | None = None
     collectives: Collectives = field(default_factory=dict)
+    launches: Mapping[ActionKind, Launch] = field(default_factory=dict)
 
     def median_ns(self, kind: ActionKind) -> int | None:
         """Median duration over microbatches, or None if the trace has no such action."""
@@ -234,6 +253,32 @@ class Pipeline:
             for rank in self.ranks
         )
         return replace(self, ranks=ranks)
+
+    @property
+    def hosts_wait(self) -> bool:
+        """Whether hosts were seen to wait for their devices after batches of messages."""
+        return any(stage.launches for stage in self.stages)
+
+    def as_recorded(self) -> Pipeline:
+        """What replays the recorded order: where hosts held actions back, with every action as long as it was."""
+        if not self.hosts_wait:
+            return self
+
+        def whole(costs: Costs) -> Costs:
+            return {
+                kind: tuple(replace(cost, uncontended_ns=None, contended_ns=None) for cost in of_kind)
+                for kind, of_kind in costs.items()
+            }
+
+        stages = tuple(
+            replace(
+                stage,
+                costs=whole(stage.costs),
+                launches={kind: Launch(launch.sync_ns, 0, 0, 0) for kind, launch in stage.launches.items()},
+            )
+            for stage in self.stages
+        )
+        return replace(self, stages=stages, ranks=tuple(replace(rank, load=None) for rank in self.ranks))
 
     @property
     def memory_source(self) -> Pipeline:

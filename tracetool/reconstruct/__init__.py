@@ -16,6 +16,7 @@ from tracetool.reconstruct.account import Account, Finding
 from tracetool.reconstruct.closeup import Row, cost_rows, look_closely, loose_rows
 from tracetool.reconstruct.copies import find_copies, with_copies
 from tracetool.reconstruct.groups import PipelineGroup, chosen_pipeline, find_pipelines
+from tracetool.reconstruct.launches import find_launches, mostly_waits, read_waits, turns_of
 from tracetool.reconstruct.receive_buffers import tell_standing_buffers
 from tracetool.reconstruct.step_look import How, StepLook, look, look_at_others
 from tracetool.reconstruct.steps import Step, choose_step, steps_of
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.timeline import Timeline, Transfer
     from tracetool.reconstruct.coordinates import Coordinates
+    from tracetool.reconstruct.launches import Turn
     from tracetool.reconstruct.segments import Segment, Work
     from tracetool.store import Run
 
@@ -128,8 +130,13 @@ def reconstruct(
     how = How(use_labels=use_labels, has_device=bool(kernels))
     seen = look(run, group, chosen, survey, how, account)
     work, transfers = seen.work, seen.transfers
+    others: list[StepLook] = []
+    turns = _turns(run, seen)
+    if every_step or mostly_waits(turns):
+        others = look_at_others(run, group, steps, chosen, survey, how, account, _MOST_OTHER_STEPS)
+    launches = find_launches([turns, *(_turns(run, other) for other in others)], account)
     logs = {rank: facts.log for rank, facts in seen.memory.items() if facts.log is not None}
-    closeup = look_closely(run, group, chosen, work.ranks, seen.residents, logs, seen.window_ns, account)
+    closeup = look_closely(run, group, chosen, work.ranks, seen.residents, logs, seen.window_ns, launches, account)
     found = replace(
         seen.pipeline,
         stages=tuple(closeup.complete(stage) for stage in seen.pipeline.stages),
@@ -140,7 +147,7 @@ def reconstruct(
     tell_standing_buffers(found.ranks, account)
     if found.observed.shape.microbatches == 1 and found.p2p != "grouped":
         account.note(f"with one microbatch a trace cannot show how transfers are issued: {found.p2p} is assumed")
-    others = look_at_others(run, group, steps, chosen, survey, how, account, _MOST_OTHER_STEPS) if every_step else []
+    others = others if every_step else []
     return Reconstruction(
         pipeline=found,
         observed=seen.observed,
@@ -198,6 +205,14 @@ def _pipelines(survey: Survey, *, use_labels: bool = True) -> Sequence[PipelineG
     return survey.pipelines or find_pipelines(
         survey.run, p2p=survey.p2p, groups=survey.groups, use_labels=use_labels, rings=survey.rings
     )
+
+
+def _turns(run: Run, seen: StepLook) -> dict[int, list[Turn]]:
+    """The actions of each rank in the order of their launches, with what came ahead of them."""
+    return {
+        rank: turns_of(work.segments, seen.messages.posts[rank], read_waits(run, rank, seen.step.spans[rank]))
+        for rank, work in seen.work.ranks.items()
+    }
 
 
 def _copied(

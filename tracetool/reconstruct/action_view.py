@@ -9,6 +9,8 @@ from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import ActionCost
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tracetool.reconstruct.layers import Place
     from tracetool.reconstruct.segments import Segment
     from tracetool.reconstruct.split import Part
@@ -47,6 +49,7 @@ class ActionView:
         contended_ns: The same with a communication kernel beside them all along.
         beside_ns: Per kernel, for how long a communication kernel was on the device.
         beside_messages_ns: The same for sends and receives alone.
+        late_ns: Per kernel, for how long its start waited for a launch that is no part of the action's own cost.
         places: Place of each kernel among the layers; None if unknown.
         parts: Of a backward, the gradient that each kernel computes; None if not known.
     """
@@ -58,6 +61,7 @@ class ActionView:
     contended_ns: list[int]
     beside_ns: list[int]
     beside_messages_ns: list[int]
+    late_ns: Sequence[int]
     places: tuple[Place, ...] | None = None
     parts: list[Part | None] | None = None
     _sums: dict[tuple[int | None, bool], Sum] = field(default_factory=dict)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tracetool.reconstruct.account import Account
     from tracetool.reconstruct.groups import PipelineGroup
     from tracetool.reconstruct.kernels import Kernel
+    from tracetool.reconstruct.launches import Launches
     from tracetool.reconstruct.memory_log import Log
     from tracetool.reconstruct.segments import RankWork, Segment
     from tracetool.reconstruct.steps import Step
@@ -50,6 +51,7 @@ class Closeup:
         split: Stages whose backwards ran as one and can be told apart.
         memory: Memory of each part of an action, where single allocations are logged.
         halves: Memory of the halves of backwards that ran as one, per stage and microbatch, where it is known.
+        launches: What launching takes where hosts wait for their devices.
     """
 
     views: tuple[ActionView, ...]
@@ -57,6 +59,7 @@ class Closeup:
     split: frozenset[int]
     memory: Mapping[tuple[int, ActionKind, int], Mapping[int, BlockMemory]]
     halves: Mapping[tuple[int, int], Halves]
+    launches: Launches
 
     @cached_property
     def by_stage(self) -> dict[int, dict[tuple[ActionKind, int], ActionView]]:
@@ -82,7 +85,13 @@ class Closeup:
             for kind, of_kind in profile.costs.items()
         }
         derived = self._derived(profile, views) if profile.stage in self.split else {}
-        return replace(profile, costs=costs, derived=derived, layers=self._layer_costs(profile.stage, views, whole))
+        return replace(
+            profile,
+            costs=costs,
+            derived=derived,
+            layers=self._layer_costs(profile.stage, views, whole),
+            launches={kind: launch for (stage, kind), launch in self.launches.of.items() if stage == profile.stage},
+        )
 
     def _derived(self, profile: StageProfile, views: Mapping[tuple[ActionKind, int], ActionView]) -> Costs:
         """Costs of the halves of a stage's backwards that ran as one."""
@@ -223,6 +232,7 @@ def look_closely(
     residents: Mapping[int, Resident],
     logs: Mapping[int, Log],
     window_ns: int,
+    launches: Launches,
     account: Account,
 ) -> Closeup:
     """Look at the kernels of every action of a step.
@@ -235,6 +245,7 @@ def look_closely(
         residents: When communication kernels were on each rank's device.
         logs: The allocator's log of each rank that has one.
         window_ns: From the start of the first action to the end of the last one.
+        launches: What launching takes where hosts wait for their devices.
         account: Takes up how things were found.
     """
     segments = [(rank, s) for rank in group.ranks for s in work[rank].segments if s.kernels]
@@ -248,14 +259,14 @@ def look_closely(
         found = layers[s.stage]
         places = found.places.get((s.kind, s.microbatch)) if found else None
         beside = beside_ns(s, residents[rank]), beside_ns(s, messages[rank])
-        views.append(ActionView(rank, s, times, times, times, *beside, places))
+        views.append(ActionView(rank, s, times, times, times, *beside, launches.gaps_of(s), places))
     if not lists_actions(run):  # there, what differs between runs of an action is no kernel's slowdown
         held = any(len(resident.starts) for resident in messages.values())
         take_slowdown_out(views, read_devices(run, group.ranks), window_ns, account, held=held)
     split = _split_backwards(views, weights, account)
     _tell_layers(layers, account)
     halves = memory_of_halves(views, split, logs, weights)
-    return Closeup(tuple(views), layers, split, memory_of_blocks(views, logs), halves)
+    return Closeup(tuple(views), layers, split, memory_of_blocks(views, logs), halves, launches)
 
 
 def read_residents(

@@ -60,6 +60,11 @@ def kernel_class(name: str, blocks: int | None, sm_count: int | None) -> str:
     return "full-grid matrix product" if full else "matrix product"
 
 
+def is_tensor_kernel(name: str) -> bool:
+    """Whether a kernel is a matrix product or attention, by its name."""
+    return _GEMM.search(name) is not None or _ATTENTION.search(name) is not None
+
+
 class Slowed(NamedTuple):
     """One run of a kernel with a communication kernel beside it all along.
 

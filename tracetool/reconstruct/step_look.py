@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import ReconstructError
 from tracetool.model.action import Action, ActionKind
-from tracetool.model.load import known_load
 from tracetool.model.pipeline import Pipeline, RankProfile, StageProfile
 from tracetool.model.schedule import schedule_from_orders
 from tracetool.reconstruct.account import Account
@@ -16,6 +15,7 @@ from tracetool.reconstruct.closeup import read_residents
 from tracetool.reconstruct.collective_uses import RankUses, step_collectives, uses_of
 from tracetool.reconstruct.contention import read_devices
 from tracetool.reconstruct.hops import join_labelled, tensors_per_hop
+from tracetool.reconstruct.loads import rank_load
 from tracetool.reconstruct.memory import MemoryFacts, memory_facts
 from tracetool.reconstruct.message_times import check_times
 from tracetool.reconstruct.observed_timeline import observed_timeline
@@ -205,7 +205,7 @@ def _pipeline(
     ranks = tuple(
         RankProfile(
             rank, memory[rank].static_bytes, tails[rank], devices[rank].hbm_bytes, memory[rank].tail_peak,
-            memory[rank].overhead_bytes, known_load(devices[rank].name),
+            memory[rank].overhead_bytes, rank_load(devices[rank].name, work[rank].segments),
             standing_buffer_bytes(
                 messages.posts[rank], memory[rank].log, [k.launch_ns for s in work[rank].segments for k in s.kernels]
             ),

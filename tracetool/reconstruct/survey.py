@@ -96,8 +96,17 @@ def survey_run(
         "waits": rows_table("waits", waits),
     }
     return Survey(
-        run, p2p, matched, clocks, waits, tables, tuple(pipelines), tuple(groups), tuple(coordinates),
-        tuple(collectives), tuple(rings),
+        run,
+        p2p,
+        matched,
+        clocks,
+        waits,
+        tables,
+        tuple(pipelines),
+        tuple(groups),
+        tuple(coordinates),
+        tuple(collectives),
+        tuple(rings),
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.model.load import known_load
 from tracetool.reconstruct.contention import Sample, learn_alone, pieces
+from tracetool.reconstruct.loads import rank_load
 from tracetool.reconstruct.slowdown import SEPARATE, SOURCES, Slowed, is_wholly_beside, kernel_class, learn_factors
 
 if TYPE_CHECKING:
@@ -67,19 +67,20 @@ def take_slowdown_out(
         if is_wholly_beside(run.sample.run_ns, run.beside_messages_ns) and run.sample.keys[-1] in alone.clean
     )
     for view, of_view in zip(views, runs, strict=True):
-        view.alone_ns = list(view.times_ns)
-        view.contended_ns = list(view.times_ns)
+        view.alone_ns = [time - late for time, late in zip(view.times_ns, view.late_ns, strict=True)]
+        view.contended_ns = list(view.alone_ns)
         for run in of_view:
             factor, source = factors.of(run.keys)
             by_itself = alone.run_ns(run.sample, factor) if run.beside_messages_ns else run.sample.run_ns
             factors.applied_ns[source] += by_itself
-            time = view.times_ns[run.number] - round((run.sample.run_ns - by_itself) * run.share)
+            time = view.alone_ns[run.number] - round((run.sample.run_ns - by_itself) * run.share)
             view.alone_ns[run.number] = time
             view.contended_ns[run.number] = time + round(by_itself * (factor - 1) * run.share)
     for rank, device in devices.items():
-        load = known_load(device.name)
+        of_rank = [view for view in views if view.rank == rank]
+        load = rank_load(device.name, [view.segment for view in of_rank])
         if load is not None:
-            _take_load_out([view for view in views if view.rank == rank], load, window_ns)
+            _take_load_out(of_rank, load, window_ns)
     of_all = [run for of_view in runs for run in of_view]
     _tell_contention(alone, sum(run.beside_messages_ns > 0 for run in of_all), len(of_all), account)
     if any(run.keys[-1] != SEPARATE for run in of_all):

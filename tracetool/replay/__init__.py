@@ -80,7 +80,10 @@ def replay(pipeline: Pipeline, schedule: Schedule, scenario: Scenario | None = N
     if scenario.pipelines_on_link > 1:
         return _shared(pipeline, schedule, scenario)
     mode = p2p_of(schedule, pipeline, scenario)
-    compiled = Compiled(schedule, mode, scenario.topology, buffered=pipeline.buffered, interwoven=scenario.interwoven)
+    compiled = Compiled(
+        schedule, mode, scenario.topology,
+        buffered=pipeline.buffered, interwoven=scenario.interwoven, hosts_wait=pipeline.hosts_wait,
+    )  # fmt: skip
     costs = TaskCosts(pipeline, scenario, schedule)
     times = compiled.times(costs.durations(compiled), costs.slowdown(compiled))
     timeline = _timeline(pipeline, schedule, mode, compiled.graph, times, costs)

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from tracetool.replay.engine import Times, run
-from tracetool.replay.graph import build_graph
+from tracetool.replay.graph import TaskKind, build_graph
 from tracetool.replay.native import compiled_engine
 from tracetool.replay.plan import Plan, make_plan
 from tracetool.replay.sweeping import Durations, sweep
@@ -48,9 +48,18 @@ class Way:
 class Compiled:
     """A task graph with cost classes, ready to be replayed.
 
+    Args:
+        schedule: The order.
+        mode: How transfers are issued.
+        topology: With the links that messages may go over.
+        buffered: Whether a send that is issued alone ends without its receive.
+        hosts_wait: Whether hosts wait for their devices after batches of messages, where those block.
+
     Attributes:
         graph: The tasks.
         name: What it is, for messages.
+        waits: Whether hosts wait after batches: then what ends one (its DONE) takes time.
+        first_wait: Cost class of such an end ahead of action 0; that ahead of action n is n further on.
         class_of: Per task, its cost class. Class 0 takes no time; class 1 + n is action n of ``graph.flow``.
         classes: Number of cost classes.
         link_of: Per task, the number of the link it occupies; -1 for none.
@@ -65,6 +74,7 @@ class Compiled:
         *,
         buffered: bool = False,
         interwoven: bool = False,
+        hosts_wait: bool = False,
     ) -> None:
         self.graph = build_graph(
             schedule,
@@ -75,7 +85,23 @@ class Compiled:
         )
         self.name = f"schedule {schedule.name!r} with {mode} transfers"
         self.class_of, self.classes, self.ways = _classes(self.graph, schedule, topology)
+        self.waits = hosts_wait and mode == "grouped"
+        self.first_wait = self.classes
+        if self.waits:
+            self._class_waits()
         self.link_of = _links(self.class_of, self.classes, self.ways)
+
+    def _class_waits(self) -> None:
+        """Give what ends a batch the class of the action that follows on its rank."""
+        import numpy as np
+
+        graph = self.graph
+        done = np.flatnonzero(graph.kinds == TaskKind.DONE)
+        following = np.searchsorted(graph.compute, done)
+        follows = following < len(graph.compute)
+        follows[follows] = graph.ranks[graph.compute[following[follows]]] == graph.ranks[done[follows]]
+        self.class_of[done[follows]] = self.first_wait + following[follows]
+        self.classes += len(graph.compute)
 
     def times(self, durations: Int64s, slowdown: Slowdown | None = None) -> Times:
         """When every task runs.

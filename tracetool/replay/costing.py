@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tracetool.costs.measured import MeasuredCosts
 from tracetool.errors import ScenarioError
 from tracetool.replay.engine import Slowdown
+from tracetool.replay.launching import launching
 from tracetool.replay.tail import LinkQueues, run_tails
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from tracetool.model.topology import Link, Topology
     from tracetool.replay.compiled import Compiled
     from tracetool.replay.flow import Int64s
+    from tracetool.replay.launching import Launching
     from tracetool.replay.program import Message
 
 
@@ -35,6 +37,7 @@ class TaskCosts:
         self._loads = tuple(profile.load for profile in pipeline.ranks)
         self._interference = scenario.interference
         self._topology = scenario.topology
+        self._hosts_wait = pipeline.hosts_wait
         self._shape = schedule.shape
         ranks = range(schedule.shape.ranks)
         self._tails = [self.measured.tail(rank) for rank in ranks]
@@ -58,7 +61,13 @@ class TaskCosts:
 
         durations = np.zeros(compiled.classes, np.int64)
         actions = compiled.graph.flow.actions
-        durations[1 : len(actions) + 1] = [self._action_ns(action)[0] for action in actions]
+        added = self._launching(compiled)
+        lags = added.lags_ns if added else [0] * len(actions)
+        durations[1 : len(actions) + 1] = [
+            self._action_ns(action)[0] + lag for action, lag in zip(actions, lags, strict=True)
+        ]
+        if added and compiled.waits:
+            durations[compiled.first_wait :] = added.waits_ns
         durations[self.message_classes(compiled)] = self.message_ns(compiled, self._topology)
         return durations
 
@@ -67,9 +76,18 @@ class TaskCosts:
         import numpy as np
 
         both = np.array([self._action_ns(action) for action in compiled.graph.flow.actions], np.int64)
+        added = self._launching(compiled)
+        if added:
+            both += np.array(added.lags_ns, np.int64)[:, None]
         if not self._interference or (not any(self._loads) and (both[:, 1] <= both[:, 0]).all()):
             return None
         return Slowdown(both[:, 1].copy(), self._loads)
+
+    def _launching(self, compiled: Compiled) -> Launching | None:
+        """What launching adds; None where hosts were not seen to wait for their devices."""
+        if not self._hosts_wait:
+            return None
+        return launching(compiled, self.measured.launch_of, lambda action: self._action_ns(action)[0])
 
     def _action_ns(self, action: Action) -> tuple[int, int]:
         """Compute time of an action by itself, and beside a communication kernel from start to end."""

@@ -122,7 +122,12 @@ class _Together:
             pipeline, schedule, topology = side_by_side(pipeline, schedule, scenario.topology, self._pipelines)
             scenario = replace(scenario, topology=topology, pipelines=1, p2p=mode)
         self._compiled = Compiled(
-            schedule, mode, scenario.topology, buffered=pipeline.buffered, interwoven=scenario.interwoven
+            schedule,
+            mode,
+            scenario.topology,
+            buffered=pipeline.buffered,
+            interwoven=scenario.interwoven,
+            hosts_wait=pipeline.hosts_wait,
         )
         self._costs = TaskCosts(pipeline, scenario, schedule)
         self._durations = self._costs.durations(self._compiled)

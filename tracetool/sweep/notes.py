@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def notes_of(found: Reconstruction, grids: Sequence[Grid], points: Sequence[SweepPoint]) -> tuple[str, ...]:
     """What holds for all points: how far replay misses the recording, and what was not checked or left out."""
     pipeline = found.pipeline
-    back = measure(replay(pipeline.with_other_pipelines(), pipeline.observed, Scenario()).timeline)
+    back = measure(replay(pipeline.as_recorded().with_other_pipelines(), pipeline.observed, Scenario()).timeline)
     seen = measure(found.observed)
     error = back.window_ns / seen.window_ns - 1
     own = max(abs(error), abs(back.step_ns / seen.step_ns - 1))

@@ -192,7 +192,7 @@ def validate(sources: Sources, measurements: Measurements) -> Validation:
         sources,
         rows,
         recorded_ns=measure(run.observed).step_ns,
-        replayed_ns=measure(replay(run.pipeline, run.pipeline.observed, Scenario()).timeline).step_ns,
+        replayed_ns=measure(replay(run.pipeline.as_recorded(), run.pipeline.observed, Scenario()).timeline).step_ns,
         notes=(
             *run.notes,
             *host_notes(run),
