@@ -249,7 +249,9 @@ def is_like_the_recordings(found: Reconstruction) -> bool:
 
 
 def host_notes(found: Reconstruction) -> list[str]:
-    """Where the host holds the device back; a run without a device is told apart elsewhere."""
+    """Where the host holds the device back and costs hold it; a run without a device is told apart elsewhere."""
+    if found.pipeline.hosts_wait:
+        return []
     on_device = any(k.stream is not None for of_rank in found.segments.values() for s in of_rank[:1] for k in s.kernels)
     if not on_device:
         return []

@@ -49,7 +49,8 @@ def idle_intervals(
     * A message was on its way over a link (``cross_dc_latency``), or occupied it or waited for it to be free
       (``cross_dc_bandwidth``), or was behind another one that did.
     * A message moved inside a DC, or was behind another one on a communicator for other reasons (``channel``).
-    * None of these (``host``): the action, or a message, came later than anything explains. Never so in a replay.
+    * None of these (``host``): the action, or a message, came later than anything explains. In a replay only where
+      hosts wait for their devices after batches of messages (``replay.launching``).
     * ``memory``, in a schedule whose depth memory limited, whatever else it would be: while forwards that the limit cut
       off had their inputs and did not run, in gaps that a link has a part in. It is at most what memory for these would
       have filled: their computes ahead of the first backward, where the rank waits for that alone; later forward and

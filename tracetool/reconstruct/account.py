@@ -18,7 +18,8 @@ class Finding(NamedTuple):
     """A fact and how it is known.
 
     Attributes:
-        fact: What kind of fact: steps, pipeline, coordinates, clocks, segments, schedule, transfers, memory, layers.
+        fact: What kind of fact: steps, pipeline, coordinates, clocks, segments, schedule, transfers, memory, layers,
+            launches.
         subject: What it is about: ``rank 0``, ``stage 2``, ``all``.
         value: What was found, for people.
         evidence: The best that the trace holds for it.

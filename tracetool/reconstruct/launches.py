@@ -195,7 +195,7 @@ def _run_of(turn: Turn) -> _Run:
         [piece.run_ns for piece in parts],
         [piece.gap_ns for piece in parts],
         [
-            piece.gap_ns > 0 and kernel.launch_ns > kernel.start_ns - piece.gap_ns
+            piece.gap_ns > 0 and kernel.launch_ns >= kernel.start_ns - piece.gap_ns
             for kernel, piece in zip(kernels, parts, strict=True)
         ],
         [0] * len(kernels),
@@ -240,8 +240,8 @@ def _undisturbed(times: Sequence[int]) -> int:
 
 def _places(run: _Run) -> list[_Place]:
     """Per launch, what tells the place in the model, whichever layer, stage or rank it is of."""
-    is_forward, names = run.turn.segment.kind is ActionKind.FORWARD, run.signature
-    return [(is_forward, *names[max(0, at - _CONTEXT) : at + 2]) for at in range(len(names))]
+    is_forward, names = run.turn.segment.kind is ActionKind.FORWARD, ("",) * _CONTEXT + run.signature + ("",)
+    return [(is_forward, *names[at : at + _CONTEXT + 2]) for at in range(len(run.signature))]
 
 
 def _usual_launches(runs: Sequence[_Run]) -> dict[_Place, int]:
@@ -312,11 +312,13 @@ def _tell(
     batches = sum(turn.has_batch for turns in chosen.values() for turn in turns)
     waited = sum(turn.batch_end_ns is not None for turns in chosen.values() for turn in turns)
     costs = [(launch.sync_ns or 0) + launch.lag_ns for launch in of.values()]
-    account.note(
-        f"hosts wait for their devices after {waited} of {batches} batches of messages: to get going again takes "
-        f"{format_duration(min(costs))} to {format_duration(max(costs))}, which goes with blocking batches (grouped), "
-        "not with the actions"
-    )
+    account.find(
+        "launches", "all",
+        f"hosts wait for their devices after {waited} of {batches} batches of messages, and take "
+        f"{format_duration(min(costs))} to {format_duration(max(costs))} to get going again",
+        "kernels", waited / batches,
+        "that goes with blocking batches (grouped), not with the actions",
+    )  # fmt: skip
     beyond = []
     for key, run in shown:
         more = sum(run.gaps_ns) - of[key].lag_ns
@@ -324,6 +326,6 @@ def _tell(
             beyond.append(more)
     if beyond:
         account.note(
-            f"{format_count(len(beyond), 'action')} of {len(shown)} were held back by their hosts beyond that, by "
-            f"{format_duration(sum(beyond))}: costs are those of the least disturbed ones"
+            f"hosts held {len(beyond)} of {format_count(len(shown), 'action')} back for longer than their waits for "
+            f"devices explain, by {format_duration(sum(beyond))}: costs leave that out"
         )

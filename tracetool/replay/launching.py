@@ -62,7 +62,7 @@ def launching(
             if compiled.waits:
                 waits[number] = launch.sync_ns
                 lead = 0 if has_batch or lead is None else lead
-            elif number > first and (flow.needed[number] >= 0 or flow.kind[number] != FORWARD):
+            elif flow.needed[number] >= 0 or flow.kind[number] != FORWARD:
                 lead = None
             if lead is None:
                 continue
