@@ -129,11 +129,11 @@ def test_load_taken_out_and_put_back_in_gives_what_was_recorded(times: list[tupl
     for kind, number in ((F, 0), (B, 1)):
         for m, pair in enumerate(times):
             end = at + pair[number]
-            kernels = (Kernel(at, end, at, name="k", blocks=1),)
+            kernels = (Kernel(at, end, at, name="gemm", blocks=1),)
             views.append(
                 ActionView(
                     0, Segment(kind, m, 0, at, end, at, at, kernels),
-                    [end - at], [0], [0], beside_ns=[0], beside_messages_ns=[0],
+                    [end - at], [0], [0], beside_ns=[0], beside_messages_ns=[0], late_ns=[0],
                 )
             )  # fmt: skip
             at = end
@@ -144,3 +144,17 @@ def test_load_taken_out_and_put_back_in_gives_what_was_recorded(times: list[tupl
     )
     got = _durations(_with_load(measured, KNOWN_LOADS["H100"]), "gpipe")
     assert got == pytest.approx([f for f, _ in times] + [b for _, b in times], rel=3e-3)
+
+
+def test_kernels_that_are_half_matrix_products_bring_half_the_load() -> None:
+    """Load is linear in what is held against thresholds: half of it is the same load at twice the threshold."""
+    load = KNOWN_LOADS["H200"]
+    half = load.scaled(0.5, 0.5)
+    for average in (0.3, 0.8, 1.6, 2.4):
+        for step_load in (0.2, 1.2, 1.9):
+            assert half.factor(average, 10**6, 1.0, step_load) == pytest.approx(
+                load.factor(average / 2, 10**6, 0.5, step_load / 2)
+            )
+    assert half.start_load == 2 * load.start_load
+    assert half.load_of(F) == load.load_of(F)
+    assert load.scaled(0.0, 0.0).factor(5.0, 10**6, 5.0, 5.0) == 1.0

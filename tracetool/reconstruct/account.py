@@ -19,7 +19,7 @@ class Finding(NamedTuple):
 
     Attributes:
         fact: What kind of fact: steps, pipeline, coordinates, clocks, segments, schedule, transfers, memory, layers,
-            launches.
+            launches, recompute.
         subject: What it is about: ``rank 0``, ``stage 2``, ``all``.
         value: What was found, for people.
         evidence: The best that the trace holds for it.

@@ -15,6 +15,7 @@ from tracetool.reconstruct.contention import Resident, pieces, read_devices, rea
 from tracetool.reconstruct.layer_memory import BlockMemory, memory_of_blocks
 from tracetool.reconstruct.layers import AFTER, AHEAD, Place, StageLayers, find_layers
 from tracetool.reconstruct.pieces import SCALING_OPS
+from tracetool.reconstruct.recomputed import tell_recompute
 from tracetool.reconstruct.segments import lists_actions
 from tracetool.reconstruct.split import Part, agreement, gradient_parts, read_feeders
 from tracetool.reconstruct.split_memory import Halves, HalvesMemory, memory_of_halves
@@ -265,6 +266,7 @@ def look_closely(
         take_slowdown_out(views, read_devices(run, group.ranks), window_ns, account, held=held)
     split = _split_backwards(views, weights, account)
     _tell_layers(layers, account)
+    tell_recompute(views, account)
     halves = memory_of_halves(views, split, logs, weights)
     return Closeup(tuple(views), layers, split, memory_of_blocks(views, logs), halves, launches)
 
@@ -355,7 +357,10 @@ def _split_stage(
 def _tell_layers(layers: Mapping[int, StageLayers | None], account: Account) -> None:
     unknown = [stage for stage, found in layers.items() if found is None]
     if unknown:
-        account.note(f"stages {', '.join(map(str, unknown))}: no pattern of kernels repeats, so layers are unknown")
+        account.note(
+            f"stages {', '.join(map(str, unknown))}: no pattern of kernels repeats in most actions, so layers are "
+            "unknown"
+        )
     for stage, found in layers.items():
         if found is not None:
             account.find(

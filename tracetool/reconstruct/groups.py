@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -63,7 +64,7 @@ def _no_messages(run: Run) -> NoPipeline:
         missing = len(run.manifest.get("missing_ranks", ()))
         among = f" among the recorded ones ({format_count(missing, 'rank')} of the job missing)" if missing else ""
         what = f"no sends and receives between ranks: no pipeline parallelism to replay{among}"
-        hint = "send and receive records need torch 2.6 or newer, or Ascend Level1 and up"
+        hint = _hint_without_messages(run)
         if not comms:
             what = "no communication operations: whether ranks exchanged messages is unknown"
     return NoPipeline(f"{run.name} holds {what}.", hint=hint)
@@ -131,6 +132,22 @@ def find_pipelines(
         found = _ordered(members, [g for _, g in lists if set(g) == members], stages, seen, recorded)
         pipelines.append(replace(found, skips=skips_of(found.ranks, seen)))
     return sorted(pipelines, key=lambda pipeline: min(pipeline.ranks))
+
+
+def _hint_without_messages(run: Run) -> str:
+    """What could be done about a Run without sends and receives: nothing about one that shows all its communication."""
+    operations = {operation for (operation,) in run.rows("SELECT DISTINCT operation FROM comms")}
+    if not operations or any(_MAY_SEND.search(operation or "") for operation in operations):
+        return "send and receive records need torch 2.6 or newer, or Ascend Level1 and up"
+    listed = ", ".join(sorted(operations))
+    return (
+        f"all of its communication is collective ({listed}), as without pipeline parallelism: else its ranks hold one "
+        "stage alone, or transfers run outside NCCL, RCCL and HCCL (such as TCP between data centres), which are not recorded"
+    )
+
+
+_MAY_SEND = re.compile(r"send|recv|receive|unknown|^$", re.IGNORECASE)
+"""Operations that may be sends or receives, where nothing names their peers."""
 
 
 def chosen_pipeline(pipelines: Sequence[PipelineGroup], number: int, account: Account) -> PipelineGroup:

@@ -24,6 +24,8 @@ AHEAD, AFTER = -1, -2
 
 Token = tuple[str, int | None, str | None]
 _LEAST_SHARE = 0.5
+_LEAST_CONFIDENCE = 0.5
+"""Layers that no more than half of the checks agree with are none."""
 _UPWARDS = (ActionKind.FORWARD, ActionKind.RECOMPUTE)
 
 
@@ -119,14 +121,18 @@ def find_layers(segments: Iterable[Segment]) -> dict[int, StageLayers | None]:
     """Layers of every stage, from the actions of all stages and microbatches of one step.
 
     Returns:
-        Per stage, None if no repetition is found or actions of the stage disagree about how many there are.
+        Per stage, None if no repetition is found or most checks (actions among them) speak against it.
     """
     patterns = [_pattern(segment) for segment in segments if segment.kernels]
     _find_repeats(patterns)
     by_stage: dict[int, list[_Pattern]] = defaultdict(list)
     for pattern in patterns:
         by_stage[pattern.segment.stage].append(pattern)
-    return {stage: _stage_layers(of_stage) for stage, of_stage in sorted(by_stage.items())}
+    layers = {stage: _stage_layers(of_stage) for stage, of_stage in sorted(by_stage.items())}
+    return {
+        stage: found if found is not None and found.confidence > _LEAST_CONFIDENCE else None
+        for stage, found in layers.items()
+    }
 
 
 def _pattern(segment: Segment) -> _Pattern:

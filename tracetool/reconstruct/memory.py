@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING
 
 from tracetool.model.action import ActionKind
@@ -158,8 +160,11 @@ def _tell_stages(
             if size is not None
         )
         open_points = [
-            bounds.detail, _outliving(found, profile), None if found.names_blocks else _NO_BLOCKS, _gradients(profile),
-        ]  # fmt: skip
+            bounds.detail,
+            _outliving(found, profile),
+            None if found.names_blocks else _NO_BLOCKS,
+            _gradients(profile, mine),
+        ]
         checks = [log.continuous] if not log.is_samples else []
         confidence = min(bounds.confidence, _balanced(profile), *checks)
         detail = "; ".join(point for point in open_points if point) or None
@@ -177,13 +182,29 @@ def _costs(segments: Iterable[Segment], facts: MemoryFacts) -> dict[ActionKind, 
     return {kind: tuple(listed) for kind, listed in costs.items()}
 
 
-def _gradients(profile: StageProfile) -> str | None:
+def _gradients(profile: StageProfile, segments: Sequence[Segment]) -> str | None:
+    """Where gradients are: a backward that makes them leaves out the sums by which the later ones add to them."""
     kept, activation = profile.gradient_bytes(), profile.activation_bytes()
     if kept is None or not activation:
         return None
     if kept < _SAME_RATIO * activation:
         return "the step allocates no gradients: they are among the static bytes"
+    if adds_at_once(segments):
+        return (
+            "the first backward adds to gradients as the later ones do: those are among the static bytes, and what it "
+            "keeps is none of them"
+        )
     return "what the first backward keeps are the gradients, until after the last action"
+
+
+def adds_at_once(segments: Sequence[Segment]) -> bool:
+    """Whether a stage's first backward adds to gradients that are there: it launches as many kernels as later ones."""
+    counts: Counter[int] = Counter()
+    for segment in segments:
+        if segment.kind is not ActionKind.FORWARD:
+            counts[segment.microbatch] += sum(kernel.is_compute for kernel in segment.kernels)
+    first, *later = (counts[microbatch] for microbatch in sorted(counts))
+    return bool(later) and first >= median(later)
 
 
 def _outliving(found: ActionMemory, profile: StageProfile) -> str | None:
