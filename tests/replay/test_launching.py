@@ -77,3 +77,10 @@ def test_the_recorded_order_is_replayed_with_what_was_recorded() -> None:
     expected = 2 * (f + b) + FORWARD.sync_ns + BACKWARD.sync_ns
     assert window_ns(measured.as_recorded(), "gpipe", scenario(p2p="grouped")) == expected
     assert pipeline(2, 1, f, b).as_recorded() == pipeline(2, 1, f, b)
+
+
+def test_hosts_that_need_longer_than_their_devices_set_the_pace() -> None:
+    """Launches of 1500 and 2500 against kernels of 1000 and 2000: actions take what launching takes."""
+    forward, backward = Launch(50, 0, 100, 1500), Launch(80, 0, 70, 2500)
+    for m in (1, 4):
+        assert window_ns(waiting(m, forward, backward), "1f1b", scenario(p2p="in-order")) == (m + 1) * 4000

@@ -141,8 +141,8 @@ def _hint_without_messages(run: Run) -> str:
         return "send and receive records need torch 2.6 or newer, or Ascend Level1 and up"
     listed = ", ".join(sorted(operations))
     return (
-        f"all of its communication is collective ({listed}), as without pipeline parallelism: else its ranks hold one "
-        "stage alone, or transfers run outside NCCL, RCCL and HCCL (such as TCP between data centres), which are not recorded"
+        f"all of its communication is collective ({listed}), as without pipeline parallelism; else its ranks hold one "
+        "stage alone, or its transfers run outside NCCL, RCCL and HCCL (such as TCP), which are not recorded"
     )
 
 

@@ -14,7 +14,7 @@ from tracetool.replay.flow import FORWARD
 from tracetool.replay.graph import TaskKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tracetool.model.action import Action
     from tracetool.model.pipeline import Launch
@@ -51,6 +51,9 @@ def launching(
     flow = graph.flow
     waits, lags = [0] * len(flow.actions), [0] * len(flow.actions)
     for first, end in zip(flow.first[:-1].tolist(), flow.first[1:].tolist(), strict=True):
+        if not compiled.waits and _is_behind(flow.actions[first:end], launch_of, alone_ns):
+            lags[first:end] = [_behind_ns(action, launch_of, alone_ns) for action in flow.actions[first:end]]
+            continue
         lead: int | None = 0  # of the host over the device; None once messages have let it run ahead
         for number in range(first, end):
             action = flow.actions[number]
@@ -71,3 +74,16 @@ def launching(
             lags[number] = max(0, begins + launch.lag_ns)
             lead = lags[number] + alone_ns(action) - begins - launch.issue_ns
     return Launching(waits, lags)
+
+
+def _is_behind(
+    actions: Sequence[Action], launch_of: Callable[[Action], Launch | None], alone_ns: Callable[[Action], int]
+) -> bool:
+    """Whether a host needs longer for all launches of a rank than the device for their kernels: it never gets ahead."""
+    launches = [launch_of(action) for action in actions]
+    return sum(launch.turn_ns + launch.issue_ns for launch in launches if launch) > sum(map(alone_ns, actions))
+
+
+def _behind_ns(action: Action, launch_of: Callable[[Action], Launch | None], alone_ns: Callable[[Action], int]) -> int:
+    launch = launch_of(action)
+    return 0 if launch is None else max(0, launch.turn_ns + launch.issue_ns - alone_ns(action))
