@@ -250,11 +250,10 @@ def is_like_the_recordings(found: Reconstruction) -> bool:
 
 def host_notes(found: Reconstruction) -> list[str]:
     """Where the host holds the device back and costs hold it; a run without a device is told apart elsewhere."""
-    if found.pipeline.hosts_wait:
-        return []
     on_device = any(k.stream is not None for of_rank in found.segments.values() for s in of_rank[:1] for k in s.kernels)
     if not on_device:
         return []
-    rows = (row for row in found.tables.get("costs", ()) if row[0] == found.pipeline.step)
+    without = {rank.rank for rank in found.pipeline.ranks if rank.gaps_left_out}
+    rows = (row for row in found.tables.get("costs", ()) if row[0] == found.pipeline.step and row[1] not in without)
     costs = cast("Iterator[tuple[int, str, int, int]]", ((row[2], row[3], row[5], row[6]) for row in rows))
     return tell_gaps(gap_shares(costs))

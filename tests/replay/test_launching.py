@@ -26,7 +26,8 @@ f, b = 1000, 2000
 def waiting(m: int, forward: Launch = FORWARD, backward: Launch = BACKWARD) -> Pipeline:
     measured = pipeline(2, m, f, b)
     stages = tuple(replace(stage, launches={F: forward, B: backward}) for stage in measured.stages)
-    return replace(measured, stages=stages)
+    ranks = tuple(replace(rank, gaps_left_out=True) for rank in measured.ranks)
+    return replace(measured, stages=stages, ranks=ranks)
 
 
 @pytest.mark.parametrize("m", [1, 2, 5])

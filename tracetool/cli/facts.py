@@ -83,7 +83,7 @@ def run_summary(run: Run) -> dict[str, Any]:
         },
         "replayed": run.manifest.get("replayed"),
         "vendor_figures": run.rows("SELECT count(*) FROM vendor_figures")[0][0],
-        "host_gaps": [] if _leaves_gaps_out(run) else host_gaps(run, found.get("step")),
+        "host_gaps": host_gaps(run, found.get("step")),
         "gaps": [gap._asdict() for gap in find_gaps(run)],
         "sources": run.manifest["sources"],
         "failed": run.manifest["failed"],
@@ -92,18 +92,14 @@ def run_summary(run: Run) -> dict[str, Any]:
 
 
 def host_gaps(run: Run, step: int | None) -> list[dict[str, Any]]:
-    """Share of gaps between kernels in the actions of the chosen step; none without kernels."""
+    """Share of gaps between kernels in the actions of the chosen step, where costs hold them; none without kernels."""
     rows = run.rows(
         "SELECT stage, kind, duration_ns, kernel_ns FROM costs "
-        "WHERE step = ? AND EXISTS (SELECT 1 FROM events WHERE category = 'kernel')",
+        "WHERE step = ? AND EXISTS (SELECT 1 FROM events WHERE category = 'kernel') AND NOT EXISTS ("
+        "SELECT 1 FROM findings WHERE fact = 'launches' AND subject IN ('all', 'rank ' || costs.rank))",
         [step],
     )
     return [{"stage": stage, "kind": kind, "gap_ratio": share} for (stage, kind), share in gap_shares(rows).items()]
-
-
-def _leaves_gaps_out(run: Run) -> bool:
-    """Whether the costs of actions leave out what hosts held back."""
-    return bool(run.rows("SELECT 1 FROM findings WHERE fact = 'launches'"))
 
 
 def next_command(named: str, facts: dict[str, Any], dc: str | None = None) -> str:

@@ -204,6 +204,7 @@ class RankProfile:
         overlapped: Collectives that ran beside its computes, in order of their start.
         receive_buffer_bytes: Of the static bytes, buffers of messages to receive, one per message of a step; 0 where
             they come and go with the messages, None if unknown.
+        gaps_left_out: Whether its actions' times by themselves leave out what kernels waited for their launches.
     """
 
     rank: int
@@ -215,6 +216,7 @@ class RankProfile:
     load: SustainedLoad | None = None
     receive_buffer_bytes: int | None = None
     overlapped: tuple[CollectiveUse, ...] = ()
+    gaps_left_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +262,8 @@ class Pipeline:
         return any(stage.launches for stage in self.stages)
 
     def as_recorded(self) -> Pipeline:
-        """What replays the recorded order: where hosts held actions back, with every action as long as it was."""
-        if not self.hosts_wait:
+        """What replays the recorded order: where costs leave gaps out, with every action as long as it was."""
+        if not any(rank.gaps_left_out for rank in self.ranks):
             return self
 
         def whole(costs: Costs) -> Costs:

@@ -16,7 +16,7 @@ from tracetool.reconstruct.account import Account, Finding
 from tracetool.reconstruct.closeup import Row, cost_rows, look_closely, loose_rows
 from tracetool.reconstruct.copies import find_copies, with_copies
 from tracetool.reconstruct.groups import PipelineGroup, chosen_pipeline, find_pipelines
-from tracetool.reconstruct.launches import find_launches, mostly_waits, read_waits, turns_of
+from tracetool.reconstruct.launches import find_launches, has_late_launches, read_waits, turns_of
 from tracetool.reconstruct.receive_buffers import tell_standing_buffers
 from tracetool.reconstruct.step_look import How, StepLook, look, look_at_others
 from tracetool.reconstruct.steps import Step, choose_step, steps_of
@@ -132,7 +132,7 @@ def reconstruct(
     work, transfers = seen.work, seen.transfers
     others: list[StepLook] = []
     turns = _turns(run, seen)
-    if every_step or mostly_waits(turns):
+    if every_step or has_late_launches(turns):
         others = look_at_others(run, group, steps, chosen, survey, how, account, _MOST_OTHER_STEPS)
     launches = find_launches([turns, *(_turns(run, other) for other in others)], account)
     logs = {rank: facts.log for rank, facts in seen.memory.items() if facts.log is not None}
@@ -140,6 +140,7 @@ def reconstruct(
     found = replace(
         seen.pipeline,
         stages=tuple(closeup.complete(stage) for stage in seen.pipeline.stages),
+        ranks=tuple(replace(rank, gaps_left_out=rank.rank in launches.ranks) for rank in seen.pipeline.ranks),
         buffered=buffers_sends(seen.messages.messages, survey.clocks, account),
     )
     check_counts(transfers, found.observed.shape)

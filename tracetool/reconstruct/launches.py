@@ -1,4 +1,4 @@
-"""Hosts that wait for their device after every batch of messages: what they need to get going again.
+"""Devices that wait for launches: where hosts wait for them after every batch of messages, or are held up.
 
 After such a wait the device stands still until the host has launched something, and again wherever kernels are shorter
 than their launches, until the host is ahead. That is no compute: it goes with how messages are issued, and some of it
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import fmean, median
 from typing import TYPE_CHECKING, NamedTuple
@@ -38,6 +38,8 @@ _DISTURBED = 2
 """So many times the least that a wait or launch of its kind took, it was disturbed."""
 _CONTEXT = 2
 """So many ops ahead of a launch tell the place in the model, with one after it."""
+_WORTH = 0.01
+"""Share of a rank's actions from which on gaps for want of a launch are looked into."""
 _HELD_BACK = 0.05
 """Share of its own time from which on an action counts as held back by the host beyond what a wait costs."""
 
@@ -83,15 +85,17 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """What launching takes, where hosts wait for their devices after batches of messages.
+    """What launching takes, and gaps that are no part of what actions cost.
 
     Attributes:
         of: Per stage and kind of action, what its launches take; empty where hosts do not wait.
         gaps_ns: Per action of the step (by its ``id``), for how long each kernel's start waited for its launch.
+        ranks: Global ranks whose actions have such gaps.
     """
 
-    of: Mapping[_Key, Launch]
-    gaps_ns: Mapping[int, Sequence[int]]
+    of: Mapping[_Key, Launch] = field(default_factory=dict)
+    gaps_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    ranks: frozenset[int] = frozenset()
 
     def gaps_of(self, segment: Segment) -> Sequence[int]:
         """Per kernel of an action, for how long its start waited for its launch."""
@@ -123,14 +127,24 @@ def turns_of(segments: Sequence[Segment], posts: Sequence[P2POp], waits: Waits) 
 
 
 def mostly_waits(ranks: Mapping[int, Sequence[Turn]]) -> bool:
-    """Whether every rank's host waits for its device after most batches of messages, and launches are recorded."""
+    """Whether every rank's host waits for its device after most batches of messages."""
     return bool(ranks) and all(_mostly_waits(turns) for turns in ranks.values())
 
 
 def _mostly_waits(turns: Sequence[Turn]) -> bool:
     batches = [turn.batch_end_ns is not None for turn in turns if turn.has_batch]
-    launched = any(k.launch_ns != k.start_ns for turn in turns for k in turn.segment.kernels)
-    return launched and sum(batches) > _MOSTLY * len(batches)
+    return sum(batches) > _MOSTLY * len(batches)
+
+
+def has_late_launches(ranks: Mapping[int, Sequence[Turn]]) -> bool:
+    """Whether devices wait for launches in a step to an extent that matters; never where launches are not recorded."""
+    kernels = [k for turns in ranks.values() for turn in turns for k in turn.segment.kernels]
+    if not any(kernel.launch_ns != kernel.start_ns for kernel in kernels):
+        return False
+    return mostly_waits(ranks) or any(
+        sum(_late_ns(run) for run in runs) > _WORTH * sum(sum(run.times_ns) + sum(run.before_ns) for run in runs)
+        for runs in ([_run_of(turn) for turn in turns] for turns in ranks.values())
+    )
 
 
 def find_launches(steps: Sequence[Mapping[int, Sequence[Turn]]], account: Account) -> Launches:
@@ -141,8 +155,8 @@ def find_launches(steps: Sequence[Mapping[int, Sequence[Turn]]], account: Accoun
         account: Takes up what was found.
     """
     chosen = steps[0]
-    if not mostly_waits(chosen):
-        return Launches({}, {})
+    if not has_late_launches(chosen):
+        return Launches()
     by_key: dict[_Key, list[_Run]] = defaultdict(list)
     for turn in (turn for step in steps for turns in step.values() for turn in turns):
         by_key[turn.segment.stage, turn.segment.kind].append(_run_of(turn))
@@ -151,13 +165,36 @@ def find_launches(steps: Sequence[Mapping[int, Sequence[Turn]]], account: Accoun
     for key, runs in by_key.items():
         _settle_gaps(runs)
         of[key] = _launch(runs, usual)
-    of = _with_known_waits(of)
-    mine = {id(turn.segment) for of_rank in chosen.values() for turn in of_rank}
-    shown = [(key, run) for key, runs in by_key.items() for run in runs if id(run.turn.segment) in mine]
-    _tell(chosen, of, shown, account)
-    return Launches(
-        {key: launch.known() for key, launch in of.items()}, {id(run.turn.segment): run.gaps_ns for _, run in shown}
-    )
+    by_segment = {id(run.turn.segment): run for runs in by_key.values() for run in runs}
+    shown = {rank: [by_segment[id(turn.segment)] for turn in turns] for rank, turns in chosen.items()}
+    if mostly_waits(chosen):
+        of = _with_known_waits(of)
+        _tell(chosen, of, [run for runs in shown.values() for run in runs], account)
+        known = {key: launch.known() for key, launch in of.items()}
+        return Launches(known, {id(run.turn.segment): run.gaps_ns for run in by_segment.values()}, frozenset(chosen))
+    ranks = frozenset(rank for rank, runs in shown.items() if _is_held_up(rank, runs, of, account))
+    return Launches({}, {id(run.turn.segment): run.gaps_ns for rank in ranks for run in shown[rank]}, ranks)
+
+
+def _is_held_up(rank: int, runs: Sequence[_Run], of: Mapping[_Key, _Partly], account: Account) -> bool:
+    """Whether a host that could keep ahead of its device fell behind it: what the device waited for then goes.
+
+    A host that needs longer for its launches than the device for their kernels is slow in any order: gaps stay.
+    """
+    launches = [of[run.turn.segment.stage, run.turn.segment.kind] for run in runs]
+    host = sum((launch.turn_ns or 0) + launch.issue_ns for launch in launches)
+    late = sum(sum(run.gaps_ns) for run in runs)
+    device = sum(sum(run.times_ns) + sum(run.before_ns) for run in runs) - late
+    if host > device or late <= _WORTH * (device + late):
+        return False
+    account.find(
+        "launches", f"rank {rank}",
+        f"kernels waited {format_duration(late)} for their launches ({late / (device + late):.0%} of its actions), "
+        "which costs leave out", "kernels", 1.0,
+        f"all launches of the step need {format_duration(host)}, all kernels {format_duration(device)}: a host that is "
+        "not held up keeps ahead",
+    )  # fmt: skip
+    return True
 
 
 @dataclass(slots=True)
@@ -200,6 +237,10 @@ def _run_of(turn: Turn) -> _Run:
         ],
         [0] * len(kernels),
     )
+
+
+def _late_ns(run: _Run) -> int:
+    return sum(gap for gap, late in zip(run.before_ns, run.is_late, strict=True) if late)
 
 
 def _settle_gaps(runs: Sequence[_Run]) -> None:
@@ -306,7 +347,7 @@ def _with_known_waits(of: Mapping[_Key, _Partly]) -> dict[_Key, _Partly]:
 def _tell(
     chosen: Mapping[int, Sequence[Turn]],
     of: Mapping[_Key, _Partly],
-    shown: Sequence[tuple[_Key, _Run]],
+    shown: Sequence[_Run],
     account: Account,
 ) -> None:
     batches = sum(turn.has_batch for turns in chosen.values() for turn in turns)
@@ -320,8 +361,8 @@ def _tell(
         "that goes with blocking batches (grouped), not with the actions",
     )  # fmt: skip
     beyond = []
-    for key, run in shown:
-        more = sum(run.gaps_ns) - of[key].lag_ns
+    for run in shown:
+        more = sum(run.gaps_ns) - of[run.turn.segment.stage, run.turn.segment.kind].lag_ns
         if more > _HELD_BACK * (sum(run.times_ns) + sum(run.before_ns) - sum(run.gaps_ns)):
             beyond.append(more)
     if beyond:
