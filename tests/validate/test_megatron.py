@@ -23,3 +23,15 @@ def test_orders_follow_from_a_recording_whose_hosts_wait_after_every_batch() -> 
         }
         gains = [b / a - 1 for a, b in zip(steps["mg_1f1b_m8"], steps["mg_vpp2_overlap_m8"], strict=True)]
         assert abs(gains[1] - gains[0]) < 0.04, gains
+
+
+def test_interleaved_steps_follow_from_an_interleaved_recording_whose_hosts_were_held_up() -> None:
+    """4, 8 and 16 microbatches from either of two steps, one of them 3 % longer than the other under the profiler."""
+    folder = data("megatron", "vpp2_overlap_m8")
+    for step in (1, 2):
+        found = looked_at(run_of(folder), step=step)
+        assert [f.subject for f in found.findings if f.fact == "launches"] == ["rank 0", "rank 1"]
+        done = validate(Sources(found), read_measurements(folder / "measured.json"))
+        errors = [abs(row.error_ratio) for row in done.rows if row.error_ratio is not None]
+        assert len(errors) == 4
+        assert max(errors) < 0.03
