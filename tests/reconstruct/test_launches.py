@@ -159,3 +159,18 @@ def test_what_stands_between_two_actions_without_a_batch_is_the_hosts_turn() -> 
 def test_calls_that_wait_for_a_device_are_known_by_name(name: str, is_wait: bool) -> None:
     """Names of the CUDA runtime and driver, HIP and CANN."""
     assert (re.search(SYNCHRONISATIONS, name) is not None) is is_wait
+
+
+def test_a_host_that_was_held_up_but_could_keep_ahead_costs_nothing() -> None:
+    """Launches of 4 against kernels of 20; once the host does something else for 300, and the device waits."""
+    machine = Machine()
+    for slow in (4, 4, 300, 4):
+        machine.batch(waits=False)
+        machine.action(F, [4, slow, 4], [20, 20, 20])
+    account = Account()
+    found = find_launches([machine.turns()], account)  # type: ignore[list-item]
+    assert found.ranks == {0}
+    assert not found.of  # hosts that do not wait are ahead again in any order
+    for segment in machine.segments:
+        assert segment.end_ns - segment.start_ns - sum(found.gaps_of(segment)) == 60
+    assert [f.subject for f in account.findings if f.fact == "launches"] == ["rank 0"]
