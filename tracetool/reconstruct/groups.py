@@ -51,7 +51,8 @@ def _no_messages(run: Run) -> NoPipeline:
     """What there is instead of messages between ranks: absent records are no proof that there were none."""
     ((comms, nameless, unknown),) = run.rows(
         "SELECT count(*), count(*) FILTER (operation IN ('send', 'recv')), "
-        "count(*) FILTER (\"group\" = '' AND evidence = 'unknown') FROM comms"
+        "count(*) FILTER (\"group\" = '' AND evidence = 'unknown' AND regexp_matches(operation, ?, 'i')) FROM comms",
+        [_MAY_SEND.pattern],
     )
     if nameless:
         what = f"{format_count(nameless, 'send')} and receives without a peer: who exchanges what with whom is unknown"
