@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _TRIED = ("1f1b", "gpipe", "geopipe", "zb-h1", "interleaved", "observed")
 _STEP_RATIO = 0.04
 _RECUT_STEP_RATIO = 0.02
-_SPLIT_STEP_RATIO = 0.14
+_SPLIT_STEP_RATIO = 0.06
 
 Change = Literal["inside", "links", "scenario"]
 """In what two predictions differ, as far as errors of the difference do.
@@ -32,7 +32,7 @@ Change = Literal["inside", "links", "scenario"]
 """
 
 _LARGEST_SEEN: dict[Change, float] = {"inside": 0.026, "links": 0.04, "scenario": 0.041}
-_LARGEST_SEEN_SPLIT: dict[Change, float] = {"inside": 0.044, "links": 0.073, "scenario": 0.125}
+_LARGEST_SEEN_SPLIT: dict[Change, float] = {"inside": 0.032, "links": 0.048, "scenario": 0.052}
 """Largest errors of a change over all pairs of measured rows, each predicted from one recording: one with whole
 backwards, and one with split ones, which the profiler slowed down."""
 
