@@ -112,6 +112,8 @@ def transfer_remarks(pipeline: Pipeline, done: Replayed, metrics: Metrics, scena
     schedule = done.schedule
     if schedule.extra_forwards and not any(schedule.extra_forwards) and done.p2p != pipeline.p2p:
         remarks.append("this is 1F1B's order: what differs from 1f1b comes from how transfers are issued")
+    if pipeline.hosts_wait and pipeline.p2p == "grouped" != done.p2p:
+        remarks.append("hosts run ahead there, and do not wait for their devices after each batch as in the recording")
     if done.p2p == "posted-ahead" != pipeline.p2p:
         remarks.append(f"receives posted ahead take {POSTED_AHEAD_NEEDS}")
     if schedule.blocking or not scenario.topology.links:

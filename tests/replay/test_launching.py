@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from synthetic import pipeline, replayed, scenario, window_ns
+from synthetic import found, pipeline, replayed, scenario, window_ns
 
 from tracetool.causes import idles_of
+from tracetool.explain import explain
 from tracetool.metrics import measure
 from tracetool.model.action import ActionKind
 from tracetool.model.idle import Cause
@@ -85,3 +86,12 @@ def test_hosts_that_need_longer_than_their_devices_set_the_pace() -> None:
     forward, backward = Launch(50, 0, 100, 1500), Launch(80, 0, 70, 2500)
     for m in (1, 4):
         assert window_ns(waiting(m, forward, backward), "1f1b", scenario(p2p="in-order")) == (m + 1) * 4000
+
+
+def test_an_explanation_replays_the_step_without_the_waits() -> None:
+    """Three microbatches of GPipe: without waits the ideal (m + p - 1)(f + b), with nothing else removed."""
+    explained = explain(found(waiting(3)), "gpipe", scenario(p2p="grouped"))
+    host = next(each for each in explained.causes if each.cause is Cause.HOST)
+    assert host.removal.step_ns == 4 * (f + b)
+    assert host.removal.change_ratio is not None
+    assert host.removal.change_ratio < 0

@@ -103,6 +103,7 @@ def remove_all(setting: Setting) -> Removal:
     That of the order as it is or as deep as it would be without a memory limit, of stages as they are or equally fast,
     whichever is shortest: each single removal can only be longer, as each of its actions ends later or with that.
     """
+    setting = replace(setting, pipeline=setting.pipeline.without_waits())
     free = replace(_without_moving(_beside_nothing(setting)), scenario=_free(setting.scenario))
     orders = [setting.schedule]
     try:
@@ -196,6 +197,9 @@ def _without_differences(setting: Setting) -> Removal:
 
 
 def _without_host(setting: Setting) -> Removal:
+    if not setting.seen and setting.pipeline.hosts_wait:
+        ahead = replace(setting, pipeline=setting.pipeline.without_waits())
+        return _replayed("hosts that do not wait for their devices after batches", ahead)
     if not setting.seen:
         return Removal("a replay has none")
     launched = _replayed("the same order, launched in time", setting)

@@ -261,6 +261,10 @@ class Pipeline:
         """Whether hosts were seen to wait for their devices after batches of messages."""
         return any(stage.launches for stage in self.stages)
 
+    def without_waits(self) -> Pipeline:
+        """The same with hosts that run ahead of their devices, however messages are issued."""
+        return replace(self, stages=tuple(replace(stage, launches={}) for stage in self.stages))
+
     def as_recorded(self) -> Pipeline:
         """What replays the recorded order: where costs leave gaps out, with every action as long as it was."""
         if not any(rank.gaps_left_out for rank in self.ranks):

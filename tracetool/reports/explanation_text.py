@@ -82,7 +82,7 @@ def _advice(explained: Explanation) -> str:
     """What would shorten the step most."""
     best, longer = _best(explained), _longer(explained)
     if best is not None and _gain(best, explained) <= -_WORTH_RATIO:
-        change = _signed(_gain(best, explained)) + (" of the recorded one" if best.cause is Cause.HOST else "")
+        change = _signed(_gain(best, explained)) + (" of the recorded one" if _is_base(best) else "")
         step = format_duration(best.removal.step_ns or 0)
         return f"Most would come from {best.removal.how}: a step of {step} ({change})."
     told = f"No single cause would give {_WORTH_RATIO:.0%} of the step if it were removed."
@@ -109,9 +109,14 @@ def _best(explained: Explanation) -> CauseFound | None:
 
 def _gain(found: CauseFound, explained: Explanation) -> float:
     """Change of the step without a cause: against the replay, and of the replay, which has no late host, itself."""
-    if found.cause is Cause.HOST and found.removal.step_ns is not None:
-        return found.removal.step_ns / explained.metrics.step_ns - 1
+    if _is_base(found):
+        return (found.removal.step_ns or 0) / explained.metrics.step_ns - 1
     return found.removal.change_ratio or 0.0
+
+
+def _is_base(found: CauseFound) -> bool:
+    """Whether the step without a cause is what others are compared with: of a recording, its replay."""
+    return found.cause is Cause.HOST and bool(found.removal.step_ns) and found.removal.change_ratio is None
 
 
 def _signed(change: float | None) -> str:
@@ -125,7 +130,7 @@ def _table(explained: Explanation, words: Words) -> list[str]:
         is_longer = removal.microbatches > explained.microbatches
         each = [format_duration(ns) for ns in found.rank_ns]
         alike = len(each) > 1 and len(set(each)) == 1
-        change = "base" if found.cause is Cause.HOST and removal.step_ns else _signed(removal.change_ratio)
+        change = "base" if _is_base(found) else _signed(removal.change_ratio)
         rows.append(
             (
                 CAUSE_NAMES[found.cause],
