@@ -123,7 +123,9 @@ def _name_schedule(found: Reconstruction, account: Account) -> None:
     """Say which schedule the observed order is, or which one is nearest."""
     shape = found.pipeline.observed.shape
     fit = best_fit(found.pipeline.observed)
-    if fit is None:
+    if not found.pipeline.observed.has_backwards:
+        account.find("schedule", "all", f"forwards alone (inference, or an evaluation), {shape.text}", "schedule fit")
+    elif fit is None:
         account.find(
             "schedule", "all", f"unknown, {shape.text}", "schedule fit", 0.0, "no named schedule has this shape"
         )

@@ -272,6 +272,9 @@ def answer(
         )
     known = recognise(observed)
     notes = [*renamed, *found.notes]
+    if not observed.has_backwards and baseline == "1f1b":
+        baseline = "observed"
+        notes.append("the step has no backward (inference, or an evaluation): the baseline is the observed order")
     if observed.shape.chunks > 1 and baseline == "1f1b":
         baseline = "observed"
         notes.append("the baseline is the observed order: 1f1b needs one stage per rank")

@@ -1,4 +1,4 @@
-"""Messages of ring attention are part of actions; what is a pipeline's and what is not is known from how it was made."""
+"""Messages of ring attention are part of actions; what is a pipeline's and what is not is known beforehand."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_several_tensors_go_round(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("names", [("pp", "cp"), ("", "")])
 def test_a_ring_without_a_pipeline(tmp_path: Path, names: tuple[str, str]) -> None:
-    with pytest.raises(NoPipeline, match="no pipeline parallelism to replay: all sends and receives .* part of act"):
+    with pytest.raises(NoPipeline, match=r"no pipeline parallelism to replay: all sends and receives .* part of act"):
         reconstruct(_run(tmp_path, Job(1, cp=2, names=names)))
 
 

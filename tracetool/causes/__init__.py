@@ -166,7 +166,8 @@ class _Phases:
 
     def __init__(self, order: Sequence[Op]) -> None:
         ends = len(order)
-        self._first_backward = next((at for at, op in enumerate(order) if op.kind is not ActionKind.FORWARD), ends)
+        # Without backwards the pipeline is full once a rank's first forward runs.
+        self._first_backward = next((at for at, op in enumerate(order) if op.kind is not ActionKind.FORWARD), 0)
         self.draining = 1 + max((at for at, op in enumerate(order) if op.kind is ActionKind.FORWARD), default=ends)
 
     def of(self, at: int) -> Cause:

@@ -118,7 +118,8 @@ def next_command(named: str, facts: dict[str, Any], dc: str | None = None) -> st
         return f'tracetool sql {named} "select {column}, count(*) from {table} group by all"'
     stages = pipeline["stages"]
     several = len({s["rank"] for s in stages}) < len(stages)
-    schedules = "observed" if several or copying else "1f1b,gpipe,geopipe"
+    forwards_alone = all(s[column] is None for s in stages for column in s if column.startswith("backward_"))
+    schedules = "observed" if several or copying or forwards_alone else "1f1b,gpipe,geopipe"
     return (
         f"tracetool replay {named} --schedule {schedules}"
         + (" --copy-missing-ranks" if copying else "")

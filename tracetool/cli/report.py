@@ -102,6 +102,8 @@ def usual_schedules(found: Reconstruction) -> list[str]:
     from tracetool.schedules.recognise import recognise
 
     observed = found.pipeline.observed
+    if not observed.has_backwards:
+        return ["observed"]
     if observed.shape.chunks == 1:
         return [*([] if recognise(observed) else ["observed"]), *_USUAL]
     kinds = [SCHEDULES.get(name) for name in SCHEDULES.names()]

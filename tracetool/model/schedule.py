@@ -122,6 +122,8 @@ class Schedule:
     def validate(self) -> Schedule:
         """Check that each stage runs every microbatch it has forward once and then backward once.
 
+        Where no stage runs any backward, forwards are all.
+
         Returns:
             The schedule itself.
 
@@ -132,11 +134,17 @@ class Schedule:
             raise InvalidSchedule(
                 f"schedule {self.name!r} has {len(self.orders)} ranks, the pipeline has {self.shape.ranks}."
             )
+        ends = _ENDS if self.has_backwards else _FORWARD
         for rank, order in enumerate(self.orders):
-            self._validate_rank(rank, order)
+            self._validate_rank(rank, order, ends)
         if self.overlaps:
             self._validate_overlaps()
         return self
+
+    @property
+    def has_backwards(self) -> bool:
+        """Whether it runs more than forwards: without gradients it is an inference, or an evaluation."""
+        return any(action.kind is not ActionKind.FORWARD for order in self.orders for action in order)
 
     def units(self, rank: int) -> list[tuple[Action, ...]]:
         """What a rank computes one after another: single actions, and pairs that run as one."""
@@ -149,7 +157,7 @@ class Schedule:
             action for rank in range(len(self.overlaps)) for unit in self.units(rank) if unit[1:] for action in unit
         }
 
-    def _validate_rank(self, rank: int, order: Sequence[Action]) -> None:
+    def _validate_rank(self, rank: int, order: Sequence[Action], ends: int) -> None:
         mine = self.shape.stages_of(rank)
         done = {(s, j): 0 for s in mine for j in self.shape.microbatches_of(s)}
         rules = {s: _FIRST_RULES if self.shape.previous(s) is None else _RULES for s in mine}
@@ -161,7 +169,7 @@ class Schedule:
                 raise self._refusal(rank, index, now)
             done[stage, microbatch] = now | rule.bit
         for (stage, microbatch), now in done.items():
-            if not now & _FORWARD or not now & _ENDS:
+            if not now & _FORWARD or not now & ends:
                 kind = ActionKind.BACKWARD if now & _FORWARD else ActionKind.FORWARD
                 raise InvalidSchedule(
                     f"schedule {self.name!r}, rank {rank}: {Action(stage, kind, microbatch)} is missing.\n"

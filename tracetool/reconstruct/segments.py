@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import ReconstructError
 from tracetool.model.action import ActionKind
+from tracetool.reconstruct.forwards import forwards_between, goes_down_alone, runs_backwards
 from tracetool.reconstruct.hops import join_batches, join_gaps
 from tracetool.reconstruct.kernel_types import pieces_by_kernel_type
 from tracetool.reconstruct.kernels import autograd_kernels, device_kernels, host_kernels, nodes_that_ran
@@ -147,7 +148,7 @@ def find_work(
             found = {r: _by_label(kernels[r], group.position(r)) for r in group.ranks}
             placed = None
         confidence = min(confidence, named) if found else 1.0
-    return Work(_ranks(found, group, step, account, labelled=labelled), placed, confidence, messages)
+    return Work(_ranks(found, group, step, messages, account, labelled=labelled), placed, confidence, messages)
 
 
 def lists_actions(run: Run) -> bool:
@@ -161,22 +162,31 @@ def _listed(run: Run, group: PipelineGroup, step: Step, messages: StepMessages, 
         operations = device_kernels(run, rank, step.spans[rank])
         pieces, loose = pieces_of_actions([k for k in operations if not (k.is_p2p or k.is_collective)])
         found[rank] = _Found(pieces, loose, operations, "label")
-    return Work(_ranks(found, group, step, account, labelled=True), None, 1.0, messages)
+    return Work(_ranks(found, group, step, messages, account, labelled=True), None, 1.0, messages)
 
 
 def _ranks(
-    found: Mapping[int, _Found], group: PipelineGroup, step: Step, account: Account, *, labelled: bool
+    found: Mapping[int, _Found],
+    group: PipelineGroup,
+    step: Step,
+    messages: StepMessages,
+    account: Account,
+    *,
+    labelled: bool,
 ) -> dict[int, RankWork]:
     ranks = {}
     stray: list[int] = []
+    kinds = {piece.kind for one in found.values() for piece in one.pieces}
+    has_gradients = kinds != {ActionKind.FORWARD} or not goes_down_alone(messages.messages, group.ranks)
     for rank in group.ranks:
         segments = sorted((_segment(p) for p in found[rank].pieces), key=lambda s: s.start_ns)
-        _check_pairs(segments, rank, step.number)
+        if has_gradients:
+            _check_pairs(segments, rank, step.number)
         stray += _stray(found[rank].loose, segments)
         evidence: Evidence = "label" if labelled else found[rank].evidence
         tail = observed_tail(found[rank].kernels, segments)
-        messages = [k for k in found[rank].kernels if k.is_p2p or k.is_barrier]
-        ranks[rank] = RankWork(tuple(segments), tail, evidence, (*found[rank].loose, *messages))
+        moving = [k for k in found[rank].kernels if k.is_p2p or k.is_barrier]
+        ranks[rank] = RankWork(tuple(segments), tail, evidence, (*found[rank].loose, *moving))
     if stray:
         on_device = any(kernel.stream is not None for one in found.values() for kernel in one.kernels)
         many = format_count(len(stray), "kernel" if on_device else "operation")
@@ -192,6 +202,7 @@ def _placed(
     """Pieces of every rank with stages and microbatches that the messages confirm, and the messages by hops."""
     faults: tuple[str, ...] = ()
     problem = ReconstructError("")
+    has_gradients = runs_backwards(kernels) or not goes_down_alone(recorded.messages, group.ranks)
     for messages in _by_hops(recorded, kernels):
         # If several tensors are sent at once, what stands in the way of reading them one by one is no reason.
         faults, problem = (), ReconstructError("")
@@ -200,10 +211,13 @@ def _placed(
         # to.
         for joined, with_cuts, by_direction in itertools.product((False, True), repeat=3):
             cuts = _graph_cuts(run, group, step) if with_cuts else {}
-            found = {
-                r: _pieces(run, r, step, kernels[r], messages.posts[r], cuts.get(r, ()), joined=joined)
-                for r in group.ranks
-            }
+            if has_gradients:
+                found = {
+                    r: _pieces(run, r, step, kernels[r], messages.posts[r], cuts.get(r, ()), joined=joined)
+                    for r in group.ranks
+                }
+            else:
+                found = {r: _forwards(run, group, r, step, kernels[r], messages.posts[r]) for r in group.ranks}
             trails = [RankTrail(found[r].pieces, messages.posts[r]) for r in group.ranks]
             try:
                 placed = place(group.ranks, trails, messages.messages, by_direction=by_direction)
@@ -288,6 +302,15 @@ def _pieces(
     on_device = device_kernels(run, rank, step.spans[rank])
     pieces, loose = pieces_by_kernel_type(on_device, rank)
     return _Found(pieces, loose, on_device, "kernels")
+
+
+def _forwards(
+    run: Run, group: PipelineGroup, rank: int, step: Step, kernels: list[Kernel], posts: Sequence[P2POp]
+) -> _Found:
+    mine = kernels or device_kernels(run, rank, step.spans[rank])
+    work = [k for k in mine if not (k.is_p2p or k.is_barrier)]
+    pieces, loose = forwards_between(work, posts, is_last=rank == group.ranks[-1])
+    return _Found(pieces, loose, mine, "messages")
 
 
 def _is_device(kernels: Sequence[Kernel]) -> bool:

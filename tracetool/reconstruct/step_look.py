@@ -153,7 +153,10 @@ def look_at_others(
         account: Told which ones are left out.
         most: So many at most.
     """
-    others = [s for s in steps if s.status == "complete" and s.number != chosen.number]
+    others = [
+        s for s in steps
+        if s.status == "complete" and s.number != chosen.number and s.exchanged == chosen.exchanged
+    ]  # fmt: skip
     others.sort(key=lambda s: (abs(s.number - chosen.number), s.number))
     if len(others) > most:
         account.note(f"costs are of {most + 1} of {len(others) + 1} complete steps, those about the chosen one")

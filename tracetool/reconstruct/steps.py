@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import Counter
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
 from tracetool.errors import ReconstructError
 from tracetool.reconstruct.step_cuts import Cut, cuts_of
+from tracetool.reconstruct.step_kinds import (
+    Exchanged,
+    exchanged_by_step,
+    goes_both_ways,
+    has_another_size,
+    has_forwards_alone,
+    is_balanced,
+    usual_of,
+)
 from tracetool.units import format_count, format_duration, format_ranges
 
 if TYPE_CHECKING:
@@ -38,6 +46,7 @@ class Step:
         evidence: How its ends are known.
         aligned: The spans on the reference rank's clock, as far as clocks are known; of ranks that were not recorded
             together as they are.
+        exchanged: Which those are: steps with the same do the same work.
     """
 
     number: int
@@ -46,6 +55,7 @@ class Step:
     messages: int = 0
     evidence: Evidence = "label"
     aligned: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    exchanged: Exchanged | None = field(default=None, repr=False)
 
     @property
     def at_one_time(self) -> Mapping[int, tuple[int, int]]:
@@ -76,8 +86,10 @@ def steps_of(run: Run, ranks: Sequence[int], account: Account, clocks: Clocks) -
         account: Told how the steps were found.
         clocks: How the ranks' clocks differ.
 
-    A step is complete if every rank has it and, on each rank, as many sends and receives (and as many kernels of
-    them) as most steps have, of equally many the fuller ones.
+    A step is complete if every rank has it and, from each rank to each other one, as many sends and receives (and as
+    many kernels of them) as most steps have, of equally many the fuller ones. So is one of another kind: with the same
+    in another number everywhere (of microbatches), with the activations alone (an evaluation), or a marked one between
+    others whose messages all have both sides.
     """
     marked: dict[int, dict[int, tuple[int, int]]] = {}
     for number, rank, start, end in run.rows(
@@ -87,36 +99,39 @@ def steps_of(run: Run, ranks: Sequence[int], account: Account, clocks: Clocks) -
     ):
         marked.setdefault(number, {})[rank] = (start, end)
     cut = Cut(marked, "label") if marked else cuts_of(run, ranks, account, clocks)
-    posted = _posted(run, ranks)
-    counts = {number: _counted(spans, posted) for number, spans in cut.spans.items()}
+    exchanged = exchanged_by_step(run, cut.spans, ranks)
     steps = [
         Step(
             number,
             spans,
-            messages=sum(total for total, _ in counts[number].values()),
+            messages=exchanged[number].total,
             evidence=cut.evidence,
             aligned=_aligned(spans, clocks),
+            exchanged=exchanged[number],
         )
         for number, spans in cut.spans.items()
     ]
     steps.sort(key=lambda step: (step.start_ns, step.number))
-    return _with_status(steps, counts, ranks)
+    return _with_status(run, steps, ranks)
 
 
 def choose_step(steps: Sequence[Step], ranks: Sequence[int], wanted: int | None, account: Account) -> Step:
     """The wanted step, or the complete one of median length (of an even number, the shorter middle one).
 
+    Of steps of several kinds those count that are most: with gradients first, of equally many the fuller ones.
+
     Raises:
         ReconstructError: If the wanted step does not exist, or no step is complete.
     """
     numbers = sorted(step.number for step in steps)
-    whole = sorted((s for s in steps if s.status == "complete"), key=lambda s: (s.duration_ns, s.number))
+    whole = [s for s in steps if s.status == "complete"]
+    alike = sorted(_of_most(whole, ranks), key=lambda s: (s.duration_ns, s.number))
     if wanted is not None:
         chosen = next((s for s in steps if s.number == wanted), None)
         if chosen is None:
             raise ReconstructError(
                 f"there is no step {wanted}; the traces hold steps {format_ranges(numbers)}.",
-                hint=f"--step {(whole or steps)[0].number}, or leave it out for the complete step of median length",
+                hint=f"--step {(alike or steps)[0].number}, or leave it out for the complete step of median length",
             )
         missing = [rank for rank in ranks if rank not in chosen.spans]
         if missing:
@@ -130,19 +145,27 @@ def choose_step(steps: Sequence[Step], ranks: Sequence[int], wanted: int | None,
             hint="record the same steps on every rank",
         )
     else:
-        chosen = whole[(len(whole) - 1) // 2]
+        chosen = alike[(len(alike) - 1) // 2]
         reason = "of median length"
     incomplete = [s for s in steps if s.status != "complete" and s is not chosen]
     told = ", ".join(f"{s.number} ({_why(s)})" for s in incomplete)
     if incomplete:
         account.note(f"incomplete steps left out: {told}")
+    others = ", ".join(f"{s.number} ({_unlike(s, chosen, ranks)})" for s in whole if s.exchanged != chosen.exchanged)
+    if others and chosen.status == "complete":
+        account.note(f"steps of other work left out: {others}")
     account.find(
         "steps",
         "all",
         f"{len(whole)} of {format_count(len(steps), 'step')} complete; step {chosen.number} is looked at ({reason})",
         chosen.evidence,
         len(whole) / len(steps),
-        f"incomplete: {told}" if told else None,
+        "; ".join(
+            part
+            for part in (f"incomplete: {told}" if told else "", f"of other work: {others}" if others else "")
+            if part
+        )
+        or None,
     )
     return _at_one_time(chosen)
 
@@ -178,46 +201,74 @@ def _why(step: Step) -> str:
     }[step.status]
 
 
-def _posted(run: Run, ranks: Sequence[int]) -> dict[int, tuple[list[int], list[int]]]:
-    """Per rank, when its sends and receives were posted, and when those of them that have a kernel were."""
-    posted: dict[int, tuple[list[int], list[int]]] = {rank: ([], []) for rank in ranks}
-    for rank, time, ran in run.rows(
-        "SELECT rank, posted_ns, start_ns IS NOT NULL FROM comms "
-        "WHERE operation IN ('send', 'recv') AND list_contains(?, rank) ORDER BY rank, posted_ns",
-        [list(ranks)],
-    ):
-        posted[rank][0].append(time)
-        if ran:
-            posted[rank][1].append(time)
-    return posted
+def _of_most(whole: Sequence[Step], ranks: Sequence[int]) -> list[Step]:
+    """The complete steps of the kind that is looked at."""
+    usual = usual_of((s.exchanged for s in whole if s.exchanged is not None), ranks)
+    return [s for s in whole if s.exchanged == usual] or list(whole)
 
 
-def _counted(
-    spans: Mapping[int, tuple[int, int]], posted: Mapping[int, tuple[list[int], list[int]]]
-) -> dict[int, tuple[int, int]]:
-    def within(times: Sequence[int], start: int, end: int) -> int:
-        return bisect_left(times, end) - bisect_left(times, start)
+def _unlike(step: Step, chosen: Step, ranks: Sequence[int]) -> str:
+    """How a complete step differs from the chosen one."""
+    one, other = step.exchanged, chosen.exchanged
+    if one is None or other is None:
+        return "unknown"
+    if has_another_size(one, other):
+        more = Fraction(one.total, other.total)
+        return f"{format_ratio(more)} the microbatches"
+    if not goes_both_ways(one, ranks) and goes_both_ways(other, ranks):
+        return "no backward"
+    if goes_both_ways(one, ranks) and not goes_both_ways(other, ranks):
+        return "with backwards"
+    return f"{one.total} sends and receives instead of {other.total}"
 
-    return {
-        rank: (within(posted[rank][0], start, end), within(posted[rank][1], start, end))
-        for rank, (start, end) in spans.items()
-    }
+
+def format_ratio(ratio: Fraction) -> str:
+    """So many times, for people."""
+    return f"{ratio.numerator}" + (f"/{ratio.denominator}" if ratio.denominator > 1 else "") + " times"
 
 
-def _with_status(
-    steps: Sequence[Step], counts: Mapping[int, dict[int, tuple[int, int]]], ranks: Sequence[int]
-) -> list[Step]:
-    patterns = {step.number: tuple(counts[step.number].get(rank) for rank in ranks) for step in steps}
-    whole = [pattern for pattern in patterns.values() if None not in pattern]
-    often = Counter(whole)
-    usual = max(often, key=lambda p: (often[p], sum(pair[0] for pair in p if pair)), default=None)
+def _with_status(run: Run, steps: Sequence[Step], ranks: Sequence[int]) -> list[Step]:
+    usual = usual_of((step.exchanged for step in steps if step.exchanged is not None), ranks)
     told = []
     for place, step in enumerate(steps):
+        at_end = place in {0, len(steps) - 1}
         status: Status = "complete"
-        if patterns[step.number] != usual:
-            status = "first" if place == 0 else "last" if place == len(steps) - 1 else "partial"
+        if usual is None or not _is_whole(run, step, [s for s in steps if s.exchanged == usual], ranks, at_end=at_end):
+            status = "first" if place == 0 else "last" if at_end else "partial"
         told.append(replace(step, status=status))
     return told
+
+
+def _is_whole(run: Run, step: Step, usual: Sequence[Step], ranks: Sequence[int], *, at_end: bool) -> bool:
+    """Whether a step lacks nothing, as far as messages and marks tell."""
+    own, other = step.exchanged, usual[0].exchanged
+    if own is None or other is None or own == other or has_another_size(own, other):
+        return own is not None
+    if step.evidence != "label":
+        return False
+    if has_forwards_alone(own, other, ranks):
+        # Where all forwards are ahead of the first backward, a capture may also have ended between them.
+        return not at_end or not _builds_graphs(run, step, ranks[0]) or _turns_early(run, usual[0], ranks[-1])
+    return not at_end and is_balanced(own, ranks)
+
+
+def _builds_graphs(run: Run, step: Step, rank: int) -> bool:
+    """Whether ops of the step carry autograd numbers: there are none in an evaluation without gradients."""
+    sql = (
+        "SELECT 1 FROM events WHERE rank = ? AND category = 'op' AND sequence_number IS NOT NULL "
+        "AND start_ns >= ? AND start_ns < ? LIMIT 1"
+    )
+    return bool(run.rows(sql, [rank, *step.spans[rank]]))
+
+
+def _turns_early(run: Run, step: Step, rank: int) -> bool:
+    """Whether the last stage sends gradients ahead of its last forward in a step."""
+    sql = (
+        "SELECT min(posted_ns) FILTER (operation = 'send') < max(posted_ns) FILTER (operation = 'recv') FROM comms "
+        "WHERE rank = ? AND posted_ns >= ? AND posted_ns < ?"
+    )
+    ((early,),) = run.rows(sql, [rank, *step.spans[rank]])
+    return bool(early)
 
 
 def _at_one_time(step: Step) -> Step:

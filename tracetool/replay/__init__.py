@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tracetool.errors import UnsupportedShape
 from tracetool.model.action import Action
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import MemoryCurve, Op, Timeline, Transfer, memory_curve
@@ -77,6 +78,7 @@ def replay(pipeline: Pipeline, schedule: Schedule, scenario: Scenario | None = N
     """
     scenario = scenario or Scenario()
     scenario.topology.check(schedule.shape.ranks)
+    _check_kinds(pipeline, schedule)
     if scenario.pipelines_on_link > 1:
         return _shared(pipeline, schedule, scenario)
     mode = p2p_of(schedule, pipeline, scenario)
@@ -88,6 +90,20 @@ def replay(pipeline: Pipeline, schedule: Schedule, scenario: Scenario | None = N
     times = compiled.times(costs.durations(compiled), costs.slowdown(compiled))
     timeline = _timeline(pipeline, schedule, mode, compiled.graph, times, costs)
     return Replayed(schedule, mode, timeline, scenario.topology)
+
+
+def _check_kinds(pipeline: Pipeline, schedule: Schedule) -> None:
+    """A step without backwards (inference, evaluation) tells no cost of one, and schedules differ in where these go."""
+    if schedule.has_backwards and not pipeline.observed.has_backwards:
+        raise UnsupportedShape(
+            f"{schedule.name} runs backwards, and the recorded step has none (inference, or an evaluation).",
+            hint="--schedule observed replays its forwards; a training step may be chosen with --step",
+        )
+    if pipeline.observed.has_backwards and not schedule.has_backwards:
+        raise UnsupportedShape(
+            f"{schedule.name} runs forwards alone, and the recorded step trains.",
+            hint="each stage runs every microbatch forward once, then backward once (B, or I then W)",
+        )
 
 
 def _shared(pipeline: Pipeline, schedule: Schedule, scenario: Scenario) -> Replayed:

@@ -51,7 +51,8 @@ def title(answer: Answer, facts: RunFacts) -> list[str]:
         stages += f" (ranks {', '.join(map(str, ranks))})"
     dcs = len(set(topology.dcs))
     places = f" in {dcs} DC{'s' if dcs > 1 else ''}" if dcs else ""
-    order = answer.observed_schedule or "an order without a name"
+    nameless = "an order without a name" if answer.pipeline.observed.has_backwards else "forwards alone"
+    order = answer.observed_schedule or nameless
     replayed = answer.baseline.microbatches
     lines = [
         facts.name,

@@ -48,11 +48,13 @@ def recognise(observed: Schedule) -> Schedule | None:
 
 
 def best_fit(observed: Schedule) -> Fit | None:
-    """The nearest named schedule of the observed shape; None if there is none for it.
+    """The nearest named schedule of the observed shape; None if there is none for it, or no backward.
 
     A full backward counts as an input gradient with its weight gradient right behind it (torch merges such
     pairs), and the input gradient of the first stage is left out (torch runs that whole backward as W).
     """
+    if not observed.has_backwards:
+        return None
     fits = []
     for candidate in _candidates(observed):
         fit = _fit(observed, candidate)

@@ -101,12 +101,17 @@ def _numbers(
     complete = [{s.number for s in steps if s.status == "complete"} for steps in of_pipelines]
     steps = of_pipelines[0]
     common = [s for s in steps if s.number in set.intersection(*complete)]
+    if common:
+        alike = choose_step(common, groups[0].ranks, None, Account()).exchanged
+        common = [s for s in common if s.exchanged == alike]
     if not common:
         raise ReconstructError(
             f"no step is complete on all {len(groups)} pipelines.", hint="choose one of one pipeline's with --step"
         )
     if len(common) < len(steps):
-        account.note(f"{len(common)} of {format_count(len(steps), 'step')} are complete on all pipelines")
+        account.note(
+            f"{len(common)} of {format_count(len(steps), 'step')} are complete on all pipelines and do the same work"
+        )
     if len(common) > MOST_STEPS:
         middle = choose_step(common, groups[0].ranks, None, Account()).number
         common.sort(key=lambda s: (abs(s.number - middle), s.number))
