@@ -113,6 +113,7 @@ def find_pieces(
 
 def _stretches(kernels: Sequence[Kernel], breaks: Sequence[int], undone: Container[int]) -> list[_Stretch]:
     found: list[_Stretch] = []
+    ran: set[int | None] = set()
     at = 0
     for kernel in kernels:
         parted = at < len(breaks) and breaks[at] <= kernel.launch_ns
@@ -121,7 +122,10 @@ def _stretches(kernels: Sequence[Kernel], breaks: Sequence[int], undone: Contain
         if parted or not found or found[-1].is_backward is not kernel.in_backward:
             found.append(_Stretch(is_backward=kernel.in_backward, after_break=parted or not found))
         number = kernel.root_of if kernel.in_backward else kernel.sequence_number
-        found[-1].add(kernel, number if number in undone else None)
+        # What is launched behind a node made none of it: some traces give the optimizer the last node's number.
+        made = kernel.in_backward or number not in ran
+        ran |= {number} if kernel.in_backward else set()
+        found[-1].add(kernel, number if made and number in undone else None)
     return found
 
 
