@@ -162,7 +162,7 @@ class Chains:
         back = _Backwards(op)
         if held is not None and (over_ns > floor or held.end_ns == op.start_ns):
             back.since(over_ns, Cause.HOST)
-            after = self._through(held, op, back)
+            after = self._through(held, op, back, is_copied=over_ns == self._copied_ns(place, held))
             if after is not None and _ran_before(self.op(after), op):
                 back.since(self.op(after).end_ns, Cause.HOST)
                 return Way(tuple(back.pieces), after)
@@ -180,8 +180,13 @@ class Chains:
             held += [] if other is None or other.end_ns > op.start_ns else [(other, other.end_ns)]
         if op.start_ns > floor:
             sent = self._messages.sent(place.rank, floor, op.start_ns)
-            held += [(t, over) for t, over in sent if over <= op.start_ns]
+            held += [(t, over) for t, moments in sent for over in moments if over <= op.start_ns]
         return max(held, key=itemgetter(1), default=(None, floor))
+
+    def _copied_ns(self, place: Place, held: Transfer) -> int | None:
+        """When what a rank sent lay in a buffer, where it had not left by then; None if a rank received it."""
+        copied, left = self._messages.sent_by(held)
+        return copied if held.src_rank == place.rank and copied < left else None
 
     def input(self, op: Op) -> Transfer | None:
         """The message from another rank that an action needs, if it needs one."""
@@ -202,7 +207,9 @@ class Chains:
         maker = self._makers.get((op.stage + step, op.kind is ActionKind.FORWARD, op.microbatch))
         return None if maker is not None and maker.at >= ahead_of else self.start_ns
 
-    def _through(self, held: Transfer, op: Op, back: _Backwards, ahead: int = 0) -> Place | None:
+    def _through(
+        self, held: Transfer, op: Op, back: _Backwards, ahead: int = 0, *, is_copied: bool = False
+    ) -> Place | None:
         """Go back along a message's way; the action that it waited for, None if there is none.
 
         Args:
@@ -210,8 +217,12 @@ class Chains:
             op: The action that waited, in the end.
             back: Takes up the pieces.
             ahead: How many messages were behind this one, each behind the next.
+            is_copied: Whether the action only waited until the message lay in a buffer.
         """
-        self._messages.move(held, back, arrives=ahead > 0 or held.dst_rank == op.rank)
+        if is_copied:
+            back.since(held.send_posted_ns, Cause.CHANNEL, held)
+        else:
+            self._messages.move(held, back, arrives=ahead > 0 or held.dst_rank == op.rank)
         sent, received = held.send_posted_ns, held.recv_posted_ns
         maker = self._makers.get((held.src_stage, held.kind is ActionKind.FORWARD, held.microbatch))
         if maker is not None:
@@ -220,7 +231,7 @@ class Chains:
         if self._by_edge and maker is not None and received >= sent:
             # A send is behind another one to the same rank only where that rank did not receive either.
             since = min(sent, self.op(maker).end_ns)
-        if received > since:
+        if received > since and not is_copied:
             computed = self._ended(held.dst_rank, received, op.start_ns)
             end = self.op(computed).end_ns if computed else self.start_ns
             freed, other = self._messages.freed(held.dst_rank, received, held)
@@ -313,11 +324,10 @@ class _Messages:
         self._sends: list[list[tuple[int, Transfer]]] = [[] for _ in range(ranks)]
         self._frees: defaultdict[_Channel, list[tuple[int, int, Transfer]]] = defaultdict(list)
         for t in transfers:
-            left, arrives = self._legs(t)
+            copied, left = self.sent_by(t)
             ready = [max(t.send_posted_ns, t.recv_posted_ns)] if t.link else []
             if blocking:
                 self._sends[t.src_rank].append((t.send_posted_ns, t))
-            copied = t.send_posted_ns + t.end_ns - arrives
             self._frees[self._channel(t.src_rank, t)] += [(at, t.send_posted_ns, t) for at in (copied, left, *ready)]
             self._frees[self._channel(t.dst_rank, t)] += [(at, t.recv_posted_ns, t) for at in (t.end_ns, *ready)]
         for sends in self._sends:
@@ -337,12 +347,17 @@ class _Messages:
         left = min(transfer.end_ns, transfer.start_ns + link.occupancy_ns(transfer.payload_bytes or 0))
         return left, min(transfer.end_ns, left + link.latency_ns)
 
-    def sent(self, rank: int, since_ns: int, until_ns: int) -> Iterator[tuple[Transfer, int]]:
-        """What a rank posted to be sent within some time, and when each had left it."""
+    def sent(self, rank: int, since_ns: int, until_ns: int) -> Iterator[tuple[Transfer, tuple[int, int]]]:
+        """What a rank posted to be sent within some time, and when each lay in a buffer and had left it."""
         sends = self._sends[rank]
         first = bisect_left(sends, since_ns, key=itemgetter(0))
         for _, transfer in sends[first : bisect_right(sends, until_ns, key=itemgetter(0))]:
-            yield transfer, self._legs(transfer)[0]
+            yield transfer, self.sent_by(transfer)
+
+    def sent_by(self, transfer: Transfer) -> tuple[int, int]:
+        """When a message lay in a buffer, if it was buffered, and when it had left."""
+        left, arrives = self._legs(transfer)
+        return transfer.send_posted_ns + transfer.end_ns - arrives, left
 
     def freed(self, rank: int, now: int, behind: Transfer) -> tuple[int, Transfer | None]:
         """When a message last let pass what its rank posted after it, for one posted at a moment; and which one."""

@@ -229,7 +229,7 @@ class Pipeline:
         observed: The compute order that was observed.
         p2p: How transfers were issued.
         step: Step number the costs were measured in.
-        buffered: Whether a send that is issued alone ends before its receive starts (NCCL copies it into a buffer).
+        buffered: Whether a send ends without its receive (NCCL copies it into a buffer).
         outside_ns: What the marked step took besides (host ahead of the first kernel and after the last); None if
             steps are not marked.
         memory: Another recording of the same model, cut into the same stages, whose memory figures stand for this

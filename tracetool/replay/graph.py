@@ -121,7 +121,7 @@ def build_graph(
         schedule: The compute order.
         mode: How transfers are issued.
         crosses_link: Whether a message goes over a link between DCs; asked once per stage and direction.
-        buffered: Whether a send that is issued alone ends without its receive (NCCL copies it into a buffer).
+        buffered: Whether a send ends without its receive (NCCL copies it into a buffer).
         interwoven: Whether kernels of two actions that run as one run in turns, so that neither begins without the
             inputs of both. Torch's runtime runs one after the other unless it is told how to weave them, and each then
             waits for its own input; what both send follows the second one. A ``grouped`` batch has the inputs of both.
@@ -132,7 +132,7 @@ def build_graph(
     """
     flow = trace_flow(schedule)
     builder = _Builder(flow, place(flow, mode), mode, _crossing(flow, crosses_link))
-    return builder.finish(buffered=buffered and mode != "grouped", interwoven=interwoven or mode == "grouped")
+    return builder.finish(buffered=buffered, interwoven=interwoven or mode == "grouped")
 
 
 def _crossing(flow: Flow, crosses_link: Callable[[Message], bool]) -> Bools:
@@ -235,18 +235,20 @@ class _Builder:
 
     def _release(self, send: Any, recv: Any, move: Any, arrive: Any, copy: Any) -> None:
         """Say when the two posts of a message are over."""
-        if self._mode == "grouped":
-            # A blocking batch ends for the sender when the bytes have left, for the receiver when they are there.
-            self._edges(move, send + 1)
-            self._edges(arrive, recv + 1)
-            return
-        posts = [recv]
         if copy is not None:
             self._edges(send, copy)
             self._edges(copy, send + 1)
-        elif self._mode == "posted-ahead":
+        if self._mode == "grouped":
+            # A blocking batch ends for the receiver when the bytes are there, for the sender when they have left, or
+            # with what is buffered lie in their buffer: also beside a receive (as measured of Megatron's batches).
+            self._edges(arrive, recv + 1)
+            if copy is None:
+                self._edges(move, send + 1)
+            return
+        posts = [recv]
+        if copy is None and self._mode == "posted-ahead":
             self._edges(move, send + 1)
-        else:
+        elif copy is None:
             posts.append(send)
         # Operations issued one by one free their channel once both sides have met: the delay of a link
         # is spent outside the communicator (as measured with an emulated link).
