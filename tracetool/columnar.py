@@ -56,6 +56,7 @@ RESULTS = table(
     _ERROR,
     _CHANGE,
     _CHANGE_ERROR,
+    nullable("evidence", "string", "What the prediction rests on: recorded, measured or unproven; null if observed."),
     nullable("remark", "string", "Why it was chosen so, or how its costs came about."),
 )
 RANKS = table(
@@ -324,6 +325,7 @@ def _facts(result: Result) -> dict[str, object]:
         "cross_dc_bubble_ns": result.cross_dc_bubble_ns,
         "feasible": result.feasible,
         "seen_error_ratio": result.seen_error_ratio,
+        "evidence": result.evidence,
         "remark": result.remark,
     }
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
 from itertools import product
 from math import ceil, prod
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ from tracetool.schedules.geopipe import extra_per_rank
 from tracetool.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.scenario import Scenario
@@ -28,6 +27,9 @@ if TYPE_CHECKING:
 RELEVANT_RATIO = 0.02
 """Steps of two orders that differ by less are the same to whoever measures them: each of the two scatters by about 1 %
 (repeated steps of the recorded H100 runs). geopipe stops adding forwards when no deeper warm-up would gain more."""
+
+NEXT_TO_SHORTEST_RATIO = 0.005
+"""geopipe is also tried so near to its shortest step: what is chosen for is measured against that."""
 
 LIMITED_BY_HBM = "limited by HBM"
 """How the words on a depth begin that a memory limit cut."""
@@ -62,9 +64,6 @@ class Tried:
 Depth = tuple[int, ...]
 """Extra forwards per pipeline rank."""
 
-DepthSearch = Generator[list[Depth], list[Tried | None], tuple[Depth, str | None]]
-"""Yields depths to replay, takes what they come to (None for a deadlock), returns what ``choose_depth`` does."""
-
 
 def choose_depth(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -> tuple[Depth, str | None]:
     """Extra warm-up forwards per pipeline rank that hide the links, within the memory limit.
@@ -75,45 +74,44 @@ def choose_depth(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -
     Returns:
         Extra forwards per rank, and in words what limited them.
     """
-    return choose_depths(pipeline, shape, scenario, (RELEVANT_RATIO,))[0]
+    found = choose_warm_ups(pipeline, shape, scenario)
+    return found.chosen, found.remark
 
 
-def choose_depths(
-    pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, gain_ratios: Sequence[float], *, wanted: bool = False
-) -> list[tuple[Depth, str | None]]:
-    """The same for several shares of the step that more forwards must gain; depths are replayed once for all.
+@dataclass(frozen=True, slots=True)
+class WarmUps:
+    """Warm-ups that are worth it over some links, within the memory limit.
 
-    Args:
-        pipeline: What was measured.
-        shape: Ranks and microbatches.
-        scenario: The links and the memory limit.
-        gain_ratios: The shares.
-        wanted: Whether to return behind them what each share would choose without the memory limit.
+    Attributes:
+        chosen: What ``choose_depth`` says.
+        remark: In words, what limited it.
+        closer: The fewest forwards so near to the shortest step as ``NEXT_TO_SHORTEST_RATIO``; None for no others.
+        closer_remark: In words, what limited those.
+        wanted: What would be chosen without the memory limit.
+        unlimited_ns: Step of ``closer`` without the memory limit; None if that cuts nothing.
     """
 
-    @cache
-    def tried(extra: Depth) -> Tried | None:
-        return _tried(pipeline, shape, scenario, extra)
-
-    def fitting(extra: Depth) -> Tried | None:
-        what = tried(extra)
-        return None if what is None else replace(what, feasible=True)
-
-    return [
-        _answered(search_depth(pipeline, shape, scenario, gain_ratio=ratio), try_out)
-        for try_out in ((tried, fitting) if wanted else (tried,))
-        for ratio in gain_ratios
-    ]
+    chosen: Depth
+    remark: str | None
+    closer: Depth | None = None
+    closer_remark: str | None = None
+    wanted: Depth | None = None
+    unlimited_ns: int | None = None
 
 
-def _answered(search: DepthSearch, tried: Callable[[Depth], Tried | None]) -> tuple[Depth, str | None]:
-    """What a search returns when each depth it asks for is tried."""
+WarmUpSearch = Generator[list[Depth], list[Tried | None], WarmUps]
+"""Yields depths to replay, takes what they come to (None for a deadlock), returns what ``choose_warm_ups`` does."""
+
+
+def choose_warm_ups(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -> WarmUps:
+    """What ``choose_depth`` says, and what comes closer to the shortest step; every depth is replayed once."""
+    search = search_warm_ups(pipeline, shape, scenario)
     try:
         asked = next(search)
         while True:
-            asked = search.send([tried(extra) for extra in asked])
+            asked = search.send([_tried(pipeline, shape, scenario, extra) for extra in asked])
     except StopIteration as found:
-        chosen: tuple[Depth, str | None] = found.value
+        chosen: WarmUps = found.value
         return chosen
 
 
@@ -127,30 +125,41 @@ def _tried(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, extra: 
     return Tried(metrics.step_ns, fits(metrics, scenario))
 
 
-def search_depth(
-    pipeline: Pipeline,
-    shape: PipelineShape,
-    scenario: Scenario,
-    cycle_ns: int | None = None,
-    *,
-    gain_ratio: float = RELEVANT_RATIO,
-) -> DepthSearch:
-    """The search of ``choose_depth``, for callers who replay many scenarios at once.
+def search_warm_ups(
+    pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, cycle_ns: int | None = None
+) -> WarmUpSearch:
+    """The search of ``choose_warm_ups``, for callers who replay many scenarios at once.
 
     Args:
         pipeline: What was measured.
         shape: Ranks and microbatches.
         scenario: The links and the memory limit.
         cycle_ns: ``shortest_cycle_ns``, if it is known already.
-        gain_ratio: What share of the step more forwards must gain.
     """
     boundaries = scenario.topology.boundaries()
     if not boundaries:
-        return (0,) * shape.ranks, "no DC boundary: nothing to hide, the order is 1F1B's"
+        return WarmUps((0,) * shape.ranks, "no DC boundary: nothing to hide, the order is 1F1B's")
     search = _Search(pipeline, shape, scenario, boundaries, cycle_ns or shortest_cycle_ns(pipeline))
     choices = yield from search.choices()
     if not choices:
-        return (0,) * shape.ranks, None  # even 1F1B deadlocks here: replaying it will say where
+        return WarmUps((0,) * shape.ranks, None)  # even 1F1B deadlocks here: replaying it will say where
+    chosen, remark = yield from _settled(search, choices, RELEVANT_RATIO)
+    closer, closer_remark = yield from _settled(search, choices, NEXT_TO_SHORTEST_RATIO)
+    unlimited = _fewest(choices, NEXT_TO_SHORTEST_RATIO)
+    return WarmUps(
+        chosen,
+        remark,
+        None if closer == chosen else closer,
+        None if closer == chosen else closer_remark,
+        _fewest(choices, RELEVANT_RATIO).extra_forwards,
+        unlimited.step_ns if unlimited.feasible is False else None,
+    )
+
+
+def _settled(
+    search: _Search, choices: Sequence[_Depth], gain_ratio: float
+) -> Generator[list[Depth], list[Tried | None], tuple[Depth, str | None]]:
+    """The fewest forwards that are worth it and fit, and in words what limited them."""
     best = _fewest(choices, gain_ratio)
     if choices[0].feasible is False:
         return choices[0].extra_forwards, "even 1F1B's own warm-up exceeds the HBM limit"

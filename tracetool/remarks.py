@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from tracetool.best import UNPROVEN_MARK, UNPROVEN_TEXT
 from tracetool.costs.alike import layers_of_stages
 from tracetool.costs.at_rest import ends_of
 from tracetool.costs.measured import WEIGHT_SUMS_RATIO
@@ -170,6 +171,11 @@ def notes_of(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) 
         notes.append(
             "±: the largest error of such predictions on this tool's own H100 recordings; behind a change: of the "
             "difference of two, with a margin (~: a change within it; empty: none was like it)"
+        )
+    marked = dict.fromkeys(reason for r in results if r.evidence == "unproven" for reason in r.rests_on)
+    if marked:
+        notes.append(
+            f"± {UNPROVEN_MARK}: unproven, {UNPROVEN_TEXT} ({', '.join(marked)}); record one before you rely on it"
         )
     if any(r.feasible and is_near_the_limit(r.metrics, scenario) for r in results):
         notes.append(f"maybe: a peak within {PEAK_ERROR_RATIO:.0%} of the limit")

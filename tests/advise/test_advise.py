@@ -354,7 +354,7 @@ def test_texts_say_maybe_near_the_limit_and_compare_every_schedule_with_the_reco
     over = Topology(parse_dc_map("0-1,2-3"), parse_link("dc0-dc1=25Gbit/s,10ms"))
     advice = advise(_sample(), Scenario(topology=over, hbm_bytes=14 << 30), ("1f1b", "geopipe"))
     text = render_text(advice, RunFacts("x", "", "", ""), verbose=True).decode()
-    (needs,) = {p.highest_bytes for p in advice.asked.plans if p.label == "geopipe +1,1,0,0"}
+    (needs,) = {p.needed_bytes for p in advice.asked.plans if p.label == "geopipe +1,1,0,0"}
     assert needs is not None
     assert 0.96 < needs / (14 << 30) <= 1
     rows = [line.split() for line in text.splitlines() if line.startswith("  geopipe +1,1,0,0")]

@@ -27,6 +27,7 @@ from tracetool.tables import TABLES
 if TYPE_CHECKING:
     from pathlib import Path
 
+TWO = "1f1b,geopipe"
 SAMPLE = SAMPLES / "h100-1f1b"
 LINK = "dc0-dc1=25Gbit/s,10ms"
 
@@ -122,9 +123,9 @@ def test_a_grid_as_text_sweeps_what_the_command_sweeps(capsys: pytest.CaptureFix
     options = ["--bandwidth", "10..40Gbit/s*1", "--distance", "400km", "--hbm", "13GiB,80GiB", "--no-knees"]
     for maps in (["0-1,2-3"], ["0-1,2-3", "0,1-3"]):
         asked = [part for text in maps for part in ("--dc", text)]
-        assert command(["sweep", path, *asked, *options, "--json"]) == 0
+        assert command(["sweep", path, "--schedule", TWO, *asked, *options, "--json"]) == 0
         told = json.loads(capsys.readouterr().out)["points"]
-        grid = tt.grid(_found(), dc=maps, bandwidth="10..40Gbit/s*1", distance="400km", hbm="13GiB,80GiB")
+        grid = tt.grid(_found(), TWO, dc=maps, bandwidth="10..40Gbit/s*1", distance="400km", hbm="13GiB,80GiB")
         points = tt.to_polars(tt.sweep(_found(), grid, knees=False))["points"]
         assert len(points) == len(told) == len(maps) * 3 * 2 * 2
         for key in ("schedule", "step_ns", "bandwidth_bytes_per_s", "latency_ns", "hbm_bytes", "dcs", "feasible"):

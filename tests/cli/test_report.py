@@ -11,8 +11,9 @@ import pytest
 import synthetic
 from recorded import ROOT, SAMPLES
 
+from tracetool.best import default_schedules
 from tracetool.cli import run
-from tracetool.cli.report import default_name, usual_schedules
+from tracetool.cli.report import default_name
 from tracetool.model.action import ActionKind
 from tracetool.model.schedule import PipelineShape
 from tracetool.schedules import build_schedule
@@ -86,7 +87,7 @@ def test_several_stages_per_rank_are_compared_with_their_like() -> None:
     shape = PipelineShape(4, 8, chunks=2)
     costs = {ActionKind.FORWARD: 10, ActionKind.BACKWARD: 20}
     measured = synthetic.equal_stages(build_schedule("interleaved", shape), costs)
-    names = usual_schedules(synthetic.found(measured))
+    names = default_schedules(synthetic.found(measured).pipeline.observed)
     assert names[0] == "observed"
     assert {"interleaved", "looped-bfs"} < set(names)
     assert not {"1f1b", "zb-v", "dualpipe"} & set(names)

@@ -123,6 +123,8 @@ def test_replayed_timelines_stand_beside_the_observed_one(tmp_path: Path, capsys
     assert {row.pop("timeline"): row for row in figures} == {
         name: {key: one[key] for key in ("step_ns", "window_ns", "bubble_ns", "bubble_ratio")}
         | {"peak_hbm_bytes": max(one["peak_hbm_bytes"])}
+        | {key: one.get(key) for key in ("cross_dc_bubble_ns", "seen_error_ratio")}
+        | {"fits": None, "unproven": None if name == "observed" else one["evidence"] == "unproven"}
         for name, one in {"observed": report["step"], **replayed}.items()
     }
     per_rank = "SELECT timeline, rank, idle_ns FROM step_breakdown ORDER BY ALL"

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tracetool.store import Run
 
 SAMPLE = str(SAMPLES / "h100-1f1b")
+TWO = ["--schedule", "1f1b,geopipe"]
 LINKS = ["--dc", "0-1,2-3", "--bandwidth", "10..800Gbit/s*1", "--latency", "2ms,10ms"]
 
 
@@ -52,7 +53,8 @@ def _sweep(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
 
 def test_json_conforms_and_agrees_with_replay(capsys: pytest.CaptureFixture[str]) -> None:
     """The point at 25 Gbit/s and 10 ms is what ``replay`` says, and files hold what JSON does."""
-    report = _sweep(capsys, "--dc", "0-1,2-3", "--bandwidth", "25Gbit/s", "--latency", "10ms", "--hbm", "13GiB,80GiB")
+    over = ["--bandwidth", "25Gbit/s", "--latency", "10ms", "--hbm", "13GiB,80GiB"]
+    report = _sweep(capsys, "--dc", "0-1,2-3", *TWO, *over)
     link = ["--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms", "--hbm", "80GiB"]
     assert run(["replay", SAMPLE, "--schedule", "1f1b,geopipe", *link, "--json"]) == 0
     replayed = json.loads(capsys.readouterr().out)["results"]
@@ -66,7 +68,7 @@ def test_json_conforms_and_agrees_with_replay(capsys: pytest.CaptureFixture[str]
 def test_files_hold_all_points(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     files = [tmp_path / f"x{suffix}" for suffix in (".parquet", ".csv", ".json")]
     outputs = [word for path in files for word in ("-o", str(path))]
-    report = _sweep(capsys, *LINKS, "--price-per-gbit", "120EUR", "--no-knees", *outputs)
+    report = _sweep(capsys, *LINKS, *TWO, "--price-per-gbit", "120EUR", "--no-knees", *outputs)
     assert report["knees"] == []
     parquet, csv = pl.read_parquet(files[0]), pl.read_csv(files[1])
     assert parquet.height == csv.height == len(report["points"]) == 2 * 2 * 7
@@ -75,7 +77,7 @@ def test_files_hold_all_points(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert parquet["extra_forwards"].to_list() == [point["extra_forwards"] for point in report["points"]]
     assert json.loads(files[2].read_text(encoding="utf-8")) == report
     again = tmp_path / "again.parquet"
-    assert run(["sweep", SAMPLE, *LINKS, "--price-per-gbit", "120EUR", "--no-knees", "-q", "-o", str(again)]) == 0
+    assert run(["sweep", SAMPLE, *LINKS, *TWO, "--price-per-gbit", "120EUR", "--no-knees", "-q", "-o", str(again)]) == 0
     assert again.read_bytes() == files[0].read_bytes()
     assert run(["sweep", SAMPLE, *LINKS, "-o", str(again)]) == 2
     assert "--force" in capsys.readouterr().err
@@ -152,7 +154,7 @@ def test_repeated_maps_are_taken_once_and_links_given_one_by_one_have_figures(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """800 km at 5 us each are 4 ms one way (schedules.md 4.5)."""
-    report = _sweep(capsys, "--dc", "0-1,2-3", "--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,800km")
+    report = _sweep(capsys, *TWO, "--dc", "0-1,2-3", "--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,800km")
     figures = [(p["schedule"], p["bandwidth_bytes_per_s"], p["latency_ns"]) for p in report["points"]]
     assert figures == [("1f1b", 3_125_000_000, 4_000_000), ("geopipe", 3_125_000_000, 4_000_000)]
     assert "--dc gives 1 map of ranks more than once: each was taken once" in report["notes"]
@@ -169,7 +171,7 @@ def test_scenarios_of_links_that_differ_say_so_within_80_columns(
         "links = ['dc0-dc1=100Gbit/s,80km', 'dc1-dc2=100Gbit/s,10ms']\n",
         encoding="utf-8",
     )
-    asked = ["--scenario", str(path), "--price-per-gbit", "120EUR", "--p2p", "in-order,per-edge"]
+    asked = [*TWO, "--scenario", str(path), "--price-per-gbit", "120EUR", "--p2p", "in-order,per-edge"]
     assert run(["sweep", SAMPLE, *asked]) == 0
     text = capsys.readouterr().out
     lines = [line for line in text.splitlines()[1:] if not line.startswith("Next:")]

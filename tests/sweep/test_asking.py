@@ -177,7 +177,7 @@ def test_the_front_is_what_no_point_of_its_latency_beats(figures: list[tuple[int
 
 def test_schedules_that_do_not_fit_hint_at_the_recorded_order() -> None:
     interleaved = looked_at(small("interleaved2"))
-    asked = grid(interleaved, dc="0,1", bandwidth="25Gbit/s", latency="1ms")
+    asked = grid(interleaved, "1f1b,geopipe", dc="0,1", bandwidth="25Gbit/s", latency="1ms")
     with pytest.raises(ScheduleError, match="none of 2 points") as refused:
         sweep(interleaved, asked)
     assert "--schedule observed" in (refused.value.hint or "")

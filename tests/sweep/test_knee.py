@@ -113,8 +113,10 @@ def test_a_fixed_link_that_is_in_the_way_hides_nothing_of_the_others() -> None:
     pipe = pipeline(4, 16, FORWARD, BACKWARD, payload_bytes=PAYLOAD, activation_bytes=ACTIVATION, static_bytes=0)
     places = (Topology(("dc0", "dc0", "dc1", "dc2")),)
     for schedule, asked in (("1f1b", (None,)), ("geopipe", (0,))):
-        over = {"bandwidths_bytes_per_s": (FAST,), "latencies_ns": (US,), "p2p": ("per-edge",)}
-        grid = Grid((schedule,), Scenario(topology=Topology(links=fixed)), dcs=places, extra_forwards=asked, **over)
+        grid = Grid(
+            (schedule,), Scenario(topology=Topology(links=fixed)), dcs=places, extra_forwards=asked,
+            bandwidths_bytes_per_s=(FAST,), latencies_ns=(US,), p2p=("per-edge",),
+        )  # fmt: skip
         found, *_ = sweep(pipe, grid).knees
         assert found.hidden_latency_ns is None
         assert "links that stay as given keep the step more than 1%" in (found.remark or "")

@@ -7,21 +7,20 @@ from typing import TYPE_CHECKING
 
 from tracetool.advise.more import More, Resource, more_of_each
 from tracetool.advise.plans import Asked, Plan, plans_for, ways
+from tracetool.best import TIERS, choose_best, is_as_good, may_be_better, recorded_schedule
 from tracetool.depth import RELEVANT_RATIO
 from tracetool.errors import ScenarioError, ScheduleError
 from tracetool.schedules import parse_names
-from tracetool.schedules.recognise import recognise
 from tracetool.units import format_duration
-from tracetool.whatif import is_as_good, step_change_error
+from tracetool.whatif import step_change_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from tracetool.model.pipeline import Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.reconstruct import Reconstruction
-    from tracetool.whatif import Answer, Result
-
-_TIERS = ("recorded", "measured", "unproven")
+    from tracetool.whatif import Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +53,8 @@ class Advice:
         best: What to run; None if nothing fits the memory.
         rivals: Plans as sure as the best whose steps do not differ from its by more than the error.
         unproven: Plans with shorter steps whose predictions rest on less, the shortest first.
+        other_transfers: Plans as sure as the best and shorter that take another way to issue transfers than the trace
+            shows: a change of the runtime, not of the schedule alone.
         gains: What more of each resource buys, in the order of ``more_of_each``; empty if nothing fits.
         missing: Units whose gain cannot be told, and why.
         binds: The resource of which more would shorten the step most; compute if none would by ``RELEVANT_RATIO``.
@@ -65,6 +66,7 @@ class Advice:
     best: Plan | None
     rivals: tuple[Plan, ...]
     unproven: tuple[Plan, ...]
+    other_transfers: tuple[Plan, ...]
     gains: tuple[Gain, ...]
     missing: tuple[tuple[str, str], ...]
     binds: Resource
@@ -76,7 +78,7 @@ class Advice:
     @property
     def lead_is_certain(self) -> bool:
         """Whether the best plan's lead over the recorded order exceeds the error of their difference."""
-        return self.best is not None and not is_as_good(self.best.result, self.now)
+        return self.best is not None and not is_as_good(self.best, self.now)
 
     @property
     def change_error_ratio(self) -> float | None:
@@ -94,14 +96,12 @@ def advise(found: Reconstruction, scenario: Scenario, schedules: str | Sequence[
     """Find the best schedule that fits, and what holds it back.
 
     Every schedule is replayed over the links, with transfers as the trace shows them and, if the scenario leaves
-    that open, per edge. Recommended is the shortest step among the plans whose predictions rest on most (see
-    ``plans.Evidence``); of steps that differ by less than ``RELEVANT_RATIO``, the one that needs least memory; and
-    the recorded order where its step differs by no more than the error of the predictions.
+    that open, per edge. Recommended is one of the former, by the rule of ``tracetool.best``.
 
     Args:
         found: A reconstructed Run.
         scenario: The links, and the memory limit if there is one.
-        schedules: Those to choose among, in a list or with commas between them; by default all but optimal.
+        schedules: Those to choose among, in a list or with commas between them; by default all that need no search.
 
     Raises:
         ScenarioError: If there are no links, or they do not fit the pipeline.
@@ -115,21 +115,16 @@ def advise(found: Reconstruction, scenario: Scenario, schedules: str | Sequence[
     if not scenario.topology.links:
         raise no_links()
     tried = ways(found, scenario, None if schedules is None else parse_names(schedules))
-    asked = plans_for(found, scenario, tried, baseline=_baseline(found, scenario))
-    best = best_of(asked.plans, asked.answer)
+    asked = plans_for(
+        found, scenario, tried, baseline=recorded_schedule(found.pipeline.observed, scenario.microbatches)
+    )
+    usual = [plan for plan in asked.plans if plan.way.p2p is None]
+    best = choose_best(usual, found.pipeline)
     now = asked.answer.baseline
     if best is None:
-        return Advice(asked, scenario, now, None, (), (), (), (), "hbm")
-    sure = _at_least_as_sure(asked.plans, best)
-    rivals = [
-        p
-        for p in sure
-        if p is not best
-        and p.way.p2p in {None, best.way.p2p}
-        and p.result.feasible is not False
-        and is_as_good(best.result, p.result)
-    ]
-    better = [p for p in asked.plans if p not in sure and p.result.feasible is not False and p.step_ns < best.step_ns]
+        return Advice(asked, scenario, now, None, (), (), (), (), (), "hbm")
+    sure = [plan for plan in usual if TIERS.index(plan.evidence) <= TIERS.index(best.evidence)]
+    rivals = [p for p in sure if p is not best and p.feasible is not False and is_as_good(best, p)]
     gains, missing = _gains(found, scenario, best, sure)
     return Advice(
         asked=asked,
@@ -137,11 +132,22 @@ def advise(found: Reconstruction, scenario: Scenario, schedules: str | Sequence[
         now=now,
         best=best,
         rivals=tuple(sorted(rivals, key=lambda p: p.step_ns)),
-        unproven=_shortest_of_each(better),
+        unproven=tuple(may_be_better(asked.plans, best)),
+        other_transfers=_other_transfers(asked.plans, best),
         gains=gains,
         missing=missing,
         binds=_binding(gains),
     )
+
+
+def _other_transfers(plans: Iterable[Plan], best: Plan) -> tuple[Plan, ...]:
+    """Plans as sure as the best and shorter whose transfers are issued otherwise: the shortest of each schedule."""
+    found: dict[str, Plan] = {}
+    for plan in sorted(plans, key=lambda p: p.step_ns):
+        is_sure = TIERS.index(plan.evidence) <= TIERS.index(best.evidence)
+        if plan.way.p2p is not None and is_sure and plan.feasible is not False and plan.step_ns < best.step_ns:
+            found.setdefault(plan.schedule, plan)
+    return tuple(found.values())
 
 
 def no_links() -> ScenarioError:
@@ -151,88 +157,6 @@ def no_links() -> ScenarioError:
         hint="add --dc and --link, as in --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms; inside one data centre, "
         "'tracetool replay --schedule 1f1b,zb-h1,interleaved' compares schedules",
     )
-
-
-def best_of(plans: Iterable[Plan], answer: Answer) -> Plan | None:
-    """The plan to run: of the surest that fit, the shortest, or what needs less memory and is as short.
-
-    As short is what comes within ``RELEVANT_RATIO`` of the shortest whether that fits or not; where nothing so short
-    fits, memory holds the step back, and the shortest that fits is taken. More memory then never means a longer step.
-    Transfers are issued as the trace shows them, and the recorded order is kept, where the lead over that is within the
-    error.
-
-    Whether a plan fits may be unknown only where it is unknown of every one: what is known then decides nothing.
-    """
-    plans = list(plans)
-    shown, changed = ([p for p in plans if (p.way.p2p is None) is is_shown] for is_shown in (True, False))
-    chosen, other = _best_of(shown), _best_of(changed)
-    if chosen is None or (other is not None and _beats(other, chosen)):
-        chosen = other
-    if chosen is None:
-        return None
-    checked = any(plan.result.feasible is not None for plan in plans)
-    kept = next((p for p in plans if is_recorded(p, answer) and p.evidence == chosen.evidence), None)
-    if kept is not None and checked and not kept.result.feasible:
-        return chosen
-    return kept if kept is not None and is_as_good(chosen.result, kept.result) else chosen
-
-
-def _beats(other: Plan, chosen: Plan) -> bool:
-    """Whether a plan that issues transfers in another way is surer, or as sure and shorter by more than the error."""
-    tiers = _TIERS.index(other.evidence), _TIERS.index(chosen.evidence)
-    if tiers[0] != tiers[1]:
-        return tiers[0] < tiers[1]
-    return other.step_ns < chosen.step_ns and not is_as_good(other.result, chosen.result)
-
-
-def _best_of(plans: Sequence[Plan]) -> Plan | None:
-    """The plan to run of those that issue transfers in the same way."""
-    checked = any(plan.result.feasible is not None for plan in plans)
-    fitting = [plan for plan in plans if plan.result.feasible or not checked]
-    tier = next((e for e in _TIERS if any(plan.evidence == e for plan in fitting)), None)
-    fitting = [plan for plan in fitting if plan.evidence == tier]
-    if not fitting:
-        return None
-    least = min(plan.step_ns for plan in plans if plan.evidence == tier)
-    shortest = min(fitting, key=lambda p: (p.step_ns, p.highest_bytes or 0))
-    near = [plan for plan in fitting if plan.step_ns - least <= RELEVANT_RATIO * plan.step_ns] or [shortest]
-    if all(plan.highest_bytes is not None for plan in near):
-        return min(near, key=lambda p: (p.highest_bytes or 0, p.step_ns))
-    # Fewer extra forwards need less memory, whatever an activation takes.
-    same = [plan for plan in near if plan.way == shortest.way]
-    return min(same, key=lambda p: (sum(p.result.extra_forwards or ()), p.step_ns))
-
-
-def is_recorded(plan: Plan, answer: Answer) -> bool:
-    """Whether it is the recorded order, with transfers as they were issued."""
-    result, pipeline = plan.result, answer.pipeline
-    if result.p2p != pipeline.p2p:
-        return False
-    known = recognise(pipeline.observed)
-    if known is None:
-        return result.schedule == "observed"
-    return (result.schedule, result.extra_forwards) in {(known.name, known.extra_forwards), ("observed", None)}
-
-
-def _at_least_as_sure(plans: Iterable[Plan], best: Plan) -> list[Plan]:
-    return [plan for plan in plans if _TIERS.index(plan.evidence) <= _TIERS.index(best.evidence)]
-
-
-def _shortest_of_each(plans: Iterable[Plan]) -> tuple[Plan, ...]:
-    """The shortest plan of every schedule."""
-    found: dict[str, Plan] = {}
-    for plan in sorted(plans, key=lambda p: p.step_ns):
-        found.setdefault(plan.way.schedule, plan)
-    return tuple(found.values())
-
-
-def _baseline(found: Reconstruction, scenario: Scenario) -> str:
-    """The recorded order, or the schedule that it is where the microbatches are others."""
-    observed = found.pipeline.observed
-    if scenario.microbatches in {None, observed.shape.microbatches}:
-        return "observed"
-    known = recognise(observed)
-    return known.name if known is not None else "1f1b"
 
 
 def _gains(
@@ -251,21 +175,18 @@ def _gains(
                 there,
                 more.scenario,
                 tried,
-                baseline=_baseline(found, more.scenario),
+                baseline=recorded_schedule(found.pipeline.observed, more.scenario.microbatches),
                 depths=depths,
             )
         except ScheduleError as error:
             missing.append((more.text, error.message))
             continue
-        # What is known of the errors does not change with what is bought: all ways tried are as sure as before.
-        plans = list(asked.plans)
-        if more.resource != "hbm":
-            plans = [replace(plan, evidence=best.evidence) for plan in plans]
+        plans = asked.plans
         if more.resource == "compute":
             # No recording was of faster compute, nor is what it misses of the recorded step an error of replay.
-            plans = [replace(plan, result=replace(plan.result, known_error=None)) for plan in plans]
-        same = next((p for p in plans if _is_the_same(p, best) and p.result.feasible is not False), None)
-        anew = best_of([plan for plan in plans if not plan.is_extra], asked.answer)
+            plans = tuple(replace(plan, result=replace(plan.result, known_error=None)) for plan in plans)
+        same = next((p for p in plans if _is_the_same(p, best) and p.feasible is not False), None)
+        anew = _chosen_anew([plan for plan in plans if not plan.is_extra], best, more.resource, found.pipeline)
         chosen = min(filter(None, (same, anew)), key=lambda p: p.step_ns, default=None)
         if chosen is None:
             missing.append((more.text, "nothing that is as sure fits"))
@@ -274,6 +195,21 @@ def _gains(
         gained = best.step_ns - round(chosen.step_ns * now / chosen.result.microbatches)
         gains.append(Gain(more, chosen, None if same is None else same.step_ns, gained, gained / best.step_ns))
     return tuple(gains), tuple(missing)
+
+
+def _chosen_anew(plans: Sequence[Plan], best: Plan, resource: Resource, pipeline: Pipeline) -> Plan | None:
+    """What the rule chooses with more of a resource."""
+    if resource == "hbm":
+        return choose_best(plans, pipeline)
+    # What is known of the errors does not change with what is bought: all ways tried are as sure as before.
+    known = None if resource == "compute" else best.known_error
+    rests = () if resource == "compute" else best.rests_on
+    as_sure = [
+        replace(plan, result=replace(plan.result, known_error=plan.known_error or known, rests_on=rests))
+        for plan in plans
+    ]
+    chosen = choose_best(as_sure, pipeline)
+    return None if chosen is None else plans[as_sure.index(chosen)]
 
 
 def _is_the_same(plan: Plan, best: Plan) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.advise.fixed import action_times, fixed_parts
 from tracetool.costs.rescaled import Batch, fixed_by_fit, with_batch
-from tracetool.depth import RELEVANT_RATIO, choose_depths
+from tracetool.depth import choose_depth
 from tracetool.errors import ScenarioError
 from tracetool.memory_limit import fits
 from tracetool.metrics import measure
@@ -231,7 +231,7 @@ def _candidate(
         here = replace(
             here, activation_bytes=round(Fraction(scenario.activation_bytes * wanted.tokens, recorded.tokens))
         )
-    ((extra, _),) = choose_depths(measured, shape, here, (RELEVANT_RATIO,))
+    extra, _ = choose_depth(measured, shape, here)
     done = replay(measured, build_schedule("geopipe", shape, extra_forwards=extra), here)
     metrics = measure(done.timeline)
     return Candidate(wanted, microbatches, extra, done.p2p, metrics, fits(metrics, here), wanted != recorded)

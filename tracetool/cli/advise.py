@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.option(
     "--schedule",
     metavar="NAME,...",
-    help="Schedules to choose among; default: all but optimal. 'tracetool schedules' lists them.",
+    help="Schedules to choose among; default: all that need no search. 'tracetool schedules' lists them.",
 )
 @question_options
 @click.option(

@@ -38,9 +38,9 @@ def check_chakra(folder: Path, *, force: bool) -> None:
 def write_chakra(result: Answer, folder: Path, *, force: bool) -> None:
     """Write the shortest result that fits: one file per pipeline rank, named as ASTRA-sim wants them."""
     from tracetool.reports.chakra import execution_traces
-    from tracetool.reports.gantt import shortest
+    from tracetool.reports.gantt import drawn_result
 
-    chosen = shortest(result)
+    chosen = drawn_result(result)
     traces = execution_traces(chosen.timeline)
     name = re.sub(r"[^\w-]+", "-", chosen.schedule).strip("-")
     try:

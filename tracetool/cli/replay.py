@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     help="Also replay by each recorded step (eight at most), so that tracetool compare can test what is replayed.",
 )
 @click.option("--jitter", type=int, metavar="SEED", help="Also replay with costs drawn anew: p50 and p95 of the step.")
-@click.option("--baseline", default="1f1b", show_default=True, metavar="NAME", help="Schedule to compare with.")
+@click.option("--baseline", metavar="NAME", help="Schedule to compare with; default: the recorded order.")
 @click.option(
     "--equalize", is_flag=True, help="What stragglers cost: equalize all, then a kind, stage, pipeline, rank at a time."
 )
@@ -51,14 +51,14 @@ if TYPE_CHECKING:
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Also write a report, its form by the suffix: .html, .png .svg .pdf (the shortest result that fits), "
+    help="Also write a report, its form by the suffix: .html, .png .svg .pdf (what to run of the results), "
     ".perfetto.json .perfetto.json.gz (all timelines, for ui.perfetto.dev), .json, .txt.",
 )
 @click.option(
     "--chakra",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Also write the shortest result that fits as Chakra execution traces, a file per rank, for simulators.",
+    help="Also write what to run of the results as Chakra execution traces, a file per rank, for simulators.",
 )
 @click.option(
     "--run",
@@ -77,7 +77,7 @@ def replay(
     chunks: int | None,
     time_limit: str | None,
     jitter: int | None,
-    baseline: str,
+    baseline: str | None,
     output: tuple[Path, ...],
     chakra: Path | None,
     run_target: Path | None,
@@ -105,7 +105,7 @@ def replay(
         return
     from tracetool.cli.values import parse_counts
     from tracetool.reports import REPORTS
-    from tracetool.reports.gantt import shortest
+    from tracetool.reports.gantt import drawn_result
     from tracetool.reports.replayed_run import write_replayed_run
     from tracetool.schedules import parse_names
     from tracetool.schedules.names import check_schedules
@@ -123,7 +123,7 @@ def replay(
             hint="leave out --step, --pipeline and --copy-missing-ranks",
         )
     names = parse_names(schedule)
-    check_schedules([*names, baseline])
+    check_schedules([*names, *([] if baseline is None else [baseline])])
     time_limit_s = None if time_limit is None else parse_duration_ns(time_limit) / 1e9
     question = ask(paths, words, quiet=quiet)
     result = answer(
@@ -140,7 +140,7 @@ def replay(
     facts = question.facts(recorded=as_json or any(form is REPORTS.get("json") for _, form in targets))
     for path, report in targets:
         write_file(path, report.render(result, facts, path.suffix.lower()), force=force)
-        drawn = f" ({shortest(result).schedule})" if report is REPORTS.get("gantt") else ""
+        drawn = f" ({drawn_result(result).schedule})" if report is REPORTS.get("gantt") else ""
         click.echo(f"wrote {path}{drawn}", err=True)
     if chakra is not None:
         write_chakra(result, chakra, force=force)

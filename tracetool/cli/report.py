@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from tracetool.cli.question import Question
-    from tracetool.reconstruct import Reconstruction
-
-_USUAL = ("1f1b", "geopipe", "gpipe", "zb-h1", "interleaved")
-"""Those whose error of prediction has been seen; where one does not fit the recording, the page says why."""
 
 
 @click.command()
@@ -28,10 +24,10 @@ _USUAL = ("1f1b", "geopipe", "gpipe", "zb-h1", "interleaved")
 @click.option(
     "--schedule",
     metavar="NAME,...",
-    help="Schedules to compare; default: the usual ones for what was recorded (see 'tracetool schedules').",
+    help="Schedules to compare; default: all that need no search. 'tracetool schedules' lists them.",
 )
 @question_options
-@click.option("--baseline", default="1f1b", show_default=True, metavar="NAME", help="Schedule to compare with.")
+@click.option("--baseline", metavar="NAME", help="Schedule to compare with; default: the recorded order.")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Where to; default: x.html of x.run."
 )
@@ -41,7 +37,7 @@ _USUAL = ("1f1b", "geopipe", "gpipe", "zb-h1", "interleaved")
 def report(
     paths: tuple[Path, ...],
     schedule: str | None,
-    baseline: str,
+    baseline: str | None,
     output: Path | None,
     *,
     force: bool,
@@ -60,6 +56,7 @@ def report(
       tracetool report traces/ --schedule 1f1b,geopipe,csv:mine.csv
     """
     from tracetool.advise import advise
+    from tracetool.best import default_schedules
     from tracetool.reports.html import REPORT, page
     from tracetool.reports.html_advice import advised_result
     from tracetool.reports.verdict import verdict
@@ -71,9 +68,9 @@ def report(
     path = output or default_name(paths)
     ((path, form),) = report_targets([path], force=force)
     names = None if schedule is None else parse_names(schedule)
-    check_schedules([*(names or ()), baseline])
+    check_schedules([*(names or ()), *([] if baseline is None else [baseline])])
     question = ask(paths, words, quiet=quiet)
-    names = names or usual_schedules(question.found)
+    names = names or default_schedules(question.found.pipeline.observed)
     found = answer(question.found, names, question.scenario, baseline=baseline)
     advice = advise(question.found, question.scenario, names) if question.scenario.topology.links else None
     best = advised_result(found, advice)
@@ -94,21 +91,6 @@ def default_name(paths: tuple[Path, ...]) -> Path:
     one = paths[0] if len(paths) == 1 else paths[0].parent
     name = one.resolve().name if is_local(one) else one.name
     return Path(f"{name.split('.')[0] or name.strip('.') or 'report'}.html")
-
-
-def usual_schedules(found: Reconstruction) -> list[str]:
-    """Schedules worth a look for what was recorded: for several stages per rank those that are placed alike."""
-    from tracetool.schedules import SCHEDULES
-    from tracetool.schedules.recognise import recognise
-
-    observed = found.pipeline.observed
-    if not observed.has_backwards:
-        return ["observed"]
-    if observed.shape.chunks == 1:
-        return [*([] if recognise(observed) else ["observed"]), *_USUAL]
-    kinds = [SCHEDULES.get(name) for name in SCHEDULES.names()]
-    alike = [k.name for k in kinds if k.least_chunks > 1 and k.placement == observed.shape.placement]
-    return ["observed", *alike]
 
 
 def _after(question: Question, paths: tuple[Path, ...], path: Path) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
     from tracetool.cli.question import Question, Words
-    from tracetool.sweep import Grid, SweepPoint
+    from tracetool.sweep import Grid, Sweep, SweepPoint
     from tracetool.sweep.scenario_file import NamedScenario
 
 
@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 @PATHS
 @click.option(
     "--schedule",
-    default="1f1b,geopipe",
-    show_default=True,
     metavar="NAME,...",
-    help="Schedules; 'tracetool schedules' lists them.",
+    help="Schedules to choose among; default: all that need no search. 'tracetool schedules' lists them.",
 )
 @click.option("--dc", multiple=True, metavar="MAP", help="Where ranks sit, as replay takes it; several are compared.")
 @click.option(
@@ -77,7 +75,7 @@ if TYPE_CHECKING:
 @QUIET
 def sweep(
     paths: tuple[Path, ...],
-    schedule: str,
+    schedule: str | None,
     dc: tuple[str, ...],
     bandwidth: str | None,
     latency: str | None,
@@ -164,7 +162,7 @@ def sweep(
     click.echo((render_json if as_json else render_text)(found, facts, price).decode(), nl=False)
     if not as_json:
         shared = words | ({} if chunks is None else {"chunks": chunks})
-        after = _replay_of(found.best_first(), paths, shared) if output else None
+        after = _replay_of(_best_points(found), paths, shared) if output else None
         next_step(after or f"{facts.command} {'--json' if output else '-o sweep.parquet'}", quiet=quiet)
 
 
@@ -173,6 +171,12 @@ question_options(_SHARED)
 # The shared options come in their own order, but for those that are lists here.
 _OWN = {option.name for option in sweep.params}
 sweep.params[-4:-4] = [option for option in reversed(_SHARED.params) if option.name not in _OWN]
+
+
+def _best_points(found: Sweep) -> list[SweepPoint]:
+    """What is best in each scenario, the shortest first."""
+    points = [each.point for each in found.best if each.point is not None]
+    return sorted(points, key=lambda point: point.step_ns_per_microbatch or 0)
 
 
 def _replay_of(best: Sequence[SweepPoint], paths: tuple[Path, ...], words: dict[str, Any]) -> str | None:

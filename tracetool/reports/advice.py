@@ -133,6 +133,10 @@ class AdviceInfo(msgspec.Struct, kw_only=True):
         list[PlanInfo], doc("As sure, with steps that differ by no more than the error of the difference.")
     ]
     unproven: Annotated[list[PlanInfo], doc("Shorter, but predictions rest on less; the shortest of each schedule.")]
+    other_transfers: Annotated[
+        list[PlanInfo],
+        doc("As sure and shorter, with transfers issued otherwise than as the scenario or the trace says."),
+    ]
     binds: Annotated[str, doc("bandwidth, latency, hbm or compute: more of it would shorten the step most.")]
     relevant_ratio: Annotated[
         float, doc("Steps that differ by less count as equal, and what gains less does not bind.")
@@ -165,6 +169,7 @@ def advice_info(advice: Advice, facts: RunFacts, tuning: CoTuning | None = None)
         lead_is_certain=advice.lead_is_certain,
         as_good=[_plan(plan) for plan in advice.rivals],
         unproven=[_plan(plan) for plan in advice.unproven],
+        other_transfers=[_plan(plan) for plan in advice.other_transfers],
         binds=advice.binds,
         relevant_ratio=RELEVANT_RATIO,
         gains=[_gain(gain) for gain in advice.gains],

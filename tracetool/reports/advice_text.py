@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracetool.accuracy import format_error
-from tracetool.advise import is_recorded
 from tracetool.advise.plans import depth_label
+from tracetool.best import UNPROVEN_MARK, UNPROVEN_TEXT, error_text, recorded_test
 from tracetool.depth import RELEVANT_RATIO
 from tracetool.memory_limit import PEAK_ERROR_RATIO, is_near_the_limit
 from tracetool.reports.text import aligned, terminal_width, title, wrap, wrapped
@@ -66,6 +66,9 @@ def _headlines(advice: Advice) -> list[str]:
         rest = len(advice.unproven) - _MOST_NAMED
         more = f", {rest} more" if rest > 0 else ""
         lines.append(_headline("unproven", f"may be better: {listed(advice, advice.unproven[:_MOST_NAMED])}{more}"))
+    if advice.other_transfers:
+        plans = advice.other_transfers[:_MOST_NAMED]
+        lines.append(_headline("transfers", f"issued otherwise it would be shorter: {listed(advice, plans)}"))
     return [*lines, _headline("binds", binds_text(advice)), _headline("memory", _memory(advice, best))]
 
 
@@ -74,14 +77,13 @@ def _headline(word: str, text: str) -> str:
 
 
 def _step(plan: Plan) -> str:
-    error = plan.result.seen_error_ratio
-    known = "± unknown, nothing recorded was like it" if error is None else f"±{format_error(error)}"
+    known = f"±{error_text(plan)}" if plan.known_error is not None else f"± unknown, {UNPROVEN_TEXT}"
     return f"{plan.label}, {plan.result.p2p} transfers: {format_duration(plan.step_ns)} ({known})"
 
 
 def _compared(advice: Advice, best: Plan) -> str:
     now, observed = advice.now, advice.asked.answer.observed_schedule
-    if is_recorded(best, advice.asked.answer):
+    if recorded_test(advice.asked.answer.pipeline)(best):
         return "the recorded order"
     recorded = (observed or "order") if now.schedule == "observed" else now.schedule
     change = best.step_ns / now.metrics.step_ns - 1
@@ -133,11 +135,11 @@ def _memory(advice: Advice, best: Plan) -> str:
     needed = best.result.metrics.needed_hbm_bytes
     limit = advice.scenario.hbm_bytes
     of = "no limit given (--hbm)" if limit is None else f"limit {format_size(limit)}"
-    if best.highest_bytes is None:
+    if best.needed_bytes is None:
         return f"unknown, {of}: not checked"
-    rank = advice.asked.answer.observed.global_ranks[needed.index(best.highest_bytes)]
+    rank = advice.asked.answer.observed.global_ranks[needed.index(best.needed_bytes)]
     near = ": so close to it that it may not fit" if is_near_the_limit(best.result.metrics, advice.scenario) else ""
-    return f"needs {format_size(best.highest_bytes)} on rank {rank}, {of}{near}"
+    return f"needs {format_size(best.needed_bytes)} on rank {rank}, {of}{near}"
 
 
 def _nothing_fits(advice: Advice) -> list[str]:
@@ -171,19 +173,18 @@ def _gains_table(gains: Sequence[Gain], best: Plan | None) -> list[str]:
 
 def _plans_table(plans: Sequence[Plan], scenario: Scenario) -> list[str]:
     rows: list[tuple[str, ...]] = [("tried", "transfers", "step", "±", "needs", "fits", "rests on")]
-    for plan in sorted(plans, key=lambda p: p.step_ns):
-        error = plan.result.seen_error_ratio
-        rows.append(
-            (
-                plan.label,
-                plan.result.p2p,
-                format_duration(plan.step_ns),
-                "" if error is None else format_error(error),
-                "unknown" if plan.highest_bytes is None else format_size(plan.highest_bytes),
-                _fits(plan.result.metrics, scenario, feasible=plan.result.feasible),
-                plan.evidence,
-            )
+    rows += [
+        (
+            plan.label,
+            plan.result.p2p,
+            format_duration(plan.step_ns),
+            error_text(plan),
+            "unknown" if plan.needed_bytes is None else format_size(plan.needed_bytes),
+            _fits(plan.result.metrics, scenario, feasible=plan.result.feasible),
+            plan.evidence,
         )
+        for plan in sorted(plans, key=lambda p: p.step_ns)
+    ]
     return _table(rows)
 
 
@@ -249,7 +250,7 @@ def _notes(advice: Advice, tuning: CoTuning | None, *, verbose: bool) -> list[st
     if advice.unproven:
         reasons = dict.fromkeys(reason for plan in advice.unproven for reason in plan.rests_on)
         told = f" ({', '.join(reasons)})" if reasons else ""
-        notes.append(f"unproven: no recorded step was like it{told}; record one before you rely on it")
+        notes.append(f"unproven (± {UNPROVEN_MARK}): {UNPROVEN_TEXT}{told}; record one before you rely on it")
     if verbose:
         notes.append(
             "rests on: recorded, predictions like it were compared with recorded steps, so ± is known; measured, all "

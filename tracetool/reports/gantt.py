@@ -10,7 +10,7 @@ from itertools import groupby
 from math import ceil
 from typing import TYPE_CHECKING
 
-from tracetool.accuracy import format_error
+from tracetool.best import choose_best, error_text
 from tracetool.reports import Report, RunFacts
 from tracetool.reports.gantt_layout import LEFT_IN, LEGEND_IN, NARROWEST_IN, SCENARIO_IN, WIDTH_IN, lay_out
 from tracetool.reports.gantt_panel import MS, Panel
@@ -54,7 +54,7 @@ def render_gantt(
 
     Args:
         answer: What to draw.
-        result: The result to draw; by default the one of shortest step among those that fit the memory.
+        result: The result to draw; by default what to run of those asked for.
         format: File format.
         width_in: Width of the picture in inches, at least 4; texts keep their size, so that 4.5 suits a phone.
 
@@ -66,16 +66,17 @@ def render_gantt(
 
 def gantt_figure(answer: Answer, result: Result | None = None, width_in: float = WIDTH_IN) -> Figure:
     """The picture of ``render_gantt``, not yet written."""
-    return _figure(panels_of(answer, result or shortest(answer)), answer, max(NARROWEST_IN, width_in))
+    return _figure(panels_of(answer, result or drawn_result(answer)), answer, max(NARROWEST_IN, width_in))
 
 
 def _report(answer: Answer, _facts: RunFacts, suffix: str) -> bytes:
     return render_gantt(answer, format=PICTURE_SUFFIXES[suffix.lower()])
 
 
-def shortest(answer: Answer) -> Result:
-    """The result of shortest step, those that do not fit the memory last."""
-    return min(answer.results, key=lambda r: (r.feasible is False, r.metrics.step_ns))
+def drawn_result(answer: Answer) -> Result:
+    """The result to draw: what to run of those asked for (``tracetool.best``), else the shortest step."""
+    best = choose_best(answer.results, answer.pipeline)
+    return min(answer.results, key=lambda r: r.step_ns) if best is None else best
 
 
 REPORT = Report(tuple(PICTURE_SUFFIXES), _report)
@@ -118,7 +119,7 @@ def _replayed(answer: Answer, result: Result, role: str) -> Panel:
             result.metrics,
             result.p2p,
             before=extra,
-            error="" if result.seen_error_ratio is None else f" ±{format_error(result.seen_error_ratio)}",
+            error=f" ±{text}" if (text := error_text(result)) else "",
             idles=result.idles,
         ),
         topology=answer.scenario.topology,

@@ -17,6 +17,7 @@ from tracetool.model.idle import CAUSES
 from tracetool.model.pipeline import P2P_MODE_NAMES
 from tracetool.recording import Recording  # noqa: TC001 - msgspec reads it
 from tracetool.reports import Report, RunFacts
+from tracetool.reports.best import BestInfo, best_info
 from tracetool.tables import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -203,6 +204,8 @@ class ResultInfo(msgspec.Struct, kw_only=True):
         dict[str, IdleInfo],
         doc(_BY_CAUSE),
     ]
+    evidence: Annotated[str, doc("What the prediction rests on: recorded, measured or unproven.")] = "measured"
+    rests_on: Annotated[list[str], doc("Of an unproven one, what nothing recorded was like.")] = []
     remark: Annotated[str | None, doc("Why this variant was chosen.")]
     jitter: Annotated[JitterInfo | None, doc("Spread of the step time, null if it was not asked for.")]
     each_step: Annotated[
@@ -234,6 +237,7 @@ class ReportInfo(msgspec.Struct, kw_only=True):
     taken: TakenInfo = msgspec.field(default_factory=TakenInfo)
     baseline: Annotated[ResultInfo, doc("The schedule that the results are compared with.")]
     results: Annotated[list[ResultInfo], doc("One per schedule asked for that fits.")]
+    best: Annotated[BestInfo | None, doc("What to run of baseline and results; null if none fits.")] = None
     refused: Annotated[list[RefusedInfo], doc("Schedules asked for that do not fit, and why.")]
     warnings: Annotated[list[str], doc("Why not to trust any of it.")]
     notes: Annotated[list[str], doc("What was inferred, is missing or not modelled.")]
@@ -260,6 +264,7 @@ def report_info(answer: Answer, facts: RunFacts) -> ReportInfo:
         taken=taken_info(answer.taken),
         baseline=_result(answer, answer.baseline),
         results=[_result(answer, r) for r in answer.results],
+        best=None if answer.best is None else best_info(answer, answer.best),
         refused=[RefusedInfo(schedule=r.schedule, reason=r.reason, hint=r.hint) for r in answer.refused],
         warnings=list(answer.warnings),
         notes=list(answer.notes),
@@ -334,6 +339,8 @@ def _result(answer: Answer, result: Result) -> ResultInfo:
         step_change_ratio=answer.step_change(result),
         step_change_error_ratio=answer.step_change_error(result),
         bubble_by_cause_ns=idle_info(result.idles, len(metrics.rank_compute_ns)),
+        evidence=result.evidence,
+        rests_on=list(result.rests_on),
         remark=result.remark,
         jitter=None if result.spread is None else JitterInfo(seed=answer.jitter_seed, **_members(result.spread)),
         each_step=[

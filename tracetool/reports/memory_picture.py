@@ -6,7 +6,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from tracetool.errors import ScenarioError
-from tracetool.reports.gantt import panels_of, shortest
+from tracetool.reports.gantt import drawn_result, panels_of
 from tracetool.reports.gantt_margins import label_time
 from tracetool.reports.gantt_panel import MS
 from tracetool.reports.memory import OTHERS, WORST, draw_ranks, finish_axis, known_panels
@@ -32,7 +32,7 @@ def render_memory(answer: Answer, result: Result | None = None, *, format: Pictu
 
     Args:
         answer: What to draw.
-        result: The result to draw; by default the one of shortest step among those that fit the memory.
+        result: The result to draw; by default what to run of those asked for.
         format: File format.
 
     Returns:
@@ -49,7 +49,7 @@ def memory_figure(answer: Answer, result: Result | None = None) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    found = known_panels(panels_of(answer, result or shortest(answer)))
+    found = known_panels(panels_of(answer, result or drawn_result(answer)))
     if not found:
         raise ScenarioError(
             "memory of no rank is known: there is nothing to draw.",

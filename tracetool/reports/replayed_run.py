@@ -7,6 +7,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from tracetool.paths import is_local
+from tracetool.readers import rows_table
 from tracetool.recording import RECORDING
 from tracetool.runs import idle_table, timeline_tables
 from tracetool.store import RunWriter
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tracetool.store import Run
-    from tracetool.whatif import Answer
+    from tracetool.whatif import Answer, Result
 
 
 def write_replayed_run(answer: Answer, run: Run, path: Path, command: str, *, force: bool = False) -> list[str]:
@@ -65,8 +66,23 @@ def _timelines(answer: Answer) -> dict[str, pa.Table]:
         timeline = result.timeline
         told = f"{name} replayed" if name == answer.observed.name else name
         named = timeline_tables(timeline) | {"idles": idle_table(timeline, result.idles)}
+        named["metrics"] = pa.concat_tables(
+            [named["metrics"], _judged(result, is_limited=answer.scenario.hbm_bytes is not None)]
+        )
         each.append({table: _renamed(rows, told) for table, rows in named.items()})
     return {name: pa.concat_tables([tables[name] for tables in each]) for name in each[0]}
+
+
+def _judged(result: Result, *, is_limited: bool) -> pa.Table:
+    """What is predicted of a result beyond its Timeline; what is unknown has no row."""
+    values = {
+        "cross_dc_bubble_ns": result.cross_dc_bubble_ns,
+        "fits": result.feasible if is_limited else None,
+        "seen_error_ratio": result.seen_error_ratio,
+        "unproven": result.evidence == "unproven",
+    }
+    known = [(result.timeline.name, name, None, float(v)) for name, v in values.items() if v is not None]
+    return rows_table("metrics", known)
 
 
 def _renamed(rows: pa.Table, timeline: str) -> pa.Table:

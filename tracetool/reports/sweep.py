@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from io import BytesIO
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +13,7 @@ from tracetool.tables import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from tracetool.reports import RunFacts
-    from tracetool.sweep import Price, Sweep, SweepPoint
+    from tracetool.sweep import Best, Price, Sweep, SweepPoint
 
 SCHEMA_ID = "urn:tracetool:schema:1:sweep"
 
@@ -46,6 +46,61 @@ class SweepPointInfo(msgspec.Struct, kw_only=True):
     is_pareto: Annotated[
         bool | None,
         doc("Whether no point of its DCs and latency is as good in link cost, memory and step and better in one."),
+    ]
+    seen_error_ratio: Annotated[
+        float | None, doc("Largest step time error of such predictions on recorded runs; null if none was like it.")
+    ]
+    evidence: Annotated[
+        str | None, doc("What the prediction rests on: recorded, measured or unproven; null if it was not replayed.")
+    ]
+    rests_on: Annotated[list[str], doc("Of an unproven one, what nothing recorded was like.")]
+
+
+class SweptScheduleInfo(msgspec.Struct, kw_only=True):
+    """One schedule of one scenario, in short."""
+
+    schedule: Annotated[str, doc("Name of the schedule.")]
+    extra_forwards: Annotated[list[int] | None, doc("geopipe: warm-up forwards per pipeline rank beyond 1F1B's.")]
+    p2p: Annotated[str, doc("How transfers are issued.")]
+    step_ns: Annotated[int, doc("Step.")]
+    change_ratio: Annotated[float | None, doc("Its step over the recorded order's, minus one; null without that.")]
+    seen_error_ratio: Annotated[
+        float | None, doc("Largest step time error of such predictions on recorded runs; null if none was like it.")
+    ]
+    evidence: Annotated[str, doc("What the prediction rests on: recorded, measured or unproven, as advise says.")]
+    rests_on: Annotated[list[str], doc("Of an unproven one, what nothing recorded was like.")]
+    feasible: Annotated[bool | None, doc("Whether it fits; null if memory is unknown.")]
+    needed_bytes: Annotated[int | None, doc("What the rank that needs most needs; null if unknown.")]
+
+
+class SweptBestInfo(msgspec.Struct, kw_only=True):
+    """What to run in one scenario, by the same rule as advise and report."""
+
+    scenario: Annotated[str | None, doc("Name of the scenario; null without a file of them.")]
+    microbatches: Annotated[int, doc("Microbatches per step.")]
+    bandwidth_bytes_per_s: Annotated[int | None, doc("Of the links, as points have it.")]
+    latency_ns: Annotated[int | None, doc("One way, of the links, as points have it.")]
+    hbm_bytes: Annotated[int | None, doc("Memory limit per rank; null for none.")]
+    dcs: Annotated[list[str], doc("DC of each pipeline rank; empty for one DC.")]
+    schedule: Annotated[str | None, doc("The schedule to run; null if none fits.")]
+    extra_forwards: Annotated[list[int] | None, doc("geopipe: warm-up forwards per pipeline rank beyond 1F1B's.")]
+    p2p: Annotated[str | None, doc("How its transfers are issued; null if none fits.")]
+    step_ns: Annotated[int | None, doc("Its step; null if none fits.")]
+    change_ratio: Annotated[float | None, doc("Its step over the recorded order's, minus one; null without either.")]
+    seen_error_ratio: Annotated[
+        float | None, doc("Largest step time error of such predictions on recorded runs; null if none was like it.")
+    ]
+    evidence: Annotated[str | None, doc("What the prediction rests on: recorded, measured or unproven.")]
+    rests_on: Annotated[list[str], doc("Of an unproven one, what nothing recorded was like.")]
+    feasible: Annotated[bool | None, doc("Whether it fits; null if memory is unknown or none fits.")]
+    needed_bytes: Annotated[int | None, doc("What the rank that needs most needs; null if unknown.")]
+    change_error_ratio: Annotated[
+        float | None, doc("Error of that change, as far as recorded runs tell; null if none was like both.")
+    ]
+    now: Annotated[SweptScheduleInfo | None, doc("The recorded order over the same links; null if not replayed.")]
+    as_good: Annotated[list[SweptScheduleInfo], doc("As sure, with steps that differ by no more than the error.")]
+    unproven: Annotated[
+        list[SweptScheduleInfo], doc("Shorter, but predictions rest on less; the shortest of each schedule.")
     ]
 
 
@@ -90,6 +145,7 @@ class SweepInfo(msgspec.Struct, kw_only=True):
     digest: Annotated[str, doc("SHA-256 over the traces' content.")]
     price_per_gbit: Annotated[float | None, doc("Price of a link for each 10^9 bit/s; null if none was given.")]
     currency: Annotated[str | None, doc("In which currency, and for how long, as the user says it.")]
+    best: Annotated[list[SweptBestInfo], doc("What to run in each scenario, in the order of the grid.")]
     points: Annotated[list[SweepPointInfo], doc("In the order of the grid.")]
     knees: Annotated[list[KneeInfo], doc("One per schedule, memory limit and latency; empty where no link was swept.")]
     notes: Annotated[list[str], doc("What was inferred, is missing or not modelled.")]
@@ -104,6 +160,7 @@ def sweep_info(found: Sweep, facts: RunFacts, price: Price | None) -> SweepInfo:
         digest=facts.digest,
         price_per_gbit=None if price is None else price.per_gbit,
         currency=None if price is None else price.currency,
+        best=[_best(each) for each in found.best],
         points=[_point(point) for point in found.points],
         knees=[msgspec.convert(asdict(knee), KneeInfo) for knee in found.knees],
         notes=list(found.notes),
@@ -111,8 +168,49 @@ def sweep_info(found: Sweep, facts: RunFacts, price: Price | None) -> SweepInfo:
 
 
 def _point(point: SweepPoint) -> SweepPointInfo:
-    of_point = asdict(point) | {"step_ns_per_microbatch": point.step_ns_per_microbatch}
-    return msgspec.convert(of_point, SweepPointInfo)
+    evidence = None if point.step_ns is None else point.evidence
+    of_point = {f.name: getattr(point, f.name) for f in fields(point) if f.name not in {"closer", "known_error"}}
+    more = {
+        "step_ns_per_microbatch": point.step_ns_per_microbatch,
+        "seen_error_ratio": point.seen_error_ratio,
+        "evidence": evidence,
+    }
+    return msgspec.convert(of_point | more, SweepPointInfo)
+
+
+def _best(found: Best) -> SweptBestInfo:
+    def short(point: SweepPoint) -> SweptScheduleInfo:
+        step_ns, now_ns = point.step_ns or 0, None if found.now is None else found.now.step_ns
+        return SweptScheduleInfo(
+            schedule=point.schedule,
+            extra_forwards=None if point.extra_forwards is None else list(point.extra_forwards),
+            p2p=point.p2p,
+            step_ns=step_ns,
+            change_ratio=None if not now_ns else step_ns / now_ns - 1,
+            seen_error_ratio=point.seen_error_ratio,
+            evidence=point.evidence,
+            rests_on=list(point.rests_on),
+            feasible=point.feasible,
+            needed_bytes=point.needed_bytes,
+        )
+
+    return SweptBestInfo(
+        scenario=found.among.scenario,
+        microbatches=found.among.microbatches,
+        bandwidth_bytes_per_s=found.among.bandwidth_bytes_per_s,
+        latency_ns=found.among.latency_ns,
+        hbm_bytes=found.among.hbm_bytes,
+        dcs=list(found.among.dcs),
+        **(
+            dict.fromkeys(SweptScheduleInfo.__struct_fields__) | {"rests_on": []}
+            if found.point is None
+            else msgspec.structs.asdict(short(found.point))
+        ),
+        change_error_ratio=found.change_error_ratio,
+        now=None if found.now is None else short(found.now),
+        as_good=[short(point) for point in found.as_good],
+        unproven=[short(point) for point in found.unproven],
+    )
 
 
 def render_json(found: Sweep, facts: RunFacts, price: Price | None) -> bytes:

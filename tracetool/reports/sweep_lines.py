@@ -7,6 +7,7 @@ from itertools import pairwise
 from math import ceil
 from typing import TYPE_CHECKING, Any, Literal
 
+from tracetool.best import UNPROVEN_MARK, UNPROVEN_TEXT
 from tracetool.errors import ScenarioError
 from tracetool.reports.gantt_panel import MS
 from tracetool.reports.picture import GREY, PT, RED, SERIES, PictureFormat, legend, legend_columns, save, wrapped
@@ -90,7 +91,8 @@ def sweep_lines_figure(sweep: Sweep, figured: Figured = "step", width_in: float 
     """The picture of ``render_sweep_lines``, not yet written."""
     from matplotlib.figure import Figure
 
-    facets = facets_of(sweep.points)
+    left_out = _left_out(sweep)
+    facets = facets_of([point for point in sweep.points if point.schedule not in left_out])
     panels = [panel for facet in facets[:MOST_FACETS] for panel in _panels(facet, sweep.knees)]
     if not any(value_of(p, figured) is not None for panel in panels for s in panel.series for p in s.points):
         raise ScenarioError("nothing of this sweep could be replayed: there is nothing to draw.")
@@ -99,7 +101,7 @@ def sweep_lines_figure(sweep: Sweep, figured: Figured = "step", width_in: float 
     columns = min(2, len(panels), max(1, int(width // 3.4)))
     rows = ceil(len(panels) / columns)
     axes_in = (width - _LEFT_IN - _RIGHT_IN - (columns - 1) * _BETWEEN_IN) / columns, 3.1 if rows == 1 else 2.4
-    heads = wrapped(_heads(sweep, len(facets)), (width - 0.3) * PT, 8)
+    heads = wrapped(_heads(sweep, len(facets), left_out), (width - 0.3) * PT, 8)
     marks = _marks(labels, panels, sweep, alone=len(facets) == 1)
     abreast = legend_columns([str(mark.get_label()) for mark in marks], (width - 0.3) * PT)
     head_in = _HEAD_IN if any(panel.title for panel in panels) else 0.12
@@ -156,8 +158,19 @@ def _cut(facet: Facet, held: str, at: int | None) -> tuple[Series, ...]:
     return tuple(series_of(Facet(facet.title, kept)))
 
 
-def _heads(sweep: Sweep, facets: int) -> list[str]:
+def _left_out(sweep: Sweep) -> set[str]:
+    """Of more schedules than there are colours, those that are nowhere best, nor may be, nor are recorded."""
+    names = {point.schedule for point in sweep.points}
+    told = {p.schedule for each in sweep.best for p in (each.point, each.now, *each.unproven[:1]) if p is not None}
+    return names - told if len(names) > len(SERIES) and told & names else set()
+
+
+def _heads(sweep: Sweep, facets: int, left_out: set[str]) -> list[str]:
     said = common_settings(sweep.points)
+    if left_out:
+        said.append(f"{len(left_out)} schedules that are nowhere best are not drawn")
+    if any(point.step_ns and point.evidence == "unproven" and point.schedule not in left_out for point in sweep.points):
+        said.append(f"{UNPROVEN_MARK}: unproven, {UNPROVEN_TEXT}")
     lost = sum(point.step_ns is None for point in sweep.points)
     if lost:
         said.append(f"{lost} of {len(sweep.points)} points could not be replayed")
@@ -264,7 +277,8 @@ def _marks(labels: Sequence[str], panels: Sequence[_Panel], sweep: Sweep, *, alo
     marks: list[Artist] = []
     for place, label in enumerate(labels):
         colour, marker = SERIES[place % len(SERIES)], _MARKERS[place % len(_MARKERS)]
-        text = label + (_knee_text(label, panels, sweep.knees) if alone else "")
+        mark = f" {UNPROVEN_MARK}" if _is_unproven(label, panels) else ""
+        text = label + mark + (_knee_text(label, panels, sweep.knees) if alone else "")
         marks.append(Line2D([], [], color=colour, marker=marker, markersize=4.5, linewidth=1.8, label=text))
     points = [p for panel in panels for s in panel.series for p in s.points]
     marked = {panel.over for panel in panels for s in panel.series if _knee_x(panel, s, sweep.knees) is not None}
@@ -283,6 +297,11 @@ def _marks(labels: Sequence[str], panels: Sequence[_Panel], sweep: Sweep, *, alo
         shaded = Patch(facecolor=UNFIT_TINT, edgecolor=RED, hatch="///", linewidth=0, label="no schedule fits")
         marks += [unfit, shaded] if any(_all_unfit(panel) for panel in panels) else [unfit]
     return marks
+
+
+def _is_unproven(label: str, panels: Sequence[_Panel]) -> bool:
+    points = [p for panel in panels for s in panel.series if s.label == label for p in s.points]
+    return any(point.step_ns and point.evidence == "unproven" for point in points)
 
 
 def _all_unfit(panel: _Panel) -> bool:

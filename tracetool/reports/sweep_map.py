@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
+from tracetool.best import UNPROVEN_MARK, UNPROVEN_TEXT, choose_best
 from tracetool.errors import ScenarioError
 from tracetool.reports.picture import (
     GREY,
@@ -29,6 +30,7 @@ from tracetool.reports.swept import (
     latencies_of,
     series_of,
 )
+from tracetool.sweep.results import scenario_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from tracetool.sweep import Sweep, SweepPoint
+    from tracetool.sweep import Best, Sweep, SweepPoint
 
 WIDTH_IN = 9.5
 
@@ -59,9 +61,9 @@ class Cell:
     """What is best over one link.
 
     Attributes:
-        label: The schedule of shortest step that fits; None if none does.
+        label: The schedule to run (``tracetool.best``), marked if it is unproven; None if none fits.
         step_ns: Its step.
-        gain_ratio: Its step over that of the reference, minus one; None without one.
+        gain_ratio: Its step over that of the recorded order, minus one; None without one.
         is_limited: Whether one that does not fit is faster.
         is_unfit: Whether none fits, for lack of memory.
     """
@@ -93,27 +95,47 @@ def render_sweep_map(sweep: Sweep, *, format: PictureFormat = "png", width_in: f
     return save(lambda: sweep_map_figure(sweep, width_in), format)
 
 
-def cells_of(facet: Facet) -> Cells:
-    """What is best over each pair of bandwidth and latency."""
+def cells_of(facet: Facet, best: Sequence[Best] = ()) -> Cells:
+    """What is best over each pair of bandwidth and latency: as the sweep says, else the shortest step that fits."""
+    known = {scenario_of(each.among): each for each in best}
     there: dict[tuple[int, int], list[tuple[str, SweepPoint]]] = {}
     for series in series_of(facet):
         for point in series.points:
             if point.bandwidth_bytes_per_s is not None and point.latency_ns is not None:
                 there.setdefault((point.bandwidth_bytes_per_s, point.latency_ns), []).append((series.label, point))
-    return {link: _cell(points) for link, points in there.items()}
+    return {link: _cell(points, known.get(scenario_of(points[0][1]))) for link, points in there.items()}
 
 
-def _cell(points: Sequence[tuple[str, SweepPoint]]) -> Cell:
+def _cell(points: Sequence[tuple[str, SweepPoint]], best: Best | None) -> Cell:
     ran = [(label, point.step_ns, point.feasible) for label, point in points if point.step_ns is not None]
-    fitting = [(step, label) for label, step, feasible in ran if feasible is not False]
     unfit = [step for _, step, feasible in ran if feasible is False]
-    if not fitting:
+    chosen = _chosen(points, best)
+    if chosen is None or chosen[1].step_ns is None:
         return Cell(None, None, None, is_limited=False, is_unfit=bool(unfit))
-    # The first of those of equal step, in the order of the sweep.
-    step, label = min(fitting, key=lambda found: found[0])
+    label, point = chosen
+    step = point.step_ns or 0
     base = next((step for label, step, _ in ran if label == REFERENCE), None)
+    base = best.now.step_ns if best is not None and best.now is not None else base
     gain = None if base is None else step / base - 1
-    return Cell(label, step, gain, is_limited=bool(unfit) and min(unfit) < step, is_unfit=False)
+    marked = f"{label} {UNPROVEN_MARK}" if point.evidence == "unproven" else label
+    return Cell(marked, step, gain, is_limited=bool(unfit) and min(unfit) < step, is_unfit=False)
+
+
+def _chosen(points: Sequence[tuple[str, SweepPoint]], best: Best | None) -> tuple[str, SweepPoint] | None:
+    """The point to run, and its line's label."""
+    usable = [(label, point) for label, point in points if point.is_usable]
+    if best is None:
+        # The first of those of equal step, in the order of the sweep.
+        return min(usable, key=lambda one: one[1].step_ns or 0, default=None)
+    wanted = best.point
+    same = [label for label, p in usable if wanted is not None and (p.schedule, p.p2p) == (wanted.schedule, wanted.p2p)]
+    if wanted is not None and wanted is best.now and not same:
+        return wanted.schedule, wanted  # the recorded order, which was not asked for
+    if wanted is not None and same:
+        exact = next((one for one in usable if one[1] == wanted), None)
+        return exact or (same[0], wanted)
+    among = choose_best([point for _, point in usable], None)  # what is best has its transfers issued otherwise
+    return next((one for one in usable if one[1] is among), None)
 
 
 def sweep_map_figure(sweep: Sweep, width_in: float = WIDTH_IN) -> Figure:
@@ -127,11 +149,12 @@ def sweep_map_figure(sweep: Sweep, width_in: float = WIDTH_IN) -> Figure:
             hint="sweep both, as in --bandwidth 10..800Gbit/s --latency 1..50ms",
         )
     facets = facets_of(sweep.points)
-    maps = [(facet, cells_of(facet)) for facet in facets[:MOST_FACETS]]
+    maps = [(facet, cells_of(facet, sweep.best)) for facet in facets[:MOST_FACETS]]
     found = [cell for _, cells in maps for cell in cells.values()]
     if all(cell.label is None and not cell.is_unfit for cell in found):
         raise ScenarioError("nothing of this sweep could be replayed: there is nothing to draw.")
-    order = list(dict.fromkeys(series.label for facet, _ in maps for series in series_of(facet)))
+    names = dict.fromkeys(series.label for facet, _ in maps for series in series_of(facet))
+    order = list(dict.fromkeys([*names, *(cell.label for cell in found if cell.label is not None)]))
     columns = 1 if len(maps) == 1 or width_in < 7 else 2
     rows = ceil(len(maps) / columns)
     cell_in = _cell_size(len(bandwidths), len(latencies), max(3.5, width_in) / columns - _LEFT_IN - _RIGHT_IN)
@@ -174,7 +197,8 @@ def _cell_size(wide: int, tall: int, axes_in: float) -> tuple[float, float]:
 def _heads(sweep: Sweep, facets: int, found: Sequence[Cell], cell_in: tuple[float, float]) -> list[str]:
     said = common_settings(sweep.points)
     first, size = _kept(found, cell_in)
-    against = f"change against {REFERENCE} over the same link"
+    recorded = next((each.now.schedule for each in sweep.best if each.now is not None), REFERENCE)
+    against = f"change against {recorded} over the same link"
     has_base = any(cell.gain_ratio is not None for cell in found)
     if size is None:
         said.append("lines: step above the shortest of the map")
@@ -182,6 +206,8 @@ def _heads(sweep: Sweep, facets: int, found: Sequence[Cell], cell_in: tuple[floa
         said.append(f"in each cell: {against}")
     else:
         said.append(f"in each cell: step, and its {against}" if has_base else "in each cell: step")
+    if any(cell.label is not None and cell.label.endswith(f" {UNPROVEN_MARK}") for cell in found):
+        said.append(f"{UNPROVEN_MARK}: unproven, {UNPROVEN_TEXT}")
     lost = sum(point.step_ns is None for point in sweep.points)
     if lost:
         said.append(f"{lost} of {len(sweep.points)} points could not be replayed")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from tracetool.accuracy import change_error_ratio, format_error
+from tracetool.best import UNPROVEN_MARK, error_text
 from tracetool.reports.sweep_table import WIDTH, Cells, table
 from tracetool.reports.text import wrapped
 from tracetool.units import format_count, format_ranges, format_size
@@ -163,30 +165,45 @@ def _head(axis: _Axis) -> str:
     return f"{axis.head}\n{axis.unit}" if axis.unit else axis.head
 
 
-_EXPENDABLE = ("bubble", "needs\nGiB", "per m\nms")
+_MOST_AXES = 3
+"""With more of them there is no room for the error of a change."""
+
+_EXPENDABLE = ("bubble", "needs\nGiB", f"maybe\n{UNPROVEN_MARK}", "per m\nms")
 
 
 def _best(found: Sweep) -> list[str]:
     """Few points each in its row, best first in each scenario; of many the best of each scenario."""
-    best = found.best_first()
-    if not best:
+    usable = found.best_first()
+    if not usable:
         return ["  No point fits.", ""]
     axes = _varying(found.points, _AXES)
     # A scenario's name says the rest, if there is no room for it.
     expendable = [*_EXPENDABLE, *_said_by_the_name(axes)]
     cells = _Results(found, axes)
-    if len(found.points) <= _ROWS:
+    winners = {_key(each.among, axes): each for each in found.best if each.point is not None}
+    if len(found.points) <= _ROWS or len(found.best) == 1:
         turns = {key: turn for turn, key in enumerate(dict.fromkeys(_key(point, axes) for point in found.points))}
-        best = tuple(sorted(best, key=lambda point: turns[_key(point, axes)]))
-        return [*table([{"best first": cells.name(p)} | _along(p, axes) | cells.of(p) for p in best], expendable), ""]
-    winners = {_key(point, axes): point for point in reversed(best)}
+        listed = [*(each.point for each in winners.values() if each.point not in found.points), *usable]
+        best = {id(each.point) for each in winners.values()}
+        rows = sorted(
+            (point for point in listed if point is not None),
+            key=lambda p: (turns[_key(p, axes)], id(p) not in best, p.evidence == "unproven"),
+        )
+        return [*table([{"best first": cells.name(p)} | _along(p, axes) | cells.of(p) for p in rows], expendable), ""]
     keys = [key for key in dict.fromkeys(_key(point, axes) for point in found.points) if key in winners]
     shown = _shown(keys, _ROWS)
-    points = [winners[key] for key in keys if key in shown]
-    more = len(keys) - len(points)
+    told = [winners[key] for key in keys if key in shown]
+    more = len(keys) - len(told)
     after = [f"  ... {format_count(more, 'scenario')} more: -o sweep.parquet has all", ""] if more else [""]
-    rows = [{"best schedule": cells.name(p)} | _along(p, axes) | cells.of(p) for p in points]
-    return [*table(rows, expendable), *after]
+    rows_of = [
+        {"best schedule": cells.name(each.point)}
+        | _along(each.point, axes)
+        | cells.of(each.point)
+        | {f"maybe\n{UNPROVEN_MARK}": cells.name(each.unproven[0]) if each.unproven else ""}
+        for each in told
+        if each.point is not None
+    ]
+    return [*table(rows_of, expendable), *after]
 
 
 def _said_by_the_name(axes: Sequence[_Axis]) -> list[str]:
@@ -196,18 +213,19 @@ def _said_by_the_name(axes: Sequence[_Axis]) -> list[str]:
 
 
 class _Results:
-    """Cells of what a point takes, beside the first schedule asked for in the same scenario."""
+    """Cells of what a point takes, beside the recorded order in the same scenario."""
 
     def __init__(self, found: Sweep, axes: Sequence[_Axis]) -> None:
         self._axes = axes
-        self._first = found.points[0].schedule
-        self._base = {_key(p, axes): p for p in reversed(found.best_first()) if p.schedule == self._first}
+        self._base = {_key(each.among, axes): each.now for each in found.best}
+        names = [each.now.schedule for each in found.best if each.now is not None]
+        self._first = names[0] if names else found.points[0].schedule
         self._several = len({p.microbatches for p in found.points}) > 1
         self._modes = {p.schedule: {q.p2p for q in found.points if q.schedule == p.schedule} for p in found.points}
 
     def name(self, point: SweepPoint) -> str:
         """Name of its schedule, with how transfers are issued where that differs."""
-        return _name(point) + (f" {point.p2p}" if len(self._modes[point.schedule]) > 1 else "")
+        return _name(point) + (f" {point.p2p}" if len(self._modes.get(point.schedule, ())) > 1 else "")
 
     def of(self, point: SweepPoint) -> Cells:
         """The cells."""
@@ -219,12 +237,22 @@ class _Results:
             fits = {True: "maybe" if near else "yes", None: "unknown", False: "NO"}[point.feasible]
         return {
             "step\nms": _ms(point.step_ns),
+            "±": error_text(point),
             "per m\nms": _ms(point.step_ns_per_microbatch) if self._several else "",
-            f"vs\n{self._first}": "" if change is None else f"{change:+.1%}".replace("-0.0%", "+0.0%"),
+            f"vs\n{self._first}": "" if change is None or base is None else self._change(base, point, change),
             "bubble": "" if point.bubble_ratio is None else f"{point.bubble_ratio:.1%}",
             "needs\nGiB": "" if point.needed_bytes is None else f"{point.needed_bytes / 2**30:.2f}",
             "fits": fits,
         }
+
+    def _change(self, base: SweepPoint, point: SweepPoint, change: float) -> str:
+        """A change of step time, marked where it is within its error, which stands behind it where there is room."""
+        error = change_error_ratio(base.known_error, point.known_error, change)
+        text = f"{change:+.1%}".replace("-0.0%", "+0.0%")
+        if error is None:
+            return text
+        behind = f" ±{format_error(error)}" if len(self._axes) <= _MOST_AXES else ""
+        return f"{'~' * (abs(change) <= error)}{text}{behind}"
 
 
 def _ms(time_ns: float | None) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tracetool.metrics import measure
 from tracetool.model.action import ActionKind
 from tracetool.model.idle import Cause
-from tracetool.reports.gantt import shortest
+from tracetool.reports.gantt import drawn_result
 from tracetool.reports.text import is_baseline, short_name, wrapped
 from tracetool.units import DURATION_NS, format_duration
 
@@ -109,7 +109,7 @@ def _panels(answer: Answer) -> list[Panel]:
     known = f"observed {answer.observed_schedule or ''}".rstrip()
     # Where ranks sit is the scenario's; it holds for what was observed as well, the links do not.
     dcs = answer.scenario.topology.dcs
-    best = shortest(answer)
+    best = drawn_result(answer)
     replayed = [answer.baseline, *([] if is_baseline(answer, best) else [best])]
     return [
         panel_of(known, answer.observed, answer.observed_idles, dcs),

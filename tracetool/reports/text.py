@@ -7,6 +7,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from tracetool.accuracy import format_error
+from tracetool.best import error_text
 from tracetool.memory_limit import is_near_the_limit
 from tracetool.reports import Report, RunFacts
 from tracetool.reports.sharing_words import sharing_lines
@@ -119,13 +120,12 @@ def result_cells(answer: Answer, metrics: Metrics, result: Result | None) -> tup
     if result is None:
         return step, "", "", bubble, "", _peak(metrics, lower_bound=False), ""
     lower_bound = answer.scenario.activation_bytes is not None
-    error = result.seen_error_ratio
     fits = {True: "yes", False: "NO", None: "unknown"}[result.feasible]
     if result.feasible and answer.scenario.hbm_bytes is not None:
         fits = "maybe" if lower_bound or is_near_the_limit(metrics, answer.scenario) else "yes"
     return (
         step,
-        "" if error is None else format_error(error),
+        error_text(result),
         _change(answer, result),
         bubble,
         format_duration(result.cross_dc_bubble_ns) if answer.scenario.topology.dcs else "",

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tracetool.accuracy import format_error
+from tracetool.best import UNPROVEN_MARK, is_as_good
 from tracetool.depth import RELEVANT_RATIO
 from tracetool.memory_limit import is_near_the_limit
 from tracetool.reports.text import compared_results, is_baseline, result_name
 from tracetool.units import format_duration, format_size
-from tracetool.whatif import is_as_good
 
 if TYPE_CHECKING:
     from tracetool.whatif import Answer, Result
@@ -46,31 +46,13 @@ class Verdict:
 
 
 def best_result(answer: Answer) -> Result:
-    """The result to act on, the baseline among them.
+    """The result to act on, the baseline among them: by the rule of ``tracetool.best``, else what lacks least."""
 
-    The shortest step of those that fit the memory, else of those whose memory is unknown, or of those within
-    ``RELEVANT_RATIO`` of it the one that needs least memory; where none fits, the one that lacks least.
-    """
-    order = {True: 0, None: 1, False: 2}
+    def lacks(result: Result) -> tuple[int, int]:
+        return (result.shortage.missing_bytes if result.shortage is not None else 0), result.step_ns
 
-    def worth(result: Result) -> tuple[int, int, int]:
-        lacks = result.shortage.missing_bytes if result.shortage is not None else 0
-        return order[result.feasible], lacks, result.metrics.step_ns
-
-    results = compared_results(answer)
-    shortest = min(results, key=worth)
-    if shortest.feasible is False:
-        return shortest
-    step_ns = shortest.metrics.step_ns
-    near = [
-        r
-        for r in results
-        if r.feasible == shortest.feasible and r.metrics.step_ns - step_ns <= RELEVANT_RATIO * r.metrics.step_ns
-    ]
-    needs = [r.metrics.needed_hbm_bytes for r in near]
-    if any(None in needed for needed in needs):
-        return shortest
-    return min(near, key=lambda r: (max(n or 0 for n in r.metrics.needed_hbm_bytes), r.metrics.step_ns))
+    best = answer.best
+    return min(compared_results(answer), key=lacks) if best is None else best
 
 
 def verdict(answer: Answer, best: Result | None = None) -> Verdict:
@@ -265,7 +247,8 @@ def _why_not_the_shortest(best: Result, shortest: Result) -> str:
         return f"{what}, by which steps that are repeated differ, too{needs}."
     if is_as_good(best, shortest):
         return f"{what}, which is within the error of prediction{needs}."
-    return f"{what}, but its prediction rests on less{needs}."
+    rests = f" ({UNPROVEN_MARK}: {', '.join(shortest.rests_on)})" if shortest.evidence == "unproven" else ""
+    return f"{what}, but its prediction rests on less{rests}{needs}."
 
 
 def _with_step(result: Result) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from tracetool.fields import doc
-from tracetool.model.pipeline import P2P_MODE_NAMES
+from tracetool.reports.best import BestInfo, best_info
 from tracetool.reports.verdict import verdict
 from tracetool.tables import SCHEMA_VERSION
 
@@ -22,23 +22,6 @@ if TYPE_CHECKING:
     from tracetool.whatif import Answer, Result
 
 SCHEMA_ID = "urn:tracetool:schema:1:written"
-
-
-class BestInfo(msgspec.Struct, kw_only=True):
-    """The schedule to run: as advise says over links, else the shortest step of those that fit the memory, or may."""
-
-    schedule: Annotated[str, doc("Name of the schedule.")]
-    extra_forwards: Annotated[list[int] | None, doc("Warm-up forwards per rank beyond 1F1B's; null if n/a.")]
-    p2p: Annotated[str, doc(f"How its transfers were issued: {P2P_MODE_NAMES}.")]
-    feasible: Annotated[bool | None, doc("Fits the memory limit; null if memory is unknown.")]
-    step_ns: Annotated[int, doc("First forward to the end of gradient reduction and optimizer.")]
-    change_ratio: Annotated[float, doc("Its step over the baseline's, minus one.")]
-    change_error_ratio: Annotated[
-        float | None, doc("Error of that change, as far as recorded runs tell; null if none was like both.")
-    ]
-    seen_error_ratio: Annotated[
-        float | None, doc("Largest step time error of such predictions on recorded runs; null if none was like it.")
-    ]
 
 
 class WrittenInfo(msgspec.Struct, kw_only=True):
@@ -69,16 +52,7 @@ def written_info(
         path=str(path),
         size_bytes=size_bytes,
         headline=found.headline,
-        best=BestInfo(
-            schedule=best.schedule,
-            extra_forwards=None if best.extra_forwards is None else list(best.extra_forwards),
-            p2p=best.p2p,
-            feasible=best.feasible,
-            step_ns=best.metrics.step_ns,
-            change_ratio=answer.step_change(best),
-            change_error_ratio=answer.step_change_error(best),
-            seen_error_ratio=best.seen_error_ratio,
-        ),
+        best=best_info(answer, best),
         baseline=base.schedule,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tracetool.sweep.grid import Grid
 from tracetool.sweep.pareto import Price
-from tracetool.sweep.results import Knee, Sweep, SweepPoint
+from tracetool.sweep.results import Best, Knee, Sweep, SweepPoint
 from tracetool.sweep.run import sweep
 
-__all__ = ["Grid", "Knee", "Price", "Sweep", "SweepPoint", "sweep"]
+__all__ = ["Best", "Grid", "Knee", "Price", "Sweep", "SweepPoint", "sweep"]

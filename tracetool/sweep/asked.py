@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def grid(
     found: Reconstruction,
-    schedules: str | Sequence[str] = "1f1b,geopipe",
+    schedules: str | Sequence[str] | None = None,
     *,
     dc: str | Sequence[str] = (),
     bandwidth: str | None = None,
@@ -46,7 +46,7 @@ def grid(
 
     Args:
         found: A reconstructed Run.
-        schedules: Names, in a list or with commas between them.
+        schedules: Names, in a list or with commas between them; by default all that need no search.
         dc: Where ranks sit, as ``scenario`` takes it; several are compared.
         bandwidth: Of every link that the scenario does not fix: a list such as ``25Gbit/s,100Gbit/s`` or a range such
             as ``10..800Gbit/s``.
@@ -86,7 +86,7 @@ def grid(
 
 
 def unplaced_grid(
-    schedules: str | Sequence[str],
+    schedules: str | Sequence[str] | None,
     *,
     bandwidth: str | None,
     latency: str | None,
@@ -104,9 +104,9 @@ def unplaced_grid(
     """
     if latency is not None and distance is not None:
         raise ScenarioError("--latency and --distance say the same thing.", hint="give one of them")
-    names = tuple(check_schedules(parse_names(schedules)))
+    names = () if schedules is None else tuple(check_schedules(parse_names(schedules)))
     warm_ups = parse_warm_ups(extra_forwards)
-    if warm_ups != (None,) and "geopipe" not in names:
+    if names and warm_ups != (None,) and "geopipe" not in names:
         raise ScenarioError(
             f"extra forwards are geopipe's, and {','.join(names)} has none.", hint="add geopipe to --schedule"
         )

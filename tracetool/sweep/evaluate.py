@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tracetool.accuracy import known_error
+from tracetool.best import rests_on
 from tracetool.errors import ScenarioError, ScheduleError
 from tracetool.memory_limit import PEAK_ERROR_RATIO, fits, is_near_the_limit, most_lacking
 from tracetool.replay import p2p_of
@@ -19,8 +21,9 @@ from tracetool.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tracetool.depth import Depth
-    from tracetool.model.pipeline import Pipeline
+    from tracetool.accuracy import KnownError
+    from tracetool.depth import Depth, WarmUps
+    from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import PipelineShape, Schedule
     from tracetool.model.topology import Topology
@@ -36,12 +39,14 @@ class Piece:
         column: The points.
         chunks: Stages per rank that schedules of several get; None for as few as they take.
         time_limit_s: For optimal: how long to search, for each point.
+        own_error: By how much replay misses the recording, where errors of predictions like its own are known.
     """
 
     pipeline: Pipeline
     column: Column
     chunks: int | None = None
     time_limit_s: float = 5.0
+    own_error: float | None = None
 
 
 def evaluate(piece: Piece, advance: Callable[[int], None]) -> list[SweepPoint]:
@@ -68,6 +73,7 @@ class Evaluator:
         self._column = piece.column
         self._microbatches = piece.column.scenario.microbatches or piece.pipeline.observed.shape.microbatches
         self._replays: Replays | None = None
+        self._rests_on: dict[Depth | None, tuple[str, ...]] = {}
 
     def points(self, links: Sequence[Swept]) -> list[SweepPoint]:
         """A point for each link and memory limit of the column: links outside, limits inside."""
@@ -86,15 +92,26 @@ class Evaluator:
             return [self._refused(place, error) for place in places]
 
     def _replayed(self, replays: Replays, places: Sequence[_Place]) -> list[SweepPoint]:
-        scenarios = [self._scenario(place) for place in places]
-        chosen: list[tuple[Depth | None, str | None]] = [(None, None)] * len(places)
-        if self._column.schedule.lower() == "geopipe":
-            chosen = [*replays.depths(self._column.warm_up, scenarios)]
+        chosen = self._warm_ups(replays, places)
         wanted: dict[Depth | None, list[Topology]] = {}
-        for (extra, _), scenario in zip(chosen, scenarios, strict=True):
-            wanted.setdefault(extra, []).append(scenario.topology)
+        for warm_ups, place in zip(chosen, places, strict=True):
+            wanted.setdefault(None if warm_ups is None else warm_ups.chosen, []).append(place[0].topology)
         replays.load(wanted)
-        return [self._point(replays, place, *depth) for place, depth in zip(places, chosen, strict=True)]
+        return [self._of(replays, place, warm_ups) for place, warm_ups in zip(places, chosen, strict=True)]
+
+    def _warm_ups(self, replays: Replays, places: Sequence[_Place]) -> Sequence[WarmUps | None]:
+        if self._column.schedule.lower() != "geopipe":
+            return [None] * len(places)
+        return replays.warm_ups(self._column.warm_up, [self._scenario(place) for place in places])
+
+    def _of(self, replays: Replays, place: _Place, warm_ups: WarmUps | None) -> SweepPoint:
+        if warm_ups is None:
+            return self._point(replays, place, None, None)
+        point = self._point(replays, place, warm_ups.chosen, warm_ups.remark)
+        closer = None
+        if warm_ups.closer is not None:
+            closer = self._point(replays, place, warm_ups.closer, warm_ups.closer_remark)
+        return replace(point, unlimited_ns=warm_ups.unlimited_ns, closer=closer)
 
     def _made_to_measure(self, pipeline: Pipeline, shape: PipelineShape, place: _Place) -> SweepPoint:
         """A point whose order is made for its links and limit."""
@@ -129,11 +146,12 @@ class Evaluator:
             reasons = [f"rank {self._piece.pipeline.ranks[rank].rank} lacks {format_size(missing)}"]
         elif feasible and is_near_the_limit(metrics, scenario):
             reasons.append(f"within {PEAK_ERROR_RATIO:.0%} of the HBM limit, as far as peaks were seen to be off")
+        mode = p2p_of(order, self._piece.pipeline, scenario)
         return SweepPoint(
             schedule=order.name,
             extra_forwards=order.extra_forwards,
             microbatches=order.shape.microbatches,
-            p2p=p2p_of(order, self._piece.pipeline, scenario),
+            p2p=mode,
             bandwidth_bytes_per_s=links.of_all("bandwidth_bytes_per_s"),
             latency_ns=links.of_all("latency_ns"),
             hbm_bytes=limit,
@@ -146,7 +164,21 @@ class Evaluator:
             reason="; ".join(reasons) or None,
             needed_bytes=_highest(metrics.needed_hbm_bytes),
             scenario=self._column.name,
+            known_error=self._known_error(order, mode, scenario),
+            rests_on=self._told(order, extra, scenario),
         )
+
+    def _known_error(self, order: Schedule, mode: P2PMode, scenario: Scenario) -> KnownError | None:
+        own = self._piece.own_error
+        return None if own is None else known_error(self._piece.pipeline, order, mode, scenario, own)
+
+    def _told(self, order: Schedule, extra: Depth | None, scenario: Scenario) -> tuple[str, ...]:
+        """What the predictions of an order rest on: the same over all links."""
+        if needs_costs(self._column.schedule):
+            return rests_on(self._piece.pipeline, self._column.schedule, order, scenario)
+        if extra not in self._rests_on:
+            self._rests_on[extra] = rests_on(self._piece.pipeline, self._column.schedule, order, scenario)
+        return self._rests_on[extra]
 
     def _refused(self, place: _Place, error: ScheduleError | ScenarioError) -> SweepPoint:
         links, limit = place

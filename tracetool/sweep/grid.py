@@ -7,6 +7,7 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING
 
+from tracetool.best import recorded_schedule
 from tracetool.errors import BadTopology, ScenarioError
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tracetool.model.pipeline import P2PMode
+    from tracetool.model.schedule import Schedule
     from tracetool.sweep.column import WarmUp
 
 MOST_POINTS = 500_000
@@ -27,7 +29,7 @@ class Grid:
     """Values to combine; where there are none, the scenario's own holds.
 
     Attributes:
-        schedules: Names, as ``build_schedule`` takes them.
+        schedules: Names, as ``build_schedule`` takes them; if there are none, ``best.default_schedules``.
         scenario: What all points share. Its links stay as they are; the swept figures are of all others between DCs.
         microbatches: Microbatches per step.
         extra_forwards: Warm-ups of geopipe.
@@ -115,6 +117,13 @@ class Grid:
                 for name in self.schedules:
                     for warm_up in self.extra_forwards if name.lower() == "geopipe" else (None,):
                         yield Column(name, warm_up, shared, ways, links, hbms, self.name)
+
+    def recorded_columns(self, observed: Schedule) -> Iterator[Column]:
+        """Columns of the recorded order in the scenarios of the grid, where it is not among the schedules."""
+        for column in replace(self, schedules=("observed",)).columns():
+            name = recorded_schedule(observed, column.scenario.microbatches)
+            if name not in self.schedules:
+                yield replace(column, schedule=name)
 
     def _maps(self) -> tuple[Topology, ...]:
         maps = dict.fromkeys(Topology(each) if isinstance(each, tuple) else each for each in self.dcs)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tracetool.metrics import measure
+from tracetool.best import UNPROVEN_MARK, UNPROVEN_TEXT
 from tracetool.model.scenario import Scenario
 from tracetool.remarks import SLOWS_UNDER_LOAD, collective_notes, distrust, host_notes
-from tracetool.replay import replay
 from tracetool.units import format_count
+from tracetool.whatif import fidelity_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,11 +22,18 @@ if TYPE_CHECKING:
 def notes_of(found: Reconstruction, grids: Sequence[Grid], points: Sequence[SweepPoint]) -> tuple[str, ...]:
     """What holds for all points: how far replay misses the recording, and what was not checked or left out."""
     pipeline = found.pipeline
-    back = measure(replay(pipeline.as_recorded().with_other_pipelines(), pipeline.observed, Scenario()).timeline)
-    seen = measure(found.observed)
-    error = back.window_ns / seen.window_ns - 1
-    own = max(abs(error), abs(back.step_ns / seen.step_ns - 1))
-    notes = [*distrust(own), f"fidelity: the observed order, replayed, differs by {error:+.2%} from what was observed"]
+    fidelity, own = fidelity_of(found)
+    notes = [
+        *distrust(own),
+        f"fidelity: the observed order, replayed, differs by {fidelity.error_ratio:+.2%} from what was observed",
+    ]
+    if any(point.seen_error_ratio is not None for point in points):
+        notes.append("±: the largest error of such predictions on this tool's own H100 recordings")
+    marked = dict.fromkeys(reason for point in points for reason in point.rests_on if point.evidence == "unproven")
+    if marked:
+        notes.append(
+            f"unproven (± {UNPROVEN_MARK}): {UNPROVEN_TEXT} ({', '.join(marked)}); never named best ahead of others"
+        )
     links = {grid.name: grid.scenario.topology.links for grid in grids}
     shared = next(iter(links.values()))
     if all(each == shared for each in links.values()):

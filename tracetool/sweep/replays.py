@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tracetool.depth import Tried, search_depth, shortest_cycle_ns
+from tracetool.depth import Tried, WarmUps, search_warm_ups, shortest_cycle_ns
 from tracetool.errors import ScheduleDeadlock
 from tracetool.memory_limit import fits
 from tracetool.metrics import Metrics
@@ -118,21 +118,21 @@ class Replays:
             overhead_bytes=memory.overhead_bytes,
         )
 
-    def depths(self, warm_up: WarmUp, scenarios: Sequence[Scenario]) -> list[tuple[Depth, str | None]]:
-        """Extra forwards of geopipe in each scenario, and in words what limited them.
+    def warm_ups(self, warm_up: WarmUp, scenarios: Sequence[Scenario]) -> list[WarmUps]:
+        """Extra forwards of geopipe in each scenario.
 
         Args:
-            warm_up: As ``Grid`` says it; None chooses as ``choose_depth`` does.
+            warm_up: As ``Grid`` says it; None chooses as ``choose_warm_ups`` does.
             scenarios: Links and memory limits.
         """
         if isinstance(warm_up, int):
             per_boundary = dict.fromkeys(scenarios[0].topology.boundaries(), warm_up)
             warm_up = extra_per_rank(self._shape.ranks, per_boundary)
-        return self._chosen(scenarios) if warm_up is None else [(warm_up, None)] * len(scenarios)
+        return self._chosen(scenarios) if warm_up is None else [WarmUps(warm_up, None)] * len(scenarios)
 
-    def _chosen(self, scenarios: Sequence[Scenario]) -> list[tuple[Depth, str | None]]:
-        searches = [search_depth(self._pipeline, self._shape, scenario, self._cycle_ns) for scenario in scenarios]
-        found: dict[int, tuple[Depth, str | None]] = {}
+    def _chosen(self, scenarios: Sequence[Scenario]) -> list[WarmUps]:
+        searches = [search_warm_ups(self._pipeline, self._shape, each, self._cycle_ns) for each in scenarios]
+        found: dict[int, WarmUps] = {}
         answers: dict[int, list[Tried | None] | None] = dict.fromkeys(range(len(scenarios)))
         while answers:
             asked: dict[int, list[Depth]] = {}

@@ -5,12 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from tracetool.accuracy import change_error_ratio
+from tracetool.best import choose_best, evidence_of, is_as_good, may_be_better, recorded_schedule
 from tracetool.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pyarrow as pa
+
+    from tracetool.accuracy import KnownError
+    from tracetool.best import Evidence
+    from tracetool.model.pipeline import Pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,12 @@ class SweepPoint:
             compared with the limit. None if unknown.
         scenario: Name of the scenario, where it has one.
         link_cost: Price of its links, where a price is given.
+        known_error: How far off such predictions were on recorded runs; None if nothing was like it.
+        rests_on: Of an unproven prediction, what nothing recorded was like.
+        unlimited_ns: geopipe's step with the warm-up that it would have without the memory limit; None if that cuts
+            nothing.
+        closer: geopipe with a warm-up closer to its shortest step, where the chosen one is not the closest: what runs
+            best may need it.
         is_pareto: Whether no other point is as good in link cost, memory and step time and better in one of them;
             None without a price. See ``pareto``.
     """
@@ -59,6 +71,20 @@ class SweepPoint:
     scenario: str | None = None
     link_cost: float | None = None
     is_pareto: bool | None = None
+    known_error: KnownError | None = None
+    rests_on: tuple[str, ...] = ()
+    unlimited_ns: int | None = None
+    closer: SweepPoint | None = None
+
+    @property
+    def seen_error_ratio(self) -> float | None:
+        """Largest error of the step time that such predictions had on recorded runs; None if none was like it."""
+        return None if self.known_error is None else self.known_error.step_ratio
+
+    @property
+    def evidence(self) -> Evidence:
+        """What the prediction rests on."""
+        return evidence_of(self)
 
     @property
     def step_ns_per_microbatch(self) -> float | None:
@@ -107,25 +133,100 @@ class Knee:
     scenario: str | None = None
 
 
+ScenarioKey = tuple[object, ...]
+"""What tells the scenarios of a sweep apart."""
+
+
+def scenario_of(point: SweepPoint) -> ScenarioKey:
+    """The scenario of a point: its name, places, links, memory limit and microbatches."""
+    figures = point.latency_ns, point.bandwidth_bytes_per_s
+    return point.scenario, point.dcs, point.microbatches, point.hbm_bytes, *figures
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """What to run in one scenario; see ``tracetool.best``.
+
+    Attributes:
+        among: A point of the scenario.
+        point: The schedule to run; None if none fits.
+        now: The recorded order over the same links; None if it could not be replayed.
+        as_good: As sure, and not longer by more than the error of the difference.
+        unproven: Shorter, but predictions rest on less; the shortest of each schedule.
+    """
+
+    among: SweepPoint
+    point: SweepPoint | None
+    now: SweepPoint | None
+    as_good: tuple[SweepPoint, ...] = ()
+    unproven: tuple[SweepPoint, ...] = ()
+
+    @property
+    def change_ratio(self) -> float | None:
+        """Its step over the recorded order's, minus one."""
+        if self.point is None or self.now is None or not self.point.step_ns or not self.now.step_ns:
+            return None
+        return self.point.step_ns / self.now.step_ns - 1
+
+    @property
+    def change_error_ratio(self) -> float | None:
+        """Error of that change; None if it is not known."""
+        if self.point is None or self.now is None or self.change_ratio is None:
+            return None
+        return change_error_ratio(self.now.known_error, self.point.known_error, self.change_ratio)
+
+
+def best_of_each(points: Sequence[SweepPoint], now: Sequence[SweepPoint], pipeline: Pipeline) -> tuple[Best, ...]:
+    """What to run in each scenario, in the order of the grid.
+
+    Args:
+        points: Of all scenarios.
+        now: The recorded order in each, where it is not among them.
+        pipeline: What was measured.
+    """
+    scenarios: dict[ScenarioKey, list[SweepPoint]] = {}
+    for point in (*points, *now):
+        scenarios.setdefault(scenario_of(point), []).extend(filter(None, (point, point.closer)))
+    names = {m: recorded_schedule(pipeline.observed, m) for m in {point.microbatches for point in points}}
+    found = []
+    for candidates in scenarios.values():
+        best = choose_best(candidates, pipeline)
+        recorded = next((one for one in candidates if one.schedule == names[one.microbatches] and one.step_ns), None)
+        if best is None:
+            found.append(Best(candidates[0], None, recorded))
+            continue
+        others = [
+            one
+            for one in candidates
+            if one is not best and one.is_usable and one.evidence == best.evidence and is_as_good(best, one)
+        ]
+        others.sort(key=lambda one: one.step_ns or 0)
+        unproven = tuple(may_be_better(candidates, best))
+        found.append(Best(candidates[0], best, recorded, tuple(others), unproven))
+    return tuple(found)
+
+
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """All points of a grid, in its order, and the knees of its schedules.
+    """All points of a grid, in its order, what to run in each scenario, and the knees of its schedules.
 
     Attributes:
         points: One per scenario and schedule.
         knees: One per schedule, swept latency and what else was held; empty where no link was swept.
         notes: What was inferred, is missing or not modelled.
+        best: What to run in each scenario; schedules whose error is known go ahead.
     """
 
     points: tuple[SweepPoint, ...]
     knees: tuple[Knee, ...]
     notes: tuple[str, ...] = ()
+    best: tuple[Best, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Sweep: {format_count(len(self.points), 'point')}, {format_count(len(self.knees), 'knee')}>"
 
     def best_first(self) -> tuple[SweepPoint, ...]:
-        """Points that ran and fit, shortest step per microbatch first; at equal steps in the order of the grid."""
+        """Points that ran and fit, shortest step per microbatch first, whatever predictions rest on (see ``best``)."""
         usable = [p for p in self.points if p.is_usable]
         return tuple(sorted(usable, key=lambda p: p.step_ns_per_microbatch or 0.0))
 
@@ -139,11 +240,18 @@ class Sweep:
 
 
 def point_table(points: Sequence[SweepPoint]) -> pa.Table:
-    """Points as an Arrow table: a column per field of ``SweepPoint``, and ``step_ns_per_microbatch``."""
+    """Points as an Arrow table: columns of ``SweepPoint``, ``step_ns_per_microbatch``, error and ``evidence``."""
     import pyarrow as pa
 
     per_microbatch = pa.array([point.step_ns_per_microbatch for point in points], pa.float64())
-    return _field_table(SweepPoint, points).append_column("step_ns_per_microbatch", per_microbatch)
+    evidence = pa.array([None if point.step_ns is None else point.evidence for point in points], pa.string())
+    columns = _field_table(SweepPoint, points).append_column("step_ns_per_microbatch", per_microbatch)
+    errors = pa.array([point.seen_error_ratio for point in points], pa.float64())
+    return columns.append_column("seen_error_ratio", errors).append_column("evidence", evidence)
+
+
+_LEFT_OUT = ("closer", "known_error", "unlimited_ns")
+"""Fields that are no column."""
 
 
 def _field_table(kind: type[SweepPoint | Knee], rows: Sequence[SweepPoint | Knee]) -> pa.Table:
@@ -158,6 +266,7 @@ def _field_table(kind: type[SweepPoint | Knee], rows: Sequence[SweepPoint | Knee
         "feasible": pa.bool_(),
         "link_cost": pa.float64(),
         "is_pareto": pa.bool_(),
+        "rests_on": pa.list_(pa.string()),
     }
     text = {"schedule", "p2p", "reason", "remark", "scenario"}
     columns = {
@@ -165,6 +274,6 @@ def _field_table(kind: type[SweepPoint | Knee], rows: Sequence[SweepPoint | Knee
             [getattr(row, name) for row in rows],
             types.get(name, pa.string() if name in text else pa.int64()),
         )
-        for name in (field.name for field in fields(kind))
+        for name in (field.name for field in fields(kind) if field.name not in _LEFT_OUT)
     }
     return pa.table(columns)

@@ -5,25 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
+from tracetool.best import default_schedules, recorded_schedule
 from tracetool.depth import shortest_cycle_ns
 from tracetool.errors import ScheduleError
 from tracetool.ingest.executors import Silent, in_processes, on_cluster, usable_cores
 from tracetool.model.pipeline import Pipeline
+from tracetool.remarks import is_like_the_recordings
 from tracetool.sweep.evaluate import Piece, evaluate
 from tracetool.sweep.grid import Grid
 from tracetool.sweep.knee import seek
 from tracetool.sweep.notes import notes_of
 from tracetool.sweep.pareto import link_cost, mark_pareto
-from tracetool.sweep.results import Sweep
+from tracetool.sweep.results import Sweep, best_of_each
 from tracetool.units import format_count
+from tracetool.whatif import fidelity_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from tracetool.ingest.executors import Progress
     from tracetool.reconstruct import Reconstruction
+    from tracetool.sweep.column import Column
     from tracetool.sweep.pareto import Price
-    from tracetool.sweep.results import SweepPoint
+    from tracetool.sweep.results import Knee, SweepPoint
 
 _WORTH_ACTIONS = 2_000_000
 """Actions to replay in the event loop (about two seconds) for which starting another worker pays."""
@@ -57,7 +61,8 @@ def sweep(
         executor: ``dask://HOST:PORT`` of a cluster to work on instead.
         chunks: Stages per rank that schedules of several get; by default as few as they take.
         time_limit_s: For optimal: how long to search, for each point.
-        knees: Whether to seek the knees as well.
+        knees: Whether to seek the knees as well: of the schedules named, else of those that are best somewhere and of
+            the recorded order.
         price: What links cost: points get their cost and whether they are on the Pareto front.
 
     Raises:
@@ -73,14 +78,21 @@ def sweep(
         [('geopipe', 319606081), ('1f1b', 347225311)]
     """
     pipeline = found if isinstance(found, Pipeline) else found.pipeline
-    grids = [grids] if isinstance(grids, Grid) else list(grids)
+    observed = pipeline.observed
+    asked = [grids] if isinstance(grids, Grid) else list(grids)
+    grids = [grid if grid.schedules else replace(grid, schedules=tuple(default_schedules(observed))) for grid in asked]
     for grid in grids:
-        grid.check(pipeline.observed.shape.ranks)
-    columns = [Piece(pipeline, column, chunks, time_limit_s) for grid in grids for column in grid.columns()]
+        grid.check(observed.shape.ranks)
+    own = None if isinstance(found, Pipeline) or not is_like_the_recordings(found) else fidelity_of(found)[1]
+
+    def pieces_of(columns: Iterable[Column]) -> list[Piece]:
+        return [Piece(pipeline, column, chunks, time_limit_s, own) for column in columns]
+
+    columns = pieces_of(column for grid in grids for column in grid.columns())
+    apart = pieces_of(column for grid in grids for column in grid.recorded_columns(observed))
     pieces = [replace(whole, column=part) for whole in columns for part in whole.column.parts(_LARGEST_PIECE)]
-    bends = [piece for piece in columns if knees and piece.column.links[0].latency_ns is not None]
     workers = _Workers(progress or Silent(), jobs, executor)
-    workers.progress.start(sum(piece.column.size for piece in pieces) + len(bends))
+    workers.progress.start(sum(piece.column.size for piece in (*pieces, *apart)))
     points = workers.run(evaluate, pieces, [piece.column.size for piece in pieces])
     if points and all(point.step_ns is None for point in points):
         reasons = list(dict.fromkeys(f"{point.schedule}: {point.reason}" for point in points))
@@ -90,8 +102,18 @@ def sweep(
         )
     if price is not None:
         points = _priced(pieces, points, price)
-    bent = tuple(workers.run(seek, bends, [1] * len(bends)))
-    return Sweep(tuple(points), bent, () if isinstance(found, Pipeline) else notes_of(found, grids, points))
+    now = workers.run(evaluate, apart, [piece.column.size for piece in apart])
+    best = best_of_each(points, now, pipeline)
+    bent: list[Knee] = []
+    if knees:
+        shown = None if all(grid.schedules for grid in asked) else {each.point.schedule for each in best if each.point}
+        bends = [piece for piece in columns if piece.column.links[0].latency_ns is not None]
+        if shown is not None:
+            shown.add(recorded_schedule(observed, None))
+            bends = [piece for piece in bends if piece.column.schedule in shown]
+        bent = workers.run(seek, bends, [1] * len(bends))
+    notes = () if isinstance(found, Pipeline) else notes_of(found, grids, points)
+    return Sweep(tuple(points), tuple(bent), notes, best)
 
 
 def _priced(pieces: Sequence[Piece], points: Sequence[SweepPoint], price: Price) -> list[SweepPoint]:
