@@ -147,7 +147,7 @@ CREATE VIEW events AS SELECT * FROM read_parquet(getvariable('run') || '/events/
 COMMENT ON VIEW events IS 'One row per event of a trace that has a duration.';
 COMMENT ON COLUMN events.event IS 'Number of the event within its rank.';
 COMMENT ON COLUMN events.rank IS 'Global rank.';
-COMMENT ON COLUMN events.category IS 'kernel, memcpy, memset, launch, op, annotation or python (only with --keep).';
+COMMENT ON COLUMN events.category IS 'kernel, memcpy, memset, launch, op, annotation, overhead (the profiler''s own) or python (only with --keep).';
 COMMENT ON COLUMN events.name IS 'Name in the trace.';
 COMMENT ON COLUMN events.start_ns IS 'Start, Unix time.';
 COMMENT ON COLUMN events.duration_ns IS 'Duration.';
@@ -331,7 +331,7 @@ COMMENT ON COLUMN idles.timeline IS 'Timeline of the row: ''observed'', or a rep
 COMMENT ON COLUMN idles.rank IS 'Global rank.';
 COMMENT ON COLUMN idles.start_ns IS 'From the start of the pipeline window.';
 COMMENT ON COLUMN idles.duration_ns IS 'Length.';
-COMMENT ON COLUMN idles.cause IS 'fill, drain, dependency, channel, host, memory, cross_dc_latency or cross_dc_bandwidth.';
+COMMENT ON COLUMN idles.cause IS 'fill, drain, dependency, channel, host, profiler_overhead, memory, cross_dc_latency or cross_dc_bandwidth.';
 COMMENT ON COLUMN idles.before_action IS 'The rank''s next action, as in 2F0; null after its last one.';
 COMMENT ON COLUMN idles.src_rank IS 'Sender of the message whose way caused it, where one did.';
 COMMENT ON COLUMN idles.dst_rank IS 'Its receiver.';

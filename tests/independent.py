@@ -23,6 +23,7 @@ CATEGORIES = {
     "cuda_runtime": "launch", "cuda_driver": "launch", "Runtime": "launch",
     "cpu_op": "op", "Operator": "op",
     "user_annotation": "annotation",
+    "overhead": "overhead",
 }  # fmt: skip
 COMMUNICATION = re.compile(r"^(nccl|rccl|mscclpp)", re.IGNORECASE)
 STEP = re.compile(r"^ProfilerStep#(\d+)$")

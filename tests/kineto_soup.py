@@ -18,8 +18,9 @@ Row = tuple[str, str, int, int]
 CATEGORIES = {
     "kernel": "kernel", "Kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset", "cuda_runtime": "launch",
     "cuda_driver": "launch", "xpu_runtime": "launch", "cpu_op": "op", "Operator": "op", "user_annotation": "annotation",
+    "overhead": "overhead",
 }  # fmt: skip
-_OTHER = ["python_function", "ac2g", "fwdbwd", "Trace", "gpu_user_annotation", "overhead", ""]
+_OTHER = ["python_function", "ac2g", "fwdbwd", "Trace", "gpu_user_annotation", "overhead_of_another", ""]
 _SPACES = ["", "", "", "", " ", "  ", "\n", "\t", "\r\n", "\r", "\n      "]
 _TIMES = [
     "1.5", "17", "0.001", "1732300000123456.789", "1732300000123456.7895", "-3.25", "1e3", "2.5E-1", "123456789012345",

@@ -62,6 +62,8 @@ class Job:
         labelled: Whether ``PP:`` annotations stand around actions and messages.
         graphs: Whether forwards build graphs: their ops then carry autograd numbers.
         marked: Whether steps are marked.
+        stall: Where a host stands still before it posts an action's receive (rank, kind, microbatch), for how long, and
+            by the name of which overhead of the profiler; an empty name records none.
     """
 
     p: int
@@ -77,6 +79,7 @@ class Job:
     labelled: bool = False
     graphs: bool = True
     marked: bool = True
+    stall: tuple[int, str, int, int, str] | None = None
 
 
 @dataclass(slots=True)
@@ -180,6 +183,13 @@ class _Rank:
         self.label(f"{self.position}B{microbatch}", begin, self.now + LAUNCH_US)
         self.now += LAUNCH_US + 1
 
+    def stall(self, took: int, name: str) -> None:
+        if name:
+            self.events.append(
+                {"ph": "X", "cat": "overhead", "name": name, "pid": -1, "tid": 0, "ts": self.now, "dur": took}
+            )
+        self.now += took
+
     def label(self, text: str, begin: float, end: float) -> None:
         if self.job.labelled:
             self.event("user_annotation", f"PP:{text}", begin, end - begin, 1)
@@ -260,6 +270,8 @@ class _Simulated:
         sources, targets = self._edges(kind, r)
         if any(len(self.sent[source, r, kind]) <= microbatch for source in sources):
             return False
+        if self.job.stall is not None and self.job.stall[:3] == (r, kind, microbatch):
+            rank.stall(*self.job.stall[3:])
         sizes = self.job.forward_bytes if kind == "F" else self.job.backward_bytes
         for source in sources:
             sent = self.sent[source, r, kind][microbatch]

@@ -125,15 +125,29 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """How well replay gives back what was observed: the observed order at the measured costs."""
+    """How well replay gives back what was observed: the observed order at the measured costs.
+
+    Attributes:
+        observed_ns: Observed window.
+        replayed_ns: Replayed window.
+        profiler_ns: How much of the observed one the profiler's own work held up; replay leaves it out.
+    """
 
     observed_ns: int
     replayed_ns: int
+    profiler_ns: int = 0
 
     @property
     def error_ratio(self) -> float:
-        """Replayed over observed window, minus one."""
-        return self.replayed_ns / self.observed_ns - 1
+        """Replayed window over the observed one without the profiler's own work, minus one."""
+        return self.replayed_ns / (self.observed_ns - self.profiler_ns) - 1
+
+    @property
+    def held_up(self) -> str:
+        """What the profiler held up, in words; empty if it did not."""
+        if not self.profiler_ns:
+            return ""
+        return f" without the {format_duration(self.profiler_ns)} that the profiler itself held it up"
 
 
 @dataclass(frozen=True)

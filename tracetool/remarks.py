@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from tracetool.best import UNPROVEN_MARK, UNPROVEN_TEXT
+from tracetool.causes import profiler_ns
 from tracetool.costs.alike import layers_of_stages
 from tracetool.costs.at_rest import ends_of
 from tracetool.costs.measured import WEIGHT_SUMS_RATIO
@@ -14,9 +15,10 @@ from tracetool.costs.over_links import crossing_uses, over_links, pipelines_join
 from tracetool.depth import RELEVANT_RATIO
 from tracetool.errors import ScenarioError
 from tracetool.memory_limit import PEAK_ERROR_RATIO, is_near_the_limit
-from tracetool.metrics import measure
+from tracetool.metrics import Metrics, measure
 from tracetool.model.action import ActionKind
-from tracetool.model.pipeline import P2P_MODES, POSTED_AHEAD_NEEDS
+from tracetool.model.pipeline import BY_EDGE, P2P_MODES, POSTED_AHEAD_NEEDS
+from tracetool.model.scenario import Scenario
 from tracetool.reconstruct.host_gaps import gap_shares, tell_gaps
 from tracetool.replay import replay
 from tracetool.units import format_duration, format_size
@@ -24,9 +26,7 @@ from tracetool.units import format_duration, format_size
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tracetool.metrics import Metrics
     from tracetool.model.pipeline import P2PMode, Pipeline, StageProfile
-    from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule
     from tracetool.reconstruct import Reconstruction
     from tracetool.replay import Replayed
@@ -141,6 +141,37 @@ _LESS_WAITING: dict[P2PMode, str] = {
 
 SLOWS_UNDER_LOAD = "compute slows down under sustained load as other H100 and H200 were seen to (up to some 10 %)"
 """Said where a device's own model of it is known."""
+
+
+class Miss(NamedTuple):
+    """The observed order replayed at the measured costs, beside what was observed.
+
+    Attributes:
+        observed: Metrics of the observed Timeline.
+        replayed: The same of the replay.
+        profiler_ns: How much of the observed step the profiler's own work held up; replay leaves it out.
+    """
+
+    observed: Metrics
+    replayed: Metrics
+    profiler_ns: int
+
+    @property
+    def error_ratio(self) -> float:
+        """By how much replay misses the window or the step, whichever it misses more."""
+        pairs = (
+            (self.replayed.window_ns, self.observed.window_ns),
+            (self.replayed.step_ns, self.observed.step_ns),
+        )
+        return max(abs(back / (seen - self.profiler_ns) - 1) for back, seen in pairs)
+
+
+def own_miss(found: Reconstruction) -> Miss:
+    """Replay the observed order as measured."""
+    pipeline = found.pipeline
+    back = measure(replay(pipeline.as_recorded().with_other_pipelines(), pipeline.observed, Scenario()).timeline)
+    held_ns = profiler_ns(found.observed, blocking=pipeline.p2p == "grouped", by_edge=pipeline.p2p in BY_EDGE)
+    return Miss(measure(found.observed), back, held_ns)
 
 
 def distrust(own_error: float) -> list[str]:

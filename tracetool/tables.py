@@ -87,7 +87,11 @@ EVENTS = table(
     "One row per event of a trace that has a duration.",
     Column("event", "int64", "Number of the event within its rank."),
     _RANK,
-    Column("category", "category", "kernel, memcpy, memset, launch, op, annotation or python (only with --keep)."),
+    Column(
+        "category",
+        "category",
+        "kernel, memcpy, memset, launch, op, annotation, overhead (the profiler's own) or python (only with --keep).",
+    ),
     Column("name", "category", "Name in the trace."),
     Column("start_ns", "int64", "Start, Unix time."),
     Column("duration_ns", "int64", "Duration."),
@@ -354,7 +358,9 @@ IDLES = table(
     Column("start_ns", "int64", "From the start of the pipeline window."),
     Column("duration_ns", "int64", "Length."),
     Column(
-        "cause", "category", "fill, drain, dependency, channel, host, memory, cross_dc_latency or cross_dc_bandwidth."
+        "cause",
+        "category",
+        "fill, drain, dependency, channel, host, profiler_overhead, memory, cross_dc_latency or cross_dc_bandwidth.",
     ),
     nullable("before_action", "string", "The rank's next action, as in 2F0; null after its last one."),
     nullable("src_rank", "int32", "Sender of the message whose way caused it, where one did."),

@@ -23,6 +23,7 @@ from tracetool.remarks import (
     memory_remarks,
     notes_of,
     overlap_remarks,
+    own_miss,
     transfer_remarks,
 )
 from tracetool.replay import replay
@@ -142,11 +143,8 @@ def fidelity_of(found: Reconstruction) -> tuple[Fidelity, float]:
 
     A model that misses its own recording by more than the known error misses other orders by as much at least.
     """
-    recorded = found.pipeline.as_recorded().with_other_pipelines()
-    back = measure(replay(recorded, recorded.observed, Scenario()).timeline)
-    seen = measure(found.observed)
-    fidelity = Fidelity(seen.window_ns, back.window_ns)
-    return fidelity, max(abs(fidelity.error_ratio), abs(back.step_ns / seen.step_ns - 1))
+    miss = own_miss(found)
+    return Fidelity(miss.observed.window_ns, miss.replayed.window_ns, miss.profiler_ns), miss.error_ratio
 
 
 @dataclass(frozen=True)

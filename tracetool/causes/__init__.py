@@ -18,6 +18,7 @@ from tracetool.causes.chain import Chains, Piece, Place
 from tracetool.model.action import ActionKind
 from tracetool.model.idle import CAUSES, Cause, Idle
 from tracetool.model.pipeline import BY_EDGE
+from tracetool.model.topology import Topology
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from tracetool.causes.balance import Part
     from tracetool.model.action import Action
     from tracetool.model.timeline import Op, Timeline
-    from tracetool.model.topology import Topology
     from tracetool.replay import Replayed
 
 
@@ -49,8 +49,9 @@ def idle_intervals(
     * A message was on its way over a link (``cross_dc_latency``), or occupied it or waited for it to be free
       (``cross_dc_bandwidth``), or was behind another one that did.
     * A message moved inside a DC, or was behind another one on a communicator for other reasons (``channel``).
-    * None of these (``host``): the action, or a message, came later than anything explains. In a replay only where
-      hosts wait for their devices after batches of messages (``replay.launching``).
+    * None of these: the action, or a message, came later than anything explains, while the profiler itself was at work
+      (``profiler_overhead``) or not (``host``). In a replay only where hosts wait for their devices after batches of
+      messages (``replay.launching``).
     * ``memory``, in a schedule whose depth memory limited, whatever else it would be: while forwards that the limit cut
       off had their inputs and did not run, in gaps that a link has a part in. It is at most what memory for these would
       have filled: their computes ahead of the first backward, where the rank waits for that alone; later forward and
@@ -117,6 +118,20 @@ def critical_path(
     """
     chains = Chains(timeline, topology, blocking=blocking, by_edge=by_edge, overlapping=overlapping)
     return tuple(chains.until(None))[::-1]
+
+
+def profiler_ns(timeline: Timeline, *, blocking: bool, by_edge: bool) -> int:
+    """How much longer the window is as the profiler itself was at work: what it takes of the critical path.
+
+    Args:
+        timeline: The observed one.
+        blocking: As for ``idle_intervals``.
+        by_edge: Likewise.
+    """
+    if not any(timeline.profiler):
+        return 0
+    pieces = critical_path(timeline, Topology(), blocking=blocking, by_edge=by_edge)
+    return sum(piece.end_ns - piece.start_ns for piece in pieces if piece.cause is Cause.PROFILER_OVERHEAD)
 
 
 def idles_of(replayed: Replayed, *, cut_forwards: Sequence[int] = ()) -> tuple[Idle, ...]:

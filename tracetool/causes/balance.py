@@ -17,6 +17,7 @@ KINDS: tuple[Cause | None, ...] = (
     Cause.CROSS_DC_BANDWIDTH,
     Cause.CROSS_DC_LATENCY,
     Cause.CHANNEL,
+    Cause.PROFILER_OVERHEAD,
     Cause.HOST,
 )
 """What a chain may do: compute, or one of these."""

@@ -67,7 +67,7 @@ class Chains:
       on the rank's communicator. Then the message waited for that since it could have started: for a link while that
       one waited for a link, else for the channel.
 
-    What is left of a gap nothing explains: the host came late.
+    What is left of a gap nothing explains: the host came late, or the profiler itself was at work.
 
     Args:
         timeline: Observed or replayed.
@@ -100,6 +100,7 @@ class Chains:
             (Place(rank, len(order) - 1) for rank, order in enumerate(self.orders) if order),
             key=lambda place: (self.op(place).end_ns, -place.rank),
         )
+        self._profiler = timeline.profiler
         reached = [0] * len(self.orders)
         self._ends = [[op.end_ns for op in order] for order in self.orders]
         self._units = _units(self.orders, overlapping)
@@ -161,12 +162,12 @@ class Chains:
         held, over_ns = self._held_by(place, floor)
         back = _Backwards(op)
         if held is not None and (over_ns > floor or held.end_ns == op.start_ns):
-            back.since(over_ns, Cause.HOST)
+            self._late(op.rank, over_ns, back)
             after = self._through(held, op, back, is_copied=over_ns == self._copied_ns(place, held))
             if after is not None and _ran_before(self.op(after), op):
-                back.since(self.op(after).end_ns, Cause.HOST)
+                self._late(op.rank, self.op(after).end_ns, back)
                 return Way(tuple(back.pieces), after)
-        back.since(floor, Cause.HOST)
+        self._late(op.rank, floor, back)
         return Way(tuple(back.pieces), before)
 
     def _held_by(self, place: Place, floor: int) -> tuple[Transfer | None, int]:
@@ -236,18 +237,26 @@ class Chains:
             end = self.op(computed).end_ns if computed else self.start_ns
             freed, other = self._messages.freed(held.dst_rank, received, held)
             if freed <= end and end > since:
-                back.since(end, Cause.HOST)
+                self._late(held.dst_rank, end, back)
                 return computed
-            back.since(max(freed, since), Cause.HOST)
+            self._late(held.dst_rank, max(freed, since), back)
             self._behind(other, since, op, back, ahead)
         if maker is None:
             return None
         end = self.op(maker).end_ns
         freed, other = self._messages.freed(held.src_rank, sent, held)
         if freed > end:
-            back.since(freed, Cause.HOST)
+            self._late(held.src_rank, freed, back)
             self._behind(other, end, op, back, ahead)
         return maker
+
+    def _late(self, rank: int, start_ns: int, back: _Backwards) -> None:
+        """Say that from a moment on nothing but a rank's host was late, or the profiler at work there."""
+        for begin, end in reversed(self._profiler[rank] if self._profiler else ()):
+            if begin < back.now and end > start_ns:
+                back.since(max(end, start_ns), Cause.HOST)
+                back.since(max(begin, start_ns), Cause.PROFILER_OVERHEAD)
+        back.since(start_ns, Cause.HOST)
 
     def _behind(self, other: Transfer | None, since_ns: int, op: Op, back: _Backwards, ahead: int) -> None:
         """Go back through a wait behind another message: the channel's, but for when that one waited for a link."""

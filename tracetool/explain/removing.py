@@ -231,6 +231,7 @@ _REMOVALS: dict[Cause, Callable[[Setting], Removal]] = {
     Cause.CROSS_DC_BANDWIDTH: _without_occupancy,
     Cause.CHANNEL: _without_channel,
     Cause.MEMORY: _without_limit,
+    Cause.PROFILER_OVERHEAD: _without_host,
     Cause.HOST: _without_host,
 }
 

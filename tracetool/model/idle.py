@@ -20,6 +20,7 @@ class Cause(StrEnum):
     CROSS_DC_BANDWIDTH = "cross_dc_bandwidth"
     CHANNEL = "channel"
     MEMORY = "memory"
+    PROFILER_OVERHEAD = "profiler_overhead"
     HOST = "host"
 
 
@@ -31,6 +32,7 @@ CAUSE_NAMES: dict[Cause, str] = {
     Cause.CROSS_DC_BANDWIDTH: "cross-DC bandwidth",
     Cause.CHANNEL: "channel",
     Cause.MEMORY: "memory",
+    Cause.PROFILER_OVERHEAD: "profiler overhead",
     Cause.HOST: "host",
 }
 """Causes as people read them."""
@@ -43,8 +45,13 @@ CAUSES: dict[Cause, str] = {
     Cause.CROSS_DC_BANDWIDTH: "A message that occupied a link between data centres, or queued for it.",
     Cause.CHANNEL: "A message inside a data centre, or behind another one on the same communicator.",
     Cause.MEMORY: "No room for another forward that was ready to run.",
+    Cause.PROFILER_OVERHEAD: "The profiler's own overhead (buffers and the like) held the host up: no part of the job.",
     Cause.HOST: "Nothing else held the action back: the host launched it late.",
 }
+
+
+LATE = frozenset((Cause.PROFILER_OVERHEAD, Cause.HOST))
+"""Causes that a replay has none of: actions launched later than what they waited for."""
 
 
 @dataclass(frozen=True, slots=True)

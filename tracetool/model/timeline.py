@@ -114,6 +114,7 @@ class Timeline:
         memory: Per pipeline rank, (time, allocated bytes) at every change; None if unknown.
         overhead_bytes: Per pipeline rank, device memory occupied beyond the highest allocation, as measured; None, or
             no entry, if unknown.
+        profiler: Per pipeline rank, when the profiler itself was at work, ascending; no entries in a replay.
     """
 
     name: str
@@ -122,6 +123,7 @@ class Timeline:
     transfers: tuple[Transfer, ...]
     memory: tuple[MemoryCurve | None, ...]
     overhead_bytes: tuple[int | None, ...] = ()
+    profiler: tuple[tuple[tuple[int, int], ...], ...] = ()
 
     def __repr__(self) -> str:
         ranks = format_count(len(self.global_ranks), "rank")

@@ -30,9 +30,10 @@ _CATEGORY = {
     "privateuse1_runtime": "launch", "privateuse1_driver": "launch",
     "cpu_op": "op", "Operator": "op",
     "user_annotation": "annotation",
+    "overhead": "overhead",
     "python_function": "python",
 }  # fmt: skip
-_CATEGORIES = ("kernel", "memcpy", "memset", "launch", "op", "annotation", "python")
+_CATEGORIES = ("kernel", "memcpy", "memset", "launch", "op", "annotation", "overhead", "python")
 _DEVICE = 3  # the first three of them run on the device
 _LAUNCH = _CATEGORIES.index("launch")
 _MEMORY = "[memory]"

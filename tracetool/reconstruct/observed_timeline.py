@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tracetool.reconstruct.clocks import Clocks
     from tracetool.reconstruct.groups import PipelineGroup
     from tracetool.reconstruct.memory import MemoryFacts
+    from tracetool.reconstruct.profiler_time import Spans
     from tracetool.reconstruct.segments import RankWork
 
 
@@ -23,6 +24,7 @@ def observed_timeline(
     transfers: Sequence[Transfer],
     memory: Mapping[int, MemoryFacts],
     clocks: Clocks,
+    profiler: Mapping[int, Spans],
     origin: int,
 ) -> Timeline:
     """The Timeline of the step as it was recorded.
@@ -33,6 +35,7 @@ def observed_timeline(
         transfers: Messages between stages.
         memory: Memory of each global rank.
         clocks: How far each rank's clock is ahead.
+        profiler: When the profiler was at work on each global rank.
         origin: Aligned time at which the Timeline begins, ns.
     """
     ops: list[Op] = []
@@ -59,6 +62,13 @@ def observed_timeline(
             memory[rank].curve(work[rank].segments, origin - _shift(clocks, work[rank], rank)) for rank in group.ranks
         ),
         overhead_bytes=tuple(memory[rank].overhead_bytes for rank in group.ranks),
+        profiler=tuple(
+            tuple(
+                (clocks.aligned_ns(rank, start) - origin, clocks.aligned_ns(rank, end) - origin)
+                for start, end in profiler[rank]
+            )
+            for rank in group.ranks
+        ),
     )
 
 

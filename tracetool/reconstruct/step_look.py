@@ -19,6 +19,7 @@ from tracetool.reconstruct.loads import rank_load
 from tracetool.reconstruct.memory import MemoryFacts, memory_facts
 from tracetool.reconstruct.message_times import check_times
 from tracetool.reconstruct.observed_timeline import observed_timeline
+from tracetool.reconstruct.profiler_time import note_profiler, profiler_spans
 from tracetool.reconstruct.receive_buffers import standing_buffer_bytes
 from tracetool.reconstruct.segments import RankWork, Work, find_work
 from tracetool.reconstruct.surroundings import outside_ns
@@ -97,6 +98,7 @@ def look(run: Run, group: PipelineGroup, step: Step, survey: Survey, how: How, a
     _tell_tensors(messages, account)
     check_times(step, p2p_ops, work.ranks, account)
     note_cautions(run, step, work.ranks, account)
+    note_profiler(run, step, work.ranks, account)
     transfers = find_transfers(group, messages, p2p_ops, survey, account)
     memory = memory_facts(run, group, step, work.ranks, account)
     collectives = step_collectives(run, step, survey.collectives)
@@ -116,7 +118,9 @@ def look(run: Run, group: PipelineGroup, step: Step, survey: Survey, how: How, a
             _pipeline(run, group, step, work.ranks, memory, tails, uses, transfers, messages),
             buffered=buffers_sends(messages.messages, survey.clocks, Account()),
         ),
-        observed_timeline(group, work.ranks, transfers, memory, survey.clocks, origin),
+        observed_timeline(
+            group, work.ranks, transfers, memory, survey.clocks, profiler_spans(run, step, group.ranks), origin
+        ),
         max(end for _, end in spans) - origin,
         read_residents(run, group, work.ranks),
     )

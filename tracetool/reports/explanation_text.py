@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracetool.model.idle import CAUSE_NAMES, CAUSES, Cause
+from tracetool.model.idle import CAUSE_NAMES, CAUSES, LATE, Cause
 from tracetool.reports.path_words import Words
 from tracetool.reports.sharing_words import sharing_lines
 from tracetool.reports.text import aligned, wrap, wrapped
@@ -116,7 +116,7 @@ def _gain(found: CauseFound, explained: Explanation) -> float:
 
 def _is_base(found: CauseFound) -> bool:
     """Whether the step without a cause is what others are compared with: of a recording, its replay."""
-    return found.cause is Cause.HOST and bool(found.removal.step_ns) and found.removal.change_ratio is None
+    return found.cause in LATE and bool(found.removal.step_ns) and found.removal.change_ratio is None
 
 
 def _signed(change: float | None) -> str:
@@ -212,7 +212,8 @@ def _trust(explained: Explanation) -> Sequence[str]:
     check = explained.answer.fidelity
     lines = [
         f"fidelity: the observed order, replayed, takes a window of {format_duration(check.replayed_ns)} for the "
-        f"observed {format_duration(check.observed_ns)} ({check.error_ratio:+.2%}); changes are against the replay"
+        f"observed {format_duration(check.observed_ns)}{check.held_up} ({check.error_ratio:+.2%}); changes are against "
+        "the replay"
     ]
     if explained.remark:
         lines.append(f"{_name(explained)}: {explained.remark}")

@@ -35,6 +35,7 @@ LOOKS = {
     Cause.CROSS_DC_BANDWIDTH: Look("#D99CCB", "#8A3D78", "xxxxx"),
     Cause.CHANNEL: Look("#B4D3F7", "#3F74B5", "||||"),
     Cause.MEMORY: Look("#F5AD98", "#B5482A", "xx++"),
+    Cause.PROFILER_OVERHEAD: Look("#B8B8F8", "#5454A8", "\\\\--"),
     Cause.HOST: Look("#EEF0B0", "#8F9228", "++++"),
 }
 """Tints apart for people with colour-blindness too, paler than what runs. Hatches of straight lines alone: dots and

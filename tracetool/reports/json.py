@@ -90,7 +90,10 @@ class FidelityInfo(msgspec.Struct, kw_only=True):
 
     observed_ns: Annotated[int, doc("Observed pipeline window.")]
     replayed_ns: Annotated[int, doc("Replayed pipeline window.")]
-    error_ratio: Annotated[float, doc("Replayed over observed, minus one.")]
+    error_ratio: Annotated[float, doc("Replayed over observed without ``profiler_ns``, minus one.")]
+    profiler_ns: Annotated[
+        int, doc("How much of the observed window the profiler's own work held up; replay leaves it out.")
+    ] = 0
 
 
 class LinkInfo(msgspec.Struct, kw_only=True):
@@ -259,6 +262,7 @@ def report_info(answer: Answer, facts: RunFacts) -> ReportInfo:
             observed_ns=answer.fidelity.observed_ns,
             replayed_ns=answer.fidelity.replayed_ns,
             error_ratio=answer.fidelity.error_ratio,
+            profiler_ns=answer.fidelity.profiler_ns,
         ),
         scenario=scenario_info(answer.scenario),
         taken=taken_info(answer.taken),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracetool.model.action import ActionKind
-from tracetool.model.idle import Cause
+from tracetool.model.idle import LATE, Cause
 from tracetool.units import format_duration, format_ranges
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ class Words:
         else:
             who, what = f"rank {ranks[0]}", self._work(step.ops)
         moving, host = (
-            sum(ns for cause, ns in step.wait_ns().items() if (cause is Cause.HOST) == is_host)
-            for is_host in (False, True)
+            sum(ns for cause, ns in step.wait_ns().items() if (cause in LATE) == is_host) for is_host in (False, True)
         )
         besides = [
             f"{format_duration(ns)} {name}"
@@ -99,5 +98,6 @@ _PARTS = {
     Cause.CROSS_DC_BANDWIDTH: "bandwidth",
     Cause.CROSS_DC_LATENCY: "latency",
     Cause.CHANNEL: "moving",
+    Cause.PROFILER_OVERHEAD: "profiler",
     Cause.HOST: "host",
 }

@@ -178,7 +178,8 @@ def _details(answer: Answer) -> list[str]:
     check = answer.fidelity
     lines.append(
         f"  fidelity: the observed order, replayed, takes a window of {format_duration(check.replayed_ns)} for the "
-        f"observed {format_duration(check.observed_ns)} ({check.error_ratio:+.2%}; the model on its own recording)"
+        f"observed {format_duration(check.observed_ns)}{check.held_up} ({check.error_ratio:+.2%}; the model on its own "
+        "recording)"
     )
     return lines
 
