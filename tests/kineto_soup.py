@@ -18,9 +18,9 @@ Row = tuple[str, str, int, int]
 CATEGORIES = {
     "kernel": "kernel", "Kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset", "cuda_runtime": "launch",
     "cuda_driver": "launch", "xpu_runtime": "launch", "cpu_op": "op", "Operator": "op", "user_annotation": "annotation",
-    "overhead": "overhead",
 }  # fmt: skip
-_OTHER = ["python_function", "ac2g", "fwdbwd", "Trace", "gpu_user_annotation", "overhead_of_another", ""]
+_TABLED = CATEGORIES | {"overhead": "overhead"}
+_OTHER = ["python_function", "ac2g", "fwdbwd", "Trace", "gpu_user_annotation", "overhead", ""]
 _SPACES = ["", "", "", "", " ", "  ", "\n", "\t", "\r\n", "\r", "\n      "]
 _TIMES = [
     "1.5", "17", "0.001", "1732300000123456.789", "1732300000123456.7895", "-3.25", "1e3", "2.5E-1", "123456789012345",
@@ -174,7 +174,7 @@ def row_of(text: bytes) -> Row | None:
     """The row of an event, worked out by the standard library alone; of equal keys the last counts."""
     pairs = json.loads(text, parse_int=str, parse_float=str, object_pairs_hook=_Pairs)
     event: dict[str, Any] = dict(pairs)
-    category = CATEGORIES.get(event["cat"]) if isinstance(event.get("cat"), str) else None
+    category = _TABLED.get(event["cat"]) if isinstance(event.get("cat"), str) else None
     start = _ns(event.get("ts"))
     duration = _ns(event.get("dur")) or 0
     if event.get("ph") != "X" or event["ph"] is None or category is None or not start or abs(start) > 2**61:

@@ -33,6 +33,7 @@ CATEGORIES = {
     "cuda_driver": "launch",
     "cpu_op": "op",
     "user_annotation": "annotation",
+    "overhead": "overhead",
 }
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tracetool.readers import Place, SourceReport
+    from tracetool.readers.repeats import Repeats
 
 ABSENT = -(2**63)
 """Stands for null in arrays of int64."""
@@ -211,6 +212,28 @@ class Spans:
         self._names: list[str | None] = self._name_column.dictionary.to_pylist()
         self._thread = self._integers("tid")
         self._correlation = self._integers("correlation")
+
+    @property
+    def is_numbered(self) -> NDArray[np.bool_]:
+        """Which of them bear a number that no other event of their kind has."""
+        found: NDArray[np.bool_] = (self._correlation > 0) | (self._external > 0)
+        return found
+
+    def identity(self, seen: Repeats) -> list[NDArray[np.int64]]:
+        """All that tells one span from another."""
+        import numpy as np
+        import pyarrow.compute as pc
+
+        codes = pc.fill_null(self._name_column.indices, len(self._names)).to_numpy(zero_copy_only=False)
+        names = seen.numbers_of([*self._names, None])[codes]
+        columns = [self._thread, self._streams, self._correlation, self._external, self._integers("device")]
+        return [self._category.astype(np.int64), names, self.start, self.duration, *columns]
+
+    def kept(self, keep: NDArray[np.bool_]) -> Spans:
+        """Some of them."""
+        import pyarrow as pa
+
+        return Spans(self._table.filter(pa.array(keep)), self._category[keep], self.start[keep], self.duration[keep])
 
     def _integers(self, *keys: str) -> NDArray[np.int64]:
         """The first of several values that is there."""

@@ -28,6 +28,7 @@ from tracetool.readers.kineto_comms import (
     is_communication_kernel,
     parse_record,
 )
+from tracetool.readers.repeats import Repeats
 from tracetool.readers.spill import Spill
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Rows:
         self._devices: Counter[int] = Counter()
         self._census = Census()
         self._who = Part("")
+        self._seen = Repeats()
 
     def close(self) -> None:
         """Give back what waits on disk."""
@@ -95,7 +97,7 @@ class Rows:
         self._census.take(table)
         batch = Batch(table, self._identity.base_ns, self._report, place)
         self._take_memory(batch.memory())
-        spans = batch.spans()
+        spans = self._once(batch.spans(), place)
         if spans.size:
             known = self._report.first_ns
             first = int(spans.start.min())
@@ -127,6 +129,21 @@ class Rows:
             if any(later < end for (_, end), (later, _) in itertools.pairwise(sorted(found)))
         ]  # fmt: skip
         return f"step {twice[0]} is marked twice at a time" if 2 * len(twice) > len(spans) else None
+
+    def _once(self, spans: Spans, place: Place) -> Spans:
+        """The spans without those that the file held before; only what has a number of its own can be told."""
+        import numpy as np
+
+        numbered = np.flatnonzero(spans.is_numbered)
+        if not len(numbered):
+            return spans
+        again = numbered[~self._seen.fresh([column[numbered] for column in spans.identity(self._seen)])]
+        if not len(again):
+            return spans
+        self._report.repair("recorded more than once: counted once", place, len(again))
+        keep = np.ones(spans.size, bool)
+        keep[again] = False
+        return spans.kept(keep)
 
     def _note_steps(self, spans: Spans, place: Place) -> None:
         for name, number in spans.named(lambda name: _STEP.match(name) is not None, ("annotation", "op")):

@@ -1,0 +1,73 @@
+"""What a file records twice counts once: known as it was put in, and by a set of all rows."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small_pipeline import Job, write
+
+from tracetool.ingest import ingest
+from tracetool.readers.repeats import Repeats
+from tracetool.reconstruct import reconstruct
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@given(st.integers(0, 2**32), st.lists(st.integers(1, 3_000), min_size=1, max_size=6), st.integers(2, 400))
+def test_as_a_set_of_all_rows_tells(seed: int, sizes: list[int], values: int) -> None:
+    rng = random.Random(seed)  # noqa: S311
+    seen: set[tuple[int, int]] = set()
+    repeats = Repeats()
+    for size in sizes:
+        rows = [(rng.randrange(values), -rng.randrange(values)) for _ in range(size)]
+        wanted = []
+        for row in rows:
+            wanted.append(row not in seen)
+            seen.add(row)
+        columns = [np.array(column, np.int64) for column in zip(*rows, strict=True)]
+        assert repeats.fresh(columns).tolist() == wanted
+
+
+def _twice(chosen: Callable[[dict[str, Any]], bool], *, behind: bool) -> Callable[[int, dict[str, Any]], None]:
+    def change(rank: int, trace: dict[str, Any]) -> None:
+        if rank == 1:
+            events = trace["traceEvents"]
+            again = [dict(event) for event in events if chosen(event)]
+            beside = [e for event in events for e in [event] * (2 if chosen(event) else 1)]
+            trace["traceEvents"] = [*events, *again] if behind else beside
+
+    return change
+
+
+@pytest.mark.parametrize("behind", [True, False])
+@pytest.mark.parametrize("what", ["all", "records", "kernels"])
+def test_what_is_recorded_twice_counts_once(tmp_path: Path, what: str, *, behind: bool) -> None:
+    chosen: dict[str, Callable[[dict[str, Any]], bool]] = {
+        "all": lambda _: True,
+        "records": lambda event: event["name"] == "record_param_comms",
+        "kernels": lambda event: event["cat"] == "kernel",
+    }
+    sound = ingest([write(tmp_path / "once", Job(2))], tmp_path / "once.run")
+    folder = write(tmp_path / "twice", Job(2), _twice(chosen[what], behind=behind))
+    run = ingest([folder], tmp_path / "twice.run")
+    # Marks without a number cannot be told from other ones of the same name and time.
+    named = "category <> 'annotation'"
+    columns = "rank, category, name, start_ns, duration_ns, thread, stream, correlation, external_id, sequence_number"
+    for query in (f"SELECT {columns} FROM events WHERE {named} ORDER BY ALL", "SELECT * FROM comms ORDER BY ALL"):
+        assert run.rows(query) == sound.rows(query)
+    ((count,),) = run.rows(
+        "SELECT records FROM problems WHERE action = 'repaired' AND reason LIKE 'recorded more than%'"
+    )
+    written = json.loads((tmp_path / "once" / "rank1.json").read_text())["traceEvents"]
+    numbered = [e for e in written if e["args"].get("correlation") or e["args"].get("External id")]
+    assert count == sum(map(chosen[what], numbered))
+    found, again = reconstruct(sound), reconstruct(run)
+    assert found.observed == again.observed
