@@ -17,6 +17,7 @@ from tracetool.reconstruct.step_kinds import (
     is_balanced,
     usual_of,
 )
+from tracetool.reconstruct.step_losses import lost_ratios
 from tracetool.units import format_count, format_duration, format_ranges
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Step:
         aligned: The spans on the reference rank's clock, as far as clocks are known; of ranks that were not recorded
             together as they are.
         exchanged: Which those are: steps with the same do the same work.
+        lost: Per rank, the share of the vendor's computing time whose kernels are missing.
     """
 
     number: int
@@ -56,6 +58,7 @@ class Step:
     evidence: Evidence = "label"
     aligned: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     exchanged: Exchanged | None = field(default=None, repr=False)
+    lost: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def at_one_time(self) -> Mapping[int, tuple[int, int]]:
@@ -89,7 +92,8 @@ def steps_of(run: Run, ranks: Sequence[int], account: Account, clocks: Clocks) -
     A step is complete if every rank has it and, from each rank to each other one, as many sends and receives (and as
     many kernels of them) as most steps have, of equally many the fuller ones. So is one of another kind: with the same
     in another number everywhere (of microbatches), with the activations alone (an evaluation), or a marked one between
-    others whose messages all have both sides.
+    others whose messages all have both sides. Where the vendor says for how long each rank computed (Ascend), the
+    kernels must be there too.
     """
     marked: dict[int, dict[int, tuple[int, int]]] = {}
     for number, rank, start, end in run.rows(
@@ -100,6 +104,7 @@ def steps_of(run: Run, ranks: Sequence[int], account: Account, clocks: Clocks) -
         marked.setdefault(number, {})[rank] = (start, end)
     cut = Cut(marked, "label") if marked else cuts_of(run, ranks, account, clocks)
     exchanged = exchanged_by_step(run, cut.spans, ranks)
+    lost = lost_ratios(run, ranks) if marked else {}
     steps = [
         Step(
             number,
@@ -108,6 +113,7 @@ def steps_of(run: Run, ranks: Sequence[int], account: Account, clocks: Clocks) -
             evidence=cut.evidence,
             aligned=_aligned(spans, clocks),
             exchanged=exchanged[number],
+            lost=lost.get(number, {}),
         )
         for number, spans in cut.spans.items()
     ]
@@ -125,7 +131,9 @@ def choose_step(steps: Sequence[Step], ranks: Sequence[int], wanted: int | None,
     """
     numbers = sorted(step.number for step in steps)
     whole = [s for s in steps if s.status == "complete"]
-    alike = sorted(_of_most(whole, ranks), key=lambda s: (s.duration_ns, s.number))
+    # With kernels missing on all steps, the one that lacks least is better than none.
+    lacking = sorted((s for s in steps if s.lost and set(ranks) <= set(s.spans)), key=lambda s: max(s.lost.values()))
+    alike = sorted(_of_most(whole or lacking[:1], ranks), key=lambda s: (s.duration_ns, s.number))
     if wanted is not None:
         chosen = next((s for s in steps if s.number == wanted), None)
         if chosen is None:
@@ -139,14 +147,16 @@ def choose_step(steps: Sequence[Step], ranks: Sequence[int], wanted: int | None,
         if chosen.status != "complete":
             account.note(f"step {wanted} is not complete ({_why(chosen)})")
         reason = "asked for"
-    elif not whole:
+    elif not alike:
         raise ReconstructError(
             f"none of the steps {numbers} was recorded on all pipeline ranks {list(ranks)}.",
             hint="record the same steps on every rank",
         )
     else:
         chosen = alike[(len(alike) - 1) // 2]
-        reason = "of median length"
+        reason = "of median length" if whole else "the one that lacks least"
+        if chosen.lost:
+            account.note(f"step {chosen.number} is not complete ({_why(chosen)})")
     incomplete = [s for s in steps if s.status != "complete" and s is not chosen]
     told = ", ".join(f"{s.number} ({_why(s)})" for s in incomplete)
     if incomplete:
@@ -193,6 +203,9 @@ def _aligned(spans: Mapping[int, tuple[int, int]], clocks: Clocks) -> dict[int, 
 
 
 def _why(step: Step) -> str:
+    if step.lost:
+        listed = ", ".join(f"{ratio:.0%} on rank {rank}" for rank, ratio in sorted(step.lost.items()))
+        return f"kernels are missing: of the computing time that the vendor tells {listed}"
     return {
         "first": "the capture begins inside it",
         "last": "the capture ends inside it",
@@ -233,7 +246,11 @@ def _with_status(run: Run, steps: Sequence[Step], ranks: Sequence[int]) -> list[
     for place, step in enumerate(steps):
         at_end = place in {0, len(steps) - 1}
         status: Status = "complete"
-        if usual is None or not _is_whole(run, step, [s for s in steps if s.exchanged == usual], ranks, at_end=at_end):
+        if (
+            step.lost
+            or usual is None
+            or not _is_whole(run, step, [s for s in steps if s.exchanged == usual], ranks, at_end=at_end)
+        ):
             status = "first" if place == 0 else "last" if at_end else "partial"
         told.append(replace(step, status=status))
     return told
