@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tracetool.errors import MissingRank, NoDeviceActivity, NoPipeline
+from tracetool.errors import MissingRank, NoDeviceActivity, NoPipeline, ReconstructError
 from tracetool.model.choice import Taken
 from tracetool.reconstruct.account import Account, Finding
 from tracetool.reconstruct.closeup import Row, cost_rows, look_closely, loose_rows
 from tracetool.reconstruct.copies import find_copies, with_copies
 from tracetool.reconstruct.groups import PipelineGroup, chosen_pipeline, find_pipelines
 from tracetool.reconstruct.launches import find_launches, has_late_launches, read_waits, turns_of
+from tracetool.reconstruct.reasons import captured, with_cause
 from tracetool.reconstruct.receive_buffers import tell_standing_buffers
 from tracetool.reconstruct.step_look import How, StepLook, look, look_at_others
 from tracetool.reconstruct.steps import Step, choose_step, steps_of
@@ -25,9 +26,10 @@ from tracetool.reconstruct.transfers import StageOp, buffers_sends, check_counts
 from tracetool.units import format_count, format_ranges, format_ranks
 
 _MOST_OTHER_STEPS = 7
+T = TypeVar("T")
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.timeline import Timeline, Transfer
@@ -122,13 +124,17 @@ def reconstruct(
         run, survey, kernels, copies = _copied(run, pipeline, survey, account, use_labels=use_labels)
     survey = survey or survey_run(run, account, use_labels=use_labels)
     run = survey.run
-    group = chosen_pipeline(_pipelines(survey, use_labels=use_labels), pipeline, account)
+    pipelines = _because(run, list(kernels), lambda: _pipelines(survey, use_labels=use_labels))
+    group = chosen_pipeline(pipelines, pipeline, account)
     _check_recorded(run, group, kernels)
     _check_chain(group)
     steps = steps_of(run, group.ranks, account, survey.clocks)
-    chosen = choose_step(steps, group.ranks, step, account)
+    chosen = _because(run, group.ranks, lambda: choose_step(steps, group.ranks, step, account))
     how = How(use_labels=use_labels, has_device=bool(kernels))
-    seen = look(run, group, chosen, survey, how, account)
+    try:
+        seen = look(run, group, chosen, survey, how, account)
+    except ReconstructError as error:
+        raise with_cause(error, run, chosen.spans, group.ranks) from error
     work, transfers = seen.work, seen.transfers
     others: list[StepLook] = []
     turns = _turns(run, seen)
@@ -199,6 +205,14 @@ def look_at_steps(run: Run, *, pipeline: int = 0, most: int = 32) -> list[StepLo
         *look_at_others(run, group, steps, chosen, survey, how, account, most - 1),
     ]
     return sorted(looks, key=lambda each: each.step.start_ns)
+
+
+def _because(run: Run, ranks: Sequence[int], find: Callable[[], T]) -> T:
+    """What is found; if that fails, with what the whole capture of some ranks lacks as the cause."""
+    try:
+        return find()
+    except ReconstructError as error:
+        raise with_cause(error, run, captured(run, ranks), ranks) from error
 
 
 def _pipelines(survey: Survey, *, use_labels: bool = True) -> Sequence[PipelineGroup]:

@@ -18,7 +18,7 @@ from tracetool.reconstruct.step_kinds import (
     usual_of,
 )
 from tracetool.reconstruct.step_losses import lost_ratios
-from tracetool.units import format_count, format_duration, format_ranges
+from tracetool.units import format_count, format_duration, format_ranges, format_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -148,9 +148,11 @@ def choose_step(steps: Sequence[Step], ranks: Sequence[int], wanted: int | None,
             account.note(f"step {wanted} is not complete ({_why(chosen)})")
         reason = "asked for"
     elif not alike:
+        lacking = [rank for rank in ranks if not any(rank in s.spans for s in steps)]
         raise ReconstructError(
-            f"none of the steps {numbers} was recorded on all pipeline ranks {list(ranks)}.",
-            hint="record the same steps on every rank",
+            f"none of the steps {numbers} was recorded on all pipeline ranks {list(ranks)}"
+            + (f": no step is marked on {format_ranks(lacking)}." if lacking else f" ({_told(steps, ranks)})."),
+            hint="record the same steps on every rank, with profiler.step() after each of them",
         )
     else:
         chosen = alike[(len(alike) - 1) // 2]
@@ -178,6 +180,12 @@ def choose_step(steps: Sequence[Step], ranks: Sequence[int], wanted: int | None,
         or None,
     )
     return _at_one_time(chosen)
+
+
+def _told(steps: Sequence[Step], ranks: Sequence[int]) -> str:
+    """Which ranks lack which steps."""
+    lacks = {s.number: [rank for rank in ranks if rank not in s.spans] for s in steps}
+    return ", ".join(f"{number} is not on {format_ranks(lacking)}" for number, lacking in lacks.items() if lacking)
 
 
 def step_facts(steps: Sequence[Step], chosen: int) -> list[tuple[object, ...]]:

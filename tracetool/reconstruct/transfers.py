@@ -74,9 +74,12 @@ def messages_of_step(survey: Survey, group: PipelineGroup, step: Step) -> StepMe
     )
     met = {(op.rank, op.position) for m in messages for op in m}
     alone = Counter((op.rank, op.peer, op.is_send) for ops in posts.values() for op in ops if inside - met)
+    sizes: dict[tuple[int, int, bool], set[int]] = defaultdict(set)
+    for op in (op for ops in posts.values() for op in ops):
+        sizes[op.rank, op.peer, op.is_send] |= set() if op.payload_bytes is None else {op.payload_bytes}
     for ops in posts.values():
         for op in ops:
-            _check_op(op, step, met, alone)
+            _check_op(op, step, met, alone, sizes)
     for message in messages:
         send, recv = message
         if send.payload_bytes != recv.payload_bytes:
@@ -117,7 +120,13 @@ def buffers_sends(messages: Sequence[Message], clocks: Clocks, account: Account)
     return ended > waited or not late
 
 
-def _check_op(op: P2POp, step: Step, met: set[tuple[int, int]], alone: Mapping[tuple[int, int, bool], int]) -> None:
+def _check_op(
+    op: P2POp,
+    step: Step,
+    met: set[tuple[int, int]],
+    alone: Mapping[tuple[int, int, bool], int],
+    sizes: Mapping[tuple[int, int, bool], set[int]],
+) -> None:
     if op.start_ns is None:
         raise UnmatchedTransfer(
             f"rank {op.rank}, step {step.number}: a message with rank {op.peer} has no kernel.",
@@ -127,6 +136,16 @@ def _check_op(op: P2POp, step: Step, met: set[tuple[int, int]], alone: Mapping[t
         ours, theirs = alone[op.rank, op.peer, op.is_send], alone[op.peer, op.rank, not op.is_send]
         verb, other = ("sends", "receives") if op.is_send else ("receives", "sends")
         way = "to" if op.is_send else "from"
+        if ours == theirs and sizes[op.rank, op.peer, op.is_send] != sizes[op.peer, op.rank, not op.is_send]:
+            mine, others = (
+                " and ".join(f"{size:,}" for size in sorted(found))
+                for found in (sizes[op.rank, op.peer, op.is_send], sizes[op.peer, op.rank, not op.is_send])
+            )
+            raise UnmatchedTransfer(
+                f"step {step.number}: rank {op.rank} {verb} messages of {mine} bytes {way} rank {op.peer}, which "
+                f"{other} such of {others} bytes.",
+                hint="one side may be of another run, or of another step",
+            )
         if ours == theirs:
             raise UnmatchedTransfer(
                 f"step {step.number}: rank {op.rank} {verb} {ours} messages {way} rank {op.peer}, which {other} as "
@@ -136,7 +155,8 @@ def _check_op(op: P2POp, step: Step, met: set[tuple[int, int]], alone: Mapping[t
         raise UnmatchedTransfer(
             f"step {step.number}: rank {op.rank} {verb} {ours} messages {way} rank {op.peer}, which {other} "
             f"{theirs} in it.",
-            hint="the capture may begin or end inside the step: try another one with --step",
+            hint="the capture may begin or end inside the step (try another one with --step), or ranks are of "
+            "different runs",
         )
 
 
