@@ -84,7 +84,7 @@ def known_error(
     tried = shape.ranks == 4 and shape.chunks == 1 and (is_whole or is_recut)
     boundaries = len(scenario.topology.boundaries())
     tried = tried and schedule.name in _TRIED and boundaries <= 1 and p2p != "posted-ahead"
-    tried = tried and scenario.interference and scenario.pipelines_on_link == 1
+    tried = tried and scenario.interference and scenario.pipelines_on_link == 1 and schedule.has_backwards
     if not tried or any(rank.load is None or rank.load.device != "H100" for rank in measured.ranks):
         return None
     is_split = any(ActionKind.BACKWARD_WEIGHT in stage.costs for stage in measured.stages)

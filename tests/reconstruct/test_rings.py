@@ -31,8 +31,7 @@ def _run(tmp_path: Path, job: Job) -> Run:
     [
         (("pp", "cp"), 2),
         (("PIPELINE_MODEL_PARALLEL_GROUP", "CONTEXT_PARALLEL_GROUP"), 4),
-        (("mesh_pp", "mesh_cp"), 3),
-        (("pp", "cp_ring_intra"), 2),
+        (("mesh_pp", "cp_ring_intra"), 3),
         (("undefined", "undefined"), 2),
         (("", ""), 4),
     ],

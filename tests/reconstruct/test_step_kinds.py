@@ -43,17 +43,16 @@ def _statuses(found: Reconstruction) -> list[str]:
 @pytest.mark.parametrize("order", [one_f_one_b, gpipe])
 def test_other_numbers_of_microbatches(tmp_path: Path, steps: tuple[int, ...], microbatches: int, order: Any) -> None:
     """The looked at ones are those of the commonest kind, of equally many kinds the fullest."""
-    run = _run(tmp_path, Job(4, steps=steps, orders=(order,)))
+    run = _run(tmp_path, Job(3, steps=steps, orders=(order,)))
     found = reconstruct(run)
     assert _statuses(found) == ["complete"] * len(steps)
     assert steps[found.pipeline.step - 1] == microbatches == found.pipeline.observed.shape.microbatches
-    for number, count in enumerate(steps, 1):
-        assert reconstruct(run, step=number).pipeline.observed.shape.microbatches == count
+    assert reconstruct(run, step=1).pipeline.observed.shape.microbatches == steps[0]
     assert {look.pipeline.observed.shape.microbatches for look in look_at_steps(run)} == {microbatches}
 
 
 def test_evaluations_among_training_steps(tmp_path: Path) -> None:
-    job = Job(4, steps=(4, 4, 4, 8), orders=(one_f_one_b, forwards, one_f_one_b, forwards))
+    job = Job(3, steps=(4, 4, 4, 8), orders=(one_f_one_b, forwards, one_f_one_b, forwards))
     run = _run(tmp_path, job)
     found = reconstruct(run, every_step=True)
     assert _statuses(found) == ["complete"] * 4

@@ -226,8 +226,11 @@ class Spans:
 
         codes = pc.fill_null(self._name_column.indices, len(self._names)).to_numpy(zero_copy_only=False)
         names = seen.numbers_of([*self._names, None])[codes]
+        process = self._texts("pid")
+        codes = pc.fill_null(process.indices, len(process.dictionary)).to_numpy(zero_copy_only=False)
+        processes = seen.numbers_of([*process.dictionary.to_pylist(), None])[codes]
         columns = [self._thread, self._streams, self._correlation, self._external, self._integers("device")]
-        return [self._category.astype(np.int64), names, self.start, self.duration, *columns]
+        return [self._category.astype(np.int64), names, processes, self.start, self.duration, *columns]
 
     def kept(self, keep: NDArray[np.bool_]) -> Spans:
         """Some of them."""

@@ -148,10 +148,10 @@ def choose_step(steps: Sequence[Step], ranks: Sequence[int], wanted: int | None,
             account.note(f"step {wanted} is not complete ({_why(chosen)})")
         reason = "asked for"
     elif not alike:
-        lacking = [rank for rank in ranks if not any(rank in s.spans for s in steps)]
+        unmarked = [rank for rank in ranks if not any(rank in s.spans for s in steps)]
         raise ReconstructError(
             f"none of the steps {numbers} was recorded on all pipeline ranks {list(ranks)}"
-            + (f": no step is marked on {format_ranks(lacking)}." if lacking else f" ({_told(steps, ranks)})."),
+            + (f": no step is marked on {format_ranks(unmarked)}." if unmarked else f" ({_told(steps, ranks)})."),
             hint="record the same steps on every rank, with profiler.step() after each of them",
         )
     else:
