@@ -251,7 +251,7 @@ COMMENT ON COLUMN step_facts.chosen IS 'Whether stages, ops and transfers are of
 COMMENT ON COLUMN step_facts.messages IS 'Sends and receives in it, all ranks.';
 COMMENT ON COLUMN step_facts.evidence IS 'label, metadata, autograd, kernels, messages, order, schedule fit, inferred, copied or assumed: the best that the trace holds.';
 CREATE VIEW costs AS SELECT * FROM read_parquet(getvariable('run') || '/costs/*.parquet');
-COMMENT ON VIEW costs IS 'One row per action of every complete step: the distribution behind ``stages``.';
+COMMENT ON VIEW costs IS 'One row per action of every complete step of the same work: the distribution behind ``stages``.';
 COMMENT ON COLUMN costs.step IS 'Step number.';
 COMMENT ON COLUMN costs.rank IS 'Global rank.';
 COMMENT ON COLUMN costs.stage IS 'Global (virtual) stage.';

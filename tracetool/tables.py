@@ -256,7 +256,7 @@ STEP_FACTS = table(
 
 COSTS = table(
     "costs",
-    "One row per action of every complete step: the distribution behind ``stages``.",
+    "One row per action of every complete step of the same work: the distribution behind ``stages``.",
     Column("step", "int32", "Step number."),
     _RANK,
     Column("stage", "int32", "Global (virtual) stage."),
