@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded import SAMPLES, run_of
 from small_pipeline import Job, write
 
 from tracetool.ingest import ingest
@@ -71,3 +73,16 @@ def test_what_is_recorded_twice_counts_once(tmp_path: Path, what: str, *, behind
     assert count == sum(map(chosen[what], numbered))
     found, again = reconstruct(sound), reconstruct(run)
     assert found.observed == again.observed
+
+
+def test_lines_of_an_ascend_export_count_once(tmp_path: Path) -> None:
+    shutil.copytree(SAMPLES / "ascend-1f1b", tmp_path / "twice")
+    (path,) = (tmp_path / "twice" / "rank_1_ascend_pt").rglob("kernel_details.csv")
+    head, *lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join([head, *lines, *lines[3:]]), encoding="utf-8")
+    run, sound = ingest([tmp_path / "twice"], tmp_path / "x.run"), run_of(SAMPLES / "ascend-1f1b")
+    for table in ("events", "comms"):
+        assert run.rows(f"SELECT * FROM {table} ORDER BY ALL") == sound.rows(f"SELECT * FROM {table} ORDER BY ALL")
+    assert run.rows("SELECT records FROM problems WHERE reason = 'recorded more than once: counted once'") == [
+        (len(lines) - 3,)
+    ]

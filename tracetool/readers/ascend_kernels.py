@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.readers.ascend_text import csv_rows, integer, lost_digits, small_integer, time_ns
+from tracetool.readers.repeats import Repeats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from tracetool.readers.ascend_comms import Link
 
 CHUNK_ROWS = 1 << 16
+_FARTHEST = 1 << 62
 KERNEL_DETAILS = "kernel_details.csv"
 
 _REQUIRED = ("Name", "Start Time(us)", "Duration(us)")
@@ -77,6 +80,23 @@ def is_communication(name: str, core: str) -> bool:
     return core in _COMMUNICATION_CORES or name.startswith("hcom_")
 
 
+class _Record(NamedTuple):
+    """What is read of a line."""
+
+    name: str
+    start_ns: int
+    duration_ns: int
+    kind: str
+    core: str
+    stream: int | None
+    step: str
+
+    @property
+    def is_on_a_stream(self) -> bool:
+        """Whether it names its stream, by a number that can be one."""
+        return self.stream is not None and 0 <= self.stream < _FARTHEST
+
+
 class Kernels:
     """Reads the file once; what other tables need from it is kept.
 
@@ -93,6 +113,7 @@ class Kernels:
         self.marks: list[Mark] = []
         self.extents: dict[int, tuple[int, int]] = {}
         self.starts = array("q")
+        self._seen = Repeats()
         self._rank = rank
         self._report = report
 
@@ -107,15 +128,7 @@ class Kernels:
             MalformedTrace: With the line, if the file is damaged.
         """
         rows: list[tuple[object, ...]] = []
-        for name, start_text, duration_text, kind, core, stream_text, step in csv_rows(
-            path, _REQUIRED, _OPTIONAL, advance, self._report
-        ):
-            self._report.rows += 1
-            times = self._times(start_text, duration_text)
-            if times is None:
-                continue
-            start, duration = times
-            stream = integer(stream_text)
+        for name, start, duration, kind, core, stream, step in self._once(self._timed(path, advance)):
             kernel_class = None if kind in ("", "N/A") else kind
             self._extend(small_integer(step), start, start + duration)
             if is_communication(name, core):
@@ -134,6 +147,32 @@ class Kernels:
                 yield rows
                 rows = []
         yield rows
+
+    def _timed(self, path: Path, advance: Callable[[int], None]) -> Iterator[_Record]:
+        for name, start_text, duration_text, kind, core, stream_text, step in csv_rows(
+            path, _REQUIRED, _OPTIONAL, advance, self._report
+        ):
+            self._report.rows += 1
+            times = self._times(start_text, duration_text)
+            if times is not None:
+                yield _Record(name, *times, kind, core, integer(stream_text), step)
+
+    def _once(self, records: Iterator[_Record]) -> Iterator[_Record]:
+        """The records without those that the file held before: a stream runs one task at a time."""
+        import numpy as np
+
+        while chunk := list(itertools.islice(records, CHUNK_ROWS)):
+            # Communication operations have names of their own, and may be listed without a stream.
+            streamed = [r for r in chunk if r.duration_ns and (r.is_on_a_stream or is_communication(r.name, r.core))]
+            names = self._seen.numbers_of([r.name for r in streamed])
+            numbers = np.array(
+                [(r.start_ns, r.duration_ns, r.stream if r.is_on_a_stream else -1) for r in streamed], np.int64
+            ).reshape(-1, 3)
+            fresh = self._seen.fresh([names, *numbers.T])
+            again = {id(r) for r, is_fresh in zip(streamed, fresh.tolist(), strict=True) if not is_fresh}
+            if again:
+                self._report.repaired["recorded more than once: counted once"] += len(again)
+            yield from (record for record in chunk if id(record) not in again)
 
     def _times(self, start_text: str, duration_text: str) -> tuple[int, int] | None:
         start, duration = time_ns(start_text), time_ns(duration_text)
