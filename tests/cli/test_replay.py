@@ -43,7 +43,7 @@ def test_the_main_job_says_what_was_observed_what_1f1b_and_geopipe_would_take(
 def test_json_has_the_promised_keys_and_conforms_to_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
     report = _report(capsys, SAMPLE, "--schedule", "1f1b,gpipe,geopipe", *LINK)
     assert {"run", "step", "fidelity", "baseline", "results"} <= set(report)
-    assert set(report["fidelity"]) == {"observed_ns", "replayed_ns", "error_ratio"}
+    assert set(report["fidelity"]) == {"observed_ns", "replayed_ns", "error_ratio", "profiler_ns"}
     assert [r["schedule"] for r in report["results"]] == ["1f1b", "gpipe", "geopipe"]
     keys = {
         "schedule", "extra_forwards", "p2p", "microbatches", "feasible", "step_ns", "window_ns", "bubble_ns",
