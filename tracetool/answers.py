@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from tracetool.accuracy import change_error_ratio
-from tracetool.best import choose_best, evidence_of
+from tracetool.best import choose_best, evidence_of, recorded_test
 from tracetool.causes import idle_intervals, idles_of
 from tracetool.model.choice import Choice, Taken
 from tracetool.model.pipeline import BY_EDGE
@@ -207,7 +207,7 @@ class Answer:
     @property
     def best(self) -> Result | None:
         """What to run of the baseline and the results, by the rule of ``tracetool.best``; None if none fits."""
-        return choose_best([self.baseline, *self.results, *self.closer], self.pipeline)
+        return choose_best([self.baseline, *self.results, *self.closer], recorded_test(self.pipeline))
 
     def bubble_reduction(self, result: Result) -> float | None:
         """1 - bubble of the result / bubble of the baseline; None if the baseline has no bubble."""

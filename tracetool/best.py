@@ -158,7 +158,7 @@ def is_as_good(one: Candidate, other: Candidate) -> bool:
     return is_within_error(one.known_error, other.known_error, _step(other) / _step(one) - 1)
 
 
-def choose_best(candidates: Iterable[_Candidate], pipeline: Pipeline | None) -> _Candidate | None:
+def choose_best(candidates: Iterable[_Candidate], recorded: Callable[[Candidate], bool] | None) -> _Candidate | None:
     """The candidate to run, by the rule; None if none fits.
 
     As short as the shortest is what comes within ``RELEVANT_RATIO`` of it whether that fits or not; where nothing so
@@ -167,7 +167,7 @@ def choose_best(candidates: Iterable[_Candidate], pipeline: Pipeline | None) -> 
 
     Args:
         candidates: Of one scenario.
-        pipeline: What was measured; None where the recorded order is not among them.
+        recorded: Tells the recorded order (``recorded_test``); None where it is not among them.
     """
     run = [one for one in candidates if one.step_ns is not None]
     fitting = [one for one in run if one.feasible] or [one for one in run if one.feasible is None]
@@ -185,7 +185,6 @@ def choose_best(candidates: Iterable[_Candidate], pipeline: Pipeline | None) -> 
         # Fewer extra forwards need less memory, whatever an activation takes.
         same = [one for one in near if (one.schedule, one.p2p) == (shortest.schedule, shortest.p2p)]
         chosen = min(same, key=lambda one: (sum(one.extra_forwards or ()), _step(one)))
-    recorded = None if pipeline is None else recorded_test(pipeline)
     kept = next((one for one in fitting if recorded(one)), None) if recorded is not None else None
     return kept if kept is not None and is_as_good(chosen, kept) else chosen
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.advise.more import More, Resource, more_of_each
 from tracetool.advise.plans import Asked, Plan, plans_for, ways
-from tracetool.best import TIERS, choose_best, is_as_good, may_be_better, recorded_schedule
+from tracetool.best import TIERS, choose_best, is_as_good, may_be_better, recorded_schedule, recorded_test
 from tracetool.depth import RELEVANT_RATIO
 from tracetool.errors import ScenarioError, ScheduleError
 from tracetool.schedules import parse_names
@@ -119,7 +119,7 @@ def advise(found: Reconstruction, scenario: Scenario, schedules: str | Sequence[
         found, scenario, tried, baseline=recorded_schedule(found.pipeline.observed, scenario.microbatches)
     )
     usual = [plan for plan in asked.plans if plan.way.p2p is None]
-    best = choose_best(usual, found.pipeline)
+    best = choose_best(usual, recorded_test(found.pipeline))
     now = asked.answer.baseline
     if best is None:
         return Advice(asked, scenario, now, None, (), (), (), (), (), "hbm")
@@ -200,7 +200,7 @@ def _gains(
 def _chosen_anew(plans: Sequence[Plan], best: Plan, resource: Resource, pipeline: Pipeline) -> Plan | None:
     """What the rule chooses with more of a resource."""
     if resource == "hbm":
-        return choose_best(plans, pipeline)
+        return choose_best(plans, recorded_test(pipeline))
     # What is known of the errors does not change with what is bought: all ways tried are as sure as before.
     known = None if resource == "compute" else best.known_error
     rests = () if resource == "compute" else best.rests_on
@@ -208,7 +208,7 @@ def _chosen_anew(plans: Sequence[Plan], best: Plan, resource: Resource, pipeline
         replace(plan, result=replace(plan.result, known_error=plan.known_error or known, rests_on=rests))
         for plan in plans
     ]
-    chosen = choose_best(as_sure, pipeline)
+    chosen = choose_best(as_sure, recorded_test(pipeline))
     return None if chosen is None else plans[as_sure.index(chosen)]
 
 

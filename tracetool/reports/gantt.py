@@ -10,7 +10,7 @@ from itertools import groupby
 from math import ceil
 from typing import TYPE_CHECKING
 
-from tracetool.best import choose_best, error_text
+from tracetool.best import choose_best, error_text, recorded_test
 from tracetool.reports import Report, RunFacts
 from tracetool.reports.gantt_layout import LEFT_IN, LEGEND_IN, NARROWEST_IN, SCENARIO_IN, WIDTH_IN, lay_out
 from tracetool.reports.gantt_panel import MS, Panel
@@ -75,7 +75,7 @@ def _report(answer: Answer, _facts: RunFacts, suffix: str) -> bytes:
 
 def drawn_result(answer: Answer) -> Result:
     """The result to draw: what to run of those asked for (``tracetool.best``), else the shortest step."""
-    best = choose_best(answer.results, answer.pipeline)
+    best = choose_best(answer.results, recorded_test(answer.pipeline))
     return min(answer.results, key=lambda r: r.step_ns) if best is None else best
 
 

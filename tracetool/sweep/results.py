@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from tracetool.accuracy import change_error_ratio
-from tracetool.best import choose_best, evidence_of, is_as_good, may_be_better, recorded_schedule
+from tracetool.best import choose_best, evidence_of, is_as_good, may_be_better, recorded_schedule, recorded_test
 from tracetool.units import format_count
 
 if TYPE_CHECKING:
@@ -189,8 +189,9 @@ def best_of_each(points: Sequence[SweepPoint], now: Sequence[SweepPoint], pipeli
         scenarios.setdefault(scenario_of(point), []).extend(filter(None, (point, point.closer)))
     names = {m: recorded_schedule(pipeline.observed, m) for m in {point.microbatches for point in points}}
     found = []
+    is_recorded = recorded_test(pipeline)
     for candidates in scenarios.values():
-        best = choose_best(candidates, pipeline)
+        best = choose_best(candidates, is_recorded)
         recorded = next((one for one in candidates if one.schedule == names[one.microbatches] and one.step_ns), None)
         if best is None:
             found.append(Best(candidates[0], None, recorded))
