@@ -32,9 +32,9 @@ values; ``to_polars`` and ``to_arrow`` give their tables:
     │ str      ┆ str      ┆ i64       ┆ f64          │
     ╞══════════╪══════════╪═══════════╪══════════════╡
     │ observed ┆ 1f1b     ┆ 246370042 ┆ 0.345479     │
-    │ baseline ┆ 1f1b     ┆ 347225311 ┆ 0.548588     │
-    │ result   ┆ gpipe    ┆ 458117362 ┆ 0.636666     │
-    │ result   ┆ geopipe  ┆ 319606081 ┆ 0.420384     │
+    │ baseline ┆ 1f1b     ┆ 347225311 ┆ 0.548587     │
+    │ result   ┆ gpipe    ┆ 458117362 ┆ 0.656058     │
+    │ result   ┆ geopipe  ┆ 319617225 ┆ 0.427609     │
     └──────────┴──────────┴───────────┴──────────────┘
     >>> ops = tt.to_polars(answer.results[1])["ops"]  # when everything ran
     >>> ops.columns
@@ -51,9 +51,9 @@ Which schedule over which link? Why does a step take so long? What should be run
     >>> swept = tt.sweep(found, grid)
     >>> best = swept.best_first()[0]
     >>> len(swept.points), best.schedule, best.step_ns
-    (12, '1f1b', 260957229)
+    (12, '1f1b', 260939903)
     >>> [(why.cause.value, why.mean_ns) for why in tt.explain(found, "1f1b", scenario).causes[:2]]
-    [('cross_dc_latency', 79110938), ('cross_dc_bandwidth', 45130681)]
+    [('cross_dc_latency', 84228784), ('cross_dc_bandwidth', 40012383)]
     >>> advice = tt.advise(found, scenario, ["1f1b", "geopipe"])
     >>> advice.best.label, advice.binds
     ('geopipe +2,2,0,0', 'latency')

@@ -81,7 +81,7 @@ def answer(
         >>> answer.results[0].extra_forwards, answer.results[0].feasible
         ((2, 2, 0, 0), True)
         >>> f"{answer.bubble_reduction(answer.results[0]):.1%}"
-        '29.6%'
+        '28.4%'
     """
     schedules, scenario = parse_names(schedules), scenario or Scenario()
     pipeline = found.pipeline

@@ -110,7 +110,7 @@ def advise(found: Reconstruction, scenario: Scenario, schedules: str | Sequence[
     Example:
         >>> advice = tt.advise(found, scenario, "1f1b,geopipe")
         >>> advice.best.label, advice.best.step_ns, advice.binds
-        ('geopipe +2,2,0,0', 319606081, 'latency')
+        ('geopipe +2,2,0,0', 319617225, 'latency')
     """
     if not scenario.topology.links:
         raise no_links()

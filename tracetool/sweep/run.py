@@ -75,7 +75,7 @@ def sweep(
     Example:
         >>> grid = tt.grid(found, "1f1b,geopipe", dc="0-1,2-3", bandwidth="25Gbit/s", latency="10ms")
         >>> [(point.schedule, point.step_ns) for point in tt.sweep(found, grid, knees=False).best_first()]
-        [('geopipe', 319606081), ('1f1b', 347225311)]
+        [('geopipe', 319617225), ('1f1b', 347225311)]
     """
     pipeline = found if isinstance(found, Pipeline) else found.pipeline
     observed = pipeline.observed
