@@ -1,6 +1,6 @@
 """What other schedules would buy: choices, limits and comparisons against the closed forms of equal stages.
 
-Everything is per edge over one boundary in the middle, where the window with n extra forwards is known:
+Receives are posted ahead, over one boundary in the middle, where the window with n extra forwards is known:
 T(n) = (m+p-1)(f+b) + 2c + r max(0, 2c - n(f+b)), r = floor((m-1-k-n)/(n+2)) + 1 if m-1 >= k+n else 0, k = p - s.
 """
 

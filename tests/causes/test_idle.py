@@ -81,7 +81,7 @@ def test_what_gpipe_waits_for_a_link_is_what_the_link_costs_on_every_rank() -> N
 
 @pytest.mark.parametrize(("p", "m", "extra"), [(4, 8, 0), (4, 8, 1), (8, 20, 0), (8, 33, 2), (16, 40, 0)])
 def test_ranks_far_from_a_link_wait_for_it_as_long_as_those_beside_it(p: int, m: int, extra: int) -> None:
-    """One boundary in the middle, per edge: T = (m+p-1)(f+b) + 2c + n max(0, 2c - e(f+b)) (schedules.md 4.4).
+    """One boundary in the middle, posted ahead: T = (m+p-1)(f+b) + 2c + n max(0, 2c - e(f+b)) (schedules.md 4.4).
 
     What L and t add to the step, every rank waits for them, however far away: 2(n+1) L and 2(n+1) t. Computes of e
     extra forwards and their backwards hide n e (f+b) of it.

@@ -68,8 +68,8 @@ def test_removing_all_causes_leaves_compute_fill_and_drain(schedule: str, mode: 
 
 
 def test_each_removal_is_the_step_without_it() -> None:
-    """Per edge, equal stages: T = (m+p-1)(f+b) + 2c + n 2c with n = (m-1-k) // 2 + 1, k = 2, for c = latency, occupancy
-    or both (schedules.md 4.4); the microbatches given twice likewise."""
+    """Receives posted ahead, equal stages: T = (m+p-1)(f+b) + 2c + n 2c with n = (m-1-k) // 2 + 1, k = 2, for c =
+    latency, occupancy or both (schedules.md 4.4); the microbatches given twice likewise."""
     latency, occupancy = 700, 300
 
     def closed(delay: int, m: int = M) -> int:

@@ -81,7 +81,7 @@ def test_step_adds_the_tail_to_the_window() -> None:
 @pytest.mark.parametrize("p", [4, 8, 16])
 @pytest.mark.parametrize("c", [3, 10, 29, 100])
 def test_extra_forwards_over_one_boundary(p: int, m_per_p: float, c: int) -> None:
-    """Derived closed form, boundary in the middle, per edge: latency alone, occupancy alone (up to f + b), both."""
+    """Derived closed form, boundary in the middle, posted ahead: latency alone, occupancy alone (up to f + b), both."""
     m, f, b = int(m_per_p * p), 10, 20
     for extra in range(9 if m <= 64 else 3):
         if p + extra > m:
@@ -142,8 +142,8 @@ def test_1f1b_with_a_delay_on_every_hop(p: int, m: int, k: int, c: int) -> None:
     assert window_ns(pipeline(p, m, 10 * MS, 20 * MS), "1f1b", over) == ideal_ns(p, m, 30 * MS) + k * c
 
 
-# Occupancy and latency in units of f; windows of GPipe, 1F1B per edge, 1F1B in blocking batches, and 1F1B with 1, 2
-# and 4 extra forwards per edge, in units of f: table "Sensitivity to a DC boundary" of the schedule reference.
+# Occupancy and latency in units of f; windows of GPipe, 1F1B with receives posted ahead, 1F1B in blocking batches, and
+# 1F1B with 1, 2 and 4 extra forwards, posted ahead, in units of f: table "Sensitivity to a DC boundary" of the schedule reference.
 SENSITIVITY = [
     (0, 0, (117, 117, 117, 117, 117, 117)),
     (0, 0.5, (118, 132, 132, 118, 118, 118)),

@@ -1,6 +1,6 @@
 """Schedules over one DC boundary: table "Sensitivity to a DC boundary" of the schedule reference (schedules.md 5.4).
 
-p = 8, m = 32, f = i = w = 1, two DCs of four ranks, transfers per edge; chunks have half the cost. The columns of
+p = 8, m = 32, f = i = w = 1, two DCs of four ranks, receives posted ahead; chunks have half the cost. The columns of
 GPipe, 1F1B and 1F1B with extra forwards are checked in tests/replay/test_closed_forms.py.
 """
 

@@ -1,6 +1,6 @@
 """Knee, hidden latency and what it costs against the closed forms of schedules.md 4.4 (derived model of this tool).
 
-Equal stages, transfers per edge, one boundary after stage s, k = p - s, c = latency + occupancy, n extra forwards:
+Equal stages, receives posted ahead, one boundary after stage s, k = p - s, c = latency + occupancy, n extra forwards:
 T = (m + p - 1)(f + B) + 2c + r max(0, 2c - n (f + B)), r = floor((m - 1 - k - n) / (n + 2)) + 1.
 """
 
