@@ -32,9 +32,9 @@ values; ``to_polars`` and ``to_arrow`` give their tables:
     │ str      ┆ str      ┆ i64       ┆ f64          │
     ╞══════════╪══════════╪═══════════╪══════════════╡
     │ observed ┆ 1f1b     ┆ 246370042 ┆ 0.345479     │
-    │ baseline ┆ 1f1b     ┆ 347225311 ┆ 0.548587     │
-    │ result   ┆ gpipe    ┆ 458117362 ┆ 0.656058     │
-    │ result   ┆ geopipe  ┆ 319617225 ┆ 0.427609     │
+    │ baseline ┆ 1f1b     ┆ 347225311 ┆ 0.548583     │
+    │ result   ┆ gpipe    ┆ 458117362 ┆ 0.656055     │
+    │ result   ┆ geopipe  ┆ 319617225 ┆ 0.427604     │
     └──────────┴──────────┴───────────┴──────────────┘
     >>> ops = tt.to_polars(answer.results[1])["ops"]  # when everything ran
     >>> ops.columns
@@ -53,7 +53,7 @@ Which schedule over which link? Why does a step take so long? What should be run
     >>> len(swept.points), best.schedule, best.step_ns
     (12, '1f1b', 260939903)
     >>> [(why.cause.value, why.mean_ns) for why in tt.explain(found, "1f1b", scenario).causes[:2]]
-    [('cross_dc_latency', 84228784), ('cross_dc_bandwidth', 40012383)]
+    [('cross_dc_latency', 84228649), ('cross_dc_bandwidth', 40012310)]
     >>> advice = tt.advise(found, scenario, ["1f1b", "geopipe"])
     >>> advice.best.label, advice.binds
     ('geopipe +2,2,0,0', 'latency')

@@ -125,7 +125,7 @@ def explain(
     Example:
         >>> worst = tt.explain(found, "1f1b", scenario).causes[0]
         >>> worst.cause.value, worst.mean_ns, worst.removal.how, worst.removal.step_ns
-        ('cross_dc_latency', 84228784, 'links with 0 ms latency', 261038125)
+        ('cross_dc_latency', 84228649, 'links with 0 ms latency', 261038125)
     """
     scenario = scenario or Scenario()
     seen = schedule is None and _changes_nothing(scenario)
