@@ -1,4 +1,7 @@
-"""Steps of megatron-core, measured without a profiler, from one recording; nothing was fitted to them."""
+"""Steps of megatron-core, measured without a profiler, from one recording.
+
+Which launches count as undisturbed was chosen among rules with these rows in view; no figure was fitted to them.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ from tracetool.validate.measured import read_measurements
 
 
 def test_orders_follow_from_a_recording_whose_hosts_wait_after_every_batch() -> None:
-    """1F1B, GPipe order and interleaved with overlapped messages, of 4, 8 and 16 microbatches, from 1F1B of 8."""
+    """1F1B, deeper warm-ups, GPipe order and interleaved with overlapped messages, of 4 to 16 microbatches, from 8."""
     folder = data("megatron", "1f1b_m8")
     for step in (1, 2):
         done = validate(Sources(looked_at(run_of(folder), step=step)), read_measurements(folder / "measured.json"))
-        errors = {row.measured.name: row.error_ratio for row in done.rows if row.measured.extra_forwards is None}
-        assert len(errors) == 9
+        errors = {row.measured.name: row.error_ratio for row in done.rows}
+        assert len(errors) == 12
         assert all(error is not None and abs(error) < 0.05 for error in errors.values()), errors
         steps = {
             row.measured.name: (row.measured.step_ms, row.prediction.step_ns / 1e6)
