@@ -147,7 +147,7 @@ CREATE VIEW events AS SELECT * FROM read_parquet(getvariable('run') || '/events/
 COMMENT ON VIEW events IS 'One row per event of a trace that has a duration.';
 COMMENT ON COLUMN events.event IS 'Number of the event within its rank.';
 COMMENT ON COLUMN events.rank IS 'Global rank.';
-COMMENT ON COLUMN events.category IS 'kernel, memcpy, memset, launch, op, annotation, overhead (the profiler''s own) or python (only with --keep).';
+COMMENT ON COLUMN events.category IS 'kernel, memcpy, memset, launch, op, annotation, overhead (profiler''s) or python.';
 COMMENT ON COLUMN events.name IS 'Name in the trace.';
 COMMENT ON COLUMN events.start_ns IS 'Start, Unix time.';
 COMMENT ON COLUMN events.duration_ns IS 'Duration.';

@@ -87,11 +87,7 @@ EVENTS = table(
     "One row per event of a trace that has a duration.",
     Column("event", "int64", "Number of the event within its rank."),
     _RANK,
-    Column(
-        "category",
-        "category",
-        "kernel, memcpy, memset, launch, op, annotation, overhead (the profiler's own) or python (only with --keep).",
-    ),
+    Column("category", "category", "kernel, memcpy, memset, launch, op, annotation, overhead (profiler's) or python."),
     Column("name", "category", "Name in the trace."),
     Column("start_ns", "int64", "Start, Unix time."),
     Column("duration_ns", "int64", "Duration."),
@@ -398,8 +394,7 @@ METRICS = table(
 TABLES: dict[str, Table] = {
     table.name: table
     for table in (
-        SOURCES, PROBLEMS, RANKS, GROUPS, STEPS, EVENTS, COMMS, MEMORY, VENDOR_FIGURES,
-        FINDINGS, COORDINATES, CLOCKS, WAITS, STEP_FACTS, COSTS, KERNEL_ACTIONS, LAYERS,
-        STAGES, OPS, TRANSFERS, MEMORY_CURVE, IDLES, LINKS, METRICS,
+        SOURCES, PROBLEMS, RANKS, GROUPS, STEPS, EVENTS, COMMS, MEMORY, VENDOR_FIGURES, FINDINGS, COORDINATES, CLOCKS,
+        WAITS, STEP_FACTS, COSTS, KERNEL_ACTIONS, LAYERS, STAGES, OPS, TRANSFERS, MEMORY_CURVE, IDLES, LINKS, METRICS,
     )
 }  # fmt: skip

@@ -136,7 +136,7 @@ def test_a_long_event_is_sound_wherever_it_stands(
     monkeypatch.setenv("TRACETOOL_SCANNER", scanner)
     kernel = EVENTS[5]
     long = kernel | {"name": "long", "args": kernel["args"] | {"note": ["x" * 20, {"a": 1}] * 90_000}}  # type: ignore[operator]
-    events = [kernel] * 5
+    events = [kernel | {"ts": 5_000 + n} for n in range(5)]
     events.insert(place, long)
     path = tmp_path / "rank0.json"
     path.write_text(json.dumps({"traceEvents": events}).replace('"kernel"', f'"{spelling}"'), encoding="utf-8")

@@ -6,6 +6,7 @@ The runs: 4 ranks, one stage each, 8 microbatches, 16,777,216 bytes per message 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -151,7 +152,8 @@ def test_two_pipelines_side_by_side_are_told_apart_and_said() -> None:
 
 
 def test_the_samples_give_what_the_recordings_give() -> None:
+    """But for the profiler's own work, which was trimmed from them."""
     for sample, source in (("h100-1f1b", "1f1b_m8_mem"), ("h100-1f1b-annotated", "rt1f1b_m8")):
         trimmed, whole = looked_at(run_of(SAMPLES / sample)), rebuilt(source, step=1)
-        assert trimmed.observed == whole.observed
+        assert trimmed.observed == replace(whole.observed, profiler=trimmed.observed.profiler)
         assert trimmed.pipeline == whole.pipeline

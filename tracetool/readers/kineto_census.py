@@ -146,9 +146,10 @@ class Census:
             return f"names of processes speak of {_listed(labels)}"
         if len(hosts := _frequent(self.hosts)) > 1:
             return f"processes {_listed(hosts)} run host operations"
-        by_device: Counter[int | None] = Counter()
+        by_device: Counter[int] = Counter()
         for (_, device), count in self.kernels.items():
-            by_device[device] += count
+            if device is not None:  # not said is not another one
+                by_device[device] += count
         if len(devices := _frequent(by_device)) > 1:
             return f"kernels run on devices {_listed(devices)}"
         return None
