@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from tracetool.accuracy import KnownError
-    from tracetool.model.pipeline import Pipeline
-    from tracetool.model.scenario import Scenario
+    from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.model.schedule import Schedule
 
 Evidence = Literal["recorded", "measured", "unproven"]
@@ -114,14 +113,14 @@ def recorded_schedule(observed: Schedule, microbatches: int | None) -> str:
     return known.name if known is not None and named else "observed"
 
 
-def rests_on(pipeline: Pipeline, name: str, schedule: Schedule, scenario: Scenario) -> tuple[str, ...]:
+def rests_on(pipeline: Pipeline, name: str, schedule: Schedule, p2p: P2PMode) -> tuple[str, ...]:
     """Why a prediction may be off by more than one whose costs are measured, in words; empty if they are.
 
     Args:
         pipeline: What was measured, in the recorded stages.
         name: What was asked for.
         schedule: The order.
-        scenario: The what-if.
+        p2p: How its transfers are issued.
     """
     reasons = []
     if not name.startswith("csv:") and SCHEDULES.get(name).needs_costs:
@@ -132,10 +131,8 @@ def rests_on(pipeline: Pipeline, name: str, schedule: Schedule, scenario: Scenar
     is_split = any(action.kind in _HALVES for order in schedule.orders for action in order)
     if is_split and not any(kind in stage.costs for stage in pipeline.stages for kind in _HALVES):
         reasons.append("halves of backwards")
-    if scenario.p2p == "posted-ahead":
-        reasons.append("receives posted ahead")
-    elif scenario.p2p is not None and scenario.p2p != pipeline.p2p:
-        reasons.append(f"{scenario.p2p} transfers")
+    if p2p != pipeline.p2p:
+        reasons.append("receives posted ahead" if p2p == "posted-ahead" else f"{p2p} transfers")
     return tuple(reasons)
 
 

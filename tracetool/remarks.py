@@ -260,10 +260,12 @@ def collective_notes(pipeline: Pipeline, scenario: Scenario) -> list[str]:
             + ("; ranks of other pipelines are taken to come to them no later than this one's" if beyond else "")
         )
     awaited = {use for stage in pipeline.stages for uses in stage.collectives.values() for use in uses}
+    crossing = awaited.intersection(crossing_uses(pipeline, topology))
+    meet = len({use.group_ranks for use in crossing}) > 1  # of several stages
     alone = [
         use
-        for use in awaited.intersection(crossing_uses(pipeline, topology))
-        if scenario.link_sharing == "temporal" and scenario.pipelines_on_link > pipelines_joined(use, own)
+        for use in crossing
+        if meet or (scenario.link_sharing == "temporal" and scenario.pipelines_on_link > pipelines_joined(use, own))
     ]
     if alone:
         kinds = {(use.operation, len(use.group_ranks)) for use in alone}

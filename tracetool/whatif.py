@@ -258,7 +258,7 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
         cut_forwards=cut_forwards,
         each_step=predict_each_step(how.each_step, schedule, scenario),
         choice=choice,
-        rests_on=rests_on(measured, name, schedule, scenario),
+        rests_on=rests_on(measured, name, schedule, done.p2p),
         unlimited_ns=unlimited_ns,
     )
 

@@ -160,7 +160,7 @@ def test_one_rank_is_one_step_without_causes() -> None:
     (step,) = part.steps
     assert (part.times, step.ranks, len(step.ops)) == (1, [0], 12)
     assert explained.causes == ()
-    assert "No single cause would give 1%" in render_text(explained, FACTS, 80).decode()
+    assert "No single cause of idle time would give 1%" in render_text(explained, FACTS, 80).decode()
 
 
 def test_reports_agree_on_the_bubble_of_each_cause() -> None:

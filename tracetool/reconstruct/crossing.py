@@ -146,23 +146,31 @@ def _collectives(
     run: Run, listed_groups: Sequence[ProcessGroup], dcs: Mapping[int, str], spans: Spans, recorded: set[int]
 ) -> tuple[Collectives, ...]:
     groups = {g.ranks[:30]: g.ranks for g in listed_groups if len({dcs[r] for r in g.ranks if r in dcs}) > 1}
-    first = {ranks: min(set(ranks) & recorded, default=-1) for ranks in groups.values()}
-    sizes: dict[tuple[str, tuple[int, ...]], list[int | None]] = defaultdict(list)
+    members = sorted({rank for ranks in groups.values() for rank in ranks} & recorded)
+    sizes: dict[tuple[str, tuple[int, ...]], dict[int, list[int | None]]] = defaultdict(lambda: defaultdict(list))
     rows = run.rows(
         "SELECT rank, operation, group_ranks, posted_ns, payload_bytes FROM comms "
-        "WHERE operation NOT IN ('send', 'recv') AND list_contains(?, rank)",
-        [sorted(set(first.values()))],
+        "WHERE operation NOT IN ('send', 'recv') AND list_contains(?, rank) ORDER BY rank, posted_ns",
+        [members],
     )
     for rank, operation, listed, posted, size in rows:
         ranks = groups.get(tuple(listed[:30]))
-        if ranks is not None and first[ranks] == rank and _within(spans, rank, posted):
-            sizes[operation, ranks].append(size)
+        if ranks is not None and _within(spans, rank, posted):
+            sizes[operation, ranks][rank].append(size)
     return tuple(
         Collectives(
             operation, ranks, tuple(sorted({dcs[r] for r in ranks if r in dcs})), len(all_sizes), _total(all_sizes)
         )
-        for (operation, ranks), all_sizes in sorted(sizes.items())
+        for (operation, ranks), by_rank in sorted(sizes.items())
+        for all_sizes in [_as_any_rank_says(by_rank)]
     )
+
+
+def _as_any_rank_says(by_rank: Mapping[int, Sequence[int | None]]) -> list[int | None]:
+    """Sizes of a group's collectives in their order: what one rank does not know, others that had as many may."""
+    first = by_rank[min(by_rank)]
+    alike = [sizes for sizes in by_rank.values() if len(sizes) == len(first)]
+    return [max((size for size in column if size is not None), default=None) for column in zip(*alike, strict=True)]
 
 
 def _total(sizes: list[int | None]) -> int | None:

@@ -86,6 +86,8 @@ def _compared(advice: Advice, best: Plan) -> str:
     if recorded_test(advice.asked.answer.pipeline)(best):
         return "the recorded order"
     recorded = (observed or "order") if now.schedule == "observed" else now.schedule
+    if now.p2p != advice.asked.answer.pipeline.p2p:
+        recorded += f" with {now.p2p} transfers"
     change = best.step_ns / now.metrics.step_ns - 1
     within = "" if advice.lead_is_certain else ", which is within the error: that is as good"
     took = format_duration(now.metrics.step_ns)

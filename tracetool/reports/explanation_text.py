@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tracetool.costs.over_links import crossing_uses
 from tracetool.model.idle import CAUSE_NAMES, CAUSES, LATE, Cause
 from tracetool.reports.path_words import Words
 from tracetool.reports.sharing_words import sharing_lines
@@ -76,6 +77,11 @@ def _head(explained: Explanation, facts: RunFacts, words: Words) -> Iterator[str
             f"{_change(explained.without_any)}: compute, fill and drain, and the optimizer."
         )
     yield bound
+    if crossing_uses(explained.answer.pipeline, explained.answer.scenario.topology):
+        yield (
+            "What collectives take over links is in none of these causes: it is part of computes and of what follows "
+            "the last backward. tracetool advise says what faster or nearer links would save of it."
+        )
 
 
 def _advice(explained: Explanation) -> str:
@@ -85,7 +91,7 @@ def _advice(explained: Explanation) -> str:
         change = _signed(_gain(best, explained)) + (" of the recorded one" if _is_base(best) else "")
         step = format_duration(best.removal.step_ns or 0)
         return f"Most would come from {best.removal.how}: a step of {step} ({change})."
-    told = f"No single cause would give {_WORTH_RATIO:.0%} of the step if it were removed."
+    told = f"No single cause of idle time would give {_WORTH_RATIO:.0%} of the step if it were removed."
     if longer is not None:
         told += f" A step of {longer.how}: {_signed(longer.change_ratio)} per microbatch."
     return told

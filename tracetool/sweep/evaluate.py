@@ -165,19 +165,19 @@ class Evaluator:
             needed_bytes=_highest(metrics.needed_hbm_bytes),
             scenario=self._column.name,
             known_error=self._known_error(order, mode, scenario),
-            rests_on=self._told(order, extra, scenario),
+            rests_on=self._told(order, extra, mode),
         )
 
     def _known_error(self, order: Schedule, mode: P2PMode, scenario: Scenario) -> KnownError | None:
         own = self._piece.own_error
         return None if own is None else known_error(self._piece.pipeline, order, mode, scenario, own)
 
-    def _told(self, order: Schedule, extra: Depth | None, scenario: Scenario) -> tuple[str, ...]:
+    def _told(self, order: Schedule, extra: Depth | None, mode: P2PMode) -> tuple[str, ...]:
         """What the predictions of an order rest on: the same over all links."""
         if needs_costs(self._column.schedule):
-            return rests_on(self._piece.pipeline, self._column.schedule, order, scenario)
+            return rests_on(self._piece.pipeline, self._column.schedule, order, mode)
         if extra not in self._rests_on:
-            self._rests_on[extra] = rests_on(self._piece.pipeline, self._column.schedule, order, scenario)
+            self._rests_on[extra] = rests_on(self._piece.pipeline, self._column.schedule, order, mode)
         return self._rests_on[extra]
 
     def _refused(self, place: _Place, error: ScheduleError | ScenarioError) -> SweepPoint:
