@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from recorded import SAMPLES, data, h100, looked_at, rebuilt, run_of
+from small_pipeline import Job, write
 
 from tracetool.errors import UnsupportedShape
 from tracetool.ingest import ingest
@@ -233,3 +234,26 @@ def test_products_of_the_host_are_told_apart_too() -> None:
     told = {f.subject: f for f in looked_at(run).findings if f.fact == "split"}
     # The first rank holds stages 0 and 4 (its first layer needs no gradient of its input).
     assert all(told[f"stage {stage}"].confidence > 0.95 for stage in (1, 2, 3, 5, 6, 7))
+
+
+def test_kernels_that_a_node_launches_itself_repeat_no_forward(tmp_path: Path) -> None:
+    """No op stands between node and kernel, as in extensions' Functions: the number is the node's own."""
+    found = looked_at(ingest([write(tmp_path / "traces", Job(2))], tmp_path / "x.run"))
+    assert not [f for f in found.findings if f.fact in {"recompute", "split"}]
+    assert all(not stage.derived for stage in found.pipeline.stages)
+    told = [note for note in found.notes if "is not split into input and weight gradients" in note]
+    assert [note.partition(": ")[2].partition(": ")[2] for note in told] == [
+        "8 of its 8 linear layers hold other products than a gradient of each needs"
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("op_name", "expected"),
+    [
+        ("autograd::engine::evaluate_function: torch::autograd::CopySlices", False),
+        ("torch::autograd::CopySlices", False), ("CopySlices", False), ("_Linear", True), ("aten::mm", True),
+    ],
+)  # fmt: skip
+def test_a_number_is_that_of_a_repeated_op_unless_the_node_shows_it(op_name: str, *, expected: bool) -> None:
+    kernel = Kernel(0, 1, 0, in_backward=True, node_name="CopySlices", sequence_number=7, op_name=op_name)
+    assert kernel.is_recompute is expected

@@ -337,11 +337,13 @@ def _split_stage(
                 unclear[kernel.node_name or "no node"] += 1
     whole = sum(sum(v.times_ns) for v in views)
     names = ", ".join(name for name, _ in unclear.most_common(3))
+    why = None
     if not checks or rest > _MOST_REST * whole:
-        account.note(
-            f"stage {stage}: its backward is not split into input and weight gradients: "
-            + (f"{rest / whole:.0%} of it does not tell which it is ({names})" if rest else "it has no linear layer")
-        )
+        why = f"{rest / whole:.0%} of it does not tell which it is ({names})" if rest else "it has no linear layer"
+    elif 2 * good < checks:
+        why = f"{checks - good} of its {checks} linear layers hold other products than a gradient of each needs"
+    if why is not None:
+        account.note(f"stage {stage}: its backward is not split into input and weight gradients: {why}")
         return False
     halves = [round(median(v.whole_half(kind).duration_ns for v in views)) for kind in _HALVES]
     account.find(

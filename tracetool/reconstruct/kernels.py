@@ -10,6 +10,7 @@ from tracetool.reconstruct.labels import SQL_PATTERN
 if TYPE_CHECKING:
     from tracetool.store import Run
 
+_ENGINE = re.compile(r"^(autograd::engine::evaluate_function: )?(torch::autograd::)?")
 _GRADIENT = re.compile(r"Grad", re.IGNORECASE)
 _MARKER = re.compile(r"FlashAttention|RmsNorm|LayerNorm|Softmax|PromptFlash|FusionAttention", re.IGNORECASE)
 _CLIPPING = re.compile(r"LpNorm", re.IGNORECASE)
@@ -76,8 +77,16 @@ class Kernel(NamedTuple):
 
     @property
     def is_recompute(self) -> bool:
-        """Whether it repeats a forward inside the backward: ops get autograd numbers only where a graph is built."""
-        return self.in_backward and self.sequence_number is not None
+        """Whether it repeats a forward inside the backward: ops get autograd numbers only where a graph is built.
+
+        A node shows a number, too, that of the forward it undoes, and may launch kernels without an op in between.
+        """
+        return self.in_backward and self.sequence_number is not None and not self._is_of_node
+
+    @property
+    def _is_of_node(self) -> bool:
+        """Whether the node around the launch launched it itself."""
+        return self.node_name is not None and _ENGINE.sub("", self.op_name or "") == self.node_name
 
     @property
     def is_gradient(self) -> bool:
