@@ -13,13 +13,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from recorded import data, h100, run_of
+from small_pipeline import Job, gpipe, write
 
+from tracetool.ingest import ingest
 from tracetool.reconstruct.account import Account
 from tracetool.reconstruct.collectives import COLLECTIVES_SQL, find_collectives
 from tracetool.reconstruct.messages import P2POp, match_messages, read_p2p
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 Sides = dict[int, list[P2POp]]
 
@@ -172,6 +175,20 @@ def test_a_recording_cut_in_front_on_one_rank_is_matched_as_before(name: str, lo
     # Between the stages of the interleaved run some messages follow each other so evenly that several shifts fit.
     assert len(found.messages) >= (len(whole) - lost if name != "interleaved_m8" else len(whole) - 64 - lost)
     assert any("the capture of one begins" in n or "none was matched" in n for n in account.notes)
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 12), (2, 32), (3, 9), (3, 24)])
+def test_a_receiver_that_falls_behind_buffered_sends_meets_them_in_turn(p: int, m: int, tmp_path: Path) -> None:
+    """GPipe: the next forward is sent on before the last one is received, later by a little each time."""
+    run = ingest([write(tmp_path / "traces", Job(p, steps=(m,), orders=(gpipe,)))], tmp_path / "x.run")
+    ops = read_p2p(run)
+    found = match_messages(ops, Account())
+    assert found.unmatched == ()
+    for src, dst in itertools.permutations(range(p), 2):
+        sent = [m.send.position for m in found.messages if (m.send.rank, m.recv.rank) == (src, dst)]
+        met = [m.recv.position for m in found.messages if (m.send.rank, m.recv.rank) == (src, dst)]
+        assert sent == [op.position for op in ops[src] if op.is_send and op.peer == dst]
+        assert met == [op.position for op in ops[dst] if not op.is_send and op.peer == src]
 
 
 def test_a_rank_that_was_not_recorded_is_told() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.reconstruct.collectives import rough_differences
 from tracetool.reconstruct.shifts import (
+    EARLY_NS,
     RoughClocks,
     agrees,
     find_shift,
@@ -179,7 +180,8 @@ def _shifts(
     found: dict[_Key, int | None] = {}
     lags: list[tuple[int, int, int]] = []
     for key, (sends, recvs) in sorted(sides.items()):
-        if _needs_none(sends, recvs, clocks.ahead_ns(*key[1:])):
+        back = [side for (_, *way), side in sides.items() if way == [key[2], key[1]]]
+        if _needs_none(sends, recvs, clocks.ahead_ns(*key[1:])) or _causal_both_ways((sends, recvs), back):
             found[key] = 0
             lag = least_lag_ns(sends, recvs)
             lags += [] if lag is None else [(*key[1:], lag)]
@@ -204,6 +206,22 @@ def _needs_none(sends: Side, recvs: Side, ahead_ns: int | None) -> bool:
     if count != len(recvs.kinds) or not agrees(sends, recvs, 0) or is_early(sends, recvs, 0, ahead_ns or 0):
         return False
     return sends.starts is None or recvs.starts is None or 2 * meetings(sends, recvs, 0, ahead_ns or 0) >= count
+
+
+def _causal_both_ways(there: tuple[Side, Side], back: Sequence[tuple[Side, Side]]) -> bool:
+    """Whether both sides fit as they are by clocks that are the same, which some message each way shows them to be.
+
+    Sends that are buffered end without their receives, so that a receiver may fall behind by more than one of them.
+    """
+    return any(map(_is_causal, back)) and _is_causal(there)
+
+
+def _is_causal(way: tuple[Side, Side]) -> bool:
+    sends, recvs = way
+    if len(sends.kinds) != len(recvs.kinds) or not agrees(sends, recvs, 0) or is_early(sends, recvs, 0, 0):
+        return False
+    lag = least_lag_ns(sends, recvs)
+    return lag is not None and abs(lag) <= EARLY_NS
 
 
 def _side(ops: Sequence[P2POp]) -> Side:
