@@ -37,6 +37,11 @@ def test_what_is_written_is_read_back_and_every_table_exists(tmp_path: Path) -> 
     assert run.rows("SELECT count(*) FROM events") == [(0,)]
 
 
+@pytest.mark.parametrize("name", ["run [1]", "a*b?c", "[x", "it's"])
+def test_folders_may_be_named_by_what_patterns_are_made_of(name: str, tmp_path: Path) -> None:
+    assert _written(tmp_path / name / "x.run").rows("SELECT * FROM steps") == [STEP_ROW]
+
+
 def test_a_failure_while_writing_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), RunWriter(tmp_path / "x.run") as writer:  # noqa: PT012 - the block is the case
         write_part(writer.folder, "steps", rows_table("steps", [STEP_ROW]))

@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
 from tracetool.errors import BadQuery
-from tracetool.paths import is_local, location, make_readable
+from tracetool.paths import is_local, location, make_readable, pattern
 from tracetool.tables import TABLES, Table
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def connect(folders: Sequence[Path]) -> duckdb.DuckDBPyConnection:
     if all(map(is_local, folders)) and sum(map(_size_bytes, folders)) < _SMALL_BYTES:
         # Threads cost more than they bring on small tables, most of all beside other processes.
         connection.execute("SET threads = 1")
-    connection.execute(f"SET allowed_directories = [{', '.join(quoted(location(folder)) for folder in folders)}]")
+    allowed = dict.fromkeys(name for folder in folders for name in (location(folder), pattern(location(folder))))
+    connection.execute(f"SET allowed_directories = [{', '.join(map(quoted, allowed))}]")
     for folder in folders:
         make_readable(connection, folder)
     connection.execute("SET enable_external_access = false")
@@ -64,7 +65,7 @@ def seal(connection: duckdb.DuckDBPyConnection) -> None:
 
 def table_sources(folder: Path) -> dict[str, str]:
     """For each table of a Run, what to select from to read it."""
-    return {name: f"read_parquet({quoted(f'{location(folder)}/{name}/*.parquet')})" for name in TABLES}
+    return {name: f"read_parquet({quoted(f'{pattern(location(folder))}/{name}/*.parquet')})" for name in TABLES}
 
 
 def empty_source(table: Table) -> str:

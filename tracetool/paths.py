@@ -5,6 +5,7 @@ URLs go through fsspec (universal_pathlib), an extra: whatever it has a file sys
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     import duckdb
 
 _MARK = "://"
+_WILD = re.compile(r"([*?\[])")
 
 
 def as_path(text: str | Path) -> Path:
@@ -60,6 +62,11 @@ def location(path: Path) -> str:
         return str(path.absolute())
     remote: Any = path
     return f"{remote.protocol}{_MARK}{remote.path}"
+
+
+def pattern(folder: str) -> str:
+    """A folder as DuckDB's patterns name it: what has a meaning in them stands for itself."""
+    return _WILD.sub(r"[\1]", folder)
 
 
 def remove_tree(path: Path) -> None:
