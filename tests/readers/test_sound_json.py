@@ -106,6 +106,15 @@ def test_sound_json_is_read_alike_however_it_is_written(
     alike()
 
 
+@pytest.mark.parametrize("space", ["", "\n"])
+def test_a_bare_list_of_events_is_the_same_trace(space: str, tmp_path: Path) -> None:
+    """Lists that torch_npu and msprof write hold ops of the framework too; what else they hold tells whose they are."""
+    whole = _read(json.dumps({"traceEvents": EVENTS}), tmp_path / "whole")
+    bare = _read(space + json.dumps(EVENTS), tmp_path / "bare")
+    assert bare == whole
+    assert bare[4][0]
+
+
 @pytest.mark.parametrize("size", [100_000, 5 << 20])
 @pytest.mark.parametrize("front", [True, False])
 def test_long_values_may_stand_before_or_after_the_events(size: int, *, front: bool, tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ _TRACK = re.compile(
     rb'"process_name".{0,200}?"name"\s*:\s*"(Ascend Hardware|Task Scheduler|CANN|HCCL|Communication|Step Trace)"',
     re.DOTALL,
 )
+# What torch's own profiler writes beside its ops, and torch_npu does not.
+_TORCH = re.compile(rb'"External id"|"cat"\s*:\s*"(kernel|cuda_runtime|cuda_driver|gpu_\w+|xpu_runtime|ac2g)"')
 _NAME = re.compile(
     r"^(?P<stem>.*?)(?P<numbers>(?:_\d{1,10})*?)(?:_slice_(?P<slice>\d+))?(?:_(?P<time>\d{14}))?\.\w+(?:\.gz|\.zst)?$"
 )
@@ -118,7 +120,9 @@ def _table_of(path: Path) -> str | None:
     if start == b"[":
         if lists_traces(head):
             return None
-        return TIMELINE if b'"ph"' in head and (_TRACK.search(head) or b'"cpu_op"' in head) else None
+        if _TRACK.search(head):
+            return TIMELINE
+        return TIMELINE if b'"ph"' in head and b'"cpu_op"' in head and not _TORCH.search(head) else None
     if start in (b"", b"{") or b"," not in head or b"\0" in head.partition(b"\n")[0]:
         return None
     columns = set(csv_header(path))
