@@ -11,7 +11,7 @@ from small_pipeline import FORWARD_NS, MIB, Job, forwards, gpipe, one_f_one_b, w
 
 from tracetool.causes import idle_by_cause, idle_intervals
 from tracetool.cli import main
-from tracetool.errors import UnsupportedShape
+from tracetool.errors import ReconstructError, UnsupportedShape
 from tracetool.ingest import ingest
 from tracetool.metrics import measure
 from tracetool.model.action import ActionKind
@@ -62,6 +62,14 @@ def test_evaluations_among_training_steps(tmp_path: Path) -> None:
     evaluation = reconstruct(run, step=4)
     assert evaluation.pipeline.observed.shape.microbatches == 8
     assert not evaluation.pipeline.observed.has_backwards
+
+
+@pytest.mark.parametrize("orders", [(one_f_one_b, forwards, one_f_one_b), (forwards, forwards)])
+def test_labels_that_begin_again_in_a_step_without_marks_are_not_joined(tmp_path: Path, orders: Any) -> None:
+    """The optimizer parts training steps; an evaluation ahead of one has none."""
+    job = Job(3, steps=(4,) * len(orders), orders=orders, marked=False, labelled=True)
+    with pytest.raises(ReconstructError, match="more than one action labelled 'PP:0F0': it is several steps"):
+        reconstruct(_run(tmp_path, job))
 
 
 def test_a_gpipe_step_cut_behind_its_forwards_is_no_evaluation(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
+from tracetool.errors import ReconstructError
 from tracetool.model.action import COMPUTE_KINDS, Action, ActionKind
 from tracetool.reconstruct.pieces import Piece
 
@@ -87,6 +89,16 @@ def pieces_of_actions(kernels: Sequence[Kernel]) -> tuple[list[Piece], list[Kern
     return list(found.values()), loose
 
 
+def _check_labels(kernels: Sequence[Kernel]) -> None:
+    names = [name for name, _ in groupby(k.label for k in kernels if k.label) if name]
+    again = next((name for name, count in Counter(names).items() if count > 1), None)
+    if again is not None:
+        raise ReconstructError(
+            f"the step holds more than one action labelled '{again}': it is several steps that nothing parts.",
+            hint="record with profiler.step() after every step, evaluations too",
+        )
+
+
 def pieces_by_label(kernels: Sequence[Kernel], position: int) -> tuple[list[Piece], list[Kernel]]:
     """Kernels launched inside a label belong to its action.
 
@@ -95,7 +107,11 @@ def pieces_by_label(kernels: Sequence[Kernel], position: int) -> tuple[list[Piec
 
     Returns:
         The pieces with stage and microbatch, and the kernels that belong to none.
+
+    Raises:
+        ReconstructError: If an action is labelled more than once: the kernels are of several steps.
     """
+    _check_labels(kernels)
     backward_numbers = {k.backward_of for k in kernels if k.backward_of is not None}
     found: dict[Label, Piece] = {}
     forwards: dict[tuple[int, int], int] = {}
