@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from recorded import data
+from small_pipeline import Job, write
 
 from tracetool.cli.facts import run_summary, summary_lines
 from tracetool.errors import NoDeviceActivity, NoPipeline
@@ -107,6 +108,22 @@ def test_sends_and_receives_without_a_peer_are_counted_as_such(tmp_path: Path) -
     run = ingest([data("cases", "records-without-peers")], tmp_path / "x.run")
     assert "48 of them sends and receives (48 without a peer)" in _said(run)
     with pytest.raises(NoPipeline, match="48 sends and receives without a peer"):
+        reconstruct(run)
+
+
+@pytest.mark.parametrize("said", [{}, {"Src Rank": -1, "Dst Rank": -1}])
+def test_a_peer_that_is_no_other_rank_is_none(said: dict[str, int], tmp_path: Path) -> None:
+    """Records of older torch name the rank itself, where later ones name the peer."""
+
+    def change(_: int, trace: dict[str, Any]) -> None:
+        for event in trace["traceEvents"]:
+            if event["name"] == "record_param_comms":
+                kept = {k: v for k, v in event["args"].items() if k not in {"Src Rank", "Dst Rank"}}
+                event["args"] = kept | said
+
+    run = ingest([write(tmp_path / "traces", Job(3), change)], tmp_path / "x.run")
+    assert run.rows("SELECT count(*), count(peer) FROM comms") == [(32, 0)]
+    with pytest.raises(NoPipeline, match="32 sends and receives without a peer"):
         reconstruct(run)
 
 

@@ -75,6 +75,28 @@ def test_what_is_recorded_twice_counts_once(tmp_path: Path, what: str, *, behind
     assert found.observed == again.observed
 
 
+@pytest.mark.parametrize("what", ["all", "records", "kernels"])
+@pytest.mark.parametrize("tensors", [1, 2])
+def test_what_merged_exports_number_anew_counts_once(tmp_path: Path, what: str, tensors: int) -> None:
+    """Numbers of the second copy are others; two tensors of one size in a batch are no repetition."""
+    chosen = {"records": "record_param_comms", "kernels": "nccl", "all": ""}[what]
+
+    def change(_: int, trace: dict[str, Any]) -> None:
+        again = [json.loads(json.dumps(e)) for e in trace["traceEvents"] if e["name"].startswith(chosen)]
+        for event in again:
+            event["args"] |= {k: n + 10**6 for k, n in event["args"].items() if k in {"correlation", "External id"}}
+        trace["traceEvents"] += again
+
+    job = Job(2, forward_bytes=(1 << 20,) * tensors, backward_bytes=(1 << 20,) * tensors)
+    sound = ingest([write(tmp_path / "once", job)], tmp_path / "once.run")
+    run = ingest([write(tmp_path / "twice", job, change)], tmp_path / "twice.run")
+    kernels = "SELECT rank, name, start_ns, duration_ns, stream FROM events WHERE category = 'kernel' ORDER BY ALL"
+    for query in (kernels, "SELECT * EXCLUDE (batch) FROM comms ORDER BY ALL"):
+        assert run.rows(query) == sound.rows(query)
+    assert reconstruct(run).observed == reconstruct(sound).observed
+    assert {t.payload_bytes for t in reconstruct(run).observed.transfers} == {tensors << 20}
+
+
 def test_lines_of_an_ascend_export_count_once(tmp_path: Path) -> None:
     shutil.copytree(SAMPLES / "ascend-1f1b", tmp_path / "twice")
     (path,) = (tmp_path / "twice" / "rank_1_ascend_pt").rglob("kernel_details.csv")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.readers.ascend_text import csv_rows, integer, lost_digits, small_integer, time_ns
-from tracetool.readers.repeats import Repeats
+from tracetool.readers.repeats import TWICE, Repeats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -171,7 +171,7 @@ class Kernels:
             fresh = self._seen.fresh([names, *numbers.T])
             again = {id(r) for r, is_fresh in zip(streamed, fresh.tolist(), strict=True) if not is_fresh}
             if again:
-                self._report.repaired["recorded more than once: counted once"] += len(again)
+                self._report.repaired[TWICE] += len(again)
             yield from (record for record in chunk if id(record) not in again)
 
     def _times(self, start_text: str, duration_text: str) -> tuple[int, int] | None:

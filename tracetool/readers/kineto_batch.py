@@ -219,8 +219,19 @@ class Spans:
         found: NDArray[np.bool_] = (self._correlation > 0) | (self._external > 0)
         return found
 
-    def identity(self, seen: Repeats) -> list[NDArray[np.int64]]:
-        """All that tells one span from another."""
+    @property
+    def is_kernel(self) -> NDArray[np.bool_]:
+        """Which of them ran on a device, for some time: a stream runs no two at once."""
+        found: NDArray[np.bool_] = self._on_device & (self.duration > 0)
+        return found
+
+    def identity(self, seen: Repeats, *, numbers: bool = True) -> list[NDArray[np.int64]]:
+        """All that tells one span from another.
+
+        Args:
+            seen: Numbers the texts.
+            numbers: Whether the numbers that the profiler gave them belong to it.
+        """
         import numpy as np
         import pyarrow.compute as pc
 
@@ -229,7 +240,8 @@ class Spans:
         process = self._texts("pid")
         codes = pc.fill_null(process.indices, len(process.dictionary)).to_numpy(zero_copy_only=False)
         processes = seen.numbers_of([*process.dictionary.to_pylist(), None])[codes]
-        columns = [self._thread, self._streams, self._correlation, self._external, self._integers("device")]
+        columns = [self._thread, self._streams, self._integers("device")]
+        columns += [self._correlation, self._external] if numbers else []
         return [self._category.astype(np.int64), names, processes, self.start, self.duration, *columns]
 
     def kept(self, keep: NDArray[np.bool_]) -> Spans:

@@ -109,7 +109,7 @@ def parse_record(args: Mapping[str, Any], posted_ns: int, thread: int, groups: S
 
 def _peer(args: Mapping[str, Any], operation: str, ranks: tuple[int, ...]) -> int | None:
     peer = args.get("Dst Rank" if operation == "send" else "Src Rank")
-    if isinstance(peer, int) and abs(peer) < _RANKS:
+    if isinstance(peer, int) and 0 <= peer < _RANKS:
         return peer
     local = args.get("Rank")  # of send and recv: the peer, counted inside the group
     return ranks[local] if isinstance(local, int) and 0 <= local < len(ranks) else None

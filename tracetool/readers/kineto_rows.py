@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter, defaultdict
+from dataclasses import replace
 from sys import intern
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ from tracetool.readers.kineto_comms import (
     is_communication_kernel,
     parse_record,
 )
-from tracetool.readers.repeats import Repeats
+from tracetool.readers.repeats import TWICE, Repeats
 from tracetool.readers.spill import Spill
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Rows:
         self._count = 0
         self._steps: list[tuple[int, int, int, int, None, None]] = []
         self._records: list[CommRecord] = []
+        self._posted: set[tuple[object, ...]] = set()
         self._postings: list[Posting] = []
         self._titles: list[Title] = []
         self._kernels: list[tuple[str, int, int, int | None, int | None, int | None]] = []
@@ -131,16 +133,21 @@ class Rows:
         return f"step {twice[0]} is marked twice at a time" if 2 * len(twice) > len(spans) else None
 
     def _once(self, spans: Spans, place: Place) -> Spans:
-        """The spans without those that the file held before; only what has a number of its own can be told."""
+        """The spans without those that the file held before.
+
+        What has a number of its own can be told by it; kernels whatever their number, which merged exports give anew.
+        """
         import numpy as np
 
-        numbered = np.flatnonzero(spans.is_numbered)
-        if not len(numbered):
-            return spans
-        again = numbered[~self._seen.fresh([column[numbered] for column in spans.identity(self._seen)])]
+        again = np.zeros(0, np.int64)
+        for chosen, numbers in ((spans.is_numbered & ~spans.is_kernel, True), (spans.is_kernel, False)):
+            rows = np.flatnonzero(chosen)
+            if len(rows):
+                columns = [column[rows] for column in spans.identity(self._seen, numbers=numbers)]
+                again = np.append(again, rows[~self._seen.fresh(columns)])
         if not len(again):
             return spans
-        self._report.repair("recorded more than once: counted once", place, len(again))
+        self._report.repair(TWICE, place, len(again))
         keep = np.ones(spans.size, bool)
         keep[again] = False
         return spans.kept(keep)
@@ -165,9 +172,18 @@ class Rows:
             records, kernels = records[: room[0]], kernels[: room[1]]
         for number, args in zip(records, spans.args(records) if records else (), strict=True):
             record = parse_record(args, int(spans.start[number]), spans.thread_of(number), self._identity.groups)
-            if record is not None:
-                self._records.append(record)
-                self._who.take(record.operation, record.group_ranks, args.get("Rank"), record.peer)
+            if record is None:
+                continue
+            self._who.take(record.operation, record.group_ranks, args.get("Rank"), record.peer)
+            posted = (
+                record.posted_ns, int(spans.duration[number]), record.thread, record.operation, record.group,
+                record.peer, record.payload_bytes, record.communicator,
+            )  # fmt: skip
+            if posted in self._posted:
+                self._report.repair(TWICE, place)
+                continue
+            self._posted.add(posted)
+            self._records.append(replace(record, peer=None) if record.peer == self._rank else record)
         for name, number in kernels:
             start = int(spans.start[number])
             self._kernels.append((intern(name), start, start + int(spans.duration[number]), *spans.links(number)))

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+TWICE = "recorded more than once: counted once"
+"""What is said of them."""
+
 _FIRST_SLOTS, _MOST_SLOTS = 1 << 12, 1 << 22
 """Of the table of what was seen: it takes 32 MiB at most."""
 
