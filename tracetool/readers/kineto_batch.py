@@ -214,23 +214,20 @@ class Spans:
         self._correlation = self._integers("correlation")
 
     @property
-    def is_numbered(self) -> NDArray[np.bool_]:
-        """Which of them bear a number that no other event of their kind has."""
-        found: NDArray[np.bool_] = (self._correlation > 0) | (self._external > 0)
+    def is_identified(self) -> NDArray[np.bool_]:
+        """Which of them no other event equals: by a number of their own, or as the one that a stream runs at a time."""
+        found: NDArray[np.bool_] = self._is_kernel | (self._correlation > 0) | (self._external > 0)
         return found
 
     @property
-    def is_kernel(self) -> NDArray[np.bool_]:
-        """Which of them ran on a device, for some time: a stream runs no two at once."""
+    def _is_kernel(self) -> NDArray[np.bool_]:
         found: NDArray[np.bool_] = self._on_device & (self.duration > 0)
         return found
 
-    def identity(self, seen: Repeats, *, numbers: bool = True) -> list[NDArray[np.int64]]:
+    def identity(self, seen: Repeats) -> list[NDArray[np.int64]]:
         """All that tells one span from another.
 
-        Args:
-            seen: Numbers the texts.
-            numbers: Whether the numbers that the profiler gave them belong to it.
+        A stream runs no two kernels at once: theirs leaves out the numbers, which merged exports give anew.
         """
         import numpy as np
         import pyarrow.compute as pc
@@ -240,8 +237,8 @@ class Spans:
         process = self._texts("pid")
         codes = pc.fill_null(process.indices, len(process.dictionary)).to_numpy(zero_copy_only=False)
         processes = seen.numbers_of([*process.dictionary.to_pylist(), None])[codes]
-        columns = [self._thread, self._streams, self._integers("device")]
-        columns += [self._correlation, self._external] if numbers else []
+        numbers = [np.where(self._is_kernel, ABSENT, column) for column in (self._correlation, self._external)]
+        columns = [self._thread, self._streams, self._integers("device"), *numbers]
         return [self._category.astype(np.int64), names, processes, self.start, self.duration, *columns]
 
     def kept(self, keep: NDArray[np.bool_]) -> Spans:

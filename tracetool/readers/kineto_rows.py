@@ -67,7 +67,7 @@ class Rows:
         self._count = 0
         self._steps: list[tuple[int, int, int, int, None, None]] = []
         self._records: list[CommRecord] = []
-        self._posted: set[tuple[object, ...]] = set()
+        self._posted: set[int] = set()
         self._postings: list[Posting] = []
         self._titles: list[Title] = []
         self._kernels: list[tuple[str, int, int, int | None, int | None, int | None]] = []
@@ -133,18 +133,13 @@ class Rows:
         return f"step {twice[0]} is marked twice at a time" if 2 * len(twice) > len(spans) else None
 
     def _once(self, spans: Spans, place: Place) -> Spans:
-        """The spans without those that the file held before.
-
-        What has a number of its own can be told by it; kernels whatever their number, which merged exports give anew.
-        """
+        """The spans without those that the file held before; some cannot be told from other ones."""
         import numpy as np
 
-        again = np.zeros(0, np.int64)
-        for chosen, numbers in ((spans.is_numbered & ~spans.is_kernel, True), (spans.is_kernel, False)):
-            rows = np.flatnonzero(chosen)
-            if len(rows):
-                columns = [column[rows] for column in spans.identity(self._seen, numbers=numbers)]
-                again = np.append(again, rows[~self._seen.fresh(columns)])
+        rows = np.flatnonzero(spans.is_identified)
+        if not len(rows):
+            return spans
+        again = rows[~self._seen.fresh([column[rows] for column in spans.identity(self._seen)])]
         if not len(again):
             return spans
         self._report.repair(TWICE, place, len(again))
@@ -175,10 +170,8 @@ class Rows:
             if record is None:
                 continue
             self._who.take(record.operation, record.group_ranks, args.get("Rank"), record.peer)
-            posted = (
-                record.posted_ns, int(spans.duration[number]), record.thread, record.operation, record.group,
-                record.peer, record.payload_bytes, record.communicator,
-            )  # fmt: skip
+            told = record.operation, record.group, record.peer, record.payload_bytes, record.communicator
+            posted = hash((record.posted_ns, int(spans.duration[number]), record.thread, *told))
             if posted in self._posted:
                 self._report.repair(TWICE, place)
                 continue
