@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tracetool.best import Candidate
+    from tracetool.model.pipeline import P2PMode
     from tracetool.reconstruct import Reconstruction
 
 SAMPLE = SAMPLES / "h100-1f1b"
@@ -145,3 +146,12 @@ def test_the_command_line_says_the_same(capsys: pytest.CaptureFixture[str], tmp_
     assert cells["zb-h2"][3] == "?"
     assert cells["geopipe"][4] == "4%"
     assert any("± ?: unproven, no recorded step was like it" in line for line in lines)
+
+
+@pytest.mark.parametrize("p2p", [None, "in-order"])
+def test_transfers_that_a_trace_does_not_show_are_unproven_however_they_are_asked_for(p2p: P2PMode | None) -> None:
+    """Megatron's batches are grouped; geopipe is issued one by one, and nothing recorded on such a job was like it."""
+    found = looked_at(run_of(data("megatron", "1f1b_m8")))
+    scenario = Scenario(topology=Topology(parse_dc_map("0,1"), parse_link(SLOW)), p2p=p2p)
+    (result,) = answer(found, ["geopipe"], scenario).results
+    assert (result.p2p, result.known_error, result.rests_on) == ("in-order", None, ("in-order transfers",))

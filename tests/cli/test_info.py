@@ -69,6 +69,16 @@ def test_traffic_of_an_ascend_capture(capsys: pytest.CaptureFixture[str]) -> Non
     ]
 
 
+def test_a_collective_is_as_large_as_any_of_its_ranks_says(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ranks 0 and 2 of level2 reduce the tied embedding (622,329,856 bytes in both communication.json) and, thrice, 8
+    bytes that rank 0 has no size of."""
+    crossing = _facts(capsys, str(data("ascend", "Ascend+msinsight", "test", "st", "level2")), "--dc", "0,1")[
+        "cross_dc"
+    ]
+    (both,) = (c for c in crossing["collectives"] if tuple(c["ranks"]) == (0, 2))
+    assert (both["operations"], both["payload_bytes"]) == (4, 622_329_856 + 3 * 8)
+
+
 def test_the_vendors_bubble_stands_beside_ours(capsys: pytest.CaptureFixture[str]) -> None:
     """Ours by hand: the window ends with the last backward of rank 0, at 648.01 ms (Ascend reference, 12.3)."""
     level2 = str(data("ascend", "Ascend+msinsight", "test", "st", "level2"))
