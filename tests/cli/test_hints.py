@@ -47,6 +47,37 @@ def test_copying_is_kept_in_the_next_command(capsys: pytest.CaptureFixture[str],
     assert "copied from" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("name", "recorded"), [("1f1b_m8", (0, 1, 3)), ("tp2pp2_1f1b_m8", (0, 1))])
+def test_copying_is_not_offered_where_no_rank_of_the_stage_was_recorded(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, recorded: tuple[int, ...]
+) -> None:
+    """One pipeline without its third stage; two pipelines, both without their second one."""
+    for rank in recorded:
+        (tmp_path / f"rank{rank}.json.gz").symlink_to(data("h100-pp4", "traces", name, f"rank{rank}.json.gz"))
+    assert run(["info", str(tmp_path)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "--copy-missing-ranks" not in told
+    assert "name the traces of the missing ranks, too: no other rank of the same stage as rank 2 was recorded" in told
+    assert run(_next(capsys, "info", str(tmp_path))) == 0
+    assert run(["replay", str(tmp_path)]) == 2
+    assert "--copy-missing-ranks" not in capsys.readouterr().err
+
+
+def test_ranks_of_another_pipeline_than_the_first_can_be_copied_too(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Without rank 3, the first pipeline (0, 2) is whole, and the second one (1, 3) can have a copy of rank 2."""
+    for rank in (0, 1, 2):
+        (tmp_path / f"rank{rank}.json.gz").symlink_to(
+            data("h100-pp4", "traces", "tp2pp2_1f1b_m8", f"rank{rank}.json.gz")
+        )
+    assert run(["info", str(tmp_path)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "rank 3 was not recorded (add their traces, or copy them in a replay: --copy-missing-ranks)" in told
+    assert run(["replay", str(tmp_path), "--pipeline", "1", "--copy-missing-ranks"]) == 0
+    assert "rank 3 from 2" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_step_that_does_not_exist_gets_one_that_does(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["replay", SAMPLE, "--step", "99"]) == 2
     hint = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("Hint: --step "))

@@ -14,7 +14,7 @@ from tracetool.errors import MissingRank, NoDeviceActivity, NoPipeline, Reconstr
 from tracetool.model.choice import Taken
 from tracetool.reconstruct.account import Account, Finding
 from tracetool.reconstruct.closeup import Row, cost_rows, look_closely, loose_rows
-from tracetool.reconstruct.copies import find_copies, with_copies
+from tracetool.reconstruct.copies import find_copies, with_copies, without_source
 from tracetool.reconstruct.groups import PipelineGroup, chosen_pipeline, find_pipelines
 from tracetool.reconstruct.launches import find_launches, has_late_launches, read_waits, turns_of
 from tracetool.reconstruct.reasons import captured, with_cause
@@ -126,7 +126,7 @@ def reconstruct(
     run = survey.run
     pipelines = _because(run, list(kernels), lambda: _pipelines(survey, use_labels=use_labels))
     group = chosen_pipeline(pipelines, pipeline, account)
-    _check_recorded(run, group, kernels)
+    _check_recorded(run, group, pipelines, kernels)
     _check_chain(group)
     steps = steps_of(run, group.ranks, account, survey.clocks)
     chosen = _because(run, group.ranks, lambda: choose_step(steps, group.ranks, step, account))
@@ -194,8 +194,9 @@ def look_at_steps(run: Run, *, pipeline: int = 0, most: int = 32) -> list[StepLo
     if not kernels:
         _check_host_only(run, account)
     run = survey.run
-    group = chosen_pipeline(_pipelines(survey), pipeline, account)
-    _check_recorded(run, group, kernels)
+    pipelines = _pipelines(survey)
+    group = chosen_pipeline(pipelines, pipeline, account)
+    _check_recorded(run, group, pipelines, kernels)
     _check_chain(group)
     steps = steps_of(run, group.ranks, account, survey.clocks)
     chosen = choose_step(steps, group.ranks, None, account)
@@ -336,14 +337,20 @@ def _check_chain(group: PipelineGroup) -> None:
         )
 
 
-def _check_recorded(run: Run, group: PipelineGroup, kernels: Mapping[int, int]) -> None:
+def _check_recorded(
+    run: Run, group: PipelineGroup, pipelines: Sequence[PipelineGroup], kernels: Mapping[int, int]
+) -> None:
     recorded = {rank for (rank,) in run.rows("SELECT rank FROM ranks")}
     missing = [rank for rank in group.ranks if rank not in recorded]
     if missing:
+        alone = without_source(group, pipelines, recorded)
         raise MissingRank(
             f"{len(group.ranks) - len(missing)} of {len(group.ranks)} pipeline ranks were recorded "
             f"(missing: {', '.join(map(str, missing))}).",
-            hint="add the traces of the missing ranks, or copy them from other pipelines (--copy-missing-ranks)",
+            hint=f"name the traces of the missing ranks, too: no other rank of the same stage as {format_ranks(alone)} "
+            "was recorded"
+            if alone
+            else "add the traces of the missing ranks, or copy them from other pipelines (--copy-missing-ranks)",
         )
     silent = [rank for rank in group.ranks if kernels and rank not in kernels]
     if silent:

@@ -13,7 +13,7 @@ from tracetool.errors import MissingRank
 from tracetool.reconstruct.account import UNCHECKED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from tracetool.reconstruct.account import Account
     from tracetool.reconstruct.groups import PipelineGroup
@@ -36,7 +36,7 @@ def find_copies(run: Run, pipelines: Sequence[PipelineGroup], number: int) -> di
     for place, rank in enumerate(group.ranks):
         if rank in recorded:
             continue
-        alike = [p.ranks[place] for p in pipelines if len(p.ranks) == len(group.ranks) and p.ranks[place] in recorded]
+        alike = _alike(group, place, pipelines, recorded)
         if not alike:
             raise MissingRank(
                 f"rank {rank} was not recorded, nor any other rank of stage {place}: there is nothing to copy.",
@@ -44,6 +44,24 @@ def find_copies(run: Run, pipelines: Sequence[PipelineGroup], number: int) -> di
             )
         copies[rank] = min(alike, key=lambda other: (abs(other - rank), other))
     return copies
+
+
+def without_source(
+    group: PipelineGroup, pipelines: Sequence[PipelineGroup], recorded: Collection[int]
+) -> tuple[int, ...]:
+    """Ranks of a pipeline that were not recorded, nor any other rank of their stage: nothing can stand for them."""
+    return tuple(
+        rank
+        for place, rank in enumerate(group.ranks)
+        if rank not in recorded and not _alike(group, place, pipelines, recorded)
+    )
+
+
+def _alike(
+    group: PipelineGroup, place: int, pipelines: Sequence[PipelineGroup], recorded: Collection[int]
+) -> list[int]:
+    """Recorded ranks at the same place of pipelines of the same length."""
+    return [p.ranks[place] for p in pipelines if len(p.ranks) == len(group.ranks) and p.ranks[place] in recorded]
 
 
 def with_copies(

@@ -14,6 +14,25 @@ if TYPE_CHECKING:
     from tracetool.store import Run
 
 
+_COPYABLE_SQL = """
+WITH placed AS (
+    SELECT rank, pipeline, pp, recorded, count(*) OVER (PARTITION BY pipeline) AS stages
+    FROM coordinates WHERE pipeline IS NOT NULL AND pp IS NOT NULL
+),
+missing AS (
+    SELECT m.rank, m.pipeline, EXISTS (
+        SELECT 1 FROM placed AS p
+        WHERE p.recorded AND p.pp = m.pp AND p.stages = m.stages AND p.pipeline <> m.pipeline
+    ) AS has_source
+    FROM placed AS m WHERE NOT m.recorded
+)
+SELECT rank FROM missing AS m
+WHERE (SELECT bool_and(has_source) FROM missing AS o WHERE o.pipeline = m.pipeline)
+ORDER BY rank
+"""
+"""Ranks not recorded of pipelines that copies complete: each such rank's stage was recorded in another pipeline."""
+
+
 class Gap(NamedTuple):
     """Something that is missing.
 
@@ -120,7 +139,9 @@ def _rest(run: Run) -> Iterator[Gap]:
     missing = run.manifest["missing_ranks"]
     if missing:
         was = "was" if len(missing) == 1 else "were"
+        copied = [rank for (rank,) in run.rows(_COPYABLE_SQL)]
+        which = "them" if copied == missing else format_ranks(copied)
         yield Gap(
             f"{format_ranks(missing)} {was} not recorded", "pipelines they are part of",
-            "add their traces, or copy them in a replay: --copy-missing-ranks",
+            "add their traces" + (f", or copy {which} in a replay: --copy-missing-ranks" if copied else ""),
         )  # fmt: skip
