@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,17 +14,20 @@ from tracetool.accuracy import change_error_ratio, format_error
 from tracetool.advise import advise
 from tracetool.best import default_schedules
 from tracetool.cli import run
+from tracetool.depth import RELEVANT_RATIO
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology, parse_dc_map, parse_link
 from tracetool.reports.html_tables import comparison
 from tracetool.reports.sweep_map import cells_of
 from tracetool.reports.swept import facets_of
 from tracetool.reports.verdict import best_result
+from tracetool.schedules import build_schedule
 from tracetool.store import Run
 from tracetool.sweep import Grid, sweep
 from tracetool.whatif import answer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from tracetool.best import Candidate
@@ -40,7 +45,7 @@ KEYS = (
 def recorded(name: str) -> Reconstruction:
     if name == "sample":
         return looked_at(run_of(SAMPLE))
-    if name == "interleaved2":
+    if name in ("interleaved2", "zbv"):
         return looked_at(run_of(ROOT / "tests" / "data" / name))
     return looked_at(run_of(data("h100-pp4", "traces", name)))
 
@@ -60,6 +65,26 @@ def told(one: Candidate | None, now: Candidate | None) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
+def near_of(found: Iterable[Candidate]) -> list[tuple[Any, ...]]:
+    return [(one.schedule, one.extra_forwards, one.p2p, one.step_ns) for one in found]
+
+
+def listed_in_json(entry: dict[str, Any], key: str) -> list[tuple[Any, ...]]:
+    rows = entry[key]
+    return [
+        (one["schedule"], tuple(one["extra_forwards"]) if one["extra_forwards"] else None, one["p2p"], one["step_ns"])
+        for one in rows
+    ]
+
+
+def in_words(found: Iterable[tuple[Any, ...]]) -> str:
+    """As the report names them: geopipe with its depth, and the step."""
+    return ", ".join(
+        f"{name}{' +' + ','.join(map(str, extra)) if extra else ''} ({step_ns / 1e6:.1f} ms)"
+        for name, extra, _, step_ns in found
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "link", "hbm_gib", "names"),
     [
@@ -70,12 +95,16 @@ def told(one: Candidate | None, now: Candidate | None) -> tuple[Any, ...]:
         ("sample", SLOW, 80, ("dualpipe", "zb-v")),  # of what is asked for nothing is proven
         ("zbh1_m8", SLOW, 80, None),
         ("gpipe_m8", FAST, None, ("1f1b", "geopipe", "zb-h2", "gpipe")),
+        ("interleaved_m8", SLOW, None, None),  # recorded under two names: as observed, and as what it is
+        ("interleaved2", SLOW, None, None),
+        ("zbv", SLOW, None, None),
     ],
 )
 def test_python_faces_say_the_same(name: str, link: str, hbm_gib: int | None, names: tuple[str, ...] | None) -> None:
     found = recorded(name)
     hbm = None if hbm_gib is None else hbm_gib << 30
-    topology = Topology(parse_dc_map("0-1,2-3"), parse_link(link))
+    ranks = found.pipeline.observed.shape.ranks
+    topology = Topology(parse_dc_map("0-1,2-3" if ranks == 4 else "0,1"), parse_link(link))
     what_if = Scenario(topology=topology, hbm_bytes=hbm)
     one = topology.links[0]
     listed = list(names or default_schedules(found.pipeline.observed))
@@ -103,6 +132,19 @@ def test_python_faces_say_the_same(name: str, link: str, hbm_gib: int | None, na
     known = format_error(said[5]) if said[5] is not None else "?" if said[6] == "unproven" else ""
     at = table.columns.index("±") - 1 if "±" in table.columns else None
     assert (row.cells[at].text if at is not None else "") == known
+    # What is as good, and what may be better, are the same ones, and no order is there twice.
+    assert near_of(advice.rivals) == near_of(replayed.chosen.as_good) == near_of(best.as_good)
+    assert near_of(advice.unproven) == near_of(replayed.chosen.unproven) == near_of(best.unproven)
+    near = [replayed.best, *replayed.chosen.as_good, *replayed.chosen.unproven]
+    orders = [(one.replayed.schedule.orders, one.p2p) for one in near if one is not None]
+    assert all(orders.count(one) == 1 for one in orders)
+    # By the errors themselves: as good is no further off than they are, shorter otherwise issued is further.
+    assert advice.best is not None
+    for plan in (*advice.rivals, *advice.other_transfers):
+        apart = plan.step_ns / advice.best.step_ns - 1
+        errors = advice.best.known_error or plan.known_error, plan.known_error or advice.best.known_error
+        least = max(RELEVANT_RATIO, change_error_ratio(*errors, apart) or 0)
+        assert abs(apart) <= least if plan in advice.rivals else apart < -least
     # What may be better is marked, and never named ahead of what is proven.
     shorter = {(p.schedule, p.step_ns) for p in best.unproven}
     usual = [plan for plan in advice.asked.plans if plan.way.p2p is None and plan.feasible is not False]
@@ -129,8 +171,16 @@ def test_the_command_line_says_the_same(capsys: pytest.CaptureFixture[str], tmp_
     change = {"change_ratio": advice["best"]["step_ns"] / advice["now"]["step_ns"] - 1}
     advised = {"change_error_ratio": advice.get("change_error_ratio")} | advice["best"] | change
     said = [advised[key] for key in KEYS]
+    near = {key: listed_in_json(advice, key) for key in ("as_good", "unproven")}
+    assert all(near.values())
     for face in (swept, written["best"], replayed["best"]):
         assert [face[key] for key in KEYS] == said
+        assert {key: listed_in_json(face, key) for key in near} == near
+    text = html.unescape(re.sub("<[^>]*>", "", (tmp_path / "x.html").read_text()))
+    assert run(["report", str(SAMPLE), *over, "-o", str(tmp_path / "y.html")]) == 0
+    for shown in (text, capsys.readouterr().out):
+        assert f"As good, nearer to it than the error of prediction: {in_words(near['as_good'])}." in shown
+        assert f"May be better, but unproven, no recorded step was like it: {in_words(near['unproven'])}." in shown
     row = f"FROM schedule_comparison WHERE timeline = '{said[0]}'"
     (row_of,) = Run(target).records(row)
     result = next(one for one in replayed["results"] if one["schedule"] == said[0])
@@ -155,3 +205,57 @@ def test_transfers_that_a_trace_does_not_show_are_unproven_however_they_are_aske
     scenario = Scenario(topology=Topology(parse_dc_map("0,1"), parse_link(SLOW)), p2p=p2p)
     (result,) = answer(found, ["geopipe"], scenario).results
     assert (result.p2p, result.known_error, result.rests_on) == ("in-order", None, ("in-order transfers",))
+
+
+def test_transfers_issued_otherwise_are_told_only_where_that_is_shorter_by_more_than_can_be_told() -> None:
+    """zb-h1 and geopipe per edge are a little shorter than the best, but by less than the error of the difference."""
+    found, over = recorded("sample"), Topology(parse_dc_map("0-1,2-3"), parse_link(SLOW))
+    advice = advise(found, Scenario(topology=over), ("1f1b", "geopipe", "zb-h1", "zb-h2"))
+    assert advice.best is not None
+    little = [plan for plan in advice.asked.plans if plan.way.p2p and plan.step_ns < advice.best.step_ns]
+    assert {"geopipe", "zb-h1", "zb-h2"} == {plan.schedule for plan in little}
+    assert [(plan.schedule, plan.p2p) for plan in advice.other_transfers] == [("zb-h2", "per-edge")]
+
+
+@pytest.mark.parametrize("names", [None, ("observed", "interleaved"), ("interleaved", "looped-bfs")])
+def test_the_recorded_order_under_its_own_name_is_one_candidate(names: tuple[str, ...] | None) -> None:
+    """A recording of interleaved: observed and interleaved are the same actions in the same order on every rank."""
+    found, over = recorded("interleaved2"), Topology(parse_dc_map("0,1"), parse_link(SLOW))
+    observed = found.pipeline.observed
+    assert build_schedule("interleaved", observed.shape).orders == observed.orders
+    advice = advise(found, Scenario(topology=over), names)
+    usual = [plan for plan in advice.asked.plans if plan.way.p2p is None]
+    assert [plan.schedule for plan in usual if plan.schedule in ("observed", "interleaved")] == ["observed"]
+    assert advice.best is not None
+    assert advice.best.schedule == "observed"
+    assert not {"observed", "interleaved"} & {plan.schedule for plan in advice.rivals}
+
+    asked = list(names or default_schedules(observed))
+    replayed = answer(found, asked, Scenario(topology=over))
+    rows = comparison(replayed, best_result(replayed)).rows
+    heads = [row.head.text for row in rows if row.kind != "observed"]
+    assert heads.count("observed, replayed") == 1
+    assert "interleaved" not in heads
+    assert not {"observed", "interleaved"} & {one.schedule for one in replayed.chosen.as_good}
+
+    link = over.links[0]
+    grid = Grid(
+        names or (), dcs=(Topology(over.dcs),), bandwidths_bytes_per_s=(link.bandwidth_bytes_per_s,),
+        latencies_ns=(link.latency_ns,),
+    )  # fmt: skip
+    swept = sweep(found, grid, knees=False)
+    (best,) = swept.best
+    assert best.point is not None
+    assert best.point.schedule == "observed"
+    assert not {"observed", "interleaved"} & {one.schedule for one in best.as_good}
+    if names is None:
+        assert [point.schedule for point in swept.points].count("observed") == 1
+        assert "interleaved" not in {point.schedule for point in swept.points}
+
+
+def test_an_order_that_memory_or_transfers_tell_apart_stays_two_candidates() -> None:
+    """The same order per edge is another thing to run, and one that is not the same order at all is, too."""
+    found, over = recorded("interleaved2"), Topology(parse_dc_map("0,1"), parse_link(SLOW))
+    plans = advise(found, Scenario(topology=over)).asked.plans
+    assert sorted(plan.p2p for plan in plans if plan.schedule == "observed") == ["in-order", "per-edge"]
+    assert sum(plan.schedule == "looped-bfs" for plan in plans) == 2

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from tracetool.accuracy import change_error_ratio
-from tracetool.best import choose_best, evidence_of, recorded_test
+from tracetool.best import Chosen, choose, evidence_of, recorded_test
 from tracetool.causes import idle_intervals, idles_of
 from tracetool.model.choice import Choice, Taken
 from tracetool.model.pipeline import BY_EDGE
@@ -86,6 +86,11 @@ class Result:
         needed = self.metrics.needed_hbm_bytes
         known = [size for size in needed if size is not None]
         return max(known) if len(known) == len(needed) else None
+
+    @cached_property
+    def order_digest(self) -> str:
+        """What its order is, whatever its name."""
+        return self.replayed.schedule.order_digest
 
     @property
     def evidence(self) -> Evidence:
@@ -204,10 +209,16 @@ class Answer:
         """How far off that may be, as far as recorded runs tell; None if none was like it."""
         return step_change_error(self.baseline, result)
 
+    @cached_property
+    def chosen(self) -> Chosen[Result]:
+        """What to run of the baseline and the results and what comes near, by the rule of ``tracetool.best``."""
+        candidates = [self.baseline, *self.results, *self.closer]
+        return choose(candidates, recorded_test(self.pipeline), self.baseline.schedule)
+
     @property
     def best(self) -> Result | None:
-        """What to run of the baseline and the results, by the rule of ``tracetool.best``; None if none fits."""
-        return choose_best([self.baseline, *self.results, *self.closer], recorded_test(self.pipeline))
+        """What to run; None if none fits."""
+        return self.chosen.best
 
     def bubble_reduction(self, result: Result) -> float | None:
         """1 - bubble of the result / bubble of the baseline; None if the baseline has no bubble."""

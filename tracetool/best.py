@@ -8,7 +8,8 @@ known, only marked beside it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
 from tracetool.accuracy import format_error, is_within_error
 from tracetool.depth import RELEVANT_RATIO
@@ -17,7 +18,7 @@ from tracetool.schedules import SCHEDULES
 from tracetool.schedules.recognise import recognise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from tracetool.accuracy import KnownError
     from tracetool.model.pipeline import P2PMode, Pipeline
@@ -83,8 +84,27 @@ class Candidate(Protocol):
     def rests_on(self) -> Sequence[str]:
         """Of an unproven one, what nothing recorded was like."""
 
+    @property
+    def order_digest(self) -> str | None:
+        """What its order is, whatever its name; None if it was not built."""
+
 
 _Candidate = TypeVar("_Candidate", bound=Candidate)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen(Generic[_Candidate]):
+    """What to run of the candidates of one scenario, and what comes near.
+
+    Attributes:
+        best: By the rule; None if none fits.
+        as_good: As sure, and it cannot be told which is shorter; the shortest first.
+        unproven: Shorter, but predictions rest on less; the shortest of each schedule.
+    """
+
+    best: _Candidate | None
+    as_good: tuple[_Candidate, ...] = ()
+    unproven: tuple[_Candidate, ...] = ()
 
 
 def default_schedules(observed: Schedule) -> list[str]:
@@ -155,6 +175,76 @@ def is_as_good(one: Candidate, other: Candidate) -> bool:
     return is_within_error(one.known_error, other.known_error, _step(other) / _step(one) - 1)
 
 
+def choose(
+    candidates: Iterable[_Candidate], recorded: Callable[[Candidate], bool] | None, baseline: str
+) -> Chosen[_Candidate]:
+    """The candidate to run, those as good and those that may be better, each order once.
+
+    Args:
+        candidates: Of one scenario.
+        recorded: As ``choose_best`` has it.
+        baseline: What others are compared with: of orders of several names, it keeps this one.
+    """
+    tried = list(candidates)
+    best = choose_best(tried, recorded)
+    if best is None:
+        return Chosen(None)
+    once = distinct(tried, baseline, recorded)
+    # A geopipe that memory cuts to another's order still tells the rule what is held back: only now are names merged.
+    best = next(one for one in once if _identity(one) == _identity(best))
+    tier = TIERS.index(evidence_of(best))
+    near = [
+        one
+        for one in once
+        if one is not best
+        and one.step_ns is not None
+        and one.feasible is not False
+        and TIERS.index(evidence_of(one)) <= tier
+        and is_as_good(best, one)
+    ]
+    return Chosen(best, tuple(sorted(near, key=_step)), tuple(_may_be_better(once, best)))
+
+
+def distinct(
+    candidates: Iterable[_Candidate], baseline: str, recorded: Callable[[Candidate], bool] | None = None
+) -> list[_Candidate]:
+    """One candidate for each order and way to issue transfers: the baseline, the recorded or the surest name of it.
+
+    Args:
+        candidates: Of one scenario.
+        baseline: What others are compared with.
+        recorded: Tells the recorded order.
+    """
+
+    def rank(one: Candidate) -> tuple[bool, ...]:
+        unlike = recorded is not None and not recorded(one)
+        return one.schedule != baseline, unlike, one.known_error is None, one.extra_forwards is not None
+
+    tried = list(candidates)
+    kept: dict[Hashable, _Candidate] = {}
+    for one in tried:
+        other = kept.setdefault(_identity(one), one)
+        if rank(one) < rank(other):
+            kept[_identity(one)] = one
+    ids = {id(one) for one in kept.values()}
+    return [one for one in tried if id(one) in ids]
+
+
+def rows_of(
+    candidates: Iterable[_Candidate], baseline: str, recorded: Callable[[Candidate], bool] | None = None
+) -> list[_Candidate]:
+    """What tables list: no order twice but as geopipe, whose depth is an answer of its own; see ``distinct``."""
+    tried = list(candidates)
+    ids = {id(one) for one in distinct(tried, baseline, recorded)}
+    return [one for one in tried if id(one) in ids or one.extra_forwards is not None]
+
+
+def _identity(one: Candidate) -> Hashable:
+    # Stages cut anew, or memory taken otherwise, are another thing in the same order.
+    is_known = one.order_digest is not None and one.step_ns is not None
+    return (one.order_digest, one.p2p, one.step_ns, one.needed_bytes) if is_known else id(one)
+
+
 def choose_best(candidates: Iterable[_Candidate], recorded: Callable[[Candidate], bool] | None) -> _Candidate | None:
     """The candidate to run, by the rule; None if none fits.
 
@@ -193,7 +283,7 @@ def recorded_test(pipeline: Pipeline) -> Callable[[Candidate], bool]:
     return lambda one: one.p2p == pipeline.p2p and (one.schedule, one.extra_forwards) in orders
 
 
-def may_be_better(candidates: Iterable[_Candidate], best: _Candidate) -> list[_Candidate]:
+def _may_be_better(candidates: Iterable[_Candidate], best: _Candidate) -> list[_Candidate]:
     """Candidates that are shorter but whose predictions rest on less: the shortest of each schedule, in order."""
     tier = TIERS.index(evidence_of(best))
     found: dict[str, _Candidate] = {}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.accuracy import known_error
 from tracetool.answers import Answer, Fidelity, Refused, Result, step_change, step_change_error
-from tracetool.best import choose_best, recorded_schedule, recorded_test, rests_on
+from tracetool.best import choose, recorded_schedule, recorded_test, rests_on
 from tracetool.depth import LIMITED_BY_HBM, choose_warm_ups
 from tracetool.each_step import predict_each_step
 from tracetool.errors import BadTopology, ScenarioError, ScheduleError
@@ -118,7 +118,7 @@ def answer(
     base = _evaluate(pipeline, baseline, how, None)
     results, refused = _evaluate_each(pipeline, schedules, how, extra_forwards)
     closer = _closer(pipeline, how) if "geopipe" in schedules and extra_forwards is None else []
-    best = choose_best([base, *results, *closer], recorded_test(pipeline))
+    best = choose([base, *results, *closer], recorded_test(pipeline), baseline).best
     results += [result for result in closer if result is best]
     return Answer(
         pipeline=pipeline,

@@ -363,4 +363,4 @@ def test_texts_say_maybe_near_the_limit_and_compare_every_schedule_with_the_reco
     advice = advise(_sample(), Scenario(topology=over), ("1f1b", "zb-h2"))
     text = render_text(advice, RunFacts("x", "", "", "")).decode()
     (one,) = advice.unproven
-    assert f"{one.label} per-edge {one.step_ns / advice.now.metrics.step_ns - 1:+.1%}" in " ".join(text.split())
+    assert f"may be better: {one.label} {one.step_ns / advice.now.metrics.step_ns - 1:+.1%}" in " ".join(text.split())

@@ -68,7 +68,7 @@ def test_a_gain_within_the_error_is_none() -> None:
     """The recorded order is kept."""
     found = verdict(judged(("1f1b", 100, True, 0.04), ("zb-h1", 98, True, 0.04)))
     assert found.headline == "Nothing replayed is shorter than 1f1b by more than can be told: 100.0 ms ±4% a step"
-    assert "Nearer to it than the error of prediction: zb-h1 (98.0 ms)." in found.points
+    assert "As good, nearer to it than the error of prediction: zb-h1 (98.0 ms)." in found.points
 
 
 def test_a_result_of_unknown_error_is_not_named_ahead_of_known_ones() -> None:

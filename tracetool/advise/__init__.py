@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.advise.more import More, Resource, more_of_each
 from tracetool.advise.plans import Asked, Plan, plans_for, ways
-from tracetool.best import TIERS, choose_best, is_as_good, may_be_better, recorded_schedule, recorded_test
+from tracetool.best import TIERS, choose, is_as_good, recorded_schedule, recorded_test, rows_of
 from tracetool.depth import RELEVANT_RATIO
 from tracetool.errors import ScenarioError, ScheduleError
 from tracetool.schedules import parse_names
@@ -53,8 +53,8 @@ class Advice:
         best: What to run; None if nothing fits the memory.
         rivals: Plans as sure as the best whose steps do not differ from its by more than the error.
         unproven: Plans with shorter steps whose predictions rest on less, the shortest first.
-        other_transfers: Plans as sure as the best and shorter that take another way to issue transfers than the trace
-            shows: a change of the runtime, not of the schedule alone.
+        other_transfers: Plans shorter by more than can be told that take another way to issue transfers than the
+            trace shows: a change of the runtime, not of the schedule alone. The shortest of each schedule.
         gains: What more of each resource buys, in the order of ``more_of_each``; empty if nothing fits.
         missing: Units whose gain cannot be told, and why.
         binds: The resource of which more would shorten the step most; compute if none would by ``RELEVANT_RATIO``.
@@ -115,24 +115,24 @@ def advise(found: Reconstruction, scenario: Scenario, schedules: str | Sequence[
     if not scenario.topology.links:
         raise no_links()
     tried = ways(found, scenario, None if schedules is None else parse_names(schedules))
-    asked = plans_for(
-        found, scenario, tried, baseline=recorded_schedule(found.pipeline.observed, scenario.microbatches)
-    )
+    baseline = recorded_schedule(found.pipeline.observed, scenario.microbatches)
+    asked = plans_for(found, scenario, tried, baseline=baseline)
     usual = [plan for plan in asked.plans if plan.way.p2p is None]
-    best = choose_best(usual, recorded_test(found.pipeline))
-    now = asked.answer.baseline
+    is_recorded = recorded_test(found.pipeline)
+    chosen = choose(usual, is_recorded, baseline)
+    asked = asked._replace(plans=tuple(rows_of(asked.plans, baseline, is_recorded)))
+    best, now = chosen.best, asked.answer.baseline
     if best is None:
         return Advice(asked, scenario, now, None, (), (), (), (), (), "hbm")
     sure = [plan for plan in usual if TIERS.index(plan.evidence) <= TIERS.index(best.evidence)]
-    rivals = [p for p in sure if p is not best and p.feasible is not False and is_as_good(best, p)]
     gains, missing = _gains(found, scenario, best, sure)
     return Advice(
         asked=asked,
         scenario=scenario,
         now=now,
         best=best,
-        rivals=tuple(sorted(rivals, key=lambda p: p.step_ns)),
-        unproven=tuple(may_be_better(asked.plans, best)),
+        rivals=chosen.as_good,
+        unproven=chosen.unproven,
         other_transfers=_other_transfers(asked.plans, best),
         gains=gains,
         missing=missing,
@@ -141,11 +141,11 @@ def advise(found: Reconstruction, scenario: Scenario, schedules: str | Sequence[
 
 
 def _other_transfers(plans: Iterable[Plan], best: Plan) -> tuple[Plan, ...]:
-    """Plans as sure as the best and shorter whose transfers are issued otherwise: the shortest of each schedule."""
+    """Plans shorter by more than can be told whose transfers are issued otherwise: the shortest of each schedule."""
     found: dict[str, Plan] = {}
     for plan in sorted(plans, key=lambda p: p.step_ns):
-        is_sure = TIERS.index(plan.evidence) <= TIERS.index(best.evidence)
-        if plan.way.p2p is not None and is_sure and plan.feasible is not False and plan.step_ns < best.step_ns:
+        is_shorter = plan.step_ns < best.step_ns and not is_as_good(best, plan)
+        if plan.way.p2p is not None and plan.feasible is not False and is_shorter:
             found.setdefault(plan.schedule, plan)
     return tuple(found.values())
 
@@ -199,8 +199,9 @@ def _gains(
 
 def _chosen_anew(plans: Sequence[Plan], best: Plan, resource: Resource, pipeline: Pipeline) -> Plan | None:
     """What the rule chooses with more of a resource."""
+    baseline = recorded_schedule(pipeline.observed, next((plan.result.microbatches for plan in plans), None))
     if resource == "hbm":
-        return choose_best(plans, recorded_test(pipeline))
+        return choose(plans, recorded_test(pipeline), baseline).best
     # What is known of the errors does not change with what is bought: all ways tried are as sure as before.
     known = None if resource == "compute" else best.known_error
     rests = () if resource == "compute" else best.rests_on
@@ -208,7 +209,7 @@ def _chosen_anew(plans: Sequence[Plan], best: Plan, resource: Resource, pipeline
         replace(plan, result=replace(plan.result, known_error=plan.known_error or known, rests_on=rests))
         for plan in plans
     ]
-    chosen = choose_best(as_sure, recorded_test(pipeline))
+    chosen = choose(as_sure, recorded_test(pipeline), baseline).best
     return None if chosen is None else plans[as_sure.index(chosen)]
 
 

@@ -65,6 +65,11 @@ class Plan:
         return self.result.known_error
 
     @property
+    def order_digest(self) -> str:
+        """What its order is, whatever its name."""
+        return self.result.order_digest
+
+    @property
     def schedule(self) -> str:
         """Name of the schedule."""
         return self.result.schedule

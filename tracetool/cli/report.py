@@ -59,7 +59,7 @@ def report(
     from tracetool.best import default_schedules
     from tracetool.reports.html import REPORT, page
     from tracetool.reports.html_advice import advised_result
-    from tracetool.reports.verdict import verdict
+    from tracetool.reports.verdict import near_lines, verdict
     from tracetool.reports.written import render_json, written_info
     from tracetool.schedules import parse_names
     from tracetool.schedules.names import check_schedules
@@ -82,7 +82,8 @@ def report(
     if as_json:
         click.echo(render_json(written_info(found, question.facts(), path, len(data), best)), nl=False)
         return
-    click.echo(f"{verdict(found, best).headline}\nwrote {path} ({len(data):,} bytes)")
+    lines = [verdict(found, best).headline, *near_lines(found), f"wrote {path} ({len(data):,} bytes)"]
+    click.echo("\n".join(lines))
     next_step(_after(question, paths, path), quiet=quiet)
 
 

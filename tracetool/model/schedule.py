@@ -6,6 +6,7 @@ import csv
 import io
 import re
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -244,6 +245,11 @@ class Schedule:
             for part in parts
         ]
         return "\n\n".join("\n".join(line.rstrip() for line in of_part) for of_part in lines)
+
+    @property
+    def order_digest(self) -> str:
+        """SHA-256 of shape and order: equal for schedules that are the same under other names."""
+        return sha256(f"{self.shape}\n{self.to_csv()}".encode()).hexdigest()
 
     def to_csv(self) -> str:
         """The orders in torch's ``compute_only`` CSV of actions: one row per rank."""

@@ -135,7 +135,7 @@ class AdviceInfo(msgspec.Struct, kw_only=True):
     unproven: Annotated[list[PlanInfo], doc("Shorter, but predictions rest on less; the shortest of each schedule.")]
     other_transfers: Annotated[
         list[PlanInfo],
-        doc("As sure and shorter, with transfers issued otherwise than as the scenario or the trace says."),
+        doc("Shorter by more than can be told, with transfers issued otherwise than as scenario or trace say."),
     ]
     binds: Annotated[str, doc("bandwidth, latency, hbm or compute: more of it would shorten the step most.")]
     relevant_ratio: Annotated[

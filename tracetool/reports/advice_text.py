@@ -114,7 +114,8 @@ def _named(advice: Advice, plan: Plan) -> str:
     way = "" if plan.way.p2p is None else f" {plan.result.p2p}"
     known = advice.best is not None and advice.best.result.feasible is not None
     unknown = " (HBM unknown)" if plan.result.feasible is None and known else ""
-    return f"{plan.label}{way} {plan.step_ns / advice.now.metrics.step_ns - 1:+.1%}{unknown}"
+    mark = f" {UNPROVEN_MARK}" if way and plan.evidence == "unproven" else ""
+    return f"{plan.label}{way} {plan.step_ns / advice.now.metrics.step_ns - 1:+.1%}{mark}{unknown}"
 
 
 def binds_text(advice: Advice) -> str:
@@ -249,8 +250,9 @@ def _notes(advice: Advice, tuning: CoTuning | None, *, verbose: bool) -> list[st
         "gains are replayed, with schedule and depth chosen anew (with: where others are best); of a microbatch more, "
         "per microbatch",
     ]
-    if advice.unproven:
-        reasons = dict.fromkeys(reason for plan in advice.unproven for reason in plan.rests_on)
+    marked = [plan for plan in (*advice.unproven, *advice.other_transfers) if plan.evidence == "unproven"]
+    if marked:
+        reasons = dict.fromkeys(reason for plan in marked for reason in plan.rests_on)
         told = f" ({', '.join(reasons)})" if reasons else ""
         notes.append(f"unproven (± {UNPROVEN_MARK}): {UNPROVEN_TEXT}{told}; record one before you rely on it")
     if verbose:

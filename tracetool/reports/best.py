@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from tracetool.whatif import Answer, Result
 
 
-class BestInfo(msgspec.Struct, kw_only=True):
-    """The schedule to run, by the rule that advise and sweep have; where none fits, the one that lacks least."""
+class NearInfo(msgspec.Struct, kw_only=True):
+    """A schedule that comes near the one to run."""
 
     schedule: Annotated[str, doc("Name of the schedule.")]
     extra_forwards: Annotated[list[int] | None, doc("Warm-up forwards per rank beyond 1F1B's; null if n/a.")]
@@ -32,9 +32,25 @@ class BestInfo(msgspec.Struct, kw_only=True):
     rests_on: Annotated[list[str], doc("Of an unproven one, what nothing recorded was like.")]
 
 
+class BestInfo(NearInfo, kw_only=True):
+    """The schedule to run, by the rule that advise and sweep have; where none fits, the one that lacks least."""
+
+    as_good: Annotated[list[NearInfo], doc("As sure, with steps that differ by no more than the error.")]
+    unproven: Annotated[list[NearInfo], doc("Shorter, but predictions rest on less; the shortest of each schedule.")]
+
+
 def best_info(answer: Answer, best: Result) -> BestInfo:
     """The schedule to run as the struct of the schema."""
+    chosen = answer.chosen
     return BestInfo(
+        **msgspec.structs.asdict(_near(answer, best)),
+        as_good=[_near(answer, result) for result in chosen.as_good],
+        unproven=[_near(answer, result) for result in chosen.unproven],
+    )
+
+
+def _near(answer: Answer, best: Result) -> NearInfo:
+    return NearInfo(
         schedule=best.schedule,
         extra_forwards=None if best.extra_forwards is None else list(best.extra_forwards),
         p2p=best.p2p,

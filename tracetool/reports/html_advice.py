@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tracetool.best import UNPROVEN_MARK, UNPROVEN_TEXT
 from tracetool.depth import RELEVANT_RATIO
 from tracetool.reports.advice_text import binds_text, listed
 from tracetool.reports.html_tables import Cell, Row, Table
@@ -45,10 +46,10 @@ def advised(answer: Answer, advice: Advice) -> Advised:
     if advised_result(answer, advice) is None:
         lines.append(f"To run: {best.label} with {best.result.p2p} transfers, {format_duration(best.step_ns)} a step.")
     lines.append(f"What binds is {binds_text(advice)}.")
-    if advice.unproven:
+    if advice.other_transfers:
         lines.append(
-            "May be better (against the recorded order), but no recorded step was like it: "
-            f"{listed(advice, advice.unproven)}."
+            "With transfers issued otherwise it would be shorter (against the recorded order; "
+            f"{UNPROVEN_MARK}: {UNPROVEN_TEXT}): {listed(advice, advice.other_transfers)}."
         )
     lines += [f"{more}: cannot be told: {reason}" for more, reason in advice.missing]
     lines.append(

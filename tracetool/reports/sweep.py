@@ -167,9 +167,12 @@ def sweep_info(found: Sweep, facts: RunFacts, price: Price | None) -> SweepInfo:
     )
 
 
+_INNER = {"closer", "known_error", "order_digest"}
+
+
 def _point(point: SweepPoint) -> SweepPointInfo:
     evidence = None if point.step_ns is None else point.evidence
-    of_point = {f.name: getattr(point, f.name) for f in fields(point) if f.name not in {"closer", "known_error"}}
+    of_point = {f.name: getattr(point, f.name) for f in fields(point) if f.name not in _INNER}
     more = {
         "step_ns_per_microbatch": point.step_ns_per_microbatch,
         "seen_error_ratio": point.seen_error_ratio,

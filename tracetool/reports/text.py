@@ -7,7 +7,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from tracetool.accuracy import format_error
-from tracetool.best import error_text
+from tracetool.best import error_text, recorded_test, rows_of
 from tracetool.memory_limit import is_near_the_limit
 from tracetool.reports import Report, RunFacts
 from tracetool.reports.sharing_words import sharing_lines
@@ -81,7 +81,8 @@ def _table(answer: Answer, width: int) -> list[str]:
 
 def compared_results(answer: Answer) -> list[Result]:
     """The baseline, and each result that is another one."""
-    return [answer.baseline, *(r for r in answer.results if not is_baseline(answer, r))]
+    others = [result for result in answer.results if not is_baseline(answer, result)]
+    return rows_of([answer.baseline, *others], answer.baseline.schedule, recorded_test(answer.pipeline))
 
 
 def is_baseline(answer: Answer, result: Result) -> bool:

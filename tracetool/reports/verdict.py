@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tracetool.accuracy import format_error
-from tracetool.best import UNPROVEN_MARK, is_as_good
+from tracetool.best import UNPROVEN_MARK, UNPROVEN_TEXT, is_as_good
 from tracetool.depth import RELEVANT_RATIO
 from tracetool.memory_limit import is_near_the_limit
 from tracetool.reports.text import compared_results, is_baseline, result_name
@@ -217,13 +217,11 @@ def _on_others(answer: Answer, best: Result) -> list[str]:
     others = [r for r in compared_results(answer) if r is not best]
     step_ns = best.metrics.step_ns
     shortest = min(_fitting(answer, best), key=lambda r: r.metrics.step_ns)
-    near = [r for r in others if r.feasible == best.feasible and is_as_good(best, r)]
     shorter = [r for r in others if r.feasible != best.feasible and r.metrics.step_ns < best.metrics.step_ns]
     points = []
     if shortest.metrics.step_ns < step_ns and best.feasible is not False:
         points.append(_why_not_the_shortest(best, shortest))
-    if near:
-        points.append(f"Nearer to it than the error of prediction: {_listed([_with_step(r) for r in near])}.")
+    points += near_lines(answer)
     if shorter:
         told = [f"{_with_step(r)}, {fit_of(answer, r)}" for r in shorter]
         points.append(f"Shorter, but its memory stands against it: {_listed(told, '; ')}.")
@@ -231,6 +229,17 @@ def _on_others(answer: Answer, best: Result) -> list[str]:
         count = len(answer.refused)
         points.append(f"{count} schedule{'s' * (count > 1)} could not be replayed; the table says why.")
     return points
+
+
+def near_lines(answer: Answer) -> list[str]:
+    """All that are as good as the best, and all that may be better, in a sentence each; nothing if there are none."""
+    chosen, lines = answer.chosen, []
+    if chosen.as_good:
+        told = ", ".join(map(_with_step, chosen.as_good))
+        lines.append(f"As good, nearer to it than the error of prediction: {told}.")
+    if chosen.unproven:
+        lines.append(f"May be better, but unproven, {UNPROVEN_TEXT}: {', '.join(map(_with_step, chosen.unproven))}.")
+    return lines
 
 
 def _why_not_the_shortest(best: Result, shortest: Result) -> str:

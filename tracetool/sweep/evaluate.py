@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from tracetool.accuracy import known_error
 from tracetool.best import rests_on
@@ -73,7 +73,7 @@ class Evaluator:
         self._column = piece.column
         self._microbatches = piece.column.scenario.microbatches or piece.pipeline.observed.shape.microbatches
         self._replays: Replays | None = None
-        self._rests_on: dict[Depth | None, tuple[str, ...]] = {}
+        self._told: dict[Depth | None, _Told] = {}
 
     def points(self, links: Sequence[Swept]) -> list[SweepPoint]:
         """A point for each link and memory limit of the column: links outside, limits inside."""
@@ -165,20 +165,20 @@ class Evaluator:
             needed_bytes=_highest(metrics.needed_hbm_bytes),
             scenario=self._column.name,
             known_error=self._known_error(order, mode, scenario),
-            rests_on=self._told(order, extra, mode),
+            **self._of_order(order, extra, mode),
         )
 
     def _known_error(self, order: Schedule, mode: P2PMode, scenario: Scenario) -> KnownError | None:
         own = self._piece.own_error
         return None if own is None else known_error(self._piece.pipeline, order, mode, scenario, own)
 
-    def _told(self, order: Schedule, extra: Depth | None, mode: P2PMode) -> tuple[str, ...]:
-        """What the predictions of an order rest on: the same over all links."""
-        if needs_costs(self._column.schedule):
-            return rests_on(self._piece.pipeline, self._column.schedule, order, mode)
-        if extra not in self._rests_on:
-            self._rests_on[extra] = rests_on(self._piece.pipeline, self._column.schedule, order, mode)
-        return self._rests_on[extra]
+    def _of_order(self, order: Schedule, extra: Depth | None, mode: P2PMode) -> _Told:
+        """What holds of an order over all links: what its predictions rest on, and its digest."""
+        told = None if needs_costs(self._column.schedule) else self._told.get(extra)
+        if told is None:
+            reasons = rests_on(self._piece.pipeline, self._column.schedule, order, mode)
+            told = self._told[extra] = {"rests_on": reasons, "order_digest": order.order_digest}
+        return told
 
     def _refused(self, place: _Place, error: ScheduleError | ScenarioError) -> SweepPoint:
         links, limit = place
@@ -195,6 +195,11 @@ class Evaluator:
             reason=" ".join(error.message.split()),
             scenario=self._column.name,
         )
+
+
+class _Told(TypedDict):
+    rests_on: tuple[str, ...]
+    order_digest: str
 
 
 _Place = tuple["Swept", "int | None"]

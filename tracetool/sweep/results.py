@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from tracetool.accuracy import change_error_ratio
-from tracetool.best import choose_best, evidence_of, is_as_good, may_be_better, recorded_schedule, recorded_test
+from tracetool.best import choose, evidence_of, recorded_schedule, recorded_test, rows_of
 from tracetool.units import format_count
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class SweepPoint:
             nothing.
         closer: geopipe with a warm-up closer to its shortest step, where the chosen one is not the closest: what runs
             best may need it.
+        order_digest: What its order is, whatever its name; None if it could not be built.
         is_pareto: Whether no other point is as good in link cost, memory and step time and better in one of them;
             None without a price. See ``pareto``.
     """
@@ -75,6 +76,7 @@ class SweepPoint:
     rests_on: tuple[str, ...] = ()
     unlimited_ns: int | None = None
     closer: SweepPoint | None = None
+    order_digest: str | None = None
 
     @property
     def seen_error_ratio(self) -> float | None:
@@ -191,20 +193,23 @@ def best_of_each(points: Sequence[SweepPoint], now: Sequence[SweepPoint], pipeli
     found = []
     is_recorded = recorded_test(pipeline)
     for candidates in scenarios.values():
-        best = choose_best(candidates, is_recorded)
         recorded = next((one for one in candidates if one.schedule == names[one.microbatches] and one.step_ns), None)
-        if best is None:
-            found.append(Best(candidates[0], None, recorded))
-            continue
-        others = [
-            one
-            for one in candidates
-            if one is not best and one.is_usable and one.evidence == best.evidence and is_as_good(best, one)
-        ]
-        others.sort(key=lambda one: one.step_ns or 0)
-        unproven = tuple(may_be_better(candidates, best))
-        found.append(Best(candidates[0], best, recorded, tuple(others), unproven))
+        chosen = choose(candidates, is_recorded, names[candidates[0].microbatches])
+        found.append(Best(candidates[0], chosen.best, recorded, chosen.as_good, chosen.unproven))
     return tuple(found)
+
+
+def without_twins(points: Sequence[SweepPoint], pipeline: Pipeline) -> list[SweepPoint]:
+    """Points without those that have another's order, transfers and scenario under another name."""
+    scenarios: dict[ScenarioKey, list[SweepPoint]] = {}
+    for point in points:
+        scenarios.setdefault(scenario_of(point), []).append(point)
+    names = {m: recorded_schedule(pipeline.observed, m) for m in {point.microbatches for point in points}}
+    is_recorded = recorded_test(pipeline)
+    kept = {
+        id(point) for group in scenarios.values() for point in rows_of(group, names[group[0].microbatches], is_recorded)
+    }
+    return [point for point in points if id(point) in kept]
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +256,7 @@ def point_table(points: Sequence[SweepPoint]) -> pa.Table:
     return columns.append_column("seen_error_ratio", errors).append_column("evidence", evidence)
 
 
-_LEFT_OUT = ("closer", "known_error", "unlimited_ns")
+_LEFT_OUT = ("closer", "known_error", "order_digest", "unlimited_ns")
 """Fields that are no column."""
 
 

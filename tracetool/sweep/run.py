@@ -16,7 +16,7 @@ from tracetool.sweep.grid import Grid
 from tracetool.sweep.knee import seek
 from tracetool.sweep.notes import notes_of
 from tracetool.sweep.pareto import link_cost, mark_pareto
-from tracetool.sweep.results import Sweep, best_of_each
+from tracetool.sweep.results import Sweep, best_of_each, without_twins
 from tracetool.units import format_count
 from tracetool.whatif import fidelity_of
 
@@ -104,6 +104,8 @@ def sweep(
         points = _priced(pieces, points, price)
     now = workers.run(evaluate, apart, [piece.column.size for piece in apart])
     best = best_of_each(points, now, pipeline)
+    if not any(grid.schedules for grid in asked):
+        points = without_twins(points, pipeline)
     bent: list[Knee] = []
     if knees:
         shown = None if all(grid.schedules for grid in asked) else {each.point.schedule for each in best if each.point}
