@@ -77,6 +77,12 @@ def named(result: Result) -> str:
     return "the observed order" if result.schedule == "observed" else result_name(result)
 
 
+def _baseline_named(answer: Answer) -> str:
+    """The baseline within a sentence, with its transfers where the trace shows others."""
+    base = answer.baseline
+    return named(base) + (f" with {base.p2p} transfers" if base.p2p != answer.pipeline.p2p else "")
+
+
 def _headline(answer: Answer, best: Result) -> str:
     base = answer.baseline
     name, known, error = named(best), best.seen_error_ratio, answer.step_change_error(best)
@@ -96,14 +102,14 @@ def _headline(answer: Answer, best: Result) -> str:
         return f"Nothing replayed is shorter than {name}{surely}: {step}" if stays else f"{name} takes {step}"
     change = answer.step_change(best)
     if is_as_good(base, best):
-        return f"{name} takes {step}: too near to {named(base)} to tell which is shorter"
+        return f"{name} takes {step}: too near to {_baseline_named(answer)} to tell which is shorter"
     more = "less" if change < 0 else "more"
     certain = "" if error is None else f" ±{format_error(error)}"
     unfit = ", which does not fit" if base.feasible is False else ""
     sure = " if it fits" if fit_of(answer, best) != "fits" and answer.scenario.hbm_bytes is not None else ""
     is_shortest = all(r.metrics.step_ns >= best.metrics.step_ns for r in _fitting(answer, best))
     word = "shortest" if known is None and is_shortest else "best"
-    return f"{name} is {word}{sure}: {step}, {abs(change):.1%}{certain} {more} than {named(base)}{unfit}"
+    return f"{name} is {word}{sure}: {step}, {abs(change):.1%}{certain} {more} than {_baseline_named(answer)}{unfit}"
 
 
 def _fitting(answer: Answer, best: Result) -> list[Result]:
@@ -114,7 +120,7 @@ def _fitting(answer: Answer, best: Result) -> list[Result]:
 def _figures(answer: Answer, best: Result) -> list[Figure]:
     base, metrics = answer.baseline, best.metrics
     error = best.seen_error_ratio
-    against = named(base)
+    against = _baseline_named(answer)
     same = is_baseline(answer, best)
     figures = [
         Figure(
