@@ -199,12 +199,13 @@ def test_the_command_line_says_the_same(capsys: pytest.CaptureFixture[str], tmp_
 
 
 @pytest.mark.parametrize("p2p", [None, "in-order"])
-def test_transfers_that_a_trace_does_not_show_are_unproven_however_they_are_asked_for(p2p: P2PMode | None) -> None:
-    """Megatron's batches are grouped; geopipe is issued one by one, and nothing recorded on such a job was like it."""
+def test_transfers_rest_on_the_same_however_they_are_asked_for(p2p: P2PMode | None) -> None:
+    """Megatron's batches are grouped; geopipe's own way is one by one, 1F1B's is the recorded one."""
     found = looked_at(run_of(data("megatron", "1f1b_m8")))
     scenario = Scenario(topology=Topology(parse_dc_map("0,1"), parse_link(SLOW)), p2p=p2p)
-    (result,) = answer(found, ["geopipe"], scenario).results
-    assert (result.p2p, result.known_error, result.rests_on) == ("in-order", None, ("in-order transfers",))
+    deep, plain = answer(found, ["geopipe", "1f1b"], scenario).results
+    assert (deep.p2p, deep.known_error, deep.rests_on) == ("in-order", None, ())
+    assert (plain.p2p, plain.rests_on) == (("grouped", ()) if p2p is None else ("in-order", ("in-order transfers",)))
 
 
 def test_transfers_issued_otherwise_are_told_only_where_that_is_shorter_by_more_than_can_be_told() -> None:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 from tracetool.accuracy import format_error, is_within_error
 from tracetool.depth import RELEVANT_RATIO
 from tracetool.model.action import ActionKind
+from tracetool.model.scenario import Scenario
+from tracetool.replay import p2p_of
 from tracetool.schedules import SCHEDULES
 from tracetool.schedules.recognise import recognise
 
@@ -151,7 +153,7 @@ def rests_on(pipeline: Pipeline, name: str, schedule: Schedule, p2p: P2PMode) ->
     is_split = any(action.kind in _HALVES for order in schedule.orders for action in order)
     if is_split and not any(kind in stage.costs for stage in pipeline.stages for kind in _HALVES):
         reasons.append("halves of backwards")
-    if p2p != pipeline.p2p:
+    if p2p not in {pipeline.p2p, p2p_of(schedule, pipeline, Scenario())}:
         reasons.append("receives posted ahead" if p2p == "posted-ahead" else f"{p2p} transfers")
     return tuple(reasons)
 

@@ -34,7 +34,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for rank in range(2):
         with (folder / f"rank{rank}.json").open("w", encoding="utf-8") as file:
             file.write(f'{{"schemaVersion":1,"distributedInfo":{{"rank":{rank},"world_size":2}},"traceEvents":[\n')
-            file.writelines(block for _ in range(62))
+            file.writelines(block.replace(":17323", f":{17323 + again}") for again in range(62))
             file.write('{"ph":"f"}]}')
     return folder
 

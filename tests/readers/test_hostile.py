@@ -36,9 +36,9 @@ def _event(**changes: Any) -> dict[str, Any]:
     return {"ph": "X", "cat": "kernel", "name": "k", "ts": START, "dur": 1, "args": {"stream": 7}, **changes}
 
 
-def _record(**args: Any) -> str:
+def _record(start: int = START, **args: Any) -> str:
     known = {"Collective name": "send", "dtype": "Float", "In msg nelems": 4, "Process Group Ranks": "[0, 1]"}
-    return json.dumps(_event(cat="cpu_op", name="record_param_comms", args={**known, **args}))
+    return json.dumps(_event(cat="cpu_op", name="record_param_comms", ts=start, args={**known, **args}))
 
 
 def _run(tmp_path: Path, *events: str, head: str = '"schemaVersion": 1', tail: str = "") -> Any:
@@ -151,7 +151,8 @@ def test_many_categories_are_counted_as_others(scanner: str, tmp_path: Path) -> 
 def test_what_is_kept_to_the_end_is_limited(scanner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kineto_rows, "_MOST_COMMUNICATIONS", 5)
     monkeypatch.setattr(kineto_rows, "_MOST_STEPS", 5)
-    events = [_record(**{"Dst Rank": 1})] * 8 + [json.dumps(_event(name="ncclDevKernel"))] * 9
+    events = [_record(START + n, **{"Dst Rank": 1}) for n in range(8)]
+    events += [json.dumps(_event(name="ncclDevKernel", ts=START + n)) for n in range(9)]
     events += [json.dumps(_event(cat="user_annotation", name=f"ProfilerStep#{n}")) for n in range(7)]
     run = _run(tmp_path, *events)
     dropped = run.manifest["sources"][0]["dropped"]
@@ -181,7 +182,7 @@ def test_damage_all_over_is_left_out_in_pieces(scanner: str, tmp_path: Path, mon
     monkeypatch.setattr(json_scan, "_CREDIT", 1 << 20)
     monkeypatch.setattr(json_scan, "_CREDIT_PER_BYTE", 1)
     broken = json.dumps(_event()).replace('"name":', '"name"')
-    run = _run(tmp_path, *[broken] * 5000, *[json.dumps(_event())] * 99)
+    run = _run(tmp_path, *[broken] * 5000, *(json.dumps(_event(ts=START + n)) for n in range(1, 100)))
     dropped = run.manifest["sources"][0]["dropped"]
     assert {"damaged event", "damaged all over: up to 4 KiB left out at a time"} <= set(dropped)
     assert 50 < run.rows("SELECT count(*) FROM events")[0][0] <= 100
