@@ -165,6 +165,20 @@ def test_two_whole_traces_in_a_row_are_refused(joint: str, tmp_path: Path) -> No
         ingest([path], tmp_path / "x.run")
 
 
+def test_events_behind_a_bracket_that_damage_put_in_are_no_second_trace(tmp_path: Path) -> None:
+    """The rest of the events and of the object stand behind a list that was closed too early."""
+    text = json.dumps({"schemaVersion": 1, "traceEvents": EVENTS, "distributedInfo": DISTRIBUTED, "traceName": "x"})
+    path = tmp_path / "rank3.json"
+    path.write_text(text.replace('}, {"ph": "X", "cat": "kernel"', '}]}{"ph": "X", "cat": "kernel"'), encoding="utf-8")
+    whole = tmp_path / "whole" / "rank3.json"
+    whole.parent.mkdir()
+    whole.write_text(text, encoding="utf-8")
+    runs = [ingest([each], tmp_path / f"{n}.run") for n, each in enumerate((whole, path))]
+    assert path.read_text(encoding="utf-8") != text
+    assert len({run.rows("SELECT count(*) FROM events")[0] for run in runs}) == 1
+    assert runs[1].manifest["sources"][0]["dropped"] or runs[1].manifest["sources"][0]["repaired"]
+
+
 def test_a_version_behind_the_events_is_no_second_trace(tmp_path: Path) -> None:
     case = data("cases", "schema-version-after-events")
     assert [found.rank for found in discover([case]).found] == [0]

@@ -12,10 +12,9 @@ BARE = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[")
 _HEAD_LIMIT_BYTES = 16 << 20
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _FOLLOWING_BYTES = 1 << 18
-# What another trace behind the first speaks of.
-_TRACE = re.compile(
-    rb'[{\[].*?(?:"(?:schemaVersion|traceEvents|deviceProperties|distributedInfo)"\s*:|"ph"\s*:)', re.DOTALL
-)
+_LIST_OF_EVENTS = re.compile(rb'\[.*?"ph"\s*:', re.DOTALL)
+_OF_TRACES = frozenset({"schemaVersion", "deviceProperties", "distributedInfo"})
+"""Keys that an object with a list of events has, and an event has not."""
 
 
 class Beginning(NamedTuple):
@@ -76,8 +75,16 @@ def ending(data: bytes, start: int) -> tuple[Ending, int]:
     rest = len(data) - len(data[walked.at :].lstrip())
     if rest == len(data):
         return Ending.SOUND, rest
-    another = _TRACE.match(data, rest, rest + _FOLLOWING_BYTES)
-    return (Ending.ANOTHER if another else Ending.UNSOUND), rest
+    return (Ending.ANOTHER if _begins_trace(data[rest : rest + _FOLLOWING_BYTES]) else Ending.UNSOUND), rest
+
+
+def _begins_trace(text: bytes) -> bool:
+    """Whether a trace begins here: a list of events, or an object about one; an event by itself is none."""
+    at = opening(text)
+    if at is None:
+        return _LIST_OF_EVENTS.match(text) is not None
+    walked = walk(text, at)
+    return walked.stop is Stop.EVENTS or not _OF_TRACES.isdisjoint(member.key for member in walked.members)
 
 
 def lists_traces(head: bytes) -> bool:
