@@ -125,12 +125,9 @@ class MeasuredCosts:
         ``clear_runtime_states`` drops it. A recording that ran the halves has it in what they hold. Within a rank
         the gradient takes the place of the buffer that the stage before would receive it in.
         """
-        if action.kind is not ActionKind.BACKWARD_INPUT or cost.held_bytes is None:
+        if action.kind is not ActionKind.BACKWARD_INPUT:
             return cost
-        held = cost.held_bytes + self._kept_gradient_bytes(action.stage)
-        return replace(
-            cost, held_bytes=held, peak_bytes=None if cost.peak_bytes is None else max(cost.peak_bytes, held)
-        )
+        return cost.holding(self._kept_gradient_bytes(action.stage))
 
     def _kept_gradient_bytes(self, stage: int) -> int:
         """What one I of a stage leaves until the next step, beyond what is in its cost."""

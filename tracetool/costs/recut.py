@@ -161,17 +161,8 @@ def _output_in_a_buffer(costs: Costs, payload_bytes: int) -> dict[ActionKind, tu
     That is what torch's ``set_local_fwd_input`` does; the buffer itself is among the static bytes
     (``MeasuredCosts.static_bytes``).
     """
-
-    def more(cost: ActionCost, size: int) -> ActionCost:
-        if cost.held_bytes is None:
-            return cost
-        held = cost.held_bytes + size
-        return replace(
-            cost, held_bytes=held, peak_bytes=None if cost.peak_bytes is None else max(cost.peak_bytes, held)
-        )
-
     change = {F: -payload_bytes, B: payload_bytes, ActionKind.BACKWARD_WEIGHT: payload_bytes}
-    return {kind: tuple(more(cost, change.get(kind, 0)) for cost in of_kind) for kind, of_kind in costs.items()}
+    return {kind: tuple(cost.holding(change.get(kind, 0)) for cost in of_kind) for kind, of_kind in costs.items()}
 
 
 def _launches(owners: Sequence[StageProfile], costs: Costs) -> Mapping[ActionKind, Launch]:

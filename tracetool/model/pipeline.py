@@ -50,6 +50,14 @@ class ActionCost:
     uncontended_ns: int | None = None
     contended_ns: int | None = None
 
+    def holding(self, more_bytes: int) -> ActionCost:
+        """The same with so many more bytes (fewer, if negative) allocated when it ends."""
+        if self.held_bytes is None:
+            return self
+        held = self.held_bytes + more_bytes
+        peak = None if self.peak_bytes is None else max(self.peak_bytes, held)
+        return replace(self, held_bytes=held, peak_bytes=peak)
+
 
 def sum_if_known(values: Sequence[int | None]) -> int | None:
     """Sum of times or sizes; None if one of them is unknown."""
