@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from recorded import data, derived, h100
+from helpers.recorded import data, derived, h100
 
 from tracetool.cli import run
-from tracetool.each_step import predict_each_step
-from tracetool.metrics import measure
+from tracetool.model.metrics import measure
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Link, Topology
-from tracetool.reconstruct import reconstruct
-from tracetool.replay import replay
-from tracetool.replay.stages import stages_for
+from tracetool.reconstruction import reconstruct
+from tracetool.replays import replay
+from tracetool.replays.stages import stages_for
 from tracetool.schedules import build_schedule
+from tracetool.whatif.each_step import predict_each_step
 
 if TYPE_CHECKING:
     import pytest

@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.synthetic import pipeline
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic import pipeline
 
-from tracetool.jitter import RESAMPLES, Spread, spread
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape
 from tracetool.schedules import build_schedule
+from tracetool.whatif.jitter import RESAMPLES, Spread, spread
 
 if TYPE_CHECKING:
     from tracetool.model.pipeline import Pipeline

@@ -8,31 +8,31 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from recorded import ROOT, SAMPLES, data, looked_at, run_of
+from helpers.recorded import ROOT, SAMPLES, data, looked_at, run_of
 
-from tracetool.accuracy import change_error_ratio, format_error
-from tracetool.advise import advise
-from tracetool.best import default_schedules
+from tracetool.advice import advise
 from tracetool.cli import run
-from tracetool.depth import RELEVANT_RATIO
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology, parse_dc_map, parse_link
-from tracetool.reports.html_tables import comparison
-from tracetool.reports.sweep_map import cells_of
-from tracetool.reports.swept import facets_of
-from tracetool.reports.verdict import best_result
+from tracetool.reports.answer.verdict import best_result
+from tracetool.reports.html.tables import comparison
+from tracetool.reports.sweep.facets import facets_of
+from tracetool.reports.sweep.map import cells_of
 from tracetool.schedules import build_schedule
-from tracetool.store import Run
-from tracetool.sweep import Grid, sweep
-from tracetool.whatif import answer
+from tracetool.store.run import Run
+from tracetool.sweeps import Grid, sweep
+from tracetool.whatif.accuracy import change_error_ratio, format_error
+from tracetool.whatif.answer import answer
+from tracetool.whatif.best import default_schedules
+from tracetool.whatif.depth import RELEVANT_RATIO
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from tracetool.best import Candidate
     from tracetool.model.pipeline import P2PMode
-    from tracetool.reconstruct import Reconstruction
+    from tracetool.reconstruction import Reconstruction
+    from tracetool.whatif.best import Candidate
 
 SAMPLE = SAMPLES / "h100-1f1b"
 SLOW, FAST = "dc0-dc1=25Gbit/s,10ms", "dc0-dc1=100Gbit/s,2ms"

@@ -13,7 +13,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from recorded import ROOT
+from helpers.recorded import ROOT
 
 import tracetool
 
@@ -42,7 +42,9 @@ def test_light_commands_import_no_heavy_package(code: str) -> None:
 
 
 def test_text_replay_of_a_run_does_not_import_the_plotting_package() -> None:
-    assert "matplotlib" not in _loaded_after("import tracetool.cli.replay, tracetool.whatif, tracetool.reports.text")
+    assert "matplotlib" not in _loaded_after(
+        "import tracetool.cli.replay, tracetool.whatif.answer, tracetool.reports.answer.text"
+    )
 
 
 def test_every_exported_name_loads() -> None:
@@ -81,10 +83,10 @@ def test_the_wheel_holds_the_package_and_the_compiled_parts(tmp_path: Path) -> N
     with ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    extensions = {f"tracetool/readers/_scan{suffix}", f"tracetool/replay/_engine{suffix}"}
+    extensions = {f"tracetool/readers/chrome/_scan{suffix}", f"tracetool/replays/_engine{suffix}"}
     kept = {
         path
-        for pattern in ("*.py", "*.pyi", "*.sql", "page/*", "py.typed")
+        for pattern in ("*.py", "*.pyi", "*.sql", "static/*", "py.typed")
         for path in (ROOT / "tracetool").rglob(pattern)
     }
     assert held == {path.relative_to(ROOT).as_posix() for path in kept} | extensions
@@ -100,8 +102,8 @@ def test_without_a_compiler_it_installs_silently_and_works(tmp_path: Path) -> No
     program = """
 import sys
 from tracetool.cli import run
-from tracetool.readers import json_compiled
-from tracetool.replay.native import compiled_engine
+from tracetool.readers.chrome import compiled as json_compiled
+from tracetool.replays.native import compiled_engine
 print(json_compiled.__file__, json_compiled.available(), compiled_engine())
 sys.exit(run(["schedules"]))
 """
@@ -112,5 +114,5 @@ sys.exit(run(["schedules"]))
         [sys.executable, "-c", program], env=env, cwd=tmp_path, capture_output=True, text=True, check=True
     )
     first, *rest = ran.stdout.splitlines()
-    assert first == f"{target / 'tracetool' / 'readers' / 'json_compiled.py'} False None"
+    assert first == f"{target / 'tracetool' / 'readers' / 'chrome' / 'compiled.py'} False None"
     assert any("geopipe" in line for line in rest)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from recorded import ROOT
+from helpers.recorded import ROOT
 
 TOOLS = {
     "ruff": ["ruff", "check", "."],

@@ -7,10 +7,10 @@ import json
 import duckdb
 import jsonschema
 import pytest
-from recorded import ROOT, SAMPLES, derived
+from helpers.recorded import ROOT, SAMPLES, derived
 
 from tracetool.reports.schemas import all_schemas
-from tracetool.tables import TABLES
+from tracetool.tables.run import TABLES
 
 SCHEMAS = ROOT / "schemas"
 

@@ -6,17 +6,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-import synthetic
-from recorded import data, rebuilt
+from helpers import synthetic
+from helpers.recorded import data, rebuilt
 
 import tracetool as tt
 from tracetool.model.action import ActionKind
 from tracetool.model.collective import CollectiveUse
 from tracetool.model.dc_map import parse_table
 from tracetool.model.pipeline import TailPart
-from tracetool.reconstruct.coordinates import Coordinates
-from tracetool.sharing import pipelines_on_links
-from tracetool.wording import placed
+from tracetool.reconstruction.capture.coordinates import Coordinates
+from tracetool.whatif.sharing import pipelines_on_links
+from tracetool.whatif.wording import placed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,17 +6,17 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from recorded import SAMPLES, derived, run_of
+from helpers.recorded import SAMPLES, derived, run_of
 
 from tracetool.causes import idle_by_cause, mean_by_cause
 from tracetool.errors import AlreadyExists, BadQuery, NotARun, SchemaVersion, StoreError
 from tracetool.model.scenario import Scenario
-from tracetool.parts import write_part
 from tracetool.readers import rows_table
-from tracetool.reconstruct import reconstruct
-from tracetool.store import Run, RunWriter
-from tracetool.tables import SCHEMA_VERSION, TABLES
-from tracetool.whatif import answer
+from tracetool.reconstruction import reconstruct
+from tracetool.store.parts import write_part
+from tracetool.store.run import Run, RunWriter
+from tracetool.tables.run import SCHEMA_VERSION, TABLES
+from tracetool.whatif.answer import answer
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,22 +11,22 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 import pytest
-from recorded import rebuilt
-from synthetic import found, pipeline, places, scenario
+from helpers.recorded import rebuilt
+from helpers.synthetic import found, pipeline, places, scenario
 
-from tracetool.depth import choose_depth
 from tracetool.errors import UnsupportedShape
-from tracetool.memory_limit import Shortage, Violation
 from tracetool.model.load import known_load
 from tracetool.model.schedule import PipelineShape
 from tracetool.schedules import SCHEDULES, build_schedule
-from tracetool.whatif import answer
+from tracetool.whatif.answer import answer
+from tracetool.whatif.depth import choose_depth
+from tracetool.whatif.memory_limit import Shortage, Violation
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tracetool.model.pipeline import Pipeline
-    from tracetool.whatif import Answer, Result
+    from tracetool.whatif.answer import Answer, Result
 
 P, M, F, B = 4, 40, 1000, 2000
 CYCLE = F + B

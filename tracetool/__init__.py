@@ -95,63 +95,63 @@ from tracetool.version import __version__
 _EXPORTS = {
     "Action": "tracetool.model.action",
     "ActionKind": "tracetool.model.action",
-    "Advice": "tracetool.advise",
-    "Answer": "tracetool.whatif",
+    "Advice": "tracetool.advice",
+    "Answer": "tracetool.whatif.answer",
     "Cause": "tracetool.model.idle",
-    "Comparison": "tracetool.compare",
-    "Explanation": "tracetool.explain",
-    "Grid": "tracetool.sweep",
-    "IngestOptions": "tracetool.ingest",
+    "Comparison": "tracetool.comparison",
+    "Explanation": "tracetool.explanation",
+    "Grid": "tracetool.sweeps",
+    "IngestOptions": "tracetool.ingestion",
     "Link": "tracetool.model.topology",
-    "Metrics": "tracetool.metrics",
+    "Metrics": "tracetool.model.metrics",
     "Pipeline": "tracetool.model.pipeline",
     "PipelineShape": "tracetool.model.schedule",
-    "Price": "tracetool.sweep",
-    "Reconstruction": "tracetool.reconstruct",
-    "Replayed": "tracetool.replay",
-    "Result": "tracetool.whatif",
-    "Run": "tracetool.store",
+    "Price": "tracetool.sweeps",
+    "Reconstruction": "tracetool.reconstruction",
+    "Replayed": "tracetool.replays",
+    "Result": "tracetool.whatif.answer",
+    "Run": "tracetool.store.run",
     "Scenario": "tracetool.model.scenario",
     "Schedule": "tracetool.model.schedule",
-    "Sweep": "tracetool.sweep",
+    "Sweep": "tracetool.sweeps",
     "Timeline": "tracetool.model.timeline",
     "Topology": "tracetool.model.topology",
     "TraceToolError": "tracetool.errors",
-    "advise": "tracetool.advise",
-    "answer": "tracetool.whatif",
+    "advise": "tracetool.advice",
+    "answer": "tracetool.whatif.answer",
     "build_schedule": "tracetool.schedules",
-    "compare": "tracetool.compare.asked",
-    "explain": "tracetool.explain",
-    "grid": "tracetool.sweep.asked",
-    "ingest": "tracetool.runs",
-    "measure": "tracetool.metrics",
-    "open_run": "tracetool.runs",
-    "reconstruct": "tracetool.reconstruct",
-    "replay": "tracetool.replay",
-    "scenario": "tracetool.wording",
-    "sweep": "tracetool.sweep",
-    "to_arrow": "tracetool.columnar",
-    "to_polars": "tracetool.columnar",
+    "compare": "tracetool.comparison.asked",
+    "explain": "tracetool.explanation",
+    "grid": "tracetool.sweeps.asked",
+    "ingest": "tracetool.ingestion.runs",
+    "measure": "tracetool.model.metrics",
+    "open_run": "tracetool.ingestion.runs",
+    "reconstruct": "tracetool.reconstruction",
+    "replay": "tracetool.replays",
+    "scenario": "tracetool.whatif.wording",
+    "sweep": "tracetool.sweeps",
+    "to_arrow": "tracetool.reports.columnar",
+    "to_polars": "tracetool.reports.columnar",
 }
 
 __all__ = ["__version__", *sorted(_EXPORTS)]  # noqa: PLE0604 - names of lazily loaded objects
 
 if TYPE_CHECKING:
-    from tracetool.advise import Advice as Advice
-    from tracetool.advise import advise as advise
-    from tracetool.columnar import to_arrow as to_arrow
-    from tracetool.columnar import to_polars as to_polars
-    from tracetool.compare import Comparison as Comparison
-    from tracetool.compare.asked import compare as compare
+    from tracetool.advice import Advice as Advice
+    from tracetool.advice import advise as advise
+    from tracetool.comparison import Comparison as Comparison
+    from tracetool.comparison.asked import compare as compare
     from tracetool.errors import TraceToolError as TraceToolError
-    from tracetool.explain import Explanation as Explanation
-    from tracetool.explain import explain as explain
-    from tracetool.ingest import IngestOptions as IngestOptions
-    from tracetool.metrics import Metrics as Metrics
-    from tracetool.metrics import measure as measure
+    from tracetool.explanation import Explanation as Explanation
+    from tracetool.explanation import explain as explain
+    from tracetool.ingestion import IngestOptions as IngestOptions
+    from tracetool.ingestion.runs import ingest as ingest
+    from tracetool.ingestion.runs import open_run as open_run
     from tracetool.model.action import Action as Action
     from tracetool.model.action import ActionKind as ActionKind
     from tracetool.model.idle import Cause as Cause
+    from tracetool.model.metrics import Metrics as Metrics
+    from tracetool.model.metrics import measure as measure
     from tracetool.model.pipeline import Pipeline as Pipeline
     from tracetool.model.scenario import Scenario as Scenario
     from tracetool.model.schedule import PipelineShape as PipelineShape
@@ -159,23 +159,23 @@ if TYPE_CHECKING:
     from tracetool.model.timeline import Timeline as Timeline
     from tracetool.model.topology import Link as Link
     from tracetool.model.topology import Topology as Topology
-    from tracetool.reconstruct import Reconstruction as Reconstruction
-    from tracetool.reconstruct import reconstruct as reconstruct
-    from tracetool.replay import Replayed as Replayed
-    from tracetool.replay import replay as replay
-    from tracetool.runs import ingest as ingest
-    from tracetool.runs import open_run as open_run
+    from tracetool.reconstruction import Reconstruction as Reconstruction
+    from tracetool.reconstruction import reconstruct as reconstruct
+    from tracetool.replays import Replayed as Replayed
+    from tracetool.replays import replay as replay
+    from tracetool.reports.columnar import to_arrow as to_arrow
+    from tracetool.reports.columnar import to_polars as to_polars
     from tracetool.schedules import build_schedule as build_schedule
-    from tracetool.store import Run as Run
-    from tracetool.sweep import Grid as Grid
-    from tracetool.sweep import Price as Price
-    from tracetool.sweep import Sweep as Sweep
-    from tracetool.sweep import sweep as sweep
-    from tracetool.sweep.asked import grid as grid
-    from tracetool.whatif import Answer as Answer
-    from tracetool.whatif import Result as Result
-    from tracetool.whatif import answer as answer
-    from tracetool.wording import scenario as scenario
+    from tracetool.store.run import Run as Run
+    from tracetool.sweeps import Grid as Grid
+    from tracetool.sweeps import Price as Price
+    from tracetool.sweeps import Sweep as Sweep
+    from tracetool.sweeps import sweep as sweep
+    from tracetool.sweeps.asked import grid as grid
+    from tracetool.whatif.answer import Answer as Answer
+    from tracetool.whatif.answer import Result as Result
+    from tracetool.whatif.answer import answer as answer
+    from tracetool.whatif.wording import scenario as scenario
 
 
 def __getattr__(name: str) -> object:

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 import pytest
-from recorded import ROOT, SAMPLES
+from helpers.recorded import ROOT, SAMPLES
 
 import tracetool as tt
 

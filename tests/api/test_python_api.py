@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pyarrow as pa
 import pytest
-from recorded import ROOT, SAMPLES, derived
+from helpers.recorded import ROOT, SAMPLES, derived
 
 import tracetool as tt
 from tracetool.cli import run as command
@@ -22,7 +22,7 @@ from tracetool.errors import BadTopology, ScenarioError, StoreError, UnknownName
 from tracetool.model.action import ActionKind
 from tracetool.model.collective import CollectiveUse
 from tracetool.model.pipeline import TailPart
-from tracetool.tables import TABLES
+from tracetool.tables.run import TABLES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +46,7 @@ def _answer() -> tt.Answer:
 def looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands take what was reconstructed already: the same Run, with the same options."""
     found = _found()
-    monkeypatch.setattr(sys.modules["tracetool.reconstruct"], "reconstruct", lambda *_, **__: found)
+    monkeypatch.setattr(sys.modules["tracetool.reconstruction"], "reconstruct", lambda *_, **__: found)
 
 
 def _addresses(column: pa.ChunkedArray) -> list[int]:
@@ -63,13 +63,13 @@ def test_rooms_do_not_hide_the_verbs_that_they_define() -> None:
     """Importing a room sets it in the package: whichever comes first, the verb stays a function."""
     clash = ["ingest", "reconstruct", "replay", "sweep", "explain", "advise", "compare"]
     program = f"""
-import tracetool.cli.replay, tracetool.columnar
+import tracetool.cli.replay, tracetool.reports.columnar
 import tracetool as tt
 for name in {clash}:
     assert callable(getattr(tt, name)), name
-import tracetool.ingest.work, tracetool.replay.engine, tracetool.sweep.grid
-from tracetool.replay import engine
-assert callable(tt.replay) and engine.__name__ == "tracetool.replay.engine"
+import tracetool.ingestion.work, tracetool.replays.engine, tracetool.sweeps.grid
+from tracetool.replays import engine
+assert callable(tt.replay) and engine.__name__ == "tracetool.replays.engine"
 from tracetool import sweep, replay
 assert callable(sweep) and callable(replay)
 """

@@ -10,7 +10,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from recorded import ROOT
+from helpers.recorded import ROOT
 
 from tracetool.baselines.history import add_report, read_history
 from tracetool.cli import run

@@ -13,10 +13,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from crosspipe import CASES, CELLS, DELAYS, of_static, problem
+from helpers.crosspipe import CASES, CELLS, DELAYS, of_static, problem
 
+from tracetool.schedules.library.optimal import solve
 from tracetool.schedules.list_scheduling import best_listed
-from tracetool.schedules.optimal import solve
 from tracetool.schedules.problem import window_ns
 
 if TYPE_CHECKING:

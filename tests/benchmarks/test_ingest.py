@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from large_trace import write_large_trace
-from recorded import SAMPLES
+from helpers.large_trace import write_large_trace
+from helpers.recorded import SAMPLES
 
-from tracetool.readers.json_compiled import available
+from tracetool.readers.chrome.compiled import available
 
 SOURCE = Path(os.environ.get("TRACETOOL_BENCH_TRACE", SAMPLES / "h100-1f1b" / "rank0.json.gz"))
 SIZES_MB = tuple(int(size) for size in os.environ.get("TRACETOOL_BENCH_MB", "50,200,1000").split(","))
@@ -30,8 +30,8 @@ HTA_PYTHON = os.environ.get("TRACETOOL_HTA_PYTHON", "")
 _OURS = """
 import resource, sys, time
 from pathlib import Path
-from tracetool.ingest import IngestOptions, ingest
-import tracetool.readers.kineto, pyarrow.parquet, pyarrow.compute
+from tracetool.ingestion import IngestOptions, ingest
+import tracetool.readers.kineto.reader, pyarrow.parquet, pyarrow.compute
 def cpu():
     own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime

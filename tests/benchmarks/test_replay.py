@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from engine_cases import ENGINES
+from helpers.engine_cases import ENGINES
 
 from tracetool.model.pipeline import P2P_MODES
 from tracetool.model.schedule import PipelineShape
 from tracetool.model.topology import Topology
-from tracetool.replay.compiled import Compiled
-from tracetool.replay.engine import Slowdown, run
-from tracetool.replay.sweeping import Durations
+from tracetool.replays.compiled import Compiled
+from tracetool.replays.engine import Slowdown, run
+from tracetool.replays.sweeping import Durations
 from tracetool.schedules import build_schedule
 
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
 
     from tracetool.model.pipeline import P2PMode
-    from tracetool.replay.flow import Int64s
+    from tracetool.replays.flow import Int64s
 
 SIZES = [(16, 256), (64, 512)]
 

@@ -10,12 +10,12 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from recorded import SAMPLES
-from synthetic import pipeline
+from helpers.recorded import SAMPLES
+from helpers.synthetic import pipeline
 
-from tracetool.ingest import ingest
+from tracetool.ingestion import ingest
 from tracetool.model.scenario import Scenario
-from tracetool.replay import replay
+from tracetool.replays import replay
 from tracetool.schedules import build_schedule
 
 if TYPE_CHECKING:

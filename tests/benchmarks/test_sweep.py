@@ -11,15 +11,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from synthetic import pipeline
+from helpers.synthetic import pipeline
 
-from tracetool.depth import choose_depth
-from tracetool.metrics import measure
 from tracetool.model.load import SustainedLoad
+from tracetool.model.metrics import measure
 from tracetool.model.topology import Topology
-from tracetool.replay import replay
+from tracetool.replays import replay
 from tracetool.schedules import build_schedule
-from tracetool.sweep import Grid, sweep
+from tracetool.sweeps import Grid, sweep
+from tracetool.whatif.depth import choose_depth
 
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture

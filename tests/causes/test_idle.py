@@ -7,22 +7,22 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from engine_cases import schedules
+from helpers.engine_cases import schedules
+from helpers.idle_checks import check, sums
+from helpers.synthetic import BYTE_PER_NS, pipeline, places, replayed, scenario
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from idle_checks import check, sums
-from synthetic import BYTE_PER_NS, pipeline, places, replayed, scenario
 
 from tracetool.causes import idle_by_cause, idle_intervals, idles_of, mean_by_cause
 from tracetool.errors import ScheduleDeadlock, UnsupportedShape
-from tracetool.metrics import measure
 from tracetool.model.action import ActionKind
 from tracetool.model.idle import Cause, Idle
+from tracetool.model.metrics import measure
 from tracetool.model.pipeline import P2P_MODES, ActionCost, Pipeline, RankProfile, StageProfile
 from tracetool.model.scenario import LINK_SHARINGS, Scenario
 from tracetool.model.timeline import Op, Timeline, Transfer
 from tracetool.model.topology import Link, Topology
-from tracetool.replay import Replayed, replay
+from tracetool.replays import Replayed, replay
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from recorded import data, run_of
-from small_pipeline import KERNEL_US, Job, write
+from helpers.recorded import data, run_of
+from helpers.small_pipeline import KERNEL_US, Job, write
 
 from tracetool.causes import idle_by_cause, idle_intervals, profiler_ns
-from tracetool.explain import explain
-from tracetool.ingest import ingest
+from tracetool.explanation import explain
+from tracetool.ingestion import ingest
 from tracetool.model.idle import Cause
 from tracetool.model.topology import Topology
-from tracetool.reconstruct import reconstruct
-from tracetool.whatif import answer
+from tracetool.reconstruction import reconstruct
+from tracetool.whatif.answer import answer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tracetool.reconstruct import Reconstruction
+    from tracetool.reconstruction import Reconstruction
 
 LONG_US = 5_000
 

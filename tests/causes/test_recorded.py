@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from idle_checks import check, sums
-from recorded import SAMPLES, data, looked_at, rebuilt, run_of, small
+from helpers.idle_checks import check, sums
+from helpers.recorded import SAMPLES, data, looked_at, rebuilt, run_of, small
 
 from tracetool.causes import critical_path, idle_intervals, idles_of
-from tracetool.metrics import measure
 from tracetool.model.idle import Cause
+from tracetool.model.metrics import measure
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology
-from tracetool.replay import replay
+from tracetool.replays import replay
 
 if TYPE_CHECKING:
     from tracetool.model.idle import Idle
-    from tracetool.reconstruct import Reconstruction
-    from tracetool.replay import Replayed
+    from tracetool.reconstruction import Reconstruction
+    from tracetool.replays import Replayed
 
 
 def both(found: Reconstruction) -> tuple[tuple[Idle, ...], Replayed]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from recorded import ROOT
+from helpers.recorded import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

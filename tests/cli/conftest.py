@@ -6,17 +6,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from comparing import QUIET_STEPS, report
+from helpers.comparing import QUIET_STEPS, report
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tracetool.reconstruct import Reconstruction
-    from tracetool.store import Run
+    from tracetool.reconstruction import Reconstruction
+    from tracetool.store.run import Run
 
 # The package's own attribute of that name is the verb.
-_ROOM = import_module("tracetool.reconstruct")
+_ROOM = import_module("tracetool.reconstruction")
 _RECONSTRUCT: Callable[..., Reconstruction] = _ROOM.reconstruct
 _known: dict[object, Reconstruction] = {}
 

@@ -7,20 +7,20 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from recorded import data
-from small_pipeline import Job, write
+from helpers.recorded import data
+from helpers.small_pipeline import Job, write
 
 from tracetool.cli.facts import run_summary, summary_lines
 from tracetool.errors import NoDeviceActivity, NoPipeline
-from tracetool.ingest import ingest
-from tracetool.reconstruct import reconstruct
-from tracetool.reports.gaps import find_gaps
-from tracetool.runs import ingest as ingest_whole
+from tracetool.ingestion import ingest
+from tracetool.ingestion.runs import ingest as ingest_whole
+from tracetool.reconstruction import reconstruct
+from tracetool.reports.recording.gaps import find_gaps
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tracetool.store import Run
+    from tracetool.store.run import Run
 
 START = 1732300000000000
 MATRIX = "ASCEND_PROFILER_OUTPUT/communication_matrix.json"

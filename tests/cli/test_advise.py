@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from recorded import ROOT, SAMPLES
+from helpers.recorded import ROOT, SAMPLES
 
 from tracetool.cli import run
 

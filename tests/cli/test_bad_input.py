@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from recorded import SAMPLES, data
+from helpers.recorded import SAMPLES, data
 
 from tracetool.cli import run
 
@@ -146,7 +146,7 @@ def test_a_bad_query_keeps_duckdbs_own_words(capsys: pytest.CaptureFixture[str])
 def test_a_crash_is_exit_code_2_and_leaves_its_traceback_in_a_file(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tracetool.runs.open_run", lambda *_: 1 / 0)
+    monkeypatch.setattr("tracetool.ingestion.runs.open_run", lambda *_: 1 / 0)
     assert run(["info", str(SAMPLE)]) == 2
     error = capsys.readouterr().err
     assert "ZeroDivisionError" in error

@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from recorded import ROOT, SAMPLES, data
+from helpers.recorded import ROOT, SAMPLES, data
 
 from tracetool.cli import cli, run
-from tracetool.store import Run
+from tracetool.store.run import Run
 
 SAMPLE = str(SAMPLES / "h100-1f1b")
 

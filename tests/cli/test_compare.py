@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import jsonschema
 import pytest
-from comparing import QUIET_STEPS, as_json, report, said, sample, sample_report, verdict
-from recorded import ROOT
+from helpers.comparing import QUIET_STEPS, as_json, report, said, sample, sample_report, verdict
+from helpers.recorded import ROOT
 
-from tracetool.recording import RECORDING
+from tracetool.ingestion.recording import RECORDING
 
 if TYPE_CHECKING:
     from pathlib import Path

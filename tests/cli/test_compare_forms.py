@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import junitparser
 import pytest
-from comparing import report, said
+from helpers.comparing import report, said
 
 if TYPE_CHECKING:
     from pathlib import Path

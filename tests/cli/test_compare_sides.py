@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from comparing import as_json, report, said, verdict
+from helpers.comparing import as_json, report, said, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -209,7 +209,7 @@ def test_a_change_of_a_few_microbatches_is_told(capsys: pytest.CaptureFixture[st
 
 def test_many_microbatches_of_few_steps_are_tested_quickly(base: Path) -> None:
     """Strata beyond two dozen are approximated; the exact and the approximate chance agree where both can be had."""
-    from tracetool.compare import rank_test
+    from tracetool.comparison import rank_test
 
     draws = [([float(n % 7), float(n % 5), 9.0], [float(n % 11) + 1, float(n % 3), 4.0]) for n in range(24)]
     exact = rank_test.stratified_p(draws)

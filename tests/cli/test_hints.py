@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 import pytest
-from recorded import ROOT, SAMPLES, data
+from helpers.recorded import ROOT, SAMPLES, data
 
 from tracetool.cli import cli, run
-from tracetool.reports.text import wrapped
+from tracetool.reports.answer.text import wrapped
 
 if TYPE_CHECKING:
     from pathlib import Path

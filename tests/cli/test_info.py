@@ -6,10 +6,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from recorded import SAMPLES, data
+from helpers.recorded import SAMPLES, data
 
 from tracetool.cli import run
-from tracetool.reports.findings import finding_lines
+from tracetool.reports.recording.findings import finding_lines
 
 if TYPE_CHECKING:
     from pathlib import Path

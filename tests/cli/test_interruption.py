@@ -17,7 +17,7 @@ import pytest
 
 from tracetool.cli import run
 from tracetool.errors import IngestError, StoreError, TraceToolError, UnknownName
-from tracetool.ingest import IngestOptions, executors, ingest
+from tracetool.ingestion import IngestOptions, executors, ingest
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks for processes in /proc")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import jsonschema
 import polars as pl
 import pytest
-from recorded import ROOT
+from helpers.recorded import ROOT
 
 from tracetool.cli import run
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import jsonschema
 import pytest
-import synthetic
-from recorded import ROOT, SAMPLES
+from helpers import synthetic
+from helpers.recorded import ROOT, SAMPLES
 
-from tracetool.best import default_schedules
 from tracetool.cli import run
 from tracetool.cli.report import default_name
 from tracetool.model.action import ActionKind
 from tracetool.model.schedule import PipelineShape
 from tracetool.schedules import build_schedule
+from tracetool.whatif.best import default_schedules
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,15 +13,15 @@ from pathlib import Path
 import duckdb
 import polars as pl
 import pytest
+from helpers.recorded import ROOT, SAMPLES, derived
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import ROOT, SAMPLES, derived
 
-from tracetool.catalog import Catalog, names_for, save_database
 from tracetool.cli import run
 from tracetool.errors import BadQuery
-from tracetool.lens import examples, sql_text
-from tracetool.store import Run
+from tracetool.store.catalog import Catalog, names_for, save_database
+from tracetool.store.query import examples, sql_text
+from tracetool.store.run import Run
 
 SAMPLE = str(SAMPLES / "h100-1f1b")
 OTHER = str(SAMPLES / "ascend-1f1b")

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import polars as pl
 import pytest
-from recorded import ROOT, SAMPLES, looked_at, run_of
+from helpers.recorded import ROOT, SAMPLES, looked_at, run_of
 
 from tracetool.cli import run
-from tracetool.reconstruct import reconstruct
+from tracetool.reconstruction import reconstruct
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tracetool.reconstruct import Reconstruction
-    from tracetool.store import Run
+    from tracetool.reconstruction import Reconstruction
+    from tracetool.store.run import Run
 
 SAMPLE = str(SAMPLES / "h100-1f1b")
 TWO = ["--schedule", "1f1b,geopipe"]
@@ -30,7 +30,7 @@ LINKS = ["--dc", "0-1,2-3", "--bandwidth", "10..800Gbit/s*1", "--latency", "2ms,
 @pytest.fixture(autouse=True)
 def looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reconstructing the sample takes a second, and is the same in every test here."""
-    monkeypatch.setattr(sys.modules["tracetool.reconstruct"], "reconstruct", _reconstruct)
+    monkeypatch.setattr(sys.modules["tracetool.reconstruction"], "reconstruct", _reconstruct)
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import pytest
-from recorded import ROOT, SAMPLES, data
+from helpers.recorded import ROOT, SAMPLES, data
 
 from tracetool.cli import run
 

@@ -10,10 +10,10 @@ import pytest
 from tracetool.costs.analytical import A100, Accelerator, Training, analytical_pipeline
 from tracetool.costs.transformer import LLAMA_2_13B, LLAMA_2_70B, Recompute, Transformer
 from tracetool.errors import ScenarioError
-from tracetool.metrics import measure
 from tracetool.model.action import ActionKind
+from tracetool.model.metrics import measure
 from tracetool.model.scenario import Scenario
-from tracetool.replay import replay
+from tracetool.replays import replay
 from tracetool.schedules import build_schedule
 
 if TYPE_CHECKING:

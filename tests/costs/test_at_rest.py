@@ -6,16 +6,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from recorded import rebuilt
-from synthetic import pipeline
+from helpers.recorded import rebuilt
+from helpers.synthetic import pipeline
 
 from tracetool.costs.at_rest import ranks_at_rest
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape
-from tracetool.replay import replay
-from tracetool.replay.stages import stages_for
+from tracetool.replays import replay
+from tracetool.replays.stages import stages_for
 from tracetool.schedules import build_schedule
-from tracetool.whatif import answer
+from tracetool.whatif.answer import answer
 
 if TYPE_CHECKING:
     from tracetool.model.pipeline import Pipeline

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from recorded import rebuilt
-from synthetic import pipeline
+from helpers.recorded import rebuilt
+from helpers.synthetic import pipeline
 
 from tracetool.costs.borrowed import with_factors_of
 from tracetool.errors import ScenarioError

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from recorded import rebuilt
-from synthetic import found, pipeline, places, replayed
+from helpers.recorded import rebuilt
+from helpers.synthetic import found, pipeline, places, replayed
 
 from tracetool.costs.borrowed import with_memory_of
 from tracetool.costs.recut import recut
 from tracetool.errors import ScenarioError
-from tracetool.metrics import measure
+from tracetool.model.metrics import measure
 from tracetool.model.pipeline import LayerCosts, Pipeline
 from tracetool.model.scenario import Scenario
-from tracetool.replay import replay
-from tracetool.whatif import answer
+from tracetool.replays import replay
+from tracetool.whatif.answer import answer
 
 P, M, HELD, STATIC = 4, 8, 10, 500
 LATENCY = 3_000_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from recorded import rebuilt
-from synthetic import pipeline
+from helpers.recorded import rebuilt
+from helpers.synthetic import pipeline
 
 from tracetool.costs.measured import MeasuredCosts
 from tracetool.costs.recut import recut

@@ -6,10 +6,10 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from helpers.recorded import rebuilt
+from helpers.synthetic import pipeline
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import rebuilt
-from synthetic import pipeline
 
 from tracetool.costs.over_links import over_links
 from tracetool.errors import BadTopology, ScenarioError
@@ -18,10 +18,10 @@ from tracetool.model.collective import CollectiveUse
 from tracetool.model.pipeline import TailPart
 from tracetool.model.scenario import LINK_SHARINGS, LinkSharing, Scenario
 from tracetool.model.topology import Link, Topology
-from tracetool.remarks import collective_notes
-from tracetool.replay import replay
-from tracetool.replay.scenarios import replay_many
+from tracetool.replays import replay
+from tracetool.replays.scenarios import replay_many
 from tracetool.schedules import build_schedule
+from tracetool.whatif.remarks import collective_notes
 
 MB = 10**6
 

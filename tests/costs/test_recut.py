@@ -7,18 +7,18 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.recorded import data, looked_at, rebuilt, run_of
+from helpers.synthetic import pipeline as synthetic
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import data, looked_at, rebuilt, run_of
-from synthetic import pipeline as synthetic
 
 from tracetool.costs.recut import recut
 from tracetool.errors import UnsupportedShape
-from tracetool.metrics import measure
 from tracetool.model.action import ActionKind
+from tracetool.model.metrics import measure
 from tracetool.model.pipeline import ActionCost, Costs, LayerCosts, Pipeline
 from tracetool.model.scenario import Scenario
-from tracetool.replay import replay
+from tracetool.replays import replay
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

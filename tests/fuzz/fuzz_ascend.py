@@ -14,7 +14,7 @@ import atheris
 
 with atheris.instrument_imports(include=["tracetool.readers"]):
     from tracetool.errors import TraceToolError
-    from tracetool.ingest.discover import discover
+    from tracetool.ingestion.discover import discover
     from tracetool.readers import READERS, SourceReport
 
 _SAMPLE = Path(__file__).parents[2] / "sample_traces" / "ascend-1f1b" / "rank_1_ascend_pt"

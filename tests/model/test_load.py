@@ -7,19 +7,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.synthetic import pipeline, replayed
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic import pipeline, replayed
 
 from tracetool.model.action import ActionKind
 from tracetool.model.load import KNOWN_LOADS, SustainedLoad, known_load
 from tracetool.model.scenario import Scenario
-from tracetool.reconstruct.account import Account
-from tracetool.reconstruct.action_view import ActionView
-from tracetool.reconstruct.contention import Device
-from tracetool.reconstruct.kernels import Kernel
-from tracetool.reconstruct.segments import Segment
-from tracetool.reconstruct.uncontended import take_slowdown_out
+from tracetool.reconstruction.actions.kernels import Kernel
+from tracetool.reconstruction.actions.segments import Segment
+from tracetool.reconstruction.capture.account import Account
+from tracetool.reconstruction.closeup.action_view import ActionView
+from tracetool.reconstruction.closeup.contention import Device
+from tracetool.reconstruction.closeup.uncontended import take_slowdown_out
 
 if TYPE_CHECKING:
     from tracetool.model.pipeline import Pipeline

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
-from recorded import ROOT
+from helpers.recorded import ROOT
 
 from tracetool.model.action import ActionKind
 from tracetool.model.load import KNOWN_LOADS

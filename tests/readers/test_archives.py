@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from peak_memory import ingest_peak_mb
+from helpers.peak_memory import ingest_peak_mb
 
 from tracetool.errors import IngestError
-from tracetool.ingest import IngestOptions, discover, ingest
-from tracetool.readers.byte_stream import Archive, ByteStream
-from tracetool.readers.tar_stream import TarStream
+from tracetool.ingestion import IngestOptions, discover, ingest
+from tracetool.readers.files.byte_stream import Archive, ByteStream
+from tracetool.readers.files.tar_stream import TarStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable

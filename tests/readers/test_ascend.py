@@ -17,10 +17,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tracetool.ingest import discover, ingest
+from tracetool.ingestion import discover, ingest
 from tracetool.readers import Identity, SourceReport
-from tracetool.readers.ascend import READER
-from tracetool.readers.ascend_comms import group_hash
+from tracetool.readers.ascend.reader import READER
+from tracetool.readers.cann.comms import group_hash
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "sample_traces" / "ascend-1f1b"

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tracetool.errors import MalformedTrace
 from tracetool.readers import SourceReport
-from tracetool.readers.ascend_chrome import Spans, take_spans
-from tracetool.readers.ascend_tracks import Track, Tracks
-from tracetool.readers.json_compiled import available
-from tracetool.readers.spill import TableSpill
+from tracetool.readers.cann.chrome import Spans, take_spans
+from tracetool.readers.cann.tracks import Track, Tracks
+from tracetool.readers.chrome.compiled import available
+from tracetool.readers.files.spill import TableSpill
 
 if TYPE_CHECKING:
     from pathlib import Path

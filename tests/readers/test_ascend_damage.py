@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tracetool.errors import MalformedTrace
-from tracetool.ingest import discover
+from tracetool.ingestion import discover
 from tracetool.readers import READERS, SourceReport
-from tracetool.readers.ascend_salvage import operations
+from tracetool.readers.cann.salvage import operations
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "ascend-1f1b"
 OUTPUT = "ASCEND_PROFILER_OUTPUT"

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from ascend_capture import COMMUNICATION_STREAM, ORDERS, OUTPUT, hash_of, of_text
-from recorded import SAMPLES, data
+from helpers.ascend_capture import COMMUNICATION_STREAM, ORDERS, OUTPUT, hash_of, of_text
+from helpers.recorded import SAMPLES, data
 
-from tracetool.ingest import ingest
+from tracetool.ingestion import ingest
 from tracetool.readers import Identity, SourceReport
-from tracetool.readers.ascend import READER
+from tracetool.readers.ascend.reader import READER
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ascend_capture import ALONE, ORDERS, OUTPUT, Capture, of_text, simple
-from recorded import SAMPLES, data
+from helpers.ascend_capture import ALONE, ORDERS, OUTPUT, Capture, of_text, simple
+from helpers.recorded import SAMPLES, data
 
 from tracetool.errors import MissingRank
-from tracetool.ingest import discover
+from tracetool.ingestion import discover
 from tracetool.readers import Source, SourceReport
-from tracetool.readers.ascend import READER
+from tracetool.readers.ascend.reader import READER
 
 SAMPLE = SAMPLES / "ascend-1f1b" / "rank_1_ascend_pt"
 DATABASE = "ascend_pytorch_profiler_1.db"

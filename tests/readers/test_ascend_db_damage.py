@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from ascend_capture import OUTPUT, SCHEMA, Capture, simple
+from helpers.ascend_capture import OUTPUT, SCHEMA, Capture, simple
+from helpers.recorded import SAMPLES, data
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import SAMPLES, data
 
 from tracetool.errors import MalformedTrace
-from tracetool.ingest import discover
+from tracetool.ingestion import discover
 from tracetool.readers import SourceReport
-from tracetool.readers.ascend import READER
-from tracetool.readers.ascend_db import opened, whole
+from tracetool.readers.ascend.reader import READER
+from tracetool.readers.cann.db import opened, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from ascend_capture import OUTPUT, simple
+from helpers.ascend_capture import OUTPUT, simple
+from helpers.recorded import data
 from readers.ascend_reading import find
-from recorded import data
 
-from tracetool.ingest import discover
-from tracetool.readers.ascend import READER
+from tracetool.ingestion import discover
+from tracetool.readers.ascend.reader import READER
 
 if TYPE_CHECKING:
     from pathlib import Path

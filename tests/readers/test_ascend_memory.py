@@ -9,11 +9,11 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from ascend_capture import OUTPUT, simple
+from helpers.ascend_capture import OUTPUT, simple
+from helpers.recorded import data
 from readers.ascend_reading import Read, read_only
-from recorded import data
 
-from tracetool.readers.ascend import READER
+from tracetool.readers.ascend.reader import READER
 
 if TYPE_CHECKING:
     from pathlib import Path

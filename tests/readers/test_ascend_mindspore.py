@@ -7,11 +7,11 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.recorded import data
 from readers.ascend_reading import find, read_only
-from recorded import data
 
-from tracetool.ingest import discover
-from tracetool.readers.ascend import READER
+from tracetool.ingestion import discover
+from tracetool.readers.ascend.reader import READER
 
 if TYPE_CHECKING:
     from pathlib import Path

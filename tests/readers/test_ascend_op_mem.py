@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from recorded import data
+from helpers.recorded import data
 
-from tracetool.ingest import ingest
-from tracetool.reports.gaps import find_gaps
+from tracetool.ingestion import ingest
+from tracetool.reports.recording.gaps import find_gaps
 
 if TYPE_CHECKING:
-    from tracetool.store import Run
+    from tracetool.store.run import Run
 
 LEVEL1 = Path("Ascend+msinsight", "test", "data", "pytorch", "db", "level1")
 DATABASE = Path("ASCEND_PROFILER_OUTPUT", "ascend_pytorch_profiler_0.db")

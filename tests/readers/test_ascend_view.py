@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.recorded import data
 from readers.ascend_reading import Read, read_only
-from recorded import data
 
-from tracetool.readers.ascend import READER
+from tracetool.readers.ascend.reader import READER
 
 DDP = "ascend/Ascend+msinsight/test/data/pytorch/text/level1"
 OUTPUT = "ASCEND_PROFILER_OUTPUT"

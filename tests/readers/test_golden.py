@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from independent import Facts, facts, texts
-from recorded import SAMPLES, data
-from same_tables import assert_same_tables
+from helpers.independent import Facts, facts, texts
+from helpers.recorded import SAMPLES, data
+from helpers.same_tables import assert_same_tables
 
-from tracetool.ingest.discover import discover
+from tracetool.ingestion.discover import discover
 from tracetool.readers import READERS, SourceReport
-from tracetool.readers.json_compiled import available
+from tracetool.readers.chrome.compiled import available
 
 if TYPE_CHECKING:
-    from tracetool.ingest.discover import Found
+    from tracetool.ingestion.discover import Found
 
 TABLE = Path(__file__).with_name("golden.tsv")
 

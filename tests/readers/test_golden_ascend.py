@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from independent_ascend import TimelineFacts, ns
-from recorded import data
-from same_tables import assert_same_tables
+from helpers.independent_ascend import TimelineFacts, ns
+from helpers.recorded import data
+from helpers.same_tables import assert_same_tables
 
 from tracetool.readers import READERS, SourceReport
-from tracetool.readers.json_compiled import available
-from tracetool.readers.ndtimeline_chrome import timeline_of
+from tracetool.readers.chrome.compiled import available
+from tracetool.readers.ndtimeline.chrome import timeline_of
 
 if TYPE_CHECKING:
     from tracetool.readers import Source

@@ -7,21 +7,23 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from peak_memory import ingest_peak_mb
+from helpers.peak_memory import ingest_peak_mb
 
-from tracetool.ingest import IngestOptions, ingest
-from tracetool.readers import SourceReport, json_scan, kineto_rows
-from tracetool.readers.byte_stream import ByteStream
-from tracetool.readers.json_around import head_facts
-from tracetool.readers.json_columns import Field
-from tracetool.readers.json_compiled import event_scanner
-from tracetool.readers.json_scan import ChromeTrace
+from tracetool.ingestion import IngestOptions, ingest
+from tracetool.readers import SourceReport
+from tracetool.readers.chrome import scan as json_scan
+from tracetool.readers.chrome.around import head_facts
+from tracetool.readers.chrome.columns import Field
+from tracetool.readers.chrome.compiled import event_scanner
+from tracetool.readers.chrome.scan import ChromeTrace
+from tracetool.readers.files.byte_stream import ByteStream
+from tracetool.readers.kineto import rows as kineto_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 MB = 1 << 20
-SCANNERS = ["plain"] + (["compiled"] if find_spec("tracetool.readers._scan") else [])
+SCANNERS = ["plain"] + (["compiled"] if find_spec("tracetool.readers.chrome._scan") else [])
 DIGITS = "9" * 5000
 START = 1732300000000000
 

@@ -9,16 +9,17 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from event_reference import CLOSED, DECLINED, MORE, Found, as_found, find
+from helpers.event_reference import CLOSED, DECLINED, MORE, Found, as_found, find
 
-from tracetool.readers.json_columns import Field
-from tracetool.readers.json_compiled import CompiledScanner, Kind
+from tracetool.readers.chrome.columns import Field
+from tracetool.readers.chrome.compiled import CompiledScanner, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 pytestmark = pytest.mark.skipif(
-    find_spec("tracetool.readers._scan") is None, reason="the compiled scanner was not built (no C compiler at install)"
+    find_spec("tracetool.readers.chrome._scan") is None,
+    reason="the compiled scanner was not built (no C compiler at install)",
 )
 
 TOP: list[tuple[str, Kind, bool]] = [("ph", "text", False), ("cat", "text", False)]
@@ -370,7 +371,7 @@ def test_fields_it_cannot_have_are_refused(fields: Any, error: type[Exception]) 
     ],
 )
 def test_the_module_refuses_other_types(fields: Any, wanted: Any) -> None:
-    from tracetool.readers import _scan
+    from tracetool.readers.chrome import _scan
 
     with pytest.raises((TypeError, ValueError, AttributeError)):
         _scan.Scanner(fields, wanted)

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from event_soup import FIELDS, OWN_KEYS, WANTED
-from recorded import ROOT
+from helpers.event_soup import FIELDS, OWN_KEYS, WANTED
+from helpers.recorded import ROOT
 
 if TYPE_CHECKING:
-    from tracetool.readers.json_compiled import Kind
+    from tracetool.readers.chrome.compiled import Kind
 
-SOURCE = ROOT / "tracetool" / "readers" / "_scan.c"
+SOURCE = ROOT / "tracetool" / "readers" / "chrome" / "_scan.c"
 SANITIZE = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
 
 TEXT = b"""{"ph":"X","cat":"kernel","tid":"stream 7","ts":1.5,"args":{"dtype":"f","grid":[1,2],"External id":"x"}},
@@ -58,8 +58,8 @@ def test_sanitizers_find_nothing_in_random_text(tmp_path: Path) -> None:
 
 
 def test_nothing_is_kept() -> None:
-    pytest.importorskip("tracetool.readers._scan", reason="the compiled scanner was not built")
-    from tracetool.readers import _scan
+    pytest.importorskip("tracetool.readers.chrome._scan", reason="the compiled scanner was not built")
+    from tracetool.readers.chrome import _scan
 
     fields = [(key.encode(), kind, in_args) for key, kind, in_args in FIELDS]
 
@@ -90,9 +90,9 @@ def test_nothing_is_kept() -> None:
 @pytest.mark.parametrize("text", [TEXT, MANY], ids=["few", "many"])
 @pytest.mark.parametrize("own", [FIELDS, OWN_KEYS], ids=["any shape", "known shapes"])
 def test_it_survives_each_allocation_that_fails(text: bytes, own: list[tuple[str, Kind, bool]]) -> None:
-    pytest.importorskip("tracetool.readers._scan", reason="the compiled scanner was not built")
+    pytest.importorskip("tracetool.readers.chrome._scan", reason="the compiled scanner was not built")
     testing = pytest.importorskip("_testcapi", reason="this Python cannot make allocations fail")
-    from tracetool.readers import _scan
+    from tracetool.readers.chrome import _scan
 
     fields = [(key.encode(), kind, in_args) for key, kind, in_args in own]
     expected = _scan.Scanner(fields, WANTED).scan(text, 0, len(text))

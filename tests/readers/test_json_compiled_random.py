@@ -9,20 +9,21 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from event_reference import CLOSED, MORE, as_found, find
-from event_soup import FIELDS, OWN_KEYS, WANTED, Soup
+from helpers.event_reference import CLOSED, MORE, as_found, find
+from helpers.event_soup import FIELDS, OWN_KEYS, WANTED, Soup
+from helpers.recorded import data
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import data
 
-from tracetool.readers.json_columns import Field
-from tracetool.readers.json_compiled import CompiledScanner, Kind
+from tracetool.readers.chrome.columns import Field
+from tracetool.readers.chrome.compiled import CompiledScanner, Kind
 
 if TYPE_CHECKING:
     from random import Random
 
 pytestmark = pytest.mark.skipif(
-    find_spec("tracetool.readers._scan") is None, reason="the compiled scanner was not built (no C compiler at install)"
+    find_spec("tracetool.readers.chrome._scan") is None,
+    reason="the compiled scanner was not built (no C compiler at install)",
 )
 
 

@@ -12,17 +12,18 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
-from event_reference import CLOSED, DECLINED, MORE, Found, as_found, find
-from event_soup import crowd
+from helpers.event_reference import CLOSED, DECLINED, MORE, Found, as_found, find
+from helpers.event_soup import crowd
 
-from tracetool.readers.json_columns import Field
-from tracetool.readers.json_compiled import CompiledScanner, Kind
+from tracetool.readers.chrome.columns import Field
+from tracetool.readers.chrome.compiled import CompiledScanner, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 pytestmark = pytest.mark.skipif(
-    find_spec("tracetool.readers._scan") is None, reason="the compiled scanner was not built (no C compiler at install)"
+    find_spec("tracetool.readers.chrome._scan") is None,
+    reason="the compiled scanner was not built (no C compiler at install)",
 )
 
 FIELDS: list[tuple[str, Kind, bool]] = [

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracetool.errors import TraceToolError, UnknownName
-from tracetool.readers.json_columns import Field, Scanner
-from tracetool.readers.json_compiled import CompiledScanner, available
-from tracetool.readers.json_plain import PlainScanner
+from tracetool.readers.chrome.columns import Field, Scanner
+from tracetool.readers.chrome.compiled import CompiledScanner, available
+from tracetool.readers.chrome.plain import PlainScanner
 
 
-@pytest.mark.skipif(find_spec("tracetool.readers._scan") is None, reason="the compiled scanner was not built")
+@pytest.mark.skipif(find_spec("tracetool.readers.chrome._scan") is None, reason="the compiled scanner was not built")
 def test_it_is_used_where_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRACETOOL_SCANNER", raising=False)
     assert available()
@@ -33,7 +33,7 @@ def test_the_environment_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_it_the_environment_may_insist(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tracetool.readers._scan", None)
+    monkeypatch.setitem(sys.modules, "tracetool.readers.chrome._scan", None)
     monkeypatch.delenv("TRACETOOL_SCANNER", raising=False)
     assert not available()
     with pytest.raises(TraceToolError, match="not there"):
@@ -43,7 +43,7 @@ def test_without_it_the_environment_may_insist(monkeypatch: pytest.MonkeyPatch) 
         available()
 
 
-SCANNERS = ["plain"] if find_spec("tracetool.readers._scan") is None else ["plain", "compiled"]
+SCANNERS = ["plain"] if find_spec("tracetool.readers.chrome._scan") is None else ["plain", "compiled"]
 FIELDS = [Field("ph", "text"), Field("cat", "text"), Field("ts", "moment"), Field("ts", "time"), Field("dur", "time")]
 
 

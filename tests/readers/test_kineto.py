@@ -9,21 +9,21 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from helpers.recorded import SAMPLES, data, h100, run_of
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import SAMPLES, data, h100, run_of
 
 from tracetool.errors import IngestError
-from tracetool.ingest import ingest
-from tracetool.readers import spill
-from tracetool.readers.json_columns import nanoseconds_of
-from tracetool.readers.json_compiled import CompiledScanner
-from tracetool.readers.json_plain import PlainScanner
+from tracetool.ingestion import ingest
+from tracetool.readers.chrome.columns import nanoseconds_of
+from tracetool.readers.chrome.compiled import CompiledScanner
+from tracetool.readers.chrome.plain import PlainScanner
+from tracetool.readers.files import spill
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tracetool.store import Run
+    from tracetool.store.run import Run
 
 CATEGORIES = {
     "kernel": "kernel",

@@ -6,9 +6,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from recorded import data, run_of
+from helpers.recorded import data, run_of
 
-from tracetool.ingest import ingest
+from tracetool.ingestion import ingest
 
 if TYPE_CHECKING:
     from pathlib import Path

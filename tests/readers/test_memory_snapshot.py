@@ -12,15 +12,15 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from helpers.recorded import SAMPLES, looked_at, run_of, small
+from helpers.snapshot_writer import Allocator, dump, split_off_memory
 from readers.ascend_reading import Read, find, read_only
-from recorded import SAMPLES, looked_at, run_of, small
-from snapshot_writer import Allocator, dump, split_off_memory
 
 from tracetool.errors import DuplicateRank, IngestError, MalformedTrace, MissingRank
-from tracetool.ingest import IngestOptions, discover, ingest
-from tracetool.readers.memory_snapshot import READER
-from tracetool.reconstruct import reconstruct
-from tracetool.runs import derive
+from tracetool.ingestion import IngestOptions, discover, ingest
+from tracetool.ingestion.runs import derive
+from tracetool.readers.memory_snapshot.reader import READER
+from tracetool.reconstruction import reconstruct
 
 if TYPE_CHECKING:
     from pathlib import Path

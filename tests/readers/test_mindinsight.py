@@ -15,12 +15,12 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from recorded import ROOT, data, run_of
+from helpers.recorded import ROOT, data, run_of
 
 from tracetool.errors import MalformedTrace, MissingRank
-from tracetool.ingest import discover
+from tracetool.ingestion import discover
 from tracetool.readers import READERS, SourceReport
-from tracetool.readers.mindinsight import READER
+from tracetool.readers.mindinsight.reader import READER
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,11 +9,11 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from helpers.recorded import data
 from readers.ascend_reading import find, read_only
-from recorded import data
 
-from tracetool.ingest import discover, ingest
-from tracetool.readers.msprof import READER
+from tracetool.ingestion import discover, ingest
+from tracetool.readers.msprof.reader import READER
 
 if TYPE_CHECKING:
     from pathlib import Path

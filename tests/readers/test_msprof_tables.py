@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from readers.ascend_reading import find, read_only, read_source
 
-from tracetool.readers.ascend_comms import group_hash
-from tracetool.readers.msprof import READER
+from tracetool.readers.cann.comms import group_hash
+from tracetool.readers.msprof.reader import READER
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,12 +17,12 @@ from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from recorded import ROOT, data, run_of
+from helpers.recorded import ROOT, data, run_of
 
-from tracetool.ingest import discover
+from tracetool.ingestion import discover
 from tracetool.model.action import Action
 from tracetool.readers import READERS
-from tracetool.readers.ndtimeline import READER
+from tracetool.readers.ndtimeline.reader import READER
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,16 +16,16 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from helpers.labelled import Row, job, ndtimeline_events, write_events, write_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from labelled import Row, job, ndtimeline_events, write_events, write_table
 
 from tracetool.errors import DuplicateRank, MalformedTrace
-from tracetool.ingest import discover, ingest
+from tracetool.ingestion import discover, ingest
 from tracetool.readers import Place, SourceReport
-from tracetool.readers.ndtimeline import READER
-from tracetool.readers.ndtimeline_names import Message, messages_of
-from tracetool.readers.ndtimeline_table import seconds_ns
+from tracetool.readers.ndtimeline.names import Message, messages_of
+from tracetool.readers.ndtimeline.reader import READER
+from tracetool.readers.ndtimeline.table import seconds_ns
 
 Table = list[dict[str, Any]]
 

@@ -9,20 +9,20 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from helpers.labelled import SLOT_S, Row, job, ndtimeline_events, write_events, write_table
+from helpers.recorded import data
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from labelled import SLOT_S, Row, job, ndtimeline_events, write_events, write_table
-from recorded import data
 
 from tracetool.errors import UnmatchedTransfer
-from tracetool.ingest import discover, ingest
-from tracetool.reconstruct import reconstruct
-from tracetool.runs import open_run
+from tracetool.ingestion import discover, ingest
+from tracetool.ingestion.runs import open_run
+from tracetool.reconstruction import reconstruct
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tracetool.store import Run
+    from tracetool.store.run import Run
 
 STRETCH = 100
 """Slots of 100 ms, as real computes last: rounding to 0.1 ms is little beside them."""

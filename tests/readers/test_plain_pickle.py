@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracetool.errors import MalformedTrace
-from tracetool.readers import plain_pickle
-from tracetool.readers.plain_pickle import is_pickle, plain_data
+from tracetool.readers.memory_snapshot import pickle as plain_pickle
+from tracetool.readers.memory_snapshot.pickle import is_pickle, plain_data
 
 _LEAVES = (
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary()

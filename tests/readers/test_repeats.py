@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from helpers.recorded import SAMPLES, run_of
+from helpers.small_pipeline import Job, write
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import SAMPLES, run_of
-from small_pipeline import Job, write
 
-from tracetool.ingest import ingest
-from tracetool.readers.repeats import Repeats
-from tracetool.reconstruct import reconstruct
+from tracetool.ingestion import ingest
+from tracetool.readers.files.repeats import Repeats
+from tracetool.reconstruction import reconstruct
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,17 +12,17 @@ from tempfile import mkdtemp
 from typing import Any
 
 import pytest
+from helpers.recorded import SAMPLES, data
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from recorded import SAMPLES, data
 
 from tracetool.errors import IngestError, MalformedTrace
-from tracetool.ingest import IngestOptions, ingest
+from tracetool.ingestion import IngestOptions, ingest
 from tracetool.readers import SourceReport
-from tracetool.readers.byte_stream import ByteStream
-from tracetool.readers.json_columns import Field
-from tracetool.readers.json_compiled import event_scanner
-from tracetool.readers.json_scan import ChromeTrace
+from tracetool.readers.chrome.columns import Field
+from tracetool.readers.chrome.compiled import event_scanner
+from tracetool.readers.chrome.scan import ChromeTrace
+from tracetool.readers.files.byte_stream import ByteStream
 
 FIELDS = (Field("ph", "text"), Field("cat", "text"), Field("name", "text"), Field("ts", "time"), Field("dur", "time"))
 

@@ -10,18 +10,18 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from helpers.recorded import data
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded import data
 
 from tracetool.errors import IngestError
-from tracetool.ingest import discover, ingest
+from tracetool.ingestion import discover, ingest
 
 if TYPE_CHECKING:
     import random
     from pathlib import Path
 
-SCANNERS = ["plain"] + (["compiled"] if find_spec("tracetool.readers._scan") else [])
+SCANNERS = ["plain"] + (["compiled"] if find_spec("tracetool.readers.chrome._scan") else [])
 START = 1732300000000000
 DISTRIBUTED = {"backend": "nccl", "rank": 3, "world_size": 8, "pg_config": [{"pg_name": "0", "ranks": [*range(8)]}]}
 NESTED: tuple[Any, ...] = (

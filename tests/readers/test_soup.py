@@ -16,22 +16,22 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.kineto_soup import KinetoSoup, Row
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from kineto_soup import KinetoSoup, Row
 
 from tracetool.errors import MalformedTrace
 from tracetool.readers import Source, SourceReport
-from tracetool.readers.kineto import KinetoReader
+from tracetool.readers.kineto.reader import KinetoReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from kineto_soup import Event
+    from helpers.kineto_soup import Event
 
 # A seed makes a whole file: making it smaller shows nothing more.
 SEEDS = st.integers(0, 2**32)
 SETTINGS = settings(phases=[Phase.explicit, Phase.generate])
-SCANNERS = ["plain"] + (["compiled"] if find_spec("tracetool.readers._scan") else [])
+SCANNERS = ["plain"] + (["compiled"] if find_spec("tracetool.readers.chrome._scan") else [])
 
 
 def _random(seed: int) -> Random:

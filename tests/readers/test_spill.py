@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracetool.readers.spill import Spill, TableSpill
+from tracetool.readers.files.spill import Spill, TableSpill
 
 LONG = 1 << 20
 

@@ -9,9 +9,9 @@ from random import Random
 from tempfile import mkdtemp
 
 import pytest
+from helpers.spoiled_files import FORMATS, labelled_table, read_all, spoil
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from spoiled_files import FORMATS, labelled_table, read_all, spoil
 
 _WHOLE: dict[str, Path] = {}
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from recorded import SAMPLES, data, run_of
+from helpers.recorded import SAMPLES, data, run_of
 
 from tracetool.errors import DuplicateRank, IngestError, UnknownFormat
-from tracetool.ingest import discover, ingest
+from tracetool.ingestion import discover, ingest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tracetool.store import Run
+    from tracetool.store.run import Run
 
 HTA = ("torch", "facebookresearch+HolisticTraceAnalysis", "tests", "data")
 

@@ -10,11 +10,11 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from helpers.recorded import data
 from readers.ascend_reading import find, read_only, read_source
-from recorded import data
 
 from tracetool.errors import MalformedTrace
-from tracetool.readers.vendor import READER
+from tracetool.readers.vendor.reader import READER
 
 if TYPE_CHECKING:
     from pathlib import Path

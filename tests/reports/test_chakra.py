@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
-from synthetic import BYTE_PER_NS, pipeline, places, replayed, scenario
+from helpers.synthetic import BYTE_PER_NS, pipeline, places, replayed, scenario
 
 from tracetool.cli import cli
 from tracetool.errors import MissingPackage, ScenarioError
-from tracetool.metrics import measure
-from tracetool.reports.chakra import execution_traces, load_schema
+from tracetool.model.metrics import measure
+from tracetool.reports.export.chakra import execution_traces, load_schema
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from drawn import laid_out, with_idles
+from helpers.drawn import laid_out, with_idles
 from matplotlib.path import Path
 
 from tracetool.model.action import ActionKind
@@ -19,13 +19,14 @@ from tracetool.model.pipeline import ActionCost, Pipeline, RankProfile, StagePro
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape
 from tracetool.model.topology import Topology, parse_dc_map, parse_link
-from tracetool.reconstruct import Reconstruction
-from tracetool.replay import replay
-from tracetool.reports import RunFacts, gantt
-from tracetool.reports.gantt import REPORT, render_gantt
-from tracetool.reports.gantt_idle import LOOKS
+from tracetool.reconstruction import Reconstruction
+from tracetool.replays import replay
+from tracetool.reports import RunFacts
+from tracetool.reports.gantt import picture as gantt
+from tracetool.reports.gantt.idle import LOOKS
+from tracetool.reports.gantt.picture import REPORT, render_gantt
 from tracetool.schedules import build_schedule
-from tracetool.whatif import Answer, answer
+from tracetool.whatif.answer import Answer, answer
 
 if TYPE_CHECKING:
     from matplotlib.patches import Patch
@@ -80,7 +81,7 @@ def texts(drawn: Answer) -> list[str]:
 
 
 def test_import_leaves_matplotlib_alone() -> None:
-    code = "import sys, tracetool.reports.gantt; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, tracetool.reports.gantt.picture; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -10,17 +10,17 @@ from html.parser import HTMLParser
 from typing import TYPE_CHECKING
 
 import pytest
-import synthetic
-from browser import Browser, chromium
+from helpers import synthetic
+from helpers.browser import Browser, chromium
 
 from tracetool.model.idle import CAUSES, Cause, Idle
 from tracetool.model.topology import Topology
 from tracetool.reports import RunFacts, report_for
-from tracetool.reports.html import MOST_BYTES, page
-from tracetool.reports.html_idle import idle_view
-from tracetool.reports.html_tables import stages
+from tracetool.reports.html.idle import idle_view
+from tracetool.reports.html.page import MOST_BYTES, page
+from tracetool.reports.html.tables import stages
 from tracetool.schedules import build_schedule
-from tracetool.whatif import Answer, Refused, Result, answer
+from tracetool.whatif.answer import Answer, Refused, Result, answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,7 +110,7 @@ def browser_() -> Iterator[Browser]:
 
 
 def test_import_leaves_the_template_engine_alone() -> None:
-    code = "import sys, tracetool.reports.html; sys.exit('jinja2' in sys.modules)"
+    code = "import sys, tracetool.reports.html.page; sys.exit('jinja2' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -228,7 +228,7 @@ def test_ranks_that_are_not_listed_are_counted() -> None:
 
 
 def test_a_picture_too_large_is_left_out_and_that_is_said(shown: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracetool.reports.html.MOST_BYTES", 60_000)
+    monkeypatch.setattr("tracetool.reports.html.page.MOST_BYTES", 60_000)
     data = page(shown, FACTS)
     assert len(data) < 60_000
     assert "Left out: It would take" in Parsed(data.decode()).text

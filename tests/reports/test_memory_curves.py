@@ -6,17 +6,17 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-import synthetic
-from drawn import GIB, MS, laid_out, points_of, texts_of, what_if
+from helpers import synthetic
+from helpers.drawn import GIB, MS, laid_out, points_of, texts_of, what_if
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tracetool.errors import ScenarioError
-from tracetool.metrics import measure
-from tracetool.reports.gantt import gantt_figure, panels_of
-from tracetool.reports.memory import outline, worst_of
-from tracetool.reports.memory_picture import memory_figure, render_memory
-from tracetool.whatif import answer
+from tracetool.model.metrics import measure
+from tracetool.reports.gantt.memory import outline, worst_of
+from tracetool.reports.gantt.memory_picture import memory_figure, render_memory
+from tracetool.reports.gantt.picture import gantt_figure, panels_of
+from tracetool.whatif.answer import answer
 
 
 @given(

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
+from helpers.recorded import ROOT, SAMPLES, run_of
+from helpers.synthetic import BYTE_PER_NS, found, pipeline, places
+from helpers.trace_events import Trace, read_trace
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import ROOT, SAMPLES, run_of
-from synthetic import BYTE_PER_NS, found, pipeline, places
-from trace_events import Trace, read_trace
 
 from tracetool.cli import cli
 from tracetool.model.action import ActionKind
@@ -26,11 +26,11 @@ from tracetool.model.idle import Cause, Idle
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import Op, Timeline, Transfer
 from tracetool.model.topology import Topology
-from tracetool.readers.kineto import KinetoReader
+from tracetool.readers.kineto.reader import KinetoReader
 from tracetool.reports import RunFacts, report_for
-from tracetool.reports.perfetto import REPORT, render
-from tracetool.reports.perfetto_tracks import Numbers, Process, add_timeline, lanes
-from tracetool.whatif import Answer, answer
+from tracetool.reports.export.perfetto import REPORT, render
+from tracetool.reports.export.tracks import Numbers, Process, add_timeline, lanes
+from tracetool.whatif.answer import Answer, answer
 
 if TYPE_CHECKING:
     from tracetool.model.scenario import LinkSharing

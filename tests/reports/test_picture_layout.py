@@ -6,16 +6,16 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
-from drawn import GBIT, GIB, MS, bend, laid_out, log_range, pipeline, sweep_of, swept, texts_of, untidy, what_if
+from helpers.drawn import GBIT, GIB, MS, bend, laid_out, log_range, pipeline, sweep_of, swept, texts_of, untidy, what_if
 
-from tracetool.reports.gantt import gantt_figure
-from tracetool.reports.memory_picture import memory_figure
-from tracetool.reports.sweep_lines import sweep_lines_figure
-from tracetool.reports.sweep_map import sweep_map_figure
+from tracetool.reports.gantt.memory_picture import memory_figure
+from tracetool.reports.gantt.picture import gantt_figure
+from tracetool.reports.sweep.lines import sweep_lines_figure
+from tracetool.reports.sweep.map import sweep_map_figure
 
 if TYPE_CHECKING:
-    from tracetool.sweep import Sweep
-    from tracetool.whatif import Answer
+    from tracetool.sweeps import Sweep
+    from tracetool.whatif.answer import Answer
 
 SIZES = {4: (8, [2, 2]), 16: (32, [2] * 8), 64: (16, [16] * 4)}
 """Of pipelines of p ranks: microbatches, and ranks of each DC."""

@@ -8,17 +8,17 @@ from itertools import product
 from typing import TYPE_CHECKING, get_args
 
 import pytest
-from drawn import GBIT, GIB, MS, bend, laid_out, pipeline, point, points_of, sweep_of, swept, texts_of
+from helpers.drawn import GBIT, GIB, MS, bend, laid_out, pipeline, point, points_of, sweep_of, swept, texts_of
 
 from tracetool.errors import ScenarioError
 from tracetool.reports.picture import PictureFormat
-from tracetool.reports.sweep_lines import render_sweep_lines, sweep_lines_figure
-from tracetool.reports.sweep_map import cells_of, render_sweep_map, sweep_map_figure
-from tracetool.reports.sweep_picture import render_sweep
-from tracetool.reports.swept import facets_of, series_of
+from tracetool.reports.sweep.facets import facets_of, series_of
+from tracetool.reports.sweep.lines import render_sweep_lines, sweep_lines_figure
+from tracetool.reports.sweep.map import cells_of, render_sweep_map, sweep_map_figure
+from tracetool.reports.sweep.picture import render_sweep
 
 if TYPE_CHECKING:
-    from tracetool.sweep import Sweep, SweepPoint
+    from tracetool.sweeps import Sweep, SweepPoint
 
 BANDWIDTHS = [5 * GBIT, 10 * GBIT, 20 * GBIT, 40 * GBIT, 80 * GBIT]
 LATENCIES = [MS, 4 * MS, 16 * MS]

@@ -14,17 +14,17 @@ from fractions import Fraction
 from functools import cache
 
 import pytest
+from helpers.recorded import SAMPLES, run_of
+from helpers.synthetic import equal_stages, found, pipeline, places
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import SAMPLES, run_of
-from synthetic import equal_stages, found, pipeline, places
 
 from tracetool.model.action import ActionKind
 from tracetool.model.idle import Cause, Idle
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape
 from tracetool.model.topology import Topology
-from tracetool.reports.terminal import (
+from tracetool.reports.gantt.terminal import (
     AFTER,
     BACKWARD,
     FORWARD,
@@ -38,7 +38,7 @@ from tracetool.reports.terminal import (
     spans_of,
 )
 from tracetool.schedules import build_schedule
-from tracetool.whatif import Answer, answer
+from tracetool.whatif.answer import Answer, answer
 
 MS = 10**6
 BUSY = {FORWARD, BACKWARD, TAIL}
@@ -170,7 +170,7 @@ def test_waiting_for_a_link_is_marked_apart() -> None:
 
 _DRIVER = """
 import os, sys
-import tracetool.reconstruct, tracetool.whatif
+import tracetool.reconstruction, tracetool.whatif.answer
 from tracetool.cli import run
 
 def once(ask):
@@ -181,7 +181,7 @@ def once(ask):
     return answered
 
 # What is shown is of interest here, not the work behind it, which is always the same.
-reconstruct_module, whatif_module = sys.modules["tracetool.reconstruct"], sys.modules["tracetool.whatif"]
+reconstruct_module, whatif_module = sys.modules["tracetool.reconstruction"], sys.modules["tracetool.whatif.answer"]
 reconstruct_module.reconstruct = once(reconstruct_module.reconstruct)
 whatif_module.answer = once(whatif_module.answer)
 for case in sys.argv[2].split(";"):

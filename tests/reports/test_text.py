@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.recorded import SAMPLES
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import SAMPLES
 
 from tracetool.cli import run
-from tracetool.reports.text import table
+from tracetool.reports.answer.text import table
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import synthetic
+from helpers import synthetic
 
-from tracetool.accuracy import KnownError
-from tracetool.memory_limit import Shortage, Violation
-from tracetool.reports.verdict import best_result, verdict
-from tracetool.whatif import Answer, Result, answer
+from tracetool.reports.answer.verdict import best_result, verdict
+from tracetool.whatif.accuracy import KnownError
+from tracetool.whatif.answer import Answer, Result, answer
+from tracetool.whatif.memory_limit import Shortage, Violation
 
 MS = 10**6
 GIB = 2**30

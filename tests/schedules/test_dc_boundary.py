@@ -1,7 +1,7 @@
 """Schedules over one DC boundary: table "Sensitivity to a DC boundary" of the schedule reference (schedules.md 5.4).
 
 p = 8, m = 32, f = i = w = 1, two DCs of four ranks, receives posted ahead; chunks have half the cost. The columns of
-GPipe, 1F1B and 1F1B with extra forwards are checked in tests/replay/test_closed_forms.py.
+GPipe, 1F1B and 1F1B with extra forwards are checked in tests/replays/test_closed_forms.py.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from order_simulator import Hop, simulate
-from synthetic import equal_stages, places
+from helpers.order_simulator import Hop, simulate
+from helpers.synthetic import equal_stages, places
 
-from tracetool.metrics import measure
 from tracetool.model.action import ActionKind
+from tracetool.model.metrics import measure
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape
-from tracetool.replay import replay
+from tracetool.replays import replay
 from tracetool.schedules import build_schedule
 
 F, B, I, W = (ActionKind(code) for code in "FBIW")  # noqa: E741

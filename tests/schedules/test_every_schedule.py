@@ -6,17 +6,17 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from helpers.order_simulator import ends, seat, simulate
+from helpers.synthetic import equal_stages
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from order_simulator import ends, seat, simulate
-from synthetic import equal_stages
 
 from tracetool.errors import ScheduleDeadlock, UnsupportedShape
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import P2P_MODES
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape, Schedule, schedule_from_csv
-from tracetool.replay import replay
+from tracetool.replays import replay
 from tracetool.schedules import SCHEDULES, build_schedule
 
 NAMES = [name for name in SCHEDULES.names() if name != "observed"]

@@ -10,14 +10,14 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 import pytest
-from order_simulator import most_in_flight
-from synthetic import equal_stages
+from helpers.order_simulator import most_in_flight
+from helpers.synthetic import equal_stages
 
-from tracetool.metrics import Metrics, measure
 from tracetool.model.action import ActionKind
+from tracetool.model.metrics import Metrics, measure
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape, Schedule, schedule_from_csv
-from tracetool.replay import replay
+from tracetool.replays import replay
 from tracetool.schedules import build_schedule
 
 if TYPE_CHECKING:

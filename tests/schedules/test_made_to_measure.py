@@ -12,23 +12,23 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 import pytest
-from crosspipe import CASES, CELLS, DELAYS, problem
+from helpers.crosspipe import CASES, CELLS, DELAYS, problem
+from helpers.synthetic import found, pipeline, places, scenario
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from synthetic import found, pipeline, places, scenario
 
-import tracetool.schedules.optimal
+import tracetool.schedules.library.optimal
 from tracetool.errors import MissingPackage, UnsupportedShape
-from tracetool.metrics import measure
 from tracetool.model.action import Action, ActionKind
+from tracetool.model.metrics import measure
 from tracetool.model.schedule import PipelineShape, Schedule
-from tracetool.replay import replay
-from tracetool.replay.problem import pose
+from tracetool.replays import replay
+from tracetool.replays.problem import pose
 from tracetool.schedules import build_schedule
+from tracetool.schedules.library.optimal import hints, solve
 from tracetool.schedules.list_scheduling import best_listed
-from tracetool.schedules.optimal import hints, solve
 from tracetool.schedules.problem import Hop, Problem, StageCosts, start_times_ns, window_ns
-from tracetool.whatif import answer
+from tracetool.whatif.answer import answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -319,7 +319,7 @@ def test_without_costs_they_are_refused(name: str) -> None:
 
 
 def test_without_or_tools_optimal_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracetool.schedules.optimal, "find_spec", lambda _name: None)
+    monkeypatch.setattr(tracetool.schedules.library.optimal, "find_spec", lambda _name: None)
     work = made(2, 2, (1, 2, 0))
     with pytest.raises(MissingPackage) as caught:
         build_schedule("optimal", work.shape, problem=work)

@@ -9,17 +9,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.synthetic import equal_stages, places
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic import equal_stages, places
 
 from tracetool.errors import UnsupportedShape
-from tracetool.metrics import measure
 from tracetool.model.action import Action, ActionKind
+from tracetool.model.metrics import measure
 from tracetool.model.pipeline import ActionCost, Pipeline, RankProfile, StageProfile
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape, Schedule
-from tracetool.replay import replay
+from tracetool.replays import replay
 from tracetool.schedules import build_schedule
 from tracetool.schedules.recognise import best_fit, recognise
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from recorded import looked_at, small
+from helpers.recorded import looked_at, small
 
 from tracetool.schedules.recognise import best_fit
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from synthetic import found, pipeline
+from helpers.synthetic import found, pipeline
 
 from tracetool.errors import InvalidSchedule, UnsupportedShape
-from tracetool.metrics import measure
 from tracetool.model.action import Action, ActionKind
+from tracetool.model.metrics import measure
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape, Schedule
-from tracetool.replay import replay
+from tracetool.replays import replay
 from tracetool.schedules import build_schedule
-from tracetool.whatif import answer
+from tracetool.whatif.answer import answer
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 SHAPE = PipelineShape(4, 8, 2, "bidirectional")

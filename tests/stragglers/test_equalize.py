@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.synthetic import pipeline
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic import pipeline
 
 from tracetool.model.action import ActionKind
 from tracetool.stragglers import stragglers_of

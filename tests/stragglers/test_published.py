@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from recorded import data, run_of
+from helpers.recorded import data, run_of
 
 from tracetool.stragglers import Stragglers, find_stragglers
 

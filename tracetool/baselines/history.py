@@ -9,10 +9,10 @@ from hashlib import sha256
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tracetool.comparison.report_file import read_report
 from tracetool.errors import AlreadyExists, StoreError
 from tracetool.model.pipeline import P2P_MODES
-from tracetool.parts import whole_file
-from tracetool.report_file import read_report
+from tracetool.store.parts import whole_file
 from tracetool.units import format_bandwidth, format_duration, format_size
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from tracetool.recording import StepRecord
-    from tracetool.report_file import ReportFile, ResultPart, StepPart
+    from tracetool.comparison.report_file import ReportFile, ResultPart, StepPart
+    from tracetool.ingestion.recording import StepRecord
 
 OBSERVED = "observed"
 """What a series of recorded steps is about."""

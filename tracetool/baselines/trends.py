@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tracetool.baselines.history import OBSERVED
 from tracetool.baselines.trend import Step, last_step
 from tracetool.errors import ScenarioError, UnknownName
-from tracetool.metrics import METRICS
+from tracetool.model.metrics import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tracetool.causes.balance import Part
     from tracetool.model.action import Action
     from tracetool.model.timeline import Op, Timeline
-    from tracetool.replay import Replayed
+    from tracetool.replays import Replayed
 
 
 def idle_intervals(

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Unpack
 
-    from tracetool.advise.cotune import OtherSizes
-    from tracetool.advise.plans import Plan
+    from tracetool.advice.cotune import OtherSizes
+    from tracetool.advice.plans import Plan
     from tracetool.costs.rescaled import Batch
 
 
@@ -80,12 +80,12 @@ def advise(
       tracetool advise x.run --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms --co-tune \\
           --mbs 1 --seq 2048
     """
-    from tracetool.advise import advise as find_advice
-    from tracetool.advise import no_links
-    from tracetool.advise.cotune import co_tune as find_sizes
+    from tracetool.advice import advise as find_advice
+    from tracetool.advice import no_links
+    from tracetool.advice.cotune import co_tune as find_sizes
     from tracetool.costs.rescaled import Batch
-    from tracetool.reports.advice import render_json
-    from tracetool.reports.advice_text import render_text
+    from tracetool.reports.advice.json import render_json
+    from tracetool.reports.advice.text import render_text
     from tracetool.schedules import parse_names
     from tracetool.schedules.names import check_schedules
 
@@ -150,9 +150,9 @@ def _sizes(mbs: int | None, seq: int | None, *, co_tune: bool, others: tuple[obj
 
 
 def _other_sizes(also: Path, batch: Batch, *, quiet: bool) -> OtherSizes:
-    from tracetool.advise.cotune import OtherSizes
-    from tracetool.reconstruct import reconstruct
-    from tracetool.runs import open_run
+    from tracetool.advice.cotune import OtherSizes
+    from tracetool.ingestion.runs import open_run
+    from tracetool.reconstruction import reconstruct
 
     with ProgressBar(quiet=quiet) as progress:
         run = open_run([also], progress)

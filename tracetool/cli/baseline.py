@@ -63,7 +63,7 @@ def list_entries(history: Path, *, as_json: bool, quiet: bool) -> None:
       tracetool baseline list --json
     """
     from tracetool.baselines.history import read_history
-    from tracetool.reports.trends import list_text
+    from tracetool.reports.checks.trends import list_text
 
     values = read_history(history)
     if as_json:
@@ -109,8 +109,8 @@ def show(
     """
     from tracetool.baselines.history import read_history
     from tracetool.baselines.trends import trends
+    from tracetool.reports.checks.trends import render_json, render_picture, render_text
     from tracetool.reports.picture import PICTURE_SUFFIXES
-    from tracetool.reports.trends import render_json, render_picture, render_text
     from tracetool.units import parse_share_ratio
 
     if output is not None:

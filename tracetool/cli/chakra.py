@@ -13,7 +13,7 @@ from tracetool.errors import AlreadyExists, StoreError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tracetool.whatif import Answer
+    from tracetool.whatif.answer import Answer
 
 
 def check_chakra(folder: Path, *, force: bool) -> None:
@@ -24,7 +24,7 @@ def check_chakra(folder: Path, *, force: bool) -> None:
         AlreadyExists: If it exists and is not empty, and ``force`` is off.
         StoreError: If it cannot be made.
     """
-    from tracetool.reports.chakra import load_schema
+    from tracetool.reports.export.chakra import load_schema
 
     load_schema()
     if folder.exists() and not folder.is_dir():
@@ -37,8 +37,8 @@ def check_chakra(folder: Path, *, force: bool) -> None:
 
 def write_chakra(result: Answer, folder: Path, *, force: bool) -> None:
     """Write the shortest result that fits: one file per pipeline rank, named as ASTRA-sim wants them."""
-    from tracetool.reports.chakra import execution_traces
-    from tracetool.reports.gantt import drawn_result
+    from tracetool.reports.export.chakra import execution_traces
+    from tracetool.reports.gantt.picture import drawn_result
 
     chosen = drawn_result(result)
     traces = execution_traces(chosen.timeline)

@@ -23,10 +23,10 @@ from tracetool.cli.several import named_paths
 from tracetool.errors import CheckFailed, ScenarioError
 
 if TYPE_CHECKING:
-    from tracetool.compare import Comparison
-    from tracetool.compare.config import Config
-    from tracetool.compare.sides import Side
-    from tracetool.reports.comparison_forms import Form
+    from tracetool.comparison import Comparison
+    from tracetool.comparison.config import Config
+    from tracetool.comparison.sides import Side
+    from tracetool.reports.comparison.forms import Form
 
 
 @click.command()
@@ -106,11 +106,11 @@ def compare(
       tracetool compare base.json traces/ --format github -o summary.md \\
           -o junit.xml
     """
-    from tracetool.compare import compare as held_against
-    from tracetool.compare.limits import parse_limit
-    from tracetool.compare.verdict import Rules
-    from tracetool.reports.comparison import ComparisonFacts
-    from tracetool.reports.comparison_forms import form_named
+    from tracetool.comparison import compare as held_against
+    from tracetool.comparison.limits import parse_limit
+    from tracetool.comparison.verdict import Rules
+    from tracetool.reports.comparison.forms import form_named
+    from tracetool.reports.comparison.json import ComparisonFacts
     from tracetool.units import parse_share_ratio
     from tracetool.version import __version__
 
@@ -147,7 +147,7 @@ class _Target(NamedTuple):
 
 def _target(text: str, *, force: bool) -> _Target:
     """What to write where, refused before the long work if it cannot be."""
-    from tracetool.reports.comparison_forms import FORMS, form_named, form_of_suffix
+    from tracetool.reports.comparison.forms import FORMS, form_named, form_of_suffix
 
     name, colon, rest = text.partition(":")
     path = Path(rest if colon and name in FORMS else text)
@@ -162,15 +162,15 @@ def _target(text: str, *, force: bool) -> _Target:
 
 
 def _settings(path: Path | None) -> Config:
-    from tracetool.compare.config import Config, find_config, read_config
+    from tracetool.comparison.config import Config, find_config, read_config
 
     found = path or find_config(Path.cwd())
     return Config() if found is None else read_config(found)
 
 
 def _side(text: str, pipeline: int, *, quiet: bool) -> Side:
-    from tracetool.compare.sides import is_report, side_of
-    from tracetool.runs import open_run
+    from tracetool.comparison.sides import is_report, side_of
+    from tracetool.ingestion.runs import open_run
 
     with ProgressBar(quiet=quiet) as progress:
         items = [

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from tracetool.reconstruct.crossing import by_direction, find_crossing
+from tracetool.reconstruction.steps.crossing import by_direction, find_crossing
 from tracetool.units import format_count, format_ranks, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracetool.model.dc_map import DCMap
-    from tracetool.store import Run
+    from tracetool.store.run import Run
 
 _SHOWN = 8
 

@@ -34,9 +34,9 @@ def report_stragglers(
         ScenarioError: If another what-if was asked for as well, or a report has no such form.
         TraceToolError: If the Run cannot be read or holds no pipeline.
     """
+    from tracetool.ingestion.runs import open_run
     from tracetool.reports import run_facts
-    from tracetool.reports.stragglers import render_json, render_text
-    from tracetool.runs import open_run
+    from tracetool.reports.checks.stragglers import render_json, render_text
     from tracetool.stragglers import find_stragglers
 
     _refuse_others()

@@ -6,15 +6,15 @@ import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from tracetool.reconstruct import notes_of_sources, unread_events
-from tracetool.reconstruct.host_gaps import gap_shares, tell_gaps
-from tracetool.reports.findings import finding_lines
-from tracetool.reports.gaps import find_gaps
+from tracetool.reconstruction import notes_of_sources, unread_events
+from tracetool.reconstruction.closeup.host_gaps import gap_shares, tell_gaps
+from tracetool.reports.recording.findings import finding_lines
+from tracetool.reports.recording.gaps import find_gaps
 from tracetool.units import format_count, format_duration, format_ranges, format_ranks, format_size
 
 if TYPE_CHECKING:
-    from tracetool.ingest import Discovery
-    from tracetool.store import Run
+    from tracetool.ingestion import Discovery
+    from tracetool.store.run import Run
 
 _SHOWN = 12
 
@@ -136,7 +136,7 @@ def _places(dc: str, crossing: dict[str, Any]) -> str:
 
 def discovery_facts(discovery: Discovery) -> dict[str, Any]:
     """What would be read, and what not."""
-    from tracetool.ingest.discover import UNRANKED
+    from tracetool.ingestion.discover import UNRANKED
 
     return {
         "sources": [

@@ -31,9 +31,9 @@ def info(paths: tuple[Path, ...], dc: str | None, *, as_json: bool, quiet: bool)
     """
     from tracetool.cli.crossing import crossing_facts, crossing_lines
     from tracetool.cli.facts import next_command, run_summary, summary_lines
-    from tracetool.reports.text import wrapped
-    from tracetool.runs import open_run
-    from tracetool.wording import read_dc_map
+    from tracetool.ingestion.runs import open_run
+    from tracetool.reports.answer.text import wrapped
+    from tracetool.whatif.wording import read_dc_map
 
     dc_map = read_dc_map(dc) if dc else None
     with ProgressBar(quiet=quiet) as progress:

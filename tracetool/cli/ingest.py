@@ -62,9 +62,9 @@ def ingest(
       tracetool ingest traces/rank*.json.gz -o x.run
     """
     from tracetool.cli.facts import discovery_facts, discovery_lines, next_command, run_summary, summary_lines
-    from tracetool.ingest import IngestOptions, discover
-    from tracetool.reports.text import wrapped
-    from tracetool.runs import ingest as make_run
+    from tracetool.ingestion import IngestOptions, discover
+    from tracetool.ingestion.runs import ingest as make_run
+    from tracetool.reports.answer.text import wrapped
 
     if dry_run:
         facts = discovery_facts(discover(paths, ranks, only_look=True))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tracetool.reconstruct import Reconstruction
-    from tracetool.store import Run
+    from tracetool.reconstruction import Reconstruction
+    from tracetool.store.run import Run
 
 
 def borrow_slowdown(found: Reconstruction, other: Run, path: Path) -> Reconstruction:
@@ -25,8 +25,8 @@ def borrow_slowdown(found: Reconstruction, other: Run, path: Path) -> Reconstruc
         TraceToolError: If it holds no pipeline.
     """
     from tracetool.costs.borrowed import with_factors_of
-    from tracetool.reconstruct import reconstruct
-    from tracetool.reconstruct.uncontended import MOSTLY_DEFAULTS
+    from tracetool.reconstruction import reconstruct
+    from tracetool.reconstruction.closeup.uncontended import MOSTLY_DEFAULTS
 
     theirs = reconstruct(other)
     told = "; ".join(finding.value for finding in theirs.findings if finding.fact == "interference")
@@ -54,7 +54,7 @@ def borrow_memory(found: Reconstruction, other: Run, path: Path) -> Reconstructi
         TraceToolError: If it holds no pipeline.
     """
     from tracetool.costs.borrowed import with_memory_of
-    from tracetool.reconstruct import reconstruct
+    from tracetool.reconstruction import reconstruct
 
     theirs = reconstruct(other)
     told = "memory figures (peaks, what fits) are that recording's"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def path_or_url(value: str) -> Path:
     """What an argument names: a path, or a URL of an object store."""
-    from tracetool.paths import as_path
+    from tracetool.store.paths import as_path
 
     return as_path(value)
 

@@ -109,10 +109,10 @@ def geopipe(
       tracetool paper geopipe --equal-stages --microbatches 16,17,18 \\
           -o points.parquet
     """
-    from tracetool.paper.geopipe import ACCELERATORS, MODELS
-    from tracetool.paper.reproduce import Choice, study_geopipe
-    from tracetool.paper.sweep import Grid
-    from tracetool.reports.geopipe import FORMS, geopipe_facts, render_json, render_text
+    from tracetool.reports.studies.geopipe import FORMS, geopipe_facts, render_json, render_text
+    from tracetool.studies.geopipe.paper import ACCELERATORS, MODELS
+    from tracetool.studies.geopipe.reproduce import Choice, study_geopipe
+    from tracetool.studies.geopipe.sweep import Grid
     from tracetool.units import parse_bandwidth_bytes_per_s, parse_share_ratio, parse_size_bytes
 
     for path in output:

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tracetool.ingestion.recording import Recording
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.scenario import LinkSharing, Scenario
-    from tracetool.reconstruct import Reconstruction
-    from tracetool.recording import Recording
+    from tracetool.reconstruction import Reconstruction
     from tracetool.reports import RunFacts
-    from tracetool.store import Run
+    from tracetool.store.run import Run
 
 
 class Words(TypedDict):
@@ -176,7 +176,7 @@ class Question:
         Raises:
             ScenarioError: If the steps are those of copied ranks.
         """
-        from tracetool.reconstruct import reconstruct
+        from tracetool.reconstruction import reconstruct
 
         recording = self._recording()
         if recording is None:
@@ -193,7 +193,7 @@ class Question:
         return [one for one in each if (one.observed.orders, one.p2p) == (mine.observed.orders, mine.p2p)]
 
     def _recording(self) -> Recording | None:
-        from tracetool.recording import recording_of
+        from tracetool.ingestion.recording import recording_of
 
         return None if self.is_copied else recording_of(self.run, pipeline=self.pipeline)
 
@@ -215,9 +215,9 @@ def ask(paths: tuple[Path, ...], words: Words, *, quiet: bool, has_maps: bool = 
     Raises:
         TraceToolError: If an option cannot be read, or the recording cannot, or holds no such pipeline.
     """
-    from tracetool.reconstruct import reconstruct
-    from tracetool.runs import open_run
-    from tracetool.wording import placed, read_dc_map
+    from tracetool.ingestion.runs import open_run
+    from tracetool.reconstruction import reconstruct
+    from tracetool.whatif.wording import placed, read_dc_map
 
     scenario = _scenario(words)
     dc_map = read_dc_map(words["dc"]) if words["dc"] else None
@@ -249,7 +249,7 @@ def _nothing_shared() -> ScenarioError:
 
 
 def _scenario(words: Words) -> Scenario:
-    from tracetool.wording import unplaced_scenario
+    from tracetool.whatif.wording import unplaced_scenario
 
     if words["link_sharing"] is not None and words["pipelines_on_link"] == 1:
         raise _nothing_shared()

@@ -19,7 +19,7 @@ from tracetool.errors import ScenarioError
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from tracetool.whatif import Answer
+    from tracetool.whatif.answer import Answer
 
 
 @click.command()
@@ -105,12 +105,12 @@ def replay(
         return
     from tracetool.cli.values import parse_counts
     from tracetool.reports import REPORTS
-    from tracetool.reports.gantt import drawn_result
-    from tracetool.reports.replayed_run import write_replayed_run
+    from tracetool.reports.gantt.picture import drawn_result
+    from tracetool.reports.recording.replayed_run import write_replayed_run
     from tracetool.schedules import parse_names
     from tracetool.schedules.names import check_schedules
     from tracetool.units import parse_duration_ns
-    from tracetool.whatif import answer
+    from tracetool.whatif.answer import answer
 
     targets = report_targets(output, force=force)
     if chakra is not None:
@@ -163,8 +163,8 @@ def _show_gantt(result: Answer) -> None:
     """Draw the schedules on the terminal; rich knows NO_COLOR and terminals that are dumb."""
     from rich.console import Console
 
-    from tracetool.reports.terminal import render
-    from tracetool.reports.text import terminal_width
+    from tracetool.reports.answer.text import terminal_width
+    from tracetool.reports.gantt.terminal import render
 
     terminal = Console()
     colour = terminal.color_system is not None and not terminal.no_color

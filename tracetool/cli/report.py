@@ -11,7 +11,7 @@ import click
 from tracetool.cli.output import FORCE, JSON, PATHS, QUIET, next_step, write_file
 from tracetool.cli.question import Words, ask, question_options
 from tracetool.cli.targets import report_targets
-from tracetool.paths import is_local
+from tracetool.store.paths import is_local
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -55,15 +55,15 @@ def report(
           --hbm 80GiB -o report.html
       tracetool report traces/ --schedule 1f1b,geopipe,csv:mine.csv
     """
-    from tracetool.advise import advise
-    from tracetool.best import default_schedules
-    from tracetool.reports.html import REPORT, page
-    from tracetool.reports.html_advice import advised_result
-    from tracetool.reports.verdict import near_lines, verdict
-    from tracetool.reports.written import render_json, written_info
+    from tracetool.advice import advise
+    from tracetool.reports.answer.verdict import near_lines, verdict
+    from tracetool.reports.answer.written import render_json, written_info
+    from tracetool.reports.html.advice import advised_result
+    from tracetool.reports.html.page import REPORT, page
     from tracetool.schedules import parse_names
     from tracetool.schedules.names import check_schedules
-    from tracetool.whatif import answer
+    from tracetool.whatif.answer import answer
+    from tracetool.whatif.best import default_schedules
 
     path = output or default_name(paths)
     ((path, form),) = report_targets([path], force=force)

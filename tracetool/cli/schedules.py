@@ -47,7 +47,7 @@ def schedules(
           --extra-forwards 2,2,0,0
     """
     from tracetool.cli.values import parse_counts
-    from tracetool.reports.text import terminal_width
+    from tracetool.reports.answer.text import terminal_width
     from tracetool.schedules import build_schedule
     from tracetool.schedules.heeded import refuse_unheeded
     from tracetool.schedules.names import named_here, schedule_name
@@ -95,7 +95,7 @@ def _shape(name: str, stages: int | None, chunks: int | None, microbatches: int 
 
 def _list(*, as_json: bool, quiet: bool) -> None:
     """All schedules, and where each comes from."""
-    from tracetool.reports.text import wrapped
+    from tracetool.reports.answer.text import wrapped
     from tracetool.schedules import SCHEDULES
 
     kinds = [SCHEDULES.get(n) for n in SCHEDULES.names()]

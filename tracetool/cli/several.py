@@ -10,8 +10,8 @@ from tracetool.errors import BadQuery
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tracetool.ingest import Progress
-    from tracetool.store import Run
+    from tracetool.ingestion import Progress
+    from tracetool.store.run import Run
 
 
 def named_paths(text: str) -> list[tuple[str, Path]]:
@@ -37,8 +37,8 @@ def open_named(text: str, progress: Progress | None = None) -> dict[str, Run]:
         BadQuery: If two have the same name.
         TraceToolError: If one cannot be read.
     """
-    from tracetool.catalog import names_for
-    from tracetool.runs import open_run
+    from tracetool.ingestion.runs import open_run
+    from tracetool.store.catalog import names_for
 
     found = named_paths(text)
     names = [given or own for (given, _), own in zip(found, names_for([path for _, path in found]), strict=True)]

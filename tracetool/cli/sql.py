@@ -15,8 +15,8 @@ from tracetool.errors import BadQuery
 if TYPE_CHECKING:
     import polars as pl
 
-    from tracetool.lens import Lens
-    from tracetool.store import Run
+    from tracetool.store.query import Lens
+    from tracetool.store.run import Run
 
 
 _OF_A_PIPELINE = frozenset(
@@ -90,7 +90,7 @@ def sql(
     opened = open_named(runs)
     lens: Lens = next(iter(opened.values()))
     if len(opened) > 1 or _is_named(runs):
-        from tracetool.catalog import Catalog
+        from tracetool.store.catalog import Catalog
 
         lens = Catalog(opened)
     if save is not None:
@@ -130,7 +130,7 @@ def _form_of(output: Path | None) -> str:
 def _save(opened: dict[str, Run], path: Path, *, force: bool) -> None:
     import tempfile
 
-    from tracetool.catalog import save_database
+    from tracetool.store.catalog import save_database
 
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         made = Path(folder) / path.name
@@ -180,7 +180,7 @@ def _rendered(frame: pl.DataFrame, form: str) -> bytes:
         tbl_hide_column_data_types=True, tbl_formatting="MARKDOWN",
     ):  # fmt: skip
         text = str(frame.with_columns(cells))
-    from tracetool.reports.text import terminal_width
+    from tracetool.reports.answer.text import terminal_width
 
     too_wide = form == "table" and sys.stdout.isatty() and max(map(len, text.splitlines())) > terminal_width()
     return ("\n".join(_one_below_another(frame)) if too_wide else text).encode() + b"\n"
@@ -208,7 +208,7 @@ def _writable(frame: pl.DataFrame, *, nested: bool) -> pl.DataFrame:
 
 def _one_below_another(frame: pl.DataFrame) -> list[str]:
     """Rows whose table is wider than the terminal: each value on a line of its own, as psql's expanded display."""
-    from tracetool.reports.text import terminal_width, wrap, wrapped
+    from tracetool.reports.answer.text import terminal_width, wrap, wrapped
 
     if frame.is_empty():
         return wrapped([f"no rows; columns: {', '.join(frame.columns)}"])
@@ -235,7 +235,7 @@ def _why_empty(run: Run, query: str) -> str | None:
 
 
 def _describe(opened: dict[str, Run], form: str) -> None:
-    from tracetool.lens import add_comments, examples, macro_docs
+    from tracetool.store.query import add_comments, examples, macro_docs
 
     learned = examples("several" if len(opened) > 1 else "one")
     run = next(iter(opened.values()))
@@ -250,7 +250,7 @@ def _describe(opened: dict[str, Run], form: str) -> None:
         asked = [one._asdict() for one in learned]
         print_json({"runs": list(opened), "columns": columns, "macros": macros, "examples": asked})
         return
-    from tracetool.reports.text import terminal_width, wrap
+    from tracetool.reports.answer.text import terminal_width, wrap
 
     width = terminal_width()
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
     from tracetool.cli.question import Question, Words
-    from tracetool.sweep import Grid, Sweep, SweepPoint
-    from tracetool.sweep.scenario_file import NamedScenario
+    from tracetool.sweeps import Grid, Sweep, SweepPoint
+    from tracetool.sweeps.scenario_file import NamedScenario
 
 
 @click.command()
@@ -109,13 +109,13 @@ def sweep(
       tracetool sweep x.run --scenario wan.toml --price-per-gbit 120EUR \\
           -o sweep.parquet
     """
-    from tracetool.ingest.executors import check_address
-    from tracetool.reports.sweep import render_json
-    from tracetool.reports.sweep_text import render_text
-    from tracetool.sweep import sweep as run_sweep
-    from tracetool.sweep.asked import unplaced_grid
-    from tracetool.sweep.pareto import parse_price
-    from tracetool.sweep.scenario_file import read_scenarios
+    from tracetool.ingestion.executors import check_address
+    from tracetool.reports.sweep.json import render_json
+    from tracetool.reports.sweep.text import render_text
+    from tracetool.sweeps import sweep as run_sweep
+    from tracetool.sweeps.asked import unplaced_grid
+    from tracetool.sweeps.pareto import parse_price
+    from tracetool.sweeps.scenario_file import read_scenarios
     from tracetool.units import NS_PER_KM, parse_duration_ns
 
     for path in output:
@@ -185,7 +185,7 @@ def _replay_of(best: Sequence[SweepPoint], paths: tuple[Path, ...], words: dict[
     None if no point fits, it is of a named scenario, or its map of DCs cannot be written in ranges.
     """
     from tracetool.model.topology import parse_dc_map, parse_link
-    from tracetool.reports.sweep_text import map_of
+    from tracetool.reports.sweep.text import map_of
 
     point = next(iter(best), None)
     if point is None or point.scenario is not None or (point.dcs and parse_dc_map(map_of(point.dcs)) != point.dcs):
@@ -232,8 +232,8 @@ def _grids(
     grid: Grid, question: Question, maps: tuple[str, ...], scenarios: list[NamedScenario] | None, path: Path | None
 ) -> list[Grid]:
     """The grid with the places of the ranks, or one for each named scenario."""
-    from tracetool.sweep.asked import places
-    from tracetool.sweep.scenario_file import grids_of
+    from tracetool.sweeps.asked import places
+    from tracetool.sweeps.scenario_file import grids_of
 
     found = question.found
     grid = replace(grid, scenario=question.scenario, dcs=tuple(places(text, found) for text in maps))
@@ -247,12 +247,12 @@ def _form(path: Path) -> Callable[..., bytes]:
         ScenarioError: If nothing does.
     """
     from tracetool.reports.picture import PICTURE_SUFFIXES
-    from tracetool.reports.sweep import render_csv, render_json, render_parquet
+    from tracetool.reports.sweep.json import render_csv, render_json, render_parquet
 
     suffix = path.suffix.lower()
     forms: dict[str, Callable[..., bytes]] = {".parquet": render_parquet, ".csv": render_csv, ".json": render_json}
     if suffix in PICTURE_SUFFIXES:
-        from tracetool.reports.sweep_picture import render_sweep
+        from tracetool.reports.sweep.picture import render_sweep
 
         return lambda found, _facts, _price: render_sweep(found, PICTURE_SUFFIXES[suffix])
     if suffix not in forms:

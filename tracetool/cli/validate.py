@@ -13,7 +13,7 @@ from tracetool.cli.output import JSON, QUIET, ProgressBar, next_step, path_or_ur
 from tracetool.errors import CheckFailed
 
 if TYPE_CHECKING:
-    from tracetool.validate import Validation
+    from tracetool.validation import Validation
 
 
 @click.command()
@@ -63,13 +63,13 @@ def validate(
       tracetool validate x.run measured.json --memory-from with_memory.run --json
       tracetool validate x.run measured.json --max-mape 2% --max-error 5%
     """
-    from tracetool.reconstruct import reconstruct
-    from tracetool.reports.validation import SourceInfo, render_json, render_text, validation_facts
-    from tracetool.runs import open_run
+    from tracetool.ingestion.runs import open_run
+    from tracetool.reconstruction import reconstruct
+    from tracetool.reports.checks.validation import SourceInfo, render_json, render_text, validation_facts
     from tracetool.units import parse_share_ratio
-    from tracetool.validate import Sources
-    from tracetool.validate import validate as compare
-    from tracetool.validate.measured import read_measurements
+    from tracetool.validation import Sources
+    from tracetool.validation import validate as compare
+    from tracetool.validation.measured import read_measurements
 
     limits = [
         ("mean absolute error", None if max_mape is None else parse_share_ratio(max_mape)),

@@ -230,14 +230,14 @@ class Reader(Protocol):
 READERS: Registry[Reader] = Registry(
     "reader",
     {
-        "ndtimeline": "tracetool.readers.ndtimeline:READER",
-        "ascend": "tracetool.readers.ascend:READER",
-        "msprof": "tracetool.readers.msprof:READER",
-        "mindinsight": "tracetool.readers.mindinsight:READER",
-        "vendor": "tracetool.readers.vendor:READER",
-        "memory_snapshot": "tracetool.readers.memory_snapshot:READER",
+        "ndtimeline": "tracetool.readers.ndtimeline.reader:READER",
+        "ascend": "tracetool.readers.ascend.reader:READER",
+        "msprof": "tracetool.readers.msprof.reader:READER",
+        "mindinsight": "tracetool.readers.mindinsight.reader:READER",
+        "vendor": "tracetool.readers.vendor.reader:READER",
+        "memory_snapshot": "tracetool.readers.memory_snapshot.reader:READER",
         # The last to be asked: timelines of the others are Chrome traces too.
-        "kineto": "tracetool.readers.kineto:READER",
+        "kineto": "tracetool.readers.kineto.reader:READER",
     },
     "tracetool.readers",
 )
@@ -247,7 +247,7 @@ def rows_table(name: str, rows: Sequence[Sequence[object]]) -> pa.Table:
     """Make a table of a Run from rows in the declared column order; nullable columns at the end may be left out."""
     import pyarrow as pa
 
-    from tracetool.tables import TABLES
+    from tracetool.tables.run import TABLES
 
     schema = TABLES[name].arrow_schema()
     columns: list[Sequence[object]] = list(zip(*rows, strict=True)) if rows else [()] * len(schema)

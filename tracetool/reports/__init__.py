@@ -10,9 +10,9 @@ from tracetool.registry import Registry
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from tracetool.recording import Recording
-    from tracetool.store import Run
-    from tracetool.whatif import Answer
+    from tracetool.ingestion.recording import Recording
+    from tracetool.store.run import Run
+    from tracetool.whatif.answer import Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,11 @@ class Report:
 REPORTS: Registry[Report] = Registry(
     "report",
     {
-        "text": "tracetool.reports.text:REPORT",
-        "json": "tracetool.reports.json:REPORT",
-        "gantt": "tracetool.reports.gantt:REPORT",
-        "html": "tracetool.reports.html:REPORT",
-        "perfetto": "tracetool.reports.perfetto:REPORT",
+        "text": "tracetool.reports.answer.text:REPORT",
+        "json": "tracetool.reports.answer.json:REPORT",
+        "gantt": "tracetool.reports.gantt.picture:REPORT",
+        "html": "tracetool.reports.html.page:REPORT",
+        "perfetto": "tracetool.reports.export.perfetto:REPORT",
     },
     "tracetool.reports",
 )

@@ -9,35 +9,35 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tracetool.compare.config import Config
-from tracetool.lens import examples, macro_docs, sql_text, view_docs, view_statements
-from tracetool.reports.advice import SCHEMA_ID as ADVICE_ID
-from tracetool.reports.advice import AdviceInfo
-from tracetool.reports.comparison import SCHEMA_ID as COMPARISON_ID
-from tracetool.reports.comparison import ComparisonInfo
-from tracetool.reports.explanation import SCHEMA_ID as EXPLANATION_ID
-from tracetool.reports.explanation import ExplanationInfo
-from tracetool.reports.geopipe import SCHEMA_ID as GEOPIPE_ID
-from tracetool.reports.geopipe import GeoPipeInfo
-from tracetool.reports.json import SCHEMA_ID, ReportInfo
-from tracetool.reports.stragglers import SCHEMA_ID as STRAGGLERS_ID
-from tracetool.reports.stragglers import StragglersInfo
-from tracetool.reports.sweep import SCHEMA_ID as SWEEP_ID
-from tracetool.reports.sweep import SweepInfo
-from tracetool.reports.trends import SCHEMA_ID as TRENDS_ID
-from tracetool.reports.trends import TrendsInfo
-from tracetool.reports.validation import SCHEMA_ID as VALIDATION_ID
-from tracetool.reports.validation import ValidationInfo
-from tracetool.reports.written import SCHEMA_ID as WRITTEN_ID
-from tracetool.reports.written import WrittenInfo
-from tracetool.sweep.scenario_file import ScenarioFile
-from tracetool.tables import SCHEMA_VERSION, TABLES, Column, Table
-from tracetool.validate.measured import MeasuredFile
+from tracetool.comparison.config import Config
+from tracetool.reports.advice.json import SCHEMA_ID as ADVICE_ID
+from tracetool.reports.advice.json import AdviceInfo
+from tracetool.reports.answer.json import SCHEMA_ID, ReportInfo
+from tracetool.reports.answer.written import SCHEMA_ID as WRITTEN_ID
+from tracetool.reports.answer.written import WrittenInfo
+from tracetool.reports.checks.stragglers import SCHEMA_ID as STRAGGLERS_ID
+from tracetool.reports.checks.stragglers import StragglersInfo
+from tracetool.reports.checks.trends import SCHEMA_ID as TRENDS_ID
+from tracetool.reports.checks.trends import TrendsInfo
+from tracetool.reports.checks.validation import SCHEMA_ID as VALIDATION_ID
+from tracetool.reports.checks.validation import ValidationInfo
+from tracetool.reports.comparison.json import SCHEMA_ID as COMPARISON_ID
+from tracetool.reports.comparison.json import ComparisonInfo
+from tracetool.reports.explanation.json import SCHEMA_ID as EXPLANATION_ID
+from tracetool.reports.explanation.json import ExplanationInfo
+from tracetool.reports.studies.geopipe import SCHEMA_ID as GEOPIPE_ID
+from tracetool.reports.studies.geopipe import GeoPipeInfo
+from tracetool.reports.sweep.json import SCHEMA_ID as SWEEP_ID
+from tracetool.reports.sweep.json import SweepInfo
+from tracetool.store.query import examples, macro_docs, sql_text, view_docs, view_statements
+from tracetool.sweeps.scenario_file import ScenarioFile
+from tracetool.tables.run import SCHEMA_VERSION, TABLES, Column, Table
+from tracetool.validation.measured import MeasuredFile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.lens import Example
+    from tracetool.store.query import Example
 
 _BASE = SCHEMA_ID.rpartition(":")[0]
 _JSON_TYPES: dict[str, dict[str, Any]] = {
@@ -136,8 +136,9 @@ def _readme() -> str:
     lines = [
         "# schemas",
         "",
-        "Generated from `tracetool/tables.py`, `tracetool/recording.py`, `tracetool/validate/measured.py`,",
-        "`tracetool/compare/config.py`, `tracetool/sweep/scenario_file.py` and `tracetool/reports/`",
+        "Generated from `tracetool/tables/run.py`, `tracetool/ingestion/recording.py`,",
+        "`tracetool/validation/measured.py`, `tracetool/comparison/config.py`, `tracetool/sweeps/scenario_file.py` and",
+        "`tracetool/reports/`",
         f"(schema version {SCHEMA_VERSION}) by",
         "`python -m tracetool.reports.schemas schemas`; a test compares. Do not edit.",
         "",

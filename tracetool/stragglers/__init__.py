@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from tracetool.reconstruct.account import Account
+from tracetool.reconstruction.capture.account import Account
 from tracetool.stragglers.equalize import Averages, Where, places
 from tracetool.stragglers.measured import job_steps
 from tracetool.stragglers.step import JobStep, StepReplay
@@ -13,7 +13,7 @@ from tracetool.stragglers.step import JobStep, StepReplay
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from tracetool.store import Run
+    from tracetool.store.run import Run
 
 Axis = Literal["kind", "stage", "pipeline", "rank"]
 _AXES: tuple[Axis, ...] = ("kind", "stage", "pipeline", "rank")

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.reconstruct.process_groups import DIMENSIONS, dimension_of
+from tracetool.reconstruction.capture.process_groups import DIMENSIONS, dimension_of
 from tracetool.stragglers.step import Part
 from tracetool.units import format_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tracetool.reconstruct.account import Account
-    from tracetool.reconstruct.survey import Survey
-    from tracetool.store import Run
+    from tracetool.reconstruction.capture.account import Account
+    from tracetool.reconstruction.capture.survey import Survey
+    from tracetool.store.run import Run
 
 OPTIMIZER = "optimizer"
 LEADING = "leading compute"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracetool.errors import MissingRank, ReconstructError, ScheduleError
-from tracetool.reconstruct import reconstruct
-from tracetool.reconstruct.account import Account
-from tracetool.reconstruct.steps import choose_step, steps_of
-from tracetool.reconstruct.survey import survey_run
-from tracetool.replay.program import Dataflow
+from tracetool.reconstruction import reconstruct
+from tracetool.reconstruction.capture.account import Account
+from tracetool.reconstruction.capture.survey import survey_run
+from tracetool.reconstruction.steps.steps import choose_step, steps_of
+from tracetool.replays.program import Dataflow
 from tracetool.stragglers.around import (
     HOST,
     LEADING,
@@ -27,10 +27,10 @@ from tracetool.units import format_count, format_ranges
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.reconstruct import Reconstruction
-    from tracetool.reconstruct.groups import PipelineGroup
-    from tracetool.reconstruct.survey import Survey
-    from tracetool.store import Run
+    from tracetool.reconstruction import Reconstruction
+    from tracetool.reconstruction.capture.groups import PipelineGroup
+    from tracetool.reconstruction.capture.survey import Survey
+    from tracetool.store.run import Run
 
 MOST_STEPS = 32
 

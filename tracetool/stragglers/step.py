@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import TailPart
 from tracetool.model.scenario import Scenario
-from tracetool.replay import replay
-from tracetool.replay.program import Dataflow
-from tracetool.replay.tail import run_tails
+from tracetool.replays import replay
+from tracetool.replays.program import Dataflow
+from tracetool.replays.tail import run_tails
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

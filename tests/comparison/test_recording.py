@@ -1,0 +1,117 @@
+"""A recording gives back the pipelines it was made of; sides of other shapes are compared as far as they go."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from helpers import synthetic
+
+from tracetool.comparison import compare
+from tracetool.comparison.sides import side_of
+from tracetool.comparison.values import Key
+from tracetool.ingestion.recording import Recording, make_recording, pipeline_of
+from tracetool.model.metrics import measure
+from tracetool.model.scenario import Scenario
+from tracetool.model.topology import Link, Topology
+from tracetool.replays import replay
+from tracetool.reports import RunFacts
+from tracetool.reports.answer.json import render
+from tracetool.whatif.answer import answer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tracetool.model.pipeline import Pipeline
+
+
+def recorded(pipeline: Pipeline, digest: str = "x", steps: int = 1) -> Recording:
+    """As if steps had run as replay runs them."""
+    timeline = replay(pipeline, pipeline.observed, Scenario()).timeline
+    looks: list[Any] = [
+        SimpleNamespace(
+            step=SimpleNamespace(number=n),
+            pipeline=pipeline,
+            observed=timeline,
+            transfers=timeline.transfers,
+            work=SimpleNamespace(ranks={}),
+            residents={},
+        )
+        for n in range(steps)
+    ]
+    return make_recording(digest, looks)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_a_recording_gives_back_its_pipeline_also_through_json(schedule: str) -> None:
+    made = synthetic.pipeline(
+        3, 4, [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]], 20, payload_bytes=64, transfer_ns=2, tail_ns=9,
+        activation_bytes=5, static_bytes=100, schedule=schedule,
+    )  # fmt: skip
+    kept = msgspec.json.decode(msgspec.json.encode(recorded(made)), type=Recording)
+    assert kept == recorded(made)
+    (step,) = kept.steps
+    again = pipeline_of(kept, step)
+    assert again.observed.orders == made.observed.orders
+    assert [stage.costs for stage in again.stages] == [stage.costs for stage in made.stages]
+    # The first stage sends no gradient and the last one no activation: nothing of those is kept.
+    assert [s.forward_payload_bytes for s in again.stages] == [64, 64, None]
+    assert [s.backward_transfer_ns for s in again.stages] == [0, 2, 2]
+    assert (again.ranks, again.p2p) == (made.ranks, made.p2p)
+    whole = [measure(replay(each, each.observed, Scenario()).timeline) for each in (made, again)]
+    assert whole[0] == whole[1]
+    assert (step.step_ns, step.bubble_ratio) == (whole[0].step_ns, whole[0].bubble_ratio)
+
+
+def test_stages_and_ranks_of_other_pipelines_are_not_compared() -> None:
+    """Half the layers per stage take half the time, which is no improvement."""
+    few, many = (synthetic.pipeline(p, 4, 40 // p, 80 // p, static_bytes=100 // p, activation_bytes=0) for p in (2, 4))
+    done = compare(side_of([("a", recorded(few, "a", 7))]), side_of([("b", recorded(many, "b", 7))]))
+    assert {line.key.metric for line in done.lines} == {
+        "step_ns", "window_ns", "compute_ns", "bubble_ns", "bubble_ratio", "peak_hbm_bytes",
+    }  # fmt: skip
+    assert not any(line.key.scope for line in done.lines)
+    assert any("other work: 2 against 4 stages; ranks 0-1 against 0-3" in note for note in done.notes)
+    # (m + p - 1) (F + B) each: 5 x 60 and 7 x 30, all seven steps alike.
+    (window,) = [line for line in done.lines if line.key.text == "window_ns"]
+    assert (window.base, window.new, window.verdict) == (300, 210, "improved")
+
+
+def test_steps_of_two_orders_are_told_by_the_usual_one() -> None:
+    """Five steps of 1F1B and two of GPipe: the typical step is 1F1B, as the other side's."""
+    usual, other = (synthetic.pipeline(2, 4, 10, 20, schedule=name) for name in ("1f1b", "gpipe"))
+    mixed = [("a", recorded(usual, "a", 5)), ("b", recorded(other, "b", 2))]
+    done = compare(side_of(mixed), side_of([("c", recorded(usual, "c", 5))]))
+    assert all(not cause.value for cause in done.causes["step_ns"])
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "geopipe"])
+def test_changes_of_replays_have_causes_over_their_links(tmp_path: Path, schedule: str) -> None:
+    """Backwards of stage 2 take 9 ns more: what that costs is the difference between two replays made here."""
+    before, after = (
+        synthetic.pipeline(
+            4, 6, 10, [20, 20, slower, 20], payload_bytes=10, transfer_ns=2, tail_ns=9, p2p="in-order"
+        )
+        for slower in (20, 29)
+    )  # fmt: skip
+    links = (Link("a", "b", 10**9, 7), Link("b", "a", 10**9, 7))
+    scenario = Scenario(topology=Topology(("a", "a", "b", "b"), links))
+    sides, replays = [], []
+    for name, pipeline in (("base", before), ("new", after)):
+        found = synthetic.found(pipeline)
+        depth = (2, 2, 0, 0) if schedule == "geopipe" else None
+        asked = answer(found, schedule, scenario, extra_forwards=depth, each_step=[pipeline])
+        facts = RunFacts(name, name, "1", "", None, recorded(pipeline, name, 3))
+        path = tmp_path / f"{name}.json"
+        path.write_bytes(render(asked, facts, ".json"))
+        sides.append(side_of([(name, path)]))
+        replays.append(asked.results[0].metrics.step_ns)
+    done = compare(*sides)
+    (line,) = [line for line in done.lines if line.key == Key("step_ns", schedule)]
+    assert (line.base, line.new, line.verdict) == (*replays, "inconclusive")
+    *causes, rest = done.causes[f"step_ns/{schedule}"]
+    (cause,) = (cause for cause in causes if cause.value)
+    assert (cause.name, int(cause.value), int(rest.value)) == ("stage 2 B", replays[1] - replays[0], 0)
+    assert replays[1] > replays[0]

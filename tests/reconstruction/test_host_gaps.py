@@ -1,0 +1,32 @@
+"""Gaps between the kernels of an action, and what they say about steps without a profiler."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from helpers.recorded import data, rebuilt
+
+from tracetool.reconstruction.closeup.host_gaps import HOST_BOUND, gap_shares, tell_gaps
+
+
+def _shares(name: str) -> dict[tuple[int, str], float]:
+    found = rebuilt(name)
+    rows = found.tables["costs"]
+    return gap_shares((row[2], row[3], row[5], row[6]) for row in rows if row[0] == found.pipeline.step)  # type: ignore[misc]
+
+
+def test_the_share_is_of_the_time_of_all_actions_of_a_kind() -> None:
+    shares = gap_shares([(0, "F", 100, 60), (0, "F", 300, 300), (0, "B", 50, 50), (1, "F", 10, 4)])
+    assert shares == {(0, "B"): 0.0, (0, "F"): pytest.approx(0.1), (1, "F"): pytest.approx(0.6)}
+
+
+@pytest.mark.parametrize("name", ["1f1b_m8", "rt1f1b_m8", "gpipe_m8", "interleaved_m8", "zbh1_m8", "tp2pp2_1f1b_m8"])
+def test_it_warns_of_the_recordings_that_a_profiler_made_slower_and_of_no_others(name: str) -> None:
+    """measured.json has steps with and without the profiler: 5 % apart or less, or 6 % and more."""
+    rows = json.loads(data("h100-pp4", "measured.json").read_text(encoding="utf-8"))["results"]
+    row = next(r for r in rows if r["name"] == name)
+    slower = min(row["profiled_step_ms"]) / row["step_ms"] - 1
+    warned = any("the host holds the device back" in text for text in tell_gaps(_shares(name)))
+    assert warned == (slower > 0.05)
+    assert warned == (max(_shares(name).values()) >= HOST_BOUND)

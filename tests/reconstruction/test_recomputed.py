@@ -1,0 +1,121 @@
+"""What backwards repeat of their forwards: said on evidence alone. Recordings that do recompute: test_megatron."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from helpers.recorded import data, run_of
+
+from tracetool.ingestion import ingest
+from tracetool.model.action import ActionKind
+from tracetool.reconstruction import Reconstruction, reconstruct
+from tracetool.reconstruction.actions.kernels import Kernel
+from tracetool.reconstruction.actions.segments import Segment
+from tracetool.reconstruction.capture.account import Account
+from tracetool.reconstruction.closeup.action_view import ActionView
+from tracetool.reconstruction.closeup.recomputed import tell_recompute
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+F, B = ActionKind.FORWARD, ActionKind.BACKWARD
+GEMM, GELU = "nvjet_tst_128x256_TNT", "vectorized_elementwise_kernel<gelu>"
+UNDOING = ["gelu_backward", "dgrad", "wgrad"]
+
+
+def _check_nothing_is_repeated(found: Reconstruction) -> None:
+    segments = [s for of_rank in found.segments.values() for s in of_rank]
+    forward = {k.name for s in segments if s.kind is F for k in s.kernels if k.is_compute}
+    backward = [k for s in segments if s.kind is B for k in s.kernels if k.is_compute]
+    assert backward
+    assert not forward & {k.name for k in backward}, "none of the backward's kernels is one of the forward's"
+    assert not [k for k in backward if k.is_recompute]
+    assert not [f for f in found.findings if f.fact == "recompute"]
+
+
+@pytest.mark.parametrize(
+    "case", ["two-tensors-per-hop", "merged-ranks-own-pids", "microbatches-ramp-up", "ring-attention-pp2-cp2"]
+)
+def test_kernels_that_nodes_launch_themselves_repeat_no_forward(case: str) -> None:
+    """Their kernels name the autograd node as their op, whose number is that of the forward op it undoes.
+
+    Nor is a backward split whose products are hidden in them: its weight gradients are unknown, not nothing.
+    """
+    found = reconstruct(run_of(data("cases", case)))
+    _check_nothing_is_repeated(found)
+    assert not [f for f in found.findings if f.fact == "split"]
+    assert all(not stage.derived for stage in found.pipeline.stages)
+    assert any("not split into input and weight gradients" in note for note in found.notes)
+
+
+def test_kernels_of_the_call_within_a_node_repeat_no_forward(tmp_path: Path) -> None:
+    """A Function of the user launches kernels inside an op of its node's name and number, as torch records them."""
+    called = 10**6
+    for path in data("cases", "two-tensors-per-hop").glob("*.json.gz"):
+        trace = json.loads(gzip.decompress(path.read_bytes()))
+        calls: list[dict[str, Any]] = []
+        moved = {}
+        for event in trace["traceEvents"]:
+            name, number = str(event.get("name")), event.get("args", {}).get("External id")
+            if name.startswith("autograd::engine::evaluate_function: "):
+                moved[number] = called + number
+                call = {**event, "ts": event["ts"] + 0.1, "dur": event["dur"] - 0.2, "name": name.split(": ")[1]}
+                calls.append({**call, "args": {**event["args"], "External id": moved[number]}})
+        assert calls
+        for event in trace["traceEvents"]:
+            if event.get("cat") == "kernel" and event["args"].get("External id") in moved:
+                event["args"]["External id"] = moved[event["args"]["External id"]]
+        trace["traceEvents"] += calls
+        (tmp_path / path.name).write_bytes(gzip.compress(json.dumps(trace).encode(), 1))
+    _check_nothing_is_repeated(reconstruct(ingest([tmp_path], tmp_path / "x.run")))
+
+
+def _action(kind: ActionKind, names: list[str], again: list[str], run_ns: int = 100) -> ActionView:
+    """One of the kernels named; those of ``again`` are of ops with nodes of their own, 100 ns each unless said."""
+    kernels, at = [], 0
+    for name in again + names:
+        repeats = name in again and kind is B
+        length = run_ns if repeats else 100
+        kernels.append(
+            Kernel(
+                at, at + length, at, name=name, in_backward=kind is B,
+                sequence_number=7 if repeats or kind is F else None, op_name=f"aten::{name}",
+            )
+        )  # fmt: skip
+        at += length
+    times = [k.end_ns - k.start_ns for k in kernels]
+    segment = Segment(kind, 0, 0, 0, at, 0, at, tuple(kernels))
+    return ActionView(0, segment, times, times, times, [0] * len(times), [0] * len(times), [0] * len(times))
+
+
+def _told(names: list[str], again: list[str], run_ns: int = 100) -> list[str]:
+    account = Account()
+    tell_recompute([_action(F, [GEMM, GELU, GEMM, GELU], []), _action(B, names, again, run_ns)], account)
+    return [finding.value for finding in account.findings]
+
+
+def test_a_repeated_forward_is_told_with_its_share_of_the_backward() -> None:
+    """Four kernels of 100 ns of a forward of four; and two of them, in a backward of three others of 100 ns."""
+    (whole,) = _told(UNDOING, [GEMM, GELU, GEMM, GELU])
+    assert whole == "each backward repeats its whole forward for 400.0 ns, 57% of its time"
+    (half,) = _told(UNDOING, [GEMM, GELU])
+    assert half.startswith("each backward repeats 50% of its forward's kernels")
+    assert half.endswith("for 200.0 ns, 40% of its time")
+
+
+@pytest.mark.parametrize(
+    ("names", "again", "run_ns"),
+    [
+        (UNDOING, ["dgrad", "wgrad", "dgrad", "wgrad"], 100),
+        (UNDOING, [GEMM, "dgrad", "wgrad"], 100),
+        (UNDOING, [GEMM] * 5, 100),
+        (UNDOING, [GEMM, GELU, GEMM, GELU], 200),
+        ([], [GEMM, GELU, GEMM, GELU], 100),
+    ],
+    ids=["not the forward's", "mostly not the forward's", "more often than it", "longer than it", "nothing left"],
+)
+def test_what_cannot_be_the_forward_again_is_not_called_so(names: list[str], again: list[str], run_ns: int) -> None:
+    assert _told(names, again, run_ns) == []

@@ -1,0 +1,400 @@
+"""Recorded traces with one thing changed: what must come out is known from the unchanged one, or from the change."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from helpers.recorded import SAMPLES, looked_at, run_of
+
+from tracetool.errors import NoPipeline, UnmatchedTransfer
+from tracetool.ingestion import ingest
+from tracetool.model.action import ActionKind
+from tracetool.model.metrics import Metrics, measure
+from tracetool.model.scenario import Scenario
+from tracetool.reconstruction import Reconstruction, reconstruct
+from tracetool.replays import replay
+from tracetool.whatif.answer import answer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Trace = dict[str, Any]
+Change = Callable[[list[Trace]], None]
+GIB = 2**30
+LAUNCHES = ("cuda_runtime", "cuda_driver")
+
+
+def _spoiled(tmp_path: Path, change: Change, sample: str = "h100-1f1b") -> Reconstruction:
+    traces = [json.loads(gzip.decompress((SAMPLES / sample / f"rank{r}.json.gz").read_bytes())) for r in range(4)]
+    change(traces)
+    for trace in traces:
+        trace.pop("launches by correlation", None)
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    for rank, trace in enumerate(traces):
+        (folder / f"rank{rank}.json").write_text(json.dumps(trace), encoding="utf-8")
+    return reconstruct(ingest([folder], tmp_path / "x.run"))
+
+
+@pytest.fixture(scope="module")
+def clean() -> Metrics:
+    return measure(looked_at(run_of(SAMPLES / "h100-1f1b")).observed)
+
+
+def _kernels(trace: Trace) -> list[dict[str, Any]]:
+    return [e for e in trace["traceEvents"] if e.get("cat") == "kernel"]
+
+
+def _launch_of(trace: Trace, kernel: dict[str, Any]) -> dict[str, Any]:
+    launches: dict[int, dict[str, Any]] = trace.setdefault("launches by correlation", {})
+    if not launches:
+        for event in trace["traceEvents"]:
+            if event.get("cat") in LAUNCHES and "correlation" in event["args"]:
+                launches.setdefault(event["args"]["correlation"], event)
+    return launches[kernel["args"]["correlation"]]
+
+
+def _named(trace: Trace, prefix: str) -> list[dict[str, Any]]:
+    return [e for e in trace["traceEvents"] if e["name"].startswith(prefix)]
+
+
+def _memory(time: float, size: int, total: int, device: int) -> dict[str, Any]:
+    args = {"Bytes": size, "Total Allocated": total, "Total Reserved": total, "Device Type": 1, "Device Id": device}
+    return {
+        "ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1, "s": "t", "ts": time,
+        "args": args,
+    }  # fmt: skip
+
+
+def test_a_collective_beside_the_last_backward_is_no_compute(tmp_path: Path, clean: Metrics) -> None:
+    """A 50 ms all-reduce on a stream of its own, launched by the last autograd node (data-parallel overlap)."""
+
+    def change(traces: list[Trace]) -> None:
+        trace = traces[0]
+        node = _named(trace, "autograd::engine::evaluate_function")[-1]
+        at = node["ts"] + node["dur"] / 2
+        ids = {"correlation": 99_999_999}
+        start = max(k["ts"] for k in _kernels(trace) if "nccl" not in k["name"])
+        where = {"ph": "X", "pid": node["pid"], "tid": node["tid"], "ts": at, "dur": 1}
+        trace["traceEvents"] += [
+            {**where, "cat": "cuda_runtime", "name": "cudaLaunchKernelExC", "args": ids},
+            {
+                "ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce_Sum_bf16_RING_LL()", "pid": 0, "tid": 99,
+                "ts": start - 9_000, "dur": 50_000, "args": {**ids, "stream": 99},
+            },
+        ]  # fmt: skip
+
+    found = _spoiled(tmp_path, change)
+    assert measure(found.observed).window_ns == clean.window_ns
+    assert measure(found.observed).compute_ns == clean.compute_ns
+
+
+def test_a_copy_between_receive_and_wait_pulls_no_wait_into_the_forward(tmp_path: Path, clean: Metrics) -> None:
+    def change(traces: list[Trace]) -> None:
+        trace = traces[1]
+        first = min((k for k in _kernels(trace) if "SendRecv" in k["name"]), key=lambda k: k["ts"])
+        launch = _launch_of(trace, first)
+        ids = {"correlation": 99_999_999}
+        trace["traceEvents"] += [
+            {**launch, "name": "cudaMemcpyAsync", "ts": launch["ts"] + launch["dur"] + 1, "dur": 1, "args": ids},
+            {
+                "ph": "X", "cat": "gpu_memcpy", "name": "Memcpy HtoD", "pid": 1, "tid": 7, "ts": first["ts"] + 1,
+                "dur": 2, "args": {**ids, "stream": 7, "bytes": 16_384},
+            },
+        ]  # fmt: skip
+
+    assert measure(_spoiled(tmp_path, change).observed).compute_ns == clean.compute_ns
+
+
+def test_what_is_freed_before_the_first_forward_is_not_kept(tmp_path: Path, clean: Metrics) -> None:
+    """4 GiB allocated and freed before the first launch of the step: the peak is that of the unchanged trace."""
+
+    def change(traces: list[Trace]) -> None:
+        trace = traces[0]
+        first = min(_named(trace, "[memory]"), key=lambda e: e["ts"])
+        level = first["args"]["Total Allocated"] - first["args"]["Bytes"]
+        trace["traceEvents"] += [
+            _memory(first["ts"] - 2, 4 * GIB, level + 4 * GIB, 0),
+            _memory(first["ts"] - 1, -4 * GIB, level, 0),
+        ]
+
+    assert measure(_spoiled(tmp_path, change).observed).peak_hbm_bytes == clean.peak_hbm_bytes
+
+
+def test_the_optimizers_memory_counts(tmp_path: Path, clean: Metrics) -> None:
+    """40 GiB inside Optimizer.step: the peak is the level after the last backward plus that, and does not fit 40."""
+
+    def change(traces: list[Trace]) -> None:
+        trace = traces[0]
+        step = _named(trace, "Optimizer.step")[0]
+        before = max((e for e in _named(trace, "[memory]") if e["ts"] < step["ts"]), key=lambda e: e["ts"])
+        level = before["args"]["Total Allocated"]
+        trace["traceEvents"] += [
+            _memory(step["ts"] + 1, 40 * GIB, level + 40 * GIB, 0),
+            _memory(step["ts"] + 2, -40 * GIB, level, 0),
+        ]
+
+    found = _spoiled(tmp_path, change)
+    peaks = measure(found.observed).peak_hbm_bytes
+    assert (peaks[0] or 0) > 45 * GIB
+    assert peaks[1:] == clean.peak_hbm_bytes[1:]
+    assert answer(found, ["1f1b"], Scenario(hbm_bytes=40 * GIB)).results[0].feasible is False
+
+
+def test_memory_of_another_device_is_left_out(tmp_path: Path, clean: Metrics) -> None:
+    def change(traces: list[Trace]) -> None:
+        events = _named(traces[1], "[memory]")
+        middle = sorted(e["ts"] for e in events)[len(events) // 2]
+        traces[1]["traceEvents"] += [_memory(middle + i / 1000, 2 * GIB, 2 * GIB * i, 0) for i in range(1, 11)]
+
+    assert measure(_spoiled(tmp_path, change).observed).peak_hbm_bytes == clean.peak_hbm_bytes
+
+
+def test_ranks_meet_at_a_collective_before_the_optimizer(tmp_path: Path) -> None:
+    """A global all-reduce after the last backward, then a rank that needs 60 ms more: the replayed step is the
+    observed one, because nobody passes the all-reduce before the slowest has come."""
+
+    def change(traces: list[Trace]) -> None:
+        ends = []
+        for trace in traces:
+            optimizer = _named(trace, "Optimizer.step")[0]["ts"]
+            computes = [k for k in _kernels(trace) if k["ts"] < optimizer + 10**9 and "nccl" not in k["name"]]
+            ends.append(max(k["ts"] + k["dur"] for k in computes if _launch_of(trace, k)["ts"] < optimizer))
+        meet = max(ends) + 100
+        for trace, end in zip(traces, ends, strict=True):
+            optimizer = _named(trace, "Optimizer.step")[0]
+            inside = [
+                k for k in _kernels(trace)
+                if optimizer["ts"] <= _launch_of(trace, k)["ts"] <= optimizer["ts"] + optimizer["dur"]
+            ]  # fmt: skip
+            shift = meet + 600 - min(k["ts"] for k in inside)
+            for kernel in inside:
+                kernel["ts"] += shift
+            if trace is traces[3]:
+                max(inside, key=lambda k: k["ts"])["dur"] += 60_000
+            barrier = next(e for e in trace["traceEvents"] if e.get("args", {}).get("Collective name") == "barrier")
+            at = optimizer["ts"] - 20
+            record = {**barrier, "ts": at, "dur": 10}
+            record["args"] = {**barrier["args"], "Collective name": "allreduce", "External id": 88_888_888}
+            ids = {"correlation": 99_999_999, "External id": 88_888_888}
+            trace["traceEvents"] += [
+                record,
+                {**record, "cat": "cuda_runtime", "name": "cudaLaunchKernelExC", "ts": at + 2, "args": ids},
+                {
+                    "ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL()", "pid": 0, "tid": 7,
+                    "ts": end + 50, "dur": meet + 500 - (end + 50), "args": {**ids, "stream": 7},
+                },
+            ]  # fmt: skip
+
+    found = _spoiled(tmp_path, change)
+    done = replay(found.pipeline, found.pipeline.observed, Scenario())
+    observed = measure(found.observed).step_ns
+    assert observed > 295_000_000
+    assert measure(done.timeline).step_ns == pytest.approx(observed, rel=0.005)
+
+
+def test_a_pipeline_whose_middle_edge_is_not_recorded_is_no_shorter_pipeline(tmp_path: Path) -> None:
+    """Ranks 1 and 2 talk over another backend (TCP between data centres): no records between them."""
+
+    def change(traces: list[Trace]) -> None:
+        for rank, other in ((1, 2), (2, 1)):
+            trace = traces[rank]
+            trace["traceEvents"] = [
+                e for e in trace["traceEvents"]
+                if other not in (e.get("args", {}).get("Src Rank"), e.get("args", {}).get("Dst Rank"))
+            ]  # fmt: skip
+
+    with pytest.raises(NoPipeline, match=r"exchange no messages"):
+        _spoiled(tmp_path, change)
+
+
+@pytest.mark.parametrize("names", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
+def test_without_a_group_of_the_pipeline_its_order_is_inferred_and_said(
+    tmp_path: Path, clean: Metrics, names: tuple[int, ...]
+) -> None:
+    """The ranks renamed, and all messages carried by one group with a fifth rank: the chain of peers remains."""
+
+    def change(traces: list[Trace]) -> None:
+        for trace, name in zip(traces, names, strict=True):
+            trace["distributedInfo"] |= {"rank": name, "world_size": 5, "pg_config": []}
+            for args in (e.get("args", {}) for e in trace["traceEvents"]):
+                if args.get("Process Group Ranks") == "[0, 1, 2, 3]":
+                    args |= {"Process Group Ranks": "[0, 1, 2, 3, 4]", "Group size": 5}
+                for peer in {"Src Rank", "Dst Rank"} & set(args):
+                    args[peer] = names[args[peer]]
+
+    found = _spoiled(tmp_path, change)
+    assert tuple(rank.rank for rank in found.pipeline.ranks) == names
+    assert any("no process group lists the pipeline" in note for note in found.notes)
+    assert measure(found.observed).step_ns == clean.step_ns
+
+
+def test_a_clock_that_is_off_is_corrected_and_told(tmp_path: Path, clean: Metrics) -> None:
+    def change(traces: list[Trace]) -> None:
+        for event in traces[3]["traceEvents"]:
+            if "ts" in event:
+                event["ts"] -= 30_000
+
+    found = _spoiled(tmp_path, change)
+    (told,) = [f for f in found.findings if f.fact == "clocks" and f.subject == "rank 3"]
+    assert told.value.startswith("+30.0 ms added")
+    assert not any("arrive before they were sent" in note for note in found.notes)
+    assert measure(found.observed).window_ns == pytest.approx(clean.window_ns, abs=5_000)
+    assert abs(answer(found, ["1f1b"]).fidelity.error_ratio) < 0.02
+
+
+def test_an_extra_message_inside_the_step_is_refused(tmp_path: Path) -> None:
+    """One more send on rank 0 than rank 1 receives."""
+
+    def change(traces: list[Trace]) -> None:
+        events = traces[0]["traceEvents"]
+        send = next(e for e in events if e.get("args", {}).get("Collective name") == "send")
+        events.append({**send, "ts": send["ts"] - 0.5})
+
+    with pytest.raises(UnmatchedTransfer, match="rank 0 sends 9 messages to rank 1, which receives 8"):
+        _spoiled(tmp_path, change)
+
+
+def test_a_clock_that_is_seconds_off_is_aligned(tmp_path: Path, clean: Metrics) -> None:
+    def change(traces: list[Trace]) -> None:
+        traces[2]["baseTimeNanoseconds"] += 8_000_000_000
+
+    found = _spoiled(tmp_path, change)
+    assert any(f.subject == "rank 2" and f.value.startswith("-8.000 s added") for f in found.findings)
+    assert measure(found.observed).window_ns == pytest.approx(clean.window_ns, abs=5_000)
+
+
+def test_the_order_of_events_in_the_file_does_not_matter(tmp_path: Path) -> None:
+    def change(traces: list[Trace]) -> None:
+        for trace in traces:
+            trace["traceEvents"].reverse()
+
+    found = _spoiled(tmp_path, change)
+    whole = looked_at(run_of(SAMPLES / "h100-1f1b"))
+    assert found.observed == whole.observed
+    assert {k.value for k in found.pipeline.stages[0].costs} == {ActionKind.FORWARD.value, ActionKind.BACKWARD.value}
+
+
+def test_without_marks_steps_end_with_the_optimizer(tmp_path: Path, clean: Metrics) -> None:
+    def change(traces: list[Trace]) -> None:
+        for trace in traces:
+            trace["traceEvents"] = [e for e in trace["traceEvents"] if not e["name"].startswith("ProfilerStep")]
+
+    found = _spoiled(tmp_path, change)
+    assert measure(found.observed) == clean
+    assert any("where the optimizer ends" in note for note in found.notes)
+
+
+def test_two_unmarked_steps_are_two(tmp_path: Path, clean: Metrics) -> None:
+    """The step once more, 300 ms later with new ids: either of the two is the recorded one."""
+
+    def change(traces: list[Trace]) -> None:
+        for trace in traces:
+            events = [e for e in trace["traceEvents"] if not e["name"].startswith("ProfilerStep")]
+            again = []
+            for event in events:
+                args = dict(event.get("args", {}))
+                for key in ("correlation", "External id", "Sequence number"):
+                    if key in args:
+                        args[key] += 50_000_000
+                again.append({**event, "ts": event["ts"] + 300_000, "args": args})
+            trace["traceEvents"] = events + again
+
+    found = _spoiled(tmp_path, change)
+    assert measure(found.observed).window_ns == clean.window_ns
+    assert found.pipeline.observed.shape.microbatches == 8
+
+
+def _relabelled(tmp_path: Path, rename: Callable[[int, str], str]) -> Reconstruction:
+    """The labelled sample with other labels: ``rename`` gets the rank and the label after ``PP:``."""
+
+    def change(traces: list[Trace]) -> None:
+        for rank, trace in enumerate(traces):
+            for event in _named(trace, "PP:"):
+                event["name"] = f"PP:{rename(rank, event['name'][3:])}"
+
+    return _spoiled(tmp_path, change, "h100-1f1b-annotated")
+
+
+@pytest.mark.parametrize("kind", ["F", "B"])
+def test_actions_with_labels_that_their_messages_contradict_are_refused(tmp_path: Path, kind: str) -> None:
+    """On rank 1 microbatches 2 and 3 change names, those of their messages stay: 2 is sent before it was made."""
+    swapped = {f"1{kind}2": f"1{kind}3", f"1{kind}3": f"1{kind}2"}
+    with pytest.raises(UnmatchedTransfer, match=rf"rank 1: what 1{kind}2 makes is sent .* before it begins"):
+        _relabelled(tmp_path, lambda rank, label: swapped.get(label, label) if rank == 1 else label)
+
+
+def test_labels_of_stages_that_send_to_no_neighbour_are_refused(tmp_path: Path) -> None:
+    """Ranks 1 and 2 take each other's labels, but rank 0 still sends to rank 1."""
+    with pytest.raises(UnmatchedTransfer, match=r"stage 0 \(rank 0\) sends F0 to stage 2 \(rank 1\)"):
+        _relabelled(tmp_path, lambda rank, label: f"{(0, 2, 1, 3)[rank]}{label[1:]}")
+
+
+def test_a_collective_that_an_action_waits_for_is_told(tmp_path: Path, clean: Metrics) -> None:
+    """A gather of 20 ms in the middle of a forward of the last rank; all that follows on any rank is 20 ms later."""
+    length = 20_000
+
+    def change(traces: list[Trace]) -> None:
+        own = traces[3]
+        computes = sorted((k for k in _kernels(own) if "nccl" not in k["name"]), key=lambda k: k["ts"])
+        inside = next(k for k in computes if "sdpa" in k["name"])
+        launch, at = _launch_of(own, inside), inside["ts"]
+        for trace in traces:
+            cut = at + (own["baseTimeNanoseconds"] - trace["baseTimeNanoseconds"]) / 1000
+            for event in trace["traceEvents"]:
+                if event.get("cat") in {"kernel", "gpu_memcpy", "gpu_memset"}:
+                    if event["ts"] >= cut:
+                        event["ts"] += length
+                    elif "nccl" in event["name"] and event["ts"] + event["dur"] > cut:
+                        event["dur"] += length
+        ids = {"correlation": 99_999_999}
+        own["traceEvents"] += [
+            {**launch, "name": "cudaLaunchKernelExC", "ts": launch["ts"] - 0.5, "dur": 0.1, "args": ids},
+            {
+                "ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllGather_RING_LL()", "pid": 3, "tid": 99, "ts": at,
+                "dur": length, "args": {**ids, "stream": 99},
+            },
+        ]  # fmt: skip
+
+    found = _spoiled(tmp_path, change)
+    assert measure(found.observed).window_ns == pytest.approx(clean.window_ns + length * 1000, abs=5_000)
+    (told,) = [note for note in found.notes if "collectives inside actions" in note]
+    assert "20.0 ms" in told
+    assert told.endswith("on rank 3")
+
+
+def test_kernels_that_the_profiler_lost_are_counted(tmp_path: Path) -> None:
+    def change(traces: list[Trace]) -> None:
+        launches = {e["args"]["correlation"]: e for e in traces[1]["traceEvents"] if e.get("cat") in LAUNCHES}
+        known = [k for k in _kernels(traces[1]) if "LaunchKernel" in launches[k["args"]["correlation"]]["name"]]
+        lost = {id(k) for k in known if "nccl" not in k["name"] and known.index(k) % 100 == 50}
+        assert len(lost) > 5
+        counts.append(len(lost))
+        traces[1]["traceEvents"] = [e for e in traces[1]["traceEvents"] if id(e) not in lost]
+
+    counts: list[int] = []
+    notes = _spoiled(tmp_path, change).notes
+    assert any(f"rank 1: {counts[0]} kernels launched in the step are not in the trace" in note for note in notes)
+
+
+def test_kernels_between_receive_and_wait_pull_no_wait_into_the_action(tmp_path: Path, clean: Metrics) -> None:
+    """Masks, positions and the like: 2 us on the compute stream of rank 1 behind each of its receives and sends."""
+
+    def change(traces: list[Trace]) -> None:
+        trace = traces[1]
+        for number, message in enumerate([k for k in _kernels(trace) if "SendRecv" in k["name"]]):
+            launch = _launch_of(trace, message)
+            ids = {"correlation": 99_999_000 + number}
+            trace["traceEvents"] += [
+                {**launch, "name": "cudaLaunchKernel", "ts": launch["ts"] + launch["dur"] + 1, "dur": 1, "args": ids},
+                {
+                    "ph": "X", "cat": "kernel", "name": "arange_kernel", "pid": 1, "tid": 7, "ts": message["ts"] + 1,
+                    "dur": 2, "args": {**ids, "stream": 7},
+                },
+            ]  # fmt: skip
+
+    assert measure(_spoiled(tmp_path, change).observed).compute_ns == clean.compute_ns

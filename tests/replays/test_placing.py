@@ -1,0 +1,105 @@
+"""Where sends and receives are posted, against the rules worked out action by action."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from helpers.engine_cases import schedules
+from hypothesis import HealthCheck, given, settings
+
+from tracetool.model.action import ActionKind
+from tracetool.model.schedule import schedule_from_csv
+from tracetool.replays.flow import trace_flow
+from tracetool.replays.placing import build_program
+from tracetool.replays.program import Dataflow, Post
+from tracetool.replays.turns import other_turns
+
+if TYPE_CHECKING:
+    from tracetool.model.schedule import Schedule
+    from tracetool.replays.program import Message, Program, Unit
+
+quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def by_rounds(schedule: Schedule) -> Program:
+    """Round after round over all ranks: each takes a unit whose inputs were sent, or one of its other turns."""
+    flow = Dataflow(schedule)
+    turns = iter(other_turns(trace_flow(schedule)))
+    left = [[(unit, sum(next(turns) for _ in unit)) for unit in schedule.units(r)] for r in range(len(schedule.orders))]
+    program: Program = [[] for _ in left]
+    sent: set[Message] = set()
+    while any(left):
+        for rank, units in enumerate(left):
+            if not units:
+                continue
+            unit, pauses = units[0]
+            if pauses:
+                units[0] = (unit, pauses - 1)
+                continue
+            if any(message is not None and message not in sent for message in map(flow.needs, unit)):
+                continue
+            program[rank] += units.pop(0)[0]
+            sent |= {message for action in unit if (message := flow.makes(action)) is not None}
+            for message in flow.sent(unit):
+                program[rank].append(Post((message,), ()))
+                program[schedule.shape.rank_of(message.dst_stage)].append(Post((), (message,)))
+    return program
+
+
+def in_batches(units: list[Unit], flow: Dataflow) -> list[object]:
+    """The send of one unit and the receive for the next are one batch where one is a forward's, one a backward's."""
+    program: list[object] = []
+    for before, after in zip([(), *units], [*units, ()], strict=True):
+        sends, recvs = flow.sent(before), flow.received(after)
+        if sends and recvs and (sends[0].kind is not recvs[0].kind or len(before) > 1 or len(after) > 1):
+            program.append(Post(sends, recvs))
+        else:
+            program += [*(Post((m,), ()) for m in sends), *(Post((), (m,)) for m in recvs)]
+        program += after
+    return program
+
+
+@quick
+@given(schedules())
+def test_one_by_one(schedule: Schedule) -> None:
+    expected = by_rounds(schedule)
+    assert build_program(schedule, "in-order") == expected
+    assert build_program(schedule, "per-edge") == expected
+    assert build_program(schedule, "posted-ahead") == expected
+
+
+@quick
+@given(schedules())
+def test_in_batches(schedule: Schedule) -> None:
+    flow = Dataflow(schedule)
+    expected = [in_batches(schedule.units(rank), flow) for rank in range(len(schedule.orders))]
+    assert build_program(schedule, "grouped") == expected
+
+
+@quick
+@given(schedules())
+def test_messages_are_those_of_the_dataflow(schedule: Schedule) -> None:
+    flow, numbered = Dataflow(schedule), trace_flow(schedule)
+    for number, action in enumerate(numbered.actions):
+        for messages, expected in ((numbered.made, flow.makes(action)), (numbered.needed, flow.needs(action))):
+            assert (None if messages[number] < 0 else numbered.message(int(messages[number]))) == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        # One stage: UNSHARD ahead of all. Its last backward is the end: REDUCE_GRAD has no compute after it.
+        (["0F0,0F1,0B0,0B1", "1F0,1B0,1F1,1B1"], [[1, 0, 0, 0], [1, 0, 0, 0]]),
+        # Two stages: both are gathered at the start. Stage 2 (3) is done with its B: RESHARD and REDUCE_GRAD follow.
+        (["0F0,2F0,2B0,0B0", "1F0,3F0,3B0,1B0"], [[2, 0, 0, 2], [2, 0, 0, 2]]),
+        # The W of the first stage is a whole backward, whose I took a turn; stage 1 has one of its own.
+        (["0F0,0W0", "1F0,1I0,1W0"], [[1, 1], [1, 0, 0]]),
+    ],
+)
+def test_other_turns(rows: list[str], expected: list[list[int]]) -> None:
+    """Worked out by hand after torch 2.11's lowering to its action runtime."""
+    flow = trace_flow(schedule_from_csv("\n".join(rows)))
+    turns = other_turns(flow)
+    assert [turns[a:b] for a, b in zip(flow.first[:-1], flow.first[1:], strict=True)] == expected
+    assert all(action.kind is not ActionKind.RECOMPUTE for action in flow.actions)

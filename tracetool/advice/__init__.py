@@ -1,0 +1,223 @@
+"""Advice: which schedule to run over these links within this memory, what binds, and what more of it would buy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tracetool.advice.more import More, Resource, more_of_each
+from tracetool.advice.plans import Asked, Plan, plans_for, ways
+from tracetool.errors import ScenarioError, ScheduleError
+from tracetool.schedules import parse_names
+from tracetool.units import format_duration
+from tracetool.whatif.answer import step_change_error
+from tracetool.whatif.best import TIERS, choose, is_as_good, recorded_schedule, recorded_test, rows_of
+from tracetool.whatif.depth import RELEVANT_RATIO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from tracetool.model.pipeline import Pipeline
+    from tracetool.model.scenario import Scenario
+    from tracetool.reconstruction import Reconstruction
+    from tracetool.whatif.answer import Result
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What one more unit buys, replayed.
+
+    Attributes:
+        more: The unit.
+        plan: What would be run then.
+        same_plan_ns: Step of the plan that is best now; None if it does not fit then.
+        gained_ns: How much less time the work of a step takes, against the best plan now.
+        gain_ratio: The same as a share of that plan's step.
+    """
+
+    more: More
+    plan: Plan
+    same_plan_ns: int | None
+    gained_ns: int
+    gain_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """The answer to "what should we run, and what should we buy?".
+
+    Attributes:
+        asked: All that was tried.
+        scenario: The links and limits that it is about.
+        now: The recorded order over the same links; of other microbatches, the schedule that it is.
+        best: What to run; None if nothing fits the memory.
+        rivals: Plans as sure as the best whose steps do not differ from its by more than the error.
+        unproven: Plans with shorter steps whose predictions rest on less, the shortest first.
+        other_transfers: Plans shorter by more than can be told that take another way to issue transfers than the
+            trace shows: a change of the runtime, not of the schedule alone. The shortest of each schedule.
+        gains: What more of each resource buys, in the order of ``more_of_each``; empty if nothing fits.
+        missing: Units whose gain cannot be told, and why.
+        binds: The resource of which more would shorten the step most; compute if none would by ``RELEVANT_RATIO``.
+    """
+
+    asked: Asked
+    scenario: Scenario
+    now: Result
+    best: Plan | None
+    rivals: tuple[Plan, ...]
+    unproven: tuple[Plan, ...]
+    other_transfers: tuple[Plan, ...]
+    gains: tuple[Gain, ...]
+    missing: tuple[tuple[str, str], ...]
+    binds: Resource
+
+    def __repr__(self) -> str:
+        best = "nothing fits" if self.best is None else f"{self.best.label}, {format_duration(self.best.step_ns)}"
+        return f"<Advice: {best}; {self.binds} binds>"
+
+    @property
+    def lead_is_certain(self) -> bool:
+        """Whether the best plan's lead over the recorded order exceeds the error of their difference."""
+        return self.best is not None and not is_as_good(self.best, self.now)
+
+    @property
+    def change_error_ratio(self) -> float | None:
+        """Error of the best plan's change against the recorded order; None if nothing fits, or if it is not known."""
+        return None if self.best is None else step_change_error(self.now, self.best.result)
+
+    def gain_of(self, resource: Resource) -> Gain | None:
+        """The largest gain of a resource's units; None if it has none."""
+        return max(
+            (gain for gain in self.gains if gain.more.resource == resource), key=lambda g: g.gained_ns, default=None
+        )
+
+
+def advise(found: Reconstruction, scenario: Scenario, schedules: str | Sequence[str] | None = None) -> Advice:
+    """Find the best schedule that fits, and what holds it back.
+
+    Every schedule is replayed over the links, with transfers as the trace shows them and, if the scenario leaves
+    that open, per edge. Recommended is one of the former, by the rule of ``tracetool.whatif.best``.
+
+    Args:
+        found: A reconstructed Run.
+        scenario: The links, and the memory limit if there is one.
+        schedules: Those to choose among, in a list or with commas between them; by default all that need no search.
+
+    Raises:
+        ScenarioError: If there are no links, or they do not fit the pipeline.
+        ScheduleError: If none of the schedules can be replayed.
+
+    Example:
+        >>> advice = tt.advise(found, scenario, "1f1b,geopipe")
+        >>> advice.best.label, advice.best.step_ns, advice.binds
+        ('geopipe +2,2,0,0', 319617225, 'latency')
+    """
+    if not scenario.topology.links:
+        raise no_links()
+    tried = ways(found, scenario, None if schedules is None else parse_names(schedules))
+    baseline = recorded_schedule(found.pipeline.observed, scenario.microbatches)
+    asked = plans_for(found, scenario, tried, baseline=baseline)
+    usual = [plan for plan in asked.plans if plan.way.p2p is None]
+    is_recorded = recorded_test(found.pipeline)
+    chosen = choose(usual, is_recorded, baseline)
+    asked = asked._replace(plans=tuple(rows_of(asked.plans, baseline, is_recorded)))
+    best, now = chosen.best, asked.answer.baseline
+    if best is None:
+        return Advice(asked, scenario, now, None, (), (), (), (), (), "hbm")
+    sure = [plan for plan in usual if TIERS.index(plan.evidence) <= TIERS.index(best.evidence)]
+    gains, missing = _gains(found, scenario, best, sure)
+    return Advice(
+        asked=asked,
+        scenario=scenario,
+        now=now,
+        best=best,
+        rivals=chosen.as_good,
+        unproven=chosen.unproven,
+        other_transfers=_other_transfers(asked.plans, best),
+        gains=gains,
+        missing=missing,
+        binds=_binding(gains),
+    )
+
+
+def _other_transfers(plans: Iterable[Plan], best: Plan) -> tuple[Plan, ...]:
+    """Plans shorter by more than can be told whose transfers are issued otherwise: the shortest of each schedule."""
+    found: dict[str, Plan] = {}
+    for plan in sorted(plans, key=lambda p: p.step_ns):
+        is_shorter = plan.step_ns < best.step_ns and not is_as_good(best, plan)
+        if plan.way.p2p is not None and plan.feasible is not False and is_shorter:
+            found.setdefault(plan.schedule, plan)
+    return tuple(found.values())
+
+
+def no_links() -> ScenarioError:
+    """The refusal to advise on links that were not given."""
+    return ScenarioError(
+        "advice is about the links between data centres, and none is given.",
+        hint="add --dc and --link, as in --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms; inside one data centre, "
+        "'tracetool replay --schedule 1f1b,zb-h1,interleaved' compares schedules",
+    )
+
+
+def _gains(
+    found: Reconstruction, scenario: Scenario, best: Plan, sure: Sequence[Plan]
+) -> tuple[tuple[Gain, ...], tuple[tuple[str, str], ...]]:
+    """What each unit buys: the plan chosen anew with it, or the same plan where that is shorter."""
+    gains: list[Gain] = []
+    missing: list[tuple[str, str]] = []
+    tried = list(dict.fromkeys(plan.way for plan in sure))
+    depths = [] if best.result.extra_forwards is None else [best.result.extra_forwards]
+    now = scenario.microbatches or found.pipeline.observed.shape.microbatches
+    for more in more_of_each(found.pipeline, scenario, memory_known=bool(best.result.feasible)):
+        there = replace(found, pipeline=more.pipeline)
+        try:
+            asked = plans_for(
+                there,
+                more.scenario,
+                tried,
+                baseline=recorded_schedule(found.pipeline.observed, more.scenario.microbatches),
+                depths=depths,
+            )
+        except ScheduleError as error:
+            missing.append((more.text, error.message))
+            continue
+        plans = asked.plans
+        if more.resource == "compute":
+            # No recording was of faster compute, nor is what it misses of the recorded step an error of replay.
+            plans = tuple(replace(plan, result=replace(plan.result, known_error=None)) for plan in plans)
+        same = next((p for p in plans if _is_the_same(p, best) and p.feasible is not False), None)
+        anew = _chosen_anew([plan for plan in plans if not plan.is_extra], best, more.resource, found.pipeline)
+        chosen = min(filter(None, (same, anew)), key=lambda p: p.step_ns, default=None)
+        if chosen is None:
+            missing.append((more.text, "nothing that is as sure fits"))
+            continue
+        # The work of a step is that of its microbatches.
+        gained = best.step_ns - round(chosen.step_ns * now / chosen.result.microbatches)
+        gains.append(Gain(more, chosen, None if same is None else same.step_ns, gained, gained / best.step_ns))
+    return tuple(gains), tuple(missing)
+
+
+def _chosen_anew(plans: Sequence[Plan], best: Plan, resource: Resource, pipeline: Pipeline) -> Plan | None:
+    """What the rule chooses with more of a resource."""
+    baseline = recorded_schedule(pipeline.observed, next((plan.result.microbatches for plan in plans), None))
+    if resource == "hbm":
+        return choose(plans, recorded_test(pipeline), baseline).best
+    # What is known of the errors does not change with what is bought: all ways tried are as sure as before.
+    known = None if resource == "compute" else best.known_error
+    rests = () if resource == "compute" else best.rests_on
+    as_sure = [
+        replace(plan, result=replace(plan.result, known_error=plan.known_error or known, rests_on=rests))
+        for plan in plans
+    ]
+    chosen = choose(as_sure, recorded_test(pipeline), baseline).best
+    return None if chosen is None else plans[as_sure.index(chosen)]
+
+
+def _is_the_same(plan: Plan, best: Plan) -> bool:
+    return plan.way == best.way and plan.result.extra_forwards == best.result.extra_forwards
+
+
+def _binding(gains: Iterable[Gain]) -> Resource:
+    links_and_memory = [g for g in gains if g.more.resource in {"bandwidth", "latency", "hbm"}]
+    top = max(links_and_memory, key=lambda g: g.gain_ratio, default=None)
+    return top.more.resource if top is not None and top.gain_ratio > RELEVANT_RATIO else "compute"

@@ -1,0 +1,237 @@
+"""The depth of geopipe together with micro-batch size and sequence length, at equal tokens per step.
+
+The objective is the replayed step within the memory limit, all combinations tried (derived model of this tool,
+schedules.md 4.4): a larger microbatch hides a link with fewer extra forwards, but each holds more, and there are fewer
+of them to fill the pipeline. Everything but the recorded sizes is extrapolated (``costs.rescaled``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from tracetool.advice.fixed import action_times, fixed_parts
+from tracetool.costs.rescaled import Batch, fixed_by_fit, with_batch
+from tracetool.errors import ScenarioError
+from tracetool.model.metrics import measure
+from tracetool.reconstruction.closeup.host_gaps import WORTH_TELLING, gap_shares
+from tracetool.replays import replay
+from tracetool.schedules import build_schedule
+from tracetool.units import format_size
+from tracetool.whatif.depth import choose_depth
+from tracetool.whatif.memory_limit import fits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tracetool.costs.rescaled import Place
+    from tracetool.model.metrics import Metrics
+    from tracetool.model.pipeline import P2PMode, Pipeline
+    from tracetool.model.scenario import Scenario
+    from tracetool.reconstruction import Reconstruction
+
+EXTRAPOLATION_ERROR_RATIO = 0.05
+"""Largest error of a forward and backward that were extrapolated within the bounds below (tests/data/batches)."""
+
+MOST_TOKENS_RATIO = 4
+_LENGTHS = (Fraction(1, 2), Fraction(1), Fraction(2))
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One choice of sizes, replayed.
+
+    Attributes:
+        batch: What a microbatch is made of.
+        microbatches: Per step, for as many tokens as recorded.
+        extra_forwards: geopipe's depth, per pipeline rank.
+        p2p: How transfers are issued.
+        metrics: Of the replay.
+        feasible: Whether it fits the memory limit; None if memory is unknown.
+        extrapolated: Whether its costs are; those of the recorded sizes are measured.
+    """
+
+    batch: Batch
+    microbatches: int
+    extra_forwards: tuple[int, ...]
+    p2p: P2PMode
+    metrics: Metrics
+    feasible: bool | None
+    extrapolated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CoTuning:
+    """All choices at equal tokens.
+
+    Attributes:
+        recorded: What the recorded microbatches are made of.
+        hidden: Hidden size of the model.
+        tokens: Of a step, in one pipeline.
+        candidates: The shortest step first, those that do not fit the memory after the others.
+        error_ratio: Largest error of a forward and backward that were extrapolated so; None where that was not tried.
+        assumptions: What the extrapolation rests on, in words.
+    """
+
+    recorded: Batch
+    hidden: int
+    tokens: int
+    candidates: tuple[Candidate, ...]
+    error_ratio: float | None
+    assumptions: tuple[str, ...]
+
+    @property
+    def measured(self) -> Candidate:
+        """The recorded sizes."""
+        return next(found for found in self.candidates if not found.extrapolated)
+
+
+@dataclass(frozen=True, slots=True)
+class OtherSizes:
+    """Another recording of the same stages, with microbatches of other sizes."""
+
+    pipeline: Pipeline
+    batch: Batch
+
+
+def co_tune(
+    found: Reconstruction,
+    scenario: Scenario,
+    recorded: Batch,
+    *,
+    hidden: int | None = None,
+    also: OtherSizes | None = None,
+) -> CoTuning:
+    """Replay geopipe, at the depth that is worth it, with every choice of sizes.
+
+    Micro-batch sizes are all that divide the sequences of a step; lengths are half, as, and twice the recorded one;
+    microbatches of more than four times the recorded tokens or less than a quarter are left out.
+
+    Args:
+        found: A reconstructed Run.
+        scenario: Links and limits.
+        recorded: What the recorded microbatches are made of.
+        hidden: Hidden size of the model; by default what messages of two bytes per number tell.
+        also: Another recording, to fit what of the times stays; by default kernels tell.
+
+    Raises:
+        ScenarioError: If the hidden size is unknown, or the other recording does not go with this one.
+        UnsupportedShape: If the pipeline has several stages per rank.
+    """
+    pipeline = found.pipeline
+    assumptions: list[str] = []
+    if hidden is None:
+        hidden = _hidden(pipeline, recorded)
+        assumptions.append(f"h = {hidden} follows from messages of mbs × seq × h numbers of 2 bytes (--hidden)")
+    fixed = _fixed(found, recorded, hidden, also, assumptions)
+    tokens = recorded.tokens * (scenario.microbatches or pipeline.observed.shape.microbatches)
+    candidates = [
+        _candidate(pipeline, scenario, recorded, wanted, tokens, hidden, fixed) for wanted in _choices(recorded, tokens)
+    ]
+    candidates.sort(key=lambda c: (c.feasible is False, c.metrics.step_ns, c.batch.length, c.batch.sequences))
+    assumptions += [
+        "activations and messages grow with mbs × seq; weights, gradients and optimizer stay",
+        "as many tokens are not the same work: a shorter sequence has less attention to compute, and less context",
+    ]
+    unlike = _unlike_what_was_measured(found)
+    if unlike is None:
+        assumptions.append(
+            f"such times were within {EXTRAPOLATION_ERROR_RATIO:.0%} of measured ones, forward and backward together "
+            "(a Llama-like layer on one H200); below the recorded tokens a slow host, which is not modelled, may add "
+            "to them"
+        )
+    else:
+        assumptions.append(f"by how much such times are off is unknown: {unlike}")
+    error = EXTRAPOLATION_ERROR_RATIO if unlike is None else None
+    return CoTuning(recorded, hidden, tokens, tuple(candidates), error, tuple(assumptions))
+
+
+def _unlike_what_was_measured(found: Reconstruction) -> str | None:
+    """Why the known error does not hold: it is of a device that is not kept waiting and computes by itself."""
+    if any(rank.load is None for rank in found.pipeline.ranks):
+        return "it was measured on H200 only"
+    if any(c.tp or c.cp or c.ep for c in found.coordinates):
+        return "it was measured without tensor, context and expert parallelism"
+    shares = gap_shares((stage, kind, lasted, kernels) for stage, kind, _, lasted, kernels in action_times(found))
+    longest = max(shares.values(), default=1.0)
+    if longest >= WORTH_TELLING:
+        return f"gaps between kernels are up to {longest:.0%} of an action's time, and need not stay"
+    return None
+
+
+def _hidden(pipeline: Pipeline, recorded: Batch) -> int:
+    payload = next((s.forward_payload_bytes for s in pipeline.stages if s.forward_payload_bytes), None)
+    if payload is None or payload % (2 * recorded.tokens):
+        known = "is unknown" if payload is None else f"of {format_size(payload)}"
+        raise ScenarioError(
+            f"the model's hidden size does not follow from the size of a message ({known}) with --mbs "
+            f"{recorded.sequences} and --seq {recorded.length}, at 2 bytes per number.",
+            hint="check --mbs and --seq, or give --hidden",
+        )
+    return payload // (2 * recorded.tokens)
+
+
+def _fixed(
+    found: Reconstruction, recorded: Batch, hidden: int, also: OtherSizes | None, assumptions: list[str]
+) -> Mapping[Place, int]:
+    growth = "the rest grows with FLOPs, mbs × seq × (1 + seq / 6h)"
+    if also is None:
+        parts = fixed_parts(found)
+        stays = "gaps between kernels and sums of weight gradients" if parts.sums_found else "gaps between kernels"
+        assumptions.append(
+            f"of an action's time {stays} stay as recorded, {growth}"
+            if any(parts.times_ns.values())
+            else "all of an action's time grows with FLOPs, mbs × seq × (1 + seq / 6h): its kernels are unknown"
+        )
+        return parts.times_ns
+    if len(also.pipeline.stages) != len(found.pipeline.stages):
+        raise ScenarioError(
+            f"--also: that recording has {len(also.pipeline.stages)} stages, this one {len(found.pipeline.stages)}.",
+            hint="take a recording of the same model, cut into the same stages",
+        )
+    if also.batch.flops(hidden) == recorded.flops(hidden):
+        raise ScenarioError(
+            "--also: its microbatches are as large as those of this recording, so nothing can be fitted.",
+            hint="say what they are made of with --also-mbs and --also-seq",
+        )
+    assumptions.append(f"of an action's time what two recordings tell stays, {growth}")
+    return fixed_by_fit(found.pipeline, recorded, also.pipeline, also.batch, hidden=hidden)
+
+
+def _choices(recorded: Batch, tokens: int) -> Iterator[Batch]:
+    for ratio in _LENGTHS:
+        length = recorded.length * ratio
+        if length.denominator != 1 or tokens % length:
+            continue
+        sequences = tokens // int(length)
+        for count in range(1, sequences + 1):
+            batch = Batch(count, int(length))
+            within = recorded.tokens <= MOST_TOKENS_RATIO * batch.tokens <= MOST_TOKENS_RATIO**2 * recorded.tokens
+            if sequences % count == 0 and within:
+                yield batch
+
+
+def _candidate(
+    pipeline: Pipeline,
+    scenario: Scenario,
+    recorded: Batch,
+    wanted: Batch,
+    tokens: int,
+    hidden: int,
+    fixed: Mapping[Place, int],
+) -> Candidate:
+    measured = pipeline
+    if wanted != recorded:
+        measured = with_batch(pipeline, recorded, wanted, hidden=hidden, fixed_ns=fixed)
+    microbatches = tokens // wanted.tokens
+    shape = replace(pipeline.observed.shape, microbatches=microbatches)
+    here = replace(scenario, microbatches=microbatches)
+    if scenario.activation_bytes is not None:
+        here = replace(
+            here, activation_bytes=round(Fraction(scenario.activation_bytes * wanted.tokens, recorded.tokens))
+        )
+    extra, _ = choose_depth(measured, shape, here)
+    done = replay(measured, build_schedule("geopipe", shape, extra_forwards=extra), here)
+    metrics = measure(done.timeline)
+    return Candidate(wanted, microbatches, extra, done.p2p, metrics, fits(metrics, here), wanted != recorded)

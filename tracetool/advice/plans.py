@@ -1,0 +1,209 @@
+"""Plans that advice chooses among: schedules replayed over the same links, and what each prediction rests on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+from tracetool.errors import BadTopology, ScheduleError
+from tracetool.model.pipeline import BY_EDGE
+from tracetool.whatif.answer import Answer, Refused, answer
+from tracetool.whatif.best import default_schedules, evidence_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from tracetool.errors import TraceToolError
+    from tracetool.model.pipeline import P2PMode
+    from tracetool.model.scenario import Scenario
+    from tracetool.reconstruction import Reconstruction
+    from tracetool.whatif.accuracy import KnownError
+    from tracetool.whatif.answer import Result
+    from tracetool.whatif.best import Evidence
+
+
+class Way(NamedTuple):
+    """How a plan would be run: a schedule by name, and how its transfers are issued (None: as the scenario says)."""
+
+    schedule: str
+    p2p: P2PMode | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One schedule that could be run, replayed.
+
+    Attributes:
+        way: What was asked for.
+        result: What came of it.
+        is_extra: Whether it is a depth that advice would not choose by itself here.
+    """
+
+    way: Way
+    result: Result
+    is_extra: bool = False
+
+    @property
+    def step_ns(self) -> int:
+        """Step time."""
+        return self.result.step_ns
+
+    @property
+    def evidence(self) -> Evidence:
+        """What the prediction rests on."""
+        return evidence_of(self)
+
+    @property
+    def rests_on(self) -> tuple[str, ...]:
+        """The same in words, for what is unproven."""
+        return self.result.rests_on
+
+    @property
+    def known_error(self) -> KnownError | None:
+        """How far off such predictions were; None if nothing was like it."""
+        return self.result.known_error
+
+    @property
+    def order_digest(self) -> str:
+        """What its order is, whatever its name."""
+        return self.result.order_digest
+
+    @property
+    def schedule(self) -> str:
+        """Name of the schedule."""
+        return self.result.schedule
+
+    @property
+    def extra_forwards(self) -> tuple[int, ...] | None:
+        """Warm-up forwards per rank beyond 1F1B's; None for schedules without any."""
+        return self.result.extra_forwards
+
+    @property
+    def p2p(self) -> str:
+        """How its transfers are issued."""
+        return self.result.p2p
+
+    @property
+    def feasible(self) -> bool | None:
+        """Whether it fits; None if that is unknown."""
+        return self.result.feasible
+
+    @property
+    def unlimited_ns(self) -> int | None:
+        """Step of the warm-up that it would have without the memory limit; None if that cuts nothing."""
+        return self.result.unlimited_ns
+
+    @property
+    def needed_bytes(self) -> int | None:
+        """What the fullest rank needs; None if it is unknown of any."""
+        return self.result.needed_bytes
+
+    @property
+    def label(self) -> str:
+        """Schedule and depth, as ``geopipe +2,2,0,0``."""
+        extra = self.result.extra_forwards
+        return self.result.schedule + (f" {depth_label(extra)}" if extra is not None else "")
+
+
+def depth_label(extra_forwards: Sequence[int]) -> str:
+    """Extra forwards per rank in short: ``+2,2,0,0``, and of more ranks ``+2×8,0×8``."""
+    if len(extra_forwards) <= 4:
+        return f"+{','.join(map(str, extra_forwards))}"
+    return "+" + ",".join(f"{n}×{len(list(ranks))}" for n, ranks in groupby(extra_forwards))
+
+
+class Asked(NamedTuple):
+    """Plans of one scenario.
+
+    Attributes:
+        plans: Those that run, whether they fit the memory or not.
+        refused: Schedules that cannot be built or replayed, and why.
+        answer: The first of the answers, for what holds of all of them.
+    """
+
+    plans: tuple[Plan, ...]
+    refused: tuple[Refused, ...]
+    answer: Answer
+
+
+def ways(found: Reconstruction, scenario: Scenario, names: Sequence[str] | None) -> list[Way]:
+    """What can be tried: every schedule as the trace issues transfers and, if that was left open, per edge."""
+    if names is None:
+        names = default_schedules(found.pipeline.observed)
+    open_mode = scenario.p2p is None and found.pipeline.p2p not in BY_EDGE
+    modes: list[P2PMode | None] = [None, "per-edge"] if open_mode else [None]
+    return [Way(name, mode) for mode in modes for name in names]
+
+
+def plans_for(
+    found: Reconstruction,
+    scenario: Scenario,
+    tried: Iterable[Way],
+    *,
+    baseline: str,
+    depths: Sequence[tuple[int, ...]] = (),
+) -> Asked:
+    """Replay each way in a scenario; geopipe at the depth that hides most, and the least that is as good.
+
+    Args:
+        found: A reconstructed Run.
+        scenario: The what-if.
+        tried: Ways to run it.
+        baseline: Schedule that the answers compare with.
+        depths: Extra forwards that geopipe is replayed with besides; those plans are ``extra``.
+
+    Raises:
+        ScheduleError: If the baseline does not fit, or none of the ways can be replayed.
+        TraceToolError: If the scenario does not fit the pipeline.
+    """
+    by_mode: dict[P2PMode | None, list[str]] = {}
+    for way in tried:
+        by_mode.setdefault(way.p2p, []).append(way.schedule)
+    plans: list[Plan] = []
+    refused: dict[str, Refused] = {}
+    answers: list[Answer] = []
+    trouble: TraceToolError | None = None
+    for question in _questions(by_mode, depths):
+        mode, names, extra = question
+        here = scenario if mode is None else replace(scenario, p2p=mode)
+        try:
+            done = answer(found, names, here, baseline=baseline, extra_forwards=extra)
+        except (ScheduleError, BadTopology) as error:
+            trouble = error
+            refused |= {name: Refused(name, error.message, error.hint) for name in names if name not in refused}
+            continue
+        answers.append(done)
+        turned_down = {r.schedule: r for r in done.refused}
+        refused = turned_down | refused
+        run = [name for name in names if name not in turned_down]
+        results = (*done.results, *done.closer)
+        asked = [*run, *["geopipe"] * (len(results) - len(run))]
+        known = {(plan.schedule, plan.extra_forwards) for plan in plans if plan.way.p2p == mode}
+        plans += [
+            Plan(Way(name, mode), result, is_extra=extra is not None)
+            for name, result in zip(asked, results, strict=True)
+            if (result.schedule, result.extra_forwards) not in known
+        ]
+    if not answers:
+        raise trouble or ScheduleError("no schedule was named.")
+    now = answers[0].baseline
+    if not any((p.schedule, p.extra_forwards, p.p2p) == (now.schedule, now.extra_forwards, now.p2p) for p in plans):
+        plans.append(Plan(Way(baseline, None), now))  # what runs already can always be run
+    return Asked(tuple(plans), tuple(refused.values()), answers[0])
+
+
+class _Question(NamedTuple):
+    """What to replay together: schedules, and geopipe's depth where that is not to be chosen."""
+
+    mode: P2PMode | None
+    names: list[str]
+    extra_forwards: tuple[int, ...] | None
+
+
+def _questions(by_mode: dict[P2PMode | None, list[str]], depths: Sequence[tuple[int, ...]]) -> Iterator[_Question]:
+    """Per p2p mode all schedules, then geopipe at each of the depths."""
+    for mode, names in by_mode.items():
+        yield _Question(mode, names, None)
+        if "geopipe" in names:
+            yield from (_Question(mode, ["geopipe"], depth) for depth in depths)

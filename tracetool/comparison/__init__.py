@@ -1,0 +1,230 @@
+"""Base against new: what changed, whether that is certain, and why.
+
+Two gates. *Tool drift*: of the same traces every number must be the same, whatever version measured them. *Workload
+drift*: steps of other traces vary; a change counts by a rank test and a least effect (``verdict.Rules``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Literal
+
+from tracetool.comparison.attribution import attribute
+from tracetool.comparison.causes import Cause, Sides, causes_of, subject
+from tracetool.comparison.comparable import are_of_same_steps, comparable, other_figures, other_microbatches
+from tracetool.comparison.limits import Check, Limit, check
+from tracetool.comparison.replayed import asked_of_both
+from tracetool.comparison.typical import beside_ratios, typical
+from tracetool.comparison.verdict import Line, Rules, is_headline, judge
+from tracetool.errors import TraceToolError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tracetool.comparison.attribution import Attribution
+    from tracetool.comparison.replayed import Asked
+    from tracetool.comparison.sides import Side
+
+Gate = Literal["tool", "workload"]
+_FAR_OFF = 0.1
+"""Share of the step by which replay may miss it before its causes are doubted; of recordings on GPUs it misses 1 %."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Base against new.
+
+    Attributes:
+        base: The base.
+        new: The new side.
+        gate: ``tool`` where both are of the same traces, else ``workload``.
+        rules: When a change counts.
+        lines: Every value side by side.
+        causes: By key, as text, the causes of its change, the largest first: of metrics of the step, of each rank's
+            peak, and of times of what was replayed, where the recordings tell them.
+        subjects: By key, as text, what an action, message or tail is of: a stage, a link, a rank.
+        checks: How the limits fared.
+        accepted: Whether tool drift was accepted.
+        allow_inconclusive: Whether limits may be inconclusive.
+        informational: Whether it is only told what would fail.
+        notes: What could not be compared or told.
+        apart: Of these, why the sides are no two versions of one thing.
+        figures: Of the same traces, paths of figures that are not the same in both reports.
+    """
+
+    base: Side
+    new: Side
+    gate: Gate
+    rules: Rules
+    lines: tuple[Line, ...]
+    causes: Mapping[str, tuple[Cause, ...]] = field(default_factory=dict)
+    subjects: Mapping[str, str] = field(default_factory=dict)
+    checks: tuple[Check, ...] = ()
+    accepted: bool = False
+    allow_inconclusive: bool = False
+    informational: bool = False
+    notes: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
+    figures: tuple[str, ...] = ()
+
+    @property
+    def headlines(self) -> tuple[Line, ...]:
+        """The lines about the whole step."""
+        return tuple(line for line in self.lines if is_headline(line.key))
+
+    @property
+    def drifted(self) -> tuple[Line, ...]:
+        """Of the same traces, what is not the same; schedules that one side alone was asked for are no difference."""
+        if self.gate != "tool":
+            return ()
+        return tuple(
+            line
+            for line in self.lines
+            if line.verdict != "unchanged" and not (line.key.is_of_replay and None in (line.base, line.new))
+        )
+
+    @property
+    def passed(self) -> bool:
+        """Whether the gate is open."""
+        return not self.failures
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """Why the gate is closed, a sentence each; empty if it is open.
+
+        Without limits, anything that regressed closes it. With limits, those that are exceeded or cannot be told. What
+        is no question of more steps closes it either way: sides that have too little in common.
+        """
+        apart = [] if self.allow_inconclusive else list(self.apart)
+        if self.gate == "tool":
+            told = f"same traces, other results: {len(self.drifted)} of {len(self.lines)} values differ"
+            if self.figures:
+                first = ", ".join(self.figures[:3])
+                told += f", {len(self.figures)} of the reports' own ({first}{' ...' if len(self.figures) > 3 else ''})"
+            drift = [told] if (self.drifted or self.figures) and not self.accepted else []
+            return (*apart, *drift, *self._failed())
+        if self.checks:
+            return (*apart, *self._failed())
+        worse = [line.key.text for line in self.lines if line.verdict == "regressed"]
+        return (*apart, *([f"regressed: {', '.join(worse)}"] if worse else []))
+
+    @property
+    def level(self) -> Literal["passes", "unsure", "would fail", "fails"]:
+        """How it ended: unsure where it passes only because something could not be told."""
+        if self.failures:
+            return "would fail" if self.informational else "fails"
+        return "unsure" if any(line.verdict == "inconclusive" for line in self.shown) else "passes"
+
+    @property
+    def shown(self) -> tuple[Line, ...]:
+        """The lines worth showing: of the step, of parts that changed, and of limits that do not hold."""
+        checked = [check.line for check in self.checks if check.outcome != "held"]
+        return tuple(
+            line
+            for line in self.lines
+            if is_headline(line.key) or line.verdict in ("regressed", "improved") or line in checked
+        )
+
+    def fails(self, of: Check) -> bool:
+        """Whether a limit closes the gate."""
+        return of.outcome == "exceeded" or (of.outcome == "inconclusive" and not self.allow_inconclusive)
+
+    def _failed(self) -> tuple[str, ...]:
+        return tuple(f"{c.limit.text} {c.outcome}: {c.detail}" for c in self.checks if self.fails(c))
+
+
+def compare(
+    base: Side,
+    new: Side,
+    *,
+    rules: Rules | None = None,
+    limits: Sequence[Limit] = (),
+    accept: bool = False,
+    allow_inconclusive: bool = False,
+    informational: bool = False,
+) -> Comparison:
+    """Compare two sides.
+
+    Args:
+        base: What is compared with.
+        new: What is new.
+        rules: When a change counts; by default those of ``Rules``.
+        limits: What the new side is held to.
+        accept: Whether results of the same traces may differ, for the tool has changed on purpose.
+        allow_inconclusive: Whether limits hold that cannot be told.
+        informational: Whether it is only told what would fail.
+
+    Raises:
+        UnknownName: If a limit is of a stage, rank, message or schedule that there is none of.
+    """
+    rules = rules or Rules()
+    same = are_of_same_steps(base, new)
+    base, new, notes, apart = comparable(base, new)
+    judged = judge(base.values, new.values, rules, same_traces=same)
+    lines = tuple(_doubted(line, other_microbatches(base, new, line.key)) for line in judged)
+    causes: dict[str, tuple[Cause, ...]] = {}
+    subjects: dict[str, str] = {}
+    if base.recordings and new.recordings:
+        sides = Sides(
+            typical(base.recordings), typical(new.recordings),
+            beside_ratios(base.recordings), beside_ratios(new.recordings),
+        )  # fmt: skip
+        causes, why = _causes(sides, lines, asked_of_both(base, new, [sides.base, sides.new]))
+        notes += why
+        subjects = {line.key.text: name for line in lines if (name := subject(sides, line.key))}
+    elif any(line.verdict != "unchanged" for line in lines):
+        bare = [source.name for side in (base, new) if not side.recordings for source in side.sources]
+        notes.append(f"no causes: {', '.join(bare)} holds no costs (a report of copied ranks, or of an older version)")
+    return Comparison(
+        base=base,
+        new=new,
+        gate="tool" if same else "workload",
+        rules=rules,
+        lines=lines,
+        causes=causes,
+        subjects=subjects,
+        checks=tuple(check(limit, lines, rules.alpha) for limit in limits),
+        accepted=accept,
+        allow_inconclusive=allow_inconclusive,
+        informational=informational,
+        notes=tuple(notes),
+        apart=tuple(apart),
+        figures=tuple(other_figures(base, new)) if same and not apart else (),
+    )
+
+
+def _doubted(line: Line, why: str | None) -> Line:
+    return line if why is None else replace(line, verdict="inconclusive", why=why)
+
+
+def _causes(
+    sides: Sides, lines: Sequence[Line], replayed: Mapping[str, Asked]
+) -> tuple[dict[str, tuple[Cause, ...]], list[str]]:
+    changes = {line.key.text: line.change for line in lines}
+    causes: dict[str, tuple[Cause, ...]] = {}
+    notes: list[str] = []
+    try:
+        for schedule, asked in [("", None), *replayed.items()]:
+            for name, attribution in attribute(sides.base, sides.new, asked).items():
+                key = f"{name}/{schedule}" if schedule else name
+                change = changes.get(key)
+                if key in changes or not schedule:
+                    observed = None if change is None else Fraction(change)
+                    causes[key] = causes_of(sides, attribution, observed, is_replay=bool(schedule))
+                if key == "step_ns":
+                    notes += _far_off(attribution, lines)
+    except TraceToolError as error:
+        return causes, [f"no causes: {error.message}"]
+    return causes, notes
+
+
+def _far_off(found: Attribution, lines: Sequence[Line]) -> list[str]:
+    """That causes are told by a replay which misses what was recorded."""
+    line = next((line for line in lines if line.key.text == "step_ns"), None)
+    pairs = [] if line is None else [(found.base, line.base), (found.new, line.new)]
+    errors = [float(replayed) / seen - 1 for replayed, seen in pairs if seen]
+    worst = max(errors, key=abs, default=0.0)
+    if abs(worst) <= _FAR_OFF:
+        return []
+    return [f"causes are told by replay, which misses the recorded step by {worst:+.0%}: take them with care"]

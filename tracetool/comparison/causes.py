@@ -1,0 +1,273 @@
+"""The causes of a change in words: parts that changed together, named as what they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from tracetool.comparison.parts import EVERYTHING, ORDER, Part
+from tracetool.model.action import ActionKind
+from tracetool.schedules.recognise import recognise
+from tracetool.units import format_duration, format_ranges, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from tracetool.comparison.attribution import Attribution
+    from tracetool.comparison.values import Key
+    from tracetool.model.pipeline import Pipeline, StageProfile
+
+CauseKind = Literal["rank", "stage", "link", "tail", "memory", "order", "everything", "not replayed"]
+_ALIKE = 2.0
+"""Kinds of action slow down alike if the most slowed one does so by no more than so many times the least slowed."""
+_LEAST_RATIO = 0.01
+"""A rank counts as slower if all its kinds are by that much."""
+_BESIDE = 0.1
+"""Actions run beside communication more, or less, from that much of their time on."""
+_MOVED = 0.5
+"""A microbatch moved if it changed by that share of what the one did that changed most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Parts of a change that belong together.
+
+    Attributes:
+        kind: What it is.
+        name: Which one, as in ``stage 2 B`` or ``link 1→2``.
+        value: What it contributes to the metric's change.
+        detail: What it was and is.
+        parts: The parts; empty for what is not replayed.
+    """
+
+    kind: CauseKind
+    name: str
+    value: Fraction
+    detail: str
+    parts: tuple[Part, ...] = ()
+
+
+class Sides(NamedTuple):
+    """What causes are told from.
+
+    Attributes:
+        base: Typical step of the base.
+        new: Typical step of the new side.
+        base_beside: Of the base, per stage and kind, the share of its actions' time beside communication kernels.
+        new_beside: Of the new side.
+    """
+
+    base: Pipeline
+    new: Pipeline
+    base_beside: Mapping[tuple[int, str], float]
+    new_beside: Mapping[tuple[int, str], float]
+
+
+_BEYOND = {
+    False: "observed beyond what replay of the typical steps gives: hosts, waits, steps that vary",
+    True: "replayed beyond what costs as they were recorded give: other slowdown beside communication, steps that vary",
+}
+
+
+def causes_of(
+    sides: Sides, found: Attribution, observed_change: Fraction | None, *, is_replay: bool = False
+) -> tuple[Cause, ...]:
+    """The causes of a metric's change, the largest first; their values sum to the observed change.
+
+    Args:
+        sides: Both sides.
+        found: The parts' contributions.
+        observed_change: Change of the metric as it was observed; None if it was not: then there is no rest.
+        is_replay: Whether it is a replay's metric, and the change that of the reports.
+    """
+    left = dict(found.contributions)
+    causes = []
+    for group in _groups(sides.base, sides.new, list(left)):
+        value = sum((left.pop(part) for part in group), Fraction(0))
+        kind, name, detail = _told(sides, group)
+        causes.append(Cause(kind, name, value, detail, group))
+    causes.sort(key=lambda cause: (-abs(cause.value), cause.name))
+    if observed_change is not None:
+        rest = observed_change - sum((cause.value for cause in causes), Fraction(0))
+        causes.append(Cause("not replayed", "not replayed", rest, _BEYOND[is_replay]))
+    return tuple(causes)
+
+
+def _groups(base: Pipeline, new: Pipeline, parts: Sequence[Part]) -> Iterable[tuple[Part, ...]]:
+    """Parts that changed together: all computes of a rank that is slower, both directions of a link."""
+    left = list(parts)
+    shape = base.observed.shape
+    if EVERYTHING not in left:
+        slow = {rank: group for rank in range(shape.ranks) if (group := _slow_rank(base, new, rank, left))}
+        for group in slow.values():
+            yield group
+            left = [part for part in left if part not in group]
+        for stage in range(shape.stages - 1):
+            both = tuple(p for p in (Part("link", stage, "F"), Part("link", stage + 1, "B")) if p in left)
+            if len(both) == 2 and _alike_links(base, new, stage):
+                yield both
+                left = [part for part in left if part not in both]
+    for part in left:
+        yield (part,)
+
+
+def _slow_rank(base: Pipeline, new: Pipeline, rank: int, left: Sequence[Part]) -> tuple[Part, ...]:
+    """The computes of a rank, if all kinds of all its stages changed alike."""
+    stages = base.observed.shape.stages_of(rank)
+    parts = tuple(part for part in left if part.kind == "compute" and part.stage in stages)
+    kinds = sum(len(base.stages[stage].costs) for stage in stages)
+    if len(parts) < max(2, kinds):
+        return ()
+    ratios = [_ratio(base.stages[part.stage], new.stages[part.stage], part.action) - 1 for part in parts]
+    same_sign = min(ratios) > _LEAST_RATIO or max(ratios) < -_LEAST_RATIO
+    sizes = sorted(abs(ratio) for ratio in ratios)
+    return parts if same_sign and sizes[-1] <= _ALIKE * sizes[0] else ()
+
+
+def _ratio(before: StageProfile, after: StageProfile, action: str) -> float:
+    old, now = before.median_ns(ActionKind(action)), after.median_ns(ActionKind(action))
+    return now / old if old and now is not None else 1.0
+
+
+def _alike_links(base: Pipeline, new: Pipeline, stage: int) -> bool:
+    there = new.stages[stage].forward_transfer_ns - base.stages[stage].forward_transfer_ns
+    back = new.stages[stage + 1].backward_transfer_ns - base.stages[stage + 1].backward_transfer_ns
+    return there * back > 0 and max(abs(there), abs(back)) <= _ALIKE * min(abs(there), abs(back))
+
+
+def _told(sides: Sides, group: tuple[Part, ...]) -> tuple[CauseKind, str, str]:
+    base, new, part = sides.base, sides.new, group[0]
+    if part in (EVERYTHING, ORDER):
+        kind: CauseKind = "order" if part == ORDER else "everything"
+        return kind, kind if part == ORDER else "another pipeline", _order_words(base, new)
+    if part.kind == "link":
+        return _link_words(base, new, group)
+    if part.kind == "memory":
+        return _memory_words(base, new, part)
+    if part.kind == "tail":
+        before, after = (sum(p.duration_ns for p in side.ranks[part.rank].tail) for side in (base, new))
+        name = f"after the last backward on rank {base.ranks[part.rank].rank}"
+        return "tail", name, _from_to(before, after)
+    beside, is_cause = _beside_words(sides, group)
+    if len(group) > 1:
+        position = base.observed.shape.rank_of(part.stage)
+        ratios = {p: _ratio(base.stages[p.stage], new.stages[p.stage], p.action) - 1 for p in group}
+        each = ", ".join(f"{p.stage}{p.action} {ratio:+.1%}" for p, ratio in ratios.items())
+        return "rank", f"rank {base.ranks[position].rank}", f"all its computes: {each}{beside}"
+    before_stage, after_stage = base.stages[part.stage], new.stages[part.stage]
+    action = ActionKind(part.action)
+    detail = "mean " + _from_to(_mean_ns(before_stage, action), _mean_ns(after_stage, action))
+    name = f"stage {part.stage} {part.action}" + (" beside communication" if is_cause else "")
+    return "stage", name, detail + _microbatches(before_stage, after_stage, action) + beside
+
+
+def _beside_words(sides: Sides, group: tuple[Part, ...]) -> tuple[str, bool]:
+    """How much more or less computes run beside communication, which slows them down; and whether that is the cause.
+
+    It is if what changed that much got slower beside more of it, or faster beside less.
+    """
+    changes = []
+    for part in group:
+        before, after = (shares.get((part.stage, part.action)) for shares in (sides.base_beside, sides.new_beside))
+        if before is not None and after is not None and abs(after - before) >= _BESIDE:
+            slower = _ratio(sides.base.stages[part.stage], sides.new.stages[part.stage], part.action) - 1
+            changes.append((f"{part.stage}{part.action} {before:.0%} → {after:.0%}", slower * (after - before) > 0))
+    if not changes:
+        return "", False
+    told = ", ".join(words for words, _ in changes)
+    return f"; beside communication for {told} of the time", all(same for _, same in changes)
+
+
+def _mean_ns(stage: StageProfile, kind: ActionKind) -> float:
+    """As in the table of values: a step waits for all microbatches, not for the middle one."""
+    costs = stage.costs.get(kind, ())
+    return fmean(cost.duration_ns for cost in costs) if costs else 0.0
+
+
+def _from_to(before: float, after: float) -> str:
+    ratio = f" ({after / before - 1:+.1%})" if before else ""
+    return f"{format_duration(before)} → {format_duration(after)}{ratio}"
+
+
+def _microbatches(before: StageProfile, after: StageProfile, kind: ActionKind) -> str:
+    """Which microbatches changed, if not all did alike."""
+    pairs = zip(before.costs[kind], after.costs[kind], strict=False)
+    changes = [new.duration_ns - old.duration_ns for old, new in pairs]
+    largest = max(changes, key=abs)
+    moved = [j for j, change in enumerate(changes) if change * largest > 0 and abs(change) >= _MOVED * abs(largest)]
+    if not largest or len(moved) == len(changes) or abs(median(changes)) >= _MOVED * abs(largest):
+        return ""
+    words = f"microbatch{'' if len(moved) == 1 else 'es'} {format_ranges(moved)}"
+    return f", {words} by {'+' if largest > 0 else ''}{format_duration(largest)}"
+
+
+def subject(sides: Sides, key: Key) -> str:
+    """What a value of an action, a message or a tail is of, named as causes are; empty for other values.
+
+    Args:
+        sides: Both sides, of the value's shape.
+        key: The value's key.
+    """
+    base = sides.base
+    if key.metric == "action_ns":
+        part = Part("compute", int(key.scope[:-1]), key.scope[-1])
+        known = part.stage < min(len(base.stages), len(sides.new.stages))
+        _, is_cause = _beside_words(sides, (part,)) if known else ("", False)
+        return f"stage {part.stage} {part.action}" + (" beside communication" if is_cause else "")
+    if key.metric == "activation_bytes":
+        return f"stage {key.scope}"
+    if key.metric in ("transfer_ns", "payload_bytes"):
+        part = Part("link", int(key.scope[:-1]), key.scope[-1])
+        return _way(base, part, "→") if part.stage < len(base.stages) else ""
+    return f"rank {key.scope[4:]}" if key.scope.startswith("rank") else ""
+
+
+def _way(base: Pipeline, part: Part, arrow: str) -> str:
+    """A link by the global ranks that it joins."""
+    shape = base.observed.shape
+    there = shape.next(part.stage) if part.action == "F" else shape.previous(part.stage)
+    src, dst = (base.ranks[shape.rank_of(s)].rank for s in (part.stage, part.stage if there is None else there))
+    # With several stages on a rank several ways lead between two ranks.
+    of = f" of stage {part.stage}" if shape.chunks > 1 else ""
+    return f"link {src}{arrow}{dst}{of}"
+
+
+def _link_words(base: Pipeline, new: Pipeline, group: tuple[Part, ...]) -> tuple[CauseKind, str, str]:
+    details = []
+    for part in group:
+        forward = part.action == "F"
+        sides = (base.stages[part.stage], new.stages[part.stage])
+        times = [s.forward_transfer_ns if forward else s.backward_transfer_ns for s in sides]
+        sizes = [s.forward_payload_bytes if forward else s.backward_payload_bytes for s in sides]
+        words = f"a message {format_duration(times[0])} → {format_duration(times[1])}"
+        if sizes[0] != sizes[1]:
+            words += ", payload " + " → ".join("unknown" if size is None else format_size(size) for size in sizes)
+        details.append(words)
+    return "link", _way(base, group[0], "↔" if len(group) > 1 else "→"), "; back: ".join(details)
+
+
+def _memory_words(base: Pipeline, new: Pipeline, part: Part) -> tuple[CauseKind, str, str]:
+    if part.stage < 0:
+        before, after = (side.ranks[part.rank].static_bytes for side in (base, new))
+        name = f"static memory of rank {base.ranks[part.rank].rank}"
+    else:
+        before, after = (side.stages[part.stage].activation_bytes() for side in (base, new))
+        name = f"activations of stage {part.stage}"
+    known = ["unknown" if size is None else format_size(size) for size in (before, after)]
+    return "memory", name, f"{known[0]} → {known[1]}"
+
+
+def _order_words(base: Pipeline, new: Pipeline) -> str:
+    changes = []
+    names = [known.name if (known := recognise(side.observed)) else "an order of its own" for side in (base, new)]
+    shapes = [side.observed.shape for side in (base, new)]
+    pairs = (
+        ("", names), ("p2p ", [base.p2p, new.p2p]), ("microbatches ", [s.microbatches for s in shapes]),
+        ("stages ", [s.stages for s in shapes]), ("ranks ", [s.ranks for s in shapes]),
+    )  # fmt: skip
+    for what, (before, after) in pairs:
+        if before != after:
+            changes.append(f"{what}{before} → {after}")
+    return ", ".join(changes) or "actions in another order"

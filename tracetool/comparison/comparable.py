@@ -1,0 +1,171 @@
+"""What two sides have in common: what only one has, or each of other work, is not compared, and said."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tracetool.comparison.report_file import differing
+from tracetool.comparison.values import Values
+from tracetool.comparison.work import differences, work_of
+from tracetool.units import format_count, format_ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from tracetool.comparison.sides import ReportedReplay, Side
+    from tracetool.comparison.values import Key
+
+_OF_STAGES = frozenset(("action_ns", "transfer_ns", "payload_bytes", "activation_bytes"))
+
+
+def are_of_same_steps(base: Side, new: Side) -> bool:
+    """Whether both sides looked at the same steps of the same traces, so that their numbers must be the same."""
+    steps = [set().union(*(source.each_step for source in side.sources)) for side in (base, new)]
+    return all(base.digests) and steps[0] == steps[1]
+
+
+def other_figures(base: Side, new: Side) -> list[str]:
+    """Paths of what two reports of the same steps say otherwise, words aside; empty unless each side is one report."""
+    if base.figures is None or new.figures is None:
+        return []
+    return [path for path, value in base.figures.items() if path in new.figures and new.figures[path] != value]
+
+
+def comparable(base: Side, new: Side) -> tuple[Side, Side, list[str], list[str]]:
+    """Both sides with what can be held against each other, notes on what cannot, and why they are no two of a kind."""
+    apart = []
+    notes = [
+        *base.notes,
+        *new.notes,
+        *_origins(base, new),
+        *_shared(base, new),
+        *_mixed("base", base),
+        *_mixed("new", new),
+    ]
+    if told := _other_replays(base, new):
+        base, new = (_without(side, lambda key: key.is_of_replay) for side in (base, new))
+        notes.append(f"{told}: what was replayed is not compared")
+        apart += [told] if base.replays and new.replays else []
+    else:
+        others = _other_choices(base, new)
+        base, new = (_without(side, lambda key: key.is_of_replay and key.scope in others) for side in (base, new))
+        asked = [f"{name} was asked for otherwise ({what}): it is not compared" for name, what in others.items()]
+        notes += asked
+        apart += asked
+        if are_of_same_steps(base, new):
+            base, new = _sampled_alike(base, new)
+    if not (base.recordings and new.recordings):
+        return base, new, notes, apart
+    works = work_of(base.recordings[0]), work_of(new.recordings[0])
+    told = "; ".join([*_devices(base, new), *differences(*works)])
+    if works[0].stages != works[1].stages:
+        base, new = (_without(side, lambda key: key.metric in _OF_STAGES) for side in (base, new))
+        told += "; a stage of one is none of the other's: actions and messages are not compared"
+    if works[0].global_ranks != works[1].global_ranks:
+        base, new = (_without(side, lambda key: key.scope.startswith("rank")) for side in (base, new))
+        told += "; what single ranks hold and do at the end is not compared"
+    if told:
+        notes.append(f"the sides did other work: {told}")
+    if works[0].shape != works[1].shape:
+        apart.append(f"the sides did other work: {told}")
+    return base, new, notes, apart
+
+
+def other_microbatches(base: Side, new: Side, key: Key) -> str | None:
+    """Why times of a step say nothing about each other: both steps have other numbers of microbatches."""
+    if not key.metric.endswith(("step_ns", "window_ns", "compute_ns", "bubble_ns")):
+        return None
+    counts = [_microbatches(side, key.scope) for side in (base, new)]
+    return None if None in counts or counts[0] == counts[1] else f"{counts[0]} microbatches against {counts[1]}"
+
+
+def _microbatches(side: Side, scope: str) -> int | None:
+    if scope:
+        return side.replays[scope].result.microbatches if scope in side.replays else None
+    return work_of(side.recordings[0]).microbatches if side.recordings else None
+
+
+def _origins(base: Side, new: Side) -> list[str]:
+    """Of which versions and steps the sides are, where that differs."""
+    notes = []
+    tools = [sorted({source.tool_version for source in side.sources}) for side in (base, new)]
+    if tools[0] != tools[1]:
+        notes.append(f"measured by tracetool {', '.join(tools[0])} and {', '.join(tools[1])}")
+    if base.digests == new.digests and all(base.digests) and not are_of_same_steps(base, new):
+        steps = [format_ranges(s for source in side.sources for s in source.steps) for side in (base, new)]
+        notes.append(f"the same traces, but steps {steps[0]} against {steps[1]}: compared as other traces are")
+    for schedule, before in base.replays.items():
+        after = new.replays.get(schedule)
+        if after is not None and after.result.variant != before.result.variant:
+            notes.append(f"{schedule} was replayed as {before.result.variant}, then as {after.result.variant}")
+    return notes
+
+
+def _shared(base: Side, new: Side) -> list[str]:
+    """Steps on both sides say nothing about a change, and hide one."""
+    steps = [set().union(*(source.each_step for source in side.sources)) for side in (base, new)]
+    both = steps[0] & steps[1]
+    if not both or steps[0] == steps[1]:
+        return []
+    return [f"{format_count(len(both), 'step')} of the same traces on both sides: leave them out of one"]
+
+
+def _mixed(name: str, side: Side) -> list[str]:
+    """Steps of several orders make no typical step."""
+    orders = Counter(tuple(r.orders[step.order]) for r in side.recordings for step in r.steps)
+    if len(orders) < 2:
+        return []
+    usual = orders.most_common(1)[0][1]
+    return [f"the {name} side ran {len(orders)} orders; causes are of that of {usual} of {orders.total()} steps"]
+
+
+def _other_replays(base: Side, new: Side) -> str | None:
+    """Why what the sides replayed cannot be compared; None if it can, or neither replayed anything."""
+    if (base.scenario is None) != (new.scenario is None):
+        return "only one side replayed schedules"
+    if base.scenario is None or new.scenario is None:
+        return "a side replayed several scenarios" if base.replays or new.replays else None
+    if other := differing(base.scenario, new.scenario):
+        return f"the sides replayed different scenarios ({', '.join(other)})"
+    if are_of_same_steps(base, new) and _steps(base.replays.values()) != _steps(new.replays.values()):
+        return "the sides replayed other steps of the same traces"
+    return None
+
+
+def _other_choices(base: Side, new: Side) -> dict[str, str]:
+    """Schedules that were told other things on the two sides, and what."""
+    both = {
+        name: (base.replays[name].result.choice, new.replays[name].result.choice)
+        for name in base.replays.keys() & new.replays.keys()
+    }
+    return {name: ", ".join(other) for name, choices in both.items() if (other := differing(*choices))}
+
+
+def _steps(replays: Iterable[ReportedReplay]) -> set[int]:
+    return {replay.step for replay in replays}
+
+
+def _sampled_alike(base: Side, new: Side) -> tuple[Side, Side]:
+    """Where only one side replayed by each step, what both replayed by the step that was looked at."""
+    uneven = [
+        key
+        for key, found in base.values.items()
+        if key.is_of_replay and key in new.values and len(found.per_step) != len(new.values[key].per_step)
+    ]
+
+    def looked_at(side: Side) -> Side:
+        own = {key: Values((getattr(side.replays[key.scope].result, key.metric),)) for key in uneven}
+        return replace(side, values={**side.values, **own})
+
+    return looked_at(base), looked_at(new)
+
+
+def _devices(base: Side, new: Side) -> list[str]:
+    names = [sorted({name for r in side.recordings for name in r.devices}) for side in (base, new)]
+    return [" against ".join(" and ".join(each) for each in names)] if all(names) and names[0] != names[1] else []
+
+
+def _without(side: Side, is_of: Callable[[Key], bool]) -> Side:
+    return replace(side, values={key: found for key, found in side.values.items() if not is_of(key)})

@@ -1,0 +1,187 @@
+"""What is compared: recordings, or reports that replay wrote."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from tracetool.comparison.report_file import read_report
+from tracetool.comparison.reported import StepOf, figures_of, scenario_of, values_of_reports
+from tracetool.comparison.values import Key, Values, values_of
+from tracetool.comparison.work import check_one_job
+from tracetool.ingestion.recording import Recording, recording_of
+from tracetool.tables.run import SCHEMA_VERSION
+from tracetool.units import format_count, format_ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tracetool.comparison.report_file import ResultPart
+    from tracetool.store.run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One Run or report of a side.
+
+    Attributes:
+        name: What the user named.
+        digest: Digest of the traces.
+        tool_version: Version that measured.
+        schema_version: Version of the schema it was written by.
+        steps: Numbers of the steps it holds.
+        global_ranks: Ranks of its pipeline.
+    """
+
+    name: str
+    digest: str
+    tool_version: str
+    schema_version: str
+    steps: tuple[int, ...]
+    global_ranks: tuple[int, ...]
+
+    @property
+    def each_step(self) -> set[StepOf]:
+        """What tells each of its steps from all others."""
+        return {(self.digest, self.global_ranks, number) for number in self.steps}
+
+
+class ReportedReplay(NamedTuple):
+    """What a report says of a schedule.
+
+    Attributes:
+        step: Number of the step whose costs it took.
+        result: The schedule and its figures.
+    """
+
+    step: int
+    result: ResultPart
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The base, or the new side.
+
+    Attributes:
+        sources: Its Runs and reports, in the order given.
+        values: What it measured.
+        recordings: Those of its sources that hold costs; without any no cause can be told.
+        scenario: What its reports replayed, as they say; None without reports.
+        replays: Per schedule that its reports replayed, all in one way, how.
+        figures: Of a side that is one report, every figure of it by its path; else None.
+        notes: What was left out.
+    """
+
+    sources: tuple[Source, ...]
+    values: Mapping[Key, Values]
+    recordings: tuple[Recording, ...]
+    scenario: Mapping[str, Any] | None = None
+    replays: Mapping[str, ReportedReplay] = field(default_factory=dict)
+    figures: Mapping[str, object] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Digests of its traces, sorted."""
+        return tuple(sorted(source.digest for source in self.sources))
+
+
+def side_of(items: Sequence[tuple[str, Run | Path | Recording]], *, pipeline: int = 0) -> Side:
+    """Read a side.
+
+    Args:
+        items: Per source its name and a Run, the path of a report, or a recording.
+        pipeline: Which one of several side by side, of Runs.
+
+    Raises:
+        ScenarioError: If two are recordings of other work.
+        StoreError: If a report cannot be read, or is of another schema.
+        TraceToolError: If a Run holds no pipeline that could be reconstructed.
+    """
+    sources, named, reports = [], list[tuple[str, Recording]](), []
+    for given, item in items:
+        # Names of files may hold anything: what is not printable could steer a terminal, or a runner of CI.
+        name = "".join(sign if sign.isprintable() else "?" for sign in given)
+        if isinstance(item, Path):
+            report = read_report(item)
+            reports.append(report)
+            if report.recording is not None:
+                named.append((name, report.recording))
+            run = report.run
+            steps = [s.number for s in report.recording.steps] if report.recording else [report.step.number]
+            versions = report.tool_version, report.schema_version
+            sources.append(Source(name, run.digest, *versions, tuple(steps), tuple(run.global_ranks)))
+            continue
+        recording = item if isinstance(item, Recording) else recording_of(item, pipeline=pipeline)
+        version = SCHEMA_VERSION if isinstance(item, Recording) else str(item.manifest["schema_version"])
+        named.append((name, recording))
+        numbers = tuple(step.number for step in recording.steps)
+        ranks = tuple(recording.global_ranks)
+        sources.append(Source(name, recording.digest, recording.tool_version, version, numbers, ranks))
+    left_out = [told for name, recording in named for told in _left_out(name, recording)]
+    check_one_job(named)
+    recordings, notes = _each_once([recording for _, recording in named])
+    values: dict[Key, Values] = dict(values_of(recordings))
+    known = {(r.digest, tuple(r.global_ranks), step.number) for r in recordings for step in r.steps}
+    reported, conflicts = values_of_reports(reports, known)
+    for key, found in reported.items():
+        before = values.get(key)
+        values[key] = found if before is None else Values(before.per_step + found.per_step)
+    only_report = [item for _, item in items if isinstance(item, Path)] if len(items) == len(reports) == 1 else []
+    return Side(
+        sources=tuple(sources),
+        values=values,
+        recordings=tuple(recordings),
+        scenario=scenario_of(reports),
+        replays={
+            result.schedule: ReportedReplay(report.step.number, result)
+            for report in reports
+            for result in report.results
+            if Key("step_ns", result.schedule) in reported
+        },
+        figures=next(map(figures_of, only_report), None),
+        notes=(*left_out, *notes, *conflicts),
+    )
+
+
+def _left_out(name: str, recording: Recording) -> list[str]:
+    """What of the traces is not compared: a change there would not be seen."""
+    told = []
+    if recording.pipelines > 1:
+        told.append(
+            f"{name}: one of {recording.pipelines} pipelines side by side is compared (ranks "
+            f"{format_ranges(recording.global_ranks)}), a change in another one is not seen: --pipeline N looks at it"
+        )
+    steps = len(recording.steps)
+    if recording.complete_steps is not None and recording.complete_steps > steps:
+        told.append(
+            f"{name}: {steps} of {recording.complete_steps} complete steps are compared, those about the one of median "
+            "length"
+        )
+    return told
+
+
+def _each_once(recordings: Sequence[Recording]) -> tuple[list[Recording], tuple[str, ...]]:
+    """Recordings without the steps that an earlier one has: the same traces twice are no more evidence than once."""
+    seen: set[StepOf] = set()
+    kept, twice = [], 0
+    for recording in recordings:
+        of = recording.digest, tuple(recording.global_ranks)
+        new = [step for step in recording.steps if (*of, step.number) not in seen]
+        seen |= {(*of, step.number) for step in new}
+        twice += len(recording.steps) - len(new)
+        if new:
+            kept.append(msgspec.structs.replace(recording, steps=new))
+    told = f"{format_count(twice, 'step')} of the same traces given twice: each counts once"
+    return kept, (told,) if twice else ()
+
+
+def is_report(path: Path) -> bool:
+    """Whether a path is a JSON file that says it is a report, or is none that a reader of traces would know."""
+    if not path.is_file() or path.suffix.lower() != ".json":
+        return False
+    with path.open("rb") as file:
+        return b'"urn:tracetool:schema:' in file.read(200)

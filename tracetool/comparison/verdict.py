@@ -1,0 +1,212 @@
+"""Verdicts: what changed for certain, what did not, and what cannot be told.
+
+Of the same traces every number must be the same: replay has no noise. Steps of other traces vary: a change counts if
+the rank test tells the sets apart and the medians lie apart by a least effect. Too few values to tell are
+inconclusive, never unchanged.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from tracetool.comparison.rank_test import (
+    further_apart_than_steps,
+    least_p,
+    least_stratified_p,
+    stratified_p,
+    two_sided_p,
+)
+from tracetool.comparison.values import KNOWN, OF_STEP, Key, Values
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tracetool.model.metrics import Metric
+
+Verdict = Literal["improved", "unchanged", "regressed", "inconclusive"]
+VERDICTS: tuple[Verdict, ...] = ("improved", "unchanged", "regressed", "inconclusive")
+Sampled = Literal["steps", "actions", "exact"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """When a change counts.
+
+    Attributes:
+        alpha: Chance at which the rank test calls equal sets different; shared among the parts of a step that are
+            tested alike (Bonferroni).
+        least_ratio: Least change of a median, as a ratio.
+        least_share_ratio: Least change of an action, message or tail, times how often a step has it, as a share of
+            the step.
+    """
+
+    alpha: float = 0.01
+    least_ratio: float = 0.02
+    least_share_ratio: float = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One value side by side.
+
+    Attributes:
+        key: What it is of.
+        base: Median of the base; None if it has none.
+        new: Median of the new side; None if it has none.
+        base_count: Values that the base's median is of.
+        new_count: Values that the new median is of.
+        sampled: What the values are of: steps, single actions (of steps too few to test), or figures that are exact.
+        p: Chance of the rank test; None if nothing was tested.
+        verdict: The verdict.
+        why: Why nothing can be told, or why a change does not count; None where the verdict says all.
+    """
+
+    key: Key
+    base: float | None
+    new: float | None
+    base_count: int
+    new_count: int
+    sampled: Sampled
+    p: float | None
+    verdict: Verdict
+    why: str | None = None
+
+    @property
+    def metric(self) -> Metric:
+        """What it measures."""
+        return KNOWN[self.key.metric]
+
+    @property
+    def change(self) -> float | None:
+        """New minus base."""
+        return None if self.base is None or self.new is None else self.new - self.base
+
+    @property
+    def change_ratio(self) -> float | None:
+        """New over base, minus one; None if the base is 0 or one is unknown."""
+        return None if self.change is None or not self.base else self.change / abs(self.base)
+
+
+def judge(
+    base: Mapping[Key, Values], new: Mapping[Key, Values], rules: Rules, *, same_traces: bool
+) -> tuple[Line, ...]:
+    """A line for every key of either side.
+
+    Args:
+        base: Values of the base.
+        new: Values of the new side.
+        rules: When a change counts.
+        same_traces: Whether both sides are of the same traces: then values must be the same.
+    """
+    keys = [*base, *(key for key in new if key not in base)]
+    families = Counter(key.metric for key in keys if key in base and key in new and is_part(key))
+    step = base[Key("step_ns")].typical if Key("step_ns") in base else 0
+    lines = []
+    for key in keys:
+        b, n = base.get(key), new.get(key)
+        if b is None or n is None:
+            lines.append(_one_sided(key, b, n))
+        elif same_traces:
+            lines.append(_exact(key, b, n, 0.0))
+        else:
+            # Replays by the same steps vary together, as the metrics of a step do: they share no alpha.
+            alpha = rules.alpha / (families[key.metric] if is_part(key) else 1)
+            lines.append(_tested(key, b, n, alpha, rules, step))
+    return tuple(lines)
+
+
+def _one_sided(key: Key, base: Values | None, new: Values | None) -> Line:
+    known = base or new
+    side = "base" if base is None else "new side"
+    return Line(
+        key,
+        None if base is None else base.typical,
+        None if new is None else new.typical,
+        len(base.per_step) if base else 0,
+        len(new.per_step) if new else 0,
+        "steps" if known and len(known.per_step) > 1 else "exact",
+        None,
+        "inconclusive",
+        f"the {side} has none",
+    )
+
+
+def _exact(key: Key, base: Values, new: Values, least_ratio: float) -> Line:
+    before, after = base.typical, new.typical
+    verdict: Verdict = "unchanged"
+    if not least_ratio and base != new:
+        # Where medians agree and values do not, the tool measures otherwise: no better, so worse.
+        verdict = _direction(key, after - before or 1)
+    elif abs(after - before) > least_ratio * abs(before):
+        verdict = _direction(key, after - before)
+    return Line(key, before, after, len(base.all), len(new.all), "exact", None, verdict)
+
+
+def _direction(key: Key, change: float) -> Verdict:
+    worse = change > 0 if KNOWN[key.metric].better == "lower" else change < 0
+    return "regressed" if worse else "improved"
+
+
+def _tested(key: Key, base: Values, new: Values, alpha: float, rules: Rules, step_ns: float) -> Line:
+    is_size = KNOWN[key.metric].unit == "bytes"
+    if is_size and len(set(base.per_step)) == 1 == len(set(new.per_step)):
+        return _exact(key, base, new, rules.least_ratio)
+    b, n = base.typical, new.typical
+    sampled, p = _chance(base, new, alpha)
+    least = rules.least_ratio * abs(b)
+    of_step = 0.0
+    if key.metric in {"action_ns", "transfer_ns", "tail_ns"}:
+        of_step = rules.least_share_ratio * step_ns / max(1, len(base.by_microbatch))
+    verdict, why = _verdict(key, n - b, max(least, of_step), p, alpha)
+    if verdict == "unchanged" and least <= abs(n - b) < of_step:
+        why = f"less than {rules.least_share_ratio:.1%} of the step"
+    counts = [len(base.per_step), len(new.per_step)]
+    if p is None:
+        why = f"{counts[0]} and {counts[1]} steps are too few to tell"
+    elif sampled == "actions":
+        counts = [len(base.all), len(new.all)]
+    return Line(key, b, n, counts[0], counts[1], sampled, p, verdict, why)
+
+
+def _chance(base: Values, new: Values, alpha: float) -> tuple[Sampled, float | None]:
+    """Chance that both are alike: of steps, else of microbatch against microbatch, else of all actions together.
+
+    Actions tell only where the sides lie further apart than the steps of either.
+    """
+    if least_p(len(base.per_step), len(new.per_step)) <= alpha:
+        return "steps", two_sided_p(base.per_step, new.per_step)
+    before, after = base.by_microbatch, new.by_microbatch
+    if not before or not after:
+        return "steps", None
+    if not further_apart_than_steps(base.per_step, new.per_step):
+        # Microbatches of one step vary together: where steps vary as much, their number proves nothing.
+        return "steps", two_sided_p(base.per_step, new.per_step)
+    if len(before) == len(after):
+        pairs = list(zip(before, after, strict=True))
+        if least_stratified_p([(len(b), len(n)) for b, n in pairs]) <= alpha:
+            return "actions", stratified_p(pairs)
+    if least_p(len(base.all), len(new.all)) <= alpha:
+        return "actions", two_sided_p(base.all, new.all)
+    return "steps", None
+
+
+def _verdict(key: Key, change: float, least: float, p: float | None, alpha: float) -> tuple[Verdict, str | None]:
+    if p is None:
+        return "inconclusive", None
+    if abs(change) < least or not change:
+        return "unchanged", None
+    if p > alpha:
+        return "inconclusive", "steps vary as much"
+    return _direction(key, change), None
+
+
+def is_part(key: Key) -> bool:
+    """Whether a key is about a part of a step: a stage, a message, a rank."""
+    return bool(key.scope) and not key.is_of_replay
+
+
+def is_headline(key: Key) -> bool:
+    """Whether a key is about the whole step."""
+    return not key.scope and (key.metric in OF_STEP or key.metric == "peak_hbm_bytes")

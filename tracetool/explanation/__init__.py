@@ -1,0 +1,203 @@
+"""Why a step takes as long as it does: critical path, causes of idle time, and what removing each would give."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tracetool.causes import critical_path, idle_by_cause, mean_by_cause
+from tracetool.explanation.path import Part, told
+from tracetool.explanation.removing import Removal, Setting, remove, remove_all
+from tracetool.model.idle import Cause
+from tracetool.model.metrics import Metrics, measure
+from tracetool.model.pipeline import BY_EDGE
+from tracetool.model.scenario import Scenario
+from tracetool.model.topology import Topology
+from tracetool.replays.stages import stages_for
+from tracetool.units import format_duration
+from tracetool.whatif.answer import answer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tracetool.causes.chain import Piece
+    from tracetool.model.pipeline import P2PMode
+    from tracetool.reconstruction import Reconstruction
+    from tracetool.whatif.answer import Answer
+
+MOST_CAUSES = 5
+"""So many causes are told, the largest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class CauseFound:
+    """A cause of idle time.
+
+    Attributes:
+        cause: Which.
+        rank_ns: Idle time of each pipeline rank.
+        mean_ns: Its mean over ranks, rounded so that all causes sum to the bubble.
+        removal: What the step takes without it.
+    """
+
+    cause: Cause
+    rank_ns: tuple[int, ...]
+    mean_ns: int
+    removal: Removal
+
+    @property
+    def worst_rank(self) -> int:
+        """The pipeline rank that it costs most."""
+        return self.rank_ns.index(max(self.rank_ns))
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a step takes as long as it does.
+
+    Attributes:
+        answer: The what-if that it is about, with notes and fidelity.
+        name: Name of the order.
+        seen: Whether the recording itself is explained, else a replay.
+        p2p: How transfers were issued.
+        microbatches: Microbatches of the step.
+        extra_forwards: Warm-up forwards per pipeline rank beyond 1F1B's, where the order has any.
+        metrics: Of the explained Timeline.
+        replayed_step_ns: Step of the order replayed; of a replay its own.
+        path: The critical path of the window.
+        spent_ns: What the critical path was spent with: computes by pipeline rank, other things by cause.
+        causes: The largest causes of idle time, largest first; at most ``MOST_CAUSES``.
+        rest_ns: Idle time of the causes that are not among them, mean over ranks.
+        without_any: What the step takes with all removed that can be.
+        remark: Why the order was chosen so, or how its costs came about.
+    """
+
+    answer: Answer
+    name: str
+    seen: bool
+    p2p: P2PMode
+    microbatches: int
+    extra_forwards: tuple[int, ...] | None
+    metrics: Metrics
+    replayed_step_ns: int
+    path: tuple[Part, ...]
+    spent_ns: dict[int | Cause, int]
+    causes: tuple[CauseFound, ...]
+    rest_ns: int
+    without_any: Removal
+    remark: str | None
+
+    def __repr__(self) -> str:
+        causes = ", ".join(found.cause.value for found in self.causes)
+        return f"<Explanation of {self.name}: {format_duration(self.metrics.step_ns)}, idle by {causes or 'nothing'}>"
+
+    @property
+    def busiest_rank(self) -> int:
+        """The pipeline rank that computes longest: no step of these computes is shorter than that."""
+        return self.metrics.rank_compute_ns.index(max(self.metrics.rank_compute_ns))
+
+
+def explain(
+    found: Reconstruction,
+    schedule: str | None = None,
+    scenario: Scenario | None = None,
+    *,
+    extra_forwards: tuple[int, ...] | None = None,
+    chunks: int | None = None,
+    time_limit_s: float | None = None,
+) -> Explanation:
+    """Explain the recording, or a schedule in a scenario.
+
+    Args:
+        found: A reconstructed Run.
+        schedule: Name, as ``build_schedule`` takes it; None for the observed order: as recorded if the scenario
+            changes nothing, else replayed.
+        scenario: What differs from the measurement; by default nothing.
+        extra_forwards: For geopipe, per pipeline rank; chosen by ``choose_depth`` if not given.
+        chunks: Stages per rank that schedules of several get from a trace of one.
+        time_limit_s: For optimal: how long to search; by default half a minute.
+
+    Raises:
+        ScheduleError: If the schedule does not fit.
+        TraceToolError: If it does not exist, or the scenario does not fit the pipeline.
+
+    Example:
+        >>> worst = tt.explain(found, "1f1b", scenario).causes[0]
+        >>> worst.cause.value, worst.mean_ns, worst.removal.how, worst.removal.step_ns
+        ('cross_dc_latency', 84228649, 'links with 0 ms latency', 261038125)
+    """
+    scenario = scenario or Scenario()
+    seen = schedule is None and _changes_nothing(scenario)
+    name = schedule or "observed"
+    # The observed order cannot be made longer; a schedule compared with itself is replayed twice.
+    is_longer = scenario.microbatches not in {None, found.pipeline.observed.shape.microbatches}
+    done = answer(
+        found,
+        [name],
+        scenario,
+        baseline=name if is_longer else "observed",
+        extra_forwards=extra_forwards,
+        chunks=chunks,
+        time_limit_s=time_limit_s,
+    )
+    (result,) = done.results
+    order, mode = result.replayed.schedule, result.p2p
+    pipeline, _, _ = stages_for(found.pipeline, name, chunks, result.microbatches)
+    setting = Setting(
+        pipeline,
+        order,
+        scenario,
+        mode,
+        result.cut_forwards,
+        result.metrics.step_ns,
+        seen,
+    )
+    if seen:
+        timeline, idles = found.observed, done.observed_idles
+        pieces = critical_path(timeline, Topology(), blocking=mode == "grouped", by_edge=mode in BY_EDGE)
+    else:
+        timeline, idles = result.timeline, result.idles
+        pieces = critical_path(
+            timeline, result.replayed.topology, by_edge=mode in BY_EDGE, overlapping=order.overlapping()
+        )
+    metrics = measure(timeline)
+    by_cause = idle_by_cause(idles, len(metrics.rank_compute_ns))
+    means = mean_by_cause(by_cause)
+    largest = sorted((cause for cause, ns in by_cause.items() if any(ns)), key=lambda cause: -sum(by_cause[cause]))
+    removals: dict[Cause, Removal] = {}
+    for cause in largest[:MOST_CAUSES]:
+        twin = {Cause.FILL: Cause.DRAIN, Cause.DRAIN: Cause.FILL}.get(cause, cause)
+        removals[cause] = removals[twin] if twin in removals else remove(cause, setting)
+    return Explanation(
+        answer=done,
+        name=(done.observed_schedule or "observed") if seen else result.schedule,
+        seen=seen,
+        p2p=mode,
+        microbatches=result.microbatches,
+        extra_forwards=result.extra_forwards,
+        metrics=metrics,
+        replayed_step_ns=result.metrics.step_ns,
+        path=tuple(told(pieces)),
+        spent_ns=_spent(pieces),
+        causes=tuple(
+            CauseFound(cause, by_cause[cause], means[cause], removals[cause]) for cause in largest[:MOST_CAUSES]
+        ),
+        rest_ns=sum(means[cause] for cause in largest[MOST_CAUSES:]),
+        without_any=remove_all(setting),
+        remark=result.remark,
+    )
+
+
+def _changes_nothing(scenario: Scenario) -> bool:
+    """Whether a scenario is as measured; limits and places alone change no time."""
+    same = replace(scenario, topology=Topology(), hbm_bytes=None, activation_bytes=None, static_bytes=None)
+    return same == Scenario() and not scenario.topology.links
+
+
+def _spent(pieces: Iterable[Piece]) -> dict[int | Cause, int]:
+    """Time of the critical path by what it was spent with, most first."""
+    spent: Counter[int | Cause] = Counter()
+    for piece in pieces:
+        spent[piece.op.rank if piece.cause is None else piece.cause] += piece.end_ns - piece.start_ns
+    return dict(sorted(spent.items(), key=lambda item: (-item[1], str(item[0]))))

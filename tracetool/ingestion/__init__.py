@@ -1,0 +1,336 @@
+"""From trace files to a Run: discover, identify, read, write."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tracetool.errors import IngestError, MalformedTrace, StoreError
+from tracetool.ingestion.discover import MOST_RANKS, UNRANKED, Found, digest_of, in_order, job_conflicts, ranks_in
+from tracetool.ingestion.discover import Discovery as Discovery
+from tracetool.ingestion.discover import discover as discover
+from tracetool.ingestion.executors import Progress as Progress
+from tracetool.ingestion.executors import Silent as Silent
+from tracetool.ingestion.executors import run_tasks
+from tracetool.ingestion.work import Outcome, Task
+from tracetool.readers import ABSOLUTE_NS, Left, rows_table
+from tracetool.store.parts import source_part
+from tracetool.store.paths import as_path
+from tracetool.store.run import Run, RunWriter, is_run
+from tracetool.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import pyarrow as pa
+
+KEEP = ("python_function", "args")
+"""What is read only on request."""
+
+
+@dataclass(frozen=True, slots=True)
+class IngestOptions:
+    """How to read.
+
+    Attributes:
+        keep: What is read only on request: ``python_function`` events, ``args`` as JSON text.
+        ranks: Path (or its end) to rank, for traces that do not say theirs.
+        strict: Refuse traces of which anything is lost.
+        jobs: Worker processes; by default as many as cores, memory and the size of the sources allow.
+        executor: ``dask://HOST:PORT`` of a cluster whose workers reach the same paths.
+    """
+
+    keep: tuple[str, ...] = ()
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    strict: bool = False
+    jobs: int | None = None
+    executor: str | None = None
+
+
+_DEFAULT = IngestOptions()
+
+
+def ingest(
+    paths: Sequence[Path | str],
+    output: Path | str,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+    options: IngestOptions = _DEFAULT,
+    complete: Callable[[Run], object] | None = None,
+) -> Run:
+    """Read traces into a new Run.
+
+    Args:
+        paths: Trace files, or folders to look through.
+        output: Folder of the Run.
+        force: Replace an existing Run.
+        progress: Told about bytes read.
+        options: How to read.
+        complete: Adds what is derived before the Run gets its name.
+
+    Returns:
+        The Run, opened.
+
+    Raises:
+        IngestError: If the traces cannot be read; nothing is written then.
+        AlreadyExists: If the output exists.
+        StoreError: If the output cannot be written.
+    """
+    discovery = discover([as_path(p) for p in paths], options.ranks)
+    target, progress = as_path(output), progress or Silent()
+    return write_run(discovery, target, force=force, progress=progress, options=options, complete=complete)
+
+
+def write_run(
+    discovery: Discovery,
+    output: Path,
+    *,
+    force: bool,
+    progress: Progress,
+    options: IngestOptions = _DEFAULT,
+    complete: Callable[[Run], object] | None = None,
+) -> Run:
+    """Read discovered sources into a new Run; see :func:`ingest`."""
+    with RunWriter(output, force=force) as writer:
+        tasks = [Task(n, found, writer.folder, frozenset(options.keep)) for n, found in enumerate(discovery.found)]
+        outcomes = run_tasks(tasks, progress, jobs=options.jobs, executor=options.executor)
+        for task, outcome in zip(tasks, outcomes, strict=True):
+            if outcome.failure is not None:
+                writer.drop_part(source_part(task.number))
+        if any(outcome.is_several for outcome in outcomes):
+            tasks, outcomes = _read_apart(discovery, tasks, outcomes, progress, options)
+        _check(discovery, outcomes, strict=options.strict)
+        read = [(t, o) for t, o in zip(tasks, outcomes, strict=True) if o.failure is None]
+        made = _manifest(discovery, tasks, outcomes), _tables(discovery, tasks, outcomes, read)
+        writer.commit(*made, complete)
+    return Run(output)
+
+
+def _read_apart(
+    discovery: Discovery, tasks: list[Task], outcomes: list[Outcome], progress: Progress, options: IngestOptions
+) -> tuple[list[Task], list[Outcome]]:
+    """Read sources that turned out to hold several ranks once more, rank by rank.
+
+    Raises:
+        IngestError: If the ranks are not those of one job, each once.
+    """
+    kept: list[tuple[Task, Outcome]] = []
+    apart: list[Found] = []
+    free: list[int] = []
+    for task, outcome in zip(tasks, outcomes, strict=True):
+        try:
+            ranks = ranks_in(task.found) if outcome.is_several else []
+        except MalformedTrace as error:
+            outcome.failure, outcome.hint = error.message, error.hint
+            ranks = []
+        apart += ranks
+        if ranks:
+            free.append(task.number)
+        else:
+            kept.append((task, outcome))
+    conflict = next(job_conflicts(in_order([*(t.found for t, _ in kept), *apart])), None)
+    if conflict is not None:
+        raise conflict
+    numbers = [*free, *range(len(tasks), len(tasks) + len(apart) - len(free))]
+    again = [Task(n, item, tasks[0].folder, tasks[0].keep) for n, item in zip(numbers, apart, strict=True)]
+    read = run_tasks(again, progress, jobs=options.jobs, executor=options.executor) if again else []
+    both = sorted([*kept, *zip(again, read, strict=True)], key=lambda pair: (pair[0].found.rank, pair[0].number))
+    discovery.found = [task.found for task, _ in both]
+    return [task for task, _ in both], [outcome for _, outcome in both]
+
+
+def cached_run(paths: Sequence[Path], progress: Progress) -> Run:
+    """The Run of these traces, from the user's cache if the same content was read before.
+
+    The cache is ``$TRACETOOL_CACHE``, else ``tracetool`` under ``$XDG_CACHE_HOME`` or ``~/.cache``; its
+    entries are named by the digests of the traces and of the tool's code, so that no change of the tool
+    answers from what it read before.
+    """
+    discovery = discover(paths)
+    base = os.environ.get("TRACETOOL_CACHE")
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tracetool"
+    folder = Path(base).expanduser() if base else default
+    target = folder / f"{digest_of(discovery.found)[:24]}-{_code_digest()[:8]}.run"
+    name = " ".join(str(path) for path in paths)
+    try:
+        return Run(target, name=name)
+    except StoreError:
+        # Absent, damaged or of another schema: the cache is ours to fill anew.
+        if not is_run(target):
+            shutil.rmtree(target, ignore_errors=True)
+    try:
+        write_run(discovery, target, force=True, progress=progress)
+    except StoreError as error:
+        hint = "set $TRACETOOL_CACHE to a folder that can be written, or ingest to a Run first"
+        raise StoreError(f"the cache cannot be used: {error.message}", hint=hint) from error
+    return Run(target, name=name)
+
+
+def _check(discovery: Discovery, outcomes: Sequence[Outcome], *, strict: bool) -> None:
+    """Refuse a job of which nothing is left, whose clocks cannot be brought together, or (strict) that lost anything.
+
+    Raises:
+        IngestError: If so.
+    """
+    failures = [o for o in outcomes if o.failure is not None]
+    if failures and len(failures) == len(outcomes):
+        raise IngestError(failures[0].failure or "", hint=failures[0].hint)
+    clocks: dict[bool, str] = {}
+    for item, outcome in zip(discovery.found, outcomes, strict=True):
+        if outcome.report.first_ns is not None and outcome.failure is None:
+            clocks.setdefault(outcome.report.first_ns >= ABSOLUTE_NS, item.label)
+    if len(clocks) > 1:
+        raise IngestError(
+            f"{clocks[True]} has times since 1970, {clocks[False]} counts from something else: they cannot be aligned.",
+            hint="record all ranks with one version of the profiler; is the end of a file (baseTimeNanoseconds) lost?",
+        )
+    if not strict:
+        return
+    told = [f"{left.path}: {left.reason}" for left in discovery.failed] + [o.failure or "" for o in failures]
+    for item, outcome in zip(discovery.found, outcomes, strict=True):
+        for reason, count in outcome.report.dropped.items():
+            place = outcome.report.places.get(reason)
+            where = f" (the first at {place.unit} {place.at:,})" if place else ""
+            told.append(f"{item.label}: {count:,} dropped: {reason}{where}")
+    if told:
+        more = f" And {len(told) - 1} more." if len(told) > 1 else ""
+        raise IngestError(f"something is lost: {told[0]}.{more}", hint="without --strict the rest is read")
+
+
+def _code_digest() -> str:
+    """SHA-256 over the tool's own files: two installs that may read or reconstruct differently differ in it."""
+    package = Path(__file__).parent.parent
+    total = hashlib.sha256()
+    for file in sorted(f for f in package.rglob("*") if f.suffix in (".py", ".sql", ".c", ".h")):
+        total.update(f"{file.relative_to(package).as_posix()}\n".encode())
+        total.update(hashlib.sha256(file.read_bytes()).digest())
+    return total.hexdigest()
+
+
+def _tables(
+    discovery: Discovery, tasks: Sequence[Task], outcomes: Sequence[Outcome], read: list[tuple[Task, Outcome]]
+) -> dict[str, pa.Table]:
+    rows = [_source_row(t.number, t.found, o) for t, o in zip(tasks, outcomes, strict=True)]
+    beside = [("failed", left) for left in discovery.failed] + [("left", left) for left in discovery.left]
+    rows += [_left_row(len(rows) + n, status, left) for n, (status, left) in enumerate(beside)]
+    traced = {t.found.rank for t, _ in read if not t.found.source.complements}
+    ranked = [
+        (t, o) for t, o in read if t.found.source.ranked and not (t.found.source.complements and t.found.rank in traced)
+    ]
+    return {
+        "sources": rows_table("sources", rows),
+        "problems": rows_table("problems", [row for t, o in read for row in _problem_rows(t, o)]),
+        "ranks": rows_table("ranks", [_rank_row(t, o) for t, o in ranked]),
+        "groups": rows_table("groups", [g for t, _ in ranked for g in _group_rows(t.found)]),
+    }
+
+
+def _source_row(number: int, item: Found, outcome: Outcome) -> tuple[object, ...]:
+    report = outcome.report
+    return (
+        number, item.label, "read" if outcome.failure is None else "failed", outcome.failure, item.reader, item.digest,
+        item.source.size_bytes, None if item.rank == UNRANKED else item.rank,
+        report.rows, report.dropped.total(), report.repaired.total(), report.skipped.total(), 0,
+    )  # fmt: skip
+
+
+def _left_row(number: int, status: str, left: Left) -> tuple[object, ...]:
+    try:
+        size = left.path.stat().st_size
+    except (OSError, ValueError):
+        # A member of an archive, whose name may be anything.
+        size = 0
+    return (number, str(left.path), status, left.reason, None, None, size, None, 0, 0, 0, 0, 0)
+
+
+def _problem_rows(task: Task, outcome: Outcome) -> list[tuple[object, ...]]:
+    rows: list[tuple[object, ...]] = []
+    rank = None if task.found.rank == UNRANKED else task.found.rank
+    for action, counts in (("dropped", outcome.report.dropped), ("repaired", outcome.report.repaired)):
+        for reason, count in counts.items():
+            place = outcome.report.places.get(reason)
+            where = (place.file, place.at, place.unit) if place else (None, None, None)
+            rows.append((task.number, rank, action, reason, count, *where))
+    return rows
+
+
+def _rank_row(task: Task, outcome: Outcome) -> tuple[object, ...]:
+    item = task.found
+    who = item.identity
+    places = {
+        g.description: g.ranks.index(item.rank)
+        for g in who.groups
+        if g.description in ("pp", "dp", "tp") and item.rank in g.ranks
+    }
+    device = outcome.report.device if who.device is None else who.device
+    return (
+        item.rank, task.number, _world_size(item, outcome),
+        *(places.get(dimension) for dimension in ("pp", "dp", "tp")),
+        who.host, device, who.device_name, who.sm_count, who.hbm_bytes,
+    )  # fmt: skip
+
+
+def _group_rows(item: Found) -> list[tuple[object, ...]]:
+    return [(item.rank, g.name, g.description, list(g.ranks)) for g in item.identity.groups]
+
+
+def _manifest(discovery: Discovery, tasks: Sequence[Task], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    read = [t for t, o in zip(tasks, outcomes, strict=True) if o.failure is None and t.found.source.ranked]
+    recorded = [t.found.rank for t in read]
+    # A trace without distributed information says 1, whatever the rank in its name.
+    sizes = _group_sizes(outcomes)
+    world = max(
+        [_world_size(t.found, o) for t, o in zip(tasks, outcomes, strict=True) if t in read]
+        + [rank + 1 for rank in recorded]
+        + [0]
+    )
+    return {
+        "tool_version": __version__,
+        "digest": digest_of(discovery.found),
+        "world_size": world,
+        "missing_ranks": sorted(set(range(world)) - set(recorded)) if recorded else [],
+        "group_sizes": sizes,
+        "sources": [_summary(t.found, o) for t, o in zip(tasks, outcomes, strict=True)],
+        "failed": [{"path": str(left.path), "reason": left.reason} for left in discovery.failed],
+        "left": [{"path": str(left.path), "reason": left.reason} for left in discovery.left],
+    }
+
+
+def _world_size(item: Found, outcome: Outcome) -> int:
+    """Ranks in the job as the trace says; else at least, by the size of its groups and the highest rank it names."""
+    said = item.identity.world_size or 1
+    # Without distributed information it says 1; a larger number is believed against single records.
+    named = outcome.report.least_world or 1 if said == 1 else 1
+    listed = [rank + 1 for group in item.identity.groups for rank in group.ranks if rank < MOST_RANKS]
+    return max([said, named, *listed, *outcome.report.group_sizes.values()])
+
+
+def _group_sizes(outcomes: Sequence[Outcome]) -> dict[str, int]:
+    """Members of each group at least, as any of its ranks says."""
+    sizes: dict[str, int] = {}
+    for outcome in outcomes:
+        for group, size in outcome.report.group_sizes.items():
+            sizes[group] = max(size, sizes.get(group, 0))
+    return sizes
+
+
+def _summary(item: Found, outcome: Outcome) -> dict[str, Any]:
+    report = outcome.report
+    return {
+        "path": item.label,
+        "rank": None if item.rank == UNRANKED else item.rank,
+        "reader": item.reader,
+        "failure": outcome.failure,
+        "dropped": dict(report.dropped),
+        "repaired": dict(report.repaired),
+        "skipped": dict(report.skipped),
+        "unread": dict(report.unread),
+        "lost_bytes": dict(report.lost_bytes),
+        "places": {reason: f"{p.file}, {p.unit} {p.at:,}" for reason, p in report.places.items()},
+        "notes": list(report.notes),
+    }

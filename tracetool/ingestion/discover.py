@@ -1,0 +1,324 @@
+"""What there is to read: sources among files and folders, who they are, and what is left and why."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from tracetool.errors import DuplicateRank, IngestError, MalformedTrace, MissingRank, UnknownFormat
+from tracetool.ingestion.walk import walk, why_unknown
+from tracetool.readers import READERS, Identity, Left, Source, Splitter
+from tracetool.store.paths import is_local
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+_RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,9})(?!\d)", re.IGNORECASE)
+_STREAMING = ("kineto",)
+"""Readers that need a file once from front to back, so that it may lie elsewhere."""
+
+_KNOWN = (
+    "tracetool reads torch.profiler (Kineto) JSON; Ascend torch_npu, MindSpore and msprof output, text or databases; "
+    "NDTimeline and straggler-analysis tables"
+)
+_MOST_UNCLEAR = 64
+MOST_RANKS = 1 << 20
+UNRANKED = -1
+"""Stands for the rank of a source that is no single rank's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A source with its reader, rank, identity and a digest of its content.
+
+    Attributes:
+        source: What is read together.
+        reader: Name of the reader that takes it.
+        rank: Global rank; UNRANKED for a source that is no single rank's.
+        identity: Who it is; its rank is None where the trace does not say.
+        digest: XXH3 (128 bits) of the bytes of its files.
+        rank_from: Where the rank was taken from, if not from the trace.
+    """
+
+    source: Source
+    reader: str
+    rank: int
+    identity: Identity
+    digest: str
+    rank_from: str | None = None
+
+    @property
+    def label(self) -> str:
+        """Path, and the member of it."""
+        named = f"{self.source.path}:{self.source.member}" if self.source.member else str(self.source.path)
+        return f"{named}:{' '.join(self.source.part[:2])}" if self.source.part else named
+
+
+@dataclass(slots=True)
+class Discovery:
+    """Everything among the files.
+
+    Attributes:
+        found: Sources, sorted by rank.
+        failed: Sources and files that cannot be read, and why.
+        left: Files that are not read, and why.
+        conflicts: Why the sources cannot be read into one Run.
+    """
+
+    found: list[Found] = field(default_factory=list)
+    failed: list[Left] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
+    conflicts: list[IngestError] = field(default_factory=list)
+
+
+def discover(paths: Sequence[Path], ranks: Mapping[str, int] | None = None, *, only_look: bool = False) -> Discovery:
+    """Find the sources in files and folders, and who they are.
+
+    Args:
+        paths: Trace files, and folders to walk.
+        ranks: Path (or its end) to rank, for traces that do not say theirs.
+        only_look: Return with the conflicts between sources instead of raising the first.
+
+    Raises:
+        IngestError: If a path does not exist, or two sources disagree about the size of the job.
+        UnknownFormat: If no reader takes a file that was named, or there is no source at all.
+        DuplicateRank: If two sources claim one rank.
+        MissingRank: If a source does not say its rank.
+        MalformedTrace: If the only sources are damaged beyond reading.
+    """
+    result = Discovery()
+    files, named = walk(paths, result.failed, result.left)
+    taken: set[Path] = set()
+    identified: list[tuple[Source, str, Identity]] = []
+    for name in READERS.names():
+        reader = READERS.get(name)
+        finding = reader.find([f for f in files if f not in taken and (is_local(f) or name in _STREAMING)])
+        result.left += finding.left
+        result.failed += finding.failed
+        for source in finding.sources:
+            taken.update(source.files)
+            try:
+                identified.append((source, name, reader.identify(source)))
+            except MalformedTrace as error:
+                result.failed.append(Left(source.path, error.message))
+            except OSError as error:
+                result.failed.append(Left(source.path, f"{source.path} cannot be read: {error}"))
+    known = taken | {left.path for left in (*result.left, *result.failed)}
+    for file in files:
+        if file not in known and not is_local(file):
+            result.left.append(Left(file, "no torch.profiler trace; other formats are read from this machine only"))
+        elif file not in known:
+            broken, reason = why_unknown(file)
+            (result.failed if broken else result.left).append(Left(file, reason))
+    _check_named([f for f in named if f not in known])
+    if not identified:
+        raise _nothing(result, len(files), paths)
+    found = _with_ranks(identified, ranks or {}, result.conflicts)
+    result.found = in_order(found)
+    _split(result, result.found if only_look else _unclear(result.found))
+    result.conflicts += [_no_rank(item) for item in result.found if item.source.ranked and item.rank == UNRANKED]
+    result.conflicts += job_conflicts(result.found)
+    if result.conflicts and not only_look:
+        raise result.conflicts[0]
+    return result
+
+
+def ranks_in(item: Found) -> list[Found]:
+    """The ranks that a source holds, each as one of its own; empty if it is one rank's.
+
+    Raises:
+        MalformedTrace: If it holds several that cannot be told apart, or is damaged beyond reading.
+    """
+    reader = READERS.get(item.reader)
+    if not isinstance(reader, Splitter):
+        return []
+    return [
+        replace(item, source=source, identity=identity, rank=identity.rank or 0, rank_from=told_by)
+        for source, identity, told_by in reader.split(item.source, item.identity)
+    ]
+
+
+def in_order(found: Iterable[Found]) -> list[Found]:
+    """Sources by rank."""
+    return sorted(found, key=lambda f: (f.rank, str(f.source.path), f.source.member))
+
+
+def _unclear(found: Sequence[Found]) -> list[Found]:
+    """Sources without a rank, and those that share one: they may hold several, and say the rank of one of them."""
+    ranks = Counter(item.rank for item in found if not item.source.complements)
+    unclear = [f for f in found if f.source.ranked and not f.source.complements and (f.rank < 0 or ranks[f.rank] > 1)]
+    return unclear if len(unclear) <= _MOST_UNCLEAR else []
+
+
+def _split(result: Discovery, some: Sequence[Found]) -> None:
+    """Put the ranks that some sources hold in the place of these sources; those that cannot be told apart fail."""
+    kept: list[Found] = []
+    for item in result.found:
+        try:
+            kept += (ranks_in(item) if item in some else []) or [item]
+        except MalformedTrace as error:
+            result.failed.append(Left(item.source.path, error.message))
+            if len(result.found) == 1:
+                result.conflicts.append(error)
+    result.found = in_order(kept)
+
+
+def digest_of(found: Sequence[Found]) -> str:
+    """SHA-256 over the digests of all sources: the same traces give the same digest anywhere."""
+    return hashlib.sha256("".join(f"{f.rank}:{f.digest}\n" for f in found).encode()).hexdigest()
+
+
+def _check_named(unknown: list[Path]) -> None:
+    for file in unknown:
+        if file.stat().st_size == 0:
+            raise UnknownFormat(f"{file} is empty.", hint="record the trace again")
+        broken, reason = why_unknown(file)
+        raise UnknownFormat(
+            f"{reason}." if broken else f"{file} is no trace of a known format.",
+            hint=_KNOWN,
+        )
+
+
+def _nothing(result: Discovery, count: int, paths: Sequence[Path]) -> IngestError:
+    """Why there is nothing to read."""
+    if result.failed:
+        return MalformedTrace(result.failed[0].reason)
+    named = ", ".join(map(str, paths))
+    if len(result.left) == 1:
+        return UnknownFormat(f"no trace found in {named}: {result.left[0].reason}.", hint=_KNOWN)
+    told = "; ".join(f"{n} {reason}" for reason, n in Counter(left.reason for left in result.left).most_common(3))
+    looked = f"{count} file{'' if count == 1 else 's'} looked at"
+    return UnknownFormat(f"no trace found in {named} ({looked}{': ' + told if told else ''}).", hint=_KNOWN)
+
+
+def _with_ranks(
+    identified: list[tuple[Source, str, Identity]], ranks: Mapping[str, int], conflicts: list[IngestError]
+) -> list[Found]:
+    digests: dict[tuple[Path, ...], str] = {}
+    for source, _, _ in identified:
+        if source.files not in digests:
+            digests[source.files] = _digest(source)
+    own = [source for source, _, _ in identified if source.ranked and not source.complements]
+    alone = len(own or [source for source, _, _ in identified if source.ranked]) == 1
+    unused = set(ranks)
+    found = []
+    for source, reader, identity in identified:
+        item = Found(source, reader, UNRANKED, identity, digests[source.files])
+        if source.ranked:
+            try:
+                item = _ranked(item, ranks, unused, alone=alone)
+            except MissingRank as error:
+                conflicts.append(error)
+                item = replace(item, rank=identity.rank or 0)
+        found.append(item)
+    found = [_beside(item, found) if _awaits_rank(item) else item for item in found]
+    for name in sorted(unused):
+        labels = ", ".join(item.label for item in found[:3]) + (" ..." if len(found) > 3 else "")
+        conflicts.append(
+            MissingRank(f"--rank {name}={ranks[name]} names none of the sources.", hint=f"there are {labels}")
+        )
+    return found
+
+
+def _ranked(item: Found, ranks: Mapping[str, int], unused: set[str], *, alone: bool) -> Found:
+    said = item.identity.rank
+    for name, rank in ranks.items():
+        if item.label == name or item.label.endswith(f"/{name}"):
+            unused.discard(name)
+            if said is not None and said != rank:
+                raise MissingRank(
+                    f"{item.label} says that it is rank {said}, not {rank}.",
+                    hint="--rank is for traces that do not say theirs",
+                )
+            return replace(item, rank=rank, rank_from="--rank")
+    if said is not None:
+        return replace(item, rank=said)
+    match = _RANK_IN_NAME.search(item.source.member) or _RANK_IN_NAME.search(item.source.path.name)
+    if match:
+        return replace(item, rank=int(match[1]), rank_from="the file name")
+    if item.source.complements:
+        return item  # its trace may tell
+    if alone:
+        return replace(item, rank=0, rank_from="being the only one")
+    return item  # it may hold several
+
+
+def _no_rank(item: Found) -> MissingRank:
+    hint = "name the file rank0.json, rank1.json ..., " if not item.source.complements else "name it like its trace, "
+    why = "" if item.source.complements else "torch.distributed was not initialised when it was recorded; "
+    return MissingRank(
+        f"{item.label} does not say its rank.", hint=f"{why}{hint}or say --rank {item.source.path.name}=0"
+    )
+
+
+def _awaits_rank(item: Found) -> bool:
+    return item.source.complements and item.rank == UNRANKED
+
+
+def _beside(item: Found, found: Sequence[Found]) -> Found:
+    """What adds to a trace, with the rank of the one it lies beside: of its own name, or the only one."""
+    traces = [f for f in found if f.rank != UNRANKED and not f.source.complements]
+    near = [f for f in traces if f.source.path.parent == item.source.path.parent]
+    stem = item.source.path.name.partition(".")[0]
+    named = [f for f in near if f.source.path.name.partition(".")[0] == stem]
+    for candidates in (named, near, traces):
+        if len(candidates) == 1:
+            return replace(item, rank=candidates[0].rank, rank_from=f"{candidates[0].source.path.name} beside it")
+    if not traces and sum(f.source.ranked for f in found) == 1:
+        return replace(item, rank=0, rank_from="being the only one")
+    return item
+
+
+def job_conflicts(found: list[Found]) -> Iterator[IngestError]:
+    """Why the sources are not those of one job, each rank once."""
+    ranked = [f for f in found if f.rank != UNRANKED]
+    by_content: dict[str, Found] = {}
+    for item in ranked:
+        other = by_content.setdefault(item.digest, item)
+        if other.source.files != item.source.files and other.rank != item.rank:
+            yield DuplicateRank(
+                f"{other.label} and {item.label} hold the same bytes, as ranks {other.rank} and {item.rank}.",
+                hint="name only one of them",
+            )
+    by_rank: dict[tuple[bool, int], list[str]] = {}
+    for item in ranked:
+        by_rank.setdefault((item.source.complements, item.rank), []).append(item.label)
+    for (_, rank), labels in sorted(by_rank.items()):
+        one, *others = labels
+        if len(others) == 1:
+            yield DuplicateRank(f"{one} and {others[0]} both say rank {rank}.", hint="name only one of them")
+        elif others:
+            named = f"{one}, {others[0]} and {len(others) - 1} more"
+            yield DuplicateRank(f"{named} all say rank {rank}.", hint="name only one of them")
+    sizes: dict[int, str] = {}
+    for item in ranked:
+        said = max(item.rank + 1, item.identity.world_size or 1)
+        if said > MOST_RANKS:
+            yield IngestError(
+                f"{item.label} would be of a job of at least {said:,} ranks: more than {MOST_RANKS:,} cannot be.",
+                hint="its account of the job (distributedInfo), or the rank in its name, is damaged",
+            )
+        if item.identity.world_size is not None:
+            sizes.setdefault(item.identity.world_size, item.label)
+    if len(sizes) > 1:
+        told = ", ".join(f"{size} ranks ({label})" for size, label in sorted(sizes.items()))
+        yield IngestError(
+            f"the sources disagree about the size of the job: {told}.", hint="name the traces of one job only"
+        )
+
+
+def _digest(source: Source) -> str:
+    # XXH3 reads ten times as fast as SHA-256 and tells contents apart as well; nobody attacks their own cache.
+    total = xxhash.xxh3_128()
+    for file in source.files:
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                total.update(block)
+        total.update(b"\0end of file")
+    return total.hexdigest()

@@ -1,0 +1,255 @@
+"""Where sources are read: here one after the other, in worker processes, or on a Dask cluster."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from tracetool.errors import IngestError
+from tracetool.ingestion.work import Outcome, Task, read_source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Executor, Future
+
+WORKER_BYTES = 512 << 20
+"""Memory that reading one source may take, with the libraries loaded."""
+
+_DASK = "dask://"
+_CONNECT_SECONDS = 10
+# Below this much text per further worker, starting one costs more than it saves.
+_WORTH_BYTES = 256 << 20
+_COMPRESSION = 12
+_done_so_far: Any = None
+
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
+
+
+class Progress(Protocol):
+    """Told about bytes read; the command line shows a bar."""
+
+    def start(self, total_bytes: int) -> None:
+        """Reading begins."""
+
+    def advance(self, count: int) -> None:
+        """So many more bytes of the files were consumed."""
+
+
+class Silent:
+    """No progress shown."""
+
+    def start(self, total_bytes: int) -> None:
+        """Do nothing."""
+
+    def advance(self, count: int) -> None:
+        """Do nothing."""
+
+
+def run_tasks(tasks: Sequence[Task], progress: Progress, *, jobs: int | None, executor: str | None) -> list[Outcome]:
+    """Read all sources; the outcomes are in the order of the tasks.
+
+    Args:
+        tasks: One per source.
+        progress: Told about bytes read.
+        jobs: Worker processes; by default as many as cores, memory and the size of the sources allow.
+        executor: ``dask://HOST:PORT`` of a cluster whose workers reach the same paths.
+
+    Raises:
+        IngestError: If the executor cannot be used.
+        OSError: If a part cannot be written.
+    """
+    progress.start(sum(task.found.source.size_bytes for task in tasks))
+    if executor is not None:
+        return on_cluster(read_source, tasks, [t.found.source.size_bytes for t in tasks], progress, executor)
+    count = min(len(tasks), jobs if jobs is not None else _sensible_jobs(tasks))
+    if count <= 1:
+        return [read_source(task, progress.advance) for task in tasks]
+    return in_processes(read_source, tasks, progress, count)
+
+
+def available_memory_bytes() -> int:
+    """Memory that this process and its children may still take: the system's, or less if a cgroup says so."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    info = Path("/proc/meminfo")
+    if info.exists():
+        lines = dict(line.split(":", 1) for line in info.read_text(encoding="ascii").splitlines())
+        found = [int(lines["MemAvailable"].split()[0]) << 10]
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists() and (text := limit.read_text(encoding="ascii").strip()).isdigit():
+        found.append(max(0, int(text) - int(used.read_text(encoding="ascii"))))
+    return min(found)
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: those it may run on, or fewer if a cgroup says so."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = Path("/sys/fs/cgroup/cpu.max")
+    if quota.exists():
+        allowed, period = quota.read_text(encoding="ascii").split()[:2]
+        if allowed.isdigit():
+            cores = min(cores, max(1, int(allowed) // int(period)))
+    return cores
+
+
+def _sensible_jobs(tasks: Sequence[Task]) -> int:
+    text = sum(_text_bytes(task) for task in tasks)
+    by_memory = available_memory_bytes() // WORKER_BYTES
+    return max(1, min(usable_cores(), by_memory, text // _WORTH_BYTES))
+
+
+def _text_bytes(task: Task) -> int:
+    """Size of a source's text; that of a compressed one is a guess, good enough to choose the workers by."""
+    plain = task.found.source.path.suffix in (".json", ".csv", ".db", ".parquet")
+    return task.found.source.size_bytes * (1 if plain else _COMPRESSION)
+
+
+def in_processes(
+    work: Callable[[_Task, Callable[[int], None]], _Result], tasks: Sequence[_Task], progress: Progress, jobs: int
+) -> list[_Result]:
+    """Work on tasks in worker processes; the results are in the order of the tasks.
+
+    Args:
+        work: Takes a task and whom to tell how far it is; of a module, so that workers find it.
+        tasks: What to work on.
+        progress: Told how far the workers are.
+        jobs: Worker processes.
+
+    Raises:
+        IngestError: If a worker is ended from outside.
+    """
+    # Forking a process that already runs threads can hang: workers start afresh.
+    context = multiprocessing.get_context("spawn")
+    counter = context.Value("q", 0)
+    with _stopped_at_once(
+        ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker, initargs=(counter,))
+    ) as pool:
+        with _uninterrupted():
+            futures = [pool.submit(_work_in_worker, work, task) for task in tasks]
+        seen = 0
+        waiting: set[Future[_Result]] = set(futures)
+        while waiting:
+            try:
+                for future in as_completed(waiting, timeout=0.2):
+                    waiting.discard(future)
+                    future.result()
+            except TimeoutError:
+                pass
+            now = counter.value
+            progress.advance(now - seen)
+            seen = now
+        return [future.result() for future in futures]
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Holds Ctrl-C back; processes that start meanwhile never see it: the parent decides when to stop."""
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
+@contextmanager
+def _stopped_at_once(pool: ProcessPoolExecutor) -> Iterator[Executor]:
+    """A pool whose workers do not outlive an interruption."""
+    try:
+        yield pool
+    except BrokenProcessPool as error:
+        raise IngestError(
+            "a worker process was ended from outside, perhaps for want of memory.", hint="try again with --jobs 1"
+        ) from error
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in multiprocessing.active_children():
+            worker.terminate()
+        raise
+    finally:
+        pool.shutdown()
+
+
+def _start_worker(counter: Any) -> None:
+    global _done_so_far  # noqa: PLW0603 - shared memory reaches a worker only when it starts
+    import pyarrow as pa
+
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    pa.set_cpu_count(1)
+    _done_so_far = counter
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed tells nobody: its workers would wait for work without end."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _work_in_worker(work: Callable[[_Task, Callable[[int], None]], _Result], task: _Task) -> _Result:
+    def advance(count: int) -> None:
+        with _done_so_far.get_lock():
+            _done_so_far.value += count
+
+    return work(task, advance)
+
+
+def check_address(address: str) -> None:
+    """Check that an executor is one that can be used.
+
+    Raises:
+        IngestError: If it is no address of a Dask scheduler.
+    """
+    if not address.startswith(_DASK):
+        raise IngestError(f"no executor {address!r}.", hint=f"name a Dask scheduler: {_DASK}HOST:PORT")
+
+
+def on_cluster(
+    work: Callable[[_Task, Callable[[int], None]], _Result],
+    tasks: Sequence[_Task],
+    sizes: Sequence[int],
+    progress: Progress,
+    address: str,
+) -> list[_Result]:
+    """Work on tasks on a Dask cluster; the results are in the order of the tasks.
+
+    Args:
+        work: Takes a task and whom to tell how far it is.
+        tasks: What to work on.
+        sizes: Of each task: its progress shows when it is done.
+        progress: Told how much is done.
+        address: ``dask://HOST:PORT`` of a cluster whose workers have this tool.
+
+    Raises:
+        IngestError: If the cluster cannot be used.
+    """
+    check_address(address)
+    try:
+        client_of: Any = import_module("distributed").Client
+    except ImportError as error:
+        raise IngestError("Dask is not installed.", hint="pip install 'tracetool[dask]'") from error
+    try:
+        client = client_of(f"tcp://{address.removeprefix(_DASK)}", timeout=_CONNECT_SECONDS)
+    except OSError as error:
+        raise IngestError(f"no Dask scheduler answers at {address}: {error}.", hint="check host and port") from error
+    with client:
+        pool: Executor = client.get_executor(pure=False)
+        futures = [pool.submit(partial(work, task, _unseen)) for task in tasks]
+        size_of = dict(zip(futures, sizes, strict=True))
+        for future in as_completed(futures):
+            future.result()
+            progress.advance(size_of[future])
+        return [future.result() for future in futures]
+
+
+def _unseen(count: int) -> None:
+    """What is done on another machine shows when its task is done."""

@@ -1,0 +1,314 @@
+"""What every step of a recording measured, small enough to keep: in a Run, in a report, as a baseline.
+
+``recording.json`` beside the tables of a Run holds it, so that a comparison need not look at kernels again. It can be
+deleted: it is made anew from the tables.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import msgspec
+
+from tracetool.model.action import Action, ActionKind
+from tracetool.model.metrics import measure
+from tracetool.model.pipeline import P2P_MODES, ActionCost, Pipeline, RankProfile, StageProfile, TailPart
+from tracetool.model.schedule import schedule_from_orders
+from tracetool.reconstruction import look_at_steps
+from tracetool.reconstruction.closeup.closeup import beside_ns
+from tracetool.store.parts import whole_file
+from tracetool.tables.fields import doc
+from tracetool.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.reconstruction import Reconstruction
+    from tracetool.reconstruction.recorded_step import StepLook
+    from tracetool.store.run import Run
+
+RECORDING_VERSION = 1
+RECORDING = "recording.json"
+MOST_STEPS = 8
+"""So many steps are looked at where none are kept: as many as ingest keeps."""
+
+
+class ActionRecord(msgspec.Struct, kw_only=True):
+    """Costs of one kind of action on one stage, in order of microbatch."""
+
+    duration_ns: Annotated[list[int], doc("Compute time: kernels and the launch gaps between them.")]
+    held_bytes: Annotated[list[int | None], doc("Memory allocated at its end minus at its start; empty if unknown.")]
+    peak_bytes: Annotated[list[int | None], doc("Highest allocation above the level at its start; empty if unknown.")]
+    beside_ns: Annotated[
+        list[int], doc("For how much of it a communication kernel ran beside its kernels; empty if not looked at.")
+    ] = []
+    kernels: Annotated[int | None, doc("Compute kernels of one: their median number; null if not looked at.")] = None
+
+
+class MessageRecord(msgspec.Struct, kw_only=True):
+    """Messages that leave a stage in one direction."""
+
+    transfer_ns: Annotated[int, doc("Median time once both sides are ready.")]
+    each_ns: Annotated[list[int], doc("That time of each message, in order of microbatch.")]
+    payload_bytes: Annotated[int | None, doc("Bytes of one; null if they differ or are unknown.")]
+
+
+class TailRecord(msgspec.Struct, kw_only=True):
+    """A part of what a rank does after its last compute."""
+
+    kind: Annotated[str, doc("REDUCE_GRAD or OPTIMIZER.")]
+    duration_ns: Annotated[int, doc("Its time, without waits for other ranks.")]
+    meet: Annotated[str | None, doc("Collective that opens it; null for none.")] = None
+
+
+class RankRecord(msgspec.Struct, kw_only=True):
+    """What belongs to a pipeline rank as a whole."""
+
+    static_bytes: Annotated[int | None, doc("Allocated when the step starts; null if unknown.")]
+    tail_peak_bytes: Annotated[int, doc("Highest allocation after the last action, above the level at its end.")]
+    receive_buffer_bytes: Annotated[int | None, doc("Of the static bytes, buffers of messages to receive.")]
+    tail: Annotated[list[TailRecord], doc("What follows its last compute.")]
+
+
+class StepRecord(msgspec.Struct, kw_only=True):
+    """One complete step as it was recorded."""
+
+    number: Annotated[int, doc("Step number in the trace.")]
+    step_ns: Annotated[int, doc("First forward to the end of gradient reduction and optimizer.")]
+    window_ns: Annotated[int, doc("First forward on any rank to last backward on any rank.")]
+    compute_ns: Annotated[int, doc("Compute of all ranks in the window.")]
+    bubble_ns: Annotated[int, doc("Idle time within the window, mean over ranks.")]
+    bubble_ratio: Annotated[float, doc("Idle share of the window.")]
+    peak_hbm_bytes: Annotated[list[int | None], doc("Highest allocation per pipeline rank; null if unknown.")]
+    overhead_bytes: Annotated[list[int | None], doc("Memory needed beyond it per pipeline rank; null if unknown.")]
+    order: Annotated[int, doc("Which of the recording's orders it ran.")]
+    p2p: Annotated[str, doc("How its transfers were issued.")]
+    buffered: Annotated[bool, doc("Whether sends ended before their receives started.")]
+    actions: Annotated[dict[str, ActionRecord], doc("Costs by stage and kind, as in 2F.")]
+    messages: Annotated[dict[str, MessageRecord], doc("Messages by sending stage and kind, as in 2F.")]
+    ranks: Annotated[list[RankRecord], doc("One per pipeline rank.")]
+
+
+class Recording(msgspec.Struct, kw_only=True):
+    """All steps of one recording that were looked at."""
+
+    version: Annotated[int, doc("Version of this form.")] = RECORDING_VERSION
+    tool_version: Annotated[str, doc("Version of tracetool that measured.")]
+    digest: Annotated[str, doc("Digest of the traces.")]
+    global_ranks: Annotated[list[int], doc("Global rank of each pipeline rank.")]
+    pipelines: Annotated[int, doc("Pipelines side by side in the traces; this is one of them.")] = 1
+    complete_steps: Annotated[int | None, doc("Complete steps in the traces; null if not counted.")] = None
+    devices: Annotated[list[str], doc("Devices of the traces' ranks, each once.")] = []
+    orders: Annotated[list[list[str]], doc("Compute orders that steps ran: per pipeline rank its actions, spaced.")]
+    steps: Annotated[list[StepRecord], doc("One per complete step, in order of time.")]
+
+
+def make_recording(
+    digest: str,
+    looks: Sequence[StepLook],
+    *,
+    pipelines: int = 1,
+    complete_steps: int | None = None,
+    devices: Sequence[str] = (),
+) -> Recording:
+    """What the steps measured.
+
+    Args:
+        digest: Digest of the traces.
+        looks: At least one step, in order of time.
+        pipelines: Pipelines side by side in the traces.
+        complete_steps: Complete steps in the traces.
+        devices: Their devices.
+    """
+    orders: list[list[str]] = []
+    steps = []
+    for each in looks:
+        order = [" ".join(map(str, rank_order)) for rank_order in each.pipeline.observed.orders]
+        if order not in orders:
+            orders.append(order)
+        steps.append(_step(each, orders.index(order)))
+    return Recording(
+        tool_version=__version__,
+        digest=digest,
+        global_ranks=list(looks[0].observed.global_ranks),
+        pipelines=pipelines,
+        complete_steps=complete_steps,
+        devices=list(devices),
+        orders=orders,
+        steps=steps,
+    )
+
+
+def _step(look: StepLook, order: int) -> StepRecord:
+    metrics, pipeline = measure(look.observed), look.pipeline
+    insides = _insides(look)
+    actions: dict[str, ActionRecord] = {}
+    messages: dict[str, MessageRecord] = {}
+    for stage in pipeline.stages:
+        for kind, costs in sorted(stage.costs.items()):
+            inside = insides.get((stage.stage, kind), _Inside([], None))
+            actions[f"{stage.stage}{kind.value}"] = ActionRecord(
+                duration_ns=[cost.duration_ns for cost in costs],
+                held_bytes=_known([cost.held_bytes for cost in costs]),
+                peak_bytes=_known([cost.peak_bytes for cost in costs]),
+                beside_ns=inside.beside_ns,
+                kernels=inside.kernels,
+            )
+        sent = _moving_times(look, stage.stage)
+        ways = (
+            (ActionKind.FORWARD, stage.forward_transfer_ns, stage.forward_payload_bytes),
+            (ActionKind.BACKWARD, stage.backward_transfer_ns, stage.backward_payload_bytes),
+        )
+        messages |= {
+            f"{stage.stage}{kind.value}": MessageRecord(transfer_ns=taken, each_ns=sent[kind], payload_bytes=payload)
+            for kind, taken, payload in ways
+            if kind in sent
+        }
+    return StepRecord(
+        number=look.step.number,
+        step_ns=metrics.step_ns,
+        window_ns=metrics.window_ns,
+        compute_ns=metrics.compute_ns,
+        bubble_ns=metrics.bubble_ns,
+        bubble_ratio=metrics.bubble_ratio,
+        peak_hbm_bytes=list(metrics.peak_hbm_bytes),
+        overhead_bytes=list(metrics.overhead_bytes),
+        order=order,
+        p2p=pipeline.p2p,
+        buffered=pipeline.buffered,
+        actions=actions,
+        messages=messages,
+        ranks=[
+            RankRecord(
+                static_bytes=rank.static_bytes,
+                tail_peak_bytes=rank.tail_peak_bytes,
+                receive_buffer_bytes=rank.receive_buffer_bytes,
+                tail=[TailRecord(kind=p.kind.value, duration_ns=p.duration_ns, meet=p.meet) for p in rank.tail],
+            )
+            for rank in pipeline.ranks
+        ],
+    )
+
+
+class _Inside(NamedTuple):
+    """What is in the actions of a stage and kind: time beside communication, in order of microbatch, and kernels."""
+
+    beside_ns: list[int]
+    kernels: int | None
+
+
+def _insides(look: StepLook) -> dict[tuple[int, ActionKind], _Inside]:
+    found: dict[tuple[int, ActionKind], list[tuple[int, int, int]]] = {}
+    for rank, work in look.work.ranks.items():
+        for segment in work.segments:
+            beside = sum(beside_ns(segment, look.residents[rank]))
+            kernels = sum(kernel.is_compute for kernel in segment.kernels)
+            found.setdefault((segment.stage, segment.kind), []).append((segment.microbatch, beside, kernels))
+    return {
+        key: _Inside([beside for _, beside, _ in sorted(rows)], round(median(kernels for *_, kernels in rows)))
+        for key, rows in found.items()
+    }
+
+
+def _moving_times(look: StepLook, stage: int) -> dict[ActionKind, list[int]]:
+    """Per direction in which a stage sends, the time of each message."""
+    times: dict[ActionKind, list[int]] = {}
+    for transfer in sorted(look.transfers, key=lambda t: t.microbatch):
+        if transfer.src_stage == stage:
+            times.setdefault(transfer.kind, []).append(transfer.end_ns - transfer.start_ns)
+    return times
+
+
+def _known(values: list[int | None]) -> list[int | None]:
+    return values if any(value is not None for value in values) else []
+
+
+def pipeline_of(recording: Recording, step: StepRecord) -> Pipeline:
+    """The pipeline that a step measured, its actions as long as they were: slowdowns stay in."""
+    orders = [[Action.parse(text) for text in rank.split()] for rank in recording.orders[step.order]]
+    observed = schedule_from_orders(orders, name="observed")
+    costs: dict[int, dict[ActionKind, tuple[ActionCost, ...]]] = {}
+    for name, record in step.actions.items():
+        unknown: list[int | None] = [None] * len(record.duration_ns)
+        rows = zip(record.duration_ns, record.held_bytes or unknown, record.peak_bytes or unknown, strict=True)
+        costs.setdefault(int(name[:-1]), {})[ActionKind(name[-1])] = tuple(ActionCost(*row) for row in rows)
+    none = MessageRecord(transfer_ns=0, each_ns=[], payload_bytes=None)
+    stages = []
+    for stage in range(observed.shape.stages):
+        forward, backward = (step.messages.get(f"{stage}{kind}", none) for kind in "FB")
+        stages.append(
+            StageProfile(
+                stage, costs[stage], forward.payload_bytes, backward.payload_bytes, forward.transfer_ns,
+                backward.transfer_ns,
+            )
+        )  # fmt: skip
+    ranks = [
+        RankProfile(
+            number,
+            rank.static_bytes,
+            tuple(TailPart(ActionKind(part.kind), part.duration_ns, part.meet) for part in rank.tail),
+            tail_peak_bytes=rank.tail_peak_bytes,
+            receive_buffer_bytes=rank.receive_buffer_bytes,
+        )
+        for number, rank in zip(recording.global_ranks, step.ranks, strict=True)
+    ]
+    mode = next(mode for mode in P2P_MODES if mode == step.p2p)
+    return Pipeline(tuple(stages), tuple(ranks), observed, mode, step.number, step.buffered)
+
+
+def keep_recording(run: Run, found: Reconstruction) -> None:
+    """Write what the steps measured beside the tables of a Run.
+
+    Args:
+        run: The Run.
+        found: Its first pipeline, with a look at every step.
+    """
+    recording = make_recording(
+        str(run.manifest.get("digest", "")),
+        found.looks,
+        pipelines=len({c.pipeline for c in found.coordinates}) or 1,
+        complete_steps=sum(step.status == "complete" for step in found.steps),
+        devices=_devices(run),
+    )
+    with whole_file(run.path / RECORDING) as file:
+        file.write(msgspec.json.encode(recording) + b"\n")
+
+
+def recording_of(run: Run, *, pipeline: int = 0, most: int = MOST_STEPS) -> Recording:
+    """What the steps of a Run measured: what is kept of its first pipeline, else made from the tables.
+
+    Args:
+        run: The Run.
+        pipeline: Which one of several side by side.
+        most: So many steps at most, those about the one of median length.
+
+    Raises:
+        TraceToolError: If no pipeline can be reconstructed.
+    """
+    kept = None if pipeline or run.is_seen_through or most > MOST_STEPS else kept_recording(run)
+    if kept is not None:
+        return kept
+    ((pipelines,),) = run.rows("SELECT count(DISTINCT pipeline) FROM coordinates")
+    ((complete,),) = run.rows("SELECT count(*) FROM step_facts WHERE status = 'complete'")
+    return make_recording(
+        str(run.manifest.get("digest", "")),
+        look_at_steps(run, pipeline=pipeline, most=most),
+        pipelines=pipelines or 1,
+        complete_steps=complete or None,
+        devices=_devices(run),
+    )
+
+
+def _devices(run: Run) -> list[str]:
+    return [name for (name,) in run.rows("SELECT DISTINCT device_name FROM ranks ORDER BY 1") if name is not None]
+
+
+def kept_recording(run: Run) -> Recording | None:
+    """What a Run keeps of its first pipeline; None if that is nothing, damaged, or in another form."""
+    try:
+        kept = msgspec.json.decode((run.path / RECORDING).read_bytes(), type=Recording)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    same = kept.version == RECORDING_VERSION and kept.digest == str(run.manifest.get("digest", ""))
+    return kept if same else None

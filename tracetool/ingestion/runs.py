@@ -1,0 +1,247 @@
+"""Runs as commands use them: made or opened, with the tables that reconstruction fills in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracetool.causes import idle_intervals
+from tracetool.errors import AlreadyExists, MissingRank, ReconstructError, ScheduleError
+from tracetool.ingestion import IngestOptions, Silent, cached_run
+from tracetool.ingestion import ingest as read_traces
+from tracetool.ingestion.recording import keep_recording
+from tracetool.model.action import ActionKind
+from tracetool.model.metrics import METRICS, measure
+from tracetool.model.pipeline import BY_EDGE
+from tracetool.model.topology import Topology
+from tracetool.readers import rows_table
+from tracetool.reconstruction import Reconstruction, reconstruct
+from tracetool.reconstruction.actions.links import link_rows
+from tracetool.reconstruction.capture.account import Account
+from tracetool.reconstruction.capture.survey import survey_run
+from tracetool.reconstruction.memory.log import tell_snapshots_apart_in_time
+from tracetool.reconstruction.steps.steps import step_facts
+from tracetool.schedules.recognise import best_fit
+from tracetool.store.paths import as_paths
+from tracetool.store.run import Run, is_run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from tracetool.ingestion import Progress
+    from tracetool.model.idle import Idle
+    from tracetool.model.timeline import Timeline
+    from tracetool.reconstruction.capture.survey import Survey
+
+_ENTRY = "reconstruction"
+
+
+def ingest(
+    paths: Path | str | Sequence[Path | str],
+    output: Path | str,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+    options: IngestOptions | None = None,
+) -> Run:
+    """Read traces into a new Run, with all tables that can be reconstructed.
+
+    Args:
+        paths: A trace file, or a folder to look through, or several of them.
+        output: Folder of the Run.
+        force: Replace an existing Run.
+        progress: Told about bytes read.
+        options: How to read.
+
+    Returns:
+        The Run, opened.
+
+    Raises:
+        IngestError: If the traces cannot be read; nothing is written then.
+        AlreadyExists: If the output exists.
+        StoreError: If the output cannot be written.
+
+    Example:
+        >>> tt.ingest("sample_traces/h100-1f1b", "x.run")
+        Traceback (most recent call last):
+        tracetool.errors.AlreadyExists: the Run x.run exists.
+        >>> run.manifest["world_size"], run.query("SELECT count(*) AS events FROM events").item()
+        (4, 30867)
+    """
+    options = options or IngestOptions()
+    return read_traces(as_paths(paths), output, force=force, progress=progress, options=options, complete=derive)
+
+
+def open_run(paths: Path | str | Sequence[Path | str], progress: Progress | None = None) -> Run:
+    """Open one Run, or ingest raw traces into the user's cache and open that.
+
+    Args:
+        paths: A Run; or trace files, or folders to look through.
+        progress: Told about bytes read.
+
+    Raises:
+        TraceToolError: If the Run or the traces cannot be read.
+
+    Example:
+        >>> tt.open_run("x.run").path.name
+        'x.run'
+    """
+    paths = as_paths(paths)
+    if len(paths) == 1 and is_run(paths[0]):
+        return Run(paths[0])
+    runs = [p for p in paths if is_run(p)]
+    if runs:
+        raise AlreadyExists(f"{runs[0]} is a Run; it cannot be mixed with other inputs.", hint="name it alone")
+    run = cached_run(paths, progress or Silent())
+    return run if _ENTRY in run.manifest else derive(run)
+
+
+def derive(run: Run) -> Run:
+    """Write the tables of the observed step into a Run; if there is no pipeline, the manifest says why."""
+    account = Account()
+    survey = survey_run(run, account)
+    tell_snapshots_apart_in_time(run, account)
+    tables = dict(survey.tables)
+    entry: dict[str, object]
+    try:
+        found = reconstruct(run, every_step=True, survey=survey, account=account)
+    except (ReconstructError, ScheduleError, MissingRank) as error:
+        entry = {"missing": error.message, "hint": error.hint, "notes": account.notes}
+    else:
+        tables |= tables_of(found, survey)
+        _name_schedule(found, account)
+        entry = {"step": found.pipeline.step, "notes": list(found.notes)}
+        keep_recording(run, found)
+    tables["findings"] = rows_table("findings", account.findings)
+    run.add(tables, {_ENTRY: entry})
+    return run
+
+
+def _name_schedule(found: Reconstruction, account: Account) -> None:
+    """Say which schedule the observed order is, or which one is nearest."""
+    shape = found.pipeline.observed.shape
+    fit = best_fit(found.pipeline.observed)
+    if not found.pipeline.observed.has_backwards:
+        account.find("schedule", "all", f"forwards alone (inference, or an evaluation), {shape.text}", "schedule fit")
+    elif fit is None:
+        account.find(
+            "schedule", "all", f"unknown, {shape.text}", "schedule fit", 0.0, "no named schedule has this shape"
+        )
+    elif fit.mismatches:
+        detail = (
+            f"nearest is {fit.schedule.name}, with {fit.mismatches} of {fit.actions} actions elsewhere; "
+            f"first {fit.first}"
+        )
+        account.find(
+            "schedule", "all", f"unknown, {shape.text}", "schedule fit", 1 - fit.mismatches / fit.actions, detail
+        )
+    else:
+        account.find("schedule", "all", f"{fit.schedule.name}, {shape.text}", "schedule fit")
+
+
+def tables_of(found: Reconstruction, survey: Survey) -> dict[str, pa.Table]:
+    """Stages and the observed Timeline as tables of a Run."""
+    return {
+        **observed_tables(found),
+        "links": rows_table("links", link_rows(found.observed, survey)),
+        **{name: rows_table(name, rows) for name, rows in found.tables.items()},
+        "step_facts": rows_table("step_facts", step_facts(found.steps, found.pipeline.step)),
+    }
+
+
+def observed_tables(found: Reconstruction) -> dict[str, pa.Table]:
+    """The tables stages and idles, and the observed Timeline's."""
+    # No message of the observed step crossed a link that is known.
+    p2p = found.pipeline.p2p
+    idles = idle_intervals(found.observed, Topology(), blocking=p2p == "grouped", by_edge=p2p in BY_EDGE)
+    return {
+        "stages": rows_table("stages", _stages(found)),
+        **timeline_tables(found.observed),
+        "idles": idle_table(found.observed, idles),
+    }
+
+
+def idle_table(timeline: Timeline, idles: Sequence[Idle]) -> pa.Table:
+    """Idle intervals of a Timeline as the table idles, with global ranks."""
+    ranks = timeline.global_ranks
+    rows = [
+        (
+            timeline.name, ranks[idle.rank], idle.start_ns, idle.duration_ns, idle.cause.value,
+            None if idle.held is None else idle.held.text,
+            None if idle.transfer is None else ranks[idle.transfer.src_rank],
+            None if idle.transfer is None else ranks[idle.transfer.dst_rank],
+        )
+        for idle in idles
+    ]  # fmt: skip
+    return rows_table("idles", rows)
+
+
+def timeline_tables(timeline: Timeline) -> dict[str, pa.Table]:
+    """A Timeline as the tables ops, transfers, memory_curve and metrics, with global ranks."""
+    name, ranks = timeline.name, timeline.global_ranks
+    return {
+        "ops": rows_table(
+            "ops",
+            [
+                (name, ranks[o.rank], o.stage, o.kind.value, o.microbatch, o.start_ns, o.duration_ns)
+                for o in timeline.ops
+            ],
+        ),
+        "transfers": rows_table(
+            "transfers",
+            [
+                (
+                    name, t.kind.value, t.microbatch, t.src_stage, t.dst_stage, ranks[t.src_rank],
+                    ranks[t.dst_rank], t.payload_bytes, t.send_posted_ns, t.recv_posted_ns,
+                    t.start_ns, t.end_ns, t.link,
+                )
+                for t in timeline.transfers
+            ],
+        ),
+        "memory_curve": rows_table(
+            "memory_curve",
+            [
+                (name, ranks[rank], time, level)
+                for rank, curve in enumerate(timeline.memory)
+                for time, level in curve or ()
+            ],
+        ),
+        "metrics": rows_table("metrics", _metrics(timeline)),
+    }  # fmt: skip
+
+
+def _metrics(timeline: Timeline) -> list[tuple[object, ...]]:
+    metrics = measure(timeline)
+    whole: list[tuple[object, ...]] = [
+        (timeline.name, name, None, float(getattr(metrics, name)))
+        for name in METRICS
+        if isinstance(getattr(metrics, name, None), int | float)
+    ]
+    peaks: list[tuple[object, ...]] = [
+        (timeline.name, name, rank, float(value))
+        for name, values in (("peak_hbm_bytes", metrics.peak_hbm_bytes), ("overhead_bytes", metrics.overhead_bytes))
+        for rank, value in zip(timeline.global_ranks, values, strict=True)
+        if value is not None
+    ]
+    return whole + peaks
+
+
+def _stages(found: Reconstruction) -> list[tuple[object, ...]]:
+    pipeline = found.pipeline
+    kinds = (
+        ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT,
+    )  # fmt: skip
+    rows: list[tuple[object, ...]] = []
+    for stage in pipeline.stages:
+        position = pipeline.observed.shape.rank_of(stage.stage)
+        rank = pipeline.ranks[position]
+        rows.append(
+            (
+                stage.stage, rank.rank, position, *(stage.median_ns(kind) for kind in kinds),
+                stage.activation_bytes(), stage.transient_bytes(), stage.gradient_bytes(), rank.static_bytes,
+                stage.forward_payload_bytes, stage.backward_payload_bytes, stage.evidence,
+            )
+        )  # fmt: skip
+    return rows

@@ -1,0 +1,145 @@
+"""The files below paths, and what is wrong with those that no reader takes."""
+
+from __future__ import annotations
+
+import stat
+from typing import TYPE_CHECKING
+
+from tracetool.errors import IngestError, UnknownFormat
+from tracetool.readers import Left
+from tracetool.readers.files.byte_stream import ByteStream
+from tracetool.store.run import MANIFEST, is_run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+# An empty file of these names was a trace, and is lost.
+_TRACE_SUFFIXES = (".json", ".gz", ".zst", ".tar", ".db", ".parquet")
+
+
+def walk(paths: Sequence[Path], failed: list[Left], left: list[Left]) -> tuple[list[Path], list[Path]]:
+    """All files below the paths, and those that were named themselves.
+
+    Args:
+        paths: Files and folders.
+        failed: Gets what cannot be read.
+        left: Gets what is no file to read, such as Runs.
+
+    Raises:
+        IngestError: If a path does not exist.
+        UnknownFormat: If a path is a pipe, socket or device, or a Run.
+    """
+    files: list[Path] = []
+    named: list[Path] = []
+    for path in paths:
+        try:
+            mode = path.stat().st_mode
+        except (OSError, ValueError) as error:
+            missing = isinstance(error, FileNotFoundError) and not path.is_symlink()
+            why = "does not exist" if missing else f"cannot be read: {getattr(error, 'strerror', None) or error}"
+            raise IngestError(f"{path} {why}.") from error
+        if stat.S_ISDIR(mode) and _holds_run(path):
+            raise UnknownFormat(f"{path} is a Run already.", hint=f"use it: tracetool info {path}")
+        if stat.S_ISDIR(mode):
+            files += _below(path, failed, left)
+        elif stat.S_ISREG(mode):
+            files.append(path)
+            named.append(path)
+        else:
+            raise UnknownFormat(
+                f"{path} is no regular file but a pipe, socket or device.", hint="write the trace to a file first"
+            )
+    readable = [file for file in dict.fromkeys(files) if _is_readable(file, failed)]
+    return readable, [file for file in named if file in readable]
+
+
+def _below(folder: Path, failed: list[Left], left: list[Left]) -> list[Path]:
+    """The files of a folder and of those in it, each once; links are followed, Runs are not entered."""
+    files: dict[tuple[int, int], Path] = {}
+    links: list[Path] = []
+    entered: set[tuple[int, int]] = set()
+    waiting = [folder]
+    while waiting:
+        here = waiting.pop(0)
+        try:
+            status = here.stat()
+            entries = sorted(here.iterdir())
+        except OSError as error:
+            failed.append(Left(here, f"{here} cannot be read: {error.strerror}"))
+            continue
+        if (status.st_dev, status.st_ino) in entered:
+            continue
+        entered.add((status.st_dev, status.st_ino))
+        if _holds_run(here):
+            left.append(Left(here, "a Run"))
+            continue
+        for entry in entries:
+            if entry.is_symlink():
+                links.append(entry)
+            elif entry.is_dir():
+                waiting.append(entry)
+            else:
+                _take(entry, files, left)
+        if not waiting:
+            # What is there itself goes first, so that it bears its own name.
+            waiting = [link for link in links if link.is_dir()]
+            for link in links:
+                if not link.is_dir():
+                    _take(link, files, left)
+            links = []
+    return sorted(files.values())
+
+
+def _take(entry: Path, files: dict[tuple[int, int], Path], left: list[Left]) -> None:
+    try:
+        status = entry.stat()
+    except OSError as error:
+        left.append(Left(entry, f"cannot be read: {error.strerror}"))
+        return
+    known = files.setdefault((status.st_dev, status.st_ino), entry) if stat.S_ISREG(status.st_mode) else None
+    if known is None:
+        left.append(Left(entry, "no regular file"))
+    elif known != entry and entry.is_symlink():
+        left.append(Left(entry, f"a link to {known.name}"))
+    elif known != entry:
+        files[status.st_dev, -len(files)] = entry
+
+
+def _holds_run(folder: Path) -> bool:
+    """Whether a folder is a Run: one that holds the tool's own manifest."""
+    if not is_run(folder):
+        return False
+    try:
+        with (folder / MANIFEST).open("rb") as file:
+            return b'"schema_version"' in file.read(1 << 24)
+    except OSError:
+        return False
+
+
+def _is_readable(file: Path, failed: list[Left]) -> bool:
+    try:
+        with file.open("rb") as stream:
+            stream.read(1)
+    except OSError as error:
+        failed.append(Left(file, f"{file} cannot be read: {error.strerror}"))
+        return False
+    return True
+
+
+def why_unknown(file: Path) -> tuple[bool, str]:
+    """Whether a file that no reader takes is broken, and what is wrong with it."""
+    if file.stat().st_size == 0:
+        return (
+            file.suffix in _TRACE_SUFFIXES,
+            f"{file} is empty (0 bytes)" if file.suffix in _TRACE_SUFFIXES else "empty (0 bytes)",
+        )
+    stream = ByteStream(file)
+    head = stream.head(1 << 12)
+    if stream.broken:
+        return True, f"{file}: {stream.broken}"
+    if head.startswith((b"\xff\xfe", b"\xfe\xff", b"{\0", b"[\0", b"\0{", b"\0[")):
+        return True, f"{file} is UTF-16 text: save it as UTF-8"
+    if head[:1] in b"{[" and b"\0" in head:
+        return True, f"{file} holds NUL bytes: a download or an editor changed it"
+    return False, "no trace of a known format"

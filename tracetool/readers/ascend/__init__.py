@@ -1,0 +1,1 @@
+"""Output of torch_npu's profiler."""

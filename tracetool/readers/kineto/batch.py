@@ -1,0 +1,387 @@
+"""One batch of Kineto events, column by column: which rows are spans, and what their values mean."""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from tracetool.readers.chrome.columns import Field
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import numpy as np
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from tracetool.readers import Place, SourceReport
+    from tracetool.readers.files.repeats import Repeats
+
+ABSENT = -(2**63)
+"""Stands for null in arrays of int64."""
+
+_CATEGORY = {
+    "kernel": "kernel", "Kernel": "kernel",
+    "gpu_memcpy": "memcpy", "Memcpy": "memcpy",
+    "gpu_memset": "memset", "Memset": "memset",
+    "cuda_runtime": "launch", "cuda_driver": "launch", "Runtime": "launch",
+    "xpu_runtime": "launch", "xpu_driver": "launch", "mtia_runtime": "launch", "glow_runtime": "launch",
+    "privateuse1_runtime": "launch", "privateuse1_driver": "launch",
+    "cpu_op": "op", "Operator": "op",
+    "user_annotation": "annotation",
+    "overhead": "overhead",
+    "python_function": "python",
+}  # fmt: skip
+_CATEGORIES = ("kernel", "memcpy", "memset", "launch", "op", "annotation", "overhead", "python")
+_DEVICE = 3  # the first three of them run on the device
+_LAUNCH = _CATEGORIES.index("launch")
+_MEMORY = "[memory]"
+_HOST = 0  # c10 device type of the CPU
+_FARTHEST_NS = 2**61
+_DIGITS = re.compile(r"\d+")
+_ACTION = re.compile(r"^PP:((?:\d+|\()[\w;()]*)$")
+
+
+def _argument(key: str, kind: Any = "int") -> Field:
+    return Field(key, kind, in_args=True)
+
+
+def fields(keep: frozenset[str]) -> list[Field]:
+    """The values of an event that are read."""
+    own = [
+        Field("ph", "text"), Field("cat", "text"), Field("name", "text"), Field("pid", "text"), Field("tid", "int"),
+        Field("ts", "time"), Field("dur", "time"),
+    ]  # fmt: skip
+    numbers = (
+        "correlation", "stream", "device", "External id", "external id", "Sequence number", "sycl queue", "l0 queue",
+        "Bytes", "Total Allocated", "Total Reserved", "Device Type", "Device Id", "Addr",
+        "In msg nelems", "Out msg nelems", "Group size", "Global rank start", "Global rank stride",
+        "Rank", "Src Rank", "Dst Rank",
+    )  # fmt: skip
+    texts = ("Collective name", "dtype", "Process Group Name", "Process Group Ranks", "rank", "name", "labels")
+    found = (
+        own
+        + [_argument(k) for k in numbers]
+        + [_argument(k, "text") for k in texts]
+        + [_argument(k, "json") for k in ("grid", "Comms Id", "Concrete Inputs", "Input Dims", "Input type")]
+    )
+    return [*found, Field("args", "json")] if "args" in keep else found
+
+
+def column_names(keep: frozenset[str]) -> list[str]:
+    """What the columns of these values are called: names of processes are no names of events."""
+    return ["process" if field.in_args and field.key == "name" else field.key for field in fields(keep)]
+
+
+def wanted(keep: frozenset[str]) -> dict[bytes, frozenset[bytes] | None]:
+    """Raw phases and categories that are read."""
+    names = [n for n in _CATEGORY if n != "python_function" or n in keep]
+    return {b'"X"': frozenset(f'"{n}"'.encode() for n in names), b'"i"': None, b'"I"': None, b'"M"': None}
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    """The column in one piece; a scanner's columns are in one already, and combining would copy it."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _array(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    """A column of integers with ABSENT for null."""
+    import pyarrow.compute as pc
+
+    whole = _whole(column)
+    found: NDArray[np.int64] = (pc.fill_null(whole, ABSENT) if whole.null_count else whole).to_numpy()
+    return found
+
+
+class Batch:
+    """A table of events as a scanner made it, with absolute times.
+
+    Args:
+        table: One column per field of :func:`fields`.
+        base_ns: Added to its times.
+        report: Told about what is dropped, repaired or skipped.
+        place: Where the first of them is.
+    """
+
+    def __init__(self, table: pa.Table, base_ns: int, report: SourceReport, place: Place) -> None:
+        import numpy as np
+
+        self._report = report
+        self._place = place
+        self._table = table
+        self._columns = {name: _whole(table.column(name)) for name in ("ph", "cat", "name")}
+        self._names: list[str] = self._columns["name"].dictionary.to_pylist()
+        self._phases: list[str] = self._columns["ph"].dictionary.to_pylist()
+        self._is_span = np.isin(self._codes("ph"), [n for n, p in enumerate(self._phases) if p == "X"])
+        relative = _array(table.column("ts"))
+        self._start = relative + base_ns
+        self._timed = self._check_times(relative)
+
+    def _codes(self, name: str) -> NDArray[np.int64]:
+        import numpy as np
+        import pyarrow.compute as pc
+
+        indices = pc.fill_null(self._columns[name].indices, -1)
+        codes: NDArray[np.int64] = indices.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+        return codes
+
+    def _check_times(self, relative: NDArray[np.int64]) -> NDArray[np.bool_]:
+        import numpy as np
+
+        unknown = relative == ABSENT
+        zero = relative == 0
+        far = ~unknown & (np.abs(np.where(unknown, 0, relative)) > _FARTHEST_NS)
+        long = _array(self._table.column("dur")) > _FARTHEST_NS
+        for reason, rows in (
+            ("time is no number", unknown),
+            ("time is zero", zero),
+            ("time is out of range", far),
+            ("duration is out of range", long & ~(unknown | zero | far)),
+        ):
+            count = int(np.count_nonzero(rows & self._is_span))
+            if count:
+                self._report.drop(reason, self._place, count)
+        usable: NDArray[np.bool_] = ~(unknown | zero | far | long)
+        return usable
+
+    def memory(self) -> list[NDArray[np.int64]]:
+        """Allocator records of the device: time, change, allocated, reserved, device, address; ABSENT where unknown."""
+        import numpy as np
+
+        code = self._names.index(_MEMORY) if _MEMORY in self._names else -2
+        rows = ~self._is_span & (self._codes("name") == code)
+        others = ~self._is_span & ~rows
+        about = np.isin(self._codes("ph"), [n for n, name in enumerate(self._phases) if name == "M"])
+        for reason, some in (("instants", others & ~about), ("ph M", others & about)):
+            if some.any():
+                self._report.skipped[reason] += int(np.count_nonzero(some))
+        kinds = _array(self._table.column("Device Type"))
+        on_device = (kinds != _HOST) & (kinds != ABSENT)
+        on_host = int(np.count_nonzero(rows & ~on_device))
+        if on_host:
+            self._report.skipped["host memory"] += on_host
+        rows &= on_device & self._timed
+        names = ("Bytes", "Total Allocated", "Total Reserved", "Device Id", "Addr")
+        values = [_array(self._table.column(n))[rows] for n in names]
+        return [self._start[rows], *values]
+
+    def spans(self) -> Spans:
+        """Its events with a duration that a table needs."""
+        import numpy as np
+        import pyarrow as pa
+
+        cats = self._columns["cat"].dictionary.to_pylist()
+        place = np.array([_CATEGORIES.index(_CATEGORY[c]) if c in _CATEGORY else -1 for c in cats] + [-1], np.int32)
+        category = place[self._codes("cat")]
+        rows = np.flatnonzero(self._is_span & self._timed & (category >= 0))
+        duration = _array(self._table.column("dur"))[rows]
+        for reason, rows_wrong in (
+            ("no duration: set to 0", duration == ABSENT),
+            ("negative duration set to 0", (duration < 0) & (duration != ABSENT)),
+        ):
+            if rows_wrong.any():
+                self._report.repair(reason, self._place, int(np.count_nonzero(rows_wrong)))
+        there = [n for n, c in zip(self._table.column_names, self._table.columns, strict=True) if c.null_count < len(c)]
+        table = self._table.select(there)
+        if len(rows) < len(self._start):
+            table = table.take(pa.array(rows))
+        return Spans(table, category[rows], self._start[rows], np.maximum(duration, 0))
+
+
+class Spans:
+    """Events with a category, a start and a duration, one per row.
+
+    Attributes:
+        size: Number of them.
+        start: Start, Unix time in ns.
+        duration: Duration, ns.
+    """
+
+    def __init__(
+        self, table: pa.Table, category: NDArray[np.int32], start: NDArray[np.int64], duration: NDArray[np.int64]
+    ) -> None:
+        self._table = table
+        self._category = category
+        self.size = len(start)
+        self.start = start
+        self.duration = duration
+        self._on_device = category < _DEVICE
+        self._name_column = self._texts("name")
+        self._names: list[str | None] = self._name_column.dictionary.to_pylist()
+        self._thread = self._integers("tid")
+        self._correlation = self._integers("correlation")
+
+    @property
+    def is_identified(self) -> NDArray[np.bool_]:
+        """Which of them no other event equals: by a number of their own, or as the one that a stream runs at a time."""
+        found: NDArray[np.bool_] = self._is_kernel | (self._correlation > 0) | (self._external > 0)
+        return found
+
+    @property
+    def _is_kernel(self) -> NDArray[np.bool_]:
+        found: NDArray[np.bool_] = self._on_device & (self.duration > 0)
+        return found
+
+    def identity(self, seen: Repeats) -> list[NDArray[np.int64]]:
+        """All that tells one span from another.
+
+        A stream runs no two kernels at once: theirs leaves out the numbers, which merged exports give anew.
+        """
+        import numpy as np
+        import pyarrow.compute as pc
+
+        codes = pc.fill_null(self._name_column.indices, len(self._names)).to_numpy(zero_copy_only=False)
+        names = seen.numbers_of([*self._names, None])[codes]
+        process = self._texts("pid")
+        codes = pc.fill_null(process.indices, len(process.dictionary)).to_numpy(zero_copy_only=False)
+        processes = seen.numbers_of([*process.dictionary.to_pylist(), None])[codes]
+        numbers = [np.where(self._is_kernel, ABSENT, column) for column in (self._correlation, self._external)]
+        columns = [self._thread, self._streams, self._integers("device"), *numbers]
+        return [self._category.astype(np.int64), names, processes, self.start, self.duration, *columns]
+
+    def kept(self, keep: NDArray[np.bool_]) -> Spans:
+        """Some of them."""
+        import pyarrow as pa
+
+        return Spans(self._table.filter(pa.array(keep)), self._category[keep], self.start[keep], self.duration[keep])
+
+    def _integers(self, *keys: str) -> NDArray[np.int64]:
+        """The first of several values that is there."""
+        import numpy as np
+
+        columns = [_array(self._table.column(key)) for key in keys if key in self._table.column_names]
+        if not columns:
+            return np.full(self.size, ABSENT)
+        found = columns[0]
+        for column in columns[1:]:
+            found = np.where(found == ABSENT, column, found)
+        return found
+
+    def devices(self) -> dict[int, int]:
+        """Number of device activities by device."""
+        import numpy as np
+
+        values = self._integers("device")[self._on_device]
+        found, counts = np.unique(values[(values >= 0) & (values < 2**31)], return_counts=True)
+        return dict(zip(found.tolist(), counts.tolist(), strict=True))
+
+    def launches(self) -> list[NDArray[np.int64]]:
+        """Correlation, start and thread of every launch that has them."""
+        rows = (self._category == _LAUNCH) & (self._correlation != ABSENT) & (self._thread != ABSENT)
+        return [self._correlation[rows], self.start[rows], self._thread[rows]]
+
+    def named(self, condition: Callable[[str], bool], categories: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+        """(name, row) of the spans of some categories whose name meets a condition."""
+        import numpy as np
+        import pyarrow.compute as pc
+
+        hits = [n for n, name in enumerate(self._names) if name is not None and condition(name)]
+        if not hits:
+            return
+        codes = pc.fill_null(self._name_column.indices, -1).to_numpy(zero_copy_only=False)
+        kinds = [_CATEGORIES.index(c) for c in categories]
+        for row in np.flatnonzero(np.isin(codes, hits) & np.isin(self._category, kinds)).tolist():
+            yield str(self._names[codes[row]]), row
+
+    def args(self, rows: Sequence[int]) -> list[Mapping[str, Any]]:
+        """The arguments of some spans, those that are there."""
+        listed = self._table.take(rows).to_pylist()
+        return [{key: value for key, value in values.items() if value is not None} for values in listed]
+
+    def _texts(self, key: str) -> pa.DictionaryArray:
+        import pyarrow as pa
+
+        if key not in self._table.column_names:
+            return pa.nulls(self.size, pa.dictionary(pa.int32(), pa.string()))
+        return _whole(self._table.column(key))
+
+    def thread_of(self, row: int) -> int:
+        """Host thread of one span; 0 if the trace does not say."""
+        thread = int(self._thread[row])
+        return 0 if thread == ABSENT else thread
+
+    def links(self, row: int) -> tuple[int | None, int | None, int | None]:
+        """Stream, external id and correlation of one span on the device."""
+        values = (self._streams[row], self._external[row], self._correlation[row])
+        stream, external, correlation = (None if v == ABSENT else int(v) for v in values)
+        return stream, external, correlation
+
+    @cached_property
+    def _external(self) -> NDArray[np.int64]:
+        return self._integers("External id", "external id")
+
+    @cached_property
+    def _streams(self) -> NDArray[np.int64]:
+        import numpy as np
+
+        found = self._integers("stream", "sycl queue", "l0 queue")
+        return np.where(found == ABSENT, self._thread, found)
+
+    def _blocks(self) -> pa.Array:
+        """Thread blocks of each kernel's grid."""
+        import pyarrow as pa
+
+        grids = self._texts("grid")
+        sizes = []
+        for text in grids.dictionary.to_pylist():
+            numbers = [int(n) for n in _DIGITS.findall(text)[:3] if len(n) < 11]
+            size = math.prod(numbers) if numbers else None
+            sizes.append(size if size is not None and size < 2**62 else None)
+        return pa.array(sizes, pa.int64()).take(grids.indices)
+
+    def _labels(self, by_name: list[str | None]) -> pa.Array:
+        """The action that an annotation names."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        annotated = pa.array(self._category == _CATEGORIES.index("annotation"))
+        labels = pa.array(by_name, pa.string()).take(self._name_column.indices)
+        return pc.if_else(annotated, labels, pa.scalar(None, pa.string())).dictionary_encode()
+
+    def rows(self, rank: int, first: int) -> pa.Table:
+        """Rows of the ``events`` table.
+
+        Args:
+            rank: Global rank.
+            first: Number of the first event.
+        """
+        import numpy as np
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        on_host = ~self._on_device
+        nothing = pa.nulls(self.size, pa.dictionary(pa.int32(), pa.string()))
+        labels = [match[1] if (match := _ACTION.match(name or "")) else None for name in self._names]
+        args = self._table.column("args").cast(pa.string()) if "args" in self._table.column_names else None
+        named = self._name_column
+        if named.null_count:
+            named = pc.fill_null(named.cast(pa.string()), "").dictionary_encode()
+        return pa.table(
+            {
+                "event": np.arange(first, first + self.size),
+                "rank": np.full(self.size, rank, np.int32),
+                "category": pa.DictionaryArray.from_arrays(self._category, list(_CATEGORIES)),
+                "name": named,
+                "start_ns": self.start,
+                "duration_ns": self.duration,
+                "thread": _masked(self._thread, on_host),
+                "stream": _masked(self._streams, self._on_device),
+                "correlation": _masked(self._correlation),
+                "external_id": _masked(self._external),
+                "sequence_number": _masked(self._integers("Sequence number")),
+                "kernel_class": nothing,
+                "blocks": self._blocks(),
+                "label": self._labels(labels) if any(labels) else nothing,
+                "args": args if args is not None else pa.nulls(self.size, pa.string()),
+            }
+        )
+
+
+def _masked(values: NDArray[np.int64], where: NDArray[np.bool_] | None = None) -> pa.Array:
+    """An Arrow column, null where absent or not asked for."""
+    import pyarrow as pa
+
+    absent = values == ABSENT
+    return pa.array(values, mask=absent if where is None else absent | ~where)

@@ -1,0 +1,1 @@
+"""Output of MindSpore's profiler of MindInsight's era."""

@@ -1,0 +1,229 @@
+"""Output of MindSpore's profiler of MindInsight's era: one step trace per rank, in one folder.
+
+Its step trace has a column per communication operation and a row per step, in ticks of a 100 MHz counter.
+What is computed in between is not recorded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from tracetool.errors import MalformedTrace
+from tracetool.readers import Finding, Group, Identity, Left, Place, Source, SourceReport, rows_table
+from tracetool.readers.cann.text import integer
+from tracetool.readers.mindinsight.text import (
+    FIGURES,
+    HCCL,
+    STEP_TRACE,
+    Grid,
+    figures_of,
+    kind_of,
+    rank_of,
+    received_bytes,
+    records,
+    step_number,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+
+_NS_PER_TICK = 10
+_OPERATION = re.compile(r"^stream_(\d+)_\d+_([A-Za-z]+)-op\d+$")
+_NAMES = {"Receive": "recv", "Send": "send"}
+_AVERAGE = "-"
+_TICK_LIMIT = 2**58
+
+
+class _Operation(NamedTuple):
+    step: str
+    name: str
+    what: str
+    stream: int
+    start_ns: int
+    end_ns: int
+
+
+class MindInsightReader:
+    """Reads MindInsight's files; see :class:`tracetool.readers.Reader`."""
+
+    name = "mindinsight"
+
+    def find(self, files: Sequence[Path]) -> Finding:
+        """Each step trace is one source, with the files of its rank beside it."""
+        finding = Finding()
+        folders: dict[Path, list[Path]] = defaultdict(list)
+        for file in files:
+            folders[file.parent].append(file)
+        for members in folders.values():
+            kinds = {file: kind_of(file) for file in members}
+            traces = [file for file, kind in kinds.items() if kind == STEP_TRACE]
+            for trace in traces:
+                finding.sources.append(Source(self.name, trace, (trace, *_beside(trace, kinds))))
+            taken = {file for source in finding.sources for file in source.files}
+            for file in members if traces else ():
+                if file not in taken:
+                    reason = "beside step traces, but holds neither steps nor transfers"
+                    reason = f"{kinds[file]} of no rank here" if kinds[file] else reason
+                    finding.left.append(Left(file, reason))
+        return finding
+
+    def identify(self, source: Source) -> Identity:
+        """Rank from the step trace's name, the grid from that of the vendor's analysis."""
+        rank, grid = rank_of(source.path), _grid(source)
+        if rank is None or grid is None:
+            return Identity(rank=rank)
+        groups = (Group("pp", "pp", grid.pipeline(rank)), Group("stage", "stage", grid.peers(rank)))
+        return Identity(rank=rank, world_size=grid.ranks, groups=groups)
+
+    def read(
+        self,
+        source: Source,
+        rank: int,
+        identity: Identity,
+        keep: frozenset[str],
+        report: SourceReport,
+        advance: Callable[[int], None],
+    ) -> Iterator[tuple[str, pa.Table]]:
+        """Steps, communication, and the vendor's figures of the rank."""
+        parts = {kind_of(file): file for file in source.files if file == source.path or _is_of(file, rank)}
+        steps: list[tuple[object, ...]] = []
+        listed: list[str] = []
+        operations: list[_Operation] = []
+        for place, record in records(source.path, report):
+            report.rows += 1
+            listed.append(record["step_num"])
+            step = _step_row(rank, record, place, report)
+            if step is not None:
+                steps.append(step)
+                operations += _operations(record, place, report)
+        if not steps:
+            raise MalformedTrace(f"{source.path}: no step has a number and times.", hint="export the profile again")
+        sizes = received_bytes(parts[HCCL], report) if HCCL in parts else {}
+        report.notes.append("its times are ticks of 10 ns without an epoch; computing is not recorded")
+        report.notes.append("its rank is taken from the name of the file: nothing in it tells")
+        if _grid(source) is not None:
+            report.notes.append("stages are taken from the names of the vendor's files, peers from the stage")
+        for file in source.files:
+            advance(file.stat().st_size)
+        yield "steps", rows_table("steps", steps)
+        yield "comms", rows_table("comms", _comm_rows(rank, operations, _grid(source), sizes))
+        if FIGURES in parts:
+            yield "vendor_figures", rows_table("vendor_figures", _figures(parts[FIGURES], rank, listed, report))
+
+
+READER = MindInsightReader()
+
+
+def _beside(trace: Path, kinds: dict[Path, str | None]) -> list[Path]:
+    """HCCL costs and figures of the same rank; else the figures of another one, for the grid in their name."""
+    rank = rank_of(trace)
+    if rank is None:
+        return []
+    figures = [file for file, kind in kinds.items() if kind == FIGURES and figures_of(file)]
+    own = [file for file, kind in kinds.items() if kind in (HCCL, FIGURES) and _is_of(file, rank)]
+    return own if any(file in figures for file in own) else [*own, *figures[:1]]
+
+
+def _is_of(file: Path, rank: int) -> bool:
+    named = figures_of(file)
+    return rank in (rank_of(file), named[1] if named else None)
+
+
+def _grid(source: Source) -> Grid | None:
+    for file in source.files:
+        if file != source.path and kind_of(file) == FIGURES and (named := figures_of(file)):
+            rank = rank_of(source.path)
+            return named[0] if rank is not None and rank < named[0].ranks else None
+    return None
+
+
+def _step_row(rank: int, record: dict[str, str], place: Place, report: SourceReport) -> tuple[object, ...] | None:
+    if record["step_num"] == _AVERAGE:
+        report.skipped["average of the steps"] += 1
+        return None
+    step, start, end = step_number(record["step_num"]), _ticks(record["start_point"]), _ticks(record["end_point"])
+    if step is None or start is None or end is None or end < start:
+        report.drop("step without number or times", place)
+        return None
+    return rank, step, start, end, None, None
+
+
+def _ticks(text: str) -> int | None:
+    """Ticks as nanoseconds."""
+    ticks = integer(text)
+    return ticks * _NS_PER_TICK if ticks is not None and 0 <= ticks < _TICK_LIMIT else None
+
+
+def _operations(record: dict[str, str], place: Place, report: SourceReport) -> Iterator[_Operation]:
+    for name, duration in record.items():
+        match = _OPERATION.match(name)
+        if match is None:
+            if f"{name}_start_point" in record:
+                report.skipped["span of a stream that names no operation"] += 1
+            continue
+        start, end = (_ticks(record.get(f"{name}_{side}_point", "")) for side in ("start", "end"))
+        if start is None or end is None or end < start:
+            report.drop("operation without times", place)
+        elif start == end == 0:
+            report.skipped["operation that did not run in the step"] += 1
+        else:
+            if _ticks(duration) != end - start:
+                report.repair("duration that is not end less start: left out", place)
+            yield _Operation(record["step_num"], name, match[2], int(match[1]), start, end)
+
+
+def _comm_rows(
+    rank: int, operations: Sequence[_Operation], grid: Grid | None, sizes: dict[tuple[str, str], int]
+) -> list[tuple[object, ...]]:
+    rows: list[tuple[object, ...]] = []
+    peer = _only_neighbour(rank, grid)
+    for position, o in enumerate(sorted(operations, key=lambda o: (o.start_ns, o.end_ns))):
+        is_message = o.what in _NAMES
+        group, ranks = "", []
+        if grid is not None:
+            group = "pp" if is_message else "stage"
+            ranks = list(grid.pipeline(rank) if is_message else grid.peers(rank))
+        rows.append(
+            (
+                rank, position, _NAMES.get(o.what, o.what.lower()), group, ranks, peer if is_message else None,
+                sizes.get((o.step, o.name)) if o.what == "Receive" else None, o.start_ns, None, position, o.stream,
+                o.start_ns, o.end_ns, "inferred" if is_message and peer is not None else "unknown", None,
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _only_neighbour(rank: int, grid: Grid | None) -> int | None:
+    """The peer of every message, if the stage has but one neighbour: the first and the last stage."""
+    if grid is None or grid.stages == 1:
+        return None
+    pipeline, stage = grid.pipeline(rank), grid.stage_of(rank)
+    if stage == 0:
+        return pipeline[1]
+    return pipeline[-2] if stage == grid.stages - 1 else None
+
+
+def _figures(file: Path, rank: int, steps: Sequence[str], report: SourceReport) -> list[tuple[object, ...]]:
+    """The vendor's milliseconds: a row per row of the step trace, whose steps it does not name."""
+    listed = list(records(file, report))
+    if len(listed) != len(steps):
+        report.drop("vendor's analysis with other steps than the step trace", Place(str(file), 1, "line"), len(listed))
+        return []
+    rows: list[tuple[object, ...]] = []
+    for step, (place, record) in zip(steps, listed, strict=True):
+        for metric, text in record.items():
+            value = None
+            with suppress(ValueError):
+                value = float(text)
+            if value is None or value - value != 0:  # infinite or no number
+                report.drop("vendor's figure that is no number", place)
+            else:
+                metric_of = f"{metric}(ms)" if step != _AVERAGE else f"average {metric}(ms)"
+                rows.append((-1, "rank", str(rank), rank, step_number(step), metric_of, value))
+    return rows

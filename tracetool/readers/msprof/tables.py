@@ -1,0 +1,207 @@
+"""Rows from the CSV tables of the ``msprof`` command. A damaged or useless record is counted with its line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from tracetool.readers import Place
+from tracetool.readers.cann.planes import operation_of
+from tracetool.readers.cann.text import (
+    KB_OF_MEMORY,
+    MB_OF_MEMORY,
+    csv_header,
+    csv_records,
+    integer,
+    scaled,
+    small_integer,
+    time_ns,
+)
+from tracetool.readers.cann.tracks import is_kernel_type, span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from tracetool.readers import SourceReport
+    from tracetool.readers.cann.comms import Operation
+    from tracetool.readers.cann.timeline import Marks, Row
+
+T = TypeVar("T")
+
+_COMMUNICATION_TYPES = ("COMMUNICATION", "HCCL")
+_NAMELESS = ("", "N/A")
+# Old releases name the column without its unit, which is the same.
+_STARTS = ("Task Start Time(us)", "Task Start Time", "Start Time(us)")
+_ALLOCATIONS = ("Total Allocated(KB)", "Total Reserved(KB)", "Total Allocated(MB)", "Total Reserved(MB)")
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel as a table lists it."""
+
+    name: str
+    kind: str | None
+    stream: int | None
+    start_ns: int
+    duration_ns: int
+
+    def row(self, rank: int, event: int) -> Row:
+        """Its row of the ``events`` table."""
+        return (
+            event, rank, "kernel", self.name, self.start_ns, self.duration_ns,
+            None, self.stream, None, None, None, self.kind, None, None, None,
+        )  # fmt: skip
+
+
+class Tables:
+    """Reads the tables of one device.
+
+    Args:
+        rank: Global rank.
+        device: Only records of this device; None for all.
+        report: Told what is dropped and skipped.
+        advance: Called with the file bytes consumed.
+        clock: Turns a time of the file into Unix time.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        device: int | None,
+        report: SourceReport,
+        advance: Callable[[int], None],
+        clock: Callable[[int], int],
+    ) -> None:
+        self._rank = rank
+        self._device = device
+        self._report = report
+        self._advance = advance
+        self._clock = clock
+
+    def summary(self, slices: Sequence[Path], operations: list[Operation]) -> Iterator[Kernel]:
+        """Kernels of ``op_summary``; its communication operations go into ``operations``."""
+        optional = ("OP Type", "Task Type", "Stream ID", *_STARTS)
+        for place, record in self._records(slices, ("Op Name", "Task Duration(us)"), optional):
+            name, duration_text, kind, task_type, stream, *starts = record
+            times = self._span(place, next((s for s in starts if s), ""), duration_text)
+            if times is None:
+                continue
+            if task_type in _COMMUNICATION_TYPES or name.startswith("hcom_"):
+                operations.append(operation_of(name, times[0], sum(times), integer(stream)))
+            elif name in _NAMELESS:
+                self._report.skipped[f"device task {task_type or 'without a name'}"] += 1
+            else:
+                yield Kernel(name, None if kind in _NAMELESS else kind, integer(stream), *times)
+
+    def tasks(self, slices: Sequence[Path]) -> Iterator[Kernel]:
+        """Kernels of ``task_time``; tasks that record, wait or copy have no name there or are of another type."""
+        required = ("kernel_name", "kernel_type", "task_start(us)", "task_time(us)")
+        for place, (name, kind, start, duration, stream) in self._records(slices, required, ("stream_id",)):
+            if name in _NAMELESS or not is_kernel_type(kind):
+                self._report.skipped[f"device task {kind or 'without a type'}"] += 1
+            elif (times := self._span(place, start, duration)) is not None:
+                yield Kernel(name, kind, integer(stream), *times)
+
+    def iterations(self, slices: Sequence[Path], marks: Marks) -> None:
+        """Put the iterations of ``step_trace`` into the marks."""
+        required = ("Iteration ID", "Iteration End(us)", "Iteration Time(us)")
+        for place, (number, end_text, time_text, model) in self._records(slices, required, ("Model ID",)):
+            iteration, end, time = small_integer(number), time_ns(end_text), time_ns(time_text)
+            if iteration is None or end is None or time is None or not 0 <= time < end:
+                self._report.drop("iteration without times", place)
+                continue
+            times = (self._clock(end - time), self._clock(end))
+            if marks.iterations.setdefault((integer(model), iteration), times) != times:
+                self._report.drop("iteration listed with other times", place)
+
+    def memory_rows(self, slices: Sequence[Path]) -> Iterator[Row]:
+        """Rows of ``memory_record``, whose header says whether it counts KB or MB."""
+        required = ("Component", "Timestamp(us)")
+        for place, (component, time_text, *sizes) in self._records(slices, required, _ALLOCATIONS):
+            if (time := self._time(place, time_text)) is not None:
+                by_kb = [scaled(size, KB_OF_MEMORY) for size in sizes[:2]]
+                by_mb = [scaled(size, MB_OF_MEMORY) for size in sizes[2:]]
+                allocated, reserved = (k if k is not None else m for k, m in zip(by_kb, by_mb, strict=True))
+                yield (self._rank, component, time, None, allocated, reserved)
+
+    def device_memory_rows(self, slices: Sequence[Path]) -> Iterator[Row]:
+        """Rows of ``npu_mem``: what the process (APP) and everybody (Device) hold of the device's HBM."""
+        for place, (event, time_text, kb, mb) in self._records(
+            slices, ("event", "timestamp(us)"), ("hbm(KB)", "hbm(MB)")
+        ):
+            if (time := self._time(place, time_text)) is not None:
+                held = scaled(kb, KB_OF_MEMORY)
+                held = scaled(mb, MB_OF_MEMORY) if held is None else held
+                component = "APP" if event.lower() == "app" else event.capitalize()
+                yield (self._rank, component, time, None, None, held)
+
+    def ranges(self, slices: Sequence[Path], first: int) -> Iterator[Row]:
+        """Rows of the ``events`` table for ranges that the program named (mstx)."""
+        required = ("event_type", "Start_time(us)", "End_time(us)", "message")
+        count = first
+        for place, (kind, start_text, end_text, message, thread) in self._records(slices, required, ("tid",)):
+            start, end = time_ns(start_text), time_ns(end_text)
+            if start is None or end is None or not 0 < start <= end:
+                self._report.drop("range without times", place)
+            elif "mark" in kind.lower() and start == end:
+                self._report.skipped["mark without a duration"] += 1
+            else:
+                yield (
+                    count, self._rank, "annotation", message, self._clock(start), end - start,
+                    integer(thread), None, None, None, None, None, None, None, None,
+                )  # fmt: skip
+                count += 1
+
+    def _records(
+        self, slices: Sequence[Path], required: tuple[str, ...], optional: tuple[str, ...]
+    ) -> Iterator[tuple[Place, list[str]]]:
+        """Records of the device, without the ones that a slice repeats from the one before."""
+
+        def whole(path: Path) -> Iterator[tuple[Path, int, tuple[str, ...]]]:
+            names = csv_header(path) if len(slices) > 1 else ()
+            extra = tuple(name for name in names if name not in (*required, *optional, "Device_id"))
+            columns = (*optional, "Device_id", *extra)
+            for line, record in csv_records(path, required, columns, self._advance, self._report):
+                yield path, line, record
+
+        used = len(required) + len(optional)
+        distinct = without_repeats([whole(path) for path in slices], lambda entry: entry[2], self._report)
+        for path, line, record in distinct:
+            self._report.rows += 1
+            device = small_integer(record[used])
+            if device is not None and self._device is not None and device != self._device:
+                self._report.skipped["record of another device"] += 1
+            else:
+                yield Place(str(path), line, "line"), list(record[:used])
+
+    def _span(self, place: Place, start_text: str, duration_text: str) -> tuple[int, int] | None:
+        times = span(
+            start_text,
+            duration_text,
+            lambda reason: self._report.drop(reason, place),
+            lambda reason: self._report.repair(reason, place),
+        )
+        return None if times is None else (self._clock(times[0]), times[1])
+
+    def _time(self, place: Place, text: str) -> int | None:
+        times = self._span(place, text, "0")
+        return None if times is None else times[0]
+
+
+def without_repeats(slices: Sequence[Iterable[T]], key: Callable[[T], Hashable], report: SourceReport) -> Iterator[T]:
+    """The entries of all slices in order; those that the slice before had too are counted and left out."""
+    if len(slices) == 1:
+        yield from slices[0]
+        return
+    before: set[int] = set()
+    for entries in slices:
+        now: set[int] = set()
+        for entry in entries:
+            mark = hash(key(entry))
+            now.add(mark)
+            if mark in before:
+                report.skipped["repeated from the slice before"] += 1
+            else:
+                yield entry
+        before = now

@@ -1,0 +1,1 @@
+"""Labelled operations: NDTimeline and the straggler analysis."""

@@ -1,0 +1,1 @@
+"""Figures of the vendor's own cluster analysis."""

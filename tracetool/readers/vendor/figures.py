@@ -1,0 +1,165 @@
+"""Figures from the text files of a cluster analysis, as rows without their source."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from tracetool.readers.cann.text import csv_header, csv_rows, small_integer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from tracetool.readers import SourceReport
+
+    ByteCount = Callable[[int], None]
+
+_STEP = re.compile(r"^(?:step)?(\d+)$")
+_NO_TIMES = ("Step", "Type", "Index")
+_SKIPPED = "figure that is no number"
+
+
+class Figure(NamedTuple):
+    """One row of ``vendor_figures``."""
+
+    subject: str
+    name: str
+    rank: int | None
+    step: int | None
+    metric: str
+    value: float
+
+
+class _Rank(msgspec.Struct):
+    time: dict[str, Any] = msgspec.field(name="Communication Time Info", default_factory=dict)
+    bandwidth: dict[str, dict[str, Any]] = msgspec.field(name="Communication Bandwidth Info", default_factory=dict)
+
+
+class _Group(msgspec.Struct):
+    type: str = ""
+    rank_set: list[int] = msgspec.field(default_factory=list)
+    group_name: str | int = ""
+    group_id: str | int = ""
+    pg_name: str = ""
+
+
+class _Groups(msgspec.Struct):
+    collective: list[list[int]] = msgspec.field(default_factory=list)
+    p2p: list[list[int]] = msgspec.field(default_factory=list)
+    comm_group_parallel_info: list[_Group] = msgspec.field(default_factory=list)
+
+
+def step_figures(path: Path, report: SourceReport, advance: ByteCount) -> Iterator[Figure]:
+    """``cluster_step_trace_time.csv``: times in us of ranks, and per stage the maximum of each column."""
+    columns = tuple(name for name in csv_header(path) if name not in _NO_TIMES)
+    for step, kind, index, *values in csv_rows(path, _NO_TIMES, columns, advance, report):
+        report.rows += 1
+        rank = small_integer(index) if kind == "rank" else None
+        named = zip(columns, values, strict=True)
+        cells = ((name if name.endswith("Index") else f"{name}(us)", text) for name, text in named)
+        yield from _numbers(kind, index, rank, step_of(step), cells, report)
+
+
+def communication_figures(path: Path, report: SourceReport, advance: ByteCount) -> Iterator[Figure]:
+    """``cluster_communication.json``: times and traffic of each operation on each rank."""
+    for group, step, operation, ranks in _operations(path, dict[str, _Rank], report, advance):
+        for rank_text, about in ranks.items():
+            traffic = (
+                (f"{transport} {metric}", value)
+                for transport, figures in about.bandwidth.items()
+                for metric, value in figures.items()
+                if metric != "Size Distribution"
+            )
+            rank, name = small_integer(rank_text), operation_name(operation, group)
+            yield from _numbers("operation", name, rank, step, (*about.time.items(), *traffic), report)
+
+
+def matrix_figures(path: Path, report: SourceReport, advance: ByteCount) -> Iterator[Figure]:
+    """``cluster_communication_matrix.json``: traffic of each link in each operation."""
+    for group, step, operation, links in _operations(path, dict[str, dict[str, Any]], report, advance):
+        for link, about in links.items():
+            transport = about.get("Transport Type", "")
+            cells = ((f"{transport} {m}", v) for m, v in about.items() if m not in ("Transport Type", "Op Name"))
+            name = f"{link} {operation_name(operation, group)}"
+            yield from _numbers("link", name, None, step, cells, report)
+
+
+def group_figures(path: Path, report: SourceReport, advance: ByteCount) -> Iterator[Figure]:
+    """``communication_group.json``: each group's ranks, with their position in it."""
+    text = path.read_bytes()
+    advance(len(text))
+    found = msgspec.json.decode(text, type=_Groups)
+    named = [(group_name(g.pg_name, str(g.group_id), str(g.group_name), g.rank_set), g.rank_set) for g in
+             found.comm_group_parallel_info]  # fmt: skip
+    listed = [] if named else found.collective
+    for kind, lists in (("collective", listed), ("p2p", found.p2p)):
+        named += [(group_name(kind, "", "", ranks), ranks) for ranks in lists]
+    seen: set[str] = set()
+    for name, ranks in named:
+        report.rows += 1
+        if name in seen:
+            report.skipped["group listed twice"] += 1
+            continue
+        seen.add(name)
+        yield from (
+            Figure("group", name, rank, None, "position in rank_set", place) for place, rank in enumerate(ranks)
+        )
+
+
+def group_name(use: str, group_id: str, hashed: str, ranks: Iterable[int]) -> str:
+    """What a group is for, how the framework calls it, its hash, and its ranks: no one of them is unique."""
+    members = f"({', '.join(map(str, ranks))})"
+    return " ".join(part for part in (use, group_id, hashed, members) if part)
+
+
+def operation_name(operation: str, group: str) -> str:
+    """The vendor's name of an operation; sums over a group name the group."""
+    return operation if "@" in operation else f"{operation} {group}"
+
+
+def step_of(text: str) -> int | None:
+    """The number in ``step13`` or ``13``; None where the analysis knew no steps."""
+    match = _STEP.match(text)
+    return small_integer(match[1]) if match is not None else None
+
+
+def number(value: object) -> float | None:
+    """A figure as the vendor wrote it; None for ``N/A``, blanks and texts."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _operations(
+    path: Path, kind: Any, report: SourceReport, advance: ByteCount
+) -> Iterator[tuple[str, int | None, str, Any]]:
+    text = path.read_bytes()
+    advance(len(text))
+    content = msgspec.json.decode(text, type=dict[str, dict[str, dict[str, kind]]])
+    for group, steps in content.items():
+        for step, operations in steps.items():
+            for operation, about in operations.items():
+                report.rows += 1
+                yield group, step_of(step), operation, about
+
+
+def _numbers(
+    subject: str,
+    name: str,
+    rank: int | None,
+    step: int | None,
+    cells: Iterable[tuple[str, object]],
+    report: SourceReport,
+) -> Iterator[Figure]:
+    for metric, value in cells:
+        figure = number(value)
+        if figure is None:
+            report.skipped[_SKIPPED] += 1
+        else:
+            yield Figure(subject, name, rank, step, metric, figure)

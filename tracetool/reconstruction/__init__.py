@@ -1,0 +1,364 @@
+"""From a Run's tables to the pipeline that made them, and its observed Timeline.
+
+The best evidence present wins: labels of the framework, then autograd's own sequence numbers, then the
+types of kernels. What was found by which evidence is kept with the result; what was left out is noted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tracetool.errors import MissingRank, NoDeviceActivity, NoPipeline, ReconstructError
+from tracetool.model.choice import Taken
+from tracetool.reconstruction.actions.transfers import StageOp, buffers_sends, check_counts
+from tracetool.reconstruction.capture.account import Account, Finding
+from tracetool.reconstruction.capture.copies import find_copies, with_copies, without_source
+from tracetool.reconstruction.capture.groups import PipelineGroup, chosen_pipeline, find_pipelines
+from tracetool.reconstruction.capture.survey import Survey, survey_run
+from tracetool.reconstruction.closeup.closeup import Row, cost_rows, look_closely, loose_rows
+from tracetool.reconstruction.closeup.launches import find_launches, has_late_launches, read_waits, turns_of
+from tracetool.reconstruction.memory.receive_buffers import tell_standing_buffers
+from tracetool.reconstruction.reasons import captured, with_cause
+from tracetool.reconstruction.recorded_step import How, StepLook, look, look_at_others
+from tracetool.reconstruction.steps.steps import Step, choose_step, steps_of
+from tracetool.units import format_count, format_ranges, format_ranks
+
+_MOST_OTHER_STEPS = 7
+T = TypeVar("T")
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from tracetool.model.pipeline import Pipeline
+    from tracetool.model.timeline import Timeline, Transfer
+    from tracetool.reconstruction.actions.segments import Segment, Work
+    from tracetool.reconstruction.capture.coordinates import Coordinates
+    from tracetool.reconstruction.closeup.launches import Turn
+    from tracetool.store.run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Reconstruction:
+    """What a Run turned out to hold.
+
+    Attributes:
+        pipeline: Measured costs and the observed order.
+        observed: The Timeline of the chosen step.
+        p2p_ops: Every send and receive of the step, per global rank, in order of posting.
+        segments: Every action of the step with its kernels, per global rank, on the rank's own clock.
+        notes: What was inferred, left out or is missing, one sentence each.
+        findings: Facts with the evidence for them.
+        tables: Rows of the tables costs, kernel_actions and layers.
+        hosts: Host of each recorded rank; None where its trace does not name it.
+        steps: All steps of the pipeline, in order of time.
+        coordinates: Where each rank of the job sits.
+        looks: The step, and with ``every_step`` the others, in order of time.
+        taken: What of it was not measured where it is used.
+    """
+
+    pipeline: Pipeline
+    observed: Timeline
+    p2p_ops: Mapping[int, tuple[StageOp, ...]]
+    segments: Mapping[int, tuple[Segment, ...]]
+    notes: tuple[str, ...]
+    findings: tuple[Finding, ...] = ()
+    tables: Mapping[str, Sequence[Row]] = field(default_factory=dict)
+    hosts: Mapping[int, str | None] = field(default_factory=dict)
+    steps: tuple[Step, ...] = ()
+    coordinates: tuple[Coordinates, ...] = ()
+    looks: tuple[StepLook, ...] = field(default=(), repr=False, compare=False)
+    taken: Taken = field(default_factory=Taken)
+
+    def __repr__(self) -> str:
+        return f"<Reconstruction: {self.pipeline!r}>"
+
+
+def reconstruct(
+    run: Run,
+    *,
+    step: int | None = None,
+    pipeline: int = 0,
+    copy_missing: bool = False,
+    use_labels: bool = True,
+    every_step: bool = False,
+    survey: Survey | None = None,
+    account: Account | None = None,
+) -> Reconstruction:
+    """Find stages, microbatches, costs and transfers of one step.
+
+    Args:
+        run: The ingested traces.
+        step: Step number; by default the complete one of median length.
+        pipeline: Which one of several side by side, counted by their lowest rank.
+        copy_missing: Whether ranks that were not recorded are copied from a recorded rank of the same stage.
+        use_labels: Off hides the framework's own labels, to see what the rest of the trace tells.
+        every_step: Also look at what actions cost in the other complete steps (``Reconstruction.tables``).
+        survey: What is known of the whole capture, if it was looked at before.
+        account: Takes up how things were found, beyond what it holds already.
+
+    Raises:
+        NoDeviceActivity: If there are no kernels.
+        NoPipeline: If no rank sends to another one.
+        MissingRank: If a rank of the pipeline was not recorded.
+        UnmatchedTransfer: If sends and receives do not pair up.
+        ReconstructError: If the step does not hold whole forwards and backwards.
+
+    Example:
+        >>> found.pipeline.observed.shape.microbatches, found.pipeline.p2p, found.observed.name
+        (8, 'grouped', 'observed')
+        >>> tt.reconstruct(run, step=7)
+        Traceback (most recent call last):
+        tracetool.errors.ReconstructError: ...
+    """
+    account = account or Account()
+    for text in notes_of_sources(run.manifest.get("sources", ())):
+        account.note(text)
+    hosts = dict(run.rows("SELECT rank, host FROM ranks"))
+    kernels = _kernels(run)
+    if not kernels:
+        _check_host_only(run, account)
+    copies: dict[int, int] = {}
+    if copy_missing:
+        run, survey, kernels, copies = _copied(run, pipeline, survey, account, use_labels=use_labels)
+    survey = survey or survey_run(run, account, use_labels=use_labels)
+    run = survey.run
+    pipelines = _because(run, list(kernels), lambda: _pipelines(survey, use_labels=use_labels))
+    group = chosen_pipeline(pipelines, pipeline, account)
+    _check_recorded(run, group, pipelines, kernels)
+    _check_chain(group)
+    steps = steps_of(run, group.ranks, account, survey.clocks)
+    chosen = _because(run, group.ranks, lambda: choose_step(steps, group.ranks, step, account))
+    how = How(use_labels=use_labels, has_device=bool(kernels))
+    try:
+        seen = look(run, group, chosen, survey, how, account)
+    except ReconstructError as error:
+        raise with_cause(error, run, chosen.spans, group.ranks) from error
+    work, transfers = seen.work, seen.transfers
+    others: list[StepLook] = []
+    turns = _turns(run, seen)
+    if every_step or has_late_launches(turns):
+        others = look_at_others(run, group, steps, chosen, survey, how, account, _MOST_OTHER_STEPS)
+    launches = find_launches([turns, *(_turns(run, other) for other in others)], account)
+    logs = {rank: facts.log for rank, facts in seen.memory.items() if facts.log is not None}
+    closeup = look_closely(run, group, chosen, work.ranks, seen.residents, logs, seen.window_ns, launches, account)
+    found = replace(
+        seen.pipeline,
+        stages=tuple(closeup.complete(stage) for stage in seen.pipeline.stages),
+        ranks=tuple(replace(rank, gaps_left_out=rank.rank in launches.ranks) for rank in seen.pipeline.ranks),
+        buffered=buffers_sends(seen.messages.messages, survey.clocks, account),
+    )
+    check_counts(transfers, found.observed.shape)
+    _tell(account, found, work, transfers)
+    tell_standing_buffers(found.ranks, account)
+    if found.observed.shape.microbatches == 1 and found.p2p != "grouped":
+        account.note(f"with one microbatch a trace cannot show how transfers are issued: {found.p2p} is assumed")
+    others = others if every_step else []
+    return Reconstruction(
+        pipeline=found,
+        observed=seen.observed,
+        p2p_ops=seen.p2p_ops,
+        segments={rank: w.segments for rank, w in work.ranks.items()},
+        notes=tuple(account.notes),
+        findings=tuple(account.findings),
+        tables={
+            "costs": [
+                row for one in (seen, *others) for row in cost_rows(one.step.number, one.work.ranks, one.residents)
+            ],
+            "kernel_actions": [*closeup.kernel_rows(), *loose_rows(work.ranks)],
+            "layers": closeup.layer_rows(),
+        },
+        hosts=hosts,
+        steps=tuple(steps),
+        coordinates=survey.coordinates,
+        looks=tuple(sorted([seen, *others], key=lambda each: each.step.start_ns)),
+        taken=Taken(copied_ranks=copies),
+    )
+
+
+def look_at_steps(run: Run, *, pipeline: int = 0, most: int = 32) -> list[StepLook]:
+    """Look at complete steps without their single kernels: those about the one of median length, in order of time.
+
+    Args:
+        run: The ingested traces.
+        pipeline: Which one of several side by side.
+        most: So many steps at most.
+
+    Raises:
+        TraceToolError: As ``reconstruct``.
+    """
+    account = Account()
+    survey = survey_run(run, account)
+    kernels = _kernels(run)
+    if not kernels:
+        _check_host_only(run, account)
+    run = survey.run
+    pipelines = _pipelines(survey)
+    group = chosen_pipeline(pipelines, pipeline, account)
+    _check_recorded(run, group, pipelines, kernels)
+    _check_chain(group)
+    steps = steps_of(run, group.ranks, account, survey.clocks)
+    chosen = choose_step(steps, group.ranks, None, account)
+    how = How(use_labels=True, has_device=bool(kernels))
+    looks = [
+        look(run, group, chosen, survey, how, account),
+        *look_at_others(run, group, steps, chosen, survey, how, account, most - 1),
+    ]
+    return sorted(looks, key=lambda each: each.step.start_ns)
+
+
+def _because(run: Run, ranks: Sequence[int], find: Callable[[], T]) -> T:
+    """What is found; if that fails, with what the whole capture of some ranks lacks as the cause."""
+    try:
+        return find()
+    except ReconstructError as error:
+        raise with_cause(error, run, captured(run, ranks), ranks) from error
+
+
+def _pipelines(survey: Survey, *, use_labels: bool = True) -> Sequence[PipelineGroup]:
+    """Those that were found, or the reason why there are none."""
+    return survey.pipelines or find_pipelines(
+        survey.run, p2p=survey.p2p, groups=survey.groups, use_labels=use_labels, rings=survey.rings
+    )
+
+
+def _turns(run: Run, seen: StepLook) -> dict[int, list[Turn]]:
+    """The actions of each rank in the order of their launches, with what came ahead of them."""
+    return {
+        rank: turns_of(work.segments, seen.messages.posts[rank], read_waits(run, rank, seen.step.spans[rank]))
+        for rank, work in seen.work.ranks.items()
+    }
+
+
+def _copied(
+    run: Run, number: int, survey: Survey | None, account: Account, *, use_labels: bool
+) -> tuple[Run, Survey | None, dict[int, int], dict[int, int]]:
+    """The Run with copies of ranks that were not recorded, what is known of it, its kernels per rank, the copies."""
+    # What a look without the copies says is said again with them.
+    seen = survey or survey_run(run, Account(), use_labels=use_labels)
+    pipelines = _pipelines(seen, use_labels=use_labels)
+    chosen_pipeline(pipelines, number, Account())
+    copies = find_copies(run, pipelines, number)
+    if copies:
+        run = with_copies(run, copies, pipelines, seen.groups, account)
+        survey = survey_run(run, account, use_labels=use_labels, copies=copies)
+    return run, survey, _kernels(run), copies
+
+
+def _kernels(run: Run) -> dict[int, int]:
+    return dict(run.rows("SELECT rank, count(*) FROM events WHERE category = 'kernel' GROUP BY rank"))
+
+
+def notes_of_sources(sources: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What was noted while reading, a line per note with the ranks that it concerns.
+
+    Args:
+        sources: Those of a Run's manifest.
+    """
+    ranks: dict[str, list[int]] = {}
+    others = []
+    for source in sources:
+        for note in source["notes"]:
+            if source["rank"] is None:
+                others.append(f"{source['path']}: {note}")
+            else:
+                ranks.setdefault(note, []).append(source["rank"])
+    return [f"{format_ranks(listed)}: {note}" for note, listed in ranks.items()] + others
+
+
+def unread_events(sources: Sequence[Mapping[str, Any]], ranks: Collection[int] | None = None) -> str:
+    """How many events of which kinds no table took, in words; empty if there are none.
+
+    Args:
+        sources: Of a Run's manifest.
+        ranks: Only of these; of all by default.
+    """
+    counts: Counter[str] = Counter()
+    for source in sources:
+        if ranks is None or source["rank"] in ranks:
+            counts.update(source.get("unread", {}))
+    kinds = ", ".join(kind for kind, _ in counts.most_common(6))
+    return f"{format_count(counts.total(), 'event')} of kinds that are not read ({kinds})" if counts else ""
+
+
+def _check_host_only(run: Run, account: Account) -> None:
+    """A trace without a device can be read only where the host itself computed: backwards ran, messages were sent."""
+    ((events, nodes, messages),) = run.rows(
+        "SELECT count(*), count(*) FILTER (category = 'op' AND starts_with(name, 'autograd::engine::')), "
+        "(SELECT count(*) FROM comms WHERE operation IN ('send', 'recv')) FROM events"
+    )
+    if not (nodes and messages):
+        unread = unread_events(run.manifest.get("sources", ()))
+        if unread:
+            raise NoDeviceActivity(
+                f"{run.name} holds no kernels among what is read, and {unread}.",
+                hint="kernels of CUDA, HIP, XPU and Ascend devices are read; nothing tells what ran on this one",
+            )
+        raise NoDeviceActivity(
+            f"{run.name} holds no kernels{': its traces show the host only' if events else ''}.",
+            hint="record with ProfilerActivity.CUDA (or NPU), and export inside on_trace_ready"
+            if events
+            else "a vendor's analysis or communication records alone cannot be replayed: name the folders of the "
+            "traces that it was made of (tracetool info says what is here)",
+        )
+    account.note("no kernels in the traces: the host's own ops are taken as the compute, as in a run on CPUs")
+
+
+def _tell(account: Account, pipeline: Pipeline, work: Work, transfers: Sequence[Transfer]) -> None:
+    """Say how stages, microbatches and messages were found."""
+    shape = pipeline.observed.shape
+    for position, profile in enumerate(pipeline.ranks):
+        mine = work.ranks[profile.rank]
+        kinds = Counter(s.kind.value for s in mine.segments)
+        stages = sorted({s.stage for s in mine.segments})
+        account.find(
+            "segments", f"rank {profile.rank}",
+            f"pipeline rank {position}, {format_count(len(stages), 'stage')} ({format_ranges(stages)}): "
+            + ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())),
+            mine.evidence, work.confidence,
+        )  # fmt: skip
+    by_messages = work.placed is not None
+    account.find(
+        "transfers", "all",
+        f"{len(transfers)} messages between {shape.stages} stages of {shape.microbatches} microbatches",
+        "messages" if by_messages else "label",
+        work.placed.agreeing / max(1, work.placed.messages) if work.placed is not None else 1.0,
+        "both ends of each are neighbouring stages of one microbatch" if by_messages else None,
+    )  # fmt: skip
+
+
+def _check_chain(group: PipelineGroup) -> None:
+    if group.skips:
+        told = ", ".join(f"{a} and {b} (ranks {group.ranks[a]} and {group.ranks[b]})" for a, b in group.skips)
+        raise NoPipeline(
+            f"skip connections are not read: stages {told} exchange messages past the stages between them.",
+            hint="pipelines in which every stage talks to the next one alone can be replayed",
+        )
+
+
+def _check_recorded(
+    run: Run, group: PipelineGroup, pipelines: Sequence[PipelineGroup], kernels: Mapping[int, int]
+) -> None:
+    recorded = {rank for (rank,) in run.rows("SELECT rank FROM ranks")}
+    missing = [rank for rank in group.ranks if rank not in recorded]
+    if missing:
+        alone = without_source(group, pipelines, recorded)
+        raise MissingRank(
+            f"{len(group.ranks) - len(missing)} of {len(group.ranks)} pipeline ranks were recorded "
+            f"(missing: {', '.join(map(str, missing))}).",
+            hint=f"name the traces of the missing ranks, too: no other rank of the same stage as {format_ranks(alone)} "
+            "was recorded"
+            if alone
+            else "add the traces of the missing ranks, or copy them from other pipelines (--copy-missing-ranks)",
+        )
+    silent = [rank for rank in group.ranks if kernels and rank not in kernels]
+    if silent:
+        damaged = [s["rank"] for s in run.manifest.get("sources", ()) if s["rank"] in silent and s["dropped"]]
+        raise NoDeviceActivity(
+            f"no kernels on {format_ranks(silent)} of the pipeline {list(group.ranks)}.",
+            hint=f"the file of {format_ranks(damaged)} is damaged (tracetool info says where): fetch it again"
+            if damaged
+            else "record device activity on every pipeline rank (a rank with any file of its own is not copied "
+            "from another one), or choose another --pipeline",
+        )

@@ -1,0 +1,386 @@
+"""Compute segments: which kernels of a rank belong to which action.
+
+An action's time runs from its first kernel to its last one on the device; waiting for a message comes
+before the first kernel, so it is not in it, while the launch gaps inside are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from tracetool.errors import ReconstructError
+from tracetool.model.action import ActionKind
+from tracetool.reconstruction.actions.forwards import forwards_between, goes_down_alone, runs_backwards
+from tracetool.reconstruction.actions.hops import join_batches, join_gaps
+from tracetool.reconstruction.actions.kernel_types import pieces_by_kernel_type
+from tracetool.reconstruction.actions.kernels import autograd_kernels, device_kernels, host_kernels, nodes_that_ran
+from tracetool.reconstruction.actions.labels import label_of, pieces_by_label, pieces_of_actions
+from tracetool.reconstruction.actions.pieces import find_pieces
+from tracetool.reconstruction.actions.placement import Placed, RankTrail, place
+from tracetool.reconstruction.actions.tails import Tail, observed_tail
+from tracetool.units import format_count, format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from tracetool.reconstruction.actions.kernels import Kernel
+    from tracetool.reconstruction.actions.pieces import Piece
+    from tracetool.reconstruction.actions.transfers import StepMessages
+    from tracetool.reconstruction.capture.account import Account, Evidence
+    from tracetool.reconstruction.capture.groups import PipelineGroup
+    from tracetool.reconstruction.capture.messages import P2POp
+    from tracetool.reconstruction.steps.steps import Step
+    from tracetool.store.run import Run
+
+
+@dataclass(slots=True)
+class Segment:
+    """The kernels of one action.
+
+    Attributes:
+        kind: F, B, I or W.
+        microbatch: Microbatch.
+        stage: Global stage.
+        start_ns: Start of its first kernel.
+        end_ns: End of its last kernel.
+        issue_ns: Host time of its first launch.
+        issued_ns: Host time of its last launch.
+        kernels: Its kernels in launch order, copies and collectives beside it among them.
+    """
+
+    kind: ActionKind
+    microbatch: int
+    stage: int
+    start_ns: int
+    end_ns: int
+    issue_ns: int
+    issued_ns: int
+    kernels: tuple[Kernel, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RankWork:
+    """What one rank computed in a step: its segments in order, and what followed the last one.
+
+    Attributes:
+        segments: In order of their start.
+        tail: Gradient reduction and optimizer as observed, waiting included.
+        evidence: label, autograd or kernels.
+        loose: Kernels that belong to no action: messages, gradient reduction, optimizer and the like.
+    """
+
+    segments: tuple[Segment, ...]
+    tail: Tail
+    evidence: Evidence
+    loose: tuple[Kernel, ...] = ()
+
+
+class Work(NamedTuple):
+    """The work of a pipeline in one step.
+
+    Attributes:
+        ranks: Per global rank.
+        placed: What the messages say about stages and microbatches; None if they were not looked at.
+        confidence: Share of messages (and of labels, where they are used) that agree.
+        messages: Sends and receives of the step, those of one hop as one where the stages showed that.
+    """
+
+    ranks: Mapping[int, RankWork]
+    placed: Placed | None
+    confidence: float
+    messages: StepMessages
+
+
+class _Found(NamedTuple):
+    """Pieces of one rank, kernels that belong to none, all of its kernels, and how the pieces were found."""
+
+    pieces: list[Piece]
+    loose: list[Kernel]
+    kernels: list[Kernel]
+    evidence: Evidence
+
+
+def find_work(
+    run: Run,
+    group: PipelineGroup,
+    step: Step,
+    messages: StepMessages,
+    *,
+    use_labels: bool,
+    has_device: bool,
+    account: Account,
+) -> Work:
+    """Segments of every rank of the pipeline in one step, by the best evidence there is.
+
+    Args:
+        run: The ingested traces.
+        group: The pipeline.
+        step: The step.
+        messages: Sends and receives of the step.
+        use_labels: Off hides the framework's own labels.
+        has_device: Off takes the host's ops as the compute.
+        account: Takes up what belongs to no action, and how sure the rest is.
+
+    Raises:
+        ReconstructError: If forwards and backwards of a rank cannot be told apart or do not pair up, or
+            messages fit no order of stages and microbatches.
+    """
+    if lists_actions(run):
+        return _listed(run, group, step, messages, account)
+    kernels = {
+        rank: (autograd_kernels if has_device else host_kernels)(run, rank, step.spans[rank]) for rank in group.ranks
+    }
+    labelled = use_labels and all(any(k.label for k in kernels[rank]) for rank in group.ranks)
+    try:
+        found, placed, messages = _placed(run, group, step, kernels, messages)
+    except ReconstructError:
+        if not labelled:
+            raise
+        found, placed = {}, None
+    confidence = placed.agreeing / max(1, placed.messages) if placed is not None else 1.0
+    if labelled:
+        named = _named(found)
+        if placed is None or placed.faults or named < 1:
+            found = {r: _by_label(kernels[r], group.position(r)) for r in group.ranks}
+            placed = None
+        confidence = min(confidence, named) if found else 1.0
+    return Work(_ranks(found, group, step, messages, account, labelled=labelled), placed, confidence, messages)
+
+
+def lists_actions(run: Run) -> bool:
+    """Whether the trace lists operations by action (NDTimeline, straggler analysis) instead of kernels."""
+    return bool(run.rows("SELECT 1 FROM events WHERE category = 'kernel' AND label IS NOT NULL LIMIT 1"))
+
+
+def _listed(run: Run, group: PipelineGroup, step: Step, messages: StepMessages, account: Account) -> Work:
+    found = {}
+    for rank in group.ranks:
+        operations = device_kernels(run, rank, step.spans[rank])
+        pieces, loose = pieces_of_actions([k for k in operations if not (k.is_p2p or k.is_collective)])
+        found[rank] = _Found(pieces, loose, operations, "label")
+    return Work(_ranks(found, group, step, messages, account, labelled=True), None, 1.0, messages)
+
+
+def _ranks(
+    found: Mapping[int, _Found],
+    group: PipelineGroup,
+    step: Step,
+    messages: StepMessages,
+    account: Account,
+    *,
+    labelled: bool,
+) -> dict[int, RankWork]:
+    ranks = {}
+    stray: list[int] = []
+    kinds = {piece.kind for one in found.values() for piece in one.pieces}
+    has_gradients = kinds != {ActionKind.FORWARD} or not goes_down_alone(messages.messages, group.ranks)
+    for rank in group.ranks:
+        segments = sorted((_segment(p) for p in found[rank].pieces), key=lambda s: s.start_ns)
+        if has_gradients:
+            _check_pairs(segments, rank, step.number)
+        stray += _stray(found[rank].loose, segments)
+        evidence: Evidence = "label" if labelled else found[rank].evidence
+        tail = observed_tail(found[rank].kernels, segments)
+        moving = [k for k in found[rank].kernels if k.is_p2p or k.is_barrier]
+        ranks[rank] = RankWork(tuple(segments), tail, evidence, (*found[rank].loose, *moving))
+    if stray:
+        on_device = any(kernel.stream is not None for one in found.values() for kernel in one.kernels)
+        many = format_count(len(stray), "kernel" if on_device else "operation")
+        account.note(
+            f"{many} ({format_duration(sum(stray))}) between actions belong to none: scaling of gradients and the like"
+        )
+    return ranks
+
+
+def _placed(
+    run: Run, group: PipelineGroup, step: Step, kernels: Mapping[int, list[Kernel]], recorded: StepMessages
+) -> tuple[dict[int, _Found], Placed, StepMessages]:
+    """Pieces of every rank with stages and microbatches that the messages confirm, and the messages by hops."""
+    faults: tuple[str, ...] = ()
+    problem = ReconstructError("")
+    has_gradients = runs_backwards(kernels) or not goes_down_alone(recorded.messages, group.ranks)
+    for messages in _by_hops(recorded, kernels):
+        # If several tensors are sent at once, what stands in the way of reading them one by one is no reason.
+        faults, problem = (), ReconstructError("")
+        # Where a message inside a rank is all that parts two stages, only the cut of the graph between them shows it.
+        # Like such stages, a loss that is computed or scaled apart is undone right ahead of the forward that it belongs
+        # to.
+        for joined, with_cuts, by_direction in itertools.product((False, True), repeat=3):
+            cuts = _graph_cuts(run, group, step) if with_cuts else {}
+            if has_gradients:
+                found = {
+                    r: _pieces(run, r, step, kernels[r], messages.posts[r], cuts.get(r, ()), joined=joined)
+                    for r in group.ranks
+                }
+            else:
+                found = {r: _forwards(run, group, r, step, kernels[r], messages.posts[r]) for r in group.ranks}
+            trails = [RankTrail(found[r].pieces, messages.posts[r]) for r in group.ranks]
+            try:
+                placed = place(group.ranks, trails, messages.messages, by_direction=by_direction)
+            except ReconstructError as error:
+                problem = error if not problem.message else problem
+                continue
+            if not placed.faults:
+                _leave_out_early(found, placed, messages.posts)
+                return _settled(found), placed, messages
+            faults = faults or placed.faults
+    if not faults:
+        raise problem
+    raise ReconstructError(
+        f"unknown schedule: {len(faults)} of {len(recorded.messages)} messages fit no order of stages and "
+        f"microbatches, among them: {faults[0]}.",
+        hint="the step may be cut off (try another with --step); labels of the framework (torch 2.10 and newer) help",
+    )
+
+
+def _by_hops(recorded: StepMessages, kernels: Mapping[int, Sequence[Kernel]]) -> Iterator[StepMessages]:
+    """The messages of a step one by one, then those of one hop as one, where that makes a difference."""
+    yield recorded
+    by_batch = join_batches(recorded)
+    if by_batch is not recorded:
+        yield by_batch
+    launches = {
+        rank: sorted(k.launch_ns for k in of_rank if not (k.is_p2p or k.is_barrier))
+        for rank, of_rank in kernels.items()
+    }
+    by_gap = join_gaps(recorded, launches)
+    if by_gap is not recorded and by_gap != by_batch:
+        yield by_gap
+
+
+def _leave_out_early(found: Mapping[int, _Found], placed: Placed, posts: Mapping[int, Sequence[P2POp]]) -> None:
+    """Take out of each piece what ran before the message it takes had come: the wait for that would be in its time.
+
+    Such kernels need nothing of the message (masks, positions); they were launched after its receive was posted.
+    """
+    for rank, ops in posts.items():
+        for op in ops:
+            piece = None if op.is_send else placed.ends.get((rank, op.position))
+            if piece is None or op.end_ns is None:
+                continue
+            early = {id(k) for k in piece.kernels if k.start_ns < op.end_ns}
+            if early and len(early) < len(piece.kernels):
+                found[rank].loose.extend(k for k in piece.kernels if id(k) in early)
+                piece.kernels = [k for k in piece.kernels if id(k) not in early]
+
+
+def _graph_cuts(run: Run, group: PipelineGroup, step: Step) -> dict[int, list[int]]:
+    """Host times at which an activation was detached from its graph: where torch hands it to the next stage."""
+    cuts: dict[int, list[int]] = defaultdict(list)
+    for rank in group.ranks:
+        rows = run.rows(
+            "SELECT start_ns FROM events WHERE rank = ? AND category = 'op' AND name = 'aten::detach' "
+            "AND sequence_number IS NOT NULL AND start_ns >= ? AND start_ns < ? ORDER BY start_ns",
+            [rank, *step.spans[rank]],
+        )
+        if rows:
+            cuts[rank] = [time for (time,) in rows]
+    return cuts
+
+
+def _pieces(
+    run: Run,
+    rank: int,
+    step: Step,
+    kernels: list[Kernel],
+    posts: Sequence[P2POp],
+    cuts: Sequence[int],
+    *,
+    joined: bool,
+) -> _Found:
+    work = [k for k in kernels if not (k.is_p2p or k.is_barrier)]
+    # Ascend's transfers are not launched as kernels: nothing would part one forward from the next.
+    if any(k.backward_of is not None for k in kernels) and (not _is_device(kernels) or any(k.is_p2p for k in kernels)):
+        breaks = sorted([op.posted_ns for op in posts] + [k.launch_ns for k in kernels if k.is_barrier] + [*cuts])
+        sends = sorted(op.posted_ns for op in posts if op.is_send) if joined else None
+        pieces, loose = find_pieces(work, nodes_that_ran(run, rank, step.spans[rank]), breaks, sends)
+        return _Found(pieces, loose, kernels, "autograd")
+    on_device = device_kernels(run, rank, step.spans[rank])
+    pieces, loose = pieces_by_kernel_type(on_device, rank)
+    return _Found(pieces, loose, on_device, "kernels")
+
+
+def _forwards(
+    run: Run, group: PipelineGroup, rank: int, step: Step, kernels: list[Kernel], posts: Sequence[P2POp]
+) -> _Found:
+    mine = kernels or device_kernels(run, rank, step.spans[rank])
+    work = [k for k in mine if not (k.is_p2p or k.is_barrier)]
+    pieces, loose = forwards_between(work, posts, is_last=rank == group.ranks[-1])
+    return _Found(pieces, loose, mine, "messages")
+
+
+def _is_device(kernels: Sequence[Kernel]) -> bool:
+    return any(k.stream is not None for k in kernels)
+
+
+def _settled(found: dict[int, _Found]) -> dict[int, _Found]:
+    """Name the first stage's backward as torch's runtime runs it: where others are split, all of it is W."""
+    kinds = {p.kind for f in found.values() for p in f.pieces if p.stage > 0}
+    if ActionKind.BACKWARD_INPUT in kinds and ActionKind.BACKWARD not in kinds:
+        for piece in (p for f in found.values() for p in f.pieces):
+            if piece.kind is ActionKind.BACKWARD:
+                piece.kind = ActionKind.BACKWARD_WEIGHT
+    return found
+
+
+def _named(found: Mapping[int, _Found]) -> float:
+    """Take over the kinds that labels give to pieces; the share of pieces whose stage and microbatch agree."""
+    agree, total = 0, 0
+    for piece in (p for f in found.values() for p in f.pieces):
+        label = label_of(piece.kernels, is_forward=piece.kind is ActionKind.FORWARD)
+        if label is None:
+            continue
+        total += 1
+        if label.microbatch == piece.microbatch and label.stage in (None, piece.stage):
+            agree += 1
+            if {label.kind, piece.kind} == {ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT}:
+                piece.kind = label.kind
+    return agree / total if total else 0.0
+
+
+def _by_label(kernels: list[Kernel], position: int) -> _Found:
+    work = [k for k in kernels if not (k.is_p2p or k.is_barrier)]
+    pieces, loose = pieces_by_label(work, position)
+    return _Found(pieces, loose, kernels, "label")
+
+
+def _segment(piece: Piece) -> Segment:
+    """The action, timed by what it ran on the compute stream: copies and collectives beside it are no compute."""
+    launches = [k.launch_ns for k in piece.kernels]
+    timed = [k for k in piece.kernels if k.is_compute] or piece.kernels
+    return Segment(
+        piece.kind, piece.microbatch, piece.stage,
+        min(k.start_ns for k in timed), max(k.end_ns for k in timed), min(launches), max(launches),
+        tuple(piece.kernels),
+    )  # fmt: skip
+
+
+def _check_pairs(segments: Sequence[Segment], rank: int, step: int) -> None:
+    kinds: dict[ActionKind, set[tuple[int, int]]] = defaultdict(set)
+    for s in segments:
+        kinds[s.kind].add((s.stage, s.microbatch))
+    forwards = kinds[ActionKind.FORWARD]
+    backwards = kinds[ActionKind.BACKWARD] | kinds[ActionKind.BACKWARD_WEIGHT]
+    if forwards != backwards or not forwards:
+        raise ReconstructError(
+            f"rank {rank}, step {step}: {len(forwards)} forwards and {len(backwards)} backwards were found; "
+            "they do not pair up.",
+            hint="the step may be cut off: try another with --step",
+        )
+
+
+def _stray(loose: Sequence[Kernel], segments: Sequence[Segment]) -> list[int]:
+    """Durations of computing kernels that start between the first and last action, but inside none."""
+    starts = [s.start_ns for s in segments]
+    return [
+        kernel.end_ns - kernel.start_ns
+        for kernel in loose
+        if kernel.is_compute
+        and not kernel.is_collective
+        and (at := bisect_right(starts, kernel.start_ns)) > 0
+        and segments[at - 1].end_ns <= kernel.start_ns < segments[-1].start_ns
+    ]

@@ -1,0 +1,120 @@
+"""What a Run tells without any pipeline in it: messages, clocks, who sits where, who waited for whom."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tracetool.errors import MissingRank, NoPipeline
+from tracetool.readers import rows_table
+from tracetool.reconstruction.capture.clocks import Clocks, find_clocks
+from tracetool.reconstruction.capture.collectives import find_collectives
+from tracetool.reconstruction.capture.coordinates import Coordinates, find_coordinates
+from tracetool.reconstruction.capture.exchanges import Ring, find_rings, seen_without, tell_rings, without_rings
+from tracetool.reconstruction.capture.groups import PipelineGroup, find_pipelines, labelled_stages, tell_pipelines
+from tracetool.reconstruction.capture.messages import Matched, match_messages, read_p2p, tell_shapes
+from tracetool.reconstruction.capture.process_groups import ProcessGroup, read_groups
+from tracetool.reconstruction.capture.waits import find_waits, tell_waits
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
+
+    from tracetool.reconstruction.capture.account import Account
+    from tracetool.reconstruction.capture.collectives import Collective
+    from tracetool.reconstruction.capture.messages import P2POp
+    from tracetool.reconstruction.capture.waits import Wait
+    from tracetool.store.run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What holds for the whole capture.
+
+    Attributes:
+        run: The Run, messages that are part of actions seen as ``exchange`` in ``comms``.
+        p2p: Every send and receive of pipelines, per rank in order of posting.
+        matched: Which send met which receive.
+        clocks: How the ranks' clocks differ.
+        waits: How long each operation waited.
+        tables: Rows of ``coordinates``, ``clocks`` and ``waits``.
+        pipelines: All pipelines; none where they cannot be told.
+        groups: Process groups with all their members.
+        coordinates: Where each rank of the job sits.
+        collectives: Collectives, each on all of its recorded ranks.
+        rings: Ranks whose messages are part of their actions.
+    """
+
+    run: Run
+    p2p: Mapping[int, list[P2POp]]
+    matched: Matched
+    clocks: Clocks
+    waits: Sequence[Wait] = ()
+    tables: Mapping[str, pa.Table] = field(default_factory=dict)
+    pipelines: tuple[PipelineGroup, ...] = ()
+    groups: tuple[ProcessGroup, ...] = ()
+    coordinates: tuple[Coordinates, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    rings: tuple[Ring, ...] = ()
+
+
+def survey_run(
+    run: Run, account: Account, *, use_labels: bool = True, copies: Mapping[int, int] | None = None
+) -> Survey:
+    """Look at the whole capture; works for Runs without a pipeline, too.
+
+    Args:
+        run: The Run.
+        account: Takes up how things were found.
+        use_labels: Off hides the framework's own labels.
+        copies: Ranks that are copies, and of which recorded one.
+    """
+    every = read_p2p(run)
+    tell_shapes(run, account)
+    collectives = find_collectives(run, account)
+    matched = match_messages(every, account, collectives)
+    ranks = [rank for (rank,) in run.rows("SELECT rank FROM ranks ORDER BY rank")]
+    clocks = find_clocks(ranks, matched.messages, collectives, account)
+    waits = find_waits(run, matched.messages, collectives, clocks)
+    tell_waits(run, waits, account)
+    groups = read_groups(run, account)
+    rings = find_rings(run, every, groups)
+    tell_rings(rings, account)
+    run, p2p = seen_without(run, rings), without_rings(every, rings)
+    pipelines: list[PipelineGroup] = []
+    # What stands in the way of a pipeline is for reconstruction to say.
+    with suppress(NoPipeline, MissingRank):
+        pipelines = find_pipelines(run, p2p=p2p, groups=groups, use_labels=use_labels, rings=rings)
+        tell_pipelines(pipelines, account)
+    stages = labelled_stages(run) if use_labels else {}
+    coordinates = find_coordinates(run, pipelines, groups, account, copies=copies, stages=stages, rings=rings)
+    tables = {
+        "coordinates": rows_table("coordinates", coordinates),
+        "clocks": rows_table("clocks", _clock_rows(clocks)),
+        "waits": rows_table("waits", waits),
+    }
+    return Survey(
+        run,
+        p2p,
+        matched,
+        clocks,
+        waits,
+        tables,
+        tuple(pipelines),
+        tuple(groups),
+        tuple(coordinates),
+        tuple(collectives),
+        tuple(rings),
+    )
+
+
+def _clock_rows(clocks: Clocks) -> list[tuple[object, ...]]:
+    return [
+        (
+            rank, c.reference_rank, c.time_ns, c.offset_ns, c.drift_ppm, c.residual_ns, c.anchors, c.applied,
+            c.evidence, c.confidence,
+        )
+        for rank, c in sorted(clocks.by_rank.items())
+    ]  # fmt: skip

@@ -1,0 +1,269 @@
+"""How long each communication operation waited, moved bytes, and kept its rank from computing.
+
+A message: its kernels wait until the last side has started, then bytes move (design.md 5). Where a send was over
+before its receive began, its payload was buffered: nobody waited, each kernel's duration is its own copying. On
+Ascend an operator goes on with handshakes after both sides have started, so that the shortest operator of the same
+link and size is taken as the transfer, the rest as waiting. A kernel that carries messages of several peers waits for
+all of them: a message of it is over when the other side's kernel is, and the rest is waiting. A collective: the last
+rank to arrive does not wait, so that the shortest duration over its ranks is the transfer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+from tracetool.units import format_count, format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from tracetool.reconstruction.capture.account import Account, Evidence
+    from tracetool.reconstruction.capture.clocks import Clocks
+    from tracetool.reconstruction.capture.collectives import Collective
+    from tracetool.reconstruction.capture.messages import Message, P2POp
+    from tracetool.store.run import Run
+
+_HCCL_READERS = frozenset(("ascend", "msprof", "mindinsight"))
+
+
+class Wait(NamedTuple):
+    """A row of the ``waits`` table; see there."""
+
+    rank: int
+    position: int
+    operation: str
+    pair: int | None
+    kernel: int
+    wait_ns: int
+    transfer_ns: int
+    exposed_ns: int | None
+    upper_bound: bool
+    evidence: Evidence
+
+
+class _Op(NamedTuple):
+    """A communication operation that ran, on its rank's own clock."""
+
+    rank: int
+    position: int
+    operation: str
+    start_ns: int
+    end_ns: int
+    kernel: int
+
+
+_SQL = """
+SELECT rank, position, operation, start_ns, end_ns,
+       -- Without a batch, operations on one stream at exactly one time are one kernel.
+       min(position) OVER (
+           PARTITION BY rank, batch, CASE WHEN batch IS NULL THEN coalesce(stream, -1 - position) END,
+           CASE WHEN batch IS NULL THEN start_ns END, CASE WHEN batch IS NULL THEN end_ns END
+       ) AS kernel
+FROM comms
+WHERE start_ns IS NOT NULL AND end_ns IS NOT NULL ORDER BY rank, position
+"""
+
+_COMPUTE_SQL = """
+SELECT start_ns, start_ns + duration_ns AS end_ns FROM events
+WHERE rank = $rank AND category = 'kernel' AND NOT regexp_matches(lower(name), '^(nccl|rccl|mscclpp|hcom_)')
+ORDER BY start_ns
+"""
+
+
+def tell_waits(run: Run, waits: Sequence[Wait], account: Account) -> None:
+    """Say for how long each rank communicated, and how much of that was waiting; what overlaps counts once."""
+    spans = {(row[0], row[1]): (row[3], row[4]) for row in run.rows(_SQL)}
+    with_kernels = {rank for (rank,) in run.rows("SELECT DISTINCT rank FROM events WHERE category = 'kernel'")}
+    kernels: dict[int, dict[int, tuple[int, int, int]]] = defaultdict(dict)
+    met: dict[int, Counter[Evidence]] = defaultdict(Counter)
+    for wait in waits:
+        start, end = spans[wait.rank, wait.position]
+        _, _, known = kernels[wait.rank].get(wait.kernel, (start, end, 0))
+        kernels[wait.rank][wait.kernel] = start, end, max(known, wait.wait_ns)
+        met[wait.rank][wait.evidence] += not wait.upper_bound
+    operations = Counter(wait.rank for wait in waits)
+    for rank, mine in sorted(kernels.items()):
+        count = operations[rank]
+        what = format_count(len(mine), "kernel") if rank in with_kernels else format_count(count, "operation")
+        whole = total_ns((start, end) for start, end, _ in mine.values())
+        waited = total_ns((start, start + waits_ns) for start, _, waits_ns in mine.values())
+        told = f"{what}, {format_duration(whole)}, "
+        good = met[rank].total()
+        if good:
+            told += f"of it {format_duration(waited)} waiting"
+            detail = f"{format_count(count - good, 'operation')} without all sides: waiting counts as moving"
+            ((evidence, _),) = met[rank].most_common(1)
+            account.find(
+                "communication", f"rank {rank}", told, evidence, good / count, detail if good < count else None
+            )
+        else:
+            account.find(
+                "communication", f"rank {rank}", f"{told}how much of it was waiting is unknown", "inferred", 0.0,
+                "no operation has all its sides in these traces",
+            )  # fmt: skip
+
+
+def total_ns(spans: Iterable[tuple[int, int]]) -> int:
+    """Length of the union of intervals (start, end)."""
+    total = 0
+    until: int | None = None
+    for start, end in sorted(spans):
+        begin = start if until is None else max(start, until)
+        total += max(0, end - begin)
+        until = end if until is None else max(until, end)
+    return total
+
+
+def find_waits(run: Run, messages: Sequence[Message], collectives: Sequence[Collective], clocks: Clocks) -> list[Wait]:
+    """Split every operation of the capture that ran.
+
+    Args:
+        run: The ingested traces.
+        messages: Matched messages.
+        collectives: Matched collectives.
+        clocks: Times of different ranks are compared after aligning them.
+    """
+    ops = {(row[0], row[1]): _Op(*row) for row in run.rows(_SQL)}
+    readers = {s["rank"]: s["reader"] for s in run.manifest.get("sources", ())}
+    hccl = {rank for rank, reader in readers.items() if reader in _HCCL_READERS}
+    split: dict[tuple[int, int], tuple[int, int, Evidence, bool]] = {}
+    pair: dict[tuple[int, int], int] = {}
+    _split_messages(messages, hccl, clocks, split, pair)
+    _split_collectives(collectives, split, pair)
+    exposed = _exposed(run, ops.values())
+    waits = []
+    for key, op in ops.items():
+        duration = op.end_ns - op.start_ns
+        wait, transfer, evidence, bound = split.get(key, (0, duration, "inferred", True))
+        waits.append(
+            Wait(
+                op.rank, op.position, op.operation, pair.get(key), op.kernel, wait, transfer, exposed.get(key), bound,
+                evidence,
+            )
+        )  # fmt: skip
+    return waits
+
+
+def _split_messages(
+    messages: Sequence[Message],
+    hccl: set[int],
+    clocks: Clocks,
+    split: dict[tuple[int, int], tuple[int, int, Evidence, bool]],
+    pair: dict[tuple[int, int], int],
+) -> None:
+    least = _least(m for m in messages if m.send.rank in hccl)
+    peers: dict[tuple[int, int | None], set[int]] = defaultdict(set)
+    for op in (op for message in messages for op in message if op.batch is not None):
+        peers[op.rank, op.batch].add(op.peer)
+    for number, message in enumerate(messages):
+        send, recv = message
+        if send.start_ns is None or recv.start_ns is None:
+            continue
+        for own, other in ((send, recv), (recv, send)):
+            pair[own.rank, own.position] = number
+            duration = _duration(own)
+            if own.rank in hccl:
+                transfer = min(duration, least[_link(message)])
+                wait = duration - transfer
+            else:
+                shared = own.batch is not None and len(peers[own.rank, own.batch]) > 1
+                wait = _wait(own, other, clocks) + (_waits_after(own, other, clocks) if shared else 0)
+                transfer = duration - wait
+            split[own.rank, own.position] = wait, transfer, "messages", False
+
+
+def _wait(own: P2POp, other: P2POp, clocks: Clocks) -> int:
+    """Time until the other side started, within the operation; 0 if a send was over before its receive began.
+
+    A receive that ends before its send begins cannot be: clocks differ, and all of it counts as waiting.
+    """
+    start, end = clocks.aligned_ns(own.rank, own.start_ns or 0), clocks.aligned_ns(own.rank, own.end_ns or 0)
+    theirs = clocks.aligned_ns(other.rank, other.start_ns or 0)
+    until = clocks.aligned_ns(other.rank, other.end_ns or 0)
+    if until <= start or (own.is_send and end <= theirs):
+        return 0
+    return min(max(theirs - start, 0), _duration(own))
+
+
+def _waits_after(own: P2POp, other: P2POp, clocks: Clocks) -> int:
+    """Time that the operation runs on after the other side's kernel, which ends when the message has come over."""
+    start, end = clocks.aligned_ns(own.rank, own.start_ns or 0), clocks.aligned_ns(own.rank, own.end_ns or 0)
+    theirs = clocks.aligned_ns(other.rank, other.start_ns or 0)
+    until = clocks.aligned_ns(other.rank, other.end_ns or 0)
+    return max(end - until, 0) if until > start and end > theirs else 0
+
+
+def _least(messages: Iterable[Message]) -> dict[tuple[int, int, int | None], int]:
+    """The shortest operator of each link and size."""
+    found: dict[tuple[int, int, int | None], int] = {}
+    for message in messages:
+        shortest = min(_duration(op) for op in message)
+        key = _link(message)
+        found[key] = min(found.get(key, shortest), shortest)
+    return found
+
+
+def _link(message: Message) -> tuple[int, int, int | None]:
+    return message.send.rank, message.recv.rank, message.send.payload_bytes
+
+
+def _duration(op: P2POp) -> int:
+    return (op.end_ns or 0) - (op.start_ns or 0)
+
+
+def _split_collectives(
+    collectives: Sequence[Collective],
+    split: dict[tuple[int, int], tuple[int, int, Evidence, bool]],
+    pair: dict[tuple[int, int], int],
+) -> None:
+    first = 1 + max(pair.values(), default=-1)
+    for number, collective in enumerate(collectives, first):
+        own = collective.own_ns
+        for op in collective.ops:
+            pair[op.rank, op.position] = number
+            duration = op.end_ns - op.start_ns
+            split[op.rank, op.position] = duration - own, own, collective.evidence, not collective.is_whole
+
+
+def _exposed(run: Run, ops: Iterable[_Op]) -> dict[tuple[int, int], int]:
+    """Per operation, the time during which its rank ran no compute kernel; nothing for ranks without kernels."""
+    by_rank: dict[int, list[_Op]] = defaultdict(list)
+    for op in ops:
+        by_rank[op.rank].append(op)
+    found: dict[tuple[int, int], int] = {}
+    for rank, mine in by_rank.items():
+        spans = run.query(_COMPUTE_SQL, {"rank": rank})
+        if not len(spans):
+            continue
+        busy = Union(spans["start_ns"].to_numpy(), spans["end_ns"].to_numpy())
+        for op in mine:
+            found[op.rank, op.position] = op.end_ns - op.start_ns - busy.within(op.start_ns, op.end_ns)
+    return found
+
+
+class Union:
+    """The union of intervals, ready to tell how much of it lies in another one."""
+
+    def __init__(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+        import numpy as np
+
+        covered = np.maximum.accumulate(ends)
+        fresh = np.flatnonzero(np.concatenate(([True], starts[1:] > covered[:-1])))
+        self._starts = starts[fresh]
+        self._ends = covered[np.concatenate((fresh[1:] - 1, [len(starts) - 1]))]
+        self._before = np.concatenate(([0], np.cumsum(self._ends - self._starts)))
+
+    def within(self, start: int, end: int) -> int:
+        """Length of the union inside [start, end)."""
+        return self._until(end) - self._until(start)
+
+    def _until(self, time: int) -> int:
+        import numpy as np
+
+        at = int(np.searchsorted(self._starts, time, side="right"))
+        inside = 0 if at == 0 else min(time, int(self._ends[at - 1])) - int(self._starts[at - 1])
+        return int(self._before[at - 1]) + inside if at else 0

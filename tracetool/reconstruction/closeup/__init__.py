@@ -1,0 +1,1 @@
+"""Actions kernel by kernel: layers, halves of backwards, slowdown, launches."""

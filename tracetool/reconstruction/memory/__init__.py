@@ -1,0 +1,1 @@
+"""Memory of each rank by action, from the allocator's log."""

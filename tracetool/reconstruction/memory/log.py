@@ -1,0 +1,195 @@
+"""The allocator's log of each rank in a step, from whichever source of it tells most, and what lies beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from tracetool.units import format_duration, format_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    import polars as pl
+    from numpy.typing import NDArray
+
+    from tracetool.reconstruction.capture.account import Account
+    from tracetool.store.run import Run
+
+    Numbers = NDArray[np.int64]
+
+NO_BLOCK = -1
+SNAPSHOT = "torch snapshot"
+ALLOCATORS = ("torch", SNAPSHOT, "PTA")
+"""Components that log a caching allocator, the one whose log is believed first."""
+_PROCESS = "APP"
+_MODULE = "module "
+_SAMPLES_PER_ACTION = 10
+
+_ROWS_SQL = """
+SELECT m.rank, component, time_ns, delta_bytes, allocated_bytes, reserved_bytes, block
+FROM memory AS m
+JOIN (SELECT unnest($ranks) AS rank, unnest($first) AS first, unnest($last) AS last) AS step ON step.rank = m.rank
+WHERE time_ns >= first AND time_ns < last
+ORDER BY m.rank, component, time_ns, allocated_bytes
+"""
+
+_SPANS_SQL = """
+WITH traced AS (
+    SELECT rank, min(start_ns) AS first_ns, max(start_ns + duration_ns) AS last_ns FROM events GROUP BY rank
+)
+SELECT m.rank, min(m.time_ns), max(m.time_ns), any_value(t.first_ns), any_value(t.last_ns)
+FROM memory AS m JOIN traced AS t ON t.rank = m.rank
+WHERE m.component = $component
+GROUP BY m.rank
+HAVING min(m.time_ns) > any_value(t.last_ns) OR max(m.time_ns) < any_value(t.first_ns)
+ORDER BY m.rank
+"""
+
+
+class Log(NamedTuple):
+    """Changes of one allocator in the order of time.
+
+    Attributes:
+        component: Whose log it is.
+        time_ns: Host times.
+        delta_bytes: What each change adds.
+        base_bytes: Allocated before the first of them.
+        block: What was allocated or freed; ``NO_BLOCK`` where the log does not say.
+        continuous: Share of the changes after which as much is allocated as the log itself says.
+        is_samples: Whether it holds levels at some times only, rather than every change.
+    """
+
+    component: str
+    time_ns: Numbers
+    delta_bytes: Numbers
+    base_bytes: int
+    block: Numbers
+    continuous: float
+    is_samples: bool
+
+    @property
+    def interval_ns(self) -> int:
+        """Median time between two records."""
+        import numpy as np
+
+        return int(np.median(np.diff(self.time_ns))) if len(self.time_ns) > 1 else 0
+
+    def too_coarse(self, action_ns: int) -> str | None:
+        """Why its samples cannot tell what an action of this length holds; None if they can."""
+        if not self.is_samples or self.interval_ns * _SAMPLES_PER_ACTION <= action_ns:
+            return None
+        return (
+            f"{self.component}'s levels are samples without the changes between them, and fewer than "
+            f"{_SAMPLES_PER_ACTION} of them to the shortest action"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Beyond:
+    """What a rank occupies on its device beyond what its allocator has allocated, at most within a step.
+
+    Attributes:
+        peak_allocated_bytes: Highest allocation, as the allocator says.
+        reserved_bytes: Highest reservation of the allocator; None if unknown.
+        other_bytes: What the process holds besides the allocator's reservation; None if the trace does not tell.
+        modules: Bytes of each library, as the driver counts them, largest first.
+    """
+
+    peak_allocated_bytes: int
+    reserved_bytes: int | None = None
+    other_bytes: int | None = None
+    modules: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def overhead_bytes(self) -> int | None:
+        """Device memory needed beyond the highest allocation; None if the reservation is unknown."""
+        if self.reserved_bytes is None:
+            return None
+        return max(0, self.reserved_bytes - self.peak_allocated_bytes) + (self.other_bytes or 0)
+
+
+def read_logs(run: Run, spans: Mapping[int, tuple[int, int]]) -> dict[int, dict[str, pl.DataFrame]]:
+    """All records of memory in a span of each rank's host, per rank and component, in order of time."""
+    bounds = list(spans.values())
+    found = run.query(
+        _ROWS_SQL, {"ranks": list(spans), "first": [a for a, _ in bounds], "last": [b for _, b in bounds]}
+    )
+    logs: dict[int, dict[str, pl.DataFrame]] = {rank: {} for rank in spans}
+    for (rank, component), rows in found.partition_by("rank", "component", as_dict=True, include_key=False).items():
+        logs[int(rank)][str(component)] = rows
+    return logs
+
+
+def choose_log(components: Mapping[str, pl.DataFrame]) -> Log | None:
+    """The log of the allocator, the surest that the trace holds; None if there is none of it.
+
+    A log that names each change comes before one that only gives levels.
+    """
+    logs = [log for name in ALLOCATORS if name in components and (log := _log(name, components[name])) is not None]
+    return min(logs, key=lambda log: log.is_samples, default=None)
+
+
+def _log(component: str, rows: pl.DataFrame) -> Log | None:
+    import numpy as np
+    import polars as pl
+
+    known = rows.filter(pl.col("allocated_bytes").is_not_null())
+    if known.is_empty():
+        return None
+    level = known["allocated_bytes"].to_numpy()
+    said = known["delta_bytes"]
+    first = said[0]
+    base = int(level[0]) - int(first or 0)
+    delta = np.diff(level, prepend=base)
+    stated = said.is_not_null().to_numpy()
+    agree = (said.fill_null(0).to_numpy() == delta)[stated]
+    return Log(
+        component,
+        known["time_ns"].to_numpy(),
+        delta.astype(np.int64),
+        base,
+        known["block"].fill_null(NO_BLOCK).to_numpy().astype(np.int64),
+        float(agree.mean()) if len(agree) else 0.0,
+        is_samples=not stated.any(),
+    )
+
+
+def beyond_allocations(components: Mapping[str, pl.DataFrame], log: Log) -> Beyond:
+    """What lies beside the allocator's own memory, within the records of a step."""
+    import numpy as np
+
+    rows = components[log.component]
+    peak = int(rows["allocated_bytes"].max() or 0)  # type: ignore[arg-type]
+    reserved = rows["reserved_bytes"].max()
+    modules = {
+        name.removeprefix(_MODULE): int(part["reserved_bytes"].max() or 0)  # type: ignore[arg-type]
+        for name, part in components.items()
+        if name.startswith(_MODULE) and name != _MODULE + _PROCESS
+    }
+    listed = tuple(sorted(((n, size) for n, size in modules.items() if size), key=lambda item: (-item[1], item[0])))
+    if not isinstance(reserved, int):
+        return Beyond(peak, modules=listed)
+    process = components.get(_PROCESS)
+    other = None
+    if process is not None:
+        held = process.drop_nulls("reserved_bytes")
+        mine = rows.drop_nulls("reserved_bytes")
+        at = np.searchsorted(mine["time_ns"].to_numpy(), held["time_ns"].to_numpy(), "right") - 1
+        together = held["reserved_bytes"].to_numpy() - mine["reserved_bytes"].to_numpy()[np.maximum(at, 0)]
+        other = max(0, int(together.max())) if len(together) else None
+    return Beyond(peak, reserved, other, listed)
+
+
+def tell_snapshots_apart_in_time(run: Run, account: Account) -> None:
+    """Say which ranks' memory snapshots were recorded at another time than their traces."""
+    for rank, first, last, traced_first, traced_last in run.rows(_SPANS_SQL, {"component": SNAPSHOT}):
+        if last < traced_first:
+            where = f"ends {format_duration(traced_first - last)} before its trace begins"
+        else:
+            where = f"begins {format_duration(first - traced_last)} after its trace ends"
+        account.note(
+            f"{format_ranks([rank])}: its memory snapshot {where}, so it is not used: another run, another time base, "
+            "or a history too short to reach back"
+        )

@@ -1,0 +1,226 @@
+"""One step as it was recorded: its actions, messages, memory and what follows, and the pipeline that they make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from tracetool.errors import ReconstructError
+from tracetool.model.action import Action, ActionKind
+from tracetool.model.pipeline import Pipeline, RankProfile, StageProfile
+from tracetool.model.schedule import schedule_from_orders
+from tracetool.reconstruction.actions.cautions import note_cautions
+from tracetool.reconstruction.actions.collective_uses import RankUses, step_collectives, uses_of
+from tracetool.reconstruction.actions.hops import join_labelled, tensors_per_hop
+from tracetool.reconstruction.actions.message_times import check_times
+from tracetool.reconstruction.actions.profiler_time import note_profiler, profiler_spans
+from tracetool.reconstruction.actions.segments import RankWork, Work, find_work
+from tracetool.reconstruction.actions.surroundings import outside_ns
+from tracetool.reconstruction.actions.tails import Tail, tails_without_waits
+from tracetool.reconstruction.actions.transfers import (
+    StageOp,
+    StepMessages,
+    buffers_sends,
+    find_transfers,
+    median_transfer_ns,
+    messages_of_step,
+    p2p_mode,
+    payload,
+    stage_ops,
+)
+from tracetool.reconstruction.capture.account import Account
+from tracetool.reconstruction.closeup.closeup import read_residents
+from tracetool.reconstruction.closeup.contention import read_devices
+from tracetool.reconstruction.closeup.loads import rank_load
+from tracetool.reconstruction.memory.memory import MemoryFacts, memory_facts
+from tracetool.reconstruction.memory.receive_buffers import standing_buffer_bytes
+from tracetool.reconstruction.observed_timeline import observed_timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tracetool.model.timeline import Timeline, Transfer
+    from tracetool.reconstruction.capture.groups import PipelineGroup
+    from tracetool.reconstruction.capture.survey import Survey
+    from tracetool.reconstruction.closeup.contention import Resident
+    from tracetool.reconstruction.steps.steps import Step
+    from tracetool.store.run import Run
+
+
+class How(NamedTuple):
+    """Whether labels may be used, and whether the traces hold a device."""
+
+    use_labels: bool
+    has_device: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepLook:
+    """What one step holds, without a look at single kernels.
+
+    Attributes:
+        step: The step.
+        messages: Its sends and receives.
+        work: What each rank computed.
+        p2p_ops: Every send and receive, per global rank, in order of posting.
+        transfers: Messages between stages.
+        memory: Memory of each rank.
+        pipeline: Measured costs and the observed order.
+        observed: Its Timeline.
+        window_ns: Its pipeline window.
+        residents: Per global rank, when communication kernels were on its device.
+    """
+
+    step: Step
+    messages: StepMessages
+    work: Work
+    p2p_ops: Mapping[int, tuple[StageOp, ...]]
+    transfers: tuple[Transfer, ...]
+    memory: Mapping[int, MemoryFacts]
+    pipeline: Pipeline
+    observed: Timeline
+    window_ns: int
+    residents: Mapping[int, Resident]
+
+
+def look(run: Run, group: PipelineGroup, step: Step, survey: Survey, how: How, account: Account) -> StepLook:
+    """Look at a step.
+
+    Raises:
+        ReconstructError: If it does not hold whole forwards and backwards, or its messages do not pair up.
+    """
+    messages = messages_of_step(survey, group, step)
+    work = find_work(run, group, step, messages, use_labels=how.use_labels, has_device=how.has_device, account=account)
+    messages = work.messages
+    p2p_ops = stage_ops(run, step, messages, work.placed)
+    if work.placed is None:
+        messages, p2p_ops = join_labelled(messages, p2p_ops)
+    _tell_tensors(messages, account)
+    check_times(step, p2p_ops, work.ranks, account)
+    note_cautions(run, step, work.ranks, account)
+    note_profiler(run, step, work.ranks, account)
+    transfers = find_transfers(group, messages, p2p_ops, survey, account)
+    memory = memory_facts(run, group, step, work.ranks, account)
+    collectives = step_collectives(run, step, survey.collectives)
+    tails = tails_without_waits(run, group, work.ranks, collectives, account)
+    uses = {rank: uses_of(w, collectives.get(rank, ())) for rank, w in work.ranks.items()}
+    aligned = survey.clocks.aligned_ns
+    spans = [(aligned(r, s.start_ns), aligned(r, s.end_ns)) for r, w in work.ranks.items() for s in w.segments]
+    origin = min(start for start, _ in spans)
+    return StepLook(
+        step,
+        messages,
+        work,
+        p2p_ops,
+        tuple(transfers),
+        memory,
+        replace(
+            _pipeline(run, group, step, work.ranks, memory, tails, uses, transfers, messages),
+            buffered=buffers_sends(messages.messages, survey.clocks, Account()),
+        ),
+        observed_timeline(
+            group, work.ranks, transfers, memory, survey.clocks, profiler_spans(run, step, group.ranks), origin
+        ),
+        max(end for _, end in spans) - origin,
+        read_residents(run, group, work.ranks),
+    )
+
+
+def _tell_tensors(messages: StepMessages, account: Account) -> None:
+    told = [
+        f"{' or '.join(map(str, counts))} from rank {src} to {dst}"
+        for (src, dst), counts in tensors_per_hop(messages).items()
+    ]
+    if told:
+        account.note(f"several tensors are handed on at once, and count as one message: {', '.join(told)}")
+
+
+def look_at_others(
+    run: Run,
+    group: PipelineGroup,
+    steps: Sequence[Step],
+    chosen: Step,
+    survey: Survey,
+    how: How,
+    account: Account,
+    most: int,
+) -> list[StepLook]:
+    """Look at other complete steps, the nearest ones if there are many, in order of their distance.
+
+    Args:
+        run: The Run.
+        group: The pipeline.
+        steps: All of its steps.
+        chosen: The one that was looked at already.
+        survey: What is known of the whole capture.
+        how: What may be used.
+        account: Told which ones are left out.
+        most: So many at most.
+    """
+    others = [
+        s for s in steps
+        if s.status == "complete" and s.number != chosen.number and s.exchanged == chosen.exchanged
+    ]  # fmt: skip
+    others.sort(key=lambda s: (abs(s.number - chosen.number), s.number))
+    if len(others) > most:
+        account.note(f"costs are of {most + 1} of {len(others) + 1} complete steps, those about the chosen one")
+    looks = []
+    for step in others[:most]:
+        try:
+            looks.append(look(run, group, step, survey, how, Account()))
+        except ReconstructError as error:
+            account.note(f"step {step.number} is left out of the costs: {error.message}")
+    return looks
+
+
+def _pipeline(
+    run: Run,
+    group: PipelineGroup,
+    step: Step,
+    work: Mapping[int, RankWork],
+    memory: Mapping[int, MemoryFacts],
+    tails: Mapping[int, Tail],
+    uses: Mapping[int, RankUses],
+    transfers: Sequence[Transfer],
+    messages: StepMessages,
+) -> Pipeline:
+    orders = [[Action(s.stage, s.kind, s.microbatch) for s in work[rank].segments] for rank in group.ranks]
+    observed = schedule_from_orders(orders, name="observed")
+    devices = read_devices(run, group.ranks)
+    stages = []
+    for stage in range(observed.shape.stages):
+        rank = group.ranks[observed.shape.rank_of(stage)]
+        costs = {}
+        for kind in {a.kind for a in orders[observed.shape.rank_of(stage)] if a.stage == stage}:
+            segments = [s for s in work[rank].segments if s.stage == stage and s.kind is kind]
+            segments.sort(key=lambda s: s.microbatch)
+            costs[kind] = tuple(memory[rank].cost(s) for s in segments)
+        forward = [t for t in transfers if t.src_stage == stage and t.kind is ActionKind.FORWARD]
+        backward = [t for t in transfers if t.src_stage == stage and t.kind is ActionKind.BACKWARD]
+        stages.append(
+            StageProfile(
+                stage=stage,
+                costs=costs,
+                forward_payload_bytes=payload(forward),
+                backward_payload_bytes=payload(backward),
+                forward_transfer_ns=median_transfer_ns(forward),
+                backward_transfer_ns=median_transfer_ns(backward),
+                evidence=work[rank].evidence,
+                collectives={kind: found for (of, kind), found in uses[rank].awaited.items() if of == stage},
+            )
+        )
+    ranks = tuple(
+        RankProfile(
+            rank, memory[rank].static_bytes, tails[rank], devices[rank].hbm_bytes, memory[rank].tail_peak,
+            memory[rank].overhead_bytes, rank_load(devices[rank].name, work[rank].segments),
+            standing_buffer_bytes(
+                messages.posts[rank], memory[rank].log, [k.launch_ns for s in work[rank].segments for k in s.kernels]
+            ),
+            uses[rank].overlapped,
+        )
+        for rank in group.ranks
+    )  # fmt: skip
+    return Pipeline(
+        tuple(stages), ranks, observed, p2p_mode(messages.posts), step.number,
+        outside_ns=outside_ns(run, group, step, work),
+    )  # fmt: skip

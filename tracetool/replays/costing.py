@@ -1,0 +1,137 @@
+"""What the tasks of a compiled schedule take in a scenario."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracetool.costs.measured import MeasuredCosts
+from tracetool.errors import ScenarioError
+from tracetool.replays.engine import Slowdown
+from tracetool.replays.launching import launching
+from tracetool.replays.tail import LinkQueues, run_tails
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.model.action import Action
+    from tracetool.model.pipeline import Pipeline
+    from tracetool.model.scenario import Scenario
+    from tracetool.model.schedule import Schedule
+    from tracetool.model.timeline import Op
+    from tracetool.model.topology import Link, Topology
+    from tracetool.replays.compiled import Compiled
+    from tracetool.replays.flow import Int64s
+    from tracetool.replays.launching import Launching
+    from tracetool.replays.program import Message
+
+
+class TaskCosts:
+    """Fills the cost classes of a compiled schedule from measured costs and the scenario's links.
+
+    Attributes:
+        measured: Costs of actions and messages.
+    """
+
+    def __init__(self, pipeline: Pipeline, scenario: Scenario, schedule: Schedule) -> None:
+        self.measured = MeasuredCosts(pipeline, scenario, schedule)
+        self._loads = tuple(profile.load for profile in pipeline.ranks)
+        self._interference = scenario.interference
+        self._topology = scenario.topology
+        self._hosts_wait = pipeline.hosts_wait
+        self._shape = schedule.shape
+        ranks = range(schedule.shape.ranks)
+        self._tails = [self.measured.tail(rank) for rank in ranks]
+        self._overlapped = [self.measured.overlapped(rank) for rank in ranks]
+
+    def tails(self, ends_ns: Sequence[int]) -> list[Op]:
+        """What follows the last compute of each rank, given when that ended."""
+        if not self.measured.crosses:
+            return run_tails(ends_ns, self._tails)
+        queues = LinkQueues(self.measured.over_links)
+        return run_tails(ends_ns, self._tails, self._overlapped, queues)
+
+    def durations(self, compiled: Compiled) -> Int64s:
+        """Per cost class, its duration in ns; of an action, by itself.
+
+        Raises:
+            ScenarioError: If a message crosses a link but its size is unknown.
+            UnsupportedShape: If the trace does not tell what an action costs.
+        """
+        import numpy as np
+
+        durations = np.zeros(compiled.classes, np.int64)
+        actions = compiled.graph.flow.actions
+        added = self._launching(compiled)
+        lags = added.lags_ns if added else [0] * len(actions)
+        durations[1 : len(actions) + 1] = [
+            self._action_ns(action)[0] + lag for action, lag in zip(actions, lags, strict=True)
+        ]
+        if added and compiled.waits:
+            durations[compiled.first_wait :] = added.waits_ns
+        durations[self.message_classes(compiled)] = self.message_ns(compiled, self._topology)
+        return durations
+
+    def slowdown(self, compiled: Compiled) -> Slowdown | None:
+        """By what computes take longer; None if none does."""
+        import numpy as np
+
+        both = np.array([self._action_ns(action) for action in compiled.graph.flow.actions], np.int64)
+        added = self._launching(compiled)
+        if added:
+            both += np.array(added.lags_ns, np.int64)[:, None]
+        if not self._interference or (not any(self._loads) and (both[:, 1] <= both[:, 0]).all()):
+            return None
+        return Slowdown(both[:, 1].copy(), self._loads)
+
+    def _launching(self, compiled: Compiled) -> Launching | None:
+        """What launching adds; None where hosts were not seen to wait for their devices."""
+        if not self._hosts_wait:
+            return None
+        return launching(compiled, self.measured.launch_of, lambda action: self._action_ns(action)[0])
+
+    def _action_ns(self, action: Action) -> tuple[int, int]:
+        """Compute time of an action by itself, and beside a communication kernel from start to end."""
+        cost = self.measured.action(action)
+        alone = cost.duration_ns if cost.uncontended_ns is None else cost.uncontended_ns
+        return alone, max(alone, cost.contended_ns or 0) if self._interference else alone
+
+    @staticmethod
+    def message_classes(compiled: Compiled) -> list[int]:
+        """The cost classes that ``message_ns`` fills."""
+        return [number for way in compiled.ways for number in (way.move, way.arrive, way.copy)]
+
+    def message_ns(self, compiled: Compiled, topology: Topology) -> list[int]:
+        """What the MOVE, the ARRIVE and the COPY of each way of messages take over a topology's links.
+
+        Raises:
+            ScenarioError: If a message crosses a link but its size is unknown.
+        """
+        filled = []
+        for way in compiled.ways:
+            link = None if way.pair is None else self._link(topology, way.message)
+            transfer = self.measured.transfer_ns(way.message.src_stage, way.message.kind)
+            if link is None:
+                filled += [transfer, 0, transfer]
+            else:
+                # What a message takes inside a DC (copies, launch) it takes over a link as well.
+                occupied = link.occupancy_ns(self._link_bytes(way.message))
+                filled += [occupied, link.latency_ns + transfer, transfer]
+        return filled
+
+    def link(self, message: Message) -> Link | None:
+        """The link a message crosses, if any."""
+        return self._link(self._topology, message)
+
+    def _link(self, topology: Topology, message: Message) -> Link | None:
+        rank_of = self._shape.rank_of
+        return topology.link(rank_of(message.src_stage), rank_of(message.dst_stage))
+
+    def _link_bytes(self, message: Message) -> int:
+        payload = self.measured.payload_bytes(message.src_stage, message.kind)
+        if payload is None:
+            raise ScenarioError(
+                f"the messages of stage {message.src_stage} ({message.kind.value}) differ in size or do not tell it, "
+                "so their time over a link is unknown.",
+                hint="sizes are recorded by torch 2.4 or newer, and Ascend Level1 and up",
+            )
+        return payload

@@ -1,0 +1,209 @@
+"""From a compute order to each rank's program: where its sends and receives are posted.
+
+The p2p modes differ here and in what a post waits for (``graph``):
+
+* ``grouped``: between a forward and a backward, the send of the one and the receive for the other are one
+  batch; compute waits until the batch has ended. As in Megatron and torch's ``Schedule1F1B``.
+* ``in-order``: every operation alone. A send follows its compute; the sender's turn also fixes when the
+  peer posts the receive, which keeps both sides in one order (the rule of torch's action runtime).
+* ``per-edge``: the same, on a channel per pair of ranks and direction.
+* ``posted-ahead``: likewise, but a message does not wait for its receive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tracetool.errors import ScheduleDeadlock
+from tracetool.replays.flow import trace_flow
+from tracetool.replays.program import Post
+from tracetool.replays.turns import other_turns
+
+if TYPE_CHECKING:
+    from tracetool.model.pipeline import P2PMode
+    from tracetool.model.schedule import Schedule
+    from tracetool.replays.flow import Bools, Flow, Int32s
+    from tracetool.replays.program import Message, Program
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What every rank does, rank by rank: computes, and posts of messages between them.
+
+    Attributes:
+        rank: Per instruction, its rank.
+        action: Per instruction, the number of the action it computes; -1 for a post.
+        send_at: Per message, the instruction that posts its send; -1 for none (both stages on one rank).
+        recv_at: Per message, the instruction that posts its receive; -1 for none.
+    """
+
+    rank: Int32s
+    action: Int32s
+    send_at: Int32s
+    recv_at: Int32s
+
+
+def place(flow: Flow, mode: P2PMode) -> Placed:
+    """Place sends and receives between the computes of a schedule.
+
+    Raises:
+        ScheduleDeadlock: If no order of messages lets every rank finish.
+    """
+    return _grouped(flow) if mode == "grouped" else _one_by_one(flow)
+
+
+def build_program(schedule: Schedule, mode: P2PMode) -> Program:
+    """The programs of all ranks, to read.
+
+    Raises:
+        ScheduleDeadlock: If no order of messages lets every rank finish.
+    """
+    flow = trace_flow(schedule)
+    placed = place(flow, mode)
+    sends: dict[int, list[Message]] = {}
+    recvs: dict[int, list[Message]] = {}
+    for at, posts in ((placed.send_at, sends), (placed.recv_at, recvs)):
+        for number, instruction in enumerate(at.tolist()):
+            posts.setdefault(instruction, []).append(flow.message(number))
+    program: Program = [[] for _ in schedule.orders]
+    for instruction, (rank, action) in enumerate(zip(placed.rank.tolist(), placed.action.tolist(), strict=True)):
+        post = Post(tuple(sends.get(instruction, ())), tuple(recvs.get(instruction, ())))
+        program[rank].append(flow.actions[action] if action >= 0 else post)
+    return program
+
+
+def _grouped(flow: Flow) -> Placed:
+    """After each compute its sends, then the receives for the next one: as one batch where their kinds differ.
+
+    Around a forward and a backward that run as one, DualPipe posts all it has to as one batch.
+    """
+    import numpy as np
+
+    opens = np.unique(flow.opens)  # the units
+    unit = np.searchsorted(opens, flow.opens)
+    is_pair = flow.closes[opens] != opens
+    does_send, does_receive = flow.is_remote(flow.made), flow.is_remote(flow.needed)
+    sends, recvs = (
+        np.bincount(unit[does_send], minlength=len(opens)),
+        np.bincount(unit[does_receive], minlength=len(opens)),
+    )
+    begins_rank, ends_rank = (np.isin(opens, flow.first), np.isin(flow.closes[opens] + 1, flow.first))
+    ahead = np.where(begins_rank, 0, np.append(0, sends[:-1]))  # what the unit before on the rank sends
+    sends_gradient, receives_gradient = (
+        flow.is_gradient(messages[np.where(does[opens], opens, flow.closes[opens])])
+        for messages, does in ((flow.made, does_send), (flow.needed, does_receive))
+    )
+    differs = np.append(False, sends_gradient[:-1] != receives_gradient[1:]) | is_pair | np.append(False, is_pair[:-1])
+    is_joined = (ahead > 0) & (recvs > 0) & differs
+    posts = np.where(is_joined, 1, ahead + recvs)
+    after = np.where(ends_rank, sends, 0)
+    sizes = posts + 1 + is_pair + after
+    start = np.cumsum(sizes) - sizes
+
+    compute_at = (start + posts)[unit] + (flow.opens != np.arange(len(unit)))
+    action = np.full(int(sizes.sum()), -1, np.int32)
+    action[compute_at] = np.arange(len(unit))
+    send_at, recv_at = np.full(flow.messages, -1, np.int32), np.full(flow.messages, -1, np.int32)
+    senders, receivers = np.flatnonzero(does_send), np.flatnonzero(does_receive)
+    follows = np.append(start, 0)[unit + 1]  # the posts ahead of the next unit
+    joined_next = np.append(is_joined, False)[unit + 1]
+    alone = np.where(ends_rank[unit], compute_at[flow.closes] + 1, follows) + _second(flow, does_send)
+    send_at[flow.made[senders]] = np.where(joined_next & ~ends_rank[unit], follows, alone)[senders]
+    alone = (start + ahead)[unit] + _second(flow, does_receive)
+    recv_at[flow.needed[receivers]] = np.where(is_joined[unit], start[unit], alone)[receivers]
+    return Placed(np.repeat(flow.rank[opens], sizes), action, send_at, recv_at)
+
+
+def _second(flow: Flow, does: Bools) -> Bools:
+    """Which actions come second in a unit whose first one does it as well."""
+    import numpy as np
+
+    is_second: Bools = (flow.opens != np.arange(len(does))) & does[flow.opens]
+    return is_second
+
+
+def _one_by_one(flow: Flow) -> Placed:
+    """Ranks take turns; each takes one compute if its input was sent, and places the peer's receive.
+
+    What torch's action runtime does besides computing (see ``turns``) takes a turn as well. A rank without its input
+    is left out until it is sent, so that no turn is in vain.
+    """
+    needed, made = flow.needed.tolist(), flow.made.tolist()
+    peer = [rank if remote else -1 for rank, remote in zip(flow.dst_rank.tolist(), flow.remote.tolist(), strict=True)]
+    position, end = flow.first[:-1].tolist(), flow.first[1:].tolist()
+    # Actions by number; below 0 are ~(2 message), its send, and ~(2 message + 1), its receive.
+    program: list[list[int]] = [[] for _ in end]
+    pauses = other_turns(flow)
+    closes = flow.closes.tolist()
+    is_sent = bytearray(flow.messages)
+    waits = [0] * flow.messages  # per message, the rank that was left out for it
+    now, later = sum(1 << rank for rank in set(flow.rank.tolist())), 0  # ranks are bits, the lowest has its turn first
+    while now:
+        while now:  # one round
+            bit = now & -now
+            now ^= bit
+            rank = bit.bit_length() - 1
+            action = position[rank]
+            if pauses[action]:
+                pauses[action] -= 1
+                later |= bit
+                continue
+            last = closes[action]
+            message = _missing(needed, is_sent, action, last)
+            if message >= 0:
+                waits[message] = bit
+                continue
+            program[rank].append(action)
+            if last > action:
+                program[rank].append(last)
+            for message in made[action : last + 1]:
+                if message < 0:
+                    continue
+                is_sent[message] = 1
+                if peer[message] >= 0:
+                    program[rank].append(~(2 * message))
+                    program[peer[message]].append(~(2 * message + 1))
+                if waits[message] > bit:
+                    now |= waits[message]
+                else:
+                    later |= waits[message]
+            position[rank] = last + 1
+            if last + 1 < end[rank]:
+                later |= bit
+        now, later = later, 0
+    if position != end:
+        raise ScheduleDeadlock(_stuck(flow, position, end))
+    return _decoded(flow, program)
+
+
+def _missing(needed: list[int], is_sent: bytearray, first: int, last: int) -> int:
+    """A message that one of the actions of a unit needs and that is not sent yet; -1 if there is none."""
+    if needed[first] >= 0 and not is_sent[needed[first]]:
+        return needed[first]
+    return needed[last] if needed[last] >= 0 and not is_sent[needed[last]] else -1
+
+
+def _decoded(flow: Flow, program: list[list[int]]) -> Placed:
+    import numpy as np
+
+    codes = np.array([code for of_rank in program for code in of_rank], np.int32)
+    rank = np.repeat(np.arange(len(program), dtype=np.int32), [len(of_rank) for of_rank in program])
+    send_at = np.full(flow.messages, -1, np.int32)
+    recv_at = np.full(flow.messages, -1, np.int32)
+    posts = np.flatnonzero(codes < 0)
+    message, is_recv = ~codes[posts] >> 1, (~codes[posts] & 1).astype(bool)
+    send_at[message[~is_recv]] = posts[~is_recv]
+    recv_at[message[is_recv]] = posts[is_recv]
+    return Placed(rank, np.maximum(codes, -1), send_at, recv_at)
+
+
+def _stuck(flow: Flow, position: list[int], end: list[int]) -> str:
+    lines = [f"schedule {flow.schedule.name!r} cannot finish: every rank waits."]
+    for rank, (at, last) in enumerate(zip(position, end, strict=True)):
+        if at < last:
+            unit = range(at, flow.closes[at] + 1)
+            computes = " with ".join(str(flow.actions[a]) for a in unit)
+            messages = " and ".join(str(flow.message(flow.needed[a])) for a in unit if flow.needed[a] >= 0)
+            lines.append(f"  rank {rank} at {computes} waits for {messages}")
+    return "\n".join(lines)

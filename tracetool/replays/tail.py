@@ -1,0 +1,131 @@
+"""After the last compute: gradient reduction and optimizer, with the collectives at which ranks meet."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from tracetool.model.action import ActionKind
+from tracetool.model.timeline import Op
+from tracetool.replays.meetings import Visit, run_visits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tracetool.costs.over_links import OverLinks
+    from tracetool.model.collective import CollectiveUse
+    from tracetool.model.pipeline import TailPart
+    from tracetool.replays.meetings import Span
+
+
+class LinkQueues:
+    """Links that serve collectives in turn.
+
+    Args:
+        over_links: What a collective takes over links; None if it crosses none.
+    """
+
+    def __init__(self, over_links: Callable[[CollectiveUse], OverLinks | None]) -> None:
+        self._over_links = over_links
+        self._free_ns: dict[str, int] = {}
+
+    def end_ns(self, use: CollectiveUse, start_ns: int) -> int:
+        """When a collective that its ranks begin at a time ends; its links are taken until it has moved its bytes."""
+        found = self._over_links(use)
+        if found is None:
+            return start_ns + use.own_ns
+        start = max(start_ns, *(self._free_ns.get(link, 0) for link in found.links))
+        self._free_ns |= dict.fromkeys(found.links, start + found.occupied_ns)
+        return start + found.duration_ns
+
+
+def run_tails(
+    ends_ns: Sequence[int],
+    tails: Sequence[Sequence[TailPart]],
+    overlapped: Sequence[Sequence[CollectiveUse]] = (),
+    queues: LinkQueues | None = None,
+) -> list[Op]:
+    """Run every rank's tail.
+
+    A collective over links begins when all ranks that have it here have come to it, moves its bytes once, and ends
+    on all of them together. Ranks of its group that are not among these are taken to come no later than they do.
+
+    Args:
+        ends_ns: Per pipeline rank, the end of its last compute.
+        tails: Per pipeline rank, its parts in order.
+        overlapped: Per pipeline rank, the collectives that run beside its computes, and may outlast them.
+        queues: The links that collectives cross; None if all take what was measured.
+
+    Returns:
+        The parts as ops with stage and microbatch -1, rank by rank.
+    """
+    if queues is None:
+        alone = [[Visit(part.duration_ns, part.meet) for part in tail] for tail in tails]
+        spans = run_visits(ends_ns, alone)
+        return [op for rank, tail in enumerate(tails) for op in _ops(rank, [(p, 1) for p in tail], spans[rank])]
+    beside = [_by_group(uses) for uses in overlapped] or [[] for _ in tails]
+    lanes = [
+        [*_begin(rank, end, groups), *(visit for part in tail for visit in _visits(part))]
+        for rank, (end, groups, tail) in enumerate(zip(ends_ns, beside, tails, strict=True))
+    ]
+    begins = list(ends_ns)
+    for rank, (end, groups) in enumerate(zip(ends_ns, beside, strict=True)):
+        for uses in groups:
+            lanes.append([*(_beside(use, end) for use in uses), Visit(0, _through(rank))])
+            begins.append(end - max(use.lead_ns for use in uses))
+    spans = run_visits(begins, lanes, queues.end_ns)
+    ops: list[Op] = []
+    for rank, (end, tail) in enumerate(zip(ends_ns, tails, strict=True)):
+        ahead = len(_begin(rank, end, beside[rank]))
+        begun = spans[rank][ahead - 1].end_ns if ahead else end
+        if begun > end:
+            ops.append(Op(rank, -1, ActionKind.REDUCE_GRAD, -1, end, begun - end))
+        ops += _ops(rank, [(part, len(_visits(part))) for part in tail], spans[rank][ahead:])
+    return ops
+
+
+def _ops(rank: int, parts: Sequence[tuple[TailPart, int]], spans: Sequence[Span]) -> list[Op]:
+    """Parts, each of so many visits, as ops."""
+    ops, at = [], iter(spans)
+    for part, visits in parts:
+        mine = list(islice(at, visits))
+        ops.append(Op(rank, -1, part.kind, -1, mine[0].start_ns, mine[-1].end_ns - mine[0].start_ns))
+    return ops
+
+
+def _visits(part: TailPart) -> list[Visit]:
+    """A part whose collectives may cross links: these one after another, then what else it does."""
+    rest = max(0, part.duration_ns - sum(use.own_ns for use in part.collectives))
+    if not part.collectives:
+        return [Visit(rest, part.meet)]
+    first, *others = part.collectives
+    return [
+        Visit(first.own_ns, part.meet or first.meeting or None, first),
+        *(Visit(use.own_ns, use.meeting or None, use) for use in others),
+        Visit(rest),
+    ]
+
+
+def _by_group(uses: Sequence[CollectiveUse]) -> list[list[CollectiveUse]]:
+    """Collectives beside computes, apart for each group: those of one communicator run one after another."""
+    groups: dict[tuple[int, ...], list[CollectiveUse]] = {}
+    for use in uses:
+        groups.setdefault(use.group_ranks, []).append(use)
+    return list(groups.values())
+
+
+def _beside(use: CollectiveUse, end_ns: int) -> Visit:
+    """A collective beside computes: from when the rank came to it, at the earliest."""
+    return Visit(use.own_ns, use.meeting or None, use, end_ns - use.lead_ns)
+
+
+def _begin(rank: int, end_ns: int, groups: Sequence[Sequence[CollectiveUse]]) -> list[Visit]:
+    """Until the collectives beside a rank's computes are over as well; what the tail holds of them comes off again."""
+    if not groups:
+        return []
+    held = max(sum(use.after_ns for use in uses) for uses in groups)
+    return [Visit(0, _through(rank), earliest_ns=end_ns), Visit(-held), Visit(0, earliest_ns=end_ns)]
+
+
+def _through(rank: int) -> str:
+    return f"rank {rank} is through"

@@ -1,0 +1,245 @@
+"""Advice as text for people and as JSON for scripts (``schemas/advice.schema.json``)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from tracetool.model.pipeline import P2P_MODE_NAMES
+from tracetool.reports.answer.json import (
+    FidelityInfo,
+    RefusedInfo,
+    ResultInfo,
+    RunInfo,
+    ScenarioInfo,
+    ShortageInfo,
+    StepInfo,
+    TakenInfo,
+    report_info,
+    scenario_info,
+    shortage_info,
+)
+from tracetool.tables.fields import doc
+from tracetool.tables.run import SCHEMA_VERSION
+from tracetool.whatif.depth import RELEVANT_RATIO
+
+if TYPE_CHECKING:
+    from tracetool.advice import Advice, Gain
+    from tracetool.advice.cotune import CoTuning
+    from tracetool.advice.plans import Plan
+    from tracetool.reports import RunFacts
+
+SCHEMA_ID = "urn:tracetool:schema:1:advice"
+
+
+class PlanInfo(msgspec.Struct, kw_only=True):
+    """One schedule that could be run."""
+
+    schedule: Annotated[str, doc("Name of the schedule.")]
+    extra_forwards: Annotated[list[int] | None, doc("Warm-up forwards per rank beyond 1F1B's; null if n/a.")]
+    p2p: Annotated[str, doc(f"How its transfers are issued: {P2P_MODE_NAMES}.")]
+    microbatches: Annotated[int, doc("Microbatches per step.")]
+    step_ns: Annotated[int, doc("First forward to the end of gradient reduction and optimizer.")]
+    feasible: Annotated[bool | None, doc("Fits the memory limit; null if memory is unknown.")]
+    shortage: Annotated[ShortageInfo | None, doc("Where it does not fit.")]
+    needed_hbm_bytes: Annotated[list[int | None], doc("Device memory needed per rank, null if unknown.")]
+    seen_error_ratio: Annotated[
+        float | None, doc("Largest step time error of such predictions on recorded runs; null if none was like it.")
+    ]
+    evidence: Annotated[
+        str,
+        doc(
+            "What the prediction rests on: recorded (such predictions were compared with recorded steps), measured "
+            "(all costs are measured) or unproven."
+        ),
+    ]
+    rests_on: Annotated[list[str], doc("Of an unproven one, what nothing recorded was like.")]
+    remark: Annotated[str | None, doc("Why this variant was chosen, or how its costs came about.")]
+
+
+class GainInfo(msgspec.Struct, kw_only=True):
+    """What one more unit of a resource buys."""
+
+    resource: Annotated[str, doc("bandwidth, latency, hbm, compute or microbatches.")]
+    more: Annotated[str, doc("How much more, for people.")]
+    link: Annotated[str | None, doc("The pair of data centres whose link alone is better; null if all are.")]
+    scenario: Annotated[ScenarioInfo, doc("The what-if with it.")]
+    plan: Annotated[PlanInfo, doc("What would be run then.")]
+    same_plan_ns: Annotated[int | None, doc("Step of the plan that is best now; null if it does not fit then.")]
+    gained_ns: Annotated[int, doc("How much less time the work of a step takes than with the best plan now.")]
+    gain_ratio: Annotated[float, doc("gained_ns over the best plan's step_ns.")]
+
+
+class UntoldInfo(msgspec.Struct, kw_only=True):
+    """A unit whose gain cannot be told."""
+
+    more: Annotated[str, doc("How much more of what.")]
+    reason: Annotated[str, doc("Why.")]
+
+
+class SizesInfo(msgspec.Struct, kw_only=True):
+    """One choice of micro-batch size and sequence length, replayed with geopipe."""
+
+    mbs: Annotated[int, doc("Sequences of a microbatch.")]
+    seq: Annotated[int, doc("Tokens of a sequence.")]
+    microbatches: Annotated[int, doc("Microbatches per step.")]
+    extra_forwards: Annotated[list[int], doc("Warm-up forwards per rank beyond 1F1B's.")]
+    p2p: Annotated[str, doc(f"How transfers are issued: {P2P_MODE_NAMES}.")]
+    step_ns: Annotated[int, doc("First forward to the end of gradient reduction and optimizer.")]
+    step_per_token_ns: Annotated[float, doc("step_ns over the tokens of a step.")]
+    needed_hbm_bytes: Annotated[list[int | None], doc("Device memory needed per rank, null if unknown.")]
+    feasible: Annotated[bool | None, doc("Fits the memory limit; null if memory is unknown.")]
+    extrapolated: Annotated[bool, doc("Whether its costs are; those of the recorded sizes are measured.")]
+
+
+class CoTuningInfo(msgspec.Struct, kw_only=True):
+    """Depths of geopipe with micro-batch size and sequence length, at equal tokens per step (--co-tune)."""
+
+    mbs: Annotated[int, doc("Sequences of a recorded microbatch.")]
+    seq: Annotated[int, doc("Tokens of a recorded sequence.")]
+    hidden: Annotated[int, doc("Hidden size of the model.")]
+    tokens: Annotated[int, doc("Tokens of a step, in one pipeline.")]
+    candidates: Annotated[list[SizesInfo], doc("The shortest step first; those that do not fit the memory last.")]
+    extrapolation_error_ratio: Annotated[
+        float | None, doc("Largest error of a forward and backward extrapolated so; null where that was not tried.")
+    ]
+    assumptions: Annotated[list[str], doc("What the extrapolation rests on.")]
+
+
+class AdviceInfo(msgspec.Struct, kw_only=True):
+    """Result of tracetool advise."""
+
+    schema: Annotated[str, doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
+    schema_version: Annotated[str, doc("Version of the schema.")] = SCHEMA_VERSION
+    tool_version: Annotated[str, doc("Version of tracetool.")]
+    command: Annotated[str, doc("Command line that made it.")]
+    run: RunInfo
+    step: StepInfo
+    fidelity: FidelityInfo
+    scenario: ScenarioInfo
+    taken: TakenInfo
+    now: Annotated[
+        ResultInfo,
+        doc("The recorded order over the same links; of other microbatches, the schedule that it is."),
+    ]
+    best: Annotated[PlanInfo | None, doc("What to run; null if nothing fits the memory.")]
+    change_ratio: Annotated[float | None, doc("Its step over that of now, minus one; null if nothing fits.")]
+    change_error_ratio: Annotated[
+        float | None, doc("Error of change_ratio, as pairs of recorded runs tell it; null if none was like both.")
+    ]
+    lead_is_certain: Annotated[bool, doc("Whether its lead over the recorded order exceeds that error.")]
+    as_good: Annotated[
+        list[PlanInfo], doc("As sure, with steps that differ by no more than the error of the difference.")
+    ]
+    unproven: Annotated[list[PlanInfo], doc("Shorter, but predictions rest on less; the shortest of each schedule.")]
+    other_transfers: Annotated[
+        list[PlanInfo],
+        doc("Shorter by more than can be told, with transfers issued otherwise than as scenario or trace say."),
+    ]
+    binds: Annotated[str, doc("bandwidth, latency, hbm or compute: more of it would shorten the step most.")]
+    relevant_ratio: Annotated[
+        float, doc("Steps that differ by less count as equal, and what gains less does not bind.")
+    ]
+    gains: Annotated[list[GainInfo], doc("What one more unit of each resource buys, replayed.")]
+    untold: Annotated[list[UntoldInfo], doc("Units whose gain cannot be told, and why.")]
+    co_tuning: Annotated[CoTuningInfo | None, doc("Other sizes of a microbatch; null if not asked for.")]
+    plans: Annotated[list[PlanInfo], doc("All that was tried, the shortest step first.")]
+    refused: Annotated[list[RefusedInfo], doc("Schedules that cannot be replayed, and why.")]
+    warnings: Annotated[list[str], doc("Why not to trust any of it.")]
+    notes: Annotated[list[str], doc("What was inferred, is missing or not modelled.")]
+
+
+def advice_info(advice: Advice, facts: RunFacts, tuning: CoTuning | None = None) -> AdviceInfo:
+    """The advice as the structs of the schema."""
+    asked = advice.asked
+    report = report_info(asked.answer, facts)
+    return AdviceInfo(
+        tool_version=facts.tool_version,
+        command=facts.command,
+        run=report.run,
+        step=report.step,
+        fidelity=report.fidelity,
+        scenario=scenario_info(advice.scenario),
+        taken=report.taken,
+        now=report.baseline,
+        best=None if advice.best is None else _plan(advice.best),
+        change_ratio=None if advice.best is None else advice.best.step_ns / advice.now.metrics.step_ns - 1,
+        change_error_ratio=advice.change_error_ratio,
+        lead_is_certain=advice.lead_is_certain,
+        as_good=[_plan(plan) for plan in advice.rivals],
+        unproven=[_plan(plan) for plan in advice.unproven],
+        other_transfers=[_plan(plan) for plan in advice.other_transfers],
+        binds=advice.binds,
+        relevant_ratio=RELEVANT_RATIO,
+        gains=[_gain(gain) for gain in advice.gains],
+        untold=[UntoldInfo(more=more, reason=reason) for more, reason in advice.missing],
+        co_tuning=None if tuning is None else _co_tuning(tuning),
+        plans=[_plan(plan) for plan in sorted(asked.plans, key=lambda p: p.step_ns)],
+        refused=[RefusedInfo(schedule=r.schedule, reason=r.reason, hint=r.hint) for r in asked.refused],
+        warnings=report.warnings,
+        notes=report.notes,
+    )
+
+
+def _plan(plan: Plan) -> PlanInfo:
+    result = plan.result
+    lacks = result.shortage
+    return PlanInfo(
+        schedule=result.schedule,
+        extra_forwards=None if result.extra_forwards is None else list(result.extra_forwards),
+        p2p=result.p2p,
+        microbatches=result.microbatches,
+        step_ns=plan.step_ns,
+        feasible=result.feasible,
+        shortage=None if lacks is None else shortage_info(lacks),
+        needed_hbm_bytes=list(result.metrics.needed_hbm_bytes),
+        seen_error_ratio=result.seen_error_ratio,
+        evidence=plan.evidence,
+        rests_on=list(plan.rests_on),
+        remark=result.remark,
+    )
+
+
+def _gain(gain: Gain) -> GainInfo:
+    return GainInfo(
+        resource=gain.more.resource,
+        more=gain.more.text,
+        link=gain.more.link,
+        scenario=scenario_info(gain.more.scenario),
+        plan=_plan(gain.plan),
+        same_plan_ns=gain.same_plan_ns,
+        gained_ns=gain.gained_ns,
+        gain_ratio=gain.gain_ratio,
+    )
+
+
+def _co_tuning(tuning: CoTuning) -> CoTuningInfo:
+    return CoTuningInfo(
+        mbs=tuning.recorded.sequences,
+        seq=tuning.recorded.length,
+        hidden=tuning.hidden,
+        tokens=tuning.tokens,
+        candidates=[
+            SizesInfo(
+                mbs=found.batch.sequences,
+                seq=found.batch.length,
+                microbatches=found.microbatches,
+                extra_forwards=list(found.extra_forwards),
+                p2p=found.p2p,
+                step_ns=found.metrics.step_ns,
+                step_per_token_ns=found.metrics.step_ns / tuning.tokens,
+                needed_hbm_bytes=list(found.metrics.needed_hbm_bytes),
+                feasible=found.feasible,
+                extrapolated=found.extrapolated,
+            )
+            for found in tuning.candidates
+        ],
+        extrapolation_error_ratio=tuning.error_ratio,
+        assumptions=list(tuning.assumptions),
+    )
+
+
+def render_json(advice: Advice, facts: RunFacts, tuning: CoTuning | None = None) -> bytes:
+    """Indented JSON, with a final newline."""
+    return msgspec.json.format(msgspec.json.encode(advice_info(advice, facts, tuning)), indent=2) + b"\n"

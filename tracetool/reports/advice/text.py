@@ -1,0 +1,269 @@
+"""Advice for people: what to run, how sure that is, what binds, and what more would buy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracetool.advice.plans import depth_label
+from tracetool.reports.answer.text import aligned, terminal_width, title, wrap, wrapped
+from tracetool.units import format_duration, format_size
+from tracetool.whatif.accuracy import format_error
+from tracetool.whatif.answer import step_change_error
+from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT, error_text, recorded_test
+from tracetool.whatif.depth import RELEVANT_RATIO
+from tracetool.whatif.memory_limit import PEAK_ERROR_RATIO, is_near_the_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.advice import Advice, Gain
+    from tracetool.advice.cotune import CoTuning
+    from tracetool.advice.plans import Plan
+    from tracetool.model.metrics import Metrics
+    from tracetool.model.scenario import Scenario
+    from tracetool.reports import RunFacts
+
+_FITS = {True: "yes", False: "NO", None: "unknown"}
+_MOST_NAMED = 4
+_INDENT = " " * 12
+"""Where the text of a headline begins."""
+
+
+def render_text(advice: Advice, facts: RunFacts, tuning: CoTuning | None = None, *, verbose: bool = False) -> bytes:
+    """The advice in some five lines, what more buys in a table, and notes.
+
+    Args:
+        advice: The advice.
+        facts: Facts about the Run and the call.
+        tuning: Other sizes of a microbatch, if that was asked for.
+        verbose: Also list every plan, and what was refused.
+    """
+    answer = advice.asked.answer
+    warnings = [f"warning: {text}" for text in answer.warnings]
+    width = terminal_width()
+    lines = [*warnings, *([""] if warnings else []), *title(answer, facts), ""]
+    lines += [*(part for line in _headlines(advice) for part in wrap(line, width, _INDENT)), ""]
+    if advice.gains:
+        lines += [*_gains_table(advice.gains, advice.best), ""]
+    lines += [f"  {more}: cannot be told: {reason}" for more, reason in advice.missing]
+    if tuning is not None:
+        lines += [*_sizes_table(tuning, advice.scenario), ""]
+    if verbose:
+        lines += [*_plans_table(advice.asked.plans, advice.scenario), ""]
+        lines += [f"  {r.schedule}: not replayed: {r.reason}" for r in advice.asked.refused]
+    lines += [f"note: {note}" for note in (*_notes(advice, tuning, verbose=verbose), *answer.notes)]
+    return ("\n".join(wrapped(lines, width)) + "\n").encode()
+
+
+def _headlines(advice: Advice) -> list[str]:
+    best = advice.best
+    if best is None:
+        return _nothing_fits(advice)
+    lines = [_headline("best", f"{_step(best)}; {_compared(advice, best)}")]
+    if advice.rivals:
+        lines.append(_headline("as good", f"{listed(advice, advice.rivals)} ({_tie(advice, best)})"))
+    if advice.unproven:
+        rest = len(advice.unproven) - _MOST_NAMED
+        more = f", {rest} more" if rest > 0 else ""
+        lines.append(_headline("unproven", f"may be better: {listed(advice, advice.unproven[:_MOST_NAMED])}{more}"))
+    if advice.other_transfers:
+        plans = advice.other_transfers[:_MOST_NAMED]
+        lines.append(_headline("transfers", f"issued otherwise it would be shorter: {listed(advice, plans)}"))
+    return [*lines, _headline("binds", binds_text(advice)), _headline("memory", _memory(advice, best))]
+
+
+def _headline(word: str, text: str) -> str:
+    return f"  {word:<9} {text}"
+
+
+def _step(plan: Plan) -> str:
+    known = f"±{error_text(plan)}" if plan.known_error is not None else f"± unknown, {UNPROVEN_TEXT}"
+    return f"{plan.label}, {plan.result.p2p} transfers: {format_duration(plan.step_ns)} ({known})"
+
+
+def _compared(advice: Advice, best: Plan) -> str:
+    now, observed = advice.now, advice.asked.answer.observed_schedule
+    if recorded_test(advice.asked.answer.pipeline)(best):
+        return "the recorded order"
+    recorded = (observed or "order") if now.schedule == "observed" else now.schedule
+    if now.p2p != advice.asked.answer.pipeline.p2p:
+        recorded += f" with {now.p2p} transfers"
+    change = best.step_ns / now.metrics.step_ns - 1
+    within = "" if advice.lead_is_certain else ", which is within the error: that is as good"
+    took = format_duration(now.metrics.step_ns)
+    error = advice.change_error_ratio
+    sure = "" if error is None else f" ±{format_error(error)}"
+    return f"{change:+.1%}{sure} against the recorded {recorded} over these links ({took}){within}"
+
+
+def _tie(advice: Advice, best: Plan) -> str:
+    pairs = [sorted((best.result, rival.result), key=lambda r: -r.metrics.step_ns) for rival in advice.rivals]
+    errors = [step_change_error(longer, shorter) for longer, shorter in pairs]
+    known = [error for error in errors if error is not None]
+    if len(known) < len(errors):
+        return f"within {RELEVANT_RATIO:.0%}"
+    return f"within the error of the difference, ±{format_error(max(known))}"
+
+
+def listed(advice: Advice, plans: Sequence[Plan]) -> str:
+    """Plans with what their steps differ by from the recorded order's."""
+    return ", ".join(_named(advice, plan) for plan in plans)
+
+
+def _named(advice: Advice, plan: Plan) -> str:
+    way = "" if plan.way.p2p is None else f" {plan.result.p2p}"
+    known = advice.best is not None and advice.best.result.feasible is not None
+    unknown = " (HBM unknown)" if plan.result.feasible is None and known else ""
+    mark = f" {UNPROVEN_MARK}" if way and plan.evidence == "unproven" else ""
+    return f"{plan.label}{way} {plan.step_ns / advice.now.metrics.step_ns - 1:+.1%}{mark}{unknown}"
+
+
+def binds_text(advice: Advice) -> str:
+    """What binds, and what more of it would save."""
+    if advice.binds == "compute":
+        hbm = " or more HBM" if advice.gain_of("hbm") is not None else ""
+        unsaid = "; what more HBM would is unknown" if advice.scenario.hbm_bytes is not None and not hbm else ""
+        links = f"more bandwidth{',' if hbm else ' or'} less latency{hbm}"
+        return f"compute: {links} would each gain less than {RELEVANT_RATIO:.0%}{unsaid}"
+    gain = advice.gain_of(advice.binds)
+    if gain is None:
+        return advice.binds
+    resource = "HBM" if advice.binds == "hbm" else advice.binds
+    return (
+        f"{resource}: {gain.more.text} would save {format_duration(gain.gained_ns)} ({gain.gain_ratio:.1%}) of the step"
+    )
+
+
+def _memory(advice: Advice, best: Plan) -> str:
+    needed = best.result.metrics.needed_hbm_bytes
+    limit = advice.scenario.hbm_bytes
+    of = "no limit given (--hbm)" if limit is None else f"limit {format_size(limit)}"
+    if best.needed_bytes is None:
+        return f"unknown, {of}: not checked"
+    rank = advice.asked.answer.observed.global_ranks[needed.index(best.needed_bytes)]
+    near = ": so close to it that it may not fit" if is_near_the_limit(best.result.metrics, advice.scenario) else ""
+    return f"needs {format_size(best.needed_bytes)} on rank {rank}, {of}{near}"
+
+
+def _nothing_fits(advice: Advice) -> list[str]:
+    lacking = [(p.result.shortage.missing_bytes, p) for p in advice.asked.plans if p.result.shortage is not None]
+    if not lacking:
+        return [_headline("best", "none: nothing could be replayed")]
+    missing, plan = min(lacking, key=lambda found: (found[0], found[1].step_ns))
+    shortage = plan.result.shortage
+    rank = advice.asked.answer.observed.global_ranks[shortage.rank] if shortage is not None else 0
+    return [
+        _headline("best", f"none: no schedule fits in {format_size(advice.scenario.hbm_bytes or 0)}"),
+        _headline("nearest", f"{plan.label}: rank {rank} lacks {format_size(missing)} ({missing:,} bytes)"),
+        _headline("binds", "HBM"),
+    ]
+
+
+def _gains_table(gains: Sequence[Gain], best: Plan | None) -> list[str]:
+    rows = [
+        (
+            gain.more.text,
+            format_duration(gain.plan.step_ns),
+            f"{gain.gained_ns / 1e6:.1f} ms",
+            f"{gain.gain_ratio:.1%}",
+            "" if best is not None and gain.plan.label == best.label else gain.plan.label,
+        )
+        for gain in gains
+    ]
+    head = ("one more unit", "step", "gain", "of best", "with" if any(row[-1] for row in rows) else "")
+    return _table([head, *rows])
+
+
+def _plans_table(plans: Sequence[Plan], scenario: Scenario) -> list[str]:
+    rows: list[tuple[str, ...]] = [("tried", "transfers", "step", "±", "needs", "fits", "rests on")]
+    rows += [
+        (
+            plan.label,
+            plan.result.p2p,
+            format_duration(plan.step_ns),
+            error_text(plan),
+            "unknown" if plan.needed_bytes is None else format_size(plan.needed_bytes),
+            _fits(plan.result.metrics, scenario, feasible=plan.result.feasible),
+            plan.evidence,
+        )
+        for plan in sorted(plans, key=lambda p: p.step_ns)
+    ]
+    return _table(rows)
+
+
+def _fits(metrics: Metrics, scenario: Scenario, *, feasible: bool | None) -> str:
+    return "maybe" if feasible and is_near_the_limit(metrics, scenario) else _FITS[feasible]
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [aligned(row, widths) for row in rows]
+
+
+def _sizes_table(tuning: CoTuning, scenario: Scenario) -> list[str]:
+    """Sizes of a microbatch, the best first."""
+    limited = scenario.hbm_bytes is not None
+    rows: list[tuple[str, ...]] = [("mbs × seq", "m", "depth", "step", "per token", "needs", "fits", "costs")]
+    for found in tuning.candidates:
+        needed = [size for size in found.metrics.needed_hbm_bytes if size is not None]
+        rows.append(
+            (
+                f"{found.batch.sequences} × {found.batch.length}",
+                str(found.microbatches),
+                depth_label(found.extra_forwards),
+                format_duration(found.metrics.step_ns),
+                format_duration(found.metrics.step_ns / tuning.tokens),
+                format_size(max(needed)) if len(needed) == len(found.metrics.needed_hbm_bytes) else "unknown",
+                _fits(found.metrics, scenario, feasible=found.feasible),
+                "extrapolated" if found.extrapolated else "measured",
+            )
+        )
+    columns = [i for i in range(len(rows[0])) if limited or rows[0][i] != "fits"]
+    title = f"geopipe at {tuning.tokens:,} tokens per step, h {tuning.hidden}: {_sizes_verdict(tuning)}"
+    return [f"  {title}", "", *_table([tuple(row[i] for i in columns) for row in rows])]
+
+
+def _sizes_verdict(tuning: CoTuning) -> str:
+    best, measured = tuning.candidates[0], tuning.measured
+    if best.feasible is False:
+        return "no sizes fit"
+    if best is measured:
+        return "the recorded sizes are best"
+    sizes = f"mbs {best.batch.sequences}, seq {best.batch.length}"
+    error = tuning.error_ratio
+    sure = "extrapolated, error unknown" if error is None else f"extrapolated, ±{error:.0%}"
+    if measured.feasible is False:
+        return f"{sizes} is best of those that fit ({sure})"
+    change = best.metrics.step_ns / measured.metrics.step_ns - 1
+    if error is not None and abs(change) <= error:
+        return f"{sizes} would be {change:+.1%}, within the error ({sure}): the recorded sizes are as good"
+    return f"{sizes} is best: {change:+.1%} against the recorded sizes ({sure})"
+
+
+def _notes(advice: Advice, tuning: CoTuning | None, *, verbose: bool) -> list[str]:
+    notes = [
+        f"best: the shortest step among those whose predictions rest on most; of steps within {RELEVANT_RATIO:.0%} of "
+        "it (recorded ones scatter so much) the one that needs least memory, and the recorded order where the lead "
+        "over it is within the error",
+        "percentages: of schedules, the step against that of the recorded order over these links; of gains, the share "
+        "of the best's step",
+        "gains are replayed, with schedule and depth chosen anew (with: where others are best); of a microbatch more, "
+        "per microbatch",
+    ]
+    marked = [plan for plan in (*advice.unproven, *advice.other_transfers) if plan.evidence == "unproven"]
+    if marked:
+        reasons = dict.fromkeys(reason for plan in marked for reason in plan.rests_on)
+        told = f" ({', '.join(reasons)})" if reasons else ""
+        notes.append(f"unproven (± {UNPROVEN_MARK}): {UNPROVEN_TEXT}{told}; record one before you rely on it")
+    if verbose:
+        notes.append(
+            "rests on: recorded, predictions like it were compared with recorded steps, so ± is known; measured, all "
+            "its costs are measured, but nothing like it was compared; unproven, costs are derived or transfers issued "
+            "as the trace does not show"
+        )
+        is_told = any(note.startswith("maybe:") for note in advice.asked.answer.notes)
+        if advice.scenario.hbm_bytes is not None and not is_told:
+            notes.append(f"maybe: needs within {PEAK_ERROR_RATIO:.0%} of the limit, which is the error of predictions")
+    if tuning is not None:
+        notes += [f"extrapolated: {assumption}" for assumption in tuning.assumptions]
+    return notes

@@ -1,0 +1,291 @@
+"""The report for people: the answer in a table, what it rests on, and what to run next."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from typing import TYPE_CHECKING
+
+from tracetool.reports import Report, RunFacts
+from tracetool.reports.sharing import sharing_lines
+from tracetool.units import format_duration, format_size
+from tracetool.whatif.accuracy import format_error
+from tracetool.whatif.best import error_text, recorded_test, rows_of
+from tracetool.whatif.memory_limit import is_near_the_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.model.metrics import Metrics
+    from tracetool.whatif.answer import Answer, Result
+    from tracetool.whatif.jitter import Spread
+    from tracetool.whatif.memory_limit import Shortage
+
+_WIDTH = 80
+_LEAST_WIDTH = 40
+_MOST_LISTED = 8
+_LEAST_NAME = 12
+
+HEAD = ("", "step", "±", "Δ", "bubble", "cross-DC", "peak HBM", "fits")
+
+
+def render(answer: Answer, facts: RunFacts, suffix: str = "") -> bytes:
+    """The report as text: of 80 columns in a file, else as wide as the terminal."""
+    warnings = [f"warning: {text}" for text in answer.warnings]
+    width = _WIDTH if suffix else terminal_width()
+    lines = [*warnings, *([""] if warnings else []), *title(answer, facts), ""]
+    lines += [*_table(answer, width), "", *_details(answer)]
+    lines += [f"note: {note}" for note in answer.notes]
+    return ("\n".join(wrapped(lines, width)) + "\n").encode()
+
+
+REPORT = Report((".txt",), render)
+
+
+def title(answer: Answer, facts: RunFacts) -> list[str]:
+    """What was recorded, and what is asked about it."""
+    shape = answer.pipeline.observed.shape
+    topology, hbm = answer.scenario.topology, answer.scenario.hbm_bytes
+    ranks = answer.observed.global_ranks
+    stages = f"{shape.stages} stages" + (f" on {shape.ranks} ranks" if shape.chunks > 1 else "")
+    if ranks != tuple(range(len(ranks))):
+        stages += f" (ranks {', '.join(map(str, ranks))})"
+    dcs = len(set(topology.dcs))
+    places = f" in {dcs} DC{'s' if dcs > 1 else ''}" if dcs else ""
+    nameless = "an order without a name" if answer.pipeline.observed.has_backwards else "forwards alone"
+    order = answer.observed_schedule or nameless
+    replayed = answer.baseline.microbatches
+    lines = [
+        facts.name,
+        f"  step {answer.pipeline.step}: {order} on {stages}{places}, {shape.microbatches} microbatches, "
+        f"{answer.pipeline.p2p} transfers",
+        *([f"  replayed with {replayed} microbatches"] if replayed != shape.microbatches else []),
+    ]
+    lines += [f"  link {link}" for link in topology.links]
+    lines += [f"  {line}" for line in sharing_lines(answer.scenario)]
+    if hbm is not None:
+        lines.append(f"  HBM limit {format_size(hbm)} per rank")
+    return lines
+
+
+def _table(answer: Answer, width: int) -> list[str]:
+    rows = [
+        HEAD,
+        (f"observed {answer.observed_schedule or ''}".rstrip(), *result_cells(answer, answer.observed_metrics, None)),
+    ]
+    rows += [(result_name(r), *result_cells(answer, r.metrics, r)) for r in compared_results(answer)]
+    rows += [(refused.schedule, "not replayed", *[""] * (len(HEAD) - 2)) for refused in answer.refused]
+    columns = [i for i in range(len(HEAD)) if any(row[i] for row in rows[1:])]
+    return table([[row[i] for i in columns] for row in rows], width)
+
+
+def compared_results(answer: Answer) -> list[Result]:
+    """The baseline, and each result that is another one."""
+    others = [result for result in answer.results if not is_baseline(answer, result)]
+    return rows_of([answer.baseline, *others], answer.baseline.schedule, recorded_test(answer.pipeline))
+
+
+def is_baseline(answer: Answer, result: Result) -> bool:
+    """Whether a result is the schedule that the others are compared with, its transfers issued as there."""
+    return result.schedule == answer.baseline.schedule and result.p2p == answer.baseline.p2p
+
+
+def table(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
+    """Rows in columns, by default as wide as the terminal at most: a name that is too long has lines of its own.
+
+    Args:
+        rows: Cells; the first of each row is its name.
+        width: Columns there are.
+    """
+    width = width or terminal_width()
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    room = max(_LEAST_NAME, width - 2 - sum(2 + w for w in widths[1:]))
+    widths[0] = max((len(row[0]) for row in rows if len(row[0]) <= room), default=0)
+    lines = []
+    for name, *cells in rows:
+        if len(name) > room:
+            lines += [f"  {name[at : at + width - 2]}" for at in range(0, len(name), width - 2)]
+        lines.append(aligned([name if len(name) <= room else "", *cells], widths))
+    return lines
+
+
+def aligned(row: Sequence[str], widths: Sequence[int]) -> str:
+    """Cells of a table's row: the first to the left, the others to the right."""
+    numbers = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+    return "  " + "  ".join([row[0].ljust(widths[0]), *numbers]).rstrip()
+
+
+def result_cells(answer: Answer, metrics: Metrics, result: Result | None) -> tuple[str, ...]:
+    """Cells of a result after its name: as ``HEAD`` has them; None is what was observed."""
+    step, bubble = format_duration(metrics.step_ns), f"{metrics.bubble_ratio:.1%}"
+    if result is None:
+        return step, "", "", bubble, "", _peak(metrics, lower_bound=False), ""
+    lower_bound = answer.scenario.activation_bytes is not None
+    fits = {True: "yes", False: "NO", None: "unknown"}[result.feasible]
+    if result.feasible and answer.scenario.hbm_bytes is not None:
+        fits = "maybe" if lower_bound or is_near_the_limit(metrics, answer.scenario) else "yes"
+    return (
+        step,
+        error_text(result),
+        _change(answer, result),
+        bubble,
+        format_duration(result.cross_dc_bubble_ns) if answer.scenario.topology.dcs else "",
+        _peak(metrics, lower_bound=lower_bound),
+        fits if answer.scenario.hbm_bytes is not None else "",
+    )
+
+
+def _change(answer: Answer, result: Result) -> str:
+    """A change of step time with its error, marked where it is within that."""
+    if result is answer.baseline:
+        return "baseline"
+    change, error = answer.step_change(result), answer.step_change_error(result)
+    text = f"{change:+.1%}".replace("-0.0%", "+0.0%")
+    return text if error is None else f"{'~' * (abs(change) <= error)}{text} ±{format_error(error)}"
+
+
+def _peak(metrics: Metrics, *, lower_bound: bool) -> str:
+    peaks = [p for p in metrics.peak_hbm_bytes if p is not None]
+    if len(peaks) < len(metrics.peak_hbm_bytes):
+        return "unknown"
+    return ("≥ " if lower_bound else "") + format_size(max(peaks))
+
+
+def result_name(result: Result) -> str:
+    """A result's schedule, with its extra forwards."""
+    extra = result.extra_forwards
+    if result.schedule == "observed":
+        return "observed, replayed"
+    return result.schedule + (f" +{','.join(map(str, extra))}" if extra is not None else "")
+
+
+def short_name(result: Result) -> str:
+    """The same, where a number per rank would be too long."""
+    name, extra = result_name(result), result.extra_forwards
+    return name if extra is None or len(extra) <= _MOST_LISTED else f"{result.schedule} up to +{max(extra)}"
+
+
+def _details(answer: Answer) -> list[str]:
+    lines = []
+    base = answer.baseline
+    if base.spread is not None and not any(is_baseline(answer, result) for result in answer.results):
+        lines += [f"  {result_name(base)}: baseline, {base.p2p} transfers", f"    {_spread(base.spread)}", ""]
+    for result in answer.results:
+        first, *rest = result_details(answer, result)
+        lines += [f"  {result_name(result)}: {first}", *(f"    {line}" for line in rest), ""]
+    for refused in answer.refused:
+        hint = f" ({refused.hint})" if refused.hint else ""
+        lines += [f"  {refused.schedule}: not replayed: {refused.reason}{hint}", ""]
+    check = answer.fidelity
+    lines.append(
+        f"  fidelity: the observed order, replayed, takes a window of {format_duration(check.replayed_ns)} for the "
+        f"observed {format_duration(check.observed_ns)}{check.held_up} ({check.error_ratio:+.2%}; the model on its own "
+        "recording)"
+    )
+    return lines
+
+
+def shortage_lines(shortage: Shortage, global_ranks: Sequence[int]) -> list[str]:
+    """Who lacks most, and who exceeds the limit first."""
+    first = shortage.first
+    running = f"with {first.op.text}" if first.op else "before its first action"
+    return [
+        f"does not fit: rank {global_ranks[shortage.rank]} lacks {format_size(shortage.missing_bytes)} "
+        f"({shortage.missing_bytes:,} bytes)",
+        f"first exceeded on rank {global_ranks[first.rank]} after {format_duration(first.at_ns)}, {running}",
+    ]
+
+
+def result_details(answer: Answer, result: Result) -> list[str]:
+    """What is said of a result below the table, its transfers and window first."""
+    lines = [f"{result.p2p} transfers, window {format_duration(result.metrics.window_ns)}"]
+    if result.extra_forwards is not None:
+        lines.append(f"extra warm-up forwards per rank: {', '.join(f'+{n}' for n in result.extra_forwards)}")
+    if result.spread is not None:
+        lines.append(_spread(result.spread))
+    if result.remark:
+        lines.append(result.remark)
+    if None not in result.metrics.peak_hbm_bytes:
+        peaks = [format_size(p or 0) for p in result.metrics.peak_hbm_bytes]
+        lines.append(f"peak HBM per rank: {', '.join(peaks)}")
+    if any(size is not None for size in result.metrics.overhead_bytes) and _is_first_to_need(answer, result):
+        beyond = ["?" if size is None else format_size(size) for size in result.metrics.overhead_bytes]
+        lines.append(f"needed beyond it, as measured: {', '.join(beyond)}{_of_all(answer, result)}")
+    if result.shortage is not None:
+        lines += shortage_lines(result.shortage, answer.observed.global_ranks)
+    if not is_baseline(answer, result):
+        lines += _reductions(answer, result)
+    return lines
+
+
+def _is_first_to_need(answer: Answer, result: Result) -> bool:
+    """Whether no result above needs as much beyond its peaks: it is the recording's, so mostly the same for all."""
+    return next(r for r in answer.results if r.metrics.overhead_bytes == result.metrics.overhead_bytes) is result
+
+
+def _of_all(answer: Answer, result: Result) -> str:
+    alike = [r for r in answer.results if r.metrics.overhead_bytes == result.metrics.overhead_bytes]
+    return " (the same for all results)" if len(alike) == len(answer.results) > 1 else ""
+
+
+def _spread(spread: Spread) -> str:
+    return (
+        f"with costs drawn anew {spread.resamples} times: half the steps take up to "
+        f"{format_duration(spread.p50_ns)}, 95 % up to {format_duration(spread.p95_ns)}"
+    )
+
+
+def _reductions(answer: Answer, result: Result) -> list[str]:
+    """How much idle time is won back against the baseline, as mean time per rank."""
+    base = answer.baseline
+    compared = (
+        ("bubble", base.metrics.bubble_ns, result.metrics.bubble_ns, answer.bubble_reduction(result)),
+        (
+            "cross-DC bubble",
+            base.cross_dc_bubble_ns,
+            result.cross_dc_bubble_ns,
+            answer.cross_dc_bubble_reduction(result),
+        ),
+    )
+    return [
+        f"{what} {format_duration(before)} → {format_duration(after)} ({_compared(change)} {base.schedule})"
+        for what, before, after, change in compared
+        if change is not None
+    ]
+
+
+def _compared(reduction: float) -> str:
+    if round(reduction, 3) == 0:
+        return "as much as"
+    return f"{abs(reduction):.1%} {'less' if reduction > 0 else 'more'} than"
+
+
+def terminal_width() -> int:
+    """Columns of the terminal; 80 where there is none."""
+    return max(_LEAST_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns)
+
+
+def wrapped(lines: Sequence[str], width: int | None = None) -> list[str]:
+    """Lines broken to a width, by default the terminal's; what follows is indented under where they began.
+
+    A word that is longer (a path) is broken behind a slash.
+    """
+    width = width or terminal_width()
+    broken: list[str] = []
+    for line in lines:
+        indent = " " * (len(line) - len(line.lstrip()) + (6 if line.startswith("note:") else 2))
+        broken += wrap(line, width, indent)
+    return broken
+
+
+def wrap(line: str, width: int, indent: str) -> list[str]:
+    """One line broken to a width, with an indent before what follows."""
+    found = []
+    for part in textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False):
+        rest = part
+        while len(rest) > width:
+            at = rest.rfind("/", len(indent) + 1, width) + 1 or width
+            found.append(rest[:at])
+            rest = indent + rest[at:]
+        found.append(rest)
+    return found or [""]

@@ -1,0 +1,275 @@
+"""The answer in words: which schedule is best, by how much, and how sure that is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tracetool.reports.answer.text import compared_results, is_baseline, result_name
+from tracetool.units import format_duration, format_size
+from tracetool.whatif.accuracy import format_error
+from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT, is_as_good
+from tracetool.whatif.depth import RELEVANT_RATIO
+from tracetool.whatif.memory_limit import is_near_the_limit
+
+if TYPE_CHECKING:
+    from tracetool.whatif.answer import Answer, Result
+
+_NAMED = 3
+"""Schedules named in one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One of the numbers shown first: what, how much, compared with what."""
+
+    label: str
+    value: str
+    beside: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a reader should know first.
+
+    Attributes:
+        best: The result it is about.
+        headline: One sentence.
+        figures: Its numbers.
+        points: What to know before acting on it.
+    """
+
+    best: Result
+    headline: str
+    figures: tuple[Figure, ...]
+    points: tuple[str, ...]
+
+
+def best_result(answer: Answer) -> Result:
+    """The result to act on, the baseline among them: by the rule of ``whatif.best``, else what lacks least."""
+
+    def lacks(result: Result) -> tuple[int, int]:
+        return (result.shortage.missing_bytes if result.shortage is not None else 0), result.step_ns
+
+    best = answer.best
+    return min(compared_results(answer), key=lacks) if best is None else best
+
+
+def verdict(answer: Answer, best: Result | None = None) -> Verdict:
+    """The answer in words.
+
+    Args:
+        answer: The answer.
+        best: The result to act on; by default ``best_result``.
+    """
+    best = best or best_result(answer)
+    headline = _headline(answer, best)
+    return Verdict(
+        best,
+        headline[0].upper() + headline[1:] if headline.startswith("the ") else headline,
+        tuple(_figures(answer, best)),
+        tuple(_points(answer, best)),
+    )
+
+
+def named(result: Result) -> str:
+    """A result's schedule within a sentence."""
+    return "the observed order" if result.schedule == "observed" else result_name(result)
+
+
+def _baseline_named(answer: Answer) -> str:
+    """The baseline within a sentence, with its transfers where the trace shows others."""
+    base = answer.baseline
+    return named(base) + (f" with {base.p2p} transfers" if base.p2p != answer.pipeline.p2p else "")
+
+
+def _headline(answer: Answer, best: Result) -> str:
+    base = answer.baseline
+    name, known, error = named(best), best.seen_error_ratio, answer.step_change_error(best)
+    step = format_duration(best.metrics.step_ns)
+    step += " a step (error unknown)" if known is None else f" ±{format_error(known)} a step"
+    if best.feasible is False:
+        count = len(compared_results(answer))
+        limit = format_size(answer.scenario.hbm_bytes or 0)
+        lacks = format_size(best.shortage.missing_bytes if best.shortage is not None else 0)
+        if count == 1:
+            return f"{name} does not fit {limit} of HBM: it lacks {lacks}"
+        return f"None of {count} schedules fits {limit} of HBM: {name} lacks least, {lacks}"
+    if is_baseline(answer, best):
+        stays = len(compared_results(answer)) > 1
+        shorter = any(r.metrics.step_ns < best.metrics.step_ns for r in _fitting(answer, best))
+        surely = " by more than can be told" if shorter else ""
+        return f"Nothing replayed is shorter than {name}{surely}: {step}" if stays else f"{name} takes {step}"
+    change = answer.step_change(best)
+    if is_as_good(base, best):
+        return f"{name} takes {step}: too near to {_baseline_named(answer)} to tell which is shorter"
+    more = "less" if change < 0 else "more"
+    certain = "" if error is None else f" ±{format_error(error)}"
+    unfit = ", which does not fit" if base.feasible is False else ""
+    sure = " if it fits" if fit_of(answer, best) != "fits" and answer.scenario.hbm_bytes is not None else ""
+    is_shortest = all(r.metrics.step_ns >= best.metrics.step_ns for r in _fitting(answer, best))
+    word = "shortest" if known is None and is_shortest else "best"
+    return f"{name} is {word}{sure}: {step}, {abs(change):.1%}{certain} {more} than {_baseline_named(answer)}{unfit}"
+
+
+def _fitting(answer: Answer, best: Result) -> list[Result]:
+    """Results whose memory speaks as much for them as that of the best."""
+    return [r for r in compared_results(answer) if r.feasible == best.feasible]
+
+
+def _figures(answer: Answer, best: Result) -> list[Figure]:
+    base, metrics = answer.baseline, best.metrics
+    error = best.seen_error_ratio
+    against = _baseline_named(answer)
+    same = is_baseline(answer, best)
+    figures = [
+        Figure(
+            "Step time",
+            format_duration(metrics.step_ns),
+            "error of prediction unknown" if error is None else f"±{format_error(error)} (largest error seen)",
+        )
+    ]
+    if not same:
+        saved, of_change = base.metrics.step_ns - metrics.step_ns, answer.step_change_error(best)
+        certain = "" if of_change is None else f" (±{format_error(of_change)} of {against})"
+        figures.append(
+            Figure(
+                f"Against {against}",
+                f"{-saved / base.metrics.step_ns:+.1%}",
+                f"{format_duration(abs(saved))} {'less' if saved >= 0 else 'more'} per step{certain}",
+            )
+        )
+    figures.append(
+        Figure(
+            "Bubble (idle share)",
+            f"{metrics.bubble_ratio:.1%}",
+            "of the pipeline window" if same else f"{base.metrics.bubble_ratio:.1%} with {against}",
+        )
+    )
+    if answer.scenario.topology.dcs:
+        figures.append(
+            Figure(
+                "Cross-DC bubble",
+                format_duration(best.cross_dc_bubble_ns),
+                "per step" if same else f"{format_duration(base.cross_dc_bubble_ns)} with {against}",
+            )
+        )
+    return [*figures, _memory(answer, best)]
+
+
+def _memory(answer: Answer, best: Result) -> Figure:
+    hbm = answer.scenario.hbm_bytes
+    # A limit is kept by what a rank needs: its peak, and what it occupies beyond that.
+    of_ranks = best.metrics.peak_hbm_bytes if hbm is None else best.metrics.needed_hbm_bytes
+    sizes = [size for size in of_ranks if size is not None]
+    value = format_size(max(sizes)) if sizes and len(sizes) == len(of_ranks) else "unknown"
+    if hbm is None:
+        return Figure("Peak HBM of a rank", value, "no limit was given")
+    return Figure("HBM that a rank needs", value, f"limit {format_size(hbm)}: {fit_of(answer, best)}")
+
+
+def fit_of(answer: Answer, result: Result) -> str:
+    """Whether a result fits the memory limit, in words."""
+    if result.feasible is None:
+        return "not checked"
+    if result.shortage is not None:
+        rank = answer.observed.global_ranks[result.shortage.rank]
+        return f"rank {rank} lacks {format_size(result.shortage.missing_bytes)}"
+    near = is_near_the_limit(result.metrics, answer.scenario) or answer.scenario.activation_bytes is not None
+    return "may fit" if near else "fits"
+
+
+def _points(answer: Answer, best: Result) -> list[str]:
+    return [*_on_error(answer, best), *_on_memory(answer, best), *_on_others(answer, best)]
+
+
+def _on_error(answer: Answer, best: Result) -> list[str]:
+    error = best.seen_error_ratio
+    if error is not None:
+        return [
+            f"Step times predicted like this one were at most {format_error(error)} off on this tool's own H100 "
+            "recordings."
+        ]
+    point = "How far off this prediction is, is not known: none of this tool's own recordings was like it."
+    known = [r for r in compared_results(answer) if r.seen_error_ratio is not None and r.feasible is not False]
+    if not known:
+        return [point]
+    safe = min(known, key=lambda r: r.metrics.step_ns)
+    return [
+        point,
+        f"The best whose error is known is {named(safe)}: {format_duration(safe.metrics.step_ns)} "
+        f"±{format_error(safe.seen_error_ratio or 0)}.",
+    ]
+
+
+def _on_memory(answer: Answer, best: Result) -> list[str]:
+    hbm = answer.scenario.hbm_bytes
+    if hbm is None:
+        return ["No memory limit was given (--hbm): whether schedules fit was not asked."]
+    limit = format_size(hbm)
+    if best.feasible is None:
+        return [f"Whether it fits {limit} of HBM was not checked: what it holds in memory is not known."]
+    if best.feasible is False:
+        shortest = min(compared_results(answer), key=lambda r: r.metrics.step_ns)
+        return [f"{named(best)} lacks least of {limit}: {fit_of(answer, best)}."] + (
+            [] if shortest is best else [f"The shortest step: {_with_step(shortest)}, {fit_of(answer, shortest)}."]
+        )
+    needed = [size for size in best.metrics.needed_hbm_bytes if size is not None]
+    return [f"It {fit_of(answer, best)} {limit} of HBM: a rank needs up to {format_size(max(needed))}."]
+
+
+def _on_others(answer: Answer, best: Result) -> list[str]:
+    """Those that come too near to tell, and those that would be shorter but cannot be counted on."""
+    others = [r for r in compared_results(answer) if r is not best]
+    step_ns = best.metrics.step_ns
+    shortest = min(_fitting(answer, best), key=lambda r: r.metrics.step_ns)
+    shorter = [r for r in others if r.feasible != best.feasible and r.metrics.step_ns < best.metrics.step_ns]
+    points = []
+    if shortest.metrics.step_ns < step_ns and best.feasible is not False:
+        points.append(_why_not_the_shortest(best, shortest))
+    points += near_lines(answer)
+    if shorter:
+        told = [f"{_with_step(r)}, {fit_of(answer, r)}" for r in shorter]
+        points.append(f"Shorter, but its memory stands against it: {_listed(told, '; ')}.")
+    if answer.refused:
+        count = len(answer.refused)
+        points.append(f"{count} schedule{'s' * (count > 1)} could not be replayed; the table says why.")
+    return points
+
+
+def near_lines(answer: Answer) -> list[str]:
+    """All that are as good as the best, and all that may be better, in a sentence each; nothing if there are none."""
+    chosen, lines = answer.chosen, []
+    if chosen.as_good:
+        told = ", ".join(map(_with_step, chosen.as_good))
+        lines.append(f"As good, nearer to it than the error of prediction: {told}.")
+    if chosen.unproven:
+        lines.append(f"May be better, but unproven, {UNPROVEN_TEXT}: {', '.join(map(_with_step, chosen.unproven))}.")
+    return lines
+
+
+def _why_not_the_shortest(best: Result, shortest: Result) -> str:
+    """What speaks for another than the shortest step."""
+    ratio = 1 - shortest.metrics.step_ns / best.metrics.step_ns
+    what = f"{_with_step(shortest)} is {ratio:.1%} shorter"
+    more = [
+        max(n or 0 for n in r.metrics.needed_hbm_bytes)
+        for r in (best, shortest)
+        if None not in r.metrics.needed_hbm_bytes
+    ]
+    needs = f", and needs {format_size(more[1] - more[0])} more" if len(more) == 2 and more[1] > more[0] else ""
+    if ratio <= RELEVANT_RATIO:
+        return f"{what}, by which steps that are repeated differ, too{needs}."
+    if is_as_good(best, shortest):
+        return f"{what}, which is within the error of prediction{needs}."
+    rests = f" ({UNPROVEN_MARK}: {', '.join(shortest.rests_on)})" if shortest.evidence == "unproven" else ""
+    return f"{what}, but its prediction rests on less{rests}{needs}."
+
+
+def _with_step(result: Result) -> str:
+    return f"{named(result)} ({format_duration(result.metrics.step_ns)})"
+
+
+def _listed(parts: list[str], between: str = ", ") -> str:
+    more = f"{between}{len(parts) - _NAMED} more" if len(parts) > _NAMED else ""
+    return between.join(parts[:_NAMED]) + more

@@ -1,0 +1,1 @@
+"""Checks of predictions and of histories: validation, stragglers, trends."""

@@ -1,0 +1,250 @@
+"""A history and its trends: text, JSON, and a picture."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from tracetool.model.metrics import METRICS
+from tracetool.reports.answer.text import table, wrapped
+from tracetool.reports.picture import GREY, RED, SERIES, PictureFormat, save
+from tracetool.tables.fields import doc
+from tracetool.tables.run import SCHEMA_VERSION
+from tracetool.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from tracetool.baselines.history import Value
+    from tracetool.baselines.trends import Trend
+
+SCHEMA_ID = "urn:tracetool:schema:1:trends"
+_BARS = "▁▂▃▄▅▆▇█"
+_MOST_DRAWN = 6
+_LEAST_SPAN = 0.05
+"""Bars are as high as that share of the value, so that what hardly varies looks so."""
+
+
+class EntryInfo(msgspec.Struct, kw_only=True):
+    """A figure of one entry."""
+
+    entry: Annotated[int, doc("Number of the report in the history.")]
+    label: Annotated[str, doc("What it is called.")]
+    at: Annotated[str | None, doc("When it was, as the user said.")]
+    digest: Annotated[str, doc("Digest of its traces.")]
+    tool_version: Annotated[str, doc("Tool that made it.")]
+    variant: Annotated[str, doc("How it was replayed, as in +2,2,0,0 in-order; empty for what was observed.")]
+    value: Annotated[float, doc("In the metric's unit.")]
+
+
+class StepInfo(msgspec.Struct, kw_only=True):
+    """The last step of a series."""
+
+    entry: Annotated[int, doc("First entry after it.")]
+    label: Annotated[str, doc("What that is called.")]
+    before: Annotated[float, doc("Mean before.")]
+    after: Annotated[float, doc("Mean since.")]
+    change_ratio: Annotated[float, doc("After over before, minus one.")]
+    is_certain: Annotated[bool, doc("Whether entries on both sides, or a series without noise, make it so.")]
+    is_regression: Annotated[bool, doc("Whether it is certain, and to the worse.")]
+
+
+class TrendInfo(msgspec.Struct, kw_only=True):
+    """One metric of one schedule."""
+
+    schedule: Annotated[str, doc("observed, or what was replayed.")]
+    scenario: Annotated[str, doc("Digest of the what-if; empty for what was observed.")]
+    what_if: Annotated[str, doc("The what-if in words; empty for what was observed.")]
+    metric: Annotated[str, doc("Name of the metric.")]
+    unit: Annotated[str, doc("Its unit.")]
+    entries: Annotated[list[EntryInfo], doc("In order.")]
+    step: Annotated[StepInfo | None, doc("The last step they took.")]
+
+
+class TrendsInfo(msgspec.Struct, kw_only=True):
+    """Result of tracetool baseline show."""
+
+    schema: Annotated[str, doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
+    schema_version: Annotated[str, doc("Version of the schema.")] = SCHEMA_VERSION
+    history: Annotated[str, doc("File of the history.")]
+    trends: Annotated[list[TrendInfo], doc("In order of appearance.")]
+
+
+def trends_info(found: Sequence[Trend], history: str) -> TrendsInfo:
+    """The trends as structs."""
+    return TrendsInfo(history=history, trends=[_trend(trend) for trend in found])
+
+
+def _trend(trend: Trend) -> TrendInfo:
+    step, values = trend.step, trend.values
+    return TrendInfo(
+        schedule=trend.schedule,
+        scenario=trend.scenario,
+        what_if=trend.values[-1].what_if,
+        metric=trend.metric,
+        unit=METRICS[trend.metric].unit,
+        entries=[
+            EntryInfo(
+                entry=v.entry,
+                label=v.label,
+                at=v.at,
+                digest=v.digest,
+                tool_version=v.tool_version,
+                variant=v.variant,
+                value=v.value,
+            )
+            for v in values
+        ],
+        step=None
+        if step is None
+        else StepInfo(
+            entry=values[step.first].entry,
+            label=values[step.first].label,
+            before=step.before,
+            after=step.after,
+            change_ratio=step.change_ratio,
+            is_certain=step.is_certain,
+            is_regression=trend.is_regression,
+        ),
+    )
+
+
+def render_json(found: Sequence[Trend], history: str) -> bytes:
+    """The trends as JSON by ``schemas/trends.schema.json``."""
+    return msgspec.json.format(msgspec.json.encode(trends_info(found, history)), indent=2) + b"\n"
+
+
+def render_text(found: Sequence[Trend], history: str) -> str:
+    """A line per series with its values as bars, one per entry, and what step it took."""
+    entries = sorted({value.entry for trend in found for value in trend.values})
+    numbers = _what_if_numbers(found)
+    rows = [["", "last", "", "step"]]
+    for trend in found:
+        by_entry = {value.entry: value.value for value in trend.values}
+        last = trend.values[-1]
+        at = "" if last.entry == entries[-1] else f" at {_short(last.label)}"
+        drawn = bars([by_entry.get(entry) for entry in entries])
+        rows.append([_name(trend, numbers), shown(trend.metric, last.value) + at, drawn, _told(trend)])
+    head = f"{history}: {len(entries)} {'entry' if len(entries) == 1 else 'entries'} looked at"
+    notes = [f"  [{number}] {words}" for words, number in numbers.items()]
+    return "\n".join([*wrapped([head]), "", *table(rows), *wrapped(["", *notes] if notes else []), ""])
+
+
+def _what_if_numbers(found: Sequence[Trend]) -> dict[str, int]:
+    """What-ifs in words with a number each, where one schedule was replayed in several; else none."""
+    scenarios: dict[str, set[str]] = {}
+    for trend in found:
+        scenarios.setdefault(trend.schedule, set()).add(trend.scenario)
+    if all(len(of_schedule) == 1 for of_schedule in scenarios.values()):
+        return {}
+    words = dict.fromkeys(_words(trend) for trend in found if trend.scenario)
+    return {each: number for number, each in enumerate(words, 1)}
+
+
+def _words(trend: Trend) -> str:
+    return trend.values[-1].what_if or f"what-if {trend.scenario}"
+
+
+def _name(trend: Trend, numbers: dict[str, int]) -> str:
+    number = numbers.get(_words(trend)) if trend.scenario else None
+    return f"{trend.schedule} {trend.metric}" + (f" [{number}]" if number else "")
+
+
+def _told(trend: Trend) -> str:
+    step = trend.step
+    if step is None:
+        return "none"
+    verdict = "regressed" if trend.is_regression else "improved" if step.is_certain else "one entry: inconclusive"
+    before, after = (trend.values[at].variant for at in (step.first - 1, step.first))
+    variant = f", {before} → {after}" if before != after else ""
+    return f"{step.change_ratio:+.1%} at {trend.values[step.first].label} ({verdict}{variant})"
+
+
+def list_text(values: Sequence[Value], history: str) -> str:
+    """The entries of a history, a line each."""
+    first = {value.entry: value for value in reversed(values)}
+    rows = [["entry", "label", "at", "traces", "tracetool"]]
+    for entry in sorted(first):
+        value = first[entry]
+        rows.append([str(entry), value.label, value.at or "", value.digest[:12], value.tool_version])
+    return "\n".join([*wrapped([history]), "", *table(rows), ""])
+
+
+def shown(metric: str, value: float) -> str:
+    """A value with its unit, as people read it."""
+    unit = METRICS[metric].unit
+    return (
+        format_duration(round(value))
+        if unit == "ns"
+        else format_size(round(value))
+        if unit == "bytes"
+        else f"{value:.1%}"
+    )
+
+
+def bars(values: Sequence[float | None]) -> str:
+    """Values as a row of bars between their least and their greatest, which are 5 % apart at least; a dot for none."""
+    known = [value for value in values if value is not None]
+    low, high = min(known), max(known)
+    span = max(high - low, _LEAST_SPAN * abs(high)) or 1.0
+    middle = low - (span - (high - low)) / 2
+    return "".join(
+        "·" if value is None else _BARS[min(len(_BARS) - 1, int((value - middle) / span * len(_BARS) + 1e-6))]
+        for value in values
+    )
+
+
+def render_picture(found: Sequence[Trend], picture_format: PictureFormat) -> bytes:
+    """Each series over the entries, with the means before and after its last step; of many those that took one."""
+
+    def weight(trend: Trend) -> int:
+        return 0 if trend.is_regression else 1 if trend.step and trend.step.is_certain else 2 if trend.step else 3
+
+    chosen = sorted(found, key=weight)[:_MOST_DRAWN]
+    kept = [trend for trend in found if trend in chosen]
+    return save(lambda: _figure(kept, len(found) - len(kept), _what_if_numbers(found)), picture_format)
+
+
+def _figure(found: Sequence[Trend], left_out: int, numbers: dict[str, int]) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 0.5 + 1.9 * len(found)), dpi=150, layout="constrained")
+    panels = figure.subplots(len(found), 1, squeeze=False)[:, 0]
+    for axes, trend in zip(panels, found, strict=True):
+        _draw(axes, trend, _name(trend, numbers))
+    told = ["dashed: mean before and after the last step"] if any(trend.step for trend in found) else []
+    told += [f"[{number}] {words}" for words, number in numbers.items()]
+    told += [f"{left_out} more series: name a metric or --schedule"] if left_out > 0 else []
+    figure.supxlabel("\n".join(told), fontsize=7, color=GREY)
+    return figure
+
+
+def _draw(axes: Axes, trend: Trend, name: str) -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    values = [value.value for value in trend.values]
+    places = range(len(values))
+    axes.plot(places, values, marker="o", markersize=3.5, linewidth=1, color=SERIES[0])
+    axes.set_title(name, loc="left", fontsize=8.5, fontweight="bold")
+    axes.set_xticks(
+        list(places), [_short(value.label) for value in trend.values], rotation=45, ha="right", fontsize=6.5
+    )
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(trend.metric, value)))
+    axes.grid(axis="y", color="#DDDDDD", linewidth=0.5)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    step = trend.step
+    if step is not None:
+        colour = RED if trend.is_regression else SERIES[2] if step.is_certain else GREY
+        axes.hlines(
+            [step.before, step.after], [0, step.first], [step.first - 1, len(values) - 1], colour, linestyles="--"
+        )
+        axes.set_title(_told(trend), loc="right", fontsize=7.5, color=colour)
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= 10 else label[:9] + "…"

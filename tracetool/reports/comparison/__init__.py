@@ -1,0 +1,1 @@
+"""Comparisons as text, as JSON and for CI."""

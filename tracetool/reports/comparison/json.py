@@ -1,0 +1,201 @@
+"""What ``tracetool compare --json`` prints, and the forms that a comparison is written in.
+
+The structs are the schema: ``schemas/comparison.schema.json`` is made from them. Keys may be added within a major
+version; none is renamed or removed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+
+from tracetool.comparison.summary import summary
+from tracetool.comparison.whole import whole_contributions
+from tracetool.tables.fields import doc
+from tracetool.tables.run import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.comparison import Comparison
+    from tracetool.comparison.causes import Cause
+    from tracetool.comparison.sides import Side
+    from tracetool.comparison.verdict import Line
+
+SCHEMA_ID = "urn:tracetool:schema:1:comparison"
+
+
+class SourceInfo(msgspec.Struct, kw_only=True):
+    """A Run or report of a side."""
+
+    name: Annotated[str, doc("What the user named.")]
+    digest: Annotated[str, doc("Digest of its traces.")]
+    tool_version: Annotated[str, doc("Version of tracetool that measured it.")]
+    schema_version: Annotated[str, doc("Version of the schema that it was written by.")]
+    steps: Annotated[list[int], doc("Steps it holds.")]
+
+
+class SideInfo(msgspec.Struct, kw_only=True):
+    """The base, or the new side."""
+
+    sources: Annotated[list[SourceInfo], doc("Its Runs and reports.")]
+    scenario: Annotated[dict[str, Any] | None, doc("What its reports replayed; null for Runs, or if they differ.")]
+
+
+class RulesInfo(msgspec.Struct, kw_only=True):
+    """When a change counts."""
+
+    alpha: Annotated[float, doc("Chance at which the rank test calls equal sets different.")]
+    least_ratio: Annotated[float, doc("Least change of a median.")]
+    least_share_ratio: Annotated[float, doc("Least change of a part, as a share of the step.")]
+
+
+class LineInfo(msgspec.Struct, kw_only=True):
+    """One value side by side."""
+
+    name: Annotated[str, doc("Metric, and behind a slash what it is of.")]
+    metric: Annotated[str, doc("Name of the metric.")]
+    scope: Annotated[str | None, doc("Stage and kind, rank or replayed schedule; null for the step.")]
+    unit: Annotated[str, doc("ns, bytes or 1.")]
+    better: Annotated[str, doc("lower or higher.")]
+    base: Annotated[
+        float | None,
+        doc("Median over the base's steps, of each step's mean where it has several; null if it has none."),
+    ]
+    new: Annotated[float | None, doc("The same of the new side.")]
+    change: Annotated[float | None, doc("New minus base.")]
+    change_ratio: Annotated[float | None, doc("New over base, minus one; null if the base is 0.")]
+    base_count: Annotated[int, doc("Values the base's is of.")]
+    new_count: Annotated[int, doc("Values the new one is of.")]
+    sampled: Annotated[str, doc("What the values are of: steps, actions, or exact figures.")]
+    p: Annotated[float | None, doc("Two-sided chance of the Mann-Whitney test; null if nothing was tested.")]
+    verdict: Annotated[str, doc("improved, unchanged, regressed or inconclusive.")]
+    why: Annotated[str | None, doc("Why nothing can be told, or why a change does not count.")]
+
+
+class CauseInfo(msgspec.Struct, kw_only=True):
+    """A part of a change."""
+
+    kind: Annotated[str, doc("rank, stage, link, tail, memory, order, everything or not replayed.")]
+    name: Annotated[str, doc("Which one.")]
+    value: Annotated[
+        float, doc("What it contributes, in the metric's unit (whole ns and bytes); together they are the change.")
+    ]
+    detail: Annotated[str, doc("What it was and is.")]
+
+
+class CheckInfo(msgspec.Struct, kw_only=True):
+    """How a limit fared."""
+
+    limit: Annotated[str, doc("The limit as it was written.")]
+    outcome: Annotated[str, doc("held, exceeded or inconclusive.")]
+    detail: Annotated[str, doc("What was found.")]
+
+
+class ComparisonInfo(msgspec.Struct, kw_only=True):
+    """Result of tracetool compare."""
+
+    schema: Annotated[str, doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
+    schema_version: Annotated[str, doc("Version of the schema.")] = SCHEMA_VERSION
+    tool_version: Annotated[str, doc("Version of tracetool.")]
+    command: Annotated[str, doc("Command line that made it.")]
+    summary: Annotated[str, doc("The change that matters most, its verdict, its causes.")]
+    gate: Annotated[str, doc("tool: same traces, so results must be the same; workload: other traces.")]
+    passed: Annotated[bool, doc("Whether the gate is open.")]
+    failures: Annotated[list[str], doc("Why it is closed.")]
+    informational: Annotated[bool, doc("Whether it was only to be told what would fail.")]
+    accepted: Annotated[bool, doc("Whether other results of the same traces were accepted.")]
+    base: Annotated[SideInfo, doc("What is compared with.")]
+    new: Annotated[SideInfo, doc("What is new.")]
+    rules: RulesInfo
+    lines: Annotated[list[LineInfo], doc("Every value side by side.")]
+    causes: Annotated[dict[str, list[CauseInfo]], doc("Per metric the causes of its change, the largest first.")]
+    checks: Annotated[list[CheckInfo], doc("How the limits fared.")]
+    notes: Annotated[list[str], doc("What could not be compared or told.")]
+    figures: Annotated[list[str], doc("Of the same traces, paths of figures that are not the same in both reports.")]
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonFacts:
+    """What the output says about the call.
+
+    Attributes:
+        tool_version: Version of this tool.
+        command: The command line, to run it again.
+    """
+
+    tool_version: str
+    command: str
+
+
+def comparison_info(done: Comparison, facts: ComparisonFacts) -> ComparisonInfo:
+    """The comparison as the structs of the schema."""
+    rules = done.rules
+    return ComparisonInfo(
+        tool_version=facts.tool_version,
+        command=facts.command,
+        summary=summary(done),
+        gate=done.gate,
+        passed=done.passed,
+        failures=list(done.failures),
+        informational=done.informational,
+        accepted=done.accepted,
+        base=_side(done.base),
+        new=_side(done.new),
+        rules=RulesInfo(
+            alpha=rules.alpha, least_ratio=rules.least_ratio, least_share_ratio=rules.least_share_ratio
+        ),
+        lines=[_line(line) for line in done.lines],
+        causes={metric: _causes(metric, causes) for metric, causes in done.causes.items()},
+        checks=[CheckInfo(limit=c.limit.text, outcome=c.outcome, detail=c.detail) for c in done.checks],
+        notes=list(done.notes),
+        figures=list(done.figures),
+    )  # fmt: skip
+
+
+def _side(side: Side) -> SideInfo:
+    return SideInfo(
+        sources=[
+            SourceInfo(
+                name=s.name, digest=s.digest, tool_version=s.tool_version, schema_version=s.schema_version,
+                steps=list(s.steps),
+            )
+            for s in side.sources
+        ],
+        scenario=None if side.scenario is None else dict(side.scenario),
+    )  # fmt: skip
+
+
+def _line(line: Line) -> LineInfo:
+    return LineInfo(
+        name=line.key.text,
+        metric=line.key.metric,
+        scope=line.key.scope or None,
+        unit=line.metric.unit,
+        better=line.metric.better,
+        base=line.base,
+        new=line.new,
+        change=line.change,
+        change_ratio=line.change_ratio,
+        base_count=line.base_count,
+        new_count=line.new_count,
+        sampled=line.sampled,
+        p=line.p,
+        verdict=line.verdict,
+        why=line.why,
+    )
+
+
+def _causes(metric: str, causes: Sequence[Cause]) -> list[CauseInfo]:
+    values = whole_contributions(metric, [cause.value for cause in causes])
+    return [
+        CauseInfo(kind=cause.kind, name=cause.name, value=value, detail=cause.detail)
+        for cause, value in zip(causes, values, strict=True)
+    ]
+
+
+def render_json(done: Comparison, facts: ComparisonFacts) -> bytes:
+    """The comparison as indented JSON, with a final newline."""
+    return msgspec.json.format(msgspec.json.encode(comparison_info(done, facts)), indent=2) + b"\n"

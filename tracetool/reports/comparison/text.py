@@ -1,0 +1,220 @@
+"""A comparison for people: on a terminal, and as Markdown for a job summary or a comment."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from tracetool.comparison.limits import format_value
+from tracetool.comparison.summary import chosen_lines, percent, signed, summary
+from tracetool.reports.answer.text import aligned, terminal_width, wrap, wrapped
+from tracetool.units import format_count, format_ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.comparison import Comparison
+    from tracetool.comparison.sides import Side
+    from tracetool.comparison.verdict import Line
+    from tracetool.reports.comparison.json import ComparisonFacts
+
+MOST_CAUSES = 6
+
+
+def render_text(done: Comparison, _facts: ComparisonFacts, width: int | None = None) -> bytes:
+    """The comparison as text: summary, table, causes, limits."""
+    lines = wrapped([summary(done)], width)
+    lines += ["", *wrapped([*_side("base", done.base), *_side("new ", done.new), f"  {gate_words(done)}"], width), ""]
+    shown = done.shown
+    rows = [("", "base", "new", "change", ""), *(_cells(done, line) for line in shown)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines += [aligned(row, widths).rstrip() for row in rows]
+    lines += wrapped([f"  {words}" for words in (*_doubts(shown), *_hidden(done, shown))], width)
+    for metric, title in told_causes(done):
+        lines += ["", title]
+        told = _cause_rows(done, metric)
+        amounts = max(len(amount) for amount, _ in told)
+        for amount, words in told:
+            lines += wrap(f"  {amount:>{amounts}}  {words}", width or terminal_width(), " " * (amounts + 6))
+    checks = [f"  {check.limit.text}: {check.outcome}: {check.detail}" for check in done.checks]
+    failures = [f"  {failure}" for failure in done.failures if not done.checks]
+    tail = [*checks, *failures, *(["  informational: this would fail"] if done.level == "would fail" else [])]
+    tail += [f"note: {note}" for note in done.notes]
+    lines += ["", *wrapped(tail, width)] if tail else []
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _doubts(shown: Sequence[Line]) -> list[str]:
+    """Why lines are inconclusive, or do not count, each reason once."""
+    reasons: dict[str, list[Line]] = {}
+    for line in shown:
+        if line.why:
+            reasons.setdefault(line.why, []).append(line)
+    told = []
+    for why, lines in reasons.items():
+        all_of_them = lines == [line for line in shown if line.verdict == "inconclusive"]
+        names = "inconclusive" if all_of_them else ", ".join(line.key.text for line in lines)
+        told.append(f"{names}: {why}")
+    return told
+
+
+def _hidden(done: Comparison, shown: Sequence[Line]) -> list[str]:
+    """How many lines are not shown, by verdict."""
+    rest = [line for line in done.lines if line not in shown]
+    single = [line for line in rest if line.base is None or line.new is None]
+    both = Counter(line.verdict for line in rest if line not in single)
+    told = [f"{count} {verdict}" for verdict, count in sorted(both.items(), reverse=True)]
+    told += [f"{len(single)} of one side only"] if single else []
+    return [f"{format_count(len(rest), 'other value')}: {', '.join(told)} (--json has all)"] if rest else []
+
+
+def _cause_rows(done: Comparison, metric: str) -> list[tuple[str, str]]:
+    """Contribution and words of the largest causes, of the others together, and of what replay does not give."""
+    unit = _unit(done, metric)
+    *causes, rest = done.causes[metric]
+    causes = [cause for cause in causes if cause.value]
+    rows = [(signed(unit, cause.value), f"{cause.name}: {cause.detail}") for cause in causes[:MOST_CAUSES]]
+    if len(causes) > MOST_CAUSES:
+        others = sum((cause.value for cause in causes[MOST_CAUSES:]), Fraction(0))
+        rows.append((signed(unit, others), format_count(len(causes) - MOST_CAUSES, "smaller cause")))
+    return [*rows, (signed(unit, rest.value), f"{rest.name}: {rest.detail}")]
+
+
+def _side(label: str, side: Side) -> list[str]:
+    return [
+        f"  {label} {source.name}: {format_count(len(source.steps), 'step')} ({format_ranges(source.steps)}), "
+        f"traces {source.digest[:12]}, tracetool {source.tool_version}"
+        for source in side.sources
+    ]
+
+
+def gate_words(done: Comparison) -> str:
+    """Which gate it is, and what opens it."""
+    if done.gate == "tool":
+        return "same traces: every value must be the same" + (" (accepted)" if done.accepted else "")
+    rules = done.rules
+    return (
+        f"other traces: a change counts with a rank test's p up to {rules.alpha:g} and of at least "
+        f"{100 * rules.least_ratio:g} %"
+    )
+
+
+def _cells(done: Comparison, line: Line) -> tuple[str, ...]:
+    before, after = ("none" if v is None else format_value(line.metric.unit, v) for v in (line.base, line.new))
+    change = "" if line.change_ratio is None else percent(line.change_ratio)
+    return _named(done, line), before, after, change, verdict_words(line)
+
+
+def _named(done: Comparison, line: Line) -> str:
+    subject = done.subjects.get(line.key.text, "")
+    return f"{line.key.text} ({subject})" if subject and not line.key.scope.startswith("rank") else line.key.text
+
+
+def verdict_words(line: Line) -> str:
+    """The verdict, with what it rests on."""
+    return line.verdict if line.p is None else f"{line.verdict} (p {line.p:.2g})"
+
+
+def told_causes(done: Comparison) -> list[tuple[str, str]]:
+    """Keys, as text, whose causes are worth telling, with a title: of step and memory, as far as they changed."""
+    step = [line for line in done.lines if line.key.text == "step_ns" and line.change]
+    changed = [line for line in done.lines if line.verdict in ("regressed", "improved") and line.change]
+    chosen = [line for line in chosen_lines(done) if line in changed]
+    peaks = [line for line in changed if line.key.metric == "peak_hbm_bytes"]
+    told = {line.key.text: line for line in (*chosen, *step, *peaks) if line.key.text in done.causes}
+    return [
+        (name, f"{name} {signed(line.metric.unit, Fraction(line.change or 0))}, of it") for name, line in told.items()
+    ]
+
+
+def _unit(done: Comparison, metric: str) -> str:
+    return next(line.metric.unit for line in done.lines if line.key.text == metric)
+
+
+MARKER = "<!-- tracetool-compare -->"
+_SIGNS = {"improved": "🟢", "unchanged": "⚪", "regressed": "🔴", "inconclusive": "🟡"}
+
+
+_OUTCOMES = {
+    "passes": "🟢 passes", "unsure": "🟡 passes, as it cannot be told", "would fail": "🟡 would fail (informational)",
+    "fails": "🔴 fails",
+}  # fmt: skip
+
+
+def render_markdown(done: Comparison, facts: ComparisonFacts, max_bytes: int = 64_000) -> bytes:
+    """The comparison as Markdown; what does not fit is left out from the end, and said.
+
+    Args:
+        done: The comparison.
+        facts: The call.
+        max_bytes: Its greatest size: a comment of GitHub takes 64 kB, a job summary 1 MiB.
+    """
+    head = [
+        MARKER,
+        f"**{_escaped(summary(done))}**",
+        "",
+        f"{_OUTCOMES[done.level]}: {_why(done)}",
+        "",
+    ]
+    blocks = [_table(done, done.shown)]
+    for metric, title in told_causes(done):
+        unit = _unit(done, metric)
+        rows = [
+            f"| {signed(unit, c.value)} | {_escaped(c.name)} | {_escaped(c.detail)} |"
+            for c in done.causes[metric]
+            if c.value
+        ]
+        blocks.append([f"**{title}**", "", "| | cause | |", "|--:|---|---|", *rows])
+    if done.checks:
+        rows = [f"| {_code(c.limit.text)} | {c.outcome} | {_escaped(c.detail)} |" for c in done.checks]
+        blocks.append(["| limit | | |", "|---|---|---|", *rows])
+    if done.notes:
+        blocks.append([f"- {_escaped(note)}" for note in done.notes])
+    rest = [line for line in done.lines if line not in done.shown]
+    blocks.append(["<details><summary>everything else</summary>", "", *_table(done, rest), "", "</details>"])
+    sources = [line.strip() for side, of in (("base", done.base), ("new", done.new)) for line in _side(side, of)]
+    blocks.append(
+        [*(f"- {_escaped(line)}" for line in sources), f"- {gate_words(done)}", "", f"Again: {_code(facts.command)}"]
+    )
+    text = "\n".join(head)
+    cut = "\n\nLeft out, for the size: see the JSON form.\n"
+    for block in blocks:
+        more = "\n" + "\n".join(block) + "\n"
+        if len((text + more + cut).encode()) > max_bytes:
+            return _fitting(text, cut, max_bytes)
+        text += more
+    return text.encode()
+
+
+def _fitting(text: str, cut: str, max_bytes: int) -> bytes:
+    room = max(0, max_bytes - len(cut.encode()))
+    return text.encode()[:room].decode(errors="ignore").encode() + cut.encode()[: max(0, max_bytes)]
+
+
+def _why(done: Comparison) -> str:
+    if done.failures:
+        return _escaped("; ".join(done.failures))
+    return f"{gate_words(done)}; only the limits below can close the gate" if done.checks else gate_words(done)
+
+
+def _table(done: Comparison, lines: Sequence[Line]) -> list[str]:
+    rows = ["| | base | new | change | |", "|---|--:|--:|--:|---|"]
+    for line in lines:
+        name, before, after, change, verdict = _cells(done, line)
+        rows.append(f"| {_code(name)} | {before} | {after} | {change} | {_SIGNS[line.verdict]} {_escaped(verdict)} |")
+    return rows
+
+
+def _code(text: str) -> str:
+    """Text as code: nothing in it is markup but the backtick, and the bar in a table."""
+    return f"`{' '.join(text.replace('`', chr(39)).split())}`".replace("|", "\\|")
+
+
+def _escaped(text: str) -> str:
+    """Text that Markdown takes as it is, also in a table."""
+    for sign in "\\`*_[]<>|":
+        text = text.replace(sign, f"\\{sign}" if sign not in "<>" else {"<": "&lt;", ">": "&gt;"}[sign])
+    # Nobody is called, and no issue linked, by a name of a file.
+    text = text.replace("#", "&#35;").replace("@", "&#64;")
+    return " ".join(text.split())

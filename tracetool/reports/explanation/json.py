@@ -1,0 +1,197 @@
+"""Why a step takes as long as it does, as JSON: ``schemas/explanation.schema.json`` is made from these structs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from tracetool.model.idle import CAUSES, Cause
+from tracetool.model.pipeline import P2P_MODE_NAMES
+from tracetool.reports.answer.json import (
+    IdleInfo,
+    LinkInfo,
+    ScenarioInfo,
+    TakenInfo,
+    link_infos,
+    scenario_info,
+    taken_info,
+)
+from tracetool.reports.explanation.path import Words
+from tracetool.tables.fields import doc
+from tracetool.tables.run import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from tracetool.explanation import Explanation
+    from tracetool.explanation.path import Part
+    from tracetool.explanation.removing import Removal
+    from tracetool.reports import RunFacts
+
+SCHEMA_ID = "urn:tracetool:schema:1:explanation"
+
+
+class RemovalInfo(msgspec.Struct, kw_only=True):
+    """The step without a cause, replayed."""
+
+    how: Annotated[str, doc("What was replayed instead, or why nothing was.")]
+    step_ns: Annotated[int | None, doc("The step then; null if nothing was replayed.")]
+    microbatches: Annotated[int | None, doc("Microbatches of that step.")]
+    change_ratio: Annotated[
+        float | None,
+        doc(
+            "Time per microbatch over that of replayed_step_ns, minus one; null if not replayed, and for host, without "
+            "which a step takes replayed_step_ns."
+        ),
+    ]
+
+
+class CauseInfo(msgspec.Struct, kw_only=True):
+    """A cause of idle time."""
+
+    cause: Annotated[str, doc("Its name.")]
+    meaning: Annotated[str, doc("What it means.")]
+    idle: IdleInfo
+    removal: RemovalInfo
+
+
+class StepInfo(msgspec.Struct, kw_only=True):
+    """A step of the critical path."""
+
+    text: Annotated[str, doc("In words; ranks are global.")]
+    start_ns: Annotated[int, doc("From the start of the window.")]
+    duration_ns: Annotated[int, doc("Its length.")]
+    ranks: Annotated[list[int], doc("Pipeline ranks that compute in it.")]
+    microbatches: Annotated[list[int], doc("Microbatches that it computes, or that of its message.")]
+    actions: Annotated[list[str], doc("Computes, as in 2F0: stage, kind, microbatch.")]
+    link: Annotated[str | None, doc("The link that its message crosses.")]
+    wait_ns: Annotated[dict[str, int], doc("What is no compute, by cause.")]
+
+
+class PartInfo(msgspec.Struct, kw_only=True):
+    """Steps of the critical path, and how often the like of them came in a row."""
+
+    times: Annotated[int, doc("How often.")]
+    start_ns: Annotated[int, doc("Of the first, from the start of the window.")]
+    duration_ns: Annotated[int, doc("Of all together.")]
+    steps: Annotated[list[StepInfo], doc("Of the first time.")]
+
+
+class SpentInfo(msgspec.Struct, kw_only=True):
+    """What the critical path was spent with."""
+
+    what: Annotated[str, doc("compute, or a cause.")]
+    rank: Annotated[int | None, doc("Pipeline rank that computed.")]
+    duration_ns: Annotated[int, doc("Its time.")]
+
+
+class ExplanationInfo(msgspec.Struct, kw_only=True):
+    """Result of tracetool explain."""
+
+    schema: Annotated[str, doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
+    schema_version: Annotated[str, doc("Version of the schema.")] = SCHEMA_VERSION
+    tool_version: Annotated[str, doc("Version of tracetool.")]
+    command: Annotated[str, doc("Command line that made it.")]
+    run: Annotated[str, doc("What the user named.")]
+    digest: Annotated[str, doc("SHA-256 over the traces' content.")]
+    global_ranks: Annotated[list[int], doc("Global rank of each pipeline rank.")]
+    subject: Annotated[str, doc("observed (the recording itself) or replayed.")]
+    schedule: Annotated[str, doc("Name of the order.")]
+    extra_forwards: Annotated[list[int] | None, doc("Warm-up forwards per rank beyond 1F1B's; null if n/a.")]
+    p2p: Annotated[str, doc(f"How transfers were issued: {P2P_MODE_NAMES}.")]
+    microbatches: Annotated[int, doc("Microbatches per step.")]
+    links: Annotated[list[LinkInfo], doc("Links between data centres.")]
+    scenario: Annotated[ScenarioInfo, doc("The what-if, all of it.")]
+    taken: TakenInfo
+    step_ns: Annotated[int, doc("First forward to the end of gradient reduction and optimizer.")]
+    window_ns: Annotated[int, doc("First forward on any rank to last backward on any rank.")]
+    bubble_ns: Annotated[int, doc("Idle time within the window, mean over ranks.")]
+    replayed_step_ns: Annotated[int, doc("The step replayed: of a replay step_ns.")]
+    rank_compute_ns: Annotated[list[int], doc("Compute per pipeline rank: no step can be shorter than the largest.")]
+    causes: Annotated[list[CauseInfo], doc("The largest causes of idle time, largest first.")]
+    other_causes_ns: Annotated[int, doc("Idle time of causes that are not listed, mean over ranks.")]
+    without_any: Annotated[RemovalInfo, doc("All removed at once that can be.")]
+    critical_path: Annotated[list[PartInfo], doc("What each moment of the window was spent with.")]
+    spent: Annotated[list[SpentInfo], doc("The critical path in sums, largest first.")]
+    remark: Annotated[str | None, doc("Why this variant was chosen.")]
+    warnings: Annotated[list[str], doc("Why not to trust any of it.")]
+    notes: Annotated[list[str], doc("What was inferred, is missing or not modelled.")]
+
+
+def explanation_info(explained: Explanation, facts: RunFacts) -> ExplanationInfo:
+    """The explanation as the structs of the schema."""
+    metrics, answer = explained.metrics, explained.answer
+    words = Words(answer.observed.global_ranks)
+    return ExplanationInfo(
+        tool_version=facts.tool_version,
+        command=facts.command,
+        run=facts.name,
+        digest=facts.digest,
+        global_ranks=list(answer.observed.global_ranks),
+        subject="observed" if explained.seen else "replayed",
+        schedule=explained.name,
+        extra_forwards=None if explained.extra_forwards is None else list(explained.extra_forwards),
+        p2p=explained.p2p,
+        microbatches=explained.microbatches,
+        links=link_infos(answer.scenario.topology),
+        scenario=scenario_info(answer.scenario),
+        taken=taken_info(answer.taken),
+        step_ns=metrics.step_ns,
+        window_ns=metrics.window_ns,
+        bubble_ns=metrics.bubble_ns,
+        replayed_step_ns=explained.replayed_step_ns,
+        rank_compute_ns=list(metrics.rank_compute_ns),
+        causes=[
+            CauseInfo(
+                cause=found.cause.value,
+                meaning=CAUSES[found.cause],
+                idle=IdleInfo(mean_ns=found.mean_ns, rank_ns=list(found.rank_ns)),
+                removal=_removal(found.removal),
+            )
+            for found in explained.causes
+        ],
+        other_causes_ns=explained.rest_ns,
+        without_any=_removal(explained.without_any),
+        critical_path=[_part(part, words) for part in explained.path],
+        spent=[
+            SpentInfo(
+                what=what.value if isinstance(what, Cause) else "compute",
+                rank=None if isinstance(what, Cause) else what,
+                duration_ns=duration,
+            )
+            for what, duration in explained.spent_ns.items()
+        ],
+        remark=explained.remark,
+        warnings=list(answer.warnings),
+        notes=list(answer.notes),
+    )
+
+
+def _removal(removal: Removal) -> RemovalInfo:
+    return RemovalInfo(
+        how=removal.how,
+        step_ns=removal.step_ns,
+        microbatches=removal.microbatches or None,
+        change_ratio=removal.change_ratio,
+    )
+
+
+def _part(part: Part, words: Words) -> PartInfo:
+    steps = [
+        StepInfo(
+            text=words.step(step),
+            start_ns=step.start_ns,
+            duration_ns=step.duration_ns,
+            ranks=step.ranks,
+            microbatches=step.microbatches(),
+            actions=[f"{op.stage}{op.kind.value}{op.microbatch}" for op in step.ops],
+            link=next((t.link for _, _, t in step.waits if t is not None and t.link), None),
+            wait_ns={cause.value: ns for cause, ns in step.wait_ns().items()},
+        )
+        for step in part.steps
+    ]
+    return PartInfo(times=part.times, start_ns=part.start_ns, duration_ns=part.end_ns - part.start_ns, steps=steps)
+
+
+def render_json(explained: Explanation, facts: RunFacts) -> bytes:
+    """Indented JSON, with a final newline."""
+    return msgspec.json.format(msgspec.json.encode(explanation_info(explained, facts)), indent=2) + b"\n"

@@ -1,0 +1,60 @@
+"""A panel of the schedule picture: one timeline, and what is said about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tracetool.model.topology import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.model.idle import Idle
+    from tracetool.model.metrics import Metrics
+    from tracetool.model.timeline import Timeline
+
+MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One timeline of the picture, with what is said about it.
+
+    Attributes:
+        name: Its name, set in bold.
+        details: The rest of its title, part by part.
+        timeline: What to draw.
+        metrics: Metrics of the timeline.
+        microbatches: Microbatches per step.
+        topology: DCs of its rows; of the observed panel none, as the links are the scenario's.
+        complaint: What is wrong with its memory.
+        fits: Whether it fits the memory limit as far as is known.
+        hbm_bytes: Memory limit per rank.
+        compared_ns: Step time of the baseline, if the difference is to be drawn here.
+        error_ratio: Known error of that difference, in shares of the baseline; a smaller one says so.
+        idles: Its idle time by cause; empty where causes are not known.
+    """
+
+    name: str
+    details: tuple[str, ...]
+    timeline: Timeline
+    metrics: Metrics
+    microbatches: int
+    topology: Topology = field(default_factory=Topology)
+    complaint: str | None = None
+    fits: bool = True
+    hbm_bytes: int | None = None
+    compared_ns: int | None = None
+    error_ratio: float | None = None
+    idles: Sequence[Idle] = ()
+
+    @property
+    def ranks(self) -> int:
+        """Number of rows."""
+        return len(self.timeline.global_ranks)
+
+    @property
+    def knows_memory(self) -> bool:
+        """Whether a peak is known of any rank."""
+        return any(peak is not None for peak in self.metrics.peak_hbm_bytes)

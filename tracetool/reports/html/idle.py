@@ -1,0 +1,147 @@
+"""Where the time of every rank goes: computing, and idle by cause."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tracetool.model.idle import CAUSE_NAMES, CAUSES, Cause
+from tracetool.reports.answer.text import result_name
+from tracetool.reports.html.tables import MOST_RANKS, Cell, Row, Table, left_out
+from tracetool.units import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tracetool.model.idle import Idle
+    from tracetool.whatif.answer import Answer, Result
+
+    IdlesOf = Callable[[Result], Sequence[Idle]]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a bar: its class of the style sheet, its name, and its share of the window in per cent."""
+
+    kind: str
+    name: str
+    percent: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Where the window of one rank goes."""
+
+    rank: str
+    parts: tuple[Part, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class IdleView:
+    """Idle time, for the page.
+
+    Attributes:
+        of: The schedule that bars and ranks are about.
+        bars: One per rank.
+        legend: What the parts mean, in order.
+        causes: The baseline's and the best schedule's idle time by cause.
+        ranks: Idle time of every rank.
+    """
+
+    of: str
+    bars: tuple[Bar, ...]
+    legend: tuple[Part, ...]
+    causes: Table
+    ranks: Table
+
+
+def idle_view(answer: Answer, best: Result, idles_of: IdlesOf) -> IdleView:
+    """Idle time of the best schedule by cause.
+
+    Args:
+        answer: What is reported.
+        best: The result that is looked at.
+        idles_of: The idle intervals of a result, each with its cause.
+    """
+    by_rank = _sums(idles_of(best), len(best.metrics.rank_compute_ns))
+    causes = [cause for cause in Cause if any(cause in sums for sums in by_rank)]
+    names = [("compute", "compute"), *((_kind(c), CAUSE_NAMES[c]) for c in causes)]
+    return IdleView(
+        of=result_name(best),
+        bars=tuple(_bars(answer, best, by_rank)),
+        legend=tuple(Part(kind, name, "") for kind, name in names),
+        causes=_causes_table(answer, best, idles_of),
+        ranks=_ranks_table(answer, best, by_rank, causes),
+    )
+
+
+def _kind(cause: Cause) -> str:
+    return cause.value.replace("_", "-")
+
+
+def _sums(idles: Sequence[Idle], ranks: int) -> list[dict[Cause, int]]:
+    sums: list[dict[Cause, int]] = [{} for _ in range(ranks)]
+    for idle in idles:
+        sums[idle.rank][idle.cause] = sums[idle.rank].get(idle.cause, 0) + idle.duration_ns
+    return sums
+
+
+def _rank_name(answer: Answer, position: int) -> str:
+    dcs = answer.scenario.topology.dcs
+    place = f" ({dcs[position]})" if dcs else ""
+    return f"rank {answer.observed.global_ranks[position]}{place}"
+
+
+def _bars(answer: Answer, best: Result, by_rank: list[dict[Cause, int]]) -> list[Bar]:
+    window = best.metrics.window_ns
+    bars = []
+    for position, busy in enumerate(best.metrics.rank_compute_ns[:MOST_RANKS]):
+        idle = [(_kind(c), CAUSE_NAMES[c], by_rank[position][c]) for c in Cause if c in by_rank[position]]
+        parts = [
+            Part(kind, name, f"{100 * value / window if window else 0:.2f}")
+            for kind, name, value in [("compute", "compute", busy), *idle]
+        ]
+        told = f"{busy / window if window else 0:.0%} busy"
+        bars.append(Bar(_rank_name(answer, position), tuple(parts), told))
+    return bars
+
+
+def _causes_table(answer: Answer, best: Result, idles_of: IdlesOf) -> Table:
+    """Mean over ranks, so that a column sums to the bubble."""
+    base = answer.baseline
+    shown = [base] if best is base else [base, best]
+    sums = []
+    for result in shown:
+        of_result: dict[Cause, int] = {}
+        for rank in _sums(idles_of(result), len(result.metrics.rank_compute_ns)):
+            for cause, value in rank.items():
+                of_result[cause] = of_result.get(cause, 0) + value
+        sums.append({c: value / len(result.metrics.rank_compute_ns) for c, value in of_result.items()})
+    rows = [
+        Row(Cell(CAUSE_NAMES[cause]), (*(_duration(found.get(cause, 0)) for found in sums), Cell(CAUSES[cause])))
+        for cause in Cause
+        if any(cause in found for found in sums)
+    ]
+    totals = tuple(_duration(sum(found.values())) for found in sums)
+    rows.append(Row(Cell("bubble, all causes"), (*totals, Cell("")), "total"))
+    columns = ("Cause", *(result_name(result) for result in shown), "Meaning")
+    return Table("Idle time by cause, mean over ranks", columns, tuple(rows), remarked=True)
+
+
+def _ranks_table(answer: Answer, best: Result, by_rank: list[dict[Cause, int]], causes: list[Cause]) -> Table:
+    window = best.metrics.window_ns
+    rows = []
+    for position, busy in enumerate(best.metrics.rank_compute_ns[:MOST_RANKS]):
+        cells = (busy, window - busy, *(by_rank[position].get(cause, 0) for cause in causes))
+        rows.append(Row(Cell(_rank_name(answer, position), position), tuple(_duration(value) for value in cells)))
+    return Table(
+        f"Each rank within the pipeline window of {format_duration(window)}",
+        ("Rank", "Compute", "Idle", *(CAUSE_NAMES[cause] for cause in causes)),
+        tuple(rows),
+        after=left_out(len(best.metrics.rank_compute_ns), MOST_RANKS, "ranks"),
+    )
+
+
+def _duration(value_ns: float) -> Cell:
+    return Cell(format_duration(value_ns) if value_ns else "0", round(value_ns))

@@ -1,0 +1,1 @@
+"""Sweeps as text, JSON, tables and pictures."""

@@ -1,0 +1,394 @@
+"""What ``tracetool sweep`` found, in tables for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from tracetool.reports.answer.text import wrapped
+from tracetool.reports.sweep.table import WIDTH, Cells, table
+from tracetool.units import format_count, format_ranges, format_size
+from tracetool.whatif.accuracy import change_error_ratio, format_error
+from tracetool.whatif.best import UNPROVEN_MARK, error_text
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Sequence
+
+    from tracetool.reports import RunFacts
+    from tracetool.sweeps import Knee, Price, Sweep, SweepPoint
+
+_T = TypeVar("_T")
+_ROWS = 16
+"""So many rows of a table are printed; files have all."""
+
+_ALL_RANKS = 8
+"""Up to so many ranks, extra forwards are listed rank by rank."""
+
+
+class _Axis(NamedTuple):
+    """A figure that points differ in: the field, and the two lines above its column."""
+
+    name: str
+    head: str
+    unit: str = ""
+
+
+_AXES = (
+    _Axis("scenario", "scenario"),
+    _Axis("dcs", "DCs"),
+    _Axis("microbatches", "m"),
+    _Axis("hbm_bytes", "HBM", "GiB"),
+    _Axis("latency_ns", "latency", "ms"),
+    _Axis("bandwidth_bytes_per_s", "link", "Gbit/s"),
+)
+
+
+def render_text(found: Sweep, facts: RunFacts, price: Price | None) -> bytes:
+    """Tables of 80 columns: the best schedule per scenario, knees, the Pareto front; then what did not fit and why."""
+    lines = [facts.name, *_summary(found), "", *_best(found), *_knees(found)]
+    if price is not None:
+        lines += _pareto(found, price)
+    trouble = [*_trouble(found), *(f"note: {note}" for note in found.notes)]
+    return ("\n".join([*lines, *wrapped(trouble)]).rstrip() + "\n").encode()
+
+
+def _summary(found: Sweep) -> list[str]:
+    points = found.points
+    count = Counter(_state(point) for point in points)
+    states = [f"{number:,} {state}" for state, number in count.items()]
+    lines = [f"{format_count(len(points), 'point')}: {', '.join(states)}"]
+    lines.append(f"schedules tried: {', '.join(dict.fromkeys(point.schedule for point in points))}")
+    for axis in _AXES:
+        told = [v for v in dict.fromkeys(getattr(point, axis.name) for point in points) if v not in (None, ())]
+        if told:
+            texts = [value if isinstance(value, str) else _value(axis.name, value) for value in told]
+            listed = (
+                (", " if axis.name != "dcs" else "; ").join(texts)
+                if len(texts) <= _LISTED
+                else f"{texts[0]} to {texts[-1]}"
+            )
+            many = "" if len(texts) <= _LISTED else f" ({len(texts)} values)"
+            others = "; scenarios whose links differ: see notes" if any(_differ(p, axis.name) for p in points) else ""
+            lines.append(f"{_WORDS[axis.name]}: {listed} {axis.unit}".rstrip() + many + others)
+    modes: dict[str, list[str]] = {}
+    for point in points:
+        modes.setdefault(point.p2p, []).append(point.schedule)
+    issued = [f"{', '.join(dict.fromkeys(names))} {mode}" for mode, names in modes.items()]
+    lines.append(f"transfers: {next(iter(modes))}" if len(modes) == 1 else f"transfers: {'; '.join(issued)}")
+    return [f"  {line}" for line in wrapped(lines, WIDTH - 2)]
+
+
+_LISTED = 4
+_WORDS = {
+    "scenario": "scenarios",
+    "dcs": "DCs by pipeline rank",
+    "microbatches": "microbatches",
+    "hbm_bytes": "HBM limit per rank",
+    "latency_ns": "latency, one way",
+    "bandwidth_bytes_per_s": "bandwidth of links",
+}
+
+
+def _state(point: SweepPoint) -> str:
+    if point.step_ns is None:
+        return "not replayed"
+    if point.feasible is None:
+        return "fit or not: memory is unknown"
+    limited = "fit" if point.hbm_bytes is not None else "replayed"
+    return limited if point.feasible else "do not fit"
+
+
+def _value(name: str, value: object) -> str:
+    """A figure in the unit of its axis."""
+    if value is None or value == ():
+        return "-"
+    if name == "dcs" and isinstance(value, tuple):
+        return map_of(value)
+    if isinstance(value, int):
+        factor = {"hbm_bytes": 1 / 2**30, "latency_ns": 1e-6, "at_latency_ns": 1e-6, "bandwidth_bytes_per_s": 8e-9}.get(
+            name
+        )
+        return str(value) if factor is None else f"{value * factor:.4g}"
+    return str(value)
+
+
+def map_of(dcs: Sequence[str]) -> str:
+    """A map of DCs as ``--dc`` takes it: ``0-1,2-3``."""
+    ranks: dict[str, list[int]] = {}
+    for rank, dc in enumerate(dcs):
+        ranks.setdefault(dc, []).append(rank)
+    return ",".join(format_ranges(of_dc).replace(", ", "+") for of_dc in ranks.values())
+
+
+_FIGURES = ("latency_ns", "bandwidth_bytes_per_s")
+
+
+def _differ(row: object, name: str) -> bool:
+    """Whether a point has links that differ in a figure of theirs."""
+    return name in _FIGURES and getattr(row, name) is None and len(set(getattr(row, "dcs", ()))) > 1
+
+
+def _varying(rows: Sequence[object], axes: Iterable[_Axis]) -> list[_Axis]:
+    return [axis for axis in axes if len({getattr(row, axis.name) for row in rows}) > 1]
+
+
+def _key(row: object, axes: Iterable[_Axis]) -> tuple[Hashable, ...]:
+    return tuple(getattr(row, axis.name) for axis in axes)
+
+
+def _shown(keys: Sequence[tuple[Hashable, ...]], most: int) -> set[tuple[Hashable, ...]]:
+    """Some of the keys: on each axis values spread from end to end, so that not too many rows are left."""
+    values = [list(dict.fromkeys(key[place] for key in keys)) for place in range(len(keys[0]))]
+    counts = [len(of_axis) for of_axis in values]
+    while True:
+        kept = [set(_spread(of_axis, count)) for of_axis, count in zip(values, counts, strict=True)]
+        left = {key for key in keys if all(part in kept[place] for place, part in enumerate(key))}
+        if len(left) <= most or max(counts, default=1) == 1:
+            return left
+        counts[counts.index(max(counts))] -= 1
+
+
+def _spread(values: list[_T], count: int) -> list[_T]:
+    if count == 1:
+        return values[:1]
+    return [values[round(place * (len(values) - 1) / (count - 1))] for place in range(count)]
+
+
+def _along(row: object, axes: Iterable[_Axis]) -> Cells:
+    return {
+        _head(axis): "differ" if _differ(row, axis.name) else _value(axis.name, getattr(row, axis.name))
+        for axis in axes
+    }
+
+
+def _head(axis: _Axis) -> str:
+    return f"{axis.head}\n{axis.unit}" if axis.unit else axis.head
+
+
+_MOST_AXES = 3
+"""With more of them there is no room for the error of a change."""
+
+_EXPENDABLE = ("bubble", "needs\nGiB", f"maybe\n{UNPROVEN_MARK}", "per m\nms")
+
+
+def _best(found: Sweep) -> list[str]:
+    """Few points each in its row, best first in each scenario; of many the best of each scenario."""
+    usable = found.best_first()
+    if not usable:
+        return ["  No point fits.", ""]
+    axes = _varying(found.points, _AXES)
+    # A scenario's name says the rest, if there is no room for it.
+    expendable = [*_EXPENDABLE, *_said_by_the_name(axes)]
+    cells = _Results(found, axes)
+    winners = {_key(each.among, axes): each for each in found.best if each.point is not None}
+    if len(found.points) <= _ROWS or len(found.best) == 1:
+        turns = {key: turn for turn, key in enumerate(dict.fromkeys(_key(point, axes) for point in found.points))}
+        listed = [*(each.point for each in winners.values() if each.point not in found.points), *usable]
+        best = {id(each.point) for each in winners.values()}
+        rows = sorted(
+            (point for point in listed if point is not None),
+            key=lambda p: (turns[_key(p, axes)], id(p) not in best, p.evidence == "unproven"),
+        )
+        return [*table([{"best first": cells.name(p)} | _along(p, axes) | cells.of(p) for p in rows], expendable), ""]
+    keys = [key for key in dict.fromkeys(_key(point, axes) for point in found.points) if key in winners]
+    shown = _shown(keys, _ROWS)
+    told = [winners[key] for key in keys if key in shown]
+    more = len(keys) - len(told)
+    after = [f"  ... {format_count(more, 'scenario')} more: -o sweep.parquet has all", ""] if more else [""]
+    rows_of = [
+        {"best schedule": cells.name(each.point)}
+        | _along(each.point, axes)
+        | cells.of(each.point)
+        | {f"maybe\n{UNPROVEN_MARK}": cells.name(each.unproven[0]) if each.unproven else ""}
+        for each in told
+        if each.point is not None
+    ]
+    return [*table(rows_of, expendable), *after]
+
+
+def _said_by_the_name(axes: Sequence[_Axis]) -> list[str]:
+    """Heads of what the name of a scenario says, what a link is last; none where scenarios have no names."""
+    named = [axis for axis in axes[1:] if axes[0].name == "scenario"]
+    return [_head(axis) for axis in sorted(named, key=lambda axis: axis.name in _FIGURES)]
+
+
+class _Results:
+    """Cells of what a point takes, beside the recorded order in the same scenario."""
+
+    def __init__(self, found: Sweep, axes: Sequence[_Axis]) -> None:
+        self._axes = axes
+        self._base = {_key(each.among, axes): each.now for each in found.best}
+        names = [each.now.schedule for each in found.best if each.now is not None]
+        self._first = names[0] if names else found.points[0].schedule
+        self._several = len({p.microbatches for p in found.points}) > 1
+        self._modes = {p.schedule: {q.p2p for q in found.points if q.schedule == p.schedule} for p in found.points}
+
+    def name(self, point: SweepPoint) -> str:
+        """Name of its schedule, with how transfers are issued where that differs."""
+        return _name(point) + (f" {point.p2p}" if len(self._modes.get(point.schedule, ())) > 1 else "")
+
+    def of(self, point: SweepPoint) -> Cells:
+        """The cells."""
+        base = self._base.get(_key(point, self._axes))
+        change = None if base is None or base is point or not base.step_ns else (point.step_ns or 0) / base.step_ns - 1
+        fits = ""
+        if point.hbm_bytes is not None:
+            near = point.reason is not None and "within" in point.reason
+            fits = {True: "maybe" if near else "yes", None: "unknown", False: "NO"}[point.feasible]
+        return {
+            "step\nms": _ms(point.step_ns),
+            "±": error_text(point),
+            "per m\nms": _ms(point.step_ns_per_microbatch) if self._several else "",
+            f"vs\n{self._first}": "" if change is None or base is None else self._change(base, point, change),
+            "bubble": "" if point.bubble_ratio is None else f"{point.bubble_ratio:.1%}",
+            "needs\nGiB": "" if point.needed_bytes is None else f"{point.needed_bytes / 2**30:.2f}",
+            "fits": fits,
+        }
+
+    def _change(self, base: SweepPoint, point: SweepPoint, change: float) -> str:
+        """A change of step time, marked where it is within its error, which stands behind it where there is room."""
+        error = change_error_ratio(base.known_error, point.known_error, change)
+        text = f"{change:+.1%}".replace("-0.0%", "+0.0%")
+        if error is None:
+            return text
+        behind = f" ±{format_error(error)}" if len(self._axes) <= _MOST_AXES else ""
+        return f"{'~' * (abs(change) <= error)}{text}{behind}"
+
+
+def _ms(time_ns: float | None) -> str:
+    return "" if time_ns is None else f"{time_ns / 1e6:.1f}"
+
+
+def _name(row: SweepPoint | Knee) -> str:
+    extra = row.extra_forwards
+    return row.schedule + ("" if extra is None else f" +{_forwards(extra)}")
+
+
+def _forwards(extra: Sequence[int]) -> str:
+    return ",".join(map(str, extra)) if len(extra) <= _ALL_RANKS else "/".join(map(str, dict.fromkeys(extra)))
+
+
+def _knees(found: Sweep) -> list[str]:
+    """Of each schedule; rows that differ in the memory limit alone are one."""
+    if not found.knees:
+        return []
+    axes = [*_varying(found.knees, _AXES[:4]), _Axis("at_latency_ns", "at", "ms")]
+    names_of = _RowNames(found.knees, axes)
+    rows: dict[tuple[object, ...], tuple[Knee, bool]] = {}
+    for knee in found.knees:
+        figures = knee.bandwidth_bytes_per_s, knee.hidden_latency_ns, knee.hbm_bytes_per_hidden_ms
+        same = (_name(knee), knee.p2p, *_key(knee, (a for a in axes if a.name != "hbm_bytes")), figures)
+        rows[same] = (rows[same][0], True) if same in rows else (knee, False)
+    names = len({(knee.schedule, knee.extra_forwards, knee.p2p) for knee, _ in rows.values()})
+    shown = _shown([_key(knee, axes) for knee, _ in rows.values()], max(1, _ROWS // names))
+    cells = []
+    for knee, is_any in rows.values():
+        if _key(knee, axes) in shown:
+            along = _along(knee, axes)
+            along |= {"HBM\nGiB": "any"} if is_any and "HBM\nGiB" in along else {}
+            cells.append({"more stops paying at": names_of.name(knee)} | along | _bends(knee))
+    explained = (
+        "knee: above it, twice the bandwidth never shortens the step by 1 %. hides: the largest latency at which "
+        "the step is within 1 % of its floor (free links and one way down and back), where bandwidth costs nothing. "
+        "per hidden ms: what a rank holds more for each further ms."
+    )
+    more = len(rows) - len(cells)
+    remarks = names_of.remarks([knee for knee, _ in rows.values()])
+    told = [
+        *([f"... {format_count(more, 'row')} more: --json has all"] if more else []),
+        explained,
+        *remarks[:_REMARKS],
+    ]
+    return [*table(cells, ()), *wrapped([f"  {line}" for line in told]), ""]
+
+
+_REMARKS = 4
+
+
+class _RowNames:
+    """Names of knees: with how transfers are issued where that differs, and of remarks the rows that they are about."""
+
+    def __init__(self, knees: Sequence[Knee], axes: Sequence[_Axis]) -> None:
+        self._axes = axes
+        modes: dict[str, set[str | None]] = {}
+        for knee in knees:
+            modes.setdefault(knee.schedule, set()).add(knee.p2p)
+        self._several = any(len(of_schedule) > 1 for of_schedule in modes.values())
+
+    def name(self, knee: Knee) -> str:
+        return _name(knee) + (f" {knee.p2p}" if self._several else "")
+
+    def remarks(self, knees: Sequence[Knee]) -> list[str]:
+        """Each remark once, with the rows that it is about: by name, and where not all of that name by the rest."""
+        about: dict[str, list[Knee]] = {}
+        for knee in knees:
+            if knee.remark:
+                about.setdefault(knee.remark, []).append(knee)
+        of_name = Counter(map(self.name, knees))
+        lines = []
+        for remark, rows in about.items():
+            counts = Counter(map(self.name, rows))
+            named = [
+                self.name(k) + ("" if counts[self.name(k)] == of_name[self.name(k)] else self._rest(k)) for k in rows
+            ]
+            told = [*dict.fromkeys(named)]
+            more = f" and {format_count(len(told) - _LISTED, 'row')} more" if len(told) > _LISTED else ""
+            lines.append(f"{', '.join(told[:_LISTED])}{more}: {remark}")
+        return lines
+
+    def _rest(self, knee: Knee) -> str:
+        cells = [
+            f"{axis.head} {_value(axis.name, getattr(knee, axis.name))} {axis.unit}".rstrip() for axis in self._axes
+        ]
+        return f" ({', '.join(cells)})"
+
+
+def _bends(knee: Knee) -> Cells:
+    per_ms = knee.hbm_bytes_per_hidden_ms
+    return {
+        "knee\nGbit/s": "-" if knee.bandwidth_bytes_per_s is None else f"{knee.bandwidth_bytes_per_s * 8e-9:.3g}",
+        "hides\nms": "-" if knee.hidden_latency_ns is None else f"{knee.hidden_latency_ns / 1e6:.3g}",
+        "per hidden ms\nGiB": "" if per_ms is None else f"{per_ms / 2**30:.2f}",
+    }
+
+
+def _pareto(found: Sweep, price: Price) -> list[str]:
+    axes = [a for a in _varying(found.points, _AXES) if a.name != "hbm_bytes"]
+    cells = _Results(found, _varying(found.points, _AXES))
+    front = [point for point in found.points if point.is_pareto]
+    front.sort(key=lambda p: (p.latency_ns or 0, p.link_cost or 0, p.step_ns_per_microbatch or 0, p.needed_bytes or 0))
+    # A limit that is higher than needed changes nothing.
+    unique = list({(cells.name(p), p.link_cost, p.needed_bytes, p.step_ns, _key(p, axes)): p for p in front}.values())
+    shown = _spread(list(range(len(unique))), min(_ROWS, len(unique)))
+    rows = [
+        {"no point beats": cells.name(p)}
+        | _along(p, axes)
+        | {"link cost": f"{p.link_cost or 0:,.0f}"}
+        | {head: cell for head, cell in cells.of(p).items() if head != "fits" and not head.startswith("vs")}
+        for p in (unique[place] for place in shown)
+    ]
+    more = len(unique) - len(shown)
+    about = (
+        f"Pareto front of link cost ({price.per_gbit:g} {price.currency} per Gbit/s), memory and step per microbatch, "
+        "for each map of DCs and latency."
+    )
+    told = [*([f"... {format_count(more, 'point')} more: -o sweep.parquet has all"] if more else []), about]
+    lines = table(rows, ("bubble", "per m\nms", *_said_by_the_name(axes))) if rows else []
+    return [*lines, *wrapped([f"  {line}" for line in told]), ""]
+
+
+def _trouble(found: Sweep) -> list[str]:
+    """What could not be replayed or does not fit, and why: each once."""
+    lines = []
+    refused = Counter((p.schedule, p.reason) for p in found.points if p.step_ns is None)
+    for (schedule, reason), count in refused.items():
+        lines.append(f"  {schedule}: {format_count(count, 'point')} not replayed: {reason}")
+    over: dict[str, list[SweepPoint]] = {}
+    for point in found.points:
+        if point.step_ns is not None and point.feasible is False:
+            over.setdefault(point.schedule, []).append(point)
+    for schedule, points in over.items():
+        needs = [point.needed_bytes for point in points if point.needed_bytes is not None]
+        least = f": the least needs {format_size(min(needs))}" if needs else ""
+        lines.append(f"  {schedule}: {format_count(len(points), 'point')} over the HBM limit{least}")
+    return lines

@@ -1,0 +1,1 @@
+"""A Run on disk, and the questions that it answers in SQL."""

@@ -1,0 +1,273 @@
+"""The lens on Runs: DuckDB with one view per table, the views and macros of ``sql/``, and queries that only read."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
+
+from tracetool.errors import BadQuery
+from tracetool.store.paths import is_local, location, make_readable, pattern
+from tracetool.tables.run import TABLES, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    import duckdb
+    import polars as pl
+    import pyarrow as pa
+
+    Parameters = Sequence[object] | Mapping[str, object] | None
+
+T = TypeVar("T")
+_COMMENT = "COMMENT ON "
+_SQL_TYPES = {
+    "int64": "BIGINT", "int32": "INTEGER", "float64": "DOUBLE", "bool": "BOOLEAN", "string": "VARCHAR",
+    "category": "VARCHAR", "list<int32>": "INTEGER[]",
+}  # fmt: skip
+_QUERY_MEMORY = "1GB"
+_SMALL_BYTES = 32_000_000
+
+
+def connect(folders: Sequence[Path]) -> duckdb.DuckDBPyConnection:
+    """An in-memory DuckDB that reaches no file but those of some folders; ``seal`` takes the rest away.
+
+    Args:
+        folders: Those of the Runs to read.
+    """
+    import duckdb
+
+    connection = duckdb.connect(":memory:")
+    connection.execute("SET python_enable_replacements = false")
+    connection.execute("SET enable_progress_bar = false")
+    connection.execute(f"SET memory_limit = '{_QUERY_MEMORY}'")
+    if all(map(is_local, folders)) and sum(map(_size_bytes, folders)) < _SMALL_BYTES:
+        # Threads cost more than they bring on small tables, most of all beside other processes.
+        connection.execute("SET threads = 1")
+    allowed = dict.fromkeys(name for folder in folders for name in (location(folder), pattern(location(folder))))
+    connection.execute(f"SET allowed_directories = [{', '.join(map(quoted, allowed))}]")
+    for folder in folders:
+        make_readable(connection, folder)
+    connection.execute("SET enable_external_access = false")
+    connection.execute(sql_text("macros"))
+    return connection
+
+
+def _size_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*/*.parquet"))
+
+
+def seal(connection: duckdb.DuckDBPyConnection) -> None:
+    """Let no query change the settings any more."""
+    connection.execute("SET lock_configuration = true")
+
+
+def table_sources(folder: Path) -> dict[str, str]:
+    """For each table of a Run, what to select from to read it."""
+    return {name: f"read_parquet({quoted(f'{pattern(location(folder))}/{name}/*.parquet')})" for name in TABLES}
+
+
+def empty_source(table: Table) -> str:
+    """What to select from for a table without rows."""
+    columns = ", ".join(f"NULL::{_SQL_TYPES[column.type]} AS {column.name}" for column in table.columns)
+    return f"(SELECT {columns} WHERE false)"
+
+
+def make_views(connection: duckdb.DuckDBPyConnection, sources: Mapping[str, str]) -> None:
+    """Make every view in the current schema, without the comments, which take longer to set than most queries."""
+    lines = view_statements(sources).splitlines()
+    connection.execute("\n".join(line for line in lines if not line.startswith(_COMMENT)))
+
+
+def add_comments(connection: duckdb.DuckDBPyConnection) -> None:
+    """Give the views of the current schema, and their columns, their comments."""
+    lines = view_statements(dict.fromkeys(TABLES, "")).splitlines()
+    connection.execute("\n".join(line for line in lines if line.startswith(_COMMENT)))
+
+
+class Lens:
+    """Read-only queries; a subclass has the connection."""
+
+    @property
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        """What queries run on."""
+        raise NotImplementedError
+
+    def query(self, sql: str, parameters: Parameters = None) -> pl.DataFrame:
+        """Run a query over the Run's tables and views.
+
+        Raises:
+            BadQuery: If DuckDB refuses it; its own message is kept.
+
+        Example:
+            >>> run.query("SELECT kind, count(*) AS actions FROM ops GROUP BY ALL ORDER BY ALL").rows()
+            [('B', 32), ('F', 32), ('OPTIMIZER', 4)]
+        """
+        return self._answer(sql, parameters, _frame)
+
+    def arrow(self, sql: str, parameters: Parameters = None) -> pa.Table:
+        """Run a query and return its rows as an Arrow table; see :meth:`query`.
+
+        Example:
+            >>> run.arrow("SELECT src_rank, count(*) AS sent FROM transfers GROUP BY ALL ORDER BY ALL").to_pydict()
+            {'src_rank': [0, 1, 2, 3], 'sent': [8, 16, 16, 8]}
+        """
+        return self._answer(sql, parameters, lambda relation: _with_int64(relation.to_arrow_table()))
+
+    def rows(self, sql: str, parameters: Parameters = None) -> list[tuple[Any, ...]]:
+        """Run a query and return its rows as tuples; see :meth:`query`."""
+        return self._fetched(sql, parameters)[1]
+
+    def records(self, sql: str, parameters: Parameters = None) -> list[dict[str, Any]]:
+        """Run a query and return its rows by column name; see :meth:`query`."""
+        columns, rows = self._fetched(sql, parameters)
+        return [dict(zip(columns, row, strict=True)) for row in rows]
+
+    def _fetched(self, sql: str, parameters: Parameters) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """Names of columns, and rows."""
+        import duckdb
+
+        statement = self._statement(sql)
+        try:
+            # A relation is bound once to know its columns, and again to run: of many small queries that is a fifth.
+            done = self.connection.execute(statement, parameters or None)
+            return [column[0] for column in done.description], done.fetchall()
+        except duckdb.Error as error:
+            raise _refused(error) from error
+
+    def _answer(self, sql: str, parameters: Parameters, take: Callable[[duckdb.DuckDBPyRelation], T]) -> T:
+        import duckdb
+
+        self._statement(sql)
+        try:
+            relation = self.connection.sql(sql, params=parameters or None)
+            if relation is None:
+                raise BadQuery("the statement returns no rows.")
+            return take(relation)
+        except duckdb.Error as error:
+            raise _refused(error) from error
+
+    def _statement(self, sql: str) -> duckdb.Statement:
+        """The one statement of a text; it only reads."""
+        import duckdb
+
+        try:
+            statements = self.connection.extract_statements(sql)
+        except duckdb.Error as error:
+            raise BadQuery(str(error)) from error
+        reading = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
+        if len(statements) != 1 or statements[0].type not in reading:
+            raise BadQuery(
+                f"one statement that reads is expected, found {len(statements) or 'none'}"
+                + (f" ({', '.join(s.type.name for s in statements)})" if statements else "")
+                + ".",
+                hint="name PIVOT's values, as in PIVOT ops ON kind IN ('F', 'B') USING sum(duration_ns)"
+                if [s.type for s in statements] == [duckdb.StatementType.MULTI]
+                else "a Run is read-only: use a single SELECT, or none to list tables and views",
+            )
+        return statements[0]
+
+
+def _refused(error: Exception) -> BadQuery:
+    return BadQuery(str(error), hint="tracetool sql RUN without a query lists tables, views and columns")
+
+
+def _frame(relation: duckdb.DuckDBPyRelation) -> pl.DataFrame:
+    """The rows as a frame: sums of integers as int64 where they fit, intervals of time as text (Polars has none)."""
+    import polars as pl
+
+    kinds = dict(zip(relation.columns, map(str, relation.types), strict=True))
+    if any("INTERVAL" in kind for kind in kinds.values()):
+        columns = [
+            f"{identifier(name)}::VARCHAR AS {identifier(name)}" if "INTERVAL" in kind else identifier(name)
+            for name, kind in kinds.items()
+        ]
+        relation = relation.project(", ".join(columns))
+    frame = cast("pl.DataFrame", relation.pl())
+    whole = [name for name, kind in frame.schema.items() if isinstance(kind, pl.Decimal) and not kind.scale]
+    casts = [frame[name].cast(pl.Int64, strict=False) for name in whole]
+    return frame.with_columns(found for found in casts if found.null_count() == frame[found.name].null_count())
+
+
+def _with_int64(table: pa.Table) -> pa.Table:
+    """Sums of integers (DuckDB's HUGEINT, in Arrow decimals of 38 digits) as int64 where they fit."""
+    import pyarrow as pa
+
+    for place, field in enumerate(table.schema):
+        if pa.types.is_decimal(field.type) and not field.type.scale:
+            try:
+                table = table.set_column(place, field.name, table.column(place).cast(pa.int64()))
+            except pa.ArrowInvalid:
+                continue
+    return table
+
+
+def view_statements(sources: Mapping[str, str], *, tables: Literal["VIEW", "TABLE"] = "VIEW") -> str:
+    """SQL that makes every view, with comments on views and columns.
+
+    Args:
+        sources: For each table, what it selects from.
+        tables: Whether tables are views of that, or copies.
+    """
+    statements = []
+    for name, table in TABLES.items():
+        statements.append(f"CREATE {tables} {name} AS SELECT * FROM {sources[name]};")
+        statements.append(f"COMMENT ON {tables} {name} IS {quoted(table.doc)};")
+        statements += [f"COMMENT ON COLUMN {name}.{c.name} IS {quoted(c.doc)};" for c in table.columns]
+    return "\n".join(statements) + "\n" + sql_text("views")
+
+
+def sql_text(name: str) -> str:
+    """The text of a file in ``tracetool/store/sql``."""
+    return (files("tracetool.store") / "sql" / f"{name}.sql").read_text(encoding="utf-8")
+
+
+def view_docs() -> dict[str, str]:
+    """Name and comment of each view in ``sql/views.sql``."""
+    return _docs(r"COMMENT ON VIEW (\w+)", sql_text("views"))
+
+
+def macro_docs() -> dict[str, str]:
+    """Call and comment of each macro in ``sql/macros.sql``."""
+    text = sql_text("macros")
+    calls = {call.partition("(")[0]: call for call in re.findall(r"CREATE MACRO (\w+\([^)]*\))", text)}
+    return {calls[name]: doc for name, doc in _docs(r"COMMENT ON MACRO (?:TABLE )?(\w+)", text).items()}
+
+
+def _docs(pattern: str, text: str) -> dict[str, str]:
+    found = re.findall(pattern + r" IS '((?:[^']|'')*)'", text)
+    return {name: doc.replace("''", "'") for name, doc in cast("list[tuple[str, str]]", found)}
+
+
+class Example(NamedTuple):
+    """A query to learn from.
+
+    Attributes:
+        question: What it answers.
+        query: The SQL.
+    """
+
+    question: str
+    query: str
+
+
+def examples(of: Literal["one", "several"] = "one") -> list[Example]:
+    """The queries of ``sql/examples.sql``, or of ``sql/several.sql``: each has its question as a comment above it.
+
+    Args:
+        of: Whether they are for one Run, or compare several.
+    """
+    text = sql_text("examples" if of == "one" else "several")
+    parts = re.split(r"^-- ", text, flags=re.MULTILINE)[1:]
+    return [Example(*(text.strip().rstrip(";") for text in part.split("\n", 1))) for part in parts]
+
+
+def identifier(text: str) -> str:
+    """Text as the name of a column."""
+    return '"' + text.replace('"', '""') + '"'
+
+
+def quoted(text: str) -> str:
+    """Text as an SQL literal."""
+    return "'" + text.replace("'", "''") + "'"

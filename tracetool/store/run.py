@@ -1,0 +1,267 @@
+"""A Run on disk: ``manifest.json`` and a folder of Parquet files per table. Parquet is the truth, DuckDB the lens."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from tracetool.errors import AlreadyExists, NotARun, SchemaVersion, StoreError, UnknownName
+from tracetool.store.parts import part_path, read_parts, whole_file, write_part
+from tracetool.store.paths import as_path, is_local, remove_tree
+from tracetool.store.query import Lens, connect, empty_source, make_views, seal, table_sources
+from tracetool.tables.run import SCHEMA_VERSION, TABLES
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import duckdb
+    import pyarrow as pa
+
+MANIFEST = "manifest.json"
+
+T = TypeVar("T")
+_COMMENT = "COMMENT ON "
+_QUERY_MEMORY = "1GB"
+
+Parameters = Sequence[object] | Mapping[str, object] | None
+"""Values for a query's placeholders: ``?`` by position or ``$name``."""
+
+
+class RunWriter:
+    """Writes a Run under a temporary name and renames it when it is complete.
+
+    Used as a context manager: leaving it by an exception removes what was written.
+
+    Args:
+        path: Folder to create.
+        force: Replace an existing Run. Anything else in the way is never touched.
+
+    Raises:
+        AlreadyExists: If the path exists and is no Run, or ``force`` is off.
+        StoreError: If its folder cannot be written.
+    """
+
+    def __init__(self, path: Path, *, force: bool = False) -> None:
+        if path.exists():
+            if not (path / MANIFEST).is_file():
+                raise AlreadyExists(f"{path} exists and is no Run.", hint="choose another name")
+            if not force:
+                raise AlreadyExists(f"the Run {path} exists.", hint="add --force to replace it")
+        try:
+            str(path).encode()
+        except UnicodeEncodeError as error:
+            raise StoreError(f"{path} is no name in UTF-8.", hint="choose another name") from error
+        self._path = path
+        if not is_local(path):
+            # Object stores cannot rename: a Run is one once its manifest is there, which is written last.
+            remove_tree(path)
+            self.folder = path
+            return
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        except OSError as error:
+            raise StoreError(
+                f"could not write {path}: {error}.",
+                hint="name another place",
+            ) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if is_local(self.folder) or kind is not None:
+            remove_tree(self.folder)
+        if isinstance(error, OSError):
+            raise StoreError(f"could not write {self._path}: {error}.", hint="check the disk") from error
+
+    def drop_part(self, part: str) -> None:
+        """Take back everything that a part holds."""
+        for name in TABLES:
+            part_path(self.folder, name, part).unlink(missing_ok=True)
+
+    def commit(
+        self, manifest: dict[str, Any], tables: Mapping[str, pa.Table], complete: Callable[[Run], object] | None = None
+    ) -> None:
+        """Write the manifest and the tables of the Run as a whole, and give the Run its name.
+
+        Args:
+            manifest: Facts about the Run.
+            tables: Those that belong to no source.
+            complete: Adds what is derived, while the Run has no name yet.
+        """
+        for name, declared in TABLES.items():
+            rows = tables.get(name)
+            if rows is not None or not any((self.folder / name).glob("*.parquet")):
+                write_part(self.folder, name, declared.arrow_schema().empty_table() if rows is None else rows)
+        _write_manifest(self.folder, {"schema_version": SCHEMA_VERSION, **manifest})
+        if complete is not None:
+            complete(Run(self.folder, name=str(self._path)))
+        if not is_local(self.folder):
+            return
+        self.folder.chmod(0o755)
+        # A folder cannot be renamed over a full one: the old Run steps aside first.
+        aside = self._path.with_name(f".{self._path.name}.old-{os.getpid()}")
+        if self._path.exists():
+            self._path.rename(aside)
+        try:
+            self.folder.rename(self._path)
+        except BaseException:
+            if aside.exists() and not self._path.exists():
+                aside.rename(self._path)
+            raise
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+class Run(Lens):
+    """A Run that was opened for reading.
+
+    Args:
+        path: Its folder.
+        name: What to call it in messages, if not by its path.
+
+    Raises:
+        NotARun: If the folder has no readable manifest, or lacks a table or a part of one.
+        SchemaVersion: If another major version of the schema wrote it.
+    """
+
+    def __init__(self, path: Path | str, *, name: str | None = None) -> None:
+        path = as_path(path) if isinstance(path, str) else path
+        self.path = path
+        self.name = name or str(path)
+        self._through: Mapping[str, str] = {}
+        try:
+            self.manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+            version = str(self.manifest["schema_version"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise NotARun(
+                f"{path} is no Run: its {MANIFEST} is missing or damaged.",
+                hint="make one with: tracetool ingest TRACES... -o x.run",
+            ) from error
+        if version.partition(".")[0] != SCHEMA_VERSION.partition(".")[0]:
+            raise SchemaVersion(
+                f"{path} has schema version {version}, this tool reads {SCHEMA_VERSION}.",
+                hint="ingest the traces again",
+            )
+        # What a later minor version brought is empty in an older Run.
+        self._later = frozenset(name for name, declared in TABLES.items() if declared.since_minor > _minor(version))
+        parts = {name: sorted((path / name).glob("*.parquet")) for name in TABLES if name not in self._later}
+        absent = [name for name, files_of in parts.items() if not files_of]
+        if absent:
+            raise NotARun(f"{path} lacks {', '.join(absent)}.", hint="ingest the traces again")
+        cut = [f"{name}/{file.name}" for name, files_of in parts.items() for file in files_of if not _is_whole(file)]
+        if cut:
+            raise NotARun(f"{path}: {', '.join(cut)} is cut off.", hint="ingest the traces again")
+
+    def __repr__(self) -> str:
+        return f"<Run {self.name}>"
+
+    @cached_property
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        """An in-memory DuckDB with one view per table and the views of ``sql/``.
+
+        Queries can reach neither files nor the network, and nothing they do changes the Run.
+        """
+        connection = connect([self.path])
+        make_views(connection, self.sources)
+        seal(connection)
+        return connection
+
+    def table(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """A table as Arrow, with its declared types and comments; read from Parquet, one chunk per source or more.
+
+        ``polars.from_arrow(table, rechunk=False)`` takes it over without copying numbers; categories and texts have
+        another layout there.
+
+        Args:
+            name: Its name.
+            columns: Those to read; by default all.
+
+        Raises:
+            UnknownName: If there is no such table or column.
+            StoreError: If its files are damaged.
+
+        Example:
+            >>> run.table("ops", ["rank", "kind", "duration_ns"]).slice(0, 1).to_pylist()
+            [{'rank': 0, 'kind': 'F', 'duration_ns': 5680379}]
+        """
+        if name not in TABLES:
+            raise UnknownName("table", name, TABLES)
+        known = [column.name for column in TABLES[name].columns]
+        chosen = known if columns is None else list(columns)
+        for column in chosen:
+            if column not in known:
+                raise UnknownName(f"column of {name}", column, known)
+        if name in self._through or name in self._later:
+            found = self.arrow(f"SELECT {', '.join(chosen)} FROM {name}")
+            return found.cast(TABLES[name].arrow_schema(chosen))
+        return read_parts(self.path, name, chosen)
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """For each table, what its view selects from."""
+        sources = table_sources(self.path) | {name: empty_source(TABLES[name]) for name in self._later}
+        return sources | {name: _over(query, sources[name]) for name, query in self._through.items()}
+
+    def seen_through(self, queries: Mapping[str, str]) -> Run:
+        """The same Run, with some tables as queries make them of what is recorded.
+
+        Args:
+            queries: Per table, a query in which ``{recorded}`` stands for the table as it is seen now.
+        """
+        run = Run(self.path, name=self.name)
+        run._through = {**self._through}
+        for name, query in queries.items():
+            before = self._through.get(name)
+            run._through[name] = query if before is None else _over(query, f"({before})")
+        return run
+
+    @property
+    def is_seen_through(self) -> bool:
+        """Whether some tables are seen as queries make them."""
+        return bool(self._through)
+
+    def add(self, tables: dict[str, pa.Table], manifest: dict[str, Any]) -> None:
+        """Replace derived tables and add entries to the manifest; each file changes in one step.
+
+        Args:
+            tables: Rows of tables made from the ingested ones.
+            manifest: Entries to add or replace.
+        """
+        for name, rows in tables.items():
+            write_part(self.path, name, rows)
+        self.manifest |= manifest
+        _write_manifest(self.path, self.manifest)
+        self.__dict__.pop("connection", None)
+
+
+def _minor(version: str) -> int:
+    return int(version.partition(".")[2] or 0)
+
+
+def _over(query: str, table: str) -> str:
+    return f"({query.replace('{recorded}', table)})"
+
+
+def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    with whole_file(folder / MANIFEST) as file:
+        file.write((json.dumps(manifest, indent=2, sort_keys=True) + "\n").encode())
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a Parquet file has its closing mark."""
+    with path.open("rb") as file:
+        return file.seek(0, os.SEEK_END) > 12 and file.seek(-4, os.SEEK_END) > 0 and file.read() == b"PAR1"
+
+
+def is_run(path: Path) -> bool:
+    """Whether the path looks like a Run (a folder with a manifest)."""
+    return (path / MANIFEST).is_file()

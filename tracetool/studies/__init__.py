@@ -1,0 +1,1 @@
+"""What single papers published, replayed."""

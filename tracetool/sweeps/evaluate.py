@@ -1,0 +1,229 @@
+"""From a column of a grid to its points."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, TypedDict
+
+from tracetool.errors import ScenarioError, ScheduleError
+from tracetool.replays import p2p_of
+from tracetool.replays.problem import pose
+from tracetool.replays.stages import stages_for
+from tracetool.schedules import SCHEDULES, build_schedule
+from tracetool.sweeps.replays import Replays
+from tracetool.sweeps.results import SweepPoint
+from tracetool.units import format_size
+from tracetool.whatif.accuracy import known_error
+from tracetool.whatif.best import rests_on
+from tracetool.whatif.memory_limit import PEAK_ERROR_RATIO, fits, is_near_the_limit, most_lacking
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tracetool.model.pipeline import P2PMode, Pipeline
+    from tracetool.model.scenario import Scenario
+    from tracetool.model.schedule import PipelineShape, Schedule
+    from tracetool.model.topology import Topology
+    from tracetool.sweeps.column import Column, Swept
+    from tracetool.whatif.accuracy import KnownError
+    from tracetool.whatif.depth import Depth, WarmUps
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A column, or part of one, for one worker.
+
+    Attributes:
+        pipeline: What was measured.
+        column: The points.
+        chunks: Stages per rank that schedules of several get; None for as few as they take.
+        time_limit_s: For optimal: how long to search, for each point.
+        own_error: By how much replay misses the recording, where errors of predictions like its own are known.
+    """
+
+    pipeline: Pipeline
+    column: Column
+    chunks: int | None = None
+    time_limit_s: float = 5.0
+    own_error: float | None = None
+
+
+def evaluate(piece: Piece, advance: Callable[[int], None]) -> list[SweepPoint]:
+    """Replay all points of a column; those that cannot be are kept with the reason.
+
+    Args:
+        piece: The column and what it is about.
+        advance: Told how many points are done.
+    """
+    points = Evaluator(piece).points(piece.column.links)
+    advance(len(points))
+    return points
+
+
+class Evaluator:
+    """Replays points of a column, over its own or other links; what is known is kept.
+
+    Args:
+        piece: The column and what it is about.
+    """
+
+    def __init__(self, piece: Piece) -> None:
+        self._piece = piece
+        self._column = piece.column
+        self._microbatches = piece.column.scenario.microbatches or piece.pipeline.observed.shape.microbatches
+        self._replays: Replays | None = None
+        self._told: dict[Depth | None, _Told] = {}
+
+    def points(self, links: Sequence[Swept]) -> list[SweepPoint]:
+        """A point for each link and memory limit of the column: links outside, limits inside."""
+        places = [(one, limit) for one in links for limit in self._column.hbm_bytes]
+        try:
+            pipeline, shape, _ = stages_for(
+                self._piece.pipeline, self._column.schedule, self._piece.chunks, self._microbatches
+            )
+            if needs_costs(self._column.schedule):
+                return [self._made_to_measure(pipeline, shape, place) for place in places]
+            if self._replays is None:
+                build = partial(_order, self._column.schedule, pipeline, shape)
+                self._replays = Replays(pipeline, shape, build, self._column.scenario)
+            return self._replayed(self._replays, places)
+        except (ScheduleError, ScenarioError) as error:
+            return [self._refused(place, error) for place in places]
+
+    def _replayed(self, replays: Replays, places: Sequence[_Place]) -> list[SweepPoint]:
+        chosen = self._warm_ups(replays, places)
+        wanted: dict[Depth | None, list[Topology]] = {}
+        for warm_ups, place in zip(chosen, places, strict=True):
+            wanted.setdefault(None if warm_ups is None else warm_ups.chosen, []).append(place[0].topology)
+        replays.load(wanted)
+        return [self._of(replays, place, warm_ups) for place, warm_ups in zip(places, chosen, strict=True)]
+
+    def _warm_ups(self, replays: Replays, places: Sequence[_Place]) -> Sequence[WarmUps | None]:
+        if self._column.schedule.lower() != "geopipe":
+            return [None] * len(places)
+        return replays.warm_ups(self._column.warm_up, [self._scenario(place) for place in places])
+
+    def _of(self, replays: Replays, place: _Place, warm_ups: WarmUps | None) -> SweepPoint:
+        if warm_ups is None:
+            return self._point(replays, place, None, None)
+        point = self._point(replays, place, warm_ups.chosen, warm_ups.remark)
+        closer = None
+        if warm_ups.closer is not None:
+            closer = self._point(replays, place, warm_ups.closer, warm_ups.closer_remark)
+        return replace(point, unlimited_ns=warm_ups.unlimited_ns, closer=closer)
+
+    def _made_to_measure(self, pipeline: Pipeline, shape: PipelineShape, place: _Place) -> SweepPoint:
+        """A point whose order is made for its links and limit."""
+        scenario = self._scenario(place)
+        try:
+            build = partial(_made_for, self._piece, pipeline, shape, scenario)
+            replays = Replays(pipeline, shape, build, self._column.scenario)
+            replays.load({None: [scenario.topology]})
+            return self._point(replays, place, None, None)
+        except (ScheduleError, ScenarioError) as error:
+            return self._refused(place, error)
+
+    def _scenario(self, place: _Place) -> Scenario:
+        return replace(self._column.scenario, topology=place[0].topology, hbm_bytes=place[1])
+
+    def _point(self, replays: Replays, place: _Place, extra: Depth | None, why: str | None) -> SweepPoint:
+        """A point that was replayed.
+
+        Args:
+            replays: Where.
+            place: Its links and memory limit.
+            extra: Extra forwards.
+            why: What limited them.
+        """
+        links, limit = place
+        scenario = self._scenario(place)
+        order, metrics = replays.order(extra).schedule, replays.metrics(extra, links.topology)
+        feasible, lacking = fits(metrics, scenario), most_lacking(metrics, scenario)
+        reasons = [why] if why and "limited by HBM" in why else []
+        if lacking is not None:
+            rank, missing = lacking
+            reasons = [f"rank {self._piece.pipeline.ranks[rank].rank} lacks {format_size(missing)}"]
+        elif feasible and is_near_the_limit(metrics, scenario):
+            reasons.append(f"within {PEAK_ERROR_RATIO:.0%} of the HBM limit, as far as peaks were seen to be off")
+        mode = p2p_of(order, self._piece.pipeline, scenario)
+        return SweepPoint(
+            schedule=order.name,
+            extra_forwards=order.extra_forwards,
+            microbatches=order.shape.microbatches,
+            p2p=mode,
+            bandwidth_bytes_per_s=links.of_all("bandwidth_bytes_per_s"),
+            latency_ns=links.of_all("latency_ns"),
+            hbm_bytes=limit,
+            dcs=links.topology.dcs,
+            step_ns=metrics.step_ns,
+            window_ns=metrics.window_ns,
+            bubble_ratio=metrics.bubble_ratio,
+            peak_bytes=_highest(metrics.peak_hbm_bytes),
+            feasible=feasible,
+            reason="; ".join(reasons) or None,
+            needed_bytes=_highest(metrics.needed_hbm_bytes),
+            scenario=self._column.name,
+            known_error=self._known_error(order, mode, scenario),
+            **self._of_order(order, extra, mode),
+        )
+
+    def _known_error(self, order: Schedule, mode: P2PMode, scenario: Scenario) -> KnownError | None:
+        own = self._piece.own_error
+        return None if own is None else known_error(self._piece.pipeline, order, mode, scenario, own)
+
+    def _of_order(self, order: Schedule, extra: Depth | None, mode: P2PMode) -> _Told:
+        """What holds of an order over all links: what its predictions rest on, and its digest."""
+        told = None if needs_costs(self._column.schedule) else self._told.get(extra)
+        if told is None:
+            reasons = rests_on(self._piece.pipeline, self._column.schedule, order, mode)
+            told = self._told[extra] = {"rests_on": reasons, "order_digest": order.order_digest}
+        return told
+
+    def _refused(self, place: _Place, error: ScheduleError | ScenarioError) -> SweepPoint:
+        links, limit = place
+        warm_up = self._column.warm_up
+        return SweepPoint(
+            schedule=self._column.schedule,
+            extra_forwards=warm_up if isinstance(warm_up, tuple) else None,
+            microbatches=self._microbatches,
+            p2p=self._column.scenario.p2p or self._piece.pipeline.p2p,
+            bandwidth_bytes_per_s=links.of_all("bandwidth_bytes_per_s"),
+            latency_ns=links.of_all("latency_ns"),
+            hbm_bytes=limit,
+            dcs=links.topology.dcs,
+            reason=" ".join(error.message.split()),
+            scenario=self._column.name,
+        )
+
+
+class _Told(TypedDict):
+    rests_on: tuple[str, ...]
+    order_digest: str
+
+
+_Place = tuple["Swept", "int | None"]
+"""Links and memory limit of a point."""
+
+
+def needs_costs(name: str) -> bool:
+    """Whether a schedule's order is made anew for every scenario."""
+    return not name.startswith("csv:") and SCHEDULES.get(name).needs_costs
+
+
+def _order(name: str, pipeline: Pipeline, shape: PipelineShape, extra: Depth | None) -> Schedule:
+    return build_schedule(name, shape, extra_forwards=extra, observed=pipeline.observed)
+
+
+def _made_for(
+    piece: Piece, pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, _extra: Depth | None
+) -> Schedule:
+    posed = pose(pipeline, shape, scenario)
+    return build_schedule(
+        piece.column.schedule, shape, problem=posed.problem, judge=posed.judge, time_limit_s=piece.time_limit_s
+    )
+
+
+def _highest(sizes: tuple[int | None, ...]) -> int | None:
+    known = [size for size in sizes if size is not None]
+    return max(known) if len(known) == len(sizes) else None

@@ -1,0 +1,149 @@
+"""What a sweep asks: every combination of schedules, links, limits and microbatches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING
+
+from tracetool.errors import BadTopology, ScenarioError
+from tracetool.model.scenario import Scenario
+from tracetool.model.topology import Topology
+from tracetool.sweeps.column import Column, Swept, Ways
+from tracetool.whatif.best import recorded_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tracetool.model.pipeline import P2PMode
+    from tracetool.model.schedule import Schedule
+    from tracetool.sweeps.column import WarmUp
+
+MOST_POINTS = 500_000
+"""More do not fit the memory that a sweep may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Values to combine; where there are none, the scenario's own holds.
+
+    Attributes:
+        schedules: Names, as ``build_schedule`` takes them; if there are none, ``best.default_schedules``.
+        scenario: What all points share. Its links stay as they are; the swept figures are of all others between DCs.
+        microbatches: Microbatches per step.
+        extra_forwards: Warm-ups of geopipe.
+        bandwidths_bytes_per_s: Of every link between DCs that the scenario does not fix.
+        latencies_ns: Of the same links, one way.
+        hbm_bytes: Memory limits per rank.
+        p2p: How transfers are issued.
+        dcs: DC of each pipeline rank; or a topology without links, which also says where other ranks of the job sit
+            (which collectives cross DCs).
+        name: Name of the scenario, where it has one.
+    """
+
+    schedules: tuple[str, ...]
+    scenario: Scenario = field(default_factory=Scenario)
+    microbatches: tuple[int, ...] = ()
+    extra_forwards: tuple[WarmUp, ...] = (None,)
+    bandwidths_bytes_per_s: tuple[int, ...] = ()
+    latencies_ns: tuple[int, ...] = ()
+    hbm_bytes: tuple[int, ...] = ()
+    p2p: tuple[P2PMode, ...] = ()
+    dcs: tuple[tuple[str, ...] | Topology, ...] = ()
+    name: str | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of points, where all maps have several DCs."""
+        axes = (
+            self.microbatches, self.bandwidths_bytes_per_s, self.latencies_ns, self.hbm_bytes, self.p2p, self._maps(),
+            self.schedules, self.extra_forwards,
+        )  # fmt: skip
+        return prod(max(1, len(axis)) for axis in axes)
+
+    def check_figures(self) -> None:
+        """Check that the links to sweep have both figures.
+
+        Raises:
+            ScenarioError: If they have only one of them.
+        """
+        if bool(self.bandwidths_bytes_per_s) != bool(self.latencies_ns):
+            has, lacks = ("bandwidths", "latency") if self.bandwidths_bytes_per_s else ("latencies", "bandwidth")
+            raise ScenarioError(
+                f"{has} of links are given, but no {lacks}: a link is both.",
+                hint="give both, as in --bandwidth 10..800Gbit/s --latency 2ms (or --distance 400km)",
+            )
+
+    def check(self, ranks: int) -> None:
+        """Check the maps and links against a pipeline.
+
+        Raises:
+            BadTopology: If a map or a link does not fit it.
+            ScenarioError: If the figures of the links do not belong together, or there are too many points.
+        """
+        self.check_figures()
+        if self.size > MOST_POINTS:
+            raise ScenarioError(
+                f"the grid has up to {self.size:,} points; {MOST_POINTS:,} are the most.",
+                hint="fewer values per doubling, as in --bandwidth '10..800Gbit/s*2'",
+            )
+        ways = [self._ways(places) for places in self._maps()]
+        apart = [set(one.names) for one in ways if one.are_apart]
+        if self.latencies_ns and not apart:
+            raise BadTopology(
+                "figures of links are given, but every pipeline rank sits in one DC.",
+                hint="add --dc, as in --dc 0-1,2-3",
+            )
+        for link in self.scenario.topology.links:
+            if apart and not any({link.src_dc, link.dst_dc} <= known for known in apart):
+                raise BadTopology(f"link {link.name} joins DCs that no map has together.", hint="see --dc")
+        for one in ways:
+            self._links(one)[0].topology.check(ranks)
+            if self.latencies_ns and one.are_apart and not one.has_free_boundaries:
+                raise ScenarioError(
+                    "figures of links are to be swept, but --link fixes every one between the DCs.",
+                    hint="leave --link out, or --bandwidth and --latency",
+                )
+
+    def columns(self) -> Iterator[Column]:
+        """Columns of points, in order: each differs in links and memory limits only."""
+        hbms = self.hbm_bytes or (self.scenario.hbm_bytes,)
+        modes = self.p2p or (self.scenario.p2p,)
+        for ways in map(self._ways, self._maps()):
+            links = self._links(ways)
+            for m, mode in product(self.microbatches or (self.scenario.microbatches,), modes):
+                shared = replace(self.scenario, microbatches=m, p2p=mode, hbm_bytes=None)
+                for name in self.schedules:
+                    for warm_up in self.extra_forwards if name.lower() == "geopipe" else (None,):
+                        yield Column(name, warm_up, shared, ways, links, hbms, self.name)
+
+    def recorded_columns(self, observed: Schedule) -> Iterator[Column]:
+        """Columns of the recorded order in the scenarios of the grid, where it is not among the schedules."""
+        for column in replace(self, schedules=("observed",)).columns():
+            name = recorded_schedule(observed, column.scenario.microbatches)
+            if name not in self.schedules:
+                yield replace(column, schedule=name)
+
+    def _maps(self) -> tuple[Topology, ...]:
+        maps = dict.fromkeys(Topology(each) if isinstance(each, tuple) else each for each in self.dcs)
+        return tuple(maps) or (self.scenario.topology,)
+
+    @property
+    def repeated_maps(self) -> int:
+        """How many of the maps say what another one does: they are left out."""
+        return len(self.dcs) - len(self._maps()) if self.dcs else 0
+
+    def _ways(self, places: Topology) -> Ways:
+        given = self.scenario.topology
+        ways = Ways(replace(given, dcs=places.dcs, rank_dcs=places.rank_dcs, pipelines=places.pipelines))
+        if not self.dcs:
+            return ways
+        fixed = tuple(link for link in given.links if {link.src_dc, link.dst_dc} <= set(ways.names))
+        return Ways(replace(ways.topology, links=fixed))
+
+    def _links(self, ways: Ways) -> tuple[Swept, ...]:
+        """Links of all points: latencies outside, bandwidths inside."""
+        if not ways.are_apart or not self.latencies_ns:
+            return (Swept(None, None, ways.topology),)
+        return tuple(ways.at(*figures) for figures in product(self.latencies_ns, self.bandwidths_bytes_per_s))

@@ -1,0 +1,249 @@
+"""Where a schedule stops gaining from its links: the knee, the latency it hides, and what hiding more costs.
+
+All of it is found by replay, everything else held, and hangs on no other point of the grid:
+
+- *Knee*: the smallest bandwidth from which on, at any, twice the bandwidth shortens the step by less than
+  ``KNEE_RATIO`` of itself, ``T(b) - T(2b) < 1 % of T(b)``.
+- *Hidden latency*: the largest one-way latency L at which the step is within ``KNEE_RATIO`` of its floor,
+  ``T(L) <= 1.01 (T_free + D(L))``, over links whose bandwidth costs nothing. T_free is the step with free links; D(L)
+  is what one microbatch spends on links on its way down the stages and back, which no order can hide: the T_min of
+  schedules.md 4.4, (m + p - 1)(f + B) + 2c for one boundary (derived model of this tool).
+- *HBM per hidden millisecond*: from geopipe's warm-up at hand to one forward more per boundary, the largest growth of a
+  rank's memory over the growth of the hidden latency. With equal stages one forward more hides (f + B) / 2.
+
+T is the step as a replay over those links takes it: a warm-up that is left to be chosen is chosen for each of them, by
+the rule of ``depth``. ``bend`` searches; to ``TOLERANCE_RATIO``, latencies to 1 us.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tracetool.errors import ScheduleError
+from tracetool.replays.stages import stages_for
+from tracetool.schedules import build_schedule
+from tracetool.schedules.library.geopipe import extra_per_rank
+from tracetool.sweeps.bend import (
+    KNEE_RATIO,
+    MOST_LATENCY_NS,
+    UNLIMITED_BYTES_PER_S,
+    Took,
+    bandwidth_knee,
+    drive,
+    hidden_latency,
+)
+from tracetool.sweeps.column import Swept
+from tracetool.sweeps.evaluate import Evaluator, Piece, needs_costs
+from tracetool.sweeps.memory import memory_need
+from tracetool.sweeps.results import Knee
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from tracetool.model.pipeline import Pipeline
+    from tracetool.model.schedule import PipelineShape
+    from tracetool.model.topology import Topology
+    from tracetool.sweeps.bend import Figures, Seek
+    from tracetool.sweeps.results import SweepPoint
+
+_LATENCIES = 5
+"""Knees are sought at so many of the swept latencies at most: the ends, and others evenly between."""
+
+
+def seek(piece: Piece, advance: Callable[[int], None]) -> list[Knee]:
+    """The knees of a column: one per memory limit and latency (at most five of the swept ones).
+
+    There are none where no link was swept, where every link has an order made for it (``needs_costs``), and where the
+    schedule cannot be replayed.
+
+    Args:
+        piece: The column, its links all that were swept.
+        advance: Told when it is done.
+    """
+    column = piece.column
+    swept = [links.latency_ns for links in column.links if links.latency_ns is not None]
+    knees: list[Knee] = []
+    same: list[_Found] | None = None
+    for limit in column.hbm_bytes if swept and not needs_costs(column.schedule) else ():
+        place = _Place(replace(piece, column=replace(column, hbm_bytes=(limit,))), swept)
+        try:
+            same = place.found() if same is None or place.is_deepening else same
+            knees += place.knees(same)
+        except ScheduleError:
+            break  # its points say why
+    advance(1)
+    return knees
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What was sought at one latency."""
+
+    latency_ns: int
+    bandwidth: int | None = None
+    hidden_ns: int | None = None
+    hbm_bytes_per_ms: int | None = None
+    remark: str | None = None
+
+
+class _Place:
+    """A column under one memory limit."""
+
+    def __init__(self, piece: Piece, latencies: Iterable[int]) -> None:
+        self._piece = piece
+        self._evaluator = Evaluator(piece)
+        every = sorted(set(latencies))
+        spread = min(_LATENCIES, len(every))
+        self._latencies = [every[i * (len(every) - 1) // max(1, spread - 1)] for i in range(spread)]
+
+    @property
+    def is_deepening(self) -> bool:
+        """Whether the order hangs on the memory limit."""
+        column = self._piece.column
+        return column.schedule.lower() == "geopipe" and column.warm_up is None
+
+    def found(self) -> list[_Found]:
+        """What there is to say at each latency.
+
+        Raises:
+            ScheduleError: If the schedule cannot be replayed.
+        """
+        seeks: dict[int, Seek] = {latency: bandwidth_knee(latency) for latency in self._latencies}
+        results = drive(seeks, self._took)
+        hidden = self.hidden_ns()
+        costs = self._hbm_costs()
+        about = {
+            MOST_LATENCY_NS: "hides every latency looked at",
+            0: f"links that stay as given keep the step more than {KNEE_RATIO:.0%} above its floor, whatever the "
+            "latency of the others",
+        }.get(hidden)
+        return [
+            _Found(latency, results[latency], hidden or None, cost, _joined(about, why))
+            for latency, (cost, why) in zip(self._latencies, costs, strict=True)
+        ]
+
+    def hidden_ns(self) -> int:
+        """The latency that is hidden; 0 if none is."""
+        floor_ns = self._floor()
+        return drive({None: hidden_latency(floor_ns)}, self._took)[None] or 0
+
+    def _took(self, figures: Iterable[Figures]) -> list[Took]:
+        """What the step takes over each of some links."""
+        return [Took(point.step_ns or 0, point.extra_forwards) for point in self._points(figures)]
+
+    def _points(self, figures: Iterable[Figures]) -> list[SweepPoint]:
+        return _known(self._evaluator.points([self._piece.column.ways.at(*each) for each in figures]))
+
+    def _floor(self) -> Callable[[int], int]:
+        """What a step takes at least at a latency: with free links, and one microbatch's way over the links."""
+        piece, column = self._piece, self._piece.column
+        pipeline, shape, _ = stages_for(
+            piece.pipeline, column.schedule, piece.chunks, column.scenario.microbatches or _microbatches(piece)
+        )
+        free = Swept(None, None, column.ways.at(0, UNLIMITED_BYTES_PER_S).topology.without_delays())
+        free_ns = _known(self._evaluator.points([free]))[0].step_ns or 0
+        return lambda latency_ns: (
+            free_ns + _way_ns(pipeline, shape, column.ways.at(latency_ns, UNLIMITED_BYTES_PER_S).topology)
+        )
+
+    def _hbm_costs(self) -> list[tuple[int | None, str | None]]:
+        """Per latency, geopipe's memory per further hidden ms, or why it is unknown."""
+        column = self._piece.column
+        if column.schedule.lower() != "geopipe":
+            return [(None, None)] * len(self._latencies)
+        at = [
+            point.extra_forwards or ()
+            for point in self._points([(latency, UNLIMITED_BYTES_PER_S) for latency in self._latencies])
+        ]
+        boundaries = column.links[0].topology.boundaries()
+        more = extra_per_rank(len(column.ways.dcs), dict.fromkeys(boundaries, 1))
+        pairs = {extra: tuple(a + b for a, b in zip(extra, more, strict=True)) for extra in at}
+        hidden = {}
+        for extra in {*pairs, *pairs.values()}:
+            fixed = replace(self._piece, column=replace(column, warm_up=extra, hbm_bytes=(None,)))
+            hidden[extra] = _Place(fixed, self._latencies).hidden_ns()
+        return [self._hbm_cost(extra, pairs[extra], hidden) for extra in at]
+
+    def _hbm_cost(
+        self, extra: tuple[int, ...], deeper: tuple[int, ...], hidden: Mapping[tuple[int, ...], int]
+    ) -> tuple[int | None, str | None]:
+        if not (hidden[extra] or hidden[deeper]):
+            return None, None  # links that stay as given are in the way
+        if hidden[deeper] >= MOST_LATENCY_NS or hidden[deeper] <= hidden[extra]:
+            return None, f"one forward more than +{max(extra)} hides no longer latency"
+        grown = self._growth(extra, deeper)
+        if grown is None:
+            return None, "memory is unknown"
+        return round(grown * 10**6 / (hidden[deeper] - hidden[extra])), None
+
+    def _growth(self, extra: tuple[int, ...], deeper: tuple[int, ...]) -> int | None:
+        """By how many bytes the rank grows whose memory grows most."""
+        pipeline, scenario = self._piece.pipeline, self._piece.column.scenario
+        shape = replace(pipeline.observed.shape, microbatches=scenario.microbatches or _microbatches(self._piece))
+        needs = [
+            memory_need(pipeline, build_schedule("geopipe", shape, extra_forwards=one), scenario).peak_bytes
+            for one in (extra, deeper)
+        ]
+        grown = [b - a for a, b in zip(*needs, strict=True) if a is not None and b is not None]
+        return max(grown) if len(grown) == shape.ranks else None
+
+    def knees(self, found: Sequence[_Found]) -> list[Knee]:
+        """The knees, with what was held."""
+        column = self._piece.column
+        over = [column.ways.at(latency, UNLIMITED_BYTES_PER_S) for latency in self._latencies]
+        return [_knee(self._piece, point, one) for point, one in zip(self._evaluator.points(over), found, strict=True)]
+
+
+def _knee(piece: Piece, point: SweepPoint, found: _Found) -> Knee:
+    column = piece.column
+    does_not_fit = f"does not fit: {point.reason}" if point.feasible is False else None
+    return Knee(
+        schedule=point.schedule,
+        bandwidth_bytes_per_s=found.bandwidth,
+        hidden_latency_ns=found.hidden_ns,
+        hbm_bytes_per_hidden_ms=found.hbm_bytes_per_ms,
+        remark=_joined(found.remark, does_not_fit),
+        extra_forwards=None if column.warm_up is None else point.extra_forwards,
+        microbatches=point.microbatches,
+        p2p=point.p2p,
+        hbm_bytes=point.hbm_bytes,
+        dcs=point.dcs,
+        at_latency_ns=found.latency_ns,
+        at_bandwidth_bytes_per_s=UNLIMITED_BYTES_PER_S,
+        scenario=column.name,
+    )
+
+
+def _known(points: list[SweepPoint]) -> list[SweepPoint]:
+    """All of them.
+
+    Raises:
+        ScheduleError: If one was refused.
+    """
+    for point in points:
+        if point.step_ns is None:
+            raise ScheduleError(point.reason or "not replayed")
+    return points
+
+
+def _joined(*remarks: str | None) -> str | None:
+    return "; ".join(filter(None, remarks)) or None
+
+
+def _microbatches(piece: Piece) -> int:
+    return piece.pipeline.observed.shape.microbatches
+
+
+def _way_ns(pipeline: Pipeline, shape: PipelineShape, topology: Topology) -> int:
+    """What a microbatch spends on links between DCs on its way down all stages and back."""
+    way, stage = 0, 0
+    while (following := shape.next(stage)) is not None:
+        here, there = shape.rank_of(stage), shape.rank_of(following)
+        sent = pipeline.stages[shape.profile_of(stage)].forward_payload_bytes or 0
+        back = pipeline.stages[shape.profile_of(following)].backward_payload_bytes or 0
+        for link, payload in ((topology.link(here, there), sent), (topology.link(there, here), back)):
+            if link is not None:
+                way += link.latency_ns + link.occupancy_ns(payload)
+        stage = following
+    return way

@@ -1,0 +1,69 @@
+"""What a user should know beside the figures of a sweep."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tracetool.model.scenario import Scenario
+from tracetool.units import format_count
+from tracetool.whatif.answer import fidelity_of
+from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT
+from tracetool.whatif.remarks import SLOWS_UNDER_LOAD, collective_notes, distrust, host_notes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.reconstruction import Reconstruction
+    from tracetool.sweeps.grid import Grid
+    from tracetool.sweeps.results import SweepPoint
+
+
+def notes_of(found: Reconstruction, grids: Sequence[Grid], points: Sequence[SweepPoint]) -> tuple[str, ...]:
+    """What holds for all points: how far replay misses the recording, and what was not checked or left out."""
+    pipeline = found.pipeline
+    fidelity, own = fidelity_of(found)
+    notes = [
+        *distrust(own),
+        f"fidelity: the observed order, replayed, differs by {fidelity.error_ratio:+.2%} from what was observed",
+    ]
+    if any(point.seen_error_ratio is not None for point in points):
+        notes.append("±: the largest error of such predictions on this tool's own H100 recordings")
+    marked = dict.fromkeys(reason for point in points for reason in point.rests_on if point.evidence == "unproven")
+    if marked:
+        notes.append(
+            f"unproven (± {UNPROVEN_MARK}): {UNPROVEN_TEXT} ({', '.join(marked)}); never named best ahead of others"
+        )
+    links = {grid.name: grid.scenario.topology.links for grid in grids}
+    shared = next(iter(links.values()))
+    if all(each == shared for each in links.values()):
+        notes += [f"link {link} stays as given" for link in shared]
+    else:
+        notes += [f"scenario {name}: {', '.join(map(str, each))}" for name, each in links.items() if each]
+    repeated = max(grid.repeated_maps for grid in grids)
+    if repeated:
+        notes.append(f"--dc gives {format_count(repeated, 'map')} of ranks more than once: each was taken once")
+    unchecked = sorted({p.schedule for p in points if p.step_ns and p.feasible is None})
+    if unchecked:
+        notes.append(
+            f"what {', '.join(unchecked)} needs in memory is unknown, so the HBM limit was not checked: give "
+            "--activation and --static (torch: or record with profile_memory=True)"
+        )
+    if any(grid.scenario.activation_bytes is not None for grid in grids):
+        notes.append("peaks from --activation and --static leave out transient buffers and gradients")
+    sharing = max(
+        replace(column.scenario, topology=swept.topology).pipelines_on_link
+        for grid in grids
+        for column in grid.columns()
+        for swept in column.links[:1]
+    )
+    if sharing > 1:
+        notes.append(f"{sharing} equal pipelines share the links: figures are of the slowest (--pipelines-on-link)")
+    if not all(grid.scenario.interference for grid in grids):
+        notes.append("slowdown beside communication and under sustained load is left out (--no-interference)")
+    elif any(rank.load is not None for rank in pipeline.ranks):
+        notes.append(SLOWS_UNDER_LOAD)
+    places = dict.fromkeys(column.links[0].topology for grid in grids for column in grid.columns())
+    crossing = (collective_notes(pipeline, Scenario(topology)) for topology in places)
+    notes += dict.fromkeys(note for of_map in crossing for note in of_map)
+    return (*found.notes, *host_notes(found), *notes)

@@ -1,0 +1,157 @@
+"""One schedule family over many links: every order is compiled once, and every depth searched for all links at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tracetool.errors import ScheduleDeadlock
+from tracetool.model.metrics import Metrics
+from tracetool.replays.scenarios import Replayer
+from tracetool.schedules.library.geopipe import extra_per_rank
+from tracetool.sweeps.memory import memory_need
+from tracetool.whatif.depth import Tried, WarmUps, search_warm_ups, shortest_cycle_ns
+from tracetool.whatif.memory_limit import fits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from tracetool.model.pipeline import Pipeline
+    from tracetool.model.scenario import Scenario
+    from tracetool.model.schedule import PipelineShape, Schedule
+    from tracetool.model.topology import Topology
+    from tracetool.replays.scenarios import StepTimes
+    from tracetool.sweeps.column import WarmUp
+    from tracetool.sweeps.memory import MemoryNeed
+    from tracetool.whatif.depth import Depth
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """An order and what it needs in memory."""
+
+    schedule: Schedule
+    memory: MemoryNeed
+
+
+_MOST_ACTIONS = 500_000
+"""Orders of so many actions together are kept compiled (some 300 MB); then they are compiled anew."""
+
+
+class Replays:
+    """Replays of a schedule in scenarios that differ in links and memory limits only; what is known is kept.
+
+    Args:
+        pipeline: What was measured, with the stages that the schedule runs on.
+        shape: Ranks, stages and microbatches.
+        build: Makes the order, with extra forwards per rank where the schedule has them.
+        scenario: What all scenarios share.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, shape: PipelineShape, build: Callable[[Depth | None], Schedule], scenario: Scenario
+    ) -> None:
+        self._pipeline = pipeline
+        self._shape = shape
+        self._build = build
+        self._scenario = replace(scenario, hbm_bytes=None)
+        self._cycle_ns = shortest_cycle_ns(pipeline)
+        self._orders: dict[Depth | None, Order] = {}
+        self._times: dict[Depth | None, dict[Topology, StepTimes]] = {}
+        self._stuck: dict[Depth | None, ScheduleDeadlock] = {}
+        self._replayers: dict[Depth | None, Replayer] = {}
+
+    def order(self, extra: Depth | None) -> Order:
+        """The order with these extra forwards.
+
+        Raises:
+            ScheduleError: If there is none for this shape, or its costs are unknown.
+        """
+        if extra not in self._orders:
+            schedule = self._build(extra)
+            self._orders[extra] = Order(schedule, memory_need(self._pipeline, schedule, self._scenario))
+        return self._orders[extra]
+
+    def load(self, wanted: Mapping[Depth | None, Iterable[Topology]]) -> None:
+        """Replay orders over links; what is known already is not replayed again.
+
+        Raises:
+            ScheduleError: If there is no such order, or its costs are unknown.
+            ScenarioError: If a message crosses a link but its size is unknown.
+        """
+        for extra, topologies in wanted.items():
+            times = self._times.setdefault(extra, {})
+            missing = [topology for topology in dict.fromkeys(topologies) if topology not in times]
+            if not missing or extra in self._stuck:
+                continue
+            what_ifs = [replace(self._scenario, topology=topology) for topology in missing]
+            try:
+                times.update(zip(missing, self._replayer(extra).replay_many(what_ifs), strict=True))
+            except ScheduleDeadlock as error:
+                self._stuck[extra] = error  # links are the same but for their figures: all deadlock or none
+
+    def _replayer(self, extra: Depth | None) -> Replayer:
+        if extra not in self._replayers:
+            actions = self._shape.stages * self._shape.microbatches * 2
+            if (len(self._replayers) + 1) * actions > _MOST_ACTIONS:
+                self._replayers.clear()
+            self._replayers[extra] = Replayer(self._pipeline, self.order(extra).schedule)
+        return self._replayers[extra]
+
+    def metrics(self, extra: Depth | None, topology: Topology) -> Metrics:
+        """Metrics of an order over links that were loaded; without compute by rank.
+
+        Raises:
+            ScheduleDeadlock: If it deadlocks.
+        """
+        if extra in self._stuck:
+            raise self._stuck[extra]
+        times, memory, ranks = self._times[extra][topology], self.order(extra).memory, self._shape.ranks
+        return Metrics(
+            step_ns=times.step_ns,
+            window_ns=times.window_ns,
+            compute_ns=times.compute_ns,
+            bubble_ns=(ranks * times.window_ns - times.compute_ns) // ranks,
+            bubble_ratio=1 - times.compute_ns / (ranks * times.window_ns) if times.window_ns else 0.0,
+            rank_compute_ns=(),
+            peak_hbm_bytes=memory.peak_bytes,
+            overhead_bytes=memory.overhead_bytes,
+        )
+
+    def warm_ups(self, warm_up: WarmUp, scenarios: Sequence[Scenario]) -> list[WarmUps]:
+        """Extra forwards of geopipe in each scenario.
+
+        Args:
+            warm_up: As ``Grid`` says it; None chooses as ``choose_warm_ups`` does.
+            scenarios: Links and memory limits.
+        """
+        if isinstance(warm_up, int):
+            per_boundary = dict.fromkeys(scenarios[0].topology.boundaries(), warm_up)
+            warm_up = extra_per_rank(self._shape.ranks, per_boundary)
+        return self._chosen(scenarios) if warm_up is None else [WarmUps(warm_up, None)] * len(scenarios)
+
+    def _chosen(self, scenarios: Sequence[Scenario]) -> list[WarmUps]:
+        searches = [search_warm_ups(self._pipeline, self._shape, each, self._cycle_ns) for each in scenarios]
+        found: dict[int, WarmUps] = {}
+        answers: dict[int, list[Tried | None] | None] = dict.fromkeys(range(len(scenarios)))
+        while answers:
+            asked: dict[int, list[Depth]] = {}
+            for number, answer in answers.items():
+                try:
+                    search = searches[number]
+                    asked[number] = next(search) if answer is None else search.send(answer)
+                except StopIteration as done:
+                    found[number] = done.value
+            wanted: dict[Depth | None, list[Topology]] = {}
+            for number, extras in asked.items():
+                for extra in extras:
+                    wanted.setdefault(extra, []).append(scenarios[number].topology)
+            self.load(wanted)
+            answers = {n: [self._tried(extra, scenarios[n]) for extra in extras] for n, extras in asked.items()}
+        return [found[number] for number in range(len(scenarios))]
+
+    def _tried(self, extra: Depth, scenario: Scenario) -> Tried | None:
+        if extra in self._stuck:
+            return None
+        metrics = self.metrics(extra, scenario.topology)
+        return Tried(metrics.step_ns, fits(metrics, scenario))

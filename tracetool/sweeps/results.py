@@ -1,0 +1,285 @@
+"""What a sweep found: one point per scenario and schedule, and the knees between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from tracetool.units import format_count
+from tracetool.whatif.accuracy import change_error_ratio
+from tracetool.whatif.best import choose, evidence_of, recorded_schedule, recorded_test, rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
+    from tracetool.model.pipeline import Pipeline
+    from tracetool.whatif.accuracy import KnownError
+    from tracetool.whatif.best import Evidence
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPoint:
+    """One schedule in one scenario.
+
+    Attributes:
+        schedule: Name of the schedule.
+        extra_forwards: Warm-up forwards per pipeline rank beyond 1F1B's; None for schedules without any.
+        microbatches: Microbatches per step.
+        p2p: How transfers were issued.
+        bandwidth_bytes_per_s: Bandwidth of every link that was swept; where none was of all links, None if they differ
+            in it or there is none.
+        latency_ns: One-way latency, likewise.
+        hbm_bytes: Memory limit per rank; None for no limit.
+        dcs: DC of each pipeline rank; empty for one DC.
+        step_ns: Step; None if it could not be replayed.
+        window_ns: Pipeline window; None if it could not be replayed.
+        bubble_ratio: Idle share of the window; None if it could not be replayed.
+        peak_bytes: Highest allocation of any rank; None if unknown.
+        feasible: Whether it fits the memory limit; None if memory is unknown or it could not be replayed.
+        reason: Why it does not fit, or could not be replayed; how near the limit it is.
+        needed_bytes: What the rank that needs most needs, with what it occupies beyond its allocations: this is
+            compared with the limit. None if unknown.
+        scenario: Name of the scenario, where it has one.
+        link_cost: Price of its links, where a price is given.
+        known_error: How far off such predictions were on recorded runs; None if nothing was like it.
+        rests_on: Of an unproven prediction, what nothing recorded was like.
+        unlimited_ns: geopipe's step with the warm-up that it would have without the memory limit; None if that cuts
+            nothing.
+        closer: geopipe with a warm-up closer to its shortest step, where the chosen one is not the closest: what runs
+            best may need it.
+        order_digest: What its order is, whatever its name; None if it could not be built.
+        is_pareto: Whether no other point is as good in link cost, memory and step time and better in one of them;
+            None without a price. See ``pareto``.
+    """
+
+    schedule: str
+    extra_forwards: tuple[int, ...] | None
+    microbatches: int
+    p2p: str
+    bandwidth_bytes_per_s: int | None = None
+    latency_ns: int | None = None
+    hbm_bytes: int | None = None
+    dcs: tuple[str, ...] = ()
+    step_ns: int | None = None
+    window_ns: int | None = None
+    bubble_ratio: float | None = None
+    peak_bytes: int | None = None
+    feasible: bool | None = None
+    reason: str | None = None
+    needed_bytes: int | None = None
+    scenario: str | None = None
+    link_cost: float | None = None
+    is_pareto: bool | None = None
+    known_error: KnownError | None = None
+    rests_on: tuple[str, ...] = ()
+    unlimited_ns: int | None = None
+    closer: SweepPoint | None = None
+    order_digest: str | None = None
+
+    @property
+    def seen_error_ratio(self) -> float | None:
+        """Largest error of the step time that such predictions had on recorded runs; None if none was like it."""
+        return None if self.known_error is None else self.known_error.step_ratio
+
+    @property
+    def evidence(self) -> Evidence:
+        """What the prediction rests on."""
+        return evidence_of(self)
+
+    @property
+    def step_ns_per_microbatch(self) -> float | None:
+        """Step over microbatches: compares steps of different size at equal tokens."""
+        return None if self.step_ns is None else self.step_ns / self.microbatches
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it ran and nothing says that it does not fit."""
+        return self.step_ns is not None and self.feasible is not False
+
+
+@dataclass(frozen=True, slots=True)
+class Knee:
+    """Where a schedule stops gaining from its links; see ``knee`` for exact definitions.
+
+    Attributes:
+        schedule: Name of the schedule.
+        bandwidth_bytes_per_s: From it on, twice the bandwidth shortens the step by less than 1 %, at ``at_latency_ns``.
+        hidden_latency_ns: Largest one-way latency that the schedule hides, over links whose bandwidth costs nothing;
+            None where links that stay as given keep the step more than 1 % above its floor.
+        hbm_bytes_per_hidden_ms: geopipe: memory of a rank per further hidden millisecond of latency.
+        remark: What is special about it, or why it is not known.
+        extra_forwards: geopipe: the warm-up asked for; None if it is chosen for every link.
+        microbatches: Held meanwhile.
+        p2p: Held meanwhile.
+        hbm_bytes: Held meanwhile.
+        dcs: Held meanwhile.
+        at_latency_ns: The latency at which the bandwidth was sought.
+        at_bandwidth_bytes_per_s: The bandwidth at which the latency was sought: so large that it costs nothing.
+        scenario: Name of the scenario, where it has one.
+    """
+
+    schedule: str
+    bandwidth_bytes_per_s: int | None
+    hidden_latency_ns: int | None
+    hbm_bytes_per_hidden_ms: int | None
+    remark: str | None
+    extra_forwards: tuple[int, ...] | None = None
+    microbatches: int | None = None
+    p2p: str | None = None
+    hbm_bytes: int | None = None
+    dcs: tuple[str, ...] = ()
+    at_latency_ns: int | None = None
+    at_bandwidth_bytes_per_s: int | None = None
+    scenario: str | None = None
+
+
+ScenarioKey = tuple[object, ...]
+"""What tells the scenarios of a sweep apart."""
+
+
+def scenario_of(point: SweepPoint) -> ScenarioKey:
+    """The scenario of a point: its name, places, links, memory limit and microbatches."""
+    figures = point.latency_ns, point.bandwidth_bytes_per_s
+    return point.scenario, point.dcs, point.microbatches, point.hbm_bytes, *figures
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """What to run in one scenario; see ``tracetool.whatif.best``.
+
+    Attributes:
+        among: A point of the scenario.
+        point: The schedule to run; None if none fits.
+        now: The recorded order over the same links; None if it could not be replayed.
+        as_good: As sure, and not longer by more than the error of the difference.
+        unproven: Shorter, but predictions rest on less; the shortest of each schedule.
+    """
+
+    among: SweepPoint
+    point: SweepPoint | None
+    now: SweepPoint | None
+    as_good: tuple[SweepPoint, ...] = ()
+    unproven: tuple[SweepPoint, ...] = ()
+
+    @property
+    def change_ratio(self) -> float | None:
+        """Its step over the recorded order's, minus one."""
+        if self.point is None or self.now is None or not self.point.step_ns or not self.now.step_ns:
+            return None
+        return self.point.step_ns / self.now.step_ns - 1
+
+    @property
+    def change_error_ratio(self) -> float | None:
+        """Error of that change; None if it is not known."""
+        if self.point is None or self.now is None or self.change_ratio is None:
+            return None
+        return change_error_ratio(self.now.known_error, self.point.known_error, self.change_ratio)
+
+
+def best_of_each(points: Sequence[SweepPoint], now: Sequence[SweepPoint], pipeline: Pipeline) -> tuple[Best, ...]:
+    """What to run in each scenario, in the order of the grid.
+
+    Args:
+        points: Of all scenarios.
+        now: The recorded order in each, where it is not among them.
+        pipeline: What was measured.
+    """
+    scenarios: dict[ScenarioKey, list[SweepPoint]] = {}
+    for point in (*points, *now):
+        scenarios.setdefault(scenario_of(point), []).extend(filter(None, (point, point.closer)))
+    names = {m: recorded_schedule(pipeline.observed, m) for m in {point.microbatches for point in points}}
+    found = []
+    is_recorded = recorded_test(pipeline)
+    for candidates in scenarios.values():
+        recorded = next((one for one in candidates if one.schedule == names[one.microbatches] and one.step_ns), None)
+        chosen = choose(candidates, is_recorded, names[candidates[0].microbatches])
+        found.append(Best(candidates[0], chosen.best, recorded, chosen.as_good, chosen.unproven))
+    return tuple(found)
+
+
+def without_twins(points: Sequence[SweepPoint], pipeline: Pipeline) -> list[SweepPoint]:
+    """Points without those that have another's order, transfers and scenario under another name."""
+    scenarios: dict[ScenarioKey, list[SweepPoint]] = {}
+    for point in points:
+        scenarios.setdefault(scenario_of(point), []).append(point)
+    names = {m: recorded_schedule(pipeline.observed, m) for m in {point.microbatches for point in points}}
+    is_recorded = recorded_test(pipeline)
+    kept = {
+        id(point) for group in scenarios.values() for point in rows_of(group, names[group[0].microbatches], is_recorded)
+    }
+    return [point for point in points if id(point) in kept]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """All points of a grid, in its order, what to run in each scenario, and the knees of its schedules.
+
+    Attributes:
+        points: One per scenario and schedule.
+        knees: One per schedule, swept latency and what else was held; empty where no link was swept.
+        notes: What was inferred, is missing or not modelled.
+        best: What to run in each scenario; schedules whose error is known go ahead.
+    """
+
+    points: tuple[SweepPoint, ...]
+    knees: tuple[Knee, ...]
+    notes: tuple[str, ...] = ()
+    best: tuple[Best, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Sweep: {format_count(len(self.points), 'point')}, {format_count(len(self.knees), 'knee')}>"
+
+    def best_first(self) -> tuple[SweepPoint, ...]:
+        """Points that ran and fit, shortest step per microbatch first, whatever predictions rest on (see ``best``)."""
+        usable = [p for p in self.points if p.is_usable]
+        return tuple(sorted(usable, key=lambda p: p.step_ns_per_microbatch or 0.0))
+
+    def table(self) -> pa.Table:
+        """The points as an Arrow table; ``polars.from_arrow`` takes it."""
+        return point_table(self.points)
+
+    def knee_table(self) -> pa.Table:
+        """The knees as an Arrow table: a column per field of ``Knee``."""
+        return _field_table(Knee, self.knees)
+
+
+def point_table(points: Sequence[SweepPoint]) -> pa.Table:
+    """Points as an Arrow table: columns of ``SweepPoint``, ``step_ns_per_microbatch``, error and ``evidence``."""
+    import pyarrow as pa
+
+    per_microbatch = pa.array([point.step_ns_per_microbatch for point in points], pa.float64())
+    evidence = pa.array([None if point.step_ns is None else point.evidence for point in points], pa.string())
+    columns = _field_table(SweepPoint, points).append_column("step_ns_per_microbatch", per_microbatch)
+    errors = pa.array([point.seen_error_ratio for point in points], pa.float64())
+    return columns.append_column("seen_error_ratio", errors).append_column("evidence", evidence)
+
+
+_LEFT_OUT = ("closer", "known_error", "order_digest", "unlimited_ns")
+"""Fields that are no column."""
+
+
+def _field_table(kind: type[SweepPoint | Knee], rows: Sequence[SweepPoint | Knee]) -> pa.Table:
+    """A column per field."""
+    import pyarrow as pa
+
+    types: dict[str, Any] = {
+        "extra_forwards": pa.list_(pa.int32()),
+        "microbatches": pa.int32(),
+        "dcs": pa.list_(pa.string()),
+        "bubble_ratio": pa.float64(),
+        "feasible": pa.bool_(),
+        "link_cost": pa.float64(),
+        "is_pareto": pa.bool_(),
+        "rests_on": pa.list_(pa.string()),
+    }
+    text = {"schedule", "p2p", "reason", "remark", "scenario"}
+    columns = {
+        name: pa.array(
+            [getattr(row, name) for row in rows],
+            types.get(name, pa.string() if name in text else pa.int64()),
+        )
+        for name in (field.name for field in fields(kind) if field.name not in _LEFT_OUT)
+    }
+    return pa.table(columns)

@@ -1,0 +1,172 @@
+"""Run a sweep: here, in worker processes, or on a Dask cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from tracetool.errors import ScheduleError
+from tracetool.ingestion.executors import Silent, in_processes, on_cluster, usable_cores
+from tracetool.model.pipeline import Pipeline
+from tracetool.sweeps.evaluate import Piece, evaluate
+from tracetool.sweeps.grid import Grid
+from tracetool.sweeps.knee import seek
+from tracetool.sweeps.notes import notes_of
+from tracetool.sweeps.pareto import link_cost, mark_pareto
+from tracetool.sweeps.results import Sweep, best_of_each, without_twins
+from tracetool.units import format_count
+from tracetool.whatif.answer import fidelity_of
+from tracetool.whatif.best import default_schedules, recorded_schedule
+from tracetool.whatif.depth import shortest_cycle_ns
+from tracetool.whatif.remarks import is_like_the_recordings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from tracetool.ingestion.executors import Progress
+    from tracetool.reconstruction import Reconstruction
+    from tracetool.sweeps.column import Column
+    from tracetool.sweeps.pareto import Price
+    from tracetool.sweeps.results import Knee, SweepPoint
+
+_WORTH_ACTIONS = 2_000_000
+"""Actions to replay in the event loop (about two seconds) for which starting another worker pays."""
+
+_STATIC = 6
+"""So many times as fast are sweeps over a static order, where nothing slows compute down."""
+
+_LARGEST_PIECE = 500
+"""Points of one piece of work: as many are done before the progress bar moves."""
+
+
+def sweep(
+    found: Reconstruction | Pipeline,
+    grids: Grid | Sequence[Grid],
+    *,
+    progress: Progress | None = None,
+    jobs: int | None = None,
+    executor: str | None = None,
+    chunks: int | None = None,
+    time_limit_s: float = 5.0,
+    knees: bool = True,
+    price: Price | None = None,
+) -> Sweep:
+    """Replay every point of one or several grids.
+
+    Args:
+        found: A reconstructed Run, or the pipeline of one.
+        grids: What to combine; several are done one after another.
+        progress: Told how many points there are, and how many are done.
+        jobs: Worker processes; by default as many as cores and the size of the grids allow.
+        executor: ``dask://HOST:PORT`` of a cluster to work on instead.
+        chunks: Stages per rank that schedules of several get; by default as few as they take.
+        time_limit_s: For optimal: how long to search, for each point.
+        knees: Whether to seek the knees as well: of the schedules named, else of those that are best somewhere and of
+            the recorded order.
+        price: What links cost: points get their cost and whether they are on the Pareto front.
+
+    Raises:
+        BadTopology: If a DC map or link does not fit the pipeline.
+        IngestError: If the workers cannot be used.
+        ScenarioError: If figures of links do not belong together.
+        ScheduleError: If no point can be replayed.
+        UnknownName: If there is no such schedule.
+
+    Example:
+        >>> grid = tt.grid(found, "1f1b,geopipe", dc="0-1,2-3", bandwidth="25Gbit/s", latency="10ms")
+        >>> [(point.schedule, point.step_ns) for point in tt.sweep(found, grid, knees=False).best_first()]
+        [('geopipe', 319617225), ('1f1b', 347225311)]
+    """
+    pipeline = found if isinstance(found, Pipeline) else found.pipeline
+    observed = pipeline.observed
+    asked = [grids] if isinstance(grids, Grid) else list(grids)
+    grids = [grid if grid.schedules else replace(grid, schedules=tuple(default_schedules(observed))) for grid in asked]
+    for grid in grids:
+        grid.check(observed.shape.ranks)
+    own = None if isinstance(found, Pipeline) or not is_like_the_recordings(found) else fidelity_of(found)[1]
+
+    def pieces_of(columns: Iterable[Column]) -> list[Piece]:
+        return [Piece(pipeline, column, chunks, time_limit_s, own) for column in columns]
+
+    columns = pieces_of(column for grid in grids for column in grid.columns())
+    apart = pieces_of(column for grid in grids for column in grid.recorded_columns(observed))
+    pieces = [replace(whole, column=part) for whole in columns for part in whole.column.parts(_LARGEST_PIECE)]
+    workers = _Workers(progress or Silent(), jobs, executor)
+    workers.progress.start(sum(piece.column.size for piece in (*pieces, *apart)))
+    points = workers.run(evaluate, pieces, [piece.column.size for piece in pieces])
+    if points and all(point.step_ns is None for point in points):
+        reasons = list(dict.fromkeys(f"{point.schedule}: {point.reason}" for point in points))
+        raise ScheduleError(
+            f"none of {format_count(len(points), 'point')} can be replayed. " + " ".join(reasons[:3]),
+            hint="--schedule observed takes the recorded order over other links; 'tracetool schedules' lists the rest",
+        )
+    if price is not None:
+        points = _priced(pieces, points, price)
+    now = workers.run(evaluate, apart, [piece.column.size for piece in apart])
+    best = best_of_each(points, now, pipeline)
+    if not any(grid.schedules for grid in asked):
+        points = without_twins(points, pipeline)
+    bent: list[Knee] = []
+    if knees:
+        shown = None if all(grid.schedules for grid in asked) else {each.point.schedule for each in best if each.point}
+        bends = [piece for piece in columns if piece.column.links[0].latency_ns is not None]
+        if shown is not None:
+            shown.add(recorded_schedule(observed, None))
+            bends = [piece for piece in bends if piece.column.schedule in shown]
+        bent = workers.run(seek, bends, [1] * len(bends))
+    notes = () if isinstance(found, Pipeline) else notes_of(found, grids, points)
+    return Sweep(tuple(points), tuple(bent), notes, best)
+
+
+def _priced(pieces: Sequence[Piece], points: Sequence[SweepPoint], price: Price) -> list[SweepPoint]:
+    fixed = [piece.column.ways.topology.links for piece in pieces for _ in range(piece.column.size)]
+    priced = [replace(p, link_cost=link_cost(p, links, price)) for p, links in zip(points, fixed, strict=True)]
+    return [*mark_pareto(priced)]
+
+
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True, slots=True)
+class _Workers:
+    """Who does the work; see ``sweep``."""
+
+    progress: Progress
+    jobs: int | None
+    executor: str | None
+
+    def run(
+        self,
+        work: Callable[[Piece, Callable[[int], None]], list[_Found]],
+        pieces: Sequence[Piece],
+        sizes: Sequence[int],
+    ) -> list[_Found]:
+        """What is found for all pieces, in order."""
+        weights = [_actions(piece) for piece in pieces]
+        sensible = min(usable_cores(), sum(weights) // _WORTH_ACTIONS)
+        count = min(len(pieces), max(1, sensible if self.jobs is None else self.jobs))
+        if self.executor is None and count <= 1:
+            return [one for piece in pieces for one in work(piece, self.progress.advance)]
+        # The long ones first, so that none is left to one worker at the end.
+        turns = sorted(range(len(pieces)), key=lambda number: (-weights[number], number))
+        tasks = [pieces[number] for number in turns]
+        if self.executor is not None and tasks:
+            done = on_cluster(work, tasks, [sizes[number] for number in turns], self.progress, self.executor)
+        else:
+            done = in_processes(work, tasks, self.progress, count) if tasks else []
+        return [one for _, found in sorted(zip(turns, done, strict=True), key=lambda pair: pair[0]) for one in found]
+
+
+def _actions(piece: Piece) -> int:
+    """About so many actions are replayed for the points of a piece, counted as of the event loop."""
+    pipeline, column = piece.pipeline, piece.column
+    m = column.scenario.microbatches or pipeline.observed.shape.microbatches
+    orders = len(column.links)
+    if column.schedule.lower() == "geopipe" and column.warm_up is None:
+        cycle = max(1, shortest_cycle_ns(pipeline))
+        orders = sum(min(m, 2 * -(-2 * (link.latency_ns or 0) // cycle) + 3) for link in column.links)
+    slowed = column.scenario.interference and (
+        any(rank.load is not None for rank in pipeline.ranks)
+        or any(cost.contended_ns for stage in pipeline.stages for costs in stage.costs.values() for cost in costs)
+    )
+    return orders * 2 * pipeline.observed.shape.stages * m // (1 if slowed else _STATIC)

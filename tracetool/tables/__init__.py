@@ -1,0 +1,1 @@
+"""Every table and its columns, declared once."""

@@ -1,0 +1,292 @@
+"""Predictions against measured steps: how far can this tool be trusted on this machine?
+
+Every row of a file of measured steps is replayed from one Run, and nothing is fitted to the rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tracetool.costs.borrowed import with_memory_of
+from tracetool.errors import ScenarioError, TraceToolError
+from tracetool.model.metrics import measure
+from tracetool.model.scenario import Scenario
+from tracetool.model.topology import between_ranks
+from tracetool.replays import replay
+from tracetool.replays.stages import stages_for
+from tracetool.schedules import build_schedule
+from tracetool.schedules.names import schedule_name
+from tracetool.validation.kendall import kendall_tau_b
+from tracetool.validation.left_over import left_over_microbatches
+from tracetool.validation.match import check_row
+from tracetool.validation.modes import p2p_mode
+from tracetool.validation.notes import notes_on
+from tracetool.whatif.remarks import host_notes, memory_remarks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from tracetool.model.metrics import Metrics
+    from tracetool.model.pipeline import P2PMode, Pipeline
+    from tracetool.model.schedule import PipelineShape, Schedule
+    from tracetool.reconstruction import Reconstruction
+    from tracetool.validation.measured import MeasuredStep, Measurements
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What predictions are made from.
+
+    Attributes:
+        run: Costs, transfers and shape.
+        memory: Where memory figures come from instead; None takes them from ``run``.
+    """
+
+    run: Reconstruction
+    memory: Reconstruction | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What one row's configuration would take.
+
+    Attributes:
+        schedule: The order that was replayed.
+        p2p: How its transfers were issued.
+        metrics: Metrics of the replay.
+        outside_ns: Host time around the device's work, as the Run's own step had it: measured steps include theirs.
+        remarks: How costs or memory came about.
+        left_over_microbatches: For how many more microbatches the row's process had receive buffers.
+        left_over_bytes: What these take on each pipeline rank; empty if there are none.
+    """
+
+    schedule: Schedule
+    p2p: P2PMode
+    metrics: Metrics
+    outside_ns: int = 0
+    remarks: tuple[str, ...] = ()
+    left_over_microbatches: int = 0
+    left_over_bytes: tuple[int, ...] = ()
+
+    @property
+    def step_ns(self) -> int:
+        """Wall time of the whole step."""
+        return self.metrics.step_ns + self.outside_ns
+
+    @property
+    def peak_bytes(self) -> tuple[int | None, ...]:
+        """Peak of each pipeline rank in a process that holds what the row's did."""
+        more = self.left_over_bytes or (0,) * len(self.metrics.peak_hbm_bytes)
+        return tuple(
+            None if peak is None else peak + left for peak, left in zip(self.metrics.peak_hbm_bytes, more, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured configuration and its prediction.
+
+    Attributes:
+        measured: The row of the file.
+        prediction: What was predicted; None if it could not be.
+        peak_bytes: Predicted peaks, in the order of the row's own peaks where it has some.
+        reason: Why nothing was predicted.
+    """
+
+    measured: MeasuredStep
+    prediction: Prediction | None = None
+    peak_bytes: tuple[int | None, ...] = ()
+    reason: str | None = None
+
+    @property
+    def error_ratio(self) -> float | None:
+        """Predicted over measured step time, minus one; None without either."""
+        if self.prediction is None or self.measured.step_ms is None:
+            return None
+        return self.prediction.step_ns / (self.measured.step_ms * 1e6) - 1
+
+    @property
+    def peak_error_ratios(self) -> tuple[float | None, ...]:
+        """Predicted over measured peak, minus one, of each rank; None where one of them is unknown.
+
+        Empty if the row has peaks of another number of ranks than was predicted for.
+        """
+        if len(self.measured.peak_bytes) != len(self.peak_bytes):
+            return ()
+        pairs = zip(self.measured.peak_bytes, self.peak_bytes, strict=True)
+        return tuple(None if a is None or b is None else b / a - 1 for a, b in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """All rows of a file.
+
+    Attributes:
+        sources: What predictions were made from.
+        rows: In the order of the file.
+        recorded_ns: The Run's own step, with the profiler at work.
+        replayed_ns: The same step as replay gives it back.
+        notes: What was inferred, is missing, or was left out of the comparison.
+    """
+
+    sources: Sources
+    rows: tuple[Row, ...]
+    recorded_ns: int
+    replayed_ns: int
+    notes: tuple[str, ...]
+
+    @property
+    def errors(self) -> tuple[float, ...]:
+        """Signed errors of all rows that have both times."""
+        return tuple(error for row in self.rows if (error := row.error_ratio) is not None)
+
+    @property
+    def mape_ratio(self) -> float | None:
+        """Mean absolute error; None if no row can be compared."""
+        errors = self.errors
+        return sum(map(abs, errors)) / len(errors) if errors else None
+
+    @property
+    def max_error_ratio(self) -> float | None:
+        """Largest absolute error; None if no row can be compared."""
+        return max(map(abs, self.errors), default=None)
+
+    @property
+    def max_peak_error_ratio(self) -> float | None:
+        """Largest absolute error of a rank's peak; None if none can be compared."""
+        return max((abs(e) for row in self.rows for e in row.peak_error_ratios if e is not None), default=None)
+
+    @property
+    def kendall_tau(self) -> float | None:
+        """Kendall's tau-b of predicted and measured step times; None if either does not differ between rows."""
+        both = [
+            (row.measured.step_ms, row.prediction.step_ns)
+            for row in self.rows
+            if row.prediction is not None and row.measured.step_ms is not None
+        ]
+        return kendall_tau_b([a for a, _ in both], [b for _, b in both])
+
+    @property
+    def not_predicted(self) -> int:
+        """How many rows could not be predicted."""
+        return sum(row.prediction is None for row in self.rows)
+
+
+def validate(sources: Sources, measurements: Measurements) -> Validation:
+    """Predict every row of a file of measured steps.
+
+    Args:
+        sources: What to predict from.
+        measurements: The file.
+
+    Raises:
+        ScenarioError: If the memory figures are of another pipeline than the Run.
+    """
+    run = sources.run
+    pipeline = run.pipeline if sources.memory is None else with_memory_of(run.pipeline, sources.memory.pipeline)
+    predictor = _Predictor(pipeline, run.observed.global_ranks, measurements.folder)
+    rows = tuple(_row(step, measurements, run, predictor) for step in measurements.steps)
+    return Validation(
+        sources,
+        rows,
+        recorded_ns=measure(run.observed).step_ns,
+        replayed_ns=measure(replay(run.pipeline.as_recorded(), run.pipeline.observed, Scenario()).timeline).step_ns,
+        notes=(
+            *run.notes,
+            *host_notes(run),
+            *measurements.notes,
+            *notes_on(rows),
+        ),
+    )
+
+
+def _row(step: MeasuredStep, measurements: Measurements, run: Reconstruction, predictor: _Predictor) -> Row:
+    try:
+        check_row(step, {**measurements.model, **(step.model or {})}, run)
+        found = predictor.predict(step)
+    except TraceToolError as error:
+        hint = f" ({error.hint})" if error.hint else ""
+        return Row(step, reason=error.message + hint)
+    return Row(step, found, _in_order_of(step, found.peak_bytes, run.observed.global_ranks))
+
+
+def _in_order_of(
+    step: MeasuredStep, peaks: Sequence[int | None], global_ranks: Sequence[int]
+) -> tuple[int | None, ...]:
+    """Peaks of the pipeline's ranks where the row has those of all ranks of the job."""
+    size = step.pipeline_ranks * step.tensor_parallel * step.data_parallel
+    if len(step.peak_bytes) == len(peaks) or len(step.peak_bytes) != size or max(global_ranks) >= size:
+        return tuple(peaks)
+    by_rank = dict(zip(global_ranks, peaks, strict=True))
+    return tuple(by_rank.get(rank) for rank in range(size))
+
+
+class _Predictor:
+    """Replays rows from one pipeline; what several rows need is made once."""
+
+    def __init__(self, pipeline: Pipeline, global_ranks: Sequence[int], folder: Path | None) -> None:
+        self._measured = pipeline
+        self._global_ranks = global_ranks
+        self._folder = folder
+        self._cut: dict[tuple[str, int | None], tuple[Pipeline, PipelineShape, str | None]] = {}
+
+    def predict(self, step: MeasuredStep) -> Prediction:
+        """Replay one row.
+
+        Raises:
+            TraceToolError: If it cannot be, in words for the row's ``reason``.
+        """
+        name = self._schedule_name(step.schedule)
+        pipeline, shape, remarks = self._with_chunks(name, step)
+        extra = None if step.extra_forwards is None else tuple(step.extra_forwards)
+        schedule = build_schedule(name, shape, extra_forwards=extra, observed=pipeline.observed)
+        _check_extra(schedule, extra)
+        topology = between_ranks(shape.ranks, [link.rank_link() for link in step.links])
+        scenario = Scenario(
+            topology=topology,
+            p2p=p2p_mode(step.p2p),
+            microbatches=step.microbatches,
+            pipelines=step.pipelines_on_link or step.tensor_parallel * step.data_parallel,
+        )
+        done = replay(pipeline, schedule, scenario)
+        metrics = measure(done.timeline)
+        remarks += tuple(memory_remarks(self._measured, pipeline, metrics))
+        left_over = left_over_microbatches(pipeline, schedule, scenario, self._levels(step, shape.ranks))
+        return Prediction(schedule, done.p2p, metrics, pipeline.outside_ns or 0, remarks, *left_over)
+
+    def _levels(self, step: MeasuredStep, ranks: int) -> tuple[int | None, ...]:
+        """What the row says that each rank of the pipeline has allocated between steps."""
+        static = step.static_bytes
+        if len(static) == ranks:
+            return static
+        return tuple(static[rank] if rank < len(static) else None for rank in self._global_ranks)
+
+    def _schedule_name(self, name: str) -> str:
+        if "\0" in name:
+            raise ScenarioError(f"no file has a name like {name!r}.")
+        if name.startswith("csv:") and self._folder is not None:
+            return f"csv:{self._folder / name.removeprefix('csv:')}"
+        return schedule_name(name)
+
+    def _with_chunks(self, name: str, step: MeasuredStep) -> tuple[Pipeline, PipelineShape, tuple[str, ...]]:
+        """The pipeline with as many stages per rank as the row says, else as the schedule needs."""
+        recorded = self._measured.observed.shape.chunks
+        chunks = step.stages_per_rank
+        if chunks is not None and chunks != recorded and recorded > 1:
+            raise ScenarioError(f"the row has {chunks} stages per rank, the Run {recorded}: their layers are not told.")
+        key = name, chunks
+        if key not in self._cut:
+            self._cut[key] = stages_for(self._measured, name, chunks, step.microbatches)
+        pipeline, shape, remark = self._cut[key]
+        if chunks is not None and chunks != shape.chunks:
+            raise ScenarioError(f"the row has {chunks} stages per rank, {name} runs on {shape.chunks}.")
+        return pipeline, replace(shape, microbatches=step.microbatches), (remark,) if remark else ()
+
+
+def _check_extra(schedule: Schedule, extra: tuple[int, ...] | None) -> None:
+    if schedule.extra_forwards is not None and extra is None:
+        raise ScenarioError(f"the row does not say how many extra_forwards {schedule.name} ran with.")
+    if schedule.extra_forwards is None and extra is not None and any(extra):
+        raise ScenarioError(f"{schedule.name} has no extra forwards, the row has {list(extra)}.")

@@ -1,0 +1,140 @@
+"""How far off predictions were on recorded runs: of step times, and of what one step differs by from another.
+
+The figures stand here once; tests hold them to every measured row there is (README, Accuracy).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from tracetool.model.action import ActionKind
+from tracetool.whatif.depth import RELEVANT_RATIO
+
+if TYPE_CHECKING:
+    from tracetool.model.pipeline import P2PMode, Pipeline
+    from tracetool.model.scenario import Scenario
+    from tracetool.model.schedule import Schedule
+    from tracetool.model.topology import Topology
+
+_TRIED = ("1f1b", "gpipe", "geopipe", "zb-h1", "interleaved", "observed")
+_STEP_RATIO = 0.04
+_RECUT_STEP_RATIO = 0.02
+_SPLIT_STEP_RATIO = 0.06
+
+Change = Literal["inside", "links", "scenario"]
+"""In what two predictions differ, as far as errors of the difference do.
+
+- inside: in order, depth or how transfers are issued, inside one data centre.
+- links: in any of these, over the same links.
+- scenario: in links or microbatches, and maybe in any of these.
+"""
+
+_LARGEST_SEEN: dict[Change, float] = {"inside": 0.026, "links": 0.04, "scenario": 0.041}
+_LARGEST_SEEN_SPLIT: dict[Change, float] = {"inside": 0.032, "links": 0.048, "scenario": 0.052}
+"""Largest errors of a change over all pairs of measured rows, each predicted from one recording: one with whole
+backwards, and one with split ones, which the profiler slowed down."""
+
+_WIDER = 1.25
+"""Errors given are so many times the largest seen: then of pairs of runs that were held back at least 95 in 100 lie
+within what the others tell (a test draws them)."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownError:
+    """How far off predictions like one were on recorded runs.
+
+    Attributes:
+        step_ratio: Largest error of the step time.
+        own_ratio: By how much replay misses its own recording.
+        topology: The links that it is over.
+        microbatches: Microbatches of its step.
+        is_split: Whether its costs are of a recording with split backwards, which profilers slow down most.
+    """
+
+    step_ratio: float
+    own_ratio: float
+    topology: Topology
+    microbatches: int
+    is_split: bool = False
+
+
+def known_error(
+    measured: Pipeline, schedule: Schedule, p2p: P2PMode, scenario: Scenario, own_ratio: float
+) -> KnownError | None:
+    """What is known of the error of a prediction, over all pairs of recorded H100 runs; None if none was like it.
+
+    They had four ranks with one stage each (two, re-cut, in ``interleaved`` of as many microbatches as recorded), half
+    to twice the recorded microbatches, and at most one DC boundary; anything else was not tried, nor receives posted
+    ahead.
+
+    Args:
+        measured: The recorded pipeline, its stages not cut anew.
+        schedule: The order that was replayed.
+        p2p: How its transfers were issued.
+        scenario: The what-if.
+        own_ratio: By how much replay misses the recording: other orders it misses by as much at least.
+    """
+    shape = measured.observed.shape
+    is_recut = schedule.name == "interleaved" and schedule.shape == replace(shape, chunks=2)
+    microbatches = schedule.shape.microbatches
+    is_as_long = shape.microbatches <= 2 * microbatches and microbatches <= 2 * shape.microbatches
+    is_whole = is_as_long and schedule.shape == replace(shape, microbatches=microbatches)
+    tried = shape.ranks == 4 and shape.chunks == 1 and (is_whole or is_recut)
+    boundaries = len(scenario.topology.boundaries())
+    tried = tried and schedule.name in _TRIED and boundaries <= 1 and p2p != "posted-ahead"
+    tried = tried and scenario.interference and scenario.pipelines_on_link == 1 and schedule.has_backwards
+    if not tried or any(rank.load is None or rank.load.device != "H100" for rank in measured.ranks):
+        return None
+    is_split = any(ActionKind.BACKWARD_WEIGHT in stage.costs for stage in measured.stages)
+    seen = _SPLIT_STEP_RATIO if is_split else _RECUT_STEP_RATIO if is_recut else _STEP_RATIO
+    return KnownError(max(seen, own_ratio), own_ratio, scenario.topology, microbatches, is_split)
+
+
+def change_of(base: KnownError, other: KnownError) -> Change:
+    """In what two predictions differ."""
+    if (base.topology, base.microbatches) != (other.topology, other.microbatches):
+        return "scenario"
+    return "links" if base.topology.boundaries() else "inside"
+
+
+def change_error_ratio(base: KnownError | None, other: KnownError | None, change_ratio: float) -> float | None:
+    """How far off a predicted change of the step may be, in shares of the base's step; None if that is not known.
+
+    Args:
+        base: What is known of the base's prediction.
+        other: What is known of the other one.
+        change_ratio: Step of the other over that of the base, minus one.
+    """
+    if base is None or other is None:
+        return None
+    seen = _LARGEST_SEEN_SPLIT if base.is_split or other.is_split else _LARGEST_SEEN
+    given = widened(seen[change_of(base, other)])
+    # Of the longer step: whichever of the two is called the base, a change is within the error or is not.
+    return max(given, base.own_ratio, other.own_ratio) * max(1.0, 1 + change_ratio)
+
+
+def widened(seen_ratio: float) -> float:
+    """The error to give where the largest seen was this: wider, and rounded up to half a percent."""
+    return math.ceil(round(seen_ratio * _WIDER * 200, 6)) / 200
+
+
+def is_within_error(base: KnownError | None, other: KnownError | None, change_ratio: float) -> bool:
+    """Whether a predicted change may be none: no larger than its error, or than steps that are repeated scatter.
+
+    Where nothing is known of one of them, it is as far off as the other at least; where of neither, nothing tells.
+
+    Args:
+        base: What is known of the base's prediction.
+        other: What is known of the other one.
+        change_ratio: Step of the other over that of the base, minus one.
+    """
+    error = change_error_ratio(base or other, other or base, change_ratio)
+    return abs(change_ratio) <= max(RELEVANT_RATIO, error or 0.0)
+
+
+def format_error(ratio: float) -> str:
+    """An error in percent, never rounded down: as ``3.5%`` or, from 5 % on, ``7%``."""
+    tenths = math.ceil(round(ratio * 1000, 6))
+    return f"{tenths / 10:.1f}%" if tenths < 50 and tenths % 10 else f"{math.ceil(tenths / 10)}%"

@@ -1,0 +1,267 @@
+"""The question users come with: what would other schedules take over these links, within this memory?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from tracetool.errors import BadTopology, ScenarioError, ScheduleError
+from tracetool.model.metrics import measure
+from tracetool.model.scenario import Scenario
+from tracetool.replays import replay
+from tracetool.replays.problem import pose
+from tracetool.replays.stages import stages_for
+from tracetool.schedules import SCHEDULES, build_schedule, parse_names
+from tracetool.schedules.heeded import choice_of, refuse_chunks, refuse_unheeded
+from tracetool.schedules.names import named_here, schedule_name
+from tracetool.schedules.recognise import recognise
+from tracetool.whatif.accuracy import known_error
+from tracetool.whatif.best import choose, recorded_schedule, recorded_test, rests_on
+from tracetool.whatif.depth import LIMITED_BY_HBM, choose_warm_ups
+from tracetool.whatif.each_step import predict_each_step
+from tracetool.whatif.jitter import spread
+from tracetool.whatif.memory_limit import find_shortage, fits
+from tracetool.whatif.remarks import (
+    derived_remarks,
+    distrust,
+    host_notes,
+    is_like_the_recordings,
+    memory_remarks,
+    notes_of,
+    overlap_remarks,
+    own_miss,
+    transfer_remarks,
+)
+from tracetool.whatif.results import Answer, Fidelity, Refused, Result, step_change, step_change_error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.model.pipeline import Pipeline
+    from tracetool.model.schedule import PipelineShape
+    from tracetool.reconstruction import Reconstruction
+    from tracetool.whatif.depth import WarmUps
+
+
+__all__ = ["Answer", "Fidelity", "Refused", "Result", "answer", "fidelity_of", "step_change", "step_change_error"]
+
+
+def answer(
+    found: Reconstruction,
+    schedules: str | Sequence[str],
+    scenario: Scenario | None = None,
+    *,
+    baseline: str | None = None,
+    extra_forwards: tuple[int, ...] | None = None,
+    jitter_seed: int | None = None,
+    chunks: int | None = None,
+    time_limit_s: float | None = None,
+    each_step: Sequence[Pipeline] = (),
+) -> Answer:
+    """Replay schedules in a scenario and compare them with a baseline.
+
+    Args:
+        found: A reconstructed Run.
+        schedules: Names, as ``build_schedule`` or torch has them (``schedules.names``); a list, or with commas.
+        scenario: What differs from the measurement; by default nothing.
+        baseline: Schedule to compare with; by default the recorded order, by its name if it has one.
+        extra_forwards: For geopipe, per pipeline rank; chosen by ``choose_depth`` if not given.
+        jitter_seed: Also replay each result with costs drawn anew.
+        chunks: Stages per rank that schedules of several get from a trace of one; by default as few as they take.
+        time_limit_s: For optimal: how long to search; by default half a minute.
+        each_step: What each recorded step measured: results are replayed by each as well.
+
+    Raises:
+        ScenarioError: If none of the schedules heeds an option that was given.
+        ScheduleError: If the baseline or none of the schedules fits; one of several is among ``refused``.
+        TraceToolError: If a schedule does not exist, or the scenario does not fit the pipeline.
+
+    Example:
+        >>> answer = tt.answer(found, "geopipe", scenario)
+        >>> answer.results[0].extra_forwards, answer.results[0].feasible
+        ((2, 2, 0, 0), True)
+        >>> f"{answer.bubble_reduction(answer.results[0]):.1%}"
+        '28.4%'
+    """
+    schedules, scenario = parse_names(schedules), scenario or Scenario()
+    pipeline = found.pipeline
+    observed = pipeline.observed
+    scenario.topology.check(observed.shape.ranks)
+    shape = replace(observed.shape, microbatches=scenario.microbatches or observed.shape.microbatches)
+    baseline = recorded_schedule(observed, scenario.microbatches) if baseline is None else baseline
+    renamed = [told for asked in dict.fromkeys((*schedules, baseline)) if (told := named_here(asked))]
+    schedules, baseline = list(dict.fromkeys(map(schedule_name, schedules))), schedule_name(baseline)
+    if extra_forwards is not None:
+        refuse_unheeded("extra forwards", schedules)
+    if time_limit_s is not None:
+        refuse_unheeded("time limit", [*schedules, baseline])
+    if scenario.overlap_ratio != 1:
+        refuse_unheeded("overlap ratio", [*schedules, baseline], observed)
+    if chunks is not None:
+        refuse_chunks([*schedules, baseline], observed)
+    if (scenario.pipelines or 1) > 1 and not scenario.topology.links:
+        raise ScenarioError(
+            f"{scenario.pipelines} pipelines are to share links, but there is none.", hint="add --dc and --link"
+        )
+    known = recognise(observed)
+    notes = [*renamed, *found.notes]
+    if not observed.has_backwards and baseline == "1f1b":
+        baseline = "observed"
+        notes.append("the step has no backward (inference, or an evaluation): the baseline is the observed order")
+    if observed.shape.chunks > 1 and baseline == "1f1b":
+        baseline = "observed"
+        notes.append("the baseline is the observed order: 1f1b needs one stage per rank")
+    seen = measure(found.observed)
+    fidelity, own_error = fidelity_of(found)
+    is_like = is_like_the_recordings(found)
+    how = _How(shape, scenario, chunks, own_error, is_like, jitter_seed, time_limit_s, each_step)
+    base = _evaluate(pipeline, baseline, how, None)
+    results, refused = _evaluate_each(pipeline, schedules, how, extra_forwards)
+    closer = _closer(pipeline, how) if "geopipe" in schedules and extra_forwards is None else []
+    best = choose([base, *results, *closer], recorded_test(pipeline), baseline).best
+    results += [result for result in closer if result is best]
+    return Answer(
+        pipeline=pipeline,
+        observed=found.observed,
+        observed_schedule=known.name if known else None,
+        observed_metrics=seen,
+        fidelity=fidelity,
+        scenario=scenario,
+        baseline=base,
+        results=tuple(results),
+        notes=(*notes, *host_notes(found), *notes_of(pipeline, scenario, [base, *results])),
+        refused=tuple(refused),
+        warnings=tuple(distrust(own_error)),
+        taken=found.taken,
+        jitter_seed=jitter_seed,
+        closer=tuple(result for result in closer if result is not best),
+    )
+
+
+def fidelity_of(found: Reconstruction) -> tuple[Fidelity, float]:
+    """How well replay gives back what was observed, and by how much it misses window or step.
+
+    A model that misses its own recording by more than the known error misses other orders by as much at least.
+    """
+    miss = own_miss(found)
+    return Fidelity(miss.observed.window_ns, miss.replayed.window_ns, miss.profiler_ns), miss.error_ratio
+
+
+@dataclass(frozen=True)
+class _How:
+    """What all results of an answer share."""
+
+    shape: PipelineShape
+    scenario: Scenario
+    chunks: int | None
+    own_error: float
+    is_like: bool
+    jitter_seed: int | None
+    time_limit_s: float | None
+    each_step: Sequence[Pipeline]
+    found_warm_ups: list[WarmUps] = field(default_factory=list)
+
+    def warm_ups(self, pipeline: Pipeline) -> WarmUps:
+        """Depths of geopipe, sought once."""
+        if not self.found_warm_ups:
+            self.found_warm_ups.append(choose_warm_ups(pipeline, self.shape, self.scenario))
+        return self.found_warm_ups[0]
+
+
+def _evaluate_each(
+    pipeline: Pipeline, names: Sequence[str], how: _How, extra_forwards: tuple[int, ...] | None
+) -> tuple[list[Result], list[Refused]]:
+    """Results of the schedules that fit, and why the others do not."""
+    results: list[Result] = []
+    refused: list[Refused] = []
+    for name in names:
+        try:
+            results.append(_evaluate(pipeline, name, how, extra_forwards))
+        except (ScheduleError, BadTopology) as error:
+            if len(names) == 1:
+                raise
+            refused.append(Refused(name, error.message, error.hint))
+    if not results:
+        raise ScheduleError(
+            f"none of {', '.join(names)} fits. "
+            + " ".join(r.reason if r.schedule in r.reason else f"{r.schedule}: {r.reason}" for r in refused),
+            hint=next((r.hint for r in refused if r.hint), None),
+        )
+    return results, refused
+
+
+def _closer(pipeline: Pipeline, how: _How) -> list[Result]:
+    """What geopipe takes with a warm-up closer to its shortest step, where that is another one."""
+    try:
+        warm_ups = how.warm_ups(pipeline)
+        if warm_ups.closer is None:
+            return []
+        result = _evaluate(pipeline, "geopipe", how, warm_ups.closer)
+    except (ScheduleError, BadTopology):
+        return []  # it is refused with the reason
+    remark = "; ".join(filter(None, (warm_ups.closer_remark, result.remark))) or None
+    return [replace(result, remark=remark)]
+
+
+def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[int, ...] | None) -> Result:
+    shape, scenario = how.shape, how.scenario
+    remark = None
+    choice = choice_of(name, extra_forwards, how.chunks, how.time_limit_s)
+    cut_forwards: tuple[int, ...] = ()
+    unlimited_ns = None
+    if name == "geopipe" and extra_forwards is None:
+        warm_ups = how.warm_ups(pipeline)
+        extra_forwards, remark, unlimited_ns = warm_ups.chosen, warm_ups.remark, warm_ups.unlimited_ns
+        if remark is not None and remark.startswith(LIMITED_BY_HBM) and warm_ups.wanted is not None:
+            pairs = zip(warm_ups.wanted, extra_forwards, strict=True)
+            cut_forwards = tuple(max(0, more - now) for more, now in pairs)
+    measured = pipeline
+    pipeline, shape, cut = stages_for(pipeline, name, how.chunks, shape.microbatches)
+    remark = cut or remark
+    posed = pose(pipeline, shape, scenario) if _needs_costs(name) else None
+    schedule = build_schedule(
+        name,
+        shape,
+        extra_forwards=extra_forwards,
+        observed=pipeline.observed,
+        problem=posed.problem if posed else None,
+        time_limit_s=30.0 if how.time_limit_s is None else how.time_limit_s,
+        judge=posed.judge if posed else None,
+    )
+    done = replay(pipeline, schedule, scenario)
+    metrics = measure(done.timeline)
+    free = replace(scenario, topology=scenario.topology.without_delays())
+    ideal = measure(replay(pipeline, schedule, free).timeline)
+    known = known_error(measured, schedule, done.p2p, scenario, how.own_error) if how.is_like else None
+    remarks = [
+        *([remark] if remark else []),
+        *([schedule.remark] if schedule.remark else []),
+        *(posed.remarks if posed else ()),
+        *derived_remarks(pipeline, schedule, metrics, scenario),
+        *memory_remarks(measured, pipeline, metrics),
+        *overlap_remarks(schedule, scenario),
+        *transfer_remarks(pipeline, done, metrics, scenario),
+    ]
+    return Result(
+        schedule=schedule.name,
+        extra_forwards=schedule.extra_forwards,
+        p2p=done.p2p,
+        microbatches=schedule.shape.microbatches,
+        feasible=fits(metrics, scenario),
+        shortage=find_shortage(done.timeline, metrics, scenario),
+        metrics=metrics,
+        cross_dc_bubble_ns=metrics.window_ns - ideal.window_ns,
+        replayed=done,
+        known_error=known,
+        remark="; ".join(remarks) or None,
+        spread=None if how.jitter_seed is None else spread(pipeline, schedule, scenario, how.jitter_seed),
+        cut_forwards=cut_forwards,
+        each_step=predict_each_step(how.each_step, schedule, scenario),
+        choice=choice,
+        rests_on=rests_on(measured, name, schedule, done.p2p),
+        unlimited_ns=unlimited_ns,
+    )
+
+
+def _needs_costs(name: str) -> bool:
+    return not name.startswith("csv:") and SCHEDULES.get(name).needs_costs

@@ -1,0 +1,272 @@
+"""How deep geopipe's warm-up should be: the smallest that hides the links within the memory limit."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from itertools import product
+from math import ceil, prod
+from typing import TYPE_CHECKING
+
+from tracetool.errors import ScheduleDeadlock
+from tracetool.model.action import ActionKind
+from tracetool.model.metrics import measure
+from tracetool.replays import replay
+from tracetool.schedules import build_schedule
+from tracetool.schedules.library.geopipe import extra_per_rank
+from tracetool.units import format_duration
+from tracetool.whatif.memory_limit import fits
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.model.pipeline import Pipeline
+    from tracetool.model.scenario import Scenario
+    from tracetool.model.schedule import PipelineShape
+
+RELEVANT_RATIO = 0.02
+"""Steps of two orders that differ by less are the same to whoever measures them: each of the two scatters by about 1 %
+(repeated steps of the recorded H100 runs). geopipe stops adding forwards when no deeper warm-up would gain more."""
+
+NEXT_TO_SHORTEST_RATIO = 0.005
+"""geopipe is also tried so near to its shortest step: what is chosen for is measured against that."""
+
+LIMITED_BY_HBM = "limited by HBM"
+"""How the words on a depth begin that a memory limit cut."""
+
+_MOST_REPLAYED_FORWARDS = 50_000
+"""Up to so many (about two seconds) every combination of depths is replayed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Depth:
+    """One choice of extra forwards, replayed."""
+
+    per_boundary: tuple[int, ...]
+    extra_forwards: tuple[int, ...]
+    step_ns: int
+    feasible: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What a choice of extra forwards comes to.
+
+    Attributes:
+        step_ns: Its step.
+        feasible: As ``fits`` says.
+    """
+
+    step_ns: int
+    feasible: bool | None
+
+
+Depth = tuple[int, ...]
+"""Extra forwards per pipeline rank."""
+
+
+def choose_depth(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -> tuple[Depth, str | None]:
+    """Extra warm-up forwards per pipeline rank that hide the links, within the memory limit.
+
+    Taken are the fewest forwards after which more would not shorten the step by more than ``RELEVANT_RATIO``, every
+    choice replayed; if they do not fit the memory, the shortest step of those that do.
+
+    Returns:
+        Extra forwards per rank, and in words what limited them.
+    """
+    found = choose_warm_ups(pipeline, shape, scenario)
+    return found.chosen, found.remark
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUps:
+    """Warm-ups that are worth it over some links, within the memory limit.
+
+    Attributes:
+        chosen: What ``choose_depth`` says.
+        remark: In words, what limited it.
+        closer: The fewest forwards so near to the shortest step as ``NEXT_TO_SHORTEST_RATIO``; None for no others.
+        closer_remark: In words, what limited those.
+        wanted: What would be chosen without the memory limit.
+        unlimited_ns: Step of ``closer`` without the memory limit; None if that cuts nothing.
+    """
+
+    chosen: Depth
+    remark: str | None
+    closer: Depth | None = None
+    closer_remark: str | None = None
+    wanted: Depth | None = None
+    unlimited_ns: int | None = None
+
+
+WarmUpSearch = Generator[list[Depth], list[Tried | None], WarmUps]
+"""Yields depths to replay, takes what they come to (None for a deadlock), returns what ``choose_warm_ups`` does."""
+
+
+def choose_warm_ups(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -> WarmUps:
+    """What ``choose_depth`` says, and what comes closer to the shortest step; every depth is replayed once."""
+    search = search_warm_ups(pipeline, shape, scenario)
+    try:
+        asked = next(search)
+        while True:
+            asked = search.send([_tried(pipeline, shape, scenario, extra) for extra in asked])
+    except StopIteration as found:
+        chosen: WarmUps = found.value
+        return chosen
+
+
+def _tried(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, extra: Depth) -> Tried | None:
+    schedule = build_schedule("geopipe", shape, extra_forwards=extra)
+    try:
+        done = replay(pipeline, schedule, scenario)
+    except ScheduleDeadlock:
+        return None
+    metrics = measure(done.timeline)
+    return Tried(metrics.step_ns, fits(metrics, scenario))
+
+
+def search_warm_ups(
+    pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, cycle_ns: int | None = None
+) -> WarmUpSearch:
+    """The search of ``choose_warm_ups``, for callers who replay many scenarios at once.
+
+    Args:
+        pipeline: What was measured.
+        shape: Ranks and microbatches.
+        scenario: The links and the memory limit.
+        cycle_ns: ``shortest_cycle_ns``, if it is known already.
+    """
+    boundaries = scenario.topology.boundaries()
+    if not boundaries:
+        return WarmUps((0,) * shape.ranks, "no DC boundary: nothing to hide, the order is 1F1B's")
+    search = _Search(pipeline, shape, scenario, boundaries, cycle_ns or shortest_cycle_ns(pipeline))
+    choices = yield from search.choices()
+    if not choices:
+        return WarmUps((0,) * shape.ranks, None)  # even 1F1B deadlocks here: replaying it will say where
+    chosen, remark = yield from _settled(search, choices, RELEVANT_RATIO)
+    closer, closer_remark = yield from _settled(search, choices, NEXT_TO_SHORTEST_RATIO)
+    unlimited = _fewest(choices, NEXT_TO_SHORTEST_RATIO)
+    return WarmUps(
+        chosen,
+        remark,
+        None if closer == chosen else closer,
+        None if closer == chosen else closer_remark,
+        _fewest(choices, RELEVANT_RATIO).extra_forwards,
+        unlimited.step_ns if unlimited.feasible is False else None,
+    )
+
+
+def _settled(
+    search: _Search, choices: Sequence[_Depth], gain_ratio: float
+) -> Generator[list[Depth], list[Tried | None], tuple[Depth, str | None]]:
+    """The fewest forwards that are worth it and fit, and in words what limited them."""
+    best = _fewest(choices, gain_ratio)
+    if choices[0].feasible is False:
+        return choices[0].extra_forwards, "even 1F1B's own warm-up exceeds the HBM limit"
+    if best.feasible is not False:
+        return best.extra_forwards, _why_not_deeper(best, choices, gain_ratio, deadlock=search.deadlocked)
+    chosen = _fewest((yield from search.choices(only_fitting=True)), 0)
+    return chosen.extra_forwards, (
+        f"{LIMITED_BY_HBM}: without the limit {_signed(best.extra_forwards)} would take {format_duration(best.step_ns)}"
+    )
+
+
+def _why_not_deeper(best: _Depth, choices: Sequence[_Depth], gain_ratio: float, *, deadlock: bool) -> str | None:
+    if deadlock:
+        deepest = max(choices, key=lambda d: sum(d.extra_forwards))
+        return f"anything deeper than {_signed(deepest.extra_forwards)} would deadlock with blocking transfers"
+    if best.step_ns > min(d.step_ns for d in choices):
+        return f"deeper warm-ups would gain less than {gain_ratio * 100:g}%"
+    return None
+
+
+def _signed(extra_forwards: Sequence[int]) -> str:
+    return "+" + ",".join(map(str, extra_forwards))
+
+
+def _fewest(choices: Sequence[_Depth], gain_ratio: float) -> _Depth:
+    """The fewest forwards whose step is within ``gain_ratio`` of the shortest."""
+    shortest = min(d.step_ns for d in choices)
+    good = [d for d in choices if d.step_ns - shortest <= gain_ratio * d.step_ns]
+    return min(good, key=lambda d: (sum(d.extra_forwards), d.step_ns))
+
+
+_Choices = Generator[list[Depth], list[Tried | None], list[_Depth]]
+
+
+class _Search:
+    """Asks for depths up to twice what the closed form of the schedule asks for at each boundary."""
+
+    def __init__(
+        self, pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, boundaries: Sequence[int], cycle_ns: int
+    ) -> None:
+        self._shape = shape
+        self._boundaries = boundaries
+        hiding = [_hiding_depth(pipeline, scenario, boundary, cycle_ns) for boundary in boundaries]
+        self._ceilings = [min(shape.microbatches, 2 * depth + 2) for depth in hiding]
+        self._found: dict[tuple[int, ...], _Depth | None] = {}
+
+    @property
+    def deadlocked(self) -> bool:
+        """Whether a depth could not run."""
+        return None in self._found.values()
+
+    def choices(self, *, only_fitting: bool = False) -> _Choices:
+        """Depths that run, 1F1B's own first: all there are, or where those are too many the steepest way up."""
+        grid = [range(ceiling + 1) for ceiling in self._ceilings]
+        if prod(map(len, grid)) * self._shape.ranks * self._shape.microbatches > _MOST_REPLAYED_FORWARDS:
+            return (yield from self._steepest(only_fitting=only_fitting))
+        return (yield from self._running(list(product(*grid)), only_fitting=only_fitting))
+
+    def _running(self, choices: Sequence[tuple[int, ...]], *, only_fitting: bool) -> _Choices:
+        unknown = [choice for choice in choices if choice not in self._found]
+        if unknown:
+            extras = [
+                extra_per_rank(self._shape.ranks, dict(zip(self._boundaries, choice, strict=True)))
+                for choice in unknown
+            ]
+            tried = yield extras
+            for choice, extra, what in zip(unknown, extras, tried, strict=True):
+                self._found[choice] = None if what is None else _Depth(choice, extra, what.step_ns, what.feasible)
+        depths = (self._found[choice] for choice in choices)
+        return [d for d in depths if d is not None and (d.feasible is not False or not only_fitting)]
+
+    def _steepest(self, *, only_fitting: bool) -> _Choices:
+        """From 1F1B on, one forward more where it shortens the step most: at one boundary, or at all."""
+        path: list[_Depth] = []
+        raised = {(0,) * len(self._boundaries)}
+        while raised:
+            found = yield from self._running(sorted(raised), only_fitting=only_fitting)
+            if not found:
+                break
+            path.append(min(found, key=lambda d: (d.step_ns, d.per_boundary)))
+            raised = _raised(path[-1].per_boundary, self._ceilings)
+        return path
+
+
+def _raised(now: tuple[int, ...], ceilings: Sequence[int]) -> set[tuple[int, ...]]:
+    """One forward more at one boundary, for each that has room, and at all of them."""
+    room = [n < ceiling for n, ceiling in zip(now, ceilings, strict=True)]
+    single = {tuple(n + (i == j) for j, n in enumerate(now)) for i in range(len(now)) if room[i]}
+    return single | ({tuple(n + 1 for n in now)} if all(room) else set())
+
+
+def shortest_cycle_ns(pipeline: Pipeline) -> int:
+    """Forward and backward of the stage where both together are shortest: what one extra forward hides at least."""
+    return min(
+        (s.median_ns(ActionKind.FORWARD) or 0) + (s.median_ns(ActionKind.BACKWARD) or 0) for s in pipeline.stages
+    )
+
+
+def _hiding_depth(pipeline: Pipeline, scenario: Scenario, boundary: int, cycle_ns: int) -> int:
+    """ceil(2c / (f + b)) for one boundary (derived model, see the geopipe schedule), c from both directions."""
+    delay = 0
+    up, down = pipeline.stages[boundary], pipeline.stages[boundary + 1]
+    for ranks, payload in (
+        ((boundary, boundary + 1), up.forward_payload_bytes),
+        ((boundary + 1, boundary), down.backward_payload_bytes),
+    ):
+        link = scenario.topology.link(*ranks)
+        if link is not None:
+            delay += link.latency_ns + link.occupancy_ns(payload or 0)
+    return ceil(delay / cycle_ns) if cycle_ns else 0

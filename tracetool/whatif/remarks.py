@@ -1,0 +1,300 @@
+"""What a user should know beside the numbers: how they came about, what they leave out, what is unknown."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from tracetool.causes import profiler_ns
+from tracetool.costs.alike import layers_of_stages
+from tracetool.costs.at_rest import ends_of
+from tracetool.costs.measured import WEIGHT_SUMS_RATIO
+from tracetool.costs.over_links import crossing_uses, over_links, pipelines_joined, places_of
+from tracetool.errors import ScenarioError
+from tracetool.model.action import ActionKind
+from tracetool.model.metrics import Metrics, measure
+from tracetool.model.pipeline import BY_EDGE, P2P_MODES, POSTED_AHEAD_NEEDS
+from tracetool.model.scenario import Scenario
+from tracetool.reconstruction.closeup.host_gaps import gap_shares, tell_gaps
+from tracetool.replays import replay
+from tracetool.units import format_duration, format_size
+from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT
+from tracetool.whatif.depth import RELEVANT_RATIO
+from tracetool.whatif.memory_limit import PEAK_ERROR_RATIO, is_near_the_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tracetool.model.pipeline import P2PMode, Pipeline, StageProfile
+    from tracetool.model.schedule import Schedule
+    from tracetool.reconstruction import Reconstruction
+    from tracetool.replays import Replayed
+    from tracetool.whatif.answer import Result
+
+
+def derived_remarks(pipeline: Pipeline, schedule: Schedule, metrics: Metrics, scenario: Scenario) -> list[str]:
+    """What of a result comes from halves of backwards that ran as one."""
+    halves = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
+    shape = schedule.shape
+    used = {a.stage for order in schedule.orders for a in order if a.kind in halves}
+    apart = [shape.profile_of(s) for s in sorted(used) if shape.previous(s) is not None]
+
+    def derived(source: Pipeline) -> list[StageProfile]:
+        return [source.stages[s] for s in apart if not all(kind in source.stages[s].costs for kind in halves)]
+
+    if not derived(pipeline):
+        return []
+    remarks = [
+        "input and weight gradients are told apart by kernels: the trace ran them as one; those of weights take "
+        f"{WEIGHT_SUMS_RATIO:.0%} more for what torch sums ahead of them when it runs them apart"
+    ]
+    of_memory = derived(pipeline.memory_source)
+    if scenario.activation_bytes is None and None not in metrics.peak_hbm_bytes and of_memory:
+        remarks.append(
+            "memory as torch's split would hold it: I keeps activations and gradients for W (within 3 % on recordings)"
+        )
+    elif _has_memory(pipeline) and any(
+        cost.held_bytes is None for profile in of_memory for costs in profile.derived.values() for cost in costs
+    ):
+        remarks.append(
+            "memory unknown: the allocator's log does not tell what the input half would keep for the weight half"
+        )
+    return remarks
+
+
+def _has_memory(pipeline: Pipeline) -> bool:
+    """Whether the trace tells what every rank and every action that ran holds."""
+    source = pipeline.memory_source
+    return all(rank.static_bytes is not None for rank in source.ranks) and all(
+        cost.held_bytes is not None for s in source.stages for costs in s.costs.values() for cost in costs
+    )
+
+
+def memory_remarks(measured: Pipeline, cut: Pipeline, metrics: Metrics) -> list[str]:
+    """How memory came about, or why it is unknown though it was recorded, where cutting moved the ends of the model."""
+    source, here = measured.memory_source, cut.memory_source
+    if cut is measured or not _has_memory(measured):
+        return []
+    if None not in metrics.peak_hbm_bytes:
+        if ends_of(source.observed.shape) == ends_of(here.observed.shape):
+            return []
+        return [
+            f"embedding and head sit on ranks {' and '.join(map(str, ends_of(here.observed.shape)))}: what they hold "
+            "at rest is what the ranks that had them held beyond those between (within 2 % of what torch's ZB-V holds)"
+        ]
+    if all(rank.static_bytes is not None for rank in here.ranks):
+        return []
+    if any(stage.layers is None for stage in source.stages):
+        return ["memory unknown: the recording that it is from does not tell layers, so it cannot be re-cut"]
+    return [f"memory unknown: {_why_unknown(source)}, so what ranks hold at rest is not known"]
+
+
+def _why_unknown(source: Pipeline) -> str:
+    """Why what ranks of other stages hold at rest cannot be told."""
+    if len(set(layers_of_stages(source))) > 1:
+        return "ranks hold other layers than in the trace, where stages have different numbers of them"
+    if any(rank.receive_buffer_bytes is None for rank in source.ranks):
+        return "embedding and head move to other ranks, and the trace does not tell buffers of received messages"
+    return "embedding and head move to other ranks, and the trace has no rank with layers alone to tell their share"
+
+
+def overlap_remarks(schedule: Schedule, scenario: Scenario) -> list[str]:
+    """What of a result hangs on the time of two actions that run as one."""
+    if not any(schedule.overlaps):
+        return []
+    share = "as long as" if scenario.overlap_ratio == 1 else f"{scenario.overlap_ratio:g} times"
+    return [f"a forward and a backward that run as one take {share} both alone (--overlap-ratio)"]
+
+
+def transfer_remarks(pipeline: Pipeline, done: Replayed, metrics: Metrics, scenario: Scenario) -> list[str]:
+    """What of a result comes from how its transfers are issued."""
+    remarks = []
+    schedule = done.schedule
+    if schedule.extra_forwards and not any(schedule.extra_forwards) and done.p2p != pipeline.p2p:
+        remarks.append("this is 1F1B's order: what differs from 1f1b comes from how transfers are issued")
+    if pipeline.hosts_wait and pipeline.p2p == "grouped" != done.p2p:
+        remarks.append("hosts run ahead there, and do not wait for their devices after each batch as in the recording")
+    if done.p2p == "posted-ahead" != pipeline.p2p:
+        remarks.append(f"receives posted ahead take {POSTED_AHEAD_NEEDS}")
+    if schedule.blocking or not scenario.topology.links:
+        return remarks
+    shortest_ns = metrics.step_ns
+    for mode, words in _LESS_WAITING.items():
+        if P2P_MODES.index(mode) <= P2P_MODES.index(done.p2p):
+            continue
+        step_ns = measure(replay(pipeline, schedule, replace(scenario, p2p=mode)).timeline).step_ns
+        if step_ns < (1 - RELEVANT_RATIO) * shortest_ns:
+            remarks.append(words.format(step=format_duration(step_ns)))
+            shortest_ns = step_ns
+    return remarks
+
+
+_LESS_WAITING: dict[P2PMode, str] = {
+    "per-edge": "with a channel per edge (--p2p per-edge) the step would be {step}",
+    "posted-ahead": (
+        f"with receives posted ahead (--p2p posted-ahead) the step would be {{step}}: that takes {POSTED_AHEAD_NEEDS}"
+    ),
+}
+"""What is said of transfers that wait less than those replayed, the more likely ones first."""
+
+
+SLOWS_UNDER_LOAD = "compute slows down under sustained load as other H100 and H200 were seen to (up to some 10 %)"
+"""Said where a device's own model of it is known."""
+
+
+class Miss(NamedTuple):
+    """The observed order replayed at the measured costs, beside what was observed.
+
+    Attributes:
+        observed: Metrics of the observed Timeline.
+        replayed: The same of the replay.
+        profiler_ns: How much of the observed step the profiler's own work held up; replay leaves it out.
+    """
+
+    observed: Metrics
+    replayed: Metrics
+    profiler_ns: int
+
+    @property
+    def error_ratio(self) -> float:
+        """By how much replay misses the window or the step, whichever it misses more."""
+        pairs = (
+            (self.replayed.window_ns, self.observed.window_ns),
+            (self.replayed.step_ns, self.observed.step_ns),
+        )
+        return max(abs(back / (seen - self.profiler_ns) - 1) for back, seen in pairs)
+
+
+def own_miss(found: Reconstruction) -> Miss:
+    """Replay the observed order as measured."""
+    pipeline = found.pipeline
+    back = measure(replay(pipeline.as_recorded().with_other_pipelines(), pipeline.observed, Scenario()).timeline)
+    held_ns = profiler_ns(found.observed, blocking=pipeline.p2p == "grouped", by_edge=pipeline.p2p in BY_EDGE)
+    return Miss(measure(found.observed), back, held_ns)
+
+
+def distrust(own_error: float) -> list[str]:
+    """A warning where replay misses the recording itself."""
+    if own_error <= 0.05:
+        return []
+    return [
+        f"replay misses its own recording by {own_error:.1%}: do not trust its predictions before the cause is known"
+    ]
+
+
+def _beyond_allocations(pipeline: Pipeline) -> list[str]:
+    """What the HBM limit is compared with."""
+    known = [r.overhead_bytes for r in pipeline.memory_source.ranks if r.overhead_bytes is not None]
+    if not known:
+        return []
+    return [
+        f"a rank needs its peak and what it occupied beyond that when recorded (up to {format_size(max(known))}): what "
+        "its allocator reserves more than it hands out and, on Ascend, what else the process holds; CUDA's context "
+        "and NCCL's buffers are in no torch trace: leave room for them"
+    ]
+
+
+def notes_of(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) -> list[str]:
+    """What holds for all results of an answer."""
+    notes = []
+    if any(r.seen_error_ratio is not None for r in results):
+        notes.append(
+            "±: the largest error of such predictions on this tool's own H100 recordings; behind a change: of the "
+            "difference of two, with a margin (~: a change within it; empty: none was like it)"
+        )
+    marked = dict.fromkeys(reason for r in results if r.evidence == "unproven" for reason in r.rests_on)
+    if marked:
+        notes.append(
+            f"± {UNPROVEN_MARK}: unproven, {UNPROVEN_TEXT} ({', '.join(marked)}); record one before you rely on it"
+        )
+    if any(r.feasible and is_near_the_limit(r.metrics, scenario) for r in results):
+        notes.append(f"maybe: a peak within {PEAK_ERROR_RATIO:.0%} of the limit")
+    if scenario.pipelines_on_link > 1:
+        how = "each message the whole bandwidth in turn" if scenario.link_sharing == "temporal" else "each its share"
+        notes.append(f"{scenario.pipelines_on_link} equal pipelines share the links, {how}: figures are of the slowest")
+    if scenario.interference and any(rank.load is not None for rank in pipeline.ranks):
+        notes.append(SLOWS_UNDER_LOAD)
+    if not scenario.interference:
+        notes.append("slowdown beside communication and under sustained load is left out (--no-interference)")
+    unchecked = [r.schedule for r in results if r.feasible is None]
+    if scenario.hbm_bytes is not None and unchecked:
+        notes.append(
+            f"the HBM limit was not checked for {', '.join(dict.fromkeys(unchecked))} (its remark says why): give "
+            "--activation and --static"
+            if _has_memory(pipeline)
+            else "what actions hold in memory is unknown, so the HBM limit was not checked: give --activation and "
+            "--static, or a recording that tells it (torch: profile_memory=True) as --memory-from"
+        )
+    if scenario.hbm_bytes is not None and scenario.static_bytes is None:
+        notes += _beyond_allocations(pipeline)
+    if scenario.activation_bytes is not None:
+        notes.append("≥: peaks from --activation and --static leave out transient buffers and gradients")
+    device = min((r.hbm_bytes for r in pipeline.ranks if r.hbm_bytes is not None), default=None)
+    if scenario.hbm_bytes is not None and device is not None and scenario.hbm_bytes > device:
+        notes.append(f"the HBM limit is above what the recorded devices have ({format_size(device)})")
+    return notes + collective_notes(pipeline, scenario)
+
+
+def collective_notes(pipeline: Pipeline, scenario: Scenario) -> list[str]:
+    """What becomes of collectives whose groups sit in several DCs."""
+    topology = scenario.topology
+    places = places_of(pipeline, topology)
+    own = {rank.rank for rank in pipeline.ranks}
+    beyond = False
+    rescaled: set[tuple[str, int]] = set()
+    kept: dict[str, set[tuple[str, int]]] = defaultdict(set)
+    for use in crossing_uses(pipeline, topology):
+        kind = use.operation, len(use.group_ranks)
+        try:
+            over_links(use, topology, places)
+        except ScenarioError as error:
+            kept[error.message].add(kind)
+        else:
+            rescaled.add(kind)
+            beyond |= not own.issuperset(use.group_ranks)
+    notes = []
+    if rescaled:
+        notes.append(
+            f"{_kinds(rescaled)} cross DCs and take what rings over the links would (a model that no recording checked)"
+            + ("; ranks of other pipelines are taken to come to them no later than this one's" if beyond else "")
+        )
+    awaited = {use for stage in pipeline.stages for uses in stage.collectives.values() for use in uses}
+    crossing = awaited.intersection(crossing_uses(pipeline, topology))
+    meet = len({use.group_ranks for use in crossing}) > 1  # of several stages
+    alone = [
+        use
+        for use in crossing
+        if meet or (scenario.link_sharing == "temporal" and scenario.pipelines_on_link > pipelines_joined(use, own))
+    ]
+    if alone:
+        kinds = {(use.operation, len(use.group_ranks)) for use in alone}
+        notes.append(f"{_kinds(kinds)} that actions wait for have the links to themselves, a lower bound")
+    return notes + [
+        f"{_kinds(kinds)} cross DCs but take what was measured, a lower bound: {why}" for why, kinds in kept.items()
+    ]
+
+
+def _kinds(kinds: set[tuple[str, int]]) -> str:
+    return ", ".join(f"{operation}s over {ranks} ranks" for operation, ranks in sorted(kinds))
+
+
+def is_like_the_recordings(found: Reconstruction) -> bool:
+    """Whether device and setting are those that errors were seen on: four H100, pipeline parallel alone."""
+    ranks = found.pipeline.ranks
+    return (
+        len(ranks) == 4
+        and all(rank.load is not None and rank.load.device == "H100" for rank in ranks)
+        and not any(c.tp or c.cp or c.ep for c in found.coordinates)
+    )
+
+
+def host_notes(found: Reconstruction) -> list[str]:
+    """Where the host holds the device back and costs hold it; a run without a device is told apart elsewhere."""
+    on_device = any(k.stream is not None for of_rank in found.segments.values() for s in of_rank[:1] for k in s.kernels)
+    if not on_device:
+        return []
+    without = {rank.rank for rank in found.pipeline.ranks if rank.gaps_left_out}
+    rows = (row for row in found.tables.get("costs", ()) if row[0] == found.pipeline.step and row[1] not in without)
+    costs = cast("Iterator[tuple[int, str, int, int]]", ((row[2], row[3], row[5], row[6]) for row in rows))
+    return tell_gaps(gap_shares(costs))

@@ -1,0 +1,177 @@
+"""What-ifs as people write them: quantities with units, links and DC maps in words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tracetool.errors import BadTopology, ScenarioError, UnknownName
+from tracetool.model.dc_map import parse_map, parse_table
+from tracetool.model.pipeline import P2P_MODES
+from tracetool.model.scenario import LINK_SHARINGS, Scenario
+from tracetool.model.topology import Topology, parse_link
+from tracetool.units import parse_size_bytes
+from tracetool.whatif.sharing import pipelines_on_links
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.model.dc_map import DCMap
+    from tracetool.model.pipeline import P2PMode
+    from tracetool.model.scenario import LinkSharing
+    from tracetool.reconstruction import Reconstruction
+
+
+def scenario(
+    found: Reconstruction,
+    *,
+    dc: str | None = None,
+    link: str | Sequence[str] = (),
+    hbm: str | None = None,
+    p2p: P2PMode | None = None,
+    microbatches: int | None = None,
+    activation: str | None = None,
+    static: str | None = None,
+    pipelines_on_link: int | None = None,
+    link_sharing: LinkSharing = "temporal",
+    overlap_ratio: float = 1.0,
+    interference: bool = True,
+) -> Scenario:
+    """Make a what-if from text; its arguments are the options of ``tracetool replay``.
+
+    Args:
+        found: A reconstructed Run: where its ranks sit says which messages and collectives cross data centres.
+        dc: Where ranks sit: ``0-1,2-3`` (pipeline ranks), ``dc0=gpu-a*,dc1=gpu-b*`` (hosts) or a CSV file.
+        link: One or several links, as in ``dc0-dc1=25Gbit/s,10ms`` (both ways) or ``dc0->dc1=...`` (one way).
+        hbm: Memory limit per rank, as in ``80GiB``.
+        p2p: How transfers are issued: one of grouped, in-order, per-edge, posted-ahead; by default as the trace shows.
+        microbatches: Microbatches per step; by default as in the trace.
+        activation: Size of what one microbatch keeps on a stage, instead of the measured one; with ``static``.
+        static: Size of what is allocated when the step starts, instead of the measured one.
+        pipelines_on_link: Equal pipelines that share the links; by default those of the traces that use them.
+        link_sharing: How they do: temporal (in turn) or spatial (each with its share of the bandwidth).
+        overlap_ratio: Time of a forward and a backward that run as one (DualPipe) over the sum of both alone.
+        interference: Whether compute slows down beside communication and under sustained load.
+
+    Raises:
+        BadQuantity: If a quantity has no unit, or the wrong one.
+        BadTopology: If map and links do not fit each other or the pipeline.
+        ScenarioError: If a number is out of its range, or ``activation`` and ``static`` are not given together.
+        UnknownName: If there is no such p2p mode or way to share links.
+
+    Example:
+        >>> tt.scenario(found, dc="0-1,2-3", link="dc0->dc1=25Gbit/s,10ms").topology.dcs
+        Traceback (most recent call last):
+        tracetool.errors.BadTopology: pipeline rank 2 (dc1) sends to rank 1 (dc0), but no link dc1-dc0 is given.
+        >>> tt.scenario(found, hbm="80").hbm_bytes
+        Traceback (most recent call last):
+        tracetool.errors.BadQuantity: '80' has no unit; a size needs one.
+    """
+    asked = unplaced_scenario(
+        link=link,
+        hbm=hbm,
+        p2p=p2p,
+        microbatches=microbatches,
+        activation=activation,
+        static=static,
+        pipelines_on_link=pipelines_on_link,
+        link_sharing=link_sharing,
+        overlap_ratio=overlap_ratio,
+        interference=interference,
+    )
+    topology = asked.topology if dc is None else placed(asked.topology, read_dc_map(dc), found)
+    return replace(asked, topology=topology.check(len(found.observed.global_ranks)))
+
+
+def unplaced_scenario(
+    *,
+    link: str | Sequence[str] = (),
+    hbm: str | None = None,
+    p2p: str | None = None,
+    microbatches: int | None = None,
+    activation: str | None = None,
+    static: str | None = None,
+    pipelines_on_link: int | None = None,
+    link_sharing: str = "temporal",
+    overlap_ratio: float = 1.0,
+    interference: bool = True,
+) -> Scenario:
+    """A what-if without the places of ranks, for before a recording is read; see :func:`scenario`.
+
+    Raises:
+        ScenarioError: As ``scenario``.
+        UnknownName: As ``scenario``.
+    """
+    if (activation is None) != (static is None):
+        raise ScenarioError("--activation and --static belong together: a peak is both.", hint="give both, or neither")
+    for name, count, most in (("microbatches", microbatches, 65_536), ("pipelines_on_link", pipelines_on_link, 1024)):
+        if count is not None and not 1 <= count <= most:
+            raise ScenarioError(f"{name} is {count}.", hint=f"a whole number from 1 to {most}")
+    if not 0 < overlap_ratio <= 1:
+        raise ScenarioError(f"overlap_ratio is {overlap_ratio}.", hint="above 0, at most 1 (nothing gained)")
+    links = [link] if isinstance(link, str) else link
+    return Scenario(
+        topology=Topology(links=tuple(direction for text in links for direction in parse_link(text))),
+        hbm_bytes=_size(hbm),
+        p2p=None if p2p is None else p2p_mode(p2p),
+        microbatches=microbatches,
+        activation_bytes=_size(activation),
+        static_bytes=_size(static),
+        overlap_ratio=overlap_ratio,
+        interference=interference,
+        pipelines=pipelines_on_link,
+        link_sharing=_sharing(link_sharing),
+    )
+
+
+def _size(text: str | None) -> int | None:
+    return None if text is None else parse_size_bytes(text)
+
+
+def _sharing(text: str) -> LinkSharing:
+    known = next((sharing for sharing in LINK_SHARINGS if sharing == text), None)
+    if known is None:
+        raise UnknownName("way to share links", text, LINK_SHARINGS)
+    return known
+
+
+def p2p_mode(text: str) -> P2PMode:
+    """A p2p mode by its name.
+
+    Raises:
+        UnknownName: If there is none of this name.
+    """
+    mode = next((mode for mode in P2P_MODES if mode == text), None)
+    if mode is None:
+        raise UnknownName("p2p mode", text, P2P_MODES)
+    return mode
+
+
+def read_dc_map(text: str) -> DCMap:
+    """Read a DC map in any of its forms; a name that ends in .csv is a file.
+
+    Raises:
+        BadTopology: If it is malformed, or its file cannot be read.
+    """
+    if not text.lower().endswith(".csv"):
+        return parse_map(text)
+    try:
+        return parse_table(Path(text).read_text(encoding="utf-8"), text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadTopology(f"cannot read the DC map {text}: {error}.", hint="give a CSV file in UTF-8") from error
+
+
+def placed(topology: Topology, dc_map: DCMap, found: Reconstruction) -> Topology:
+    """A topology with the places of the pipeline's ranks, of all others that the map tells of, and who uses its links.
+
+    Raises:
+        BadTopology: If the map leaves a rank of the pipeline out.
+    """
+    positions = {place.rank: place.pp for place in found.coordinates}
+    places = replace(
+        topology,
+        dcs=dc_map.of_pipeline(found.observed.global_ranks, found.hosts),
+        rank_dcs=tuple(sorted(dc_map.of_known(positions, found.hosts).items())),
+    )
+    return replace(places, pipelines=pipelines_on_links(found, places))
