@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+from recorded import reconstruct_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,4 +29,14 @@ def pytest_collection_finish() -> None:
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRACETOOL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _reconstruct_once() -> Iterator[None]:
+    """Commands run in this process and mostly on the same recordings: each is reconstructed once."""
+    with pytest.MonkeyPatch.context() as patch:
+        # The package's own attribute of that name is the verb.
+        for room in ("tracetool.reconstruct", "tracetool.runs", "tracetool.stragglers.measured"):
+            patch.setattr(import_module(room), "reconstruct", reconstruct_once)
         yield

@@ -4,43 +4,22 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import polars as pl
 import pytest
-from helpers.recorded import ROOT, SAMPLES, looked_at, run_of
+from helpers.recorded import ROOT, SAMPLES
 
 from tracetool.cli import run
-from tracetool.reconstruction import reconstruct
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tracetool.reconstruction import Reconstruction
-    from tracetool.store.run import Run
 
 SAMPLE = str(SAMPLES / "h100-1f1b")
 TWO = ["--schedule", "1f1b,geopipe"]
 LINKS = ["--dc", "0-1,2-3", "--bandwidth", "10..800Gbit/s*1", "--latency", "2ms,10ms"]
-
-
-@pytest.fixture(autouse=True)
-def looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reconstructing the sample takes a second, and is the same in every test here."""
-    monkeypatch.setattr(sys.modules["tracetool.reconstruction"], "reconstruct", _reconstruct)
-
-
-@cache
-def _of_the_sample() -> Reconstruction:
-    return looked_at(run_of(SAMPLES / "h100-1f1b"))
-
-
-def _reconstruct(run: Run, **how: Any) -> Reconstruction:
-    as_by_default = how == {"step": None, "pipeline": 0, "copy_missing": False}
-    return _of_the_sample() if as_by_default else reconstruct(run, **how)
 
 
 def _sweep(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
