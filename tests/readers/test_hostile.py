@@ -219,7 +219,7 @@ def _big(kind: str, path: Path) -> None:
         "one string": (b"a" * MB, 60 * MB),
         "spaces": (b" " * MB, 60 * MB),
         "kernels": (json.dumps(_event(name="ncclDevKernel")).encode() + b",", 24 * MB),
-        "remarks": (b"[]," * MB, 24 * MB),
+        "remarks": (b"[]," * MB, 9 * MB),
         "long names": (json.dumps(_event(name="n" * (5 * MB))).encode() + b",", 60 * MB),
         "tails": (b'],[{"ph":"X"}', 2 * MB),
     }[kind]
@@ -235,7 +235,11 @@ def _big(kind: str, path: Path) -> None:
         file.write(b"]}")
 
 
-@pytest.mark.parametrize("kind", ["one string", "spaces", "kernels", "remarks", "long names", "tails"])
-def test_big_files_take_little_memory(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "limit_mb"),
+    # Remarks as Python's objects would take 64 bytes for three of text.
+    [("one string", 400), ("spaces", 400), ("kernels", 400), ("remarks", 200), ("long names", 400), ("tails", 400)],
+)
+def test_big_files_take_little_memory(kind: str, limit_mb: int, tmp_path: Path) -> None:
     _big(kind, tmp_path / "rank0.json")
-    assert ingest_peak_mb(tmp_path / "rank0.json", tmp_path / "x.run") < 400
+    assert ingest_peak_mb(tmp_path / "rank0.json", tmp_path / "x.run") < limit_mb
