@@ -14,6 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
+from recorded import SAMPLES
 
 from tracetool.cli import run
 from tracetool.errors import IngestError, StoreError, TraceToolError, UnknownName
@@ -126,15 +127,13 @@ def test_it_stops_before_the_disk_is_full(traces: Path, tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_worker_that_is_ended_from_outside_is_told(
-    traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_is_ended_from_outside_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise BrokenProcessPool("gone")
 
     monkeypatch.setattr(executors, "as_completed", broken)
     with pytest.raises(IngestError, match="a worker process was ended from outside"):
-        ingest([traces], tmp_path / "x.run", options=IngestOptions(jobs=2))
+        ingest([SAMPLES / "h100-1f1b"], tmp_path / "x.run", options=IngestOptions(jobs=2))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -145,9 +144,9 @@ def test_errors_come_home_from_workers() -> None:
 
 
 def test_a_scanner_that_is_none_is_told_from_workers(
-    traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TRACETOOL_SCANNER", "fast")
-    assert run(["ingest", str(traces), "-o", str(tmp_path / "x.run"), "--jobs", "2", "-q"]) == 2
+    assert run(["ingest", str(SAMPLES / "h100-1f1b"), "-o", str(tmp_path / "x.run"), "--jobs", "2", "-q"]) == 2
     assert "no scanner named 'fast'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
