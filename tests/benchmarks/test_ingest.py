@@ -1,6 +1,6 @@
 """Reading speed and memory, beside HolisticTraceAnalysis where it is installed.
 
-Run with: pytest -n0 -s tests/benchmarks/test_ingest.py
+Run with: pytest -n0 -s --benchmark-enable tests/benchmarks/test_ingest.py
 The large file is made here, of a sample; ``TRACETOOL_BENCH_TRACE`` names another trace to make it of and
 ``TRACETOOL_HTA_PYTHON`` an interpreter that has HolisticTraceAnalysis (its pandas need not be ours). Rates are
 bytes of text per second of processor time, of all processes; the interpreter's start is in neither figure.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from helpers.recorded import SAMPLES
 from tracetool.readers.chrome.compiled import available
 
 SOURCE = Path(os.environ.get("TRACETOOL_BENCH_TRACE", SAMPLES / "h100-1f1b" / "rank0.json.gz"))
-SIZES_MB = tuple(int(size) for size in os.environ.get("TRACETOOL_BENCH_MB", "50,200,1000").split(","))
+LARGE_MB = [int(size) for size in os.environ.get("TRACETOOL_BENCH_MB", "50,200,1000").split(",")]
 HTA_PYTHON = os.environ.get("TRACETOOL_HTA_PYTHON", "")
 
 _OURS = """
@@ -39,7 +40,10 @@ if __name__ == "__main__":
     start, clock = cpu(), time.perf_counter()
     ingest([Path(sys.argv[1])], sys.argv[2], force=True, options=IngestOptions(jobs=int(sys.argv[3])))
     wall = time.perf_counter() - clock
-    print(cpu() - start, wall, max(resource.getrusage(who).ru_maxrss for who in (0, -1)) / 1024)
+    # Not ru_maxrss of this process: it survives exec, so it may be that of the tests which started it.
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    own = int(status["VmHWM"].split()[0])
+    print(cpu() - start, wall, max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) / 1024)
 """
 _HTA = """
 import resource, sys, time
@@ -72,23 +76,34 @@ def _line(name: str, size: int, cost: Cost, anchor: Cost | None = None) -> str:
     return f"  {name:<22}{size / cost.cpu_s / 1e6:7.1f} MB/s  peak {cost.peak_mb:6.0f} MB  {ratio} {wall}"
 
 
+class LargeTraces:
+    """Large traces by size, each made once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def of(self, size_mb: int) -> Path:
+        path = self._folder / f"rank0_{size_mb}.json"
+        if not path.exists():
+            write_large_trace(SOURCE, path, size_mb << 20)
+        return path
+
+
 @pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Large traces by size."""
-    folder = tmp_path_factory.mktemp("large")
-    made = {}
-    for size in SIZES_MB:
-        made[size] = folder / f"rank0_{size}.json"
-        write_large_trace(SOURCE, made[size], size << 20)
-    return made
+def traces(tmp_path_factory: pytest.TempPathFactory) -> LargeTraces:
+    return LargeTraces(tmp_path_factory.mktemp("large"))
+
+
+def _sizes(*large_mb: int) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("size", [1, *(pytest.param(size, marks=pytest.mark.large) for size in large_mb)])
 
 
 SCANNERS = ("plain", "compiled") if available() else ("plain",)
 
 
-@pytest.mark.parametrize("size", SIZES_MB)
-def test_one_file(size: int, large: dict[int, Path], tmp_path: Path) -> None:
-    path = large[size]
+@_sizes(*LARGE_MB)
+def test_one_file(size: int, traces: LargeTraces, tmp_path: Path) -> None:
+    path = traces.of(size)
     count = path.stat().st_size
     anchor = _run(HTA_PYTHON, _HTA, str(path)) if HTA_PYTHON else None
     print(f"\n{path.name}, {count / 1e6:.0f} MB")  # noqa: T201 - a benchmark's purpose
@@ -100,8 +115,9 @@ def test_one_file(size: int, large: dict[int, Path], tmp_path: Path) -> None:
         assert cost.peak_mb < 400, "the memory of reading is bounded, whatever the size of the file"
 
 
-def test_compressed(large: dict[int, Path], tmp_path: Path) -> None:
-    path = large[SIZES_MB[min(1, len(SIZES_MB) - 1)]]
+@_sizes(*LARGE_MB[:2][-1:])
+def test_compressed(size: int, traces: LargeTraces, tmp_path: Path) -> None:
+    path = traces.of(size)
     zipped = tmp_path / "rank0.json.gz"
     with path.open("rb") as source, gzip.open(zipped, "wb", compresslevel=6) as target:
         shutil.copyfileobj(source, target, 1 << 20)
@@ -114,13 +130,14 @@ def test_compressed(large: dict[int, Path], tmp_path: Path) -> None:
         print(_line(f"{scanner} .gz", count, two), f"{one.cpu_s / two.cpu_s:.2f} of plain text")  # noqa: T201
 
 
-def test_eight_ranks_on_two_workers(large: dict[int, Path], tmp_path: Path) -> None:
-    smallest = large[SIZES_MB[0]]
+@_sizes(*LARGE_MB[:1])
+def test_eight_ranks_on_two_workers(size: int, traces: LargeTraces, tmp_path: Path) -> None:
+    smallest = traces.of(size)
     folder = tmp_path / "ranks"
     folder.mkdir()
     for rank in range(8):
-        text = smallest.read_bytes()
-        (folder / f"rank{rank}.json").write_bytes(text.replace(b'"rank": 0', b'"rank": %d' % rank, 1))
+        text = re.sub(rb'("rank"\s*:\s*)0', rb"\g<1>%d" % rank, smallest.read_bytes(), count=1)
+        (folder / f"rank{rank}.json").write_bytes(text)
     count = 8 * smallest.stat().st_size
     print(f"\neight ranks, {count / 1e6:.0f} MB")  # noqa: T201
     for jobs in ("1", "2"):

@@ -1,7 +1,8 @@
-"""Speed of the replay engine beside a plain event loop of the same model: pytest -n0 tests/benchmarks/test_replay.py.
+"""Speed of the replay engine beside a plain event loop of the same model.
 
-Not part of the default run; nothing here asserts a time. pytest-benchmark prints ratios within each group: what the
-compiled engine was built for stands beside the same in plain Python. 1F1B, p=16 m=256 and p=64 m=512.
+Run with: pytest -n0 --benchmark-enable tests/benchmarks/test_replay.py. Nothing here asserts a time.
+pytest-benchmark prints ratios within each group: what the compiled engine was built for stands beside the same in plain
+Python. 1F1B, p=16 m=256 and p=64 m=512.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import P2PMode
     from tracetool.replays.flow import Int64s
 
-SIZES = [(16, 256), (64, 512)]
+SIZES = [(4, 8), *(pytest.param(*size, marks=pytest.mark.large) for size in ((16, 256), (64, 512)))]
 
 
 def compiled_1f1b(p: int, m: int, mode: P2PMode) -> tuple[Compiled, Int64s]:
@@ -67,19 +68,22 @@ def test_event_loop(
     benchmark(run, compiled.graph, per_task, compiled.link_of, "1f1b", slowdown)
 
 
-@pytest.mark.parametrize("scenarios", [1, 100, 1000])
+@pytest.mark.parametrize(
+    ("p", "m", "scenarios"),
+    [(4, 8, 1), *(pytest.param(16, 256, count, marks=pytest.mark.large) for count in (1, 100, 1000))],
+)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_many_scenarios(
-    benchmark: BenchmarkFixture, monkeypatch: pytest.MonkeyPatch, scenarios: int, engine: str
+    benchmark: BenchmarkFixture, monkeypatch: pytest.MonkeyPatch, p: int, m: int, scenarios: int, engine: str
 ) -> None:
     """Every duration differs from scenario to scenario."""
     monkeypatch.setenv("TRACETOOL_ENGINE", engine)
-    compiled, base = compiled_1f1b(16, 256, "in-order")
+    compiled, base = compiled_1f1b(p, m, "in-order")
     varying = np.arange(1, compiled.classes, dtype=np.int32)
     values = np.random.default_rng(1).integers(1, 10**7, (len(varying), scenarios))
     last = compiled.graph.compute[compiled.graph.flow.first[1:] - 1]
     compiled.ends(Durations(base), last)
-    benchmark.group = f"{scenarios} scenarios p=16 m=256 in-order"
+    benchmark.group = f"{scenarios} scenarios p={p} m={m} in-order"
     benchmark.extra_info["node-scenarios"] = compiled.graph.tasks * scenarios
     benchmark(compiled.ends, Durations(base, varying, values), last)
 

@@ -34,9 +34,9 @@ def write_large_trace(source: Path, target: Path, size_bytes: int) -> int:
     assert begin is not None
     assert end is not None
     events = text[begin.end() : end.start() + 1]
-    times = [int(t) for t in re.findall(rb'"ph": "X".*?"ts": (\d+)', events, re.DOTALL)]
+    times = [int(t) for t in re.findall(rb'"ph"\s*:\s*"X".*?"ts"\s*:\s*(\d+)', events, re.DOTALL)]
     span_us = max(times) - min(times) + 1000
-    ids = 1 + max(int(i) for i in re.findall(rb'"(?:correlation|External id|Sequence number)": (\d+)', events))
+    ids = 1 + max(int(i) for i in re.findall(rb'"(?:correlation|External id|Sequence number)"\s*:\s*(\d+)', events))
     copies = 0
     with target.open("wb") as file:
         file.write(text[: begin.end()])
