@@ -35,7 +35,6 @@ def _environment(folder: Path) -> dict[str, str]:
     return {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "TRACETOOL_CACHE": str(folder / "cache"),
         "GITHUB_OUTPUT": str(folder / "output.txt"),
         "GITHUB_STEP_SUMMARY": str(folder / "summary.md"),
     }
