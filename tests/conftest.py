@@ -7,8 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.recorded import reconstruct_once
 from hypothesis import settings
-from recorded import reconstruct_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +36,6 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def _reconstruct_once() -> Iterator[None]:
     """Commands run in this process and mostly on the same recordings: each is reconstructed once."""
     with pytest.MonkeyPatch.context() as patch:
-        # The package's own attribute of that name is the verb.
-        for room in ("tracetool.reconstruct", "tracetool.runs", "tracetool.stragglers.measured"):
+        for room in ("tracetool.reconstruction", "tracetool.ingestion.runs", "tracetool.stragglers.measured"):
             patch.setattr(import_module(room), "reconstruct", reconstruct_once)
         yield

@@ -14,7 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
-from recorded import SAMPLES
+from helpers.recorded import SAMPLES
 
 from tracetool.cli import run
 from tracetool.errors import IngestError, StoreError, TraceToolError, UnknownName

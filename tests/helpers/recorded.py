@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tracetool.ingestion import ingest
+from tracetool.ingestion.runs import derive
 from tracetool.reconstruction import Reconstruction, reconstruct
 from tracetool.reconstruction.capture.account import Account, Finding
-from tracetool.ingestion.runs import derive
 
 if TYPE_CHECKING:
     from tracetool.store.run import Run
