@@ -47,7 +47,8 @@ def test_sanitizers_find_nothing_in_random_text(tmp_path: Path) -> None:
     for module, flags in modules.items():
         subprocess.run(["gcc", *SANITIZE, *flags, "-shared", "-fPIC", include, SOURCE, "-o", module], check=True)
     done = subprocess.run(
-        [sys.executable, ROOT / "tests" / "scan_fuzz.py", "20240229", "400", *modules],
+        [sys.executable, "-m", "helpers.scan_fuzz", "20240229", "400", *modules],
+        cwd=ROOT / "tests",
         env={**os.environ, "LD_PRELOAD": preload, "PYTHONMALLOC": "malloc", "ASAN_OPTIONS": "detect_leaks=0"},
         capture_output=True,
         text=True,
