@@ -21,8 +21,9 @@ class Difference(NamedTuple):
 def differences(before: object, after: object, pointer: str = "") -> Iterator[Difference]:
     """Where two values of JSON differ: in a value, its type, the keys or their order, the number of items."""
     if isinstance(before, dict) and isinstance(after, dict):
-        if list(before) != list(after) and before.keys() == after.keys():
-            yield Difference(pointer, f"keys {shown(list(before))}", f"keys {shown(list(after))}")
+        orders = [key for key in before if key in after], [key for key in after if key in before]
+        if orders[0] != orders[1]:
+            yield Difference(pointer, *(f"keys {shown(order)}" for order in orders))
         for key in {**before, **after}:
             place = f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}"
             if key in before and key in after:

@@ -44,20 +44,10 @@ COMMANDS = Path(__file__).with_name("same_answers.txt").read_text(encoding="utf-
 
 INPUTS = {
     "map.csv": "rank,dc\n0,east\n1,east\n2,west\n3,west\n",
-    "wan.toml": """
-        [[scenario]]
-        name = "metro"
-        dc = "0-1,2-3"
-        bandwidth = "400Gbit/s"
-        distance = "80km"
-        hbm = "80GiB"
-        [[scenario]]
-        name = "leased line"
-        dc = "0-1,2-3"
-        links = ["dc0-dc1=25Gbit/s,10ms"]
-        microbatches = 16
-        p2p = "per-edge"
-        """,
+    "wan.toml": """scenario = [
+        {name = "metro", dc = "0-1,2-3", bandwidth = "400Gbit/s", distance = "80km", hbm = "80GiB"},
+        {name = "leased", dc = "0-1,2-3", links = ["dc0-dc1=25Gbit/s,10ms"], microbatches = 16, p2p = "per-edge"},
+        ]""",
 }
 DATA = Path(os.environ.get("TRACETOOL_DATA", ROOT.parent / "shared" / "data"))
 AT_A_TIME = 2
@@ -179,19 +169,19 @@ def run_all(tree: Tree, commands: Sequence[Command]) -> Iterator[tuple[Command, 
             yield command, future.result()
 
 
-def compared(command: Command, before: Result, after: Result) -> tuple[list[Difference], bool]:
-    """How a command's answers differ, and whether its texts do."""
+def compared(command: Command, before: Result, after: Result) -> tuple[list[Difference], list[Difference]]:
+    """How a command's answers differ, and how its texts do."""
     allowed = [pattern for verb, pattern in (field.split(" ", 1) for field in ALLOWED) if verb == command.words[0]]
-    found = [] if before.code == after.code else [Difference("exit code", str(before.code), str(after.code))]
-    found += changes(before.answer, after.answer, allowed)
-    text = before.text != after.text
+    answers = [] if before.code == after.code else [Difference("exit code", str(before.code), str(after.code))]
+    answers += changes(before.answer, after.answer, allowed)
+    texts = changes(before.text, after.text)
     for name in {**before.files, **after.files}:
         old, new = before.files.get(name, ""), after.files.get(name, "")
         if name.endswith(".html"):
-            text |= old != new
+            texts += [d._replace(pointer=f"{name} {d.pointer}") for d in changes(old, new)]
         else:
-            found += [d._replace(pointer=f"{name} {d.pointer}") for d in changes(old, new, allowed)]
-    return found, text
+            answers += [d._replace(pointer=f"{name} {d.pointer}") for d in changes(old, new, allowed)]
+    return answers, texts
 
 
 def build(root: Path) -> None:
@@ -230,15 +220,19 @@ def checkout(commit: str) -> Iterator[Path]:
 
 
 def git(*words: str) -> str:
-    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise click.ClickException(done.stderr.strip())
+    return done.stdout.strip()
 
 
 def results_before(commit: str, commands: Sequence[Command], data: Path, cache: Path) -> dict[Command, Result]:
     """What a commit answers, from the cache or run now."""
     folder = cache / commit
     folder.mkdir(parents=True, exist_ok=True)
-    key = hashlib.sha256(repr((INPUTS, data)).encode()).hexdigest()
-    paths = {c: folder / f"{hashlib.sha256(f'{key}{c}'.encode()).hexdigest()[:24]}.json" for c in commands}
+    # What a result hangs on besides the commit; a file that another command makes is named by that command's own.
+    keys = {c: repr((c, str(data), [INPUTS.get(word) for word in c.words])) for c in commands}
+    paths = {c: folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json" for c, key in keys.items()}
     missing = [command for command in commands if not paths[command].exists()]
     if missing:
         click.echo(f"running {len(missing)} commands of {commit[:12]}", err=True)
@@ -250,14 +244,14 @@ def results_before(commit: str, commands: Sequence[Command], data: Path, cache: 
     return {command: msgspec.json.decode(path.read_bytes(), type=Result) for command, path in paths.items()}
 
 
-def report(command: Command, found: Sequence[Difference], *, text: bool) -> None:
-    """Prints a line for a command, and below it what differs."""
-    verdict = "differs" if found else "same"
-    click.echo(f"{verdict:<10} {shlex.join(command.words)}{'  (text differs)' if text else ''}")
-    for difference in found[:MOST_SHOWN]:
+def report(command: Command, answers: Sequence[Difference], texts: Sequence[Difference]) -> None:
+    """Prints a line for a command, and below it what differs: of texts the first place alone."""
+    verdict = "differs" if answers else "same"
+    click.echo(f"{verdict:<10} {shlex.join(command.words)}{'  (text differs)' if texts else ''}")
+    for difference in (*answers[:MOST_SHOWN], *(d._replace(pointer=f"text {d.pointer}") for d in texts[:1])):
         click.echo(f"    {difference.pointer or '/'}: {difference.before} -> {difference.after}")
-    if len(found) > MOST_SHOWN:
-        click.echo(f"    and {len(found) - MOST_SHOWN:,} more")
+    if len(answers) > MOST_SHOWN:
+        click.echo(f"    and {len(answers) - MOST_SHOWN:,} more")
 
 
 @click.command(help=(__doc__ or "").split("\n", 1)[0])
@@ -275,9 +269,11 @@ def main(before_rev: str, against: Path, data: Path, only: str, cache: Path) -> 
     differing = 0
     with work_folder(against.resolve(), data.resolve()) as tree:
         for command, after in run_all(tree, commands):
-            found, text = compared(command, before[command], after)
-            report(command, found, text=text)
-            differing += bool(found)
+            answers, texts = compared(command, before[command], after)
+            report(command, answers, texts)
+            differing += bool(answers)
+    for field, reason in ALLOWED.items():
+        click.echo(f"allowed    {field}: {reason}")
     click.echo(f"{len(commands) - differing} of {len(commands)} commands answer the same")
     sys.exit(1 if differing or not commands else 0)
 

@@ -31,6 +31,7 @@ def test_every_kind_of_change_is_named_with_its_place(old: str, new: str, place:
 
 def test_the_order_of_keys_is_part_of_an_answer() -> None:
     assert [d.pointer for d in changes('{"a": {"b": 1, "c": 2}}', '{"a": {"c": 2, "b": 1}}')] == ["/a"]
+    assert [d.pointer for d in changes('{"a": 1, "b": 2}', '{"c": 3, "b": 2, "a": 1}')] == ["", "/c"]
 
 
 def test_what_is_no_json_is_compared_by_lines() -> None:
@@ -54,11 +55,12 @@ def test_paths_of_the_tree_are_masked_and_nothing_else() -> None:
 def test_exit_codes_and_files_of_data_are_answers_and_text_is_a_warning() -> None:
     command = parse("replay h100.run -o base.json")[0]
     result = Result(0, BEFORE, "10 ns", {"base.json": BEFORE, "page.html": "10 ns"})
-    assert compared(command, result, result) == ([], False)
-    found, text = compared(command, result, Result(1, BEFORE, "11 ns", result.files))
-    assert (found, text) == ([Difference("exit code", "0", "1")], True)
-    found, text = compared(command, result, Result(0, BEFORE, "10 ns", {"base.json": "{}", "page.html": "11 ns"}))
-    assert ({d.pointer for d in found}, text) == ({"base.json /step_ns", "base.json /results", "base.json /hint"}, True)
+    assert compared(command, result, result) == ([], [])
+    answers, texts = compared(command, result, Result(1, BEFORE, "11 ns", result.files))
+    assert (answers, texts) == ([Difference("exit code", "0", "1")], [Difference("/0", '"10 ns"', '"11 ns"')])
+    answers, texts = compared(command, result, Result(0, BEFORE, "10 ns", {"base.json": "{}", "page.html": "11 ns"}))
+    assert {d.pointer for d in answers} == {"base.json /step_ns", "base.json /results", "base.json /hint"}
+    assert [d.pointer for d in texts] == ["page.html /0"]
 
 
 def test_commands_come_with_those_whose_files_they_need() -> None:
