@@ -97,6 +97,15 @@ def test_one_slow_rank() -> None:
     assert suspect(result, "rank", 3).alone_ns == (step.equalized_ns,)
 
 
+def test_what_costs_the_same_is_in_the_order_of_names_whatever_the_tables_order() -> None:
+    step = job([even(F)] * 2, [even(B)] * 2)  # every saving is 0
+    mirrored = replace(step, pipelines=step.pipelines[::-1], frames=step.frames[::-1])
+    for one in (step, mirrored):
+        result = stragglers_of([one])
+        assert {s.saved_ns for s in result.suspects} == {0}
+        assert [s.name for s in result.suspects if s.axis == "rank"] == [str(rank) for rank in range(2 * P)]
+
+
 def test_one_slow_stage() -> None:
     """The last stage of both pipelines: equalizing one of its ranks alone wins nothing, the other is as slow."""
     slow_f = even(F)
