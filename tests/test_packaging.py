@@ -53,6 +53,22 @@ def test_every_exported_name_loads() -> None:
     assert set(tracetool.__all__) == set(dir(tracetool))
 
 
+def test_no_module_hides_a_verb() -> None:
+    """Python puts an imported module into its package, where one named like a verb would take the verb's place."""
+    code = """
+import inspect, pkgutil, tracetool
+from importlib import import_module
+verbs = [name for name in tracetool.__all__ if inspect.isfunction(getattr(tracetool, name))]
+names = [m.name for m in pkgutil.walk_packages(tracetool.__path__, "tracetool.") if not m.name.endswith("__main__")]
+for name in names:
+    import_module(name)
+assert len(verbs) > 10 and len(names) > 200, (verbs, len(names))
+print([name for name in verbs if not inspect.isfunction(getattr(tracetool, name))])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_the_installed_version_is_the_packages_own() -> None:
     assert version("tracetool") == tracetool.__version__
 

@@ -85,9 +85,7 @@ Names are loaded when first used, so that importing the package stays cheap.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from tracetool.version import __version__
@@ -96,7 +94,7 @@ _EXPORTS = {
     "Action": "tracetool.model.action",
     "ActionKind": "tracetool.model.action",
     "Advice": "tracetool.advice",
-    "Answer": "tracetool.whatif.answer",
+    "Answer": "tracetool.whatif.results",
     "Cause": "tracetool.model.idle",
     "Comparison": "tracetool.comparison",
     "Explanation": "tracetool.explanation",
@@ -109,7 +107,7 @@ _EXPORTS = {
     "Price": "tracetool.sweeps",
     "Reconstruction": "tracetool.reconstruction",
     "Replayed": "tracetool.replays",
-    "Result": "tracetool.whatif.answer",
+    "Result": "tracetool.whatif.results",
     "Run": "tracetool.store.run",
     "Scenario": "tracetool.model.scenario",
     "Schedule": "tracetool.model.schedule",
@@ -172,9 +170,9 @@ if TYPE_CHECKING:
     from tracetool.sweeps import Sweep as Sweep
     from tracetool.sweeps import sweep as sweep
     from tracetool.sweeps.asked import grid as grid
-    from tracetool.whatif.answer import Answer as Answer
-    from tracetool.whatif.answer import Result as Result
     from tracetool.whatif.answer import answer as answer
+    from tracetool.whatif.results import Answer as Answer
+    from tracetool.whatif.results import Result as Result
     from tracetool.whatif.wording import scenario as scenario
 
 
@@ -190,16 +188,3 @@ def __getattr__(name: str) -> object:
 def __dir__() -> list[str]:
     """Names offered to completion."""
     return sorted(__all__)
-
-
-class _Package(ModuleType):
-    """The package, in which rooms do not hide the verbs of the same name (ingest, replay ...)."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        # Importing a room puts it into the package, whoever imports it: tt.replay would be a module from then on.
-        if name in _EXPORTS and isinstance(value, ModuleType):
-            return
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

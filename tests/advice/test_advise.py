@@ -27,8 +27,8 @@ from tracetool.reports import RunFacts
 from tracetool.reports.advice.json import advice_info, render_json
 from tracetool.reports.advice.text import render_text
 from tracetool.schedules import build_schedule
-from tracetool.whatif.answer import step_change_error
 from tracetool.whatif.depth import RELEVANT_RATIO
+from tracetool.whatif.results import step_change_error
 
 if TYPE_CHECKING:
     from tracetool.reconstruction import Reconstruction

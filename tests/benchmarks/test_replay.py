@@ -17,7 +17,8 @@ from tracetool.model.pipeline import P2P_MODES
 from tracetool.model.schedule import PipelineShape
 from tracetool.model.topology import Topology
 from tracetool.replays.compiled import Compiled
-from tracetool.replays.engine import Slowdown, run
+from tracetool.replays.engine import run
+from tracetool.replays.slowdown import Slowdown
 from tracetool.replays.sweeping import Durations
 from tracetool.schedules import build_schedule
 

@@ -17,8 +17,9 @@ from tracetool.replays.scenarios import replay_many
 from tracetool.reports.picture import STYLE
 from tracetool.schedules import build_schedule
 from tracetool.sweeps import Knee, Sweep, SweepPoint
-from tracetool.whatif.answer import Answer, Result, answer
+from tracetool.whatif.answer import answer
 from tracetool.whatif.memory_limit import fits
+from tracetool.whatif.results import Answer, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -14,7 +14,7 @@ from tracetool.model.pipeline import P2P_MODES
 from tracetool.model.schedule import PipelineShape
 from tracetool.model.topology import Link, Topology
 from tracetool.replays.compiled import Compiled
-from tracetool.replays.engine import Slowdown
+from tracetool.replays.slowdown import Slowdown
 from tracetool.schedules import build_schedule
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from tracetool.errors import ReconstructError
 from tracetool.model.action import Action, ActionKind
 from tracetool.model.schedule import PipelineShape
 from tracetool.reconstruction import reconstruct
-from tracetool.reconstruction.actions.kernels import Kernel
+from tracetool.reconstruction.actions.kernel import Kernel
 from tracetool.reconstruction.actions.pieces import Piece
 from tracetool.reconstruction.actions.placement import Placed, RankTrail, place
 from tracetool.reconstruction.capture.account import Account
@@ -28,7 +28,7 @@ from tracetool.schedules.recognise import best_fit
 
 if TYPE_CHECKING:
     from tracetool.model.schedule import Schedule
-    from tracetool.reconstruction.actions.segments import Segment
+    from tracetool.reconstruction.actions.work import Segment
     from tracetool.store.run import Run
 
 F, B, INPUT, W = (ActionKind(code) for code in "FBIW")

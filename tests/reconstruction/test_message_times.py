@@ -10,8 +10,8 @@ import pytest
 from tracetool.errors import UnmatchedTransfer
 from tracetool.model.action import ActionKind
 from tracetool.reconstruction.actions.message_times import check_times
-from tracetool.reconstruction.actions.segments import RankWork, Segment
 from tracetool.reconstruction.actions.transfers import StageOp, messages_of_step
+from tracetool.reconstruction.actions.work import RankWork, Segment
 from tracetool.reconstruction.capture.account import Account
 from tracetool.reconstruction.capture.messages import P2POp, match_messages
 from tracetool.reconstruction.steps.steps import Step

@@ -12,8 +12,8 @@ from helpers.recorded import data, run_of
 from tracetool.ingestion import ingest
 from tracetool.model.action import ActionKind
 from tracetool.reconstruction import Reconstruction, reconstruct
-from tracetool.reconstruction.actions.kernels import Kernel
-from tracetool.reconstruction.actions.segments import Segment
+from tracetool.reconstruction.actions.kernel import Kernel
+from tracetool.reconstruction.actions.work import Segment
 from tracetool.reconstruction.capture.account import Account
 from tracetool.reconstruction.closeup.action_view import ActionView
 from tracetool.reconstruction.closeup.recomputed import tell_recompute

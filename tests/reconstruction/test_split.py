@@ -17,7 +17,7 @@ from tracetool.model.action import ActionKind
 from tracetool.model.metrics import measure
 from tracetool.model.scenario import Scenario
 from tracetool.reconstruction import reconstruct
-from tracetool.reconstruction.actions.kernels import Kernel
+from tracetool.reconstruction.actions.kernel import Kernel
 from tracetool.reconstruction.closeup.split import agreement, feeders, gradient_parts, halves
 from tracetool.replays import replay
 from tracetool.schedules import build_schedule

@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracetool.model.action import ActionKind
-from tracetool.replays.engine import Slowdown, run
+from tracetool.replays.engine import run
 from tracetool.replays.flow import FORWARD
 from tracetool.replays.graph import TaskGraph, TaskKind, rows_by
 from tracetool.replays.native import CHOICE, compiled_engine
+from tracetool.replays.slowdown import Slowdown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

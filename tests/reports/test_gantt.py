@@ -23,15 +23,16 @@ from tracetool.reconstruction import Reconstruction
 from tracetool.replays import replay
 from tracetool.reports import RunFacts
 from tracetool.reports.gantt import picture as gantt
-from tracetool.reports.gantt.idle import LOOKS
+from tracetool.reports.gantt.looks import LOOKS
 from tracetool.reports.gantt.picture import REPORT, render_gantt
 from tracetool.schedules import build_schedule
-from tracetool.whatif.answer import Answer, answer
+from tracetool.whatif.answer import answer
 
 if TYPE_CHECKING:
     from matplotlib.patches import Patch
 
     from tracetool.reports.picture import PictureFormat
+    from tracetool.whatif.results import Answer
 
 MS = 10**6
 GIB = 2**30

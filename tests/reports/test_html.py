@@ -20,7 +20,8 @@ from tracetool.reports.html.idle import idle_view
 from tracetool.reports.html.page import MOST_BYTES, page
 from tracetool.reports.html.tables import stages
 from tracetool.schedules import build_schedule
-from tracetool.whatif.answer import Answer, Refused, Result, answer
+from tracetool.whatif.answer import answer
+from tracetool.whatif.results import Answer, Refused, Result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

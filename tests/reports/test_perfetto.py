@@ -30,10 +30,11 @@ from tracetool.readers.kineto.reader import KinetoReader
 from tracetool.reports import RunFacts, report_for
 from tracetool.reports.export.perfetto import REPORT, render
 from tracetool.reports.export.tracks import Numbers, Process, add_timeline, lanes
-from tracetool.whatif.answer import Answer, answer
+from tracetool.whatif.answer import answer
 
 if TYPE_CHECKING:
     from tracetool.model.scenario import LinkSharing
+    from tracetool.whatif.results import Answer
 
 FACTS = RunFacts("x.run", "digest", "1.0", "tracetool replay x.run")
 RANKS, MICROBATCHES, PAYLOAD = 4, 6, 700

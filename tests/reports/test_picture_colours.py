@@ -14,7 +14,7 @@ from matplotlib.colors import to_rgb
 
 from tracetool.model.idle import Cause
 from tracetool.reports.gantt.cells import COLOURS, LINK_BUSY, LINK_FLIGHT
-from tracetool.reports.gantt.idle import LOOKS
+from tracetool.reports.gantt.looks import LOOKS
 from tracetool.reports.picture import SERIES
 
 Rows = tuple[tuple[float, float, float], ...]

@@ -15,7 +15,7 @@ from tracetool.reports.sweep.map import sweep_map_figure
 
 if TYPE_CHECKING:
     from tracetool.sweeps import Sweep
-    from tracetool.whatif.answer import Answer
+    from tracetool.whatif.results import Answer
 
 SIZES = {4: (8, [2, 2]), 16: (32, [2] * 8), 64: (16, [16] * 4)}
 """Of pipelines of p ranks: microbatches, and ranks of each DC."""

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
+from typing import TYPE_CHECKING
 
 import pytest
 from helpers.recorded import SAMPLES, run_of
@@ -38,7 +39,10 @@ from tracetool.reports.gantt.terminal import (
     spans_of,
 )
 from tracetool.schedules import build_schedule
-from tracetool.whatif.answer import Answer, answer
+from tracetool.whatif.answer import answer
+
+if TYPE_CHECKING:
+    from tracetool.whatif.results import Answer
 
 MS = 10**6
 BUSY = {FORWARD, BACKWARD, TAIL}

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from helpers import synthetic
 
 from tracetool.reports.answer.verdict import best_result, verdict
 from tracetool.whatif.accuracy import KnownError
-from tracetool.whatif.answer import Answer, Result, answer
+from tracetool.whatif.answer import answer
 from tracetool.whatif.memory_limit import Shortage, Violation
+
+if TYPE_CHECKING:
+    from tracetool.whatif.results import Answer, Result
 
 MS = 10**6
 GIB = 2**30

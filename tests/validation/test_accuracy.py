@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from helpers.recorded import data, rebuilt
 
-from tracetool.validation import Row, Sources, validate
+from tracetool.validation import Sources, validate
 from tracetool.validation.measured import read_measurements
+
+if TYPE_CHECKING:
+    from tracetool.validation.rows import Row
 
 TENSOR_PARALLEL = "tp2pp2_1f1b_m8"
 

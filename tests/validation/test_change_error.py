@@ -17,7 +17,7 @@ from helpers.recorded import ROOT, data, looked_at, rebuilt, small
 
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology, between_ranks
-from tracetool.validation import Row, Sources, validate
+from tracetool.validation import Sources, validate
 from tracetool.validation.measured import read_measurements
 from tracetool.whatif import accuracy
 from tracetool.whatif.accuracy import Change, KnownError, change_error_ratio, change_of, known_error, widened
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tracetool.reconstruction import Reconstruction
+    from tracetool.validation.rows import Row
 
 WHOLE = ("rt1f1b_m8", "1f1b_m8", "gpipe_m8")
 CHANGES: tuple[Change, ...] = ("inside", "links", "scenario")

@@ -13,9 +13,10 @@ from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Link, Topology
 from tracetool.reports.answer.text import result_cells
 from tracetool.whatif.accuracy import KnownError, change_error_ratio, change_of, format_error, is_within_error, widened
-from tracetool.whatif.answer import Answer, answer, step_change_error
+from tracetool.whatif.answer import answer
 from tracetool.whatif.best import is_as_good
 from tracetool.whatif.depth import RELEVANT_RATIO
+from tracetool.whatif.results import Answer, step_change_error
 
 INSIDE = KnownError(0.04, 0.0, Topology(), 8)
 LINKS = (Link("dc0", "dc1", 3_125_000_000, 10_000_000), Link("dc1", "dc0", 3_125_000_000, 10_000_000))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tracetool.model.pipeline import Pipeline
-    from tracetool.whatif.answer import Answer, Result
+    from tracetool.whatif.results import Answer, Result
 
 P, M, F, B = 4, 40, 1000, 2000
 CYCLE = F + B

@@ -10,9 +10,9 @@ from tracetool.advice.plans import Asked, Plan, plans_for, ways
 from tracetool.errors import ScenarioError, ScheduleError
 from tracetool.schedules import parse_names
 from tracetool.units import format_duration
-from tracetool.whatif.answer import step_change_error
 from tracetool.whatif.best import TIERS, choose, is_as_good, recorded_schedule, recorded_test, rows_of
 from tracetool.whatif.depth import RELEVANT_RATIO
+from tracetool.whatif.results import step_change_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.reconstruction import Reconstruction
-    from tracetool.whatif.answer import Result
+    from tracetool.whatif.results import Result
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import BadTopology, ScheduleError
 from tracetool.model.pipeline import BY_EDGE
-from tracetool.whatif.answer import Answer, Refused, answer
+from tracetool.whatif.answer import answer
 from tracetool.whatif.best import default_schedules, evidence_of
+from tracetool.whatif.results import Answer, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from tracetool.model.scenario import Scenario
     from tracetool.reconstruction import Reconstruction
     from tracetool.whatif.accuracy import KnownError
-    from tracetool.whatif.answer import Result
     from tracetool.whatif.best import Evidence
+    from tracetool.whatif.results import Result
 
 
 class Way(NamedTuple):

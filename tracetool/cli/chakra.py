@@ -13,7 +13,7 @@ from tracetool.errors import AlreadyExists, StoreError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tracetool.whatif.answer import Answer
+    from tracetool.whatif.results import Answer
 
 
 def check_chakra(folder: Path, *, force: bool) -> None:

@@ -19,7 +19,7 @@ from tracetool.errors import ScenarioError
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from tracetool.whatif.answer import Answer
+    from tracetool.whatif.results import Answer
 
 
 @click.command()

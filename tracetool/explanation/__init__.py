@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tracetool.causes.chain import Piece
     from tracetool.model.pipeline import P2PMode
     from tracetool.reconstruction import Reconstruction
-    from tracetool.whatif.answer import Answer
+    from tracetool.whatif.results import Answer
 
 MOST_CAUSES = 5
 """So many causes are told, the largest first."""

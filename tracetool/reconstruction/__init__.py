@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.timeline import Timeline, Transfer
-    from tracetool.reconstruction.actions.segments import Segment, Work
+    from tracetool.reconstruction.actions.segments import Work
+    from tracetool.reconstruction.actions.work import Segment
     from tracetool.reconstruction.capture.coordinates import Coordinates
     from tracetool.reconstruction.closeup.launches import Turn
     from tracetool.store.run import Run

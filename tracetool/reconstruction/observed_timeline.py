@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from tracetool.model.timeline import Transfer
     from tracetool.reconstruction.actions.profiler_time import Spans
-    from tracetool.reconstruction.actions.segments import RankWork
+    from tracetool.reconstruction.actions.work import RankWork
     from tracetool.reconstruction.capture.clocks import Clocks
     from tracetool.reconstruction.capture.groups import PipelineGroup
     from tracetool.reconstruction.memory.memory import MemoryFacts

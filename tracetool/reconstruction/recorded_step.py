@@ -14,9 +14,9 @@ from tracetool.reconstruction.actions.collective_uses import RankUses, step_coll
 from tracetool.reconstruction.actions.hops import join_labelled, tensors_per_hop
 from tracetool.reconstruction.actions.message_times import check_times
 from tracetool.reconstruction.actions.profiler_time import note_profiler, profiler_spans
-from tracetool.reconstruction.actions.segments import RankWork, Work, find_work
+from tracetool.reconstruction.actions.segments import Work, find_work
 from tracetool.reconstruction.actions.surroundings import outside_ns
-from tracetool.reconstruction.actions.tails import Tail, tails_without_waits
+from tracetool.reconstruction.actions.tails import tails_without_waits
 from tracetool.reconstruction.actions.transfers import (
     StageOp,
     StepMessages,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tracetool.model.timeline import Timeline, Transfer
+    from tracetool.reconstruction.actions.work import RankWork, Tail
     from tracetool.reconstruction.capture.groups import PipelineGroup
     from tracetool.reconstruction.capture.survey import Survey
     from tracetool.reconstruction.closeup.contention import Resident

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.schedule import Schedule
     from tracetool.model.topology import Topology
-    from tracetool.replays.engine import Slowdown
     from tracetool.replays.flow import Bools, Int32s, Int64s
     from tracetool.replays.graph import TaskGraph
     from tracetool.replays.program import Message
+    from tracetool.replays.slowdown import Slowdown
 
 
 @dataclass(frozen=True, slots=True)

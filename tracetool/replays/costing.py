@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from tracetool.costs.measured import MeasuredCosts
 from tracetool.errors import ScenarioError
-from tracetool.replays.engine import Slowdown
 from tracetool.replays.launching import launching
+from tracetool.replays.slowdown import Slowdown
 from tracetool.replays.tail import LinkQueues, run_tails
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from tracetool.replays.native import compiled_engine
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.model.load import SustainedLoad
     from tracetool.replays.flow import Floats, Int8s, Int32s, Int64s
     from tracetool.replays.graph import TaskGraph
+    from tracetool.replays.slowdown import Slowdown
 
 _HINT = "another --p2p mode may let it run"
 
@@ -27,21 +27,6 @@ class Times:
 
     start_ns: Int64s
     end_ns: Int64s
-
-
-@dataclass(frozen=True, slots=True)
-class Slowdown:
-    """By what computes take longer than by themselves.
-
-    Attributes:
-        contended: Per action (for the event loop: per task), its time beside a communication kernel from start to end.
-        loads: Per pipeline rank, how its device slows down under sustained load, if it does.
-        step_loads: Per pipeline rank, the average load of its step; empty if that is to be found out.
-    """
-
-    contended: Int64s
-    loads: tuple[SustainedLoad | None, ...]
-    step_loads: tuple[float, ...] = ()
 
 
 def run(graph: TaskGraph, durations: Int64s, link_of: Int32s, name: str, slowdown: Slowdown | None = None) -> Times:

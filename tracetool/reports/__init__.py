@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from tracetool.ingestion.recording import Recording
     from tracetool.store.run import Run
-    from tracetool.whatif.answer import Answer
+    from tracetool.whatif.results import Answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from tracetool.reconstruction import Reconstruction
 from tracetool.replays import Replayed
 from tracetool.sweeps import Sweep
 from tracetool.tables.columns import Column, Table, nullable, table
-from tracetool.whatif.answer import Answer, Result
+from tracetool.whatif.results import Answer, Result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

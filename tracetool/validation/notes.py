@@ -9,7 +9,7 @@ from tracetool.units import format_count, format_duration
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.validation import Row
+    from tracetool.validation.rows import Row
 
 _UNITS = {1e-3: "seconds", 1e3: "microseconds", 1e6: "nanoseconds"}
 """What a step is in whose number is so many times that of milliseconds."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tracetool.model.schedule import Schedule
     from tracetool.reconstruction import Reconstruction
     from tracetool.replays import Replayed
-    from tracetool.whatif.answer import Result
+    from tracetool.whatif.results import Result
 
 
 def derived_remarks(pipeline: Pipeline, schedule: Schedule, metrics: Metrics, scenario: Scenario) -> list[str]:

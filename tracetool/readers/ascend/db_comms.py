@@ -15,7 +15,6 @@ from tracetool.readers.ascend.db_rows import Keyed, span
 from tracetool.readers.cann.comms import (
     LOCAL,
     RDMA,
-    Link,
     LinkEntry,
     Matrix,
     Operation,
@@ -27,6 +26,7 @@ from tracetool.readers.cann.comms import (
 )
 from tracetool.readers.cann.db import Names, enumeration, known, whole
 from tracetool.readers.cann.kernels import CommunicationTask
+from tracetool.readers.cann.links import Link
 from tracetool.readers.cann.text import MB_OF_LINKS, scaled, small_integer
 
 if TYPE_CHECKING:

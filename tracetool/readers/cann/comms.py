@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from tracetool.readers.cann.links import Link
 from tracetool.readers.cann.salvage import operations
 from tracetool.readers.cann.text import (
     MB_OF_LINKS,
@@ -61,16 +62,6 @@ class _Cell(msgspec.Struct):
     transport: str = msgspec.field(name="Transport Type", default="")
     size: msgspec.Raw = msgspec.field(name="Transit Size(MB)", default=_ABSENT)
     operation: str | None = msgspec.field(name="Op Name", default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """Bytes that a rank logged between two members of a group, counted inside the group."""
-
-    own: int
-    peer: int
-    transport: str
-    size_bytes: int
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tracetool.readers import SourceReport
-    from tracetool.readers.cann.comms import Link
+    from tracetool.readers.cann.links import Link
 
 CHUNK_ROWS = 1 << 16
 _FARTHEST = 1 << 62

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tracetool.readers.cann.comms import LOCAL, RDMA, Link, collective_bytes
+from tracetool.readers.cann.comms import LOCAL, RDMA, collective_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tracetool.readers import Group, SourceReport
     from tracetool.readers.cann.comms import Operation
     from tracetool.readers.cann.kernels import Mark
+    from tracetool.readers.cann.links import Link
 
 BATCH = "batchsendrecv"
 SEND, RECV = "send", "recv"

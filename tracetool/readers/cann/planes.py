@@ -11,7 +11,8 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.readers.cann.comms import LOCAL, RDMA, Link, Operation, group_hash
+from tracetool.readers.cann.comms import LOCAL, RDMA, Operation, group_hash
+from tracetool.readers.cann.links import Link
 from tracetool.readers.cann.tracks import ABSENT
 from tracetool.readers.files.spill import Spill
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tracetool.model.action import ActionKind
-    from tracetool.reconstruction.actions.segments import RankWork, Segment
+    from tracetool.reconstruction.actions.work import RankWork, Segment
     from tracetool.reconstruction.capture.collectives import Collective
     from tracetool.reconstruction.steps.steps import Step
     from tracetool.store.run import Run

@@ -11,7 +11,7 @@ from tracetool.reconstruction.actions.pieces import Piece
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tracetool.reconstruction.actions.kernels import Kernel
+    from tracetool.reconstruction.actions.kernel import Kernel
     from tracetool.reconstruction.capture.messages import Message, P2POp
 
 

@@ -13,7 +13,7 @@ from tracetool.reconstruction.actions.pieces import Piece
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.reconstruction.actions.kernels import Kernel
+    from tracetool.reconstruction.actions.kernel import Kernel
 
 
 def pieces_by_kernel_type(kernels: Sequence[Kernel], rank: int) -> tuple[list[Piece], list[Kernel]]:

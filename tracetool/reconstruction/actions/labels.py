@@ -14,7 +14,7 @@ from tracetool.reconstruction.actions.pieces import Piece
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.reconstruction.actions.kernels import Kernel
+    from tracetool.reconstruction.actions.kernel import Kernel
 
 SQL_PATTERN = r"^(PP:(\d+|\()|Forward \d+$|Backward \d+$)"
 """Names of annotations that label pipeline actions, as a DuckDB regular expression."""

@@ -11,8 +11,8 @@ from tracetool.units import format_duration
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tracetool.reconstruction.actions.segments import RankWork, Segment
     from tracetool.reconstruction.actions.transfers import StageOp
+    from tracetool.reconstruction.actions.work import RankWork, Segment
     from tracetool.reconstruction.capture.account import Account
     from tracetool.reconstruction.steps.steps import Step
 

@@ -10,7 +10,7 @@ from tracetool.units import format_duration, format_ranks
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tracetool.reconstruction.actions.segments import RankWork
+    from tracetool.reconstruction.actions.work import RankWork
     from tracetool.reconstruction.capture.account import Account
     from tracetool.reconstruction.steps.steps import Step
     from tracetool.store.run import Run

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import ReconstructError
@@ -21,13 +20,14 @@ from tracetool.reconstruction.actions.kernels import autograd_kernels, device_ke
 from tracetool.reconstruction.actions.labels import label_of, pieces_by_label, pieces_of_actions
 from tracetool.reconstruction.actions.pieces import find_pieces
 from tracetool.reconstruction.actions.placement import Placed, RankTrail, place
-from tracetool.reconstruction.actions.tails import Tail, observed_tail
+from tracetool.reconstruction.actions.tails import observed_tail
+from tracetool.reconstruction.actions.work import RankWork, Segment
 from tracetool.units import format_count, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from tracetool.reconstruction.actions.kernels import Kernel
+    from tracetool.reconstruction.actions.kernel import Kernel
     from tracetool.reconstruction.actions.pieces import Piece
     from tracetool.reconstruction.actions.transfers import StepMessages
     from tracetool.reconstruction.capture.account import Account, Evidence
@@ -35,48 +35,6 @@ if TYPE_CHECKING:
     from tracetool.reconstruction.capture.messages import P2POp
     from tracetool.reconstruction.steps.steps import Step
     from tracetool.store.run import Run
-
-
-@dataclass(slots=True)
-class Segment:
-    """The kernels of one action.
-
-    Attributes:
-        kind: F, B, I or W.
-        microbatch: Microbatch.
-        stage: Global stage.
-        start_ns: Start of its first kernel.
-        end_ns: End of its last kernel.
-        issue_ns: Host time of its first launch.
-        issued_ns: Host time of its last launch.
-        kernels: Its kernels in launch order, copies and collectives beside it among them.
-    """
-
-    kind: ActionKind
-    microbatch: int
-    stage: int
-    start_ns: int
-    end_ns: int
-    issue_ns: int
-    issued_ns: int
-    kernels: tuple[Kernel, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class RankWork:
-    """What one rank computed in a step: its segments in order, and what followed the last one.
-
-    Attributes:
-        segments: In order of their start.
-        tail: Gradient reduction and optimizer as observed, waiting included.
-        evidence: label, autograd or kernels.
-        loose: Kernels that belong to no action: messages, gradient reduction, optimizer and the like.
-    """
-
-    segments: tuple[Segment, ...]
-    tail: Tail
-    evidence: Evidence
-    loose: tuple[Kernel, ...] = ()
 
 
 class Work(NamedTuple):

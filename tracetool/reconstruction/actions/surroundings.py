@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tracetool.reconstruction.actions.segments import RankWork
+    from tracetool.reconstruction.actions.work import RankWork
     from tracetool.reconstruction.capture.groups import PipelineGroup
     from tracetool.reconstruction.steps.steps import Step
     from tracetool.store.run import Run

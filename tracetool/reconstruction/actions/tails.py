@@ -12,16 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tracetool.reconstruction.actions.collective_uses import StepCollective
-    from tracetool.reconstruction.actions.kernels import Kernel
-    from tracetool.reconstruction.actions.segments import RankWork, Segment
+    from tracetool.reconstruction.actions.kernel import Kernel
+    from tracetool.reconstruction.actions.work import RankWork, Segment, Tail
     from tracetool.reconstruction.capture.account import Account
     from tracetool.reconstruction.capture.groups import PipelineGroup
     from tracetool.store.run import Run
 
 _WORTH_TELLING = 0.01
 """Share of a rank's tail."""
-
-Tail = tuple[TailPart, ...]
 
 
 def observed_tail(kernels: Sequence[Kernel], segments: Sequence[Segment]) -> Tail:

@@ -11,7 +11,7 @@ from tracetool.model.pipeline import ActionCost
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.reconstruction.actions.segments import Segment
+    from tracetool.reconstruction.actions.work import Segment
     from tracetool.reconstruction.closeup.layers import Place
     from tracetool.reconstruction.closeup.split import Part
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tracetool.model.pipeline import StageProfile
-    from tracetool.reconstruction.actions.kernels import Kernel
-    from tracetool.reconstruction.actions.segments import RankWork, Segment
+    from tracetool.reconstruction.actions.kernel import Kernel
+    from tracetool.reconstruction.actions.work import RankWork, Segment
     from tracetool.reconstruction.capture.account import Account
     from tracetool.reconstruction.capture.groups import PipelineGroup
     from tracetool.reconstruction.closeup.launches import Launches

@@ -16,8 +16,8 @@ from tracetool.model.action import ActionKind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from tracetool.reconstruction.actions.kernels import Kernel
-    from tracetool.reconstruction.actions.segments import Segment
+    from tracetool.reconstruction.actions.kernel import Kernel
+    from tracetool.reconstruction.actions.work import Segment
 
 AHEAD, AFTER = -1, -2
 """Numbers for what is ahead of the layers, and after them, in the model's order."""

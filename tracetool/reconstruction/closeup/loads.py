@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tracetool.model.load import SustainedLoad
-    from tracetool.reconstruction.actions.segments import Segment
+    from tracetool.reconstruction.actions.work import Segment
 
 _TENSOR_SHARES = {True: 0.83, False: 0.72}
 """Least share of matrix products and attention in the kernels of a stage's forwards (True) and backwards, in the

@@ -12,7 +12,7 @@ from tracetool.units import format_duration
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tracetool.reconstruction.actions.kernels import Kernel
+    from tracetool.reconstruction.actions.kernel import Kernel
     from tracetool.reconstruction.capture.account import Account
     from tracetool.reconstruction.closeup.action_view import ActionView
 

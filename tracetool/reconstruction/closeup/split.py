@@ -22,7 +22,7 @@ from tracetool.reconstruction.actions.pieces import PRODUCT_OPS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.reconstruction.actions.kernels import Kernel
+    from tracetool.reconstruction.actions.kernel import Kernel
     from tracetool.store.run import Run
 
 Part = Literal["input", "weight", "recompute"]

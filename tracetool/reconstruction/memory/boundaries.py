@@ -18,7 +18,7 @@ from tracetool.reconstruction.memory.actions import HostSpan
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tracetool.reconstruction.actions.segments import RankWork, Segment
+    from tracetool.reconstruction.actions.work import RankWork, Segment
     from tracetool.reconstruction.memory.log import Log, Numbers
     from tracetool.reconstruction.steps.steps import Step
     from tracetool.store.run import Run

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from tracetool.reconstruction.actions.segments import RankWork, Segment
+    from tracetool.reconstruction.actions.work import RankWork, Segment
     from tracetool.reconstruction.capture.account import Account, Evidence
     from tracetool.reconstruction.capture.groups import PipelineGroup
     from tracetool.reconstruction.memory.boundaries import Boundaries

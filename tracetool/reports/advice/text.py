@@ -8,10 +8,10 @@ from tracetool.advice.plans import depth_label
 from tracetool.reports.answer.text import aligned, terminal_width, title, wrap, wrapped
 from tracetool.units import format_duration, format_size
 from tracetool.whatif.accuracy import format_error
-from tracetool.whatif.answer import step_change_error
 from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT, error_text, recorded_test
 from tracetool.whatif.depth import RELEVANT_RATIO
 from tracetool.whatif.memory_limit import PEAK_ERROR_RATIO, is_near_the_limit
+from tracetool.whatif.results import step_change_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

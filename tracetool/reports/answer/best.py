@@ -10,7 +10,7 @@ from tracetool.model.pipeline import P2P_MODE_NAMES
 from tracetool.tables.fields import doc
 
 if TYPE_CHECKING:
-    from tracetool.whatif.answer import Answer, Result
+    from tracetool.whatif.results import Answer, Result
 
 
 class NearInfo(msgspec.Struct, kw_only=True):

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from tracetool.model.metrics import Metrics
     from tracetool.model.scenario import Scenario
     from tracetool.model.topology import Topology
-    from tracetool.whatif.answer import Answer, Result
     from tracetool.whatif.memory_limit import Shortage
+    from tracetool.whatif.results import Answer, Result
 
 SCHEMA_ID = "urn:tracetool:schema:1:report"
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracetool.model.metrics import Metrics
-    from tracetool.whatif.answer import Answer, Result
     from tracetool.whatif.jitter import Spread
     from tracetool.whatif.memory_limit import Shortage
+    from tracetool.whatif.results import Answer, Result
 
 _WIDTH = 80
 _LEAST_WIDTH = 40

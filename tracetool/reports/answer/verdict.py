@@ -13,7 +13,7 @@ from tracetool.whatif.depth import RELEVANT_RATIO
 from tracetool.whatif.memory_limit import is_near_the_limit
 
 if TYPE_CHECKING:
-    from tracetool.whatif.answer import Answer, Result
+    from tracetool.whatif.results import Answer, Result
 
 _NAMED = 3
 """Schedules named in one sentence."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tracetool.reports import RunFacts
-    from tracetool.whatif.answer import Answer, Result
+    from tracetool.whatif.results import Answer, Result
 
 SCHEMA_ID = "urn:tracetool:schema:1:written"
 

@@ -20,7 +20,8 @@ from tracetool.validation.notes import listed
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from tracetool.validation import Row, Validation
+    from tracetool.validation import Validation
+    from tracetool.validation.rows import Row
 
 SCHEMA_ID = "urn:tracetool:schema:1:validation"
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tracetool.model.metrics import Metrics
     from tracetool.model.scenario import Scenario
     from tracetool.model.timeline import Timeline
-    from tracetool.whatif.answer import Answer
+    from tracetool.whatif.results import Answer
 
 
 def render(answer: Answer, facts: RunFacts, suffix: str = ".json") -> bytes:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tracetool.reports.gantt.memory import Worst
     from tracetool.reports.gantt.panel import Panel
-    from tracetool.whatif.answer import Answer, Result
+    from tracetool.whatif.results import Answer, Result
 
 _WIDTH_IN, _LEFT_IN, _RIGHT_IN = 7.2, 0.62, 0.82
 _HEAD_IN, _AXES_IN, _BETWEEN_IN, _FOOT_IN = 0.3, 1.2, 0.16, 0.66

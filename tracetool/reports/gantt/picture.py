@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tracetool.model.metrics import Metrics
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.timeline import Timeline
-    from tracetool.whatif.answer import Answer, Result
+    from tracetool.whatif.results import Answer, Result
 
 _HEAD_PT = 8
 _LONG = 40

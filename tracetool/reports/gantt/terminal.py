@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tracetool.model.idle import Idle
     from tracetool.model.timeline import Timeline
-    from tracetool.whatif.answer import Answer
+    from tracetool.whatif.results import Answer
 
 LEAST_WIDTH = 40
 

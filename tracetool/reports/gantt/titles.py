@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.reports.gantt.idle import idle_shares
+from tracetool.reports.gantt.looks import idle_shares
 from tracetool.reports.picture import GREY, PT, RED, text_width_pt, wrapped
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from tracetool.whatif.depth import RELEVANT_RATIO
 
 if TYPE_CHECKING:
     from tracetool.advice import Advice, Gain
-    from tracetool.whatif.answer import Answer, Result
+    from tracetool.whatif.results import Answer, Result
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tracetool.model.idle import Idle
-    from tracetool.whatif.answer import Answer, Result
+    from tracetool.whatif.results import Answer, Result
 
     IdlesOf = Callable[[Result], Sequence[Idle]]
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tracetool.advice import Advice
     from tracetool.reports.html.idle import IdlesOf
-    from tracetool.whatif.answer import Answer
+    from tracetool.whatif.results import Answer
 
 MOST_BYTES = 1_000_000
 """A page is smaller: it is mailed, and opened on phones."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tracetool.reports.picture import PictureFormat
-    from tracetool.whatif.answer import Answer, Result
+    from tracetool.whatif.results import Answer, Result
 
 _XLINK = "{http://www.w3.org/1999/xlink}href"
 

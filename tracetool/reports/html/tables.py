@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracetool.model.scenario import Scenario
-    from tracetool.whatif.answer import Answer, Result
+    from tracetool.whatif.results import Answer, Result
 
 MOST_RANKS = 128
 """Ranks, and stages, that are listed one by one."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tracetool.store.run import Run
-    from tracetool.whatif.answer import Answer, Result
+    from tracetool.whatif.results import Answer, Result
 
 
 def write_replayed_run(answer: Answer, run: Run, path: Path, command: str, *, force: bool = False) -> list[str]:
