@@ -39,6 +39,13 @@ def test_every_registered_name_is_found_however_it_is_separated() -> None:
             assert schedule_name(written) == name
 
 
+def test_an_alias_stands_for_one_schedule() -> None:
+    taken = [normalised(word) for name in SCHEDULES.names() for word in (name, *SCHEDULES.get(name).aliases)]
+    assert len(set(taken)) == len(taken)
+    for name in SCHEDULES.names():
+        assert {schedule_name(alias) for alias in SCHEDULES.get(name).aliases} <= {name}
+
+
 @pytest.mark.parametrize("written", ["", "schedule", "no such thing", "1f1b1"])
 def test_unknown_names(written: str) -> None:
     with pytest.raises(UnknownName):

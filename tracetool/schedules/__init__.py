@@ -53,6 +53,7 @@ class ScheduleKind:
         bubble: Closed form at equal stages and zero delay (f, b: forward, full backward).
         in_flight: Microbatches whose activations a stage holds at most.
         build: Makes the order.
+        aliases: What papers and frameworks call it besides; neither case nor separators matter.
         least_chunks: Stages per rank that it needs at least.
         placement: How it places several stages per rank.
         needs_costs: Whether its order follows from a problem (costs, links, memory), not from the shape alone.
@@ -66,6 +67,7 @@ class ScheduleKind:
     bubble: str
     in_flight: str
     build: Callable[[PipelineShape, ScheduleOptions], Schedule]
+    aliases: tuple[str, ...] = ()
     least_chunks: int = 1
     placement: Placement = "loop"
     needs_costs: bool = False

@@ -10,30 +10,6 @@ from tracetool.schedules import SCHEDULES, read_order
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_ALIASES = {
-    # torch.distributed.pipelining's classes, without "Schedule" in front (``schedules.get_schedule_class``).
-    "interleaved1f1b": ("interleaved",),
-    "loopedbfs": ("loopedbfs", "bfs"),
-    "interleavedzerobubble": ("interleavedzerobubble", "interleavedzb", "zbinterleaved", "izb"),
-    "zbvzerobubble": ("zbv",),
-    # Papers and their code.
-    "pipedreamflush": ("1f1b",),
-    "vpp": ("interleaved",),
-    "zb1p": ("zbh1",),
-    "zb2p": ("zbh2",),
-    "zerobubbleh1": ("zbh1",),
-    "zerobubbleh2": ("zbh2",),
-    "zerobubblev": ("zbv",),
-    "bfs": ("loopedbfs",),
-    "izb": ("interleavedzerobubble", "interleavedzb", "zbinterleaved"),
-    "interleavedzb": ("interleavedzerobubble", "zbinterleaved", "izb"),
-    "zbinterleaved": ("interleavedzerobubble", "interleavedzb", "izb"),
-    "zbvhalf": ("vhalf",),
-    "zbvmin": ("vmin",),
-    "wave": ("hanayo",),
-}
-"""What a schedule is called elsewhere: normalised name to normalised names it may have here."""
-
 
 def normalised(name: str) -> str:
     """A name without case, separators and torch's ``Schedule`` in front."""
@@ -51,9 +27,13 @@ def schedule_name(name: str) -> str:
         return name
     known = {normalised(registered): registered for registered in SCHEDULES.names()}
     asked = normalised(name)
-    for candidate in (asked, *_ALIASES.get(asked, ())):
-        if candidate in known:
-            return known[candidate]
+    if asked in known:
+        return known[asked]
+    aliases = {
+        normalised(alias): registered for registered in known.values() for alias in SCHEDULES.get(registered).aliases
+    }
+    if asked in aliases:
+        return aliases[asked]
     SCHEDULES.get(name)
     return name
 

@@ -98,6 +98,7 @@ SCHEDULE = ScheduleKind(
     bubble="(4(p-1) + (m/p-1)(2p-3))f/v at b = 2f",
     in_flight="p (v stages each)",
     build=build,
+    aliases=("wave",),
     least_chunks=2,
     placement="v",
 )

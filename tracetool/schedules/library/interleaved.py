@@ -58,6 +58,7 @@ SCHEDULE = ScheduleKind(
     bubble="(p-1)(f+b)/v",
     in_flight="2(p-r-1)+(v-1)p+1 chunks on rank r (p: the group)",
     build=build,
+    aliases=("Interleaved1F1B", "VPP"),
     least_chunks=2,
     heeds=frozenset({"group"}),
 )

@@ -50,5 +50,6 @@ SCHEDULE = ScheduleKind(
     bubble="(p-1)(f+b-2w)/v, w of b for the weight gradient, w at most half of b",
     in_flight="(v-1)p+p chunks (the first p: the group)",
     build=build,
+    aliases=("interleaved-zb", "zb-interleaved", "IZB"),
     least_chunks=2,
 )

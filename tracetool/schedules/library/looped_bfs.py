@@ -37,5 +37,6 @@ SCHEDULE = ScheduleKind(
     bubble="(p-1)(f+b)/v for m >= p",
     in_flight="m (all v stages)",
     build=build,
+    aliases=("BFS",),
     least_chunks=2,
 )

@@ -30,4 +30,5 @@ SCHEDULE = ScheduleKind(
     bubble="(p-1)(f+b)",
     in_flight="min(m, p-i)",
     build=build,
+    aliases=("pipedream-flush",),
 )

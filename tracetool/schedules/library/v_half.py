@@ -37,6 +37,7 @@ SCHEDULE = ScheduleKind(
     bubble="about 7/12 of 1F1B's: (7(p//2) - 2 if p is even)t at f = i = w = t of half a stage",
     in_flight="(p + 2) // 2",
     build=build,
+    aliases=("ZBV-half",),
     least_chunks=2,
     placement="v",
 )

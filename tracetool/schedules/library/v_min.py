@@ -37,6 +37,7 @@ SCHEDULE = ScheduleKind(
     bubble="about 2/3 of 1F1B's: (4p-5, or 4p-3 if 3 divides p)t at f = i = w = t of half a stage",
     in_flight="(p + 4) // 3",
     build=build,
+    aliases=("ZBV-min",),
     least_chunks=2,
     placement="v",
 )

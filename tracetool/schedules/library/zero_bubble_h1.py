@@ -43,4 +43,5 @@ SCHEDULE = ScheduleKind(
     bubble="(p-1)(f+b-2w), w of b for the weight gradient",
     in_flight="min(m, p)",
     build=build,
+    aliases=("ZB-1P", "zero-bubble-h1"),
 )

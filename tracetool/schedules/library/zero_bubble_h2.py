@@ -43,4 +43,5 @@ SCHEDULE = ScheduleKind(
     bubble="(p-1)(f+b-3w) within a rank, w of b for the weight gradient; the window's at least (p-1)f",
     in_flight="min(m, 2p-1)",
     build=build,
+    aliases=("ZB-2P", "zero-bubble-h2"),
 )

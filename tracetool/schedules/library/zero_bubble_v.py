@@ -71,6 +71,7 @@ SCHEDULE = ScheduleKind(
     bubble="0 at f = i = w, besides fill and drain",
     in_flight="p (2p stages of half the size)",
     build=build,
+    aliases=("ZBVZeroBubble", "zero-bubble-v"),
     least_chunks=2,
     placement="v",
 )
