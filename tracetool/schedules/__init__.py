@@ -11,7 +11,7 @@ from tracetool.model.schedule import PipelineShape, Schedule, schedule_from_csv
 from tracetool.registry import Registry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from tracetool.model.schedule import Placement
     from tracetool.schedules.problem import Orders, Problem
@@ -58,6 +58,8 @@ class ScheduleKind:
         placement: How it places several stages per rank.
         needs_costs: Whether its order follows from a problem (costs, links, memory), not from the shape alone.
         heeds: What it may be told that most schedules have no use for.
+        recognition_rank: Where several are what was recorded, the lowest of its shape names it; None is never sought.
+        options_in: With what an order could have been built, if it is this schedule.
     """
 
     name: str
@@ -72,6 +74,8 @@ class ScheduleKind:
     placement: Placement = "loop"
     needs_costs: bool = False
     heeds: frozenset[Heeded] = frozenset()
+    recognition_rank: int | None = None
+    options_in: Callable[[Schedule], Iterable[ScheduleOptions]] = lambda _observed: (ScheduleOptions(),)
 
 
 SCHEDULES: Registry[ScheduleKind] = Registry(

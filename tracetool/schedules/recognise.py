@@ -7,19 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import UnsupportedShape
 from tracetool.model.action import Action, ActionKind
-from tracetool.schedules import build_schedule
+from tracetool.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.model.schedule import Placement, Schedule
-
-_ONE_CHUNK = ("1f1b", "gpipe", "eager-1f1b", "geopipe", "zb-h1", "zb-h2")
-_SEVERAL_CHUNKS: dict[Placement, tuple[str, ...]] = {
-    "loop": ("interleaved", "looped-bfs", "interleaved-zero-bubble"),
-    "v": ("zb-v", "dualpipev", "v-half", "v-min", "hanayo"),
-    "bidirectional": ("dualpipe", "chimera"),
-}
+    from tracetool.model.schedule import PipelineShape, Schedule
+    from tracetool.schedules import ScheduleKind
 
 
 class Fit(NamedTuple):
@@ -65,38 +59,28 @@ def best_fit(observed: Schedule) -> Fit | None:
 
 
 def _candidates(observed: Schedule) -> list[Schedule]:
-    shape = observed.shape
-    found = []
-    for name in _ONE_CHUNK if shape.chunks == 1 else _SEVERAL_CHUNKS[shape.placement]:
-        extra = _extra_forwards(observed) if name == "geopipe" else None
-        if name == "geopipe" and (extra is None or not any(extra)):
-            continue
-        for group in (None, _group(observed)) if name == "interleaved" else (None,):
+    candidates: list[Schedule] = []
+    for kind in _kinds_of(observed.shape):
+        for options in kind.options_in(observed):
             try:
-                built = build_schedule(name, shape, extra_forwards=extra, group=group)
+                built = kind.build(observed.shape, options).validate()
             except UnsupportedShape:
                 continue
-            if built not in found:
-                found.append(built)
-    return found
+            if built not in candidates:
+                candidates.append(built)
+    return candidates
 
 
-def _group(observed: Schedule) -> int | None:
-    """Forwards of the last rank's first stage ahead of another action: Megatron's group; None if there are none."""
-    order = observed.orders[-1]
-    stage = observed.shape.ranks - 1
-    ahead = (i for i, a in enumerate(order) if a.kind is not ActionKind.FORWARD or a.stage != stage)
-    return next(ahead, len(order)) or None
-
-
-def _extra_forwards(observed: Schedule) -> tuple[int, ...] | None:
-    """Forwards of each rank ahead of its first backward, beyond 1F1B's; None if they grow downstream."""
-    extra = []
-    for rank, order in enumerate(observed.orders):
-        ahead = next((i for i, a in enumerate(order) if a.kind is not ActionKind.FORWARD), len(order))
-        # The forward just before the first backward belongs to the first (F, B) pair.
-        extra.append(max(0, ahead - 1 - (observed.shape.ranks - rank - 1)))
-    return tuple(extra) if extra == sorted(extra, reverse=True) else None
+def _kinds_of(shape: PipelineShape) -> list[ScheduleKind]:
+    """Schedules of as many stages per rank, placed so, the plainest first."""
+    ranked = [
+        (kind.recognition_rank, kind)
+        for kind in map(SCHEDULES.get, SCHEDULES.names())
+        if kind.recognition_rank is not None
+        and (kind.least_chunks > 1) == (shape.chunks > 1)
+        and (shape.chunks == 1 or kind.placement == shape.placement)
+    ]
+    return [kind for _, kind in sorted(ranked, key=lambda one: one[0])]
 
 
 def _fit(observed: Schedule, candidate: Schedule) -> Fit:

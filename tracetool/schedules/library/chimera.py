@@ -56,4 +56,5 @@ SCHEDULE = ScheduleKind(
     build=build,
     least_chunks=2,
     placement="bidirectional",
+    recognition_rank=1,
 )

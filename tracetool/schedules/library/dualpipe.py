@@ -47,4 +47,5 @@ SCHEDULE = ScheduleKind(
     least_chunks=2,
     placement="bidirectional",
     heeds=frozenset({"overlap ratio"}),
+    recognition_rank=0,
 )

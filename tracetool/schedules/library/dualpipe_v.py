@@ -41,4 +41,5 @@ SCHEDULE = ScheduleKind(
     least_chunks=2,
     placement="v",
     heeds=frozenset({"overlap ratio"}),
+    recognition_rank=1,
 )

@@ -33,4 +33,5 @@ SCHEDULE = ScheduleKind(
     bubble="(p-1)(f+b), plus 2c(p-1) for a delay 2c <= f+b on every hop",
     in_flight="min(m, 2(p-i)-1)",
     build=build,
+    recognition_rank=2,
 )

@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 
 from tracetool.errors import UnsupportedShape
+from tracetool.model.action import ActionKind
 from tracetool.model.schedule import PipelineShape, Schedule
 from tracetool.schedules import ScheduleKind, ScheduleOptions
 from tracetool.schedules.orders import require_one_chunk, warm_up_then_alternate
@@ -57,6 +58,17 @@ def extra_per_rank(ranks: int, per_boundary: dict[int, int]) -> tuple[int, ...]:
     return tuple(sum(n for r, n in per_boundary.items() if r >= rank) for rank in range(ranks))
 
 
+def _options_in(observed: Schedule) -> tuple[ScheduleOptions, ...]:
+    """Forwards of each rank ahead of its first backward, beyond 1F1B's; nothing if there are none or they grow."""
+    extra = []
+    for rank, order in enumerate(observed.orders):
+        ahead = next((i for i, a in enumerate(order) if a.kind is not ActionKind.FORWARD), len(order))
+        # The forward just before the first backward belongs to the first (F, B) pair.
+        extra.append(max(0, ahead - 1 - (observed.shape.ranks - rank - 1)))
+    is_geopipe = any(extra) and extra == sorted(extra, reverse=True)
+    return (ScheduleOptions(extra_forwards=tuple(extra)),) if is_geopipe else ()
+
+
 SCHEDULE = ScheduleKind(
     name="geopipe",
     summary="1F1B with extra warm-up forwards upstream of each DC boundary, non-blocking transfers",
@@ -66,4 +78,6 @@ SCHEDULE = ScheduleKind(
     in_flight="min(m, p-i+extra)",
     build=build,
     heeds=frozenset({"extra forwards"}),
+    recognition_rank=3,
+    options_in=_options_in,
 )

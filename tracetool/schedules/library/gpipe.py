@@ -29,4 +29,5 @@ SCHEDULE = ScheduleKind(
     bubble="(p-1)(f+b)",
     in_flight="m",
     build=build,
+    recognition_rank=1,
 )

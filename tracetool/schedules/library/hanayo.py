@@ -101,4 +101,5 @@ SCHEDULE = ScheduleKind(
     aliases=("wave",),
     least_chunks=2,
     placement="v",
+    recognition_rank=4,
 )

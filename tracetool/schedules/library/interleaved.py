@@ -50,6 +50,13 @@ def _order(rank: int, shape: PipelineShape, group: int, turns: list[tuple[int, i
     return (*forwards[:warm_up], *pairs, *backwards[total - warm_up :])
 
 
+def _options_in(observed: Schedule) -> tuple[ScheduleOptions, ...]:
+    """Groups as torch has them, or Megatron: the last rank's forwards of its first stage ahead of another action."""
+    order, stage = observed.orders[-1], observed.shape.ranks - 1
+    ahead = (i for i, a in enumerate(order) if a.kind is not ActionKind.FORWARD or a.stage != stage)
+    return ScheduleOptions(), ScheduleOptions(group=next(ahead, len(order)) or None)
+
+
 SCHEDULE = ScheduleKind(
     name="interleaved",
     summary="interleaved 1F1B: several stages per rank, groups of p microbatches (or --group) in turn",
@@ -61,4 +68,6 @@ SCHEDULE = ScheduleKind(
     aliases=("Interleaved1F1B", "VPP"),
     least_chunks=2,
     heeds=frozenset({"group"}),
+    recognition_rank=0,
+    options_in=_options_in,
 )

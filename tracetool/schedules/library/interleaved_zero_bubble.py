@@ -52,4 +52,5 @@ SCHEDULE = ScheduleKind(
     build=build,
     aliases=("interleaved-zb", "zb-interleaved", "IZB"),
     least_chunks=2,
+    recognition_rank=2,
 )

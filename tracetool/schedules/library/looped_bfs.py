@@ -39,4 +39,5 @@ SCHEDULE = ScheduleKind(
     build=build,
     aliases=("BFS",),
     least_chunks=2,
+    recognition_rank=1,
 )

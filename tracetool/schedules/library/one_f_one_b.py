@@ -31,4 +31,5 @@ SCHEDULE = ScheduleKind(
     in_flight="min(m, p-i)",
     build=build,
     aliases=("pipedream-flush",),
+    recognition_rank=0,
 )

@@ -40,4 +40,5 @@ SCHEDULE = ScheduleKind(
     aliases=("ZBV-half",),
     least_chunks=2,
     placement="v",
+    recognition_rank=2,
 )

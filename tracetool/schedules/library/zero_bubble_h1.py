@@ -44,4 +44,5 @@ SCHEDULE = ScheduleKind(
     in_flight="min(m, p)",
     build=build,
     aliases=("ZB-1P", "zero-bubble-h1"),
+    recognition_rank=4,
 )

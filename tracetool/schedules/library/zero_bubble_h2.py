@@ -44,4 +44,5 @@ SCHEDULE = ScheduleKind(
     in_flight="min(m, 2p-1)",
     build=build,
     aliases=("ZB-2P", "zero-bubble-h2"),
+    recognition_rank=5,
 )

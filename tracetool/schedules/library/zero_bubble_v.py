@@ -74,4 +74,5 @@ SCHEDULE = ScheduleKind(
     aliases=("ZBVZeroBubble", "zero-bubble-v"),
     least_chunks=2,
     placement="v",
+    recognition_rank=0,
 )
