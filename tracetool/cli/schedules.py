@@ -48,7 +48,7 @@ def schedules(
     """
     from tracetool.cli.values import parse_counts
     from tracetool.reports.answer.text import terminal_width
-    from tracetool.schedules import build_schedule
+    from tracetool.schedules import build_schedule, has_warm_ups
     from tracetool.schedules.heeded import refuse_unheeded
     from tracetool.schedules.names import named_here, schedule_name
 
@@ -71,7 +71,7 @@ def schedules(
         click.echo(schedule.to_csv(), nl=False)
     else:
         click.echo(schedule.grid(terminal_width()))
-        if name == "geopipe" and not extra_forwards:
+        if has_warm_ups(name) and not extra_forwards:
             click.echo("without --extra-forwards this is 1F1B's order")
         next_step(f"tracetool replay TRACES --schedule {name}", quiet=quiet)
 
@@ -79,9 +79,9 @@ def schedules(
 def _shape(name: str, stages: int | None, chunks: int | None, microbatches: int | None) -> PipelineShape:
     """The shape that was asked for; what was not is as a file has it, or small."""
     from tracetool.model.schedule import PipelineShape
-    from tracetool.schedules import SCHEDULES, read_order
+    from tracetool.schedules import SCHEDULES, is_file, read_order
 
-    if name.startswith("csv:"):
+    if is_file(name):
         own = read_order(name).shape
         return PipelineShape(stages or own.ranks, microbatches or own.microbatches, chunks or own.chunks, own.placement)
     kind = SCHEDULES.get(name)

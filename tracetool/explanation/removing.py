@@ -12,7 +12,7 @@ from tracetool.model.idle import Cause
 from tracetool.model.metrics import measure
 from tracetool.model.pipeline import BY_EDGE, ActionCost
 from tracetool.replays import replay
-from tracetool.schedules import build_schedule
+from tracetool.schedules import build_schedule, is_file
 from tracetool.schedules.recognise import recognise
 from tracetool.units import format_duration
 
@@ -180,7 +180,7 @@ def _without_limit(setting: Setting) -> Removal:
     if not setting.cut_forwards:
         return Removal("no memory limit cut this order")
     deeper = _deeper(setting)
-    how = f"no HBM limit: geopipe +{','.join(map(str, deeper.extra_forwards or ()))}"
+    how = f"no HBM limit: {deeper.name} +{','.join(map(str, deeper.extra_forwards or ()))}"
     scenario = replace(setting.scenario, hbm_bytes=None)
     return _replayed(how, replace(setting, schedule=deeper, scenario=scenario))
 
@@ -189,7 +189,7 @@ def _deeper(setting: Setting) -> Schedule:
     """The order that is chosen without a memory limit."""
     now = setting.schedule.extra_forwards or (0,) * len(setting.cut_forwards)
     extra = tuple(a + b for a, b in zip(now, setting.cut_forwards, strict=True))
-    return build_schedule("geopipe", setting.schedule.shape, extra_forwards=extra)
+    return build_schedule(setting.schedule.name, setting.schedule.shape, extra_forwards=extra)
 
 
 def _without_differences(setting: Setting) -> Removal:
@@ -209,7 +209,7 @@ def _without_host(setting: Setting) -> Removal:
 def _with_more_microbatches(setting: Setting) -> Removal:
     schedule = setting.schedule
     name = schedule.name
-    if name == "observed" or name.startswith("csv"):
+    if name == "observed" or is_file(name):
         known = recognise(schedule)
         if known is None:
             return Removal("an order without a name cannot be made longer")

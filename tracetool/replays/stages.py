@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tracetool.costs.recut import recut
-from tracetool.schedules import SCHEDULES, read_order
+from tracetool.schedules import SCHEDULES, is_file, read_order
 
 if TYPE_CHECKING:
     from tracetool.model.pipeline import Pipeline
@@ -38,7 +38,7 @@ def stages_for(
     if placement == "bidirectional":
         copies = replace(shape, chunks=least, placement=placement)
         return pipeline, copies, "two copies of every stage, weights twice; summing their gradients is not modelled"
-    wanted = least if chunks is None or name.startswith("csv:") else chunks
+    wanted = least if chunks is None or is_file(name) else chunks
     cut = stages_like(pipeline, replace(shape, chunks=wanted, placement=placement))
     shape = replace(cut.observed.shape, microbatches=microbatches)
     remark = (
@@ -64,7 +64,7 @@ def stages_like(pipeline: Pipeline, shape: PipelineShape) -> Pipeline:
 
 def _stages_needed(name: str, ranks: int) -> tuple[int, Placement]:
     """Stages per rank that a schedule needs, and where they sit; of an order for other ranks, which is refused, one."""
-    if not name.startswith("csv:"):
+    if not is_file(name):
         kind = SCHEDULES.get(name)
         return kind.least_chunks, kind.placement
     order = read_order(name).shape

@@ -156,11 +156,26 @@ def build_schedule(
         Traceback (most recent call last):
         tracetool.errors.UnknownName: no schedule named 'geopip'. Did you mean 'geopipe' or 'gpipe'?
     """
-    if name.startswith("csv:"):
+    if is_file(name):
         return _fitting(read_order(name), name.removeprefix("csv:"), shape)
     kind = SCHEDULES.get(name)
     options = ScheduleOptions(extra_forwards, observed, group, problem, time_limit_s, judge)
     return kind.build(shape, options).validate()
+
+
+def is_file(name: str) -> bool:
+    """Whether a name stands for an order in a file, which is no registered schedule."""
+    return name.startswith("csv:")
+
+
+def needs_costs(name: str) -> bool:
+    """Whether a schedule's order is made anew for every scenario."""
+    return not is_file(name) and SCHEDULES.get(name).needs_costs
+
+
+def has_warm_ups(name: str) -> bool:
+    """Whether a schedule's warm-up can be deepened, so that how deep is to be chosen."""
+    return not is_file(name) and "extra forwards" in SCHEDULES.get(name).heeds
 
 
 def read_order(name: str) -> Schedule:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import ScenarioError
 from tracetool.model.choice import Choice
-from tracetool.schedules import SCHEDULES, Heeded, read_order
+from tracetool.schedules import SCHEDULES, Heeded, is_file, read_order
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,7 +71,7 @@ def choice_of(
     Raises:
         InvalidSchedule: If an order from a file cannot be read.
     """
-    if name.startswith("csv:"):
+    if is_file(name):
         return Choice(order=sha256(read_order(name).to_csv().encode()).hexdigest())
     heeds = SCHEDULES.get(name).heeds
     return Choice(
@@ -82,7 +82,7 @@ def choice_of(
 
 
 def _takes_chunks(name: str) -> bool:
-    if name.startswith("csv:"):
+    if is_file(name):
         return False
     kind = SCHEDULES.get(name)
     return kind.least_chunks > 1 and kind.placement != "bidirectional"
@@ -93,7 +93,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _heeds(name: str, option: Heeded, observed: Schedule | None) -> bool:
-    if name.startswith("csv:"):
+    if is_file(name):
         return option == "overlap ratio" and any(read_order(name).overlaps)
     if name == "observed":
         return option == "overlap ratio" and observed is not None and any(observed.overlaps)

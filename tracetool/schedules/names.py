@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from tracetool.schedules import SCHEDULES, read_order
+from tracetool.schedules import SCHEDULES, is_file, read_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,7 +23,7 @@ def schedule_name(name: str) -> str:
     Raises:
         UnknownName: If none is like it; the message suggests close names.
     """
-    if name.startswith("csv:"):
+    if is_file(name):
         return name
     known = {normalised(registered): registered for registered in SCHEDULES.names()}
     asked = normalised(name)
@@ -61,6 +61,6 @@ def check_schedules(names: Iterable[str]) -> list[str]:
     """
     known = [schedule_name(name) for name in names]
     for name in known:
-        if name.startswith("csv:"):
+        if is_file(name):
             read_order(name)
     return list(dict.fromkeys(known))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import ScenarioError
 from tracetool.model.topology import Topology
-from tracetool.schedules import parse_names
+from tracetool.schedules import has_warm_ups, parse_names
 from tracetool.schedules.names import check_schedules
 from tracetool.sweeps.grid import Grid
 from tracetool.sweeps.ranges import (
@@ -106,7 +106,7 @@ def unplaced_grid(
         raise ScenarioError("--latency and --distance say the same thing.", hint="give one of them")
     names = () if schedules is None else tuple(check_schedules(parse_names(schedules)))
     warm_ups = parse_warm_ups(extra_forwards)
-    if names and warm_ups != (None,) and "geopipe" not in names:
+    if names and warm_ups != (None,) and not any(map(has_warm_ups, names)):
         raise ScenarioError(
             f"extra forwards are geopipe's, and {','.join(names)} has none.", hint="add geopipe to --schedule"
         )

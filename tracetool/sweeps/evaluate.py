@@ -10,7 +10,7 @@ from tracetool.errors import ScenarioError, ScheduleError
 from tracetool.replays import p2p_of
 from tracetool.replays.problem import pose
 from tracetool.replays.stages import stages_for
-from tracetool.schedules import SCHEDULES, build_schedule
+from tracetool.schedules import build_schedule, has_warm_ups, needs_costs
 from tracetool.sweeps.replays import Replays
 from tracetool.sweeps.results import SweepPoint
 from tracetool.units import format_size
@@ -100,7 +100,7 @@ class Evaluator:
         return [self._of(replays, place, warm_ups) for place, warm_ups in zip(places, chosen, strict=True)]
 
     def _warm_ups(self, replays: Replays, places: Sequence[_Place]) -> Sequence[WarmUps | None]:
-        if self._column.schedule.lower() != "geopipe":
+        if not has_warm_ups(self._column.schedule):
             return [None] * len(places)
         return replays.warm_ups(self._column.warm_up, [self._scenario(place) for place in places])
 
@@ -204,11 +204,6 @@ class _Told(TypedDict):
 
 _Place = tuple["Swept", "int | None"]
 """Links and memory limit of a point."""
-
-
-def needs_costs(name: str) -> bool:
-    """Whether a schedule's order is made anew for every scenario."""
-    return not name.startswith("csv:") and SCHEDULES.get(name).needs_costs
 
 
 def _order(name: str, pipeline: Pipeline, shape: PipelineShape, extra: Depth | None) -> Schedule:

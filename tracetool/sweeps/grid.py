@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tracetool.errors import BadTopology, ScenarioError
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology
+from tracetool.schedules import has_warm_ups
 from tracetool.sweeps.column import Column, Swept, Ways
 from tracetool.whatif.best import recorded_schedule
 
@@ -115,7 +116,7 @@ class Grid:
             for m, mode in product(self.microbatches or (self.scenario.microbatches,), modes):
                 shared = replace(self.scenario, microbatches=m, p2p=mode, hbm_bytes=None)
                 for name in self.schedules:
-                    for warm_up in self.extra_forwards if name.lower() == "geopipe" else (None,):
+                    for warm_up in self.extra_forwards if has_warm_ups(name) else (None,):
                         yield Column(name, warm_up, shared, ways, links, hbms, self.name)
 
     def recorded_columns(self, observed: Schedule) -> Iterator[Column]:

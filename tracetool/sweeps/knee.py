@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import ScheduleError
 from tracetool.replays.stages import stages_for
-from tracetool.schedules import build_schedule
+from tracetool.schedules import build_schedule, has_warm_ups, needs_costs
 from tracetool.schedules.library.geopipe import extra_per_rank
 from tracetool.sweeps.bend import (
     KNEE_RATIO,
@@ -34,7 +34,7 @@ from tracetool.sweeps.bend import (
     hidden_latency,
 )
 from tracetool.sweeps.column import Swept
-from tracetool.sweeps.evaluate import Evaluator, Piece, needs_costs
+from tracetool.sweeps.evaluate import Evaluator, Piece
 from tracetool.sweeps.memory import memory_need
 from tracetool.sweeps.results import Knee
 
@@ -101,7 +101,7 @@ class _Place:
     def is_deepening(self) -> bool:
         """Whether the order hangs on the memory limit."""
         column = self._piece.column
-        return column.schedule.lower() == "geopipe" and column.warm_up is None
+        return has_warm_ups(column.schedule) and column.warm_up is None
 
     def found(self) -> list[_Found]:
         """What there is to say at each latency.
@@ -150,7 +150,7 @@ class _Place:
     def _hbm_costs(self) -> list[tuple[int | None, str | None]]:
         """Per latency, geopipe's memory per further hidden ms, or why it is unknown."""
         column = self._piece.column
-        if column.schedule.lower() != "geopipe":
+        if not has_warm_ups(column.schedule):
             return [(None, None)] * len(self._latencies)
         at = [
             point.extra_forwards or ()
@@ -180,9 +180,10 @@ class _Place:
     def _growth(self, extra: tuple[int, ...], deeper: tuple[int, ...]) -> int | None:
         """By how many bytes the rank grows whose memory grows most."""
         pipeline, scenario = self._piece.pipeline, self._piece.column.scenario
+        name = self._piece.column.schedule
         shape = replace(pipeline.observed.shape, microbatches=scenario.microbatches or _microbatches(self._piece))
         needs = [
-            memory_need(pipeline, build_schedule("geopipe", shape, extra_forwards=one), scenario).peak_bytes
+            memory_need(pipeline, build_schedule(name, shape, extra_forwards=one), scenario).peak_bytes
             for one in (extra, deeper)
         ]
         grown = [b - a for a, b in zip(*needs, strict=True) if a is not None and b is not None]

@@ -15,7 +15,7 @@ from tracetool.model.scenario import Scenario
 from tracetool.model.topology import between_ranks
 from tracetool.replays import replay
 from tracetool.replays.stages import stages_for
-from tracetool.schedules import build_schedule
+from tracetool.schedules import build_schedule, is_file
 from tracetool.schedules.names import schedule_name
 from tracetool.validation.kendall import kendall_tau_b
 from tracetool.validation.left_over import left_over_microbatches
@@ -195,7 +195,7 @@ class _Predictor:
     def _schedule_name(self, name: str) -> str:
         if "\0" in name:
             raise ScenarioError(f"no file has a name like {name!r}.")
-        if name.startswith("csv:") and self._folder is not None:
+        if is_file(name) and self._folder is not None:
             return f"csv:{self._folder / name.removeprefix('csv:')}"
         return schedule_name(name)
 

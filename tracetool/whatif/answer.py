@@ -11,7 +11,7 @@ from tracetool.model.scenario import Scenario
 from tracetool.replays import replay
 from tracetool.replays.problem import pose
 from tracetool.replays.stages import stages_for
-from tracetool.schedules import SCHEDULES, build_schedule, parse_names
+from tracetool.schedules import build_schedule, has_warm_ups, needs_costs, parse_names
 from tracetool.schedules.heeded import choice_of, refuse_chunks, refuse_unheeded
 from tracetool.schedules.names import named_here, schedule_name
 from tracetool.schedules.recognise import recognise
@@ -209,7 +209,7 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
     choice = choice_of(name, extra_forwards, how.chunks, how.time_limit_s)
     cut_forwards: tuple[int, ...] = ()
     unlimited_ns = None
-    if name == "geopipe" and extra_forwards is None:
+    if has_warm_ups(name) and extra_forwards is None:
         warm_ups = how.warm_ups(pipeline)
         extra_forwards, remark, unlimited_ns = warm_ups.chosen, warm_ups.remark, warm_ups.unlimited_ns
         if remark is not None and remark.startswith(LIMITED_BY_HBM) and warm_ups.wanted is not None:
@@ -218,7 +218,7 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
     measured = pipeline
     pipeline, shape, cut = stages_for(pipeline, name, how.chunks, shape.microbatches)
     remark = cut or remark
-    posed = pose(pipeline, shape, scenario) if _needs_costs(name) else None
+    posed = pose(pipeline, shape, scenario) if needs_costs(name) else None
     schedule = build_schedule(
         name,
         shape,
@@ -261,7 +261,3 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
         rests_on=rests_on(measured, name, schedule, done.p2p),
         unlimited_ns=unlimited_ns,
     )
-
-
-def _needs_costs(name: str) -> bool:
-    return not name.startswith("csv:") and SCHEDULES.get(name).needs_costs

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
 from tracetool.replays import p2p_of
-from tracetool.schedules import SCHEDULES
+from tracetool.schedules import SCHEDULES, needs_costs
 from tracetool.schedules.recognise import recognise
 from tracetool.whatif.accuracy import format_error, is_within_error
 from tracetool.whatif.depth import RELEVANT_RATIO
@@ -145,7 +145,7 @@ def rests_on(pipeline: Pipeline, name: str, schedule: Schedule, p2p: P2PMode) ->
         p2p: How its transfers are issued.
     """
     reasons = []
-    if not name.startswith("csv:") and SCHEDULES.get(name).needs_costs:
+    if needs_costs(name):
         reasons.append("order made to measure")
     recorded, shape = pipeline.observed.shape, schedule.shape
     if (shape.chunks, shape.placement) != (recorded.chunks, recorded.placement) and shape.chunks > 1:
