@@ -99,7 +99,8 @@ def test_receives_of_small_recordings_are_posted_where_torch_posts_them(name: st
 
 
 def _check_posts(found: Reconstruction) -> None:
-    from tracetool.replays.placing import build_program
+    from helpers.programs import build_program
+
     from tracetool.replays.program import Post
 
     for program, (_, ops) in zip(

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from helpers.engine_cases import schedules
+from helpers.programs import build_program
 from hypothesis import HealthCheck, given, settings
 
 from tracetool.model.action import ActionKind
 from tracetool.model.schedule import schedule_from_csv
 from tracetool.replays.flow import trace_flow
-from tracetool.replays.placing import build_program
 from tracetool.replays.program import Dataflow, Post
 from tracetool.replays.turns import other_turns
 

@@ -6,17 +6,13 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from helpers import synthetic
-from helpers.drawn import GIB, MS, laid_out, points_of, texts_of, what_if
+from helpers.drawn import GIB, laid_out, points_of, texts_of, what_if
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracetool.errors import ScenarioError
 from tracetool.model.metrics import measure
 from tracetool.reports.gantt.memory import outline, worst_of
-from tracetool.reports.gantt.memory_picture import memory_figure, render_memory
 from tracetool.reports.gantt.picture import gantt_figure, panels_of
-from tracetool.whatif.answer import answer
 
 
 @given(
@@ -72,21 +68,3 @@ def test_limit_is_drawn_to_scale_or_named(hbm: int, words: str) -> None:
     assert words in [text.get_text() for text in texts_of(figure)]
     lines = [line for line in figure.axes[-1].lines if [y for _, y in points_of(line)] == [hbm, hbm]]
     assert len(lines) == (hbm == 12)
-
-
-def test_curves_begin_at_the_static_level_and_share_the_axis() -> None:
-    figure = laid_out(lambda: memory_figure(what_if(4, 8, [2, 2], causes=False)))
-    panels = figure.axes
-    assert len({axes.get_xlim() for axes in panels}) == len({axes.get_ylim() for axes in panels}) == 1
-    curves = [points for line in panels[0].lines if len(points := points_of(line)) > 2]
-    assert len(curves) == 4
-    # The last rank computes nothing before the others' first forwards: 15 ms at the static 8 GiB.
-    last = min(curves, key=lambda points: max(y for _, y in points))
-    assert last[0] == pytest.approx((0, 8))
-    assert last[1][0] == pytest.approx(15 + 0.3, rel=0.05)
-
-
-def test_memory_picture_without_memory_says_what_to_do() -> None:
-    found = synthetic.found(synthetic.pipeline(4, 8, 5 * MS, 10 * MS))
-    with pytest.raises(ScenarioError, match="memory of no rank is known"):
-        render_memory(answer(found, ["gpipe"]))

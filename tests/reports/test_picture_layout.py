@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 from helpers.drawn import GBIT, GIB, MS, bend, laid_out, log_range, pipeline, sweep_of, swept, texts_of, untidy, what_if
 
-from tracetool.reports.gantt.memory_picture import memory_figure
 from tracetool.reports.gantt.picture import gantt_figure
 from tracetool.reports.sweep.lines import sweep_lines_figure
 from tracetool.reports.sweep.map import sweep_map_figure
@@ -55,11 +54,6 @@ def test_schedule_picture_is_tidy(p: int) -> None:
 @pytest.mark.parametrize("p", [4, 16])
 def test_schedule_picture_is_tidy_on_a_phone(p: int) -> None:
     assert untidy(laid_out(lambda: gantt_figure(answered(p), width_in=PHONE_IN))) == []
-
-
-@pytest.mark.parametrize("p", SIZES)
-def test_memory_picture_is_tidy(p: int) -> None:
-    assert untidy(laid_out(lambda: memory_figure(answered(p)))) == []
 
 
 @pytest.mark.parametrize(("p", "width_in"), [(4, None), (16, PHONE_IN), (64, None)])

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from tracetool.model.metrics import Metric
 
 Verdict = Literal["improved", "unchanged", "regressed", "inconclusive"]
-VERDICTS: tuple[Verdict, ...] = ("improved", "unchanged", "regressed", "inconclusive")
 Sampled = Literal["steps", "actions", "exact"]
 
 

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-KEEP = ("python_function", "args")
-"""What is read only on request."""
-
 
 @dataclass(frozen=True, slots=True)
 class IngestOptions:

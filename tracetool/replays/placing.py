@@ -16,15 +16,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tracetool.errors import ScheduleDeadlock
-from tracetool.replays.flow import trace_flow
-from tracetool.replays.program import Post
 from tracetool.replays.turns import other_turns
 
 if TYPE_CHECKING:
     from tracetool.model.pipeline import P2PMode
-    from tracetool.model.schedule import Schedule
     from tracetool.replays.flow import Bools, Flow, Int32s
-    from tracetool.replays.program import Message, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,26 +47,6 @@ def place(flow: Flow, mode: P2PMode) -> Placed:
         ScheduleDeadlock: If no order of messages lets every rank finish.
     """
     return _grouped(flow) if mode == "grouped" else _one_by_one(flow)
-
-
-def build_program(schedule: Schedule, mode: P2PMode) -> Program:
-    """The programs of all ranks, to read.
-
-    Raises:
-        ScheduleDeadlock: If no order of messages lets every rank finish.
-    """
-    flow = trace_flow(schedule)
-    placed = place(flow, mode)
-    sends: dict[int, list[Message]] = {}
-    recvs: dict[int, list[Message]] = {}
-    for at, posts in ((placed.send_at, sends), (placed.recv_at, recvs)):
-        for number, instruction in enumerate(at.tolist()):
-            posts.setdefault(instruction, []).append(flow.message(number))
-    program: Program = [[] for _ in schedule.orders]
-    for instruction, (rank, action) in enumerate(zip(placed.rank.tolist(), placed.action.tolist(), strict=True)):
-        post = Post(tuple(sends.get(instruction, ())), tuple(recvs.get(instruction, ())))
-        program[rank].append(flow.actions[action] if action >= 0 else post)
-    return program
 
 
 def _grouped(flow: Flow) -> Placed:

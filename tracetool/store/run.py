@@ -6,10 +6,9 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from tracetool.errors import AlreadyExists, NotARun, SchemaVersion, StoreError, UnknownName
 from tracetool.store.parts import part_path, read_parts, whole_file, write_part
@@ -18,19 +17,13 @@ from tracetool.store.query import Lens, connect, empty_source, make_views, seal,
 from tracetool.tables.run import SCHEMA_VERSION, TABLES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
     import duckdb
     import pyarrow as pa
 
 MANIFEST = "manifest.json"
-
-T = TypeVar("T")
-_COMMENT = "COMMENT ON "
-_QUERY_MEMORY = "1GB"
-
-Parameters = Sequence[object] | Mapping[str, object] | None
-"""Values for a query's placeholders: ``?`` by position or ``$name``."""
 
 
 class RunWriter:

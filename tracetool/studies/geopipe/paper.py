@@ -72,7 +72,6 @@ TOLERANCE = 0.005
 
 TENSOR = 8
 STAGES = 8
-REGIONS = 3
 BANDWIDTHS_GBIT_PER_S = (200, 300, 400)
 MODELS: Mapping[str, Transformer] = {"13b": LLAMA_2_13B, "70b": LLAMA_2_70B}
 
