@@ -179,6 +179,51 @@ def test_events_behind_a_bracket_that_damage_put_in_are_no_second_trace(tmp_path
     assert runs[1].manifest["sources"][0]["dropped"] or runs[1].manifest["sources"][0]["repaired"]
 
 
+LISTED = """{"ph": "X", "cat": "kernel", "name": "listed", "ts": 1732300000000900, "dur": 1,
+             "args": {"a": [{"b": 1}, {"c": 2}], "d": 0}}"""
+LAST = '{"ph": "X", "cat": "kernel", "name": "last", "ts": 1732300000000950, "dur": 1}'
+
+
+@pytest.mark.parametrize("scanner", SCANNERS)
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        # Of the event its last brace is gone, of what follows it the comma became a bracket: a list in it looks like
+        # the list of events, and the others like a list by itself.
+        LISTED[:-1] + "[",
+        # The end of the file stands in the middle of an event once more: what is left of the event opens with a list.
+        LISTED + '], "traceName": "x"} [{"b": 1}, {"c": 2}], "args": {}},',
+    ],
+    ids=["bracket", "copied end"],
+)
+def test_a_list_inside_a_damaged_event_is_no_list_of_events(
+    scanner: str, damaged: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRACETOOL_SCANNER", scanner)
+    events = json.dumps(EVENTS)[1:-1]
+    path = tmp_path / "rank3.json"
+    head = json.dumps({"schemaVersion": 1, "distributedInfo": DISTRIBUTED})[:-1]
+    path.write_text(f'{head}, "traceEvents": [{events}, {damaged} {LAST}], "traceName": "x"}}', encoding="utf-8")
+    run = ingest([path], tmp_path / "x.run")
+    assert run.manifest["sources"][0]["dropped"]
+    assert run.rows("SELECT count(*) FROM events WHERE name NOT IN ('listed', 'last')") == [(5,)]
+    assert run.rows("SELECT count(*) FROM events WHERE name = 'last'") == [(1,)]
+
+
+@pytest.mark.parametrize("scanner", SCANNERS)
+def test_a_bare_list_behind_a_trace_is_refused_though_an_event_was_damaged(
+    scanner: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRACETOOL_SCANNER", scanner)
+    text = json.dumps({"schemaVersion": 1, "distributedInfo": DISTRIBUTED, "traceEvents": EVENTS})
+    damaged = text.replace('{"ph": "X", "cat": "kernel"', '{"ph" "X", "cat": "kernel"', 1)
+    damaged = damaged.removesuffix("]}") + f", {LAST}]}}"
+    path = tmp_path / "rank3.json"
+    path.write_text(f"{damaged}\n[{LAST}]", encoding="utf-8")
+    with pytest.raises(IngestError, match=rf"second trace begins at byte {len(damaged) + 1:,}"):
+        ingest([path], tmp_path / "x.run")
+
+
 def test_a_version_behind_the_events_is_no_second_trace(tmp_path: Path) -> None:
     case = data("cases", "schema-version-after-events")
     assert [found.rank for found in discover([case]).found] == [0]

@@ -12,7 +12,6 @@ BARE = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[")
 _HEAD_LIMIT_BYTES = 16 << 20
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _FOLLOWING_BYTES = 1 << 18
-_LIST_OF_EVENTS = re.compile(rb'\[.*?"ph"\s*:', re.DOTALL)
 _OF_TRACES = frozenset({"schemaVersion", "deviceProperties", "distributedInfo"})
 """Keys that an object with a list of events has, and an event has not."""
 
@@ -65,8 +64,15 @@ class Ending(Enum):
     UNSOUND = auto()
 
 
-def ending(data: bytes, start: int) -> tuple[Ending, int]:
-    """What follows the bracket that closes the events, and the offset after it (of another trace: where it begins)."""
+def ending(data: bytes, start: int, *, is_trusted: bool) -> tuple[Ending, int]:
+    """What follows the bracket that closes the events, and the offset after it (of another trace: where it begins).
+
+    Args:
+        data: Text.
+        start: After the bracket.
+        is_trusted: Whether an event stands between it and damage: else it may close a list inside a damaged event,
+            and a list of events behind it may be the rest of those around it.
+    """
     walked = walk(data, start, inside=True)
     if walked.stop is Stop.EVENTS:
         return Ending.EVENTS, walked.at
@@ -75,16 +81,26 @@ def ending(data: bytes, start: int) -> tuple[Ending, int]:
     rest = len(data) - len(data[walked.at :].lstrip())
     if rest == len(data):
         return Ending.SOUND, rest
-    return (Ending.ANOTHER if _begins_trace(data[rest : rest + _FOLLOWING_BYTES]) else Ending.UNSOUND), rest
+    another = _begins_trace(data[rest : rest + _FOLLOWING_BYTES], may_be_bare=is_trusted)
+    return (Ending.ANOTHER if another else Ending.UNSOUND), rest
 
 
-def _begins_trace(text: bytes) -> bool:
+def _begins_trace(text: bytes, *, may_be_bare: bool) -> bool:
     """Whether a trace begins here: a list of events, or an object about one; an event by itself is none."""
     at = opening(text)
     if at is None:
-        return _LIST_OF_EVENTS.match(text) is not None
+        return may_be_bare and _lists_events(text)
     walked = walk(text, at)
     return walked.stop is Stop.EVENTS or not _OF_TRACES.isdisjoint(member.key for member in walked.members)
+
+
+def _lists_events(text: bytes) -> bool:
+    """Whether a bare list begins here whose first object is an event: one with a phase of its own."""
+    match = BARE.match(text)
+    at = opening(text[match.end() :]) if match else None
+    if match is None or at is None:
+        return False
+    return any(member.key == "ph" for member in walk(text, match.end() + at).members)
 
 
 def lists_traces(head: bytes) -> bool:

@@ -78,18 +78,15 @@ class ChromeTrace:
         self._report = report
         self._blocks = stream.blocks(scanner.block_bytes)
         self._data = b""
-        self._offset = 0
-        self._start = 0
+        self._offset = self._start = self._pending_bytes = self._credited = self._versions = 0
         self._final = self._closed = self._is_member = self._is_sound = False
+        self._is_past_damage = True
         self._window = scanner.block_bytes
         self._pending: list[bytes] = []
-        self._pending_bytes = 0
         self._pending_place = self.place = Place(stream.name, 0)
         self._dropped_to = -1
         self._credit = _CREDIT
-        self._credited = 0
         self._given_up: int | None = None
-        self._versions = 0
         self.head = self._find_list()
 
     def tables(self) -> Iterator[pa.Table]:
@@ -106,6 +103,7 @@ class ChromeTrace:
                 self._put(self._data[self._start : end], self._start)
                 self._start = end
             else:
+                self._is_past_damage = True
                 yield from self._flushed()
                 place = self._place(self._start)
                 scanned = self._scanner.scan(self._data, self._start, stop)
@@ -172,6 +170,7 @@ class ChromeTrace:
         if text:
             if not self._pending:
                 self._pending_place = self._place(at)
+            self._is_past_damage = self._is_past_damage or _PHASE.search(text) is not None
             self._pending.append(text)
             self._pending_bytes += len(text)
 
@@ -247,6 +246,7 @@ class ChromeTrace:
                     following = self._next_event(at + 1, ends[-1])
                 # Mending may not reach over an event that is whole.
                 if (following is None or end <= following) and self._mended(event, at, end):
+                    self._is_past_damage = False
                     return
         boundary = _END.search(self._data, at, self._near(at))
         too_long = own.cost >= LONGEST_BYTES and self._left() > LONGEST_EVENT_BYTES
@@ -316,8 +316,8 @@ class ChromeTrace:
         if self._offset + at != self._dropped_to:
             self._report.drop(reason, self._place(at))
         self._report.lost_bytes[reason] += end - at
-        self._start = end
-        self._dropped_to = self._offset + end
+        self._start, self._dropped_to = end, self._offset + end
+        self._is_past_damage = False
 
     def _cut_off(self, at: int) -> None:
         rest = self._data[at:]
@@ -370,7 +370,7 @@ class ChromeTrace:
 
     def _members_follow(self) -> bool:
         """Whether what follows is plain: the rest of the object that the list is in, and perhaps another list in it."""
-        kind, at = ending(self._data, self._start)
+        kind, at = ending(self._data, self._start, is_trusted=self._is_past_damage)
         self._credit -= (at - self._start) // _CREDIT_PER_BYTE
         if kind is Ending.ANOTHER:
             self._refuse_second(at)
