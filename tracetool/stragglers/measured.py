@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tracetool.errors import MissingRank, ReconstructError, ScheduleError
 from tracetool.reconstruction import reconstruct
 from tracetool.reconstruction.capture.account import Account
+from tracetool.reconstruction.capture.groups import left_out_note
 from tracetool.reconstruction.capture.survey import survey_run
 from tracetool.reconstruction.steps.steps import choose_step, steps_of
 from tracetool.replays.program import Dataflow
@@ -81,7 +82,7 @@ def _usable(run: Run, survey: Survey, step: int | None, account: Account) -> lis
             account.note(f"pipeline {number} (ranks {format_ranges(group.ranks)}) is left out: {error.message}")
             continue
         for note in found.notes:
-            if "side by side" not in note:
+            if note != left_out_note(survey.pipelines, group):
                 account.note(note)
         usable.append((number, group))
     if not usable:

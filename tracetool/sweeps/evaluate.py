@@ -107,10 +107,11 @@ class Evaluator:
     def _of(self, replays: Replays, place: _Place, warm_ups: WarmUps | None) -> SweepPoint:
         if warm_ups is None:
             return self._point(replays, place, None, None)
-        point = self._point(replays, place, warm_ups.chosen, warm_ups.remark)
+        point = self._point(replays, place, warm_ups.chosen, warm_ups.remark if warm_ups.limited_by_hbm else None)
         closer = None
         if warm_ups.closer is not None:
-            closer = self._point(replays, place, warm_ups.closer, warm_ups.closer_remark)
+            limit = warm_ups.closer_remark if warm_ups.closer_limited_by_hbm else None
+            closer = self._point(replays, place, warm_ups.closer, limit)
         return replace(point, unlimited_ns=warm_ups.unlimited_ns, closer=closer)
 
     def _made_to_measure(self, pipeline: Pipeline, shape: PipelineShape, place: _Place) -> SweepPoint:
@@ -134,17 +135,18 @@ class Evaluator:
             replays: Where.
             place: Its links and memory limit.
             extra: Extra forwards.
-            why: What limited them.
+            why: How the memory limit cut them; None if it did not.
         """
         links, limit = place
         scenario = self._scenario(place)
         order, metrics = replays.order(extra).schedule, replays.metrics(extra, links.topology)
         feasible, lacking = fits(metrics, scenario), most_lacking(metrics, scenario)
-        reasons = [why] if why and "limited by HBM" in why else []
+        reasons = [why] if why else []
         if lacking is not None:
             rank, missing = lacking
             reasons = [f"rank {self._piece.pipeline.ranks[rank].rank} lacks {format_size(missing)}"]
-        elif feasible and is_near_the_limit(metrics, scenario):
+        is_near = lacking is None and feasible is True and is_near_the_limit(metrics, scenario)
+        if is_near:
             reasons.append(f"within {PEAK_ERROR_RATIO:.0%} of the HBM limit, as far as peaks were seen to be off")
         mode = p2p_of(order, self._piece.pipeline, scenario)
         return SweepPoint(
@@ -155,6 +157,7 @@ class Evaluator:
             bandwidth_bytes_per_s=links.of_all("bandwidth_bytes_per_s"),
             latency_ns=links.of_all("latency_ns"),
             hbm_bytes=limit,
+            is_near_the_limit=is_near,
             dcs=links.topology.dcs,
             step_ns=metrics.step_ns,
             window_ns=metrics.window_ns,

@@ -50,6 +50,7 @@ class SweepPoint:
         closer: geopipe with a warm-up closer to its shortest step, where the chosen one is not the closest: what runs
             best may need it.
         order_digest: What its order is, whatever its name; None if it could not be built.
+        is_near_the_limit: Whether it fits, but so closely that the error of peaks may decide.
         is_pareto: Whether no other point is as good in link cost, memory and step time and better in one of them;
             None without a price. See ``pareto``.
     """
@@ -77,6 +78,7 @@ class SweepPoint:
     unlimited_ns: int | None = None
     closer: SweepPoint | None = None
     order_digest: str | None = None
+    is_near_the_limit: bool = False
 
     @property
     def seen_error_ratio(self) -> float | None:
@@ -256,7 +258,7 @@ def point_table(points: Sequence[SweepPoint]) -> pa.Table:
     return columns.append_column("seen_error_ratio", errors).append_column("evidence", evidence)
 
 
-_LEFT_OUT = ("closer", "known_error", "order_digest", "unlimited_ns")
+_LEFT_OUT = ("closer", "is_near_the_limit", "known_error", "order_digest", "unlimited_ns")
 """Fields that are no column."""
 
 

@@ -17,7 +17,7 @@ from tracetool.schedules.names import named_here, schedule_name
 from tracetool.schedules.recognise import recognise
 from tracetool.whatif.accuracy import known_error
 from tracetool.whatif.best import choose, recorded_schedule, recorded_test, rests_on
-from tracetool.whatif.depth import LIMITED_BY_HBM, choose_warm_ups
+from tracetool.whatif.depth import choose_warm_ups
 from tracetool.whatif.each_step import predict_each_step
 from tracetool.whatif.jitter import spread
 from tracetool.whatif.memory_limit import find_shortage, fits
@@ -212,7 +212,7 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
     if has_warm_ups(name) and extra_forwards is None:
         warm_ups = how.warm_ups(pipeline)
         extra_forwards, remark, unlimited_ns = warm_ups.chosen, warm_ups.remark, warm_ups.unlimited_ns
-        if remark is not None and remark.startswith(LIMITED_BY_HBM) and warm_ups.wanted is not None:
+        if warm_ups.limited_by_hbm and warm_ups.wanted is not None:
             pairs = zip(warm_ups.wanted, extra_forwards, strict=True)
             cut_forwards = tuple(max(0, more - now) for more, now in pairs)
     measured = pipeline

@@ -31,7 +31,6 @@ RELEVANT_RATIO = 0.02
 NEXT_TO_SHORTEST_RATIO = 0.005
 """geopipe is also tried so near to its shortest step: what is chosen for is measured against that."""
 
-LIMITED_BY_HBM = "limited by HBM"
 """How the words on a depth begin that a memory limit cut."""
 
 _MOST_REPLAYED_FORWARDS = 50_000
@@ -89,6 +88,8 @@ class WarmUps:
         closer_remark: In words, what limited those.
         wanted: What would be chosen without the memory limit.
         unlimited_ns: Step of ``closer`` without the memory limit; None if that cuts nothing.
+        limited_by_hbm: Whether the memory limit made ``chosen`` another than what would be chosen without it.
+        closer_limited_by_hbm: Likewise of ``closer``.
     """
 
     chosen: Depth
@@ -97,6 +98,8 @@ class WarmUps:
     closer_remark: str | None = None
     wanted: Depth | None = None
     unlimited_ns: int | None = None
+    limited_by_hbm: bool = False
+    closer_limited_by_hbm: bool = False
 
 
 WarmUpSearch = Generator[list[Depth], list[Tried | None], WarmUps]
@@ -143,8 +146,8 @@ def search_warm_ups(
     choices = yield from search.choices()
     if not choices:
         return WarmUps((0,) * shape.ranks, None)  # even 1F1B deadlocks here: replaying it will say where
-    chosen, remark = yield from _settled(search, choices, RELEVANT_RATIO)
-    closer, closer_remark = yield from _settled(search, choices, NEXT_TO_SHORTEST_RATIO)
+    chosen, remark, limited = yield from _settled(search, choices, RELEVANT_RATIO)
+    closer, closer_remark, closer_limited = yield from _settled(search, choices, NEXT_TO_SHORTEST_RATIO)
     unlimited = _fewest(choices, NEXT_TO_SHORTEST_RATIO)
     return WarmUps(
         chosen,
@@ -153,22 +156,23 @@ def search_warm_ups(
         None if closer == chosen else closer_remark,
         _fewest(choices, RELEVANT_RATIO).extra_forwards,
         unlimited.step_ns if unlimited.feasible is False else None,
+        limited,
+        closer_limited,
     )
 
 
 def _settled(
     search: _Search, choices: Sequence[_Depth], gain_ratio: float
-) -> Generator[list[Depth], list[Tried | None], tuple[Depth, str | None]]:
-    """The fewest forwards that are worth it and fit, and in words what limited them."""
+) -> Generator[list[Depth], list[Tried | None], tuple[Depth, str | None, bool]]:
+    """The fewest forwards that are worth it and fit, in words what limited them, and whether the memory limit did."""
     best = _fewest(choices, gain_ratio)
     if choices[0].feasible is False:
-        return choices[0].extra_forwards, "even 1F1B's own warm-up exceeds the HBM limit"
+        return choices[0].extra_forwards, "even 1F1B's own warm-up exceeds the HBM limit", False
     if best.feasible is not False:
-        return best.extra_forwards, _why_not_deeper(best, choices, gain_ratio, deadlock=search.deadlocked)
+        return best.extra_forwards, _why_not_deeper(best, choices, gain_ratio, deadlock=search.deadlocked), False
     chosen = _fewest((yield from search.choices(only_fitting=True)), 0)
-    return chosen.extra_forwards, (
-        f"{LIMITED_BY_HBM}: without the limit {_signed(best.extra_forwards)} would take {format_duration(best.step_ns)}"
-    )
+    without = f"without the limit {_signed(best.extra_forwards)} would take {format_duration(best.step_ns)}"
+    return chosen.extra_forwards, f"limited by HBM: {without}", True
 
 
 def _why_not_deeper(best: _Depth, choices: Sequence[_Depth], gain_ratio: float, *, deadlock: bool) -> str | None:

@@ -160,6 +160,12 @@ _MAY_SEND = re.compile(r"send|recv|receive|unknown|^$", re.IGNORECASE)
 """Operations that may be sends or receives, where nothing names their peers."""
 
 
+def left_out_note(pipelines: Sequence[PipelineGroup], group: PipelineGroup) -> str:
+    """What there is to say where one pipeline of several is looked at alone."""
+    others = "; ".join(str(list(g.ranks)) for g in pipelines if g is not group)
+    return f"{len(pipelines)} pipelines side by side; this is {list(group.ranks)}, left out: {others}"
+
+
 def chosen_pipeline(pipelines: Sequence[PipelineGroup], number: int, account: Account) -> PipelineGroup:
     """The pipeline of a number, with what there is to say about it and those left out.
 
@@ -171,8 +177,7 @@ def chosen_pipeline(pipelines: Sequence[PipelineGroup], number: int, account: Ac
         raise NoPipeline(f"there is no pipeline {number}; the traces hold {listed}.", hint="choose one with --pipeline")
     group = pipelines[number]
     if len(pipelines) > 1:
-        others = "; ".join(str(list(g.ranks)) for g in pipelines if g is not group)
-        account.note(f"{len(pipelines)} pipelines side by side; this is {list(group.ranks)}, left out: {others}")
+        account.note(left_out_note(pipelines, group))
     if group.inferred:
         account.note(
             f"no process group lists the pipeline: the stage order {list(group.ranks)} follows who sends first"

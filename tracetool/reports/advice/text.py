@@ -261,8 +261,11 @@ def _notes(advice: Advice, tuning: CoTuning | None, *, verbose: bool) -> list[st
             "its costs are measured, but nothing like it was compared; unproven, costs are derived or transfers issued "
             "as the trace does not show"
         )
-        is_told = any(note.startswith("maybe:") for note in advice.asked.answer.notes)
-        if advice.scenario.hbm_bytes is not None and not is_told:
+        tried = advice.asked.answer
+        are_near = (
+            r.feasible and is_near_the_limit(r.metrics, tried.scenario) for r in (tried.baseline, *tried.results)
+        )
+        if advice.scenario.hbm_bytes is not None and not any(are_near):
             notes.append(f"maybe: needs within {PEAK_ERROR_RATIO:.0%} of the limit, which is the error of predictions")
     if tuning is not None:
         notes += [f"extrapolated: {assumption}" for assumption in tuning.assumptions]

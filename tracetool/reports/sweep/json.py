@@ -167,7 +167,7 @@ def sweep_info(found: Sweep, facts: RunFacts, price: Price | None) -> SweepInfo:
     )
 
 
-_INNER = {"closer", "known_error", "order_digest"}
+_INNER = {"closer", "is_near_the_limit", "known_error", "order_digest"}
 
 
 def _point(point: SweepPoint) -> SweepPointInfo:

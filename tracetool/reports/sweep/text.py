@@ -233,8 +233,7 @@ class _Results:
         change = None if base is None or base is point or not base.step_ns else (point.step_ns or 0) / base.step_ns - 1
         fits = ""
         if point.hbm_bytes is not None:
-            near = point.reason is not None and "within" in point.reason
-            fits = {True: "maybe" if near else "yes", None: "unknown", False: "NO"}[point.feasible]
+            fits = {True: "maybe" if point.is_near_the_limit else "yes", None: "unknown", False: "NO"}[point.feasible]
         return {
             "step\nms": _ms(point.step_ns),
             "±": error_text(point),
