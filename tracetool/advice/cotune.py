@@ -1,7 +1,7 @@
 """The depth of geopipe together with micro-batch size and sequence length, at equal tokens per step.
 
-The objective is the replayed step within the memory limit, all combinations tried (derived model of this tool,
-schedules.md 4.4): a larger microbatch hides a link with fewer extra forwards, but each holds more, and there are fewer
+The objective is the replayed step within the memory limit, all combinations tried (derived model of this tool):
+a larger microbatch hides a link with fewer extra forwards, but each holds more, and there are fewer
 of them to fill the pipeline. Everything but the recorded sizes is extrapolated (``costs.rescaled``).
 """
 

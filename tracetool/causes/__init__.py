@@ -55,7 +55,7 @@ def idle_intervals(
     * ``memory``, in a schedule whose depth memory limited, whatever else it would be: while forwards that the limit cut
       off had their inputs and did not run, in gaps that a link has a part in. It is at most what memory for these would
       have filled: their computes ahead of the first backward, where the rank waits for that alone; later forward and
-      backward of each, by which it shortens every round trip over the link (schedules.md 4.4).
+      backward of each, by which it shortens every round trip over the link (by f + B).
 
     Within a gap a part is where the chain did that, as far as it did it there; how long it is counts, not where.
 

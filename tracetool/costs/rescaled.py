@@ -3,7 +3,7 @@
 A microbatch of other sizes is extrapolated, by rules of this tool (derived, not any paper's):
 
 - FLOPs of an action grow with b s (1 + s / (6h)): products with the tokens b s of a microbatch, attention with s
-  besides (schedules.md 8.3).
+  besides (24 b s h² (1 + s / (6h)) per layer forward: Narayanan et al., arXiv 2104.04473, appendix).
 - Of its time a fixed part stays, the rest grows with the FLOPs. Fixed are the gaps between its kernels, as many as
   before, and the sums of weight gradients, as large as before (``advise.fixed``); or what two recordings of different
   sizes tell (``fixed_by_fit``).

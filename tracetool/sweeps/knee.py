@@ -6,8 +6,8 @@ All of it is found by replay, everything else held, and hangs on no other point 
   ``KNEE_RATIO`` of itself, ``T(b) - T(2b) < 1 % of T(b)``.
 - *Hidden latency*: the largest one-way latency L at which the step is within ``KNEE_RATIO`` of its floor,
   ``T(L) <= 1.01 (T_free + D(L))``, over links whose bandwidth costs nothing. T_free is the step with free links; D(L)
-  is what one microbatch spends on links on its way down the stages and back, which no order can hide: the T_min of
-  schedules.md 4.4, (m + p - 1)(f + B) + 2c for one boundary (derived model of this tool).
+  is what one microbatch spends on links on its way down the stages and back, which no order can hide: the step is
+  then (m + p - 1)(f + B) + 2c for one boundary, c one way over it (derived model of this tool).
 - *HBM per hidden millisecond*: from geopipe's warm-up at hand to one forward more per boundary, the largest growth of a
   rank's memory over the growth of the hidden latency. With equal stages one forward more hides (f + B) / 2.
 

@@ -1,6 +1,6 @@
 """How long each communication operation waited, moved bytes, and kept its rank from computing.
 
-A message: its kernels wait until the last side has started, then bytes move (design.md 5). Where a send was over
+A message: its kernels wait until the last side has started, then bytes move. Where a send was over
 before its receive began, its payload was buffered: nobody waited, each kernel's duration is its own copying. On
 Ascend an operator goes on with handshakes after both sides have started, so that the shortest operator of the same
 link and size is taken as the transfer, the rest as waiting. A kernel that carries messages of several peers waits for
