@@ -230,8 +230,8 @@ def results_before(commit: str, commands: Sequence[Command], data: Path, cache: 
     """What a commit answers, from the cache or run now."""
     folder = cache / commit
     folder.mkdir(parents=True, exist_ok=True)
-    # What a result hangs on besides the commit; a file that another command makes is named by that command's own.
-    keys = {c: repr((c, str(data), [INPUTS.get(word) for word in c.words])) for c in commands}
+    # A result hangs on the commands that made its files as well.
+    keys = {command: repr((with_needs([command], commands), INPUTS, str(data))) for command in commands}
     paths = {c: folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json" for c, key in keys.items()}
     missing = [command for command in commands if not paths[command].exists()]
     if missing:
