@@ -133,7 +133,7 @@ def _untouched(events: list[Event], start: int, end: int, put: int, text: bytes)
     for event in events:
         at = event.start if event.end <= start else event.start + moved
         if opened is not None and event.start >= end:
-            inside, opened = max(inside, at + 1 if _is_left_open(text[opened:at]) else 0), None
+            inside, opened = max(inside, _left_open_until(text, opened, at)), None
         if (event.end > start and event.start < end) or event.start < start < event.end:
             touched += 1
             # The damage may have opened it so that it now holds what follows it: then those are no events.
@@ -144,6 +144,23 @@ def _untouched(events: list[Event], start: int, end: int, put: int, text: bytes)
         else:
             kept.append(event.row)
     return kept, touched
+
+
+def _left_open_until(text: bytes, opened: int, at: int) -> int:
+    """Where events from ``at`` on count again, if damage left open what began at ``opened``.
+
+    A value takes one event with it at most; a list takes all, since they are its items as well as the trace's.
+    """
+    outside = b"".join(re.sub(rb"\\.", b"", text[opened:at], flags=re.DOTALL).split(b'"')[::2])
+    stack = bytearray()
+    for mark in re.findall(rb"[\[\]{}]", outside):
+        if mark in b"[{":
+            stack += mark
+        elif stack:
+            stack.pop()
+    if b"[" in stack:
+        return len(text)
+    return at + 1 if _is_left_open(text[opened:at]) else 0
 
 
 def _is_left_open(text: bytes) -> bool:
