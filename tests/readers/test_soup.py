@@ -151,16 +151,22 @@ def _left_open_until(text: bytes, opened: int, at: int) -> int:
 
     A value takes one event with it at most; a list takes all, since they are its items as well as the trace's.
     """
-    outside = b"".join(re.sub(rb"\\.", b"", text[opened:at], flags=re.DOTALL).split(b'"')[::2])
+    parts = re.sub(rb"\\.", b"", text[opened:at], flags=re.DOTALL).split(b'"')
+    # After a quote that damage left alone, texts and what stands between them have changed places.
+    sides = [parts[::2]] if len(parts) % 2 else [parts[::2], parts[1::2]]
+    if any(_leaves_a_list_open(b"".join(side)) for side in sides):
+        return len(text)
+    return at + 1 if _is_left_open(text[opened:at]) else 0
+
+
+def _leaves_a_list_open(outside: bytes) -> bool:
     stack = bytearray()
     for mark in re.findall(rb"[\[\]{}]", outside):
         if mark in b"[{":
             stack += mark
         elif stack:
             stack.pop()
-    if b"[" in stack:
-        return len(text)
-    return at + 1 if _is_left_open(text[opened:at]) else 0
+    return b"[" in stack
 
 
 def _is_left_open(text: bytes) -> bool:
