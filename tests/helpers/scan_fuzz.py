@@ -1,5 +1,6 @@
-"""Try built ``_scan`` modules on random text: ``python -m helpers.scan_fuzz SEED CASES MODULE...`` in
-``tests``; CASES may be ``60s``.
+"""Try built ``_scan`` modules on random text: ``python -m helpers.scan_fuzz SEED CASES MODULE...``.
+
+To be run in ``tests``; CASES may be ``60s``.
 
 A script of its own, so that modules built with sanitizers can run under the preloaded library they need; for several
 modules at once, because Python is slow to start there.
