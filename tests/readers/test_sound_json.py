@@ -106,6 +106,13 @@ def test_sound_json_is_read_alike_however_it_is_written(
     alike()
 
 
+def test_keys_written_with_escapes_alone_make_it_known(tmp_path: Path) -> None:
+    text = json.dumps({"baseTimeNanoseconds": 0, "traceEvents": TRACE["traceEvents"]})
+    escaped = text.replace("baseTime", "base\\u0054ime").replace("traceEvents", "t\\u0072aceEvents")
+    assert json.loads(escaped) == json.loads(text)
+    assert _read(escaped, tmp_path / "escaped")[2:] == _read(text, tmp_path / "plain")[2:]
+
+
 @pytest.mark.parametrize("space", ["", "\n"])
 def test_a_bare_list_of_events_is_the_same_trace(space: str, tmp_path: Path) -> None:
     """Lists that torch_npu and msprof write hold ops of the framework too; what else they hold tells whose they are."""

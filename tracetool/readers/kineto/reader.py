@@ -186,7 +186,10 @@ def _is_trace(head: bytes, file: Path | None = None) -> bool:
         return b"\0" not in head and len(_EVENT.findall(head)) > 1 and any(mark in head for mark in _LIST_MARKS)
     if any(mark in head for mark in _HEAD_MARKS) or _EVENTS.search(head) is not None:
         return True
-    if file is None or len(head) < _HEAD_BYTES or walk(head, opening(head) or 0).stop is not Stop.CUT:
+    stop = walk(head, opening(head) or 0).stop
+    if stop is Stop.EVENTS:  # its key may be written with escapes
+        return True
+    if file is None or len(head) < _HEAD_BYTES or stop is not Stop.CUT:
         return False
     # A long value of another key may stand before the events.
     return beginning(ByteStream(file).head(_LOOK_BYTES), 0, is_sound=True, is_all=True).at is not None
