@@ -192,6 +192,23 @@ LAST = '{"ph": "X", "cat": "kernel", "name": "last", "ts": 1732300000000950, "du
 
 
 @pytest.mark.parametrize("scanner", SCANNERS)
+def test_a_name_is_not_mended_across_the_event_behind_it(
+    scanner: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Damage took the end of one event and the front of another: what is left looks like a name with quotes in it."""
+    monkeypatch.setenv("TRACETOOL_SCANNER", scanner)
+    events = json.dumps(EVENTS)[1:-1]
+    damaged = '{"pid": 1, "name": "n1}anks" : 5},"sf": false},'
+    path = tmp_path / "rank3.json"
+    head = json.dumps({"schemaVersion": 1, "distributedInfo": DISTRIBUTED})[:-1]
+    path.write_text(f'{head}, "traceEvents": [{events}, {damaged} {LAST}]}}', encoding="utf-8")
+    run = ingest([path], tmp_path / "x.run")
+    assert sum(run.manifest["sources"][0]["dropped"].values()) == 1
+    assert run.rows("SELECT count(*) FROM events WHERE name = 'last'") == [(1,)]
+    assert run.rows("SELECT count(*) FROM events WHERE name != 'last'") == [(5,)]
+
+
+@pytest.mark.parametrize("scanner", SCANNERS)
 @pytest.mark.parametrize(
     "damaged",
     [

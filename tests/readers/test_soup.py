@@ -116,7 +116,8 @@ def test_damage_costs_what_it_touches_only(seed: int) -> None:
     invented = rows - Counter(event.row for event in file.events if event.row is not None)
     assert invented.total() <= touched + instead.count(b'"ph"')
     # Of an event and a copy of it that the damage put in, the first one counts, wherever the other stands.
-    copied = {event.row for event in file.events if file.text[event.start : event.end] in instead}
+    whole = [(event.row, file.text[event.start : event.end]) for event in file.events]
+    copied = {row for row, event in whole if text.count(event) > file.text.count(event)}
     order = [row for row in found.rows if row in wanted]
     assert _is_subsequence([row for row in kept if row is not None and row not in copied], order)
     lost = Counter(event.row for event in file.events if event.row is not None) - rows
@@ -149,24 +150,26 @@ def _untouched(events: list[Event], start: int, end: int, put: int, text: bytes)
 def _left_open_until(text: bytes, opened: int, at: int) -> int:
     """Where events from ``at`` on count again, if damage left open what began at ``opened``.
 
-    A value takes one event with it at most; a list takes all, since they are its items as well as the trace's.
+    A value takes one event with it at most; a list of objects takes all, since they are its items as well as the
+    trace's.
     """
     parts = re.sub(rb"\\.", b"", text[opened:at], flags=re.DOTALL).split(b'"')
     # After a quote that damage left alone, texts and what stands between them have changed places.
     sides = [parts[::2]] if len(parts) % 2 else [parts[::2], parts[1::2]]
-    if any(_leaves_a_list_open(b"".join(side)) for side in sides):
+    if any(_leaves_objects_listed(b"".join(side)) for side in sides):
         return len(text)
     return at + 1 if _is_left_open(text[opened:at]) else 0
 
 
-def _leaves_a_list_open(outside: bytes) -> bool:
-    stack = bytearray()
-    for mark in re.findall(rb"[\[\]{}]", outside):
-        if mark in b"[{":
-            stack += mark
-        elif stack:
-            stack.pop()
-    return b"[" in stack
+def _leaves_objects_listed(outside: bytes) -> bool:
+    """Whether a list that begins with an object is left open; what closes nothing counts for nothing."""
+    stack: list[bytes] = []
+    for mark in re.findall(rb"\[\s*\{|[\[\]{}]", outside):
+        if mark in (b"]", b"}"):
+            stack = stack[:-1]
+        else:
+            stack += [b"[{", b"{"] if len(mark) > 1 else [mark]
+    return b"[{" in stack
 
 
 def _is_left_open(text: bytes) -> bool:

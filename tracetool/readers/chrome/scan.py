@@ -240,9 +240,9 @@ class ChromeTrace:
             pattern = _LAST_END if self._final else _END
             matches = zip(pattern.finditer(self._data, at, self._near(at)), range(_REPAIR_ENDS), strict=False)
             ends = [match.end() for match, _ in matches]
-            for end in ends:
+            for number, end in enumerate(ends):
                 event = self._data[at:end]
-                if following is None and event.count(b'"ph"') > 1:
+                if following is None and (number == 1 or event.count(b'"ph"') > 1):
                     following = self._next_event(at + 1, ends[-1])
                 # Mending may not reach over an event that is whole.
                 if (following is None or end <= following) and self._mended(event, at, end):
