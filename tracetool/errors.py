@@ -6,6 +6,7 @@ TraceToolError                 exit 2
 ├─ ScheduleError               InvalidSchedule · ScheduleDeadlock · UnsupportedShape
 ├─ ScenarioError               BadQuantity · BadTopology · BadMeasurement
 ├─ StoreError                  NotARun · SchemaVersion · AlreadyExists · BadQuery
+├─ BrokenPlugin
 └─ UnknownName
 CheckFailed                    exit 1  (a check the user asked for did not hold)
 
@@ -132,6 +133,10 @@ class AlreadyExists(StoreError):
 
 class BadQuery(StoreError):
     """DuckDB refused a query."""
+
+
+class BrokenPlugin(TraceToolError):
+    """A third party's plug-in cannot be loaded."""
 
 
 class UnknownName(TraceToolError):

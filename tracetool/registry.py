@@ -7,10 +7,11 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from tracetool.errors import UnknownName
+from tracetool.errors import BrokenPlugin, UnknownName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ class Registry(Generic[T]):
 
     @cached_property
     def _loaders(self) -> dict[str, Callable[[], T]]:
-        third_party = {point.name: point.load for point in entry_points(group=self._group)}
+        third_party = {point.name: partial(_load_plugin, point) for point in entry_points(group=self._group)}
         return third_party | {name: partial(_load, target) for name, target in self._builtin.items()}
 
     def names(self) -> list[str]:
@@ -45,6 +46,7 @@ class Registry(Generic[T]):
 
         Raises:
             UnknownName: If nothing is registered under it; the message suggests close names.
+            BrokenPlugin: If it is a third party's and cannot be loaded.
         """
         loader = self._loaders.get(name) or self._loaders.get(name.lower())
         if loader is None:
@@ -55,3 +57,14 @@ class Registry(Generic[T]):
 def _load(target: str) -> Any:
     module, _, attribute = target.partition(":")
     return getattr(import_module(module), attribute)
+
+
+def _load_plugin(point: EntryPoint) -> Any:
+    try:
+        return point.load()
+    except Exception as error:  # whatever a third party's module raises when it is imported
+        package = point.dist.name if point.dist is not None else "an unknown package"
+        raise BrokenPlugin(
+            f"the plug-in {point.name!r} ({point.value}) of {package} cannot be loaded: {error!r}.",
+            hint=f"update {package}, or uninstall it",
+        ) from error
