@@ -6,7 +6,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from itertools import product
 from math import ceil, prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import ScheduleDeadlock
 from tracetool.model.action import ActionKind
@@ -31,8 +31,6 @@ RELEVANT_RATIO = 0.02
 NEXT_TO_SHORTEST_RATIO = 0.005
 """geopipe is also tried so near to its shortest step: what is chosen for is measured against that."""
 
-"""How the words on a depth begin that a memory limit cut."""
-
 _MOST_REPLAYED_FORWARDS = 50_000
 """Up to so many (about two seconds) every combination of depths is replayed."""
 
@@ -45,6 +43,14 @@ class _Depth:
     extra_forwards: tuple[int, ...]
     step_ns: int
     feasible: bool | None
+
+
+class _Settled(NamedTuple):
+    """A choice that is worth it and fits: what limited it in words, and whether the memory limit did."""
+
+    extra_forwards: Depth
+    remark: str | None
+    by_hbm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,33 +152,35 @@ def search_warm_ups(
     choices = yield from search.choices()
     if not choices:
         return WarmUps((0,) * shape.ranks, None)  # even 1F1B deadlocks here: replaying it will say where
-    chosen, remark, limited = yield from _settled(search, choices, RELEVANT_RATIO)
-    closer, closer_remark, closer_limited = yield from _settled(search, choices, NEXT_TO_SHORTEST_RATIO)
+    chosen = yield from _settled(search, choices, RELEVANT_RATIO)
+    closer = yield from _settled(search, choices, NEXT_TO_SHORTEST_RATIO)
+    is_other = closer.extra_forwards != chosen.extra_forwards
     unlimited = _fewest(choices, NEXT_TO_SHORTEST_RATIO)
     return WarmUps(
-        chosen,
-        remark,
-        None if closer == chosen else closer,
-        None if closer == chosen else closer_remark,
-        _fewest(choices, RELEVANT_RATIO).extra_forwards,
-        unlimited.step_ns if unlimited.feasible is False else None,
-        limited,
-        closer_limited,
+        chosen.extra_forwards,
+        chosen.remark,
+        closer=closer.extra_forwards if is_other else None,
+        closer_remark=closer.remark if is_other else None,
+        wanted=_fewest(choices, RELEVANT_RATIO).extra_forwards,
+        unlimited_ns=unlimited.step_ns if unlimited.feasible is False else None,
+        limited_by_hbm=chosen.by_hbm,
+        closer_limited_by_hbm=is_other and closer.by_hbm,
     )
 
 
 def _settled(
     search: _Search, choices: Sequence[_Depth], gain_ratio: float
-) -> Generator[list[Depth], list[Tried | None], tuple[Depth, str | None, bool]]:
-    """The fewest forwards that are worth it and fit, in words what limited them, and whether the memory limit did."""
+) -> Generator[list[Depth], list[Tried | None], _Settled]:
+    """The fewest forwards that are worth it and fit."""
     best = _fewest(choices, gain_ratio)
     if choices[0].feasible is False:
-        return choices[0].extra_forwards, "even 1F1B's own warm-up exceeds the HBM limit", False
+        return _Settled(choices[0].extra_forwards, "even 1F1B's own warm-up exceeds the HBM limit")
     if best.feasible is not False:
-        return best.extra_forwards, _why_not_deeper(best, choices, gain_ratio, deadlock=search.deadlocked), False
+        reason = _why_not_deeper(best, choices, gain_ratio, deadlock=search.deadlocked)
+        return _Settled(best.extra_forwards, reason)
     chosen = _fewest((yield from search.choices(only_fitting=True)), 0)
     without = f"without the limit {_signed(best.extra_forwards)} would take {format_duration(best.step_ns)}"
-    return chosen.extra_forwards, f"limited by HBM: {without}", True
+    return _Settled(chosen.extra_forwards, f"limited by HBM: {without}", by_hbm=True)
 
 
 def _why_not_deeper(best: _Depth, choices: Sequence[_Depth], gain_ratio: float, *, deadlock: bool) -> str | None:
