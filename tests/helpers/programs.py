@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from tracetool.model.action import Action
 from tracetool.replays.flow import trace_flow
 from tracetool.replays.placing import place
-from tracetool.replays.program import Post
 
 if TYPE_CHECKING:
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.schedule import Schedule
-    from tracetool.replays.program import Message, Program
+    from tracetool.replays.program import Message
+
+
+class Post(NamedTuple):
+    """Sends and receives that a rank issues as one."""
+
+    sends: tuple[Message, ...]
+    recvs: tuple[Message, ...]
+
+    def __str__(self) -> str:
+        parts = [f"send {m}" for m in self.sends] + [f"receive {m}" for m in self.recvs]
+        return " + ".join(parts)
+
+
+Instruction = Action | Post
+Program = list[list[Instruction]]
 
 
 def build_program(schedule: Schedule, mode: P2PMode) -> Program:

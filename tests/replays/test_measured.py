@@ -99,9 +99,7 @@ def test_receives_of_small_recordings_are_posted_where_torch_posts_them(name: st
 
 
 def _check_posts(found: Reconstruction) -> None:
-    from helpers.programs import build_program
-
-    from tracetool.replays.program import Post
+    from helpers.programs import Post, build_program
 
     for program, (_, ops) in zip(
         build_program(found.pipeline.observed, "in-order"), sorted(found.p2p_ops.items()), strict=True

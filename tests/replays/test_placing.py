@@ -6,18 +6,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 from helpers.engine_cases import schedules
-from helpers.programs import build_program
+from helpers.programs import Post, build_program
 from hypothesis import HealthCheck, given, settings
 
 from tracetool.model.action import ActionKind
 from tracetool.model.schedule import schedule_from_csv
 from tracetool.replays.flow import trace_flow
-from tracetool.replays.program import Dataflow, Post
+from tracetool.replays.program import Dataflow
 from tracetool.replays.turns import other_turns
 
 if TYPE_CHECKING:
+    from helpers.programs import Program
+
     from tracetool.model.schedule import Schedule
-    from tracetool.replays.program import Message, Program, Unit
+    from tracetool.replays.program import Message, Unit
 
 quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

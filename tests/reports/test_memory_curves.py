@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from helpers.drawn import GIB, laid_out, points_of, texts_of, what_if
+from helpers.drawn import GIB, MS, laid_out, points_of, texts_of, what_if
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,3 +68,13 @@ def test_limit_is_drawn_to_scale_or_named(hbm: int, words: str) -> None:
     assert words in [text.get_text() for text in texts_of(figure)]
     lines = [line for line in figure.axes[-1].lines if [y for _, y in points_of(line)] == [hbm, hbm]]
     assert len(lines) == (hbm == 12)
+
+
+def test_curves_begin_at_the_static_level() -> None:
+    """The last rank computes nothing before the forwards of the three ahead of it: 3 x 5 ms at its static 8 GiB."""
+    drawn = what_if(4, 8, [2, 2], causes=False)
+    curve = panels_of(drawn, drawn.results[0])[0].timeline.memory[3]
+    assert curve is not None
+    (start, static), (first, _), *_ = curve
+    assert (start, static) == (0, 8 * GIB)
+    assert first == pytest.approx(15 * MS, rel=0.07)  # and the transfers between them

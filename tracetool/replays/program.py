@@ -1,4 +1,4 @@
-"""What ranks do besides computing: the messages of a schedule and the posts that send and receive them."""
+"""What ranks do besides computing: the messages of a schedule."""
 
 from __future__ import annotations
 
@@ -24,22 +24,8 @@ class Message(NamedTuple):
         return f"{self.kind.value}{self.microbatch} from stage {self.src_stage} to {self.dst_stage}"
 
 
-class Post(NamedTuple):
-    """Sends and receives that a rank issues as one."""
-
-    sends: tuple[Message, ...]
-    recvs: tuple[Message, ...]
-
-    def __str__(self) -> str:
-        parts = [f"send {m}" for m in self.sends] + [f"receive {m}" for m in self.recvs]
-        return " + ".join(parts)
-
-
 Unit = tuple[Action, ...]
 """An action, or two that run as one: it starts when all inputs are there, and sends all outputs when it ends."""
-
-Instruction = Action | Post
-Program = list[list[Instruction]]
 
 
 class Dataflow:

@@ -1,4 +1,4 @@
-"""Device memory over time, with the limit: of the rank that needs most, or of all ranks of a picture of their own."""
+"""Device memory over time of the rank that needs most, with the limit."""
 
 from __future__ import annotations
 
@@ -24,9 +24,6 @@ CURVES: tuple[dict[str, Any], ...] = (
     {"color": "#000000", "linewidth": 1.5, "linestyle": "-"},
 )
 """Observed, baseline, result: apart by weight and dashes, in grey as well."""
-
-WORST: dict[str, Any] = {"color": "black", "linewidth": 1.5}
-OTHERS: dict[str, Any] = {"color": "#7FB2D6", "linewidth": 0.6}
 
 _BINS = 600
 """Over the width of the axes, about one per point."""
@@ -57,7 +54,7 @@ def worst_of(panel: Panel) -> Worst | None:
     return max(known, key=lambda w: (w.needed_bytes, -w.rank), default=None)
 
 
-def known_panels(panels: Sequence[Panel]) -> list[tuple[Panel, Worst]]:
+def _known_panels(panels: Sequence[Panel]) -> list[tuple[Panel, Worst]]:
     """Panels with a known peak, and the rank that needs most in each."""
     return [(panel, worst) for panel in panels if (worst := worst_of(panel)) is not None]
 
@@ -67,7 +64,7 @@ def curve_marks(panels: Sequence[Panel]) -> list[Artist]:
     from matplotlib.lines import Line2D
 
     marks: list[Artist] = []
-    for panel, worst in known_panels(panels):
+    for panel, worst in _known_panels(panels):
         text = f"{panel.name.partition(':')[0]}: rank {panel.timeline.global_ranks[worst.rank]}, "
         text += f"peak {format_size(worst.peak_bytes)}"
         if worst.needed_bytes > worst.peak_bytes:
@@ -78,7 +75,7 @@ def curve_marks(panels: Sequence[Panel]) -> list[Artist]:
 
 def draw_worst(axes: Axes, panels: Sequence[Panel], hbm_bytes: int | None, end_ns: int) -> None:
     """One curve per panel, of the rank that needs most; an open circle stands at what it occupies at its peak."""
-    found = known_panels(panels)
+    found = _known_panels(panels)
     axes.set_xlim(0, end_ns / MS)
     for panel, worst in found:
         curve = panel.timeline.memory[worst.rank] or ()
@@ -89,19 +86,10 @@ def draw_worst(axes: Axes, panels: Sequence[Panel], hbm_bytes: int | None, end_n
             ends = [worst.peak_bytes / GIB, worst.needed_bytes / GIB]
             axes.plot([when, when], ends, color=look["color"], linewidth=0.6, zorder=3)
             axes.plot(when, ends[1], "o", color=look["color"], fillstyle="none", markersize=3.5, zorder=3)
-    finish_axis(axes, [worst.needed_bytes for _, worst in found], hbm_bytes)
+    _finish_axis(axes, [worst.needed_bytes for _, worst in found], hbm_bytes)
 
 
-def draw_ranks(axes: Axes, panel: Panel, every: int) -> None:
-    """The curves of every so many ranks, that of the one that needs most bold."""
-    worst = worst_of(panel)
-    for rank, curve in enumerate(panel.timeline.memory):
-        is_worst = worst is not None and rank == worst.rank
-        if curve is not None and (is_worst or rank % every == 0):
-            _curve(axes, curve, panel.metrics.step_ns, zorder=2 + is_worst, **(WORST if is_worst else OTHERS))
-
-
-def finish_axis(axes: Axes, needed_bytes: Sequence[int], hbm_bytes: int | None) -> None:
+def _finish_axis(axes: Axes, needed_bytes: Sequence[int], hbm_bytes: int | None) -> None:
     """Scale from 0, the limit as a line where the scale reaches it, else in words."""
     from matplotlib.ticker import MaxNLocator
 
