@@ -105,7 +105,7 @@ class Stragglers:
 
     Attributes:
         steps: In order of time.
-        suspects: Per axis, the one that costs most first; of equal costs, by name.
+        suspects: Per axis, the one that costs most first; of equal costs, the shorter name first (ranks by number).
         ranks: Global ranks of each pipeline.
         notes: What was inferred, left out or is not modelled.
     """
@@ -173,7 +173,7 @@ def stragglers_of(steps: Sequence[JobStep], notes: Iterable[str] = ()) -> Stragg
                 equalized_ns=_mean(equalized),
             )
         )
-    # Equal costs in the order of their names: candidates come in whatever order the tables list them.
+    # Equal costs in an order of their own: candidates come in whatever order the tables list them.
     suspects.sort(key=lambda s: (_AXES.index(s.axis), -s.saved_ns, len(s.name), s.name))
     return Stragglers(
         steps=tuple(
