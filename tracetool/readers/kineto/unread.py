@@ -34,5 +34,5 @@ def tell_unread(report: SourceReport) -> None:
     others = {kind: count for kind, count in report.unread.items() if kind not in _DEVICE}
     for what, counts in (("of a device that is not read", own), ("of kinds that are not read", others)):
         if counts:
-            kinds = ", ".join(sorted(counts, key=lambda kind: -counts[kind])[:6])
+            kinds = ", ".join(sorted(counts, key=lambda kind: (-counts[kind], kind))[:6])
             report.notes.append(f"{format_count(sum(counts.values()), 'event')} {what} ({kinds})")

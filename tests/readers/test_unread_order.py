@@ -1,0 +1,17 @@
+"""Kinds of events that are not read are named alike, in whichever order a scanner met them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tracetool.readers import SourceReport
+from tracetool.readers.kineto.unread import tell_unread
+
+
+def test_kinds_met_equally_often_are_named_by_the_alphabet() -> None:
+    notes = []
+    for order in (("b_op", "a_op", "c_op"), ("c_op", "a_op", "b_op")):
+        report = SourceReport(skipped=Counter({kind: 2 if kind == "c_op" else 1 for kind in order}))
+        tell_unread(report)
+        notes.append(report.notes)
+    assert notes[0] == notes[1] == ["4 events of kinds that are not read (c_op, a_op, b_op)"]
