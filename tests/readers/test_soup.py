@@ -133,7 +133,8 @@ def _untouched(events: list[Event], start: int, end: int, put: int, text: bytes)
     """Rows of the events that stand whole outside the damage, and the number of the others."""
     moved = put - (end - start)
     kept, touched, inside = list[Row | None](), 0, 0
-    opened: int | None = None
+    # What damage put between two events may have opened something, too.
+    opened: int | None = start
     for event in events:
         at = event.start if event.end <= start else event.start + moved
         if opened is not None and event.start >= end:

@@ -68,6 +68,11 @@ class Part:
         return sorted((set(range(world)) if self.members is None else self.members) - peers)
 
 
+def most_frequent(devices: Counter[int]) -> int | None:
+    """The device that most events are of, the lowest of several; None without any."""
+    return min(devices, key=lambda device: (-devices[device], device), default=None)
+
+
 def assign(parts: Sequence[Part], world: int) -> tuple[list[int] | None, str]:
     """The rank of each part if the evidence leaves no other, and what it was told by.
 
@@ -87,7 +92,7 @@ def assign(parts: Sequence[Part], world: int) -> tuple[list[int] | None, str]:
             break
     if len(found) == 1:
         return found[0], "its communication"
-    devices = [part.devices.most_common(1)[0][0] if part.devices else -1 for part in parts]
+    devices = [-1 if (device := most_frequent(part.devices)) is None else device for part in parts]
     if found and sorted(devices) == list(range(world)) and _fits(parts, devices):
         return devices, "its device"
     return None, ""

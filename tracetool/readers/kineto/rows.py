@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tracetool.readers import ABSOLUTE_NS, rows_table
 from tracetool.readers.files.repeats import TWICE, Repeats
 from tracetool.readers.files.spill import Spill
-from tracetool.readers.kineto.assign import Part
+from tracetool.readers.kineto.assign import Part, most_frequent
 from tracetool.readers.kineto.batch import ABSENT, Batch
 from tracetool.readers.kineto.c10d import (
     OPERATIONS,
@@ -87,7 +87,7 @@ class Rows:
     @property
     def device(self) -> int | None:
         """Device that most kernels ran on, if the trace says."""
-        return self._devices.most_common(1)[0][0] if self._devices else None
+        return most_frequent(self._devices)
 
     def events(self, table: pa.Table, place: Place) -> pa.Table:
         """Rows of ``events``; everything else in the batch is taken note of.

@@ -1,10 +1,11 @@
-"""Kinds of events that are not read are named alike, in whichever order a scanner met them."""
+"""What a trace says as often of one thing as of another: the same is told in whichever order a scanner met them."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 from tracetool.readers import SourceReport
+from tracetool.readers.kineto.assign import most_frequent
 from tracetool.readers.kineto.unread import tell_unread
 
 
@@ -15,3 +16,8 @@ def test_kinds_met_equally_often_are_named_by_the_alphabet() -> None:
         tell_unread(report)
         notes.append(report.notes)
     assert notes[0] == notes[1] == ["4 events of kinds that are not read (c_op, a_op, b_op)"]
+
+
+def test_of_devices_met_equally_often_the_lowest_is_the_ranks() -> None:
+    assert most_frequent(Counter({7: 2, 3: 2, 1: 1})) == most_frequent(Counter({3: 2, 7: 2, 1: 1})) == 3
+    assert most_frequent(Counter()) is None
