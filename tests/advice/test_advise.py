@@ -1,6 +1,6 @@
 """Advice against the closed forms of equal stages, against steps that were measured, and against replays of its own.
 
-One boundary in the middle, receives posted ahead: the window with n extra forwards is (schedules.md 4.4)
+One boundary in the middle, receives posted ahead: the window with n extra forwards is
 T(n) = (m+p-1)(f+b) + 2c + r max(0, 2c - n(f+b)), r = floor((m-1-k-n)/(n+2)) + 1 if m-1 >= k+n else 0, k = p - s.
 """
 

@@ -41,7 +41,10 @@ class Choice(NamedTuple):
 
 
 def closed_ns(m: int, cycle: float, extra: int, delay_ns: int) -> float:
-    """schedules.md 4.4, one boundary in the middle of four stages: k = 3."""
+    """(m+p-1)(f+b) + 2c + r max(0, 2c - n(f+b)), one boundary in the middle of four stages: k = 3.
+
+    r is how often the order waits for a round trip, which each takes in n + 2 microbatches.
+    """
     rounds = (m - 1 - 3 - extra) // (extra + 2) + 1 if 3 + extra <= m - 1 else 0
     return (m + P - 1) * cycle + 2 * delay_ns + rounds * max(0, 2 * delay_ns - extra * cycle)
 

@@ -67,7 +67,7 @@ def test_no_other_pieces_fit_better(drawn: list[int]) -> None:
 
 
 def test_noise_alone_is_seldom_a_step() -> None:
-    """20 entries that scatter by 2.66 % (user-experience.md: GitHub's runners), 1,000 times: the rate PRICE states."""
+    """20 entries that scatter by 2.66 %, as steps on GitHub's runners, 1,000 times: the rate PRICE states."""
     rng = random.Random(1)  # noqa: S311
     found = 0
     for _ in range(1000):

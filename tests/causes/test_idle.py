@@ -64,7 +64,8 @@ def test_means_of_causes_sum_to_the_mean_of_all(idle: list[list[int]]) -> None:
 
 
 def test_what_gpipe_waits_for_a_link_is_what_the_link_costs_on_every_rank() -> None:
-    """Per edge GPipe takes 2 (L + t) longer over one boundary (schedules.md 5.1), which no rank computes through."""
+    """Per edge GPipe takes 2 (L + t) longer over one boundary, which no rank computes through: the first forward to
+    cross and the first backward to come back."""
     topology = places([1, 3], latency_ns=LATENCY)
     measured = pipeline(4, 8, F, B, payload_bytes=OCCUPANCY)
     over, without = (
@@ -81,7 +82,7 @@ def test_what_gpipe_waits_for_a_link_is_what_the_link_costs_on_every_rank() -> N
 
 @pytest.mark.parametrize(("p", "m", "extra"), [(4, 8, 0), (4, 8, 1), (8, 20, 0), (8, 33, 2), (16, 40, 0)])
 def test_ranks_far_from_a_link_wait_for_it_as_long_as_those_beside_it(p: int, m: int, extra: int) -> None:
-    """One boundary in the middle, posted ahead: T = (m+p-1)(f+b) + 2c + n max(0, 2c - e(f+b)) (schedules.md 4.4).
+    """One boundary in the middle, posted ahead: T = (m+p-1)(f+b) + 2c + n max(0, 2c - e(f+b)).
 
     What L and t add to the step, every rank waits for them, however far away: 2(n+1) L and 2(n+1) t. Computes of e
     extra forwards and their backwards hide n e (f+b) of it.
@@ -222,7 +223,7 @@ def test_memory_has_what_the_forwards_that_it_cut_off_would_have_filled() -> Non
     """1F1B over a link, two ranks: rank 0 stands at its backwards with later forwards ready from the start.
 
     One more fills f of the wait for the first backward, and shortens each later round trip, whose gap is 2c, by f + b
-    (schedules.md 4.4): n = (m-1-k) // 2 + 1 of them less the last, after which no forward is left.
+    of compute: n = (m-1-k) // 2 + 1 of them less the last, after which no forward is left.
     """
     m, topology = 6, places([1, 1], latency_ns=LATENCY)
     done = replayed(pipeline(2, m, F, B), "1f1b", scenario(topology, "posted-ahead"))
@@ -243,7 +244,7 @@ def test_memory_has_what_the_forwards_that_it_cut_off_would_have_filled() -> Non
 @pytest.mark.parametrize(("extra", "cut"), [(0, 1), (0, 2), (1, 1), (1, 2), (2, 1)])
 @pytest.mark.parametrize("m", [8, 13, 24])
 def test_memory_has_no_more_than_the_limit_costs(m: int, extra: int, cut: int, latency: int) -> None:
-    """Of every rank at most T(N) - T(N + cut), T(N) = (m+p-1)(f+b) + 2c + n max(0, 2c - N(f+b)) (schedules.md 4.4)."""
+    """Of every rank at most T(N) - T(N + cut), T(N) = (m+p-1)(f+b) + 2c + n max(0, 2c - N(f+b))."""
     p, k, topology = 4, 3, places([2, 2], latency_ns=latency)
 
     def closed(depth: int) -> int:

@@ -59,7 +59,7 @@ def test_all_pipelines_count_and_groups_that_span_places_do(capsys: pytest.Captu
 
 
 def test_traffic_of_an_ascend_capture(capsys: pytest.CaptureFixture[str]) -> None:
-    """Ascend reference, section 16: per pipeline 2 x (0 -> 2) and 2 x (2 -> 0) of 8,388,608 bytes."""
+    """By the HCCS links of communication_matrix.json: per pipeline 2 x (0 -> 2) and 2 x (2 -> 0) of 8,388,608 bytes."""
     crossing = _facts(capsys, str(data("ascend", "Ascend+msinsight", "test", "st", "level2")), "--dc", "0,1")[
         "cross_dc"
     ]
@@ -80,7 +80,7 @@ def test_a_collective_is_as_large_as_any_of_its_ranks_says(capsys: pytest.Captur
 
 
 def test_the_vendors_bubble_stands_beside_ours(capsys: pytest.CaptureFixture[str]) -> None:
-    """Ours by hand: the window ends with the last backward of rank 0, at 648.01 ms (Ascend reference, 12.3)."""
+    """Ours by hand: the window ends with the last backward of rank 0, at 648.01 ms (kernel_details.csv)."""
     level2 = str(data("ascend", "Ascend+msinsight", "test", "st", "level2"))
     bubbles = {b["rank"]: b for b in _facts(capsys, level2)["vendor_bubble"]}
     assert {b["vendor_bubble_ns"] for b in bubbles.values()} == {0}

@@ -56,7 +56,7 @@ def test_json_has_the_promised_keys_and_conforms_to_the_schema(capsys: pytest.Ca
 
 
 def test_what_the_numbers_of_a_report_mean_holds_in_it(capsys: pytest.CaptureFixture[str]) -> None:
-    """The definitions of the design, recomputed from other fields of the same report."""
+    """The definitions that README gives, recomputed from other fields of the same report."""
     report = _report(capsys, SAMPLE, "--schedule", "1f1b,geopipe", *LINK)
     free = _report(capsys, SAMPLE, "--schedule", "1f1b", "--dc", "0-1,2-3", "--link", "dc0-dc1=100000Pbit/s,0ns")
     base = report["baseline"]
@@ -133,7 +133,7 @@ def test_other_microbatch_counts_follow_the_closed_form_of_growth(capsys: pytest
     sixteen = _report(capsys, SAMPLE, "--schedule", "1f1b", "--microbatches", "16")["results"][0]
     assert sixteen["microbatches"] == 16
     # Stage 3 takes about 6.9 + 16.6 ms per microbatch in this recording; at 16 microbatches, sustained load slows
-    # them down by up to 3 % (issue 5).
+    # them down by up to 3 % (seen in runs of 16).
     assert 23.5 <= (sixteen["window_ns"] - eight["window_ns"]) / 8e6 <= 23.5 * 1.03
 
 

@@ -132,7 +132,7 @@ def test_what_cannot_be_asked_is_refused(arguments: list[str], said: str, capsys
 def test_repeated_maps_are_taken_once_and_links_given_one_by_one_have_figures(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """800 km at 5 us each are 4 ms one way (schedules.md 4.5)."""
+    """800 km at 5 us each are 4 ms one way."""
     report = _sweep(capsys, *TWO, "--dc", "0-1,2-3", "--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,800km")
     figures = [(p["schedule"], p["bandwidth_bytes_per_s"], p["latency_ns"]) for p in report["points"]]
     assert figures == [("1f1b", 3_125_000_000, 4_000_000), ("geopipe", 3_125_000_000, 4_000_000)]

@@ -69,7 +69,7 @@ def test_removing_all_causes_leaves_compute_fill_and_drain(schedule: str, mode: 
 
 def test_each_removal_is_the_step_without_it() -> None:
     """Receives posted ahead, equal stages: T = (m+p-1)(f+b) + 2c + n 2c with n = (m-1-k) // 2 + 1, k = 2, for c =
-    latency, occupancy or both (schedules.md 4.4); the microbatches given twice likewise."""
+    latency, occupancy or both (as in tests/replays/test_closed_forms.py); the microbatches given twice likewise."""
     latency, occupancy = 700, 300
 
     def closed(delay: int, m: int = M) -> int:
@@ -135,7 +135,7 @@ def test_the_recording_is_explained_as_it_was_recorded() -> None:
 
 
 def test_the_critical_path_is_told_in_plain_words() -> None:
-    """1F1B over a link between ranks 1 and 2, worked out by hand: a round trip repeats (schedules.md 4.4)."""
+    """1F1B over a link between ranks 1 and 2, worked out by hand: a round trip repeats."""
     topology = places([2, 2], latency_ns=10_000)
     explained = explain(found(pipeline(P, M, F, B)), "1f1b", scenario(topology, "posted-ahead"))
     window = explained.metrics.window_ns

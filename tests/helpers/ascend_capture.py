@@ -119,7 +119,7 @@ def ns(microseconds: str) -> int:
 
 
 def hash_of(communicator: str) -> str:
-    """Section 10 of the format's reference: two polynomials over the bytes, written out as sums."""
+    """msprof-analyze's ``double_hash``: two polynomials over the bytes, of 29 and of 131, written out as sums."""
     text = communicator.encode()
     high, low = (sum(b * base ** (len(text) - 1 - i) for i, b in enumerate(text)) % 2**32 for base in (29, 131))
     return str(high * 2**32 + low)

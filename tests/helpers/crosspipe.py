@@ -70,8 +70,9 @@ CELLS: Mapping[str, Mapping[tuple[int, int], Cells]] = {
 }  # fmt: skip
 """Seconds per microbatch by system, (case, DCs) and delay; case 2's CrossUDSub and case 3's statics are not given."""
 
-# Of one microbatch on a stage, per token: 12 h + 4 h/8 + 8 ffn held, of it 2 ffn given back by the input gradient
-# (schedules.md 6.7 with h = 8192, ffn = 28672, 8 of 64 heads for keys and values).
+# Of one microbatch on a stage, per token: 12 h + 4 h/8 + 8 ffn held, of it 2 ffn given back by the input gradient: the
+# authors' simulator (C-TC/Megatron-LM, branch crossdc, pp_generator/simulator.py: a layer holds 12 bsd + 4 a bsd +
+# 8 bs d_ff, of which W releases all but 2 bs d_ff) with h = 8192, ffn = 28672, 8 of 64 heads for keys and values.
 HELD, FREED_EARLY = 12 * 8192 + 4 * 1024 + 8 * 28672, 2 * 28672
 
 

@@ -1,4 +1,5 @@
-"""The memory of reading does not grow with the file (rows 9 and 10 of the format reference's trouble list)."""
+"""The memory of reading does not grow with the file (as pytorch/kineto#595 and
+facebookresearch/HolisticTraceAnalysis#332 ask for)."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_group_hash_as_in_real_operation_names(name: str, halves: tuple[int, int
 
 # --- The real capture: PP2 x DP2
 
-# Per rank: its peer, and per batch operation what it carries (section 13 of the format's reference).
+# Per rank: its peer, and per batch operation what it carries: of HCCS links the receiver logs one per message.
 DIRECTIONS = {
     0: (2, [["send"], ["send", "recv"], ["recv"]]),
     1: (3, [["send"], ["send", "recv"], ["recv"]]),

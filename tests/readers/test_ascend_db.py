@@ -115,7 +115,7 @@ def test_real_step_lasts_as_long_as_the_vendor_says(rank: int) -> None:
     folder = ddp("db", rank)
     ((stage, computing),) = query(folder / OUTPUT / "analysis.db", "SELECT stage, computing FROM StepTraceTime")
     (step,) = read(folder).tables["steps"]
-    # Stage = latest end - earliest start on the device, as its Bubble is 0 (section 15 of the format's reference).
+    # Stage = latest end - earliest start on the device, as its Bubble is 0 (_trace_step_time_parser.py of torch_npu).
     assert step["end_ns"] - step["start_ns"] == Decimal(str(stage)) * 1000
     assert step["vendor_computing_ns"] == Decimal(str(computing)) * 1000
     assert (step["step"], step["vendor_bubble_ns"]) == (50, 0)

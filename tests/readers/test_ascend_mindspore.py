@@ -21,7 +21,7 @@ OUTPUT = "ASCEND_PROFILER_OUTPUT"
 
 
 def as_mindspore(real: Path, folder: Path) -> Path:
-    """A copy of a real torch_npu folder with the differences that the reference of the formats lists."""
+    """A copy of a real torch_npu folder with the differences that real MindSpore folders have."""
     for file in sorted(f for f in real.rglob("*") if f.is_file()):
         target = folder / file.relative_to(real)
         target.parent.mkdir(parents=True, exist_ok=True)

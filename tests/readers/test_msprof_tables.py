@@ -1,7 +1,6 @@
 """The reader of the msprof command's output on synthetic trees of new releases: tables, slices, devices, groups.
 
-Rows follow the headers and the real rows that the reference of Ascend's formats quotes; what a test expects is
-what was written.
+Rows follow the headers and rows of real files of those releases; what a test expects is what was written.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What people really met: a test for each row of the format reference's trouble list (section 16) about reading.
+"""What people really met: a test for each kind of trouble with reading that the public trackers of the formats have.
 
-Rows 1 to 4, 7 and 10 are in test_salvage and tests/ingest, 9 in test_memory, 13 to 15 and 23 in test_kineto.
+Damaged text and files written twice are in test_salvage and tests/ingestion, batches of messages and rounded times in
+test_kineto.
 """
 
 from __future__ import annotations
@@ -38,14 +39,16 @@ def _run(tmp_path: Path, events: list[dict[str, Any]], **around: object) -> Run:
     return ingest([_write(tmp_path / "rank0.json", events, **around)], tmp_path / "x.run")
 
 
-def test_row_5_the_legacy_autograd_export_is_named(tmp_path: Path) -> None:
+def test_the_legacy_autograd_export_is_named(tmp_path: Path) -> None:
+    """pytorch/pytorch#33961."""
     legacy = [{"name": "add", "ph": "X", "ts": 1.5, "dur": 2, "tid": 0, "pid": "CPU functions", "args": {}}]
     (tmp_path / "rank0.json").write_text(json.dumps(legacy), encoding="utf-8")
     with pytest.raises(UnknownFormat, match=r"autograd profiler before torch 1\.8"):
         ingest([tmp_path], tmp_path / "x.run")
 
 
-def test_row_5_a_missing_quote_is_added(tmp_path: Path) -> None:
+def test_a_missing_quote_is_added(tmp_path: Path) -> None:
+    """pytorch/pytorch#33961."""
     text = json.dumps([_event("kernel", f"k{n}", n + 1, tid="CUDA functions") for n in range(3)])
     damaged = text.replace('"tid": "CUDA', '"tid": CUDA', 2)
     (tmp_path / "rank0.json").write_text(damaged, encoding="utf-8")
@@ -56,13 +59,15 @@ def test_row_5_a_missing_quote_is_added(tmp_path: Path) -> None:
     ]
 
 
-def test_row_6_a_list_at_top_level_is_read(tmp_path: Path) -> None:
+def test_a_list_at_top_level_is_read(tmp_path: Path) -> None:
+    """pytorch/pytorch#95460."""
     (tmp_path / "rank3.json").write_text(json.dumps([_event("kernel", "k", 5)]), encoding="utf-8")
     run = ingest([tmp_path], tmp_path / "x.run")
     assert run.rows("SELECT rank, name, start_ns FROM events") == [(3, "k", 5000)]
 
 
-def test_row_8_ids_of_64_bits_survive(tmp_path: Path) -> None:
+def test_ids_of_64_bits_survive(tmp_path: Path) -> None:
+    """facebookresearch/HolisticTraceAnalysis#324."""
     record = {"Collective name": "allreduce", "dtype": "Float", "In msg nelems": 4, "Process Group Ranks": "[0, 1]"}
     events = [
         _event("cpu_op", "record_param_comms", n + 1, **record, **{"Comms Id": 10159970886766084423 + n})
@@ -78,7 +83,8 @@ def test_row_8_ids_of_64_bits_survive(tmp_path: Path) -> None:
     assert ingest([data(*HTA, "large_integer_trace")], tmp_path / "y.run").rows("SELECT count(*) FROM events") == [(2,)]
 
 
-def test_row_11_ranks_come_from_names_or_being_alone_and_never_twice(tmp_path: Path) -> None:
+def test_ranks_come_from_names_or_being_alone_and_never_twice(tmp_path: Path) -> None:
+    """facebookresearch/HolisticTraceAnalysis#104."""
     no_rank = data(*HTA, "distributed_info_unavailable")
     (found,) = discover([no_rank]).found
     assert (found.rank, found.rank_from) == (0, "being the only one")
@@ -88,7 +94,8 @@ def test_row_11_ranks_come_from_names_or_being_alone_and_never_twice(tmp_path: P
         discover([tmp_path])
 
 
-def test_row_12_peers_of_group_ranks_are_mapped_to_global_ones(tmp_path: Path) -> None:
+def test_peers_of_group_ranks_are_mapped_to_global_ones(tmp_path: Path) -> None:
+    """pytorch/pytorch#153819."""
     record = {
         "Collective name": "send", "dtype": "Float", "In msg nelems": 4, "Out msg nelems": 4, "Rank": 1,
         "Process Group Name": "5", "Process Group Ranks": "[2, 6]", "Group size": 2,
@@ -97,7 +104,8 @@ def test_row_12_peers_of_group_ranks_are_mapped_to_global_ones(tmp_path: Path) -
     assert run.rows("SELECT operation, peer, payload_bytes FROM comms") == [("send", 6, 16)]
 
 
-def test_row_17_the_collectives_name_counts_not_the_kernels(tmp_path: Path) -> None:
+def test_the_collectives_name_counts_not_the_kernels(tmp_path: Path) -> None:
+    """mlcommons/chakra#185."""
     record = {"Collective name": "all_to_allv", "dtype": "Float", "In msg nelems": 4, "Process Group Ranks": "[0, 1]"}
     events = [
         _event("cpu_op", "record_param_comms", 5, **record, **{"External id": 11}),
@@ -110,7 +118,8 @@ def test_row_17_the_collectives_name_counts_not_the_kernels(tmp_path: Path) -> N
     assert bare.rows("SELECT count(*) FROM comms WHERE operation IN ('send', 'recv')") == [(0,)]
 
 
-def test_row_19_a_kernel_before_its_launch_keeps_both_times(tmp_path: Path) -> None:
+def test_a_kernel_before_its_launch_keeps_both_times(tmp_path: Path) -> None:
+    """pytorch/kineto#1380."""
     events = [
         _event("cuda_runtime", "cudaLaunchKernel", 9, 2, correlation=3),
         _event("kernel", "k", 8, 5, correlation=3),
@@ -119,13 +128,15 @@ def test_row_19_a_kernel_before_its_launch_keeps_both_times(tmp_path: Path) -> N
     assert run.rows("SELECT category, start_ns FROM events ORDER BY event") == [("launch", 9000), ("kernel", 8000)]
 
 
-def test_row_20_records_out_of_range_are_told(tmp_path: Path) -> None:
+def test_records_out_of_range_are_told(tmp_path: Path) -> None:
+    """pytorch/pytorch#192021."""
     run = ingest([data(*HTA, "nccl_parser_config")], tmp_path / "x.run")
     (source,) = run.manifest["sources"]
     assert any("left out 4,181 device records as out of range" in note for note in source["notes"])
 
 
-def test_row_21_zero_times_do_not_set_the_start(tmp_path: Path) -> None:
+def test_zero_times_do_not_set_the_start(tmp_path: Path) -> None:
+    """pytorch/kineto#109."""
     base = 1_700_000_000 * 10**9
     events = [_event("kernel", f"k{n}", 0, 0) for n in range(1000)] + [_event("kernel", "real", 5)]
     run = _run(tmp_path, events, baseTimeNanoseconds=base)
@@ -133,12 +144,14 @@ def test_row_21_zero_times_do_not_set_the_start(tmp_path: Path) -> None:
     assert run.rows("SELECT reason, records FROM problems") == [("time is zero", 1000)]
 
 
-def test_row_22_overlapping_kernels_of_one_stream_stay(tmp_path: Path) -> None:
+def test_overlapping_kernels_of_one_stream_stay(tmp_path: Path) -> None:
+    """pytorch/kineto#136."""
     run = _run(tmp_path, [_event("kernel", f"k{n}", 10 + n, 5, stream=7) for n in range(4)])
     assert run.rows("SELECT count(*), sum(duration_ns) FROM events") == [(4, 20_000)]
 
 
-def test_row_30_communication_kernels_of_any_spelling_count(tmp_path: Path) -> None:
+def test_communication_kernels_of_any_spelling_count(tmp_path: Path) -> None:
+    """facebookresearch/HolisticTraceAnalysis#208."""
     names = ["ncclKernel_AllReduce_RING_LL", "ncclDevKernel_AllGather_RING_LL(x)", "NCCLDevKernel_ReduceScatter_Sum"]
     names += ["rcclKernel_Broadcast", "mscclpp_allreduce", "ncclDevKernel_Generic(x)"]
     run = _run(tmp_path, [_event("kernel", name, 5 + n, correlation=n) for n, name in enumerate(names)])
@@ -147,19 +160,22 @@ def test_row_30_communication_kernels_of_any_spelling_count(tmp_path: Path) -> N
     ]  # fmt: skip
 
 
-def test_row_31_every_step_stays(tmp_path: Path) -> None:
+def test_every_step_stays(tmp_path: Path) -> None:
+    """facebookresearch/HolisticTraceAnalysis#76."""
     run = _run(tmp_path, [_event("user_annotation", f"ProfilerStep#{n}", 10 * n + 1, 9, tid=1) for n in range(3)])
     assert run.rows("SELECT step FROM steps ORDER BY step") == [(0,), (1,), (2,)]
 
 
-def test_row_32_one_launch_may_have_many_kernels(tmp_path: Path) -> None:
+def test_one_launch_may_have_many_kernels(tmp_path: Path) -> None:
+    """pytorch/kineto#1062."""
     events = [_event("cuda_runtime", "cudaGraphLaunch", 4, correlation=3)]
     events += [_event("kernel", f"ncclDevKernel_AllReduce{n}", 8 + n, correlation=3) for n in range(3)]
     run = _run(tmp_path, events)
     assert run.rows("SELECT posted_ns FROM comms") == [(4000,)] * 3
 
 
-def test_row_36_the_queue_of_an_xpu_kernel_is_its_stream(tmp_path: Path) -> None:
+def test_the_queue_of_an_xpu_kernel_is_its_stream(tmp_path: Path) -> None:
+    """intel/torch-xpu-ops#5284."""
     events = [_event("kernel", "gemm", 5, tid=0, **{"sycl queue": "0x5581", "correlation": 3})]
     events += [_event("xpu_runtime", "urEnqueueKernelLaunch", 4, correlation=3)]
     run = _run(tmp_path, events)

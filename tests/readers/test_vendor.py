@@ -78,7 +78,7 @@ def test_real_analysis(folder: str) -> None:
 
 
 def test_real_figures_by_hand() -> None:
-    """Numbers that the reference of the formats quotes for the job of 2023."""
+    """Numbers read off the files of the job of 2023 by hand."""
     rows = read_only(READER, data(GPT_2023)).tables["vendor_figures"]
     known = {(r["subject"], r["name"], r["rank"], r["step"], r["metric"]): r["value"] for r in rows}
     assert known["rank", "8", 8, 2, "Bubble(us)"] == 178320.2648359375

@@ -57,7 +57,7 @@ def test_the_samples_constants_come_back_from_databases(tmp_path: Path, host_sid
 
 
 def test_a_real_pipeline_gives_its_golden_numbers() -> None:
-    """PP2 x DP2 capture, worked example of the Ascend format reference (12.3): times in ms, rank 0 then rank 2."""
+    """PP2 x DP2 capture, read by hand from kernel_details.csv: times in ms, rank 0 then rank 2."""
     found = looked_at(run_of(data("ascend", "Ascend+msinsight", "test", "st", "level2")))
     assert found.observed.global_ranks == (0, 2)
     assert _times_ms(found, F)[0] == [73.27, 79.57]

@@ -88,8 +88,11 @@ def test_without_slowdown_an_in_order_run_costs_what_a_grouped_one_does() -> Non
             assert slowed > 1.2 * plain
 
 
-def test_kernel_time_of_ascend_actions_is_the_busy_time_of_the_format_reference() -> None:
-    """ascend-formats.md, 12.3, busy ms: rank 0 F 31.2 and 29.3; rank 2 F 73.3 and 73.3, B 114.3 and 114.4."""
+def test_kernel_time_of_ascend_actions_is_the_busy_time_of_their_kernels() -> None:
+    """Durations in kernel_details.csv between two messages, summed by hand, in ms.
+
+    Rank 0: F 31.2 and 29.3, B 73.6 and 77.7; rank 2: F 73.3 and 73.3, B 114.3 and 114.4.
+    """
     found = looked_at(run_of(data("ascend", "Ascend+msinsight", "test", "st", "level2")))
     busy: dict[tuple[object, object], list[float]] = {}
     for _, rank, _, kind, _, _, kernel_ns, _ in found.tables["costs"]:
@@ -98,7 +101,7 @@ def test_kernel_time_of_ascend_actions_is_the_busy_time_of_the_format_reference(
     assert busy[0, "F"] == pytest.approx([31.2, 29.3], abs=0.1)
     assert busy[2, "F"] == pytest.approx([73.3, 73.3], abs=0.1)
     assert busy[2, "B"] == pytest.approx([114.3, 114.4], abs=0.1)
-    # The norm of the gradients (1.3 ms of LpNorm in the reference's 77.7 ms) is no backward's.
+    # The norm of the gradients (1.3 ms of LpNorm in those 77.7 ms) is no backward's.
     assert busy[0, "B"] == pytest.approx([73.6, 77.7 - 1.3], abs=0.1)
 
 

@@ -123,7 +123,7 @@ def test_without_descriptions_groups_are_known_by_when_they_are_used() -> None:
 
 
 def test_coordinates_of_an_ascend_capture() -> None:
-    """Section 16 of the Ascend reference: PP2 DP2 TP1; ranks 0 and 1 list no dp group, but a dp_cp one."""
+    """By its parallel_group_info: PP2 DP2 TP1; ranks 0 and 1 list no dp group, but a dp_cp one."""
     account = Account()
     level2 = run_of(data("ascend", "Ascend+msinsight", "test", "st", "level2"))
     found = survey_run(level2, account).coordinates

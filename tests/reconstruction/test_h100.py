@@ -119,7 +119,7 @@ def test_how_transfers_were_issued_is_recognised() -> None:
 
 
 def test_compute_holds_no_waits() -> None:
-    """Stage times by an independent look at the trace (README of the format reference, 9.6): 11.8 to 13.3 ms
+    """Stage times by an independent look at the trace, kernels summed by action: 11.8 to 13.3 ms
     for a backward of a middle stage with nothing beside it; a grouped run never has anything beside it."""
     stage = rebuilt("1f1b_m8", use_labels=False).pipeline.stages[1]
     backward = [c.duration_ns / 1e6 for c in stage.costs[B]]

@@ -91,7 +91,10 @@ def test_every_message_is_what_the_labels_of_both_its_ends_say(name: str, step: 
 @pytest.mark.parametrize(("name", "messages"), [("ScheduleInterleaved1F1B", 112), ("ScheduleZBVZeroBubble", 96)])
 @pytest.mark.parametrize("step", [2, 3])
 def test_messages_of_runs_on_gloo_without_any_kernel(name: str, messages: int, step: int) -> None:
-    """Half of kineto-formats.md 9.3's 224 and 192 pairs each: it counts both steps."""
+    """Two steps of 8 microbatches over 7 hops between 8 stages, both ways, are 224; a V has 6 between ranks: 192.
+
+    A step has half of them.
+    """
     _check_messages(run_of(data("cpu-gloo-pp4", name)), step, expected=messages)
 
 

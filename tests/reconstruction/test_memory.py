@@ -137,7 +137,7 @@ def _level2() -> tuple[Reconstruction, list[Any]]:
 
 
 def test_ascends_peaks_are_the_golden_ones() -> None:
-    """Format reference, 16: PTA reserved 10 372 and 10 868 MB, APP 11 925 and 12 675 MB on ranks 0 and 2."""
+    """Maxima of memory_record.csv: PTA reserved 10 372 and 10 868 MB, APP 11 925 and 12 675 MB on ranks 0 and 2."""
     found, findings = _level2()
     for profile, curve, reserved, process in zip(
         found.pipeline.ranks, found.observed.memory, (10_372, 10_868), (11_925, 12_675), strict=True

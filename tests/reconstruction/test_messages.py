@@ -200,7 +200,7 @@ def test_a_rank_that_was_not_recorded_is_told() -> None:
 
 
 def test_an_all_to_all_is_no_message() -> None:
-    """Its kernels are called SendRecv, too (kineto-formats.md 6.3)."""
+    """Its kernels are called SendRecv, too: NCCL has one kernel for both (mlcommons/chakra#185)."""
     run = run_of(data("torch", "facebookresearch+param", "et_replay", "tests", "inputs"))
     assert run.rows("SELECT count(*) FROM comms WHERE operation IN ('send', 'recv')") == [(0,)]
     assert run.rows("SELECT count(*) FROM comms WHERE operation = 'sendrecv'") == [(40,)]

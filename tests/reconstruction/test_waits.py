@@ -1,7 +1,7 @@
 """Waiting and moving of every communication operation.
 
-Golden numbers of Ascend are those of ascend-formats.md 16 and of the shared data's README, of megatron-tp8 those of
-the latter; recordings of H100 are compared with the kernels' own times.
+Golden numbers of Ascend are those that its profiler wrote (communication.json) and of the data's README, of
+megatron-tp8 those of the latter; recordings of H100 are compared with the kernels' own times.
 """
 
 from __future__ import annotations
@@ -155,7 +155,10 @@ def test_waiting_and_moving_make_up_every_operation(name: str) -> None:
 
 
 def test_a_message_of_16_mib_moves_in_tens_of_microseconds_on_nvlink() -> None:
-    """kineto-formats.md 9.5: about 70 us; what is longer is waiting, or a copy out of a buffer."""
+    """Sends of these runs that end before their receive has begun last about 70 us.
+
+    What is longer is waiting, or a copy out of a buffer.
+    """
     waits = _waits(h100("1f1b_m8"))
     moved = [w.transfer_ns for w in waits.values() if w.operation == "recv"]
     assert 50_000 < median(moved) < 110_000

@@ -143,8 +143,8 @@ def test_1f1b_with_a_delay_on_every_hop(p: int, m: int, k: int, c: int) -> None:
 
 
 # Occupancy and latency in units of f; windows of GPipe, 1F1B with receives posted ahead, 1F1B in blocking batches, and
-# 1F1B with 1, 2 and 4 extra forwards, posted ahead, in units of f: table "Sensitivity to a DC boundary" of the schedule
-# reference.
+# 1F1B with 1, 2 and 4 extra forwards, posted ahead, in units of f, as a simulator of events gave them that has nothing
+# of this replay in it.
 SENSITIVITY = [
     (0, 0, (117, 117, 117, 117, 117, 117)),
     (0, 0.5, (118, 132, 132, 118, 118, 118)),

@@ -189,7 +189,7 @@ def test_many_scenarios_of_a_pipeline_are_what_each_of_them_is(engine: str, monk
     ("p", "m", "k"), [(8, 64, 124), (16, 64, 148), (16, 256, 508), (32, 128, 308), (64, 512, 1132)]
 )
 def test_1f1b_with_a_delay_on_every_hop(engine: str, p: int, m: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makespan (m+p-1)(F+B) + k c on which four independent simulators agree; F = 10 ms, B = 20 ms (issue 5).
+    """Makespan (m+p-1)(F+B) + k c on which four independent simulators agree; F = 10 ms, B = 20 ms.
 
     The delay once as a transfer inside the DC, and once as the latency of a link; posted ahead.
     """

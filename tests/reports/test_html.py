@@ -118,7 +118,7 @@ def test_import_leaves_the_template_engine_alone() -> None:
 def test_the_answer_comes_first_and_is_that_of_the_closed_form(shown: Answer, parsed: Parsed) -> None:
     """1F1B over one boundary: its (m+p-1)(f+b) and 2c for each time that warm-up runs out; geopipe hides all but one.
 
-    schedules.md: with enough extra forwards (2c <= extra (f + b)) the step is (m+p-1)(f+b) + 2c; four hide 60 ms of
+    With enough extra forwards (2c <= extra (f + b)) the step is (m+p-1)(f+b) + 2c; four hide 60 ms of
     15 each. The memory holds one forward more than 1F1B's on rank 0: 6 + 4 + 1 GiB.
     """
     (geopipe,) = [r for r in shown.results if r.schedule == "geopipe"]

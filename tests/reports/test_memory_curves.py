@@ -43,7 +43,7 @@ def test_outline_is_the_highest_level_of_each_bin(steps: list[tuple[int, int]], 
 
 
 def test_curve_is_that_of_the_rank_that_needs_most() -> None:
-    """1F1B keeps p - r activations on rank r (schedules.md), so rank 0 has the highest peak: 8 + 4/2 + 1/4 GiB."""
+    """1F1B keeps p - r activations on rank r (arXiv 2104.04473): rank 0 has the highest peak, 8 + 4/2 + 1/4 GiB."""
     drawn = what_if(4, 8, [2, 2], causes=False)
     observed = panels_of(drawn, drawn.results[0])[0]
     worst = worst_of(observed)

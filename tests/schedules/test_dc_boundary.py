@@ -1,7 +1,9 @@
-"""Schedules over one DC boundary: table "Sensitivity to a DC boundary" of the schedule reference (schedules.md 5.4).
+"""Schedules over one DC boundary, against windows that a simulator of events gave, with nothing of this replay in it.
 
-p = 8, m = 32, f = i = w = 1, two DCs of four ranks, receives posted ahead; chunks have half the cost. The columns of
-GPipe, 1F1B and 1F1B with extra forwards are checked in tests/replays/test_closed_forms.py.
+There an action starts at the later of the end of the one before it on its rank and the arrival of its input; a message
+holds its directed link for its occupancy, first come first served, and arrives a latency later. p = 8, m = 32,
+f = i = w = 1, two DCs of four ranks, receives posted ahead; chunks have half the cost. The columns of GPipe, 1F1B and
+1F1B with extra forwards are checked in tests/replays/test_closed_forms.py.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ TABLE: list[tuple[float, float, tuple[float | None, ...]]] = [
 
 
 def one_link(hop: Hop) -> tuple[bool] | None:
-    """A link for each direction between the DCs, as the engine has it (design.md 6)."""
+    """A link for each direction between the DCs, as the engine has it."""
     return None if (hop.src_rank < 4) == (hop.dst_rank < 4) else (hop.src_rank < 4,)
 
 

@@ -1,7 +1,10 @@
 """Bubbles and peaks at zero delay, replayed, against closed forms.
 
-f, i and w are forward, input gradient and weight gradient of one stage (of a chunk where a rank has several). Formulas
-and tables are those of the schedule reference (schedules.md 5.2, 5.3, 11) unless said; peaks count stages, a byte each.
+f, i and w are forward, input gradient and weight gradient of one stage (of a chunk where a rank has several); peaks
+count stages, a byte each. Formulas are those of the papers and the public code named, or derived where it says so:
+GPipe, 1F1B and interleaved arXiv 2104.04473 (2.2); ZB-H1 and ZB-H2 arXiv 2401.10241; ZB-V, V-Half and V-Min arXiv
+2405.15362 and its code (sail-sg/zero-bubble-pipeline-parallelism, zbv.py and zbv_greedy.py); Hanayo arXiv 2308.15762;
+Chimera arXiv 2107.06925; DualPipe the README and dualpipe.py of deepseek-ai/DualPipe.
 """
 
 from __future__ import annotations
@@ -64,7 +67,7 @@ def spans(schedule: Schedule, *costs: int) -> list[int]:
     ],
 )
 def test_totals_of_crosspipe(name: str, chunks: int, placement: Placement, total: int) -> None:
-    """Its simulator's tests: p = 4, m = 8, T_F = T_B = T_W = 200 per rank."""
+    """Its simulator's tests (C-TC/Megatron-LM, test_pp_sim.py): p = 4, m = 8, T_F = T_B = T_W = 200 per rank."""
     per_chunk = 200 // chunks
     shape = PipelineShape(4, 8, chunks, placement)
     assert metrics(name, shape, (per_chunk,) * 3).window_ns == total
@@ -102,7 +105,7 @@ def test_zb_h2(p: int, costs: Split) -> None:
     ],
 )  # fmt: skip
 def test_zero_bubble_table(p: int, m: int, costs: Split, h1: int, h2: int) -> None:
-    """Bubbles within a rank, and peaks (p and 2p - 1), in tenths."""
+    """Bubbles within a rank, (p-1)(f+i-w) and (p-1)(f+i-2w), and peaks (p and 2p - 1), in tenths."""
     for name, within, peak in (("zb-h1", h1, p), ("zb-h2", h2, 2 * p - 1)):
         schedule = build_schedule(name, PipelineShape(p, m))
         assert max(spans(schedule, *costs)) - m * sum(costs) == within
@@ -204,7 +207,8 @@ def test_chimera(p: int) -> None:
         assert peaks == [p // 2 + 1 + min(r, p - 1 - r) for r in range(p)]
 
 
-# Makespan bubbles at (f, i, w, F&B) of (1, 1, 1, 3), (1, 1.2, 0.8, 3) and (1, 1, 1, 2.6): in tenths.
+# Makespan bubbles at (f, i, w, F&B) of (1, 1, 1, 3), (1, 1.2, 0.8, 3) and (1, 1, 1, 2.6), in tenths: the eight steps of
+# dualpipe.py replayed by a simulator of events that has nothing of this one.
 DUAL = [
     ("dualpipe", 4, 8, (20, 24, 16), 5),
     ("dualpipe", 8, 20, (60, 72, 40), 9),

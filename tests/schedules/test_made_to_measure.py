@@ -1,7 +1,8 @@
 """greedy and optimal: orders made for costs, links and memory.
 
-Expected are closed forms (schedules.md 4.4 and 5.2), every order of tiny pipelines tried out by an enumeration of
-the test's own, and the published cells of CrossPipe's optimal and greedy schedules.
+Expected are closed forms (written at each test; those of zero-bubble orders are of arXiv 2401.10241), every order of
+tiny pipelines tried out by an enumeration of the test's own, and the published cells of CrossPipe's optimal and greedy
+schedules.
 """
 
 from __future__ import annotations
@@ -190,7 +191,11 @@ def test_optimal_is_the_shortest_of_all_orders(work: Problem) -> None:
 @pytest.mark.parametrize(("p", "m"), [(1, 3), (2, 5), (4, 8), (8, 20)])
 @pytest.mark.parametrize("c", [0, 7, 40])
 def test_whole_backwards_reach_the_floor_with_memory_enough(p: int, m: int, c: int) -> None:
-    """(m + p - 1)(f + b) + 2c, the floor that no warm-up depth can go below (schedules.md 4.4)."""
+    """(m + p - 1)(f + b) + 2c, the floor that no warm-up depth can go below.
+
+    The first forward crosses the boundary before the last rank can begin and the last backward after it has ended:
+    2c; the last rank has m(f + b) to compute, and p - 1 others lie before and behind it.
+    """
     work = made(p, m, (10, 20, 0), hop=Hop(c), at=p // 2 - 1) if p > 1 else made(p, m, (10, 20, 0))
     floor = (m + p - 1) * 30 + (2 * c if p > 1 else 0)
     assert work.bound_ns() == floor
@@ -199,7 +204,10 @@ def test_whole_backwards_reach_the_floor_with_memory_enough(p: int, m: int, c: i
 
 @pytest.mark.parametrize(("p", "m"), [(2, 6), (4, 12), (8, 24)])
 def test_split_backwards_reach_the_window_of_zb_h2_with_memory_enough(p: int, m: int) -> None:
-    """No rank idles once it has begun: m(f + i + w) and the fill of (p - 1) f (schedules.md 5.2 at f = i = w)."""
+    """No rank idles once it has begun: m(f + i + w) and the fill of (p - 1) f.
+
+    Within a rank ZB-H2 idles (p - 1)(f + i - 2w), none at f = i = w (arXiv 2401.10241).
+    """
     for room in (None, 4 * (2 * p - 1)):  # ZB-H2's memory, 2p - 1 microbatches, is enough
         work = made(p, m, (1, 1, 1), room=room)
         assert window_ns(work, best_listed(work)) == 3 * m + p - 1
@@ -208,7 +216,7 @@ def test_split_backwards_reach_the_window_of_zb_h2_with_memory_enough(p: int, m:
 @has_ortools
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (3, 6), (4, 8)])
 def test_optimal_with_the_memory_of_zb_h1_is_no_longer_than_it(p: int, m: int) -> None:
-    """m(f + i + w) + (p - 1)(f + i - w) at f = i = w with p microbatches on every rank (schedules.md 5.2)."""
+    """m(f + i + w) + (p - 1)(f + i - w) at f = i = w with p microbatches on every rank (arXiv 2401.10241)."""
     assert solve(made(p, m, (2, 2, 2), room=4 * p), 60).window_ns <= 6 * m + 2 * (p - 1)
 
 

@@ -1,7 +1,8 @@
 """Orders of the schedules with split backwards and several stages per rank.
 
-Totals at zero delay are those of CrossPipe's simulator tests (schedules.md 11: p=4, m=8, T_F = T_B = T_W = 200,
-T_B the input gradient), closed forms those of schedules.md 5.2; orders were written out by hand or recorded.
+Totals at zero delay are those of CrossPipe's simulator tests (C-TC/Megatron-LM, branch crossdc, test_pp_sim.py: p=4,
+m=8, T_F = T_B = T_W = 200, T_B the input gradient), closed forms those of the papers named; orders were written out by
+hand or recorded.
 """
 
 from __future__ import annotations
@@ -55,21 +56,21 @@ def test_zb_v_leaves_no_rank_idle_between_its_first_and_last_action() -> None:
 
 @given(p=st.integers(2, 6), rounds=st.integers(2, 4), f=st.integers(1, 9), b=st.integers(1, 9), v=st.integers(2, 3))
 def test_interleaving_divides_the_bubble_of_1f1b_by_the_chunks(p: int, rounds: int, f: int, b: int, v: int) -> None:
-    """(p - 1)(f + B) / v with f and B of a whole rank (schedules.md 5.2)."""
+    """(p - 1)(f + B) / v with f and B of a whole rank (arXiv 2104.04473, 2.2)."""
     shape = PipelineShape(p, p * rounds, v)
     assert _window(build_schedule("interleaved", shape), f, b, 0) == (p * rounds * v + p - 1) * (f + b)
 
 
 @given(p=st.integers(2, 6), more=st.integers(0, 6), t=st.integers(1, 9))
 def test_zb_h1_has_a_third_of_the_bubble_of_1f1b(p: int, more: int, t: int) -> None:
-    """(p - 1)(f + i - w), i the input gradient, at f = i = w (schedules.md 5.2)."""
+    """(p - 1)(f + i - w), i the input gradient, at f = i = w (arXiv 2401.10241)."""
     shape = PipelineShape(p, 2 * p + more)
     assert _window(build_schedule("zb-h1", shape), t, t, t) == (3 * shape.microbatches + p - 1) * t
 
 
 @pytest.mark.parametrize(("p", "m"), [(4, 12), (8, 24)])
 def test_zb_h1_holds_p_microbatches_on_every_stage(p: int, m: int) -> None:
-    """The peaks of schedules.md 11, counted in the order itself."""
+    """As many as 1F1B's first stage (arXiv 2401.10241), counted in the order itself."""
     for order in build_schedule("zb-h1", PipelineShape(p, m)).orders:
         held = peak = 0
         for action in order:

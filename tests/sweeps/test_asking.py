@@ -49,7 +49,7 @@ def test_values_are_lists_and_ranges() -> None:
     assert len(parse_bandwidths("10..640Gbit/s")) == 6 * 4 + 1
     assert parse_bandwidths("500Mbit/s..8Gbit/s*1") == tuple(GBIT // 2 << octave for octave in range(5))
     assert parse_latencies("0ms,1..4ms*1") == (0, 1_000_000, 2_000_000, 4_000_000)
-    assert parse_distances("80km,1000km") == (400_000, 5_000_000)  # 5 us per km (schedules.md 4.5)
+    assert parse_distances("80km,1000km") == (400_000, 5_000_000)  # 5 us per km
     assert parse_numbers("8..64,12") == (8, 16, 32, 64, 12)
     assert parse_sizes("64GiB,80GiB") == (64 << 30, 80 << 30)
     assert parse_warm_ups("auto;0..2;2,2,0,0;1") == (None, 0, 1, 2, (2, 2, 0, 0))

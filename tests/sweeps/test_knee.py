@@ -1,4 +1,4 @@
-"""Knee, hidden latency and what it costs against the closed forms of schedules.md 4.4 (derived model of this tool).
+"""Knee, hidden latency and what it costs against closed forms (derived model of this tool, no paper's).
 
 Equal stages, receives posted ahead, one boundary after stage s, k = p - s, c = latency + occupancy, n extra forwards:
 T = (m + p - 1)(f + B) + 2c + r max(0, 2c - n (f + B)), r = floor((m - 1 - k - n) / (n + 2)) + 1.
@@ -81,7 +81,7 @@ def test_hbm_per_hidden_millisecond_is_an_activation_per_half_a_cycle() -> None:
 
 
 def test_memory_limits_what_a_chosen_warm_up_hides() -> None:
-    """HBM for p + n microbatches on the first stage: n is the deepest (schedules.md 4.4); without a limit, all."""
+    """HBM for p + n microbatches on the first stage: n is the deepest, as 1F1B holds p there; without a limit, all."""
     p, m, n = 4, 16, 3
     swept = {"bandwidths_bytes_per_s": (FAST,), "latencies_ns": (40_000 * US,)}
     limits = (p * ACTIVATION - 1, (p + n) * ACTIVATION, 1000 * ACTIVATION)
@@ -107,7 +107,7 @@ def test_a_few_latencies_stand_for_many() -> None:
 
 
 def test_a_fixed_link_that_is_in_the_way_hides_nothing_of_the_others() -> None:
-    """Two messages of half a cycle each in all 1F1B's round trips (schedules.md 4.4): far above 1 % without latency."""
+    """Two messages of half a cycle each in all 1F1B's round trips (2c each): far above 1 % without latency."""
     slow = round(PAYLOAD * 1e9 / (CYCLE / 2))
     fixed = tuple(Link(src, dst, slow, US) for src, dst in (("dc0", "dc1"), ("dc1", "dc0")))
     pipe = pipeline(4, 16, FORWARD, BACKWARD, payload_bytes=PAYLOAD, activation_bytes=ACTIVATION, static_bytes=0)

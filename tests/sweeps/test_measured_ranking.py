@@ -1,4 +1,4 @@
-"""A sweep over the links that were measured ranks depths and schedules as the machine did (issue 6)."""
+"""A sweep over the links that were measured ranks depths and schedules as the machine did."""
 
 from __future__ import annotations
 

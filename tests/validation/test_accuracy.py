@@ -1,4 +1,4 @@
-"""The accuracy that issue 5 promises, on every measured row of the recorded machine."""
+"""How accurate predictions are, on every measured row of the recorded machine."""
 
 from __future__ import annotations
 

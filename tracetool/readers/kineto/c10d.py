@@ -2,8 +2,8 @@
 
 On gloo there are no ``record_param_comms`` records and no kernels: an op ``c10d::send`` names the peer (inside
 its group) and, with ``record_shapes``, what is sent; an annotation ``gloo:send`` that begins inside it lasts until
-somebody waits for the work. On NCCL the records lack the peer before torch 2.6, which the op around them then tells
-(the project's ``kineto-formats`` reference, 9.1 and 9.2).
+somebody waits for the work. On NCCL the records lack the peer before torch 2.6, which the op around them then tells:
+the third item of its ``Concrete Inputs``, a rank of the group.
 """
 
 from __future__ import annotations

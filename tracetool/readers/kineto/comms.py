@@ -1,7 +1,7 @@
 """Ties the communication kernels of a Kineto trace to the host records that describe them.
 
-Kernels of coalesced batches carry no metadata; the ``record_param_comms`` records of the operations in
-the batch come before its launch, on the same thread (the project's ``kineto-formats`` reference, 9.2).
+Kernels of coalesced batches carry no metadata (pytorch/pytorch#194693); the ``record_param_comms`` records of the
+operations in the batch come before its launch, on the same thread, and before the ``nccl:coalesced`` span opens.
 """
 
 from __future__ import annotations
