@@ -102,7 +102,7 @@ def test_the_wheel_holds_the_package_and_the_compiled_parts(tmp_path: Path) -> N
     extensions = {f"tracetool/readers/chrome/_scan{suffix}", f"tracetool/replays/_engine{suffix}"}
     kept = {
         path
-        for pattern in ("*.md", "*.py", "*.pyi", "*.sql", "static/*", "py.typed")
+        for pattern in ("*.json", "*.md", "*.py", "*.pyi", "*.sql", "static/*", "py.typed")
         for path in (ROOT / "tracetool").rglob(pattern)
     }
     assert held == {path.relative_to(ROOT).as_posix() for path in kept} | extensions

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pytest
-from helpers.recorded import ROOT, SAMPLES, looked_at, run_of
+from helpers.accuracy import sizes_errors
+from helpers.recorded import SAMPLES, looked_at, run_of
 from helpers.synthetic import found, pipeline, places, scenario
 
 from tracetool.advice import advise
@@ -17,7 +17,7 @@ from tracetool.advice.fixed import fixed_parts
 from tracetool.costs.rescaled import Batch, fixed_by_fit, with_batch
 from tracetool.errors import ScenarioError
 from tracetool.model.action import ActionKind
-from tracetool.model.pipeline import ActionCost, Pipeline
+from tracetool.model.pipeline import ActionCost
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology, parse_dc_map, parse_link
 
@@ -115,35 +115,12 @@ def test_gradients_weights_and_fixed_times_stay() -> None:
     assert bigger.ranks == pipe.ranks
 
 
-def _layers() -> dict[Batch, dict[str, int]]:
-    rows = json.loads((ROOT / "tests" / "data" / "batches" / "h200.json").read_text(encoding="utf-8"))["rows"]
-    return {Batch(row["mbs"], row["seq"]): row for row in rows}
-
-
-def _recorded(row: dict[str, int]) -> Pipeline:
-    return pipeline(1, 2, row["forward_ns"], row["both_ns"] - row["forward_ns"])
-
-
-def _both_ns(pipe: Pipeline) -> int:
-    return sum(costs[1].duration_ns for costs in pipe.stages[0].costs.values())
-
-
-@pytest.mark.parametrize("by", ["kernels", "fit"])
-def test_layers_that_were_measured_are_within_the_error_that_is_told(by: str) -> None:
-    rows, base, hidden = _layers(), Batch(1, 2048), 4096
-    fixed = {(0, ActionKind.BACKWARD, 1): rows[base]["sums_ns"]}
-    if by == "fit":
-        other = Batch(4, 2048)
-        fixed = fixed_by_fit(_recorded(rows[base]), base, _recorded(rows[other]), other, hidden=hidden)
-    errors = {}
-    for batch, row in rows.items():
-        if batch.tokens <= 4 * base.tokens and batch.length <= 2 * base.length:
-            ours = with_batch(_recorded(rows[base]), base, batch, hidden=hidden, fixed_ns=fixed)
-            errors[batch] = abs(_both_ns(ours) / row["both_ns"] - 1)
-    assert len(errors) == 9
-    assert max(errors.values()) <= EXTRAPOLATION_ERROR_RATIO
-    if by == "kernels":
-        assert max(errors.values()) > EXTRAPOLATION_ERROR_RATIO - 0.01
+@pytest.mark.parametrize("by_fit", [False, True])
+def test_layers_that_were_measured_are_within_the_error_that_is_told(*, by_fit: bool) -> None:
+    errors = sizes_errors(by_fit=by_fit)
+    assert max(errors) <= EXTRAPOLATION_ERROR_RATIO
+    if not by_fit:
+        assert max(errors) > EXTRAPOLATION_ERROR_RATIO - 0.01
 
 
 def test_a_fit_gives_back_the_line_that_two_recordings_lie_on() -> None:

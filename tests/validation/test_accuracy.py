@@ -1,26 +1,37 @@
-"""How accurate predictions are, on every measured row of the recorded machine."""
+"""How accurate predictions are, on every measured row of the recorded machine, and where those figures stand."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
-from helpers.recorded import data, rebuilt
+from helpers.accuracy import CHANGES, SPLIT, WHOLE, measure, text_of, validated
+from helpers.recorded import ROOT
 
-from tracetool.validation import Sources, validate
-from tracetool.validation.measured import read_measurements
+from tracetool.whatif.accuracy import widened
+from tracetool.whatif.seen_errors import FILE, SEEN
 
 if TYPE_CHECKING:
     from tracetool.validation.rows import Row
 
 TENSOR_PARALLEL = "tp2pp2_1f1b_m8"
+RECORDED_H100 = (*WHOLE, SPLIT)
+IN_README = (
+    ("rt1f1b_m8", "whole"),
+    ("rt1f1b_m8", "recut"),
+    ("rt1f1b_m8", "per-edge"),
+    ("1f1b_m8", "whole"),
+    ("gpipe_m8", "whole"),
+    ("zbh1_m8", "all"),
+    ("megatron 1f1b_m8", "1f1b, gpipe"),
+    ("megatron 1f1b_m8", "interleaved"),
+    ("megatron vpp2_overlap_m8", "interleaved"),
+)
 
 
 def _rows(base: str) -> dict[str, Row]:
     """All rows that are of the recorded shape, by name; memory comes from the recording that has it."""
-    measurements = read_measurements(data("h100-pp4", "measured.json"))
-    done = validate(Sources(rebuilt(base), rebuilt("1f1b_m8_mem")), measurements)
-    rows = {row.measured.name: row for row in done.rows}
+    rows = {row.measured.name: row for row in validated(base).rows}
     assert [name for name, row in rows.items() if row.prediction is None] == [TENSOR_PARALLEL]
     del rows[TENSOR_PARALLEL]
     assert len(rows) == 21
@@ -66,8 +77,7 @@ def test_everything_from_one_recording_in_blocking_batches() -> None:
 
 def test_a_communicator_per_edge_from_one_recording_in_order() -> None:
     """Steps measured with one per pair of ranks and direction, over links and not: within the machine's own scatter."""
-    measurements = read_measurements(data("h100-pp4", "measured-per-edge.json"))
-    done = validate(Sources(rebuilt("rt1f1b_m8"), rebuilt("1f1b_m8_mem")), measurements)
+    done = validated("rt1f1b_m8", "measured-per-edge.json")
     assert {row.measured.p2p for row in done.rows} == {"per-edge"}
     assert len(done.errors) == len(done.rows) == 8
     assert _mean(list(map(abs, done.errors))) <= 0.007
@@ -77,8 +87,7 @@ def test_a_communicator_per_edge_from_one_recording_in_order() -> None:
 @pytest.mark.parametrize("base", ["rt1f1b_m8", "1f1b_m8", "gpipe_m8"])
 def test_a_recording_replays_to_itself_within_half_a_percent(base: str) -> None:
     """What is taken out of its times for load and interference is what replay puts back in."""
-    found = rebuilt(base)
-    done = validate(Sources(found), read_measurements(data("h100-pp4", "measured.json")))
+    done = validated(base)
     assert done.replayed_ns == pytest.approx(done.recorded_ns, rel=0.005)
 
 
@@ -88,3 +97,54 @@ def test_a_recording_whose_hosts_were_held_up_predicts_orders_that_were_not() ->
     errors = _errors(rows)
     assert _mean(errors) <= 0.03
     assert max(errors) <= 0.05
+
+
+def test_the_file_of_errors_is_what_the_recordings_give() -> None:
+    assert FILE.read_text(encoding="utf-8") == text_of(measure()), "run in tests: python -m helpers.accuracy"
+
+
+def test_what_is_given_covers_what_was_seen() -> None:
+    for errors in SEEN.steps:
+        if errors.recorded in RECORDED_H100:
+            kind = "split" if errors.predicted == "all" else "recut" if errors.predicted == "recut" else "whole"
+            assert errors.largest_ratio <= SEEN.given_step_ratio[kind], errors
+    assert SEEN.sizes_ratio <= SEEN.given_sizes_ratio
+    assert all(errors.largest_ratio <= SEEN.given_peak_ratio for errors in SEEN.peaks)
+    assert [(e.backwards, e.change) for e in SEEN.changes] == [(b, c) for b in ("whole", "split") for c in CHANGES]
+
+
+def _tables() -> list[list[list[str]]]:
+    """Tables of README's section on accuracy, as cells."""
+    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## Accuracy\n")[2].partition("\n## ")[0]
+    blocks = [block.splitlines() for block in section.split("\n\n") if block.startswith("|")]
+    return [[[cell.strip() for cell in line.strip("|").split("|")] for line in block[2:]] for block in blocks]
+
+
+def _percent(ratio: float) -> str:
+    return f"{ratio * 100:.1f} %"
+
+
+def test_readme_has_the_figures_of_the_file() -> None:
+    """Each row of its tables is a row of the file, in this order."""
+    steps = {(e.recorded, e.predicted): [_percent(e.mean_ratio), _percent(e.largest_ratio)] for e in SEEN.steps}
+    four, two, changes = _tables()
+    assert [cells[2:] for cells in four] == [steps[row] for row in IN_README[:6]]
+    assert [cells[2:] for cells in two] == [steps[row] for row in IN_README[6:]]
+    whole, split = ([e for e in SEEN.changes if e.backwards == backwards] for backwards in ("whole", "split"))
+    assert [cells[1:] for cells in changes[:3]] == [
+        [str(e.pairs), _percent(e.largest_ratio), f"{widened(e.largest_ratio) * 100:g} %"] for e in whole
+    ]
+    given = sorted(widened(e.largest_ratio) * 100 for e in split)
+    assert changes[3][1:] == [
+        str(sum(e.pairs for e in split)),
+        _percent(max(e.largest_ratio for e in split)),
+        f"{given[0]:g} to {given[-1]:g} %",
+    ]
+
+
+def test_readme_has_the_peaks_of_the_file() -> None:
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    four, one = SEEN.peaks
+    assert f"within {_percent(four.largest_ratio)} of {four.configurations} measured configurations" in text
+    assert f"within {_percent(one.largest_ratio)} of {one.configurations} of one H200" in text
+    assert f"up to {SEEN.given_peak_ratio * 100:g} % too low" in text

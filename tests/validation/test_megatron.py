@@ -5,17 +5,13 @@ Which launches count as undisturbed was chosen among rules with these rows in vi
 
 from __future__ import annotations
 
-from helpers.recorded import data, looked_at, run_of
-
-from tracetool.validation import Sources, validate
-from tracetool.validation.measured import read_measurements
+from helpers.accuracy import validated_megatron
 
 
 def test_orders_follow_from_a_recording_whose_hosts_wait_after_every_batch() -> None:
     """1F1B, deeper warm-ups, GPipe order and interleaved with overlapped messages, of 4 to 16 microbatches, from 8."""
-    folder = data("megatron", "1f1b_m8")
     for step in (1, 2):
-        done = validate(Sources(looked_at(run_of(folder), step=step)), read_measurements(folder / "measured.json"))
+        done = validated_megatron("1f1b_m8", step)
         errors = {row.measured.name: row.error_ratio for row in done.rows}
         assert len(errors) == 12
         assert all(error is not None and abs(error) < 0.05 for error in errors.values()), errors
@@ -30,11 +26,10 @@ def test_orders_follow_from_a_recording_whose_hosts_wait_after_every_batch() -> 
 
 def test_interleaved_steps_follow_from_an_interleaved_recording_whose_hosts_were_held_up() -> None:
     """4, 8 and 16 microbatches from either of two steps, one of them 3 % longer than the other under the profiler."""
-    folder = data("megatron", "vpp2_overlap_m8")
     for step in (1, 2):
-        found = looked_at(run_of(folder), step=step)
-        assert [f.subject for f in found.findings if f.fact == "launches"] == ["rank 0", "rank 1"]
-        done = validate(Sources(found), read_measurements(folder / "measured.json"))
+        done = validated_megatron("vpp2_overlap_m8", step)
+        findings = done.sources.run.findings
+        assert [f.subject for f in findings if f.fact == "launches"] == ["rank 0", "rank 1"]
         errors = [abs(row.error_ratio) for row in done.rows if row.error_ratio is not None]
         assert len(errors) == 4
         assert max(errors) < 0.03

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from helpers.recorded import ROOT, data, rebuilt
+from helpers.accuracy import FILES, H200_MEMORY, validated
+from helpers.recorded import ROOT
 from helpers.synthetic import found, pipeline
 
 from tracetool.validation import Sources, Validation, validate
@@ -17,8 +18,8 @@ P, M, PAYLOAD, STATIC = 4, 8, 64 * 2**20, 4 * 2**30
 
 def test_peaks_of_all_schedules_are_those_that_were_allocated() -> None:
     """Nothing was fitted to them: 19 configurations of 8 and 16 microbatches, 61 peaks of single ranks."""
-    measured = read_measurements(ROOT / "tests" / "data" / "h200-memory" / "measured.json")
-    done = validate(Sources(rebuilt("rt1f1b_m8"), rebuilt("1f1b_m8_mem")), measured)
+    measured = read_measurements(ROOT / "tests" / "data" / H200_MEMORY / "measured.json")
+    done = validated("rt1f1b_m8", H200_MEMORY)
     errors = [abs(e) for row in done.rows for e in row.peak_error_ratios if e is not None]
     assert len(errors) == sum(gib is not None for step in measured.steps for gib in step.peak_allocated_gib or ()) == 61
     assert max(errors) <= 0.01
@@ -27,10 +28,10 @@ def test_peaks_of_all_schedules_are_those_that_were_allocated() -> None:
     assert set(after.values()) == {0, 8}
 
 
-@pytest.mark.parametrize("name", ["measured.json", "measured-per-edge.json"])
+@pytest.mark.parametrize("name", FILES)
 def test_peaks_of_the_pipeline_of_four_ranks(name: str) -> None:
     """What H100s allocated, with and without links, of 8 and 16 microbatches."""
-    done = validate(Sources(rebuilt("rt1f1b_m8"), rebuilt("1f1b_m8_mem")), read_measurements(data("h100-pp4", name)))
+    done = validated("rt1f1b_m8", name)
     assert done.max_peak_error_ratio is not None
     assert done.max_peak_error_ratio <= 0.005
 

@@ -21,6 +21,7 @@ from tracetool.schedules import build_schedule
 from tracetool.units import format_size
 from tracetool.whatif.depth import choose_depth
 from tracetool.whatif.memory_limit import fits
+from tracetool.whatif.seen_errors import SEEN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from tracetool.model.scenario import Scenario
     from tracetool.reconstruction import Reconstruction
 
-EXTRAPOLATION_ERROR_RATIO = 0.05
-"""Largest error of a forward and backward that were extrapolated within the bounds below (tests/data/batches)."""
+EXTRAPOLATION_ERROR_RATIO = SEEN.given_sizes_ratio
+"""Error of a forward and backward that were extrapolated within the bounds below."""
 
 MOST_TOKENS_RATIO = 4
 _LENGTHS = (Fraction(1, 2), Fraction(1), Fraction(2))

@@ -1,41 +1,26 @@
 """How far off predictions were on recorded runs: of step times, and of what one step differs by from another.
 
-The figures stand here once; tests hold them to every measured row there is (README, Accuracy).
+The figures are ``seen_errors``'; tests hold them to every measured row there is (README, Accuracy).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from tracetool.model.action import ActionKind
 from tracetool.whatif.depth import RELEVANT_RATIO
+from tracetool.whatif.seen_errors import SEEN
 
 if TYPE_CHECKING:
     from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule
     from tracetool.model.topology import Topology
+    from tracetool.whatif.seen_errors import Backwards, Change
 
 _TRIED = ("1f1b", "gpipe", "geopipe", "zb-h1", "interleaved", "observed")
-_STEP_RATIO = 0.04
-_RECUT_STEP_RATIO = 0.02
-_SPLIT_STEP_RATIO = 0.06
-
-Change = Literal["inside", "links", "scenario"]
-"""In what two predictions differ, as far as errors of the difference do.
-
-- inside: in order, depth or how transfers are issued, inside one data centre.
-- links: in any of these, over the same links.
-- scenario: in links or microbatches, and maybe in any of these.
-"""
-
-_LARGEST_SEEN: dict[Change, float] = {"inside": 0.026, "links": 0.04, "scenario": 0.041}
-_LARGEST_SEEN_SPLIT: dict[Change, float] = {"inside": 0.032, "links": 0.048, "scenario": 0.052}
-"""Largest errors of a change over all pairs of measured rows, each predicted from one recording: one with whole
-backwards, and one with split ones, which the profiler slowed down."""
-
 _WIDER = 1.25
 """Errors given are so many times the largest seen: then of pairs of runs that were held back at least 95 in 100 lie
 within what the others tell (a test draws them)."""
@@ -88,8 +73,8 @@ def known_error(
     if not tried or any(rank.load is None or rank.load.device != "H100" for rank in measured.ranks):
         return None
     is_split = any(ActionKind.BACKWARD_WEIGHT in stage.costs for stage in measured.stages)
-    seen = _SPLIT_STEP_RATIO if is_split else _RECUT_STEP_RATIO if is_recut else _STEP_RATIO
-    return KnownError(max(seen, own_ratio), own_ratio, scenario.topology, microbatches, is_split)
+    given = SEEN.given_step_ratio["split" if is_split else "recut" if is_recut else "whole"]
+    return KnownError(max(given, own_ratio), own_ratio, scenario.topology, microbatches, is_split)
 
 
 def change_of(base: KnownError, other: KnownError) -> Change:
@@ -109,8 +94,8 @@ def change_error_ratio(base: KnownError | None, other: KnownError | None, change
     """
     if base is None or other is None:
         return None
-    seen = _LARGEST_SEEN_SPLIT if base.is_split or other.is_split else _LARGEST_SEEN
-    given = widened(seen[change_of(base, other)])
+    backwards: Backwards = "split" if base.is_split or other.is_split else "whole"
+    given = widened(SEEN.largest_of_change(backwards, change_of(base, other)))
     # Of the longer step: whichever of the two is called the base, a change is within the error or is not.
     return max(given, base.own_ratio, other.own_ratio) * max(1.0, 1 + change_ratio)
 

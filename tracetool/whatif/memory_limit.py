@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tracetool.whatif.seen_errors import SEEN
+
 if TYPE_CHECKING:
     from tracetool.model.metrics import Metrics
     from tracetool.model.scenario import Scenario
@@ -41,9 +43,8 @@ class Shortage:
     first: Violation
 
 
-PEAK_ERROR_RATIO = 0.04
-"""Predicted peaks were up to so much too low on recorded runs where a trace does not name the blocks it frees (0.3 %
-where it does): so close to the limit, "fits" is "maybe"."""
+PEAK_ERROR_RATIO = SEEN.given_peak_ratio
+"""So close to the limit, "fits" is "maybe"."""
 
 
 def fits(metrics: Metrics, scenario: Scenario) -> bool | None:
