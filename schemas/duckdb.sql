@@ -331,7 +331,7 @@ COMMENT ON COLUMN idles.timeline IS 'Timeline of the row: ''observed'', or a rep
 COMMENT ON COLUMN idles.rank IS 'Global rank.';
 COMMENT ON COLUMN idles.start_ns IS 'From the start of the pipeline window.';
 COMMENT ON COLUMN idles.duration_ns IS 'Length.';
-COMMENT ON COLUMN idles.cause IS 'fill, drain, dependency, channel, host, profiler_overhead, memory, cross_dc_latency or cross_dc_bandwidth.';
+COMMENT ON COLUMN idles.cause IS 'What held the rank''s next action back longest; names as in a report''s idle.';
 COMMENT ON COLUMN idles.before_action IS 'The rank''s next action, as in 2F0; null after its last one.';
 COMMENT ON COLUMN idles.src_rank IS 'Sender of the message whose way caused it, where one did.';
 COMMENT ON COLUMN idles.dst_rank IS 'Its receiver.';

@@ -95,7 +95,7 @@ _EXPORTS = {
     "ActionKind": "tracetool.model.action",
     "Advice": "tracetool.advice",
     "Answer": "tracetool.whatif.results",
-    "Cause": "tracetool.model.idle",
+    "Cause": "tracetool.causes.cause",
     "Comparison": "tracetool.comparison",
     "Explanation": "tracetool.explanation",
     "Grid": "tracetool.sweeps",
@@ -137,6 +137,7 @@ __all__ = ["__version__", *sorted(_EXPORTS)]  # noqa: PLE0604 - names of lazily 
 if TYPE_CHECKING:
     from tracetool.advice import Advice as Advice
     from tracetool.advice import advise as advise
+    from tracetool.causes.cause import Cause as Cause
     from tracetool.comparison import Comparison as Comparison
     from tracetool.comparison.asked import compare as compare
     from tracetool.errors import TraceToolError as TraceToolError
@@ -147,7 +148,6 @@ if TYPE_CHECKING:
     from tracetool.ingestion.runs import open_run as open_run
     from tracetool.model.action import Action as Action
     from tracetool.model.action import ActionKind as ActionKind
-    from tracetool.model.idle import Cause as Cause
     from tracetool.model.metrics import Metrics as Metrics
     from tracetool.model.metrics import measure as measure
     from tracetool.model.pipeline import Pipeline as Pipeline

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tracetool.causes import idle_by_cause, idle_intervals, idles_of, mean_by_cause
+from tracetool.causes.cause import Cause
 from tracetool.errors import ScheduleDeadlock, UnsupportedShape
 from tracetool.model.action import ActionKind
-from tracetool.model.idle import Cause, Idle
 from tracetool.model.metrics import measure
 from tracetool.model.pipeline import P2P_MODES, ActionCost, Pipeline, RankProfile, StageProfile
 from tracetool.model.scenario import LINK_SHARINGS, Scenario
@@ -27,6 +27,7 @@ from tracetool.replays import Replayed, replay
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tracetool.causes.idle import Idle
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.schedule import Schedule
 

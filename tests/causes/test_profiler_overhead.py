@@ -9,9 +9,9 @@ from helpers.recorded import data, run_of
 from helpers.small_pipeline import KERNEL_US, Job, write
 
 from tracetool.causes import idle_by_cause, idle_intervals, profiler_ns
+from tracetool.causes.cause import Cause
 from tracetool.explanation import explain
 from tracetool.ingestion import ingest
-from tracetool.model.idle import Cause
 from tracetool.model.topology import Topology
 from tracetool.reconstruction import reconstruct
 from tracetool.whatif.answer import answer

@@ -9,14 +9,14 @@ from helpers.idle_checks import check, sums
 from helpers.recorded import SAMPLES, data, looked_at, rebuilt, run_of, small
 
 from tracetool.causes import critical_path, idle_intervals, idles_of
-from tracetool.model.idle import Cause
+from tracetool.causes.cause import Cause
 from tracetool.model.metrics import measure
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology
 from tracetool.replays import replay
 
 if TYPE_CHECKING:
-    from tracetool.model.idle import Idle
+    from tracetool.causes.idle import Idle
     from tracetool.reconstruction import Reconstruction
     from tracetool.replays import Replayed
 

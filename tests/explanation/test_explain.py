@@ -13,9 +13,9 @@ from helpers.recorded import ROOT, SAMPLES, run_of
 from helpers.synthetic import found, pipeline, places, scenario, window_ns
 
 from tracetool.causes import idles_of
+from tracetool.causes.cause import Cause
 from tracetool.cli import run
 from tracetool.explanation import explain
-from tracetool.model.idle import Cause
 from tracetool.model.pipeline import P2P_MODES
 from tracetool.replays import replay
 from tracetool.reports import RunFacts
@@ -25,8 +25,8 @@ from tracetool.reports.explanation.text import render_text
 from tracetool.whatif.answer import answer
 
 if TYPE_CHECKING:
+    from tracetool.causes.removals import Removal
     from tracetool.explanation import Explanation
-    from tracetool.explanation.removing import Removal
     from tracetool.model.pipeline import P2PMode
 
 P, M, F, B, TAIL = 4, 8, 1000, 2000, 500

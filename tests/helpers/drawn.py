@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from helpers import synthetic
 
-from tracetool.model.idle import Cause, Idle
+from tracetool.causes.cause import Cause
+from tracetool.causes.idle import Idle
 from tracetool.model.metrics import measure
 from tracetool.model.scenario import Scenario
 from tracetool.replays import replay

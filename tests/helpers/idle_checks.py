@@ -10,7 +10,8 @@ from tracetool.model.metrics import measure
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.model.idle import Cause, Idle
+    from tracetool.causes.cause import Cause
+    from tracetool.causes.idle import Idle
     from tracetool.model.timeline import Timeline
 
 

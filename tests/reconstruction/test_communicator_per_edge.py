@@ -13,7 +13,7 @@ import pytest
 from helpers.recorded import data, run_of
 
 from tracetool.causes import idle_intervals
-from tracetool.model.idle import Cause
+from tracetool.causes.cause import Cause
 from tracetool.model.topology import Topology
 from tracetool.reconstruction import reconstruct
 from tracetool.replays import replay

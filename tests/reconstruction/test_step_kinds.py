@@ -10,12 +10,12 @@ from helpers.recorded import data, run_of
 from helpers.small_pipeline import FORWARD_NS, MIB, Job, forwards, gpipe, one_f_one_b, write
 
 from tracetool.causes import idle_by_cause, idle_intervals
+from tracetool.causes.cause import Cause
 from tracetool.cli import main
 from tracetool.errors import ReconstructError, UnsupportedShape
 from tracetool.ingestion import ingest
 from tracetool.ingestion.runs import derive
 from tracetool.model.action import ActionKind
-from tracetool.model.idle import Cause
 from tracetool.model.metrics import measure
 from tracetool.model.topology import Topology
 from tracetool.reconstruction import look_at_steps, reconstruct

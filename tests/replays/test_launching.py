@@ -12,9 +12,9 @@ import pytest
 from helpers.synthetic import found, pipeline, replayed, scenario, window_ns
 
 from tracetool.causes import idles_of
+from tracetool.causes.cause import Cause
 from tracetool.explanation import explain
 from tracetool.model.action import ActionKind
-from tracetool.model.idle import Cause
 from tracetool.model.metrics import measure
 from tracetool.model.pipeline import P2P_MODES, Launch, P2PMode, Pipeline
 

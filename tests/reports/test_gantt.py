@@ -13,8 +13,9 @@ import pytest
 from helpers.drawn import laid_out, with_idles
 from matplotlib.path import Path
 
+from tracetool.causes.cause import Cause
+from tracetool.causes.idle import Idle
 from tracetool.model.action import ActionKind
-from tracetool.model.idle import Cause, Idle
 from tracetool.model.pipeline import ActionCost, Pipeline, RankProfile, StageProfile, TailPart
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape
@@ -23,7 +24,6 @@ from tracetool.reconstruction import Reconstruction
 from tracetool.replays import replay
 from tracetool.reports import RunFacts
 from tracetool.reports.gantt import picture as gantt
-from tracetool.reports.gantt.looks import LOOKS
 from tracetool.reports.gantt.picture import REPORT, render_gantt
 from tracetool.schedules import build_schedule
 from tracetool.whatif.answer import answer
@@ -251,7 +251,7 @@ def test_causes_that_occur_are_hatched_and_summed() -> None:
     panel = laid_out(lambda: gantt.gantt_figure(told)).axes[2]
     hatched = {patch.get_hatch(): rectangles(patch) for patch in panel.patches if patch.get_hatch()}
     # Intervals that touch are one rectangle.
-    assert hatched == {LOOKS[Cause.FILL].hatch: 1, LOOKS[Cause.CROSS_DC_LATENCY].hatch: 1}
+    assert hatched == {Cause.FILL.look.hatch: 1, Cause.CROSS_DC_LATENCY.look.hatch: 1}
 
 
 def test_a_dollar_in_a_name_is_no_formula() -> None:

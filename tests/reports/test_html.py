@@ -13,7 +13,8 @@ import pytest
 from helpers import synthetic
 from helpers.browser import Browser, chromium
 
-from tracetool.model.idle import CAUSES, Cause, Idle
+from tracetool.causes.cause import Cause
+from tracetool.causes.idle import Idle
 from tracetool.model.topology import Topology
 from tracetool.reports import RunFacts, report_for
 from tracetool.reports.html.idle import idle_view
@@ -249,7 +250,7 @@ def test_idle_time_is_told_by_cause_and_sums_to_the_bubble(shown: Answer) -> Non
     (geopipe,) = [r for r in shown.results if r.schedule == "geopipe"]
     idle_ms = geopipe.metrics.step_ns / MS - MICROBATCHES * 15
     for cause, name in ((Cause.FILL, "fill"), (Cause.CROSS_DC_LATENCY, "cross-DC latency")):
-        assert rows[name][-2:] == [f"{idle_ms / 2:.1f} ms", CAUSES[cause]]
+        assert rows[name][-2:] == [f"{idle_ms / 2:.1f} ms", cause.words.meaning]
     assert rows["bubble, all causes"][-2] == f"{idle_ms:.1f} ms"
     assert rows["rank 1 (dc0)"][1:] == ["120.0 ms", f"{idle_ms:.1f} ms", "0", f"{idle_ms:.1f} ms"]
     widths = [float(found[1]) for a in told.all("i") if (found := re.match(r"width:([\d.]+)%", a.get("style") or ""))]

@@ -20,9 +20,10 @@ from helpers.trace_events import Trace, read_trace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tracetool.causes.cause import Cause
+from tracetool.causes.idle import Idle
 from tracetool.cli import cli
 from tracetool.model.action import ActionKind
-from tracetool.model.idle import Cause, Idle
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import Op, Timeline, Transfer
 from tracetool.model.topology import Topology

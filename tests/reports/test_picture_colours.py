@@ -12,9 +12,8 @@ from math import dist
 import pytest
 from matplotlib.colors import to_rgb
 
-from tracetool.model.idle import Cause
+from tracetool.causes.cause import Cause
 from tracetool.reports.gantt.cells import COLOURS, LINK_BUSY, LINK_FLIGHT
-from tracetool.reports.gantt.looks import LOOKS
 from tracetool.reports.picture import SERIES
 
 Rows = tuple[tuple[float, float, float], ...]
@@ -46,7 +45,7 @@ def apart(one: str, other: str, sight: str) -> float:
     return dist(lab(one, sight), lab(other, sight))
 
 
-TINTS = [look.tint for look in LOOKS.values()]
+TINTS = [cause.look.tint for cause in Cause]
 SETS = {
     "what runs": ([*COLOURS.values(), LINK_BUSY], 10),
     "links": ([LINK_BUSY, LINK_FLIGHT, "#FFFFFF"], 10),
@@ -76,6 +75,5 @@ def test_idle_time_is_not_taken_for_what_runs(sight: str) -> None:
 
 
 def test_every_cause_has_a_hatch_of_its_own() -> None:
-    assert set(LOOKS) == set(Cause)
-    assert len({look.hatch for look in LOOKS.values()}) == len(Cause)
-    assert all(apart(look.tint, look.line, "deuteranopia") > 20 for look in LOOKS.values())
+    assert len({cause.look.hatch for cause in Cause}) == len(Cause)
+    assert all(apart(cause.look.tint, cause.look.line, "deuteranopia") > 20 for cause in Cause)

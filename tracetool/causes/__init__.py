@@ -14,9 +14,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tracetool.causes.balance import Balance, Ledger, laid_out
+from tracetool.causes.cause import ON_LINKS, Cause
 from tracetool.causes.chain import Chains, Piece, Place
+from tracetool.causes.idle import Idle
 from tracetool.model.action import ActionKind
-from tracetool.model.idle import CAUSES, Cause, Idle
 from tracetool.model.pipeline import BY_EDGE
 from tracetool.model.topology import Topology
 
@@ -151,8 +152,8 @@ def idles_of(replayed: Replayed, *, cut_forwards: Sequence[int] = ()) -> tuple[I
 
 
 def idle_by_cause(idles: Iterable[Idle], ranks: int) -> dict[Cause, tuple[int, ...]]:
-    """Idle time in ns of each pipeline rank by cause: every cause, in the order of ``CAUSES``."""
-    sums = {cause: [0] * ranks for cause in CAUSES}
+    """Idle time in ns of each pipeline rank by cause: every cause, in the order of ``Cause``."""
+    sums = {cause: [0] * ranks for cause in Cause}
     for idle in idles:
         sums[idle.cause][idle.rank] += idle.duration_ns
     return {cause: tuple(rank_ns) for cause, rank_ns in sums.items()}
@@ -202,7 +203,7 @@ def _gap(chains: Chains, place: Place | None, since_ns: int) -> Iterator[Piece]:
 
 
 def _crosses(parts: Sequence[Part]) -> bool:
-    return any(part.kind in {Cause.CROSS_DC_LATENCY, Cause.CROSS_DC_BANDWIDTH} for part in parts)
+    return any(part.kind in ON_LINKS for part in parts)
 
 
 def _room_lacks(chains: Chains, rank: int, at: int, cut: int, *, is_filling: bool) -> tuple[int, int] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.model.idle import Cause
+from tracetool.causes.cause import ON_CHAINS, Cause
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -12,15 +12,8 @@ if TYPE_CHECKING:
     from tracetool.causes.chain import Chains, Piece, Place
     from tracetool.model.timeline import Transfer
 
-KINDS: tuple[Cause | None, ...] = (
-    None,
-    Cause.CROSS_DC_BANDWIDTH,
-    Cause.CROSS_DC_LATENCY,
-    Cause.CHANNEL,
-    Cause.PROFILER_OVERHEAD,
-    Cause.HOST,
-)
-"""What a chain may do: compute, or one of these."""
+KINDS: tuple[Cause | None, ...] = (None, *ON_CHAINS)
+"""What a chain may do: compute, or wait for one of these."""
 
 _NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 

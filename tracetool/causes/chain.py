@@ -8,8 +8,8 @@ from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
+from tracetool.causes.cause import ON_LINKS, Cause
 from tracetool.model.action import GRADIENT_KINDS, Action, ActionKind
-from tracetool.model.idle import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -269,7 +269,7 @@ class Chains:
             for piece in chain(before.pieces, self._walk(None, after, before.now)):
                 if piece.end_ns <= until:
                     break
-                if piece.cause in {Cause.CROSS_DC_LATENCY, Cause.CROSS_DC_BANDWIDTH}:
+                if piece.cause in ON_LINKS:
                     back.since(piece.end_ns, Cause.CHANNEL, other)
                     back.since(max(piece.start_ns, until), piece.cause, piece.transfer)
         back.since(since_ns, Cause.CHANNEL, other)

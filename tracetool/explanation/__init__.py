@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.causes import critical_path, idle_by_cause, mean_by_cause
+from tracetool.causes.removals import Explained, Removal
 from tracetool.explanation.path import Part, told
-from tracetool.explanation.removing import Removal, Setting, remove, remove_all
-from tracetool.model.idle import Cause
+from tracetool.explanation.removing import remove, remove_all
 from tracetool.model.metrics import Metrics, measure
 from tracetool.model.pipeline import BY_EDGE
 from tracetool.model.scenario import Scenario
@@ -21,6 +21,7 @@ from tracetool.whatif.answer import answer
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from tracetool.causes.cause import Cause
     from tracetool.causes.chain import Piece
     from tracetool.model.pipeline import P2PMode
     from tracetool.reconstruction import Reconstruction
@@ -144,14 +145,14 @@ def explain(
     (result,) = done.results
     order, mode = result.replayed.schedule, result.p2p
     pipeline, _, _ = stages_for(found.pipeline, name, chunks, result.microbatches)
-    setting = Setting(
-        pipeline,
-        order,
-        scenario,
-        mode,
-        result.cut_forwards,
-        result.metrics.step_ns,
-        seen,
+    explained = Explained(
+        pipeline=pipeline,
+        schedule=order,
+        scenario=scenario,
+        p2p=mode,
+        cut_forwards=result.cut_forwards,
+        step_ns=result.metrics.step_ns,
+        is_recording=seen,
     )
     if seen:
         timeline, idles = found.observed, done.observed_idles
@@ -165,10 +166,8 @@ def explain(
     by_cause = idle_by_cause(idles, len(metrics.rank_compute_ns))
     means = mean_by_cause(by_cause)
     largest = sorted((cause for cause, ns in by_cause.items() if any(ns)), key=lambda cause: -sum(by_cause[cause]))
-    removals: dict[Cause, Removal] = {}
-    for cause in largest[:MOST_CAUSES]:
-        twin = {Cause.FILL: Cause.DRAIN, Cause.DRAIN: Cause.FILL}.get(cause, cause)
-        removals[cause] = removals[twin] if twin in removals else remove(cause, setting)
+    ways = dict.fromkeys(cause.removal for cause in largest[:MOST_CAUSES])  # causes may be removed together
+    removals = {how: remove(how, explained) for how in ways}
     return Explanation(
         answer=done,
         name=(done.observed_schedule or "observed") if seen else result.schedule,
@@ -181,10 +180,10 @@ def explain(
         path=tuple(told(pieces)),
         spent_ns=_spent(pieces),
         causes=tuple(
-            CauseFound(cause, by_cause[cause], means[cause], removals[cause]) for cause in largest[:MOST_CAUSES]
+            CauseFound(cause, by_cause[cause], means[cause], removals[cause.removal]) for cause in largest[:MOST_CAUSES]
         ),
         rest_ns=sum(means[cause] for cause in largest[MOST_CAUSES:]),
-        without_any=remove_all(setting),
+        without_any=remove_all(explained),
         remark=result.remark,
     )
 

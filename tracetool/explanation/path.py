@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from tracetool.causes.cause import Cause
     from tracetool.causes.chain import Piece
     from tracetool.model.action import ActionKind
-    from tracetool.model.idle import Cause
     from tracetool.model.timeline import Op, Transfer
 
 _SHORT_RATIO = 0.01

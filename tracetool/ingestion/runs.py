@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from tracetool.causes.idle import Idle
     from tracetool.ingestion import Progress
-    from tracetool.model.idle import Idle
     from tracetool.model.timeline import Timeline
     from tracetool.reconstruction.capture.survey import Survey
 

@@ -353,11 +353,7 @@ IDLES = table(
     _RANK,
     Column("start_ns", "int64", "From the start of the pipeline window."),
     Column("duration_ns", "int64", "Length."),
-    Column(
-        "cause",
-        "category",
-        "fill, drain, dependency, channel, host, profiler_overhead, memory, cross_dc_latency or cross_dc_bandwidth.",
-    ),
+    Column("cause", "category", "What held the rank's next action back longest; names as in a report's idle."),
     nullable("before_action", "string", "The rank's next action, as in 2F0; null after its last one."),
     nullable("src_rank", "int32", "Sender of the message whose way caused it, where one did."),
     nullable("dst_rank", "int32", "Its receiver."),

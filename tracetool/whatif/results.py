@@ -15,7 +15,7 @@ from tracetool.whatif.accuracy import change_error_ratio
 from tracetool.whatif.best import Chosen, choose, evidence_of, recorded_test
 
 if TYPE_CHECKING:
-    from tracetool.model.idle import Idle
+    from tracetool.causes.idle import Idle
     from tracetool.model.metrics import Metrics
     from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.model.scenario import Scenario

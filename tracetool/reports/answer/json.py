@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from tracetool.causes import idle_by_cause, mean_by_cause
+from tracetool.causes.cause import Cause
 from tracetool.ingestion.recording import Recording  # noqa: TC001 - msgspec reads it
-from tracetool.model.idle import CAUSES
 from tracetool.model.pipeline import P2P_MODE_NAMES
 from tracetool.reports import Report, RunFacts
 from tracetool.reports.answer.best import BestInfo, best_info
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from _typeshed import DataclassInstance
 
+    from tracetool.causes.idle import Idle
     from tracetool.model.choice import Taken
-    from tracetool.model.idle import Idle
     from tracetool.model.metrics import Metrics
     from tracetool.model.scenario import Scenario
     from tracetool.model.topology import Topology
@@ -37,7 +37,7 @@ SCHEMA_ID = "urn:tracetool:schema:1:report"
 
 
 _BY_CAUSE = "Idle time by cause; per rank the causes sum to window minus compute. " + " ".join(
-    f"{cause.value}: {doc}" for cause, doc in CAUSES.items()
+    f"{cause.value}: {cause.words.meaning}" for cause in Cause
 )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from tracetool.model.idle import CAUSES, Cause
+from tracetool.causes.cause import Cause
 from tracetool.model.pipeline import P2P_MODE_NAMES
 from tracetool.reports.answer.json import (
     IdleInfo,
@@ -22,9 +22,9 @@ from tracetool.tables.fields import doc
 from tracetool.tables.run import SCHEMA_VERSION
 
 if TYPE_CHECKING:
+    from tracetool.causes.removals import Removal
     from tracetool.explanation import Explanation
     from tracetool.explanation.path import Part
-    from tracetool.explanation.removing import Removal
     from tracetool.reports import RunFacts
 
 SCHEMA_ID = "urn:tracetool:schema:1:explanation"
@@ -143,7 +143,7 @@ def explanation_info(explained: Explanation, facts: RunFacts) -> ExplanationInfo
         causes=[
             CauseInfo(
                 cause=found.cause.value,
-                meaning=CAUSES[found.cause],
+                meaning=found.cause.words.meaning,
                 idle=IdleInfo(mean_ns=found.mean_ns, rank_ns=list(found.rank_ns)),
                 removal=_removal(found.removal),
             )

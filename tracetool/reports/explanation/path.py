@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tracetool.causes.cause import LATE
 from tracetool.model.action import ActionKind
-from tracetool.model.idle import LATE, Cause
 from tracetool.units import format_duration, format_ranges
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ class Words:
         told: dict[str, int] = {}
         for cause, duration, transfer in step.waits:
             is_behind = transfer is not None and transfer is not message
-            what = f"behind {self._name(transfer)}" if is_behind and transfer else _PARTS[cause]
+            word = cause.words.on_path or cause.words.label
+            what = f"behind {self._name(transfer)}" if is_behind and transfer else word
             told[what] = told.get(what, 0) + duration
         parts = [
             f"{format_duration(ns)} {what}" for what, ns in told.items() if ns >= _LEAST_TOLD_RATIO * step.duration_ns
@@ -93,11 +94,3 @@ class Words:
 
 _LEAST_TOLD_RATIO = 0.01
 """Waits that a step has besides are told from such a share of it on."""
-
-_PARTS = {
-    Cause.CROSS_DC_BANDWIDTH: "bandwidth",
-    Cause.CROSS_DC_LATENCY: "latency",
-    Cause.CHANNEL: "moving",
-    Cause.PROFILER_OVERHEAD: "profiler",
-    Cause.HOST: "host",
-}

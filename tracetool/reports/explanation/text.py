@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tracetool.causes.cause import LATE, Cause
 from tracetool.costs.over_links import crossing_uses
-from tracetool.model.idle import CAUSE_NAMES, CAUSES, LATE, Cause
 from tracetool.reports.answer.text import aligned, wrap, wrapped
 from tracetool.reports.explanation.path import Words
 from tracetool.reports.sharing import sharing_lines
@@ -14,9 +14,9 @@ from tracetool.units import format_duration, format_ranges
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from tracetool.causes.removals import Removal
     from tracetool.explanation import CauseFound, Explanation
     from tracetool.explanation.path import Part
-    from tracetool.explanation.removing import Removal
     from tracetool.reports import RunFacts
 
 _MOST_PARTS = 24
@@ -65,7 +65,7 @@ def _head(explained: Explanation, facts: RunFacts, words: Words) -> Iterator[str
     yield ""
     yield (
         f"Ranks idle {format_duration(metrics.bubble_ns)} of the window on average ({metrics.bubble_ratio:.1%})"
-        + (f", most for {CAUSE_NAMES[explained.causes[0].cause]}." if explained.causes else ".")
+        + (f", most for {explained.causes[0].cause.words.label}." if explained.causes else ".")
     )
     yield _advice(explained)
     busiest = explained.busiest_rank
@@ -139,7 +139,7 @@ def _table(explained: Explanation, words: Words) -> list[str]:
         change = "base" if _is_base(found) else _signed(removal.change_ratio)
         rows.append(
             (
-                CAUSE_NAMES[found.cause],
+                found.cause.words.label,
                 format_duration(found.mean_ns),
                 "all ranks" if alike else f"rank {words.rank(found.worst_rank)}",
                 "alike" if alike else each[found.worst_rank],
@@ -163,7 +163,7 @@ def _meanings(explained: Explanation) -> Iterator[str]:
             f"({_signed(base / recorded - 1)} of the {format_duration(recorded)} recorded)."
         )
     for found in explained.causes:
-        yield f"  {CAUSE_NAMES[found.cause]}: {CAUSES[found.cause]} Replayed: {found.removal.how}."
+        yield f"  {found.cause.words.label}: {found.cause.words.meaning} Replayed: {found.removal.how}."
     longer = _longer(explained)
     if longer is not None and longer.step_ns is not None:
         each = format_duration(longer.step_ns / longer.microbatches)
@@ -208,7 +208,7 @@ def _spent(explained: Explanation, words: Words) -> Iterator[str]:
     window = explained.metrics.window_ns
     told = []
     for what, duration in explained.spent_ns.items():
-        name = CAUSE_NAMES[what] if isinstance(what, Cause) else f"computes of rank {words.rank(what)}"
+        name = what.words.label if isinstance(what, Cause) else f"computes of rank {words.rank(what)}"
         if duration >= 0.001 * window:
             told.append(f"{name} {duration / window:.1%}")
     yield f"In sums: {', '.join(told)}."

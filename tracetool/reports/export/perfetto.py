@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tracetool.model.idle import CAUSES
+from tracetool.causes.cause import Cause
 from tracetool.model.topology import Topology
 from tracetool.replays.side_by_side import divided
 from tracetool.reports import Report, RunFacts
@@ -78,7 +78,7 @@ def _about(answer: Answer, facts: RunFacts) -> dict[str, object]:
         "links": [str(link) for link in topology.links],
         "warnings": list(answer.warnings),
         "notes": list(answer.notes),
-        "idle_causes": {cause.value: meaning for cause, meaning in CAUSES.items()},
+        "idle_causes": {cause.value: cause.words.meaning for cause in Cause},
     }
 
 

@@ -16,7 +16,7 @@ from tracetool.model.action import Action, ActionKind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tracetool.model.idle import Idle
+    from tracetool.causes.idle import Idle
     from tracetool.model.timeline import Op, Timeline, Transfer
     from tracetool.model.topology import Topology
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from tracetool.model.idle import CAUSE_NAMES, Cause
+from tracetool.causes.cause import Cause
 from tracetool.reports.gantt.cells import draw_boxes, row_box
-from tracetool.reports.gantt.looks import LOOKS, PLAIN, Look
+from tracetool.reports.gantt.looks import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-    from tracetool.model.idle import Idle
+    from tracetool.causes.cause import Look
+    from tracetool.causes.idle import Idle
     from tracetool.reports.gantt.layout import Place
     from tracetool.reports.gantt.panel import Panel
 
@@ -29,10 +30,10 @@ def draw_idle(axes: Axes, panel: Panel, place: Place) -> None:
     found: dict[Cause, list[Idle]] = defaultdict(list)
     for idle in panel.idles:
         found[idle.cause].append(idle)
-    for cause, look in LOOKS.items():
+    for cause in Cause:
         if cause in found:
             spans = _joined(found[cause])
-            _hatched(axes, look, [row_box(place, rank, start, end) for rank, start, end in spans])
+            _hatched(axes, cause.look, [row_box(place, rank, start, end) for rank, start, end in spans])
 
 
 def _hatched(axes: Axes, look: Look, boxes: Sequence[tuple[float, float, float, float]]) -> None:
@@ -56,7 +57,7 @@ def idle_marks(panels: Sequence[Panel]) -> list[Artist]:
     from matplotlib.patches import Patch
 
     causes = {idle.cause for panel in panels for idle in panel.idles}
-    looks = [(f"idle: {CAUSE_NAMES[cause]}", look) for cause, look in LOOKS.items() if cause in causes]
+    looks = [(f"idle: {cause.words.label}", cause.look) for cause in Cause if cause in causes]
     if any(not panel.idles for panel in panels):
         looks.append(("idle (bubble)", PLAIN))
     return [

@@ -1,39 +1,17 @@
-"""The look of each cause of idle time, and what share of a panel each takes."""
+"""What share of a panel each cause of idle time takes, and the look of idle time without a cause."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from tracetool.model.idle import CAUSE_NAMES, Cause
+from tracetool.causes.cause import Cause, Look
 
 if TYPE_CHECKING:
     from tracetool.reports.gantt.panel import Panel
 
 
-class Look(NamedTuple):
-    """How idle time of one cause looks."""
-
-    tint: str
-    line: str
-    hatch: str
-
-
-LOOKS = {
-    Cause.FILL: Look("#FFFFFF", "#BDBDBD", "/////"),
-    Cause.DRAIN: Look("#CFCFCF", "#8F8F8F", "\\\\\\\\\\"),
-    Cause.DEPENDENCY: Look("#E0D8C0", "#8A7A4E", "----"),
-    Cause.CROSS_DC_LATENCY: Look("#EAD9F2", "#A679B8", "--//"),
-    Cause.CROSS_DC_BANDWIDTH: Look("#D99CCB", "#8A3D78", "xxxxx"),
-    Cause.CHANNEL: Look("#B4D3F7", "#3F74B5", "||||"),
-    Cause.MEMORY: Look("#F5AD98", "#B5482A", "xx++"),
-    Cause.PROFILER_OVERHEAD: Look("#B8B8F8", "#5454A8", "\\\\--"),
-    Cause.HOST: Look("#EEF0B0", "#8F9228", "++++"),
-}
-"""Tints apart for people with colour-blindness too, paler than what runs. Hatches of straight lines alone: dots and
-circles take 300 kB each in SVG."""
-
-PLAIN = Look("#FFFFFF", "#CFCFCF", "///")
+PLAIN = Look("#FFFFFF", "#CFCFCF", "///", 135)
 """Of idle time whose cause is not known."""
 
 
@@ -43,5 +21,5 @@ def idle_shares(panel: Panel) -> list[str]:
     sums: dict[Cause, int] = defaultdict(int)
     for idle in panel.idles:
         sums[idle.cause] += idle.duration_ns
-    order = sorted(sums, key=lambda cause: (-sums[cause], list(LOOKS).index(cause)))
-    return [f"{CAUSE_NAMES[cause]} {sums[cause] / total:.1%}" for cause in order if sums[cause] / total >= 0.0005]
+    order = sorted(sums, key=lambda cause: (-sums[cause], list(Cause).index(cause)))
+    return [f"{cause.words.label} {sums[cause] / total:.1%}" for cause in order if sums[cause] / total >= 0.0005]

@@ -10,7 +10,7 @@ from tracetool.model.topology import Topology
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.model.idle import Idle
+    from tracetool.causes.idle import Idle
     from tracetool.model.metrics import Metrics
     from tracetool.model.timeline import Timeline
 

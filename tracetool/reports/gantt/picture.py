@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from tracetool.model.idle import Idle
+    from tracetool.causes.idle import Idle
     from tracetool.model.metrics import Metrics
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.timeline import Timeline

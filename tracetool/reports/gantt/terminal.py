@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import count, groupby, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from tracetool.causes.cause import ON_LINKS
 from tracetool.model.action import ActionKind
-from tracetool.model.idle import Cause
 from tracetool.model.metrics import measure
 from tracetool.reports.answer.text import is_baseline, short_name, wrapped
 from tracetool.reports.gantt.picture import drawn_result
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from tracetool.model.idle import Idle
+    from tracetool.causes.idle import Idle
     from tracetool.model.timeline import Timeline
     from tracetool.whatif.results import Answer
 
@@ -63,7 +63,6 @@ _BUSY = {
     ActionKind.BACKWARD_WEIGHT: BACKWARD_WEIGHT,
     ActionKind.RECOMPUTE: RECOMPUTE,
 }
-_LINK_CAUSES = frozenset({Cause.CROSS_DC_LATENCY, Cause.CROSS_DC_BANDWIDTH})
 _BUSY_MARKS = frozenset({*_BUSY.values(), TAIL})
 _ORDER = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, RECOMPUTE, TAIL, IDLE, IDLE_LINK, AFTER)
 
@@ -192,7 +191,7 @@ def spans_of(panel: Panel) -> list[list[Span]]:
     for op in panel.timeline.ops:
         filled[op.rank].append((op.start_ns, op.end_ns, _BUSY.get(op.kind, TAIL)))
     for idle in panel.idles:
-        if idle.cause in _LINK_CAUSES:
+        if idle.cause in ON_LINKS:
             filled[idle.rank].append((idle.start_ns, idle.end_ns, IDLE_LINK))
     return [_without_gaps(sorted(spans, key=lambda span: span[:2]), panel) for spans in filled]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tracetool.model.idle import CAUSE_NAMES, CAUSES, Cause
+from tracetool.causes.cause import Cause
 from tracetool.reports.answer.text import result_name
 from tracetool.reports.html.tables import MOST_RANKS, Cell, Row, Table, left_out
 from tracetool.units import format_duration
@@ -13,7 +13,7 @@ from tracetool.units import format_duration
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tracetool.model.idle import Idle
+    from tracetool.causes.idle import Idle
     from tracetool.whatif.results import Answer, Result
 
     IdlesOf = Callable[[Result], Sequence[Idle]]
@@ -66,7 +66,7 @@ def idle_view(answer: Answer, best: Result, idles_of: IdlesOf) -> IdleView:
     """
     by_rank = _sums(idles_of(best), len(best.metrics.rank_compute_ns))
     causes = [cause for cause in Cause if any(cause in sums for sums in by_rank)]
-    names = [("compute", "compute"), *((_kind(c), CAUSE_NAMES[c]) for c in causes)]
+    names = [("compute", "compute"), *((_kind(c), c.words.label) for c in causes)]
     return IdleView(
         of=result_name(best),
         bars=tuple(_bars(answer, best, by_rank)),
@@ -74,6 +74,12 @@ def idle_view(answer: Answer, best: Result, idles_of: IdlesOf) -> IdleView:
         causes=_causes_table(answer, best, idles_of),
         ranks=_ranks_table(answer, best, by_rank, causes),
     )
+
+
+def cause_styles() -> str:
+    """Rules of the style sheet that give each cause its look."""
+    rule = ".{} {{ --tint: {}; --line-of: {}; --angle: {}deg; }}\n".format
+    return "".join(rule(_kind(c), c.look.tint, c.look.line, c.look.angle_deg) for c in Cause)
 
 
 def _kind(cause: Cause) -> str:
@@ -97,7 +103,7 @@ def _bars(answer: Answer, best: Result, by_rank: list[dict[Cause, int]]) -> list
     window = best.metrics.window_ns
     bars = []
     for position, busy in enumerate(best.metrics.rank_compute_ns[:MOST_RANKS]):
-        idle = [(_kind(c), CAUSE_NAMES[c], by_rank[position][c]) for c in Cause if c in by_rank[position]]
+        idle = [(_kind(c), c.words.label, by_rank[position][c]) for c in Cause if c in by_rank[position]]
         parts = [
             Part(kind, name, f"{100 * value / window if window else 0:.2f}")
             for kind, name, value in [("compute", "compute", busy), *idle]
@@ -119,7 +125,7 @@ def _causes_table(answer: Answer, best: Result, idles_of: IdlesOf) -> Table:
                 of_result[cause] = of_result.get(cause, 0) + value
         sums.append({c: value / len(result.metrics.rank_compute_ns) for c, value in of_result.items()})
     rows = [
-        Row(Cell(CAUSE_NAMES[cause]), (*(_duration(found.get(cause, 0)) for found in sums), Cell(CAUSES[cause])))
+        Row(Cell(cause.words.label), (*(_duration(found.get(cause, 0)) for found in sums), Cell(cause.words.meaning)))
         for cause in Cause
         if any(cause in found for found in sums)
     ]
@@ -137,7 +143,7 @@ def _ranks_table(answer: Answer, best: Result, by_rank: list[dict[Cause, int]], 
         rows.append(Row(Cell(_rank_name(answer, position), position), tuple(_duration(value) for value in cells)))
     return Table(
         f"Each rank within the pipeline window of {format_duration(window)}",
-        ("Rank", "Compute", "Idle", *(CAUSE_NAMES[cause] for cause in causes)),
+        ("Rank", "Compute", "Idle", *(cause.words.label for cause in causes)),
         tuple(rows),
         after=left_out(len(best.metrics.rank_compute_ns), MOST_RANKS, "ranks"),
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tracetool.reports import Report, RunFacts
 from tracetool.reports.answer.verdict import verdict
 from tracetool.reports.html.advice import advised, advised_result
-from tracetool.reports.html.idle import idle_view
+from tracetool.reports.html.idle import cause_styles, idle_view
 from tracetool.reports.html.pictures import pictures
 from tracetool.reports.html.recording import recording
 from tracetool.reports.html.tables import comparison, details, fidelity, scenario, stages
@@ -90,7 +90,7 @@ def _rendered(parts: dict[str, Any], **more: Any) -> bytes:
         loader=FunctionLoader(read), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     text = environment.get_template(_PAGE).render(
-        parts, style=read("report.css"), script=script, script_digest=f"sha256-{allowed}", **more
+        parts, style=read("report.css") + cause_styles(), script=script, script_digest=f"sha256-{allowed}", **more
     )
     # Names of files may be any bytes.
     return text.encode(errors="backslashreplace")

@@ -1,0 +1,223 @@
+"""What removing a cause of idle time means: the same order replayed again without it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from tracetool.costs.measured import MeasuredCosts
+from tracetool.errors import ScheduleError
+from tracetool.model.action import ActionKind
+from tracetool.model.metrics import measure
+from tracetool.model.pipeline import BY_EDGE, ActionCost
+from tracetool.replays import replay
+from tracetool.schedules import build_schedule, is_file
+from tracetool.schedules.recognise import recognise
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tracetool.model.pipeline import P2PMode, Pipeline
+    from tracetool.model.scenario import Scenario
+    from tracetool.model.schedule import Schedule
+    from tracetool.model.topology import Link
+
+_FREE_BYTES_PER_S = 10**30
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """What is explained, as it was replayed.
+
+    Attributes:
+        pipeline: Its costs, stages re-cut where the schedule has them so.
+        schedule: Its order.
+        scenario: The what-if.
+        p2p: How transfers were issued.
+        cut_forwards: How many warm-up forwards of each rank the memory limit cut off; empty if it did not.
+        step_ns: The step that came out: what steps without a cause are compared with.
+        is_recording: Whether it is the recording itself that is explained: steps are compared with its replay.
+    """
+
+    pipeline: Pipeline
+    schedule: Schedule
+    scenario: Scenario
+    p2p: P2PMode
+    cut_forwards: tuple[int, ...]
+    step_ns: int
+    is_recording: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What a step takes without a cause.
+
+    Attributes:
+        how: What was replayed instead, or why nothing was.
+        step_ns: The step then; None if nothing was replayed.
+        microbatches: Microbatches of that step.
+        change_ratio: Its time per microbatch over that of the step replayed with the cause, minus one; None without
+            the host, as that is the step replayed.
+        stages_alike: Whether all its stages are equally fast.
+    """
+
+    how: str
+    step_ns: int | None = None
+    microbatches: int = 0
+    change_ratio: float | None = None
+    stages_alike: bool = False
+
+
+class HowRemoved(NamedTuple):
+    """How a cause is removed.
+
+    Attributes:
+        replay: Replays without it, or says why it cannot.
+        why_longer: Why the step may be longer then.
+    """
+
+    replay: Callable[[Explained], Removal]
+    why_longer: str = "messages then meet in another order, or devices slow down under load as they idle less"
+
+
+def replayed(how: str, explained: Explained, microbatches: int | None = None) -> Removal:
+    """Replay, and say how long that takes.
+
+    Args:
+        how: What is replayed, in words.
+        explained: What is replayed.
+        microbatches: That its time is given for; all of them by default.
+    """
+    done = replay(explained.pipeline, explained.schedule, explained.scenario)
+    now, step_ns = explained.schedule.shape.microbatches, measure(done.timeline).step_ns
+    return Removal(how, step_ns, now, step_ns * (microbatches or now) / (explained.step_ns * now) - 1)
+
+
+def _with_links(explained: Explained, how: str, changed: Callable[[Link], Link]) -> Removal:
+    topology = explained.scenario.topology
+    links = tuple(changed(link) for link in topology.links)
+    scenario = replace(explained.scenario, topology=replace(topology, links=links))
+    return replayed(how, replace(explained, scenario=scenario))
+
+
+def _without_latency(explained: Explained) -> Removal:
+    return _with_links(explained, "links with 0 ms latency", lambda link: replace(link, latency_ns=0))
+
+
+def _without_occupancy(explained: Explained) -> Removal:
+    return _with_links(
+        explained, "links of unlimited bandwidth", lambda link: replace(link, bandwidth_bytes_per_s=_FREE_BYTES_PER_S)
+    )
+
+
+def _without_channel(explained: Explained) -> Removal:
+    if explained.p2p in BY_EDGE:
+        return replayed("messages inside a DC that take no time", without_moving(explained))
+    scenario = replace(explained.scenario, p2p="per-edge")
+    return replayed("a channel per edge (--p2p per-edge)", replace(explained, scenario=scenario))
+
+
+def without_moving(explained: Explained) -> Explained:
+    """The same with messages that take no time inside a DC."""
+    stages = [replace(s, forward_transfer_ns=0, backward_transfer_ns=0) for s in explained.pipeline.stages]
+    return replace(explained, pipeline=replace(explained.pipeline, stages=tuple(stages)))
+
+
+def _without_limit(explained: Explained) -> Removal:
+    if not explained.cut_forwards:
+        return Removal("no memory limit cut this order")
+    unlimited = deeper(explained)
+    how = f"no HBM limit: {unlimited.name} +{','.join(map(str, unlimited.extra_forwards or ()))}"
+    scenario = replace(explained.scenario, hbm_bytes=None)
+    return replayed(how, replace(explained, schedule=unlimited, scenario=scenario))
+
+
+def deeper(explained: Explained) -> Schedule:
+    """The order that is chosen without a memory limit."""
+    now = explained.schedule.extra_forwards or (0,) * len(explained.cut_forwards)
+    extra = tuple(a + b for a, b in zip(now, explained.cut_forwards, strict=True))
+    return build_schedule(explained.schedule.name, explained.schedule.shape, extra_forwards=extra)
+
+
+def _without_differences(explained: Explained) -> Removal:
+    return replayed("all stages and microbatches equally fast", equally_fast(explained))
+
+
+def _without_host(explained: Explained) -> Removal:
+    if not explained.is_recording and explained.pipeline.hosts_wait:
+        ahead = replace(explained, pipeline=explained.pipeline.without_waits())
+        return replayed("hosts that do not wait for their devices after batches", ahead)
+    if not explained.is_recording:
+        return Removal("a replay has none")
+    launched = replayed("the same order, launched in time", explained)
+    return replace(launched, change_ratio=None)  # with it the others are compared
+
+
+def _with_more_microbatches(explained: Explained) -> Removal:
+    schedule = explained.schedule
+    name = schedule.name
+    if name == "observed" or is_file(name):
+        known = recognise(schedule)
+        if known is None:
+            return Removal("an order without a name cannot be made longer")
+        name = known.name
+    shape = replace(schedule.shape, microbatches=2 * schedule.shape.microbatches)
+    try:
+        longer = build_schedule(name, shape, extra_forwards=schedule.extra_forwards)
+    except ScheduleError as error:
+        return Removal(f"cannot be made longer: {error.message.splitlines()[0]}")
+    now = schedule.shape.microbatches
+    return replayed(f"{shape.microbatches} microbatches", replace(explained, schedule=longer), now)
+
+
+def equally_fast(explained: Explained) -> Explained:
+    """The same with one time for all actions of a kind, their mean: as much compute in all, evenly spread.
+
+    Where some stages run the backward whole and others in halves, all take the mean of whole backwards, cut into halves
+    in the measured proportion.
+    """
+    schedule, scenario = explained.schedule, replace(explained.scenario, overlap_ratio=1.0)
+    measured = MeasuredCosts(explained.pipeline, scenario, schedule)
+    by_kind: dict[ActionKind, list[ActionCost]] = {}
+    splitting = {a.stage for order in schedule.orders for a in order if a.kind is ActionKind.BACKWARD_INPUT}
+    for action in (action for order in schedule.orders for action in order):
+        is_whole = action.kind is ActionKind.BACKWARD_WEIGHT and action.stage not in splitting
+        kind = ActionKind.BACKWARD if is_whole else action.kind
+        by_kind.setdefault(kind, []).append(measured.action(action))
+    alone, contended = (_means(by_kind, time) for time in (_alone_ns, _contended_ns))
+    one = {kind: ActionCost(alone[kind], None, None, alone[kind], contended[kind]) for kind in alone}
+    costs = {kind: (cost,) * schedule.shape.microbatches for kind, cost in one.items()}
+    stages = tuple(replace(stage, costs=costs, derived={}, layers=None) for stage in explained.pipeline.stages)
+    return replace(explained, pipeline=replace(explained.pipeline, stages=stages))
+
+
+def _alone_ns(cost: ActionCost) -> int:
+    return cost.duration_ns if cost.uncontended_ns is None else cost.uncontended_ns
+
+
+def _contended_ns(cost: ActionCost) -> int:
+    return max(_alone_ns(cost), cost.contended_ns or 0)
+
+
+def _means(by_kind: dict[ActionKind, list[ActionCost]], time: Callable[[ActionCost], int]) -> dict[ActionKind, int]:
+    totals = {kind: sum(map(time, costs)) for kind, costs in by_kind.items()}
+    means = {kind: round(total / len(by_kind[kind])) for kind, total in totals.items()}
+    whole, inputs, weights = ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
+    if whole in means and inputs in means:
+        halves = totals[inputs] + totals[weights]
+        means[whole] = round((totals[whole] + halves) / (len(by_kind[whole]) + len(by_kind[inputs])))
+        means[inputs] = means[whole] * totals[inputs] // max(1, halves)
+        means[weights] = means[whole] - means[inputs]
+    return means
+
+
+MORE_MICROBATCHES = HowRemoved(_with_more_microbatches)
+EQUAL_STAGES = HowRemoved(
+    _without_differences,
+    "the slow computes are off the critical path, and a part of them is on it when evenly spread",
+)
+NO_LATENCY = HowRemoved(_without_latency)
+UNLIMITED_BANDWIDTH = HowRemoved(_without_occupancy)
+OPEN_CHANNEL = HowRemoved(_without_channel)
+NO_LIMIT = HowRemoved(_without_limit)
+HOST_IN_TIME = HowRemoved(_without_host)
