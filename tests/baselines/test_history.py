@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from helpers.recorded import ROOT
+from msgspec.structs import asdict, replace
 
 from tracetool.baselines.history import add_report, read_history
 from tracetool.cli import run
@@ -105,10 +106,11 @@ def test_a_history_of_version_1_goes_on(tmp_path: Path) -> None:
     assert "geopipe +2,2,0,0 in-order" in names
     older = table.drop_columns(["what_if", "variant"]).set_column(6, "schedule", pa.array(names))
     pq.write_table(older.replace_schema_metadata({b"tracetool_history": b"1"}), path)
-    assert read_history(path) == [v._replace(what_if="") for v in now]
+    assert read_history(path) == [replace(v, what_if="") for v in now]
     add_report(path, written(tmp_path, report()), label="two")
-    assert [v._replace(what_if="")[5:] for v in read_history(path)] == [v._replace(what_if="")[5:] for v in now] * 2
-    row = now[-1]._asdict() | {"schedule": "csv:my order.csv +1,0 per-edge"}
+    unlabelled = [replace(v, entry=0, label="", what_if="") for v in read_history(path)]
+    assert unlabelled == [replace(v, entry=0, label="", what_if="") for v in now] * 2
+    row = asdict(now[-1]) | {"schedule": "csv:my order.csv +1,0 per-edge"}
     del row["variant"], row["what_if"]
     pq.write_table(pa.Table.from_pylist([row]).replace_schema_metadata({b"tracetool_history": b"1"}), path)
     assert [(v.schedule, v.variant) for v in read_history(path)] == [("csv:my order.csv", "+1,0 per-edge")]

@@ -10,12 +10,13 @@ import pytest
 from helpers.recorded import data
 from helpers.small_pipeline import Job, write
 
-from tracetool.cli.facts import run_summary, summary_lines
+from tracetool.cli.facts import summary_lines
 from tracetool.errors import NoDeviceActivity, NoPipeline
 from tracetool.ingestion import ingest
 from tracetool.ingestion.runs import ingest as ingest_whole
 from tracetool.reconstruction import reconstruct
 from tracetool.reports.recording.gaps import find_gaps
+from tracetool.reports.recording.summary import run_summary
 
 if TYPE_CHECKING:
     from pathlib import Path

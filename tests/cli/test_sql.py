@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tracetool.cli import run
 from tracetool.errors import BadQuery
 from tracetool.store.catalog import Catalog, names_for, save_database
-from tracetool.store.query import examples, sql_text
+from tracetool.store.query import Example, examples, sql_text
 from tracetool.store.run import Run
 
 SAMPLE = str(SAMPLES / "h100-1f1b")
@@ -65,15 +65,15 @@ def test_interval_macros_agree_with_sets_of_moments(one: list[Interval], other: 
 
 
 @pytest.mark.parametrize("example", examples(), ids=lambda one: one.question)
-def test_every_example_answers_on_a_sample(example: tuple[str, str]) -> None:
-    assert not derived(SAMPLES / "h100-1f1b").query(example[1]).is_empty()
+def test_every_example_answers_on_a_sample(example: Example) -> None:
+    assert not derived(SAMPLES / "h100-1f1b").query(example.query).is_empty()
 
 
 @pytest.mark.parametrize("example", examples("several"), ids=lambda one: one.question)
-def test_every_example_of_several_tells_them_apart(example: tuple[str, str]) -> None:
+def test_every_example_of_several_tells_them_apart(example: Example) -> None:
     """The sample beside itself: every figure of the one is that of the other."""
     sample = derived(SAMPLES / "h100-1f1b")
-    found = Catalog({"a": sample, "b": sample}).query(example[1])
+    found = Catalog({"a": sample, "b": sample}).query(example.query)
     if "run" not in found.columns:
         assert found["apart_ms"].to_list() == [0] * len(found)
         assert all(pair.split(", ")[0][2:] == pair.split(", ")[1][2:] for pair in found["ms"])

@@ -7,12 +7,15 @@ import json
 import re
 from hashlib import sha256
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
 
 from tracetool.comparison.report_file import read_report
 from tracetool.errors import AlreadyExists, StoreError
 from tracetool.model.pipeline import P2P_MODES
 from tracetool.store.parts import whole_file
+from tracetool.tables.fields import doc
 from tracetool.units import format_bandwidth, format_duration, format_size
 
 if TYPE_CHECKING:
@@ -43,34 +46,20 @@ _SIZES = ("peak_hbm_bytes",)
 """Of one step only: a recording's other steps hold no memory of what was replayed."""
 
 
-class Value(NamedTuple):
-    """A row of the history.
+class Value(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the history."""
 
-    Attributes:
-        entry: Number of the report, from 1 on.
-        label: What the user calls it: a commit, a date.
-        at: When it was, as the user says it; None if not said.
-        digest: Digest of the traces.
-        tool_version: Version of the tool that made the report.
-        scenario: Digest of the what-if that schedules were replayed in; empty for what was observed.
-        what_if: The same in words; empty for what was observed, and in rows of version 1.
-        schedule: ``observed``, or the name of a replayed schedule.
-        variant: How that was replayed, as in ``+2,2,0,0 in-order``; empty for what was observed.
-        metric: Name, as in ``METRICS``; peaks are those of the rank that needs most.
-        value: In the metric's unit.
-    """
-
-    entry: int
-    label: str
-    at: str | None
-    digest: str
-    tool_version: str
-    scenario: str
-    what_if: str
-    schedule: str
-    variant: str
-    metric: str
-    value: float
+    entry: Annotated[int, doc("Number of the report, from 1 on.")]
+    label: Annotated[str, doc("What the user calls it: a commit, a date.")]
+    at: Annotated[str | None, doc("When it was, as the user says it; null if not said.")]
+    digest: Annotated[str, doc("Digest of the traces.")]
+    tool_version: Annotated[str, doc("Version of the tool that made the report.")]
+    scenario: Annotated[str, doc("Digest of the what-if that schedules were replayed in; empty for what was observed.")]
+    what_if: Annotated[str, doc("The same in words; empty for what was observed, and in rows of version 1.")]
+    schedule: Annotated[str, doc("observed, or the name of a replayed schedule.")]
+    variant: Annotated[str, doc("How it was replayed, as in +2,2,0,0 in-order; empty for what was observed.")]
+    metric: Annotated[str, doc("Name of the metric; peaks are those of the rank that needs most.")]
+    value: Annotated[float, doc("In the metric's unit.")]
 
 
 def read_history(path: Path) -> list[Value]:
@@ -96,7 +85,7 @@ def read_history(path: Path) -> list[Value]:
     if version != _VERSION:
         found = "no history" if version is None else f"a history of version {version.decode(errors='replace')}"
         raise StoreError(f"{path} is {found}; this tool reads version {_VERSION.decode()}.", hint=hint)
-    return [Value(**row) for row in table.select(Value._fields).to_pylist()]
+    return [Value(**row) for row in table.select(Value.__struct_fields__).to_pylist()]
 
 
 def _of_version_1(row: dict[str, Any]) -> Value:
@@ -130,8 +119,8 @@ def add_report(path: Path, report: Path, *, label: str, at: str | None = None) -
         raise AlreadyExists(f"{path} has an entry {label!r}.", hint="give another --label")
     entry = max((value.entry for value in before), default=0) + 1
     added = [
-        Value(entry, label, at, *told, metric, value)
-        for told, figures in _figures(read_report(report))
+        Value(entry=entry, label=label, at=at, **origin, metric=metric, value=value)
+        for origin, figures in _figures(read_report(report))
         for metric, value in figures.items()
     ]
     try:
@@ -152,19 +141,20 @@ def _parquet(values: list[Value]) -> bytes:
         [("entry", pa.int32()), *((name, pa.string()) for name in texts), ("value", pa.float64())],
         metadata={_KEY: _VERSION},
     )
-    table: pa.Table = pa.Table.from_pylist([value._asdict() for value in values], schema=schema)
+    table: pa.Table = pa.Table.from_pylist(msgspec.to_builtins(values), schema=schema)
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="zstd", use_dictionary=list(texts))
     return buffer.getvalue()
 
 
-def _figures(report: ReportFile) -> Iterator[tuple[tuple[str, str, str, str, str, str], dict[str, float]]]:
-    """Digest, version, scenario (and in words), schedule and variant of each part of a report, with its figures."""
-    origin = report.run.digest, report.tool_version
+def _figures(report: ReportFile) -> Iterator[tuple[dict[str, str], dict[str, float]]]:
+    """What each part of a report is about, as rows have it, with its figures."""
+    origin = {"digest": report.run.digest, "tool_version": report.tool_version}
     # Medians over the steps, as compare takes them.
     steps = report.recording.steps if report.recording is not None else [report.step]
     each = [_values(step) for step in steps]
-    yield (*origin, "", "", OBSERVED, ""), {name: median(step[name] for step in each) for name in each[0]}
+    observed = origin | {"scenario": "", "what_if": "", "schedule": OBSERVED, "variant": ""}
+    yield observed, {name: median(step[name] for step in each) for name in each[0]}
     results = ([] if report.baseline is None else [report.baseline]) + report.results
     for name, result in {result.schedule: result for result in results}.items():
         values = _values(result)
@@ -175,7 +165,8 @@ def _figures(report: ReportFile) -> Iterator[tuple[tuple[str, str, str, str, str
         kept.pop("microbatches", None)
         asked = {"scenario": kept | result.chosen, "microbatches": [result.microbatches]}
         scenario = sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
-        yield (*origin, scenario, _words(report.asked, result), name, result.variant), values | medians
+        what_if = {"scenario": scenario, "what_if": _words(report.asked, result)}
+        yield origin | what_if | {"schedule": name, "variant": result.variant}, values | medians
 
 
 def _words(scenario: Mapping[str, Any], result: ResultPart) -> str:

@@ -67,7 +67,7 @@ def list_entries(history: Path, *, as_json: bool, quiet: bool) -> None:
 
     values = read_history(history)
     if as_json:
-        print_json([value._asdict() for value in values])
+        print_json(values)
         return
     click.echo(list_text(values, str(history)), nl=False)
     next_step(f"tracetool baseline show --history {shlex.quote(str(history))}", quiet=quiet)

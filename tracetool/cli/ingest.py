@@ -61,13 +61,15 @@ def ingest(
       tracetool ingest traces/ --dry-run
       tracetool ingest traces/rank*.json.gz -o x.run
     """
-    from tracetool.cli.facts import discovery_facts, discovery_lines, next_command, run_summary, summary_lines
+    from tracetool.cli.facts import discovery_lines, next_command, summary_lines
     from tracetool.ingestion import IngestOptions, discover
     from tracetool.ingestion.runs import ingest as make_run
     from tracetool.reports.answer.text import wrapped
+    from tracetool.reports.recording.discovery import discovery_info
+    from tracetool.reports.recording.summary import run_summary
 
     if dry_run:
-        facts = discovery_facts(discover(paths, ranks, only_look=True))
+        facts = discovery_info(discover(paths, ranks, only_look=True))
         if as_json:
             print_json(facts)
         else:

@@ -41,7 +41,9 @@ def print_json(value: Any) -> None:
     """Print a value as indented JSON."""
     import json
 
-    click.echo(json.dumps(value, indent=2))
+    import msgspec
+
+    click.echo(json.dumps(msgspec.to_builtins(value), indent=2))
 
 
 def print_result(text: str) -> None:

@@ -48,6 +48,7 @@ def schedules(
     """
     from tracetool.cli.values import parse_counts
     from tracetool.reports.answer.text import terminal_width
+    from tracetool.reports.schedules import order_info
     from tracetool.schedules import build_schedule, has_warm_ups
     from tracetool.schedules.heeded import refuse_unheeded
     from tracetool.schedules.names import named_here, schedule_name
@@ -66,7 +67,7 @@ def schedules(
     extra = parse_counts(extra_forwards) if extra_forwards else None
     schedule = build_schedule(name, shape, extra_forwards=extra, group=group)
     if as_json:
-        print_json({"name": schedule.name, "orders": [schedule.cells(rank) for rank in range(shape.ranks)]})
+        print_json(order_info(schedule))
     elif as_csv:
         click.echo(schedule.to_csv(), nl=False)
     else:
@@ -96,12 +97,11 @@ def _shape(name: str, stages: int | None, chunks: int | None, microbatches: int 
 def _list(*, as_json: bool, quiet: bool) -> None:
     """All schedules, and where each comes from."""
     from tracetool.reports.answer.text import wrapped
-    from tracetool.schedules import SCHEDULES
+    from tracetool.reports.schedules import schedule_infos
 
-    kinds = [SCHEDULES.get(n) for n in SCHEDULES.names()]
-    keys = ("name", "summary", "constraints", "bubble", "in_flight", "source")
+    kinds = schedule_infos()
     if as_json:
-        print_json([{key: getattr(kind, key) for key in keys} for kind in kinds])
+        print_json(kinds)
         return
     lines = [
         "p ranks, i the stage (of several on a rank: the rank), v stages per rank, m microbatches, f forward and b "
@@ -110,8 +110,9 @@ def _list(*, as_json: bool, quiet: bool) -> None:
         "",
     ]
     for kind in kinds:
-        lines += [f"{kind.name}: {kind.summary}", f"    shape {kind.constraints}; in flight {kind.in_flight}"]
-        lines += [f"    bubble {kind.bubble}", f"    source: {kind.source}"]
+        lines += [f"{kind['name']}: {kind['summary']}"]
+        lines += [f"    shape {kind['constraints']}; in flight {kind['in_flight']}"]
+        lines += [f"    bubble {kind['bubble']}", f"    source: {kind['source']}"]
     click.echo("\n".join(wrapped(lines)))
     click.echo("csv:FILE: an order in torch's CSV of actions")
     next_step("tracetool schedules geopipe --stages 4 --microbatches 8 --extra-forwards 2,2,0,0", quiet=quiet)

@@ -235,20 +235,11 @@ def _why_empty(run: Run, query: str) -> str | None:
 
 
 def _describe(opened: dict[str, Run], form: str) -> None:
-    from tracetool.store.query import add_comments, examples, macro_docs
+    from tracetool.reports.recording.catalog import catalog_info
 
-    learned = examples("several" if len(opened) > 1 else "one")
-    run = next(iter(opened.values()))
-    add_comments(run.connection)
-    columns = run.records(
-        "SELECT view_name AS name, v.comment AS doc, c.column_name, c.data_type, c.comment AS column_doc "
-        "FROM duckdb_views() AS v JOIN duckdb_columns() AS c ON c.table_name = v.view_name "
-        "WHERE NOT v.internal AND v.comment IS NOT NULL ORDER BY v.view_oid, c.column_index"
-    )
+    catalog = catalog_info(opened)
     if form == "json":
-        macros = [{"name": name, "doc": doc} for name, doc in macro_docs().items()]
-        asked = [one._asdict() for one in learned]
-        print_json({"runs": list(opened), "columns": columns, "macros": macros, "examples": asked})
+        print_json(catalog)
         return
     from tracetool.reports.answer.text import terminal_width, wrap
 
@@ -267,15 +258,15 @@ def _describe(opened: dict[str, Run], form: str) -> None:
         )
         click.echo("\n".join(wrap(told, width, "")))
     last = None
-    for row in columns:
-        if row["name"] != last:
-            last = row["name"]
-            say(last, row["doc"])
-        column = f"  {row['column_name']:<22} {row['data_type']:<9} {row['column_doc']}"
-        click.echo("\n".join(wrap(column, width, " " * 35)))
-    for name, doc in macro_docs().items():
-        say(name, doc)
-    for one in learned:
+    for column in catalog["columns"]:
+        if column["name"] != last:
+            last = column["name"]
+            say(last, column["doc"])
+        line = f"  {column['column_name']:<22} {column['data_type']:<9} {column['column_doc']}"
+        click.echo("\n".join(wrap(line, width, " " * 35)))
+    for macro in catalog["macros"]:
+        say(macro["name"], macro["doc"])
+    for one in catalog["examples"]:
         # SQL may be broken at any space.
         query = [part for line in one.query.split("\n") for part in wrap(f"  {line}", width, "      ")]
         click.echo("\n".join(["", *(click.style(part, bold=True) for part in wrap(one.question, width, "")), *query]))

@@ -5,52 +5,75 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from tracetool.baselines.history import Value
 from tracetool.comparison.config import Config
-from tracetool.reports.advice.json import SCHEMA_ID as ADVICE_ID
 from tracetool.reports.advice.json import AdviceInfo
 from tracetool.reports.answer.json import SCHEMA_ID, ReportInfo
-from tracetool.reports.answer.written import SCHEMA_ID as WRITTEN_ID
 from tracetool.reports.answer.written import WrittenInfo
-from tracetool.reports.checks.stragglers import SCHEMA_ID as STRAGGLERS_ID
 from tracetool.reports.checks.stragglers import StragglersInfo
-from tracetool.reports.checks.trends import SCHEMA_ID as TRENDS_ID
 from tracetool.reports.checks.trends import TrendsInfo
-from tracetool.reports.checks.validation import SCHEMA_ID as VALIDATION_ID
 from tracetool.reports.checks.validation import ValidationInfo
-from tracetool.reports.comparison.json import SCHEMA_ID as COMPARISON_ID
 from tracetool.reports.comparison.json import ComparisonInfo
-from tracetool.reports.explanation.json import SCHEMA_ID as EXPLANATION_ID
 from tracetool.reports.explanation.json import ExplanationInfo
-from tracetool.reports.studies.geopipe import SCHEMA_ID as GEOPIPE_ID
+from tracetool.reports.recording.catalog import CatalogInfo
+from tracetool.reports.recording.discovery import DiscoveryInfo
+from tracetool.reports.recording.summary import SummaryInfo
+from tracetool.reports.schedules import OrderInfo, ScheduleInfo
 from tracetool.reports.studies.geopipe import GeoPipeInfo
-from tracetool.reports.sweep.json import SCHEMA_ID as SWEEP_ID
 from tracetool.reports.sweep.json import SweepInfo
 from tracetool.store.query import examples, macro_docs, sql_text, view_docs, view_statements
 from tracetool.sweeps.scenario_file import ScenarioFile
-from tracetool.tables.run import SCHEMA_VERSION, TABLES, Column, Table
+from tracetool.tables.run import SCHEMA_VERSION, TABLES
 from tracetool.validation.measured import MeasuredFile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracetool.store.query import Example
+    from tracetool.tables.columns import Table
 
 _BASE = SCHEMA_ID.rpartition(":")[0]
-_JSON_TYPES: dict[str, dict[str, Any]] = {
-    "int64": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
-    "int32": {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1},
-    "float64": {"type": "number"},
-    "bool": {"type": "boolean"},
-    "string": {"type": "string"},
-    "category": {"type": "string"},
-    "list<int32>": {"type": "array", "items": {"type": "integer"}},
-}
-_UNITS = (("_bytes_per_s", "B/s"), ("_bytes", "B"), ("_ns", "ns"), ("_ratio", "1"))
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
+
+class Contract(NamedTuple):
+    """What the tool prints or reads: the name of its schema, the type that it is made from, and when."""
+
+    name: str
+    kind: Any
+    doc: str
+
+
+_CONTRACTS = (
+    Contract(
+        "report", ReportInfo,
+        "what `tracetool replay --json` prints\n"
+        "  (`recording` in it is what every step measured; a Run keeps the same in `recording.json`)",
+    ),
+    Contract("advice", AdviceInfo, "what `tracetool advise --json` prints"),
+    Contract("stragglers", StragglersInfo, "what `tracetool replay --equalize --json` prints"),
+    Contract("explanation", ExplanationInfo, "what `tracetool explain --json` prints"),
+    Contract("measured", MeasuredFile, "the file of measured steps that `tracetool validate` reads"),
+    Contract("validation", ValidationInfo, "what `tracetool validate --json` prints"),
+    Contract("geopipe", GeoPipeInfo, "what `tracetool paper geopipe --json` prints"),
+    Contract("scenario", ScenarioFile, "the file of named what-ifs (TOML) that `tracetool sweep --scenario` reads"),
+    Contract("sweep", SweepInfo, "what `tracetool sweep --json` prints"),
+    Contract("written", WrittenInfo, "what `tracetool report --json` prints"),
+    Contract("comparison", ComparisonInfo, "what `tracetool compare --json` prints"),
+    Contract("trends", TrendsInfo, "what `tracetool baseline show --json` prints"),
+    Contract("history", list[Value], "what `tracetool baseline list --json` prints"),
+    Contract("info", SummaryInfo, "what `tracetool info --json` and `tracetool ingest --json` print"),
+    Contract("discovery", DiscoveryInfo, "what `tracetool ingest --dry-run --json` prints"),
+    Contract("catalog", CatalogInfo, "what `tracetool sql --json` prints without a query"),
+    Contract("rows", list[dict[str, Any]], "what `tracetool sql --json` prints of a query: its rows by column name"),
+    Contract("schedules", list[ScheduleInfo], "what `tracetool schedules --json` prints"),
+    Contract("order", OrderInfo, "what `tracetool schedules NAME --json` prints"),
+    Contract("config", Config, "the settings under `[tool.tracetool]` in pyproject.toml, or of a file for `--config`"),
+)  # fmt: skip
 
 _SCENARIOS = """\
 [[scenario]]
@@ -72,55 +95,22 @@ p2p = "per-edge"
 def all_schemas() -> dict[str, str]:
     """Every generated file: path below ``schemas/`` to text."""
     files = {f"tables/{name}.schema.json": _dump(_table(table)) for name, table in TABLES.items()}
-    files["report.schema.json"] = _dump(_struct(ReportInfo, SCHEMA_ID))
-    files["advice.schema.json"] = _dump(_struct(AdviceInfo, ADVICE_ID))
-    files["stragglers.schema.json"] = _dump(_struct(StragglersInfo, STRAGGLERS_ID))
-    files["explanation.schema.json"] = _dump(_struct(ExplanationInfo, EXPLANATION_ID))
-    files["measured.schema.json"] = _dump(_struct(MeasuredFile, f"{_BASE}:measured"))
-    files["validation.schema.json"] = _dump(_struct(ValidationInfo, VALIDATION_ID))
-    files["geopipe.schema.json"] = _dump(_struct(GeoPipeInfo, GEOPIPE_ID))
-    files["sweep.schema.json"] = _dump(_struct(SweepInfo, SWEEP_ID))
-    files["comparison.schema.json"] = _dump(_struct(ComparisonInfo, COMPARISON_ID))
-    files["trends.schema.json"] = _dump(_struct(TrendsInfo, TRENDS_ID))
-    files["config.schema.json"] = _dump(_struct(Config, f"{_BASE}:config"))
-    files["scenario.schema.json"] = _dump(_struct(ScenarioFile, f"{_BASE}:scenario"))
-    files["written.schema.json"] = _dump(_struct(WrittenInfo, WRITTEN_ID))
+    files |= {f"{one.name}.schema.json": _dump(_contract(one)) for one in _CONTRACTS}
     files["duckdb.sql"] = _duckdb()
     files["README.md"] = _readme()
     return files
 
 
 def _table(table: Table) -> dict[str, Any]:
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": f"{_BASE}:table:{table.name}",
-        "title": table.name,
-        "description": table.doc,
-        "type": "object",
-        "additionalProperties": False,
-        "required": [c.name for c in table.columns],
-        "properties": {c.name: _column(c) for c in table.columns},
-    }
+    head = {"$schema": _DIALECT, "$id": f"{_BASE}:table:{table.name}", "title": table.name, "description": table.doc}
+    return head | table.json_schema()
 
 
-def _column(column: Column) -> dict[str, Any]:
-    kind = dict(_JSON_TYPES[column.type])
-    if column.nullable:
-        kind["type"] = [kind["type"], "null"]
-    kind |= {"description": column.doc, "x-arrow-type": column.type}
-    unit = next((unit for suffix, unit in _UNITS if column.name.endswith(suffix)), None)
-    return kind | ({"x-unit": unit} if unit else {})
-
-
-def _struct(kind: type[msgspec.Struct], identifier: str) -> dict[str, Any]:
-    (_, schemas) = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
-    top = schemas.pop(kind.__name__)
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": identifier,
-        **top,
-        "$defs": schemas,
-    }
+def _contract(contract: Contract) -> dict[str, Any]:
+    ((top,), schemas) = msgspec.json.schema_components([contract.kind], ref_template="#/$defs/{name}")
+    if "$ref" in top:
+        top = schemas.pop(top["$ref"].rpartition("/")[2])
+    return {"$schema": _DIALECT, "$id": f"{_BASE}:{contract.name}", **top, "$defs": schemas}
 
 
 def _duckdb() -> str:
@@ -145,20 +135,7 @@ def _readme() -> str:
         "Units are part of the names: `_ns` nanoseconds, `_bytes`, `_bytes_per_s`, `_ratio` 0..1. Within a major",
         "version columns and keys are only added.",
         "",
-        "- `report.schema.json`: what `tracetool replay --json` prints",
-        "  (`recording` in it is what every step measured; a Run keeps the same in `recording.json`)",
-        "- `advice.schema.json`: what `tracetool advise --json` prints",
-        "- `stragglers.schema.json`: what `tracetool replay --equalize --json` prints",
-        "- `explanation.schema.json`: what `tracetool explain --json` prints",
-        "- `measured.schema.json`: the file of measured steps that `tracetool validate` reads",
-        "- `validation.schema.json`: what `tracetool validate --json` prints",
-        "- `geopipe.schema.json`: what `tracetool paper geopipe --json` prints",
-        "- `scenario.schema.json`: the file of named what-ifs (TOML) that `tracetool sweep --scenario` reads",
-        "- `sweep.schema.json`: what `tracetool sweep --json` prints",
-        "- `written.schema.json`: what `tracetool report --json` prints",
-        "- `comparison.schema.json`: what `tracetool compare --json` prints",
-        "- `trends.schema.json`: what `tracetool baseline show --json` prints",
-        "- `config.schema.json`: the settings under `[tool.tracetool]` in pyproject.toml, or of a file for `--config`",
+        *(f"- `{one.name}.schema.json`: {one.doc}" for one in _CONTRACTS),
         "- `duckdb.sql`: opens a Run in any DuckDB client (`SET VARIABLE run = 'x.run';` first)",
         "- `tables/`: one JSON Schema per table of a Run",
         "",

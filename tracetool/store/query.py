@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
+
+import msgspec
 
 from tracetool.errors import BadQuery
 from tracetool.store.paths import is_local, location, make_readable, pattern
+from tracetool.tables.fields import doc
 from tracetool.tables.run import TABLES, Table
 
 if TYPE_CHECKING:
@@ -240,16 +243,11 @@ def _docs(pattern: str, text: str) -> dict[str, str]:
     return {name: doc.replace("''", "'") for name, doc in cast("list[tuple[str, str]]", found)}
 
 
-class Example(NamedTuple):
-    """A query to learn from.
+class Example(msgspec.Struct, frozen=True):
+    """A query to learn from."""
 
-    Attributes:
-        question: What it answers.
-        query: The SQL.
-    """
-
-    question: str
-    query: str
+    question: Annotated[str, doc("What it answers.")]
+    query: Annotated[str, doc("The SQL.")]
 
 
 def examples(of: Literal["one", "several"] = "one") -> list[Example]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,6 +13,17 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = "4.1"
 
 ColumnType = Literal["int64", "int32", "float64", "bool", "string", "category", "list<int32>"]
+
+_JSON_TYPES: dict[str, dict[str, Any]] = {
+    "int64": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+    "int32": {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1},
+    "float64": {"type": "number"},
+    "bool": {"type": "boolean"},
+    "string": {"type": "string"},
+    "category": {"type": "string"},
+    "list<int32>": {"type": "array", "items": {"type": "integer"}},
+}
+_UNITS = (("_bytes_per_s", "B/s"), ("_bytes", "B"), ("_ns", "ns"), ("_ratio", "1"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +35,15 @@ class Column:
     doc: str
     nullable: bool = False
 
+    def json_schema(self) -> dict[str, Any]:
+        """What a value is as JSON."""
+        kind = dict(_JSON_TYPES[self.type])
+        if self.nullable:
+            kind["type"] = [kind["type"], "null"]
+        kind |= {"description": self.doc, "x-arrow-type": self.type}
+        unit = next((unit for suffix, unit in _UNITS if self.name.endswith(suffix)), None)
+        return kind | ({"x-unit": unit} if unit else {})
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -33,6 +53,15 @@ class Table:
     doc: str
     columns: tuple[Column, ...]
     since_minor: int = 0
+
+    def json_schema(self) -> dict[str, Any]:
+        """What a row is as JSON."""
+        return {
+            "type": "object",
+            "additionalProperties": False,
+            "required": [column.name for column in self.columns],
+            "properties": {column.name: column.json_schema() for column in self.columns},
+        }
 
     def arrow_schema(self, names: Sequence[str] | None = None) -> pa.Schema:
         """The Arrow schema, with the doc lines as field metadata.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
 
 from tracetool.reconstruction.capture.account import Account
 from tracetool.reconstruction.capture.survey import survey_run
 from tracetool.reconstruction.steps.steps import steps_of
+from tracetool.tables.fields import doc
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,42 +25,25 @@ if TYPE_CHECKING:
 Spans = dict[int, tuple[int, int]]
 
 
-class Messages(NamedTuple):
-    """Messages of one rank to another one in another DC.
+class Messages(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages of one rank to another one in another data centre."""
 
-    Attributes:
-        src_rank: Global rank that sends.
-        dst_rank: Global rank that receives.
-        src_dc: Where it sits.
-        dst_dc: Where the other one sits.
-        messages: How many in the step.
-        payload_bytes: Bytes of all of them; None if unknown.
-    """
-
-    src_rank: int
-    dst_rank: int
-    src_dc: str
-    dst_dc: str
-    messages: int
-    payload_bytes: int | None
+    src_rank: Annotated[int, doc("Global rank that sends.")]
+    dst_rank: Annotated[int, doc("Global rank that receives.")]
+    src_dc: Annotated[str, doc("Where it sits.")]
+    dst_dc: Annotated[str, doc("Where the other one sits.")]
+    messages: Annotated[int, doc("How many in the step.")]
+    payload_bytes: Annotated[int | None, doc("Bytes of all of them; null if unknown.")]
 
 
-class Collectives(NamedTuple):
-    """Collectives of one process group whose ranks sit in several DCs.
+class Collectives(msgspec.Struct, frozen=True, kw_only=True):
+    """Collectives of one process group whose ranks sit in several data centres."""
 
-    Attributes:
-        operation: allreduce, allgather ...
-        ranks: The group's global ranks.
-        dcs: Where they sit.
-        operations: How many in the step.
-        payload_bytes: Bytes that one rank brought into all of them; None if unknown.
-    """
-
-    operation: str
-    ranks: tuple[int, ...]
-    dcs: tuple[str, ...]
-    operations: int
-    payload_bytes: int | None
+    operation: Annotated[str, doc("allreduce, allgather ...")]
+    ranks: Annotated[tuple[int, ...], doc("The group's global ranks.")]
+    dcs: Annotated[tuple[str, ...], doc("Where they sit.")]
+    operations: Annotated[int, doc("How many in the step.")]
+    payload_bytes: Annotated[int | None, doc("Bytes that one rank brought into all of them; null if unknown.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +123,14 @@ def _messages(
             if counted and placed and dcs[ends[0]] != dcs[ends[1]] and _within(spans, op.rank, op.posted_ns):
                 sizes[ends].append(op.payload_bytes)
     return tuple(
-        Messages(src, dst, dcs[src], dcs[dst], len(all_sizes), _total(all_sizes))
+        Messages(
+            src_rank=src,
+            dst_rank=dst,
+            src_dc=dcs[src],
+            dst_dc=dcs[dst],
+            messages=len(all_sizes),
+            payload_bytes=_total(all_sizes),
+        )
         for (src, dst), all_sizes in sorted(sizes.items())
     )
 
@@ -159,7 +152,11 @@ def _collectives(
             sizes[operation, ranks][rank].append(size)
     return tuple(
         Collectives(
-            operation, ranks, tuple(sorted({dcs[r] for r in ranks if r in dcs})), len(all_sizes), _total(all_sizes)
+            operation=operation,
+            ranks=ranks,
+            dcs=tuple(sorted({dcs[r] for r in ranks if r in dcs})),
+            operations=len(all_sizes),
+            payload_bytes=_total(all_sizes),
         )
         for (operation, ranks), by_rank in sorted(sizes.items())
         for all_sizes in [_as_any_rank_says(by_rank)]

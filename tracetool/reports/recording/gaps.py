@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
 
 from tracetool.reconstruction import unread_events
+from tracetool.tables.fields import doc
 from tracetool.units import format_count, format_ranks
 
 if TYPE_CHECKING:
@@ -33,18 +36,12 @@ ORDER BY rank
 """Ranks not recorded of pipelines that copies complete: each such rank's stage was recorded in another pipeline."""
 
 
-class Gap(NamedTuple):
-    """Something that is missing.
+class Gap(msgspec.Struct, frozen=True):
+    """Something that is missing."""
 
-    Attributes:
-        lacks: What.
-        needed_for: The step that needs it.
-        hint: How to get it.
-    """
-
-    lacks: str
-    needed_for: str
-    hint: str
+    lacks: Annotated[str, doc("What.")]
+    needed_for: Annotated[str, doc("The step that needs it.")]
+    hint: Annotated[str, doc("How to get it.")]
 
 
 def find_gaps(run: Run) -> list[Gap]:

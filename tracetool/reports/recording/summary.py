@@ -1,0 +1,217 @@
+"""What a Run holds: everything about it that a user should know before using its numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict, cast
+
+from tracetool.reconstruction.closeup.host_gaps import gap_shares
+from tracetool.reconstruction.steps.crossing import Collectives, Messages  # noqa: TC001 - msgspec reads them
+from tracetool.reports.recording.discovery import LeftInfo  # noqa: TC001 - msgspec reads it
+from tracetool.reports.recording.gaps import Gap, find_gaps
+from tracetool.tables.fields import doc, row_of
+from tracetool.tables.run import COORDINATES, FINDINGS, STAGES, STEP_FACTS
+
+if TYPE_CHECKING:
+    from tracetool.store.run import Run
+
+# Ours is of the observed step alone: what a rank idles within the pipeline window.
+_BUBBLES_SQL = """
+SELECT s.rank, s.step, s.vendor_bubble_ns, CASE WHEN s.step = $step THEN b.idle_ns END AS bubble_ns
+FROM steps AS s LEFT JOIN step_breakdown AS b ON b.rank = s.rank
+WHERE s.vendor_bubble_ns IS NOT NULL ORDER BY s.rank, s.step
+"""
+_RANKS_SQL = """
+SELECT r.rank, r.host, r.device_name, r.hbm_bytes, count(e.event) FILTER (e.category = 'kernel') AS kernels
+FROM ranks AS r LEFT JOIN events AS e USING (rank) GROUP BY ALL ORDER BY r.rank
+"""
+_TOTALS_SQL = """
+WITH of_rank AS (
+    SELECT rank, count(*) AS events, count(*) FILTER (category = 'kernel') AS kernels,
+           min(start_ns) AS first_ns, max(start_ns + duration_ns) AS last_ns
+    FROM events GROUP BY rank
+)
+SELECT coalesce(sum(events), 0)::BIGINT AS events, coalesce(sum(kernels), 0)::BIGINT AS kernels,
+       coalesce(max(last_ns + if(applied, offset_ns, 0)) - min(first_ns + if(applied, offset_ns, 0)), 0)::BIGINT
+       AS span_ns
+FROM of_rank LEFT JOIN clocks USING (rank)
+"""
+_COMMS_SQL = """
+SELECT count(*) AS comms, count(*) FILTER (operation IN ('send', 'recv')) AS sends_and_receives,
+       count(*) FILTER (operation IN ('send', 'recv') AND peer IS NULL) AS without_peer
+FROM comms
+"""
+
+
+class RecordedRankInfo(TypedDict):
+    """A rank that was recorded."""
+
+    rank: Annotated[int, doc("Global rank.")]
+    host: Annotated[str | None, doc("Host name.")]
+    device_name: Annotated[str | None, doc("Device model.")]
+    hbm_bytes: Annotated[int | None, doc("Memory of the device.")]
+    kernels: Annotated[int, doc("Device kernels.")]
+
+
+class VendorBubbleInfo(TypedDict):
+    """Ascend's own Bubble of a rank's step beside ours."""
+
+    rank: Annotated[int, doc("Global rank.")]
+    step: Annotated[int, doc("Step number.")]
+    vendor_bubble_ns: Annotated[int, doc("Ascend's: sum of its receive operators.")]
+    bubble_ns: Annotated[int | None, doc("What it idled within the pipeline window; null but of the observed step.")]
+
+
+class ObservedPipelineInfo(TypedDict):
+    """The pipeline that was reconstructed."""
+
+    step: Annotated[int | None, doc("Step that it is of; null if there is no pipeline.")]
+    notes: Annotated[list[str], doc("What was inferred, is missing or not modelled.")]
+    missing: Annotated[str | None, doc("Why there is no pipeline; null if there is one.")]
+    hint: Annotated[str | None, doc("What to do about that.")]
+    stages: list[Annotated[dict[str, Any], row_of(STAGES)]]
+
+
+class ReplayedRunInfo(TypedDict):
+    """What tracetool replay --run put beside the observed Timeline."""
+
+    command: Annotated[str, doc("Command line that did.")]
+    timelines: Annotated[list[str], doc("Names of the replayed Timelines.")]
+
+
+class HostGapInfo(TypedDict):
+    """How much of the actions of a stage and kind the device waited for the host."""
+
+    stage: Annotated[int, doc("Global (virtual) stage.")]
+    kind: Annotated[str, doc("F, B, I, W or R.")]
+    gap_ratio: Annotated[float, doc("Share of gaps between kernels in their time.")]
+
+
+class SourceFactsInfo(TypedDict):
+    """A source that was read."""
+
+    path: Annotated[str, doc("File or folder; with the member of an archive.")]
+    rank: Annotated[int | None, doc("Global rank; null of what is of none.")]
+    reader: Annotated[str, doc("Reader that took it.")]
+    failure: Annotated[str | None, doc("Why nothing of it can be used; null if it was read.")]
+    dropped: Annotated[dict[str, int], doc("Records that could not be used, by what was wrong with them.")]
+    repaired: Annotated[dict[str, int], doc("Records changed while reading, by what was wrong with them.")]
+    skipped: Annotated[dict[str, int], doc("Records that no table needs, by kind.")]
+    unread: NotRequired[Annotated[dict[str, int], doc("Events of kinds that are not read, by kind.")]]
+    lost_bytes: NotRequired[Annotated[dict[str, int], doc("Bytes of dropped records, by what was wrong with them.")]]
+    places: NotRequired[Annotated[dict[str, str], doc("Where the first of them is, by what was wrong.")]]
+    notes: Annotated[list[str], doc("What was inferred while reading.")]
+
+
+class DirectionInfo(TypedDict):
+    """What one data centre sends to another in a step."""
+
+    src_dc: Annotated[str, doc("Sending data centre.")]
+    dst_dc: Annotated[str, doc("Receiving data centre.")]
+    messages: Annotated[int, doc("How many.")]
+    payload_bytes: Annotated[int | None, doc("Bytes of all of them; null if unknown.")]
+
+
+class CrossingInfo(TypedDict):
+    """What crosses data centres in a step."""
+
+    map: Annotated[str, doc("The map of data centres, as it was given.")]
+    map_counts: Annotated[str, doc("What it names.")]
+    step: Annotated[int | None, doc("Step number; null if all of the capture is counted.")]
+    dcs: Annotated[dict[str, list[int]], doc("Global ranks of each data centre.")]
+    directions: Annotated[list[DirectionInfo], doc("From one to another.")]
+    messages: Annotated[list[Messages], doc("By source and destination rank.")]
+    collectives: Annotated[list[Collectives], doc("By operation and group.")]
+
+
+class SummaryInfo(TypedDict):
+    """What a Run holds: result of tracetool info and ingest."""
+
+    run: Annotated[str, doc("What the user named.")]
+    digest: Annotated[str, doc("SHA-256 over the traces' content.")]
+    schema_version: Annotated[str, doc("Version of the Run's tables.")]
+    tool_version: Annotated[str, doc("Version of tracetool that wrote it.")]
+    world_size: Annotated[int, doc("Ranks in the job, as far as the traces tell.")]
+    missing_ranks: Annotated[list[int], doc("Global ranks that were not recorded.")]
+    ranks: Annotated[list[RecordedRankInfo], doc("Those that were.")]
+    events: Annotated[int, doc("Events of all ranks.")]
+    kernels: Annotated[int, doc("Device kernels among them.")]
+    span_ns: Annotated[int, doc("From the first event to the end of the last one.")]
+    comms: Annotated[int, doc("Communication operations.")]
+    sends_and_receives: Annotated[int, doc("Sends and receives among them.")]
+    without_peer: Annotated[int, doc("Those of them whose other side is unknown.")]
+    steps: Annotated[list[int], doc("Numbers of the steps that are marked.")]
+    memory_rows: Annotated[int, doc("Records of the allocator.")]
+    vendor_bubble: Annotated[list[VendorBubbleInfo], doc("Ascend's own Bubble beside ours.")]
+    findings: list[Annotated[dict[str, Any], row_of(FINDINGS)]]
+    coordinates: list[Annotated[dict[str, Any], row_of(COORDINATES)]]
+    step_facts: list[Annotated[dict[str, Any], row_of(STEP_FACTS)]]
+    pipeline: ObservedPipelineInfo
+    replayed: Annotated[ReplayedRunInfo | None, doc("Null if the Run has the observed Timeline alone.")]
+    vendor_figures: Annotated[int, doc("Figures of a vendor's analysis.")]
+    host_gaps: Annotated[list[HostGapInfo], doc("Of the observed step; empty without kernels.")]
+    gaps: Annotated[list[Gap], doc("What later steps will miss.")]
+    sources: Annotated[list[SourceFactsInfo], doc("What was read.")]
+    failed: Annotated[list[LeftInfo], doc("What could not be read.")]
+    left: Annotated[list[LeftInfo], doc("What was left.")]
+    cross_dc: NotRequired[
+        Annotated[CrossingInfo | None, doc("What crosses data centres; null without a map, absent from ingest.")]
+    ]
+
+
+def run_summary(run: Run) -> SummaryInfo:
+    """Everything about a Run that a user should know before using its numbers."""
+    (totals,) = run.records(_TOTALS_SQL)
+    (comms,) = run.records(_COMMS_SQL)
+    found = run.manifest.get("reconstruction", {})
+    step = found.get("step")
+    return {
+        "run": run.name,
+        "digest": run.manifest["digest"],
+        "schema_version": run.manifest["schema_version"],
+        "tool_version": run.manifest["tool_version"],
+        "world_size": run.manifest["world_size"],
+        "missing_ranks": run.manifest["missing_ranks"],
+        "ranks": cast("list[RecordedRankInfo]", run.records(_RANKS_SQL)),
+        "events": totals["events"],
+        "kernels": totals["kernels"],
+        "span_ns": totals["span_ns"],
+        "comms": comms["comms"],
+        "sends_and_receives": comms["sends_and_receives"],
+        "without_peer": comms["without_peer"],
+        "steps": [number for (number,) in run.rows("SELECT DISTINCT step FROM steps ORDER BY step")],
+        "memory_rows": _count(run, "memory"),
+        "vendor_bubble": cast("list[VendorBubbleInfo]", run.records(_BUBBLES_SQL, {"step": step})),
+        "findings": run.records("SELECT * FROM findings"),
+        "coordinates": run.records("SELECT * FROM coordinates ORDER BY rank"),
+        "step_facts": run.records("SELECT * FROM step_facts ORDER BY start_ns"),
+        "pipeline": {
+            "step": step,
+            "notes": found.get("notes", []),
+            "missing": found.get("missing"),
+            "hint": found.get("hint"),
+            "stages": run.records("SELECT * FROM stages ORDER BY stage"),
+        },
+        "replayed": run.manifest.get("replayed"),
+        "vendor_figures": _count(run, "vendor_figures"),
+        "host_gaps": host_gaps(run, step),
+        "gaps": find_gaps(run),
+        "sources": run.manifest["sources"],
+        "failed": run.manifest["failed"],
+        "left": run.manifest["left"],
+    }
+
+
+def _count(run: Run, table: str) -> int:
+    ((count,),) = run.rows(f"SELECT count(*) FROM {table}")
+    return int(count)
+
+
+def host_gaps(run: Run, step: int | None) -> list[HostGapInfo]:
+    """Share of gaps between kernels in the actions of the chosen step, where costs hold them; none without kernels."""
+    rows = run.rows(
+        "SELECT stage, kind, duration_ns, kernel_ns FROM costs "
+        "WHERE step = ? AND EXISTS (SELECT 1 FROM events WHERE category = 'kernel') AND NOT EXISTS ("
+        "SELECT 1 FROM findings WHERE fact = 'launches' AND subject IN ('all', 'rank ' || costs.rank))",
+        [step],
+    )
+    return [{"stage": stage, "kind": kind, "gap_ratio": share} for (stage, kind), share in gap_shares(rows).items()]
