@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 from tracetool.advice.fixed import action_times, fixed_parts
 from tracetool.costs.rescaled import Batch, fixed_by_fit, with_batch
 from tracetool.errors import ScenarioError
-from tracetool.model.metrics import measure
 from tracetool.reconstruction.closeup.host_gaps import WORTH_TELLING, gap_shares
-from tracetool.replays import replay
+from tracetool.replays.evaluation import evaluate
 from tracetool.schedules import build_schedule
 from tracetool.units import format_size
 from tracetool.whatif.depth import choose_depth
@@ -233,6 +232,6 @@ def _candidate(
             here, activation_bytes=round(Fraction(scenario.activation_bytes * wanted.tokens, recorded.tokens))
         )
     extra, _ = choose_depth(measured, shape, here)
-    done = replay(measured, build_schedule("geopipe", shape, extra_forwards=extra), here)
-    metrics = measure(done.timeline)
-    return Candidate(wanted, microbatches, extra, done.p2p, metrics, fits(metrics, here), wanted != recorded)
+    done = evaluate(measured, build_schedule("geopipe", shape, extra_forwards=extra), here)
+    is_feasible = fits(done.metrics, here)
+    return Candidate(wanted, microbatches, extra, done.replayed.p2p, done.metrics, is_feasible, wanted != recorded)

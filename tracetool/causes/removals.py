@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from tracetool.costs.measured import MeasuredCosts
 from tracetool.errors import ScheduleError
 from tracetool.model.action import ActionKind
-from tracetool.model.metrics import measure
 from tracetool.model.pipeline import BY_EDGE, ActionCost
-from tracetool.replays import replay
+from tracetool.replays.evaluation import evaluate
 from tracetool.schedules import build_schedule, is_file
 from tracetool.schedules.recognise import recognise
 
@@ -88,8 +87,8 @@ def replayed(how: str, explained: Explained, microbatches: int | None = None) ->
         explained: What is replayed.
         microbatches: That its time is given for; all of them by default.
     """
-    done = replay(explained.pipeline, explained.schedule, explained.scenario)
-    now, step_ns = explained.schedule.shape.microbatches, measure(done.timeline).step_ns
+    done = evaluate(explained.pipeline, explained.schedule, explained.scenario)
+    now, step_ns = explained.schedule.shape.microbatches, done.metrics.step_ns
     return Removal(how, step_ns, now, step_ns * (microbatches or now) / (explained.step_ns * now) - 1)
 
 

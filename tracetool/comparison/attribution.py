@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 from tracetool.comparison.parts import EVERYTHING, Part, holds_memory, mixed, parts_of
 from tracetool.comparison.replayed import Asked
 from tracetool.errors import TraceToolError
-from tracetool.model.metrics import measure
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology
-from tracetool.replays import replay
 from tracetool.replays.compiled import Compiled
 from tracetool.replays.costing import TaskCosts
+from tracetool.replays.evaluation import evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -136,8 +135,9 @@ class _Times:
 
 def _peaks(pipeline: Pipeline) -> _Values:
     """The highest allocation of each rank, as far as it is known, and of all."""
-    timeline = replay(pipeline, pipeline.observed, _AS_RECORDED).timeline
-    peaks = zip(timeline.global_ranks, measure(timeline).peak_hbm_bytes, strict=True)
+    done = evaluate(pipeline, pipeline.observed, _AS_RECORDED)
+    ranks = done.replayed.timeline.global_ranks
+    peaks = zip(ranks, done.metrics.peak_hbm_bytes, strict=True)
     known = {f"peak_hbm_bytes/rank{rank}": Fraction(peak) for rank, peak in peaks if peak is not None}
-    highest = {"peak_hbm_bytes": max(known.values())} if len(known) == len(timeline.global_ranks) else {}
+    highest = {"peak_hbm_bytes": max(known.values())} if len(known) == len(ranks) else {}
     return highest | known

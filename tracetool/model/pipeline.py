@@ -135,6 +135,10 @@ class StageProfile:
     collectives: Collectives = field(default_factory=dict)
     launches: Mapping[ActionKind, Launch] = field(default_factory=dict)
 
+    def __hash__(self) -> int:
+        """Of its costs: mappings have no hash, and in what else profiles differ, equality tells."""
+        return hash((self.stage, frozenset(self.costs.items())))
+
     def median_ns(self, kind: ActionKind) -> int | None:
         """Median duration over microbatches, or None if the trace has no such action."""
         costs = self.costs.get(kind)

@@ -9,7 +9,7 @@ from tracetool.costs.measured import MeasuredCosts
 from tracetool.errors import ScenarioError, ScheduleDeadlock, UnsupportedShape
 from tracetool.model.action import Action
 from tracetool.model.schedule import Schedule
-from tracetool.replays import replay
+from tracetool.replays.evaluation import evaluate
 from tracetool.schedules.problem import INPUT, WEIGHT, B, F, Hop, Problem, StageCosts
 
 if TYPE_CHECKING:
@@ -75,10 +75,10 @@ def pose(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -> Posed:
 
     def judge(orders: Orders) -> int:
         try:
-            done = replay(pipeline, Schedule("made to measure", shape, orders, blocking=False), scenario)
+            done = evaluate(pipeline, Schedule("made to measure", shape, orders, blocking=False), scenario)
         except ScheduleDeadlock:
             return _NEVER
-        return max(op.end_ns for op in done.timeline.computes())
+        return max(op.end_ns for op in done.replayed.timeline.computes())
 
     return Posed(problem, judge, remarks)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import TailPart
 from tracetool.model.scenario import Scenario
-from tracetool.replays import replay
+from tracetool.replays.evaluation import evaluate
 from tracetool.replays.program import Dataflow
 from tracetool.replays.tail import run_tails
 
@@ -183,7 +183,8 @@ def _replayed(pipeline: Pipeline, delays: Sequence[int]) -> list[Op]:
             costs[microbatch] = replace(costs[microbatch], duration_ns=costs[microbatch].duration_ns + delay)
             stages[stage] = replace(stages[stage], costs={**stages[stage].costs, kind: tuple(costs)})
     ranks = tuple(replace(profile, tail=()) for profile in pipeline.ranks)
-    done = replay(replace(pipeline, stages=tuple(stages), ranks=ranks), pipeline.observed, Scenario(interference=False))
+    alone = replace(pipeline, stages=tuple(stages), ranks=ranks)
+    done = evaluate(alone, pipeline.observed, Scenario(interference=False)).replayed
     return sorted(done.timeline.computes(), key=lambda op: op.start_ns)
 
 

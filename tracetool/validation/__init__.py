@@ -13,7 +13,7 @@ from tracetool.errors import ScenarioError, TraceToolError
 from tracetool.model.metrics import measure
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import between_ranks
-from tracetool.replays import replay
+from tracetool.replays.evaluation import evaluate
 from tracetool.replays.stages import stages_for
 from tracetool.schedules import build_schedule, is_file
 from tracetool.schedules.names import schedule_name
@@ -121,7 +121,7 @@ def validate(sources: Sources, measurements: Measurements) -> Validation:
         sources,
         rows,
         recorded_ns=measure(run.observed).step_ns,
-        replayed_ns=measure(replay(run.pipeline.as_recorded(), run.pipeline.observed, Scenario()).timeline).step_ns,
+        replayed_ns=evaluate(run.pipeline.as_recorded(), run.pipeline.observed).metrics.step_ns,
         notes=(
             *run.notes,
             *host_notes(run),
@@ -179,11 +179,11 @@ class _Predictor:
             microbatches=step.microbatches,
             pipelines=step.pipelines_on_link or step.tensor_parallel * step.data_parallel,
         )
-        done = replay(pipeline, schedule, scenario)
-        metrics = measure(done.timeline)
+        done = evaluate(pipeline, schedule, scenario)
+        p2p, metrics = done.replayed.p2p, done.metrics
         remarks += tuple(memory_remarks(self._measured, pipeline, metrics))
         left_over = left_over_microbatches(pipeline, schedule, scenario, self._levels(step, shape.ranks))
-        return Prediction(schedule, done.p2p, metrics, pipeline.outside_ns or 0, remarks, *left_over)
+        return Prediction(schedule, p2p, metrics, pipeline.outside_ns or 0, remarks, *left_over)
 
     def _levels(self, step: MeasuredStep, ranks: int) -> tuple[int | None, ...]:
         """What the row says that each rank of the pipeline has allocated between steps."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tracetool.errors import BadTopology, ScenarioError, ScheduleError
 from tracetool.model.metrics import measure
 from tracetool.model.scenario import Scenario
-from tracetool.replays import replay
+from tracetool.replays.evaluation import evaluate
 from tracetool.replays.problem import pose
 from tracetool.replays.stages import stages_for
 from tracetool.schedules import build_schedule, has_warm_ups, needs_costs, parse_names
@@ -228,10 +228,10 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
         time_limit_s=30.0 if how.time_limit_s is None else how.time_limit_s,
         judge=posed.judge if posed else None,
     )
-    done = replay(pipeline, schedule, scenario)
-    metrics = measure(done.timeline)
+    evaluation = evaluate(pipeline, schedule, scenario)
+    done, metrics = evaluation.replayed, evaluation.metrics
     free = replace(scenario, topology=scenario.topology.without_delays())
-    ideal = measure(replay(pipeline, schedule, free).timeline)
+    ideal = evaluate(pipeline, schedule, free).metrics
     known = known_error(measured, schedule, done.p2p, scenario, how.own_error) if how.is_like else None
     remarks = [
         *([remark] if remark else []),

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import ScheduleDeadlock
 from tracetool.model.action import ActionKind
-from tracetool.model.metrics import measure
-from tracetool.replays import replay
+from tracetool.replays.evaluation import evaluate
 from tracetool.schedules import build_schedule
 from tracetool.schedules.library.geopipe import extra_per_rank
 from tracetool.units import format_duration
@@ -127,10 +126,9 @@ def choose_warm_ups(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario
 def _tried(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, extra: Depth) -> Tried | None:
     schedule = build_schedule("geopipe", shape, extra_forwards=extra)
     try:
-        done = replay(pipeline, schedule, scenario)
+        metrics = evaluate(pipeline, schedule, scenario).metrics
     except ScheduleDeadlock:
         return None
-    metrics = measure(done.timeline)
     return Tried(metrics.step_ns, fits(metrics, scenario))
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tracetool.model.metrics import measure
-from tracetool.replays import replay
+from tracetool.replays.evaluation import evaluate
 from tracetool.replays.stages import stages_like
 
 if TYPE_CHECKING:
@@ -55,6 +54,6 @@ def predict_each_step(
     found = []
     for measured in pipelines:
         stages = stages_like(measured, schedule.shape)
-        metrics, ideal = (measure(replay(stages, schedule, each).timeline) for each in (scenario, free))
+        metrics, ideal = (evaluate(stages, schedule, each).metrics for each in (scenario, free))
         found.append(StepPrediction(measured.step, metrics, metrics.window_ns - ideal.window_ns))
     return tuple(found)

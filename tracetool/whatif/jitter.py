@@ -7,8 +7,7 @@ from random import Random
 from statistics import quantiles
 from typing import TYPE_CHECKING
 
-from tracetool.model.metrics import measure
-from tracetool.replays import replay
+from tracetool.replays.evaluation import evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,8 +56,7 @@ def spread(pipeline: Pipeline, schedule: Schedule, scenario: Scenario, seed: int
     steps = []
     for _ in range(RESAMPLES):
         stages = tuple(replace(s, costs=drawn(s.costs), derived=drawn(s.derived)) for s in pipeline.stages)
-        done = replay(replace(pipeline, stages=stages), schedule, scenario)
-        steps.append(measure(done.timeline).step_ns)
+        steps.append(evaluate(replace(pipeline, stages=stages), schedule, scenario).metrics.step_ns)
     cuts = quantiles(steps, n=20, method="inclusive")
     return Spread(RESAMPLES, round(cuts[9]), round(cuts[18]))
 

@@ -15,9 +15,8 @@ from tracetool.errors import ScenarioError
 from tracetool.model.action import ActionKind
 from tracetool.model.metrics import Metrics, measure
 from tracetool.model.pipeline import BY_EDGE, P2P_MODES, POSTED_AHEAD_NEEDS
-from tracetool.model.scenario import Scenario
 from tracetool.reconstruction.closeup.host_gaps import gap_shares, tell_gaps
-from tracetool.replays import replay
+from tracetool.replays.evaluation import evaluate
 from tracetool.units import format_duration, format_size
 from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT
 from tracetool.whatif.depth import RELEVANT_RATIO
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from tracetool.model.pipeline import P2PMode, Pipeline, StageProfile
+    from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule
     from tracetool.reconstruction import Reconstruction
     from tracetool.replays import Replayed
@@ -123,7 +123,7 @@ def transfer_remarks(pipeline: Pipeline, done: Replayed, metrics: Metrics, scena
     for mode, words in _LESS_WAITING.items():
         if P2P_MODES.index(mode) <= P2P_MODES.index(done.p2p):
             continue
-        step_ns = measure(replay(pipeline, schedule, replace(scenario, p2p=mode)).timeline).step_ns
+        step_ns = evaluate(pipeline, schedule, replace(scenario, p2p=mode)).metrics.step_ns
         if step_ns < (1 - RELEVANT_RATIO) * shortest_ns:
             remarks.append(words.format(step=format_duration(step_ns)))
             shortest_ns = step_ns
@@ -169,7 +169,7 @@ class Miss(NamedTuple):
 def own_miss(found: Reconstruction) -> Miss:
     """Replay the observed order as measured."""
     pipeline = found.pipeline
-    back = measure(replay(pipeline.as_recorded().with_other_pipelines(), pipeline.observed, Scenario()).timeline)
+    back = evaluate(pipeline.as_recorded().with_other_pipelines(), pipeline.observed).metrics
     held_ns = profiler_ns(found.observed, blocking=pipeline.p2p == "grouped", by_edge=pipeline.p2p in BY_EDGE)
     return Miss(measure(found.observed), back, held_ns)
 

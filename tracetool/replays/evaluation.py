@@ -1,0 +1,118 @@
+"""One schedule in one scenario, replayed and measured: what every answer is made of, and once for equal inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from tracetool.errors import ScheduleDeadlock
+from tracetool.model.metrics import Metrics, measure
+from tracetool.model.scenario import Scenario
+from tracetool.replays import p2p_of, replay
+
+if TYPE_CHECKING:
+    from tracetool.model.pipeline import Pipeline
+    from tracetool.model.schedule import Schedule
+    from tracetool.replays import Replayed
+
+_MOST_ACTIONS = 200_000
+"""Replays of so many actions together are kept (some 50 MB), the last ones."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A schedule in a scenario.
+
+    Attributes:
+        replayed: Its order, and when everything ran.
+    """
+
+    replayed: Replayed
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """Its metrics."""
+        return measure(self.replayed.timeline)
+
+
+def evaluate(pipeline: Pipeline, schedule: Schedule, scenario: Scenario | None = None) -> Evaluation:
+    """Replay a schedule with measured costs; what equal inputs gave before is not replayed again.
+
+    Args:
+        pipeline: What was measured.
+        schedule: The order to run.
+        scenario: What differs from the measurement; by default nothing.
+
+    Raises:
+        TraceToolError: As ``replay``.
+    """
+    scenario = scenario or Scenario()
+    mode = p2p_of(schedule, pipeline, scenario)
+    # A limit cuts no replay, and microbatches are the schedule's.
+    read = replace(scenario, p2p=mode, hbm_bytes=None, microbatches=None)
+    outcome = _KNOWN.of(Inputs(pipeline, schedule, read))
+    if isinstance(outcome, ScheduleDeadlock):
+        raise outcome.with_traceback(None)
+    return outcome
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a replay reads."""
+
+    pipeline: Pipeline
+    schedule: Schedule
+    scenario: Scenario
+
+    @cached_property
+    def actions(self) -> int:
+        """How many there are in the order."""
+        return sum(map(len, self.schedule.orders))
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.pipeline, self.schedule, self.scenario))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+class Known:
+    """Outcomes of replays by the values of their inputs; of too many actions together the first ones are dropped.
+
+    Args:
+        most_actions: How many may be kept.
+    """
+
+    def __init__(self, most_actions: int) -> None:
+        self._most_actions = most_actions
+        self._actions = 0
+        self._outcomes: dict[Inputs, Evaluation | ScheduleDeadlock] = {}
+        self._lock = Lock()
+
+    def of(self, inputs: Inputs) -> Evaluation | ScheduleDeadlock:
+        """What a replay gives, or why it cannot finish."""
+        outcome = self._outcomes.get(inputs)
+        if outcome is None:
+            try:
+                outcome = Evaluation(replay(inputs.pipeline, inputs.schedule, inputs.scenario))
+            except ScheduleDeadlock as error:
+                outcome = error
+            self._keep(inputs, outcome)
+        return outcome
+
+    def _keep(self, inputs: Inputs, outcome: Evaluation | ScheduleDeadlock) -> None:
+        with self._lock:
+            if inputs in self._outcomes:
+                return
+            self._outcomes[inputs] = outcome
+            self._actions += inputs.actions
+            while self._actions > self._most_actions:
+                first = next(iter(self._outcomes))
+                del self._outcomes[first]
+                self._actions -= first.actions
+
+
+_KNOWN = Known(_MOST_ACTIONS)
