@@ -16,12 +16,13 @@ from helpers.recorded import h100, rebuilt
 from tracetool.baselines.history import add_report, read_history
 from tracetool.cli import run
 from tracetool.cli.other_recordings import borrow_memory, borrow_slowdown
+from tracetool.comparison.report import ChoiceInfo, TakenInfo
 from tracetool.explanation import explain
 from tracetool.model.choice import Choice, Taken
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Link, Topology
 from tracetool.reports import RunFacts
-from tracetool.reports.answer.json import ChoiceInfo, TakenInfo, scenario_info
+from tracetool.reports.answer.json import scenario_info
 from tracetool.reports.explanation.json import explanation_info
 
 LINKS = (Link("dc0", "dc1", 3_125_000_000, 10_000_000), Link("dc1", "dc0", 3_125_000_000, 10_000_000))
@@ -210,5 +211,7 @@ def test_borrowed_figures_name_the_recording_they_are_of() -> None:
     assert lent.taken == Taken(h100("rt1f1b_m8").manifest["digest"], other.manifest["digest"])
     why = explain(lent, "gpipe", replace(PLACED, interference=False))
     told = explanation_info(why, RunFacts("x", "", "", ""))
-    assert told.taken == TakenInfo(costs_from=lent.taken.costs_from, memory_from=lent.taken.memory_from)
+    assert told.taken == TakenInfo(
+        costs_from=lent.taken.costs_from, memory_from=lent.taken.memory_from, copied_ranks={}
+    )
     assert told.scenario.interference is False

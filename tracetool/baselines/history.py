@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from tracetool.comparison.report_file import ReportFile, ResultPart, StepPart
+    from tracetool.comparison.report import ReportInfo, ResultInfo, StepInfo
     from tracetool.ingestion.recording import StepRecord
 
 OBSERVED = "observed"
@@ -147,7 +147,7 @@ def _parquet(values: list[Value]) -> bytes:
     return buffer.getvalue()
 
 
-def _figures(report: ReportFile) -> Iterator[tuple[dict[str, str], dict[str, float]]]:
+def _figures(report: ReportInfo) -> Iterator[tuple[dict[str, str], dict[str, float]]]:
     """What each part of a report is about, as rows have it, with its figures."""
     origin = {"digest": report.run.digest, "tool_version": report.tool_version}
     # Medians over the steps, as compare takes them.
@@ -155,8 +155,7 @@ def _figures(report: ReportFile) -> Iterator[tuple[dict[str, str], dict[str, flo
     each = [_values(step) for step in steps]
     observed = origin | {"scenario": "", "what_if": "", "schedule": OBSERVED, "variant": ""}
     yield observed, {name: median(step[name] for step in each) for name in each[0]}
-    results = ([] if report.baseline is None else [report.baseline]) + report.results
-    for name, result in {result.schedule: result for result in results}.items():
+    for name, result in {result.schedule: result for result in (report.baseline, *report.results)}.items():
         values = _values(result)
         of_step = [metric for metric in values if metric not in _SIZES]
         medians = {metric: median(result.by_step(metric, report.step.number).values()) for metric in of_step}
@@ -169,7 +168,7 @@ def _figures(report: ReportFile) -> Iterator[tuple[dict[str, str], dict[str, flo
         yield origin | what_if | {"schedule": name, "variant": result.variant}, values | medians
 
 
-def _words(scenario: Mapping[str, Any], result: ResultPart) -> str:
+def _words(scenario: Mapping[str, Any], result: ResultInfo) -> str:
     """A what-if in words, short enough for a line."""
     told = [
         f"{link['src_dc']}→{link['dst_dc']} {format_bandwidth(link['bandwidth_bytes_per_s']).partition(' (')[0]} "
@@ -177,7 +176,7 @@ def _words(scenario: Mapping[str, Any], result: ResultPart) -> str:
         for link in scenario.get("links", ())
     ]
     told += [f"HBM {format_size(scenario['hbm_bytes'])}"] if scenario.get("hbm_bytes") else []
-    told += [f"{result.microbatches} microbatches"] if result.microbatches is not None else []
+    told.append(f"{result.microbatches} microbatches")
     told += scenario.get("taken", ())
     for name, value in {**scenario, **result.chosen}.items():
         if name not in _IN_WORDS and value and value != _UNASKED.get(name):
@@ -187,7 +186,7 @@ def _words(scenario: Mapping[str, Any], result: ResultPart) -> str:
     return ", ".join(told)
 
 
-def _values(part: StepPart | StepRecord | ResultPart) -> dict[str, float]:
+def _values(part: StepInfo | StepRecord | ResultInfo) -> dict[str, float]:
     found = {}
     for name in _KEPT:
         value = getattr(part, name, None)

@@ -137,7 +137,7 @@ def _other_replays(base: Side, new: Side) -> str | None:
 def _other_choices(base: Side, new: Side) -> dict[str, str]:
     """Schedules that were told other things on the two sides, and what."""
     both = {
-        name: (base.replays[name].result.choice, new.replays[name].result.choice)
+        name: (base.replays[name].result.asked, new.replays[name].result.asked)
         for name in base.replays.keys() & new.replays.keys()
     }
     return {name: ", ".join(other) for name, choices in both.items() if (other := differing(*choices))}

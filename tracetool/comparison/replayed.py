@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from tracetool.comparison.report_file import ResultPart
+    from tracetool.comparison.report import ResultInfo
     from tracetool.comparison.sides import Side
     from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.model.schedule import Schedule
@@ -68,7 +68,7 @@ def asked_of_both(base: Side, new: Side, pipelines: Sequence[Pipeline]) -> dict[
     return found
 
 
-def _asked(result: ResultPart, scenario: Mapping[str, Any], pipelines: Sequence[Pipeline]) -> Asked | None:
+def _asked(result: ResultInfo, scenario: Mapping[str, Any], pipelines: Sequence[Pipeline]) -> Asked | None:
     if result.schedule not in SCHEDULES.names() or SCHEDULES.get(result.schedule).needs_costs:
         return None
     shapes = {pipeline.observed.shape for pipeline in pipelines}
@@ -86,5 +86,5 @@ def _asked(result: ResultPart, scenario: Mapping[str, Any], pipelines: Sequence[
         return None
     needed = {(action.stage, action.kind) for order in schedule.orders for action in order}
     known = all(kind in pipeline.stages[stage].costs for pipeline in pipelines for stage, kind in needed)
-    same = schedule.shape == shape and result.microbatches in (None, shape.microbatches)
+    same = schedule.shape == shape and result.microbatches == shape.microbatches
     return Asked(schedule, p2p, topology) if p2p and known and same else None

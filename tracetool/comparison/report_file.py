@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tracetool.comparison.report import REPORT_SCHEMA, ReportInfo
 from tracetool.errors import SchemaVersion, StoreError, TraceToolError
 from tracetool.ingestion.recording import RECORDING_VERSION, Recording, StepRecord, pipeline_of
 from tracetool.tables.run import SCHEMA_VERSION
@@ -14,110 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from tracetool.comparison.report import EachStepInfo, ResultInfo, StepInfo
+
 _LONGEST_NS = 366 * 86_400 * 10**9
-REPORT_SCHEMA = "urn:tracetool:schema:1:report"
-
-
-class RunPart(msgspec.Struct):
-    """Which recording."""
-
-    name: str
-    digest: str
-    global_ranks: list[int]
-
-
-class StepPart(msgspec.Struct):
-    """The step that was observed."""
-
-    number: int
-    step_ns: int
-    window_ns: int
-    bubble_ns: int
-    bubble_ratio: float
-    peak_hbm_bytes: list[int | None]
-    microbatches: int | None = None
-    overhead_bytes: list[int | None] = []
-
-
-class EachStepPart(msgspec.Struct):
-    """A result by one recorded step."""
-
-    number: int
-    step_ns: int
-    window_ns: int
-    bubble_ns: int
-    bubble_ratio: float
-    cross_dc_bubble_ns: int
-
-
-class ResultPart(msgspec.Struct):
-    """A schedule that was replayed."""
-
-    schedule: str
-    p2p: str
-    step_ns: int
-    window_ns: int
-    bubble_ns: int
-    bubble_ratio: float
-    cross_dc_bubble_ns: int
-    peak_hbm_bytes: list[int | None]
-    extra_forwards: list[int] | None = None
-    microbatches: int | None = None
-    each_step: list[EachStepPart] = []
-    choice: dict[str, Any] = {}
-
-    def by_step(self, metric: str, looked_at: int) -> dict[int, float]:
-        """A metric of the step by each recorded step, in order of time, by the step's number.
-
-        Args:
-            metric: Its name.
-            looked_at: Number of the step that the result itself is of.
-        """
-        others: dict[int, float] = {one.number: getattr(one, metric) for one in self.each_step}
-        return others | {looked_at: getattr(self, metric)}
-
-    @property
-    def chosen(self) -> dict[str, Any]:
-        """What was asked of it alone, without what was left to be chosen."""
-        return {name: value for name, value in self.choice.items() if value is not None}
-
-    @property
-    def variant(self) -> str:
-        """How it ran, as in ``+2,2,0,0 in-order``."""
-        depth = "+" + ",".join(map(str, self.extra_forwards)) if self.extra_forwards else ""
-        return f"{depth} {self.p2p}".strip()
-
-
-class ReportFile(msgspec.Struct):
-    """What is read of a report; what later versions add is not."""
-
-    schema_version: str
-    tool_version: str
-    command: str
-    run: RunPart
-    step: StepPart
-    scenario: dict[str, Any]
-    results: list[ResultPart]
-    baseline: ResultPart | None = None
-    notes: list[str] = []
-    taken: dict[str, Any] = {}
-    recording: Recording | None = None
-
-    @property
-    def asked(self) -> dict[str, Any]:
-        """The what-if, and what was taken from other recordings, as far as the version that wrote it knew of it.
-
-        As many microbatches as were recorded are none asked for.
-        """
-        noted = {note.split(" ")[0] for note in self.notes if note.startswith(("--costs-from", "--memory-from"))}
-        results = [*self.results, *([] if self.baseline is None else [self.baseline])]
-        found = next((result.microbatches for result in results), None)
-        return {
-            **self.scenario,
-            **self.taken,
-            "microbatches": None if found == self.step.microbatches else found,
-            "taken": sorted(noted),
-        }
 
 
 def differing(base: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -125,7 +25,7 @@ def differing(base: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return [key for key, value in base.items() if key in new and new[key] != value]
 
 
-def read_report(path: Path) -> ReportFile:
+def read_report(path: Path) -> ReportInfo:
     """Read a report of ``tracetool replay --json``.
 
     Raises:
@@ -155,7 +55,7 @@ def read_report(path: Path) -> ReportFile:
             hint=f"its traces are needed: {head.get('command', again)} > {path.name}",
         )
     try:
-        report = msgspec.json.decode(data, type=ReportFile)
+        report = msgspec.json.decode(data, type=ReportInfo)
     except msgspec.ValidationError as error:
         raise StoreError(f"{path} is damaged: {error}.", hint=again) from error
     why = next(_damages(report), None)
@@ -164,13 +64,13 @@ def read_report(path: Path) -> ReportFile:
     return report
 
 
-def _damages(report: ReportFile) -> Iterator[str]:
+def _damages(report: ReportInfo) -> Iterator[str]:
     """What of a report cannot be."""
     names = [report.tool_version, report.run.digest, *(result.schedule for result in report.results)]
     if not all(name.isprintable() for name in names) or not all(result.schedule for result in report.results):
         yield "a name in it is empty, or holds what cannot be printed"
     kept = report.recording
-    parts: list[StepPart | ResultPart | EachStepPart | StepRecord] = [report.step, *report.results]
+    parts: list[StepInfo | ResultInfo | EachStepInfo | StepRecord] = [report.step, *report.results]
     parts += [each for result in report.results for each in result.each_step]
     if kept is not None:
         yield from _damages_of_recording(kept, report.run.digest)

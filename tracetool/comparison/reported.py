@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from tracetool.comparison.report_file import ReportFile
+    from tracetool.comparison.report import ReportInfo
 
 StepOf = tuple[str, tuple[int, ...], int]
 """What tells a step from all others: digest of the traces, ranks of the pipeline, number."""
@@ -27,7 +27,7 @@ _WORDS = frozenset(
 """What of a report is no figure, but words or what was asked."""
 
 
-def values_of_reports(reports: Sequence[ReportFile], known: set[StepOf]) -> tuple[dict[Key, Values], list[str]]:
+def values_of_reports(reports: Sequence[ReportInfo], known: set[StepOf]) -> tuple[dict[Key, Values], list[str]]:
     """Values of reports, each step once, and notes on schedules that were replayed in several ways.
 
     Args:
@@ -37,9 +37,8 @@ def values_of_reports(reports: Sequence[ReportFile], known: set[StepOf]) -> tupl
     ways: dict[str, set[str]] = defaultdict(set)
     for report in reports:
         for result in report.results:
-            count = "" if result.microbatches is None else f", {result.microbatches} microbatches"
             told = "".join(f", {name} {value}" for name, value in result.chosen.items())
-            ways[result.schedule].add(result.variant + count + told)
+            ways[result.schedule].add(f"{result.variant}, {result.microbatches} microbatches{told}")
     rows: dict[Key, dict[StepOf, float]] = defaultdict(dict)
     for report in reports:
         of = report.run.digest, tuple(report.run.global_ranks)
@@ -61,7 +60,7 @@ def values_of_reports(reports: Sequence[ReportFile], known: set[StepOf]) -> tupl
     return {key: Values(tuple(found.values())) for key, found in rows.items()}, several
 
 
-def _add_step(rows: dict[Key, dict[StepOf, float]], report: ReportFile, step: StepOf) -> None:
+def _add_step(rows: dict[Key, dict[StepOf, float]], report: ReportInfo, step: StepOf) -> None:
     for name in OF_STEP:
         if name != "compute_ns":
             rows[Key(name)].setdefault(step, getattr(report.step, name))
@@ -78,7 +77,7 @@ def _add_peak(rows: dict[Key, dict[StepOf, float]], sizes: Sequence[int | None],
         rows[Key("peak_hbm_bytes", scope)].setdefault(step, max(known))
 
 
-def scenario_of(reports: Sequence[ReportFile]) -> Mapping[str, Any] | None:
+def scenario_of(reports: Sequence[ReportInfo]) -> Mapping[str, Any] | None:
     """What the reports asked; None if they asked several things."""
     asked = [report.asked for report in reports]
     return asked[0] if asked and all(each == asked[0] for each in asked) else None

@@ -19,7 +19,7 @@ from tracetool.units import format_count, format_ranges
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tracetool.comparison.report_file import ResultPart
+    from tracetool.comparison.report import ResultInfo
     from tracetool.store.run import Run
 
 
@@ -58,7 +58,7 @@ class ReportedReplay(NamedTuple):
     """
 
     step: int
-    result: ResultPart
+    result: ResultInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ import msgspec
 
 from tracetool.baselines.history import Value
 from tracetool.comparison.config import Config
+from tracetool.comparison.report import REPORT_SCHEMA, ReportInfo
 from tracetool.reports.advice.json import AdviceInfo
-from tracetool.reports.answer.json import SCHEMA_ID, ReportInfo
 from tracetool.reports.answer.written import WrittenInfo
 from tracetool.reports.checks.stragglers import StragglersInfo
 from tracetool.reports.checks.trends import TrendsInfo
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tracetool.store.query import Example
     from tracetool.tables.columns import Table
 
-_BASE = SCHEMA_ID.rpartition(":")[0]
+_BASE = REPORT_SCHEMA.rpartition(":")[0]
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from tracetool.model.pipeline import P2P_MODE_NAMES
-from tracetool.reports.answer.json import (
+from tracetool.comparison.report import (
     FidelityInfo,
     RefusedInfo,
     ResultInfo,
@@ -16,10 +15,9 @@ from tracetool.reports.answer.json import (
     ShortageInfo,
     StepInfo,
     TakenInfo,
-    report_info,
-    scenario_info,
-    shortage_info,
 )
+from tracetool.model.pipeline import P2P_MODE_NAMES
+from tracetool.reports.answer.json import report_info, scenario_info, shortage_info
 from tracetool.tables.fields import doc
 from tracetool.tables.run import SCHEMA_VERSION
 from tracetool.whatif.depth import RELEVANT_RATIO

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from tracetool.reports.answer.best import BestInfo, best_info
+from tracetool.comparison.report import BestInfo  # noqa: TC001 - msgspec reads it
+from tracetool.reports.answer.best import best_info
 from tracetool.reports.answer.verdict import verdict
 from tracetool.tables.fields import doc
 from tracetool.tables.run import SCHEMA_VERSION

@@ -7,16 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from tracetool.causes.cause import Cause
+from tracetool.comparison.report import IdleInfo, LinkInfo, ScenarioInfo, TakenInfo
 from tracetool.model.pipeline import P2P_MODE_NAMES
-from tracetool.reports.answer.json import (
-    IdleInfo,
-    LinkInfo,
-    ScenarioInfo,
-    TakenInfo,
-    link_infos,
-    scenario_info,
-    taken_info,
-)
+from tracetool.reports.answer.json import link_infos, scenario_info, taken_info
 from tracetool.reports.explanation.path import Words
 from tracetool.tables.fields import doc
 from tracetool.tables.run import SCHEMA_VERSION
