@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 
 # Fields of JSON that may differ, and why: "VERB /path/*/field" of the answer's file or stdout.
-ALLOWED: dict[str, str] = {}
+ALLOWED: dict[str, str] = {
+    "sql /columns/196/column_doc": "idles.cause listed the causes; their one declaration does",
+}
 
 # Commands in the order in which they need each other's files; ``> FILE`` keeps what a command prints.
 COMMANDS = Path(__file__).with_name("same_answers.txt").read_text(encoding="utf-8")

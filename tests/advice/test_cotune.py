@@ -14,7 +14,7 @@ from helpers.synthetic import found, pipeline, places, scenario
 from tracetool.advice import advise
 from tracetool.advice.cotune import EXTRAPOLATION_ERROR_RATIO, CoTuning, OtherSizes, co_tune
 from tracetool.advice.fixed import fixed_parts
-from tracetool.costs.rescaled import Batch, fixed_by_fit, with_batch
+from tracetool.costs.rescaled import MicrobatchSize, fixed_by_fit, with_batch
 from tracetool.errors import ScenarioError
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import ActionCost
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 P, M, F, B = 4, 24, 1000, 2000
 HELD, STATIC = 8, 500
-RECORDED = Batch(4, 1000)
+RECORDED = MicrobatchSize(4, 1000)
 NO_ATTENTION = 10**12
 """A hidden size so large that attention is nothing: times grow with the tokens alone."""
 
@@ -93,8 +93,8 @@ def test_attention_grows_with_the_square_of_the_sequence() -> None:
     """FLOPs b s (1 + s / 6h): with h = s / 6 half of them are attention's, and a sequence twice as long has three
     times the FLOPs; twice the sequences have twice."""
     pipe = pipeline(1, 1, F, B)
-    longer = with_batch(pipe, Batch(1, 600), Batch(1, 1200), hidden=100, fixed_ns={})
-    more = with_batch(pipe, Batch(1, 600), Batch(2, 600), hidden=100, fixed_ns={})
+    longer = with_batch(pipe, MicrobatchSize(1, 600), MicrobatchSize(1, 1200), hidden=100, fixed_ns={})
+    more = with_batch(pipe, MicrobatchSize(1, 600), MicrobatchSize(2, 600), hidden=100, fixed_ns={})
     assert longer.stages[0].median_ns(ActionKind.FORWARD) == 3 * F
     assert more.stages[0].median_ns(ActionKind.BACKWARD) == 2 * B
 
@@ -106,7 +106,7 @@ def test_gradients_weights_and_fixed_times_stay() -> None:
     costs = {**pipe.stages[0].costs, ActionKind.BACKWARD: (replace(first, held_bytes=grads - HELD), second)}
     pipe = replace(pipe, stages=(replace(pipe.stages[0], costs=costs),))
     place = (0, ActionKind.BACKWARD, 1)
-    bigger = with_batch(pipe, Batch(1, 100), Batch(4, 100), hidden=NO_ATTENTION, fixed_ns={place: 500})
+    bigger = with_batch(pipe, MicrobatchSize(1, 100), MicrobatchSize(4, 100), hidden=NO_ATTENTION, fixed_ns={place: 500})
     forward, backward = (bigger.stages[0].costs[kind] for kind in (ActionKind.FORWARD, ActionKind.BACKWARD))
     assert [c.held_bytes for c in forward] == [4 * HELD] * 2
     assert [c.held_bytes for c in backward] == [grads - 4 * HELD, -4 * HELD]
@@ -124,7 +124,7 @@ def test_layers_that_were_measured_are_within_the_error_that_is_told(*, by_fit: 
 
 
 def test_a_fit_gives_back_the_line_that_two_recordings_lie_on() -> None:
-    one, two = Batch(1, 100), Batch(3, 100)
+    one, two = MicrobatchSize(1, 100), MicrobatchSize(3, 100)
     line = {batch: pipeline(2, 3, 50 + 10 * batch.sequences, 80 + 20 * batch.sequences) for batch in (one, two)}
     fixed = fixed_by_fit(line[one], one, line[two], two, hidden=NO_ATTENTION)
     assert {fixed[s, ActionKind.FORWARD, i] for s in range(2) for i in range(3)} == {50}
@@ -152,7 +152,7 @@ def _sample() -> Reconstruction:
 def _tuned(**how: Any) -> CoTuning:
     recorded = _sample()
     over = Topology(parse_dc_map("0-1,2-3"), parse_link("dc0-dc1=25Gbit/s,10ms"))
-    return co_tune(recorded, Scenario(topology=over), **({"recorded": Batch(1, 2048)} | how))
+    return co_tune(recorded, Scenario(topology=over), **({"recorded": MicrobatchSize(1, 2048)} | how))
 
 
 def test_the_recorded_sizes_are_what_advice_says_of_geopipe() -> None:
@@ -178,7 +178,7 @@ def test_the_error_is_not_told_where_nothing_like_it_was_measured() -> None:
         (replace(recorded, coordinates=split), "tensor"),
         (replace(recorded, tables={**recorded.tables, "costs": slow}), "gaps"),
     ):
-        tuned = co_tune(found_so, Scenario(), Batch(1, 2048))
+        tuned = co_tune(found_so, Scenario(), MicrobatchSize(1, 2048))
         assert tuned.error_ratio is None
         assert why in tuned.assumptions[-1]
 
@@ -186,9 +186,9 @@ def test_the_error_is_not_told_where_nothing_like_it_was_measured() -> None:
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ({"recorded": Batch(3, 2048)}, "hidden size does not follow"),
-        ({"also": OtherSizes(pipeline(2, 8, F, B), Batch(2, 2048))}, "has 2 stages, this one 4"),
-        ({"also": OtherSizes(pipeline(4, 8, F, B), Batch(1, 2048))}, "as large as those"),
+        ({"recorded": MicrobatchSize(3, 2048)}, "hidden size does not follow"),
+        ({"also": OtherSizes(pipeline(2, 8, F, B), MicrobatchSize(2, 2048))}, "has 2 stages, this one 4"),
+        ({"also": OtherSizes(pipeline(4, 8, F, B), MicrobatchSize(1, 2048))}, "as large as those"),
     ],
 )
 def test_what_does_not_go_together_is_refused(how: dict[str, Any], said: str) -> None:
@@ -199,6 +199,6 @@ def test_what_does_not_go_together_is_refused(how: dict[str, Any], said: str) ->
 def test_a_cost_without_times_of_contention_keeps_none() -> None:
     pipe = pipeline(1, 1, F, B)
     (cost,) = (
-        with_batch(pipe, Batch(1, 2), Batch(2, 2), hidden=NO_ATTENTION, fixed_ns={}).stages[0].costs[ActionKind.FORWARD]
+        with_batch(pipe, MicrobatchSize(1, 2), MicrobatchSize(2, 2), hidden=NO_ATTENTION, fixed_ns={}).stages[0].costs[ActionKind.FORWARD]
     )
     assert cost == ActionCost(2 * F)

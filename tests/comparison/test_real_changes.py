@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tracetool.model.pipeline import Pipeline
-    from tracetool.reconstruction.recorded_step import StepLook
+    from tracetool.reconstruction.recorded_step import RecordedStep
     from tracetool.store.run import Run
 
 STEPS = 10
@@ -38,7 +38,7 @@ def straggling() -> Run:
 
 
 @cache
-def looks() -> list[StepLook]:
+def looks() -> list[RecordedStep]:
     return look_at_steps(straggling(), most=STEPS)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from helpers.recorded import ROOT, data, looked_at, rebuilt, run_of, small
 from helpers.synthetic import pipeline
 
-from tracetool.costs.rescaled import Batch, fixed_by_fit, with_batch
+from tracetool.costs.rescaled import MicrobatchSize, fixed_by_fit, with_batch
 from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology, between_ranks
@@ -149,10 +149,10 @@ def sizes_errors(*, by_fit: bool) -> list[float]:
         by_fit: Whether what does not grow is told from a second recording; else by its kernels.
     """
     text = (ROOT / "tests" / "data" / "batches" / "h200.json").read_text(encoding="utf-8")
-    rows = {Batch(row["mbs"], row["seq"]): row for row in json.loads(text)["rows"]}
-    base, second, hidden = Batch(1, 2048), Batch(4, 2048), 4096
+    rows = {MicrobatchSize(row["mbs"], row["seq"]): row for row in json.loads(text)["rows"]}
+    base, second, hidden = MicrobatchSize(1, 2048), MicrobatchSize(4, 2048), 4096
 
-    def recorded(batch: Batch) -> Pipeline:
+    def recorded(batch: MicrobatchSize) -> Pipeline:
         row = rows[batch]
         return pipeline(1, 2, row["forward_ns"], row["both_ns"] - row["forward_ns"])
 

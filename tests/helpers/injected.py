@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.timeline import Timeline
-    from tracetool.reconstruction.recorded_step import StepLook
+    from tracetool.reconstruction.recorded_step import RecordedStep
 
 _TIMES = {
     "events": (("start_ns", "duration_ns"),),
@@ -68,7 +68,7 @@ def later(stage: int, more_ns: int, ratio: float = 1.0) -> Callable[[Pipeline], 
     return change
 
 
-def injected(run: Run, looks: Sequence[StepLook], change: Callable[[Pipeline], Pipeline], path: Path) -> Run:
+def injected(run: Run, looks: Sequence[RecordedStep], change: Callable[[Pipeline], Pipeline], path: Path) -> Run:
     """The first pipeline of a recording with a change, as a Run of its own; what is derived is left out.
 
     Args:

@@ -14,7 +14,7 @@ from helpers import ascend_capture, labelled
 from helpers.recorded import SAMPLES
 
 from tracetool.errors import TraceToolError
-from tracetool.ingestion.discover import Found, discover
+from tracetool.ingestion.discover import DiscoveredSource, discover
 from tracetool.readers import READERS, SourceReport
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def read_all(folder: Path) -> tuple[Counter[str], list[str]]:
     return rows, refused
 
 
-def _read(found: Found) -> Counter[str]:
+def _read(found: DiscoveredSource) -> Counter[str]:
     from tracetool.tables.run import TABLES
 
     report = SourceReport()

@@ -17,7 +17,7 @@ from tracetool.ingestion.executors import available_memory_bytes
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tracetool.ingestion.work import Outcome
+    from tracetool.ingestion.work import SourceOutcome
     from tracetool.store.run import Run
 
 TABLES = ("sources", "ranks", "groups", "steps", "events", "comms", "memory", "problems")
@@ -62,7 +62,7 @@ def test_a_failing_source_costs_the_other_workers_nothing(tmp_path: Path) -> Non
 def test_workers_are_limited_by_memory_cores_and_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[int] = []
 
-    def run_here(work: object, tasks: object, progress: object, jobs: int) -> list[Outcome]:
+    def run_here(work: object, tasks: object, progress: object, jobs: int) -> list[SourceOutcome]:
         seen.append(jobs)
         return [room.read_source(task, lambda _count: None) for task in tasks]  # type: ignore[attr-defined]
 

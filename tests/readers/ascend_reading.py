@@ -12,7 +12,7 @@ from tracetool.readers import SourceReport
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tracetool.readers import Finding, Identity, Reader, Source
+    from tracetool.readers import Claim, Identity, Reader, Source
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Read:
         return [row for row in self.tables["events"] if row["category"] == category]
 
 
-def find(reader: Reader, folder: Path) -> Finding:
+def find(reader: Reader, folder: Path) -> Claim:
     return reader.find(sorted(f for f in folder.rglob("*") if f.is_file()))
 
 

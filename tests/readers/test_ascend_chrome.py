@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tracetool.errors import MalformedTrace
 from tracetool.readers import SourceReport
-from tracetool.readers.cann.chrome import Spans, take_spans
+from tracetool.readers.cann.chrome import SpanColumns, take_spans
 from tracetool.readers.cann.tracks import Track, Tracks
 from tracetool.readers.chrome.compiled import available
 from tracetool.readers.files.spill import TableSpill
@@ -49,7 +49,7 @@ def read(path: Path, text: bytes) -> tuple[list[Span], Tracks, SourceReport]:
     shown: list[int] = []
     found: list[Span] = []
     for number in take_spans(path, tracks, spill, frozenset(), report, shown.append):
-        spans = Spans(spill.take(number))
+        spans = SpanColumns(spill.take(number))
         places, names = spans.texts("name")
         times = zip(spans.integers("start").tolist(), spans.integers("duration").tolist(), strict=True)
         found += [(names[place], *time) for place, time in zip(places.tolist(), times, strict=True)]
@@ -152,7 +152,7 @@ def test_times_and_numbers_that_mean_none(tmp_path: Path, scanner: str) -> None:
     path.write_text(json.dumps(events))
     tracks, spill = Tracks(), TableSpill()
     numbers = take_spans(path, tracks, spill, frozenset(), SourceReport(), lambda _count: None)
-    found = [Spans(spill.take(number)) for number in numbers]
+    found = [SpanColumns(spill.take(number)) for number in numbers]
     absent = -(2**63)
     for name, expected in (
         ("start", [1000, absent, absent, absent]),

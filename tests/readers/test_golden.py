@@ -20,7 +20,7 @@ from tracetool.readers import READERS, SourceReport
 from tracetool.readers.chrome.compiled import available
 
 if TYPE_CHECKING:
-    from tracetool.ingestion.discover import Found
+    from tracetool.ingestion.discover import DiscoveredSource
 
 TABLE = Path(__file__).with_name("golden.tsv")
 
@@ -37,11 +37,11 @@ GOLDEN = _golden()
 
 
 @cache
-def _found(name: str) -> list[Found]:
+def _found(name: str) -> list[DiscoveredSource]:
     return discover([data(*name.split("/"))]).found
 
 
-def _read(item: Found) -> tuple[dict[str, list[pa.Table]], SourceReport]:
+def _read(item: DiscoveredSource) -> tuple[dict[str, list[pa.Table]], SourceReport]:
     report = SourceReport()
     tables: dict[str, list[pa.Table]] = {}
     reader = READERS.get(item.reader)

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 
 from tracetool.errors import DuplicateRank, MalformedTrace
 from tracetool.ingestion import discover, ingest
-from tracetool.readers import Place, SourceReport
-from tracetool.readers.ndtimeline.names import Message, messages_of
+from tracetool.readers import FilePlace, SourceReport
+from tracetool.readers.ndtimeline.names import NamedMessage, messages_of
 from tracetool.readers.ndtimeline.reader import READER
 from tracetool.readers.ndtimeline.table import seconds_ns
 
@@ -72,12 +72,12 @@ def test_no_seconds(value: object) -> None:
 
 def test_names_of_batches() -> None:
     """Megatron's timer names: each lists what it holds."""
-    assert messages_of("forward-send") == (Message("send", "F"),)
-    assert messages_of("backward-send-forward-recv") == (Message("send", "B"), Message("recv", "F"))
+    assert messages_of("forward-send") == (NamedMessage("send", "F"),)
+    assert messages_of("backward-send-forward-recv") == (NamedMessage("send", "B"), NamedMessage("recv", "F"))
     assert messages_of("forward-backward-send-forward-backward-recv") == (
-        Message("send", "F"), Message("send", "B"), Message("recv", "F"), Message("recv", "B"),
+        NamedMessage("send", "F"), NamedMessage("send", "B"), NamedMessage("recv", "F"), NamedMessage("recv", "B"),
     )  # fmt: skip
-    assert messages_of("cross-mesh-recv") == (Message("recv", None),)
+    assert messages_of("cross-mesh-recv") == (NamedMessage("recv", None),)
     for other in ("forward-compute", "send", "forward", "forward-send-", "xforward-send", "forward-send-x"):
         assert messages_of(other) == ()
 
@@ -350,7 +350,7 @@ def test_damaged_event_costs_no_other(tmp_path: Path, bad: str) -> None:
     tables, reports = read(path)
     assert sum(report.dropped.total() for report in reports.values()) == 1
     assert len(tables["events"]) + len(tables["comms"]) == len(events) - 1
-    assert [r.places["time is no number"] for r in reports.values() if r.dropped] == [Place(str(path), 6, "event")]
+    assert [r.places["time is no number"] for r in reports.values() if r.dropped] == [FilePlace(str(path), 6, "event")]
     mended = [r.places[reason] for r in reports.values() for reason in r.repaired]
     assert len(mended) == (bad in ("NaN", "Infinity"))
     for place in mended:

@@ -8,7 +8,7 @@ from helpers.recorded import data, looked_at, rebuilt, run_of
 from tracetool.reconstruction.actions.transfers import buffers_sends
 from tracetool.reconstruction.capture.account import Account
 from tracetool.reconstruction.capture.clocks import Clock, Clocks
-from tracetool.reconstruction.capture.messages import Message, P2POp
+from tracetool.reconstruction.capture.messages import P2POp, PairedMessage
 
 MS = 10**6
 
@@ -20,9 +20,9 @@ def op(start: int | None, end: int | None, *, is_send: bool, number: int, stream
     )  # fmt: skip
 
 
-def message(sent: tuple[int, int], received: tuple[int, int], number: int = 0, stream: int | None = 7) -> Message:
+def message(sent: tuple[int, int], received: tuple[int, int], number: int = 0, stream: int | None = 7) -> PairedMessage:
     """A message by start and end of its send and of its receive."""
-    return Message(
+    return PairedMessage(
         op(*sent, is_send=True, number=number, stream=stream),
         op(*received, is_send=False, number=number, stream=stream),
     )
@@ -49,11 +49,14 @@ CLOSE = message((0, 100_000), (200_000, 300_000))
     ],
 )
 def test_a_send_that_is_over_before_its_receive_starts_was_buffered(
-    messages: list[Message], told: str | None, *, buffered: bool
+    messages: list[PairedMessage], told: str | None, *, buffered: bool
 ) -> None:
     account = Account()
-    placed = [Message(*(o._replace(start_ns=(o.start_ns or 0) + 100 * MS * n, end_ns=(o.end_ns or 0) + 100 * MS * n)
-                        for o in each)) for n, each in enumerate(messages)]  # fmt: skip
+    laters = [100 * MS * n for n in range(len(messages))]
+    placed = [
+        PairedMessage(*(o._replace(start_ns=(o.start_ns or 0) + later, end_ns=(o.end_ns or 0) + later) for o in each))
+        for later, each in zip(laters, messages, strict=True)
+    ]
     assert buffers_sends(placed, Clocks(), account) is buffered
     found = [f.value for f in account.findings]
     assert found == ([] if told is None else [told])

@@ -13,7 +13,7 @@ from tracetool.model.scenario import Scenario
 from tracetool.reconstruction import Reconstruction, reconstruct
 from tracetool.reconstruction.capture.account import Account
 from tracetool.reconstruction.capture.clocks import NOISE_NS, find_clocks
-from tracetool.reconstruction.capture.messages import Message, P2POp
+from tracetool.reconstruction.capture.messages import P2POp, PairedMessage
 from tracetool.reconstruction.capture.survey import survey_run
 from tracetool.replays import replay
 
@@ -32,17 +32,17 @@ def _op(rank: int, peer: int, position: int, *, is_send: bool, start: int, end: 
     return P2POp(rank, position, peer, is_send, 1 << 20, "pp", position, 7, 1, start - COPY, start, end, None)
 
 
-def _message(way: tuple[int, int], number: int, *, sent: int, lag: int, waited: int, ahead: int) -> Message:
+def _message(way: tuple[int, int], number: int, *, sent: int, lag: int, waited: int, ahead: int) -> PairedMessage:
     """One message: it was sent at a true time, and received so much later; rank 1's clock is ahead."""
     src, dst = way
     there, here = (ahead if rank == 1 else 0 for rank in (dst, src))
     arrived = sent + lag
     send = _op(src, dst, 2 * number, is_send=True, start=sent - COPY + here, end=sent + here)
     recv = _op(dst, src, 2 * number + 1, is_send=False, start=arrived - waited + there, end=arrived + there)
-    return Message(send, recv)
+    return PairedMessage(send, recv)
 
 
-def _offset_and_whether_applied(messages: Sequence[Message]) -> tuple[int, bool]:
+def _offset_and_whether_applied(messages: Sequence[PairedMessage]) -> tuple[int, bool]:
     clock = find_clocks([0, 1], messages, [], Account()).by_rank[1]
     assert clock.offset_ns is not None
     return clock.offset_ns, clock.applied
@@ -161,7 +161,7 @@ def test_the_table_of_clocks_says_by_what_they_are_known() -> None:
         _message(way, n, sent=START + n * 50 * MS, lag=STAGGER, waited=MS, ahead=0) for n, way in enumerate(WAYS * 4)
     ]
     wrong = [
-        Message(*(op._replace(rank=places[op.rank], peer=places[op.peer]) for op in message))
+        PairedMessage(*(op._replace(rank=places[op.rank], peer=places[op.peer]) for op in message))
         for places, ahead in (({0: 1, 1: 2}, 0), ({0: 0, 1: 2}, 5 * MS))
         for message in (
             _message(way, n + 100 + ahead, sent=START + n * 50 * MS, lag=STAGGER, waited=MS, ahead=ahead)

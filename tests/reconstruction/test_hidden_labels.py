@@ -19,9 +19,9 @@ from tracetool.model.schedule import PipelineShape
 from tracetool.reconstruction import reconstruct
 from tracetool.reconstruction.actions.kernel import Kernel
 from tracetool.reconstruction.actions.pieces import Piece
-from tracetool.reconstruction.actions.placement import Placed, RankTrail, place
+from tracetool.reconstruction.actions.placement import PlacedPieces, RankTrail, place
 from tracetool.reconstruction.capture.account import Account
-from tracetool.reconstruction.capture.messages import Message, P2POp, match_messages
+from tracetool.reconstruction.capture.messages import P2POp, PairedMessage, match_messages
 from tracetool.reconstruction.capture.survey import Survey, survey_run
 from tracetool.schedules import build_schedule
 from tracetool.schedules.recognise import best_fit
@@ -146,7 +146,7 @@ def test_hiding_the_labels_changes_nothing_of_the_pipeline(name: str) -> None:
 
 def _told(
     schedule: Schedule, *, swapped: tuple[int, int] | None = None, together: bool = False
-) -> tuple[Placed, list[RankTrail]]:
+) -> tuple[PlacedPieces, list[RankTrail]]:
     """What place() makes of a schedule whose ranks post sends right behind what made them, receives in the order
     in which they take them. ``swapped`` exchanges two sends of rank 1 with each other; ``together`` posts the sends
     of a forward right before a backward with that one's, behind them.
@@ -182,7 +182,7 @@ def _told(
         if swapped is not None and src == 1:
             one, two = swapped
             sends[one], sends[two] = sends[two], sends[one]
-        messages += [Message(*pair) for pair in zip(sends, recvs, strict=True)]
+        messages += [PairedMessage(*pair) for pair in zip(sends, recvs, strict=True)]
     return place(range(shape.ranks), trails, messages, by_direction=together), trails
 
 

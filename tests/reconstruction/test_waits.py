@@ -18,7 +18,7 @@ from tracetool.reconstruction.actions.links import link_rows
 from tracetool.reconstruction.capture.account import Account
 from tracetool.reconstruction.capture.clocks import Clocks
 from tracetool.reconstruction.capture.collectives import find_collectives
-from tracetool.reconstruction.capture.messages import Message, P2POp
+from tracetool.reconstruction.capture.messages import P2POp, PairedMessage
 from tracetool.reconstruction.capture.survey import survey_run
 from tracetool.reconstruction.capture.waits import Union, Wait, find_waits, total_ns
 from tracetool.units import format_duration
@@ -188,7 +188,7 @@ class _NoRun:
 
     manifest: dict[str, list[dict[str, object]]] = {"sources": []}  # noqa: RUF012 - as a Run has it
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: PairedMessage) -> None:
         self._ops = [
             (op.rank, op.position, "send" if op.is_send else "recv", op.start_ns, op.end_ns, op.position)
             for op in message
@@ -203,7 +203,7 @@ class _NoRun:
 
 @given(st.integers(0, 100), st.integers(1, 100), st.integers(0, 100), st.integers(1, 100))
 def test_no_split_is_negative_and_a_buffered_send_waits_for_nobody(s: int, d: int, r: int, e: int) -> None:
-    message = Message(_p2p(0, is_send=True, start=s, end=s + d), _p2p(1, is_send=False, start=r, end=r + e))
+    message = PairedMessage(_p2p(0, is_send=True, start=s, end=s + d), _p2p(1, is_send=False, start=r, end=r + e))
     send, recv = find_waits(_NoRun(message), [message], [], Clocks())  # type: ignore[arg-type]
     for wait, duration in ((send, d), (recv, e)):
         assert wait.wait_ns >= 0
@@ -222,7 +222,7 @@ def test_no_split_is_negative_and_a_buffered_send_waits_for_nobody(s: int, d: in
 def test_a_kernel_with_messages_of_two_peers_waits_for_both() -> None:
     """Rank 1 starts at 0; rank 0 is there from 100 to 170, rank 2 from 900 to 970: each message moved for 70."""
     pairs = [
-        Message(
+        PairedMessage(
             P2POp(peer, 0, 1, True, 8, "pp", 0, 7, 1, start, start, start + 70, None),
             P2POp(1, place, peer, False, 8, "pp", 5, 7, 1, 0, 0, 970, None),
         )

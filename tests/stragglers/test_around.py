@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import astuple
 
-from tracetool.stragglers.around import Collective, parts_between
+from tracetool.stragglers.around import RankCollective, parts_between
 
 
-def collective(start: int, end: int, transfer: int, pair: int | None = 1) -> Collective:
-    return Collective(0, start, end, start, transfer, pair, upper_bound=False, name="allreduce dp")
+def collective(start: int, end: int, transfer: int, pair: int | None = 1) -> RankCollective:
+    return RankCollective(0, start, end, start, transfer, pair, upper_bound=False, name="allreduce dp")
 
 
 def cut(
-    start: int, end: int, collectives: list[Collective], kernels: list[tuple[int, int]] | None
+    start: int, end: int, collectives: list[RankCollective], kernels: list[tuple[int, int]] | None
 ) -> list[tuple[str, int, str | None]]:
     parts = parts_between(start, end, collectives, kernels, "optimizer")
     return [(name, duration, meet) for name, _, duration, meet, _ in map(astuple, parts)]

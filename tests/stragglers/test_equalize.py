@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tracetool.model.action import ActionKind
 from tracetool.stragglers import stragglers_of
 from tracetool.stragglers.equalize import Averages
-from tracetool.stragglers.step import Frame, JobStep, Part, StepReplay, numbered
+from tracetool.stragglers.step import Frame, JobStep, OutsideStretch, StepReplay, numbered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,8 +51,10 @@ def job(
             tuple(
                 Frame(
                     tail=(
-                        Part("reducescatter dp", "collective", reduces[k][s] if reduces else REDUCE, f"dp {s}"),
-                        Part("optimizer", "compute", OPTIMIZER),
+                        OutsideStretch(
+                            "reducescatter dp", "collective", reduces[k][s] if reduces else REDUCE, f"dp {s}"
+                        ),
+                        OutsideStretch("optimizer", "compute", OPTIMIZER),
                     )
                 )
                 for s in range(p)
@@ -169,25 +171,25 @@ def framed(made: Pipeline, frames: Sequence[Frame]) -> JobStep:
 def test_a_rank_that_is_ready_late_holds_its_first_compute_back(late: int, expected: int) -> None:
     """Two stages: the last one begins when it is ready and its input is there, and is never idle after that."""
     made = pipeline(2, M, F, B, p2p="posted-ahead")
-    step = framed(made, (Frame(), Frame(head=(Part("allgather dp", "collective", late),))))
+    step = framed(made, (Frame(), Frame(head=(OutsideStretch("allgather dp", "collective", late),))))
     assert StepReplay().step_ns(step) == (M + 1) * (F + B) + expected
 
 
 def test_ready_times_add_up_along_the_pipeline() -> None:
     """Rank r is ready at 40 + 2F r: every input is there before, so that the last rank alone tells the window."""
     made = pipeline(P, M, F, B, p2p="posted-ahead")
-    heads = [Frame(head=(Part("allgather dp", "collective", 40 + 2 * F * r),)) for r in range(P)]
+    heads = [Frame(head=(OutsideStretch("allgather dp", "collective", 40 + 2 * F * r),)) for r in range(P)]
     assert StepReplay().step_ns(framed(made, heads)) == 40 + 2 * F * (P - 1) + M * (F + B) + (P - 1) * B
     # Ready late, but not later than the delayed input of the rank before.
-    heads[2] = Frame(head=(Part("allgather dp", "collective", 40 + 3 * F),))
-    heads[3] = Frame(head=(Part("allgather dp", "collective", 40 + 4 * F),))
+    heads[2] = Frame(head=(OutsideStretch("allgather dp", "collective", 40 + 3 * F),))
+    heads[3] = Frame(head=(OutsideStretch("allgather dp", "collective", 40 + 4 * F),))
     assert StepReplay().step_ns(framed(made, heads)) == 40 + 4 * F + M * (F + B) + (P - 1) * B
 
 
 def test_host_gaps_count_in_the_replayed_step_alone() -> None:
     made = pipeline(2, M, F, B, p2p="posted-ahead")
-    gap = Part("host gap", "host", 77)
-    frames = [Frame(head=(gap,), tail=(gap, Part("optimizer", "compute", 30)))] * 2
+    gap = OutsideStretch("host gap", "host", 77)
+    frames = [Frame(head=(gap,), tail=(gap, OutsideStretch("optimizer", "compute", 30)))] * 2
     (step,) = stragglers_of([framed(made, frames)]).steps
     assert step.measured_ns == step.equalized_ns == (M + 1) * (F + B) + 30
     assert step.replayed_ns == step.measured_ns + 2 * 77
@@ -197,7 +199,9 @@ def test_the_nth_collective_of_a_name_is_compared_with_the_nth() -> None:
     """Buckets differ in size: 10 and 100 on every rank, one of them once 130."""
     made = pipeline(4, M, F, B, p2p="posted-ahead")
     tails = [[10, 100], [10, 130], [10, 100], [10, 100]]
-    frames = [Frame(tail=numbered([Part("reducescatter dp", "collective", d) for d in tail])) for tail in tails]
+    frames = [
+        Frame(tail=numbered([OutsideStretch("reducescatter dp", "collective", d) for d in tail])) for tail in tails
+    ]
     step = framed(made, frames)
     (equal,) = Averages([step]).apply(step, lambda _where: True).frames
     assert [[part.duration_ns for part in frame.tail] for frame in equal] == [[10, 100]] * 4
@@ -206,7 +210,7 @@ def test_the_nth_collective_of_a_name_is_compared_with_the_nth() -> None:
 def test_compute_in_several_stretches_is_evened_out_as_a_whole() -> None:
     made = pipeline(2, M, F, B, p2p="posted-ahead")
     tails = [(30, 60), (10, 20)]
-    frames = [Frame(tail=numbered([Part("optimizer", "compute", d) for d in tail])) for tail in tails]
+    frames = [Frame(tail=numbered([OutsideStretch("optimizer", "compute", d) for d in tail])) for tail in tails]
     step = framed(made, frames)
     (equal,) = Averages([step]).apply(step, lambda _where: True).frames
     assert [[part.duration_ns for part in frame.tail] for frame in equal] == [[20, 40], [20, 40]]

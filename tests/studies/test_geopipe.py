@@ -26,18 +26,27 @@ from tracetool.studies.geopipe.findings import (
 )
 from tracetool.studies.geopipe.memory import needs
 from tracetool.studies.geopipe.optimum import find_optimum
-from tracetool.studies.geopipe.sweep import BASELINES, Grid, Setting, Swept, deeper, peak_bytes, regions, sweep
+from tracetool.studies.geopipe.sweep import (
+    BASELINES,
+    PaperGrid,
+    PaperSweep,
+    Setting,
+    deeper,
+    peak_bytes,
+    regions,
+    sweep,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracetool.model.pipeline import P2PMode, Pipeline
-    from tracetool.studies.geopipe.findings import Definition, Finding
+    from tracetool.studies.geopipe.findings import Definition, FigureOrigin
 
 GBIT = 10**9 // 8
 EQUAL = Setting(LLAMA_2_13B, A100, Training(8, 8, 8, 1, 4096, 0.5, has_head=False), 64 * 10**9)
 WITH_HEAD = replace(EQUAL, training=replace(EQUAL.training, has_head=True))
-SMALL = Grid((0.3, 0.6), (12, 20), ((3, 3, 2), (2, 2, 4)), (1, 8), (200, 400), (40, 400, 1500))
+SMALL = PaperGrid((0.3, 0.6), (12, 20), ((3, 3, 2), (2, 2, 4)), (1, 8), (200, 400), (40, 400, 1500))
 
 
 def cycle(pipeline: Pipeline) -> int:
@@ -57,12 +66,12 @@ def closed_form_ns(pipeline: Pipeline, split: Sequence[int], extra: int, delay_n
 
 
 @pytest.fixture(scope="module")
-def equal() -> Swept:
+def equal() -> PaperSweep:
     return sweep(EQUAL, SMALL)
 
 
 @pytest.fixture(scope="module")
-def with_head() -> Swept:
+def with_head() -> PaperSweep:
     return sweep(WITH_HEAD, SMALL)
 
 
@@ -75,7 +84,7 @@ def places() -> list[tuple[int, ...]]:
     return list(product(*(range(n) for n in SMALL.shape)))
 
 
-def test_windows_of_equal_stages_are_the_closed_form(equal: Swept) -> None:
+def test_windows_of_equal_stages_are_the_closed_form(equal: PaperSweep) -> None:
     """Every point: non-blocking 1F1B at no extra forwards, and the best depth; occupancy stays below f + B."""
     payload = 2 * 4096 * 5120
     for place in places():
@@ -91,7 +100,7 @@ def test_windows_of_equal_stages_are_the_closed_form(equal: Swept) -> None:
         assert equal.compute_ns[place] == SMALL.microbatches[place[1]] * cycle(pipeline)
 
 
-def bubbles(swept: Swept, place: Sequence[int], mode: P2PMode, depth: int | None) -> dict[Definition, float]:
+def bubbles(swept: PaperSweep, place: Sequence[int], mode: P2PMode, depth: int | None) -> dict[Definition, float]:
     """By replaying one setting alone and measuring its Timeline; the cross-DC bubble by its definition."""
     setting, grid = swept.setting, swept.grid
     pipeline = setting.pipeline(grid.efficiency_ratios[place[0]], grid.microbatches[place[1]])
@@ -114,7 +123,7 @@ def bubbles(swept: Swept, place: Sequence[int], mode: P2PMode, depth: int | None
     }
 
 
-def test_bubbles_are_those_of_single_replays(with_head: Swept) -> None:
+def test_bubbles_are_those_of_single_replays(with_head: PaperSweep) -> None:
     """The definitions of design section 5, on Timelines; every seventh point."""
     for place in places()[::7]:
         after = bubbles(with_head, place, "posted-ahead", int(with_head.depth[place]))
@@ -126,7 +135,7 @@ def test_bubbles_are_those_of_single_replays(with_head: Swept) -> None:
                 assert got == pytest.approx(expected, abs=1e-6), (place, mode, definition)
 
 
-def test_bubbles_by_hand(equal: Swept) -> None:
+def test_bubbles_by_hand(equal: PaperSweep) -> None:
     """With equal stages and all delay hidden: (p-1)(f+B) + 4c are left of (p-1)(f+B) + 4c + 2c rounds."""
     place = (0, 1, 0, 0, 1, 1)  # m 20, 3/3/2, 400 Gbit/s, 400 km: c below (f + B) / 2, hidden by one forward
     pipeline = EQUAL.pipeline(0.3, 20)
@@ -148,7 +157,9 @@ def test_bubbles_by_hand(equal: Swept) -> None:
     )
 
 
-def by_brute_force(swept: Swept, found: Finding, targets: dict[str, float]) -> tuple[int, dict[tuple[int, int], float]]:
+def by_brute_force(
+    swept: PaperSweep, found: FigureOrigin, targets: dict[str, float]
+) -> tuple[int, dict[tuple[int, int], float]]:
     """Points at which every target is met, one at a time, from the closed definitions and the arrays' values."""
 
     def value(what: str, place: tuple[int, ...]) -> float:
@@ -176,7 +187,7 @@ def by_brute_force(swept: Swept, found: Finding, targets: dict[str, float]) -> t
     return hits, shares
 
 
-def test_findings_are_found_again_by_brute_force(with_head: Swept) -> None:
+def test_findings_are_found_again_by_brute_force(with_head: PaperSweep) -> None:
     found_any = 0
     for kind, findings in (
         ({"bubble": 0.7891}, bubble_findings(with_head)),
@@ -192,7 +203,7 @@ def test_findings_are_found_again_by_brute_force(with_head: Swept) -> None:
     assert found_any > 10
 
 
-def test_the_nearest_point_is_the_nearest(with_head: Swept) -> None:
+def test_the_nearest_point_is_the_nearest(with_head: PaperSweep) -> None:
     for found in (*bubble_findings(with_head), *iteration_findings(with_head)):
         values = [
             float(
@@ -217,12 +228,12 @@ def test_the_nearest_point_is_the_nearest(with_head: Swept) -> None:
 def test_points_beyond_memory_are_no_findings() -> None:
     """70B at 4 sequences of 4096 needs more than 64 GB with 1F1B: no point is looked at, and it says so."""
     big = replace(EQUAL, model=LLAMA_2_70B, training=replace(EQUAL.training, batch=4))
-    grid = Grid((0.5,), (16,), ((3, 3, 2),), (1,), (200,), (80, 400))
+    grid = PaperGrid((0.5,), (16,), ((3, 3, 2),), (1,), (200,), (80, 400))
     (found, *_) = bubble_findings(sweep(big, grid))
     assert (found.points, found.total, found.nearest) == (0, 0, None)
 
 
-def test_least_idle_share_over_free_links(equal: Swept, with_head: Swept) -> None:
+def test_least_idle_share_over_free_links(equal: PaperSweep, with_head: PaperSweep) -> None:
     """(p - 1) / (m + p - 1) with equal stages; with a slower last stage, its surplus in every microbatch as well."""
     assert least_idle_ratio(equal) == pytest.approx(7 / (20 + 7))
     pipeline = WITH_HEAD.pipeline(0.6, 20)

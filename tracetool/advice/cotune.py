@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from tracetool.advice.fixed import action_times, fixed_parts
-from tracetool.costs.rescaled import Batch, fixed_by_fit, with_batch
+from tracetool.costs.rescaled import MicrobatchSize, fixed_by_fit, with_batch
 from tracetool.errors import ScenarioError
 from tracetool.reconstruction.closeup.host_gaps import WORTH_TELLING, gap_shares
 from tracetool.replays.evaluation import evaluate
@@ -52,7 +52,7 @@ class Candidate:
         extrapolated: Whether its costs are; those of the recorded sizes are measured.
     """
 
-    batch: Batch
+    batch: MicrobatchSize
     microbatches: int
     extra_forwards: tuple[int, ...]
     p2p: P2PMode
@@ -74,7 +74,7 @@ class CoTuning:
         assumptions: What the extrapolation rests on, in words.
     """
 
-    recorded: Batch
+    recorded: MicrobatchSize
     hidden: int
     tokens: int
     candidates: tuple[Candidate, ...]
@@ -92,13 +92,13 @@ class OtherSizes:
     """Another recording of the same stages, with microbatches of other sizes."""
 
     pipeline: Pipeline
-    batch: Batch
+    batch: MicrobatchSize
 
 
 def co_tune(
     found: Reconstruction,
     scenario: Scenario,
-    recorded: Batch,
+    recorded: MicrobatchSize,
     *,
     hidden: int | None = None,
     also: OtherSizes | None = None,
@@ -160,7 +160,7 @@ def _unlike_what_was_measured(found: Reconstruction) -> str | None:
     return None
 
 
-def _hidden(pipeline: Pipeline, recorded: Batch) -> int:
+def _hidden(pipeline: Pipeline, recorded: MicrobatchSize) -> int:
     payload = next((s.forward_payload_bytes for s in pipeline.stages if s.forward_payload_bytes), None)
     if payload is None or payload % (2 * recorded.tokens):
         known = "is unknown" if payload is None else f"of {format_size(payload)}"
@@ -173,7 +173,7 @@ def _hidden(pipeline: Pipeline, recorded: Batch) -> int:
 
 
 def _fixed(
-    found: Reconstruction, recorded: Batch, hidden: int, also: OtherSizes | None, assumptions: list[str]
+    found: Reconstruction, recorded: MicrobatchSize, hidden: int, also: OtherSizes | None, assumptions: list[str]
 ) -> Mapping[Place, int]:
     growth = "the rest grows with FLOPs, mbs × seq × (1 + seq / 6h)"
     if also is None:
@@ -199,14 +199,14 @@ def _fixed(
     return fixed_by_fit(found.pipeline, recorded, also.pipeline, also.batch, hidden=hidden)
 
 
-def _choices(recorded: Batch, tokens: int) -> Iterator[Batch]:
+def _choices(recorded: MicrobatchSize, tokens: int) -> Iterator[MicrobatchSize]:
     for ratio in _LENGTHS:
         length = recorded.length * ratio
         if length.denominator != 1 or tokens % length:
             continue
         sequences = tokens // int(length)
         for count in range(1, sequences + 1):
-            batch = Batch(count, int(length))
+            batch = MicrobatchSize(count, int(length))
             within = recorded.tokens <= MOST_TOKENS_RATIO * batch.tokens <= MOST_TOKENS_RATIO**2 * recorded.tokens
             if sequences % count == 0 and within:
                 yield batch
@@ -215,8 +215,8 @@ def _choices(recorded: Batch, tokens: int) -> Iterator[Batch]:
 def _candidate(
     pipeline: Pipeline,
     scenario: Scenario,
-    recorded: Batch,
-    wanted: Batch,
+    recorded: MicrobatchSize,
+    wanted: MicrobatchSize,
     tokens: int,
     hidden: int,
     fixed: Mapping[Place, int],

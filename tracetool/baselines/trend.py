@@ -25,7 +25,7 @@ _LEAST_NOISE_RATIO = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SeriesStep:
     """The last step of a series.
 
     Attributes:
@@ -91,7 +91,7 @@ def _noise(values: Sequence[float], *, is_exact: bool) -> float:
     return max(median(apart) * 1.4826 / sqrt(2), 0 if median(apart) else fmean(apart) / 1.128, _LEAST_NOISE_RATIO)
 
 
-def last_step(values: Sequence[float], least_change_ratio: float, *, is_exact: bool) -> Step | None:
+def last_step(values: Sequence[float], least_change_ratio: float, *, is_exact: bool) -> SeriesStep | None:
     """The last step of a series that changes its level by so much at least; None if there is none.
 
     Args:
@@ -108,5 +108,5 @@ def last_step(values: Sequence[float], least_change_ratio: float, *, is_exact: b
             # One value alone, before it or after it, may be an outlier.
             several = min(len(values) - first, first - starts[number - 1]) > 1
             is_certain = several or (is_exact and len(set(values[:first])) == 1)
-            return Step(first, before, after, is_certain)
+            return SeriesStep(first, before, after, is_certain)
     return None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tracetool.baselines.history import OBSERVED
-from tracetool.baselines.trend import Step, last_step
+from tracetool.baselines.trend import SeriesStep, last_step
 from tracetool.errors import ScenarioError, UnknownName
 from tracetool.model.metrics import METRICS
 
@@ -32,7 +32,7 @@ class Trend:
     scenario: str
     metric: str
     values: tuple[Value, ...]
-    step: Step | None
+    step: SeriesStep | None
 
     @property
     def is_regression(self) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.causes.balance import Balance, Ledger, laid_out
 from tracetool.causes.cause import ON_LINKS, Cause
-from tracetool.causes.chain import Chains, Piece, Place
+from tracetool.causes.chain import ChainPiece, Chains, OrderPlace
 from tracetool.causes.idle import Idle
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import BY_EDGE
@@ -24,7 +24,7 @@ from tracetool.model.topology import Topology
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from tracetool.causes.balance import Part
+    from tracetool.causes.balance import GapPart
     from tracetool.model.action import Action
     from tracetool.model.timeline import Op, Timeline
     from tracetool.replays import Replayed
@@ -84,7 +84,7 @@ def idle_intervals(
         now = chains.start_ns
         for at in range(len(order) + 1):
             held = order[at] if at < len(order) else None
-            place = Place(rank, at) if held else None
+            place = OrderPlace(rank, at) if held else None
             until = held.start_ns if held else end_ns
             if at == phases.draining:
                 balance.settle()
@@ -107,7 +107,7 @@ def critical_path(
     blocking: bool = True,
     by_edge: bool = False,
     overlapping: Collection[Action] = (),
-) -> tuple[Piece, ...]:
+) -> tuple[ChainPiece, ...]:
     """The chain that ends the window: what each moment of it was spent with, from its start on and without holes.
 
     Args:
@@ -193,7 +193,7 @@ class _Phases:
         return Cause.DRAIN if at >= self.draining else Cause.DEPENDENCY
 
 
-def _gap(chains: Chains, place: Place | None, since_ns: int) -> Iterator[Piece]:
+def _gap(chains: Chains, place: OrderPlace | None, since_ns: int) -> Iterator[ChainPiece]:
     """The chain within a gap, latest first."""
     for piece in chains.until(place):
         if piece.start_ns <= since_ns:
@@ -202,7 +202,7 @@ def _gap(chains: Chains, place: Place | None, since_ns: int) -> Iterator[Piece]:
         yield piece
 
 
-def _crosses(parts: Sequence[Part]) -> bool:
+def _crosses(parts: Sequence[GapPart]) -> bool:
     return any(part.kind in ON_LINKS for part in parts)
 
 
@@ -221,7 +221,7 @@ def _room_lacks(chains: Chains, rank: int, at: int, cut: int, *, is_filling: boo
         return None
     until = order[at].start_ns
     forwards = [n for n in range(at, len(order)) if order[n].kind is ActionKind.FORWARD][:cut]
-    ready = [(n, moment) for n in forwards if (moment := chains.ready_ns(Place(rank, n), at)) is not None]
+    ready = [(n, moment) for n in forwards if (moment := chains.ready_ns(OrderPlace(rank, n), at)) is not None]
     ready = [(n, moment) for n, moment in ready if moment < until]
     if not ready:
         return None
@@ -237,7 +237,7 @@ def _length_ns(op: Op) -> int:
 
 
 def _merged(
-    parts: Sequence[Part], rank: int, held: Op | None, phase: Cause, lacks: tuple[int, int] | None
+    parts: Sequence[GapPart], rank: int, held: Op | None, phase: Cause, lacks: tuple[int, int] | None
 ) -> list[Idle]:
     """Idle intervals of the parts of one gap; neighbours of one cause are one, with the message that took longest."""
     merged: list[Idle] = []
@@ -256,7 +256,7 @@ def _merged(
     return merged
 
 
-def _cut(parts: Sequence[Part], lacks: tuple[int, int] | None) -> Iterator[Part]:
+def _cut(parts: Sequence[GapPart], lacks: tuple[int, int] | None) -> Iterator[GapPart]:
     """The parts of a gap; while room for forwards lacked, from a moment on and for some time, as memory's."""
     if lacks is None:
         yield from parts

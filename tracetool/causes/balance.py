@@ -9,7 +9,7 @@ from tracetool.causes.cause import ON_CHAINS, Cause
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tracetool.causes.chain import Chains, Piece, Place
+    from tracetool.causes.chain import ChainPiece, Chains, OrderPlace
     from tracetool.model.timeline import Transfer
 
 KINDS: tuple[Cause | None, ...] = (None, *ON_CHAINS)
@@ -38,15 +38,15 @@ class Ledger:
 
     def __init__(self, chains: Chains) -> None:
         self._chains = chains
-        self._spent: dict[Place, Spent] = {}
+        self._spent: dict[OrderPlace, Spent] = {}
 
-    def until(self, place: Place | None) -> Spent:
+    def until(self, place: OrderPlace | None) -> Spent:
         """What the chain of an action was spent with until the action began; None for the end of the window."""
         if place is None:
             last = self._chains.last
             return self._after(last, self._chains.op(last).end_ns)
         waiting = []
-        at: Place | None = place
+        at: OrderPlace | None = place
         while at is not None and at not in self._spent:
             waiting.append(at)
             at = self._chains.way(at).after
@@ -54,7 +54,7 @@ class Ledger:
             self._spent[waited] = self._found(waited)
         return self._spent[place]
 
-    def _found(self, place: Place) -> Spent:
+    def _found(self, place: OrderPlace) -> Spent:
         way = self._chains.way(place)
         now = way.pieces[-1].start_ns if way.pieces else self._chains.op(place).start_ns
         if way.after is not None:
@@ -63,7 +63,7 @@ class Ledger:
             before = _with(_NOTHING, [(Cause.HOST, now - self._chains.start_ns, None)])
         return _with(before, [(p.cause, p.end_ns - p.start_ns, p.transfer) for p in reversed(way.pieces)])
 
-    def _after(self, place: Place, now: int) -> Spent:
+    def _after(self, place: OrderPlace, now: int) -> Spent:
         """What a chain was spent with that computed until a moment."""
         # Clocks of ranks may differ a little: what comes to less than nothing is made up for later.
         return _with(self.until(place), [(None, now - self._chains.op(place).start_ns, None)])
@@ -132,7 +132,7 @@ def _shared(total_ns: int, balance: list[int]) -> list[int]:
     return shares
 
 
-class Part(NamedTuple):
+class GapPart(NamedTuple):
     """A part of a gap: what held the rank back then, None for computes elsewhere."""
 
     start_ns: int
@@ -141,7 +141,7 @@ class Part(NamedTuple):
     transfer: Transfer | None
 
 
-def laid_out(pieces: list[Piece], shares: list[int], messages: tuple[Transfer | None, ...]) -> list[Part]:
+def laid_out(pieces: list[ChainPiece], shares: list[int], messages: tuple[Transfer | None, ...]) -> list[GapPart]:
     """The shares of a gap in time: where the chain did that, as far as it did, and elsewhere the others.
 
     Args:
@@ -150,14 +150,14 @@ def laid_out(pieces: list[Piece], shares: list[int], messages: tuple[Transfer | 
         messages: The last message of each.
     """
     left = list(shares)
-    parts: list[Part] = []
+    parts: list[GapPart] = []
     free: list[tuple[int, int]] = []
     for piece in pieces:
         number = _NUMBERS[piece.cause]
         cut = piece.end_ns - min(left[number], piece.end_ns - piece.start_ns)
         left[number] -= piece.end_ns - cut
         if cut < piece.end_ns:
-            parts.append(Part(cut, piece.end_ns, piece.cause, piece.transfer))
+            parts.append(GapPart(cut, piece.end_ns, piece.cause, piece.transfer))
         if piece.start_ns < cut:
             until = free.pop()[1] if free and free[-1][0] == cut else cut
             free.append((piece.start_ns, until))
@@ -166,11 +166,11 @@ def laid_out(pieces: list[Piece], shares: list[int], messages: tuple[Transfer | 
     return sorted(parts, key=lambda part: part.start_ns)
 
 
-def _filled(start: int, end: int, left: list[int], messages: tuple[Transfer | None, ...]) -> Iterator[Part]:
+def _filled(start: int, end: int, left: list[int], messages: tuple[Transfer | None, ...]) -> Iterator[GapPart]:
     """Parts for a time, by what is left of the shares."""
     for number, kind in enumerate(KINDS):
         until = min(end, start + left[number])
         if until > start:
             left[number] -= until - start
-            yield Part(start, until, kind, messages[number])
+            yield GapPart(start, until, kind, messages[number])
             start = until

@@ -22,7 +22,7 @@ _MOST_AHEAD = 4
 """So many messages behind each other are gone through; the wait for more is the channel's."""
 
 
-class Piece(NamedTuple):
+class ChainPiece(NamedTuple):
     """What a chain did for some time.
 
     Attributes:
@@ -40,18 +40,18 @@ class Piece(NamedTuple):
     transfer: Transfer | None = None
 
 
-class Place(NamedTuple):
+class OrderPlace(NamedTuple):
     """An action by its rank and its position in the rank's order."""
 
     rank: int
     at: int
 
 
-class Way(NamedTuple):
+class ActionWait(NamedTuple):
     """What was between an action and what it waited for: the pieces, latest first; and the action it waited for."""
 
-    pieces: tuple[Piece, ...]
-    after: Place | None
+    pieces: tuple[ChainPiece, ...]
+    after: OrderPlace | None
 
 
 class Chains:
@@ -97,7 +97,7 @@ class Chains:
             self.orders[op.rank].append(op)
         self.start_ns = computes[0].start_ns
         self.last = max(
-            (Place(rank, len(order) - 1) for rank, order in enumerate(self.orders) if order),
+            (OrderPlace(rank, len(order) - 1) for rank, order in enumerate(self.orders) if order),
             key=lambda place: (self.op(place).end_ns, -place.rank),
         )
         self._profiler = timeline.profiler
@@ -107,23 +107,23 @@ class Chains:
         self._by_edge = by_edge
         self._messages = _Messages(timeline.transfers, topology, len(self.orders), blocking=blocking, by_edge=by_edge)
         self._makers = {
-            (op.stage, op.kind is ActionKind.FORWARD, op.microbatch): Place(rank, at)
+            (op.stage, op.kind is ActionKind.FORWARD, op.microbatch): OrderPlace(rank, at)
             for rank, order in enumerate(self.orders)
             for at, op in enumerate(order)
             if op.kind is ActionKind.FORWARD or op.kind in GRADIENT_KINDS
         }
-        self._ways: dict[Place, Way] = {}
+        self._ways: dict[OrderPlace, ActionWait] = {}
         # Earlier ones first: the way to a later one may go back along theirs.
         for op in computes:
-            place = Place(op.rank, reached[op.rank])
+            place = OrderPlace(op.rank, reached[op.rank])
             reached[op.rank] += 1
             self._ways[place] = self._find_way(place)
 
-    def op(self, place: Place) -> Op:
+    def op(self, place: OrderPlace) -> Op:
         """The action at a place."""
         return self.orders[place.rank][place.at]
 
-    def until(self, place: Place | None) -> Iterator[Piece]:
+    def until(self, place: OrderPlace | None) -> Iterator[ChainPiece]:
         """What went on until an action began, latest first and without holes, back to the start of the window.
 
         Args:
@@ -133,7 +133,7 @@ class Chains:
             return self._walk(None, self.last, self.op(self.last).end_ns)
         return self._walk(place, None, self.op(place).start_ns)
 
-    def _walk(self, at: Place | None, after: Place | None, now: int) -> Iterator[Piece]:
+    def _walk(self, at: OrderPlace | None, after: OrderPlace | None, now: int) -> Iterator[ChainPiece]:
         """Go back from a moment: from the start of an action, or within what came before another one."""
         while at is not None or after is not None:
             if at is not None:
@@ -147,17 +147,17 @@ class Chains:
             if after is not None:
                 op = self.op(after)
                 if op.start_ns < now:
-                    yield Piece(op.start_ns, now, None, op)
+                    yield ChainPiece(op.start_ns, now, None, op)
                     now = op.start_ns
             at, after = after, None
 
-    def way(self, place: Place) -> Way:
+    def way(self, place: OrderPlace) -> ActionWait:
         """What was between an action and what it waited for."""
         return self._ways[place]
 
-    def _find_way(self, place: Place) -> Way:
+    def _find_way(self, place: OrderPlace) -> ActionWait:
         op = self.op(place)
-        before = Place(place.rank, place.at - 1) if place.at else None
+        before = OrderPlace(place.rank, place.at - 1) if place.at else None
         floor = self.op(before).end_ns if before else self.start_ns
         held, over_ns = self._held_by(place, floor)
         back = _Backwards(op)
@@ -166,11 +166,11 @@ class Chains:
             after = self._through(held, op, back, is_copied=over_ns == self._copied_ns(place, held))
             if after is not None and _ran_before(self.op(after), op):
                 self._late(op.rank, self.op(after).end_ns, back)
-                return Way(tuple(back.pieces), after)
+                return ActionWait(tuple(back.pieces), after)
         self._late(op.rank, floor, back)
-        return Way(tuple(back.pieces), before)
+        return ActionWait(tuple(back.pieces), before)
 
-    def _held_by(self, place: Place, floor: int) -> tuple[Transfer | None, int]:
+    def _held_by(self, place: OrderPlace, floor: int) -> tuple[Transfer | None, int]:
         """The message that an action waited for to the last, and when that was over; its input where several were."""
         op = self.op(place)
         first, last = self._units.get(place, (place, place))
@@ -184,7 +184,7 @@ class Chains:
             held += [(t, over) for t, moments in sent for over in moments if over <= op.start_ns]
         return max(held, key=itemgetter(1), default=(None, floor))
 
-    def _copied_ns(self, place: Place, held: Transfer) -> int | None:
+    def _copied_ns(self, place: OrderPlace, held: Transfer) -> int | None:
         """When what a rank sent lay in a buffer, where it had not left by then; None if a rank received it."""
         copied, left = self._messages.sent_by(held)
         return copied if held.src_rank == place.rank and copied < left else None
@@ -198,7 +198,7 @@ class Chains:
             return None  # its I had it
         return self._messages.to.get(key)
 
-    def ready_ns(self, place: Place, ahead_of: int) -> int | None:
+    def ready_ns(self, place: OrderPlace, ahead_of: int) -> int | None:
         """When an action's input was on its rank; None if it was not there ahead of the action at a position."""
         op = self.op(place)
         message = self.input(op)
@@ -210,7 +210,7 @@ class Chains:
 
     def _through(
         self, held: Transfer, op: Op, back: _Backwards, ahead: int = 0, *, is_copied: bool = False
-    ) -> Place | None:
+    ) -> OrderPlace | None:
         """Go back along a message's way; the action that it waited for, None if there is none.
 
         Args:
@@ -274,12 +274,12 @@ class Chains:
                     back.since(max(piece.start_ns, until), piece.cause, piece.transfer)
         back.since(since_ns, Cause.CHANNEL, other)
 
-    def _ended(self, rank: int, now: int, begun_ns: int) -> Place | None:
+    def _ended(self, rank: int, now: int, begun_ns: int) -> OrderPlace | None:
         """The last action of a rank that had ended, of those that had begun before a moment (some take no time)."""
         at = bisect_right(self._ends[rank], now) - 1
         while at >= 0 and self.orders[rank][at].start_ns >= begun_ns:
             at -= 1
-        return Place(rank, at) if at >= 0 else None
+        return OrderPlace(rank, at) if at >= 0 else None
 
 
 def _ran_before(after: Op, op: Op) -> bool:
@@ -287,13 +287,13 @@ def _ran_before(after: Op, op: Op) -> bool:
     return after.start_ns < op.start_ns or after.end_ns <= op.start_ns
 
 
-def _units(orders: list[list[Op]], overlapping: Collection[Action]) -> dict[Place, tuple[Place, Place]]:
+def _units(orders: list[list[Op]], overlapping: Collection[Action]) -> dict[OrderPlace, tuple[OrderPlace, OrderPlace]]:
     """First and last action of each pair that runs as one, by either of them."""
-    units: dict[Place, tuple[Place, Place]] = {}
+    units: dict[OrderPlace, tuple[OrderPlace, OrderPlace]] = {}
     for rank, order in enumerate(orders) if overlapping else ():
         mine = [at for at, op in enumerate(order) if Action(op.stage, op.kind, op.microbatch) in overlapping]
         for first, last in zip(mine[::2], mine[1::2], strict=True):
-            pair = Place(rank, first), Place(rank, last)
+            pair = OrderPlace(rank, first), OrderPlace(rank, last)
             units |= dict.fromkeys(pair, pair)
     return units
 
@@ -302,7 +302,7 @@ class _Backwards:
     """Collects the pieces ahead of an action, latest first, without holes; nobody asks for what is before a floor."""
 
     def __init__(self, op: Op, now: int | None = None, floor: int = 0) -> None:
-        self.pieces: list[Piece] = []
+        self.pieces: list[ChainPiece] = []
         self.now = op.start_ns if now is None else now
         self.floor = floor
         self._op = op
@@ -310,7 +310,7 @@ class _Backwards:
     def since(self, start_ns: int, cause: Cause, transfer: Transfer | None = None) -> None:
         """Say what went on from a moment until what was said before."""
         if start_ns < self.now:
-            self.pieces.append(Piece(start_ns, self.now, cause, self._op, transfer))
+            self.pieces.append(ChainPiece(start_ns, self.now, cause, self._op, transfer))
             self.now = start_ns
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tracetool.advice.cotune import OtherSizes
     from tracetool.advice.plans import Plan
-    from tracetool.costs.rescaled import Batch
+    from tracetool.costs.rescaled import MicrobatchSize
 
 
 @click.command()
@@ -83,7 +83,7 @@ def advise(
     from tracetool.advice import advise as find_advice
     from tracetool.advice import no_links
     from tracetool.advice.cotune import co_tune as find_sizes
-    from tracetool.costs.rescaled import Batch
+    from tracetool.costs.rescaled import MicrobatchSize
     from tracetool.reports.advice.json import render_json
     from tracetool.reports.advice.text import render_text
     from tracetool.schedules import parse_names
@@ -101,7 +101,7 @@ def advise(
     question = ask(paths, words, quiet=quiet)
     other = None
     if sizes is not None and also is not None:
-        other = _other_sizes(also, Batch(also_mbs or sizes.sequences, also_seq or sizes.length), quiet=quiet)
+        other = _other_sizes(also, MicrobatchSize(also_mbs or sizes.sequences, also_seq or sizes.length), quiet=quiet)
     tuning = None
     with _busy("replaying", quiet=quiet):
         advice = find_advice(question.found, question.scenario, names)
@@ -127,7 +127,7 @@ def _busy(what: str, *, quiet: bool) -> Iterator[None]:
         yield
 
 
-def _sizes(mbs: int | None, seq: int | None, *, co_tune: bool, others: tuple[object, ...]) -> Batch | None:
+def _sizes(mbs: int | None, seq: int | None, *, co_tune: bool, others: tuple[object, ...]) -> MicrobatchSize | None:
     """What a recorded microbatch is made of, if other sizes are asked for.
 
     Raises:
@@ -144,12 +144,12 @@ def _sizes(mbs: int | None, seq: int | None, *, co_tune: bool, others: tuple[obj
             "a trace does not tell the sizes of its microbatches, which --co-tune needs.",
             hint="add --mbs and --seq of the recording, as in --mbs 1 --seq 2048",
         )
-    from tracetool.costs.rescaled import Batch
+    from tracetool.costs.rescaled import MicrobatchSize
 
-    return Batch(mbs, seq)
+    return MicrobatchSize(mbs, seq)
 
 
-def _other_sizes(also: Path, batch: Batch, *, quiet: bool) -> OtherSizes:
+def _other_sizes(also: Path, batch: MicrobatchSize, *, quiet: bool) -> OtherSizes:
     from tracetool.advice.cotune import OtherSizes
     from tracetool.ingestion.runs import open_run
     from tracetool.reconstruction import reconstruct

@@ -111,8 +111,8 @@ def geopipe(
     """
     from tracetool.reports.studies.geopipe import FORMS, geopipe_facts, render_json, render_text
     from tracetool.studies.geopipe.paper import ACCELERATORS, MODELS
-    from tracetool.studies.geopipe.reproduce import Choice, study_geopipe
-    from tracetool.studies.geopipe.sweep import Grid
+    from tracetool.studies.geopipe.reproduce import PaperChoice, study_geopipe
+    from tracetool.studies.geopipe.sweep import PaperGrid
     from tracetool.units import parse_bandwidth_bytes_per_s, parse_share_ratio, parse_size_bytes
 
     for path in output:
@@ -127,14 +127,14 @@ def geopipe(
         device = replace(device, peak_flops=round(peak_tflops * 1e12))
     if tensor_bandwidth is not None:
         device = replace(device, tensor_bandwidth_bytes_per_s=parse_bandwidth_bytes_per_s(tensor_bandwidth))
-    grid = Grid()
+    grid = PaperGrid()
     if efficiency:
         grid = replace(grid, efficiency_ratios=tuple(sorted({parse_share_ratio(text) for text in efficiency})))
     if microbatches:
         grid = replace(grid, microbatches=_positive(microbatches, "--microbatches"))
     if distances:
         grid = replace(grid, distances_km=_positive(distances, "--distances", "km"))
-    choice = Choice(
+    choice = PaperChoice(
         models={name: shape for name, shape in MODELS.items() if model in (name, "both")},
         device=device,
         hbm_bytes=parse_size_bytes(hbm),

@@ -34,7 +34,7 @@ Place = tuple[int, ActionKind, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class MicrobatchSize:
     """What a microbatch is made of.
 
     Attributes:
@@ -70,7 +70,7 @@ def with_faster_compute(pipeline: Pipeline, ratio: float) -> Pipeline:
 
 
 def with_batch(
-    pipeline: Pipeline, recorded: Batch, wanted: Batch, *, hidden: int, fixed_ns: Mapping[Place, int]
+    pipeline: Pipeline, recorded: MicrobatchSize, wanted: MicrobatchSize, *, hidden: int, fixed_ns: Mapping[Place, int]
 ) -> Pipeline:
     """The pipeline with microbatches of other sizes, extrapolated as this module says.
 
@@ -138,7 +138,7 @@ def _times(value: int | None, ratio: Fraction) -> int | None:
 
 
 def fixed_by_fit(
-    pipeline: Pipeline, recorded: Batch, other: Pipeline, theirs: Batch, *, hidden: int
+    pipeline: Pipeline, recorded: MicrobatchSize, other: Pipeline, theirs: MicrobatchSize, *, hidden: int
 ) -> dict[Place, int]:
     """The fixed part of each action's time, from two recordings of the same stages with microbatches of other sizes.
 

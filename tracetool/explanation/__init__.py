@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.causes import critical_path, idle_by_cause, mean_by_cause
 from tracetool.causes.removals import Explained, Removal
-from tracetool.explanation.path import Part, told
+from tracetool.explanation.path import PathPart, told
 from tracetool.explanation.removing import remove, remove_all
 from tracetool.model.metrics import Metrics, measure
 from tracetool.model.pipeline import BY_EDGE
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tracetool.causes.cause import Cause
-    from tracetool.causes.chain import Piece
+    from tracetool.causes.chain import ChainPiece
     from tracetool.model.pipeline import P2PMode
     from tracetool.reconstruction import Reconstruction
     from tracetool.whatif.results import Answer
@@ -82,7 +82,7 @@ class Explanation:
     extra_forwards: tuple[int, ...] | None
     metrics: Metrics
     replayed_step_ns: int
-    path: tuple[Part, ...]
+    path: tuple[PathPart, ...]
     spent_ns: dict[int | Cause, int]
     causes: tuple[CauseFound, ...]
     rest_ns: int
@@ -194,7 +194,7 @@ def _changes_nothing(scenario: Scenario) -> bool:
     return same == Scenario() and not scenario.topology.links
 
 
-def _spent(pieces: Iterable[Piece]) -> dict[int | Cause, int]:
+def _spent(pieces: Iterable[ChainPiece]) -> dict[int | Cause, int]:
     """Time of the critical path by what it was spent with, most first."""
     spent: Counter[int | Cause] = Counter()
     for piece in pieces:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tracetool.causes.cause import Cause
-    from tracetool.causes.chain import Piece
+    from tracetool.causes.chain import ChainPiece
     from tracetool.model.action import ActionKind
     from tracetool.model.timeline import Op, Transfer
 
@@ -22,7 +22,7 @@ _LONGEST_REPEAT = 12
 
 
 @dataclass(slots=True)
-class Step:
+class PathStep:
     """A part of the critical path that is told as one.
 
     Attributes:
@@ -77,36 +77,36 @@ class Step:
         way = (message.src_rank, message.dst_rank, message.kind) if message else None
         return tuple((op.rank, op.kind) for op in self.ops), way if not self.ops else None
 
-    def repeats(self, other: Step) -> bool:
+    def repeats(self, other: PathStep) -> bool:
         """Whether it is the like of another step."""
         return self._alike() == other._alike()
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PathPart:
     """Steps of the critical path, and how often the like of them came in a row."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[PathStep, ...]
     times: int
     start_ns: int
     end_ns: int
     last_microbatches: tuple[int, ...] = ()
 
 
-def told(pieces: Iterable[Piece]) -> list[Part]:
+def told(pieces: Iterable[ChainPiece]) -> list[PathPart]:
     """The critical path in parts."""
     steps = _stepped(pieces)
     return _folded(_waved(_joined(steps, _SHORT_RATIO * (steps[-1].end_ns - steps[0].start_ns))))
 
 
-def _stepped(pieces: Iterable[Piece]) -> list[Step]:
+def _stepped(pieces: Iterable[ChainPiece]) -> list[PathStep]:
     """Neighbouring computes of a rank as one step, and what is between computes of different ranks as one."""
-    steps: list[Step] = []
+    steps: list[PathStep] = []
     for (is_compute, _), group in groupby(
         pieces, key=lambda piece: (piece.cause is None, piece.op.rank if piece.cause is None else -1)
     ):
         found = list(group)
-        step = Step(found[0].start_ns, found[-1].end_ns)
+        step = PathStep(found[0].start_ns, found[-1].end_ns)
         if is_compute:
             step.ops = [piece.op for piece in found]
         else:
@@ -115,9 +115,9 @@ def _stepped(pieces: Iterable[Piece]) -> list[Step]:
     return steps
 
 
-def _joined(steps: Sequence[Step], short_ns: float) -> list[Step]:
+def _joined(steps: Sequence[PathStep], short_ns: float) -> list[PathStep]:
     """Short waits with the computes after them, and computes of a rank with those before."""
-    joined: list[Step] = []
+    joined: list[PathStep] = []
     for step in steps:
         ahead = joined[-1] if joined and not joined[-1].ops else None
         if step.ops and ahead is not None and not ahead.crosses() and ahead.duration_ns < short_ns:
@@ -133,15 +133,15 @@ def _joined(steps: Sequence[Step], short_ns: float) -> list[Step]:
     return joined
 
 
-def _kind(step: Step) -> tuple[ActionKind, int] | None:
+def _kind(step: PathStep) -> tuple[ActionKind, int] | None:
     """Kind and microbatch of a step of one compute or several of the same."""
     kinds = {(op.kind, op.microbatch) for op in step.ops}
     return kinds.pop() if len(kinds) == 1 else None
 
 
-def _waved(steps: Sequence[Step]) -> list[Step]:
+def _waved(steps: Sequence[PathStep]) -> list[PathStep]:
     """Steps of one microbatch that goes from rank to rank of a DC as one."""
-    waves: list[Step] = []
+    waves: list[PathStep] = []
     for step in steps:
         last = waves[-1] if waves else None
         if last is not None and _kind(step) is not None and _kind(step) == _kind(last):
@@ -153,9 +153,9 @@ def _waved(steps: Sequence[Step]) -> list[Step]:
     return waves
 
 
-def _folded(steps: Sequence[Step]) -> list[Part]:
+def _folded(steps: Sequence[PathStep]) -> list[PathPart]:
     """What repeats, once."""
-    parts: list[Part] = []
+    parts: list[PathPart] = []
     at = 0
     while at < len(steps):
         length, times = max(
@@ -167,7 +167,7 @@ def _folded(steps: Sequence[Step]) -> list[Part]:
         until = at + length * times
         last = {m for step in steps[until - length : until] for m in step.microbatches()}
         parts.append(
-            Part(
+            PathPart(
                 tuple(steps[at : at + length]), times, steps[at].start_ns, steps[until - 1].end_ns, tuple(sorted(last))
             )
         )
@@ -175,7 +175,7 @@ def _folded(steps: Sequence[Step]) -> list[Part]:
     return parts
 
 
-def _times(steps: Sequence[Step], at: int, length: int) -> int:
+def _times(steps: Sequence[PathStep], at: int, length: int) -> int:
     """How often the next steps come in a row."""
     times = 1
     while True:

@@ -10,13 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracetool.errors import IngestError, MalformedTrace, StoreError
-from tracetool.ingestion.discover import MOST_RANKS, UNRANKED, Found, digest_of, in_order, job_conflicts, ranks_in
+from tracetool.ingestion.discover import (
+    MOST_RANKS,
+    UNRANKED,
+    DiscoveredSource,
+    digest_of,
+    in_order,
+    job_conflicts,
+    ranks_in,
+)
 from tracetool.ingestion.discover import Discovery as Discovery
 from tracetool.ingestion.discover import discover as discover
 from tracetool.ingestion.executors import Progress as Progress
 from tracetool.ingestion.executors import Silent as Silent
 from tracetool.ingestion.executors import run_tasks
-from tracetool.ingestion.work import Outcome, Task
+from tracetool.ingestion.work import SourceOutcome, Task
 from tracetool.readers import ABSOLUTE_NS, Left, rows_table
 from tracetool.store.parts import source_part
 from tracetool.store.paths import as_path
@@ -109,15 +117,15 @@ def write_run(
 
 
 def _read_apart(
-    discovery: Discovery, tasks: list[Task], outcomes: list[Outcome], progress: Progress, options: IngestOptions
-) -> tuple[list[Task], list[Outcome]]:
+    discovery: Discovery, tasks: list[Task], outcomes: list[SourceOutcome], progress: Progress, options: IngestOptions
+) -> tuple[list[Task], list[SourceOutcome]]:
     """Read sources that turned out to hold several ranks once more, rank by rank.
 
     Raises:
         IngestError: If the ranks are not those of one job, each once.
     """
-    kept: list[tuple[Task, Outcome]] = []
-    apart: list[Found] = []
+    kept: list[tuple[Task, SourceOutcome]] = []
+    apart: list[DiscoveredSource] = []
     free: list[int] = []
     for task, outcome in zip(tasks, outcomes, strict=True):
         try:
@@ -168,7 +176,7 @@ def cached_run(paths: Sequence[Path], progress: Progress) -> Run:
     return Run(target, name=name)
 
 
-def _check(discovery: Discovery, outcomes: Sequence[Outcome], *, strict: bool) -> None:
+def _check(discovery: Discovery, outcomes: Sequence[SourceOutcome], *, strict: bool) -> None:
     """Refuse a job of which nothing is left, whose clocks cannot be brought together, or (strict) that lost anything.
 
     Raises:
@@ -210,7 +218,10 @@ def _code_digest() -> str:
 
 
 def _tables(
-    discovery: Discovery, tasks: Sequence[Task], outcomes: Sequence[Outcome], read: list[tuple[Task, Outcome]]
+    discovery: Discovery,
+    tasks: Sequence[Task],
+    outcomes: Sequence[SourceOutcome],
+    read: list[tuple[Task, SourceOutcome]],
 ) -> dict[str, pa.Table]:
     rows = [_source_row(t.number, t.found, o) for t, o in zip(tasks, outcomes, strict=True)]
     beside = [("failed", left) for left in discovery.failed] + [("left", left) for left in discovery.left]
@@ -227,7 +238,7 @@ def _tables(
     }
 
 
-def _source_row(number: int, item: Found, outcome: Outcome) -> tuple[object, ...]:
+def _source_row(number: int, item: DiscoveredSource, outcome: SourceOutcome) -> tuple[object, ...]:
     report = outcome.report
     return (
         number, item.label, "read" if outcome.failure is None else "failed", outcome.failure, item.reader, item.digest,
@@ -245,7 +256,7 @@ def _left_row(number: int, status: str, left: Left) -> tuple[object, ...]:
     return (number, str(left.path), status, left.reason, None, None, size, None, 0, 0, 0, 0, 0)
 
 
-def _problem_rows(task: Task, outcome: Outcome) -> list[tuple[object, ...]]:
+def _problem_rows(task: Task, outcome: SourceOutcome) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
     rank = None if task.found.rank == UNRANKED else task.found.rank
     for action, counts in (("dropped", outcome.report.dropped), ("repaired", outcome.report.repaired)):
@@ -256,7 +267,7 @@ def _problem_rows(task: Task, outcome: Outcome) -> list[tuple[object, ...]]:
     return rows
 
 
-def _rank_row(task: Task, outcome: Outcome) -> tuple[object, ...]:
+def _rank_row(task: Task, outcome: SourceOutcome) -> tuple[object, ...]:
     item = task.found
     who = item.identity
     places = {
@@ -272,11 +283,11 @@ def _rank_row(task: Task, outcome: Outcome) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def _group_rows(item: Found) -> list[tuple[object, ...]]:
+def _group_rows(item: DiscoveredSource) -> list[tuple[object, ...]]:
     return [(item.rank, g.name, g.description, list(g.ranks)) for g in item.identity.groups]
 
 
-def _manifest(discovery: Discovery, tasks: Sequence[Task], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def _manifest(discovery: Discovery, tasks: Sequence[Task], outcomes: Sequence[SourceOutcome]) -> dict[str, Any]:
     read = [t for t, o in zip(tasks, outcomes, strict=True) if o.failure is None and t.found.source.ranked]
     recorded = [t.found.rank for t in read]
     # A trace without distributed information says 1, whatever the rank in its name.
@@ -298,7 +309,7 @@ def _manifest(discovery: Discovery, tasks: Sequence[Task], outcomes: Sequence[Ou
     }
 
 
-def _world_size(item: Found, outcome: Outcome) -> int:
+def _world_size(item: DiscoveredSource, outcome: SourceOutcome) -> int:
     """Ranks in the job as the trace says; else at least, by the size of its groups and the highest rank it names."""
     said = item.identity.world_size or 1
     # Without distributed information it says 1; a larger number is believed against single records.
@@ -307,7 +318,7 @@ def _world_size(item: Found, outcome: Outcome) -> int:
     return max([said, named, *listed, *outcome.report.group_sizes.values()])
 
 
-def _group_sizes(outcomes: Sequence[Outcome]) -> dict[str, int]:
+def _group_sizes(outcomes: Sequence[SourceOutcome]) -> dict[str, int]:
     """Members of each group at least, as any of its ranks says."""
     sizes: dict[str, int] = {}
     for outcome in outcomes:
@@ -316,7 +327,7 @@ def _group_sizes(outcomes: Sequence[Outcome]) -> dict[str, int]:
     return sizes
 
 
-def _summary(item: Found, outcome: Outcome) -> dict[str, Any]:
+def _summary(item: DiscoveredSource, outcome: SourceOutcome) -> dict[str, Any]:
     report = outcome.report
     return {
         "path": item.label,

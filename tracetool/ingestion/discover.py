@@ -34,7 +34,7 @@ UNRANKED = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DiscoveredSource:
     """A source with its reader, rank, identity and a digest of its content.
 
     Attributes:
@@ -71,7 +71,7 @@ class Discovery:
         conflicts: Why the sources cannot be read into one Run.
     """
 
-    found: list[Found] = field(default_factory=list)
+    found: list[DiscoveredSource] = field(default_factory=list)
     failed: list[Left] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
     conflicts: list[IngestError] = field(default_factory=list)
@@ -129,7 +129,7 @@ def discover(paths: Sequence[Path], ranks: Mapping[str, int] | None = None, *, o
     return result
 
 
-def ranks_in(item: Found) -> list[Found]:
+def ranks_in(item: DiscoveredSource) -> list[DiscoveredSource]:
     """The ranks that a source holds, each as one of its own; empty if it is one rank's.
 
     Raises:
@@ -144,21 +144,21 @@ def ranks_in(item: Found) -> list[Found]:
     ]
 
 
-def in_order(found: Iterable[Found]) -> list[Found]:
+def in_order(found: Iterable[DiscoveredSource]) -> list[DiscoveredSource]:
     """Sources by rank."""
     return sorted(found, key=lambda f: (f.rank, str(f.source.path), f.source.member))
 
 
-def _unclear(found: Sequence[Found]) -> list[Found]:
+def _unclear(found: Sequence[DiscoveredSource]) -> list[DiscoveredSource]:
     """Sources without a rank, and those that share one: they may hold several, and say the rank of one of them."""
     ranks = Counter(item.rank for item in found if not item.source.complements)
     unclear = [f for f in found if f.source.ranked and not f.source.complements and (f.rank < 0 or ranks[f.rank] > 1)]
     return unclear if len(unclear) <= _MOST_UNCLEAR else []
 
 
-def _split(result: Discovery, some: Sequence[Found]) -> None:
+def _split(result: Discovery, some: Sequence[DiscoveredSource]) -> None:
     """Put the ranks that some sources hold in the place of these sources; those that cannot be told apart fail."""
-    kept: list[Found] = []
+    kept: list[DiscoveredSource] = []
     for item in result.found:
         try:
             kept += (ranks_in(item) if item in some else []) or [item]
@@ -169,7 +169,7 @@ def _split(result: Discovery, some: Sequence[Found]) -> None:
     result.found = in_order(kept)
 
 
-def digest_of(found: Sequence[Found]) -> str:
+def digest_of(found: Sequence[DiscoveredSource]) -> str:
     """SHA-256 over the digests of all sources: the same traces give the same digest anywhere."""
     return hashlib.sha256("".join(f"{f.rank}:{f.digest}\n" for f in found).encode()).hexdigest()
 
@@ -199,7 +199,7 @@ def _nothing(result: Discovery, count: int, paths: Sequence[Path]) -> IngestErro
 
 def _with_ranks(
     identified: list[tuple[Source, str, Identity]], ranks: Mapping[str, int], conflicts: list[IngestError]
-) -> list[Found]:
+) -> list[DiscoveredSource]:
     digests: dict[tuple[Path, ...], str] = {}
     for source, _, _ in identified:
         if source.files not in digests:
@@ -209,7 +209,7 @@ def _with_ranks(
     unused = set(ranks)
     found = []
     for source, reader, identity in identified:
-        item = Found(source, reader, UNRANKED, identity, digests[source.files])
+        item = DiscoveredSource(source, reader, UNRANKED, identity, digests[source.files])
         if source.ranked:
             try:
                 item = _ranked(item, ranks, unused, alone=alone)
@@ -226,7 +226,7 @@ def _with_ranks(
     return found
 
 
-def _ranked(item: Found, ranks: Mapping[str, int], unused: set[str], *, alone: bool) -> Found:
+def _ranked(item: DiscoveredSource, ranks: Mapping[str, int], unused: set[str], *, alone: bool) -> DiscoveredSource:
     said = item.identity.rank
     for name, rank in ranks.items():
         if item.label == name or item.label.endswith(f"/{name}"):
@@ -249,7 +249,7 @@ def _ranked(item: Found, ranks: Mapping[str, int], unused: set[str], *, alone: b
     return item  # it may hold several
 
 
-def _no_rank(item: Found) -> MissingRank:
+def _no_rank(item: DiscoveredSource) -> MissingRank:
     hint = "name the file rank0.json, rank1.json ..., " if not item.source.complements else "name it like its trace, "
     why = "" if item.source.complements else "torch.distributed was not initialised when it was recorded; "
     return MissingRank(
@@ -257,11 +257,11 @@ def _no_rank(item: Found) -> MissingRank:
     )
 
 
-def _awaits_rank(item: Found) -> bool:
+def _awaits_rank(item: DiscoveredSource) -> bool:
     return item.source.complements and item.rank == UNRANKED
 
 
-def _beside(item: Found, found: Sequence[Found]) -> Found:
+def _beside(item: DiscoveredSource, found: Sequence[DiscoveredSource]) -> DiscoveredSource:
     """What adds to a trace, with the rank of the one it lies beside: of its own name, or the only one."""
     traces = [f for f in found if f.rank != UNRANKED and not f.source.complements]
     near = [f for f in traces if f.source.path.parent == item.source.path.parent]
@@ -275,10 +275,10 @@ def _beside(item: Found, found: Sequence[Found]) -> Found:
     return item
 
 
-def job_conflicts(found: list[Found]) -> Iterator[IngestError]:
+def job_conflicts(found: list[DiscoveredSource]) -> Iterator[IngestError]:
     """Why the sources are not those of one job, each rank once."""
     ranked = [f for f in found if f.rank != UNRANKED]
-    by_content: dict[str, Found] = {}
+    by_content: dict[str, DiscoveredSource] = {}
     for item in ranked:
         other = by_content.setdefault(item.digest, item)
         if other.source.files != item.source.files and other.rank != item.rank:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tracetool.errors import IngestError
-from tracetool.ingestion.work import Outcome, Task, read_source
+from tracetool.ingestion.work import SourceOutcome, Task, read_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -55,7 +55,9 @@ class Silent:
         """Do nothing."""
 
 
-def run_tasks(tasks: Sequence[Task], progress: Progress, *, jobs: int | None, executor: str | None) -> list[Outcome]:
+def run_tasks(
+    tasks: Sequence[Task], progress: Progress, *, jobs: int | None, executor: str | None
+) -> list[SourceOutcome]:
     """Read all sources; the outcomes are in the order of the tasks.
 
     Args:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracetool.reconstruction import Reconstruction
-    from tracetool.reconstruction.recorded_step import StepLook
+    from tracetool.reconstruction.recorded_step import RecordedStep
     from tracetool.store.run import Run
 
 RECORDING_VERSION = 1
@@ -106,7 +106,7 @@ class Recording(msgspec.Struct, kw_only=True):
 
 def make_recording(
     digest: str,
-    looks: Sequence[StepLook],
+    looks: Sequence[RecordedStep],
     *,
     pipelines: int = 1,
     complete_steps: int | None = None,
@@ -140,7 +140,7 @@ def make_recording(
     )
 
 
-def _step(look: StepLook, order: int) -> StepRecord:
+def _step(look: RecordedStep, order: int) -> StepRecord:
     metrics, pipeline = measure(look.observed), look.pipeline
     insides = _insides(look)
     actions: dict[str, ActionRecord] = {}
@@ -198,7 +198,7 @@ class _Inside(NamedTuple):
     kernels: int | None
 
 
-def _insides(look: StepLook) -> dict[tuple[int, ActionKind], _Inside]:
+def _insides(look: RecordedStep) -> dict[tuple[int, ActionKind], _Inside]:
     found: dict[tuple[int, ActionKind], list[tuple[int, int, int]]] = {}
     for rank, work in look.work.ranks.items():
         for segment in work.segments:
@@ -211,7 +211,7 @@ def _insides(look: StepLook) -> dict[tuple[int, ActionKind], _Inside]:
     }
 
 
-def _moving_times(look: StepLook, stage: int) -> dict[ActionKind, list[int]]:
+def _moving_times(look: RecordedStep, stage: int) -> dict[ActionKind, list[int]]:
     """Per direction in which a stage sends, the time of each message."""
     times: dict[ActionKind, list[int]] = {}
     for transfer in sorted(look.transfers, key=lambda t: t.microbatch):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from tracetool.ingestion.discover import Found
+    from tracetool.ingestion.discover import DiscoveredSource
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -38,13 +38,13 @@ class Task:
     """
 
     number: int
-    found: Found
+    found: DiscoveredSource
     folder: Path
     keep: frozenset[str]
 
 
 @dataclass(slots=True)
-class Outcome:
+class SourceOutcome:
     """What became of a source.
 
     Attributes:
@@ -60,7 +60,7 @@ class Outcome:
     is_several: bool = False
 
 
-def read_source(task: Task, advance: Callable[[int], None]) -> Outcome:
+def read_source(task: Task, advance: Callable[[int], None]) -> SourceOutcome:
     """Read a source and write its part; a source that cannot be used is an outcome, not an exception.
 
     Raises:
@@ -82,10 +82,10 @@ def read_source(task: Task, advance: Callable[[int], None]) -> Outcome:
                 hint="export the trace inside on_trace_ready, before the profiler's context closes",
             )
     except (MalformedTrace, IngestError) as error:
-        return Outcome(report, error.message, error.hint, isinstance(error, SeveralRanks))
+        return SourceOutcome(report, error.message, error.hint, isinstance(error, SeveralRanks))
     if item.rank_from is not None:
         report.notes.insert(0, f"this rank is taken from {item.rank_from}")
-    return Outcome(report)
+    return SourceOutcome(report)
 
 
 def _keep_heap_small() -> None:
@@ -102,7 +102,7 @@ def _keep_heap_small() -> None:
         return  # another C library
 
 
-def _reading(item: Found, tables: Iterator[tuple[str, pa.Table]]) -> Iterator[tuple[str, pa.Table]]:
+def _reading(item: DiscoveredSource, tables: Iterator[tuple[str, pa.Table]]) -> Iterator[tuple[str, pa.Table]]:
     """The same, but a source that cannot be read is no fault of the output."""
     try:
         yield from tables

@@ -63,7 +63,7 @@ class Left:
 
 
 @dataclass(slots=True)
-class Finding:
+class Claim:
     """What a reader takes of the files it was shown, what it knows but leaves, and what is damaged beyond that.
 
     Files in no list are unknown to the reader; another one may take them.
@@ -111,7 +111,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FilePlace:
     """Where in a file something was met.
 
     Attributes:
@@ -149,7 +149,7 @@ class SourceReport:
     dropped: Counter[str] = field(default_factory=Counter)
     repaired: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
-    places: dict[str, Place] = field(default_factory=dict)
+    places: dict[str, FilePlace] = field(default_factory=dict)
     lost_bytes: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
     unread: Counter[str] = field(default_factory=Counter)
@@ -158,12 +158,12 @@ class SourceReport:
     device: int | None = None
     first_ns: int | None = None
 
-    def drop(self, reason: str, place: Place, count: int = 1) -> None:
+    def drop(self, reason: str, place: FilePlace, count: int = 1) -> None:
         """Count records that could not be used; the first place of each reason is kept."""
         self.dropped[reason] += count
         self.places.setdefault(reason, place)
 
-    def repair(self, reason: str, place: Place, count: int = 1) -> None:
+    def repair(self, reason: str, place: FilePlace, count: int = 1) -> None:
         """Count records changed while reading; the first place of each reason is kept."""
         self.repaired[reason] += count
         self.places.setdefault(reason, place)
@@ -192,7 +192,7 @@ class Reader(Protocol):
 
     name: str
 
-    def find(self, files: Sequence[Path]) -> Finding:
+    def find(self, files: Sequence[Path]) -> Claim:
         """The sources among these files that this reader takes, decided by content."""
 
     def identify(self, source: Source) -> Identity:

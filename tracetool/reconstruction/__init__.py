@@ -21,7 +21,7 @@ from tracetool.reconstruction.closeup.closeup import Row, cost_rows, look_closel
 from tracetool.reconstruction.closeup.launches import find_launches, has_late_launches, read_waits, turns_of
 from tracetool.reconstruction.memory.receive_buffers import tell_standing_buffers
 from tracetool.reconstruction.reasons import captured, with_cause
-from tracetool.reconstruction.recorded_step import How, StepLook, look, look_at_others
+from tracetool.reconstruction.recorded_step import RecordedStep, StepEvidence, look, look_at_others
 from tracetool.reconstruction.steps.steps import Step, choose_step, steps_of
 from tracetool.units import format_count, format_ranges, format_ranks
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.timeline import Timeline, Transfer
-    from tracetool.reconstruction.actions.segments import Work
+    from tracetool.reconstruction.actions.segments import StepWork
     from tracetool.reconstruction.actions.work import Segment
     from tracetool.reconstruction.capture.coordinates import Coordinates
     from tracetool.reconstruction.closeup.launches import Turn
@@ -69,7 +69,7 @@ class Reconstruction:
     hosts: Mapping[int, str | None] = field(default_factory=dict)
     steps: tuple[Step, ...] = ()
     coordinates: tuple[Coordinates, ...] = ()
-    looks: tuple[StepLook, ...] = field(default=(), repr=False, compare=False)
+    looks: tuple[RecordedStep, ...] = field(default=(), repr=False, compare=False)
     taken: Taken = field(default_factory=Taken)
 
     def __repr__(self) -> str:
@@ -131,13 +131,13 @@ def reconstruct(
     _check_chain(group)
     steps = steps_of(run, group.ranks, account, survey.clocks)
     chosen = _because(run, group.ranks, lambda: choose_step(steps, group.ranks, step, account))
-    how = How(use_labels=use_labels, has_device=bool(kernels))
+    how = StepEvidence(use_labels=use_labels, has_device=bool(kernels))
     try:
         seen = look(run, group, chosen, survey, how, account)
     except ReconstructError as error:
         raise with_cause(error, run, chosen.spans, group.ranks) from error
     work, transfers = seen.work, seen.transfers
-    others: list[StepLook] = []
+    others: list[RecordedStep] = []
     turns = _turns(run, seen)
     if every_step or has_late_launches(turns):
         others = look_at_others(run, group, steps, chosen, survey, how, account, _MOST_OTHER_STEPS)
@@ -178,7 +178,7 @@ def reconstruct(
     )
 
 
-def look_at_steps(run: Run, *, pipeline: int = 0, most: int = 32) -> list[StepLook]:
+def look_at_steps(run: Run, *, pipeline: int = 0, most: int = 32) -> list[RecordedStep]:
     """Look at complete steps without their single kernels: those about the one of median length, in order of time.
 
     Args:
@@ -201,7 +201,7 @@ def look_at_steps(run: Run, *, pipeline: int = 0, most: int = 32) -> list[StepLo
     _check_chain(group)
     steps = steps_of(run, group.ranks, account, survey.clocks)
     chosen = choose_step(steps, group.ranks, None, account)
-    how = How(use_labels=True, has_device=bool(kernels))
+    how = StepEvidence(use_labels=True, has_device=bool(kernels))
     looks = [
         look(run, group, chosen, survey, how, account),
         *look_at_others(run, group, steps, chosen, survey, how, account, most - 1),
@@ -224,7 +224,7 @@ def _pipelines(survey: Survey, *, use_labels: bool = True) -> Sequence[PipelineG
     )
 
 
-def _turns(run: Run, seen: StepLook) -> dict[int, list[Turn]]:
+def _turns(run: Run, seen: RecordedStep) -> dict[int, list[Turn]]:
     """The actions of each rank in the order of their launches, with what came ahead of them."""
     return {
         rank: turns_of(work.segments, seen.messages.posts[rank], read_waits(run, rank, seen.step.spans[rank]))
@@ -306,7 +306,7 @@ def _check_host_only(run: Run, account: Account) -> None:
     account.note("no kernels in the traces: the host's own ops are taken as the compute, as in a run on CPUs")
 
 
-def _tell(account: Account, pipeline: Pipeline, work: Work, transfers: Sequence[Transfer]) -> None:
+def _tell(account: Account, pipeline: Pipeline, work: StepWork, transfers: Sequence[Transfer]) -> None:
     """Say how stages, microbatches and messages were found."""
     shape = pipeline.observed.shape
     for position, profile in enumerate(pipeline.ranks):

@@ -31,7 +31,7 @@ class Reason(NamedTuple):
     hint: str
 
 
-class _Seen(NamedTuple):
+class _RankCounts(NamedTuple):
     """What one rank recorded in a step."""
 
     kernels: int
@@ -101,13 +101,13 @@ def find_reason(run: Run, spans: Mapping[int, tuple[int, int]], ranks: Sequence[
     readers = {s["rank"]: s["reader"] for s in run.manifest.get("sources", ())}
     mine = [rank for rank in ranks if rank in spans and readers.get(rank) == "kineto"]
     seen = {
-        rank: _Seen(*run.rows(_SQL, {"rank": rank, "first": spans[rank][0], "last": spans[rank][1]})[0])
+        rank: _RankCounts(*run.rows(_SQL, {"rank": rank, "first": spans[rank][0], "last": spans[rank][1]})[0])
         for rank in mine
     }
     return next((reason for look in _LOOKS if (reason := look(seen, spans)) is not None), None)
 
 
-def _no_host(seen: Mapping[int, _Seen], _spans: Mapping[int, tuple[int, int]]) -> Reason | None:
+def _no_host(seen: Mapping[int, _RankCounts], _spans: Mapping[int, tuple[int, int]]) -> Reason | None:
     lacking = [rank for rank, one in seen.items() if one.kernels and not one.ops]
     if not lacking:
         return None
@@ -117,7 +117,7 @@ def _no_host(seen: Mapping[int, _Seen], _spans: Mapping[int, tuple[int, int]]) -
     )
 
 
-def _no_launches(seen: Mapping[int, _Seen], _spans: Mapping[int, tuple[int, int]]) -> Reason | None:
+def _no_launches(seen: Mapping[int, _RankCounts], _spans: Mapping[int, tuple[int, int]]) -> Reason | None:
     lacking = [rank for rank, one in seen.items() if one.kernels and one.ops and not one.launches]
     if not lacking:
         return None
@@ -128,7 +128,7 @@ def _no_launches(seen: Mapping[int, _Seen], _spans: Mapping[int, tuple[int, int]
     )
 
 
-def _no_records(seen: Mapping[int, _Seen], _spans: Mapping[int, tuple[int, int]]) -> Reason | None:
+def _no_records(seen: Mapping[int, _RankCounts], _spans: Mapping[int, tuple[int, int]]) -> Reason | None:
     lacking = [rank for rank, one in seen.items() if not one.messages and one.unknown]
     if not lacking or len(lacking) == len(seen):
         return None
@@ -140,7 +140,7 @@ def _no_records(seen: Mapping[int, _Seen], _spans: Mapping[int, tuple[int, int]]
     )
 
 
-def _lost_kernels(seen: Mapping[int, _Seen], _spans: Mapping[int, tuple[int, int]]) -> Reason | None:
+def _lost_kernels(seen: Mapping[int, _RankCounts], _spans: Mapping[int, tuple[int, int]]) -> Reason | None:
     lost = {rank: one.bare for rank, one in seen.items() if one.bare > _MUCH * one.launches and not one.graphs}
     if not lost:
         return None
@@ -151,7 +151,7 @@ def _lost_kernels(seen: Mapping[int, _Seen], _spans: Mapping[int, tuple[int, int
     )
 
 
-def _graphs(seen: Mapping[int, _Seen], _spans: Mapping[int, tuple[int, int]]) -> Reason | None:
+def _graphs(seen: Mapping[int, _RankCounts], _spans: Mapping[int, tuple[int, int]]) -> Reason | None:
     graphs = [rank for rank, one in seen.items() if 2 * one.kernels_of_graphs > one.kernels]
     if not graphs:
         return None
@@ -161,7 +161,7 @@ def _graphs(seen: Mapping[int, _Seen], _spans: Mapping[int, tuple[int, int]]) ->
     )
 
 
-def _no_nodes(seen: Mapping[int, _Seen], _spans: Mapping[int, tuple[int, int]]) -> Reason | None:
+def _no_nodes(seen: Mapping[int, _RankCounts], _spans: Mapping[int, tuple[int, int]]) -> Reason | None:
     lacking = [rank for rank, one in seen.items() if one.ops and not one.nodes]
     if not lacking or len(lacking) == len(seen):
         return None
@@ -171,7 +171,7 @@ def _no_nodes(seen: Mapping[int, _Seen], _spans: Mapping[int, tuple[int, int]]) 
     )
 
 
-def _ends_early(seen: Mapping[int, _Seen], spans: Mapping[int, tuple[int, int]]) -> Reason | None:
+def _ends_early(seen: Mapping[int, _RankCounts], spans: Mapping[int, tuple[int, int]]) -> Reason | None:
     if len(seen) < 2:
         return None
     left = {rank: spans[rank][1] - one.last_ns for rank, one in seen.items()}
@@ -188,6 +188,6 @@ def _ends_early(seen: Mapping[int, _Seen], spans: Mapping[int, tuple[int, int]])
     )
 
 
-_LOOKS: tuple[Callable[[Mapping[int, _Seen], Mapping[int, tuple[int, int]]], Reason | None], ...] = (
+_LOOKS: tuple[Callable[[Mapping[int, _RankCounts], Mapping[int, tuple[int, int]]], Reason | None], ...] = (
     _no_host, _no_launches, _graphs, _no_records, _lost_kernels, _no_nodes, _ends_early,
 )  # fmt: skip

@@ -14,7 +14,7 @@ from tracetool.reconstruction.actions.collective_uses import RankUses, step_coll
 from tracetool.reconstruction.actions.hops import join_labelled, tensors_per_hop
 from tracetool.reconstruction.actions.message_times import check_times
 from tracetool.reconstruction.actions.profiler_time import note_profiler, profiler_spans
-from tracetool.reconstruction.actions.segments import Work, find_work
+from tracetool.reconstruction.actions.segments import StepWork, find_work
 from tracetool.reconstruction.actions.surroundings import outside_ns
 from tracetool.reconstruction.actions.tails import tails_without_waits
 from tracetool.reconstruction.actions.transfers import (
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from tracetool.store.run import Run
 
 
-class How(NamedTuple):
+class StepEvidence(NamedTuple):
     """Whether labels may be used, and whether the traces hold a device."""
 
     use_labels: bool
@@ -56,7 +56,7 @@ class How(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class StepLook:
+class RecordedStep:
     """What one step holds, without a look at single kernels.
 
     Attributes:
@@ -74,7 +74,7 @@ class StepLook:
 
     step: Step
     messages: StepMessages
-    work: Work
+    work: StepWork
     p2p_ops: Mapping[int, tuple[StageOp, ...]]
     transfers: tuple[Transfer, ...]
     memory: Mapping[int, MemoryFacts]
@@ -84,7 +84,9 @@ class StepLook:
     residents: Mapping[int, Resident]
 
 
-def look(run: Run, group: PipelineGroup, step: Step, survey: Survey, how: How, account: Account) -> StepLook:
+def look(
+    run: Run, group: PipelineGroup, step: Step, survey: Survey, how: StepEvidence, account: Account
+) -> RecordedStep:
     """Look at a step.
 
     Raises:
@@ -108,7 +110,7 @@ def look(run: Run, group: PipelineGroup, step: Step, survey: Survey, how: How, a
     aligned = survey.clocks.aligned_ns
     spans = [(aligned(r, s.start_ns), aligned(r, s.end_ns)) for r, w in work.ranks.items() for s in w.segments]
     origin = min(start for start, _ in spans)
-    return StepLook(
+    return RecordedStep(
         step,
         messages,
         work,
@@ -142,10 +144,10 @@ def look_at_others(
     steps: Sequence[Step],
     chosen: Step,
     survey: Survey,
-    how: How,
+    how: StepEvidence,
     account: Account,
     most: int,
-) -> list[StepLook]:
+) -> list[RecordedStep]:
     """Look at other complete steps, the nearest ones if there are many, in order of their distance.
 
     Args:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.reconstruction.capture.process_groups import DIMENSIONS, dimension_of
-from tracetool.stragglers.step import Part
+from tracetool.stragglers.step import OutsideStretch
 from tracetool.units import format_ranks
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ ORDER BY e.rank, e.start_ns
 """
 
 
-class Collective(NamedTuple):
+class RankCollective(NamedTuple):
     """A collective on one rank, on its own clock."""
 
     rank: int
@@ -63,13 +63,13 @@ class Bounds(NamedTuple):
 Spans = list[tuple[int, int]]
 
 
-def collectives_of(run: Run, bounds: Mapping[int, Bounds], survey: Survey) -> dict[int, list[Collective]]:
+def collectives_of(run: Run, bounds: Mapping[int, Bounds], survey: Survey) -> dict[int, list[RankCollective]]:
     """Collectives of each rank in its step, in order."""
     first = min(b.begin_ns for b in bounds.values())
     last = max(b.end_ns for b in bounds.values())
     dims = _dimensions(survey)
     waits = {(wait.rank, wait.position): wait for wait in survey.waits}
-    found: dict[int, list[Collective]] = defaultdict(list)
+    found: dict[int, list[RankCollective]] = defaultdict(list)
     for rank, position, start, end, posted, operation, group, members in run.rows(
         _COLLECTIVES_SQL, {"first": first, "last": last}
     ):
@@ -78,18 +78,18 @@ def collectives_of(run: Run, bounds: Mapping[int, Bounds], survey: Survey) -> di
             wait = waits[rank, position]
             name = f"{operation} {dims.get((group, tuple(members or ())), group)}".strip()
             found[rank].append(
-                Collective(rank, start, end, posted, wait.transfer_ns, wait.pair, wait.upper_bound, name)
+                RankCollective(rank, start, end, posted, wait.transfer_ns, wait.pair, wait.upper_bound, name)
             )
     return found
 
 
-def leading_of(collectives: Sequence[Collective], bounds: Bounds) -> list[Collective]:
+def leading_of(collectives: Sequence[RankCollective], bounds: Bounds) -> list[RankCollective]:
     """Those that were over before the rank's first compute, barriers aside: a step begins with the first of them."""
     return [c for c in collectives if c.end_ns <= bounds.first_ns and not c.name.startswith("barrier")]
 
 
 def kernels_around(
-    run: Run, bounds: Mapping[int, Bounds], leading: Mapping[int, Sequence[Collective]]
+    run: Run, bounds: Mapping[int, Bounds], leading: Mapping[int, Sequence[RankCollective]]
 ) -> dict[int, tuple[Spans | None, Spans | None]]:
     """Compute kernels ahead of and after the pipeline, per rank; None for ranks without any kernel at all."""
     on_device = {rank for (rank,) in run.rows("SELECT DISTINCT rank FROM events WHERE category = 'kernel'")}
@@ -106,10 +106,10 @@ def kernels_around(
 
 
 def parts_between(
-    start: int, end: int, collectives: Sequence[Collective], kernels: Spans | None, compute: str
-) -> list[Part]:
+    start: int, end: int, collectives: Sequence[RankCollective], kernels: Spans | None, compute: str
+) -> list[OutsideStretch]:
     """Cut a stretch of a rank's time at its collectives; what lies between is compute or a wait for the host."""
-    parts: list[Part] = []
+    parts: list[OutsideStretch] = []
     at = start
     for c in collectives:
         if c.end_ns <= at:
@@ -118,27 +118,31 @@ def parts_between(
         # The wait comes first: of one that began beside what was before, only what is left of it counts.
         moving = min(c.transfer_ns, c.end_ns - max(at, c.start_ns))
         meet = str(c.pair) if c.pair is not None and c.start_ns >= start else None
-        parts.append(Part(c.name, "collective", moving, meet))
+        parts.append(OutsideStretch(c.name, "collective", moving, meet))
         at = c.end_ns
     return [*parts, *_between(at, end, kernels, compute)]
 
 
-def _between(start: int, end: int, kernels: Spans | None, compute: str) -> list[Part]:
+def _between(start: int, end: int, kernels: Spans | None, compute: str) -> list[OutsideStretch]:
     """Gap, compute with the launch gaps inside it, gap; the host itself computes where there is no device."""
     if end <= start:
         return []
     if kernels is None:
-        return [Part(compute, "compute", end - start)]
+        return [OutsideStretch(compute, "compute", end - start)]
     inside = [(max(low, start), min(high, end)) for low, high in kernels if low < end and high > start]
     if not inside:
-        return [Part(HOST, "host", end - start)]
+        return [OutsideStretch(HOST, "host", end - start)]
     first, last = min(low for low, _ in inside), max(high for _, high in inside)
-    parts = [Part(HOST, "host", first - start), Part(compute, "compute", last - first), Part(HOST, "host", end - last)]
+    parts = [
+        OutsideStretch(HOST, "host", first - start),
+        OutsideStretch(compute, "compute", last - first),
+        OutsideStretch(HOST, "host", end - last),
+    ]
     return [part for part in parts if part.duration_ns]
 
 
 def tell_collectives(
-    collectives: Mapping[int, Sequence[Collective]], bounds: Mapping[int, Bounds], account: Account
+    collectives: Mapping[int, Sequence[RankCollective]], bounds: Mapping[int, Bounds], account: Account
 ) -> None:
     """Say which collectives could not be split into waiting and moving, or began too early to be met at."""
     alone = sorted({c.rank for mine in collectives.values() for c in mine if c.upper_bound})

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import ActionCost
-from tracetool.stragglers.step import Frame, JobStep, Part
+from tracetool.stragglers.step import Frame, JobStep, OutsideStretch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -130,7 +130,7 @@ class Averages:
         parts = (*frame.head, *frame.tail)
         loads = _loads(parts)
 
-        def one(part: Part) -> Part:
+        def one(part: OutsideStretch) -> OutsideStretch:
             if part.kind == "host" or not chosen(Where(pipeline, rank, stage, part.name)):
                 return part
             if part.kind == "collective":
@@ -183,14 +183,14 @@ def name_of(stage: StageProfile, kind: ActionKind) -> str:
     return _NAMES[kind]
 
 
-def _all_parts(steps: Iterable[JobStep]) -> Iterable[tuple[Part, ...]]:
+def _all_parts(steps: Iterable[JobStep]) -> Iterable[tuple[OutsideStretch, ...]]:
     for step in steps:
         for frames in step.frames:
             for frame in frames:
                 yield (*frame.head, *frame.tail)
 
 
-def _loads(parts: Iterable[Part]) -> dict[str, int]:
+def _loads(parts: Iterable[OutsideStretch]) -> dict[str, int]:
     """Compute time of each name."""
     totals: dict[str, int] = defaultdict(int)
     for part in parts:

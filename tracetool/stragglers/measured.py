@@ -22,7 +22,7 @@ from tracetool.stragglers.around import (
     parts_between,
     tell_collectives,
 )
-from tracetool.stragglers.step import Frame, JobStep, Part, numbered
+from tracetool.stragglers.step import Frame, JobStep, OutsideStretch, numbered
 from tracetool.units import format_count, format_ranges
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _job_step(
             head = parts_between(starts[rank], until, leading[rank], kernels[rank][0], LEADING)
             trailing = [c for c in collectives.get(rank, ()) if bounds[rank].last_ns < c.end_ns]
             tail = parts_between(bounds[rank].last_ns, bounds[rank].end_ns, trailing, kernels[rank][1], OPTIMIZER)
-            begins = [Part(HOST, "host", late)] if late and (leading[rank] or not waits) else []
+            begins = [OutsideStretch(HOST, "host", late)] if late and (leading[rank] or not waits) else []
             of_ranks.append(Frame(numbered([*begins, *head]), numbered(tail)))
         frames.append(tuple(of_ranks))
     tell_collectives(collectives, bounds, account)

@@ -23,7 +23,7 @@ PartKind = Literal["collective", "compute", "host"]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class OutsideStretch:
     """A stretch of what a rank does outside its pipeline.
 
     Attributes:
@@ -41,7 +41,7 @@ class Part:
     number: int = 0
 
 
-Parts = tuple[Part, ...]
+Parts = tuple[OutsideStretch, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def _without_gaps(parts: Parts) -> Parts:
     return tuple(part for part in parts if part.kind != "host")
 
 
-def numbered(parts: Sequence[Part]) -> Parts:
+def numbered(parts: Sequence[OutsideStretch]) -> Parts:
     """The parts, each told which of its name it is."""
     seen: Counter[str] = Counter()
     done = []

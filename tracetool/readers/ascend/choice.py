@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from tracetool.errors import MalformedTrace
-from tracetool.readers import Place, SourceReport, rows_table
+from tracetool.readers import FilePlace, SourceReport, rows_table
 from tracetool.readers.ascend.db_comms import (
     communication_tasks,
     listed_matrix,
@@ -18,7 +18,7 @@ from tracetool.readers.ascend.db_comms import (
     total_links,
     vendor_steps,
 )
-from tracetool.readers.ascend.db_rows import Events, Marks, chunks, memory_rows
+from tracetool.readers.ascend.db_rows import Events, HostSteps, chunks, memory_rows
 from tracetool.readers.ascend.memory import (
     database_allocations,
     database_module_rows,
@@ -31,14 +31,14 @@ from tracetool.readers.ascend.view import View
 from tracetool.readers.cann.comms import (
     COMMUNICATION,
     MATRIX,
+    CommOperation,
     Matrix,
-    Operation,
     join,
     read_communication,
     read_matrix,
 )
 from tracetool.readers.cann.db import Names
-from tracetool.readers.cann.kernels import KERNEL_DETAILS, CommunicationTask, Kernels, Mark
+from tracetool.readers.cann.kernels import KERNEL_DETAILS, CommunicationTask, Kernels, PhaseKernel
 from tracetool.readers.cann.parts import MEMORY, MODULE_MEMORY, OPERATOR_MEMORY, STEP_TRACE, TRACE_VIEW, nobody
 from tracetool.readers.cann.text import csv_rows
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Choice:
+class ChosenFiles:
     """What is taken of one rank's files.
 
     Args:
@@ -80,7 +80,7 @@ class Choice:
         report: SourceReport,
         advance: Callable[[int], None],
     ) -> None:
-        self.marks: list[Mark] = []
+        self.marks: list[PhaseKernel] = []
         self._parts = parts
         self._report = report
         self._advance = advance
@@ -92,7 +92,7 @@ class Choice:
         if self._events:
             self._choose_kernels()
         marked = [e for e in (self._taken, *self._events) if e is not None and "STEP_TIME" in e.database.tables]
-        self._steps = Marks(marked[0].database, report) if marked else None
+        self._steps = HostSteps(marked[0].database, report) if marked else None
 
     def event_tables(self, rank: int, keep: frozenset[str]) -> Iterator[pa.Table]:
         """Rows of the ``events`` table: what the device ran, then what the host did."""
@@ -144,7 +144,7 @@ class Choice:
             if view is not None:
                 yield from view.event_tables(self._text)
 
-    def operations(self, groups: Sequence[Group]) -> tuple[list[Operation], Matrix]:
+    def operations(self, groups: Sequence[Group]) -> tuple[list[CommOperation], Matrix]:
         """All communication operations, and the sums of their links; after ``event_tables``."""
         tasks = self._tasks()
         listed = self._listed(tasks)
@@ -272,7 +272,7 @@ class Choice:
                 _merge(self._report, report)
         return taken or []
 
-    def _listed(self, tasks: Sequence[CommunicationTask]) -> list[Operation]:
+    def _listed(self, tasks: Sequence[CommunicationTask]) -> list[CommOperation]:
         path = self._file(COMMUNICATION)
         reports = [SourceReport() for _ in range(1 + len(self._analyses))]
         text = None if path is None else self._whole(partial(read_communication, path, reports[0], self._advance))
@@ -328,7 +328,7 @@ class Choice:
             if not self._events and not self._analyses and not beside:
                 raise
             reason = "damaged text file beside others" if beside else "damaged text file beside a database"
-            self._report.drop(reason, Place(str(self._parts.folder), 0))
+            self._report.drop(reason, FilePlace(str(self._parts.folder), 0))
             self._report.notes.append(f"left out: {error.message}")
             return None
 
@@ -366,7 +366,7 @@ def _number(value: object) -> int:
     return value
 
 
-def _at_one_time(tasks: Sequence[CommunicationTask], operations: Sequence[Operation]) -> bool:
+def _at_one_time(tasks: Sequence[CommunicationTask], operations: Sequence[CommOperation]) -> bool:
     first, last = min(t.start_ns for t in tasks), max(t.end_ns for t in tasks)
     return any(o.end_ns >= first and o.start_ns <= last for o in operations)
 

@@ -10,14 +10,14 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tracetool.readers import Place
+from tracetool.readers import FilePlace
 from tracetool.readers.ascend.db_rows import Keyed, span
 from tracetool.readers.cann.comms import (
     LOCAL,
     RDMA,
+    CommOperation,
     LinkEntry,
     Matrix,
-    Operation,
     collect_links,
     group_hash,
     listed_operation,
@@ -26,7 +26,7 @@ from tracetool.readers.cann.comms import (
 )
 from tracetool.readers.cann.db import Names, enumeration, known, whole
 from tracetool.readers.cann.kernels import CommunicationTask
-from tracetool.readers.cann.links import Link
+from tracetool.readers.cann.links import LoggedTraffic
 from tracetool.readers.cann.text import MB_OF_LINKS, scaled, small_integer
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ class _Tasks:
     streams: set[int] = field(default_factory=set)
     device: int | None = None
 
-    def links(self) -> tuple[Link, ...]:
-        return tuple(Link(*ends, size) for ends, size in self.moved.items())
+    def links(self) -> tuple[LoggedTraffic, ...]:
+        return tuple(LoggedTraffic(*ends, size) for ends, size in self.moved.items())
 
 
 def communication_tasks(database: Database, device: int | None, report: SourceReport) -> list[CommunicationTask]:
@@ -79,7 +79,7 @@ def communication_tasks(database: Database, device: int | None, report: SourceRe
         if device is not None and on_device is not None and on_device != device:
             continue
         report.rows += 1
-        place = Place(f"{database.path}: {OPERATIONS}", number, "row")
+        place = FilePlace(f"{database.path}: {OPERATIONS}", number, "row")
         times = span(start, end, (database, OPERATIONS, number), report)
         name = names.text(name_id)
         if times is None:
@@ -105,17 +105,17 @@ def communication_tasks(database: Database, device: int | None, report: SourceRe
     return found
 
 
-def total_links(tasks: Sequence[CommunicationTask]) -> dict[tuple[str, str], tuple[Link, ...]]:
+def total_links(tasks: Sequence[CommunicationTask]) -> dict[tuple[str, str], tuple[LoggedTraffic, ...]]:
     """Sums of links by hash and kind of operation, as the totals of the communication matrix."""
     totals: dict[tuple[str, str], Counter[tuple[int, int, str]]] = defaultdict(Counter)
     for task in tasks:
         for link in task.links:
             key = (task.hash, operation_kind(task.name, task.kernel_class))
             totals[key][link.own, link.peer, link.transport] += link.size_bytes
-    return {key: tuple(Link(*ends, size) for ends, size in found.items()) for key, found in totals.items()}
+    return {key: tuple(LoggedTraffic(*ends, size) for ends, size in found.items()) for key, found in totals.items()}
 
 
-def listed_operations(database: Database, report: SourceReport) -> list[Operation]:
+def listed_operations(database: Database, report: SourceReport) -> list[CommOperation]:
     """What ``analysis.db`` has of ``communication.json``."""
     sizes: dict[tuple[object, ...], dict[str, int]] = defaultdict(dict)
     columns = ("hccl_op_name", "group_name", "step", "transport_type", "transit_size")
@@ -132,7 +132,7 @@ def listed_operations(database: Database, report: SourceReport) -> list[Operatio
         moved = sizes.get((name, group, step), {}) if "CommAnalyzerBandwidth" in database.tables else None
         operation = listed_operation(key, str(step), (str(start), str(elapse), str(wait)), moved)
         if operation is None:
-            report.drop("operation without time", Place(f"{database.path}: CommAnalyzerTime", number, "row"))
+            report.drop("operation without time", FilePlace(f"{database.path}: CommAnalyzerTime", number, "row"))
         else:
             found.append(operation)
     return found
@@ -221,7 +221,7 @@ class _Reader:
         return _LINK_NAMES.get(name, name)
 
 
-def _sizes(links: Sequence[Link]) -> dict[str, int]:
+def _sizes(links: Sequence[LoggedTraffic]) -> dict[str, int]:
     sizes: Counter[str] = Counter()
     for link in links:
         if link.transport != LOCAL:

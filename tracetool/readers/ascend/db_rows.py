@@ -11,10 +11,10 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
-from tracetool.readers import Place
+from tracetool.readers import FilePlace
 from tracetool.readers.ascend.memory import bounded, record_row
 from tracetool.readers.cann.db import Names, enumeration, known, whole
-from tracetool.readers.cann.kernels import CHUNK_ROWS, Mark, is_communication, mark_of
+from tracetool.readers.cann.kernels import CHUNK_ROWS, PhaseKernel, is_communication, mark_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +74,7 @@ class Keyed:
         return tuple(column[at] for column in self._values)
 
 
-class Marks:
+class HostSteps:
     """Steps as the host marked them, and what the device ran of each.
 
     A device operation belongs to the step in which the host launched it: it may well run after the mark's end.
@@ -139,7 +139,7 @@ class Events:
 
     def __init__(self, database: Database, device: int | None) -> None:
         self.database = database
-        self.marks: list[Mark] = []
+        self.marks: list[PhaseKernel] = []
         self._device = device
         self._names = Names(database)
         self._compute = Keyed(database, "COMPUTE_TASK_INFO", "globalTaskId", "name", "opType", "taskType")
@@ -150,7 +150,7 @@ class Events:
         tasks = self.database.rows("TASK", "globalTaskId", "deviceId")
         return sum(self._here(device) and self._compute.get(task) is not None for task, device in tasks)
 
-    def device_rows(self, rank: int, steps: Marks | None, report: SourceReport) -> Iterator[Row]:
+    def device_rows(self, rank: int, steps: HostSteps | None, report: SourceReport) -> Iterator[Row]:
         """Kernels and copies, as rows of the ``events`` table without their number."""
         columns = ("startNs", "endNs", "deviceId", "connectionId", "globalTaskId", "taskType", "streamId")
         copies = Keyed(self.database, "MEMCPY_INFO", "globalTaskId", "memcpyOperation")
@@ -217,7 +217,9 @@ class Events:
                 again = connection in seen
                 seen.add(connection)
                 if again:
-                    report.repair("second launch with one connection: its connection left out", Place("CANN_API", 0))
+                    report.repair(
+                        "second launch with one connection: its connection left out", FilePlace("CANN_API", 0)
+                    )
                     connection = None
             yield _event(rank, "launch", self._name(name, report), times, thread=_thread(tid), correlation=connection)
 
@@ -313,7 +315,7 @@ def span(start: object, end: object, where: tuple[Database, str, int], report: S
     if type(start) is int and type(end) is int and 0 < start <= end < _TIME_LIMIT:
         return start, end - start
     first, last = whole(start), whole(end)
-    place = Place(f"{where[0].path}: {where[1]}", where[2], "row")
+    place = FilePlace(f"{where[0].path}: {where[1]}", where[2], "row")
     if first is None or last is None or max(abs(first), abs(last)) >= _TIME_LIMIT:
         report.drop("time is no whole number", place)
     elif first <= 0:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracetool.readers import Finding, Identity, Source, SourceReport, rows_table
-from tracetool.readers.ascend.choice import Choice
-from tracetool.readers.cann.messages import Messages, comm_rows
+from tracetool.readers import Claim, Identity, Source, SourceReport, rows_table
+from tracetool.readers.ascend.choice import ChosenFiles
+from tracetool.readers.cann.messages import MessageFinder, comm_rows
 from tracetool.readers.cann.parts import Parts, rank_folders
 from tracetool.readers.cann.text import small_integer, time_ns
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from tracetool.readers.cann.comms import Operation
+    from tracetool.readers.cann.comms import CommOperation
 
 _INFERRED_FROM = "waits, usual sizes and the computing beside them"
 
@@ -30,7 +30,7 @@ class AscendReader:
 
     name = "ascend"
 
-    def find(self, files: Sequence[Path]) -> Finding:
+    def find(self, files: Sequence[Path]) -> Claim:
         """Each folder of a rank is one source, whatever it is called, and each database that lies alone."""
         return rank_folders(self.name, files)
 
@@ -52,11 +52,11 @@ class AscendReader:
         with parts.databases() as (captures, analyses):
             databases = [*captures, *analyses]
             parts.take_beside(databases, report, advance)
-            choice = Choice(parts, captures, analyses, report, advance)
+            choice = ChosenFiles(parts, captures, analyses, report, advance)
             for events in choice.event_tables(rank, keep):
                 yield "events", events
             operations, matrix = choice.operations(identity.groups)
-            messages = Messages(rank, operations, choice.marks, matrix.totals)
+            messages = MessageFinder(rank, operations, choice.marks, matrix.totals)
             yield "comms", rows_table("comms", comm_rows(rank, operations, messages, _INFERRED_FROM, report))
             extents = choice.extents()
             if not extents and (extents := _extents(operations)):
@@ -73,7 +73,7 @@ class AscendReader:
 READER = AscendReader()
 
 
-def _extents(operations: Sequence[Operation]) -> dict[int, tuple[int, int]]:
+def _extents(operations: Sequence[CommOperation]) -> dict[int, tuple[int, int]]:
     extents: dict[int, tuple[int, int]] = {}
     for operation in operations:
         if operation.step is not None:

@@ -11,10 +11,10 @@ from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
 from tracetool.readers import SourceReport
-from tracetool.readers.cann.chrome import Spans, take_spans
+from tracetool.readers.cann.chrome import SpanColumns, take_spans
 from tracetool.readers.cann.kernels import CommunicationTask
 from tracetool.readers.cann.parts import TRACE_VIEW
-from tracetool.readers.cann.timeline import Timeline
+from tracetool.readers.cann.timeline import EventTimeline
 from tracetool.readers.cann.tracks import Track, Tracks
 from tracetool.readers.files.spill import TableSpill
 
@@ -63,7 +63,7 @@ class View:
             kernels: What another table lists; gets the communication operations it lacks, and steps if it has none.
         """
         count = len(kernels.starts)
-        reading = Timeline(self._rank, self._tracks, self._report, wanted=_HOST)
+        reading = EventTimeline(self._rank, self._tracks, self._report, wanted=_HOST)
         for rows in reading.tables(self._spans(), count):
             count += len(rows)
             yield rows
@@ -78,7 +78,7 @@ class View:
         import pyarrow as pa
 
         report = SourceReport()
-        reading = Timeline(self._rank, self._tracks, report, wanted=_DEVICE)
+        reading = EventTimeline(self._rank, self._tracks, report, wanted=_DEVICE)
         known = _Known(kernels.starts)
         count = first
         for rows in reading.tables(self._spans(), 0):
@@ -99,8 +99,8 @@ class View:
         self._report.dropped.update(report.dropped)
         self._report.repaired.update(report.repaired)
 
-    def _spans(self) -> Iterator[Spans]:
-        return (Spans(self._spill.take(number)) for number in self._batches)
+    def _spans(self) -> Iterator[SpanColumns]:
+        return (SpanColumns(self._spill.take(number)) for number in self._batches)
 
 
 class _Known:

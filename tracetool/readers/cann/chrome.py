@@ -107,7 +107,7 @@ def _waiting(table: pa.Table, tracks: Tracks) -> pa.Table:
     import numpy as np
     import pyarrow as pa
 
-    spans = Spans(table)
+    spans = SpanColumns(table)
     threads = tracks.threads_of(spans.integers("pid"), spans.integers("tid"), *spans.texts("cat"))
     types, kinds = spans.texts("task_type")
     names, called = spans.texts("name")
@@ -129,7 +129,7 @@ def known(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.if_else(odd, pa.scalar(None, pa.int64()), column) if pc.any(odd).as_py() else column
 
 
-class Spans:
+class SpanColumns:
     """Columns of spans.
 
     Args:
@@ -142,11 +142,11 @@ class Spans:
     def __len__(self) -> int:
         return len(self.table)
 
-    def only(self, rows: NDArray[np.int64]) -> Spans:
+    def only(self, rows: NDArray[np.int64]) -> SpanColumns:
         """Some of the spans."""
         import pyarrow as pa
 
-        return self if len(rows) == len(self) else Spans(self.table.take(pa.array(rows)))
+        return self if len(rows) == len(self) else SpanColumns(self.table.take(pa.array(rows)))
 
     def integers(self, name: str) -> NDArray[np.int64]:
         """A column of numbers, ABSENT where there is none."""

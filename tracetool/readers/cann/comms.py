@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from tracetool.readers.cann.links import Link
+from tracetool.readers.cann.links import LoggedTraffic
 from tracetool.readers.cann.salvage import operations
 from tracetool.readers.cann.text import (
     MB_OF_LINKS,
@@ -65,7 +65,7 @@ class _Cell(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class Operation:
+class CommOperation:
     """One communication operation on one rank.
 
     Attributes:
@@ -97,7 +97,7 @@ class Operation:
     linked_bytes: int | None = None
     rdma_bytes: int | None = None
     wait_ns: int | None = None
-    links: tuple[Link, ...] = ()
+    links: tuple[LoggedTraffic, ...] = ()
     notified: tuple[int, ...] = ()
 
     @property
@@ -137,8 +137,8 @@ class Matrix:
         totals: Hash and kind of operation (as in ``batchsendrecv``) to the sums over all operations.
     """
 
-    links: dict[tuple[str, str], tuple[Link, ...]] = field(default_factory=dict)
-    totals: dict[tuple[str, str], tuple[Link, ...]] = field(default_factory=dict)
+    links: dict[tuple[str, str], tuple[LoggedTraffic, ...]] = field(default_factory=dict)
+    totals: dict[tuple[str, str], tuple[LoggedTraffic, ...]] = field(default_factory=dict)
 
 
 def group_hash(communicator: str) -> int:
@@ -164,7 +164,7 @@ def read_matrix(path: Path, report: SourceReport, advance: Callable[[int], None]
 
 def collect_links(entries: Iterable[LinkEntry], report: SourceReport) -> Matrix:
     """Links of each operation, and their sums, out of the single ones."""
-    links: dict[tuple[str, str], dict[tuple[int, int], Link]] = defaultdict(dict)
+    links: dict[tuple[str, str], dict[tuple[int, int], LoggedTraffic]] = defaultdict(dict)
     totals: dict[tuple[str, str], Counter[tuple[int, int, str]]] = defaultdict(Counter)
     for label, hashed, own, peer, transport, size, operation in entries:
         report.rows += 1
@@ -174,20 +174,20 @@ def collect_links(entries: Iterable[LinkEntry], report: SourceReport) -> Matrix:
             totals[hashed, label.removesuffix("-total")][own, peer, transport] += size
         else:
             # Captures of 2023 have one entry per operation and no Op Name.
-            links[operation or label, hashed][own, peer] = Link(own, peer, transport, size)
+            links[operation or label, hashed][own, peer] = LoggedTraffic(own, peer, transport, size)
     return Matrix(
         {key: tuple(found.values()) for key, found in links.items()},
-        {key: tuple(Link(*ends, size) for ends, size in found.items()) for key, found in totals.items()},
+        {key: tuple(LoggedTraffic(*ends, size) for ends, size in found.items()) for key, found in totals.items()},
     )
 
 
-def read_communication(path: Path, report: SourceReport, advance: Callable[[int], None]) -> list[Operation]:
+def read_communication(path: Path, report: SourceReport, advance: Callable[[int], None]) -> list[CommOperation]:
     """Operations with the rounded times of ``communication.json``.
 
     Raises:
         MalformedTrace: If the file is damaged.
     """
-    found: list[Operation] = []
+    found: list[CommOperation] = []
     for step, key, entry in operations(path, _Entry, report, advance):
         if key.startswith("Total Op Info"):
             continue
@@ -204,7 +204,7 @@ def read_communication(path: Path, report: SourceReport, advance: Callable[[int]
 
 def listed_operation(
     key: str, step: str, times: tuple[str, str, str], sizes: Mapping[str, int] | None
-) -> Operation | None:
+) -> CommOperation | None:
     """An operation as ``communication.json`` lists it; None if it does not say when it was.
 
     Args:
@@ -228,11 +228,11 @@ def listed_operation(
 
 def join(
     tasks: Sequence[CommunicationTask],
-    listed: Sequence[Operation],
+    listed: Sequence[CommOperation],
     matrix: Matrix,
     groups: Sequence[Group],
     report: SourceReport,
-) -> list[Operation]:
+) -> list[CommOperation]:
     """All operations in order of start: exact times where a task has them, groups and links attached.
 
     Args:
@@ -242,7 +242,7 @@ def join(
         groups: Groups that the trace lists.
         report: Told about rounded, differing and guessed things.
     """
-    waiting: dict[str, list[Operation]] = defaultdict(list)
+    waiting: dict[str, list[CommOperation]] = defaultdict(list)
     for operation in listed:
         waiting[operation.name].append(operation)
     joined = [_with_task(task, waiting[task.name], report) for task in tasks]
@@ -262,7 +262,7 @@ def join(
     return operations
 
 
-def collective_bytes(operation: Operation) -> int | None:
+def collective_bytes(operation: CommOperation) -> int | None:
     """Bytes that the links of this rank carried for it, or None if nothing was logged."""
     if operation.linked_bytes is None or operation.rdma_bytes is None:
         return None
@@ -297,12 +297,12 @@ def _pair(ends: str) -> tuple[str, str]:
     return own, peer
 
 
-def _named(name: str, kernel_class: str | None, start: int, end: int) -> Operation:
+def _named(name: str, kernel_class: str | None, start: int, end: int) -> CommOperation:
     match = _NAME.match(name)
-    return Operation(name, operation_kind(name, kernel_class), match["digits"] if match else "", start, end)
+    return CommOperation(name, operation_kind(name, kernel_class), match["digits"] if match else "", start, end)
 
 
-def _with_task(task: CommunicationTask, waiting: list[Operation], report: SourceReport) -> Operation:
+def _with_task(task: CommunicationTask, waiting: list[CommOperation], report: SourceReport) -> CommOperation:
     """The operation of a task, taken out of those of its name in ``communication.json``."""
     same = [o for o in waiting if not (task.hash and o.hash and o.hash != task.hash)]
     if not same:
@@ -322,7 +322,7 @@ def _with_task(task: CommunicationTask, waiting: list[Operation], report: Source
     return operation
 
 
-def _attach(operation: Operation, matrix: Matrix, by_hash: Mapping[str, Group]) -> bool:
+def _attach(operation: CommOperation, matrix: Matrix, by_hash: Mapping[str, Group]) -> bool:
     """Give an operation its group and links; return whether the group was guessed from the digits."""
     guessed = False
     if not operation.hash and operation.digits:

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from tracetool.errors import MalformedTrace
-from tracetool.readers import Place
+from tracetool.readers import FilePlace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -229,10 +229,10 @@ class Database:
         if not self._gaps and not self.failure:
             return
         if self.failure:
-            report.drop("database that cannot be read", Place(str(self.path), 0))
+            report.drop("database that cannot be read", FilePlace(str(self.path), 0))
             report.notes.append(f"{self.path.name}: nothing of it can be read: {self.failure}{self._short()}")
         for table, reasons in self._gaps.items():
-            report.drop(f"stretch of {table} that cannot be read", Place(str(self.path), 0), len(reasons))
+            report.drop(f"stretch of {table} that cannot be read", FilePlace(str(self.path), 0), len(reasons))
             report.notes.append(
                 f"{self.path.name}: {table} is damaged in {len(reasons)} places (the first {reasons[0]}): "
                 f"how many of its rows are lost is unknown{self._short()}"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tracetool.readers import SourceReport
-    from tracetool.readers.cann.links import Link
+    from tracetool.readers.cann.links import LoggedTraffic
 
 CHUNK_ROWS = 1 << 16
 _FARTHEST = 1 << 62
@@ -53,7 +53,7 @@ class CommunicationTask:
     end_ns: int
     stream: int | None
     hash: str = ""
-    links: tuple[Link, ...] = ()
+    links: tuple[LoggedTraffic, ...] = ()
     linked_bytes: int | None = None
     rdma_bytes: int | None = None
     notified: tuple[int, ...] = ()
@@ -61,18 +61,18 @@ class CommunicationTask:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Mark:
+class PhaseKernel:
     """A kernel that tells forward from backward: a gradient kernel, or one of a layer's forward pass."""
 
     start_ns: int
     backward: bool
 
 
-def mark_of(kind: str, start_ns: int) -> Mark | None:
+def mark_of(kind: str, start_ns: int) -> PhaseKernel | None:
     """What a kernel of this type tells; None for most of them."""
     if "Grad" in kind:
-        return Mark(start_ns, backward=True)
-    return Mark(start_ns, backward=False) if _FORWARD.search(kind) else None
+        return PhaseKernel(start_ns, backward=True)
+    return PhaseKernel(start_ns, backward=False) if _FORWARD.search(kind) else None
 
 
 def is_communication(name: str, core: str) -> bool:
@@ -110,7 +110,7 @@ class Kernels:
 
     def __init__(self, rank: int, report: SourceReport) -> None:
         self.tasks: list[CommunicationTask] = []
-        self.marks: list[Mark] = []
+        self.marks: list[PhaseKernel] = []
         self.extents: dict[int, tuple[int, int]] = {}
         self.starts = array("q")
         self._seen = Repeats()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LoggedTraffic:
     """Bytes that a rank logged between two members of a group, counted inside the group."""
 
     own: int

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from tracetool.readers import Group, SourceReport
-    from tracetool.readers.cann.comms import Operation
-    from tracetool.readers.cann.kernels import Mark
-    from tracetool.readers.cann.links import Link
+    from tracetool.readers.cann.comms import CommOperation
+    from tracetool.readers.cann.kernels import PhaseKernel
+    from tracetool.readers.cann.links import LoggedTraffic
 
 BATCH = "batchsendrecv"
 SEND, RECV = "send", "recv"
@@ -33,7 +33,7 @@ _MOST_MEMBERS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class OperationMessage:
     """One message of an operation.
 
     Attributes:
@@ -63,13 +63,13 @@ class _Side:
 class _Traffic:
     """What is known of all point-to-point operations of one group on this rank."""
 
-    operations: list[Operation]
+    operations: list[CommOperation]
     rdma: bool
     usual_bytes: int | None
     senders: frozenset[int] | None
 
 
-class Messages:
+class MessageFinder:
     """Finds the messages of the point-to-point operations of one rank.
 
     Args:
@@ -82,15 +82,15 @@ class Messages:
     def __init__(
         self,
         rank: int,
-        operations: Sequence[Operation],
-        marks: Iterable[Mark],
-        totals: Mapping[tuple[str, str], tuple[Link, ...]],
+        operations: Sequence[CommOperation],
+        marks: Iterable[PhaseKernel],
+        totals: Mapping[tuple[str, str], tuple[LoggedTraffic, ...]],
     ) -> None:
         self._rank = rank
         self._totals = totals
         self._marks = sorted(marks)
         self._mark_starts = [mark.start_ns for mark in self._marks]
-        by_group: dict[str, list[Operation]] = defaultdict(list)
+        by_group: dict[str, list[CommOperation]] = defaultdict(list)
         for operation in operations:
             if operation.operation in P2P:
                 by_group[operation.group_name].append(operation)
@@ -99,22 +99,22 @@ class Messages:
         self._posts = [o for o in operations if o.operation in P2P]
         self._post_starts = [o.start_ns for o in self._posts]
 
-    def of(self, operation: Operation) -> list[Message]:
+    def of(self, operation: CommOperation) -> list[OperationMessage]:
         """Its messages, sends first; a single one of unknown direction where nothing tells."""
         traffic = self._traffic[operation.group_name]
         sides = _sides(operation, traffic)
         if not sides:
-            return [Message(operation.operation, self._other(operation.group), None, UNKNOWN)]
+            return [OperationMessage(operation.operation, self._other(operation.group), None, UNKNOWN)]
         sides.sort(key=lambda side: (side.operation != SEND, side.local_peer or 0))
         return [self._message(operation, traffic, side) for side in sides]
 
-    def least_size(self, operation: Operation) -> int:
+    def least_size(self, operation: CommOperation) -> int:
         """Members of its group at least, as its links count them; 0 if it has none."""
         totals = [link for (hashed, _), links in self._totals.items() if hashed == operation.hash for link in links]
         members = [n for link in (*operation.links, *totals) for n in (link.own, link.peer)] + list(operation.notified)
         return max((n + 1 for n in members if n < _MOST_MEMBERS), default=0)
 
-    def check(self, found: Mapping[str, Sequence[Message]], report: SourceReport) -> None:
+    def check(self, found: Mapping[str, Sequence[OperationMessage]], report: SourceReport) -> None:
         """Compare the bytes sent with the sums of the matrix, which hold every operation.
 
         Args:
@@ -138,7 +138,7 @@ class Messages:
                     f"the totals of the communication matrix to {expected:,}"
                 )
 
-    def _survey(self, members: list[Operation]) -> _Traffic:
+    def _survey(self, members: list[CommOperation]) -> _Traffic:
         sizes = {link.size_bytes for o in members for link in o.links if link.own != link.peer}
         sizes |= {o.linked_bytes for o in members if o.linked_bytes}
         rdma = any(link.transport == RDMA for o in members for link in o.links)
@@ -150,7 +150,7 @@ class Messages:
             senders=None if totals is None else frozenset(link.peer for link in totals if link.own != link.peer),
         )
 
-    def _message(self, operation: Operation, traffic: _Traffic, side: _Side) -> Message:
+    def _message(self, operation: CommOperation, traffic: _Traffic, side: _Side) -> OperationMessage:
         group = operation.group
         evidence = side.evidence
         peer = self._other(group)
@@ -162,7 +162,7 @@ class Messages:
         elif peer is None and group is not None:
             peer = self._neighbour(operation, group, traffic, side.operation)
             evidence = INFERRED
-        return Message(side.operation, peer, side.size_bytes, UNKNOWN if peer is None else evidence)
+        return OperationMessage(side.operation, peer, side.size_bytes, UNKNOWN if peer is None else evidence)
 
     def _other(self, group: Group | None) -> int | None:
         """The only other member of a group of two."""
@@ -170,7 +170,7 @@ class Messages:
             return None
         return group.ranks[1 - group.ranks.index(self._rank)]
 
-    def _neighbour(self, operation: Operation, group: Group, traffic: _Traffic, direction: str) -> int | None:
+    def _neighbour(self, operation: CommOperation, group: Group, traffic: _Traffic, direction: str) -> int | None:
         """The pipeline neighbour that a message goes to or comes from, by what is computed beside it.
 
         A result of forward goes to the next stage, one of backward to the previous one.
@@ -198,7 +198,7 @@ class Messages:
             chosen = None
         return None if chosen is None or chosen >= count else group.ranks[chosen]
 
-    def _before(self, operation: Operation) -> bool | None:
+    def _before(self, operation: CommOperation) -> bool | None:
         """Whether the latest computing since the message before was a backward."""
         index = bisect_left(self._post_starts, operation.start_ns)
         since = self._post_starts[index - 1] if index else 0
@@ -207,7 +207,7 @@ class Messages:
             return None
         return self._marks[last - 1].backward
 
-    def _after(self, operation: Operation) -> bool | None:
+    def _after(self, operation: CommOperation) -> bool | None:
         """Whether the computing up to the next message holds a backward."""
         index = bisect_left(self._post_starts, operation.start_ns + 1)
         first = bisect_left(self._mark_starts, operation.end_ns)
@@ -219,7 +219,7 @@ class Messages:
 
 
 def comm_rows(
-    rank: int, operations: Sequence[Operation], messages: Messages, inferred_from: str, report: SourceReport
+    rank: int, operations: Sequence[CommOperation], messages: MessageFinder, inferred_from: str, report: SourceReport
 ) -> list[tuple[object, ...]]:
     """Rows of the ``comms`` table.
 
@@ -231,7 +231,7 @@ def comm_rows(
         report: Told how many messages are inferred or unknown, and of sums that differ.
     """
     rows: list[tuple[object, ...]] = []
-    batches: dict[str, list[Message]] = defaultdict(list)
+    batches: dict[str, list[OperationMessage]] = defaultdict(list)
     counts: Counter[str] = Counter()
     for batch, operation in enumerate(operations):
         if operation.operation in P2P:
@@ -241,7 +241,7 @@ def comm_rows(
                 batches[operation.group_name] += carried
         else:
             size = collective_bytes(operation)
-            carried = [Message(operation.operation, None, size, UNKNOWN if size is None else INFERRED)]
+            carried = [OperationMessage(operation.operation, None, size, UNKNOWN if size is None else INFERRED)]
         ranks = list(operation.group.ranks) if operation.group is not None else []
         if not ranks and (size := messages.least_size(operation)):
             report.group_sizes[operation.group_name] = max(size, report.group_sizes.get(operation.group_name, 0))
@@ -260,7 +260,7 @@ def comm_rows(
     return rows
 
 
-def _with_noticed(side: _Side, operation: Operation) -> _Side:
+def _with_noticed(side: _Side, operation: CommOperation) -> _Side:
     """The peer of a message that no link shows, from the notices that every transfer exchanges."""
     noticed = set(operation.notified)
     if len(noticed) > 1:
@@ -270,7 +270,7 @@ def _with_noticed(side: _Side, operation: Operation) -> _Side:
     return replace(side, local_peer=noticed.pop()) if len(noticed) == 1 else side
 
 
-def _sides(operation: Operation, traffic: _Traffic) -> list[_Side]:
+def _sides(operation: CommOperation, traffic: _Traffic) -> list[_Side]:
     sides = [
         _Side(SEND if link.transport == RDMA else RECV, link.peer, link.size_bytes, MATRIX_SAYS)
         for link in operation.links
@@ -286,7 +286,7 @@ def _sides(operation: Operation, traffic: _Traffic) -> list[_Side]:
     return sides + _unlogged(operation, sides, traffic)
 
 
-def _single(operation: Operation, sides: list[_Side]) -> _Side:
+def _single(operation: CommOperation, sides: list[_Side]) -> _Side:
     """The message of a plain send or receive, whichever side logged it."""
     local = _local_bytes(operation)
     moved = operation.linked_bytes or operation.rdma_bytes
@@ -297,7 +297,7 @@ def _single(operation: Operation, sides: list[_Side]) -> _Side:
     return _Side(operation.operation, None, moved or None, INFERRED if moved else UNKNOWN)
 
 
-def _unlogged(operation: Operation, sides: list[_Side], traffic: _Traffic) -> list[_Side]:
+def _unlogged(operation: CommOperation, sides: list[_Side], traffic: _Traffic) -> list[_Side]:
     """The messages of a batch that no link shows: sends over HCCS, receives over RDMA."""
     known = sum(side.size_bytes or 0 for side in sides)
     local = _local_bytes(operation)
@@ -313,7 +313,7 @@ def _unlogged(operation: Operation, sides: list[_Side], traffic: _Traffic) -> li
     return [_Side(SEND, None, size, INFERRED)]
 
 
-def _split(operation: Operation, sides: list[_Side], rest: int, traffic: _Traffic) -> list[_Side]:
+def _split(operation: CommOperation, sides: list[_Side], rest: int, traffic: _Traffic) -> list[_Side]:
     if traffic.rdma:
         # One peer only means one transport only; else the message may also be a send over HCCS.
         alone = operation.group is not None and len(operation.group.ranks) == 2
@@ -325,7 +325,7 @@ def _split(operation: Operation, sides: list[_Side], rest: int, traffic: _Traffi
     return [_Side(SEND, None, rest, INFERRED if operation.linked_bytes is None else MATRIX_SAYS)]
 
 
-def _local_bytes(operation: Operation) -> int | None:
+def _local_bytes(operation: CommOperation) -> int | None:
     sizes = [link.size_bytes for link in operation.links if link.transport == LOCAL]
     return sum(sizes) if sizes else None
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tracetool.readers import Finding, Group, Identity, Left, Source
+from tracetool.readers import Claim, Group, Identity, Left, Source
 from tracetool.readers.cann.comms import COMMUNICATION, MATRIX
 from tracetool.readers.cann.db import companions, opened, unmerged
 from tracetool.readers.cann.db_identity import (
@@ -74,7 +74,7 @@ _WITHOUT_TABLE = {
 }
 
 
-def rank_folders(reader: str, files: Sequence[Path]) -> Finding:
+def rank_folders(reader: str, files: Sequence[Path]) -> Claim:
     """One source per folder that holds the output of a rank, and per database that lies alone; and what is left.
 
     Args:
@@ -113,7 +113,7 @@ def rank_folders(reader: str, files: Sequence[Path]) -> Finding:
     taken = {file for source in sources for file in source.files}
     unused = [Left(f, "no table needs it") for f in sorted(others) if f not in taken]
     logs = [Left(f, "belongs to the database") for f in companions(kinds, files) if f not in taken]
-    return Finding(sources, unused + logs)
+    return Claim(sources, unused + logs)
 
 
 def _is_table(file: Path) -> bool:

@@ -11,8 +11,8 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.readers.cann.comms import LOCAL, RDMA, Operation, group_hash
-from tracetool.readers.cann.links import Link
+from tracetool.readers.cann.comms import LOCAL, RDMA, CommOperation, group_hash
+from tracetool.readers.cann.links import LoggedTraffic
 from tracetool.readers.cann.tracks import ABSENT
 from tracetool.readers.files.spill import Spill
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tracetool.readers import Group, SourceReport
-    from tracetool.readers.cann.chrome import Spans
+    from tracetool.readers.cann.chrome import SpanColumns
     from tracetool.readers.cann.tracks import Thread
 
     _Position = tuple[int, int]
@@ -58,7 +58,7 @@ class Planes:
 
     def __init__(self, report: SourceReport) -> None:
         self._report = report
-        self._operations: dict[tuple[int, int], list[Operation]] = defaultdict(list)
+        self._operations: dict[tuple[int, int], list[CommOperation]] = defaultdict(list)
         self._subtasks = Spill(len(_Subtask._fields))
         self._transports = {LOCAL: 0, RDMA: 1}
         self._idle = 0
@@ -70,7 +70,7 @@ class Planes:
         self._operations[thread].append(found)
 
     def subtasks(
-        self, spans: Spans, threads: Sequence[Thread], rows: NDArray[np.int64], start: NDArray[np.int64]
+        self, spans: SpanColumns, threads: Sequence[Thread], rows: NDArray[np.int64], start: NDArray[np.int64]
     ) -> None:
         """Take subtasks from planes; the ones that move nothing are only counted.
 
@@ -101,7 +101,7 @@ class Planes:
         stream = spans.integers("stream")[rows]
         self._subtasks.add(_Subtask(pids, tids, start[rows], own, peer, np.where(local, 0, transport), size, stream))
 
-    def finish(self, groups: Sequence[Group]) -> list[Operation]:
+    def finish(self, groups: Sequence[Group]) -> list[CommOperation]:
         """All operations in order of start, with their links and groups.
 
         Args:
@@ -138,7 +138,9 @@ class Planes:
         transports = list(self._transports)
         for (number, position), moved in sizes.items():
             operation = self._operations[threads[number]][position]
-            operation.links = tuple(Link(own, peer, transports[way], size) for (own, peer, way), size in moved.items())
+            operation.links = tuple(
+                LoggedTraffic(own, peer, transports[way], size) for (own, peer, way), size in moved.items()
+            )
             over = Counter[str]()
             for link in operation.links:
                 over[link.transport] += link.size_bytes
@@ -186,17 +188,17 @@ def _sums(keys: Sequence[NDArray[np.int64]], sizes: NDArray[np.int64]) -> Iterat
         yield found[:, place].tolist(), int(sums[place])
 
 
-def operation_of(name: str, start: int, end: int, stream: int | None = None) -> Operation:
+def operation_of(name: str, start: int, end: int, stream: int | None = None) -> CommOperation:
     """The operation that a name stands for."""
     match = _HCOM.match(name)
     graph = _GRAPH.match(name) if match is None else None
     kind = match["kind"] if match else graph["kind"] if graph else name.removeprefix("hcom_").rstrip("_")
     lowered = kind.lower()
     digits = match["digits"] if match else ""
-    return Operation(name, "recv" if lowered == "receive" else lowered, digits, start, end, stream)
+    return CommOperation(name, "recv" if lowered == "receive" else lowered, digits, start, end, stream)
 
 
-def attach_groups(operations: Sequence[Operation], groups: Sequence[Group], report: SourceReport) -> None:
+def attach_groups(operations: Sequence[CommOperation], groups: Sequence[Group], report: SourceReport) -> None:
     """Find the group of each operation by communicator, hash, or the only one whose hash ends like its name."""
     named = {group.name: group for group in groups}
     hashed = {str(group_hash(group.name)): group for group in groups}

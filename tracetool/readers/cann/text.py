@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, TypeVar
 import msgspec
 
 from tracetool.errors import MalformedTrace
-from tracetool.readers import Place
+from tracetool.readers import FilePlace
 from tracetool.readers.chrome.columns import nanoseconds_of
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def csv_records(
 
     def drop(reason: str, line: int) -> None:
         if report is not None:
-            report.drop(reason, Place(str(path), line, "line"))
+            report.drop(reason, FilePlace(str(path), line, "line"))
 
     with path.open("rb") as stream:
         for line, fields in _records(_lines(stream, advance, drop), len(header), drop):

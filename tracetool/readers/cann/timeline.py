@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tracetool.readers import SourceReport
-    from tracetool.readers.cann.chrome import Spans
+    from tracetool.readers.cann.chrome import SpanColumns
     from tracetool.readers.cann.tracks import Thread, Tracks
 
     Flags = NDArray[np.bool_]
@@ -33,7 +33,7 @@ _ITERATION = "Iteration Time"
 
 
 @dataclass(slots=True)
-class Marks:
+class MarkedSteps:
     """Steps as the timeline marks them.
 
     Attributes:
@@ -45,7 +45,7 @@ class Marks:
     iterations: dict[tuple[int | None, int], tuple[int, int]] = field(default_factory=dict)
 
 
-class Timeline:
+class EventTimeline:
     """Turns spans into rows of the ``events`` table; what other tables need of them is kept.
 
     Args:
@@ -75,7 +75,7 @@ class Timeline:
         import numpy as np
 
         self.planes = Planes(report)
-        self.marks = Marks()
+        self.marks = MarkedSteps()
         self.kernels = 0
         self._rank = rank
         self._tracks = tracks
@@ -89,7 +89,7 @@ class Timeline:
         self._other = np.array(others, bool)
         self._category = np.array([_category(t, track) for t, track in zip(self._threads, own, strict=True)], np.int32)
 
-    def tables(self, spans: Iterable[Spans], first: int) -> Iterator[pa.Table]:
+    def tables(self, spans: Iterable[SpanColumns], first: int) -> Iterator[pa.Table]:
         """Rows of the ``events`` table, a batch of spans at a time.
 
         Args:
@@ -103,7 +103,7 @@ class Timeline:
             if len(rows):
                 yield rows
 
-    def _rows(self, spans: Spans, first: int) -> pa.Table:
+    def _rows(self, spans: SpanColumns, first: int) -> pa.Table:
         import numpy as np
 
         threads = spans.threads
@@ -137,7 +137,7 @@ class Timeline:
         wanted &= ~other
         return wanted
 
-    def _times(self, spans: Spans, used: Flags) -> tuple[Integers, Integers]:
+    def _times(self, spans: SpanColumns, used: Flags) -> tuple[Integers, Integers]:
         """Start and duration; spans without them are counted and used no more."""
         import numpy as np
 
@@ -155,7 +155,7 @@ class Timeline:
             start[used] = self._clock(start[used])
         return start, np.maximum(duration, 0)
 
-    def _count_tasks(self, spans: Spans, rows: Flags) -> None:
+    def _count_tasks(self, spans: SpanColumns, rows: Flags) -> None:
         """Count device tasks that compute nothing, by type, or by name where they have none."""
         import numpy as np
 
@@ -166,7 +166,7 @@ class Timeline:
             kind, name = divmod(pair, len(called))
             self._report.skipped[f"device task {kinds[kind] or called[name]}"] += count
 
-    def _take_marks(self, spans: Spans, category: NDArray[np.int32], start: Integers, duration: Integers) -> None:
+    def _take_marks(self, spans: SpanColumns, category: NDArray[np.int32], start: Integers, duration: Integers) -> None:
         """Note the framework's marks of steps, which are annotations."""
         import numpy as np
 
@@ -180,7 +180,7 @@ class Timeline:
             first = int(start[row])
             self.marks.steps[steps[int(names[row])]] = (first, first + int(duration[row]))
 
-    def _take_operations(self, spans: Spans, rows: Flags, start: Integers, duration: Integers) -> None:
+    def _take_operations(self, spans: SpanColumns, rows: Flags, start: Integers, duration: Integers) -> None:
         threads = spans.threads
         names, called = spans.texts("name")
         for row in rows.nonzero()[0].tolist():
@@ -190,7 +190,7 @@ class Timeline:
                 communicator = self._tracks.communicator(pid, tid)
                 self.planes.operation((pid, tid), communicator, called[names[row]], first, first + int(duration[row]))
 
-    def _take_iterations(self, spans: Spans, rows: Integers, start: Integers, duration: Integers) -> None:
+    def _take_iterations(self, spans: SpanColumns, rows: Integers, start: Integers, duration: Integers) -> None:
         """Note a graph's iterations; their parts (FP_BP, Reduce ...) have no table."""
         threads, numbers = spans.threads, spans.integers("iteration")
         for row in rows.tolist():
@@ -204,7 +204,7 @@ class Timeline:
                 self._report.dropped["iteration listed with other times"] += 1
 
     def _table(
-        self, spans: Spans, category: NDArray[np.int32], start: Integers, duration: Integers, first: int
+        self, spans: SpanColumns, category: NDArray[np.int32], start: Integers, duration: Integers, first: int
     ) -> pa.Table:
         import numpy as np
         import pyarrow as pa

@@ -22,7 +22,7 @@ _ATTEMPT_COST = 2048
 _DEEP_COST = 1 << 15
 
 
-class Found(NamedTuple):
+class WholeEvent(NamedTuple):
     """A whole event, and what looking for it cost.
 
     Attributes:
@@ -38,7 +38,7 @@ class Found(NamedTuple):
     is_cut: bool = False
 
 
-def object_at(data: bytes, at: int) -> Found:
+def object_at(data: bytes, at: int) -> WholeEvent:
     """The whole JSON object that opens at ``at``, whatever follows it; like a file, it may hold NaN and inf.
 
     Args:
@@ -46,7 +46,7 @@ def object_at(data: bytes, at: int) -> Found:
         at: Offset of its opening brace.
     """
     _, end, cost, is_cut = _decoded(data, at)
-    return Found(None, at, cost, is_cut) if end is None else Found(at, end, cost)
+    return WholeEvent(None, at, cost, is_cut) if end is None else WholeEvent(at, end, cost)
 
 
 def objects(text: bytes) -> Iterator[bytes]:
@@ -58,7 +58,7 @@ def objects(text: bytes) -> Iterator[bytes]:
         yield text[match.start() : at]
 
 
-def next_event(data: bytes, start: int, stop: int, most_cost: int, *, is_all: bool = True) -> Found:
+def next_event(data: bytes, start: int, stop: int, most_cost: int, *, is_all: bool = True) -> WholeEvent:
     """The first whole event that opens in a part of the text.
 
     What opens inside a damaged event (its arguments) is no event: it has no ``ph``.
@@ -76,12 +76,12 @@ def next_event(data: bytes, start: int, stop: int, most_cost: int, *, is_all: bo
         found, end, cost, is_cut = _decoded(data, match.start())
         spent += cost
         if is_cut and not is_all:
-            return Found(None, match.start(), spent, is_cut)
+            return WholeEvent(None, match.start(), spent, is_cut)
         if end is not None and "ph" in found:
-            return Found(match.start(), end, spent)
+            return WholeEvent(match.start(), end, spent)
         # An object without it may be the arguments of an event whose front is damaged: nothing opens inside.
         at = end if end is not None and "traceEvents" not in found else match.end()
-    return Found(None, stop if match is None else at, spent)
+    return WholeEvent(None, stop if match is None else at, spent)
 
 
 def _decoded(data: bytes, at: int) -> tuple[dict[str, object], int | None, int, bool]:

@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING
 
 from tracetool.errors import MalformedTrace
-from tracetool.readers import Place
+from tracetool.readers import FilePlace
 from tracetool.readers.chrome.around import VALUE_BYTES, ends_well
 from tracetool.readers.chrome.bounds import BARE, Beginning, Ending, beginning, ending
 from tracetool.readers.chrome.columns import CLOSED, MORE, after
@@ -83,7 +83,7 @@ class ChromeTrace:
         self._is_past_damage = True
         self._window = scanner.block_bytes
         self._pending: list[bytes] = []
-        self._pending_place = self.place = Place(stream.name, 0)
+        self._pending_place = self.place = FilePlace(stream.name, 0)
         self._dropped_to = -1
         self._credit = _CREDIT
         self._given_up: int | None = None
@@ -127,8 +127,8 @@ class ChromeTrace:
     def _left(self) -> int:
         return len(self._data) - self._start
 
-    def _place(self, at: int) -> Place:
-        return Place(self._stream.name, self._offset + at)
+    def _place(self, at: int) -> FilePlace:
+        return FilePlace(self._stream.name, self._offset + at)
 
     def _read(self) -> None:
         block = next(self._blocks, b"")
@@ -180,7 +180,7 @@ class ChromeTrace:
             self._pending, self._pending_bytes = [], 0
             yield from self._taken(scanned, self._pending_place)
 
-    def _taken(self, scanned: Scanned, place: Place) -> Iterator[pa.Table]:
+    def _taken(self, scanned: Scanned, place: FilePlace) -> Iterator[pa.Table]:
         self.place = place
         if scanned.table is not None:
             yield scanned.table

@@ -19,7 +19,7 @@ _OWN = frozenset({
 
 
 @dataclass(slots=True)
-class Part:
+class RankEvidence:
     """What the events of one part tell about its rank.
 
     Attributes:
@@ -73,7 +73,7 @@ def most_frequent(devices: Counter[int]) -> int | None:
     return min(devices, key=lambda device: (-devices[device], device), default=None)
 
 
-def assign(parts: Sequence[Part], world: int) -> tuple[list[int] | None, str]:
+def assign(parts: Sequence[RankEvidence], world: int) -> tuple[list[int] | None, str]:
     """The rank of each part if the evidence leaves no other, and what it was told by.
 
     Every send of one part must be a receive of the other, so that those who exchange messages are told by it.
@@ -98,7 +98,7 @@ def assign(parts: Sequence[Part], world: int) -> tuple[list[int] | None, str]:
     return None, ""
 
 
-def _assignments(parts: Sequence[Part], candidates: list[list[int]]) -> Iterator[list[int]]:
+def _assignments(parts: Sequence[RankEvidence], candidates: list[list[int]]) -> Iterator[list[int]]:
     """Ranks for all parts, no two alike, that agree with their messages."""
     order = sorted(range(len(parts)), key=lambda n: len(candidates[n]))
     chosen: dict[int, int] = {}
@@ -124,7 +124,7 @@ def _assignments(parts: Sequence[Part], candidates: list[list[int]]) -> Iterator
     return extend(0)
 
 
-def _agree(one: Part, rank: int, two: Part, other: int) -> bool:
+def _agree(one: RankEvidence, rank: int, two: RankEvidence, other: int) -> bool:
     return all(
         bool(a.messages[operation, at_b]) == bool(b.messages[answer, at_a])
         for a, at_a, b, at_b in ((one, rank, two, other), (two, other, one, rank))
@@ -132,7 +132,7 @@ def _agree(one: Part, rank: int, two: Part, other: int) -> bool:
     )
 
 
-def _fits(parts: Sequence[Part], ranks: list[int]) -> bool:
+def _fits(parts: Sequence[RankEvidence], ranks: list[int]) -> bool:
     pairs = list(zip(parts, ranks, strict=True))
     return all(rank in part.candidates(len(parts)) for part, rank in pairs) and all(
         _agree(*pairs[a], *pairs[b]) for a in range(len(pairs)) for b in range(a)

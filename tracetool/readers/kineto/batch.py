@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from tracetool.readers import Place, SourceReport
+    from tracetool.readers import FilePlace, SourceReport
     from tracetool.readers.files.repeats import Repeats
 
 ABSENT = -(2**63)
@@ -95,7 +95,7 @@ def _array(column: pa.ChunkedArray) -> NDArray[np.int64]:
     return found
 
 
-class Batch:
+class EventBatch:
     """A table of events as a scanner made it, with absolute times.
 
     Args:
@@ -105,7 +105,7 @@ class Batch:
         place: Where the first of them is.
     """
 
-    def __init__(self, table: pa.Table, base_ns: int, report: SourceReport, place: Place) -> None:
+    def __init__(self, table: pa.Table, base_ns: int, report: SourceReport, place: FilePlace) -> None:
         import numpy as np
 
         self._report = report
@@ -167,7 +167,7 @@ class Batch:
         values = [_array(self._table.column(n))[rows] for n in names]
         return [self._start[rows], *values]
 
-    def spans(self) -> Spans:
+    def spans(self) -> EventSpans:
         """Its events with a duration that a table needs."""
         import numpy as np
         import pyarrow as pa
@@ -187,10 +187,10 @@ class Batch:
         table = self._table.select(there)
         if len(rows) < len(self._start):
             table = table.take(pa.array(rows))
-        return Spans(table, category[rows], self._start[rows], np.maximum(duration, 0))
+        return EventSpans(table, category[rows], self._start[rows], np.maximum(duration, 0))
 
 
-class Spans:
+class EventSpans:
     """Events with a category, a start and a duration, one per row.
 
     Attributes:
@@ -241,11 +241,13 @@ class Spans:
         columns = [self._thread, self._streams, self._integers("device"), *numbers]
         return [self._category.astype(np.int64), names, processes, self.start, self.duration, *columns]
 
-    def kept(self, keep: NDArray[np.bool_]) -> Spans:
+    def kept(self, keep: NDArray[np.bool_]) -> EventSpans:
         """Some of them."""
         import pyarrow as pa
 
-        return Spans(self._table.filter(pa.array(keep)), self._category[keep], self.start[keep], self.duration[keep])
+        return EventSpans(
+            self._table.filter(pa.array(keep)), self._category[keep], self.start[keep], self.duration[keep]
+        )
 
     def _integers(self, *keys: str) -> NDArray[np.int64]:
         """The first of several values that is there."""

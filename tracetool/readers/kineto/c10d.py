@@ -60,7 +60,7 @@ class Posting(NamedTuple):
     dims: tuple[tuple[int, ...], ...] | None
 
 
-class Title(NamedTuple):
+class AsyncAnnotation(NamedTuple):
     """One annotation around asynchronous work; ``element`` is the type of what it moves."""
 
     operation: str
@@ -82,10 +82,10 @@ def parse_posting(operation: str, args: Mapping[str, Any], span: tuple[int, int]
     )  # fmt: skip
 
 
-def parse_title(operation: str, args: Mapping[str, Any], span: tuple[int, int], thread: int) -> Title:
+def parse_title(operation: str, args: Mapping[str, Any], span: tuple[int, int], thread: int) -> AsyncAnnotation:
     """Read a title of asynchronous work."""
     types = _listed(args.get("Input type"))
-    return Title(operation, *span, thread, types[0] if types and isinstance(types[0], str) else None)
+    return AsyncAnnotation(operation, *span, thread, types[0] if types and isinstance(types[0], str) else None)
 
 
 def _listed(text: object) -> list[Any] | None:
@@ -110,7 +110,7 @@ def _dims(shapes: object) -> tuple[tuple[int, ...], ...] | None:
 def complete_records(
     records: list[CommRecord],
     postings: Sequence[Posting],
-    titles: Iterable[Title],
+    titles: Iterable[AsyncAnnotation],
     groups: Sequence[Group],
     rank: int | None,
     report: SourceReport,
@@ -131,7 +131,7 @@ def complete_records(
     inside: dict[int | None, list[CommRecord]] = defaultdict(list)
     for record in sorted((r for r in records if r.operation in P2P), key=lambda r: r.posted_ns):
         inside[record.thread].append(record)
-    works: dict[tuple[int, str], list[Title]] = defaultdict(list)
+    works: dict[tuple[int, str], list[AsyncAnnotation]] = defaultdict(list)
     for title in sorted(titles, key=lambda t: t.start_ns):
         works[title.thread, title.operation].append(title)
     nameless: Counter[bool] = Counter()
@@ -179,13 +179,13 @@ def _group_of(posting: Posting, groups: Sequence[Group], rank: int | None) -> Gr
     return min(could, key=lambda group: group.name) if len({group.ranks for group in could}) == 1 else None
 
 
-def _work_of(posting: Posting, titles: Sequence[Title]) -> Title | None:
+def _work_of(posting: Posting, titles: Sequence[AsyncAnnotation]) -> AsyncAnnotation | None:
     """The asynchronous work that begins inside the op."""
     at = bisect_left(titles, posting.start_ns, key=lambda t: t.start_ns)
     return titles[at] if at < len(titles) and titles[at].start_ns <= posting.end_ns else None
 
 
-def _record(posting: Posting, work: Title | None, group: Group | None) -> CommRecord:
+def _record(posting: Posting, work: AsyncAnnotation | None, group: Group | None) -> CommRecord:
     element = _ELEMENT_BYTES.get(work.element or "") if work is not None else None
     elements = sum(math.prod(shape) for shape in posting.dims) if posting.dims is not None else None
     size = None if element is None or elements is None or elements * element > _MOST_BYTES else elements * element

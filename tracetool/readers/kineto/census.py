@@ -42,7 +42,7 @@ def label_of(text: str) -> str | None:
 _Key = TypeVar("_Key")
 
 
-class Rows(NamedTuple):
+class CensusRows(NamedTuple):
     """A batch of events by what matters here; codes of pids point into ``pids``, -1 where absent."""
 
     pids: list[str]
@@ -54,7 +54,7 @@ class Rows(NamedTuple):
     device: NDArray[np.int64]
 
 
-def rows_of(table: pa.Table) -> Rows:
+def rows_of(table: pa.Table) -> CensusRows:
     """The same table as a scanner made it, by process, device and rank."""
     import numpy as np
     import pyarrow.compute as pc
@@ -68,7 +68,7 @@ def rows_of(table: pa.Table) -> Rows:
     is_host, is_kernel = (
         is_span & np.isin(cat, [n for n, name in enumerate(cats) if name in known]) for known in (HOST, KERNEL)
     )
-    return Rows(pids, pid, ranks, rank, is_host, is_kernel, device)
+    return CensusRows(pids, pid, ranks, rank, is_host, is_kernel, device)
 
 
 def codes(table: pa.Table, name: str) -> tuple[list[str], NDArray[np.int64]]:
@@ -107,7 +107,7 @@ class Census:
         own = {pid: label for pid in pids if (label := label_of(pid)) is not None}
         return own | {pid: label for pid, label in self._named.items() if pid in pids}
 
-    def take(self, table: pa.Table) -> Rows:
+    def take(self, table: pa.Table) -> CensusRows:
         """Count a batch."""
         import numpy as np
 
@@ -125,7 +125,7 @@ class Census:
         self._take_names(table, rows)
         return rows
 
-    def _take_names(self, table: pa.Table, rows: Rows) -> None:
+    def _take_names(self, table: pa.Table, rows: CensusRows) -> None:
         import numpy as np
 
         names, name = codes(table, "name")

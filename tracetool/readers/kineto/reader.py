@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tracetool.readers import Finding, Group, Identity, Left, SeveralRanks, Source, SourceReport
+from tracetool.readers import Claim, Group, Identity, Left, SeveralRanks, Source, SourceReport
 from tracetool.readers.chrome.around import head_facts, tail_facts, tail_of
 from tracetool.readers.chrome.bounds import beginning, lists_traces
 from tracetool.readers.chrome.compiled import event_scanner
@@ -15,8 +15,8 @@ from tracetool.readers.chrome.members import Stop, opening, walk
 from tracetool.readers.chrome.scan import ChromeTrace
 from tracetool.readers.files.byte_stream import Archive, ByteStream, is_archive
 from tracetool.readers.kineto.batch import column_names, fields, wanted
-from tracetool.readers.kineto.rows import Rows
-from tracetool.readers.kineto.several import HINT, Choice, Chooser, Survey
+from tracetool.readers.kineto.rows import EventRows
+from tracetool.readers.kineto.several import HINT, Chooser, FileSurvey, RankEvents
 from tracetool.readers.kineto.unread import tell_unread
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ class KinetoReader:
 
     name = "kineto"
 
-    def find(self, files: Sequence[Path]) -> Finding:
+    def find(self, files: Sequence[Path]) -> Claim:
         """Each file, or member of a tar archive, that opens like a trace is one source."""
-        found = Finding()
+        found = Claim()
         for file in files:
             if not is_archive(file):
                 head = ByteStream(file).head(_HEAD_BYTES)
@@ -121,9 +121,9 @@ class KinetoReader:
     ) -> Iterator[tuple[str, pa.Table]]:
         """Events as they stream by; steps, communication and memory at the end."""
         trace = ChromeTrace(ByteStream(source.path, source.member, advance), _scanner(keep), report)
-        chooser = Chooser(Choice(source.part[0], source.part[1:])) if source.part else None
+        chooser = Chooser(RankEvents(source.part[0], source.part[1:])) if source.part else None
         names = column_names(keep)
-        with closing(Rows(rank, identity, report)) as rows:
+        with closing(EventRows(rank, identity, report)) as rows:
             for scanned in trace.tables():
                 table = scanned.rename_columns(names)
                 yield "events", rows.events(chooser.chosen(table) if chooser else table, trace.place)
@@ -143,7 +143,7 @@ class KinetoReader:
         """The ranks whose events the source holds, if they are of more than one."""
         keep: frozenset[str] = frozenset()
         trace = ChromeTrace(ByteStream(source.path, source.member), _scanner(keep), SourceReport())
-        survey = Survey(identity.groups)
+        survey = FileSurvey(identity.groups)
         for table in trace.tables():
             survey.take(table.rename_columns(column_names(keep)))
         choices = survey.choices(_name(source))

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from tracetool.readers import ABSOLUTE_NS, rows_table
 from tracetool.readers.files.repeats import TWICE, Repeats
 from tracetool.readers.files.spill import Spill
-from tracetool.readers.kineto.assign import Part, most_frequent
-from tracetool.readers.kineto.batch import ABSENT, Batch
+from tracetool.readers.kineto.assign import RankEvidence, most_frequent
+from tracetool.readers.kineto.batch import ABSENT, EventBatch
 from tracetool.readers.kineto.c10d import (
     OPERATIONS,
     TITLES,
+    AsyncAnnotation,
     Posting,
-    Title,
     complete_records,
     parse_posting,
     parse_title,
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from tracetool.readers import Identity, Place, SourceReport
-    from tracetool.readers.kineto.batch import Spans
+    from tracetool.readers import FilePlace, Identity, SourceReport
+    from tracetool.readers.kineto.batch import EventSpans
 
 _STEP = re.compile(r"^ProfilerStep#(\d{1,9})$")
 _RECORD = "record_param_comms"
@@ -51,7 +51,7 @@ _MOST_STEPS = 1 << 16
 _MOST_RANKS = 1 << 20
 
 
-class Rows:
+class EventRows:
     """Turns batches of events into rows; what is known only at the end is kept in arrays.
 
     Args:
@@ -69,14 +69,14 @@ class Rows:
         self._records: list[CommRecord] = []
         self._posted: set[int] = set()
         self._postings: list[Posting] = []
-        self._titles: list[Title] = []
+        self._titles: list[AsyncAnnotation] = []
         self._kernels: list[tuple[str, int, int, int | None, int | None, int | None]] = []
         self._launches = Spill(3)
         self._memory = Spill(6)
         self._memory_times: list[int] = []
         self._devices: Counter[int] = Counter()
         self._census = Census()
-        self._who = Part("")
+        self._who = RankEvidence("")
         self._seen = Repeats()
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class Rows:
         """Device that most kernels ran on, if the trace says."""
         return most_frequent(self._devices)
 
-    def events(self, table: pa.Table, place: Place) -> pa.Table:
+    def events(self, table: pa.Table, place: FilePlace) -> pa.Table:
         """Rows of ``events``; everything else in the batch is taken note of.
 
         Args:
@@ -97,7 +97,7 @@ class Rows:
             place: Where the first of them is.
         """
         self._census.take(table)
-        batch = Batch(table, self._identity.base_ns, self._report, place)
+        batch = EventBatch(table, self._identity.base_ns, self._report, place)
         self._take_memory(batch.memory())
         spans = self._once(batch.spans(), place)
         if spans.size:
@@ -132,7 +132,7 @@ class Rows:
         ]  # fmt: skip
         return f"step {twice[0]} is marked twice at a time" if 2 * len(twice) > len(spans) else None
 
-    def _once(self, spans: Spans, place: Place) -> Spans:
+    def _once(self, spans: EventSpans, place: FilePlace) -> EventSpans:
         """The spans without those that the file held before; some cannot be told from other ones."""
         import numpy as np
 
@@ -147,7 +147,7 @@ class Rows:
         keep[again] = False
         return spans.kept(keep)
 
-    def _note_steps(self, spans: Spans, place: Place) -> None:
+    def _note_steps(self, spans: EventSpans, place: FilePlace) -> None:
         for name, number in spans.named(lambda name: _STEP.match(name) is not None, ("annotation", "op")):
             if len(self._steps) >= _MOST_STEPS:
                 self._report.drop(f"more than {_MOST_STEPS:,} marks of steps", place)
@@ -156,7 +156,7 @@ class Rows:
             step = int(name.partition("#")[2])
             self._steps.append((self._rank, step, start, start + int(spans.duration[number]), None, None))
 
-    def _note_communication(self, spans: Spans, place: Place) -> None:
+    def _note_communication(self, spans: EventSpans, place: FilePlace) -> None:
         records = [number for _, number in spans.named(lambda name: name == _RECORD, ("op",))]
         kernels = list(spans.named(is_communication_kernel, ("kernel",)))
         room = _MOST_COMMUNICATIONS - len(self._records), _MOST_COMMUNICATIONS - len(self._kernels)
@@ -181,7 +181,7 @@ class Rows:
             start = int(spans.start[number])
             self._kernels.append((intern(name), start, start + int(spans.duration[number]), *spans.links(number)))
 
-    def _note_postings(self, spans: Spans, place: Place) -> None:
+    def _note_postings(self, spans: EventSpans, place: FilePlace) -> None:
         postings = list(spans.named(OPERATIONS.__contains__, ("op",)))
         titles = list(spans.named(TITLES.__contains__, ("annotation",)))
         beyond = max(0, len(self._postings) + len(self._titles) + len(postings) + len(titles) - _MOST_COMMUNICATIONS)

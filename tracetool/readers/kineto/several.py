@@ -11,8 +11,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracetool.errors import MalformedTrace
-from tracetool.readers.kineto.assign import Part, assign
-from tracetool.readers.kineto.census import ABSENT, LAUNCH, Census, Rows, codes, launched_twice
+from tracetool.readers.kineto.assign import RankEvidence, assign
+from tracetool.readers.kineto.census import ABSENT, LAUNCH, Census, CensusRows, codes, launched_twice
 from tracetool.readers.kineto.comms import parse_record
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _FOREIGN_SHARE = 0.9
 HINT = "give each rank's own trace, or merge them with the rank in the events (args.rank) or in the names of processes"
 
 
-class Choice(NamedTuple):
+class RankEvents(NamedTuple):
     """Which events of a file are one rank's.
 
     Attributes:
@@ -56,7 +56,7 @@ class Chooser:
         choice: Whose they are.
     """
 
-    def __init__(self, choice: Choice) -> None:
+    def __init__(self, choice: RankEvents) -> None:
         self._choice = choice
         self._run = choice.keys[1] if choice.by == "run" else ""
 
@@ -94,7 +94,7 @@ def run_owners(table: pa.Table, hosts: tuple[str, ...], before: str) -> tuple[ND
     return owners, hosts[int(owners[-1])] if len(owners) else before
 
 
-class Survey:
+class FileSurvey:
     """What is needed to tell the parts of a file apart, taken from its batches.
 
     Args:
@@ -138,7 +138,7 @@ class Survey:
         self._last = int(found[-1]) if len(found) else self._last
         return found
 
-    def _take_records(self, table: pa.Table, rows: Rows) -> None:
+    def _take_records(self, table: pa.Table, rows: CensusRows) -> None:
         import numpy as np
 
         names, name = codes(table, "name")
@@ -149,7 +149,7 @@ class Survey:
             rank = rows.ranks[rows.rank[row]] if rows.rank[row] >= 0 else ""
             self._records.append((pid, rank, {k: v for k, v in args.items() if v is not None}))
 
-    def choices(self, name: str) -> list[Choice]:
+    def choices(self, name: str) -> list[RankEvents]:
         """How the events are told apart; empty if they are all of one rank.
 
         Args:
@@ -175,11 +175,11 @@ class Survey:
             )
         return found
 
-    def _by_rank(self) -> list[Choice]:
+    def _by_rank(self) -> list[RankEvents]:
         ranks = self.census.ranks
-        return [Choice("rank", (rank,)) for rank in ranks] if len(ranks) > 1 and not self.census.unranked else []
+        return [RankEvents("rank", (rank,)) for rank in ranks] if len(ranks) > 1 and not self.census.unranked else []
 
-    def _by_label(self) -> list[Choice]:
+    def _by_label(self) -> list[RankEvents]:
         labels = self.census.labels
         pids = self.census.hosts.keys() | {pid for pid, _ in self.census.kernels}
         if len(set(labels.values())) < 2 or pids - labels.keys():
@@ -187,17 +187,17 @@ class Survey:
         of_label: dict[str, list[str]] = defaultdict(list)
         for pid in sorted(pids, key=lambda pid: (pid not in self.census.hosts, pid)):
             of_label[labels[pid]].append(pid)
-        return [Choice("process", tuple(members)) for members in of_label.values()]
+        return [RankEvents("process", tuple(members)) for members in of_label.values()]
 
-    def _by_process(self, launches: NDArray[np.int64], kernels: NDArray[np.int64]) -> list[Choice]:
+    def _by_process(self, launches: NDArray[np.int64], kernels: NDArray[np.int64]) -> list[RankEvents]:
         """All events of a rank have one process: its kernels follow its own launches."""
         hosts = self.census.host_processes()
         if len(hosts) < 2 or not {pid for pid, _ in self.census.kernels} <= set(hosts):
             return []
         own = all(_follow(kernels, launches, 0, self._pids[pid]) for pid in hosts)
-        return [Choice("process", (pid,)) for pid in hosts] if own else []
+        return [RankEvents("process", (pid,)) for pid in hosts] if own else []
 
-    def _by_run(self, launches: NDArray[np.int64], kernels: NDArray[np.int64]) -> list[Choice]:
+    def _by_run(self, launches: NDArray[np.int64], kernels: NDArray[np.int64]) -> list[RankEvents]:
         """One list behind the other: the events of each process lie together, its kernels' launches with them."""
         hosts = tuple(self.census.host_processes())
         known = [self._pids[pid] for pid in hosts]
@@ -206,9 +206,9 @@ class Survey:
         if len(hosts) < 2 or len(distinct) != len(hosts):
             return []
         own = all(_follow(kernels, launches, 3, pid) for pid in known)
-        return [Choice("run", (pid, *hosts)) for pid in hosts] if own else []
+        return [RankEvents("run", (pid, *hosts)) for pid in hosts] if own else []
 
-    def _by_launch(self, launches: NDArray[np.int64], kernels: NDArray[np.int64]) -> list[Choice]:
+    def _by_launch(self, launches: NDArray[np.int64], kernels: NDArray[np.int64]) -> list[RankEvents]:
         """The kernels of a device's process follow the launches of one host process, and of no other."""
         hosts = self.census.host_processes()
         if len(hosts) < 2:
@@ -221,9 +221,9 @@ class Survey:
             if pid in owned or shares[best] < _OWN_SHARE or any(shares[host] > _FOREIGN_SHARE for host in others):
                 return []
             owned[best].append(pid)
-        return [Choice("process", tuple(pids)) for pids in owned.values()]
+        return [RankEvents("process", tuple(pids)) for pids in owned.values()]
 
-    def ranks(self, choices: list[Choice], world: int, name: str) -> list[tuple[int, str]]:
+    def ranks(self, choices: list[RankEvents], world: int, name: str) -> list[tuple[int, str]]:
         """The rank of each part, and what it was told by.
 
         Args:
@@ -244,11 +244,11 @@ class Survey:
             )
         return [(rank, by) for rank in found]
 
-    def _part(self, choice: Choice) -> Part:
+    def _part(self, choice: RankEvents) -> RankEvidence:
         labels = [label for pid in choice.keys if choice.by == "process" and (label := self.census.labels.get(pid))]
         label = labels[0] if labels else self.census.labels.get(choice.keys[0], "")
         said = choice.keys[0] if choice.by == "rank" else label.removeprefix("rank ") if label[:5] == "rank " else ""
-        part = Part(choice.name + (f" ({label})" if label else ""), int(said) if said.isdigit() else None)
+        part = RankEvidence(choice.name + (f" ({label})" if label else ""), int(said) if said.isdigit() else None)
         for (pid, device), count in self.census.kernels.items():
             if device is not None and choice.by == "process" and pid in choice.keys:
                 part.devices[device] += count
@@ -257,13 +257,13 @@ class Survey:
         return part
 
     def _contradiction(self) -> str | None:
-        whole = Part("")
+        whole = RankEvidence("")
         for _, _, args in self._records:
             if (record := parse_record(args, 0, 0, self._groups)) is not None:
                 whole.take(record.operation, record.group_ranks, args.get("Rank"), record.peer)
         return whole.contradiction()
 
-    def _records_of(self, choice: Choice) -> Iterator[tuple[Any, dict[str, Any]]]:
+    def _records_of(self, choice: RankEvents) -> Iterator[tuple[Any, dict[str, Any]]]:
         keys: Iterable[str] = choice.keys[:1] if choice.by == "run" else choice.keys
         for pid, rank, args in self._records:
             if (rank if choice.by == "rank" else pid) in keys:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracetool.errors import IngestError, MalformedTrace
-from tracetool.readers import Finding, Identity, Place, Source, rows_table
+from tracetool.readers import Claim, FilePlace, Identity, Source, rows_table
 from tracetool.readers.files.byte_stream import ByteStream
 from tracetool.readers.memory_snapshot.pickle import MOST_BYTES, is_pickle, plain_data
 from tracetool.units import format_size
@@ -54,11 +54,11 @@ class MemorySnapshotReader:
 
     name = "memory_snapshot"
 
-    def find(self, files: Sequence[Path]) -> Finding:
+    def find(self, files: Sequence[Path]) -> Claim:
         """Pickles of a dict that names segments or traces of devices; nothing is unpickled yet."""
         heads = ((file, ByteStream(file).head(_HEAD_BYTES)) for file in files)
         found = [file for file, head in heads if is_pickle(head) and any(key in head for key in _KEYS)]
-        return Finding([Source(self.name, file, (file,), complements=True) for file in found])
+        return Claim([Source(self.name, file, (file,), complements=True) for file in found])
 
     def identify(self, source: Source) -> Identity:
         """Nothing: a snapshot does not say whose it is."""
@@ -231,8 +231,8 @@ class _Snapshot:
     def _drop(self, reason: str, number: int) -> None:
         self._report.drop(reason, self._at(number))
 
-    def _at(self, number: int) -> Place:
-        return Place(f"{self._name}: device_traces[{self._device}]", number, "event")
+    def _at(self, number: int) -> FilePlace:
+        return FilePlace(f"{self._name}: device_traces[{self._device}]", number, "event")
 
 
 def _live_blocks(segments: Sequence[dict[Any, Any]]) -> dict[int, int]:

@@ -12,13 +12,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import MalformedTrace
-from tracetool.readers import Finding, Group, Identity, Left, Place, Source, SourceReport, rows_table
+from tracetool.readers import Claim, FilePlace, Group, Identity, Left, Source, SourceReport, rows_table
 from tracetool.readers.cann.text import integer
 from tracetool.readers.mindinsight.text import (
     FIGURES,
     HCCL,
     STEP_TRACE,
-    Grid,
+    StageGrid,
     figures_of,
     kind_of,
     rank_of,
@@ -54,9 +54,9 @@ class MindInsightReader:
 
     name = "mindinsight"
 
-    def find(self, files: Sequence[Path]) -> Finding:
+    def find(self, files: Sequence[Path]) -> Claim:
         """Each step trace is one source, with the files of its rank beside it."""
-        finding = Finding()
+        finding = Claim()
         folders: dict[Path, list[Path]] = defaultdict(list)
         for file in files:
             folders[file.parent].append(file)
@@ -135,7 +135,7 @@ def _is_of(file: Path, rank: int) -> bool:
     return rank in (rank_of(file), named[1] if named else None)
 
 
-def _grid(source: Source) -> Grid | None:
+def _grid(source: Source) -> StageGrid | None:
     for file in source.files:
         if file != source.path and kind_of(file) == FIGURES and (named := figures_of(file)):
             rank = rank_of(source.path)
@@ -143,7 +143,7 @@ def _grid(source: Source) -> Grid | None:
     return None
 
 
-def _step_row(rank: int, record: dict[str, str], place: Place, report: SourceReport) -> tuple[object, ...] | None:
+def _step_row(rank: int, record: dict[str, str], place: FilePlace, report: SourceReport) -> tuple[object, ...] | None:
     if record["step_num"] == _AVERAGE:
         report.skipped["average of the steps"] += 1
         return None
@@ -160,7 +160,7 @@ def _ticks(text: str) -> int | None:
     return ticks * _NS_PER_TICK if ticks is not None and 0 <= ticks < _TICK_LIMIT else None
 
 
-def _operations(record: dict[str, str], place: Place, report: SourceReport) -> Iterator[_Operation]:
+def _operations(record: dict[str, str], place: FilePlace, report: SourceReport) -> Iterator[_Operation]:
     for name, duration in record.items():
         match = _OPERATION.match(name)
         if match is None:
@@ -179,7 +179,7 @@ def _operations(record: dict[str, str], place: Place, report: SourceReport) -> I
 
 
 def _comm_rows(
-    rank: int, operations: Sequence[_Operation], grid: Grid | None, sizes: dict[tuple[str, str], int]
+    rank: int, operations: Sequence[_Operation], grid: StageGrid | None, sizes: dict[tuple[str, str], int]
 ) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
     peer = _only_neighbour(rank, grid)
@@ -199,7 +199,7 @@ def _comm_rows(
     return rows
 
 
-def _only_neighbour(rank: int, grid: Grid | None) -> int | None:
+def _only_neighbour(rank: int, grid: StageGrid | None) -> int | None:
     """The peer of every message, if the stage has but one neighbour: the first and the last stage."""
     if grid is None or grid.stages == 1:
         return None
@@ -213,7 +213,9 @@ def _figures(file: Path, rank: int, steps: Sequence[str], report: SourceReport) 
     """The vendor's milliseconds: a row per row of the step trace, whose steps it does not name."""
     listed = list(records(file, report))
     if len(listed) != len(steps):
-        report.drop("vendor's analysis with other steps than the step trace", Place(str(file), 1, "line"), len(listed))
+        report.drop(
+            "vendor's analysis with other steps than the step trace", FilePlace(str(file), 1, "line"), len(listed)
+        )
         return []
     rows: list[tuple[object, ...]] = []
     for step, (place, record) in zip(steps, listed, strict=True):

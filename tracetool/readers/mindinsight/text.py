@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from tracetool.readers import Place
+from tracetool.readers import FilePlace
 from tracetool.readers.cann.text import MB_OF_LINKS, integer, scaled
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _CELL_BYTES = 1 << 27
 _KB = MB_OF_LINKS // 1000
 
 
-class Grid(NamedTuple):
+class StageGrid(NamedTuple):
     """Stages and ranks of a job; each stage has as many ranks, which follow one another."""
 
     stages: int
@@ -78,7 +78,7 @@ def rank_of(file: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def figures_of(file: Path) -> tuple[Grid, int] | None:
+def figures_of(file: Path) -> tuple[StageGrid, int] | None:
     """Grid and rank in the name of the vendor's analysis, if they can be."""
     match = _FIGURES_OF.search(file.name)
     if match is None:
@@ -86,10 +86,10 @@ def figures_of(file: Path) -> tuple[Grid, int] | None:
     stages, ranks, rank = (int(number) for number in match.groups())
     if not 0 < stages <= ranks <= _MOST_RANKS or ranks % stages or rank >= ranks:
         return None
-    return Grid(stages, ranks), rank
+    return StageGrid(stages, ranks), rank
 
 
-def records(file: Path, report: SourceReport) -> Iterator[tuple[Place, dict[str, str]]]:
+def records(file: Path, report: SourceReport) -> Iterator[tuple[FilePlace, dict[str, str]]]:
     """Every whole record with its line; damaged ones are counted."""
     # HCCL puts the costs of all operations into one cell; the module's own limit is 128 KiB.
     csv.field_size_limit(max(csv.field_size_limit(), _CELL_BYTES))
@@ -100,11 +100,11 @@ def records(file: Path, report: SourceReport) -> Iterator[tuple[Place, dict[str,
             try:
                 record = next(reader, None)
             except csv.Error:
-                report.drop("record that is no CSV", Place(str(file), reader.line_num, "line"))
+                report.drop("record that is no CSV", FilePlace(str(file), reader.line_num, "line"))
                 continue
             if record is None:
                 return
-            place = Place(str(file), reader.line_num, "line")
+            place = FilePlace(str(file), reader.line_num, "line")
             if not header:
                 header = [name.strip() for name in record]
             elif len(record) == len(header):

@@ -60,7 +60,7 @@ class Capture:
     notes: list[str] = field(default_factory=list)
 
 
-class Clock:
+class UnixClock:
     """Turns times of the output into Unix time.
 
     Args:

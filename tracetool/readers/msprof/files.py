@@ -54,7 +54,7 @@ _NAME = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TableFile:
     """One file of a table.
 
     Attributes:
@@ -74,29 +74,29 @@ class Part:
     time: str
 
 
-def part_of(path: Path) -> Part | None:
+def part_of(path: Path) -> TableFile | None:
     """What a file is, or None if it is none of msprof's."""
     table = _table_of(path)
     if table is None:
         return None
     match = _NAME.match(path.name)
     if match is None:
-        return Part(path, table, path.stem, (), 0, "")
+        return TableFile(path, table, path.stem, (), 0, "")
     numbers = tuple(int(n) for n in match["numbers"].split("_") if n)
-    return Part(path, table, match["stem"], numbers, int(match["slice"] or 0), match["time"] or "")
+    return TableFile(path, table, match["stem"], numbers, int(match["slice"] or 0), match["time"] or "")
 
 
-def latest(parts: Iterable[Part]) -> tuple[list[list[Part]], list[Part]]:
+def latest(parts: Iterable[TableFile]) -> tuple[list[list[TableFile]], list[TableFile]]:
     """The newest export of each file, its slices in order; and the parts of older exports.
 
     Args:
         parts: Parts of one table.
     """
-    same: dict[tuple[str, tuple[int, ...]], list[Part]] = defaultdict(list)
+    same: dict[tuple[str, tuple[int, ...]], list[TableFile]] = defaultdict(list)
     for part in parts:
         same[part.stem, part.numbers].append(part)
-    newest: list[list[Part]] = []
-    older: list[Part] = []
+    newest: list[list[TableFile]] = []
+    older: list[TableFile] = []
     for _, found in sorted(same.items()):
         exports = _exports(found)
         newest.append(exports[-1])
@@ -104,8 +104,8 @@ def latest(parts: Iterable[Part]) -> tuple[list[list[Part]], list[Part]]:
     return newest, older
 
 
-def _exports(parts: Sequence[Part]) -> list[list[Part]]:
-    exports: list[list[Part]] = []
+def _exports(parts: Sequence[TableFile]) -> list[list[TableFile]]:
+    exports: list[list[TableFile]] = []
     for part in sorted(parts, key=lambda p: (p.time, p.slice)):
         if exports and part.slice > exports[-1][-1].slice:
             exports[-1].append(part)

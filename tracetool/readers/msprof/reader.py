@@ -12,13 +12,20 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from tracetool.readers import Finding, Identity, Source, SourceReport, rows_table
-from tracetool.readers.cann.messages import Messages, comm_rows
+from tracetool.readers import Claim, Identity, Source, SourceReport, rows_table
+from tracetool.readers.cann.messages import MessageFinder, comm_rows
 from tracetool.readers.cann.parts import Parts, is_beside
 from tracetool.readers.cann.planes import attach_groups
 from tracetool.readers.cann.timeline import CHUNK_ROWS
 from tracetool.readers.cann.tracks import Track
-from tracetool.readers.msprof.capture import Capture, Clock, capture_of, configuration, is_configuration, is_rank_table
+from tracetool.readers.msprof.capture import (
+    Capture,
+    UnixClock,
+    capture_of,
+    configuration,
+    is_configuration,
+    is_rank_table,
+)
 from tracetool.readers.msprof.files import (
     DEVICE_MEMORY,
     MEMORY,
@@ -28,7 +35,7 @@ from tracetool.readers.msprof.files import (
     STEP_TRACE,
     TASK_TIME,
     TIMELINE,
-    Part,
+    TableFile,
     latest,
     part_of,
 )
@@ -43,8 +50,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tracetool.readers import Group
-    from tracetool.readers.cann.comms import Operation
-    from tracetool.readers.cann.timeline import Marks, Row
+    from tracetool.readers.cann.comms import CommOperation
+    from tracetool.readers.cann.timeline import MarkedSteps, Row
     from tracetool.readers.msprof.timelines import Key
 
 _MEMBER = re.compile(r"^device (\d+)$")
@@ -57,7 +64,7 @@ class MsprofReader:
 
     name = "msprof"
 
-    def find(self, files: Sequence[Path]) -> Finding:
+    def find(self, files: Sequence[Path]) -> Claim:
         """Each device of a tree is one source; a tree that was never exported is left."""
         return trees(self.name, files)
 
@@ -89,11 +96,11 @@ class MsprofReader:
         report.notes += capture.notes
         if capture.rank is not None and capture.rank != rank:
             report.notes.append(f"info.json or the rank table says rank {capture.rank}: {rank} was taken")
-        clock = Clock(capture.offset_ns)
+        clock = UnixClock(capture.offset_ns)
         device = _one_of_several(source)
         tables = Tables(rank, device, report, advance, clock)
         timelines = Timelines(files.slices(TIMELINE), keep, report, advance)
-        listed: list[Operation] = []
+        listed: list[CommOperation] = []
         events = 0
         for rows in _events(rank, tables, timelines, files, listed, clock, device, identity.groups, report, advance):
             events += len(rows)
@@ -103,7 +110,7 @@ class MsprofReader:
             yield "events", rows_table("events", chunk)
         attach_groups(listed, identity.groups, report)
         operations = _joined(timelines.operations, listed, report)
-        messages = Messages(rank, operations, (), {})
+        messages = MessageFinder(rank, operations, (), {})
         yield "comms", rows_table("comms", comm_rows(rank, operations, messages, "sizes and neighbours", report))
         for s in files.slices(STEP_TRACE):
             tables.iterations(_paths(s), timelines.marks)
@@ -121,14 +128,14 @@ class _Files:
 
     def __init__(self, source: Source, report: SourceReport, advance: Callable[[int], None]) -> None:
         device = _one_of_several(source)
-        by_table: dict[str, list[Part]] = defaultdict(list)
+        by_table: dict[str, list[TableFile]] = defaultdict(list)
         for file in source.files:
             part = part_of(file)
             if part is None or _names_other(part, device):
                 advance(file.stat().st_size)
             else:
                 by_table[part.table].append(part)
-        self._newest: dict[str, list[list[Part]]] = {}
+        self._newest: dict[str, list[list[TableFile]]] = {}
         for table, parts in by_table.items():
             self._newest[table], older = latest(parts)
             if older:
@@ -142,7 +149,7 @@ class _Files:
             report.skipped["file of statistics"] += len(statistics)
             advance(sum(p.path.stat().st_size for p in statistics))
 
-    def slices(self, table: str) -> list[list[Part]]:
+    def slices(self, table: str) -> list[list[TableFile]]:
         """The files of a table, each in its slices."""
         return self._newest.get(table, [])
 
@@ -151,7 +158,7 @@ class _Files:
         for table, all_slices in self._newest.items():
             if table in (TIMELINE, STATISTICS):
                 continue
-            first: dict[Key, list[Part]] = {}
+            first: dict[Key, list[TableFile]] = {}
             for slices in all_slices:
                 known = first.setdefault(slices[0].numbers, slices)
                 if known is not slices:
@@ -160,12 +167,12 @@ class _Files:
             self._newest[table] = list(first.values())
 
 
-def _names_other(part: Part, device: int | None) -> bool:
+def _names_other(part: TableFile, device: int | None) -> bool:
     named = part.numbers[0] if len(part.numbers) > 1 or (part.numbers and part.time) else None
     return named is not None and device is not None and named != device
 
 
-def _check_slices(slices: Sequence[Part], report: SourceReport) -> None:
+def _check_slices(slices: Sequence[TableFile], report: SourceReport) -> None:
     missing = sorted(set(range(slices[-1].slice)) - {p.slice for p in slices})
     if missing:
         report.notes.append(f"slices {missing} of {slices[0].stem} are missing: what they held is unknown")
@@ -196,7 +203,7 @@ def _framework(source: Source) -> Identity:
     return said if _one_of_several(source) is None else replace(said, rank=None)
 
 
-def _paths(slices: Iterable[Part]) -> list[Path]:
+def _paths(slices: Iterable[TableFile]) -> list[Path]:
     return [part.path for part in slices]
 
 
@@ -205,8 +212,8 @@ def _events(
     tables: Tables,
     timelines: Timelines,
     files: _Files,
-    listed: list[Operation],
-    clock: Clock,
+    listed: list[CommOperation],
+    clock: UnixClock,
     device: int | None,
     groups: Sequence[Group],
     report: SourceReport,
@@ -247,7 +254,9 @@ def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
     yield chunk
 
 
-def _joined(shown: Sequence[Operation], listed: Sequence[Operation], report: SourceReport) -> list[Operation]:
+def _joined(
+    shown: Sequence[CommOperation], listed: Sequence[CommOperation], report: SourceReport
+) -> list[CommOperation]:
     """Operations of the timelines, and those that only ``op_summary`` lists."""
     starts: dict[str, list[int]] = defaultdict(list)
     for operation in shown:
@@ -260,7 +269,7 @@ def _joined(shown: Sequence[Operation], listed: Sequence[Operation], report: Sou
     return sorted([*shown, *extra], key=lambda o: (o.start_ns, o.name, o.hash))
 
 
-def _step_rows(rank: int, marks: Marks, report: SourceReport) -> list[Row]:
+def _step_rows(rank: int, marks: MarkedSteps, report: SourceReport) -> list[Row]:
     """The framework's steps, else the iterations of the model that has most of them."""
     steps = marks.steps
     if not steps and marks.iterations:
@@ -286,7 +295,7 @@ def _memory(tables: Tables, files: _Files) -> Iterator[Row]:
         yield from (row for row in tables.device_memory_rows(_paths(slices)) if row[1] not in components)
 
 
-def _tell_clock(clock: Clock, capture: Capture, report: SourceReport) -> None:
+def _tell_clock(clock: UnixClock, capture: Capture, report: SourceReport) -> None:
     if clock.monotonic and capture.offset_ns is not None:
         report.notes.append(
             f"its times count from the host's boot: moved to wall clock by {capture.offset_ns:,} ns, from start_info"

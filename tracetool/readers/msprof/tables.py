@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from tracetool.readers import Place
+from tracetool.readers import FilePlace
 from tracetool.readers.cann.planes import operation_of
 from tracetool.readers.cann.text import (
     KB_OF_MEMORY,
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tracetool.readers import SourceReport
-    from tracetool.readers.cann.comms import Operation
-    from tracetool.readers.cann.timeline import Marks, Row
+    from tracetool.readers.cann.comms import CommOperation
+    from tracetool.readers.cann.timeline import MarkedSteps, Row
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ _ALLOCATIONS = ("Total Allocated(KB)", "Total Reserved(KB)", "Total Allocated(MB
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class KernelRow:
     """A kernel as a table lists it."""
 
     name: str
@@ -79,7 +79,7 @@ class Tables:
         self._advance = advance
         self._clock = clock
 
-    def summary(self, slices: Sequence[Path], operations: list[Operation]) -> Iterator[Kernel]:
+    def summary(self, slices: Sequence[Path], operations: list[CommOperation]) -> Iterator[KernelRow]:
         """Kernels of ``op_summary``; its communication operations go into ``operations``."""
         optional = ("OP Type", "Task Type", "Stream ID", *_STARTS)
         for place, record in self._records(slices, ("Op Name", "Task Duration(us)"), optional):
@@ -92,18 +92,18 @@ class Tables:
             elif name in _NAMELESS:
                 self._report.skipped[f"device task {task_type or 'without a name'}"] += 1
             else:
-                yield Kernel(name, None if kind in _NAMELESS else kind, integer(stream), *times)
+                yield KernelRow(name, None if kind in _NAMELESS else kind, integer(stream), *times)
 
-    def tasks(self, slices: Sequence[Path]) -> Iterator[Kernel]:
+    def tasks(self, slices: Sequence[Path]) -> Iterator[KernelRow]:
         """Kernels of ``task_time``; tasks that record, wait or copy have no name there or are of another type."""
         required = ("kernel_name", "kernel_type", "task_start(us)", "task_time(us)")
         for place, (name, kind, start, duration, stream) in self._records(slices, required, ("stream_id",)):
             if name in _NAMELESS or not is_kernel_type(kind):
                 self._report.skipped[f"device task {kind or 'without a type'}"] += 1
             elif (times := self._span(place, start, duration)) is not None:
-                yield Kernel(name, kind, integer(stream), *times)
+                yield KernelRow(name, kind, integer(stream), *times)
 
-    def iterations(self, slices: Sequence[Path], marks: Marks) -> None:
+    def iterations(self, slices: Sequence[Path], marks: MarkedSteps) -> None:
         """Put the iterations of ``step_trace`` into the marks."""
         required = ("Iteration ID", "Iteration End(us)", "Iteration Time(us)")
         for place, (number, end_text, time_text, model) in self._records(slices, required, ("Model ID",)):
@@ -155,7 +155,7 @@ class Tables:
 
     def _records(
         self, slices: Sequence[Path], required: tuple[str, ...], optional: tuple[str, ...]
-    ) -> Iterator[tuple[Place, list[str]]]:
+    ) -> Iterator[tuple[FilePlace, list[str]]]:
         """Records of the device, without the ones that a slice repeats from the one before."""
 
         def whole(path: Path) -> Iterator[tuple[Path, int, tuple[str, ...]]]:
@@ -173,9 +173,9 @@ class Tables:
             if device is not None and self._device is not None and device != self._device:
                 self._report.skipped["record of another device"] += 1
             else:
-                yield Place(str(path), line, "line"), list(record[:used])
+                yield FilePlace(str(path), line, "line"), list(record[:used])
 
-    def _span(self, place: Place, start_text: str, duration_text: str) -> tuple[int, int] | None:
+    def _span(self, place: FilePlace, start_text: str, duration_text: str) -> tuple[int, int] | None:
         times = span(
             start_text,
             duration_text,
@@ -184,7 +184,7 @@ class Tables:
         )
         return None if times is None else (self._clock(times[0]), times[1])
 
-    def _time(self, place: Place, text: str) -> int | None:
+    def _time(self, place: FilePlace, text: str) -> int | None:
         times = self._span(place, text, "0")
         return None if times is None else times[0]
 

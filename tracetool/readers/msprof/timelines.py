@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tracetool.errors import MalformedTrace
-from tracetool.readers import Place
-from tracetool.readers.cann.chrome import Spans, take_spans
-from tracetool.readers.cann.timeline import Marks, Timeline
+from tracetool.readers import FilePlace
+from tracetool.readers.cann.chrome import SpanColumns, take_spans
+from tracetool.readers.cann.timeline import EventTimeline, MarkedSteps
 from tracetool.readers.cann.tracks import Track, Tracks
 from tracetool.readers.files.spill import TableSpill
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tracetool.readers import Group, SourceReport
-    from tracetool.readers.cann.comms import Operation
-    from tracetool.readers.msprof.files import Part
+    from tracetool.readers.cann.comms import CommOperation
+    from tracetool.readers.msprof.files import TableFile
 
 Key = tuple[int, ...]
 
@@ -37,7 +37,7 @@ _READ = (Track.HARDWARE, Track.HOST, Track.COMMUNICATION, Track.STEP, Track.FRAM
 class _Slices:
     """A timeline: its slices in order, the spans of each, its names, and which of its tracks are read."""
 
-    parts: list[Part]
+    parts: list[TableFile]
     tracks: Tracks = field(default_factory=Tracks)
     batches: list[list[int]] = field(default_factory=list)
     chosen: set[Track] = field(default_factory=set)
@@ -64,13 +64,13 @@ class Timelines:
 
     def __init__(
         self,
-        slices: Sequence[Sequence[Part]],
+        slices: Sequence[Sequence[TableFile]],
         keep: frozenset[str],
         report: SourceReport,
         advance: Callable[[int], None],
     ) -> None:
-        self.marks = Marks()
-        self.operations: list[Operation] = []
+        self.marks = MarkedSteps()
+        self.operations: list[CommOperation] = []
         self.kernels = 0
         self._report = report
         self._spill = TableSpill()
@@ -80,7 +80,7 @@ class Timelines:
                 try:
                     batches = take_spans(part.path, timeline.tracks, self._spill, keep, report, advance)
                 except MalformedTrace as error:
-                    report.drop("timeline without events", Place(str(part.path), 0))
+                    report.drop("timeline without events", FilePlace(str(part.path), 0))
                     report.notes.append(f"left out: {error.message}")
                     batches = []
                 timeline.batches.append(batches)
@@ -115,7 +115,7 @@ class Timelines:
                 wanted.add(Track.SUBTASK)
             if not wanted:
                 continue
-            reading = Timeline(
+            reading = EventTimeline(
                 rank, timeline.tracks, self._report, wanted=frozenset(wanted), clock=clock, device=device
             )
             reading.marks = self.marks
@@ -127,18 +127,18 @@ class Timelines:
 
         self._spill.close()
 
-    def _spans(self, timeline: _Slices) -> Iterator[Spans]:
+    def _spans(self, timeline: _Slices) -> Iterator[SpanColumns]:
         """The spans of all slices in order; those that the slice before had too are counted and left out."""
         import numpy as np
 
         if len(timeline.parts) == 1:
-            yield from (Spans(self._spill.take(number)) for number in timeline.batches[0])
+            yield from (SpanColumns(self._spill.take(number)) for number in timeline.batches[0])
             return
         before = np.empty(0, np.uint64)
         for batches in timeline.batches:
             now = [before[:0]]
             for number in batches:
-                spans = Spans(self._spill.take(number))
+                spans = SpanColumns(self._spill.take(number))
                 now.append(_marks(spans))
                 repeated = np.isin(now[-1], before)
                 if repeated.any():
@@ -166,7 +166,7 @@ class Timelines:
             )
 
 
-def _marks(spans: Spans) -> NDArray[np.uint64]:
+def _marks(spans: SpanColumns) -> NDArray[np.uint64]:
     """A number for each span that equal ones share: of its thread, name and times."""
     import numpy as np
     import xxhash

@@ -10,11 +10,11 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tracetool.readers import Finding, Left, Source
+from tracetool.readers import Claim, Left, Source
 from tracetool.readers.cann.parts import holds_output, is_beside
 from tracetool.readers.cann.text import csv_header, csv_rows, small_integer
 from tracetool.readers.msprof.capture import configuration, is_configuration, is_rank_table
-from tracetool.readers.msprof.files import OP_SUMMARY, STATISTICS, TASK_TIME, TIMELINE, Part, part_of
+from tracetool.readers.msprof.files import OP_SUMMARY, STATISTICS, TASK_TIME, TIMELINE, TableFile, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -33,11 +33,11 @@ class _Tree:
     """The files of one output, and of the capture that it was made of."""
 
     root: Path
-    parts: list[Part] = field(default_factory=list)
+    parts: list[TableFile] = field(default_factory=list)
     beside: list[Path] = field(default_factory=list)
 
 
-def trees(reader: str, files: Sequence[Path]) -> Finding:
+def trees(reader: str, files: Sequence[Path]) -> Claim:
     """One source per device of each tree.
 
     Args:
@@ -54,7 +54,7 @@ def trees(reader: str, files: Sequence[Path]) -> Finding:
         if any(p.table != STATISTICS for p in parts):
             root = _root(folder, configured)
             found.setdefault(root, _Tree(root)).parts += parts
-    finding = Finding()
+    finding = Claim()
     for root, tree in found.items():
         if (reason := _better_beside(root.parent if root in configured else root)) is not None:
             finding.left.append(Left(root, reason))
@@ -87,14 +87,14 @@ def _sources(reader: str, path: Path, tree: _Tree) -> list[Source]:
     return found
 
 
-def _devices(parts: Sequence[Part], beside: Iterable[Path]) -> list[int | None]:
+def _devices(parts: Sequence[TableFile], beside: Iterable[Path]) -> list[int | None]:
     said = {c.device for f in beside if (c := configuration(f)) is not None and c.kind == "info.json"}
     named = {p.numbers[0] for p in parts if len(p.numbers) > 1 or (p.numbers and p.time)}
     listed = {device for device in said if device is not None} or named or _listed_devices(parts)
     return [*sorted(listed)] if listed else [None]
 
 
-def _listed_devices(parts: Iterable[Part]) -> set[int]:
+def _listed_devices(parts: Iterable[TableFile]) -> set[int]:
     """Devices of the smallest table that names them all."""
     tables = [p.path for p in parts if p.table in _NAMES_A_DEVICE and "Device_id" in csv_header(p.path)]
     if not tables:

@@ -14,13 +14,13 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import MalformedTrace
-from tracetool.readers import Place, SourceReport
+from tracetool.readers import FilePlace, SourceReport
 from tracetool.readers.chrome.columns import Field
 from tracetool.readers.chrome.compiled import event_scanner
 from tracetool.readers.chrome.scan import ChromeTrace
 from tracetool.readers.files.byte_stream import ByteStream
 from tracetool.readers.files.spill import Spill
-from tracetool.readers.ndtimeline.layout import TIME_LIMIT_NS, Layout, Operation, Where
+from tracetool.readers.ndtimeline.layout import TIME_LIMIT_NS, JobLayout, Operation, RankPlace
 from tracetool.readers.ndtimeline.names import BACKWARD, COMPUTE, FORWARD, is_known
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class _Spans(NamedTuple):
     microbatch: Integers
 
 
-class Timeline:
+class SpilledEvents:
     """The events of one file, read once; they wait on disk until a rank asks for its own.
 
     Args:
@@ -103,7 +103,7 @@ class Timeline:
         self._path = path
         self._names: dict[str, int] = {}
         self._spans = Spill(len(_Spans._fields))
-        self._threads: dict[int, tuple[int, Where]] = {}
+        self._threads: dict[int, tuple[int, RankPlace]] = {}
         self._everyone = SourceReport()
         self._of_rank: dict[int, SourceReport] = defaultdict(SourceReport)
         self._durations: dict[str, tuple[int, int, int]] = {}
@@ -146,19 +146,19 @@ class Timeline:
         names = list(self._names)
         for of, dp, pp, tp, at, name, step, start, duration, order, chunk, microbatch in rows:
             yield Operation(
-                Place(str(self._path), at, "event"), of, Where(dp, pp, _number(tp)), step, names[name], start,
+                FilePlace(str(self._path), at, "event"), of, RankPlace(dp, pp, _number(tp)), step, names[name], start,
                 duration, _number(order), _number(chunk), None,
                 _number(microbatch) if names[name] in COMPUTE else None,
             )  # fmt: skip
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> JobLayout:
         """What the timeline says as a whole.
 
         Raises:
             MalformedTrace: If no event can be used.
         """
-        layout = Layout()
+        layout = JobLayout()
         for columns in self.usable(None):
             for operation in self.operations_of(columns):
                 layout.take(operation)
@@ -191,7 +191,7 @@ class Timeline:
             count += len(table)
             self._take(table.filter(is_span), at)
         classes = len({kind for *_, kind in named.values()})
-        self._threads = {tid: (tid // classes, Where(dp, pp, tp)) for tid, (dp, pp, tp, _) in named.items()}
+        self._threads = {tid: (tid // classes, RankPlace(dp, pp, tp)) for tid, (dp, pp, tp, _) in named.items()}
 
     def _take(self, table: pa.Table, at: Integers) -> None:
         import numpy as np
@@ -253,8 +253,8 @@ class Timeline:
             if count := int(np.count_nonzero(negative)):
                 report.repair("negative duration set to 0", self._place(spans, negative), count)
 
-    def _place(self, spans: _Spans, rows: NDArray[np.bool_]) -> Place:
-        return Place(str(self._path), int(spans.at[rows][0]), "event")
+    def _place(self, spans: _Spans, rows: NDArray[np.bool_]) -> FilePlace:
+        return FilePlace(str(self._path), int(spans.at[rows][0]), "event")
 
 
 class _Places(NamedTuple):
@@ -267,7 +267,7 @@ class _Places(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def timeline_of(path: Path, version: tuple[int, int]) -> Timeline:  # noqa: ARG001 - part of the cache's key
+def timeline_of(path: Path, version: tuple[int, int]) -> SpilledEvents:  # noqa: ARG001 - part of the cache's key
     """A timeline, read once for all its ranks.
 
     Args:
@@ -277,10 +277,10 @@ def timeline_of(path: Path, version: tuple[int, int]) -> Timeline:  # noqa: ARG0
     Raises:
         MalformedTrace: If it holds no list of events.
     """
-    return Timeline(path)
+    return SpilledEvents(path)
 
 
-def by_step(timelines: Sequence[Timeline], rank: int) -> Callable[[], Iterator[tuple[int, list[Operation]]]]:
+def by_step(timelines: Sequence[SpilledEvents], rank: int) -> Callable[[], Iterator[tuple[int, list[Operation]]]]:
     """The usable operations of a rank by step; only their numbers are held.
 
     Args:

@@ -14,7 +14,7 @@ from tracetool.readers.ndtimeline.names import COMPUTE, DP, EMBEDDING, OPTIMIZER
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tracetool.readers import Place
+    from tracetool.readers import FilePlace
 
 TIME_LIMIT_NS = 2**61
 """Sums of two such times still fit int64."""
@@ -26,7 +26,7 @@ _TEXT_ROUNDING_NS = 1000
 _SUM_ROUNDING = 1e-5
 
 
-class Where(NamedTuple):
+class RankPlace(NamedTuple):
     """A rank's coordinates; ``tp`` is None where the trace does not say it."""
 
     dp: int
@@ -51,9 +51,9 @@ class Operation(NamedTuple):
         microbatch: Microbatch; None if not given.
     """
 
-    place: Place
+    place: FilePlace
     rank: int
-    where: Where
+    where: RankPlace
     step: int
     name: str
     start_ns: int
@@ -70,7 +70,7 @@ class Operation(NamedTuple):
 
 
 @dataclass(slots=True)
-class Layout:
+class JobLayout:
     """Filled in by showing it every usable operation of a file.
 
     Attributes:
@@ -84,14 +84,14 @@ class Layout:
         names_chunks: Whether computes name their model chunk or global stage.
     """
 
-    places: dict[int, Where] = field(default_factory=dict)
+    places: dict[int, RankPlace] = field(default_factory=dict)
     steps: dict[int, tuple[int, int]] = field(default_factory=dict)
     chunks: int = 1
     splits_backward: bool = False
     numbered: set[int] = field(default_factory=set)
     names_chunks: bool = False
     _forwards: set[tuple[int, str]] = field(default_factory=set)
-    _seen: dict[int, Counter[Where]] = field(default_factory=lambda: defaultdict(Counter))
+    _seen: dict[int, Counter[RankPlace]] = field(default_factory=lambda: defaultdict(Counter))
     _owners: dict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     unplaced: int = 0
     computing_ns: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -116,14 +116,14 @@ class Layout:
         else:
             self._forwards |= {(operation.where.pp, m.operation) for m in messages_of(operation.name) if m.kind == "F"}
 
-    def done(self) -> Layout:
+    def done(self) -> JobLayout:
         """Settle what the operations disagree about."""
         self.places = {rank: seen.most_common(1)[0][0] for rank, seen in sorted(self._seen.items())}
         return self
 
-    def merged(self, other: Layout) -> Layout:
+    def merged(self, other: JobLayout) -> JobLayout:
         """This and the layout of another file of the same job."""
-        both = Layout(chunks=max(self.chunks, other.chunks))
+        both = JobLayout(chunks=max(self.chunks, other.chunks))
         both.splits_backward = self.splits_backward or other.splits_backward
         both.unplaced = self.unplaced + other.unplaced
         both.names_chunks = self.names_chunks or other.names_chunks
@@ -141,7 +141,7 @@ class Layout:
                 both.steps[step] = (min(first, start), max(last, end))
         return both.done()
 
-    def is_view_of(self, other: Layout) -> bool:
+    def is_view_of(self, other: JobLayout) -> bool:
         """Whether it shows operations of the other: the same ranks at the same places, computing equally long.
 
         Either may have ranks and steps that the other lacks. A microsecond is allowed for, as a timeline's text is

@@ -51,7 +51,7 @@ _PARTS = re.compile(r"((?:(?:forward|backward)-)+)(send|recv)(?:-|$)")
 _WHOLE = re.compile(r"^(?:(?:(?:forward|backward)-)+(?:send|recv)(?:-(?!$)|$))+$")
 
 
-class Message(NamedTuple):
+class NamedMessage(NamedTuple):
     """One send or receive; ``kind`` is F or B, None where the name does not tell it."""
 
     operation: str
@@ -59,14 +59,14 @@ class Message(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def messages_of(name: str) -> tuple[Message, ...]:
+def messages_of(name: str) -> tuple[NamedMessage, ...]:
     """The sends and receives that a name stands for, in its order; none for other names."""
     if name in _CROSS_MESH:
-        return (Message(_CROSS_MESH[name], None),)
+        return (NamedMessage(_CROSS_MESH[name], None),)
     if len(name) > 64 or not _WHOLE.match(name):
         return ()
     return tuple(
-        Message(operation, kind[0].upper())
+        NamedMessage(operation, kind[0].upper())
         for kinds, operation in _PARTS.findall(name)
         for kind in kinds.rstrip("-").split("-")
     )

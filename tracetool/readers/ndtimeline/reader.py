@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tracetool.errors import MalformedTrace
-from tracetool.readers import Finding, Identity, Left, Source, SourceReport, rows_table
+from tracetool.readers import Claim, Identity, Left, Source, SourceReport, rows_table
 from tracetool.readers.ndtimeline.chrome import by_step, opens_labelled, timeline_of
 from tracetool.readers.ndtimeline.rows import RankRows
 from tracetool.readers.ndtimeline.table import step_of_clock_ns, table_layout, table_operations, table_trouble
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from tracetool.readers.ndtimeline.layout import Layout, Operation
+    from tracetool.readers.ndtimeline.layout import JobLayout, Operation
 
 _META_BYTES = 1 << 16
 _META_LINE = re.compile(r"^(\w+_size):[ \t]*(\d{1,9})[ \t]*$", re.MULTILINE)
@@ -35,12 +35,12 @@ class NDTimelineReader:
 
     name = "ndtimeline"
 
-    def find(self, files: Sequence[Path]) -> Finding:
+    def find(self, files: Sequence[Path]) -> Claim:
         """One source per rank of each job: of its table if there is one, else of its timelines."""
-        finding = Finding()
+        finding = Claim()
         metas: list[Path] = []
-        tables: dict[Path, Layout] = {}
-        timelines: dict[Path, Layout] = {}
+        tables: dict[Path, JobLayout] = {}
+        timelines: dict[Path, JobLayout] = {}
         for file in files:
             trouble = table_trouble(file)
             try:
@@ -54,7 +54,7 @@ class NDTimelineReader:
                     metas.append(file)
             except MalformedTrace as error:
                 finding.left.append(Left(file, error.message))
-        taken: dict[Path, Layout] = {}
+        taken: dict[Path, JobLayout] = {}
         for table, layout in sorted(tables.items(), key=lambda item: -len(item[1].computing_ns)):
             if (same := _shown_by(layout, taken)) is not None:
                 finding.left.append(Left(table, _repeats(layout, same, taken[same])))
@@ -102,10 +102,10 @@ class NDTimelineReader:
         for file in source.files:
             advance(file.stat().st_size)
 
-    def _sources(self, path: Path, files: tuple[Path, ...], layout: Layout) -> list[Source]:
+    def _sources(self, path: Path, files: tuple[Path, ...], layout: JobLayout) -> list[Source]:
         return [Source(self.name, path, files, member=f"rank {rank}") for rank in layout.places]
 
-    def _take_timelines(self, finding: Finding, timelines: dict[Path, Layout], tables: dict[Path, Layout]) -> None:
+    def _take_timelines(self, finding: Claim, timelines: dict[Path, JobLayout], tables: dict[Path, JobLayout]) -> None:
         """Take the timelines that are measurements of their own; those of one job are read together."""
         jobs: list[_Job] = []
         shown = dict(tables)
@@ -137,15 +137,15 @@ class _Job:
     """Timelines that no two of have operations of one rank and step."""
 
     files: tuple[Path, ...]
-    layout: Layout
+    layout: JobLayout
 
 
-def _shown_by(layout: Layout, taken: dict[Path, Layout]) -> Path | None:
+def _shown_by(layout: JobLayout, taken: dict[Path, JobLayout]) -> Path | None:
     """The file that the operations of this one were taken from before."""
     return next((file for file, known in taken.items() if layout.is_view_of(known)), None)
 
 
-def _repeats(layout: Layout, taken: Path, known: Layout) -> str:
+def _repeats(layout: JobLayout, taken: Path, known: JobLayout) -> str:
     """Why a file with operations of another one is left, and what it has more or less than the one that is read."""
     reason = f"drawn from the same operations as {taken.name}, which says more about them and is read"
     for what, own, others in (("step", layout.steps, known.steps), ("rank", layout.places, known.places)):
@@ -166,7 +166,7 @@ def _version(file: Path) -> tuple[int, int]:
     return stat.st_size, stat.st_mtime_ns
 
 
-def _job(source: Source) -> tuple[Layout, dict[str, int]]:
+def _job(source: Source) -> tuple[JobLayout, dict[str, int]]:
     first, *others = source.files
     if table_trouble(first) is None:
         meta = _meta(others[0]) if others else {}
@@ -187,14 +187,14 @@ def _meta(file: Path) -> dict[str, int]:
     return sizes if set(sizes) >= _META_KEYS else {}
 
 
-def _describes(meta: dict[str, int], layout: Layout) -> bool:
+def _describes(meta: dict[str, int], layout: JobLayout) -> bool:
     """Whether a job of these sizes can have these ranks: the grid is the same, and every rank exists."""
     dp = {where.dp for where in layout.places.values()}
     pp = {where.pp for where in layout.places.values()}
     return len(dp) == meta["dp_size"] and len(pp) == meta["pp_size"] and max(layout.places) < meta["world_size"]
 
 
-def _job_notes(source: Source, layout: Layout, meta: dict[str, int], *, is_table: bool) -> list[str]:
+def _job_notes(source: Source, layout: JobLayout, meta: dict[str, int], *, is_table: bool) -> list[str]:
     notes = []
     if is_table:
         apart = step_of_clock_ns(source.files[0], layout)

@@ -18,7 +18,7 @@ from tracetool.readers.ndtimeline.names import (
     PP,
     TP,
     WEIGHT,
-    Message,
+    NamedMessage,
     messages_of,
 )
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tracetool.readers import Identity
-    from tracetool.readers.ndtimeline.layout import Layout, Operation
+    from tracetool.readers.ndtimeline.layout import JobLayout, Operation
 
     Row = tuple[object, ...]
 
@@ -49,7 +49,7 @@ class _Compute:
 class _Sent:
     """A send or receive on its way to a row; ``peer`` is a pipeline rank."""
 
-    message: Message
+    message: NamedMessage
     operation: Operation
     peer: int | None = None
     stage: int | None = None
@@ -68,7 +68,7 @@ class RankRows:
     """
 
     def __init__(
-        self, rank: int, identity: Identity, layout: Layout, report: SourceReport, *, tick_ns: int = 0
+        self, rank: int, identity: Identity, layout: JobLayout, report: SourceReport, *, tick_ns: int = 0
     ) -> None:
         self._rank = rank
         self._groups = {g.name: g.ranks for g in identity.groups}
@@ -186,7 +186,7 @@ class RankRows:
     def _messages(self, operations: Sequence[Operation], computes: Sequence[_Compute], tick_ns: int) -> list[_Sent]:
         """Sends and receives of a step with the compute that each one serves, in order of posting."""
         found = [_Sent(m, o) for o in operations for m in messages_of(o.name)]
-        queues: dict[Message, list[int]] = defaultdict(list)
+        queues: dict[NamedMessage, list[int]] = defaultdict(list)
         for number, sent in enumerate(found):
             queues[sent.message].append(number)
         for message, numbers in queues.items():
@@ -202,7 +202,7 @@ class RankRows:
         return [s for s in found if s.message.kind is None or s.peer is not None]
 
     def _served(
-        self, message: Message, sent: Sequence[_Sent], computes: Sequence[_Compute], tick_ns: int
+        self, message: NamedMessage, sent: Sequence[_Sent], computes: Sequence[_Compute], tick_ns: int
     ) -> list[_Sent]:
         """Pair the n-th send or receive with the n-th compute; those that nothing is behind get no peer.
 
@@ -221,7 +221,7 @@ class RankRows:
         return [pairs.get(s.operation.at, s) for s in sent]
 
     def _pairs(
-        self, message: Message, sent: Sequence[_Sent], computes: Sequence[_Compute], tick_ns: int
+        self, message: NamedMessage, sent: Sequence[_Sent], computes: Sequence[_Compute], tick_ns: int
     ) -> dict[int, _Sent] | None:
         operations = [c.operation for c in computes], [s.operation for s in sent]
         if any(c.stage is None for c in computes) or not all(self._lacks_none(some) for some in operations):
@@ -253,7 +253,7 @@ class RankRows:
             return self._is_whole
         return sorted(o for o in orders if o is not None) == list(range(len(orders)))
 
-    def _peer_of(self, message: Message, compute: _Compute) -> int | None:
+    def _peer_of(self, message: NamedMessage, compute: _Compute) -> int | None:
         return None if compute.stage is None else self._layout.owner(compute.stage + _towards(message))
 
     def _comm_rows(self, sent: Sequence[_Sent], collectives: Sequence[Operation]) -> int:
@@ -318,12 +318,12 @@ class RankRows:
         notes += [f"its {name} group is not known in full" for name in (PP, DP) if name not in self._groups]
 
 
-def _towards(message: Message) -> int:
+def _towards(message: NamedMessage) -> int:
     """+1 if the other side holds the next stage, -1 for the previous one."""
     return 1 if (message.kind == "F") == (message.operation == "send") else -1
 
 
-def _slack_ns(message: Message, sent: Sequence[_Sent], computes: Sequence[_Compute], tick_ns: int) -> int | None:
+def _slack_ns(message: NamedMessage, sent: Sequence[_Sent], computes: Sequence[_Compute], tick_ns: int) -> int | None:
     """Time between computes and their sends, or receives and their computes; None if one comes too early."""
     total = 0
     for one, compute in zip((s.operation for s in sent), (c.operation for c in computes), strict=True):
@@ -344,7 +344,7 @@ def _overlap_ns(compute: Operation, tick_ns: int) -> int:
     return max(compute.duration_ns // 2, 2 * tick_ns)
 
 
-def _lane(message: Message) -> int:
+def _lane(message: NamedMessage) -> int:
     return _NEXT_LANE if _towards(message) > 0 else _PREVIOUS_LANE
 
 
@@ -352,7 +352,7 @@ def _label(kind: str, stage: int | None, microbatch: int | None) -> str | None:
     return None if stage is None or microbatch is None else f"{stage}{kind}{microbatch}"
 
 
-def _may_serve(message: Message, operation: Operation, computes: Sequence[_Compute], tick_ns: int) -> bool:
+def _may_serve(message: NamedMessage, operation: Operation, computes: Sequence[_Compute], tick_ns: int) -> bool:
     """Whether a receive begins before its last compute does, or a send ends after its first compute does."""
     if message.operation == "recv":
         last = max((c.operation for c in computes), key=lambda o: o.start_ns)

@@ -12,8 +12,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from tracetool.errors import MalformedTrace
-from tracetool.readers import Place, SourceReport
-from tracetool.readers.ndtimeline.layout import TIME_LIMIT_NS, Layout, Operation, Where
+from tracetool.readers import FilePlace, SourceReport
+from tracetool.readers.ndtimeline.layout import TIME_LIMIT_NS, JobLayout, Operation, RankPlace
 from tracetool.readers.ndtimeline.names import is_known
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def table_trouble(path: Path) -> str | None:
 
 
 @lru_cache(maxsize=16)
-def table_layout(path: Path, version: tuple[int, int]) -> Layout:  # noqa: ARG001 - part of the cache's key
+def table_layout(path: Path, version: tuple[int, int]) -> JobLayout:  # noqa: ARG001 - part of the cache's key
     """What the table says as a whole.
 
     Args:
@@ -61,7 +61,7 @@ def table_layout(path: Path, version: tuple[int, int]) -> Layout:  # noqa: ARG00
     Raises:
         MalformedTrace: If no row can be used.
     """
-    layout, report = Layout(), SourceReport()
+    layout, report = JobLayout(), SourceReport()
     for operation in table_operations(path, None, report):
         layout.take(operation)
     layout.unplaced = report.dropped[_UNPLACED] + report.dropped[_LOST]
@@ -83,7 +83,7 @@ def table_operations(
     """
     for row, fields in _rows(path, rank, report, strays=strays):
         report.rows += 1
-        place = Place(str(path), row, "line")
+        place = FilePlace(str(path), row, "line")
         operation = _operation(fields, report, place)
         if operation is not None:
             yield operation
@@ -99,7 +99,7 @@ def seconds_ns(value: object) -> int | None:
     return whole if abs(whole) < TIME_LIMIT_NS else None
 
 
-def step_of_clock_ns(path: Path, layout: Layout) -> int:
+def step_of_clock_ns(path: Path, layout: JobLayout) -> int:
     """Distance of two neighbouring values of ``start_ts`` at the end of the longest step."""
     import pyarrow.parquet as pq
 
@@ -108,7 +108,7 @@ def step_of_clock_ns(path: Path, layout: Layout) -> int:
     return math.ceil(math.ldexp(1.0, math.frexp(longest)[1] - bits) * 10**9)
 
 
-def _operation(fields: dict[str, Any], report: SourceReport, place: Place) -> Operation | None:
+def _operation(fields: dict[str, Any], report: SourceReport, place: FilePlace) -> Operation | None:
     dp, pp, rank, step = (_whole(fields[name]) for name in ("dp_rank", "stage", "rank", "step"))
     if rank is None or dp is None or pp is None or step is None:
         report.drop(_UNPLACED, place)
@@ -126,7 +126,7 @@ def _operation(fields: dict[str, Any], report: SourceReport, place: Place) -> Op
         duration = 0
     order, chunk, microbatch, stage = (_whole(fields.get(name)) for name in ("seq_id", "mc", "mb_id", "gmc"))
     return Operation(
-        place, rank, Where(dp, pp, _whole(fields.get("tp_rank"))), step, name, start, duration,
+        place, rank, RankPlace(dp, pp, _whole(fields.get("tp_rank"))), step, name, start, duration,
         order, chunk, stage, microbatch,
     )  # fmt: skip
 
@@ -156,7 +156,7 @@ def _rows(path: Path, rank: int | None, report: SourceReport, *, strays: bool) -
                         at += batch.num_rows
                 except (pa.ArrowException, OSError, UnicodeDecodeError):
                     lost = offset + rows - at
-                    report.drop(_LOST, Place(str(path), at + 1, "line"), lost)
+                    report.drop(_LOST, FilePlace(str(path), at + 1, "line"), lost)
             offset += rows
 
 

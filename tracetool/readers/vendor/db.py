@@ -6,10 +6,10 @@ import sqlite3
 from typing import TYPE_CHECKING
 
 from tracetool.errors import MalformedTrace
-from tracetool.readers import Place
+from tracetool.readers import FilePlace
 from tracetool.readers.cann.db import connected
 from tracetool.readers.cann.text import small_integer
-from tracetool.readers.vendor.figures import Figure, group_name, number, step_of
+from tracetool.readers.vendor.figures import VendorFigure, group_name, number, step_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ def holds_figures(path: Path) -> bool:
         return False
 
 
-def database_figures(path: Path, report: SourceReport, advance: Callable[[int], None]) -> Iterator[Figure]:
+def database_figures(path: Path, report: SourceReport, advance: Callable[[int], None]) -> Iterator[VendorFigure]:
     """All figures; a table that is damaged costs the others nothing.
 
     Args:
@@ -54,7 +54,7 @@ def database_figures(path: Path, report: SourceReport, advance: Callable[[int], 
     advance(path.stat().st_size)
 
 
-def _step_figures(records: Iterator[Record], report: SourceReport) -> Iterator[Figure]:
+def _step_figures(records: Iterator[Record], report: SourceReport) -> Iterator[VendorFigure]:
     for record in records:
         kind, index = _text(record, "type"), _text(record, "index")
         rank = small_integer(index) if kind == "rank" else None
@@ -64,7 +64,7 @@ def _step_figures(records: Iterator[Record], report: SourceReport) -> Iterator[F
                 yield from _figure(kind, index, rank, record, f"{column}{unit}", value, report)
 
 
-def _time_figures(records: Iterator[Record], report: SourceReport) -> Iterator[Figure]:
+def _time_figures(records: Iterator[Record], report: SourceReport) -> Iterator[VendorFigure]:
     for record in records:
         rank = small_integer(_text(record, "rank_id"))
         for column in (c for c in record if c in _UNITS):
@@ -72,7 +72,7 @@ def _time_figures(records: Iterator[Record], report: SourceReport) -> Iterator[F
             yield from _figure("operation", _operation(record), rank, record, metric, record[column], report)
 
 
-def _bandwidth_figures(records: Iterator[Record], report: SourceReport) -> Iterator[Figure]:
+def _bandwidth_figures(records: Iterator[Record], report: SourceReport) -> Iterator[VendorFigure]:
     """There is a row per package size, each with the same sums."""
     seen: set[int] = set()
     for record in records:
@@ -87,7 +87,7 @@ def _bandwidth_figures(records: Iterator[Record], report: SourceReport) -> Itera
             yield from _figure("operation", _operation(record), rank, record, metric, record[column], report)
 
 
-def _matrix_figures(records: Iterator[Record], report: SourceReport) -> Iterator[Figure]:
+def _matrix_figures(records: Iterator[Record], report: SourceReport) -> Iterator[VendorFigure]:
     for record in records:
         name = f"{_text(record, 'src_rank')}-{_text(record, 'dst_rank')} {_operation(record)}"
         transport = _text(record, "transport_type")
@@ -96,7 +96,7 @@ def _matrix_figures(records: Iterator[Record], report: SourceReport) -> Iterator
             yield from _figure("link", name, None, record, metric, record[column], report)
 
 
-def _group_figures(records: Iterator[Record], report: SourceReport) -> Iterator[Figure]:
+def _group_figures(records: Iterator[Record], report: SourceReport) -> Iterator[VendorFigure]:
     for record in records:
         members = [small_integer(part.strip()) for part in _text(record, "rank_set").strip("()[]").split(",")]
         ranks = [rank for rank in members if rank is not None]
@@ -105,10 +105,10 @@ def _group_figures(records: Iterator[Record], report: SourceReport) -> Iterator[
         use = _text(record, "pg_name") or _text(record, "type")
         name = group_name(use, _text(record, "group_id"), _text(record, "group_name"), ranks)
         for place, rank in enumerate(ranks):
-            yield Figure("group", name, rank, None, "position in rank_set", place)
+            yield VendorFigure("group", name, rank, None, "position in rank_set", place)
 
 
-_READ: dict[str, Callable[[Iterator[Record], SourceReport], Iterator[Figure]]] = {
+_READ: dict[str, Callable[[Iterator[Record], SourceReport], Iterator[VendorFigure]]] = {
     "ClusterStepTraceTime": _step_figures,
     "ClusterCommunicationTime": _time_figures,
     "ClusterCommunicationBandwidth": _bandwidth_figures,
@@ -119,12 +119,12 @@ _READ: dict[str, Callable[[Iterator[Record], SourceReport], Iterator[Figure]]] =
 
 def _figure(
     subject: str, name: str, rank: int | None, record: Record, metric: str, value: object, report: SourceReport
-) -> Iterator[Figure]:
+) -> Iterator[VendorFigure]:
     figure = number(value)
     if figure is None:
         report.skipped["figure that is no number"] += 1
     else:
-        yield Figure(subject, name, rank, step_of(_text(record, "step")), metric, figure)
+        yield VendorFigure(subject, name, rank, step_of(_text(record, "step")), metric, figure)
 
 
 def _operation(record: Record) -> str:
@@ -147,7 +147,7 @@ def _records(connection: sqlite3.Connection, table: str, path: Path, report: Sou
             report.rows += 1
             yield dict(zip(columns, values, strict=True))
     except (sqlite3.Error, UnicodeDecodeError) as error:
-        report.drop(f"rest of table {table}: {error}", Place(str(path), count, "row"))
+        report.drop(f"rest of table {table}: {error}", FilePlace(str(path), count, "row"))
 
 
 def _tables(connection: sqlite3.Connection) -> set[str]:

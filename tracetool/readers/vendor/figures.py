@@ -22,7 +22,7 @@ _NO_TIMES = ("Step", "Type", "Index")
 _SKIPPED = "figure that is no number"
 
 
-class Figure(NamedTuple):
+class VendorFigure(NamedTuple):
     """One row of ``vendor_figures``."""
 
     subject: str
@@ -52,7 +52,7 @@ class _Groups(msgspec.Struct):
     comm_group_parallel_info: list[_Group] = msgspec.field(default_factory=list)
 
 
-def step_figures(path: Path, report: SourceReport, advance: ByteCount) -> Iterator[Figure]:
+def step_figures(path: Path, report: SourceReport, advance: ByteCount) -> Iterator[VendorFigure]:
     """``cluster_step_trace_time.csv``: times in us of ranks, and per stage the maximum of each column."""
     columns = tuple(name for name in csv_header(path) if name not in _NO_TIMES)
     for step, kind, index, *values in csv_rows(path, _NO_TIMES, columns, advance, report):
@@ -63,7 +63,7 @@ def step_figures(path: Path, report: SourceReport, advance: ByteCount) -> Iterat
         yield from _numbers(kind, index, rank, step_of(step), cells, report)
 
 
-def communication_figures(path: Path, report: SourceReport, advance: ByteCount) -> Iterator[Figure]:
+def communication_figures(path: Path, report: SourceReport, advance: ByteCount) -> Iterator[VendorFigure]:
     """``cluster_communication.json``: times and traffic of each operation on each rank."""
     for group, step, operation, ranks in _operations(path, dict[str, _Rank], report, advance):
         for rank_text, about in ranks.items():
@@ -77,7 +77,7 @@ def communication_figures(path: Path, report: SourceReport, advance: ByteCount) 
             yield from _numbers("operation", name, rank, step, (*about.time.items(), *traffic), report)
 
 
-def matrix_figures(path: Path, report: SourceReport, advance: ByteCount) -> Iterator[Figure]:
+def matrix_figures(path: Path, report: SourceReport, advance: ByteCount) -> Iterator[VendorFigure]:
     """``cluster_communication_matrix.json``: traffic of each link in each operation."""
     for group, step, operation, links in _operations(path, dict[str, dict[str, Any]], report, advance):
         for link, about in links.items():
@@ -87,7 +87,7 @@ def matrix_figures(path: Path, report: SourceReport, advance: ByteCount) -> Iter
             yield from _numbers("link", name, None, step, cells, report)
 
 
-def group_figures(path: Path, report: SourceReport, advance: ByteCount) -> Iterator[Figure]:
+def group_figures(path: Path, report: SourceReport, advance: ByteCount) -> Iterator[VendorFigure]:
     """``communication_group.json``: each group's ranks, with their position in it."""
     text = path.read_bytes()
     advance(len(text))
@@ -105,7 +105,7 @@ def group_figures(path: Path, report: SourceReport, advance: ByteCount) -> Itera
             continue
         seen.add(name)
         yield from (
-            Figure("group", name, rank, None, "position in rank_set", place) for place, rank in enumerate(ranks)
+            VendorFigure("group", name, rank, None, "position in rank_set", place) for place, rank in enumerate(ranks)
         )
 
 
@@ -156,10 +156,10 @@ def _numbers(
     step: int | None,
     cells: Iterable[tuple[str, object]],
     report: SourceReport,
-) -> Iterator[Figure]:
+) -> Iterator[VendorFigure]:
     for metric, value in cells:
         figure = number(value)
         if figure is None:
             report.skipped[_SKIPPED] += 1
         else:
-            yield Figure(subject, name, rank, step, metric, figure)
+            yield VendorFigure(subject, name, rank, step, metric, figure)

@@ -13,11 +13,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tracetool.errors import MalformedTrace
-from tracetool.readers import Finding, Identity, Left, Place, Source, SourceReport, rows_table
+from tracetool.readers import Claim, FilePlace, Identity, Left, Source, SourceReport, rows_table
 from tracetool.readers.cann.db import companions, is_database, unmerged
 from tracetool.readers.cann.text import csv_header
 from tracetool.readers.vendor.db import DATABASE, database_figures, holds_figures
-from tracetool.readers.vendor.figures import Figure, communication_figures, group_figures, matrix_figures, step_figures
+from tracetool.readers.vendor.figures import (
+    VendorFigure,
+    communication_figures,
+    group_figures,
+    matrix_figures,
+    step_figures,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,7 +39,7 @@ _COLUMNS = {"Step", "Type", "Index", "Computing"}
 # A rank's own files begin with the step; these begin with the group.
 _BY_GROUP = re.compile(rb'^\s*\{\s*"(?:p2p|collective|\([\d, ]*\))"\s*:\s*\{')
 _LISTS = re.compile(rb'^\s*\{\s*"(?:p2p|collective|comm_group_parallel_info)"\s*:\s*\[')
-_READ: dict[str, Callable[[Path, SourceReport, Callable[[int], None]], Iterator[Figure]]] = {
+_READ: dict[str, Callable[[Path, SourceReport, Callable[[int], None]], Iterator[VendorFigure]]] = {
     STEPS: step_figures,
     COMMUNICATION: communication_figures,
     MATRIX: matrix_figures,
@@ -47,13 +53,13 @@ class VendorReader:
 
     name = "vendor"
 
-    def find(self, files: Sequence[Path]) -> Finding:
+    def find(self, files: Sequence[Path]) -> Claim:
         """The files of a folder are one source; a second one of a kind is a source of its own."""
         folders: dict[Path, dict[str, list[Path]]] = defaultdict(lambda: defaultdict(list))
         for file in sorted(files):
             if (kind := _kind_of(file)) is not None:
                 folders[file.parent][kind].append(file)
-        finding = Finding()
+        finding = Claim()
         for folder, kinds in sorted(folders.items()):
             together = [found[0] for found in kinds.values()]
             finding.sources.append(Source(self.name, folder, _with_changes(together), ranked=False))
@@ -92,7 +98,7 @@ class VendorReader:
 READER = VendorReader()
 
 
-def _figures(files: Iterable[Path], report: SourceReport, advance: Callable[[int], None]) -> Iterator[Figure]:
+def _figures(files: Iterable[Path], report: SourceReport, advance: Callable[[int], None]) -> Iterator[VendorFigure]:
     for file in files:
         kind = _kind_of(file)
         if kind is None:
@@ -102,7 +108,7 @@ def _figures(files: Iterable[Path], report: SourceReport, advance: Callable[[int
             yield from _READ[kind](file, report, advance)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             at = re.search(r"byte (\d+)", str(error))
-            report.drop("file with damaged text", Place(str(file), int(at[1]) if at else file.stat().st_size))
+            report.drop("file with damaged text", FilePlace(str(file), int(at[1]) if at else file.stat().st_size))
 
 
 def _with_changes(files: Sequence[Path]) -> tuple[Path, ...]:

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tracetool.reconstruction.actions.kernel import Kernel
-    from tracetool.reconstruction.capture.messages import Message, P2POp
+    from tracetool.reconstruction.capture.messages import P2POp, PairedMessage
 
 
-def goes_down_alone(messages: Sequence[Message], ranks: Sequence[int]) -> bool:
+def goes_down_alone(messages: Sequence[PairedMessage], ranks: Sequence[int]) -> bool:
     """Whether all messages of a step go from a rank to the next one in stage order: none carries a gradient.
 
     Args:

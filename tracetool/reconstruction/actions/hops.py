@@ -12,7 +12,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from tracetool.reconstruction.actions.transfers import StageOp, StepMessages
-from tracetool.reconstruction.capture.messages import Message
+from tracetool.reconstruction.capture.messages import PairedMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -122,7 +122,7 @@ def _joined(found: StepMessages, hops: Iterable[Sequence[P2POp]]) -> StepMessage
     posts = {rank: tuple(one for op in ops if (one := seen[op]) is not None) for rank, ops in found.posts.items()}
     messages = ((seen[send], seen[recv]) for send, recv in found.messages)
     return StepMessages(
-        posts, tuple(Message(send, recv) for send, recv in messages if send is not None and recv is not None)
+        posts, tuple(PairedMessage(send, recv) for send, recv in messages if send is not None and recv is not None)
     )
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tracetool.model.schedule import Placement
     from tracetool.reconstruction.actions.pieces import Piece
-    from tracetool.reconstruction.capture.messages import Message, P2POp
+    from tracetool.reconstruction.capture.messages import P2POp, PairedMessage
 
 UNKNOWN, NONE = -1, -2  # microbatches: not known yet, and none to be found
 F, B, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT
@@ -41,7 +41,7 @@ class RankTrail:
     posts: Sequence[P2POp]
 
 
-class Placed(NamedTuple):
+class PlacedPieces(NamedTuple):
     """The outcome.
 
     Attributes:
@@ -64,10 +64,10 @@ class Placed(NamedTuple):
 def place(
     ranks: Sequence[int],
     trails: Sequence[RankTrail],
-    messages: Sequence[Message],
+    messages: Sequence[PairedMessage],
     *,
     by_direction: bool = False,
-) -> Placed:
+) -> PlacedPieces:
     """Give every piece its stage and microbatch, in place.
 
     Args:
@@ -143,12 +143,12 @@ class _Flow:
         trails: Sequence[RankTrail],
         position: Mapping[int, int],
         makers: Mapping[tuple[int, int], Piece],
-        messages: Sequence[Message],
+        messages: Sequence[PairedMessage],
     ) -> None:
         self.makers = makers
         self.takers: dict[tuple[int, int], Piece] = {}
         self.sent_to: dict[int, int] = {}  # id of a piece -> pipeline rank that its message goes to
-        self.inbox: dict[tuple[int, int, bool], deque[Message]] = defaultdict(deque)
+        self.inbox: dict[tuple[int, int, bool], deque[PairedMessage]] = defaultdict(deque)
         self.messages = sorted(messages, key=lambda m: (position[m.recv.rank], m.recv.position))
         for message in self.messages:
             maker = makers[message.send.rank, message.send.position]
@@ -285,7 +285,7 @@ def _hand_to_backwards(shape: PipelineShape, trails: Sequence[RankTrail], flow: 
                 taken.add(piece.forward)
 
 
-def _checked(shape: PipelineShape, flow: _Flow, faults: list[str]) -> Placed:
+def _checked(shape: PipelineShape, flow: _Flow, faults: list[str]) -> PlacedPieces:
     """Look at both ends of every message: neighbours of one microbatch, or a fault."""
     kinds: dict[tuple[int, int], ActionKind] = {}
     ends: dict[tuple[int, int], Piece] = {}
@@ -314,4 +314,4 @@ def _checked(shape: PipelineShape, flow: _Flow, faults: list[str]) -> Placed:
         faults.append(
             f"stages {uneven or sorted({s for s, _ in counts})} do not run {shape.microbatches} forwards each"
         )
-    return Placed(shape, kinds, ends, agreeing, len(flow.messages), tuple(faults))
+    return PlacedPieces(shape, kinds, ends, agreeing, len(flow.messages), tuple(faults))

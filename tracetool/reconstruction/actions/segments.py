@@ -19,7 +19,7 @@ from tracetool.reconstruction.actions.kernel_types import pieces_by_kernel_type
 from tracetool.reconstruction.actions.kernels import autograd_kernels, device_kernels, host_kernels, nodes_that_ran
 from tracetool.reconstruction.actions.labels import label_of, pieces_by_label, pieces_of_actions
 from tracetool.reconstruction.actions.pieces import find_pieces
-from tracetool.reconstruction.actions.placement import Placed, RankTrail, place
+from tracetool.reconstruction.actions.placement import PlacedPieces, RankTrail, place
 from tracetool.reconstruction.actions.tails import observed_tail
 from tracetool.reconstruction.actions.work import RankWork, Segment
 from tracetool.units import format_count, format_duration
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tracetool.store.run import Run
 
 
-class Work(NamedTuple):
+class StepWork(NamedTuple):
     """The work of a pipeline in one step.
 
     Attributes:
@@ -48,12 +48,12 @@ class Work(NamedTuple):
     """
 
     ranks: Mapping[int, RankWork]
-    placed: Placed | None
+    placed: PlacedPieces | None
     confidence: float
     messages: StepMessages
 
 
-class _Found(NamedTuple):
+class _RankPieces(NamedTuple):
     """Pieces of one rank, kernels that belong to none, all of its kernels, and how the pieces were found."""
 
     pieces: list[Piece]
@@ -71,7 +71,7 @@ def find_work(
     use_labels: bool,
     has_device: bool,
     account: Account,
-) -> Work:
+) -> StepWork:
     """Segments of every rank of the pipeline in one step, by the best evidence there is.
 
     Args:
@@ -106,7 +106,7 @@ def find_work(
             found = {r: _by_label(kernels[r], group.position(r)) for r in group.ranks}
             placed = None
         confidence = min(confidence, named) if found else 1.0
-    return Work(_ranks(found, group, step, messages, account, labelled=labelled), placed, confidence, messages)
+    return StepWork(_ranks(found, group, step, messages, account, labelled=labelled), placed, confidence, messages)
 
 
 def lists_actions(run: Run) -> bool:
@@ -114,17 +114,17 @@ def lists_actions(run: Run) -> bool:
     return bool(run.rows("SELECT 1 FROM events WHERE category = 'kernel' AND label IS NOT NULL LIMIT 1"))
 
 
-def _listed(run: Run, group: PipelineGroup, step: Step, messages: StepMessages, account: Account) -> Work:
+def _listed(run: Run, group: PipelineGroup, step: Step, messages: StepMessages, account: Account) -> StepWork:
     found = {}
     for rank in group.ranks:
         operations = device_kernels(run, rank, step.spans[rank])
         pieces, loose = pieces_of_actions([k for k in operations if not (k.is_p2p or k.is_collective)])
-        found[rank] = _Found(pieces, loose, operations, "label")
-    return Work(_ranks(found, group, step, messages, account, labelled=True), None, 1.0, messages)
+        found[rank] = _RankPieces(pieces, loose, operations, "label")
+    return StepWork(_ranks(found, group, step, messages, account, labelled=True), None, 1.0, messages)
 
 
 def _ranks(
-    found: Mapping[int, _Found],
+    found: Mapping[int, _RankPieces],
     group: PipelineGroup,
     step: Step,
     messages: StepMessages,
@@ -156,7 +156,7 @@ def _ranks(
 
 def _placed(
     run: Run, group: PipelineGroup, step: Step, kernels: Mapping[int, list[Kernel]], recorded: StepMessages
-) -> tuple[dict[int, _Found], Placed, StepMessages]:
+) -> tuple[dict[int, _RankPieces], PlacedPieces, StepMessages]:
     """Pieces of every rank with stages and microbatches that the messages confirm, and the messages by hops."""
     faults: tuple[str, ...] = ()
     problem = ReconstructError("")
@@ -210,7 +210,9 @@ def _by_hops(recorded: StepMessages, kernels: Mapping[int, Sequence[Kernel]]) ->
         yield by_gap
 
 
-def _leave_out_early(found: Mapping[int, _Found], placed: Placed, posts: Mapping[int, Sequence[P2POp]]) -> None:
+def _leave_out_early(
+    found: Mapping[int, _RankPieces], placed: PlacedPieces, posts: Mapping[int, Sequence[P2POp]]
+) -> None:
     """Take out of each piece what ran before the message it takes had come: the wait for that would be in its time.
 
     Such kernels need nothing of the message (masks, positions); they were launched after its receive was posted.
@@ -249,33 +251,33 @@ def _pieces(
     cuts: Sequence[int],
     *,
     joined: bool,
-) -> _Found:
+) -> _RankPieces:
     work = [k for k in kernels if not (k.is_p2p or k.is_barrier)]
     # Ascend's transfers are not launched as kernels: nothing would part one forward from the next.
     if any(k.backward_of is not None for k in kernels) and (not _is_device(kernels) or any(k.is_p2p for k in kernels)):
         breaks = sorted([op.posted_ns for op in posts] + [k.launch_ns for k in kernels if k.is_barrier] + [*cuts])
         sends = sorted(op.posted_ns for op in posts if op.is_send) if joined else None
         pieces, loose = find_pieces(work, nodes_that_ran(run, rank, step.spans[rank]), breaks, sends)
-        return _Found(pieces, loose, kernels, "autograd")
+        return _RankPieces(pieces, loose, kernels, "autograd")
     on_device = device_kernels(run, rank, step.spans[rank])
     pieces, loose = pieces_by_kernel_type(on_device, rank)
-    return _Found(pieces, loose, on_device, "kernels")
+    return _RankPieces(pieces, loose, on_device, "kernels")
 
 
 def _forwards(
     run: Run, group: PipelineGroup, rank: int, step: Step, kernels: list[Kernel], posts: Sequence[P2POp]
-) -> _Found:
+) -> _RankPieces:
     mine = kernels or device_kernels(run, rank, step.spans[rank])
     work = [k for k in mine if not (k.is_p2p or k.is_barrier)]
     pieces, loose = forwards_between(work, posts, is_last=rank == group.ranks[-1])
-    return _Found(pieces, loose, mine, "messages")
+    return _RankPieces(pieces, loose, mine, "messages")
 
 
 def _is_device(kernels: Sequence[Kernel]) -> bool:
     return any(k.stream is not None for k in kernels)
 
 
-def _settled(found: dict[int, _Found]) -> dict[int, _Found]:
+def _settled(found: dict[int, _RankPieces]) -> dict[int, _RankPieces]:
     """Name the first stage's backward as torch's runtime runs it: where others are split, all of it is W."""
     kinds = {p.kind for f in found.values() for p in f.pieces if p.stage > 0}
     if ActionKind.BACKWARD_INPUT in kinds and ActionKind.BACKWARD not in kinds:
@@ -285,7 +287,7 @@ def _settled(found: dict[int, _Found]) -> dict[int, _Found]:
     return found
 
 
-def _named(found: Mapping[int, _Found]) -> float:
+def _named(found: Mapping[int, _RankPieces]) -> float:
     """Take over the kinds that labels give to pieces; the share of pieces whose stage and microbatch agree."""
     agree, total = 0, 0
     for piece in (p for f in found.values() for p in f.pieces):
@@ -300,10 +302,10 @@ def _named(found: Mapping[int, _Found]) -> float:
     return agree / total if total else 0.0
 
 
-def _by_label(kernels: list[Kernel], position: int) -> _Found:
+def _by_label(kernels: list[Kernel], position: int) -> _RankPieces:
     work = [k for k in kernels if not (k.is_p2p or k.is_barrier)]
     pieces, loose = pieces_by_label(work, position)
-    return _Found(pieces, loose, kernels, "label")
+    return _RankPieces(pieces, loose, kernels, "label")
 
 
 def _segment(piece: Piece) -> Segment:

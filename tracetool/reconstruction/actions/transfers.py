@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.schedule import PipelineShape
-    from tracetool.reconstruction.actions.placement import Placed
+    from tracetool.reconstruction.actions.placement import PlacedPieces
     from tracetool.reconstruction.capture.account import Account
     from tracetool.reconstruction.capture.clocks import Clocks
     from tracetool.reconstruction.capture.groups import PipelineGroup
-    from tracetool.reconstruction.capture.messages import Message, P2POp
+    from tracetool.reconstruction.capture.messages import P2POp, PairedMessage
     from tracetool.reconstruction.capture.survey import Survey
     from tracetool.reconstruction.steps.steps import Step
     from tracetool.store.run import Run
@@ -53,7 +53,7 @@ class StepMessages(NamedTuple):
     """
 
     posts: Mapping[int, tuple[P2POp, ...]]
-    messages: tuple[Message, ...]
+    messages: tuple[PairedMessage, ...]
 
 
 def messages_of_step(survey: Survey, group: PipelineGroup, step: Step) -> StepMessages:
@@ -94,7 +94,7 @@ _CLEARLY_NS = 200_000
 """A receive that starts so much later than its send tells whether the send waits for it."""
 
 
-def buffers_sends(messages: Sequence[Message], clocks: Clocks, account: Account) -> bool:
+def buffers_sends(messages: Sequence[PairedMessage], clocks: Clocks, account: Account) -> bool:
     """Whether sends end before their receive starts: NCCL copies them into buffers of the receiver.
 
     Only sends that are launched alone tell; a kernel that also receives ends when that has. Where none tells, as in
@@ -160,7 +160,7 @@ def _check_op(
         )
 
 
-def stage_ops(run: Run, step: Step, found: StepMessages, placed: Placed | None) -> dict[int, tuple[StageOp, ...]]:
+def stage_ops(run: Run, step: Step, found: StepMessages, placed: PlacedPieces | None) -> dict[int, tuple[StageOp, ...]]:
     """What each send and receive of the step carries: as the messages themselves showed, else by its label.
 
     Raises:

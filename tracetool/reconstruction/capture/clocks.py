@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tracetool.reconstruction.capture.account import Account, Evidence
     from tracetool.reconstruction.capture.clock_pairs import Edge, Slope
     from tracetool.reconstruction.capture.collectives import Collective
-    from tracetool.reconstruction.capture.messages import Message, P2POp
+    from tracetool.reconstruction.capture.messages import P2POp, PairedMessage
 
     Array = NDArray[np.float64]
 
@@ -87,7 +87,7 @@ class Clocks:
 
 
 def find_clocks(
-    ranks: Sequence[int], messages: Sequence[Message], collectives: Sequence[Collective], account: Account
+    ranks: Sequence[int], messages: Sequence[PairedMessage], collectives: Sequence[Collective], account: Account
 ) -> Clocks:
     """Offset and drift of every rank against the lowest one that it is joined to.
 
@@ -143,7 +143,7 @@ def _clocks_of(
 
 
 def _collect(
-    messages: Sequence[Message], collectives: Sequence[Collective]
+    messages: Sequence[PairedMessage], collectives: Sequence[Collective]
 ) -> tuple[dict[tuple[int, int], Anchors], list[tuple[int, int]]]:
     """Anchors of each pair of ranks, and (rank, time) of all messages and collectives."""
     pairs: dict[tuple[int, int], Anchors] = defaultdict(lambda: Anchors([], [], [], []))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tracetool.reconstruction.capture.account import Account, Evidence
-    from tracetool.reconstruction.capture.shifts import Side
+    from tracetool.reconstruction.capture.shifts import RankOperations
     from tracetool.store.run import Run
 
 _AGREEING_NS = 500_000
@@ -156,7 +156,7 @@ def _aligned(
     return rows
 
 
-def _side(ops: Sequence[CollectiveOp], numbers: Mapping[str, int]) -> Side:
+def _side(ops: Sequence[CollectiveOp], numbers: Mapping[str, int]) -> RankOperations:
     return side_of(
         [numbers[op.operation] for op in ops],
         [op.payload_bytes for op in ops],
@@ -164,7 +164,7 @@ def _side(ops: Sequence[CollectiveOp], numbers: Mapping[str, int]) -> Side:
     )
 
 
-def _shift(base: Side, other: Side) -> int | None:
+def _shift(base: RankOperations, other: RankOperations) -> int | None:
     """Which operation of the other rank the first one of the base is; None where several may be it.
 
     Kinds and sizes must agree. Where they do at several shifts, the ends of one of them must agree far better.
@@ -188,7 +188,7 @@ def _shift(base: Side, other: Side) -> int | None:
     return found[0][1] if clear and is_steady(base, other, -found[0][1]) else usual
 
 
-def _agree(base: Side, other: Side, shift: int) -> bool:
+def _agree(base: RankOperations, other: RankOperations, shift: int) -> bool:
     # Ascend's sizes of one collective differ between ranks by padding, so that only another magnitude tells.
     return agrees(base, other, -shift, _SIZE_RATIO)
 

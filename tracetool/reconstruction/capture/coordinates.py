@@ -50,7 +50,7 @@ class Coordinates(NamedTuple):
     confidence: float
 
 
-class _Axis(NamedTuple):
+class _Dimension(NamedTuple):
     """What is known of one dimension."""
 
     places: dict[int, int]
@@ -94,7 +94,7 @@ def find_coordinates(
     copies = copies or {}
     recorded = {rank for (rank,) in run.rows("SELECT rank FROM ranks")} - set(copies)
     world = max([run.manifest.get("world_size") or 0, *(r + 1 for r in recorded), *(r + 1 for r in copies)])
-    axes: dict[Dimension, _Axis] = {}
+    axes: dict[Dimension, _Dimension] = {}
     for dimension in DIMENSIONS:
         axis = _pipeline_axis(pipelines, groups, stages or {}) if dimension == "pp" else _described(dimension, groups)
         if axis is not None:
@@ -131,25 +131,25 @@ def find_coordinates(
 
 def _pipeline_axis(
     pipelines: Sequence[PipelineGroup], groups: Sequence[ProcessGroup], stages: Mapping[int, int]
-) -> _Axis | None:
+) -> _Dimension | None:
     found = [p.ranks for p in pipelines]
     seen = {rank for ranks in found for rank in ranks}
     declared = {g.ranks for g in groups if dimension_of(g.description) == "pp" and not seen & set(g.ranks)}
     lists = (*found, *sorted(declared))
     if not lists and len(set(stages.values())) == len(stages) > 1:
         order = tuple(sorted(stages, key=lambda rank: stages[rank]))
-        return _Axis({rank: place for place, rank in enumerate(order)}, (order,), "label")
+        return _Dimension({rank: place for place, rank in enumerate(order)}, (order,), "label")
     if not lists:
         return None
     places = {rank: place for ranks in lists for place, rank in enumerate(ranks)}
     evidence: Evidence = max((p.evidence for p in pipelines), key=_STRENGTH.index, default="metadata")
     doubts = [p.detail for p in pipelines if p.detail]
-    return _Axis(
+    return _Dimension(
         places, lists, evidence, min((p.confidence for p in pipelines), default=1.0), doubts[0] if doubts else None
     )
 
 
-def _described(dimension: Dimension, groups: Sequence[ProcessGroup]) -> _Axis | None:
+def _described(dimension: Dimension, groups: Sequence[ProcessGroup]) -> _Dimension | None:
     lists = {g.ranks for g in groups if dimension_of(g.description) == dimension}
     detail = None
     if dimension == "dp":
@@ -175,20 +175,20 @@ def _described(dimension: Dimension, groups: Sequence[ProcessGroup]) -> _Axis | 
         detail = f"several groups of {format_ranks(several)} are described so: the largest is taken"
     taken = tuple(sorted(set(largest.values())))
     places = {rank: ranks.index(rank) for rank, ranks in largest.items()}
-    return _Axis(places, taken, "metadata", 1 - len(several) / len(by_rank), detail)
+    return _Dimension(places, taken, "metadata", 1 - len(several) / len(by_rank), detail)
 
 
-def _of_rings(rings: Sequence[Ring]) -> _Axis:
+def _of_rings(rings: Sequence[Ring]) -> _Dimension:
     lists = tuple(sorted({tuple(sorted(ring.ranks)) for ring in rings}))
     places = {rank: place for ranks in lists for place, rank in enumerate(ranks)}
-    return _Axis(places, lists, "messages", 1.0, "messages inside actions go round among them")
+    return _Dimension(places, lists, "messages", 1.0, "messages inside actions go round among them")
 
 
 def _from_traffic(
-    found: Sequence[Purpose], pipelines: Sequence[PipelineGroup], axes: Mapping[Dimension, _Axis]
-) -> dict[Dimension, _Axis]:
+    found: Sequence[Purpose], pipelines: Sequence[PipelineGroup], axes: Mapping[Dimension, _Dimension]
+) -> dict[Dimension, _Dimension]:
     """Tensor and data parallelism where no description names them."""
-    told: dict[Dimension, _Axis] = {}
+    told: dict[Dimension, _Dimension] = {}
     for dimension in _ACROSS:
         mine = [p for p in found if p.dimension == dimension]
         if dimension in axes or not mine:
@@ -196,7 +196,7 @@ def _from_traffic(
         lists = tuple(sorted({p.ranks for p in mine}))
         places = {rank: place for ranks in lists for place, rank in enumerate(ranks)}
         details = Counter(p.detail for p in mine).most_common(1)
-        told[dimension] = _Axis(
+        told[dimension] = _Dimension(
             places, lists, "order", sum(p.confidence for p in mine) / len(mine), details[0][0]
         )  # fmt: skip
     # As many pipelines as one of the two explains leave nothing for the other.
@@ -206,14 +206,14 @@ def _from_traffic(
         if dimension in axes or dimension in told or whole is None or not pipelines:
             continue
         if {len(members) for members in whole.lists} == {len(pipelines)}:
-            told[dimension] = _Axis(
+            told[dimension] = _Dimension(
                 dict.fromkeys(ranks, 0), tuple((rank,) for rank in ranks), "inferred", whole.confidence,
                 f"the {other} groups join all pipelines",
             )  # fmt: skip
     return told
 
 
-def _tell(axes: Mapping[Dimension, _Axis], account: Account) -> None:
+def _tell(axes: Mapping[Dimension, _Dimension], account: Account) -> None:
     for dimension, axis in axes.items():
         sizes = sorted({len(ranks) for ranks in axis.lists})
         shown = ", ".join(str(list(ranks)) for ranks in axis.lists[:4] if len(ranks) > 1)
@@ -222,7 +222,7 @@ def _tell(axes: Mapping[Dimension, _Axis], account: Account) -> None:
         account.find("coordinates", dimension, value, axis.evidence, axis.confidence, axis.detail)
 
 
-def _grown(axes: Mapping[Dimension, _Axis], world: int) -> tuple[dict[Dimension, dict[int, int]], set[int]]:
+def _grown(axes: Mapping[Dimension, _Dimension], world: int) -> tuple[dict[Dimension, dict[int, int]], set[int]]:
     """Positions of all ranks, and those ranks that have them from the grid alone.
 
     In a grid a rank's position is ``rank // stride % size`` along every dimension, and the sizes multiply to the

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tracetool.reconstruction.capture.account import Account
     from tracetool.reconstruction.capture.collectives import Collective
-    from tracetool.reconstruction.capture.shifts import Side
+    from tracetool.reconstruction.capture.shifts import RankOperations
     from tracetool.store.run import Run
 
 _Key = tuple[str, int, int]
@@ -72,7 +72,7 @@ class P2POp(NamedTuple):
     parts: tuple[P2POp, ...] = ()
 
 
-class Message(NamedTuple):
+class PairedMessage(NamedTuple):
     """A send and the receive that it met."""
 
     send: P2POp
@@ -87,7 +87,7 @@ class Matched(NamedTuple):
         unmatched: Operations without a partner in the Run.
     """
 
-    messages: tuple[Message, ...]
+    messages: tuple[PairedMessage, ...]
     unmatched: tuple[P2POp, ...]
 
 
@@ -137,7 +137,7 @@ def match_messages(
         key = (op.group, op.rank, op.peer) if op.is_send else (op.group, op.peer, op.rank)
         queues[key][0 if op.is_send else 1].append(op)
     shifts = _shifts(queues, rough_differences(collectives))
-    messages: list[Message] = []
+    messages: list[PairedMessage] = []
     unmatched: list[P2POp] = []
     for key, (sends, recvs) in sorted(queues.items()):
         _, src, dst = key
@@ -166,9 +166,9 @@ def _told(src: int, dst: int, sends: Sequence[P2POp], recvs: Sequence[P2POp], me
     return f"{counts}: {met} were matched{late}; the capture of one begins or ends in the middle"
 
 
-def _paired(sends: Sequence[P2POp], recvs: Sequence[P2POp], shift: int) -> list[Message]:
+def _paired(sends: Sequence[P2POp], recvs: Sequence[P2POp], shift: int) -> list[PairedMessage]:
     """The messages if the first receive meets the send number ``shift`` (negative: the other way round)."""
-    return [Message(*pair) for pair in zip(sends[max(shift, 0) :], recvs[max(-shift, 0) :], strict=False)]
+    return [PairedMessage(*pair) for pair in zip(sends[max(shift, 0) :], recvs[max(-shift, 0) :], strict=False)]
 
 
 def _shifts(
@@ -200,7 +200,7 @@ def _shifts(
     return found
 
 
-def _needs_none(sends: Side, recvs: Side, ahead_ns: int | None) -> bool:
+def _needs_none(sends: RankOperations, recvs: RankOperations, ahead_ns: int | None) -> bool:
     """Whether both sides are equally many and fit as they are: kernels of several messages run at one time."""
     count = len(sends.kinds)
     if count != len(recvs.kinds) or not agrees(sends, recvs, 0) or is_early(sends, recvs, 0, ahead_ns or 0):
@@ -208,7 +208,9 @@ def _needs_none(sends: Side, recvs: Side, ahead_ns: int | None) -> bool:
     return sends.starts is None or recvs.starts is None or 2 * meetings(sends, recvs, 0, ahead_ns or 0) >= count
 
 
-def _causal_both_ways(there: tuple[Side, Side], back: Sequence[tuple[Side, Side]]) -> bool:
+def _causal_both_ways(
+    there: tuple[RankOperations, RankOperations], back: Sequence[tuple[RankOperations, RankOperations]]
+) -> bool:
     """Whether both sides fit as they are by clocks that are the same, which some message each way shows them to be.
 
     Sends that are buffered end without their receives, so that a receiver may fall behind by more than one of them.
@@ -216,7 +218,7 @@ def _causal_both_ways(there: tuple[Side, Side], back: Sequence[tuple[Side, Side]
     return any(map(_is_causal, back)) and _is_causal(there)
 
 
-def _is_causal(way: tuple[Side, Side]) -> bool:
+def _is_causal(way: tuple[RankOperations, RankOperations]) -> bool:
     sends, recvs = way
     if len(sends.kinds) != len(recvs.kinds) or not agrees(sends, recvs, 0) or is_early(sends, recvs, 0, 0):
         return False
@@ -224,5 +226,5 @@ def _is_causal(way: tuple[Side, Side]) -> bool:
     return lag is not None and abs(lag) <= EARLY_NS
 
 
-def _side(ops: Sequence[P2POp]) -> Side:
+def _side(ops: Sequence[P2POp]) -> RankOperations:
     return side_of([0] * len(ops), [op.payload_bytes for op in ops], [(op.start_ns, op.end_ns) for op in ops])

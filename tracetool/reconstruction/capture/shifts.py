@@ -32,7 +32,7 @@ _MOST_EARLY = 0.25
 _NETWORK_TIME_NS = 5_000_000
 
 
-class Side(NamedTuple):
+class RankOperations(NamedTuple):
     """One rank's operations in order.
 
     Attributes:
@@ -47,18 +47,20 @@ class Side(NamedTuple):
     starts: Array | None
     ends: Array | None
 
-    def cut(self, first: int, count: int, step: int = 1) -> Side:
+    def cut(self, first: int, count: int, step: int = 1) -> RankOperations:
         """Some of the operations."""
-        return Side(*(None if c is None else c[first : first + count : step] for c in self))  # type: ignore[arg-type]
+        return RankOperations(*(None if c is None else c[first : first + count : step] for c in self))  # type: ignore[arg-type]
 
 
-def side_of(kinds: Sequence[int], sizes: Sequence[int | None], spans: Sequence[tuple[int | None, int | None]]) -> Side:
+def side_of(
+    kinds: Sequence[int], sizes: Sequence[int | None], spans: Sequence[tuple[int | None, int | None]]
+) -> RankOperations:
     """Operations in columns."""
     import numpy as np
 
     timed = all(start is not None and end is not None for start, end in spans)
     times = np.array(spans, dtype=np.int64).reshape(-1, 2) if timed else None
-    return Side(
+    return RankOperations(
         np.array(kinds, dtype=np.int64),
         np.array([-1 if size is None else size for size in sizes], dtype=np.int64),
         None if times is None else times[:, 0],
@@ -66,7 +68,9 @@ def side_of(kinds: Sequence[int], sizes: Sequence[int | None], spans: Sequence[t
     )
 
 
-def overlapping(one: Side, other: Side, shift: int, most: int | None = None) -> tuple[Side, Side]:
+def overlapping(
+    one: RankOperations, other: RankOperations, shift: int, most: int | None = None
+) -> tuple[RankOperations, RankOperations]:
     """Both sides where they meet if the first operation of the other one meets number ``shift`` of this one.
 
     Args:
@@ -81,7 +85,9 @@ def overlapping(one: Side, other: Side, shift: int, most: int | None = None) -> 
     return one.cut(first, count, step), other.cut(second, count, step)
 
 
-def agrees(one: Side, other: Side, shift: int, size_ratio: int = 1, most: int | None = None) -> bool:
+def agrees(
+    one: RankOperations, other: RankOperations, shift: int, size_ratio: int = 1, most: int | None = None
+) -> bool:
     """Whether kinds and known sizes are the same at a shift, sizes up to a factor."""
     a, b = overlapping(one, other, shift, most)
     known = (a.sizes >= 0) & (b.sizes >= 0)
@@ -89,7 +95,7 @@ def agrees(one: Side, other: Side, shift: int, size_ratio: int = 1, most: int | 
     return len(a.kinds) > 0 and bool((a.kinds == b.kinds).all() and (near | ~known).all())
 
 
-def scatter(one: Side, other: Side, shift: int, most: int | None = None) -> float | None:
+def scatter(one: RankOperations, other: RankOperations, shift: int, most: int | None = None) -> float | None:
     """How far the distances between both ends scatter around their median, ns; None if they are not known."""
     import numpy as np
 
@@ -100,7 +106,7 @@ def scatter(one: Side, other: Side, shift: int, most: int | None = None) -> floa
     return float(np.median(np.abs(apart - np.median(apart))))
 
 
-def find_shift(sends: Side, recvs: Side, ahead_ns: int | None, *, is_whole: bool) -> int | None:
+def find_shift(sends: RankOperations, recvs: RankOperations, ahead_ns: int | None, *, is_whole: bool) -> int | None:
     """At which send the first receive is met (negative: at which receive the first send is); None if not to be told.
 
     Kernels of a message run at one time unless its payload was buffered; those of different messages between two
@@ -131,7 +137,7 @@ def find_shift(sends: Side, recvs: Side, ahead_ns: int | None, *, is_whole: bool
     return steady
 
 
-def is_steady(one: Side, other: Side, shift: int) -> bool:
+def is_steady(one: RankOperations, other: RankOperations, shift: int) -> bool:
     """Whether the distances between both ends scatter far less than one operation is from the next; or are unknown."""
     import numpy as np
 
@@ -140,7 +146,7 @@ def is_steady(one: Side, other: Side, shift: int) -> bool:
     return apart is None or ends is None or len(ends) < 2 or apart <= STEADY_RATIO * float(np.median(np.diff(ends)))
 
 
-def _level(sends: Side, recvs: Side, shift: int) -> float:
+def _level(sends: RankOperations, recvs: RankOperations, shift: int) -> float:
     """Usual distance between both ends, whichever is first; 0 if unknown."""
     import numpy as np
 
@@ -148,12 +154,12 @@ def _level(sends: Side, recvs: Side, shift: int) -> float:
     return 0.0 if a.ends is None or b.ends is None else abs(float(np.median(b.ends - a.ends)))
 
 
-def is_early(sends: Side, recvs: Side, shift: int, ahead_ns: int) -> bool:
+def is_early(sends: RankOperations, recvs: RankOperations, shift: int, ahead_ns: int) -> bool:
     """Whether a receive is over before its send begins."""
     return early_ratio(sends, recvs, shift, ahead_ns) > 0
 
 
-def early_ratio(sends: Side, recvs: Side, shift: int, ahead_ns: int) -> float:
+def early_ratio(sends: RankOperations, recvs: RankOperations, shift: int, ahead_ns: int) -> float:
     """Share of the receives that are over before their send begins."""
     a, b = overlapping(sends, recvs, shift)
     if a.starts is None or b.ends is None or not len(b.ends):
@@ -161,7 +167,7 @@ def early_ratio(sends: Side, recvs: Side, shift: int, ahead_ns: int) -> float:
     return float((b.ends - ahead_ns < a.starts - EARLY_NS).mean())
 
 
-def meetings(sends: Side, recvs: Side, shift: int, ahead_ns: int) -> int:
+def meetings(sends: RankOperations, recvs: RankOperations, shift: int, ahead_ns: int) -> int:
     """How many pairs of kernels run at one time."""
     a, b = overlapping(sends, recvs, shift)
     if a.starts is None or a.ends is None or b.starts is None or b.ends is None:
@@ -169,7 +175,7 @@ def meetings(sends: Side, recvs: Side, shift: int, ahead_ns: int) -> int:
     return int(((b.starts - ahead_ns < a.ends) & (a.starts < b.ends - ahead_ns)).sum())
 
 
-def _most_meetings(sends: Side, recvs: Side, ahead_ns: int) -> int | None:
+def _most_meetings(sends: RankOperations, recvs: RankOperations, ahead_ns: int) -> int | None:
     """The shift at which clearly most kernels run at one time."""
     import numpy as np
 
@@ -190,7 +196,7 @@ def _most_meetings(sends: Side, recvs: Side, ahead_ns: int) -> int | None:
     return ranked[0][0]
 
 
-def _steadiest(sends: Side, recvs: Side, ahead_ns: int | None) -> int | None:
+def _steadiest(sends: RankOperations, recvs: RankOperations, ahead_ns: int | None) -> int | None:
     """The shift at which both ends are at a clearly more constant distance than at any other one."""
     n, m = len(sends.kinds), len(recvs.kinds)
     least = min(n, m, max(_LEAST_PAIRS, min(n, m) // 2))
@@ -249,7 +255,7 @@ class RoughClocks:
         return second[1] - first[1]
 
 
-def least_lag_ns(sends: Side, recvs: Side) -> int | None:
+def least_lag_ns(sends: RankOperations, recvs: RankOperations) -> int | None:
     """The shortest distance from the end of a send to that of its receive; sides of equal length."""
     if sends.ends is None or recvs.ends is None or not len(sends.ends):
         return None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tracetool.reconstruction.capture.account import Account, Evidence
     from tracetool.reconstruction.capture.clocks import Clocks
     from tracetool.reconstruction.capture.collectives import Collective
-    from tracetool.reconstruction.capture.messages import Message, P2POp
+    from tracetool.reconstruction.capture.messages import P2POp, PairedMessage
     from tracetool.store.run import Run
 
 _HCCL_READERS = frozenset(("ascend", "msprof", "mindinsight"))
@@ -118,7 +118,9 @@ def total_ns(spans: Iterable[tuple[int, int]]) -> int:
     return total
 
 
-def find_waits(run: Run, messages: Sequence[Message], collectives: Sequence[Collective], clocks: Clocks) -> list[Wait]:
+def find_waits(
+    run: Run, messages: Sequence[PairedMessage], collectives: Sequence[Collective], clocks: Clocks
+) -> list[Wait]:
     """Split every operation of the capture that ran.
 
     Args:
@@ -149,7 +151,7 @@ def find_waits(run: Run, messages: Sequence[Message], collectives: Sequence[Coll
 
 
 def _split_messages(
-    messages: Sequence[Message],
+    messages: Sequence[PairedMessage],
     hccl: set[int],
     clocks: Clocks,
     split: dict[tuple[int, int], tuple[int, int, Evidence, bool]],
@@ -197,7 +199,7 @@ def _waits_after(own: P2POp, other: P2POp, clocks: Clocks) -> int:
     return max(end - until, 0) if until > start and end > theirs else 0
 
 
-def _least(messages: Iterable[Message]) -> dict[tuple[int, int, int | None], int]:
+def _least(messages: Iterable[PairedMessage]) -> dict[tuple[int, int, int | None], int]:
     """The shortest operator of each link and size."""
     found: dict[tuple[int, int, int | None], int] = {}
     for message in messages:
@@ -207,7 +209,7 @@ def _least(messages: Iterable[Message]) -> dict[tuple[int, int, int | None], int
     return found
 
 
-def _link(message: Message) -> tuple[int, int, int | None]:
+def _link(message: PairedMessage) -> tuple[int, int, int | None]:
     return message.send.rank, message.recv.rank, message.send.payload_bytes
 
 

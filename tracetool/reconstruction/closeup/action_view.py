@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracetool.reconstruction.actions.work import Segment
-    from tracetool.reconstruction.closeup.layers import Place
+    from tracetool.reconstruction.closeup.layers import LayerPlace
     from tracetool.reconstruction.closeup.split import Part
 
 
@@ -62,7 +62,7 @@ class ActionView:
     beside_ns: list[int]
     beside_messages_ns: list[int]
     late_ns: Sequence[int]
-    places: tuple[Place, ...] | None = None
+    places: tuple[LayerPlace, ...] | None = None
     parts: list[Part | None] | None = None
     _sums: dict[tuple[int | None, bool], Sum] = field(default_factory=dict)
 

@@ -15,10 +15,10 @@ from tracetool.reconstruction.actions.segments import lists_actions
 from tracetool.reconstruction.closeup.action_view import ActionView
 from tracetool.reconstruction.closeup.contention import Resident, pieces, read_devices, read_resident
 from tracetool.reconstruction.closeup.layer_memory import BlockMemory, memory_of_blocks
-from tracetool.reconstruction.closeup.layers import AFTER, AHEAD, Place, StageLayers, find_layers
+from tracetool.reconstruction.closeup.layers import AFTER, AHEAD, LayerPlace, StageLayers, find_layers
 from tracetool.reconstruction.closeup.recomputed import tell_recompute
 from tracetool.reconstruction.closeup.split import Part, agreement, gradient_parts, read_feeders
-from tracetool.reconstruction.closeup.split_memory import Halves, HalvesMemory, memory_of_halves
+from tracetool.reconstruction.closeup.split_memory import HalfMemory, HalvesMemory, memory_of_halves
 from tracetool.reconstruction.closeup.uncontended import take_slowdown_out
 from tracetool.units import format_duration
 
@@ -59,7 +59,7 @@ class Closeup:
     layers: Mapping[int, StageLayers | None]
     split: frozenset[int]
     memory: Mapping[tuple[int, ActionKind, int], Mapping[int, BlockMemory]]
-    halves: Mapping[tuple[int, int], Halves]
+    halves: Mapping[tuple[int, int], HalfMemory]
     launches: Launches
 
     @cached_property
@@ -173,7 +173,7 @@ class Closeup:
         rows: list[Row] = []
         for view in self.views:
             s = view.segment
-            places: Sequence[Place | None] = view.places or [None] * len(s.kernels)
+            places: Sequence[LayerPlace | None] = view.places or [None] * len(s.kernels)
             parts: Sequence[Part | None] = view.parts or [None] * len(s.kernels)
             for kernel, place, part in zip(s.kernels, places, parts, strict=True):
                 layer = place.layer if place is not None and place.layer >= 0 else None

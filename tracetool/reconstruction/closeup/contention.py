@@ -107,7 +107,7 @@ def read_devices(run: Run, ranks: Sequence[int]) -> dict[int, Device]:
     return {rank: Device() for rank in ranks} | {rank: Device(*of_rank) for rank, *of_rank in rows}
 
 
-class Piece(NamedTuple):
+class KernelShare(NamedTuple):
     """What one kernel adds to its action: the launch gap ahead of it, then its own time beyond earlier kernels.
 
     Both are 0 for what is beside the compute stream. Over an action they sum to its duration.
@@ -117,15 +117,15 @@ class Piece(NamedTuple):
     run_ns: int
 
 
-def pieces(kernels: Sequence[Kernel]) -> list[Piece]:
+def pieces(kernels: Sequence[Kernel]) -> list[KernelShare]:
     """Cut an action's time into what each of its kernels adds to it, in the kernels' own order."""
     timed = [i for i, k in enumerate(kernels) if k.is_compute] or list(range(len(kernels)))
     timed.sort(key=lambda i: (kernels[i].start_ns, kernels[i].end_ns))
-    found = [Piece(0, 0)] * len(kernels)
+    found = [KernelShare(0, 0)] * len(kernels)
     at = kernels[timed[0]].start_ns
     for i in timed:
         start, end = max(kernels[i].start_ns, at), max(kernels[i].end_ns, at)
-        found[i] = Piece(start - at, end - start)
+        found[i] = KernelShare(start - at, end - start)
         at = end
     return found
 

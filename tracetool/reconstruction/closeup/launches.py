@@ -157,7 +157,7 @@ def find_launches(steps: Sequence[Mapping[int, Sequence[Turn]]], account: Accoun
     chosen = steps[0]
     if not has_late_launches(chosen):
         return Launches()
-    by_key: dict[_Key, list[_Run]] = defaultdict(list)
+    by_key: dict[_Key, list[_ActionRun]] = defaultdict(list)
     for turn in (turn for step in steps for turns in step.values() for turn in turns):
         by_key[turn.segment.stage, turn.segment.kind].append(_run_of(turn))
     of = {}
@@ -176,7 +176,7 @@ def find_launches(steps: Sequence[Mapping[int, Sequence[Turn]]], account: Accoun
     return Launches({}, {id(run.turn.segment): run.gaps_ns for rank in ranks for run in shown[rank]}, ranks)
 
 
-def _is_held_up(rank: int, runs: Sequence[_Run], of: Mapping[_Key, _Partly], account: Account) -> bool:
+def _is_held_up(rank: int, runs: Sequence[_ActionRun], of: Mapping[_Key, _Partly], account: Account) -> bool:
     """Whether a host that could keep ahead of its device fell behind it: what the device waited for then goes.
 
     A host that needs longer for its launches than the device for their kernels is slow in any order: gaps stay.
@@ -198,7 +198,7 @@ def _is_held_up(rank: int, runs: Sequence[_Run], of: Mapping[_Key, _Partly], acc
 
 
 @dataclass(slots=True)
-class _Run:
+class _ActionRun:
     """One run of an action.
 
     Attributes:
@@ -220,12 +220,12 @@ class _Run:
     gaps_ns: list[int]
 
 
-def _run_of(turn: Turn) -> _Run:
+def _run_of(turn: Turn) -> _ActionRun:
     kernels = turn.segment.kernels
     parts = pieces(kernels)
     launches = [kernel.launch_ns for kernel in kernels]
     before = [kernels[0].launch_ns, *launches[:-1]]
-    return _Run(
+    return _ActionRun(
         turn,
         tuple(kernel.op_name or kernel.name for kernel in kernels),
         [now - then for now, then in zip(launches, before, strict=True)],
@@ -239,11 +239,11 @@ def _run_of(turn: Turn) -> _Run:
     )
 
 
-def _late_ns(run: _Run) -> int:
+def _late_ns(run: _ActionRun) -> int:
     return sum(gap for gap, late in zip(run.before_ns, run.is_late, strict=True) if late)
 
 
-def _settle_gaps(runs: Sequence[_Run]) -> None:
+def _settle_gaps(runs: Sequence[_ActionRun]) -> None:
     """Tell what of each gap was the wait for a launch: all but what the device itself takes between the two kernels."""
     own: dict[tuple[tuple[str, ...], int], list[int]] = defaultdict(list)
     every: list[int] = []
@@ -279,13 +279,13 @@ def _undisturbed(times: Sequence[int]) -> int:
     return round(fmean(time for time in times if time <= most or time == min(times)))
 
 
-def _places(run: _Run) -> list[_Place]:
+def _places(run: _ActionRun) -> list[_Place]:
     """Per launch, what tells the place in the model, whichever layer, stage or rank it is of."""
     is_forward, names = run.turn.segment.kind is ActionKind.FORWARD, ("",) * _CONTEXT + run.signature + ("",)
     return [(is_forward, *names[at : at + _CONTEXT + 2]) for at in range(len(run.signature))]
 
 
-def _usual_launches(runs: Sequence[_Run]) -> dict[_Place, int]:
+def _usual_launches(runs: Sequence[_ActionRun]) -> dict[_Place, int]:
     """What a launch takes the host, by its place in the model."""
     found: dict[_Place, list[int]] = defaultdict(list)
     for run in runs:
@@ -295,7 +295,7 @@ def _usual_launches(runs: Sequence[_Run]) -> dict[_Place, int]:
     return {place: _undisturbed(times) for place, times in found.items()}
 
 
-def _launch(runs: Sequence[_Run], usual: Mapping[_Place, int]) -> _Partly:
+def _launch(runs: Sequence[_ActionRun], usual: Mapping[_Place, int]) -> _Partly:
     """What the launches of one stage and kind take."""
     syncs, turns = [], []
     for turn in (run.turn for run in runs):
@@ -303,14 +303,14 @@ def _launch(runs: Sequence[_Run], usual: Mapping[_Place, int]) -> _Partly:
             syncs.append(turn.segment.start_ns - turn.batch_end_ns)
         elif turn.after is not None and not turn.has_batch:
             turns.append(turn.segment.issue_ns - turn.after.issued_ns)
-    alike: dict[tuple[str, ...], list[_Run]] = defaultdict(list)
+    alike: dict[tuple[str, ...], list[_ActionRun]] = defaultdict(list)
     for run in runs:
         alike[run.signature].append(run)
     lag, issue = _lag_and_issue(max(alike.values(), key=len), usual)
     return _Partly(_undisturbed(syncs) if syncs else None, _undisturbed(turns) if turns else None, lag, issue)
 
 
-def _lag_and_issue(runs: Sequence[_Run], usual: Mapping[_Place, int]) -> tuple[int, int]:
+def _lag_and_issue(runs: Sequence[_ActionRun], usual: Mapping[_Place, int]) -> tuple[int, int]:
     """How far launches fall behind kernels if both begin at once, and how long all launches take."""
     launched = ran = lag = 0
     columns = zip(
@@ -347,7 +347,7 @@ def _with_known_waits(of: Mapping[_Key, _Partly]) -> dict[_Key, _Partly]:
 def _tell(
     chosen: Mapping[int, Sequence[Turn]],
     of: Mapping[_Key, _Partly],
-    shown: Sequence[_Run],
+    shown: Sequence[_ActionRun],
     account: Account,
 ) -> None:
     batches = sum(turn.has_batch for turns in chosen.values() for turn in turns)

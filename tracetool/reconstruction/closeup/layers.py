@@ -29,7 +29,7 @@ _LEAST_CONFIDENCE = 0.5
 _UPWARDS = (ActionKind.FORWARD, ActionKind.RECOMPUTE)
 
 
-class Place(NamedTuple):
+class LayerPlace(NamedTuple):
     """Where in its stage a kernel belongs.
 
     Attributes:
@@ -94,7 +94,7 @@ class StageLayers:
     """
 
     count: int
-    places: Mapping[tuple[ActionKind, int], tuple[Place, ...]]
+    places: Mapping[tuple[ActionKind, int], tuple[LayerPlace, ...]]
     good: int
     checks: int
     remarks: tuple[str, ...] = ()
@@ -194,7 +194,7 @@ def _stage_layers(patterns: Sequence[_Pattern]) -> StageLayers | None:
     if others:
         remarks.append(f"{others} of {len(patterns)} actions do not repeat {count} times")
     owners = _owners([p for p in patterns if p.segment.kind is ActionKind.FORWARD], count)
-    places: dict[tuple[ActionKind, int], tuple[Place, ...]] = {}
+    places: dict[tuple[ActionKind, int], tuple[LayerPlace, ...]] = {}
     good, checks = counts[count], len(patterns)
     for pattern in patterns:
         if pattern.repeat is None or pattern.repeat.times != count:
@@ -241,23 +241,23 @@ def _descending(pattern: _Pattern, repeat: Repeat, owners: Mapping[int, int]) ->
     return layers[0] > layers[-1] if layers else None
 
 
-def _places(pattern: _Pattern, repeat: Repeat, *, descending: bool) -> tuple[Place, ...]:
+def _places(pattern: _Pattern, repeat: Repeat, *, descending: bool) -> tuple[LayerPlace, ...]:
     """A place for every kernel: what makes up no pattern goes with its neighbours.
 
     A fill goes with the kernel after it, what accumulates a gradient or runs beside with the one before it.
     """
     end = pattern.start + repeat.length
     first, last = (AFTER, AHEAD) if descending else (AHEAD, AFTER)
-    regular: list[Place] = []
+    regular: list[LayerPlace] = []
     for i in range(len(pattern.tokens)):
         if i < pattern.start:
-            regular.append(Place(first, i))
+            regular.append(LayerPlace(first, i))
         elif i < end:
             number, slot = divmod(i - pattern.start, repeat.period)
-            regular.append(Place(repeat.times - 1 - number if descending else number, slot))
+            regular.append(LayerPlace(repeat.times - 1 - number if descending else number, slot))
         else:
-            regular.append(Place(last, i - end))
-    placed: list[Place] = []
+            regular.append(LayerPlace(last, i - end))
+    placed: list[LayerPlace] = []
     at = 0
     for i, kernel in enumerate(pattern.segment.kernels):
         if at < len(pattern.indices) and pattern.indices[at] == i:

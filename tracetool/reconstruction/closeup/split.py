@@ -167,7 +167,7 @@ def _part_of_other(kernel: Kernel, name: str) -> Part | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Halves:
+class HalfTimes:
     """An unsplit backward's time by what it went into.
 
     Attributes:
@@ -181,12 +181,12 @@ class Halves:
     rest_ns: int
 
 
-def halves(parts: Sequence[Part | None], times_ns: Sequence[int]) -> Halves:
+def halves(parts: Sequence[Part | None], times_ns: Sequence[int]) -> HalfTimes:
     """Sum what each kernel adds to its action's time by the part it belongs to."""
     sums = {"input": 0, "weight": 0, None: 0}
     for part, time in zip(parts, times_ns, strict=True):
         sums["input" if part == "recompute" else part] += time
-    return Halves(sums["input"], sums["weight"], sums[None])
+    return HalfTimes(sums["input"], sums["weight"], sums[None])
 
 
 def agreement(kernels: Sequence[Kernel], weights: frozenset[int]) -> tuple[int, int]:

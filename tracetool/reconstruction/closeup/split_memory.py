@@ -67,7 +67,7 @@ def _with(cost: ActionCost, held: int, peak: int) -> ActionCost:
 EMPTY_INPUT_HALF = HalvesMemory(0, 0, None)
 
 
-class Halves(NamedTuple):
+class HalfMemory(NamedTuple):
     """Memory of a backward's halves, as a whole and by layer.
 
     Attributes:
@@ -115,7 +115,7 @@ class _Action:
 
 def memory_of_halves(
     views: Sequence[ActionView], stages: frozenset[int], logs: Mapping[int, Log], weights: Mapping[int, frozenset[int]]
-) -> dict[tuple[int, int], Halves]:
+) -> dict[tuple[int, int], HalfMemory]:
     """Memory of the halves, per stage and microbatch, where the log tells.
 
     Args:
@@ -125,7 +125,7 @@ def memory_of_halves(
         weights: Per rank, the nodes that make gradients of parameters.
     """
     last = max(view.segment.stage for view in views)
-    found: dict[tuple[int, int], Halves] = {}
+    found: dict[tuple[int, int], HalfMemory] = {}
     by_rank: dict[int, list[ActionView]] = defaultdict(list)
     for view in views:
         by_rank[view.rank].append(view)
@@ -147,7 +147,7 @@ def memory_of_halves(
             for m, backward in of_stage.items():
                 halves = _split(backward, forwards[stage][m], made, freed, weights[rank], outputs.get(m, ()))
                 if stage == 0:
-                    found[stage, m] = Halves(EMPTY_INPUT_HALF, halves.layers if halves else {})
+                    found[stage, m] = HalfMemory(EMPTY_INPUT_HALF, halves.layers if halves else {})
                 elif halves:
                     found[stage, m] = halves
     return found
@@ -184,7 +184,7 @@ def _split(
     freed: Sequence[_Allocation],
     weights: frozenset[int],
     output: Sequence[_Allocation],
-) -> Halves | None:
+) -> HalfMemory | None:
     """Halves of a whole backward; None where what a node took cannot be told or activations are recomputed.
 
     Args:
@@ -226,7 +226,7 @@ def _split(
         gone = now(above) + (list(output) if layer is None or layer == turns.layers[0] else [])
         return HalvesMemory(level - sum(a.size_bytes for a in gone), peak, weight_peak)
 
-    return Halves(of(None), {layer: of(layer) for layer in turns.layers})
+    return HalfMemory(of(None), {layer: of(layer) for layer in turns.layers})
 
 
 def _passing_outputs(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Spans = dict[int, tuple[int, int]]
 
 
-class Messages(msgspec.Struct, frozen=True, kw_only=True):
+class CrossingMessages(msgspec.Struct, frozen=True, kw_only=True):
     """Messages of one rank to another one in another data centre."""
 
     src_rank: Annotated[int, doc("Global rank that sends.")]
@@ -59,7 +59,7 @@ class Crossing:
 
     dcs: Mapping[int, str]
     step: int | None
-    messages: tuple[Messages, ...]
+    messages: tuple[CrossingMessages, ...]
     collectives: tuple[Collectives, ...]
 
 
@@ -113,7 +113,7 @@ def _within(spans: Spans, rank: int, time: int) -> bool:
 
 def _messages(
     p2p: Mapping[int, Sequence[P2POp]], dcs: Mapping[int, str], spans: Spans, recorded: set[int]
-) -> tuple[Messages, ...]:
+) -> tuple[CrossingMessages, ...]:
     sizes: dict[tuple[int, int], list[int | None]] = defaultdict(list)
     for ops in p2p.values():
         for op in ops:
@@ -123,7 +123,7 @@ def _messages(
             if counted and placed and dcs[ends[0]] != dcs[ends[1]] and _within(spans, op.rank, op.posted_ns):
                 sizes[ends].append(op.payload_bytes)
     return tuple(
-        Messages(
+        CrossingMessages(
             src_rank=src,
             dst_rank=dst,
             src_dc=dcs[src],

@@ -17,7 +17,7 @@ from tracetool.tables.run import SCHEMA_VERSION
 if TYPE_CHECKING:
     from tracetool.causes.removals import Removal
     from tracetool.explanation import Explanation
-    from tracetool.explanation.path import Part
+    from tracetool.explanation.path import PathPart
     from tracetool.reports import RunFacts
 
 SCHEMA_ID = "urn:tracetool:schema:1:explanation"
@@ -168,7 +168,7 @@ def _removal(removal: Removal) -> RemovalInfo:
     )
 
 
-def _part(part: Part, words: Words) -> PartInfo:
+def _part(part: PathPart, words: Words) -> PartInfo:
     steps = [
         StepInfo(
             text=words.step(step),

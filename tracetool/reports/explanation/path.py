@@ -11,7 +11,7 @@ from tracetool.units import format_duration, format_ranges
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.explanation.path import Step
+    from tracetool.explanation.path import PathStep
     from tracetool.model.timeline import Op, Transfer
 
 _KINDS = {
@@ -37,11 +37,11 @@ class Words:
         """The global rank of a pipeline rank."""
         return self._ranks[rank]
 
-    def step(self, step: Step) -> str:
+    def step(self, step: PathStep) -> str:
         """A step of the critical path."""
         return self._computes(step) if step.ops else self._way(step)
 
-    def _computes(self, step: Step) -> str:
+    def _computes(self, step: PathStep) -> str:
         ranks = [self.rank(rank) for rank in step.ranks]
         if len(ranks) > 1:
             who = f"ranks {' → '.join(map(str, ranks))}" if len(ranks) < 6 else f"ranks {ranks[0]} → … → {ranks[-1]}"
@@ -70,7 +70,7 @@ class Words:
             told.append(f"{word} {format_ranges(sorted(set(microbatches)))}")
         return " and ".join(told)
 
-    def _way(self, step: Step) -> str:
+    def _way(self, step: PathStep) -> str:
         """What one message waited for on its way, or that the host was late."""
         message = next((transfer for _, _, transfer in reversed(step.waits) if transfer is not None), None)
         if message is None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tracetool.causes.removals import Removal
     from tracetool.explanation import CauseFound, Explanation
-    from tracetool.explanation.path import Part
+    from tracetool.explanation.path import PathPart
     from tracetool.reports import RunFacts
 
 _MOST_PARTS = 24
@@ -185,7 +185,7 @@ def _path(explained: Explanation, words: Words, width: int) -> list[str]:
     return lines
 
 
-def _part(part: Part, words: Words, width: int) -> list[str]:
+def _part(part: PathPart, words: Words, width: int) -> list[str]:
     """A line per step; of what repeats the first time, and how often."""
     indent = "  " if part.times > 1 else ""
     lines = []

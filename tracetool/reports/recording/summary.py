@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict, cast
 
 from tracetool.reconstruction.closeup.host_gaps import gap_shares
-from tracetool.reconstruction.steps.crossing import Collectives, Messages  # noqa: TC001 - msgspec reads them
+from tracetool.reconstruction.steps.crossing import Collectives, CrossingMessages  # noqa: TC001 - msgspec reads them
 from tracetool.reports.recording.discovery import LeftInfo  # noqa: TC001 - msgspec reads it
 from tracetool.reports.recording.gaps import Gap, find_gaps
 from tracetool.tables.fields import doc, row_of
@@ -119,7 +119,7 @@ class CrossingInfo(TypedDict):
     step: Annotated[int | None, doc("Step number; null if all of the capture is counted.")]
     dcs: Annotated[dict[str, list[int]], doc("Global ranks of each data centre.")]
     directions: Annotated[list[DirectionInfo], doc("From one to another.")]
-    messages: Annotated[list[Messages], doc("By source and destination rank.")]
+    messages: Annotated[list[CrossingMessages], doc("By source and destination rank.")]
     collectives: Annotated[list[Collectives], doc("By operation and group.")]
 
 

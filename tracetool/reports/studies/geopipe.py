@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from tracetool.studies.geopipe.findings import Definition, Finding, Point
+    from tracetool.studies.geopipe.findings import Definition, FigureOrigin, Point
     from tracetool.studies.geopipe.memory import Need
     from tracetool.studies.geopipe.optimum import Optimum
     from tracetool.studies.geopipe.reproduce import ModelStudy, Study
@@ -227,7 +227,7 @@ def _model(model: ModelStudy) -> ModelInfo:
     )
 
 
-def _finding(found: Finding) -> FindingInfo:
+def _finding(found: FigureOrigin) -> FindingInfo:
     return FindingInfo(
         baseline=found.baseline,
         definition=found.definition,

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tracetool.model.pipeline import P2PMode
-    from tracetool.studies.geopipe.findings import Definition, Finding, Point
+    from tracetool.studies.geopipe.findings import Definition, FigureOrigin, Point
     from tracetool.studies.geopipe.memory import Need
     from tracetool.studies.geopipe.optimum import Optimum
     from tracetool.studies.geopipe.reproduce import ModelStudy, Study
 
-    Pick = Callable[[ModelStudy], tuple[Finding, ...]]
+    Pick = Callable[[ModelStudy], tuple[FigureOrigin, ...]]
 
 _WIDTH = 80
 _BUBBLES, _ITERATIONS = f"{100 * BUBBLE_REDUCTION:.2f} %", f"{100 * ITERATION_REDUCTION:.1f} %"
@@ -118,12 +118,12 @@ def _reach(study: Study, definition: Definition | None, pick: Pick) -> str:
     return "; ".join(told)
 
 
-def _rows(study: Study, found: Sequence[Finding]) -> list[int]:
+def _rows(study: Study, found: Sequence[FigureOrigin]) -> list[int]:
     """Microbatches at which a figure arises."""
     return [m for i, m in enumerate(study.choice.grid.microbatches) if any(any(f.shares[i]) for f in found)]
 
 
-def _columns(study: Study, found: Sequence[Finding]) -> list[int]:
+def _columns(study: Study, found: Sequence[FigureOrigin]) -> list[int]:
     """Distances at which it does."""
     return [km for i, km in enumerate(study.choice.grid.distances_km) if any(row[i] for f in found for row in f.shares)]
 
@@ -168,7 +168,7 @@ def _section(study: Study, title: str, pick: Pick, *, explain: bool) -> list[str
     return [title, *wrapped(counted, _WIDTH), *table, *_map(study, pick, explain=explain), *wrapped(notes, _WIDTH)]
 
 
-def _finding_cells(study: Study, model: ModelStudy, found: Finding) -> tuple[str, ...]:
+def _finding_cells(study: Study, model: ModelStudy, found: FigureOrigin) -> tuple[str, ...]:
     return (
         model.name,
         _BASELINE[found.baseline],
@@ -216,7 +216,7 @@ def _digit(share: float) -> str:
     return str(min(9, int(10 * share))) if share else "."
 
 
-def _notes(model: ModelStudy, findings: Sequence[Finding]) -> list[str]:
+def _notes(model: ModelStudy, findings: Sequence[FigureOrigin]) -> list[str]:
     lines = []
     idle = least_idle_ratio(model.swept)
     for found in findings:
@@ -229,7 +229,7 @@ def _notes(model: ModelStudy, findings: Sequence[Finding]) -> list[str]:
     return lines
 
 
-def _why(found: Finding, highest: Point, least_idle_ratio: float, *, is_both: bool) -> str:
+def _why(found: FigureOrigin, highest: Point, least_idle_ratio: float, *, is_both: bool) -> str:
     left = (
         f"{100 * found.left_ratio:.0f} % of the idle time left there is fill, drain and unequal stages, which neither "
         "links nor warm-ups change"

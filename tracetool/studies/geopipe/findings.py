@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tracetool.model.pipeline import P2PMode
-    from tracetool.studies.geopipe.sweep import Swept
+    from tracetool.studies.geopipe.sweep import PaperSweep
 
     Floats = NDArray[np.float64]
     Bools = NDArray[np.bool_]
@@ -26,7 +26,7 @@ DEFINITIONS: tuple[Definition, ...] = ("bubble_ratio", "bubble_ns", "cross_dc_bu
 """Idle share of the window; idle time; window minus the window of the same order over free links."""
 
 
-def bubble_reduction(swept: Swept, baseline: P2PMode, definition: Definition) -> Floats:
+def bubble_reduction(swept: PaperSweep, baseline: P2PMode, definition: Definition) -> Floats:
     """1 - bubble with extra forwards / bubble of 1F1B, at every point; 0 where 1F1B has none."""
     import numpy as np
 
@@ -41,7 +41,7 @@ def bubble_reduction(swept: Swept, baseline: P2PMode, definition: Definition) ->
     return 1 - np.divide(after_bubble, before_bubble, out=np.ones_like(before_bubble), where=before_bubble > 0)
 
 
-def iteration_reduction(swept: Swept, baseline: P2PMode) -> Floats:
+def iteration_reduction(swept: PaperSweep, baseline: P2PMode) -> Floats:
     """1 - window with extra forwards / window of 1F1B, at every point."""
     return 1 - swept.deeper_ns / swept.window_ns[baseline]
 
@@ -87,7 +87,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class FigureOrigin:
     """Where a figure arises for one model, one baseline and one definition.
 
     Attributes:
@@ -116,13 +116,13 @@ class Finding:
     left_ratio: float
 
 
-def least_idle_ratio(swept: Swept) -> float:
+def least_idle_ratio(swept: PaperSweep) -> float:
     """Smallest idle share of any point over free links: fill, drain and unequal stages; 1 if no point fits memory."""
     idle = 1 - swept.compute_ns / swept.deeper_free_ns
     return float(idle[swept.feasible].min(initial=1.0))
 
 
-def bubble_findings(swept: Swept) -> tuple[Finding, ...]:
+def bubble_findings(swept: PaperSweep) -> tuple[FigureOrigin, ...]:
     """Where the published reduction of bubbles arises, by baseline and definition."""
     return tuple(
         _finding(swept, baseline, definition, bubble_reduction(swept, baseline, definition), BUBBLE_REDUCTION)
@@ -131,7 +131,7 @@ def bubble_findings(swept: Swept) -> tuple[Finding, ...]:
     )
 
 
-def iteration_findings(swept: Swept) -> tuple[Finding, ...]:
+def iteration_findings(swept: PaperSweep) -> tuple[FigureOrigin, ...]:
     """Where the published reduction of the iteration arises, by baseline."""
     return tuple(
         _finding(swept, baseline, None, iteration_reduction(swept, baseline), ITERATION_REDUCTION)
@@ -139,7 +139,7 @@ def iteration_findings(swept: Swept) -> tuple[Finding, ...]:
     )
 
 
-def both_findings(swept: Swept) -> tuple[Finding, ...]:
+def both_findings(swept: PaperSweep) -> tuple[FigureOrigin, ...]:
     """Where one configuration shows both published figures, by baseline and definition."""
     import numpy as np
 
@@ -187,15 +187,17 @@ def joint(stages: int, definition: Literal["bubble_ratio", "bubble_ns"]) -> Join
     return Joint(before, after, ceil((stages - 1) * (1 / after - 1)))
 
 
-def _finding(swept: Swept, baseline: P2PMode, definition: Definition | None, values: Floats, target: float) -> Finding:
+def _finding(
+    swept: PaperSweep, baseline: P2PMode, definition: Definition | None, values: Floats, target: float
+) -> FigureOrigin:
     import numpy as np
 
     return _told(swept, baseline, definition, values, arises(values, target), np.abs(values - target))
 
 
 def _told(
-    swept: Swept, baseline: P2PMode, definition: Definition | None, values: Floats, hits: Bools, off: Floats
-) -> Finding:
+    swept: PaperSweep, baseline: P2PMode, definition: Definition | None, values: Floats, hits: Bools, off: Floats
+) -> FigureOrigin:
     import numpy as np
 
     fit = swept.feasible
@@ -210,7 +212,7 @@ def _told(
         highest = point_at(swept, most, baseline, definition)
         idle = swept.deeper_ns[most] - swept.compute_ns[most]
         left = float((swept.deeper_free_ns[most] - swept.compute_ns[most]) / idle) if idle else 0.0
-    return Finding(
+    return FigureOrigin(
         baseline=baseline,
         definition=definition,
         least=float(known.min(initial=1)) if known.size else 0.0,
@@ -230,7 +232,7 @@ def _where(off: Floats) -> tuple[int, ...]:
     return tuple(int(i) for i in np.unravel_index(int(off.argmin()), off.shape))
 
 
-def point_at(swept: Swept, at: Sequence[int], baseline: P2PMode, definition: Definition | None) -> Point:
+def point_at(swept: PaperSweep, at: Sequence[int], baseline: P2PMode, definition: Definition | None) -> Point:
     """A point of the sweep by its place on the axes."""
     grid, place = swept.grid, tuple(at)
     e, m, s, n, bandwidth, km = place

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from tracetool.costs.analytical import Training, analytical_pipeline, collective_ns
 from tracetool.model.action import ActionKind
-from tracetool.studies.geopipe.findings import Finding, both_findings, bubble_findings, iteration_findings
+from tracetool.studies.geopipe.findings import FigureOrigin, both_findings, bubble_findings, iteration_findings
 from tracetool.studies.geopipe.memory import Need, needs
 from tracetool.studies.geopipe.optimum import Optimum, find_optimum
 from tracetool.studies.geopipe.paper import STAGES, TENSOR, THROUGHPUT, Assumption
-from tracetool.studies.geopipe.sweep import Grid, Setting, Swept, cycle_ns, payload_bytes, sweep
+from tracetool.studies.geopipe.sweep import PaperGrid, PaperSweep, Setting, cycle_ns, payload_bytes, sweep
 from tracetool.units import format_duration
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _MICROBATCHES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PaperChoice:
     """What the user chose of what is not published.
 
     Attributes:
@@ -49,7 +49,7 @@ class Choice:
     sequence: int
     recompute: Recompute
     equal_stages: bool
-    grid: Grid
+    grid: PaperGrid
 
     @property
     def middle_ratio(self) -> float:
@@ -101,11 +101,11 @@ class ModelStudy:
     """
 
     name: str
-    swept: Swept
+    swept: PaperSweep
     throughput: Throughput | None
-    bubbles: tuple[Finding, ...]
-    iterations: tuple[Finding, ...]
-    both: tuple[Finding, ...]
+    bubbles: tuple[FigureOrigin, ...]
+    iterations: tuple[FigureOrigin, ...]
+    both: tuple[FigureOrigin, ...]
     optima: tuple[Optimum, ...]
     needs: tuple[Need, ...]
     cycles_ns: tuple[int, int]
@@ -123,14 +123,14 @@ class Study:
         microbatches: Microbatches of those.
     """
 
-    choice: Choice
+    choice: PaperChoice
     assumptions: tuple[Assumption, ...]
     models: tuple[ModelStudy, ...]
     split: tuple[int, ...]
     microbatches: int
 
 
-def study_geopipe(choice: Choice, advance: Callable[[str, int], object] = lambda _name, _points: None) -> Study:
+def study_geopipe(choice: PaperChoice, advance: Callable[[str, int], object] = lambda _name, _points: None) -> Study:
     """Sweep the setting and find where the published figures arise.
 
     Args:
@@ -148,7 +148,7 @@ def study_geopipe(choice: Choice, advance: Callable[[str, int], object] = lambda
     return Study(choice, _assumptions(choice), tuple(studies), split, _MICROBATCHES)
 
 
-def _study(name: str, choice: Choice, setting: Setting, split: tuple[int, ...]) -> ModelStudy:
+def _study(name: str, choice: PaperChoice, setting: Setting, split: tuple[int, ...]) -> ModelStudy:
     swept = sweep(setting, choice.grid)
     pipeline = setting.pipeline(choice.middle_ratio, _MICROBATCHES)
     optima: tuple[Optimum, ...] = ()
@@ -172,7 +172,7 @@ def _study(name: str, choice: Choice, setting: Setting, split: tuple[int, ...]) 
     )
 
 
-def _throughput(name: str, choice: Choice) -> Throughput | None:
+def _throughput(name: str, choice: PaperChoice) -> Throughput | None:
     known = THROUGHPUT.get(name)
     if known is None or not choice.device.name.startswith("Ascend 910B"):
         return None
@@ -185,7 +185,7 @@ def _throughput(name: str, choice: Choice) -> Throughput | None:
     return Throughput(published, tuple(predicted))
 
 
-def _assumptions(choice: Choice) -> tuple[Assumption, ...]:
+def _assumptions(choice: PaperChoice) -> tuple[Assumption, ...]:
     device, grid = choice.device, choice.grid
     settings = [choice.setting(model) for model in choice.models.values()]
     pipelines = [setting.pipeline(choice.middle_ratio, _MICROBATCHES) for setting in settings]

@@ -52,7 +52,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class PaperGrid:
     """What is swept.
 
     Attributes:
@@ -85,7 +85,7 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
+class PaperSweep:
     """What replay makes of a setting: arrays over efficiency, microbatches, split, sharing, bandwidth, distance.
 
     Attributes:
@@ -101,7 +101,7 @@ class Swept:
     """
 
     setting: Setting
-    grid: Grid
+    grid: PaperGrid
     compute_ns: NDArray[np.float64]
     window_ns: dict[P2PMode, NDArray[np.int64]]
     free_ns: dict[P2PMode, NDArray[np.int64]]
@@ -123,7 +123,7 @@ class _Row:
     by_depth: list[list[int]] = field(default_factory=list)
 
 
-def sweep(setting: Setting, grid: Grid) -> Swept:
+def sweep(setting: Setting, grid: PaperGrid) -> PaperSweep:
     """Replay every point of a grid.
 
     Raises:
@@ -157,7 +157,7 @@ def sweep(setting: Setting, grid: Grid) -> Swept:
                 depth[e, m, s] = best
                 deeper[e, m, s] = by_depth[:, :-1].min(axis=0).reshape(spread)[at_speed]
                 deeper_free[e, m, s] = by_depth[:, -1][best]
-    return Swept(setting, grid, compute, windows, free, deeper, deeper_free, depth, feasible)
+    return PaperSweep(setting, grid, compute, windows, free, deeper, deeper_free, depth, feasible)
 
 
 def _row(setting: Setting, pipeline: Pipeline, split: Sequence[int], links: Sequence[tuple[int, int]]) -> _Row:
