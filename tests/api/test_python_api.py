@@ -175,7 +175,7 @@ def test_what_sql_answers_comes_as_arrow_and_frames_take_it_over() -> None:
 
 
 def test_tables_seen_through_a_query_keep_their_types() -> None:
-    run = derived(SAMPLE).seen_through({"ops": "SELECT * FROM {recorded} WHERE rank = 3"})
+    run = derived(SAMPLE).overlay({"ops": "SELECT * FROM {recorded} WHERE rank = 3"})
     table = run.table("ops")
     assert table.schema.equals(TABLES["ops"].arrow_schema(), check_metadata=True)
     assert table.num_rows == 18

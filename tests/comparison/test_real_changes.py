@@ -19,7 +19,7 @@ from tracetool.comparison.sides import Side, side_of
 from tracetool.comparison.summary import main_causes, summary
 from tracetool.comparison.verdict import Rules, judge
 from tracetool.ingestion.recording import Recording, make_recording, recording_of
-from tracetool.reconstruction import look_at_steps
+from tracetool.reconstruction import record_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ def straggling() -> Run:
 
 @cache
 def looks() -> list[RecordedStep]:
-    return look_at_steps(straggling(), most=STEPS)
+    return record_steps(straggling(), most=STEPS)
 
 
 @cache
@@ -165,7 +165,7 @@ def test_a_rank_all_of_whose_kinds_are_slower_is_named_as_the_rank() -> None:
 
 def seen(query: str, table: str) -> tuple[Side, Side]:
     run = run_of(SAMPLES / "h100-1f1b")
-    other = recording_of(run.seen_through({table: query}))
+    other = recording_of(run.overlay({table: query}))
     return side_of([("base", run)]), side_of([("new", msgspec.structs.replace(other, digest="other traces"))])
 
 

@@ -43,7 +43,7 @@ def one(data: bytes) -> None:
     whole = path.read_bytes()
     path.write_bytes(data[1:])
     try:
-        for found in discover([_FOLDER]).found:
+        for found in discover([_FOLDER]).sources:
             reader, report = READERS.get(found.reader), SourceReport()
             for _, rows in reader.read(found.source, found.rank, found.identity, frozenset(), report, lambda _: None):
                 rows.validate(full=True)

@@ -194,7 +194,7 @@ def read_all(folder: Path) -> tuple[Counter[str], list[str]]:
         json.dumps(error.message)
         return rows, [error.message]
     refused += [left.reason for left in discovery.failed]
-    for found in discovery.found:
+    for found in discovery.sources:
         try:
             for name, count in _read(found).items():
                 rows[name] += count

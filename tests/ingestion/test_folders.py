@@ -56,7 +56,7 @@ def test_links_are_followed_once(tmp_path: Path) -> None:
     (tmp_path / "else").symlink_to(tmp_path.parent / f"{tmp_path.name}-else")
     (tmp_path / "nothing").symlink_to(tmp_path / "nowhere")
     found = discover([tmp_path])
-    assert [str(f.source.path.relative_to(tmp_path)) for f in found.found] == ["real/a.json", "else/b.json"]
+    assert [str(f.source.path.relative_to(tmp_path)) for f in found.sources] == ["real/a.json", "else/b.json"]
     left = _left(tmp_path)
     assert left["latest.json"] == "a link to a.json"
     assert "No such file" in left["nothing"]
@@ -89,7 +89,7 @@ def test_what_cannot_be_opened_fails_alone(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(Path, "open", opened)
     monkeypatch.setattr(Path, "iterdir", listed)
     found = discover([tmp_path])
-    assert [f.rank for f in found.found] == [0]
+    assert [f.rank for f in found.sources] == [0]
     assert {left.path.name: "Permission denied" in left.reason for left in found.failed} == {
         "b.json": True,
         "secret": True,
@@ -111,7 +111,7 @@ def test_a_run_in_a_folder_is_left_as_a_run(tmp_path: Path) -> None:
 def test_another_tools_manifest_makes_no_run(tmp_path: Path) -> None:
     _write(tmp_path / "a.json", 0)
     (tmp_path / "manifest.json").write_text('{"name": "app"}', encoding="utf-8")
-    assert [f.rank for f in discover([tmp_path]).found] == [0]
+    assert [f.rank for f in discover([tmp_path]).sources] == [0]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_errors_name_the_files(tmp_path: Path) -> None:
     # A file whose own account of the job is lost does not disagree about it.
     broken = tmp_path / "rank3.json"
     broken.write_bytes(one.read_bytes().replace(b'"distributedInfo"', b'"distri%utedInfo"'))
-    assert [f.rank for f in discover([one, broken]).found] == [1, 3]
+    assert [f.rank for f in discover([one, broken]).sources] == [1, 3]
 
 
 def test_a_job_of_nothing_but_damage_says_what_is_damaged(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ def test_merged_ranks_are_read_as_those_in_files_of_their_own(form: str, apart: 
     assert _tables(run) == _tables(apart)
     notes = [note for source in run.manifest["sources"] for note in source["notes"]]
     assert sum(told_by in note and "of a file of several ranks" in note for note in notes) == 4
-    assert [item.rank for item in discover([path], only_look=True).found] == [0, 1, 2, 3]
+    assert [item.rank for item in discover([path], keep_conflicts=True).sources] == [0, 1, 2, 3]
 
 
 def _one_process(device: Callable[[int], int]) -> Trace:
@@ -240,7 +240,7 @@ def test_ranks_that_nothing_tells_apart_are_refused(form: str, tmp_path: Path) -
         ingest([path], tmp_path / "x.run")
     assert why in str(error.value)
     assert "args.rank" in (error.value.hint or "")
-    assert discover([path], only_look=True).conflicts
+    assert discover([path], keep_conflicts=True).conflicts
 
 
 def test_ranks_whose_numbers_nothing_tells_are_refused(tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_two_files_of_two_ranks_each_are_four_ranks(keep: bool, apart: Run, tmp_
         traces = _ranks()[2 * node : 2 * node + 2]
         traces[0]["distributedInfo"] = traces[0]["distributedInfo"] | {"rank": 0}
         (tmp_path / f"node-{node}.json").write_text(json.dumps(_merged(traces, keep=keep)))
-    assert [item.rank for item in discover([tmp_path]).found] == [0, 1, 2, 3]
+    assert [item.rank for item in discover([tmp_path]).sources] == [0, 1, 2, 3]
     run = ingest([tmp_path], tmp_path / "x.run")
     assert _tables(run) == _tables(apart)
 

@@ -211,7 +211,7 @@ def test_compressed_archives_in_archives_are_left(tmp_path: Path) -> None:
     path = tmp_path / "x.tar"
     path.write_bytes(_tar({"inner.tar.gz": inner, "rank1.json.gz": gzip.compress(_trace(1))}))
     found = discover([path])
-    assert [source.source.member for source in found.found] == ["rank1.json.gz"]
+    assert [source.source.member for source in found.sources] == ["rank1.json.gz"]
     assert [left.reason for left in found.left] == ["no trace"]
 
 

@@ -296,7 +296,7 @@ def test_matrix_totals_contradicting_the_messages_are_noted(copy: Path) -> None:
 def test_folders_may_be_renamed_and_wrapped(tmp_path: Path) -> None:
     for rank in range(4):
         shutil.copytree(SAMPLE / f"rank_{rank}_ascend_pt", tmp_path / "copied" / f"host{rank}" / "capture (1)")
-    assert [(f.rank, f.source.path.parent.name) for f in discover([tmp_path]).found] == [
+    assert [(f.rank, f.source.path.parent.name) for f in discover([tmp_path]).sources] == [
         (0, "host0"), (1, "host1"), (2, "host2"), (3, "host3"),
     ]  # fmt: skip
 

@@ -161,4 +161,4 @@ def test_times_and_numbers_that_mean_none(tmp_path: Path, scanner: str) -> None:
         ("size", [absent] * 4),
     ):
         assert [value for spans in found for value in spans.integers(name).tolist()] == expected
-    assert len(tracks.seen) == 1
+    assert len(tracks.numbers) == 1

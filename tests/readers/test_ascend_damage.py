@@ -28,7 +28,7 @@ def copy(tmp_path: Path) -> Path:
 
 def read(folder: Path) -> tuple[SourceReport, int]:
     """The report of reading a folder, and how many events it has."""
-    (found,) = discover([folder]).found
+    (found,) = discover([folder]).sources
     report = SourceReport()
     advanced: list[int] = []
     tables = READERS.get(found.reader).read(

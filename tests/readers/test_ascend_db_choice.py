@@ -168,7 +168,7 @@ def test_tasks_are_believed_about_the_device(tmp_path: Path) -> None:
     for task in capture.rows["TASK"]:
         task["deviceId"] = 5
     capture.write(tmp_path / "x.db")
-    (found,) = discover([tmp_path]).found
+    (found,) = discover([tmp_path]).sources
     assert (found.rank, found.identity.device) == (3, 5)
     assert read(tmp_path).says("RANK_DEVICE_MAP says device [0], its tasks ran on [5]")
 
@@ -176,14 +176,14 @@ def test_tasks_are_believed_about_the_device(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["ascend_pytorch_profiler_6.db", "ascend_mindspore_profiler_6.db", "rank6.db"])
 def test_rank_of_a_capture_without_one_is_its_names(tmp_path: Path, name: str) -> None:
     simple(rank=-1).write(tmp_path / name)
-    (found,) = discover([tmp_path]).found
+    (found,) = discover([tmp_path]).sources
     assert found.rank == 6
 
 
 @pytest.mark.parametrize("name", ["msprof_20250101000000.db", "ascend_pytorch_profiler.db"])
 def test_msprof_and_single_card_captures_do_not_say_their_rank(tmp_path: Path, name: str) -> None:
     simple(rank=-1).write(tmp_path / "PROF_000001_2025" / name)
-    (found,) = discover([tmp_path]).found
+    (found,) = discover([tmp_path]).sources
     assert (found.rank, found.identity.rank, found.rank_from) == (0, None, "being the only one")
     assert len(read(tmp_path).events("kernel")) == 3
     simple(rank=-1).write(tmp_path / "PROF_000002_2025" / name)
@@ -198,7 +198,7 @@ def test_metadata_names_rank_and_groups(tmp_path: Path) -> None:
     capture.add("META_DATA", name="distributed_args", value='{"rank": 8, "world_size": 16}')
     capture.add("META_DATA", name="SCHEMA_VERSION", value="1.0.0")
     capture.write(tmp_path / "x.db")
-    (found,) = discover([tmp_path]).found
+    (found,) = discover([tmp_path]).sources
     assert (found.rank, found.identity.world_size) == (8, 16)
     assert [(g.name, g.description, g.ranks) for g in found.identity.groups] == [("group_name_3", "pp", (0, 8))]
 

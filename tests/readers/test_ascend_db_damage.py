@@ -29,7 +29,7 @@ MANY = 3000
 
 def read(path: Path) -> tuple[list[dict[str, Any]], SourceReport]:
     """The kernels and the report of one source."""
-    (found,) = discover([path]).found
+    (found,) = discover([path]).sources
     report = SourceReport()
     advanced: list[int] = []
     rows = [
@@ -243,7 +243,7 @@ def test_a_string_larger_than_memory_should_hold_is_left(tmp_path: Path) -> None
     kernels, report = read(path)
     assert len(kernels) == 3
     assert report.dropped == {"stretch of META_DATA that cannot be read": 1}
-    assert discover([path]).found[0].identity.world_size == 8
+    assert discover([path]).sources[0].identity.world_size == 8
 
 
 @pytest.mark.parametrize(
@@ -290,5 +290,5 @@ def test_other_sqlite_files_are_no_captures(tmp_path: Path) -> None:
     capture.rows["TASK"] = [{"id": 1}]
     capture.write(tmp_path / "todo.db", {"TASK": "id INTEGER, title TEXT"})
     simple().write(tmp_path / "renamed.sqlite")
-    (found,) = discover([tmp_path]).found
+    (found,) = discover([tmp_path]).sources
     assert found.source.path.name == "renamed.sqlite"

@@ -38,7 +38,7 @@ def test_what_sqlite_keeps_beside_a_database_belongs_to_it(tmp_path: Path) -> No
         path.with_name(path.name + suffix).write_bytes(b"")
     path.with_name("notes.txt-wal").write_bytes(b"")
     result = discover([tmp_path])
-    assert [f.source.files for f in result.found] == [(path,)]
+    assert [f.source.files for f in result.sources] == [(path,)]
     assert {left.path.name: left.reason for left in result.left} == {
         f"{path.name}-wal": LOG, f"{path.name}-shm": LOG, "notes.txt-wal": "empty (0 bytes)",
     }  # fmt: skip

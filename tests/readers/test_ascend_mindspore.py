@@ -55,4 +55,4 @@ def test_nested_folders_are_not_taken_for_a_cluster(tmp_path: Path) -> None:
     real = data(LEVEL2) / "rank_2_ascend_pt"
     folder = as_mindspore(real, tmp_path / "outer_ascend_ms" / "inner_ascend_ms")
     assert [s.path for s in find(READER, tmp_path).sources] == [folder]
-    assert [(f.rank, f.source.path) for f in discover([tmp_path]).found] == [(2, folder)]
+    assert [(f.rank, f.source.path) for f in discover([tmp_path]).sources] == [(2, folder)]

@@ -38,7 +38,7 @@ GOLDEN = _golden()
 
 @cache
 def _found(name: str) -> list[DiscoveredSource]:
-    return discover([data(*name.split("/"))]).found
+    return discover([data(*name.split("/"))]).sources
 
 
 def _read(item: DiscoveredSource) -> tuple[dict[str, list[pa.Table]], SourceReport]:
@@ -91,6 +91,6 @@ def test_nothing_is_lost_or_invented(name: str, monkeypatch: pytest.MonkeyPatch)
 def test_the_table_of_a_sample_is_what_the_independent_parse_finds(rank: int) -> None:
     (path,) = (SAMPLES / "h100-1f1b").glob(f"rank{rank}.json.gz")
     (text,) = texts(path)
-    (item,) = discover([path]).found
+    (item,) = discover([path]).sources
     tables, report = _read(item)
     assert _facts(tables, report) == facts(text)

@@ -120,7 +120,7 @@ def test_both_scanners_give_the_same_simulated_operations(monkeypatch: pytest.Mo
         timeline_of.cache_clear()
         report = SourceReport()
         timeline = timeline_of(path, (0, 0))
-        timeline.tell(None, report)
+        timeline.record_losses(None, report)
         found.append(([o for columns in timeline.usable(None) for o in timeline.operations_of(columns)], report))
     timeline_of.cache_clear()
     assert found[0] == found[1]

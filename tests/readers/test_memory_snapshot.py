@@ -273,20 +273,20 @@ def test_a_snapshots_rank_comes_from_what_it_lies_beside(tmp_path: Path) -> None
     shutil.copy(SAMPLE / "rank1.json.gz", host)
     shutil.copy(SAMPLE / "rank0.json.gz", tmp_path / "other.json.gz")
     named = dump(tmp_path / "host.pickle", _simple().snapshot())
-    assert [(f.rank, f.reader) for f in discover([tmp_path]).found] == [
+    assert [(f.rank, f.reader) for f in discover([tmp_path]).sources] == [
         (0, "kineto"), (1, "kineto"), (1, "memory_snapshot"),
     ]  # fmt: skip
     unnamed = named.rename(tmp_path / "snapshot.pickle")
     with pytest.raises(MissingRank, match=r"snapshot\.pickle does not say its rank"):
         discover([tmp_path])
     options = IngestOptions(ranks={"snapshot.pickle": 0})
-    assert [f.rank for f in discover([tmp_path], options.ranks).found] == [0, 0, 1]
+    assert [f.rank for f in discover([tmp_path], options.ranks).sources] == [0, 0, 1]
     host.unlink()
-    found = discover([tmp_path]).found
+    found = discover([tmp_path]).sources
     assert [f.rank for f in found] == [0, 0]
     assert found[1].rank_from == "other.json.gz beside it"
     (tmp_path / "other.json.gz").unlink()
-    assert [f.rank for f in discover([unnamed]).found] == [0]
+    assert [f.rank for f in discover([unnamed]).sources] == [0]
 
 
 def test_two_snapshots_or_two_traces_of_a_rank_are_a_conflict(tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ def test_rank_is_unknown_unless_something_says_it(copy: Path) -> None:
     path.write_text(path.read_text().replace('"rank_id":0', '"rank_id":-1'))
     assert read_only(READER, copy).identity.rank is None
     renamed = copy.rename(copy.parent / "rank_12")
-    assert [f.rank for f in discover([renamed]).found] == [12]
+    assert [f.rank for f in discover([renamed]).sources] == [12]
     renamed.rename(copy)
     table = {"server_list": [{"server_id": "1.2.3.4", "device": [{"device_id": "0", "rank_id": "3"}]}]}
     (copy / "hccl_1p.json").write_text(json.dumps(table))

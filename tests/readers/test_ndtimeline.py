@@ -275,4 +275,4 @@ def test_nobody_takes_the_others_files() -> None:
     finding = READER.find([f for f in others if f.is_file()])
     assert not finding.sources
     assert not finding.left
-    assert {f.reader for f in discover([ROOT / "sample_traces" / "h100-1f1b"]).found} == {"kineto"}
+    assert {f.reader for f in discover([ROOT / "sample_traces" / "h100-1f1b"]).sources} == {"kineto"}

@@ -273,7 +273,7 @@ def test_ndtimeline(tmp_path: Path, as_object: bool) -> None:
     rows = job(3, 1, 4, dp=2)
     path = write_events(tmp_path / "trace_step0_0", ndtimeline_events(rows), as_object=as_object)
     path.write_bytes(gzip.compress(path.read_bytes()))
-    assert {f.reader for f in discover([path]).found} == {"ndtimeline"}
+    assert {f.reader for f in discover([path]).sources} == {"ndtimeline"}
     tables, reports = read(path)
     assert labels_in(tables) == labels_of(rows)
     assert all(row["start_ns"] >= 1_700_000_000 * 10**9 for name in tables for row in tables[name])

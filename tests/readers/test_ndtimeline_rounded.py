@@ -114,7 +114,7 @@ def test_the_table_is_taken_whatever_steps_the_timeline_has(
 ) -> None:
     files = _files(tmp_path, table, timeline)
     found = discover(files)
-    assert {item.source.path for item in found.found} == {files[1]}
+    assert {item.source.path for item in found.sources} == {files[1]}
     (left,) = found.left
     assert left.path == files[0]
     assert "t.parquet" in left.reason
@@ -126,7 +126,7 @@ def test_the_table_is_taken_whatever_steps_the_timeline_has(
 
 def test_other_operations_under_the_same_ranks_are_a_conflict(tmp_path: Path) -> None:
     """Two measurements of the same ranks and steps: nothing tells which of them is meant."""
-    found = discover(_files(tmp_path, range(4), range(6), off_s=0.0001), only_look=True)
+    found = discover(_files(tmp_path, range(4), range(6), off_s=0.0001), keep_conflicts=True)
     assert any("both say rank 0" in conflict.message for conflict in found.conflicts)
 
 
@@ -135,13 +135,13 @@ def test_of_two_tables_with_the_same_operations_the_longer_is_taken(tmp_path: Pa
     short = write_table(tmp_path / "a.parquet", [dict(r.columns) for r in rows if r.columns["step"] < 2])
     whole = write_table(tmp_path / "b.parquet", [dict(r.columns) for r in rows])
     found = discover([short, whole])
-    assert {item.source.path for item in found.found} == {whole}
+    assert {item.source.path for item in found.sources} == {whole}
     assert [left.path for left in found.left] == [short]
 
 
 def test_the_published_timeline_with_more_steps_is_left() -> None:
     found = discover([data("cases", "straggler-timeline-has-more-steps")])
-    assert {item.source.path.name for item in found.found} == {"trace-X.parquet"}
+    assert {item.source.path.name for item in found.sources} == {"trace-X.parquet"}
     assert any("1 step more, not read: 12" in left.reason for left in found.left)
 
 
@@ -164,7 +164,7 @@ def test_of_two_timelines_that_overlap_the_longer_is_taken(tmp_path: Path) -> No
             event["ts"] += 10**6 * event["args"]["step"]
         paths.append(write_events(tmp_path / name, events))
     found = discover(paths)
-    assert {item.source.files for item in found.found} == {(paths[1], paths[2])}
+    assert {item.source.files for item in found.sources} == {(paths[1], paths[2])}
     assert [left.path for left in found.left] == [paths[0]]
     run = ingest(paths, tmp_path / "x.run")
     assert [step for (step,) in run.rows("SELECT DISTINCT step FROM steps ORDER BY ALL")] == [0, 1, 2, 3, 4]

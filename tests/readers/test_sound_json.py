@@ -250,7 +250,7 @@ def test_a_bare_list_behind_a_trace_is_refused_though_an_event_was_damaged(
 
 def test_a_version_behind_the_events_is_no_second_trace(tmp_path: Path) -> None:
     case = data("cases", "schema-version-after-events")
-    assert [found.rank for found in discover([case]).found] == [0]
+    assert [found.rank for found in discover([case]).sources] == [0]
     run = ingest([case], tmp_path / "x.run")
     assert run.manifest["sources"][0]["dropped"] == {}
     assert run.rows("SELECT category, name, duration_ns FROM events ORDER BY start_ns") == [

@@ -6,14 +6,14 @@ from collections import Counter
 
 from tracetool.readers import SourceReport
 from tracetool.readers.kineto.assign import most_frequent
-from tracetool.readers.kineto.unread import tell_unread
+from tracetool.readers.kineto.unread import record_unread
 
 
 def test_kinds_met_equally_often_are_named_by_the_alphabet() -> None:
     notes = []
     for order in (("b_op", "a_op", "c_op"), ("c_op", "a_op", "b_op")):
         report = SourceReport(skipped=Counter({kind: 2 if kind == "c_op" else 1 for kind in order}))
-        tell_unread(report)
+        record_unread(report)
         notes.append(report.notes)
     assert notes[0] == notes[1] == ["4 events of kinds that are not read (c_op, a_op, b_op)"]
 

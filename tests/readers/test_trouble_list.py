@@ -86,7 +86,7 @@ def test_ids_of_64_bits_survive(tmp_path: Path) -> None:
 def test_ranks_come_from_names_or_being_alone_and_never_twice(tmp_path: Path) -> None:
     """facebookresearch/HolisticTraceAnalysis#104."""
     no_rank = data(*HTA, "distributed_info_unavailable")
-    (found,) = discover([no_rank]).found
+    (found,) = discover([no_rank]).sources
     assert (found.rank, found.rank_from) == (0, "being the only one")
     for name in ("rank-4.json", "a_rank_4.json"):
         _write(tmp_path / name, [_event("kernel", "k", 5)])

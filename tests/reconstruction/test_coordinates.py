@@ -38,11 +38,11 @@ def _renamed(run: Run, names: tuple[int, ...]) -> Run:
     listed = f"CAST({list(names)} AS INTEGER[])"
     seen = dict.fromkeys(TABLES, f"SELECT * REPLACE ({listed}[rank + 1] AS rank) FROM {{recorded}}")
     seen["comms"] = f"SELECT * REPLACE ({listed}[rank + 1] AS rank, {listed}[peer + 1] AS peer) FROM {{recorded}}"
-    return run.seen_through(seen)
+    return run.overlay(seen)
 
 
 def _only(run: Run, *ranks: int) -> Run:
-    return run.seen_through(dict.fromkeys(TABLES, f"SELECT * FROM {{recorded}} WHERE rank IN {(*ranks, -1)}"))
+    return run.overlay(dict.fromkeys(TABLES, f"SELECT * FROM {{recorded}} WHERE rank IN {(*ranks, -1)}"))
 
 
 @pytest.mark.parametrize("name", ["1f1b_m8", "gpipe_m8"])
@@ -111,12 +111,12 @@ def test_tensor_parallel_pipelines_are_told_apart() -> None:
 
 def test_without_descriptions_groups_are_known_by_when_they_are_used() -> None:
     """All-reduces inside every action are tensor parallel, those around the step's messages data parallel."""
-    found = survey_run(h100("tp2pp2_1f1b_m8").seen_through(NAMELESS), Account()).coordinates
+    found = survey_run(h100("tp2pp2_1f1b_m8").overlay(NAMELESS), Account()).coordinates
     assert [(c.rank, c.pipeline, c.pp, c.tp) for c in found] == PLACES
     assert {c.dp for c in found} == {0}
     level2 = run_of(data("ascend", "Ascend+msinsight", "test", "st", "level2"))
     account = Account()
-    found = survey_run(level2.seen_through(NAMELESS), account).coordinates
+    found = survey_run(level2.overlay(NAMELESS), account).coordinates
     assert [(c.rank, c.pipeline, c.pp, c.dp) for c in found] == PLACES
     assert {c.tp for c in found} == {0}
     assert {f.evidence for f in account.findings if (f.fact, f.subject) == ("coordinates", "dp")} == {"order"}
@@ -177,7 +177,7 @@ def test_lists_that_were_cut_are_completed_from_other_ranks(tmp_path: Path) -> N
     orders = one_f_one_b(2, 2, 1)
     run = write_messages(tmp_path / "x.run", orders, timed(orders))
     cut, other = list(range(30)), list(range(40, 70))
-    seen = run.seen_through(
+    seen = run.overlay(
         {
             "groups": f"SELECT 0::INTEGER AS rank, '7' AS name, 'tp' AS description, {cut}::INTEGER[] AS ranks "
             f"UNION ALL SELECT 39::INTEGER, '7', 'tp', {list(range(40))}::INTEGER[]",
@@ -194,7 +194,7 @@ def test_lists_that_were_cut_are_completed_from_other_ranks(tmp_path: Path) -> N
 def test_a_communicator_that_is_not_listed_has_the_ranks_that_use_it(tmp_path: Path) -> None:
     orders = one_f_one_b(3, 2, 1)
     run = write_messages(tmp_path / "x.run", orders, timed(orders))
-    hashed = run.seen_through({"comms": "SELECT * REPLACE ('3985310405473756128' AS \"group\") FROM {recorded}"})
+    hashed = run.overlay({"comms": "SELECT * REPLACE ('3985310405473756128' AS \"group\") FROM {recorded}"})
     assert [(g.name, g.ranks) for g in read_groups(hashed)] == [("3985310405473756128", (0, 1, 2))]
     assert read_groups(run) == [], "a short name may be that of several groups"
 

@@ -105,7 +105,7 @@ def test_pipelines_that_exchange_nothing_have_a_reference_clock_each(tmp_path: P
     alone = {"comms": "SELECT * FROM {recorded} WHERE operation IN ('send', 'recv')"}
     run = h100("tp2pp2_1f1b_m8")
     moved = with_other_clocks(run, {1: (3000 * MS, 0.0), 3: (-2000 * MS, 0.0)}, tmp_path / "x.run")
-    before, after = (survey_run(each.seen_through(alone), Account()) for each in (run, moved))
+    before, after = (survey_run(each.overlay(alone), Account()) for each in (run, moved))
     assert {rank: clock.reference_rank for rank, clock in after.clocks.by_rank.items()} == {0: 0, 1: 1, 2: 0, 3: 1}
     pairs = zip(before.waits, after.waits, strict=True)
     assert max(abs(one.wait_ns - other.wait_ns) for one, other in pairs) <= 3 * NOISE_NS

@@ -16,7 +16,7 @@ from tracetool.reconstruction.actions.kernel import Kernel
 from tracetool.reconstruction.actions.work import Segment
 from tracetool.reconstruction.capture.account import Account
 from tracetool.reconstruction.closeup.action_view import ActionView
-from tracetool.reconstruction.closeup.recomputed import tell_recompute
+from tracetool.reconstruction.closeup.recomputed import record_recompute
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,7 +93,7 @@ def _action(kind: ActionKind, names: list[str], again: list[str], run_ns: int = 
 
 def _told(names: list[str], again: list[str], run_ns: int = 100) -> list[str]:
     account = Account()
-    tell_recompute([_action(F, [GEMM, GELU, GEMM, GELU], []), _action(B, names, again, run_ns)], account)
+    record_recompute([_action(F, [GEMM, GELU, GEMM, GELU], []), _action(B, names, again, run_ns)], account)
     return [finding.value for finding in account.findings]
 
 

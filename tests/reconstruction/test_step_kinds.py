@@ -18,7 +18,7 @@ from tracetool.ingestion.runs import derive
 from tracetool.model.action import ActionKind
 from tracetool.model.metrics import measure
 from tracetool.model.topology import Topology
-from tracetool.reconstruction import look_at_steps, reconstruct
+from tracetool.reconstruction import reconstruct, record_steps
 from tracetool.schedules import build_schedule
 from tracetool.whatif.answer import answer
 
@@ -48,7 +48,7 @@ def test_other_numbers_of_microbatches(tmp_path: Path, steps: tuple[int, ...], m
     assert _statuses(found) == ["complete"] * len(steps)
     assert steps[found.pipeline.step - 1] == microbatches == found.pipeline.observed.shape.microbatches
     assert reconstruct(run, step=1).pipeline.observed.shape.microbatches == steps[0]
-    assert {look.pipeline.observed.shape.microbatches for look in look_at_steps(run)} == {microbatches}
+    assert {look.pipeline.observed.shape.microbatches for look in record_steps(run)} == {microbatches}
 
 
 def test_evaluations_among_training_steps(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def _without_head(run: Run, kernels: int) -> tuple[Run, float]:
     )
     ((whole,),) = run.rows("SELECT vendor_computing_ns FROM steps WHERE rank = 2")
     kept = f"SELECT * FROM {{recorded}} WHERE rank <> 2 OR category <> 'kernel' OR start_ns >= {rows[-1][0]}"
-    return run.seen_through({"events": kept}), sum(duration for _, duration in rows[:-1]) / whole
+    return run.overlay({"events": kept}), sum(duration for _, duration in rows[:-1]) / whole
 
 
 @pytest.mark.parametrize("kernels", [9, 30])

@@ -41,7 +41,7 @@ def test_steps_without_marks_hold_the_same_pipeline(name: str, evidence: str, nu
     """The recordings mark steps 1 and 2: hiding the marks may change the tail of a step, not what it computes."""
     run = h100(name)
     marked = rebuilt(name, step=number + 1, use_labels=False)
-    hidden = reconstruct(run.seen_through(HIDDEN[evidence]), step=number, use_labels=False)
+    hidden = reconstruct(run.overlay(HIDDEN[evidence]), step=number, use_labels=False)
     assert hidden.observed.computes() == marked.observed.computes()
     assert hidden.observed.transfers == marked.observed.transfers
     assert [(s.number, s.status, s.evidence) for s in hidden.steps] == [
@@ -56,7 +56,7 @@ def test_steps_without_marks_hold_the_same_pipeline(name: str, evidence: str, nu
 def test_steps_of_other_schedules_have_as_many_messages_as_the_marked_ones(name: str, evidence: str) -> None:
     run = h100(name)
     marked = [s.messages for s in steps_of(run, range(4), Account(), Clocks())]
-    hidden = steps_of(run.seen_through(HIDDEN[evidence]), range(4), Account(), Clocks())
+    hidden = steps_of(run.overlay(HIDDEN[evidence]), range(4), Account(), Clocks())
     assert [s.messages for s in hidden] == marked
     assert {s.status for s in hidden} == {"complete"}
 
@@ -69,7 +69,7 @@ def _from(run: Run, share: float, **hidden: str) -> Run:
         "events": f"SELECT * FROM {{recorded}} WHERE start_ns >= {at}",
         "comms": f"SELECT * FROM {{recorded}} WHERE posted_ns >= {at}",
     }
-    return run.seen_through(kept).seen_through(hidden)
+    return run.overlay(kept).overlay(hidden)
 
 
 @pytest.mark.parametrize("share", [0.05, 0.4])
@@ -146,14 +146,14 @@ def test_optimizers_of_captures_that_begin_apart_are_paired_by_time() -> None:
         table: f"SELECT * FROM {{recorded}} WHERE rank <> 2 OR {time} >= {at}"
         for table, time in (("events", "start_ns"), ("comms", "posted_ns"))
     }
-    found = steps_of(run.seen_through({**late, "steps": NOTHING}), range(4), Account(), Clocks())
+    found = steps_of(run.overlay({**late, "steps": NOTHING}), range(4), Account(), Clocks())
     assert [s.number for s in found] == [0, 1]
     assert sorted(found[0].spans) == [0, 1, 3]
     assert sorted(found[1].spans) == [0, 1, 2, 3]
 
 
 def test_a_step_that_one_rank_lacks_is_not_complete_and_cannot_be_asked_for() -> None:
-    run = h100("1f1b_m8").seen_through({"steps": "SELECT * FROM {recorded} WHERE rank <> 3 OR step <> 2"})
+    run = h100("1f1b_m8").overlay({"steps": "SELECT * FROM {recorded} WHERE rank <> 3 OR step <> 2"})
     steps = steps_of(run, range(4), Account(), Clocks())
     assert [(s.number, s.status) for s in steps] == [(1, "complete"), (2, "last")]
     with pytest.raises(ReconstructError, match=r"step 2 was not recorded on ranks \[3\]"):
@@ -168,6 +168,6 @@ def test_a_step_whose_messages_have_no_kernels_is_not_complete() -> None:
     ((at,),) = run.rows("SELECT min(start_ns) FROM steps WHERE step = 2")
     lost = ", ".join(f"CASE WHEN posted_ns < {at} THEN {c} END AS {c}" for c in ("start_ns", "end_ns"))
     steps = steps_of(
-        run.seen_through({"comms": f"SELECT * REPLACE ({lost}) FROM {{recorded}}"}), range(4), Account(), Clocks()
+        run.overlay({"comms": f"SELECT * REPLACE ({lost}) FROM {{recorded}}"}), range(4), Account(), Clocks()
     )
     assert [(s.number, s.status) for s in steps] == [(1, "complete"), (2, "last")]

@@ -125,13 +125,13 @@ def test_a_run_is_opened_by_a_path_or_its_text(tmp_path: Path) -> None:
 
 def test_a_run_seen_through_queries_keeps_the_rest_and_the_files(tmp_path: Path) -> None:
     run = _written(tmp_path / "x.run")
-    later = run.seen_through({"steps": "SELECT * REPLACE (step + 1 AS step) FROM {recorded}"})
-    latest = later.seen_through({"steps": "SELECT * FROM {recorded} UNION ALL SELECT * FROM {recorded} WHERE step = 4"})
+    later = run.overlay({"steps": "SELECT * REPLACE (step + 1 AS step) FROM {recorded}"})
+    latest = later.overlay({"steps": "SELECT * FROM {recorded} UNION ALL SELECT * FROM {recorded} WHERE step = 4"})
     assert later.rows("SELECT step FROM steps") == [(4,)]
     assert latest.rows("SELECT step FROM steps") == [(4,), (4,)]
     assert run.rows("SELECT * FROM steps") == [STEP_ROW]
     with pytest.raises(BadQuery):
-        run.seen_through({"steps": "SELECT nothing FROM {recorded}"}).rows("SELECT * FROM steps")
+        run.overlay({"steps": "SELECT nothing FROM {recorded}"}).rows("SELECT * FROM steps")
 
 
 def test_a_run_of_an_older_minor_version_has_what_came_later_empty() -> None:

@@ -78,7 +78,7 @@ def idle_intervals(
     chains = Chains(timeline, topology, blocking=blocking, by_edge=by_edge, overlapping=overlapping)
     end_ns = chains.op(chains.last).end_ns
     ledger = Ledger(chains)
-    found: list[Idle] = []
+    idles: list[Idle] = []
     for rank, order in enumerate(chains.orders):
         phases, balance = _Phases(order), Balance()
         now = chains.start_ns
@@ -95,9 +95,9 @@ def idle_intervals(
                 lacks = None
                 if cut_forwards and _crosses(parts):
                     lacks = _room_lacks(chains, rank, at, cut_forwards[rank], is_filling=phases.of(at) is Cause.FILL)
-                found += _merged(parts, rank, held, phases.of(at), lacks)
+                idles += _merged(parts, rank, held, phases.of(at), lacks)
             now = max(now, held.end_ns) if held else now
-    return tuple(found)
+    return tuple(idles)
 
 
 def critical_path(
@@ -244,11 +244,11 @@ def _merged(
     cause, start, longest_ns, transfer = phase, parts[0].start_ns, 0, None
     end = start
     for part in _cut(parts, lacks):
-        found = part.kind or phase
-        if found is not cause:
+        part_cause = part.kind or phase
+        if part_cause is not cause:
             if end > start:
                 merged.append(Idle(rank, start, end, cause, held, transfer))
-            cause, start, longest_ns, transfer = found, part.start_ns, 0, None
+            cause, start, longest_ns, transfer = part_cause, part.start_ns, 0, None
         end = part.end_ns
         if part.transfer is not None and end - part.start_ns > longest_ns:
             longest_ns, transfer = end - part.start_ns, part.transfer

@@ -51,10 +51,10 @@ class Ledger:
             waiting.append(at)
             at = self._chains.way(at).after
         for waited in reversed(waiting):
-            self._spent[waited] = self._found(waited)
+            self._spent[waited] = self._spent_until(waited)
         return self._spent[place]
 
-    def _found(self, place: OrderPlace) -> Spent:
+    def _spent_until(self, place: OrderPlace) -> Spent:
         way = self._chains.way(place)
         now = way.pieces[-1].start_ns if way.pieces else self._chains.op(place).start_ns
         if way.after is not None:

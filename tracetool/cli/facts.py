@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from tracetool.reconstruction import notes_of_sources, unread_events
-from tracetool.reconstruction.closeup.host_gaps import tell_gaps
+from tracetool.reconstruction.closeup.host_gaps import notes_on_gaps
 from tracetool.reports.recording.findings import finding_lines
 from tracetool.units import format_count, format_duration, format_ranges, format_ranks, format_size
 
@@ -146,7 +146,7 @@ def _pipeline_lines(pipeline: ObservedPipelineInfo, told: set[str], gaps: list[H
             lines.append("      W is its whole backward: the first stage has no input gradient to send")
     shares = {(gap["stage"], gap["kind"]): gap["gap_ratio"] for gap in gaps}
     notes = [note for note in pipeline["notes"] if note not in told]
-    return lines + [f"    note: {note}" for note in (*notes, *tell_gaps(shares))]
+    return lines + [f"    note: {note}" for note in (*notes, *notes_on_gaps(shares))]
 
 
 def _left_lines(left: list[LeftInfo]) -> list[str]:

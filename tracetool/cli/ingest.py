@@ -69,7 +69,7 @@ def ingest(
     from tracetool.reports.recording.summary import run_summary
 
     if dry_run:
-        facts = discovery_info(discover(paths, ranks, only_look=True))
+        facts = discovery_info(discover(paths, ranks, keep_conflicts=True))
         if as_json:
             print_json(facts)
         else:

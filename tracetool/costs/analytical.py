@@ -69,7 +69,7 @@ class Training:
     has_head: bool = True
 
 
-def analytical_pipeline(model: Transformer, device: Accelerator, how: Training) -> Pipeline:
+def analytical_pipeline(model: Transformer, device: Accelerator, training: Training) -> Pipeline:
     """The pipeline of a model, as if it had been measured: 1F1B, receives posted ahead.
 
     Messages inside a region take no time. A message between stages is the hidden state of a microbatch once
@@ -78,70 +78,76 @@ def analytical_pipeline(model: Transformer, device: Accelerator, how: Training) 
     Raises:
         ScenarioError: If the layers do not divide among the stages, or a figure is not positive.
     """
-    _check(model, device, how)
-    payload = 2 * how.batch * how.sequence * model.hidden
-    last = how.stages - 1
+    _check(model, device, training)
+    payload = 2 * training.batch * training.sequence * model.hidden
+    last = training.stages - 1
     stages = tuple(
         StageProfile(
             stage,
-            _costs(model, device, how, is_last=stage == last),
+            _costs(model, device, training, is_last=stage == last),
             forward_payload_bytes=None if stage == last else payload,
             backward_payload_bytes=None if stage == 0 else payload,
             evidence="model",
         )
-        for stage in range(how.stages)
+        for stage in range(training.stages)
     )
-    ranks = tuple(RankProfile(stage, static_bytes(model, how, stage)) for stage in range(how.stages))
-    return Pipeline(stages, ranks, _order(PipelineShape(how.stages, how.microbatches)), "posted-ahead", step=0)
+    ranks = tuple(RankProfile(stage, static_bytes(model, training, stage)) for stage in range(training.stages))
+    return Pipeline(
+        stages, ranks, _order(PipelineShape(training.stages, training.microbatches)), "posted-ahead", step=0
+    )
 
 
-def static_bytes(model: Transformer, how: Training, stage: int) -> int:
+def static_bytes(model: Transformer, training: Training, stage: int) -> int:
     """Weights, gradients and optimizer of one device of a stage."""
-    parameters = model.layers // how.stages * model.layer_parameters
+    parameters = model.layers // training.stages * model.layer_parameters
     parameters += model.embedding_parameters if stage == 0 else 0
-    parameters += model.head_parameters if stage == how.stages - 1 else 0
-    return BYTES_PER_PARAMETER * parameters // how.tensor
+    parameters += model.head_parameters if stage == training.stages - 1 else 0
+    return BYTES_PER_PARAMETER * parameters // training.tensor
 
 
-def collective_ns(model: Transformer, device: Accelerator, how: Training) -> int:
+def collective_ns(model: Transformer, device: Accelerator, training: Training) -> int:
     """An all-gather or a reduce-scatter of one microbatch's hidden state within the tensor-parallel group."""
-    payload = 2 * how.batch * how.sequence * model.hidden
-    return round(payload * (how.tensor - 1) / how.tensor / device.tensor_bandwidth_bytes_per_s * 1e9)
+    payload = 2 * training.batch * training.sequence * model.hidden
+    return round(payload * (training.tensor - 1) / training.tensor / device.tensor_bandwidth_bytes_per_s * 1e9)
 
 
 def _costs(
-    model: Transformer, device: Accelerator, how: Training, *, is_last: bool
+    model: Transformer, device: Accelerator, training: Training, *, is_last: bool
 ) -> dict[ActionKind, tuple[ActionCost, ...]]:
-    layers = model.layers // how.stages
-    batch, sequence = how.batch, how.sequence
+    layers = model.layers // training.stages
+    batch, sequence = training.batch, training.sequence
     # An all-gather and a reduce-scatter around attention and around the MLP, in either direction.
-    collectives = 4 * layers * collective_ns(model, device, how)
-    head = model.head_flops(batch, sequence) if is_last and how.has_head else 0
-    speed = device.peak_flops * how.efficiency_ratio * how.tensor
+    collectives = 4 * layers * collective_ns(model, device, training)
+    head = model.head_flops(batch, sequence) if is_last and training.has_head else 0
+    speed = device.peak_flops * training.efficiency_ratio * training.tensor
 
     def compute_ns(flops: int) -> int:
         return round(flops / speed * 1e9)
 
     forward = compute_ns(layers * model.layer_forward_flops(batch, sequence) + head) + collectives
-    backward = compute_ns(layers * model.layer_backward_flops(batch, sequence, how.recompute) + 2 * head) + collectives
-    if how.recompute == "full":
+    backward = (
+        compute_ns(layers * model.layer_backward_flops(batch, sequence, training.recompute) + 2 * head) + collectives
+    )
+    if training.recompute == "full":
         backward += collectives
-    kept = layers * model.activation_bytes(batch, sequence, how.recompute) // how.tensor
-    beyond = transient_bytes(model, how, is_last=is_last)
+    kept = layers * model.activation_bytes(batch, sequence, training.recompute) // training.tensor
+    beyond = transient_bytes(model, training, is_last=is_last)
     return {
-        ActionKind.FORWARD: (ActionCost(forward, kept, kept + beyond),) * how.microbatches,
-        ActionKind.BACKWARD: (ActionCost(backward, -kept, beyond),) * how.microbatches,
+        ActionKind.FORWARD: (ActionCost(forward, kept, kept + beyond),) * training.microbatches,
+        ActionKind.BACKWARD: (ActionCost(backward, -kept, beyond),) * training.microbatches,
     }
 
 
-def transient_bytes(model: Transformer, how: Training, *, is_last: bool) -> int:
+def transient_bytes(model: Transformer, training: Training, *, is_last: bool) -> int:
     """What an action needs on a device while it runs: a layer computed anew, and the head's scores (2 + 4 bytes)."""
     anew = 0
-    if how.recompute != "none":
-        full, kept = (model.activation_bytes(how.batch, how.sequence, r) for r in ("none", how.recompute))
+    if training.recompute != "none":
+        full, kept = (
+            model.activation_bytes(training.batch, training.sequence, r) for r in ("none", training.recompute)
+        )
         anew = full - kept
-    scores = 6 * how.batch * how.sequence * model.vocabulary if is_last and how.has_head else 0
-    return (anew + scores) // how.tensor
+    scores = 6 * training.batch * training.sequence * model.vocabulary if is_last and training.has_head else 0
+    return (anew + scores) // training.tensor
 
 
 def _order(shape: PipelineShape) -> Schedule:
@@ -157,15 +163,21 @@ def _order(shape: PipelineShape) -> Schedule:
     return Schedule("1f1b", shape, tuple(orders)).validate()
 
 
-def _check(model: Transformer, device: Accelerator, how: Training) -> None:
-    if model.layers % how.stages:
+def _check(model: Transformer, device: Accelerator, training: Training) -> None:
+    if model.layers % training.stages:
         raise ScenarioError(
-            f"{model.name} has {model.layers} layers, which do not divide into {how.stages} stages.",
+            f"{model.name} has {model.layers} layers, which do not divide into {training.stages} stages.",
             hint="choose a number of stages that divides the layers",
         )
-    figures = (device.peak_flops, device.tensor_bandwidth_bytes_per_s, how.batch, how.sequence, how.microbatches)
-    if min(*figures, how.tensor, how.stages) <= 0 or not 0 < how.efficiency_ratio <= 1:
+    figures = (
+        device.peak_flops,
+        device.tensor_bandwidth_bytes_per_s,
+        training.batch,
+        training.sequence,
+        training.microbatches,
+    )
+    if min(*figures, training.tensor, training.stages) <= 0 or not 0 < training.efficiency_ratio <= 1:
         raise ScenarioError(
             f"{model.name} on {device.name}: peak, bandwidth and sizes must be more than 0, the efficiency between 0 "
-            f"and 100 % (it is {how.efficiency_ratio:.0%})."
+            f"and 100 % (it is {training.efficiency_ratio:.0%})."
         )

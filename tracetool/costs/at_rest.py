@@ -53,10 +53,10 @@ def _moved(levels: list[int] | None, was: tuple[int, int], now: tuple[int, int])
     if not between:
         return None
     usual = round(median(between))
-    found = [usual if rank in was else level for rank, level in enumerate(levels)]
+    moved = [usual if rank in was else level for rank, level in enumerate(levels)]
     for before, after in zip(was, now, strict=True):
-        found[after] += levels[before] - usual
-    return found
+        moved[after] += levels[before] - usual
+    return moved
 
 
 def _net_static(pipeline: Pipeline) -> list[int] | None:

@@ -89,8 +89,8 @@ class MeasuredCosts:
             return 0
         kind = self._as_run(action).kind
         uses = _awaited(self._stage(action.stage).collectives, kind)
-        crossing = [(use, found) for use in uses if (found := self.over_links(use)) is not None]
-        return round(sum(use.count * (found.duration_ns - use.own_ns) for use, found in crossing))
+        crossing = [(use, over) for use in uses if (over := self.over_links(use)) is not None]
+        return round(sum(use.count * (over.duration_ns - use.own_ns) for use, over in crossing))
 
     def _as_run(self, action: Action) -> Action:
         """The action that was recorded: a W without an I is the whole backward."""

@@ -102,7 +102,7 @@ def write_run(
 ) -> Run:
     """Read discovered sources into a new Run; see :func:`ingest`."""
     with RunWriter(output, force=force) as writer:
-        tasks = [Task(n, found, writer.folder, frozenset(options.keep)) for n, found in enumerate(discovery.found)]
+        tasks = [Task(n, source, writer.folder, frozenset(options.keep)) for n, source in enumerate(discovery.sources)]
         outcomes = run_tasks(tasks, progress, jobs=options.jobs, executor=options.executor)
         for task, outcome in zip(tasks, outcomes, strict=True):
             if outcome.failure is not None:
@@ -129,7 +129,7 @@ def _read_apart(
     free: list[int] = []
     for task, outcome in zip(tasks, outcomes, strict=True):
         try:
-            ranks = ranks_in(task.found) if outcome.is_several else []
+            ranks = ranks_in(task.discovered) if outcome.is_several else []
         except MalformedTrace as error:
             outcome.failure, outcome.hint = error.message, error.hint
             ranks = []
@@ -138,14 +138,14 @@ def _read_apart(
             free.append(task.number)
         else:
             kept.append((task, outcome))
-    conflict = next(job_conflicts(in_order([*(t.found for t, _ in kept), *apart])), None)
+    conflict = next(job_conflicts(in_order([*(t.discovered for t, _ in kept), *apart])), None)
     if conflict is not None:
         raise conflict
     numbers = [*free, *range(len(tasks), len(tasks) + len(apart) - len(free))]
     again = [Task(n, item, tasks[0].folder, tasks[0].keep) for n, item in zip(numbers, apart, strict=True)]
     read = run_tasks(again, progress, jobs=options.jobs, executor=options.executor) if again else []
-    both = sorted([*kept, *zip(again, read, strict=True)], key=lambda pair: (pair[0].found.rank, pair[0].number))
-    discovery.found = [task.found for task, _ in both]
+    both = sorted([*kept, *zip(again, read, strict=True)], key=lambda pair: (pair[0].discovered.rank, pair[0].number))
+    discovery.sources = [task.discovered for task, _ in both]
     return [task for task, _ in both], [outcome for _, outcome in both]
 
 
@@ -160,7 +160,7 @@ def cached_run(paths: Sequence[Path], progress: Progress) -> Run:
     base = os.environ.get("TRACETOOL_CACHE")
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tracetool"
     folder = Path(base).expanduser() if base else default
-    target = folder / f"{digest_of(discovery.found)[:24]}-{_code_digest()[:8]}.run"
+    target = folder / f"{digest_of(discovery.sources)[:24]}-{_code_digest()[:8]}.run"
     name = " ".join(str(path) for path in paths)
     try:
         return Run(target, name=name)
@@ -186,7 +186,7 @@ def _check(discovery: Discovery, outcomes: Sequence[SourceOutcome], *, strict: b
     if failures and len(failures) == len(outcomes):
         raise IngestError(failures[0].failure or "", hint=failures[0].hint)
     clocks: dict[bool, str] = {}
-    for item, outcome in zip(discovery.found, outcomes, strict=True):
+    for item, outcome in zip(discovery.sources, outcomes, strict=True):
         if outcome.report.first_ns is not None and outcome.failure is None:
             clocks.setdefault(outcome.report.first_ns >= ABSOLUTE_NS, item.label)
     if len(clocks) > 1:
@@ -196,15 +196,15 @@ def _check(discovery: Discovery, outcomes: Sequence[SourceOutcome], *, strict: b
         )
     if not strict:
         return
-    told = [f"{left.path}: {left.reason}" for left in discovery.failed] + [o.failure or "" for o in failures]
-    for item, outcome in zip(discovery.found, outcomes, strict=True):
+    losses = [f"{left.path}: {left.reason}" for left in discovery.failed] + [o.failure or "" for o in failures]
+    for item, outcome in zip(discovery.sources, outcomes, strict=True):
         for reason, count in outcome.report.dropped.items():
             place = outcome.report.places.get(reason)
             where = f" (the first at {place.unit} {place.at:,})" if place else ""
-            told.append(f"{item.label}: {count:,} dropped: {reason}{where}")
-    if told:
-        more = f" And {len(told) - 1} more." if len(told) > 1 else ""
-        raise IngestError(f"something is lost: {told[0]}.{more}", hint="without --strict the rest is read")
+            losses.append(f"{item.label}: {count:,} dropped: {reason}{where}")
+    if losses:
+        more = f" And {len(losses) - 1} more." if len(losses) > 1 else ""
+        raise IngestError(f"something is lost: {losses[0]}.{more}", hint="without --strict the rest is read")
 
 
 def _code_digest() -> str:
@@ -223,18 +223,20 @@ def _tables(
     outcomes: Sequence[SourceOutcome],
     read: list[tuple[Task, SourceOutcome]],
 ) -> dict[str, pa.Table]:
-    rows = [_source_row(t.number, t.found, o) for t, o in zip(tasks, outcomes, strict=True)]
+    rows = [_source_row(t.number, t.discovered, o) for t, o in zip(tasks, outcomes, strict=True)]
     beside = [("failed", left) for left in discovery.failed] + [("left", left) for left in discovery.left]
     rows += [_left_row(len(rows) + n, status, left) for n, (status, left) in enumerate(beside)]
-    traced = {t.found.rank for t, _ in read if not t.found.source.complements}
+    traced = {t.discovered.rank for t, _ in read if not t.discovered.source.complements}
     ranked = [
-        (t, o) for t, o in read if t.found.source.ranked and not (t.found.source.complements and t.found.rank in traced)
+        (t, o)
+        for t, o in read
+        if t.discovered.source.ranked and not (t.discovered.source.complements and t.discovered.rank in traced)
     ]
     return {
         "sources": rows_table("sources", rows),
         "problems": rows_table("problems", [row for t, o in read for row in _problem_rows(t, o)]),
         "ranks": rows_table("ranks", [_rank_row(t, o) for t, o in ranked]),
-        "groups": rows_table("groups", [g for t, _ in ranked for g in _group_rows(t.found)]),
+        "groups": rows_table("groups", [g for t, _ in ranked for g in _group_rows(t.discovered)]),
     }
 
 
@@ -258,7 +260,7 @@ def _left_row(number: int, status: str, left: Left) -> tuple[object, ...]:
 
 def _problem_rows(task: Task, outcome: SourceOutcome) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
-    rank = None if task.found.rank == UNRANKED else task.found.rank
+    rank = None if task.discovered.rank == UNRANKED else task.discovered.rank
     for action, counts in (("dropped", outcome.report.dropped), ("repaired", outcome.report.repaired)):
         for reason, count in counts.items():
             place = outcome.report.places.get(reason)
@@ -268,7 +270,7 @@ def _problem_rows(task: Task, outcome: SourceOutcome) -> list[tuple[object, ...]
 
 
 def _rank_row(task: Task, outcome: SourceOutcome) -> tuple[object, ...]:
-    item = task.found
+    item = task.discovered
     who = item.identity
     places = {
         g.description: g.ranks.index(item.rank)
@@ -288,22 +290,22 @@ def _group_rows(item: DiscoveredSource) -> list[tuple[object, ...]]:
 
 
 def _manifest(discovery: Discovery, tasks: Sequence[Task], outcomes: Sequence[SourceOutcome]) -> dict[str, Any]:
-    read = [t for t, o in zip(tasks, outcomes, strict=True) if o.failure is None and t.found.source.ranked]
-    recorded = [t.found.rank for t in read]
+    read = [t for t, o in zip(tasks, outcomes, strict=True) if o.failure is None and t.discovered.source.ranked]
+    recorded = [t.discovered.rank for t in read]
     # A trace without distributed information says 1, whatever the rank in its name.
     sizes = _group_sizes(outcomes)
     world = max(
-        [_world_size(t.found, o) for t, o in zip(tasks, outcomes, strict=True) if t in read]
+        [_world_size(t.discovered, o) for t, o in zip(tasks, outcomes, strict=True) if t in read]
         + [rank + 1 for rank in recorded]
         + [0]
     )
     return {
         "tool_version": __version__,
-        "digest": digest_of(discovery.found),
+        "digest": digest_of(discovery.sources),
         "world_size": world,
         "missing_ranks": sorted(set(range(world)) - set(recorded)) if recorded else [],
         "group_sizes": sizes,
-        "sources": [_summary(t.found, o) for t, o in zip(tasks, outcomes, strict=True)],
+        "sources": [_summary(t.discovered, o) for t, o in zip(tasks, outcomes, strict=True)],
         "failed": [{"path": str(left.path), "reason": left.reason} for left in discovery.failed],
         "left": [{"path": str(left.path), "reason": left.reason} for left in discovery.left],
     }

@@ -65,25 +65,27 @@ class Discovery:
     """Everything among the files.
 
     Attributes:
-        found: Sources, sorted by rank.
+        sources: Sources, sorted by rank.
         failed: Sources and files that cannot be read, and why.
         left: Files that are not read, and why.
         conflicts: Why the sources cannot be read into one Run.
     """
 
-    found: list[DiscoveredSource] = field(default_factory=list)
+    sources: list[DiscoveredSource] = field(default_factory=list)
     failed: list[Left] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
     conflicts: list[IngestError] = field(default_factory=list)
 
 
-def discover(paths: Sequence[Path], ranks: Mapping[str, int] | None = None, *, only_look: bool = False) -> Discovery:
+def discover(
+    paths: Sequence[Path], ranks: Mapping[str, int] | None = None, *, keep_conflicts: bool = False
+) -> Discovery:
     """Find the sources in files and folders, and who they are.
 
     Args:
         paths: Trace files, and folders to walk.
         ranks: Path (or its end) to rank, for traces that do not say theirs.
-        only_look: Return with the conflicts between sources instead of raising the first.
+        keep_conflicts: Return with the conflicts between sources instead of raising the first.
 
     Raises:
         IngestError: If a path does not exist, or two sources disagree about the size of the job.
@@ -119,12 +121,12 @@ def discover(paths: Sequence[Path], ranks: Mapping[str, int] | None = None, *, o
     _check_named([f for f in named if f not in known])
     if not identified:
         raise _nothing(result, len(files), paths)
-    found = _with_ranks(identified, ranks or {}, result.conflicts)
-    result.found = in_order(found)
-    _split(result, result.found if only_look else _unclear(result.found))
-    result.conflicts += [_no_rank(item) for item in result.found if item.source.ranked and item.rank == UNRANKED]
-    result.conflicts += job_conflicts(result.found)
-    if result.conflicts and not only_look:
+    ranked = _with_ranks(identified, ranks or {}, result.conflicts)
+    result.sources = in_order(ranked)
+    _split(result, result.sources if keep_conflicts else _unclear(result.sources))
+    result.conflicts += [_no_rank(item) for item in result.sources if item.source.ranked and item.rank == UNRANKED]
+    result.conflicts += job_conflicts(result.sources)
+    if result.conflicts and not keep_conflicts:
         raise result.conflicts[0]
     return result
 
@@ -139,39 +141,39 @@ def ranks_in(item: DiscoveredSource) -> list[DiscoveredSource]:
     if not isinstance(reader, Splitter):
         return []
     return [
-        replace(item, source=source, identity=identity, rank=identity.rank or 0, rank_from=told_by)
-        for source, identity, told_by in reader.split(item.source, item.identity)
+        replace(item, source=source, identity=identity, rank=identity.rank or 0, rank_from=evidence)
+        for source, identity, evidence in reader.split(item.source, item.identity)
     ]
 
 
-def in_order(found: Iterable[DiscoveredSource]) -> list[DiscoveredSource]:
+def in_order(sources: Iterable[DiscoveredSource]) -> list[DiscoveredSource]:
     """Sources by rank."""
-    return sorted(found, key=lambda f: (f.rank, str(f.source.path), f.source.member))
+    return sorted(sources, key=lambda f: (f.rank, str(f.source.path), f.source.member))
 
 
-def _unclear(found: Sequence[DiscoveredSource]) -> list[DiscoveredSource]:
+def _unclear(sources: Sequence[DiscoveredSource]) -> list[DiscoveredSource]:
     """Sources without a rank, and those that share one: they may hold several, and say the rank of one of them."""
-    ranks = Counter(item.rank for item in found if not item.source.complements)
-    unclear = [f for f in found if f.source.ranked and not f.source.complements and (f.rank < 0 or ranks[f.rank] > 1)]
+    ranks = Counter(item.rank for item in sources if not item.source.complements)
+    unclear = [f for f in sources if f.source.ranked and not f.source.complements and (f.rank < 0 or ranks[f.rank] > 1)]
     return unclear if len(unclear) <= _MOST_UNCLEAR else []
 
 
 def _split(result: Discovery, some: Sequence[DiscoveredSource]) -> None:
     """Put the ranks that some sources hold in the place of these sources; those that cannot be told apart fail."""
     kept: list[DiscoveredSource] = []
-    for item in result.found:
+    for item in result.sources:
         try:
             kept += (ranks_in(item) if item in some else []) or [item]
         except MalformedTrace as error:
             result.failed.append(Left(item.source.path, error.message))
-            if len(result.found) == 1:
+            if len(result.sources) == 1:
                 result.conflicts.append(error)
-    result.found = in_order(kept)
+    result.sources = in_order(kept)
 
 
-def digest_of(found: Sequence[DiscoveredSource]) -> str:
+def digest_of(sources: Sequence[DiscoveredSource]) -> str:
     """SHA-256 over the digests of all sources: the same traces give the same digest anywhere."""
-    return hashlib.sha256("".join(f"{f.rank}:{f.digest}\n" for f in found).encode()).hexdigest()
+    return hashlib.sha256("".join(f"{f.rank}:{f.digest}\n" for f in sources).encode()).hexdigest()
 
 
 def _check_named(unknown: list[Path]) -> None:
@@ -192,9 +194,9 @@ def _nothing(result: Discovery, count: int, paths: Sequence[Path]) -> IngestErro
     named = ", ".join(map(str, paths))
     if len(result.left) == 1:
         return UnknownFormat(f"no trace found in {named}: {result.left[0].reason}.", hint=_KNOWN)
-    told = "; ".join(f"{n} {reason}" for reason, n in Counter(left.reason for left in result.left).most_common(3))
+    reasons = "; ".join(f"{n} {reason}" for reason, n in Counter(left.reason for left in result.left).most_common(3))
     looked = f"{count} file{'' if count == 1 else 's'} looked at"
-    return UnknownFormat(f"no trace found in {named} ({looked}{': ' + told if told else ''}).", hint=_KNOWN)
+    return UnknownFormat(f"no trace found in {named} ({looked}{': ' + reasons if reasons else ''}).", hint=_KNOWN)
 
 
 def _with_ranks(
@@ -207,7 +209,7 @@ def _with_ranks(
     own = [source for source, _, _ in identified if source.ranked and not source.complements]
     alone = len(own or [source for source, _, _ in identified if source.ranked]) == 1
     unused = set(ranks)
-    found = []
+    sources = []
     for source, reader, identity in identified:
         item = DiscoveredSource(source, reader, UNRANKED, identity, digests[source.files])
         if source.ranked:
@@ -216,14 +218,14 @@ def _with_ranks(
             except MissingRank as error:
                 conflicts.append(error)
                 item = replace(item, rank=identity.rank or 0)
-        found.append(item)
-    found = [_beside(item, found) if _awaits_rank(item) else item for item in found]
+        sources.append(item)
+    sources = [_beside(item, sources) if _awaits_rank(item) else item for item in sources]
     for name in sorted(unused):
-        labels = ", ".join(item.label for item in found[:3]) + (" ..." if len(found) > 3 else "")
+        labels = ", ".join(item.label for item in sources[:3]) + (" ..." if len(sources) > 3 else "")
         conflicts.append(
             MissingRank(f"--rank {name}={ranks[name]} names none of the sources.", hint=f"there are {labels}")
         )
-    return found
+    return sources
 
 
 def _ranked(item: DiscoveredSource, ranks: Mapping[str, int], unused: set[str], *, alone: bool) -> DiscoveredSource:
@@ -261,23 +263,23 @@ def _awaits_rank(item: DiscoveredSource) -> bool:
     return item.source.complements and item.rank == UNRANKED
 
 
-def _beside(item: DiscoveredSource, found: Sequence[DiscoveredSource]) -> DiscoveredSource:
+def _beside(item: DiscoveredSource, sources: Sequence[DiscoveredSource]) -> DiscoveredSource:
     """What adds to a trace, with the rank of the one it lies beside: of its own name, or the only one."""
-    traces = [f for f in found if f.rank != UNRANKED and not f.source.complements]
+    traces = [f for f in sources if f.rank != UNRANKED and not f.source.complements]
     near = [f for f in traces if f.source.path.parent == item.source.path.parent]
     stem = item.source.path.name.partition(".")[0]
     named = [f for f in near if f.source.path.name.partition(".")[0] == stem]
     for candidates in (named, near, traces):
         if len(candidates) == 1:
             return replace(item, rank=candidates[0].rank, rank_from=f"{candidates[0].source.path.name} beside it")
-    if not traces and sum(f.source.ranked for f in found) == 1:
+    if not traces and sum(f.source.ranked for f in sources) == 1:
         return replace(item, rank=0, rank_from="being the only one")
     return item
 
 
-def job_conflicts(found: list[DiscoveredSource]) -> Iterator[IngestError]:
+def job_conflicts(sources: list[DiscoveredSource]) -> Iterator[IngestError]:
     """Why the sources are not those of one job, each rank once."""
-    ranked = [f for f in found if f.rank != UNRANKED]
+    ranked = [f for f in sources if f.rank != UNRANKED]
     by_content: dict[str, DiscoveredSource] = {}
     for item in ranked:
         other = by_content.setdefault(item.digest, item)
@@ -307,9 +309,9 @@ def job_conflicts(found: list[DiscoveredSource]) -> Iterator[IngestError]:
         if item.identity.world_size is not None:
             sizes.setdefault(item.identity.world_size, item.label)
     if len(sizes) > 1:
-        told = ", ".join(f"{size} ranks ({label})" for size, label in sorted(sizes.items()))
+        listed = ", ".join(f"{size} ranks ({label})" for size, label in sorted(sizes.items()))
         yield IngestError(
-            f"the sources disagree about the size of the job: {told}.", hint="name the traces of one job only"
+            f"the sources disagree about the size of the job: {listed}.", hint="name the traces of one job only"
         )
 
 

@@ -70,9 +70,9 @@ def run_tasks(
         IngestError: If the executor cannot be used.
         OSError: If a part cannot be written.
     """
-    progress.start(sum(task.found.source.size_bytes for task in tasks))
+    progress.start(sum(task.discovered.source.size_bytes for task in tasks))
     if executor is not None:
-        return on_cluster(read_source, tasks, [t.found.source.size_bytes for t in tasks], progress, executor)
+        return on_cluster(read_source, tasks, [t.discovered.source.size_bytes for t in tasks], progress, executor)
     count = min(len(tasks), jobs if jobs is not None else _sensible_jobs(tasks))
     if count <= 1:
         return [read_source(task, progress.advance) for task in tasks]
@@ -81,15 +81,15 @@ def run_tasks(
 
 def available_memory_bytes() -> int:
     """Memory that this process and its children may still take: the system's, or less if a cgroup says so."""
-    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     info = Path("/proc/meminfo")
     if info.exists():
         lines = dict(line.split(":", 1) for line in info.read_text(encoding="ascii").splitlines())
-        found = [int(lines["MemAvailable"].split()[0]) << 10]
+        limits = [int(lines["MemAvailable"].split()[0]) << 10]
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     if limit.exists() and used.exists() and (text := limit.read_text(encoding="ascii").strip()).isdigit():
-        found.append(max(0, int(text) - int(used.read_text(encoding="ascii"))))
-    return min(found)
+        limits.append(max(0, int(text) - int(used.read_text(encoding="ascii"))))
+    return min(limits)
 
 
 def usable_cores() -> int:
@@ -111,8 +111,8 @@ def _sensible_jobs(tasks: Sequence[Task]) -> int:
 
 def _text_bytes(task: Task) -> int:
     """Size of a source's text; that of a compressed one is a guess, good enough to choose the workers by."""
-    plain = task.found.source.path.suffix in (".json", ".csv", ".db", ".parquet")
-    return task.found.source.size_bytes * (1 if plain else _COMPRESSION)
+    plain = task.discovered.source.path.suffix in (".json", ".csv", ".db", ".parquet")
+    return task.discovered.source.size_bytes * (1 if plain else _COMPRESSION)
 
 
 def in_processes(
@@ -137,7 +137,7 @@ def in_processes(
     ) as pool:
         with _uninterrupted():
             futures = [pool.submit(_work_in_worker, work, task) for task in tasks]
-        seen = 0
+        shown = 0
         waiting: set[Future[_Result]] = set(futures)
         while waiting:
             try:
@@ -147,8 +147,8 @@ def in_processes(
             except TimeoutError:
                 pass
             now = counter.value
-            progress.advance(now - seen)
-            seen = now
+            progress.advance(now - shown)
+            shown = now
         return [future.result() for future in futures]
 
 

@@ -15,7 +15,7 @@ from tracetool.model.action import Action, ActionKind
 from tracetool.model.metrics import measure
 from tracetool.model.pipeline import P2P_MODES, ActionCost, Pipeline, RankProfile, StageProfile, TailPart
 from tracetool.model.schedule import schedule_from_orders
-from tracetool.reconstruction import look_at_steps
+from tracetool.reconstruction import record_steps
 from tracetool.reconstruction.closeup.closeup import beside_ns
 from tracetool.store.parts import whole_file
 from tracetool.tables.fields import doc
@@ -140,9 +140,9 @@ def make_recording(
     )
 
 
-def _step(look: RecordedStep, order: int) -> StepRecord:
-    metrics, pipeline = measure(look.observed), look.pipeline
-    insides = _insides(look)
+def _step(recorded: RecordedStep, order: int) -> StepRecord:
+    metrics, pipeline = measure(recorded.observed), recorded.pipeline
+    insides = _insides(recorded)
     actions: dict[str, ActionRecord] = {}
     messages: dict[str, MessageRecord] = {}
     for stage in pipeline.stages:
@@ -155,7 +155,7 @@ def _step(look: RecordedStep, order: int) -> StepRecord:
                 beside_ns=inside.beside_ns,
                 kernels=inside.kernels,
             )
-        sent = _moving_times(look, stage.stage)
+        sent = _moving_times(recorded, stage.stage)
         ways = (
             (ActionKind.FORWARD, stage.forward_transfer_ns, stage.forward_payload_bytes),
             (ActionKind.BACKWARD, stage.backward_transfer_ns, stage.backward_payload_bytes),
@@ -166,7 +166,7 @@ def _step(look: RecordedStep, order: int) -> StepRecord:
             if kind in sent
         }
     return StepRecord(
-        number=look.step.number,
+        number=recorded.step.number,
         step_ns=metrics.step_ns,
         window_ns=metrics.window_ns,
         compute_ns=metrics.compute_ns,
@@ -198,23 +198,23 @@ class _Inside(NamedTuple):
     kernels: int | None
 
 
-def _insides(look: RecordedStep) -> dict[tuple[int, ActionKind], _Inside]:
-    found: dict[tuple[int, ActionKind], list[tuple[int, int, int]]] = {}
-    for rank, work in look.work.ranks.items():
+def _insides(recorded: RecordedStep) -> dict[tuple[int, ActionKind], _Inside]:
+    by_action: dict[tuple[int, ActionKind], list[tuple[int, int, int]]] = {}
+    for rank, work in recorded.work.ranks.items():
         for segment in work.segments:
-            beside = sum(beside_ns(segment, look.residents[rank]))
+            beside = sum(beside_ns(segment, recorded.residents[rank]))
             kernels = sum(kernel.is_compute for kernel in segment.kernels)
-            found.setdefault((segment.stage, segment.kind), []).append((segment.microbatch, beside, kernels))
+            by_action.setdefault((segment.stage, segment.kind), []).append((segment.microbatch, beside, kernels))
     return {
         key: _Inside([beside for _, beside, _ in sorted(rows)], round(median(kernels for *_, kernels in rows)))
-        for key, rows in found.items()
+        for key, rows in by_action.items()
     }
 
 
-def _moving_times(look: RecordedStep, stage: int) -> dict[ActionKind, list[int]]:
+def _moving_times(recorded: RecordedStep, stage: int) -> dict[ActionKind, list[int]]:
     """Per direction in which a stage sends, the time of each message."""
     times: dict[ActionKind, list[int]] = {}
-    for transfer in sorted(look.transfers, key=lambda t: t.microbatch):
+    for transfer in sorted(recorded.transfers, key=lambda t: t.microbatch):
         if transfer.src_stage == stage:
             times.setdefault(transfer.kind, []).append(transfer.end_ns - transfer.start_ns)
     return times
@@ -257,18 +257,18 @@ def pipeline_of(recording: Recording, step: StepRecord) -> Pipeline:
     return Pipeline(tuple(stages), tuple(ranks), observed, mode, step.number, step.buffered)
 
 
-def keep_recording(run: Run, found: Reconstruction) -> None:
+def keep_recording(run: Run, reconstruction: Reconstruction) -> None:
     """Write what the steps measured beside the tables of a Run.
 
     Args:
         run: The Run.
-        found: Its first pipeline, with a look at every step.
+        reconstruction: Its first pipeline, with a look at every step.
     """
     recording = make_recording(
         str(run.manifest.get("digest", "")),
-        found.looks,
-        pipelines=len({c.pipeline for c in found.coordinates}) or 1,
-        complete_steps=sum(step.status == "complete" for step in found.steps),
+        reconstruction.recorded_steps,
+        pipelines=len({c.pipeline for c in reconstruction.coordinates}) or 1,
+        complete_steps=sum(step.status == "complete" for step in reconstruction.steps),
         devices=_devices(run),
     )
     with whole_file(run.path / RECORDING) as file:
@@ -286,14 +286,14 @@ def recording_of(run: Run, *, pipeline: int = 0, most: int = MOST_STEPS) -> Reco
     Raises:
         TraceToolError: If no pipeline can be reconstructed.
     """
-    kept = None if pipeline or run.is_seen_through or most > MOST_STEPS else kept_recording(run)
+    kept = None if pipeline or run.is_overlaid or most > MOST_STEPS else kept_recording(run)
     if kept is not None:
         return kept
     ((pipelines,),) = run.rows("SELECT count(DISTINCT pipeline) FROM coordinates")
     ((complete,),) = run.rows("SELECT count(*) FROM step_facts WHERE status = 'complete'")
     return make_recording(
         str(run.manifest.get("digest", "")),
-        look_at_steps(run, pipeline=pipeline, most=most),
+        record_steps(run, pipeline=pipeline, most=most),
         pipelines=pipelines or 1,
         complete_steps=complete or None,
         devices=_devices(run),

@@ -18,7 +18,7 @@ from tracetool.reconstruction import Reconstruction, reconstruct
 from tracetool.reconstruction.actions.links import link_rows
 from tracetool.reconstruction.capture.account import Account
 from tracetool.reconstruction.capture.survey import survey_run
-from tracetool.reconstruction.memory.log import tell_snapshots_apart_in_time
+from tracetool.reconstruction.memory.log import record_snapshots_apart_in_time
 from tracetool.reconstruction.steps.steps import step_facts
 from tracetool.schedules.recognise import best_fit
 from tracetool.store.paths import as_paths
@@ -102,28 +102,28 @@ def derive(run: Run) -> Run:
     """Write the tables of the observed step into a Run; if there is no pipeline, the manifest says why."""
     account = Account()
     survey = survey_run(run, account)
-    tell_snapshots_apart_in_time(run, account)
+    record_snapshots_apart_in_time(run, account)
     tables = dict(survey.tables)
     entry: dict[str, object]
     try:
-        found = reconstruct(run, every_step=True, survey=survey, account=account)
+        reconstruction = reconstruct(run, every_step=True, survey=survey, account=account)
     except (ReconstructError, ScheduleError, MissingRank) as error:
         entry = {"missing": error.message, "hint": error.hint, "notes": account.notes}
     else:
-        tables |= tables_of(found, survey)
-        _name_schedule(found, account)
-        entry = {"step": found.pipeline.step, "notes": list(found.notes)}
-        keep_recording(run, found)
+        tables |= tables_of(reconstruction, survey)
+        _name_schedule(reconstruction, account)
+        entry = {"step": reconstruction.pipeline.step, "notes": list(reconstruction.notes)}
+        keep_recording(run, reconstruction)
     tables["findings"] = rows_table("findings", account.findings)
     run.add(tables, {_ENTRY: entry})
     return run
 
 
-def _name_schedule(found: Reconstruction, account: Account) -> None:
+def _name_schedule(reconstruction: Reconstruction, account: Account) -> None:
     """Say which schedule the observed order is, or which one is nearest."""
-    shape = found.pipeline.observed.shape
-    fit = best_fit(found.pipeline.observed)
-    if not found.pipeline.observed.has_backwards:
+    shape = reconstruction.pipeline.observed.shape
+    fit = best_fit(reconstruction.pipeline.observed)
+    if not reconstruction.pipeline.observed.has_backwards:
         account.find("schedule", "all", f"forwards alone (inference, or an evaluation), {shape.text}", "schedule fit")
     elif fit is None:
         account.find(
@@ -141,25 +141,25 @@ def _name_schedule(found: Reconstruction, account: Account) -> None:
         account.find("schedule", "all", f"{fit.schedule.name}, {shape.text}", "schedule fit")
 
 
-def tables_of(found: Reconstruction, survey: Survey) -> dict[str, pa.Table]:
+def tables_of(reconstruction: Reconstruction, survey: Survey) -> dict[str, pa.Table]:
     """Stages and the observed Timeline as tables of a Run."""
     return {
-        **observed_tables(found),
-        "links": rows_table("links", link_rows(found.observed, survey)),
-        **{name: rows_table(name, rows) for name, rows in found.tables.items()},
-        "step_facts": rows_table("step_facts", step_facts(found.steps, found.pipeline.step)),
+        **observed_tables(reconstruction),
+        "links": rows_table("links", link_rows(reconstruction.observed, survey)),
+        **{name: rows_table(name, rows) for name, rows in reconstruction.tables.items()},
+        "step_facts": rows_table("step_facts", step_facts(reconstruction.steps, reconstruction.pipeline.step)),
     }
 
 
-def observed_tables(found: Reconstruction) -> dict[str, pa.Table]:
+def observed_tables(reconstruction: Reconstruction) -> dict[str, pa.Table]:
     """The tables stages and idles, and the observed Timeline's."""
     # No message of the observed step crossed a link that is known.
-    p2p = found.pipeline.p2p
-    idles = idle_intervals(found.observed, Topology(), blocking=p2p == "grouped", by_edge=p2p in BY_EDGE)
+    p2p = reconstruction.pipeline.p2p
+    idles = idle_intervals(reconstruction.observed, Topology(), blocking=p2p == "grouped", by_edge=p2p in BY_EDGE)
     return {
-        "stages": rows_table("stages", _stages(found)),
-        **timeline_tables(found.observed),
-        "idles": idle_table(found.observed, idles),
+        "stages": rows_table("stages", _stages(reconstruction)),
+        **timeline_tables(reconstruction.observed),
+        "idles": idle_table(reconstruction.observed, idles),
     }
 
 
@@ -228,8 +228,8 @@ def _metrics(timeline: Timeline) -> list[tuple[object, ...]]:
     return whole + peaks
 
 
-def _stages(found: Reconstruction) -> list[tuple[object, ...]]:
-    pipeline = found.pipeline
+def _stages(reconstruction: Reconstruction) -> list[tuple[object, ...]]:
+    pipeline = reconstruction.pipeline
     kinds = (
         ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT,
     )  # fmt: skip

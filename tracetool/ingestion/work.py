@@ -32,13 +32,13 @@ class Task:
 
     Attributes:
         number: Number of the source in the Run.
-        found: The source, and who it is.
+        discovered: The source, and who it is.
         folder: Folder of the Run being written.
         keep: What is read only on request.
     """
 
     number: int
-    found: DiscoveredSource
+    discovered: DiscoveredSource
     folder: Path
     keep: frozenset[str]
 
@@ -68,7 +68,7 @@ def read_source(task: Task, advance: Callable[[int], None]) -> SourceOutcome:
     """
     _keep_heap_small()
     report = SourceReport()
-    item = task.found
+    item = task.discovered
     reader = READERS.get(item.reader)
     part = source_part(task.number)
     try:

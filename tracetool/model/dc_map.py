@@ -140,11 +140,11 @@ class DCMap:
     def _seat(self, rank: int, host: str | None) -> str:
         if self.by_rank:
             return self.by_rank[rank]
-        found = self._matching(host or "")
-        if len({dc for _, dc in found}) > 1:
-            told = " and ".join(f"{pattern} ({dc})" for pattern, dc in found)
-            raise BadTopology(f"host {host!r} (rank {rank}) matches {told}.", hint="let each host match one DC")
-        return found[0][1]
+        matches = self._matching(host or "")
+        if len({dc for _, dc in matches}) > 1:
+            listed = " and ".join(f"{pattern} ({dc})" for pattern, dc in matches)
+            raise BadTopology(f"host {host!r} (rank {rank}) matches {listed}.", hint="let each host match one DC")
+        return matches[0][1]
 
 
 def parse_map(text: str) -> DCMap:
@@ -157,8 +157,8 @@ def parse_map(text: str) -> DCMap:
         return DCMap(text, by_position=parse_dc_map(text))
     hosts: list[tuple[str, str]] = []
     for part in text.split(","):
-        name, found, patterns = (piece.strip() for piece in part.partition("="))
-        if not found or not patterns:
+        name, is_pair, patterns = (piece.strip() for piece in part.partition("="))
+        if not is_pair or not patterns:
             raise BadTopology(
                 f"DC map {text!r}: {part.strip()!r} does not say which hosts are in which DC.", hint=_HINT
             )

@@ -164,7 +164,7 @@ class StageProfile:
         What its first microbatch frees less than the others; of a single one, less than its forward keeps.
         """
         activation = self.activation_bytes()
-        costs = next((found for kind in _GRADIENTS if (found := self.costs.get(kind))), ())
+        costs = next((of_kind for kind in _GRADIENTS if (of_kind := self.costs.get(kind))), ())
         held = [c.held_bytes for c in costs if c.held_bytes is not None]
         if activation is None or not held or len(held) < len(costs):
             return None

@@ -330,9 +330,9 @@ def schedule_from_csv(text: str, *, name: str = "csv") -> Schedule:
         raise InvalidSchedule(f"line {rows.line_num} is no CSV: {error}.") from error
     if not any(orders):
         raise InvalidSchedule("the schedule file holds no compute actions.", hint="expected cells such as 0F0")
-    found = schedule_from_orders(orders, name=name)
+    schedule = schedule_from_orders(orders, name=name)
     # What runs such files (torch's action runtime) issues transfers one by one, without blocking.
-    return replace(found, blocking=False, overlaps=tuple(overlaps) if any(overlaps) else ()).validate()
+    return replace(schedule, blocking=False, overlaps=tuple(overlaps) if any(overlaps) else ()).validate()
 
 
 def _parse_row(cells: Iterable[str]) -> tuple[tuple[Action, ...], frozenset[int]]:

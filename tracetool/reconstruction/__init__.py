@@ -17,11 +17,11 @@ from tracetool.reconstruction.capture.account import Account, Finding
 from tracetool.reconstruction.capture.copies import find_copies, with_copies, without_source
 from tracetool.reconstruction.capture.groups import PipelineGroup, chosen_pipeline, find_pipelines
 from tracetool.reconstruction.capture.survey import Survey, survey_run
-from tracetool.reconstruction.closeup.closeup import Row, cost_rows, look_closely, loose_rows
+from tracetool.reconstruction.closeup.closeup import Row, closeup_of, cost_rows, loose_rows
 from tracetool.reconstruction.closeup.launches import find_launches, has_late_launches, read_waits, turns_of
-from tracetool.reconstruction.memory.receive_buffers import tell_standing_buffers
+from tracetool.reconstruction.memory.receive_buffers import record_standing_buffers
 from tracetool.reconstruction.reasons import captured, with_cause
-from tracetool.reconstruction.recorded_step import RecordedStep, StepEvidence, look, look_at_others
+from tracetool.reconstruction.recorded_step import RecordedStep, StepEvidence, record_other_steps, record_step
 from tracetool.reconstruction.steps.steps import Step, choose_step, steps_of
 from tracetool.units import format_count, format_ranges, format_ranks
 
@@ -69,7 +69,7 @@ class Reconstruction:
     hosts: Mapping[int, str | None] = field(default_factory=dict)
     steps: tuple[Step, ...] = ()
     coordinates: tuple[Coordinates, ...] = ()
-    looks: tuple[RecordedStep, ...] = field(default=(), repr=False, compare=False)
+    recorded_steps: tuple[RecordedStep, ...] = field(default=(), repr=False, compare=False)
     taken: Taken = field(default_factory=Taken)
 
     def __repr__(self) -> str:
@@ -131,41 +131,43 @@ def reconstruct(
     _check_chain(group)
     steps = steps_of(run, group.ranks, account, survey.clocks)
     chosen = _because(run, group.ranks, lambda: choose_step(steps, group.ranks, step, account))
-    how = StepEvidence(use_labels=use_labels, has_device=bool(kernels))
+    evidence = StepEvidence(use_labels=use_labels, has_device=bool(kernels))
     try:
-        seen = look(run, group, chosen, survey, how, account)
+        recorded = record_step(run, group, chosen, survey, evidence, account)
     except ReconstructError as error:
         raise with_cause(error, run, chosen.spans, group.ranks) from error
-    work, transfers = seen.work, seen.transfers
+    work, transfers = recorded.work, recorded.transfers
     others: list[RecordedStep] = []
-    turns = _turns(run, seen)
+    turns = _turns(run, recorded)
     if every_step or has_late_launches(turns):
-        others = look_at_others(run, group, steps, chosen, survey, how, account, _MOST_OTHER_STEPS)
+        others = record_other_steps(run, group, steps, chosen, survey, evidence, account, _MOST_OTHER_STEPS)
     launches = find_launches([turns, *(_turns(run, other) for other in others)], account)
-    logs = {rank: facts.log for rank, facts in seen.memory.items() if facts.log is not None}
-    closeup = look_closely(run, group, chosen, work.ranks, seen.residents, logs, seen.window_ns, launches, account)
-    found = replace(
-        seen.pipeline,
-        stages=tuple(closeup.complete(stage) for stage in seen.pipeline.stages),
-        ranks=tuple(replace(rank, gaps_left_out=rank.rank in launches.ranks) for rank in seen.pipeline.ranks),
-        buffered=buffers_sends(seen.messages.messages, survey.clocks, account),
+    logs = {rank: facts.log for rank, facts in recorded.memory.items() if facts.log is not None}
+    closeup = closeup_of(
+        run, group, chosen, work.ranks, recorded.residents, logs, recorded.window_ns, launches, account
     )
-    check_counts(transfers, found.observed.shape)
-    _tell(account, found, work, transfers)
-    tell_standing_buffers(found.ranks, account)
-    if found.observed.shape.microbatches == 1 and found.p2p != "grouped":
-        account.note(f"with one microbatch a trace cannot show how transfers are issued: {found.p2p} is assumed")
+    pipe = replace(
+        recorded.pipeline,
+        stages=tuple(closeup.complete(stage) for stage in recorded.pipeline.stages),
+        ranks=tuple(replace(rank, gaps_left_out=rank.rank in launches.ranks) for rank in recorded.pipeline.ranks),
+        buffered=buffers_sends(recorded.messages.messages, survey.clocks, account),
+    )
+    check_counts(transfers, pipe.observed.shape)
+    _record_findings(account, pipe, work, transfers)
+    record_standing_buffers(pipe.ranks, account)
+    if pipe.observed.shape.microbatches == 1 and pipe.p2p != "grouped":
+        account.note(f"with one microbatch a trace cannot show how transfers are issued: {pipe.p2p} is assumed")
     others = others if every_step else []
     return Reconstruction(
-        pipeline=found,
-        observed=seen.observed,
-        p2p_ops=seen.p2p_ops,
+        pipeline=pipe,
+        observed=recorded.observed,
+        p2p_ops=recorded.p2p_ops,
         segments={rank: w.segments for rank, w in work.ranks.items()},
         notes=tuple(account.notes),
         findings=tuple(account.findings),
         tables={
             "costs": [
-                row for one in (seen, *others) for row in cost_rows(one.step.number, one.work.ranks, one.residents)
+                row for one in (recorded, *others) for row in cost_rows(one.step.number, one.work.ranks, one.residents)
             ],
             "kernel_actions": [*closeup.kernel_rows(), *loose_rows(work.ranks)],
             "layers": closeup.layer_rows(),
@@ -173,12 +175,12 @@ def reconstruct(
         hosts=hosts,
         steps=tuple(steps),
         coordinates=survey.coordinates,
-        looks=tuple(sorted([seen, *others], key=lambda each: each.step.start_ns)),
+        recorded_steps=tuple(sorted([recorded, *others], key=lambda each: each.step.start_ns)),
         taken=Taken(copied_ranks=copies),
     )
 
 
-def look_at_steps(run: Run, *, pipeline: int = 0, most: int = 32) -> list[RecordedStep]:
+def record_steps(run: Run, *, pipeline: int = 0, most: int = 32) -> list[RecordedStep]:
     """Look at complete steps without their single kernels: those about the one of median length, in order of time.
 
     Args:
@@ -201,12 +203,12 @@ def look_at_steps(run: Run, *, pipeline: int = 0, most: int = 32) -> list[Record
     _check_chain(group)
     steps = steps_of(run, group.ranks, account, survey.clocks)
     chosen = choose_step(steps, group.ranks, None, account)
-    how = StepEvidence(use_labels=True, has_device=bool(kernels))
-    looks = [
-        look(run, group, chosen, survey, how, account),
-        *look_at_others(run, group, steps, chosen, survey, how, account, most - 1),
+    evidence = StepEvidence(use_labels=True, has_device=bool(kernels))
+    recorded_steps = [
+        record_step(run, group, chosen, survey, evidence, account),
+        *record_other_steps(run, group, steps, chosen, survey, evidence, account, most - 1),
     ]
-    return sorted(looks, key=lambda each: each.step.start_ns)
+    return sorted(recorded_steps, key=lambda each: each.step.start_ns)
 
 
 def _because(run: Run, ranks: Sequence[int], find: Callable[[], T]) -> T:
@@ -224,11 +226,11 @@ def _pipelines(survey: Survey, *, use_labels: bool = True) -> Sequence[PipelineG
     )
 
 
-def _turns(run: Run, seen: RecordedStep) -> dict[int, list[Turn]]:
+def _turns(run: Run, recorded: RecordedStep) -> dict[int, list[Turn]]:
     """The actions of each rank in the order of their launches, with what came ahead of them."""
     return {
-        rank: turns_of(work.segments, seen.messages.posts[rank], read_waits(run, rank, seen.step.spans[rank]))
-        for rank, work in seen.work.ranks.items()
+        rank: turns_of(work.segments, recorded.messages.posts[rank], read_waits(run, rank, recorded.step.spans[rank]))
+        for rank, work in recorded.work.ranks.items()
     }
 
 
@@ -237,12 +239,12 @@ def _copied(
 ) -> tuple[Run, Survey | None, dict[int, int], dict[int, int]]:
     """The Run with copies of ranks that were not recorded, what is known of it, its kernels per rank, the copies."""
     # What a look without the copies says is said again with them.
-    seen = survey or survey_run(run, Account(), use_labels=use_labels)
-    pipelines = _pipelines(seen, use_labels=use_labels)
+    survey_of_run = survey or survey_run(run, Account(), use_labels=use_labels)
+    pipelines = _pipelines(survey_of_run, use_labels=use_labels)
     chosen_pipeline(pipelines, number, Account())
     copies = find_copies(run, pipelines, number)
     if copies:
-        run = with_copies(run, copies, pipelines, seen.groups, account)
+        run = with_copies(run, copies, pipelines, survey_of_run.groups, account)
         survey = survey_run(run, account, use_labels=use_labels, copies=copies)
     return run, survey, _kernels(run), copies
 
@@ -306,7 +308,7 @@ def _check_host_only(run: Run, account: Account) -> None:
     account.note("no kernels in the traces: the host's own ops are taken as the compute, as in a run on CPUs")
 
 
-def _tell(account: Account, pipeline: Pipeline, work: StepWork, transfers: Sequence[Transfer]) -> None:
+def _record_findings(account: Account, pipeline: Pipeline, work: StepWork, transfers: Sequence[Transfer]) -> None:
     """Say how stages, microbatches and messages were found."""
     shape = pipeline.observed.shape
     for position, profile in enumerate(pipeline.ranks):
@@ -331,9 +333,9 @@ def _tell(account: Account, pipeline: Pipeline, work: StepWork, transfers: Seque
 
 def _check_chain(group: PipelineGroup) -> None:
     if group.skips:
-        told = ", ".join(f"{a} and {b} (ranks {group.ranks[a]} and {group.ranks[b]})" for a, b in group.skips)
+        skips = ", ".join(f"{a} and {b} (ranks {group.ranks[a]} and {group.ranks[b]})" for a, b in group.skips)
         raise NoPipeline(
-            f"skip connections are not read: stages {told} exchange messages past the stages between them.",
+            f"skip connections are not read: stages {skips} exchange messages past the stages between them.",
             hint="pipelines in which every stage talks to the next one alone can be replayed",
         )
 

@@ -100,15 +100,15 @@ def find_reason(run: Run, spans: Mapping[int, tuple[int, int]], ranks: Sequence[
     """What the traces of a pipeline lack in a step, the first of what would explain most; None if nothing is seen."""
     readers = {s["rank"]: s["reader"] for s in run.manifest.get("sources", ())}
     mine = [rank for rank in ranks if rank in spans and readers.get(rank) == "kineto"]
-    seen = {
+    counts = {
         rank: _RankCounts(*run.rows(_SQL, {"rank": rank, "first": spans[rank][0], "last": spans[rank][1]})[0])
         for rank in mine
     }
-    return next((reason for look in _LOOKS if (reason := look(seen, spans)) is not None), None)
+    return next((reason for detect in _DETECTORS if (reason := detect(counts, spans)) is not None), None)
 
 
-def _no_host(seen: Mapping[int, _RankCounts], _spans: Mapping[int, tuple[int, int]]) -> Reason | None:
-    lacking = [rank for rank, one in seen.items() if one.kernels and not one.ops]
+def _no_host(counts: Mapping[int, _RankCounts], _spans: Mapping[int, tuple[int, int]]) -> Reason | None:
+    lacking = [rank for rank, one in counts.items() if one.kernels and not one.ops]
     if not lacking:
         return None
     return Reason(
@@ -117,8 +117,8 @@ def _no_host(seen: Mapping[int, _RankCounts], _spans: Mapping[int, tuple[int, in
     )
 
 
-def _no_launches(seen: Mapping[int, _RankCounts], _spans: Mapping[int, tuple[int, int]]) -> Reason | None:
-    lacking = [rank for rank, one in seen.items() if one.kernels and one.ops and not one.launches]
+def _no_launches(counts: Mapping[int, _RankCounts], _spans: Mapping[int, tuple[int, int]]) -> Reason | None:
+    lacking = [rank for rank, one in counts.items() if one.kernels and one.ops and not one.launches]
     if not lacking:
         return None
     return Reason(
@@ -128,11 +128,11 @@ def _no_launches(seen: Mapping[int, _RankCounts], _spans: Mapping[int, tuple[int
     )
 
 
-def _no_records(seen: Mapping[int, _RankCounts], _spans: Mapping[int, tuple[int, int]]) -> Reason | None:
-    lacking = [rank for rank, one in seen.items() if not one.messages and one.unknown]
-    if not lacking or len(lacking) == len(seen):
+def _no_records(counts: Mapping[int, _RankCounts], _spans: Mapping[int, tuple[int, int]]) -> Reason | None:
+    lacking = [rank for rank, one in counts.items() if not one.messages and one.unknown]
+    if not lacking or len(lacking) == len(counts):
         return None
-    count = sum(seen[rank].unknown for rank in lacking)
+    count = sum(counts[rank].unknown for rank in lacking)
     return Reason(
         f"{format_count(count, 'communication kernel')} on {format_ranks(lacking)} have no record of the host "
         "(record_param_comms): whom they send to is unknown",
@@ -140,19 +140,19 @@ def _no_records(seen: Mapping[int, _RankCounts], _spans: Mapping[int, tuple[int,
     )
 
 
-def _lost_kernels(seen: Mapping[int, _RankCounts], _spans: Mapping[int, tuple[int, int]]) -> Reason | None:
-    lost = {rank: one.bare for rank, one in seen.items() if one.bare > _MUCH * one.launches and not one.graphs}
+def _lost_kernels(counts: Mapping[int, _RankCounts], _spans: Mapping[int, tuple[int, int]]) -> Reason | None:
+    lost = {rank: one.bare for rank, one in counts.items() if one.bare > _MUCH * one.launches and not one.graphs}
     if not lost:
         return None
-    listed = ", ".join(f"{count} of {seen[rank].launches} on rank {rank}" for rank, count in lost.items())
+    listed = ", ".join(f"{count} of {counts[rank].launches} on rank {rank}" for rank, count in lost.items())
     return Reason(
         f"kernels are missing: launches without one are {listed}",
         "the profiler's buffers may have run over: record fewer steps, or leave out record_shapes and with_stack",
     )
 
 
-def _graphs(seen: Mapping[int, _RankCounts], _spans: Mapping[int, tuple[int, int]]) -> Reason | None:
-    graphs = [rank for rank, one in seen.items() if 2 * one.kernels_of_graphs > one.kernels]
+def _graphs(counts: Mapping[int, _RankCounts], _spans: Mapping[int, tuple[int, int]]) -> Reason | None:
+    graphs = [rank for rank, one in counts.items() if 2 * one.kernels_of_graphs > one.kernels]
     if not graphs:
         return None
     return Reason(
@@ -161,9 +161,9 @@ def _graphs(seen: Mapping[int, _RankCounts], _spans: Mapping[int, tuple[int, int
     )
 
 
-def _no_nodes(seen: Mapping[int, _RankCounts], _spans: Mapping[int, tuple[int, int]]) -> Reason | None:
-    lacking = [rank for rank, one in seen.items() if one.ops and not one.nodes]
-    if not lacking or len(lacking) == len(seen):
+def _no_nodes(counts: Mapping[int, _RankCounts], _spans: Mapping[int, tuple[int, int]]) -> Reason | None:
+    lacking = [rank for rank, one in counts.items() if one.ops and not one.nodes]
+    if not lacking or len(lacking) == len(counts):
         return None
     return Reason(
         f"no autograd node was recorded on {format_ranks(lacking)}, as on the other ranks",
@@ -171,15 +171,15 @@ def _no_nodes(seen: Mapping[int, _RankCounts], _spans: Mapping[int, tuple[int, i
     )
 
 
-def _ends_early(seen: Mapping[int, _RankCounts], spans: Mapping[int, tuple[int, int]]) -> Reason | None:
-    if len(seen) < 2:
+def _ends_early(counts: Mapping[int, _RankCounts], spans: Mapping[int, tuple[int, int]]) -> Reason | None:
+    if len(counts) < 2:
         return None
-    left = {rank: spans[rank][1] - one.last_ns for rank, one in seen.items()}
+    left = {rank: spans[rank][1] - one.last_ns for rank, one in counts.items()}
     usual = sorted(left.values())[len(left) // 2]
     early = {
         rank: time - usual for rank, time in left.items() if time - usual > _EARLY * (spans[rank][1] - spans[rank][0])
     }
-    if not early or len(early) == len(seen):
+    if not early or len(early) == len(counts):
         return None
     listed = ", ".join(f"{format_duration(time)} on rank {rank}" for rank, time in early.items())
     return Reason(
@@ -188,6 +188,6 @@ def _ends_early(seen: Mapping[int, _RankCounts], spans: Mapping[int, tuple[int, 
     )
 
 
-_LOOKS: tuple[Callable[[Mapping[int, _RankCounts], Mapping[int, tuple[int, int]]], Reason | None], ...] = (
+_DETECTORS: tuple[Callable[[Mapping[int, _RankCounts], Mapping[int, tuple[int, int]]], Reason | None], ...] = (
     _no_host, _no_launches, _graphs, _no_records, _lost_kernels, _no_nodes, _ends_early,
 )  # fmt: skip

@@ -84,8 +84,8 @@ class RecordedStep:
     residents: Mapping[int, Resident]
 
 
-def look(
-    run: Run, group: PipelineGroup, step: Step, survey: Survey, how: StepEvidence, account: Account
+def record_step(
+    run: Run, group: PipelineGroup, step: Step, survey: Survey, evidence: StepEvidence, account: Account
 ) -> RecordedStep:
     """Look at a step.
 
@@ -93,12 +93,14 @@ def look(
         ReconstructError: If it does not hold whole forwards and backwards, or its messages do not pair up.
     """
     messages = messages_of_step(survey, group, step)
-    work = find_work(run, group, step, messages, use_labels=how.use_labels, has_device=how.has_device, account=account)
+    work = find_work(
+        run, group, step, messages, use_labels=evidence.use_labels, has_device=evidence.has_device, account=account
+    )
     messages = work.messages
     p2p_ops = stage_ops(run, step, messages, work.placed)
     if work.placed is None:
         messages, p2p_ops = join_labelled(messages, p2p_ops)
-    _tell_tensors(messages, account)
+    _record_tensors(messages, account)
     check_times(step, p2p_ops, work.ranks, account)
     note_cautions(run, step, work.ranks, account)
     note_profiler(run, step, work.ranks, account)
@@ -129,22 +131,22 @@ def look(
     )
 
 
-def _tell_tensors(messages: StepMessages, account: Account) -> None:
-    told = [
+def _record_tensors(messages: StepMessages, account: Account) -> None:
+    listed = [
         f"{' or '.join(map(str, counts))} from rank {src} to {dst}"
         for (src, dst), counts in tensors_per_hop(messages).items()
     ]
-    if told:
-        account.note(f"several tensors are handed on at once, and count as one message: {', '.join(told)}")
+    if listed:
+        account.note(f"several tensors are handed on at once, and count as one message: {', '.join(listed)}")
 
 
-def look_at_others(
+def record_other_steps(
     run: Run,
     group: PipelineGroup,
     steps: Sequence[Step],
     chosen: Step,
     survey: Survey,
-    how: StepEvidence,
+    evidence: StepEvidence,
     account: Account,
     most: int,
 ) -> list[RecordedStep]:
@@ -156,7 +158,7 @@ def look_at_others(
         steps: All of its steps.
         chosen: The one that was looked at already.
         survey: What is known of the whole capture.
-        how: What may be used.
+        evidence: What may be used.
         account: Told which ones are left out.
         most: So many at most.
     """
@@ -167,13 +169,13 @@ def look_at_others(
     others.sort(key=lambda s: (abs(s.number - chosen.number), s.number))
     if len(others) > most:
         account.note(f"costs are of {most + 1} of {len(others) + 1} complete steps, those about the chosen one")
-    looks = []
+    recorded = []
     for step in others[:most]:
         try:
-            looks.append(look(run, group, step, survey, how, Account()))
+            recorded.append(record_step(run, group, step, survey, evidence, Account()))
         except ReconstructError as error:
             account.note(f"step {step.number} is left out of the costs: {error.message}")
-    return looks
+    return recorded
 
 
 def _pipeline(
@@ -209,7 +211,7 @@ def _pipeline(
                 forward_transfer_ns=median_transfer_ns(forward),
                 backward_transfer_ns=median_transfer_ns(backward),
                 evidence=work[rank].evidence,
-                collectives={kind: found for (of, kind), found in uses[rank].awaited.items() if of == stage},
+                collectives={kind: awaited for (of, kind), awaited in uses[rank].awaited.items() if of == stage},
             )
         )
     ranks = tuple(

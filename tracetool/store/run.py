@@ -204,7 +204,7 @@ class Run(Lens):
         sources = table_sources(self.path) | {name: empty_source(TABLES[name]) for name in self._later}
         return sources | {name: _over(query, sources[name]) for name, query in self._through.items()}
 
-    def seen_through(self, queries: Mapping[str, str]) -> Run:
+    def overlay(self, queries: Mapping[str, str]) -> Run:
         """The same Run, with some tables as queries make them of what is recorded.
 
         Args:
@@ -218,7 +218,7 @@ class Run(Lens):
         return run
 
     @property
-    def is_seen_through(self) -> bool:
+    def is_overlaid(self) -> bool:
         """Whether some tables are seen as queries make them."""
         return bool(self._through)
 

@@ -15,7 +15,7 @@ from tracetool.errors import ScenarioError
 from tracetool.model.action import ActionKind
 from tracetool.model.metrics import Metrics, measure
 from tracetool.model.pipeline import BY_EDGE, P2P_MODES, POSTED_AHEAD_NEEDS
-from tracetool.reconstruction.closeup.host_gaps import gap_shares, tell_gaps
+from tracetool.reconstruction.closeup.host_gaps import gap_shares, notes_on_gaps
 from tracetool.replays.evaluation import evaluate
 from tracetool.units import format_duration, format_size
 from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT
@@ -297,4 +297,4 @@ def host_notes(found: Reconstruction) -> list[str]:
     without = {rank.rank for rank in found.pipeline.ranks if rank.gaps_left_out}
     rows = (row for row in found.tables.get("costs", ()) if row[0] == found.pipeline.step and row[1] not in without)
     costs = cast("Iterator[tuple[int, str, int, int]]", ((row[2], row[3], row[5], row[6]) for row in rows))
-    return tell_gaps(gap_shares(costs))
+    return notes_on_gaps(gap_shares(costs))

@@ -276,7 +276,7 @@ class ChosenFiles:
         path = self._file(COMMUNICATION)
         reports = [SourceReport() for _ in range(1 + len(self._analyses))]
         text = None if path is None else self._whole(partial(read_communication, path, reports[0], self._advance))
-        self._tell_damage(reports[0])
+        self._record_damage(reports[0])
         offers = [(COMMUNICATION, text or [])]
         for database, own in zip(self._analyses, reports[1:], strict=True):
             offers.append((database.path.name, listed_operations(database, own)))
@@ -293,7 +293,7 @@ class ChosenFiles:
         path = self._file(MATRIX)
         reports = [SourceReport() for _ in range(1 + len(self._analyses))]
         text = None if path is None else self._whole(partial(read_matrix, path, reports[0], self._advance))
-        self._tell_damage(reports[0])
+        self._record_damage(reports[0])
         offers = [(MATRIX, text or Matrix())]
         for database, own in zip(self._analyses, reports[1:], strict=True):
             offers.append((database.path.name, listed_matrix(database, own)))
@@ -332,7 +332,7 @@ class ChosenFiles:
             self._report.notes.append(f"left out: {error.message}")
             return None
 
-    def _tell_damage(self, report: SourceReport) -> None:
+    def _record_damage(self, report: SourceReport) -> None:
         """Say what is damaged in a text file, whether it is taken or a database has more."""
         for reason in [r for r in report.dropped if r.startswith("damaged ")]:
             self._report.drop(reason, report.places.pop(reason), report.dropped.pop(reason))

@@ -70,7 +70,7 @@ def communication_tasks(database: Database, device: int | None, report: SourceRe
     """
     names = Names(database)
     tasks = _Reader(database, names).tasks(report)
-    found: list[CommunicationTask] = []
+    tasks_with_links: list[CommunicationTask] = []
     columns = ("opName", "startNs", "endNs", "connectionId", "groupName", "opId", "opType", "deviceId")
     for number, row in enumerate(database.rows(OPERATIONS, *columns)):
         name_id, start, end, connection, group_id, op, kind, where = row
@@ -92,7 +92,7 @@ def communication_tasks(database: Database, device: int | None, report: SourceRe
             continue
         links = mine.links()
         linked, rdma = moved_bytes(_sizes(links)) if links else (None, None)
-        found.append(
+        tasks_with_links.append(
             CommunicationTask(
                 name=name, kernel_class=names.text(kind), start_ns=times[0], end_ns=sum(times),
                 stream=next(iter(mine.streams)) if len(mine.streams) == 1 else None,
@@ -100,9 +100,9 @@ def communication_tasks(database: Database, device: int | None, report: SourceRe
                 notified=tuple(sorted(mine.notified)), connection=known(connection),
             )
         )  # fmt: skip
-    if found and tasks and not any(task.links for task in found):
+    if tasks_with_links and tasks and not any(task.links for task in tasks_with_links):
         report.notes.append(f"{TASKS} holds neither bytes nor peers, as at Level0: links of its communication unknown")
-    return found
+    return tasks_with_links
 
 
 def total_links(tasks: Sequence[CommunicationTask]) -> dict[tuple[str, str], tuple[LoggedTraffic, ...]]:
@@ -112,7 +112,7 @@ def total_links(tasks: Sequence[CommunicationTask]) -> dict[tuple[str, str], tup
         for link in task.links:
             key = (task.hash, operation_kind(task.name, task.kernel_class))
             totals[key][link.own, link.peer, link.transport] += link.size_bytes
-    return {key: tuple(LoggedTraffic(*ends, size) for ends, size in found.items()) for key, found in totals.items()}
+    return {key: tuple(LoggedTraffic(*ends, size) for ends, size in sums.items()) for key, sums in totals.items()}
 
 
 def listed_operations(database: Database, report: SourceReport) -> list[CommOperation]:
@@ -122,7 +122,7 @@ def listed_operations(database: Database, report: SourceReport) -> list[CommOper
     for name, group, step, transport, size in database.rows("CommAnalyzerBandwidth", *columns):
         # One row per size of packet, each with the sum over all of them.
         sizes[name, group, step][str(transport)] = scaled(str(size), MB_OF_LINKS) or 0
-    found = []
+    operations = []
     timed = ("hccl_op_name", "group_name", "step", "start_timestamp", "elapse_time", "wait_time")
     for number, (name, group, step, start, elapse, wait) in enumerate(database.rows("CommAnalyzerTime", *timed)):
         if str(name).startswith("Total Op Info"):
@@ -134,8 +134,8 @@ def listed_operations(database: Database, report: SourceReport) -> list[CommOper
         if operation is None:
             report.drop("operation without time", FilePlace(f"{database.path}: CommAnalyzerTime", number, "row"))
         else:
-            found.append(operation)
-    return found
+            operations.append(operation)
+    return operations
 
 
 def listed_matrix(database: Database, report: SourceReport) -> Matrix:
@@ -172,9 +172,9 @@ class _Reader:
 
     def tasks(self, report: SourceReport) -> dict[object, _Tasks]:
         """What the tasks say, by operation."""
-        found: dict[object, _Tasks] = defaultdict(_Tasks)
+        by_operation: dict[object, _Tasks] = defaultdict(_Tasks)
         if TASKS not in self._database.tables:
-            return found
+            return by_operation
         places = Keyed(self._database, "TASK", "globalTaskId", "streamId", "deviceId")
         columns = (
             "opId", "globalTaskId", "taskType", "planeId", "srcRank", "dstRank",
@@ -182,14 +182,14 @@ class _Reader:
         )  # fmt: skip
         for op, task, kind, plane, *about in self._database.rows(TASKS, *columns):
             report.rows += 1
-            mine = found[op]
+            mine = by_operation[op]
             if (place := places.get(task)) is not None:
                 stream, device = place
                 if whole(plane) == 0 and stream >= 0:
                     mine.streams.add(stream)
                 mine.device = device if device >= 0 else mine.device
             self._add(mine, self._names.text(kind) or "", about, report)
-        return dict(found)
+        return dict(by_operation)
 
     def _add(self, mine: _Tasks, kind: str, about: Sequence[object], report: SourceReport) -> None:
         own, peer = known(about[0]), known(about[1])

@@ -48,8 +48,8 @@ class Keyed:
     def __init__(self, database: Database, table: str, key: str, *columns: str) -> None:
         keys = array("q")
         values = [array("q") for _ in columns]
-        for found, *numbers in database.rows(table, key, *columns):
-            number = _int64(found)
+        for key_value, *numbers in database.rows(table, key, *columns):
+            number = _int64(key_value)
             if number is not None:
                 keys.append(number)
                 for column, value in zip(values, numbers, strict=True):
@@ -87,21 +87,21 @@ class HostSteps:
     def __init__(self, database: Database, report: SourceReport) -> None:
         self._spans: list[tuple[int, int, int]] = []
         self._extents: dict[int, tuple[int, int]] = {}
-        seen: set[int] = set()
+        marked: set[int] = set()
         for number, (step, start, end) in enumerate(database.rows("STEP_TIME", "id", "startNs", "endNs")):
             report.rows += 1
             times = span(start, end, (database, "STEP_TIME", number), report)
             which = whole(step)
             if times is None:
                 continue
-            if which is None or which in seen or not 0 <= which < 2**31:
+            if which is None or which in marked or not 0 <= which < 2**31:
                 report.dropped["step without a number of its own"] += 1
                 continue
-            seen.add(which)
+            marked.add(which)
             self._spans.append((times[0], times[0] + times[1], which))
         self._spans.sort()
         self._starts = [start for start, _, _ in self._spans]
-        self._launches = Keyed(database, "CANN_API", "connectionId", "startNs") if seen else None
+        self._launches = Keyed(database, "CANN_API", "connectionId", "startNs") if marked else None
 
     def __len__(self) -> int:
         return len(self._spans)
@@ -202,7 +202,7 @@ class Events:
 
     def _launches(self, rank: int, report: SourceReport) -> Iterator[Row]:
         unique = self.database.is_key("CANN_API", "connectionId")
-        seen: set[int] = set()
+        launched: set[int] = set()
         columns = ("startNs", "endNs", "globalTid", "connectionId", "name")
         for number, (start, end, tid, connected, name) in enumerate(self.database.rows("CANN_API", *columns)):
             connection = known(connected)
@@ -214,8 +214,8 @@ class Events:
                 continue
             if connection is not None and not unique:
                 # Two launches of one task would count it twice where they are joined.
-                again = connection in seen
-                seen.add(connection)
+                again = connection in launched
+                launched.add(connection)
                 if again:
                     report.repair(
                         "second launch with one connection: its connection left out", FilePlace("CANN_API", 0)

@@ -170,7 +170,7 @@ def text_allocations(path: Path, report: SourceReport, advance: Callable[[int], 
     Raises:
         MalformedTrace: If its header is damaged.
     """
-    found = Allocations()
+    allocations = Allocations()
     required = ("Name", "Size(KB)", "Allocation Time(us)", "Release Time(us)")
     levels_of = [f"{end} Total {what}(MB)" for end in ("Allocation", "Release") for what in ("Allocated", "Reserved")]
     optional = (_FREED_FIRST, *levels_of)
@@ -179,14 +179,14 @@ def text_allocations(path: Path, report: SourceReport, advance: Callable[[int], 
         held = [scaled(level, MB_OF_MEMORY) for level in levels]
         freed = [moment for text in (end, freed_first) if text and (moment := _moment(text, report)) is not None]
         ends = (_moment(start, report), held[0], held[1]), (min(freed, default=None), held[2], held[3])
-        _take(found, name, scaled(size, KB_OF_MEMORY), ends, report)
-    found.close()
-    return found
+        _take(allocations, name, scaled(size, KB_OF_MEMORY), ends, report)
+    allocations.close()
+    return allocations
 
 
 def database_allocations(database: Database, device: int | None, report: SourceReport) -> Allocations:
     """What OP_MEMORY holds."""
-    found = Allocations()
+    allocations = Allocations()
     names = Names(database)
     columns = (
         "name", "size", "allocationTime", "releaseTime", "activeReleaseTime", "allocationTotalAllocated",
@@ -199,12 +199,12 @@ def database_allocations(database: Database, device: int | None, report: SourceR
         held = [bounded(level) for level in levels]
         freed = [moment for time in (end, freed_first) if (moment := whole(time))]
         ends = (whole(start), held[0], held[1]), (min(freed, default=None), held[2], held[3])
-        _take(found, names.text(name) or "", bounded(size), ends, report)
-    found.close()
-    return found
+        _take(allocations, names.text(name) or "", bounded(size), ends, report)
+    allocations.close()
+    return allocations
 
 
-def _take(found: Allocations, name: str, size: int | None, ends: tuple[Ends, Ends], report: SourceReport) -> None:
+def _take(allocations: Allocations, name: str, size: int | None, ends: tuple[Ends, Ends], report: SourceReport) -> None:
     allocated, released = ends
     if size is None:
         report.dropped["allocation of unknown size"] += 1
@@ -216,7 +216,7 @@ def _take(found: Allocations, name: str, size: int | None, ends: tuple[Ends, End
     elif released[0] is not None and released[0] < allocated[0]:
         report.dropped["allocation that is released before it is made"] += 1
     else:
-        found.add(name, size, allocated, released)
+        allocations.add(name, size, allocated, released)
 
 
 def database_operation_rows(

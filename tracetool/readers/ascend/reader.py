@@ -65,7 +65,7 @@ class AscendReader:
             for rows in choice.memory_rows(rank):
                 yield "memory", rows_table("memory", rows)
             for database in databases:
-                database.tell(report)
+                database.record_gaps(report)
             if report.rows == 0 and (damaged := [d for d in databases if d.damaged]):
                 raise damaged[0].malformed()
 

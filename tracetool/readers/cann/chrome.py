@@ -158,22 +158,22 @@ class SpanColumns:
         column = self.table.column(name)
         if name not in ("start", "duration"):
             column = known(column)
-        found: NDArray[np.int64] = pc.fill_null(column, ABSENT).to_numpy()
+        values: NDArray[np.int64] = pc.fill_null(column, ABSENT).to_numpy()
         if name in ("start", "duration"):
-            found = np.where((found == _NONE_NS) | (found >= _FARTHEST) | (found <= -_FARTHEST), ABSENT, found)
-        return found
+            values = np.where((values == _NONE_NS) | (values >= _FARTHEST) | (values <= -_FARTHEST), ABSENT, values)
+        return values
 
     @property
     def kernels(self) -> NDArray[np.bool_]:
         """Which of them compute, if they are the device's."""
-        found: NDArray[np.bool_] = self.table.column("kernel").to_numpy()
-        return found
+        is_kernel: NDArray[np.bool_] = self.table.column("kernel").to_numpy()
+        return is_kernel
 
     @property
     def threads(self) -> NDArray[np.int32]:
         """Numbers of their threads, as the tracks gave them."""
-        found: NDArray[np.int32] = self.table.column("thread").to_numpy()
-        return found
+        numbers: NDArray[np.int32] = self.table.column("thread").to_numpy()
+        return numbers
 
     def texts(self, name: str) -> tuple[NDArray[np.int64], list[str]]:
         """A column of text as places in a list of different texts; what is absent is the empty one."""

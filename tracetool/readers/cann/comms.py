@@ -176,8 +176,11 @@ def collect_links(entries: Iterable[LinkEntry], report: SourceReport) -> Matrix:
             # Captures of 2023 have one entry per operation and no Op Name.
             links[operation or label, hashed][own, peer] = LoggedTraffic(own, peer, transport, size)
     return Matrix(
-        {key: tuple(found.values()) for key, found in links.items()},
-        {key: tuple(LoggedTraffic(*ends, size) for ends, size in found.items()) for key, found in totals.items()},
+        {key: tuple(links_of_key.values()) for key, links_of_key in links.items()},
+        {
+            key: tuple(LoggedTraffic(*ends, size) for ends, size in links_of_key.items())
+            for key, links_of_key in totals.items()
+        },
     )
 
 
@@ -187,7 +190,7 @@ def read_communication(path: Path, report: SourceReport, advance: Callable[[int]
     Raises:
         MalformedTrace: If the file is damaged.
     """
-    found: list[CommOperation] = []
+    listed: list[CommOperation] = []
     for step, key, entry in operations(path, _Entry, report, advance):
         if key.startswith("Total Op Info"):
             continue
@@ -198,8 +201,8 @@ def read_communication(path: Path, report: SourceReport, advance: Callable[[int]
         if operation is None:
             report.dropped["operation without time in communication.json"] += 1
         else:
-            found.append(operation)
-    return found
+            listed.append(operation)
+    return listed
 
 
 def listed_operation(

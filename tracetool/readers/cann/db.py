@@ -191,11 +191,11 @@ class Database:
         """The beginning of a text in the row of a key; None if there is none or it cannot be read."""
         query = f'SELECT substr("{column}", 1, {_NAME_CHARACTERS}) FROM "{table}" WHERE "{key}" = ?'
         try:
-            found = self._connection.execute(query, (number,)).fetchone()
+            row = self._connection.execute(query, (number,)).fetchone()
         except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
             self._lose(table, str(error))
             return None
-        return None if found is None or found[0] is None else str(found[0])
+        return None if row is None or row[0] is None else str(row[0])
 
     def distinct(self, table: str, column: str) -> set[object]:
         """The values of a column; of a table that is absent there are none."""
@@ -217,14 +217,14 @@ class Database:
 
     def malformed(self) -> MalformedTrace:
         """The error to raise where nothing of it can be read."""
-        reasons = [self.failure, *(reason for found in self._gaps.values() for reason in found)]
+        reasons = [self.failure, *(reason for gaps in self._gaps.values() for reason in gaps)]
         reason = next(filter(None, reasons), "it has no tables")
         return MalformedTrace(
             f"{self.path}: nothing of this database can be read: {reason}{self._short()}.",
             hint="copy the file again, or parse the capture again with the profiler's own analysis",
         )
 
-    def tell(self, report: SourceReport) -> None:
+    def record_gaps(self, report: SourceReport) -> None:
         """Count what could not be read, and say what the file is short of."""
         if not self._gaps and not self.failure:
             return
@@ -270,15 +270,15 @@ class Database:
 
     def _resume(self, table: str, chosen: str, bad: int) -> int | None:
         """A rowid after this unreadable one from which on rows can be read; None if there is none."""
-        step, found = 1, False
+        step, is_readable = 1, False
         good = bad
-        while not found and good < _LAST_ROWID:
+        while not is_readable and good < _LAST_ROWID:
             good = min(bad + step, _LAST_ROWID)
             row = self._row(table, chosen, good)
             if row is None:
                 break  # beyond the last row: those between may be whole
-            found = bool(row)
-            if not found:
+            is_readable = bool(row)
+            if not is_readable:
                 bad, step = good, step * 2
         while good - bad > 1:
             middle = (good + bad) // 2
@@ -286,17 +286,17 @@ class Database:
             if row == ():
                 bad = middle
             else:
-                good, found = middle, found or row is not None
-        return good if found else None
+                good, is_readable = middle, is_readable or row is not None
+        return good if is_readable else None
 
     def _row(self, table: str, chosen: str, start: int) -> tuple[Any, ...] | None:
         """The row at or after this rowid, an empty one if it cannot be read; None if there is none."""
         query = f'SELECT _rowid_, {chosen} FROM "{table}" WHERE _rowid_ >= ? ORDER BY _rowid_ LIMIT 1'
         try:
-            found: tuple[Any, ...] | None = self._connection.execute(query, (start,)).fetchone()
+            row: tuple[Any, ...] | None = self._connection.execute(query, (start,)).fetchone()
         except (sqlite3.Error, OverflowError, UnicodeDecodeError):
             return ()
-        return found
+        return row
 
 
 class Names:
@@ -308,11 +308,11 @@ class Names:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._found: dict[int, str | None] = {}
+        self._texts: dict[int, str | None] = {}
         self._by_key = database.is_key("STRING_IDS", "id")
         if not self._by_key:
             texts = database.rows("STRING_IDS", "id", "value")
-            self._found = {number: str(text)[:_NAME_CHARACTERS] for number, text in texts if text is not None}
+            self._texts = {number: str(text)[:_NAME_CHARACTERS] for number, text in texts if text is not None}
 
     def text(self, number: object) -> str | None:
         """What an id stands for; None if nothing tells."""
@@ -320,11 +320,11 @@ class Names:
             return number
         if not isinstance(number, int):
             return None
-        if number not in self._found and self._by_key and self._database.has("STRING_IDS", "value"):
-            if len(self._found) >= _MOST_NAMES:
-                self._found.clear()
-            self._found[number] = self._database.text_by_key("STRING_IDS", "id", "value", number)
-        return self._found.get(number)
+        if number not in self._texts and self._by_key and self._database.has("STRING_IDS", "value"):
+            if len(self._texts) >= _MOST_NAMES:
+                self._texts.clear()
+            self._texts[number] = self._database.text_by_key("STRING_IDS", "id", "value", number)
+        return self._texts.get(number)
 
 
 def enumeration(database: Database, table: str) -> dict[int, str]:

@@ -96,8 +96,8 @@ def about_capture(database: Database) -> About:
     for rank, device in database.rows("RANK_DEVICE_MAP", "rankId", "deviceId"):
         if (where := whole(device)) is not None:
             about.ranks[where] = known(rank)
-    seen = {known(device) for device in database.distinct("TASK", "deviceId")}
-    about.devices = sorted(device for device in seen if device is not None)
+    devices = {known(device) for device in database.distinct("TASK", "deviceId")}
+    about.devices = sorted(device for device in devices if device is not None)
     for name, value in database.rows("META_DATA", "name", "value"):
         try:
             about.metadata[str(name)] = msgspec.json.decode(str(value))

@@ -113,7 +113,7 @@ class Kernels:
         self.marks: list[PhaseKernel] = []
         self.extents: dict[int, tuple[int, int]] = {}
         self.starts = array("q")
-        self._seen = Repeats()
+        self._repeats = Repeats()
         self._rank = rank
         self._report = report
 
@@ -164,11 +164,11 @@ class Kernels:
         while chunk := list(itertools.islice(records, CHUNK_ROWS)):
             # Communication operations have names of their own, and may be listed without a stream.
             streamed = [r for r in chunk if r.duration_ns and (r.is_on_a_stream or is_communication(r.name, r.core))]
-            names = self._seen.numbers_of([r.name for r in streamed])
+            names = self._repeats.numbers_of([r.name for r in streamed])
             numbers = np.array(
                 [(r.start_ns, r.duration_ns, r.stream if r.is_on_a_stream else -1) for r in streamed], np.int64
             ).reshape(-1, 3)
-            fresh = self._seen.fresh([names, *numbers.T])
+            fresh = self._repeats.fresh([names, *numbers.T])
             again = {id(r) for r, is_fresh in zip(streamed, fresh.tolist(), strict=True) if not is_fresh}
             if again:
                 self._report.repaired[TWICE] += len(again)

@@ -114,14 +114,14 @@ class MessageFinder:
         members = [n for link in (*operation.links, *totals) for n in (link.own, link.peer)] + list(operation.notified)
         return max((n + 1 for n in members if n < _MOST_MEMBERS), default=0)
 
-    def check(self, found: Mapping[str, Sequence[OperationMessage]], report: SourceReport) -> None:
+    def check(self, messages_of: Mapping[str, Sequence[OperationMessage]], report: SourceReport) -> None:
         """Compare the bytes sent with the sums of the matrix, which hold every operation.
 
         Args:
-            found: Messages of all batch operations, by name of the group.
+            messages_of: Messages of all batch operations, by name of the group.
             report: Gets a note where they differ.
         """
-        for name, messages in found.items():
+        for name, messages in messages_of.items():
             traffic = self._traffic[name]
             hashed = traffic.operations[0].hash
             totals = self._totals.get((hashed, BATCH), ())

@@ -85,7 +85,7 @@ def rank_folders(reader: str, files: Sequence[Path]) -> Claim:
     folders: dict[Path, list[Path]] = defaultdict(list)
     for file in files:
         folders[file.parent].append(file)
-    found: dict[Path, list[Path]] = defaultdict(list)
+    members_of: dict[Path, list[Path]] = defaultdict(list)
     others: list[Path] = []
     for folder, members in sorted(folders.items(), key=lambda item: (item[0].name != _OUTPUT, item[0])):
         databases = [f for f in members if f in kinds]
@@ -101,14 +101,14 @@ def rank_folders(reader: str, files: Sequence[Path]) -> Claim:
         else:
             continue
         output = [f for f in members if (_part(f) in _WITHOUT or f.name in OPTIONAL) and f not in beside] + databases
-        found[root] += [f for f in sorted(output) + sorted(beside) if f not in found[root]]
-        others += [f for f in members if f not in found[root] and _is_table(f)]
-    taken = {file for members in found.values() for file in members}
+        members_of[root] += [f for f in sorted(output) + sorted(beside) if f not in members_of[root]]
+        others += [f for f in members if f not in members_of[root] and _is_table(f)]
+    taken = {file for members in members_of.values() for file in members}
     alone: list[Path] = []
     for database in sorted(file for file in kinds if file not in taken):
-        roots = [folder for folder in database.parents if folder in found]
-        (found[roots[0]] if roots else alone).append(database)
-    sources = [Source(reader, root, _with_unmerged(parts)) for root, parts in sorted(found.items())]
+        roots = [folder for folder in database.parents if folder in members_of]
+        (members_of[roots[0]] if roots else alone).append(database)
+    sources = [Source(reader, root, _with_unmerged(parts)) for root, parts in sorted(members_of.items())]
     sources += _alone(reader, alone, kinds)
     taken = {file for source in sources for file in source.files}
     unused = [Left(f, "no table needs it") for f in sorted(others) if f not in taken]
@@ -254,7 +254,7 @@ class Parts:
                 tables = _TABLES.get(part) if self._files[CAPTURE] else None
                 instead = f", and no {' with '.join(tables[0])} in a database" if tables else ""
                 report.notes.append(f"no {part}{instead}: {consequence}")
-        self._tell_about_databases(databases, report)
+        self._record_databases(databases, report)
         advance(sum(f.stat().st_size for kind in (CAPTURE, ANALYSIS) for f in self._files[kind]))
         advance(sum(f.stat().st_size for f in self._changes))
         ranks = [rank for rank in self._ranks() if rank is not None]
@@ -279,7 +279,7 @@ class Parts:
             for database in databases
         )
 
-    def _tell_about_databases(self, databases: Sequence[Database], report: SourceReport) -> None:
+    def _record_databases(self, databases: Sequence[Database], report: SourceReport) -> None:
         captures = [d for d in databases if d.path in self._files[CAPTURE] and not d.failure]
         for table, consequence in _WITHOUT_TABLE.items():
             if captures and not any(table in d.tables for d in captures):

@@ -65,9 +65,9 @@ class Planes:
 
     def operation(self, thread: tuple[int, int], communicator: str, name: str, start: int, end: int) -> None:
         """Take an operation from a communicator's own thread."""
-        found = operation_of(name, start, end)
-        found.hash = "" if _INDEX.match(communicator) else communicator
-        self._operations[thread].append(found)
+        operation = operation_of(name, start, end)
+        operation.hash = "" if _INDEX.match(communicator) else communicator
+        self._operations[thread].append(operation)
 
     def subtasks(
         self, spans: SpanColumns, threads: Sequence[Thread], rows: NDArray[np.int64], start: NDArray[np.int64]
@@ -110,12 +110,12 @@ class Planes:
         for operations in self._operations.values():
             operations.sort(key=lambda o: o.start_ns)
         self._move()
-        found = [operation for operations in self._operations.values() for operation in operations]
-        found.sort(key=lambda o: (o.start_ns, o.name, o.hash))
-        attach_groups(found, groups, self._report)
+        operations_in_order = [operation for operations in self._operations.values() for operation in operations]
+        operations_in_order.sort(key=lambda o: (o.start_ns, o.name, o.hash))
+        attach_groups(operations_in_order, groups, self._report)
         if self._idle:
             self._report.skipped["communication subtask that moves nothing"] += self._idle
-        return found
+        return operations_in_order
 
     def _move(self) -> None:
         """Give each operation the bytes of its subtasks by link, and their stream if it is one."""
@@ -124,7 +124,7 @@ class Planes:
         streams: dict[_Position, set[int]] = defaultdict(set)
         for block in self._subtasks.blocks():
             subtasks = _Subtask(*block)
-            thread, place = self._found(threads, subtasks)
+            thread, place = self._operations_of(threads, subtasks)
             lost = place < 0
             if lost.any():
                 self._report.dropped["communication subtask outside of every operation"] += int(lost.sum())
@@ -149,7 +149,7 @@ class Planes:
             known = streams[number, position]
             operation.stream = next(iter(known)) if len(known) == 1 else None
 
-    def _found(
+    def _operations_of(
         self, threads: Sequence[tuple[int, int]], subtasks: _Subtask
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The thread of operations of each subtask, and the place of its operation there (-1: there is none)."""
@@ -164,9 +164,11 @@ class Planes:
             rows = np.flatnonzero((subtasks.pid == pid) & (subtasks.tid == tid))
             operations = self._operations[owner]
             starts, ends = (np.array([getattr(o, end) for o in operations], np.int64) for end in ("start_ns", "end_ns"))
-            found = np.searchsorted(starts, subtasks.start[rows], side="right") - 1
+            last_before = np.searchsorted(starts, subtasks.start[rows], side="right") - 1
             # Both ends of an operation were rounded to whole ns.
-            place[rows] = np.where((found >= 0) & (subtasks.start[rows] <= ends[found] + 1), found, -1)
+            place[rows] = np.where(
+                (last_before >= 0) & (subtasks.start[rows] <= ends[last_before] + 1), last_before, -1
+            )
             thread[rows] = threads.index(owner)
         return thread, place
 
@@ -181,11 +183,11 @@ def _sums(keys: Sequence[NDArray[np.int64]], sizes: NDArray[np.int64]) -> Iterat
 
     if not len(sizes):
         return
-    found, first, of = np.unique(np.stack(keys), axis=1, return_index=True, return_inverse=True)
-    sums = np.zeros(found.shape[1], np.int64)
+    combinations, first, of = np.unique(np.stack(keys), axis=1, return_index=True, return_inverse=True)
+    sums = np.zeros(combinations.shape[1], np.int64)
     np.add.at(sums, of.reshape(-1), sizes)
     for place in np.argsort(first).tolist():
-        yield found[:, place].tolist(), int(sums[place])
+        yield combinations[:, place].tolist(), int(sums[place])
 
 
 def operation_of(name: str, start: int, end: int, stream: int | None = None) -> CommOperation:

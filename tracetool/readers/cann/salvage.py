@@ -82,8 +82,8 @@ def _one_by_one(path: Path, text: bytes, kind: type[T], report: SourceReport) ->
             step = match[1].decode(errors="replace")
         if match[3] is None:
             continue
-        found = object_at(text, match.end())
-        value = text[match.end() : found.end]
+        whole = object_at(text, match.end())
+        value = text[match.end() : whole.end]
         try:
             operation = decoder.decode(value)
             key = match[3].decode()

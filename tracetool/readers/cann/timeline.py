@@ -81,7 +81,7 @@ class EventTimeline:
         self._tracks = tracks
         self._report = report
         self._clock = clock
-        self._threads = list(tracks.seen)
+        self._threads = list(tracks.numbers)
         own = [tracks.of(*thread) for thread in self._threads]
         others = [device is not None and tracks.device(t.pid) not in (device, None) for t in self._threads]
         self._track = np.array([_TRACKS.index(track) for track in own], np.int8)

@@ -71,13 +71,13 @@ class Tracks:
         processes: Process to name.
         threads: Process and thread to name.
         sort_indices: Process to its place in the order of display.
-        seen: Threads of spans to the numbers that stand for them.
+        numbers: Threads of spans to the numbers that stand for them.
     """
 
     processes: dict[int, str] = field(default_factory=dict)
     threads: dict[tuple[int, int], str] = field(default_factory=dict)
     sort_indices: dict[int, int] = field(default_factory=dict)
-    seen: dict[Thread, int] = field(default_factory=dict)
+    numbers: dict[Thread, int] = field(default_factory=dict)
     _counts: Counter[tuple[int, bool]] = field(default_factory=Counter)
 
     def learn(
@@ -113,9 +113,9 @@ class Tracks:
             pair, category = divmod(key, len(names))
             pid, tid = int(own_pids[pair // len(own_tids)]), int(own_tids[pair % len(own_tids)])
             thread = Thread(None if pid == ABSENT else pid, None if tid == ABSENT else tid, names[category])
-            numbers.append(self.seen.setdefault(thread, len(self.seen)))
-        found: NDArray[np.int32] = np.array(numbers, np.int32)[of_key]
-        return found
+            numbers.append(self.numbers.setdefault(thread, len(self.numbers)))
+        of_spans: NDArray[np.int32] = np.array(numbers, np.int32)[of_key]
+        return of_spans
 
     def count(self, threads: NDArray[np.int32], kernels: NDArray[np.bool_]) -> None:
         """Count spans by thread, and which of them compute."""
@@ -128,16 +128,16 @@ class Tracks:
     @property
     def spans(self) -> Counter[Track]:
         """Spans by track; right once all names are known."""
-        tracks = [self.of(*thread) for thread in self.seen]
-        found = Counter[Track]()
+        tracks = [self.of(*thread) for thread in self.numbers]
+        counts = Counter[Track]()
         for (thread, _), count in self._counts.items():
-            found[tracks[thread]] += count
-        return found
+            counts[tracks[thread]] += count
+        return counts
 
     @property
     def kernels(self) -> int:
         """Kernels among the spans; right once all names are known."""
-        tracks = [self.of(*thread) for thread in self.seen]
+        tracks = [self.of(*thread) for thread in self.numbers]
         return sum(n for (t, kernel), n in self._counts.items() if kernel and tracks[t] is Track.HARDWARE)
 
     def of(self, pid: int | None, tid: int | None, category: str) -> Track:

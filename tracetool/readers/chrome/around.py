@@ -43,14 +43,14 @@ def tail_facts(tail: bytes, keys: frozenset[str]) -> dict[str, Any]:
 
 
 def _facts(text: bytes, walked: Walk, keys: frozenset[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for member in walked.members:
         if member.key in keys:
-            _take(found, text, member)
+            _take(facts, text, member)
     if walked.stop in (Stop.CUT, Stop.DAMAGED):
         for member in _scattered(text, walked.at, keys):
-            _take(found, text, member)
-    return found
+            _take(facts, text, member)
+    return facts
 
 
 def _scattered(text: bytes, start: int, keys: frozenset[str]) -> Iterator[Member]:
@@ -60,15 +60,15 @@ def _scattered(text: bytes, start: int, keys: frozenset[str]) -> Iterator[Member
         yield Member(match[1].decode(), match.end(), len(text))
 
 
-def _take(found: dict[str, Any], text: bytes, member: Member) -> None:
-    if member.key in found:
+def _take(facts: dict[str, Any], text: bytes, member: Member) -> None:
+    if member.key in facts:
         return
     value = text[member.start : min(member.end, member.start + VALUE_BYTES)]
     try:
-        found[member.key] = _printable(_DECODER.raw_decode(value.decode(errors="replace"))[0])
+        facts[member.key] = _printable(_DECODER.raw_decode(value.decode(errors="replace"))[0])
     except (ValueError, RecursionError):
         if member.key == "distributedInfo":
-            found |= _distributed(value[:4096].decode(errors="replace"))
+            facts |= _distributed(value[:4096].decode(errors="replace"))
 
 
 def _printable(value: Any) -> Any:

@@ -80,17 +80,17 @@ def walk(text: bytes, at: int, *, inside: bool = False) -> Walk:
             here = _after_space(text, here + 1)
         elif inside:
             return Walk(members, at, Stop.CUT if here == len(text) else Stop.DAMAGED)
-        found = _member(text, here)
-        if isinstance(found, Stop):
-            return Walk(members, at, found)
-        if found.key == EVENTS_KEY and text[found.start : found.start + 1] == b"[":
-            return Walk(members, found.start + 1, Stop.EVENTS)
-        end = value_end(text, found.start)
+        member = _member(text, here)
+        if isinstance(member, Stop):
+            return Walk(members, at, member)
+        if member.key == EVENTS_KEY and text[member.start : member.start + 1] == b"[":
+            return Walk(members, member.start + 1, Stop.EVENTS)
+        end = value_end(text, member.start)
         if end is None or (end == len(text) and text[end - 1 : end] not in (b"]", b"}", b'"')):
             return Walk(members, at, Stop.CUT)
-        if not _is_sound(text[found.start : end]):
+        if not _is_sound(text[member.start : end]):
             return Walk(members, at, Stop.DAMAGED)
-        members.append(found._replace(end=end))
+        members.append(member._replace(end=end))
         at, inside = end, True
 
 

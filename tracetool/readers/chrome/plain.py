@@ -104,11 +104,11 @@ class PlainScanner:
     def many(self, events: Sequence[bytes]) -> Scanned:
         """Take texts of one or more whole events each, all of which were accepted or lie in what is whole."""
         try:
-            found = self._events.decode(b"[%b]" % b",".join(events))
+            decoded = self._events.decode(b"[%b]" % b",".join(events))
         except msgspec.DecodeError:
             # The compiled scanner takes events that no comma parts.
-            found = [self._single.decode(event) for text in events for event in objects(text)]
-        return self._columns(found)
+            decoded = [self._single.decode(event) for text in events for event in objects(text)]
+        return self._columns(decoded)
 
     def _window(self, data: bytes, start: int, stop: int) -> tuple[list[Any], int, Status]:
         begin = after(_SPACE, data, start, stop)
@@ -128,13 +128,13 @@ class PlainScanner:
         high = stop
         while high > begin:
             low = max(begin, high - (1 << 14))
-            found = -1
+            cut = -1
             for match in _CUT.finditer(data, low, min(stop, high + _SPACES)):
                 if match.start() >= high:
                     break
-                found = match.end()
-            if found >= 0:
-                return found
+                cut = match.end()
+            if cut >= 0:
+                return cut
             high = low
         return -1
 
@@ -211,8 +211,8 @@ def _getter(name: str) -> Callable[[list[Any]], list[msgspec.Raw]]:
     """A function that lists one attribute of many objects, as fast as Python can."""
     namespace: dict[str, Any] = {}
     exec(f"def get(rows): return [row.{name} for row in rows]", namespace)  # noqa: S102 - names of our own
-    found: Callable[[list[Any]], list[msgspec.Raw]] = namespace["get"]
-    return found
+    get: Callable[[list[Any]], list[msgspec.Raw]] = namespace["get"]
+    return get
 
 
 def _binary(values: list[msgspec.Raw]) -> pa.BinaryArray:

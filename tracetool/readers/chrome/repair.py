@@ -60,8 +60,8 @@ def _without_controls(event: bytes) -> bytes:
 
 
 def _null(match: re.Match[bytes]) -> bytes:
-    found = match[0]
-    return found if found[:1] == b'"' else b"null"
+    text = match[0]
+    return text if text[:1] == b'"' else b"null"
 
 
 def _escape_controls(match: re.Match[bytes]) -> bytes:

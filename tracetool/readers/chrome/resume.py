@@ -73,14 +73,14 @@ def next_event(data: bytes, start: int, stop: int, most_cost: int, *, is_all: bo
     spent = 0
     at = start
     while (match := _OPENING.search(data, at, stop)) is not None and spent <= most_cost:
-        found, end, cost, is_cut = _decoded(data, match.start())
+        event, end, cost, is_cut = _decoded(data, match.start())
         spent += cost
         if is_cut and not is_all:
             return WholeEvent(None, match.start(), spent, is_cut)
-        if end is not None and "ph" in found:
+        if end is not None and "ph" in event:
             return WholeEvent(match.start(), end, spent)
         # An object without it may be the arguments of an event whose front is damaged: nothing opens inside.
-        at = end if end is not None and "traceEvents" not in found else match.end()
+        at = end if end is not None and "traceEvents" not in event else match.end()
     return WholeEvent(None, stop if match is None else at, spent)
 
 
@@ -90,7 +90,7 @@ def _decoded(data: bytes, at: int) -> tuple[dict[str, object], int | None, int, 
         # Latin-1 keeps offsets: each byte is one character.
         text = data[at : at + size].decode("latin-1")
         try:
-            found, end = _DECODER.raw_decode(text)
+            event, end = _DECODER.raw_decode(text)
         except json.JSONDecodeError as error:
             open_string = error.msg.startswith("Unterminated string")
             cost += _ATTEMPT_COST + (len(text) if open_string else error.pos)
@@ -98,7 +98,7 @@ def _decoded(data: bytes, at: int) -> tuple[dict[str, object], int | None, int, 
         except RecursionError:
             return {}, None, cost + _DEEP_COST, False
         else:
-            return found, at + end, cost + _ATTEMPT_COST + end, False
+            return event, at + end, cost + _ATTEMPT_COST + end, False
         if not cut or size >= LONGEST_BYTES or at + size >= len(data):
             return {}, None, cost, cut and len(text) < LONGEST_BYTES
         size = min(size * _GROWTH, LONGEST_BYTES)

@@ -47,7 +47,7 @@ _JOINT = re.compile(rb"[\s,\[]*\Z")
 # What may be spent on damage, in bytes that could be decoded meanwhile: a lot of it anywhere, and some all over.
 _CREDIT = 1 << 28
 _CREDIT_PER_BYTE = 64
-_LOOK_COST = 4096
+_SEARCH_COST = 4096
 _TRIAL_COST = 3072
 _COARSE_BYTES = 4096
 _MOST_SKIPPED_NAMES = 1000
@@ -140,13 +140,13 @@ class ChromeTrace:
 
     def _find_list(self) -> bytes:
         looked = 0
-        found = Beginning(None, is_sound=True)
+        opening = Beginning(None, is_sound=True)
         while not self._final and looked <= _AROUND_LIMIT_BYTES:
             self._read()
-            found = beginning(self._data, looked, is_sound=found.is_sound, is_all=self._final)
-            if found.at is not None:
-                self._is_member = found.is_member
-                return self._begin(found.at)
+            opening = beginning(self._data, looked, is_sound=opening.is_sound, is_all=self._final)
+            if opening.at is not None:
+                self._is_member = opening.is_member
+                return self._begin(opening.at)
             looked = len(self._data)
         first = self._first_event(0)
         if first is None:
@@ -220,7 +220,7 @@ class ChromeTrace:
         here = self._offset + self._start
         self._credit = min(_CREDIT, self._credit + _CREDIT_PER_BYTE * (here - self._credited))
         self._credited = here
-        self._credit -= _LOOK_COST
+        self._credit -= _SEARCH_COST
         return self._credit > 0
 
     def _take_or_mend(self, at: int) -> None:
@@ -281,10 +281,10 @@ class ChromeTrace:
         return False
 
     def _next_event(self, start: int, stop: int) -> int | None:
-        found = next_event(self._data, start, stop, max(self._credit, 0), is_all=self._final)
-        self._credit -= found.cost
-        self._given_up = found.end if found.start is None and found.end < stop else None
-        return found.start
+        event = next_event(self._data, start, stop, max(self._credit, 0), is_all=self._final)
+        self._credit -= event.cost
+        self._given_up = event.end if event.start is None and event.end < stop else None
+        return event.start
 
     def _resume(self, at: int, reason: str, boundary: int | None, following: int | None) -> None:
         """Drop what is at ``at`` up to where events go on."""
@@ -330,12 +330,10 @@ class ChromeTrace:
 
     def _check_one_trace(self, text: bytes, at: int) -> None:
         """Refuse damaged text in which a trace begins after one has begun: a version may stand behind the events."""
-        found = text.find(_VERSION)
-        while found >= 0:
+        for version in re.finditer(re.escape(_VERSION), text):
             if self._versions:
-                self._refuse_second(at + found)
+                self._refuse_second(at + version.start())
             self._versions += 1
-            found = text.find(_VERSION, found + 1)
 
     def _refuse_second(self, at: int) -> None:
         raise MalformedTrace(
@@ -385,10 +383,10 @@ class ChromeTrace:
         """The first whole event after a place, if what stands there speaks of events at all."""
         if _PHASE.search(self._data, start) is None:
             return None
-        found = next_event(self._data, start, len(self._data), _CREDIT)
-        if found.start is None and (likely := _LIKELY.search(self._data, found.end)):
+        event = next_event(self._data, start, len(self._data), _CREDIT)
+        if event.start is None and (likely := _LIKELY.search(self._data, event.end)):
             return likely.end()
-        return found.start
+        return event.start
 
     def _finish(self) -> None:
         while not self._final and self._left() <= _AROUND_LIMIT_BYTES:

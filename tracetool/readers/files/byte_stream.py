@@ -71,16 +71,16 @@ class ByteStream:
 
     def head(self, size: int) -> bytes:
         """The first bytes, at most ``size``; empty if the file cannot be read."""
-        found = bytearray()
+        first = bytearray()
         try:
             with closing(cast("Any", self.blocks(size))) as blocks:
                 for block in blocks:
-                    found += block
-                    if len(found) >= size:
+                    first += block
+                    if len(first) >= size:
                         break
         except OSError:
             return b""
-        return bytes(found[:size])
+        return bytes(first[:size])
 
 
 class Archive:
@@ -118,14 +118,14 @@ def is_archive(path: Path) -> bool:
 
 
 def _first(content: Readable, size: int) -> bytes:
-    found = b""
+    first = b""
     try:
         stream = _decompressed(content)
-        while len(found) < size and (more := stream.read(size - len(found))):
-            found += more
+        while len(first) < size and (more := stream.read(size - len(first))):
+            first += more
     except _BROKEN:
         pass  # the reader meets it again, and says so
-    return found
+    return first
 
 
 def _opened(raw: IO[bytes], member: str) -> Readable:
@@ -160,8 +160,8 @@ class _Ahead:
         self.mark = self._rest = raw.read(4)
 
     def read(self, size: int = _BLOCK, /) -> bytes:
-        found, self._rest = self._rest, b""
-        return found + self._raw.read(size - len(found)) if len(found) < size else found
+        ahead, self._rest = self._rest, b""
+        return ahead + self._raw.read(size - len(ahead)) if len(ahead) < size else ahead
 
 
 class _Gunzip:
@@ -192,19 +192,19 @@ class _Gunzip:
             # Files of many short members: what is handed over and comes back unused is copied each time.
             part = self._text[self._at : self._at + self._feed]
             self._feed = min(_BLOCK, 2 * self._feed)
-            found = self._inflated(part, size)
+            inflated = self._inflated(part, size)
             self._at += len(part) - len(self._inside.unconsumed_tail) - len(self._inside.unused_data)
-            if found:
-                return found
+            if inflated:
+                return inflated
 
     def _inflated(self, part: bytes, size: int) -> bytes:
         before = self._inside.copy() if hasattr(self._inside, "copy") else None
         try:
-            found: bytes = self._inside.decompress(part, size)
+            inflated: bytes = self._inside.decompress(part, size)
         except Exception as error:
             self._error = f"the compressed data is damaged: {error}"
             return _before_damage(before, part)
-        return found
+        return inflated
 
     def _next_member(self) -> bool:
         """Whether another member follows; zeros may pad the file."""
@@ -225,10 +225,10 @@ class _Gunzip:
 
 def _before_damage(inside: Any, part: bytes) -> bytes:
     """What a part of the compressed data gives before the place where it is damaged."""
-    found = b""
+    inflated = b""
     try:
         for at in range(0, len(part) if inside is not None else 0, 64):
-            found += inside.decompress(part[at : at + 64])
+            inflated += inside.decompress(part[at : at + 64])
     except Exception:
-        return found
-    return found
+        return inflated
+    return inflated

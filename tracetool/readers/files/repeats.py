@@ -47,27 +47,27 @@ class Repeats:
         """
         import numpy as np
 
-        found = np.zeros(len(columns[0]), bool)
+        is_fresh = np.zeros(len(columns[0]), bool)
         hashes = _hashes(columns)
         different, first = np.unique(hashes, return_index=True)
-        new = ~self._seen(different)
-        found[first[new]] = True
+        new = ~self._known(different)
+        is_fresh[first[new]] = True
         self._add(different[new])
-        return found
+        return is_fresh
 
-    def _seen(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    def _known(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
         import numpy as np
 
-        seen = np.zeros(len(hashes), bool)
+        is_known = np.zeros(len(hashes), bool)
         rows = np.arange(len(hashes))
         mask = np.uint64(len(self._table) - 1)
         step = np.uint64(0)
         while len(rows):
             held = self._table[(hashes[rows] + step) & mask]
-            seen[rows[held == hashes[rows]]] = True
+            is_known[rows[held == hashes[rows]]] = True
             rows = rows[(held != 0) & (held != hashes[rows])]
             step += np.uint64(1)
-        return seen
+        return is_known
 
     def _add(self, hashes: NDArray[np.uint64]) -> None:
         import numpy as np
@@ -98,11 +98,11 @@ class Repeats:
 def _hashes(columns: Sequence[NDArray[np.int64]]) -> NDArray[np.uint64]:
     import numpy as np
 
-    found = np.zeros(len(columns[0]), np.uint64)
+    hashes = np.zeros(len(columns[0]), np.uint64)
     shift = np.uint64(31)
     with np.errstate(over="ignore"):
         for column in columns:
-            found = (found ^ column.astype(np.int64).view(np.uint64)) * np.uint64(_FACTORS[0])
-            found = (found ^ (found >> shift)) * np.uint64(_FACTORS[1])
-    found[found == 0] = 1  # an empty slot holds 0
-    return found
+            hashes = (hashes ^ column.astype(np.int64).view(np.uint64)) * np.uint64(_FACTORS[0])
+            hashes = (hashes ^ (hashes >> shift)) * np.uint64(_FACTORS[1])
+    hashes[hashes == 0] = 1  # an empty slot holds 0
+    return hashes

@@ -109,11 +109,11 @@ class TarStream:
     def take(self, size: int) -> bytes:
         """The next bytes of the archive; fewer only at its end."""
         # Nothing is asked for by none: to zlib a limit of 0 is no limit.
-        found = self._stream.read(size) if size else b""
-        while len(found) < size and (more := self._stream.read(size - len(found))):
-            found += more
-        self._at += len(found)
-        return found
+        taken = self._stream.read(size) if size else b""
+        while len(taken) < size and (more := self._stream.read(size - len(taken))):
+            taken += more
+        self._at += len(taken)
+        return taken
 
 
 class _Content:
@@ -128,21 +128,21 @@ class _Content:
         wanted = min(size, self._left)
         if wanted <= 0:
             return b""  # nothing, which zlib would take for no limit
-        found = self._archive.take(wanted)
-        if not found:
+        taken = self._archive.take(wanted)
+        if not taken:
             raise EOFError("the archive ends inside this member")
-        self._left -= len(found)
-        return found
+        self._left -= len(taken)
+        return taken
 
     def passed(self) -> bool:
         """Go behind it; whether all of it was there."""
         left = self._left + self._padding
         self._left = self._padding = 0
         while left > 0:
-            found = self._archive.take(min(left, _PIECE))
-            if not found:
+            taken = self._archive.take(min(left, _PIECE))
+            if not taken:
                 return False
-            left -= len(found)
+            left -= len(taken)
         return True
 
 
@@ -190,7 +190,7 @@ def _decoded(raw: bytes) -> str:
 
 def _records(text: bytes) -> dict[bytes, bytes]:
     """Records of an extended header: length, blank, key, equals sign, value, line end."""
-    found: dict[bytes, bytes] = {}
+    records: dict[bytes, bytes] = {}
     while text:
         digits, _, rest = text.partition(b" ")
         length = _whole(digits) if len(digits) < 10 else None
@@ -198,6 +198,6 @@ def _records(text: bytes) -> dict[bytes, bytes]:
             break
         key, equals, value = rest[: length - len(digits) - 1].removesuffix(b"\n").partition(b"=")
         if equals:
-            found[key] = value
+            records[key] = value
         text = text[length:]
-    return found
+    return records

@@ -85,15 +85,15 @@ def assign(parts: Sequence[RankEvidence], world: int) -> tuple[list[int] | None,
     if all(part.said is not None for part in parts):
         ranks = [part.said for part in parts if part.said is not None]
         return (ranks if len(set(ranks)) == len(ranks) else None), "labels of its events"
-    found: list[list[int]] = []
+    candidates: list[list[int]] = []
     for ranks in _assignments(parts, [part.candidates(max(world, len(parts))) for part in parts]):
-        found.append(ranks)
-        if len(found) > 1:
+        candidates.append(ranks)
+        if len(candidates) > 1:
             break
-    if len(found) == 1:
-        return found[0], "its communication"
+    if len(candidates) == 1:
+        return candidates[0], "its communication"
     devices = [-1 if (device := most_frequent(part.devices)) is None else device for part in parts]
-    if found and sorted(devices) == list(range(world)) and _fits(parts, devices):
+    if candidates and sorted(devices) == list(range(world)) and _fits(parts, devices):
         return devices, "its device"
     return None, ""
 

@@ -61,13 +61,13 @@ def fields(keep: frozenset[str]) -> list[Field]:
         "Rank", "Src Rank", "Dst Rank",
     )  # fmt: skip
     texts = ("Collective name", "dtype", "Process Group Name", "Process Group Ranks", "rank", "name", "labels")
-    found = (
+    always = (
         own
         + [_argument(k) for k in numbers]
         + [_argument(k, "text") for k in texts]
         + [_argument(k, "json") for k in ("grid", "Comms Id", "Concrete Inputs", "Input Dims", "Input type")]
     )
-    return [*found, Field("args", "json")] if "args" in keep else found
+    return [*always, Field("args", "json")] if "args" in keep else always
 
 
 def column_names(keep: frozenset[str]) -> list[str]:
@@ -91,8 +91,8 @@ def _array(column: pa.ChunkedArray) -> NDArray[np.int64]:
     import pyarrow.compute as pc
 
     whole = _whole(column)
-    found: NDArray[np.int64] = (pc.fill_null(whole, ABSENT) if whole.null_count else whole).to_numpy()
-    return found
+    values: NDArray[np.int64] = (pc.fill_null(whole, ABSENT) if whole.null_count else whole).to_numpy()
+    return values
 
 
 class EventBatch:
@@ -216,15 +216,15 @@ class EventSpans:
     @property
     def is_identified(self) -> NDArray[np.bool_]:
         """Which of them no other event equals: by a number of their own, or as the one that a stream runs at a time."""
-        found: NDArray[np.bool_] = self._is_kernel | (self._correlation > 0) | (self._external > 0)
-        return found
+        is_identified: NDArray[np.bool_] = self._is_kernel | (self._correlation > 0) | (self._external > 0)
+        return is_identified
 
     @property
     def _is_kernel(self) -> NDArray[np.bool_]:
-        found: NDArray[np.bool_] = self._on_device & (self.duration > 0)
-        return found
+        is_kernel: NDArray[np.bool_] = self._on_device & (self.duration > 0)
+        return is_kernel
 
-    def identity(self, seen: Repeats) -> list[NDArray[np.int64]]:
+    def identity(self, repeats: Repeats) -> list[NDArray[np.int64]]:
         """All that tells one span from another.
 
         A stream runs no two kernels at once: theirs leaves out the numbers, which merged exports give anew.
@@ -233,10 +233,10 @@ class EventSpans:
         import pyarrow.compute as pc
 
         codes = pc.fill_null(self._name_column.indices, len(self._names)).to_numpy(zero_copy_only=False)
-        names = seen.numbers_of([*self._names, None])[codes]
+        names = repeats.numbers_of([*self._names, None])[codes]
         process = self._texts("pid")
         codes = pc.fill_null(process.indices, len(process.dictionary)).to_numpy(zero_copy_only=False)
-        processes = seen.numbers_of([*process.dictionary.to_pylist(), None])[codes]
+        processes = repeats.numbers_of([*process.dictionary.to_pylist(), None])[codes]
         numbers = [np.where(self._is_kernel, ABSENT, column) for column in (self._correlation, self._external)]
         columns = [self._thread, self._streams, self._integers("device"), *numbers]
         return [self._category.astype(np.int64), names, processes, self.start, self.duration, *columns]
@@ -256,18 +256,18 @@ class EventSpans:
         columns = [_array(self._table.column(key)) for key in keys if key in self._table.column_names]
         if not columns:
             return np.full(self.size, ABSENT)
-        found = columns[0]
+        values = columns[0]
         for column in columns[1:]:
-            found = np.where(found == ABSENT, column, found)
-        return found
+            values = np.where(values == ABSENT, column, values)
+        return values
 
     def devices(self) -> dict[int, int]:
         """Number of device activities by device."""
         import numpy as np
 
         values = self._integers("device")[self._on_device]
-        found, counts = np.unique(values[(values >= 0) & (values < 2**31)], return_counts=True)
-        return dict(zip(found.tolist(), counts.tolist(), strict=True))
+        devices, counts = np.unique(values[(values >= 0) & (values < 2**31)], return_counts=True)
+        return dict(zip(devices.tolist(), counts.tolist(), strict=True))
 
     def launches(self) -> list[NDArray[np.int64]]:
         """Correlation, start and thread of every launch that has them."""
@@ -318,8 +318,8 @@ class EventSpans:
     def _streams(self) -> NDArray[np.int64]:
         import numpy as np
 
-        found = self._integers("stream", "sycl queue", "l0 queue")
-        return np.where(found == ABSENT, self._thread, found)
+        streams = self._integers("stream", "sycl queue", "l0 queue")
+        return np.where(streams == ABSENT, self._thread, streams)
 
     def _blocks(self) -> pa.Array:
         """Thread blocks of each kernel's grid."""

@@ -92,10 +92,10 @@ def _listed(text: object) -> list[Any] | None:
     if not isinstance(text, str):
         return None
     try:
-        found = json.loads(text)
+        decoded = json.loads(text)
     except ValueError:
         return None
-    return found if isinstance(found, list) else None
+    return decoded if isinstance(decoded, list) else None
 
 
 def _dims(shapes: object) -> tuple[tuple[int, ...], ...] | None:

@@ -177,8 +177,8 @@ def _listed(names: Iterable[object]) -> str:
 def _distinct(pairs: NDArray[np.int64]) -> tuple[list[list[int]], list[int]]:
     import numpy as np
 
-    found, counts = np.unique(pairs, axis=1, return_counts=True)
-    return found.T.tolist(), counts.tolist()
+    distinct, counts = np.unique(pairs, axis=1, return_counts=True)
+    return distinct.T.tolist(), counts.tolist()
 
 
 def launched_twice(correlation: NDArray[np.int64], start: NDArray[np.int64]) -> str | None:

@@ -17,7 +17,7 @@ from tracetool.readers.files.byte_stream import Archive, ByteStream, is_archive
 from tracetool.readers.kineto.batch import column_names, fields, wanted
 from tracetool.readers.kineto.rows import EventRows
 from tracetool.readers.kineto.several import HINT, Chooser, FileSurvey, RankEvents
-from tracetool.readers.kineto.unread import tell_unread
+from tracetool.readers.kineto.unread import record_unread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tracetool.readers.chrome.columns import Scanner
 
 _HEAD_BYTES = 1 << 16
-_LOOK_BYTES = 1 << 24
+_HEAD_BYTES = 1 << 24
 # Each of them is looked up from the beginning of the archive.
 _MOST_IN_ARCHIVE = 4096
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -56,49 +56,49 @@ class KinetoReader:
 
     def find(self, files: Sequence[Path]) -> Claim:
         """Each file, or member of a tar archive, that opens like a trace is one source."""
-        found = Claim()
+        claim = Claim()
         for file in files:
             if not is_archive(file):
                 head = ByteStream(file).head(_HEAD_BYTES)
                 if _EXPORTED.match(head):
-                    found.left.append(Left(file, "timelines that tracetool exported for Perfetto, no recording"))
+                    claim.left.append(Left(file, "timelines that tracetool exported for Perfetto, no recording"))
                 elif _is_legacy(head):
-                    found.left.append(
+                    claim.left.append(
                         Left(file, "export of the autograd profiler before torch 1.8: use torch.profiler")
                     )
                 elif lists_traces(head):
-                    found.failed.append(
+                    claim.failed.append(
                         Left(file, f"{file} is a list of whole traces: write each rank's to a file of its own")
                     )
                 elif _is_trace(head, file):
-                    found.sources.append(Source(self.name, file, (file,)))
+                    claim.sources.append(Source(self.name, file, (file,)))
                 continue
             archive = Archive(file)
             traces: dict[str, bool] = {}
             for name, head in archive.heads(_HEAD_BYTES):
                 traces[name] = _is_trace(head)
             taken = [name for name, is_trace in traces.items() if is_trace]
-            found.sources += [Source(self.name, file, (file,), member=n) for n in taken[:_MOST_IN_ARCHIVE]]
+            claim.sources += [Source(self.name, file, (file,), member=n) for n in taken[:_MOST_IN_ARCHIVE]]
             if len(taken) > _MOST_IN_ARCHIVE:
-                found.failed.append(Left(file, f"{file} has more than {_MOST_IN_ARCHIVE:,} traces: unpack it"))
+                claim.failed.append(Left(file, f"{file} has more than {_MOST_IN_ARCHIVE:,} traces: unpack it"))
             if taken:
-                found.left += [Left(file / n, "no trace") for n, is_trace in traces.items() if not is_trace]
+                claim.left += [Left(file / n, "no trace") for n, is_trace in traces.items() if not is_trace]
             if archive.trouble and (taken or not traces):
-                found.failed.append(Left(file, f"{file}: {archive.trouble}"))
-        return found
+                claim.failed.append(Left(file, f"{file}: {archive.trouble}"))
+        return claim
 
     def identify(self, source: Source) -> Identity:
         """Rank, groups and device from the text around the events."""
-        found = _around(source)
-        info = found.get("distributedInfo")
+        around = _around(source)
+        info = around.get("distributedInfo")
         info = info if isinstance(info, dict) else {}
         rank = info.get("rank")
-        devices = found.get("deviceProperties") or found.get("computeProperties")
+        devices = around.get("deviceProperties") or around.get("computeProperties")
         device = devices[0] if isinstance(devices, list) and devices and isinstance(devices[0], dict) else {}
         name = device.get("name")
         world = info.get("world_size")
-        base = found.get("baseTimeNanoseconds")
-        host = found.get("host_name")
+        base = around.get("baseTimeNanoseconds")
+        host = around.get("host_name")
         return Identity(
             rank=_within(rank, 2**31),
             world_size=_within(world, 2**31) or None,
@@ -135,9 +135,9 @@ class KinetoReader:
             for table in rows.comms():
                 yield "comms", table
             report.device = rows.device
-            rows.tell()
-        tell_unread(report)
-        _tell_of_the_recording(tail_facts(trace.tail, _KEYS) | head_facts(trace.head, _KEYS), report)
+            rows.record_limits()
+        record_unread(report)
+        _record_profiler_messages(tail_facts(trace.tail, _KEYS) | head_facts(trace.head, _KEYS), report)
 
     def split(self, source: Source, identity: Identity) -> list[tuple[Source, Identity, str]]:
         """The ranks whose events the source holds, if they are of more than one."""
@@ -192,7 +192,7 @@ def _is_trace(head: bytes, file: Path | None = None) -> bool:
     if file is None or len(head) < _HEAD_BYTES or stop is not Stop.CUT:
         return False
     # A long value of another key may stand before the events.
-    return beginning(ByteStream(file).head(_LOOK_BYTES), 0, is_sound=True, is_all=True).at is not None
+    return beginning(ByteStream(file).head(_HEAD_BYTES), 0, is_sound=True, is_all=True).at is not None
 
 
 def _around(source: Source) -> dict[str, Any]:
@@ -200,13 +200,13 @@ def _around(source: Source) -> dict[str, Any]:
     head = stream.head(_HEAD_BYTES)
     at = beginning(head, 0, is_sound=True, is_all=True).at
     if at is None:
-        head = stream.head(_LOOK_BYTES)
+        head = stream.head(_HEAD_BYTES)
         at = beginning(head, 0, is_sound=True, is_all=True).at
-    found = head_facts(head[:at], _KEYS) if at is not None else {}
-    if "distributedInfo" not in found or "baseTimeNanoseconds" not in found:
+    facts = head_facts(head[:at], _KEYS) if at is not None else {}
+    if "distributedInfo" not in facts or "baseTimeNanoseconds" not in facts:
         # Old writers, and traces made on demand, have it after the events.
-        found = tail_facts(tail_of(source.path, stream), _KEYS) | found
-    return found
+        facts = tail_facts(tail_of(source.path, stream), _KEYS) | facts
+    return facts
 
 
 def _within(value: Any, limit: int) -> int | None:
@@ -226,7 +226,7 @@ def _groups(info: dict[str, Any]) -> Iterator[Group]:
         yield Group(str(entry.get("pg_name")), str(entry.get("pg_desc", "")), tuple(members_of))
 
 
-def _tell_of_the_recording(around: dict[str, Any], report: SourceReport) -> None:
+def _record_profiler_messages(around: dict[str, Any], report: SourceReport) -> None:
     said = [around.get(key) for key in ("INFO", "WARNING", "ERROR")]
     lines = [line for listed in said if isinstance(listed, list) for line in listed if isinstance(line, str)]
     lost = sum(int(count) for line in lines for count in _OUT_OF_RANGE.findall(line))

@@ -77,7 +77,7 @@ class EventRows:
         self._devices: Counter[int] = Counter()
         self._census = Census()
         self._who = RankEvidence("")
-        self._seen = Repeats()
+        self._repeats = Repeats()
 
     def close(self) -> None:
         """Give back what waits on disk."""
@@ -127,8 +127,8 @@ class EventRows:
         for _, step, start, end, *_ in self._steps:
             spans[step].add((start, end))
         twice = [
-            step for step, found in spans.items()
-            if any(later < end for (_, end), (later, _) in itertools.pairwise(sorted(found)))
+            step for step, marks in spans.items()
+            if any(later < end for (_, end), (later, _) in itertools.pairwise(sorted(marks)))
         ]  # fmt: skip
         return f"step {twice[0]} is marked twice at a time" if 2 * len(twice) > len(spans) else None
 
@@ -139,7 +139,7 @@ class EventRows:
         rows = np.flatnonzero(spans.is_identified)
         if not len(rows):
             return spans
-        again = rows[~self._seen.fresh([column[rows] for column in spans.identity(self._seen)])]
+        again = rows[~self._repeats.fresh([column[rows] for column in spans.identity(self._repeats)])]
         if not len(again):
             return spans
         self._report.repair(TWICE, place, len(again))
@@ -170,8 +170,8 @@ class EventRows:
             if record is None:
                 continue
             self._who.take(record.operation, record.group_ranks, args.get("Rank"), record.peer)
-            told = record.operation, record.group, record.peer, record.payload_bytes, record.communicator
-            posted = hash((record.posted_ns, int(spans.duration[number]), record.thread, *told))
+            identity = record.operation, record.group, record.peer, record.payload_bytes, record.communicator
+            posted = hash((record.posted_ns, int(spans.duration[number]), record.thread, *identity))
             if posted in self._posted:
                 self._report.repair(TWICE, place)
                 continue
@@ -188,11 +188,11 @@ class EventRows:
         if beyond:
             self._report.drop(f"more than {_MOST_COMMUNICATIONS:,} c10d operations: no rows in comms", place, beyond)
             return
-        for found, known, parse, kept in (
+        for noted, known, parse, kept in (
             (postings, OPERATIONS, parse_posting, self._postings), (titles, TITLES, parse_title, self._titles),
         ):  # fmt: skip
-            rows = [row for _, row in found]
-            for (name, row), args in zip(found, spans.args(rows) if rows else (), strict=True):
+            rows = [row for _, row in noted]
+            for (name, row), args in zip(noted, spans.args(rows) if rows else (), strict=True):
                 start = int(spans.start[row])
                 span = start, start + int(spans.duration[row])
                 kept.append(parse(known[name], args, span, spans.thread_of(row)))  # type: ignore[arg-type]
@@ -253,7 +253,7 @@ class EventRows:
                 ],
             )  # fmt: skip
 
-    def tell(self) -> None:
+    def record_limits(self) -> None:
         """Note what keeps the trace from being laid beside others, and how many ranks its records speak of."""
         elsewhere = self._devices.total() - self._devices[self.device] if self.device is not None else 0
         if elsewhere:
@@ -275,16 +275,16 @@ class EventRows:
             hit = np.isin(correlation, needed)
             pairs = zip(start[hit].tolist(), thread[hit].tolist(), strict=True)
             launches.update(zip(correlation[hit].tolist(), pairs, strict=True))
-        found = []
+        kernels = []
         for name, start, end, stream, external, correlation in self._kernels:
             launch = launches.get(correlation) if correlation is not None else None
-            found.append(CommKernel(name, start, end, stream, external, *(launch or (start, None))))
-        bare = sum(kernel.launch_thread is None for kernel in found)
+            kernels.append(CommKernel(name, start, end, stream, external, *(launch or (start, None))))
+        bare = sum(kernel.launch_thread is None for kernel in kernels)
         if bare:
             self._report.notes.append(
                 f"{bare:,} communication kernels have no launch in the trace: they count as posted when they start"
             )
-        return found
+        return kernels
 
 
 def _nullable(values: NDArray[np.int64]) -> pa.Array:

@@ -134,9 +134,9 @@ class FileSurvey:
         import numpy as np
 
         last = np.maximum.accumulate(np.where(host >= 0, np.arange(len(host)), -1)) if len(host) else host
-        found = np.where(last >= 0, host[np.maximum(last, 0)], self._last) if len(host) else host
-        self._last = int(found[-1]) if len(found) else self._last
-        return found
+        beside = np.where(last >= 0, host[np.maximum(last, 0)], self._last) if len(host) else host
+        self._last = int(beside[-1]) if len(beside) else self._last
+        return beside
 
     def _take_records(self, table: pa.Table, rows: CensusRows) -> None:
         import numpy as np
@@ -165,15 +165,15 @@ class FileSurvey:
         why = self.census.several() or self._contradiction() or launched_twice(launches[1], launches[2])
         if why is None:
             return []
-        found = (
+        choices = (
             self._by_rank() or self._by_label() or self._by_process(launches, kernels)
             or self._by_run(launches, kernels) or self._by_launch(launches, kernels)
         )  # fmt: skip
-        if not found or len(found) > _MOST_PARTS:
+        if not choices or len(choices) > _MOST_PARTS:
             raise MalformedTrace(
                 f"{name} holds the events of several ranks ({why}), and nothing tells them apart.", hint=HINT
             )
-        return found
+        return choices
 
     def _by_rank(self) -> list[RankEvents]:
         ranks = self.census.ranks
@@ -235,14 +235,14 @@ class FileSurvey:
             MalformedTrace: If nothing tells which rank each of them is.
         """
         parts = [self._part(choice) for choice in choices]
-        found, by = assign(parts, world)
-        if found is None:
+        assigned, by = assign(parts, world)
+        if assigned is None:
             named = ", ".join(part.name for part in parts[:6])
             raise MalformedTrace(
                 f"{name} holds the events of {len(parts)} ranks ({named}), and nothing tells which rank each is.",
                 hint=HINT,
             )
-        return [(rank, by) for rank in found]
+        return [(rank, by) for rank in assigned]
 
     def _part(self, choice: RankEvents) -> RankEvidence:
         labels = [label for pid in choice.keys if choice.by == "process" and (label := self.census.labels.get(pid))]

@@ -25,7 +25,7 @@ _ASIDE = frozenset({
 })  # fmt: skip
 
 
-def tell_unread(report: SourceReport) -> None:
+def record_unread(report: SourceReport) -> None:
     """Count the events of kinds that are not read and may hold what seems to be missing, and note them by name."""
     for kind, count in report.skipped.items():
         if count and (kind in _SPANS or (kind not in _ASIDE and not kind.startswith("ph "))):

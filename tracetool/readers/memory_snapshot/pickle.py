@@ -235,9 +235,9 @@ class _Machine:
             begin -= 1
             if begin < 0:
                 raise self.damaged("values without their beginning")
-        found = stack[begin + 1 :]
+        items = stack[begin + 1 :]
         del stack[begin:]
-        return found
+        return items
 
     def _list(self) -> list[Any]:
         target = self._stack[-1]

@@ -57,8 +57,8 @@ class MemorySnapshotReader:
     def find(self, files: Sequence[Path]) -> Claim:
         """Pickles of a dict that names segments or traces of devices; nothing is unpickled yet."""
         heads = ((file, ByteStream(file).head(_HEAD_BYTES)) for file in files)
-        found = [file for file, head in heads if is_pickle(head) and any(key in head for key in _KEYS)]
-        return Claim([Source(self.name, file, (file,), complements=True) for file in found])
+        pickles = [file for file, head in heads if is_pickle(head) and any(key in head for key in _KEYS)]
+        return Claim([Source(self.name, file, (file,), complements=True) for file in pickles])
 
     def identify(self, source: Source) -> Identity:
         """Nothing: a snapshot does not say whose it is."""
@@ -138,7 +138,7 @@ class _Snapshot:
         self._live = _live_blocks(self._segments)
         if (count := len(_items(top.get("external_annotations")))) > 0:
             report.skipped["annotation beside the history"] += count
-        self._tell_settings(top.get("allocator_settings"))
+        self._record_settings(top.get("allocator_settings"))
 
     def rows(self, rank: int) -> Iterator[tuple[object, ...]]:
         """Rows of ``memory``: levels are counted back from what the segments hold at the end."""
@@ -196,7 +196,7 @@ class _Snapshot:
                 changes.append(_Change(last, address if of_blocks else None, of_blocks * rounded, of_segments * size))
         if not changes:
             raise IngestError(f"{self._name}: none of its {len(self._history):,} entries can be used.")
-        self._tell_out_of_memory(out_of_memory)
+        self._record_out_of_memory(out_of_memory)
         return self._with_true_sizes(changes)
 
     def _with_true_sizes(self, changes: list[_Change]) -> list[_Change]:
@@ -211,15 +211,15 @@ class _Snapshot:
                 changes[index] = change._replace(allocated=size)
         return changes
 
-    def _tell_out_of_memory(self, entries: Sequence[dict[Any, Any]]) -> None:
+    def _record_out_of_memory(self, entries: Sequence[dict[Any, Any]]) -> None:
         if entries:
-            asked, free = (_whole(entries[0].get(key)) or 0 for key in ("size", "device_free"))
+            wanted, free = (_whole(entries[0].get(key)) or 0 for key in ("size", "device_free"))
             self._report.notes.append(
-                f"it ran out of memory {len(entries)} times: the first time {format_size(asked)} were asked for and "
+                f"it ran out of memory {len(entries)} times: the first time {format_size(wanted)} were asked for and "
                 f"{format_size(free)} of the device were free"
             )
 
-    def _tell_settings(self, settings: object) -> None:
+    def _record_settings(self, settings: object) -> None:
         rounding = settings.get("roundup_power2_divisions") if isinstance(settings, dict) else None
         values = rounding.values() if isinstance(rounding, dict) else ()
         if any((_whole(value) or 0) > 1 for value in values):
@@ -237,7 +237,7 @@ class _Snapshot:
 
 def _live_blocks(segments: Sequence[dict[Any, Any]]) -> dict[int, int]:
     """Sizes of the blocks that are allocated, by address."""
-    found = {}
+    sizes = {}
     for segment in segments:
         at = _whole(segment.get("address"))
         for block in _dicts(segment.get("blocks")):
@@ -248,8 +248,8 @@ def _live_blocks(segments: Sequence[dict[Any, Any]]) -> dict[int, int]:
                 break
             at = address + size
             if block.get("state") == _ALLOCATED:
-                found[address] = size
-    return found
+                sizes[address] = size
+    return sizes
 
 
 def _items(value: object) -> Sequence[Any]:

@@ -115,7 +115,7 @@ def records(file: Path, report: SourceReport) -> Iterator[tuple[FilePlace, dict[
 
 def received_bytes(file: Path, report: SourceReport) -> dict[tuple[str, str], int]:
     """(step, operation) to the bytes that came over its only link; kilobytes are 1000 bytes."""
-    found = {}
+    received = {}
     for place, record in records(file, report):
         try:
             costs = msgspec.json.decode(record["communication_operator_cost"], type=dict[str, list[Any]])
@@ -128,8 +128,8 @@ def received_bytes(file: Path, report: SourceReport) -> dict[tuple[str, str], in
             if len(sizes) == 1 and isinstance(sizes[0], list) and len(sizes[0]) > 1:
                 size = scaled(str(sizes[0][1]), _KB)
                 if size is not None and size > 0:
-                    found[record["step_num"], operation] = size
-    return found
+                    received[record["step_num"], operation] = size
+    return received
 
 
 def step_number(text: str) -> int | None:

@@ -116,9 +116,9 @@ def capture_of(files: Iterable[Path], device: int | None, tables: Sequence[Path]
         device: Which device; None for the only one.
         tables: Rank tables.
     """
-    found = [c for f in files if (c := configuration(f)) is not None]
-    info = _own(found, "info.json", device)
-    start, end = _own(found, "start_info", device), _own(found, "end_info", device)
+    configurations = [c for f in files if (c := configuration(f)) is not None]
+    info = _own(configurations, "info.json", device)
+    start, end = _own(configurations, "start_info", device), _own(configurations, "end_info", device)
     capture = Capture(device=device)
     for about in (c.content for c in info):
         capture.host = capture.host or _text(about.get("hostname"))
@@ -147,9 +147,9 @@ def is_rank_table(path: Path) -> bool:
         return b'"server_list"' in stream.read(1 << 16)
 
 
-def _own(found: Sequence[Configuration], kind: str, device: int | None) -> list[Configuration]:
+def _own(configurations: Sequence[Configuration], kind: str, device: int | None) -> list[Configuration]:
     """The device's own files first, then the host's."""
-    same = [c for c in found if c.kind == kind and (device is None or c.device in (device, None))]
+    same = [c for c in configurations if c.kind == kind and (device is None or c.device in (device, None))]
     return sorted(same, key=lambda c: c.device is None)
 
 

@@ -97,8 +97,8 @@ def latest(parts: Iterable[TableFile]) -> tuple[list[list[TableFile]], list[Tabl
         same[part.stem, part.numbers].append(part)
     newest: list[list[TableFile]] = []
     older: list[TableFile] = []
-    for _, found in sorted(same.items()):
-        exports = _exports(found)
+    for _, of_file in sorted(same.items()):
+        exports = _exports(of_file)
         newest.append(exports[-1])
         older += [part for export in exports[:-1] for part in export]
     return newest, older

@@ -117,7 +117,7 @@ class MsprofReader:
         yield "steps", rows_table("steps", _step_rows(rank, timelines.marks, report))
         for chunk in _chunks(_memory(tables, files)):
             yield "memory", rows_table("memory", chunk)
-        _tell_clock(clock, capture, report)
+        _record_clock(clock, capture, report)
 
 
 READER = MsprofReader()
@@ -295,7 +295,7 @@ def _memory(tables: Tables, files: _Files) -> Iterator[Row]:
         yield from (row for row in tables.device_memory_rows(_paths(slices)) if row[1] not in components)
 
 
-def _tell_clock(clock: UnixClock, capture: Capture, report: SourceReport) -> None:
+def _record_clock(clock: UnixClock, capture: Capture, report: SourceReport) -> None:
     if clock.monotonic and capture.offset_ns is not None:
         report.notes.append(
             f"its times count from the host's boot: moved to wall clock by {capture.offset_ns:,} ns, from start_info"

@@ -48,14 +48,14 @@ def trees(reader: str, files: Sequence[Path]) -> Claim:
     for file in files:
         folders[file.parent].append(file)
     configured = {folder for folder, members in folders.items() if any(is_configuration(f) for f in members)}
-    found: dict[Path, _Tree] = {}
+    tree_of: dict[Path, _Tree] = {}
     for folder, members in sorted(folders.items()):
         parts = [] if holds_output(folder) else [p for f in sorted(members) if (p := part_of(f)) is not None]
         if any(p.table != STATISTICS for p in parts):
             root = _root(folder, configured)
-            found.setdefault(root, _Tree(root)).parts += parts
+            tree_of.setdefault(root, _Tree(root)).parts += parts
     finding = Claim()
-    for root, tree in found.items():
+    for root, tree in tree_of.items():
         if (reason := _better_beside(root.parent if root in configured else root)) is not None:
             finding.left.append(Left(root, reason))
             continue
@@ -63,7 +63,7 @@ def trees(reader: str, files: Sequence[Path]) -> Claim:
         # The whole capture's folder: its name may hold the rank.
         path = root.parent if root in configured and root.parent.name else root
         finding.sources += _sources(reader, path, tree)
-    finding.left += _unparsed(configured, found, folders)
+    finding.left += _unparsed(configured, tree_of, folders)
     return finding
 
 
@@ -78,13 +78,13 @@ def _root(folder: Path, configured: set[Path]) -> Path:
 
 def _sources(reader: str, path: Path, tree: _Tree) -> list[Source]:
     alone = [p for p in tree.parts if not tree.beside and p.table == TIMELINE and p.stem not in _STEMS]
-    found = [Source(reader, part.path, (part.path,)) for part in alone]
+    sources = [Source(reader, part.path, (part.path,)) for part in alone]
     parts = [p for p in tree.parts if p not in alone]
     if any(p.table != STATISTICS for p in parts):
         paths = (*sorted({p.path for p in parts}), *tree.beside)
         members = ["" if device is None else f"device {device}" for device in _devices(parts, tree.beside)]
-        found += [Source(reader, path, paths, member) for member in members]
-    return found
+        sources += [Source(reader, path, paths, member) for member in members]
+    return sources
 
 
 def _devices(parts: Sequence[TableFile], beside: Iterable[Path]) -> list[int | None]:
@@ -100,8 +100,8 @@ def _listed_devices(parts: Iterable[TableFile]) -> set[int]:
     if not tables:
         return set()
     smallest = min(tables, key=lambda path: path.stat().st_size)
-    found = {small_integer(device) for (device,) in csv_rows(smallest, ("Device_id",), (), _nobody)}
-    return {device for device in found if device is not None}
+    devices = {small_integer(device) for (device,) in csv_rows(smallest, ("Device_id",), (), _nobody)}
+    return {device for device in devices if device is not None}
 
 
 def _beside(root: Path, folders: Mapping[Path, list[Path]], configured: set[Path]) -> list[Path]:
@@ -115,16 +115,16 @@ def _beside(root: Path, folders: Mapping[Path, list[Path]], configured: set[Path
 
 
 def _unparsed(
-    configured: Iterable[Path], found: Mapping[Path, _Tree], folders: Mapping[Path, list[Path]]
+    configured: Iterable[Path], parsed: Mapping[Path, _Tree], folders: Mapping[Path, list[Path]]
 ) -> list[Left]:
     """Captures of which nothing was exported: whole trees, or single devices of one exported by device."""
     left: dict[Path, Left] = {}
     for folder in sorted(configured):
         root = folder.parent
         read = [c for f in folders[folder] if (c := configuration(f)) is not None]
-        if not read or root in left or root in found or folder in found or _has_database(root):
+        if not read or root in left or root in parsed or folder in parsed or _has_database(root):
             continue
-        by_device = any(tree.parent == root and tree in configured for tree in found)
+        by_device = any(tree.parent == root and tree in configured for tree in parsed)
         if by_device and all(c.device is None for c in read):
             continue
         reason = _better_beside(root)

@@ -112,7 +112,7 @@ class SpilledEvents:
         for spans in map(_Spans._make, self._spans.blocks()):
             self._judge(spans)
 
-    def tell(self, rank: int | None, report: SourceReport, *, strays: bool = False) -> None:
+    def record_losses(self, rank: int | None, report: SourceReport, *, strays: bool = False) -> None:
         """Add what was met to a report, with the numbers of events or the bytes of what cannot be used.
 
         Args:
@@ -172,8 +172,8 @@ class SpilledEvents:
 
     def is_simulated(self) -> bool:
         """Whether all forwards last equally long, and all backwards: no measurement gives that."""
-        seen = [self._durations[name] for name in (FORWARD, BACKWARD) if name in self._durations]
-        return bool(seen) and all(low == high and count >= _SAME_DURATIONS for low, high, count in seen)
+        ranges = [self._durations[name] for name in (FORWARD, BACKWARD) if name in self._durations]
+        return bool(ranges) and all(low == high and count >= _SAME_DURATIONS for low, high, count in ranges)
 
     def _read(self) -> None:
         import numpy as np
@@ -300,12 +300,12 @@ def by_step(timelines: Sequence[SpilledEvents], rank: int) -> Callable[[], Itera
         numbers = held[_STEP]
         order = np.argsort(numbers, kind="stable")
         for rows in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
-            found: list[Operation] = []
+            operations: list[Operation] = []
             for n in np.unique(files[rows]).tolist():
                 own = rows[files[rows] == n]
-                found += timelines[n].operations_of([column[own] for column in held])
-            if found:
-                yield found[0].step, found
+                operations += timelines[n].operations_of([column[own] for column in held])
+            if operations:
+                yield operations[0].step, operations
 
     return steps
 
@@ -327,8 +327,8 @@ def _integers(table: pa.Table, key: str, limit: int) -> Integers:
     import pyarrow.compute as pc
 
     values = pc.fill_null(table.column(key), _ABSENT).to_numpy()
-    found: Integers = np.where((values < limit) & (values > -limit), values, _ABSENT)
-    return found
+    numbers: Integers = np.where((values < limit) & (values > -limit), values, _ABSENT)
+    return numbers
 
 
 def _number(value: int) -> int | None:

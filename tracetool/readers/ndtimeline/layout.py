@@ -91,14 +91,14 @@ class JobLayout:
     numbered: set[int] = field(default_factory=set)
     names_chunks: bool = False
     _forwards: set[tuple[int, str]] = field(default_factory=set)
-    _seen: dict[int, Counter[RankPlace]] = field(default_factory=lambda: defaultdict(Counter))
+    _votes: dict[int, Counter[RankPlace]] = field(default_factory=lambda: defaultdict(Counter))
     _owners: dict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     unplaced: int = 0
     computing_ns: Counter[tuple[int, int]] = field(default_factory=Counter)
 
     def take(self, operation: Operation) -> None:
         """Look at one operation."""
-        self._seen[operation.rank][operation.where] += 1
+        self._votes[operation.rank][operation.where] += 1
         is_compute = operation.name in COMPUTE
         self.computing_ns[operation.rank, operation.step] += operation.duration_ns if is_compute else 0
         start, end = operation.start_ns, operation.start_ns + operation.duration_ns
@@ -118,7 +118,7 @@ class JobLayout:
 
     def done(self) -> JobLayout:
         """Settle what the operations disagree about."""
-        self.places = {rank: seen.most_common(1)[0][0] for rank, seen in sorted(self._seen.items())}
+        self.places = {rank: votes.most_common(1)[0][0] for rank, votes in sorted(self._votes.items())}
         return self
 
     def merged(self, other: JobLayout) -> JobLayout:
@@ -130,8 +130,8 @@ class JobLayout:
         both._forwards = self._forwards | other._forwards
         both.numbered = self.numbered | other.numbered
         for one in (self, other):
-            for rank, seen in one._seen.items():
-                both._seen[rank] += seen
+            for rank, votes in one._votes.items():
+                both._votes[rank] += votes
             for stage, owners in one._owners.items():
                 both._owners[stage] += owners
             for moment, duration in one.computing_ns.items():
@@ -168,8 +168,8 @@ class JobLayout:
         """Pipeline rank of a global stage, or None if there is no such stage."""
         if not 0 <= stage < self.stages * self.chunks:
             return None
-        seen = self._owners.get(stage)
-        return seen.most_common(1)[0][0] if seen else stage % self.stages
+        votes = self._owners.get(stage)
+        return votes.most_common(1)[0][0] if votes else stage % self.stages
 
     @property
     def is_looped(self) -> bool:

@@ -93,7 +93,7 @@ class NDTimelineReader:
         else:
             timelines = [timeline_of(file, _version(file)) for file in source.files]
             for timeline in timelines:
-                timeline.tell(rank, report, strays=strays)
+                timeline.record_losses(rank, report, strays=strays)
             parts = rows.take(by_step(timelines, rank))
         for name, chunk in parts:
             yield name, rows_table(name, chunk)

@@ -116,7 +116,7 @@ class RankRows:
             yield from self._full(_CHUNK_ROWS)
         yield from self._full(1)
         yield "steps", self.steps
-        self._tell(unlabelled, paired)
+        self._record_notes(unlabelled, paired)
 
     def _full(self, least: int) -> Iterator[tuple[str, list[Row]]]:
         """Hand over the rows so far of each table that has at least so many."""
@@ -131,7 +131,7 @@ class RankRows:
 
     def _once(self, operations: Iterable[Operation], report: SourceReport) -> list[Operation]:
         """The operations of a step that belong to the rank, none of them twice."""
-        seen: set[tuple[str, int]] = set()
+        taken: set[tuple[str, int]] = set()
         kept = []
         for operation in operations:
             if operation.where != self._layout.places[self._rank]:
@@ -141,10 +141,10 @@ class RankRows:
                 report.skipped[NOT_READ[operation.name]] += 1
             if operation.order is not None:
                 key = (operation.name, operation.order)
-                if key in seen:
+                if key in taken:
                     report.drop("operation listed twice", operation.place)
                     continue
-                seen.add(key)
+                taken.add(key)
             kept.append(operation)
         return kept
 
@@ -185,21 +185,21 @@ class RankRows:
 
     def _messages(self, operations: Sequence[Operation], computes: Sequence[_Compute], tick_ns: int) -> list[_Sent]:
         """Sends and receives of a step with the compute that each one serves, in order of posting."""
-        found = [_Sent(m, o) for o in operations for m in messages_of(o.name)]
+        posted = [_Sent(m, o) for o in operations for m in messages_of(o.name)]
         queues: dict[NamedMessage, list[int]] = defaultdict(list)
-        for number, sent in enumerate(found):
+        for number, sent in enumerate(posted):
             queues[sent.message].append(number)
         for message, numbers in queues.items():
             if message.kind is None:
                 continue
             served = [c for c in computes if c.kind in (("F",) if message.kind == "F" else ("B", "I"))]
-            matched = self._served(message, [found[n] for n in numbers], served, tick_ns)
+            matched = self._served(message, [posted[n] for n in numbers], served, tick_ns)
             for number, sent in zip(numbers, matched, strict=True):
-                found[number] = sent
-        idle = [s for s in found if s.message.kind is not None and s.peer is None]
+                posted[number] = sent
+        idle = [s for s in posted if s.message.kind is not None and s.peer is None]
         if idle:
             self._report.skipped["send or receive that nothing is behind"] += len(idle)
-        return [s for s in found if s.message.kind is None or s.peer is not None]
+        return [s for s in posted if s.message.kind is None or s.peer is not None]
 
     def _served(
         self, message: NamedMessage, sent: Sequence[_Sent], computes: Sequence[_Compute], tick_ns: int
@@ -298,7 +298,7 @@ class RankRows:
         label = _label(f"{what.upper()}_{kind}", sent.stage, sent.microbatch)
         return what, PP, peer, lane, evidence, label
 
-    def _tell(self, unlabelled: int, paired: int) -> None:
+    def _record_notes(self, unlabelled: int, paired: int) -> None:
         notes = self._report.notes
         if self._exchanges:
             notes.append("the n-th send or receive of a kind is taken as that of the n-th compute in need of one")

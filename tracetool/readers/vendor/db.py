@@ -74,13 +74,13 @@ def _time_figures(records: Iterator[Record], report: SourceReport) -> Iterator[V
 
 def _bandwidth_figures(records: Iterator[Record], report: SourceReport) -> Iterator[VendorFigure]:
     """There is a row per package size, each with the same sums."""
-    seen: set[int] = set()
+    listed: set[int] = set()
     for record in records:
         key = hash(tuple(_text(record, c) for c in ("step", "rank_id", "hccl_op_name", "group_name", "band_type")))
-        if key in seen:
+        if key in listed:
             report.skipped["package size of a transport"] += 1
             continue
-        seen.add(key)
+        listed.add(key)
         rank, transport = small_integer(_text(record, "rank_id")), _text(record, "band_type")
         for column in (c for c in record if c in _UNITS):
             metric = f"{transport} {column}{_UNITS[column]}"

@@ -91,19 +91,19 @@ def group_figures(path: Path, report: SourceReport, advance: ByteCount) -> Itera
     """``communication_group.json``: each group's ranks, with their position in it."""
     text = path.read_bytes()
     advance(len(text))
-    found = msgspec.json.decode(text, type=_Groups)
+    groups = msgspec.json.decode(text, type=_Groups)
     named = [(group_name(g.pg_name, str(g.group_id), str(g.group_name), g.rank_set), g.rank_set) for g in
-             found.comm_group_parallel_info]  # fmt: skip
-    listed = [] if named else found.collective
-    for kind, lists in (("collective", listed), ("p2p", found.p2p)):
+             groups.comm_group_parallel_info]  # fmt: skip
+    listed = [] if named else groups.collective
+    for kind, lists in (("collective", listed), ("p2p", groups.p2p)):
         named += [(group_name(kind, "", "", ranks), ranks) for ranks in lists]
-    seen: set[str] = set()
+    names: set[str] = set()
     for name, ranks in named:
         report.rows += 1
-        if name in seen:
+        if name in names:
             report.skipped["group listed twice"] += 1
             continue
-        seen.add(name)
+        names.add(name)
         yield from (
             VendorFigure("group", name, rank, None, "position in rank_set", place) for place, rank in enumerate(ranks)
         )

@@ -61,9 +61,9 @@ class VendorReader:
                 folders[file.parent][kind].append(file)
         finding = Claim()
         for folder, kinds in sorted(folders.items()):
-            together = [found[0] for found in kinds.values()]
+            together = [files_of_kind[0] for files_of_kind in kinds.values()]
             finding.sources.append(Source(self.name, folder, _with_changes(together), ranked=False))
-            for file in sorted(f for found in kinds.values() for f in found[1:]):
+            for file in sorted(f for files_of_kind in kinds.values() for f in files_of_kind[1:]):
                 finding.sources.append(Source(self.name, file, _with_changes([file]), ranked=False))
         taken = {file for source in finding.sources for file in source.files}
         finding.left = [Left(f, "belongs to the database") for f in companions(taken, files) if f not in taken]

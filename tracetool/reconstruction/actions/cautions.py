@@ -47,9 +47,9 @@ def note_cautions(run: Run, step: Step, work: Mapping[int, RankWork], account: A
     """
     bare = {rank: bare_ns(of_rank) for rank, of_rank in work.items()}
     spent = {rank: sum(s.end_ns - s.start_ns for s in of_rank.segments) for rank, of_rank in work.items()}
-    told = {rank: time for rank, time in bare.items() if time > _WORTH_TELLING * spent[rank]}
-    if told:
-        listed = ", ".join(f"{format_duration(t)} ({t / spent[r]:.0%}) on rank {r}" for r, t in sorted(told.items()))
+    much = {rank: time for rank, time in bare.items() if time > _WORTH_TELLING * spent[rank]}
+    if much:
+        listed = ", ".join(f"{format_duration(t)} ({t / spent[r]:.0%}) on rank {r}" for r, t in sorted(much.items()))
         account.note(
             "collectives inside actions with no compute beside them count as compute, their waiting for other ranks "
             f"included: {listed}"

@@ -87,15 +87,15 @@ def step_collectives(run: Run, step: Step, matched: Sequence[Collective]) -> dic
             key = one.group, one.group_ranks
             numbers[key] += 1
             of_op |= dict.fromkeys(mine, (one, f"{one.group} {list(one.group_ranks)} {numbers[key]}"))
-    found: dict[int, list[StepCollective]] = defaultdict(list)
+    by_rank: dict[int, list[StepCollective]] = defaultdict(list)
     for rank, position, start, end, operation, payload, group_ranks in rows:
         alone = StepCollective(rank, start, end, operation, payload, tuple(group_ranks), None, end - start)
         whole, name = of_op.get((rank, position), (None, None))
         if whole is not None:
             size = whole.payload_bytes if payload is None else payload
             alone = alone._replace(payload_bytes=size, group_ranks=whole.group_ranks, name=name, own_ns=whole.own_ns)
-        found[rank].append(alone)
-    return found
+        by_rank[rank].append(alone)
+    return by_rank
 
 
 class RankUses(NamedTuple):

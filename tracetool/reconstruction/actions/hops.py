@@ -22,31 +22,31 @@ if TYPE_CHECKING:
 Sizes = tuple[int | None, ...]
 
 
-def join_batches(found: StepMessages) -> StepMessages:
+def join_batches(messages: StepMessages) -> StepMessages:
     """What one batch sends to one rank as one message."""
-    return _join_runs(found, lambda op: -1 - op.position if op.batch is None else op.batch)
+    return _join_runs(messages, lambda op: -1 - op.position if op.batch is None else op.batch)
 
 
-def join_gaps(found: StepMessages, launches: Mapping[int, Sequence[int]]) -> StepMessages:
+def join_gaps(messages: StepMessages, launches: Mapping[int, Sequence[int]]) -> StepMessages:
     """What a rank sends to another one without a launch in between as one message.
 
     Args:
-        found: Sends and receives of a step.
+        messages: Sends and receives of a step.
         launches: Per rank, host times of all launches of computes, ascending.
     """
-    return _join_runs(found, lambda op: bisect_left(launches[op.rank], op.posted_ns))
+    return _join_runs(messages, lambda op: bisect_left(launches[op.rank], op.posted_ns))
 
 
 def join_labelled(
-    found: StepMessages, ops: Mapping[int, Sequence[StageOp]]
+    messages: StepMessages, ops: Mapping[int, Sequence[StageOp]]
 ) -> tuple[StepMessages, dict[int, tuple[StageOp, ...]]]:
     """What carries one label from one rank to another as one message, and the meaning of each."""
     meanings = {(o.op.rank, o.op.position): o for of_rank in ops.values() for o in of_rank}
     hops: dict[Hashable, list[P2POp]] = defaultdict(list)
-    for send, _ in found.messages:
+    for send, _ in messages.messages:
         meaning = meanings[send.rank, send.position]
         hops[send.rank, send.peer, meaning.kind, meaning.stage, meaning.microbatch].append(send)
-    joined = _joined(found, hops.values())
+    joined = _joined(messages, hops.values())
     kept = {
         rank: tuple(meanings[rank, op.position]._replace(op=op) for op in of_rank)
         for rank, of_rank in joined.posts.items()
@@ -54,17 +54,17 @@ def join_labelled(
     return joined, kept
 
 
-def tensors_per_hop(found: StepMessages) -> dict[tuple[int, int], tuple[int, ...]]:
+def tensors_per_hop(messages: StepMessages) -> dict[tuple[int, int], tuple[int, ...]]:
     """Of ranks that hand on several tensors at once, how many, by (from, to)."""
     counts: dict[tuple[int, int], set[int]] = defaultdict(set)
-    for send, _ in found.messages:
+    for send, _ in messages.messages:
         counts[send.rank, send.peer].add(len(send.parts) or 1)
     return {edge: tuple(sorted(of_edge)) for edge, of_edge in sorted(counts.items()) if max(of_edge) > 1}
 
 
-def _join_runs(found: StepMessages, run_of: Callable[[P2POp], int]) -> StepMessages:
+def _join_runs(messages: StepMessages, run_of: Callable[[P2POp], int]) -> StepMessages:
     runs: dict[tuple[int, int], dict[int, list[P2POp]]] = defaultdict(lambda: defaultdict(list))
-    for of_rank in found.posts.values():
+    for of_rank in messages.posts.values():
         for op in of_rank:
             if op.is_send:
                 runs[op.rank, op.peer][run_of(op)].append(op)
@@ -76,17 +76,17 @@ def _join_runs(found: StepMessages, run_of: Callable[[P2POp], int]) -> StepMessa
             for length in _lengths(_sizes(run), known) or ():
                 hops.append(run[at : at + length])
                 at += length
-    return _joined(found, hops)
+    return _joined(messages, hops)
 
 
 def _sizes(ops: Iterable[P2POp]) -> Sizes:
     return tuple(op.payload_bytes for op in ops)
 
 
-def _primitive(seen: Iterable[Sizes]) -> set[Sizes]:
+def _primitive(sequences: Iterable[Sizes]) -> set[Sizes]:
     """Those that are no sequence of shorter ones."""
     known: set[Sizes] = set()
-    for sizes in sorted(seen, key=len):
+    for sizes in sorted(sequences, key=len):
         if _lengths(sizes, known) is None:
             known.add(sizes)
     return known
@@ -106,8 +106,8 @@ def _lengths(sizes: Sizes, known: Iterable[Sizes]) -> list[int] | None:
     return ways[-1]
 
 
-def _joined(found: StepMessages, hops: Iterable[Sequence[P2POp]]) -> StepMessages:
-    partner = {(send.rank, send.position): recv for send, recv in found.messages}
+def _joined(matched: StepMessages, hops: Iterable[Sequence[P2POp]]) -> StepMessages:
+    partner = {(send.rank, send.position): recv for send, recv in matched.messages}
     instead: dict[tuple[int, int], P2POp | None] = {}
     for sends in hops:
         if len(sends) == 1 or any((op.rank, op.position) not in partner for op in sends):
@@ -117,10 +117,10 @@ def _joined(found: StepMessages, hops: Iterable[Sequence[P2POp]]) -> StepMessage
             instead |= {(op.rank, op.position): None for op in others}
             instead[first.rank, first.position] = _as_one((first, *others))
     if not instead:
-        return found
-    seen = {op: instead.get((op.rank, op.position), op) for ops in found.posts.values() for op in ops}
-    posts = {rank: tuple(one for op in ops if (one := seen[op]) is not None) for rank, ops in found.posts.items()}
-    messages = ((seen[send], seen[recv]) for send, recv in found.messages)
+        return matched
+    joined = {op: instead.get((op.rank, op.position), op) for ops in matched.posts.values() for op in ops}
+    posts = {rank: tuple(one for op in ops if (one := joined[op]) is not None) for rank, ops in matched.posts.items()}
+    messages = ((joined[send], joined[recv]) for send, recv in matched.messages)
     return StepMessages(
         posts, tuple(PairedMessage(send, recv) for send, recv in messages if send is not None and recv is not None)
     )

@@ -36,7 +36,7 @@ def pieces_by_kernel_type(kernels: Sequence[Kernel], rank: int) -> tuple[list[Pi
         else:
             pieces[-1].append(kernel)
     counted: dict[ActionKind, int] = defaultdict(int)
-    found: list[Piece] = []
+    between: list[Piece] = []
     loose: list[Kernel] = []
     unclear = 0
     for piece in pieces:
@@ -50,7 +50,7 @@ def pieces_by_kernel_type(kernels: Sequence[Kernel], rank: int) -> tuple[list[Pi
             kept = _without_tail(part) if kind is ActionKind.BACKWARD else list(part)
             in_piece = {id(k) for k in kept}
             loose += [k for k in part if id(k) not in in_piece]
-            found.append(Piece(kind, counted[kind], kept))
+            between.append(Piece(kind, counted[kind], kept))
             counted[kind] += 1
     if unclear:
         raise ReconstructError(
@@ -58,12 +58,12 @@ def pieces_by_kernel_type(kernels: Sequence[Kernel], rank: int) -> tuple[list[Pi
             "tells where the one ends.",
             hint="record host activity too (ProfilerActivity.CPU)",
         )
-    if not found:
+    if not between:
         raise ReconstructError(
             f"rank {rank}: no kernel tells forward from backward.",
             hint="record host activity too (ProfilerActivity.CPU), so that autograd's threads are visible",
         )
-    return found, loose
+    return between, loose
 
 
 def _parts(piece: Sequence[Kernel]) -> list[Sequence[Kernel]]:

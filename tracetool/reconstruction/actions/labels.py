@@ -75,7 +75,7 @@ def pieces_of_actions(kernels: Sequence[Kernel]) -> tuple[list[Piece], list[Kern
     Returns:
         The pieces with stage and microbatch, and the operations that belong to none.
     """
-    found: dict[Action, Piece] = {}
+    pieces: dict[Action, Piece] = {}
     forwards: dict[tuple[int, int], int] = {}
     loose: list[Kernel] = []
     for kernel in kernels:
@@ -85,8 +85,8 @@ def pieces_of_actions(kernels: Sequence[Kernel]) -> tuple[list[Piece], list[Kern
         action = Action.parse(kernel.label)
         stage, kind, microbatch = action
         forward = forwards.setdefault((stage, microbatch), len(forwards))
-        found.setdefault(action, Piece(kind, forward, [], stage, microbatch)).kernels.append(kernel)
-    return list(found.values()), loose
+        pieces.setdefault(action, Piece(kind, forward, [], stage, microbatch)).kernels.append(kernel)
+    return list(pieces.values()), loose
 
 
 def _check_labels(kernels: Sequence[Kernel]) -> None:
@@ -113,7 +113,7 @@ def pieces_by_label(kernels: Sequence[Kernel], position: int) -> tuple[list[Piec
     """
     _check_labels(kernels)
     backward_numbers = {k.backward_of for k in kernels if k.backward_of is not None}
-    found: dict[Label, Piece] = {}
+    pieces: dict[Label, Piece] = {}
     forwards: dict[tuple[int, int], int] = {}
     loose: list[Kernel] = []
     current: Piece | None = None
@@ -125,7 +125,7 @@ def pieces_by_label(kernels: Sequence[Kernel], position: int) -> tuple[list[Piec
             stage = position if label.stage is None else label.stage
             forward = forwards.setdefault((stage, label.microbatch), len(forwards))
             key = Label(stage, label.kind, label.microbatch)
-            current = found.setdefault(key, Piece(label.kind, forward, [], stage, label.microbatch))
+            current = pieces.setdefault(key, Piece(label.kind, forward, [], stage, label.microbatch))
             current.kernels.append(kernel)
             continue
         in_forward = kernel.sequence_number in backward_numbers and not kernel.in_backward
@@ -135,4 +135,4 @@ def pieces_by_label(kernels: Sequence[Kernel], position: int) -> tuple[list[Piec
             current.kernels.append(kernel)
         else:
             loose.append(kernel)
-    return list(found.values()), loose
+    return list(pieces.values()), loose

@@ -77,25 +77,25 @@ def fit_link(samples: Iterable[tuple[int, int]]) -> LinkFit | None:
 def _samples(survey: Survey) -> dict[tuple[int, int], list[tuple[int, int]]]:
     """Per (source, destination), bytes and transfer time of the messages of the capture that met."""
     waits = _by_place(survey.waits)
-    found: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    samples: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for message in survey.matched.messages:
         wait = waits.get((message.recv.rank, message.recv.position))
         if wait is not None and message.recv.payload_bytes is not None and wait.evidence == "messages":
-            found[message.send.rank, message.recv.rank].append((message.recv.payload_bytes, wait.transfer_ns))
-    return found
+            samples[message.send.rank, message.recv.rank].append((message.recv.payload_bytes, wait.transfer_ns))
+    return samples
 
 
 def _exposed(survey: Survey) -> dict[tuple[int, int], int]:
     """Per (source, destination), the time during which the receiver computed nothing while it received."""
     waits = _by_place(survey.waits)
     total: dict[tuple[int, int], int] = defaultdict(int)
-    seen: set[tuple[int, int, int | None]] = set()
+    counted: set[tuple[int, int, int | None]] = set()
     for send, recv in survey.matched.messages:
         wait = waits.get((recv.rank, recv.position))
         kernel = (recv.rank, send.rank, recv.batch)
-        if wait is None or wait.exposed_ns is None or (recv.batch is not None and kernel in seen):
+        if wait is None or wait.exposed_ns is None or (recv.batch is not None and kernel in counted):
             continue
-        seen.add(kernel)
+        counted.add(kernel)
         total[send.rank, recv.rank] += wait.exposed_ns
     return dict(total)
 

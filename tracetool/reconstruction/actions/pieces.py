@@ -112,21 +112,21 @@ def find_pieces(
 
 
 def _stretches(kernels: Sequence[Kernel], breaks: Sequence[int], undone: Container[int]) -> list[_Stretch]:
-    found: list[_Stretch] = []
+    stretches: list[_Stretch] = []
     ran: set[int | None] = set()
     at = 0
     for kernel in kernels:
         parted = at < len(breaks) and breaks[at] <= kernel.launch_ns
         while at < len(breaks) and breaks[at] <= kernel.launch_ns:
             at += 1
-        if parted or not found or found[-1].is_backward is not kernel.in_backward:
-            found.append(_Stretch(is_backward=kernel.in_backward, after_break=parted or not found))
+        if parted or not stretches or stretches[-1].is_backward is not kernel.in_backward:
+            stretches.append(_Stretch(is_backward=kernel.in_backward, after_break=parted or not stretches))
         number = kernel.root_of if kernel.in_backward else kernel.sequence_number
         # What is launched behind a node made none of it: some traces give the optimizer the last node's number.
         made = kernel.in_backward or number not in ran
         ran |= {number} if kernel.in_backward else set()
-        found[-1].add(kernel, number if made and number in undone else None)
-    return found
+        stretches[-1].add(kernel, number if made and number in undone else None)
+    return stretches
 
 
 def _split_at_backwards(forwards: Sequence[_Stretch], stretches: Sequence[_Stretch]) -> list[_Stretch]:
@@ -216,14 +216,14 @@ def _parts_of_others(
             undone = [index for index, _ in groupby(owner[n] for n in stretch.numbers if n in owner)]
             for index, following in zip_longest(undone, undone[1:]):
                 followers[index].add(following)
-    found: dict[int, int] = {}
+    owners: dict[int, int] = {}
     for index, after in sorted(followers.items()):
         whole = next(iter(after))
         if len(after) > 1 or whole is None or whole > index or sends.follow(forwards[index]):
             continue
         if len(forwards[index].numbers) < len(forwards[whole].numbers):
-            found[index] = found.get(whole, whole)
-    return found
+            owners[index] = owners.get(whole, whole)
+    return owners
 
 
 def _parts_of(stretch: _Stretch, by_first: Mapping[int, tuple[int, _Stretch]]) -> Iterator[tuple[int, _Stretch]]:

@@ -94,19 +94,19 @@ def find_work(
     }
     labelled = use_labels and all(any(k.label for k in kernels[rank]) for rank in group.ranks)
     try:
-        found, placed, messages = _placed(run, group, step, kernels, messages)
+        by_rank, placed, messages = _placed(run, group, step, kernels, messages)
     except ReconstructError:
         if not labelled:
             raise
-        found, placed = {}, None
+        by_rank, placed = {}, None
     confidence = placed.agreeing / max(1, placed.messages) if placed is not None else 1.0
     if labelled:
-        named = _named(found)
+        named = _named(by_rank)
         if placed is None or placed.faults or named < 1:
-            found = {r: _by_label(kernels[r], group.position(r)) for r in group.ranks}
+            by_rank = {r: _by_label(kernels[r], group.position(r)) for r in group.ranks}
             placed = None
-        confidence = min(confidence, named) if found else 1.0
-    return StepWork(_ranks(found, group, step, messages, account, labelled=labelled), placed, confidence, messages)
+        confidence = min(confidence, named) if by_rank else 1.0
+    return StepWork(_ranks(by_rank, group, step, messages, account, labelled=labelled), placed, confidence, messages)
 
 
 def lists_actions(run: Run) -> bool:
@@ -115,16 +115,16 @@ def lists_actions(run: Run) -> bool:
 
 
 def _listed(run: Run, group: PipelineGroup, step: Step, messages: StepMessages, account: Account) -> StepWork:
-    found = {}
+    by_rank = {}
     for rank in group.ranks:
         operations = device_kernels(run, rank, step.spans[rank])
         pieces, loose = pieces_of_actions([k for k in operations if not (k.is_p2p or k.is_collective)])
-        found[rank] = _RankPieces(pieces, loose, operations, "label")
-    return StepWork(_ranks(found, group, step, messages, account, labelled=True), None, 1.0, messages)
+        by_rank[rank] = _RankPieces(pieces, loose, operations, "label")
+    return StepWork(_ranks(by_rank, group, step, messages, account, labelled=True), None, 1.0, messages)
 
 
 def _ranks(
-    found: Mapping[int, _RankPieces],
+    by_rank: Mapping[int, _RankPieces],
     group: PipelineGroup,
     step: Step,
     messages: StepMessages,
@@ -134,19 +134,19 @@ def _ranks(
 ) -> dict[int, RankWork]:
     ranks = {}
     stray: list[int] = []
-    kinds = {piece.kind for one in found.values() for piece in one.pieces}
+    kinds = {piece.kind for one in by_rank.values() for piece in one.pieces}
     has_gradients = kinds != {ActionKind.FORWARD} or not goes_down_alone(messages.messages, group.ranks)
     for rank in group.ranks:
-        segments = sorted((_segment(p) for p in found[rank].pieces), key=lambda s: s.start_ns)
+        segments = sorted((_segment(p) for p in by_rank[rank].pieces), key=lambda s: s.start_ns)
         if has_gradients:
             _check_pairs(segments, rank, step.number)
-        stray += _stray(found[rank].loose, segments)
-        evidence: Evidence = "label" if labelled else found[rank].evidence
-        tail = observed_tail(found[rank].kernels, segments)
-        moving = [k for k in found[rank].kernels if k.is_p2p or k.is_barrier]
-        ranks[rank] = RankWork(tuple(segments), tail, evidence, (*found[rank].loose, *moving))
+        stray += _stray(by_rank[rank].loose, segments)
+        evidence: Evidence = "label" if labelled else by_rank[rank].evidence
+        tail = observed_tail(by_rank[rank].kernels, segments)
+        moving = [k for k in by_rank[rank].kernels if k.is_p2p or k.is_barrier]
+        ranks[rank] = RankWork(tuple(segments), tail, evidence, (*by_rank[rank].loose, *moving))
     if stray:
-        on_device = any(kernel.stream is not None for one in found.values() for kernel in one.kernels)
+        on_device = any(kernel.stream is not None for one in by_rank.values() for kernel in one.kernels)
         many = format_count(len(stray), "kernel" if on_device else "operation")
         account.note(
             f"{many} ({format_duration(sum(stray))}) between actions belong to none: scaling of gradients and the like"
@@ -170,21 +170,21 @@ def _placed(
         for joined, with_cuts, by_direction in itertools.product((False, True), repeat=3):
             cuts = _graph_cuts(run, group, step) if with_cuts else {}
             if has_gradients:
-                found = {
+                by_rank = {
                     r: _pieces(run, r, step, kernels[r], messages.posts[r], cuts.get(r, ()), joined=joined)
                     for r in group.ranks
                 }
             else:
-                found = {r: _forwards(run, group, r, step, kernels[r], messages.posts[r]) for r in group.ranks}
-            trails = [RankTrail(found[r].pieces, messages.posts[r]) for r in group.ranks]
+                by_rank = {r: _forwards(run, group, r, step, kernels[r], messages.posts[r]) for r in group.ranks}
+            trails = [RankTrail(by_rank[r].pieces, messages.posts[r]) for r in group.ranks]
             try:
                 placed = place(group.ranks, trails, messages.messages, by_direction=by_direction)
             except ReconstructError as error:
                 problem = error if not problem.message else problem
                 continue
             if not placed.faults:
-                _leave_out_early(found, placed, messages.posts)
-                return _settled(found), placed, messages
+                _leave_out_early(by_rank, placed, messages.posts)
+                return _settled(by_rank), placed, messages
             faults = faults or placed.faults
     if not faults:
         raise problem
@@ -211,7 +211,7 @@ def _by_hops(recorded: StepMessages, kernels: Mapping[int, Sequence[Kernel]]) ->
 
 
 def _leave_out_early(
-    found: Mapping[int, _RankPieces], placed: PlacedPieces, posts: Mapping[int, Sequence[P2POp]]
+    by_rank: Mapping[int, _RankPieces], placed: PlacedPieces, posts: Mapping[int, Sequence[P2POp]]
 ) -> None:
     """Take out of each piece what ran before the message it takes had come: the wait for that would be in its time.
 
@@ -224,7 +224,7 @@ def _leave_out_early(
                 continue
             early = {id(k) for k in piece.kernels if k.start_ns < op.end_ns}
             if early and len(early) < len(piece.kernels):
-                found[rank].loose.extend(k for k in piece.kernels if id(k) in early)
+                by_rank[rank].loose.extend(k for k in piece.kernels if id(k) in early)
                 piece.kernels = [k for k in piece.kernels if id(k) not in early]
 
 
@@ -277,20 +277,20 @@ def _is_device(kernels: Sequence[Kernel]) -> bool:
     return any(k.stream is not None for k in kernels)
 
 
-def _settled(found: dict[int, _RankPieces]) -> dict[int, _RankPieces]:
+def _settled(by_rank: dict[int, _RankPieces]) -> dict[int, _RankPieces]:
     """Name the first stage's backward as torch's runtime runs it: where others are split, all of it is W."""
-    kinds = {p.kind for f in found.values() for p in f.pieces if p.stage > 0}
+    kinds = {p.kind for f in by_rank.values() for p in f.pieces if p.stage > 0}
     if ActionKind.BACKWARD_INPUT in kinds and ActionKind.BACKWARD not in kinds:
-        for piece in (p for f in found.values() for p in f.pieces):
+        for piece in (p for f in by_rank.values() for p in f.pieces):
             if piece.kind is ActionKind.BACKWARD:
                 piece.kind = ActionKind.BACKWARD_WEIGHT
-    return found
+    return by_rank
 
 
-def _named(found: Mapping[int, _RankPieces]) -> float:
+def _named(by_rank: Mapping[int, _RankPieces]) -> float:
     """Take over the kinds that labels give to pieces; the share of pieces whose stage and microbatch agree."""
     agree, total = 0, 0
-    for piece in (p for f in found.values() for p in f.pieces):
+    for piece in (p for f in by_rank.values() for p in f.pieces):
         label = label_of(piece.kernels, is_forward=piece.kind is ActionKind.FORWARD)
         if label is None:
             continue

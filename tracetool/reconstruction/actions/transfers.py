@@ -111,12 +111,12 @@ def buffers_sends(messages: Sequence[PairedMessage], clocks: Clocks, account: Ac
         if send.end_ns is not None and begun - start > _CLEARLY_NS:
             ended += clocks.aligned_ns(send.rank, send.end_ns) < begun
             waited += clocks.aligned_ns(send.rank, send.end_ns) >= begun
-    told, late = "sends are taken not to wait for their receives: none that came late tells", ended + waited
+    statement, late = "sends are taken not to wait for their receives: none that came late tells", ended + waited
     if late:
-        told = f"{ended} of {late} sends whose receive came late did not wait for it"
+        statement = f"{ended} of {late} sends whose receive came late did not wait for it"
     if messages:
         confidence = max(ended, waited) / late if late else 0.5
-        account.find("buffering", "all", told, "messages" if late else "assumed", confidence)
+        account.find("buffering", "all", statement, "messages" if late else "assumed", confidence)
     return ended > waited or not late
 
 
@@ -138,8 +138,8 @@ def _check_op(
         way = "to" if op.is_send else "from"
         if ours == theirs and sizes[op.rank, op.peer, op.is_send] != sizes[op.peer, op.rank, not op.is_send]:
             mine, others = (
-                " and ".join(f"{size:,}" for size in sorted(found))
-                for found in (sizes[op.rank, op.peer, op.is_send], sizes[op.peer, op.rank, not op.is_send])
+                " and ".join(f"{size:,}" for size in sorted(sizes_of_side))
+                for sizes_of_side in (sizes[op.rank, op.peer, op.is_send], sizes[op.peer, op.rank, not op.is_send])
             )
             raise UnmatchedTransfer(
                 f"step {step.number}: rank {op.rank} {verb} messages of {mine} bytes {way} rank {op.peer}, which "
@@ -160,7 +160,9 @@ def _check_op(
         )
 
 
-def stage_ops(run: Run, step: Step, found: StepMessages, placed: PlacedPieces | None) -> dict[int, tuple[StageOp, ...]]:
+def stage_ops(
+    run: Run, step: Step, messages: StepMessages, placed: PlacedPieces | None
+) -> dict[int, tuple[StageOp, ...]]:
     """What each send and receive of the step carries: as the messages themselves showed, else by its label.
 
     Raises:
@@ -173,11 +175,11 @@ def stage_ops(run: Run, step: Step, found: StepMessages, placed: PlacedPieces | 
                 for op in ops
                 if (at := (op.rank, op.position)) in placed.ends
             )
-            for rank, ops in found.posts.items()
+            for rank, ops in messages.posts.items()
         }
-    by_rank = {rank: _by_label(run, step, rank, ops) for rank, ops in found.posts.items()}
+    by_rank = {rank: _by_label(run, step, rank, ops) for rank, ops in messages.posts.items()}
     known = {(o.op.rank, o.op.position): o for ops in by_rank.values() for o in ops}
-    for send, recv in found.messages:
+    for send, recv in messages.messages:
         one, two = known[send.rank, send.position], known[recv.rank, recv.position]
         if (one.kind, one.microbatch) != (two.kind, two.microbatch):
             raise UnmatchedTransfer(
@@ -208,7 +210,7 @@ WHERE c.rank = $rank AND c.operation IN ('send', 'recv')
 
 def _by_label(run: Run, step: Step, rank: int, ops: Sequence[P2POp]) -> tuple[StageOp, ...]:
     names = dict(run.rows(_LABELS_SQL, {"rank": rank, "labels": SQL_PATTERN}))
-    found = []
+    labelled = []
     for op in ops:
         label = parse_label(f"PP:{op.label}" if op.label else names.get(op.position) or "")
         if label is None or label.stage is None or not label.kind.value.startswith(("SEND", "RECV")):
@@ -217,8 +219,8 @@ def _by_label(run: Run, step: Step, rank: int, ops: Sequence[P2POp]) -> tuple[St
                 f"rank {op.peer} carries.",
                 hint=_label_hint(run),
             )
-        found.append(StageOp(op, ActionKind(label.kind.value[-1]), label.stage, label.microbatch))
-    return tuple(found)
+        labelled.append(StageOp(op, ActionKind(label.kind.value[-1]), label.stage, label.microbatch))
+    return tuple(labelled)
 
 
 def _label_hint(run: Run) -> str:
@@ -233,7 +235,7 @@ def _label_hint(run: Run) -> str:
 
 def find_transfers(
     group: PipelineGroup,
-    found: StepMessages,
+    matched: StepMessages,
     ops: Mapping[int, Sequence[StageOp]],
     survey: Survey,
     account: Account,
@@ -249,7 +251,7 @@ def find_transfers(
             survey.clocks,
             _moved_ns(m.recv, waits),
         )
-        for m in found.messages
+        for m in matched.messages
     ]
     early = sum(t.end_ns < t.send_posted_ns for t in transfers)
     if early:

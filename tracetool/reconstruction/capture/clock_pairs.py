@@ -157,17 +157,17 @@ def _columns(anchors: Sequence[Anchor], middle: int) -> _Columns:
     import numpy as np
 
     step = max(1, len(anchors) // _MOST_ANCHORS)
-    found = np.array(sorted(anchors)[::step], dtype=np.int64).reshape(-1, 3)
-    return _Columns((found[:, 0] - middle).astype(float), found[:, 1].astype(float), found[:, 2].astype(float))
+    rows = np.array(sorted(anchors)[::step], dtype=np.int64).reshape(-1, 3)
+    return _Columns((rows[:, 0] - middle).astype(float), rows[:, 1].astype(float), rows[:, 2].astype(float))
 
 
-def _prompt(found: _Columns, sign: int, within_ns: int) -> _Columns:
+def _prompt(columns: _Columns, sign: int, within_ns: int) -> _Columns:
     """The anchors with nearly the shortest lag seen."""
-    if not len(found.times):
-        return found
-    lags = sign * found.differences
+    if not len(columns.times):
+        return columns
+    lags = sign * columns.differences
     near = lags <= lags.min() + within_ns
-    return _Columns(*(column[near] for column in found))
+    return _Columns(*(column[near] for column in columns))
 
 
 def _error(values: Array, middle: float) -> float:

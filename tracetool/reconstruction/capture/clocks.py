@@ -115,7 +115,7 @@ def find_clocks(
     alone = {rank: replace(unknown, offset_ns=0) if rank == reference else unknown for rank in ranks}
     clocks = alone | clocks
     apart = [r for r in ranks if clocks[r].offset_ns is None or clocks[r].reference_rank != reference]
-    _tell(clocks, [r for r in apart if r != reference], sorted(set(pairs) - set(two_way)), account)
+    _record_clocks(clocks, [r for r in apart if r != reference], sorted(set(pairs) - set(two_way)), account)
     return Clocks(clocks)
 
 
@@ -150,15 +150,15 @@ def _collect(
     # Several tensors for one peer in one kernel are one message.
     ways = {(op.rank, op.batch, op.peer, op.is_send) for message in messages for op in message if op.batch is not None}
     in_kernel = Counter((rank, batch) for rank, batch, _, _ in ways)
-    seen: set[tuple[object, ...]] = set()
+    collected: set[tuple[object, ...]] = set()
     times: list[tuple[int, int]] = []
     for send, recv in messages:
         if None in (send.end_ns, recv.end_ns) or send.rank == recv.rank or _is_host_work(send):
             continue
         kernels = (send.rank, send.batch, recv.rank, recv.batch)
-        if None not in kernels and kernels in seen:
+        if None not in kernels and kernels in collected:
             continue
-        seen.add(kernels)
+        collected.add(kernels)
         sent, received = send.end_ns or 0, recv.end_ns or 0
         low, high = sorted((send.rank, recv.rank))
         anchors = pairs[low, high]
@@ -204,9 +204,9 @@ def _roughly_ahead(reference: int, pairs: Mapping[tuple[int, int], Anchors]) -> 
     """By how much each rank's clock is ahead of the reference's, lags included: the middle one of its anchors."""
     near: dict[int, dict[int, int]] = defaultdict(dict)
     for (one, other), anchors in pairs.items():
-        found = [difference for kind in anchors for _, difference, _ in kind]
-        if found:
-            middle = round(median(found))
+        differences = [difference for kind in anchors for _, difference, _ in kind]
+        if differences:
+            middle = round(median(differences))
             near[one][other], near[other][one] = middle, -middle
     ahead, queue = {reference: 0}, [reference]
     for rank in queue:
@@ -227,12 +227,12 @@ def _joined(reference: int, edges: Iterable[tuple[int, int]]) -> set[int]:
     for one, other in edges:
         near[one].add(other)
         near[other].add(one)
-    seen, queue = {reference}, [reference]
+    reached, queue = {reference}, [reference]
     while queue:
-        fresh = near[queue.pop()] - seen
-        seen |= fresh
+        fresh = near[queue.pop()] - reached
+        reached |= fresh
         queue += fresh
-    return seen
+    return reached
 
 
 def _drifts(reference: int, slopes: Mapping[tuple[int, int], Sequence[Slope]], span_ns: int) -> dict[int, float]:
@@ -243,17 +243,17 @@ def _drifts(reference: int, slopes: Mapping[tuple[int, int], Sequence[Slope]], s
     """
     import numpy as np
 
-    told = [(pair, slope) for pair, found in slopes.items() for slope in found]
-    joined = _joined(reference, dict.fromkeys(pair for pair, _ in told)) - {reference}
-    told = [(pair, slope) for pair, slope in told if set(pair) & joined]
+    measured = [(pair, slope) for pair, of_pair in slopes.items() for slope in of_pair]
+    joined = _joined(reference, dict.fromkeys(pair for pair, _ in measured)) - {reference}
+    measured = [(pair, slope) for pair, slope in measured if set(pair) & joined]
     at = {rank: n for n, rank in enumerate(sorted(joined))}
-    matrix = _differences([pair for pair, _ in told], at)
-    gains, errors = _least_squares(matrix, told_slopes := [(s.value, s.sd) for _, s in told])
-    freedom = len(told) - len(at)
+    matrix = _differences([pair for pair, _ in measured], at)
+    gains, errors = _least_squares(matrix, values := [(s.value, s.sd) for _, s in measured])
+    freedom = len(measured) - len(at)
     if freedom > 0:
-        off = np.array([(value - row @ gains) / sd for row, (value, sd) in zip(matrix, told_slopes, strict=True)])
+        off = np.array([(value - row @ gains) / sd for row, (value, sd) in zip(matrix, values, strict=True)])
         errors = errors * max(1.0, float(np.sqrt(np.sum(off**2) / freedom)))
-    kinds = Counter(rank for pair, _ in told for rank in pair)
+    kinds = Counter(rank for pair, _ in measured for rank in pair)
     return {
         rank: float(gains[n])
         if kinds[rank] > 1 and abs(gains[n]) > _SIGNIFICANT * errors[n] and abs(gains[n]) * span_ns > _DRIFT_NS
@@ -313,19 +313,19 @@ def _clock(
     )
 
 
-def _least_squares(matrix: Array, told: Sequence[tuple[float, float]]) -> tuple[Array, Array]:
+def _least_squares(matrix: Array, measured: Sequence[tuple[float, float]]) -> tuple[Array, Array]:
     import numpy as np
 
     if not matrix.size:
         return np.zeros(matrix.shape[1]), np.ones(matrix.shape[1])
-    values, errors = (np.array(column) for column in zip(*told, strict=True))
+    values, errors = (np.array(column) for column in zip(*measured, strict=True))
     scaled = matrix / errors[:, None]
     solution, *_ = np.linalg.lstsq(scaled, values / errors, rcond=None)
     covariance = np.linalg.pinv(scaled.T @ scaled)
     return solution, np.sqrt(np.maximum(np.diag(covariance), 0))
 
 
-def _tell(
+def _record_clocks(
     clocks: Mapping[int, Clock],
     apart: Sequence[int],
     one_way: Sequence[tuple[int, int]],

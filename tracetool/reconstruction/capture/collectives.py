@@ -94,7 +94,7 @@ def find_collectives(run: Run, account: Account) -> list[Collective]:
     sides: dict[tuple[str, tuple[int, ...]], dict[int, list[CollectiveOp]]] = defaultdict(lambda: defaultdict(list))
     for *op, group, group_ranks in run.rows(COLLECTIVES_SQL):
         sides[group, tuple(group_ranks)][op[0]].append(CollectiveOp(*op))
-    found: list[Collective] = []
+    collectives: list[Collective] = []
     sizes: dict[str, int] = run.manifest.get("group_sizes", {})
     some_missing = bool(run.manifest.get("missing_ranks"))
     lost: Counter[tuple[str, tuple[int, ...]]] = Counter()
@@ -108,11 +108,11 @@ def find_collectives(run: Run, account: Account) -> list[Collective]:
             continue
         members = group_ranks if known else tuple(sorted(by_rank))
         may_lack = not known and (sizes[group] > len(members) if group in sizes else some_missing)
-        found += [Collective(group, members, row, "metadata" if known else "order", may_lack) for row in rows]
+        collectives += [Collective(group, members, row, "metadata" if known else "order", may_lack) for row in rows]
     for (group, group_ranks), count in lost.items():
         who = f"group {group!r} of {format_ranks(group_ranks)}" if group_ranks else "groups without a name"
         account.note(f"{format_count(count, 'collective')} of {who} match no other rank: counts, kinds or ends differ")
-    return found
+    return collectives
 
 
 def rough_differences(collectives: Sequence[Collective]) -> dict[tuple[int, int], int]:
@@ -125,13 +125,13 @@ def rough_differences(collectives: Sequence[Collective]) -> dict[tuple[int, int]
         first = collective.ops[0]
         for op in collective.ops[1:]:
             apart[first.rank, op.rank].append(op.end_ns - first.end_ns)
-    found = {}
+    by_pair = {}
     for pair, differences in sorted(apart.items()):
         middle = median(differences)
         near = sum(abs(d - middle) <= _AGREEING_NS for d in differences)
         if near >= _LEAST_AGREEING and 2 * near > len(differences):
-            found[pair] = round(middle)
-    return found
+            by_pair[pair] = round(middle)
+    return by_pair
 
 
 def _aligned(
@@ -177,15 +177,15 @@ def _shift(base: RankOperations, other: RankOperations) -> int | None:
     if usual is not None and (scatter(base, other, 0) or 0.0) <= _PROMPT_NS:
         return usual
     beyond = min(len(base.kinds) // 2, _MOST_BEYOND)
-    found = sorted(
+    candidates = sorted(
         (scatter(base, other, -shift, MOST_TRIED) or 0.0, shift)
         for shift in range(-beyond, extra + beyond + 1)
         if agrees(base, other, -shift, _SIZE_RATIO, MOST_TRIED) and _agree(base, other, shift)
     )
-    if not found:
+    if not candidates:
         return None
-    clear = len(found) == 1 or 2 * found[0][0] < found[1][0]
-    return found[0][1] if clear and is_steady(base, other, -found[0][1]) else usual
+    clear = len(candidates) == 1 or 2 * candidates[0][0] < candidates[1][0]
+    return candidates[0][1] if clear and is_steady(base, other, -candidates[0][1]) else usual
 
 
 def _agree(base: RankOperations, other: RankOperations, shift: int) -> bool:

@@ -102,7 +102,7 @@ def find_coordinates(
     if "cp" not in axes and any(not ring.description for ring in rings):
         axes["cp"] = _of_rings([ring for ring in rings if not ring.description])
     axes |= _from_traffic(purposes(run, pipelines, groups), pipelines, axes)
-    _tell(axes, account)
+    _record_coordinates(axes, account)
     grown, grid = _grown(axes, world)
     if grid:
         account.find(
@@ -132,10 +132,10 @@ def find_coordinates(
 def _pipeline_axis(
     pipelines: Sequence[PipelineGroup], groups: Sequence[ProcessGroup], stages: Mapping[int, int]
 ) -> _Dimension | None:
-    found = [p.ranks for p in pipelines]
-    seen = {rank for ranks in found for rank in ranks}
-    declared = {g.ranks for g in groups if dimension_of(g.description) == "pp" and not seen & set(g.ranks)}
-    lists = (*found, *sorted(declared))
+    in_messages = [p.ranks for p in pipelines]
+    members = {rank for ranks in in_messages for rank in ranks}
+    declared = {g.ranks for g in groups if dimension_of(g.description) == "pp" and not members & set(g.ranks)}
+    lists = (*in_messages, *sorted(declared))
     if not lists and len(set(stages.values())) == len(stages) > 1:
         order = tuple(sorted(stages, key=lambda rank: stages[rank]))
         return _Dimension({rank: place for place, rank in enumerate(order)}, (order,), "label")
@@ -161,8 +161,8 @@ def _described(dimension: Dimension, groups: Sequence[ProcessGroup]) -> _Dimensi
         spare = {ranks for ranks in spare if not covered & set(ranks)}
         lists |= spare
         if spare:
-            told = format_ranks({rank for ranks in spare for rank in ranks})
-            detail = f"of {told} from the group over the data and context parallel ranks"
+            spare_ranks = format_ranks({rank for ranks in spare for rank in ranks})
+            detail = f"of {spare_ranks} from the group over the data and context parallel ranks"
     if not lists:
         return None
     by_rank: dict[int, list[tuple[int, ...]]] = defaultdict(list)
@@ -185,35 +185,35 @@ def _of_rings(rings: Sequence[Ring]) -> _Dimension:
 
 
 def _from_traffic(
-    found: Sequence[Purpose], pipelines: Sequence[PipelineGroup], axes: Mapping[Dimension, _Dimension]
+    purposes: Sequence[Purpose], pipelines: Sequence[PipelineGroup], axes: Mapping[Dimension, _Dimension]
 ) -> dict[Dimension, _Dimension]:
     """Tensor and data parallelism where no description names them."""
-    told: dict[Dimension, _Dimension] = {}
+    inferred: dict[Dimension, _Dimension] = {}
     for dimension in _ACROSS:
-        mine = [p for p in found if p.dimension == dimension]
+        mine = [p for p in purposes if p.dimension == dimension]
         if dimension in axes or not mine:
             continue
         lists = tuple(sorted({p.ranks for p in mine}))
         places = {rank: place for ranks in lists for place, rank in enumerate(ranks)}
         details = Counter(p.detail for p in mine).most_common(1)
-        told[dimension] = _Dimension(
+        inferred[dimension] = _Dimension(
             places, lists, "order", sum(p.confidence for p in mine) / len(mine), details[0][0]
         )  # fmt: skip
     # As many pipelines as one of the two explains leave nothing for the other.
     ranks = [rank for p in pipelines for rank in p.ranks]
     for dimension, other in (_ACROSS, _ACROSS[::-1]):
-        whole = told.get(other) or axes.get(other)
-        if dimension in axes or dimension in told or whole is None or not pipelines:
+        whole = inferred.get(other) or axes.get(other)
+        if dimension in axes or dimension in inferred or whole is None or not pipelines:
             continue
         if {len(members) for members in whole.lists} == {len(pipelines)}:
-            told[dimension] = _Dimension(
+            inferred[dimension] = _Dimension(
                 dict.fromkeys(ranks, 0), tuple((rank,) for rank in ranks), "inferred", whole.confidence,
                 f"the {other} groups join all pipelines",
             )  # fmt: skip
-    return told
+    return inferred
 
 
-def _tell(axes: Mapping[Dimension, _Dimension], account: Account) -> None:
+def _record_coordinates(axes: Mapping[Dimension, _Dimension], account: Account) -> None:
     for dimension, axis in axes.items():
         sizes = sorted({len(ranks) for ranks in axis.lists})
         shown = ", ".join(str(list(ranks)) for ranks in axis.lists[:4] if len(ranks) > 1)

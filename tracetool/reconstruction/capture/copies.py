@@ -89,18 +89,18 @@ def with_copies(
         "not recorded, hence copied from a rank of the same stage: "
         + ", ".join(f"rank {rank} from {source}" for rank, source in copies.items())
     )
-    seen: dict[str, list[str]] = {table: ["SELECT * FROM {recorded}"] for table in _PER_RANK}
+    queries_of: dict[str, list[str]] = {table: ["SELECT * FROM {recorded}"] for table in _PER_RANK}
     for rank, source in copies.items():
         mates = _mates(rank, source, pipelines)
         named = _names(rank, source, mates, groups)
-        for table, queries in seen.items():
+        for table, queries in queries_of.items():
             replaced = [f"CAST({rank} AS INTEGER) AS rank"]
             if table == "comms":
                 replaced += [_peer(mates), *_group('"group"', "group_ranks", named)]
             elif table == "groups":
                 replaced += _group("name", "ranks", named)
             queries.append(f"SELECT * REPLACE ({', '.join(replaced)}) FROM {{recorded}} WHERE rank = {source}")
-    return run.seen_through({table: " UNION ALL ".join(queries) for table, queries in seen.items()})
+    return run.overlay({table: " UNION ALL ".join(queries) for table, queries in queries_of.items()})
 
 
 def _mates(rank: int, source: int, pipelines: Sequence[PipelineGroup]) -> dict[int, int]:

@@ -98,7 +98,7 @@ def without_rings(p2p: Mapping[int, Sequence[P2POp]], rings: Sequence[Ring]) -> 
     }  # fmt: skip
 
 
-def seen_without(run: Run, rings: Sequence[Ring]) -> Run:
+def overlay_exchanges(run: Run, rings: Sequence[Ring]) -> Run:
     """The Run with messages of rings as ``exchange``: what asks for sends and receives gets those of pipelines."""
     if not rings:
         return run
@@ -108,20 +108,21 @@ def seen_without(run: Run, rings: Sequence[Ring]) -> Run:
         for ring in rings
     )
     operation = f"CASE WHEN operation IN ('send', 'recv') AND ({chosen}) THEN '{EXCHANGE}' ELSE operation END"
-    return run.seen_through({"comms": f"SELECT * REPLACE ({operation} AS operation) FROM {{recorded}}"})
+    return run.overlay({"comms": f"SELECT * REPLACE ({operation} AS operation) FROM {{recorded}}"})
 
 
-def tell_rings(rings: Sequence[Ring], account: Account) -> None:
+def record_rings(rings: Sequence[Ring], account: Account) -> None:
     """Say which messages count as part of actions."""
     for ring in rings:
         listed = ", ".join(map(str, ring.ranks))
-        told = f"{ring.messages:,} sends and receives among ranks {listed}"
+        moved = f"{ring.messages:,} sends and receives among ranks {listed}"
         if ring.description:
-            account.find("exchanges", f"ranks {listed}", f"{told} are part of actions: group {ring.description!r}",
+            account.find("exchanges", f"ranks {listed}", f"{moved} are part of actions: group {ring.description!r}",
                          "metadata")  # fmt: skip
         else:
             account.find(
-                "exchanges", f"ranks {listed}", f"{told} are part of actions: they go round in a ring", "messages", 1.0,
+                "exchanges", f"ranks {listed}", f"{moved} are part of actions: they go round in a ring", "messages",
+                1.0,
                 "no description says what the group is for; every rank sends as it receives, inside ops",
             )  # fmt: skip
     if rings:
@@ -138,14 +139,14 @@ def _unnamed(run: Run, rest: Mapping[int, Sequence[P2POp]]) -> list[Ring]:
         for op in ops:
             by_group[op.group][rank].append(op)
     launches = _Launches(run)
-    found = []
+    rings = []
     for group, by_rank in sorted(by_group.items()):
         onward = {rank: _onward(ops, launches) for rank, ops in by_rank.items()}
         for ranks in _circles(onward):
             members = [op for rank in ranks for op in by_rank[rank] if op.peer in ranks]
             if 2 * sum(map(launches.is_inside, members)) > len(members):
-                found.append(Ring(group, ranks, "", len(members)))
-    return found
+                rings.append(Ring(group, ranks, "", len(members)))
+    return rings
 
 
 def _onward(ops: Sequence[P2POp], launches: _Launches) -> list[tuple[int, int]]:
@@ -165,13 +166,13 @@ def _onward(ops: Sequence[P2POp], launches: _Launches) -> list[tuple[int, int]]:
 
 def _circles(onward: Mapping[int, Sequence[tuple[int, int]]]) -> list[tuple[int, ...]]:
     """Ranks round each ring, from the lowest one on; the longest of those that share ranks."""
-    found: list[tuple[int, ...]] = []
+    longest_ones: list[tuple[int, ...]] = []
     for first in sorted(onward):
         circles = (_circle(first, source, target, onward) for source, target in onward[first])
         longest = max((circle for circle in circles if circle), key=len, default=())
-        if longest and first == min(longest) and not any(set(longest) & set(other) for other in found):
-            found.append(longest)
-    return found
+        if longest and first == min(longest) and not any(set(longest) & set(other) for other in longest_ones):
+            longest_ones.append(longest)
+    return longest_ones
 
 
 def _circle(

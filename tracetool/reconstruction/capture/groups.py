@@ -108,12 +108,12 @@ def find_pipelines(
     """
     p2p = read_p2p(run) if p2p is None else p2p
     if not any(p2p.values()) and rings:
-        told = "; ".join(
+        named = "; ".join(
             f"ranks {', '.join(map(str, r.ranks))}, {f'group {r.description!r}' if r.description else 'a ring'}"
             for r in rings
         )
         raise NoPipeline(
-            f"no pipeline parallelism to replay: all sends and receives of {run.name} are part of actions ({told}).",
+            f"no pipeline parallelism to replay: all sends and receives of {run.name} are part of actions ({named}).",
             hint="name the traces of ranks of other stages too, if there are any",
         )
     if not any(p2p.values()):
@@ -124,11 +124,11 @@ def find_pipelines(
     carrying = {op.group for ops in p2p.values() for op in ops}
     lists = sorted({(g.name not in carrying, g.ranks) for g in groups if len(g.ranks) > 1})
     stages = labelled_stages(run) if use_labels else {}
-    seen = votes_of(run, p2p)
+    votes = votes_of(run, p2p)
     pipelines = []
-    left = set(seen.peers)
+    left = set(votes.peers)
     while left:
-        members = reach(min(left), seen.peers)
+        members = reach(min(left), votes.peers)
         whole = next((g for g in declared if set(g) > members), None)
         if whole is not None and set(whole) <= recorded:
             raise NoPipeline(
@@ -139,8 +139,8 @@ def find_pipelines(
         # Unrecorded ranks hide part of the chain; the pipeline's group still lists them.
         members |= set(whole or ())
         left -= members
-        found = _ordered(members, [g for _, g in lists if set(g) == members], stages, seen, recorded)
-        pipelines.append(replace(found, skips=skips_of(found.ranks, seen)))
+        ordered = _ordered(members, [g for _, g in lists if set(g) == members], stages, votes, recorded)
+        pipelines.append(replace(ordered, skips=skips_of(ordered.ranks, votes)))
     return sorted(pipelines, key=lambda pipeline: min(pipeline.ranks))
 
 
@@ -187,7 +187,7 @@ def chosen_pipeline(pipelines: Sequence[PipelineGroup], number: int, account: Ac
     return group
 
 
-def tell_pipelines(pipelines: Iterable[PipelineGroup], account: Account) -> None:
+def record_pipelines(pipelines: Iterable[PipelineGroup], account: Account) -> None:
     """Add a finding for each pipeline."""
     for number, group in enumerate(pipelines):
         order = ", ".join(map(str, group.ranks))
@@ -200,16 +200,16 @@ def _ordered(
     members: set[int],
     lists: Sequence[tuple[int, ...]],
     stages: Mapping[int, int],
-    seen: Votes,
+    votes: Votes,
     recorded: set[int],
 ) -> PipelineGroup:
     by_label = sorted(members, key=lambda rank: (stages.get(rank, 0), rank))
     if len({stages.get(rank) for rank in members} - {None}) == len(members):
         return PipelineGroup(tuple(by_label), evidence="label")
-    listed = next((g for g in lists if fits(g, seen.peers)[0]), None)
-    along = line_of(members, seen.peers)
+    listed = next((g for g in lists if fits(g, votes.peers)[0]), None)
+    along = line_of(members, votes.peers)
     if listed is not None:
-        _, ring = fits(listed, seen.peers)
+        _, ring = fits(listed, votes.peers)
         candidates = orders_along(listed, ring=ring)
     elif along is not None:
         candidates, ring = orders_along(along[0], ring=along[1]), along[1]
@@ -232,7 +232,7 @@ def _ordered(
             "lists them in order.",
             hint="record with torch 2.4 or newer, whose traces name the process groups",
         )
-    order, share = best_order(candidates, seen.votes, ring=ring)
+    order, share = best_order(candidates, votes.votes, ring=ring)
     if order == listed:
         return PipelineGroup(order, confidence=UNCHECKED if share is None else share, detail=_doubt(share))
     if lists:

@@ -109,7 +109,7 @@ def read_p2p(run: Run) -> dict[int, list[P2POp]]:
     return dict(ops)
 
 
-def tell_shapes(run: Run, account: Account) -> None:
+def record_shapes(run: Run, account: Account) -> None:
     """Say how many shape announcements are left out."""
     ((shapes,),) = run.rows(_SHAPES_SQL, [SHAPE_MESSAGE_BYTES])
     if shapes:
@@ -148,7 +148,7 @@ def match_messages(
         left = [op for op in (*sends, *recvs) if id(op) not in met]
         unmatched += left
         if left and src in ops and dst in ops:
-            account.note(_told(src, dst, sends, recvs, len(pairs), shift))
+            account.note(_mismatch(src, dst, sends, recvs, len(pairs), shift))
     alone = sorted({op.peer for op in unmatched} - set(ops))
     if alone:
         account.note(
@@ -158,7 +158,7 @@ def match_messages(
     return Matched(tuple(messages), tuple(unmatched))
 
 
-def _told(src: int, dst: int, sends: Sequence[P2POp], recvs: Sequence[P2POp], met: int, shift: int | None) -> str:
+def _mismatch(src: int, dst: int, sends: Sequence[P2POp], recvs: Sequence[P2POp], met: int, shift: int | None) -> str:
     counts = f"rank {src} sends {format_count(len(sends), 'message')} to rank {dst}, which receives {len(recvs)}"
     if shift is None:
         return f"{counts}: no shift of the one against the other fits sizes and times, none was matched"
@@ -177,12 +177,12 @@ def _shifts(
     """The shift of each queue; those that need none tell how far clocks are apart where nothing else does."""
     sides = {key: (_side(sends), _side(recvs)) for key, (sends, recvs) in queues.items()}
     clocks = RoughClocks(differences)
-    found: dict[_Key, int | None] = {}
+    shifts: dict[_Key, int | None] = {}
     lags: list[tuple[int, int, int]] = []
     for key, (sends, recvs) in sorted(sides.items()):
         back = [side for (_, *way), side in sides.items() if way == [key[2], key[1]]]
         if _needs_none(sends, recvs, clocks.ahead_ns(*key[1:])) or _causal_both_ways((sends, recvs), back):
-            found[key] = 0
+            shifts[key] = 0
             lag = least_lag_ns(sends, recvs)
             lags += [] if lag is None else [(*key[1:], lag)]
     clocks = RoughClocks({**rough_pairs(lags), **differences})
@@ -193,11 +193,11 @@ def _shifts(
         for rank in key[1:]
     }
     for key, (sends, recvs) in sides.items():
-        if key not in found:
+        if key not in shifts:
             whole = len(sends.kinds) > 0 and len(recvs.kinds) > 0
             ahead, is_whole = clocks.ahead_ns(*key[1:]), cut.isdisjoint(key[1:])
-            found[key] = find_shift(sends, recvs, ahead, is_whole=is_whole) if whole else None
-    return found
+            shifts[key] = find_shift(sends, recvs, ahead, is_whole=is_whole) if whole else None
+    return shifts
 
 
 def _needs_none(sends: RankOperations, recvs: RankOperations, ahead_ns: int | None) -> bool:

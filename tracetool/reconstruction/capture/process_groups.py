@@ -78,11 +78,14 @@ def read_groups(run: Run, account: Account | None = None) -> list[ProcessGroup]:
     for rank, name, ranks in run.rows('SELECT DISTINCT rank, "group", group_ranks FROM comms ORDER BY ALL'):
         users[name, tuple(ranks or ())].append(rank)
     named = {(g.name, g.ranks) for g in listed}
-    found = [*listed, *(ProcessGroup(name, "", ranks) for name, ranks in users if ranks and (name, ranks) not in named)]
+    groups_in_use = [
+        *listed,
+        *(ProcessGroup(name, "", ranks) for name, ranks in users if ranks and (name, ranks) not in named),
+    ]
     whole: list[ProcessGroup] = []
     mended = 0
-    for group in found:
-        members = _full(group, found, users.get((group.name, group.ranks), ()))
+    for group in groups_in_use:
+        members = _full(group, groups_in_use, users.get((group.name, group.ranks), ()))
         mended += members != group.ranks
         whole.append(group._replace(ranks=members))
     hidden = [
@@ -106,11 +109,11 @@ def _natural(name: str) -> tuple[int, str]:
     return (len(name), name)
 
 
-def _full(group: ProcessGroup, found: Sequence[ProcessGroup], users: Sequence[int]) -> tuple[int, ...]:
+def _full(group: ProcessGroup, known: Sequence[ProcessGroup], users: Sequence[int]) -> tuple[int, ...]:
     if len(group.ranks) != _CUT_AT:
         return group.ranks
     longer = {
-        g.ranks for g in found if g.name == group.name and len(g.ranks) > _CUT_AT and g.ranks[:_CUT_AT] == group.ranks
+        g.ranks for g in known if g.name == group.name and len(g.ranks) > _CUT_AT and g.ranks[:_CUT_AT] == group.ranks
     }
     if len(longer) == 1:
         return longer.pop()

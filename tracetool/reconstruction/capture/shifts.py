@@ -200,26 +200,26 @@ def _steadiest(sends: RankOperations, recvs: RankOperations, ahead_ns: int | Non
     """The shift at which both ends are at a clearly more constant distance than at any other one."""
     n, m = len(sends.kinds), len(recvs.kinds)
     least = min(n, m, max(_LEAST_PAIRS, min(n, m) // 2))
-    found: list[tuple[float, int]] = []
+    candidates: list[tuple[float, int]] = []
     for shift in range(min(0, n - m) - _SLACK, max(0, n - m) + _SLACK + 1):
         if min(n - max(shift, 0), m - max(-shift, 0)) < max(least, 1):
             continue
         apart = scatter(sends, recvs, shift, MOST_TRIED)
         if apart is not None and agrees(sends, recvs, shift, most=MOST_TRIED):
-            found.append((apart, shift))
+            candidates.append((apart, shift))
     # A sample tells which shifts are worth looking at as a whole.
-    found = sorted(found)[:_MOST_CHECKED]
-    found = [
+    candidates = sorted(candidates)[:_MOST_CHECKED]
+    candidates = [
         (apart, shift)
-        for apart, shift in found
+        for apart, shift in candidates
         if agrees(sends, recvs, shift) and (ahead_ns is None or not is_early(sends, recvs, shift, ahead_ns))
     ]
-    if not found or (len(found) == 1 and least < _LEAST_PAIRS):
+    if not candidates or (len(candidates) == 1 and least < _LEAST_PAIRS):
         return None
-    best = found[0][1]
+    best = candidates[0][1]
     if ahead_ns is None and _level(sends, recvs, best) > _NETWORK_TIME_NS:
         return None  # steps are alike: one step later the distance is as constant
-    clear = len(found) == 1 or _CLEAR * (found[0][0] + _SPREAD_NS) < found[1][0]
+    clear = len(candidates) == 1 or _CLEAR * (candidates[0][0] + _SPREAD_NS) < candidates[1][0]
     return best if clear else None
 
 

@@ -117,13 +117,13 @@ def line_of(members: Iterable[int], peers: Mapping[int, frozenset[int]]) -> tupl
     if any(len(others) not in {1, 2} for others in inside.values()) or len(ends) not in {0, 2}:
         return None
     line = [ends[0] if ends else min(inside)]
-    seen = set(line)
+    taken = set(line)
     while len(line) < len(inside):
-        following = [rank for rank in inside[line[-1]] if rank not in seen]
+        following = [rank for rank in inside[line[-1]] if rank not in taken]
         if not following:
             return None
         line.append(following[0])
-        seen.add(following[0])
+        taken.add(following[0])
     return tuple(line), not ends
 
 
@@ -145,23 +145,23 @@ def fits(order: Sequence[int], peers: Mapping[int, frozenset[int]]) -> tuple[boo
 
 def reach(start: int, peers: Mapping[int, Collection[int]]) -> set[int]:
     """All ranks that messages join with one, itself among them."""
-    seen, queue = {start}, [start]
+    reached, queue = {start}, [start]
     while queue:
-        fresh = set(peers.get(queue.pop(), ())) - seen
-        seen |= fresh
+        fresh = set(peers.get(queue.pop(), ())) - reached
+        reached |= fresh
         queue += fresh
-    return seen
+    return reached
 
 
-def skips_of(order: Sequence[int], seen: Votes) -> tuple[tuple[int, int], ...]:
+def skips_of(order: Sequence[int], votes: Votes) -> tuple[tuple[int, int], ...]:
     """Places in an order whose ranks exchange messages past others, where those next to each other do so as well."""
     place = {rank: n for n, rank in enumerate(order)}
-    edges = {(place[a], place[b]) for a in order for b in seen.peers.get(a, ()) if b in place and place[a] < place[b]}
+    edges = {(place[a], place[b]) for a in order for b in votes.peers.get(a, ()) if b in place and place[a] < place[b]}
     if any((n, n + 1) not in edges for n in range(len(order) - 1)):
         return ()
     past = sorted((a, b) for a, b in edges if b - a > 1)
     if past == [(0, len(order) - 1)]:
         # Looped stages close a ring: there the last rank is the first of the two that sends.
-        heard = [vote.upstream for vote in seen.votes if (vote.rank, vote.peer) == (order[0], order[-1])]
+        heard = [vote.upstream for vote in votes.votes if (vote.rank, vote.peer) == (order[0], order[-1])]
         return tuple(past) if 2 * sum(heard) > len(heard) else ()
     return tuple(past)

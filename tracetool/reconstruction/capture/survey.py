@@ -11,11 +11,11 @@ from tracetool.readers import rows_table
 from tracetool.reconstruction.capture.clocks import Clocks, find_clocks
 from tracetool.reconstruction.capture.collectives import find_collectives
 from tracetool.reconstruction.capture.coordinates import Coordinates, find_coordinates
-from tracetool.reconstruction.capture.exchanges import Ring, find_rings, seen_without, tell_rings, without_rings
-from tracetool.reconstruction.capture.groups import PipelineGroup, find_pipelines, labelled_stages, tell_pipelines
-from tracetool.reconstruction.capture.messages import Matched, match_messages, read_p2p, tell_shapes
+from tracetool.reconstruction.capture.exchanges import Ring, find_rings, overlay_exchanges, record_rings, without_rings
+from tracetool.reconstruction.capture.groups import PipelineGroup, find_pipelines, labelled_stages, record_pipelines
+from tracetool.reconstruction.capture.messages import Matched, match_messages, read_p2p, record_shapes
 from tracetool.reconstruction.capture.process_groups import ProcessGroup, read_groups
-from tracetool.reconstruction.capture.waits import find_waits, tell_waits
+from tracetool.reconstruction.capture.waits import find_waits, record_waits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,22 +72,22 @@ def survey_run(
         copies: Ranks that are copies, and of which recorded one.
     """
     every = read_p2p(run)
-    tell_shapes(run, account)
+    record_shapes(run, account)
     collectives = find_collectives(run, account)
     matched = match_messages(every, account, collectives)
     ranks = [rank for (rank,) in run.rows("SELECT rank FROM ranks ORDER BY rank")]
     clocks = find_clocks(ranks, matched.messages, collectives, account)
     waits = find_waits(run, matched.messages, collectives, clocks)
-    tell_waits(run, waits, account)
+    record_waits(run, waits, account)
     groups = read_groups(run, account)
     rings = find_rings(run, every, groups)
-    tell_rings(rings, account)
-    run, p2p = seen_without(run, rings), without_rings(every, rings)
+    record_rings(rings, account)
+    run, p2p = overlay_exchanges(run, rings), without_rings(every, rings)
     pipelines: list[PipelineGroup] = []
     # What stands in the way of a pipeline is for reconstruction to say.
     with suppress(NoPipeline, MissingRank):
         pipelines = find_pipelines(run, p2p=p2p, groups=groups, use_labels=use_labels, rings=rings)
-        tell_pipelines(pipelines, account)
+        record_pipelines(pipelines, account)
     stages = labelled_stages(run) if use_labels else {}
     coordinates = find_coordinates(run, pipelines, groups, account, copies=copies, stages=stages, rings=rings)
     tables = {

@@ -84,13 +84,13 @@ def purposes(run: Run, pipelines: Sequence[PipelineGroup], groups: Sequence[Proc
     stage = {rank: place for pipeline in pipelines for place, rank in enumerate(pipeline.ranks)}
     across = {g.ranks for g in groups if len(g.ranks) > 1 and len({stage.get(r, -1 - r) for r in g.ranks}) == 1}
     whole = {ranks[:_MOST_LISTED]: ranks for ranks in across}
-    seen: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    by_shape: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for _, listed, used, microbatches in run.rows(_SQL, {"heads": [p.ranks[0] for p in pipelines]}):
         ranks = whole.get(tuple(listed[:_MOST_LISTED]))
         if ranks is not None and microbatches:
-            seen[_shape(ranks)].append((used, int(microbatches)))
-    found = []
-    for shape, rows in seen.items():
+            by_shape[_shape(ranks)].append((used, int(microbatches)))
+    of_groups = []
+    for shape, rows in by_shape.items():
         verdicts = [_verdict(*row) for row in rows]
         dimension: Dimension = "tp" if verdicts.count("tp") > verdicts.count("dp") else "dp"
         agreeing = verdicts.count(dimension) / len(verdicts)
@@ -98,8 +98,8 @@ def purposes(run: Run, pipelines: Sequence[PipelineGroup], groups: Sequence[Proc
             continue
         used, microbatches = (sum(column) for column in zip(*rows, strict=True))
         detail = f"collectives at {used:,} places between the messages of {microbatches:,} microbatches"
-        found += [Purpose(ranks, dimension, agreeing, detail) for ranks in sorted(across) if _shape(ranks) == shape]
-    return found
+        of_groups += [Purpose(ranks, dimension, agreeing, detail) for ranks in sorted(across) if _shape(ranks) == shape]
+    return of_groups
 
 
 def _shape(ranks: tuple[int, ...]) -> tuple[int, int]:

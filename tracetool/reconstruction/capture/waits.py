@@ -74,7 +74,7 @@ ORDER BY start_ns
 """
 
 
-def tell_waits(run: Run, waits: Sequence[Wait], account: Account) -> None:
+def record_waits(run: Run, waits: Sequence[Wait], account: Account) -> None:
     """Say for how long each rank communicated, and how much of that was waiting; what overlaps counts once."""
     spans = {(row[0], row[1]): (row[3], row[4]) for row in run.rows(_SQL)}
     with_kernels = {rank for (rank,) in run.rows("SELECT DISTINCT rank FROM events WHERE category = 'kernel'")}
@@ -91,18 +91,18 @@ def tell_waits(run: Run, waits: Sequence[Wait], account: Account) -> None:
         what = format_count(len(mine), "kernel") if rank in with_kernels else format_count(count, "operation")
         whole = total_ns((start, end) for start, end, _ in mine.values())
         waited = total_ns((start, start + waits_ns) for start, _, waits_ns in mine.values())
-        told = f"{what}, {format_duration(whole)}, "
+        statement = f"{what}, {format_duration(whole)}, "
         good = met[rank].total()
         if good:
-            told += f"of it {format_duration(waited)} waiting"
+            statement += f"of it {format_duration(waited)} waiting"
             detail = f"{format_count(count - good, 'operation')} without all sides: waiting counts as moving"
             ((evidence, _),) = met[rank].most_common(1)
             account.find(
-                "communication", f"rank {rank}", told, evidence, good / count, detail if good < count else None
+                "communication", f"rank {rank}", statement, evidence, good / count, detail if good < count else None
             )
         else:
             account.find(
-                "communication", f"rank {rank}", f"{told}how much of it was waiting is unknown", "inferred", 0.0,
+                "communication", f"rank {rank}", f"{statement}how much of it was waiting is unknown", "inferred", 0.0,
                 "no operation has all its sides in these traces",
             )  # fmt: skip
 
@@ -201,12 +201,12 @@ def _waits_after(own: P2POp, other: P2POp, clocks: Clocks) -> int:
 
 def _least(messages: Iterable[PairedMessage]) -> dict[tuple[int, int, int | None], int]:
     """The shortest operator of each link and size."""
-    found: dict[tuple[int, int, int | None], int] = {}
+    least: dict[tuple[int, int, int | None], int] = {}
     for message in messages:
         shortest = min(_duration(op) for op in message)
         key = _link(message)
-        found[key] = min(found.get(key, shortest), shortest)
-    return found
+        least[key] = min(least.get(key, shortest), shortest)
+    return least
 
 
 def _link(message: PairedMessage) -> tuple[int, int, int | None]:
@@ -236,15 +236,15 @@ def _exposed(run: Run, ops: Iterable[_Op]) -> dict[tuple[int, int], int]:
     by_rank: dict[int, list[_Op]] = defaultdict(list)
     for op in ops:
         by_rank[op.rank].append(op)
-    found: dict[tuple[int, int], int] = {}
+    exposed: dict[tuple[int, int], int] = {}
     for rank, mine in by_rank.items():
         spans = run.query(_COMPUTE_SQL, {"rank": rank})
         if not len(spans):
             continue
         busy = Union(spans["start_ns"].to_numpy(), spans["end_ns"].to_numpy())
         for op in mine:
-            found[op.rank, op.position] = op.end_ns - op.start_ns - busy.within(op.start_ns, op.end_ns)
-    return found
+            exposed[op.rank, op.position] = op.end_ns - op.start_ns - busy.within(op.start_ns, op.end_ns)
+    return exposed
 
 
 class Union:

@@ -16,7 +16,7 @@ from tracetool.reconstruction.closeup.action_view import ActionView
 from tracetool.reconstruction.closeup.contention import Resident, pieces, read_devices, read_resident
 from tracetool.reconstruction.closeup.layer_memory import BlockMemory, memory_of_blocks
 from tracetool.reconstruction.closeup.layers import AFTER, AHEAD, LayerPlace, StageLayers, find_layers
-from tracetool.reconstruction.closeup.recomputed import tell_recompute
+from tracetool.reconstruction.closeup.recomputed import record_recompute
 from tracetool.reconstruction.closeup.split import Part, agreement, gradient_parts, read_feeders
 from tracetool.reconstruction.closeup.split_memory import HalfMemory, HalvesMemory, memory_of_halves
 from tracetool.reconstruction.closeup.uncontended import take_slowdown_out
@@ -65,10 +65,10 @@ class Closeup:
     @cached_property
     def by_stage(self) -> dict[int, dict[tuple[ActionKind, int], ActionView]]:
         """Actions of each stage by kind and microbatch."""
-        found: dict[int, dict[tuple[ActionKind, int], ActionView]] = defaultdict(dict)
+        of_stages: dict[int, dict[tuple[ActionKind, int], ActionView]] = defaultdict(dict)
         for view in self.views:
-            found[view.segment.stage][view.segment.kind, view.segment.microbatch] = view
-        return found
+            of_stages[view.segment.stage][view.segment.kind, view.segment.microbatch] = view
+        return of_stages
 
     def complete(self, profile: StageProfile) -> StageProfile:
         """Add to a stage's costs what its kernels tell: uncontended times, halves of the backward, layers."""
@@ -113,8 +113,8 @@ class Closeup:
         views: Mapping[tuple[ActionKind, int], ActionView],
         whole: Mapping[ActionKind, Sequence[int]],
     ) -> LayerCosts | None:
-        found = self.layers[stage]
-        if found is None or any(v.places is None for v in views.values()):
+        stage_layers = self.layers[stage]
+        if stage_layers is None or any(v.places is None for v in views.values()):
             return None
         backward = _backward(whole)
 
@@ -129,7 +129,7 @@ class Closeup:
                 costs |= dict(zip(_HALVES, zip(*pairs, strict=True), strict=True))
             return costs
 
-        return LayerCosts(of_layer(AHEAD), tuple(of_layer(i) for i in range(found.count)), of_layer(AFTER))
+        return LayerCosts(of_layer(AHEAD), tuple(of_layer(i) for i in range(stage_layers.count)), of_layer(AFTER))
 
     def _halves_of(self, view: ActionView, layer: int) -> tuple[ActionCost, ActionCost]:
         """I and W of one layer of a backward that ran as one."""
@@ -157,15 +157,17 @@ class Closeup:
             if view.places is not None:
                 by_action[view.segment.stage, view.segment.kind].append(view)
         for (stage, kind), views in sorted(by_action.items()):
-            found = self.layers[stage]
-            if found is None:
+            stage_layers = self.layers[stage]
+            if stage_layers is None:
                 continue
-            for layer in (AHEAD, *range(found.count), AFTER):
+            for layer in (AHEAD, *range(stage_layers.count), AFTER):
                 kernels, duration, alone, _ = (
                     round(median(values)) for values in zip(*(v.layer(layer) for v in views), strict=True)
                 )
                 if kernels:
-                    rows.append((stage, kind.value, layer, kernels, duration, alone, "kernels", found.confidence))
+                    rows.append(
+                        (stage, kind.value, layer, kernels, duration, alone, "kernels", stage_layers.confidence)
+                    )
         return rows
 
     def kernel_rows(self) -> list[Row]:
@@ -225,7 +227,7 @@ def beside_ns(segment: Segment, resident: Resident) -> list[int]:
     ]
 
 
-def look_closely(
+def closeup_of(
     run: Run,
     group: PipelineGroup,
     step: Step,
@@ -257,16 +259,16 @@ def look_closely(
     views = []
     for rank, s in segments:
         times = [piece.gap_ns + piece.run_ns for piece in pieces(s.kernels)]
-        found = layers[s.stage]
-        places = found.places.get((s.kind, s.microbatch)) if found else None
+        stage_layers = layers[s.stage]
+        places = stage_layers.places.get((s.kind, s.microbatch)) if stage_layers else None
         beside = beside_ns(s, residents[rank]), beside_ns(s, messages[rank])
         views.append(ActionView(rank, s, times, times, times, *beside, launches.gaps_of(s), places))
     if not lists_actions(run):  # there, what differs between runs of an action is no kernel's slowdown
         held = any(len(resident.starts) for resident in messages.values())
         take_slowdown_out(views, read_devices(run, group.ranks), window_ns, account, held=held)
     split = _split_backwards(views, weights, account)
-    _tell_layers(layers, account)
-    tell_recompute(views, account)
+    _record_layers(layers, account)
+    record_recompute(views, account)
     halves = memory_of_halves(views, split, logs, weights)
     return Closeup(tuple(views), layers, split, memory_of_blocks(views, logs), halves, launches)
 
@@ -293,9 +295,9 @@ def _split_backwards(
     for view in views:
         kinds[view.segment.stage].add(view.segment.kind)
     unsplit = {
-        stage: _backward(dict.fromkeys(found))
-        for stage, found in kinds.items()
-        if ActionKind.BACKWARD_INPUT not in found
+        stage: _backward(dict.fromkeys(kinds_of_stage))
+        for stage, kinds_of_stage in kinds.items()
+        if ActionKind.BACKWARD_INPUT not in kinds_of_stage
     }
     by_stage: dict[int, list[ActionView]] = defaultdict(list)
     for view in views:
@@ -356,16 +358,16 @@ def _split_stage(
     return True
 
 
-def _tell_layers(layers: Mapping[int, StageLayers | None], account: Account) -> None:
-    unknown = [stage for stage, found in layers.items() if found is None]
+def _record_layers(layers: Mapping[int, StageLayers | None], account: Account) -> None:
+    unknown = [stage for stage, stage_layers in layers.items() if stage_layers is None]
     if unknown:
         account.note(
             f"stages {', '.join(map(str, unknown))}: no pattern of kernels repeats in most actions, so layers are "
             "unknown"
         )
-    for stage, found in layers.items():
-        if found is not None:
+    for stage, stage_layers in layers.items():
+        if stage_layers is not None:
             account.find(
-                "layers", f"stage {stage}", f"{found.count} layers", "kernels", found.confidence,
-                "; ".join(found.remarks) or None,
+                "layers", f"stage {stage}", f"{stage_layers.count} layers", "kernels", stage_layers.confidence,
+                "; ".join(stage_layers.remarks) or None,
             )  # fmt: skip

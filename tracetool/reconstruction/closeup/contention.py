@@ -121,13 +121,13 @@ def pieces(kernels: Sequence[Kernel]) -> list[KernelShare]:
     """Cut an action's time into what each of its kernels adds to it, in the kernels' own order."""
     timed = [i for i, k in enumerate(kernels) if k.is_compute] or list(range(len(kernels)))
     timed.sort(key=lambda i: (kernels[i].start_ns, kernels[i].end_ns))
-    found = [KernelShare(0, 0)] * len(kernels)
+    shares = [KernelShare(0, 0)] * len(kernels)
     at = kernels[timed[0]].start_ns
     for i in timed:
         start, end = max(kernels[i].start_ns, at), max(kernels[i].end_ns, at)
-        found[i] = KernelShare(start - at, end - start)
+        shares[i] = KernelShare(start - at, end - start)
         at = end
-    return found
+    return shares
 
 
 class Sample(NamedTuple):
@@ -157,7 +157,7 @@ class Alone:
     clean: Mapping[Hashable, tuple[float, int]]
     slowed: Mapping[Hashable, Sequence[tuple[int, int]]]
     never_alone: int = field(default=0)
-    _told: dict[Hashable, float] = field(default_factory=dict)
+    _own_factors: dict[Hashable, float] = field(default_factory=dict)
 
     def run_ns(self, sample: Sample, factor: float) -> int:
         """A run without what slowed it down: its own time if nothing was beside it, else that of others.
@@ -179,9 +179,9 @@ class Alone:
         if known:
             return max(known, key=lambda entry: entry[1])[0]
         self.never_alone += 1
-        if keys[0] not in self._told:
-            self._told[keys[0]] = _by_factor(self.slowed[keys[0]], factor)
-        return self._told[keys[0]]
+        if keys[0] not in self._own_factors:
+            self._own_factors[keys[0]] = _by_factor(self.slowed[keys[0]], factor)
+        return self._own_factors[keys[0]]
 
 
 def learn_alone(samples: Iterable[Sample]) -> Alone:

@@ -32,7 +32,7 @@ def gap_shares(costs: Iterable[tuple[int, str, int, int]]) -> dict[tuple[int, st
     return {key: 1 - kernels / duration for key, (duration, kernels) in sorted(sums.items()) if duration}
 
 
-def tell_gaps(shares: Mapping[tuple[int, str], float]) -> list[str]:
+def notes_on_gaps(shares: Mapping[tuple[int, str], float]) -> list[str]:
     """Which actions are full of gaps, and what that means; empty if none is."""
     by_kind: dict[str, list[str]] = defaultdict(list)
     for (stage, kind), share in sorted(shares.items()):
@@ -40,11 +40,11 @@ def tell_gaps(shares: Mapping[tuple[int, str], float]) -> list[str]:
             by_kind[kind].append(f"{share:.0%} on stage {stage}")
     if not by_kind:
         return []
-    listed = "; ".join(f"{kind} {', '.join(found)}" for kind, found in by_kind.items())
-    told = [f"gaps between kernels count as compute, and are much of it: {listed}"]
+    listed = "; ".join(f"{kind} {', '.join(listed_stages)}" for kind, listed_stages in by_kind.items())
+    statements = [f"gaps between kernels count as compute, and are much of it: {listed}"]
     if max(shares.values()) >= HOST_BOUND:
-        told.append(
+        statements.append(
             "the host holds the device back there, and a profiler slows the host: real steps can be much shorter "
             "(with such gaps, profiled steps took 7 to 42 % longer on H100 recordings)"
         )
-    return told
+    return statements

@@ -169,7 +169,7 @@ def find_launches(steps: Sequence[Mapping[int, Sequence[Turn]]], account: Accoun
     shown = {rank: [by_segment[id(turn.segment)] for turn in turns] for rank, turns in chosen.items()}
     if mostly_waits(chosen):
         of = _with_known_waits(of)
-        _tell(chosen, of, [run for runs in shown.values() for run in runs], account)
+        _record_launches(chosen, of, [run for runs in shown.values() for run in runs], account)
         known = {key: launch.known() for key, launch in of.items()}
         return Launches(known, {id(run.turn.segment): run.gaps_ns for run in by_segment.values()}, frozenset(chosen))
     ranks = frozenset(rank for rank, runs in shown.items() if _is_held_up(rank, runs, of, account))
@@ -287,12 +287,12 @@ def _places(run: _ActionRun) -> list[_Place]:
 
 def _usual_launches(runs: Sequence[_ActionRun]) -> dict[_Place, int]:
     """What a launch takes the host, by its place in the model."""
-    found: dict[_Place, list[int]] = defaultdict(list)
+    taken_at: dict[_Place, list[int]] = defaultdict(list)
     for run in runs:
         for place, taken, held in zip(_places(run), run.launches_ns, run.turn.is_held, strict=True):
             if not held:
-                found[place].append(taken)
-    return {place: _undisturbed(times) for place, times in found.items()}
+                taken_at[place].append(taken)
+    return {place: _undisturbed(times) for place, times in taken_at.items()}
 
 
 def _launch(runs: Sequence[_ActionRun], usual: Mapping[_Place, int]) -> _Partly:
@@ -344,7 +344,7 @@ def _with_known_waits(of: Mapping[_Key, _Partly]) -> dict[_Key, _Partly]:
     }
 
 
-def _tell(
+def _record_launches(
     chosen: Mapping[int, Sequence[Turn]],
     of: Mapping[_Key, _Partly],
     shown: Sequence[_ActionRun],

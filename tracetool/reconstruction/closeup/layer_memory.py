@@ -32,7 +32,7 @@ def memory_of_blocks(views: Sequence[ActionView], logs: Mapping[int, Log]) -> By
         views: The actions, with the places of their kernels.
         logs: The allocator's log of each rank that has one.
     """
-    found: ByAction = defaultdict(dict)
+    by_action: ByAction = defaultdict(dict)
     by_rank: dict[int, list[ActionView]] = defaultdict(list)
     for view in views:
         by_rank[view.rank].append(view)
@@ -46,8 +46,8 @@ def memory_of_blocks(views: Sequence[ActionView], logs: Mapping[int, Log]) -> By
             for span in _spans(view):
                 layer = int(span.key[3])
                 held, peak = memory.held[span.key], memory.peak[span.key]
-                found[s.stage, s.kind, s.microbatch][layer] = BlockMemory(held, peak)
-    return dict(found)
+                by_action[s.stage, s.kind, s.microbatch][layer] = BlockMemory(held, peak)
+    return dict(by_action)
 
 
 def _spans(view: ActionView) -> Iterator[HostSpan]:

@@ -75,9 +75,9 @@ def longest_repeat(tokens: Sequence[object]) -> Repeat | None:
         runs = np.diff(edges) - 1
         at = int(np.argmax(runs))
         run = int(runs[at])
-        found = Repeat(int(edges[at]) + 1, period, run // period + 1, run % period)
-        if run >= period and (best is None or found.length > best.length):
-            best = found
+        repeat = Repeat(int(edges[at]) + 1, period, run // period + 1, run % period)
+        if run >= period and (best is None or repeat.length > best.length):
+            best = repeat
     return best if best and best.length >= _LEAST_SHARE * len(coded) else None
 
 
@@ -130,8 +130,8 @@ def find_layers(segments: Iterable[Segment]) -> dict[int, StageLayers | None]:
         by_stage[pattern.segment.stage].append(pattern)
     layers = {stage: _stage_layers(of_stage) for stage, of_stage in sorted(by_stage.items())}
     return {
-        stage: found if found is not None and found.confidence > _LEAST_CONFIDENCE else None
-        for stage, found in layers.items()
+        stage: stage_layers if stage_layers is not None and stage_layers.confidence > _LEAST_CONFIDENCE else None
+        for stage, stage_layers in layers.items()
     }
 
 
@@ -154,9 +154,9 @@ def _find_repeats(patterns: Sequence[_Pattern]) -> None:
     units: dict[tuple[Token, ...], None] = {}
     for pattern in patterns:
         if pattern.tokens not in known:
-            known[pattern.tokens] = found = longest_repeat(pattern.tokens)
-            if found is not None and not found.slack:
-                units[pattern.tokens[found.start : found.start + found.period]] = None
+            known[pattern.tokens] = repeat = longest_repeat(pattern.tokens)
+            if repeat is not None and not repeat.slack:
+                units[pattern.tokens[repeat.start : repeat.start + repeat.period]] = None
         pattern.repeat = known[pattern.tokens]
     for pattern in patterns:
         if pattern.repeat is None:
@@ -205,13 +205,13 @@ def _stage_layers(patterns: Sequence[_Pattern]) -> StageLayers | None:
             continue
         placed = _places(pattern, pattern.repeat, descending=descending)
         places[pattern.segment.kind, pattern.segment.microbatch] = placed
-        told = [
+        owned = [
             (place.layer, owners[k.backward_of])
             for k, place in zip(pattern.segment.kernels, placed, strict=True)
             if k.backward_of in owners and k.backward_of is not None and place.layer >= 0
         ]
-        good += sum(layer == owner for layer, owner in told)
-        checks += len(told)
+        good += sum(layer == owner for layer, owner in owned)
+        checks += len(owned)
     return StageLayers(count, places, good, checks, tuple(dict.fromkeys(remarks)))
 
 

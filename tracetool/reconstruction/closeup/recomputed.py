@@ -51,7 +51,7 @@ class _Repeat(NamedTuple):
         return (next(names) & next(names)).total()
 
 
-def tell_recompute(views: Iterable[ActionView], account: Account) -> None:
+def record_recompute(views: Iterable[ActionView], account: Account) -> None:
     """Say for each stage what its backwards repeat of its forwards, if anything.
 
     Nothing is said where the kernels are not the forward's, run longer than it, or leave nothing of the backward:
@@ -85,7 +85,7 @@ def _repeats(views: Sequence[ActionView]) -> dict[int, list[_Repeat]]:
         for view in views
         if view.segment.kind is ActionKind.FORWARD
     }
-    found: dict[int, list[_Repeat]] = defaultdict(list)
+    by_stage: dict[int, list[_Repeat]] = defaultdict(list)
     for view in views:
         forward = forwards.get((view.segment.stage, view.segment.microbatch))
         timed = [(k, time) for k, time in zip(view.segment.kernels, view.times_ns, strict=True) if k.is_compute]
@@ -95,7 +95,7 @@ def _repeats(views: Sequence[ActionView]) -> dict[int, list[_Repeat]]:
         ops: Counter[str] = Counter()
         for kernel, time in again:
             ops[(kernel.op_name or kernel.name).removeprefix("aten::")] += time
-        found[view.segment.stage].append(
+        by_stage[view.segment.stage].append(
             _Repeat(
                 [k for k, _ in again],
                 forward,
@@ -105,18 +105,18 @@ def _repeats(views: Sequence[ActionView]) -> dict[int, list[_Repeat]]:
                 ops,
             )
         )
-    return found
+    return by_stage
 
 
 def _is_forward(repeats: Iterable[_Repeat]) -> bool:
     """Whether most of a stage's backwards repeat their forwards, and do something else besides."""
-    told = [
+    repeating = [
         repeat.own >= _OWN * len(repeat.again)
         and _run_ns(repeat.again) <= _LONGER * _run_ns(repeat.forward)
         and repeat.left > 0
         for repeat in repeats
     ]
-    return 2 * sum(told) > len(told)
+    return 2 * sum(repeating) > len(repeating)
 
 
 def _run_ns(kernels: Iterable[Kernel]) -> int:

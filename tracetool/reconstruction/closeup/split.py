@@ -57,11 +57,11 @@ ORDER BY rank, thread, start_ns, event
 
 def read_feeders(run: Run, ranks: Sequence[int], first_ns: int, last_ns: int) -> dict[int, frozenset[int]]:
     """Per rank, the autograd nodes (event numbers) between two times that make gradients of parameters."""
-    found = dict.fromkeys(ranks, frozenset[int]())
+    by_rank = dict.fromkeys(ranks, frozenset[int]())
     rows = run.rows(_NODES_SQL, {"ranks": list(ranks), "first": first_ns, "last": last_ns})
     for rank, nodes in groupby(rows, key=lambda row: row[0]):
-        found[rank] = feeders([(event, name) for _, event, name in nodes])
-    return found
+        by_rank[rank] = feeders([(event, name) for _, event, name in nodes])
+    return by_rank
 
 
 def feeders(nodes: Sequence[tuple[int, str]]) -> frozenset[int]:
@@ -70,7 +70,7 @@ def feeders(nodes: Sequence[tuple[int, str]]) -> frozenset[int]:
     Args:
         nodes: Event number and name, in the order in which a thread ran them.
     """
-    found: set[int] = set()
+    events: set[int] = set()
     for index, (_, name) in enumerate(nodes):
         if name != _ACCUMULATE:
             continue
@@ -78,12 +78,12 @@ def feeders(nodes: Sequence[tuple[int, str]]) -> frozenset[int]:
         while at >= 0 and (nodes[at][1] == _ACCUMULATE or nodes[at][1] in _VIEWS):
             # What lies between a linear layer and the turning of its weight's gradient is on its input's path.
             if nodes[at][1] in _VIEWS and not turned:
-                found.add(nodes[at][0])
+                events.add(nodes[at][0])
             turned = turned or nodes[at][1] in _TURNS
             at -= 1
         if at >= 0:
-            found.add(nodes[at][0])
-    return frozenset(found)
+            events.add(nodes[at][0])
+    return frozenset(events)
 
 
 def takes_gradient(name: str) -> bool:
@@ -98,17 +98,17 @@ def gradient_parts(kernels: Sequence[Kernel], weights: frozenset[int]) -> list[P
         kernels: Those of one action, in launch order.
         weights: Nodes that make gradients of parameters (:func:`read_feeders`).
     """
-    found: list[Part | None] = []
+    parts: list[Part | None] = []
     begun = False
     for node, group in groupby(kernels, key=lambda k: k.node):
         of_node = list(group)
         if node is None:
             # Ahead of the first node is the gradient of the loss, which all others come from.
-            found += [None if begun else "input"] * len(of_node)
+            parts += [None if begun else "input"] * len(of_node)
         else:
             begun = True
-            found += _parts_of_feeder(of_node) if node in weights else [_part_of_path(k) for k in of_node]
-    return found
+            parts += _parts_of_feeder(of_node) if node in weights else [_part_of_path(k) for k in of_node]
+    return parts
 
 
 def _part_of_path(kernel: Kernel) -> Part:
@@ -136,19 +136,19 @@ def _parts_of_linear(kernels: Sequence[Kernel], name: str) -> list[Part | None]:
     elif len(products) == 1 and name.endswith("Backward0"):
         # It feeds a parameter and its input needs no gradient.
         parts = {products[0]: "weight"}
-    found: list[Part | None] = []
+    backwards: list[Part | None] = []
     ahead: Part | None = None
     for kernel in reversed(kernels):
         if kernel.op in parts:
             ahead = parts[kernel.op]
         if kernel.op_name in _BUFFER_SUM:
-            found.append("input")
+            backwards.append("input")
         elif kernel.op_name == "aten::sum":
-            found.append("weight")
+            backwards.append("weight")
         else:
             # Copies that make an operand contiguous go with the product after them.
-            found.append(ahead)
-    return found[::-1]
+            backwards.append(ahead)
+    return backwards[::-1]
 
 
 def _part_of_other(kernel: Kernel, name: str) -> Part | None:

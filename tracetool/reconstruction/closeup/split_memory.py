@@ -125,7 +125,7 @@ def memory_of_halves(
         weights: Per rank, the nodes that make gradients of parameters.
     """
     last = max(view.segment.stage for view in views)
-    found: dict[tuple[int, int], HalfMemory] = {}
+    by_action: dict[tuple[int, int], HalfMemory] = {}
     by_rank: dict[int, list[ActionView]] = defaultdict(list)
     for view in views:
         by_rank[view.rank].append(view)
@@ -147,10 +147,10 @@ def memory_of_halves(
             for m, backward in of_stage.items():
                 halves = _split(backward, forwards[stage][m], made, freed, weights[rank], outputs.get(m, ()))
                 if stage == 0:
-                    found[stage, m] = HalfMemory(EMPTY_INPUT_HALF, halves.layers if halves else {})
+                    by_action[stage, m] = HalfMemory(EMPTY_INPUT_HALF, halves.layers if halves else {})
                 elif halves:
-                    found[stage, m] = halves
-    return found
+                    by_action[stage, m] = halves
+    return by_action
 
 
 def _in_order(views: Sequence[ActionView], freed: Sequence[_Allocation]) -> list[_Action]:
@@ -159,7 +159,7 @@ def _in_order(views: Sequence[ActionView], freed: Sequence[_Allocation]) -> list
     ahead = bisect_left(freed, mine[0].segment.issue_ns, key=lambda a: a.freed_ns)
     before = [freed[ahead - 1].freed_ns if ahead else 0, *(v.segment.issued_ns for v in mine[:-1])]
     after = [*(v.segment.issue_ns for v in mine[1:]), mine[-1].segment.issued_ns + 1]
-    return [_Action(*found) for found in zip(mine, before, after, strict=True)]
+    return [_Action(*fields) for fields in zip(mine, before, after, strict=True)]
 
 
 def _allocations(log: Log) -> list[_Allocation] | None:
@@ -272,12 +272,12 @@ class _Node(NamedTuple):
 def _nodes(kernels: Sequence[Kernel], weights: frozenset[int], outputs: Mapping[int | None, int]) -> list[_Node]:
     """Nodes whose gradient W needs again, in order; empty if the size of one is unknown."""
     nodes: list[_Node] = []
-    seen: set[int] = set()
+    listed: set[int] = set()
     for index, kernel in enumerate(kernels):
         node = kernel.node
-        if node is None or node not in weights or node in seen or not takes_gradient(kernel.node_name or ""):
+        if node is None or node not in weights or node in listed or not takes_gradient(kernel.node_name or ""):
             continue
-        seen.add(node)
+        listed.add(node)
         size = outputs.get(kernel.backward_of)
         if size is None:
             return []
@@ -288,12 +288,12 @@ def _nodes(kernels: Sequence[Kernel], weights: frozenset[int], outputs: Mapping[
 def _outputs(forward: _Action, made: Sequence[_Allocation]) -> dict[int | None, int]:
     """Per autograd number of a forward's op, the size of its output: the largest that outlives its kernels."""
     last = {k.sequence_number: k.launch_ns for k in forward.view.segment.kernels}
-    found: dict[int | None, int] = {}
+    sizes: dict[int | None, int] = {}
     for allocation, kernel, _ in forward.makes(made):
         number = kernel.sequence_number
         if allocation.freed_ns > last[number]:
-            found[number] = max(found.get(number, 0), allocation.size_bytes)
-    return found
+            sizes[number] = max(sizes.get(number, 0), allocation.size_bytes)
+    return sizes
 
 
 def _captured(

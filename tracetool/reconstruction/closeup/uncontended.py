@@ -89,9 +89,9 @@ def take_slowdown_out(
         if load is not None:
             _take_load_out(of_rank, load, window_ns)
     of_all = [run for of_view in runs for run in of_view]
-    _tell_contention(alone, sum(run.beside_messages_ns > 0 for run in of_all), len(of_all), account)
+    _record_contention(alone, sum(run.beside_messages_ns > 0 for run in of_all), len(of_all), account)
     if any(run.keys[-1] != SEPARATE for run in of_all):
-        _tell_factors(factors, account)
+        _record_factors(factors, account)
 
 
 def _take_load_out(views: Sequence[ActionView], load: SustainedLoad, window_ns: int) -> None:
@@ -113,14 +113,14 @@ def _take_load_out(views: Sequence[ActionView], load: SustainedLoad, window_ns: 
 def _runs(view: ActionView, device: Device, *, held: bool) -> Iterator[_KernelRun]:
     """The runs of kernels of the compute stream."""
     s = view.segment
-    seen: Counter[tuple[object, ...]] = Counter()
+    counts: Counter[tuple[object, ...]] = Counter()
     for index, (kernel, piece) in enumerate(zip(s.kernels, pieces(s.kernels), strict=True)):
         if not kernel.is_compute or kernel.is_collective:
             continue
         name = kernel.kernel_class or kernel.name
         what = (s.kind, name, kernel.blocks, kernel.node_name)
-        keys: tuple[tuple[object, ...], ...] = ((view.rank, s.stage, *what, seen[what]),)
-        seen[what] += 1
+        keys: tuple[tuple[object, ...], ...] = ((view.rank, s.stage, *what, counts[what]),)
+        counts[what] += 1
         place = view.places[index] if view.places is not None and view.places[index].layer >= 0 else None
         if place is not None:
             slot = (*what, "slot", place.slot)
@@ -139,7 +139,7 @@ def _runs(view: ActionView, device: Device, *, held: bool) -> Iterator[_KernelRu
         )
 
 
-def _tell_factors(factors: Factors, account: Account) -> None:
+def _record_factors(factors: Factors, account: Account) -> None:
     """Say where the slowdown beside communication comes from."""
     total = factors.applied_ns.total()
     if not total:
@@ -155,12 +155,12 @@ def _tell_factors(factors: Factors, account: Account) -> None:
         account.note(MOSTLY_DEFAULTS)
 
 
-def _tell_contention(alone: Alone, slowed: int, total: int, account: Account) -> None:
+def _record_contention(alone: Alone, slowed: int, total: int, account: Account) -> None:
     if not slowed:
         return
-    told = 1 - alone.never_alone / slowed
+    confidence = 1 - alone.never_alone / slowed
     account.find(
-        "contention", "all", f"{slowed} of {total} kernels ran beside communication kernels", "kernels", told,
+        "contention", "all", f"{slowed} of {total} kernels ran beside communication kernels", "kernels", confidence,
         f"{alone.never_alone} of them never ran alone: what they take then is told by their factor"
         if alone.never_alone
         else None,

@@ -123,14 +123,14 @@ def allocations_of_frees(block: Numbers, delta: Numbers) -> Numbers:
     """Per change of a log, the index of the allocation that it frees; -1 for none."""
     import numpy as np
 
-    found = np.full(len(block), -1, np.int64)
+    allocation = np.full(len(block), -1, np.int64)
     named = np.flatnonzero((block != NO_BLOCK) & (delta != 0))
     order = named[np.argsort(block[named], kind="stable")]
     earlier, later = order[:-1], order[1:]
     # Only a free that undoes all of it ends an allocation: records may be missing in between.
     pairs = (block[earlier] == block[later]) & (delta[earlier] > 0) & (delta[earlier] == -delta[later])
-    found[later[pairs]] = earlier[pairs]
-    return found
+    allocation[later[pairs]] = earlier[pairs]
+    return allocation
 
 
 def _owners(time: Numbers, delta: Numbers, spans: Sequence[HostSpan]) -> Numbers:

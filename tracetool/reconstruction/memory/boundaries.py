@@ -81,7 +81,7 @@ class HostTimes:
         self._work = work
         self._spans = dict(step.spans)
         # Only kernels of traces without autograd's records are timed by the device alone.
-        bare = [rank for rank, found in work.items() if found.evidence == "kernels"]
+        bare = [rank for rank, of_rank in work.items() if of_rank.evidence == "kernels"]
         self._launches: dict[int, dict[int, int]] = {}
         self._transfers: dict[int, list[tuple[int, int]]] = {}
         if not bare:
@@ -106,14 +106,14 @@ class HostTimes:
 
     def of(self, rank: int, log: Log) -> Boundaries:
         """The boundaries of a rank's actions on the clock of its allocator's log."""
-        found = self._work[rank]
-        if found.evidence != "kernels":
-            return _in_order([HostSpan(_key(s), s.issue_ns, s.issued_ns) for s in found.segments])
+        work = self._work[rank]
+        if work.evidence != "kernels":
+            return _in_order([HostSpan(_key(s), s.issue_ns, s.issued_ns) for s in work.segments])
         launches = self._launches.get(rank, {})
-        times = [[launches[k.event] for k in s.kernels if k.event in launches] for s in found.segments]
+        times = [[launches[k.event] for k in s.kernels if k.event in launches] for s in work.segments]
         if all(times):
-            return _in_order([HostSpan(_key(s), min(t), max(t)) for s, t in zip(found.segments, times, strict=True)])
-        return by_device_times(found.segments, self._transfers.get(rank, []), log.time_ns)
+            return _in_order([HostSpan(_key(s), min(t), max(t)) for s, t in zip(work.segments, times, strict=True)])
+        return by_device_times(work.segments, self._transfers.get(rank, []), log.time_ns)
 
 
 def _bounds(ranks: Sequence[int], spans: Mapping[int, tuple[int, int]]) -> dict[str, list[int]]:
@@ -165,15 +165,15 @@ def by_device_times(segments: Sequence[Segment], transfers: Sequence[tuple[int, 
     stops.append(segments[-1].end_ns)
     spans = tuple(HostSpan(_key(s), b, e) for s, b, e in zip(segments, begins, stops, strict=True))
     # Nothing checks a turn.
-    return Boundaries(spans, "device times", silent * (1 - turns / len(segments)), _told(len(segments), turns))
+    return Boundaries(spans, "device times", silent * (1 - turns / len(segments)), _detail(len(segments), turns))
 
 
-def _told(boundaries: int, turns: int) -> str:
-    told = (
+def _detail(boundaries: int, turns: int) -> str:
+    statement = (
         "memory is on the host's clock, actions are on the device's: they are laid together where the host waits for "
         f"a transfer ({boundaries - turns} of {boundaries} boundaries)"
     )
-    return told + (f", and where it stands still longest in a forward ({turns})" if turns else "")
+    return statement + (f", and where it stands still longest in a forward ({turns})" if turns else "")
 
 
 def _silence(times: Numbers, segment: Segment) -> tuple[int, int] | None:

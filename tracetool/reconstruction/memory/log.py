@@ -113,11 +113,11 @@ class Beyond:
 def read_logs(run: Run, spans: Mapping[int, tuple[int, int]]) -> dict[int, dict[str, pl.DataFrame]]:
     """All records of memory in a span of each rank's host, per rank and component, in order of time."""
     bounds = list(spans.values())
-    found = run.query(
+    records = run.query(
         _ROWS_SQL, {"ranks": list(spans), "first": [a for a, _ in bounds], "last": [b for _, b in bounds]}
     )
     logs: dict[int, dict[str, pl.DataFrame]] = {rank: {} for rank in spans}
-    for (rank, component), rows in found.partition_by("rank", "component", as_dict=True, include_key=False).items():
+    for (rank, component), rows in records.partition_by("rank", "component", as_dict=True, include_key=False).items():
         logs[int(rank)][str(component)] = rows
     return logs
 
@@ -182,7 +182,7 @@ def beyond_allocations(components: Mapping[str, pl.DataFrame], log: Log) -> Beyo
     return Beyond(peak, reserved, other, listed)
 
 
-def tell_snapshots_apart_in_time(run: Run, account: Account) -> None:
+def record_snapshots_apart_in_time(run: Run, account: Account) -> None:
     """Say which ranks' memory snapshots were recorded at another time than their traces."""
     for rank, first, last, traced_first, traced_last in run.rows(_SPANS_SQL, {"component": SNAPSHOT}):
         if last < traced_first:

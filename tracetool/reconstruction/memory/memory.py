@@ -17,7 +17,7 @@ from tracetool.reconstruction.memory.log import (
     beyond_allocations,
     choose_log,
     read_logs,
-    tell_snapshots_apart_in_time,
+    record_snapshots_apart_in_time,
 )
 from tracetool.units import format_ranks, format_size
 
@@ -86,7 +86,7 @@ def memory_facts(
     run: Run, group: PipelineGroup, step: Step, work: Mapping[int, RankWork], account: Account
 ) -> dict[int, MemoryFacts]:
     """Memory of every rank of the pipeline; empty facts, and a note why, where the trace does not tell."""
-    tell_snapshots_apart_in_time(run, account)
+    record_snapshots_apart_in_time(run, account)
     if not run.rows("SELECT rank FROM memory WHERE list_contains($ranks, rank) LIMIT 1", {"ranks": list(group.ranks)}):
         return {rank: MemoryFacts() for rank in group.ranks}
     host = HostTimes(run, step, work)
@@ -112,21 +112,21 @@ def _facts(
     if log is None:
         return MemoryFacts(), f"only what {', '.join(sorted(components))} hold as a whole is recorded"
     beyond = beyond_allocations(components, log)
-    _tell_beyond(rank, beyond, log, account)
+    _record_beyond(rank, beyond, log, account)
     why = log.too_coarse(min(s.end_ns - s.start_ns for s in segments))
     if why is not None:
         return MemoryFacts(beyond=beyond), why
     bounds = host.of(rank, log)
     if not bounds.spans:
         return MemoryFacts(beyond=beyond), bounds.detail
-    found = memory_by_action(log, bounds.spans)
+    by_action = memory_by_action(log, bounds.spans)
     by_launch = log if bounds.by == "launches" else None
-    facts = MemoryFacts(found.static_bytes, found.held, found.peak, found.tail_peak, beyond, by_launch)
-    _tell_stages(rank, facts, found, segments, (log, bounds), account)
+    facts = MemoryFacts(by_action.static_bytes, by_action.held, by_action.peak, by_action.tail_peak, beyond, by_launch)
+    _record_stages(rank, facts, by_action, segments, (log, bounds), account)
     return facts, None
 
 
-def _tell_beyond(rank: int, beyond: Beyond, log: Log, account: Account) -> None:
+def _record_beyond(rank: int, beyond: Beyond, log: Log, account: Account) -> None:
     value = f"at most {format_size(beyond.peak_allocated_bytes)} allocated"
     if beyond.reserved_bytes is not None:
         value += f", {format_size(beyond.reserved_bytes)} reserved"
@@ -137,10 +137,10 @@ def _tell_beyond(rank: int, beyond: Beyond, log: Log, account: Account) -> None:
     account.find("memory", f"rank {rank}", value, "metadata", log.continuous or 1.0, named or context)
 
 
-def _tell_stages(
+def _record_stages(
     rank: int,
     facts: MemoryFacts,
-    found: ActionMemory,
+    by_action: ActionMemory,
     segments: Sequence[Segment],
     source: tuple[Log, Boundaries],
     account: Account,
@@ -161,8 +161,8 @@ def _tell_stages(
         )
         open_points = [
             bounds.detail,
-            _outliving(found, profile),
-            None if found.names_blocks else _NO_BLOCKS,
+            _outliving(by_action, profile),
+            None if by_action.names_blocks else _NO_BLOCKS,
             _gradients(profile, mine),
         ]
         checks = [log.continuous] if not log.is_samples else []
@@ -207,8 +207,8 @@ def adds_at_once(segments: Sequence[Segment]) -> bool:
     return bool(later) and first >= median(later)
 
 
-def _outliving(found: ActionMemory, profile: StageProfile) -> str | None:
-    sizes = [size for key, size in found.outliving.items() if key[0] == profile.stage]
+def _outliving(by_action: ActionMemory, profile: StageProfile) -> str | None:
+    sizes = [size for key, size in by_action.outliving.items() if key[0] == profile.stage]
     if max(sizes, default=0) < _WORTH_TELLING_RATIO * (profile.activation_bytes() or 0) or not any(sizes):
         return None
     return f"{format_size(max(sizes))} of a forward outlive its backward here: counted as freed by it"

@@ -52,7 +52,7 @@ def standing_buffer_bytes(posts: Sequence[P2POp], log: Log | None, launched_ns: 
     return int(sizes.sum()) if fresh <= _FEW * len(received) else 0
 
 
-def tell_standing_buffers(ranks: Sequence[RankProfile], account: Account) -> None:
+def record_standing_buffers(ranks: Sequence[RankProfile], account: Account) -> None:
     """Say which static memory is buffers, since a replay of more microbatches or messages takes more of it."""
     standing = {r.rank: r.receive_buffer_bytes for r in ranks if r.receive_buffer_bytes}
     if standing:

@@ -92,13 +92,13 @@ def cuts_of(run: Run, ranks: Sequence[int], account: Account, clocks: Clocks) ->
         if all(ends.values()):
             account.note(f"the trace marks no steps: they are cut {where}, and numbered from 0")
             return Cut(_between(_aligned(ends, clocks), bounds, _last_message(run, ranks)), evidence)
-    found = drains(run, read_p2p(run), ranks, clocks)
-    if found is not None:
+    drained = drains(run, read_p2p(run), ranks, clocks)
+    if drained is not None:
         account.note(
             "the trace marks neither steps nor the optimizer: they are cut where the pipeline has run empty "
             "and its messages begin to repeat, and numbered from 0"
         )
-        return Cut(_between(found, bounds, _last_message(run, ranks)), "messages")
+        return Cut(_between(drained, bounds, _last_message(run, ranks)), "messages")
     account.note("the trace marks neither steps nor the optimizer: all of it is taken as one step, number 0")
     return Cut({0: {rank: bounds[rank] for rank in ranks if rank in bounds}}, "assumed")
 

@@ -86,9 +86,9 @@ def exchanged_by_step(
     }  # fmt: skip
 
 
-def usual_of(seen: Iterable[Exchanged], ranks: Sequence[int]) -> Exchanged | None:
+def usual_of(exchanged: Iterable[Exchanged], ranks: Sequence[int]) -> Exchanged | None:
     """What most steps exchange that every rank has; of equally many the fuller ones, steps with gradients first."""
-    whole = Counter(one for one in seen if set(ranks) <= one.ranks)
+    whole = Counter(one for one in exchanged if set(ranks) <= one.ranks)
     return max(whole, key=lambda one: (goes_both_ways(one, ranks), whole[one], one.total), default=None)
 
 

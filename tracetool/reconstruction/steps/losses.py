@@ -37,8 +37,8 @@ def lost_ratios(run: Run, ranks: Sequence[int]) -> dict[int, dict[int, float]]:
 
     Ranks without any kernel in a step are left out: they were recorded without kernels.
     """
-    found: dict[int, dict[int, float]] = {}
+    by_step: dict[int, dict[int, float]] = {}
     for step, rank, ratio in run.rows(_SQL, [list(ranks)]):
         if ratio > LEAST_LOST_RATIO:
-            found.setdefault(step, {})[rank] = float(ratio)
-    return found
+            by_step.setdefault(step, {})[rank] = float(ratio)
+    return by_step

@@ -151,7 +151,7 @@ def choose_step(steps: Sequence[Step], ranks: Sequence[int], wanted: int | None,
         unmarked = [rank for rank in ranks if not any(rank in s.spans for s in steps)]
         raise ReconstructError(
             f"none of the steps {numbers} was recorded on all pipeline ranks {list(ranks)}"
-            + (f": no step is marked on {format_ranks(unmarked)}." if unmarked else f" ({_told(steps, ranks)})."),
+            + (f": no step is marked on {format_ranks(unmarked)}." if unmarked else f" ({_lacks(steps, ranks)})."),
             hint="record the same steps on every rank, with profiler.step() after each of them",
         )
     else:
@@ -160,9 +160,9 @@ def choose_step(steps: Sequence[Step], ranks: Sequence[int], wanted: int | None,
         if chosen.lost:
             account.note(f"step {chosen.number} is not complete ({_why(chosen)})")
     incomplete = [s for s in steps if s.status != "complete" and s is not chosen]
-    told = ", ".join(f"{s.number} ({_why(s)})" for s in incomplete)
+    listed = ", ".join(f"{s.number} ({_why(s)})" for s in incomplete)
     if incomplete:
-        account.note(f"incomplete steps left out: {told}")
+        account.note(f"incomplete steps left out: {listed}")
     others = ", ".join(f"{s.number} ({_unlike(s, chosen, ranks)})" for s in whole if s.exchanged != chosen.exchanged)
     if others and chosen.status == "complete":
         account.note(f"steps of other work left out: {others}")
@@ -174,7 +174,7 @@ def choose_step(steps: Sequence[Step], ranks: Sequence[int], wanted: int | None,
         len(whole) / len(steps),
         "; ".join(
             part
-            for part in (f"incomplete: {told}" if told else "", f"of other work: {others}" if others else "")
+            for part in (f"incomplete: {listed}" if listed else "", f"of other work: {others}" if others else "")
             if part
         )
         or None,
@@ -182,7 +182,7 @@ def choose_step(steps: Sequence[Step], ranks: Sequence[int], wanted: int | None,
     return _at_one_time(chosen)
 
 
-def _told(steps: Sequence[Step], ranks: Sequence[int]) -> str:
+def _lacks(steps: Sequence[Step], ranks: Sequence[int]) -> str:
     """Which ranks lack which steps."""
     lacks = {s.number: [rank for rank in ranks if rank not in s.spans] for s in steps}
     return ", ".join(f"{number} is not on {format_ranks(lacking)}" for number, lacking in lacks.items() if lacking)
@@ -250,7 +250,7 @@ def format_ratio(ratio: Fraction) -> str:
 
 def _with_status(run: Run, steps: Sequence[Step], ranks: Sequence[int]) -> list[Step]:
     usual = usual_of((step.exchanged for step in steps if step.exchanged is not None), ranks)
-    told = []
+    judged = []
     for place, step in enumerate(steps):
         at_end = place in {0, len(steps) - 1}
         status: Status = "complete"
@@ -260,8 +260,8 @@ def _with_status(run: Run, steps: Sequence[Step], ranks: Sequence[int]) -> list[
             or not _is_whole(run, step, [s for s in steps if s.exchanged == usual], ranks, at_end=at_end)
         ):
             status = "first" if place == 0 else "last" if at_end else "partial"
-        told.append(replace(step, status=status))
-    return told
+        judged.append(replace(step, status=status))
+    return judged
 
 
 def _is_whole(run: Run, step: Step, usual: Sequence[Step], ranks: Sequence[int], *, at_end: bool) -> bool:
