@@ -106,7 +106,9 @@ def test_gradients_weights_and_fixed_times_stay() -> None:
     costs = {**pipe.stages[0].costs, ActionKind.BACKWARD: (replace(first, held_bytes=grads - HELD), second)}
     pipe = replace(pipe, stages=(replace(pipe.stages[0], costs=costs),))
     place = (0, ActionKind.BACKWARD, 1)
-    bigger = with_batch(pipe, MicrobatchSize(1, 100), MicrobatchSize(4, 100), hidden=NO_ATTENTION, fixed_ns={place: 500})
+    bigger = with_batch(
+        pipe, MicrobatchSize(1, 100), MicrobatchSize(4, 100), hidden=NO_ATTENTION, fixed_ns={place: 500}
+    )
     forward, backward = (bigger.stages[0].costs[kind] for kind in (ActionKind.FORWARD, ActionKind.BACKWARD))
     assert [c.held_bytes for c in forward] == [4 * HELD] * 2
     assert [c.held_bytes for c in backward] == [grads - 4 * HELD, -4 * HELD]
@@ -199,6 +201,8 @@ def test_what_does_not_go_together_is_refused(how: dict[str, Any], said: str) ->
 def test_a_cost_without_times_of_contention_keeps_none() -> None:
     pipe = pipeline(1, 1, F, B)
     (cost,) = (
-        with_batch(pipe, MicrobatchSize(1, 2), MicrobatchSize(2, 2), hidden=NO_ATTENTION, fixed_ns={}).stages[0].costs[ActionKind.FORWARD]
+        with_batch(pipe, MicrobatchSize(1, 2), MicrobatchSize(2, 2), hidden=NO_ATTENTION, fixed_ns={})
+        .stages[0]
+        .costs[ActionKind.FORWARD]
     )
     assert cost == ActionCost(2 * F)

@@ -199,7 +199,7 @@ def _step_errors() -> Iterable[StepErrors]:
         yield _of_steps(base, "per-edge", _given(base, per_edge))
     yield _of_steps(SPLIT, "all", {row.measured.name: row for file in FILES for row in _given(SPLIT, file)}.values())
     yield _of_steps(H200_PP2, "all", validated_on_h200().rows)
-    rows = validated_megatron("1f1b_m8", 2).rows
+    rows = list(validated_megatron("1f1b_m8", 2).rows)
     yield _of_steps("megatron 1f1b_m8", "1f1b, gpipe", [r for r in rows if r.measured.schedule in ("1f1b", "gpipe")])
     yield _of_steps("megatron 1f1b_m8", "geopipe", [r for r in rows if r.measured.schedule == "geopipe"])
     yield _of_steps("megatron 1f1b_m8", "interleaved", [r for r in rows if r.measured.schedule == "interleaved"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 from helpers.accuracy import CHANGES, SPLIT, WHOLE, measure, text_of, validated
@@ -106,7 +106,9 @@ def test_the_file_of_errors_is_what_the_recordings_give() -> None:
 def test_what_is_given_covers_what_was_seen() -> None:
     for errors in SEEN.steps:
         if errors.recorded in RECORDED_H100:
-            kind = "split" if errors.predicted == "all" else "recut" if errors.predicted == "recut" else "whole"
+            kind: Literal["whole", "recut", "split"] = (
+                "split" if errors.predicted == "all" else "recut" if errors.predicted == "recut" else "whole"
+            )
             assert errors.largest_ratio <= SEEN.given_step_ratio[kind], errors
     assert SEEN.sizes_ratio <= SEEN.given_sizes_ratio
     assert all(errors.largest_ratio <= SEEN.given_peak_ratio for errors in SEEN.peaks)

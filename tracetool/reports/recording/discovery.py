@@ -58,7 +58,7 @@ def discovery_info(discovery: Discovery) -> DiscoveryInfo:
                 "files": len(item.source.files),
                 "size_bytes": item.source.size_bytes,
             }
-            for item in discovery.found
+            for item in discovery.sources
         ],
         "failed": _left(discovery.failed),
         "left": _left(discovery.left),
