@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from helpers.routed import routed
 from hypothesis import strategies as st
 
 from tracetool.errors import UnsupportedShape
@@ -51,7 +52,7 @@ class EngineCase:
         drawn = random.integers(0, self.longest + 1, (compiled.classes, scenarios))
         drawn[0] = 0
         for way in compiled.ways:
-            if way.pair is None:
+            if way.path is None:
                 drawn[way.arrive] = 0
         return drawn
 
@@ -87,8 +88,12 @@ def engine_cases(draw: st.DrawFn) -> EngineCase:
     p = schedule.shape.ranks
     seats = draw(st.lists(st.integers(0, draw(st.integers(0, 2))), min_size=p, max_size=p))
     dcs = tuple(f"dc{seat}" for seat in (sorted(seats) if draw(st.booleans()) else seats))
-    links = tuple(Link(a, b, 1, 0) for a in sorted(set(dcs)) for b in sorted(set(dcs)) if a != b)
+    pairs = [(a, b) for a in sorted(set(dcs)) for b in sorted(set(dcs)) if a != b]
+    topology = Topology(dcs, tuple(Link(a, b, 1, 0) for a, b in pairs))
+    if draw(st.booleans()):  # over up to three links each, which other pairs may pass as well
+        count = draw(st.integers(1, 6))
+        numbers = st.lists(st.integers(0, count - 1), max_size=3, unique=True)
+        links = [Link(f"x{number}", f"y{number}", 1, 0) for number in range(count)]
+        topology = routed(dcs, links, {pair: draw(numbers) for pair in pairs})
     mode = draw(st.sampled_from(P2P_MODES))
-    return EngineCase(
-        schedule, mode, Topology(dcs, links), draw(st.booleans()), draw(st.sampled_from([1, 3, 20, 10**7]))
-    )
+    return EngineCase(schedule, mode, topology, draw(st.booleans()), draw(st.sampled_from([1, 3, 20, 10**7])))

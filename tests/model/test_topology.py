@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tracetool.errors import BadQuantity, BadTopology
-from tracetool.model.topology import Link, Topology, parse_dc_map, parse_link
+from tracetool.model.topology import Link, Path, Topology, parse_dc_map, parse_link
 
 TWO_DCS = ("dc0", "dc0", "dc1", "dc1")
 
@@ -104,17 +104,17 @@ def test_occupancy_is_payload_over_bandwidth(payload_bytes: int, bandwidth_bytes
 def test_messages_take_the_link_of_their_direction() -> None:
     there, back = Link("dc0", "dc1", 10, 1), Link("dc1", "dc0", 20, 2)
     topology = Topology(TWO_DCS, (there, back))
-    assert topology.link(1, 2) == there
-    assert topology.link(2, 1) == back
-    assert topology.link(0, 3) == there
-    assert topology.link(0, 1) is None
-    assert Topology().link(0, 1) is None
+    assert topology.path(1, 2) == (there,)
+    assert topology.path(2, 1) == (back,)
+    assert topology.path(0, 3) == (there,)
+    assert topology.path(0, 1) is None
+    assert Topology().path(0, 1) is None
 
 
 def test_places_without_a_link_between_them_cannot_send() -> None:
     one_way = Topology(TWO_DCS, parse_link("dc0->dc1=1GB/s,1ms"))
     with pytest.raises(BadTopology, match="no link dc1-dc0"):
-        one_way.link(3, 0)
+        one_way.path(3, 0)
 
 
 def test_boundaries_are_where_the_dc_changes() -> None:
@@ -129,9 +129,24 @@ def test_free_links_keep_the_places_and_cost_nothing() -> None:
     free = topology.without_delays()
     assert free.dcs == TWO_DCS
     for src, dst in ((1, 2), (2, 1)):
-        link = free.link(src, dst)
-        assert link is not None
-        assert (link.latency_ns, link.occupancy_ns(2**40)) == (0, 0)
+        path = free.path(src, dst)
+        assert path is not None
+        assert len(path) == 0
+        assert (path.latency_ns, path.occupancy_ns(2**40)) == (0, 0)
+    assert free.boundaries() == topology.boundaries()
+    assert free.path(0, 1) is None
+
+
+def test_a_path_adds_latencies_up_and_goes_at_the_rate_of_its_slowest_link() -> None:
+    path = Path((Link("a", "b", 2 * 10**9, 3), Link("b", "c", 10**9, 4), Link("c", "d", 5 * 10**9, 5)))
+    assert (path.name, path.latency_ns, path.occupancy_ns(100)) == ("a-b+b-c+c-d", 12, 100)
+
+
+def test_a_link_of_unlimited_bandwidth_keeps_its_places_and_its_latency() -> None:
+    (link, _) = parse_link("dc0-dc1=8bit/s,10s")
+    wide = link.widened()
+    assert (wide.name, wide.latency_ns, wide.occupancy_ns(2**40)) == ("dc0-dc1", 10**10, 0)
+    assert wide != link
 
 
 def test_a_map_and_links_that_fit_pass() -> None:

@@ -236,11 +236,13 @@ def test_the_compiled_engine_refuses_arrays_that_do_not_fit(monkeypatch: pytest.
     ints, longs = np.array([0, 1, 1], np.int32), np.zeros(2, np.int64)
     nodes, one = np.array([0, 1], np.int32), np.array([1], np.int32)
     refused: list[tuple[Any, ...]] = [
-        (ints, np.array([2], np.int32), longs, nodes, 2, longs, longs, None),  # no such task
-        (ints, one, longs[:1], nodes, 2, longs, longs, None),  # too short
-        (ints, one, longs, nodes, 1, longs, longs, None),  # no such link
-        (ints, one, longs.astype(np.int32), nodes, 2, longs, longs, None),  # 32 bits
-        (np.array([0, 2, 1], np.int32), one, longs, nodes, 2, longs, longs, None),  # rows run backwards
+        (ints, np.array([2], np.int32), longs, nodes, 2, None, longs, longs, None),  # no such task
+        (ints, one, longs[:1], nodes, 2, None, longs, longs, None),  # too short
+        (ints, one, longs, nodes, 1, None, longs, longs, None),  # no such link
+        (ints, one, longs, nodes, 2, one, longs, longs, None),  # too few heads
+        (ints, one, longs, nodes, 2, nodes + 1, longs, longs, None),  # no such head
+        (ints, one, longs.astype(np.int32), nodes, 2, None, longs, longs, None),  # 32 bits
+        (np.array([0, 2, 1], np.int32), one, longs, nodes, 2, None, longs, longs, None),  # rows run backwards
     ]
     for arguments in refused:
         with pytest.raises(ValueError, match=r"range|short|bytes|backwards"):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tracetool.model.action import ActionKind
 from tracetool.replays.engine import run
 from tracetool.replays.flow import FORWARD
-from tracetool.replays.graph import TaskGraph, TaskKind, rows_by
+from tracetool.replays.graph import Onward, TaskGraph, TaskKind, rows_by
 from tracetool.replays.native import CHOICE, compiled_engine
 from tracetool.replays.slowdown import Slowdown
 
@@ -56,7 +56,8 @@ class _Tasks:
         graph = TaskGraph(
             flow, np.array(self.kinds, np.int8), np.array(self.ranks, np.int32), np.arange(count, dtype=np.int32),
             np.array(self.leaves, np.int32), before, after, rows_by(before, after, count),
-            np.flatnonzero(np.array(self.kinds) == TaskKind.COMPUTE).astype(np.int32), none, none, none, none, none,
+            np.flatnonzero(np.array(self.kinds) == TaskKind.COMPUTE).astype(np.int32),
+            Onward(none, none, none, none, none, none), none, none, none, none, none,
         )  # fmt: skip
         alone, beside = (np.array([t[i] for t in self.times], np.int64) for i in (0, 1))
         slowdown = Slowdown(beside, (None,) * (max(self.ranks) + 1))

@@ -114,9 +114,9 @@ def cases(
 def delay_ns(case: Case, src: int, kind: ActionKind) -> int:
     """Shortest time from producer to consumer of a message that stage ``src`` sends."""
     dst = src + 1 if kind is ActionKind.FORWARD else src - 1
-    link = case.topology.link(src, dst)
+    path = case.topology.path(src, dst)
     payload = case.payload_bytes if kind is ActionKind.FORWARD else case.gradient_bytes
-    return case.transfer_ns[src] + (0 if link is None else payload[src] + link.latency_ns)
+    return case.transfer_ns[src] + (0 if path is None else payload[src] + path.latency_ns)
 
 
 @quick
@@ -163,8 +163,8 @@ def test_data_is_sent_after_it_was_made_and_used_after_it_arrived(case: Case) ->
         assert t.recv_posted_ns <= t.start_ns
         assert t.end_ns - t.start_ns == delay_ns(case, t.src_stage, t.kind)
         assert ops[t.dst_stage, t.kind, t.microbatch].start_ns >= t.end_ns
-        link = case.topology.link(t.src_rank, t.dst_rank)
-        assert t.link == (None if link is None else link.name)
+        path = case.topology.path(t.src_rank, t.dst_rank)
+        assert t.link == (None if path is None else path.name)
         sent.add((t.src_stage, t.dst_stage, t.kind, t.microbatch))
     hops = {(s, s + 1, ActionKind.FORWARD, j) for s in range(case.p - 1) for j in range(case.m)}
     hops |= {(s + 1, s, ActionKind.BACKWARD, j) for s in range(case.p - 1) for j in range(case.m)}

@@ -143,10 +143,13 @@ def test_a_single_linked_pair_is_what_two_dcs_are_where_only_neighbours_talk(
 
 def test_ranks_that_no_link_joins_are_as_measured_also_round_the_end() -> None:
     pair = between_ranks(4, [RankLink(1, 2, 1, 1)])
-    assert pair.link(3, 0) is None
-    assert pair.link(0, 3) is None
-    assert pair.link(2, 1) == Link("rank2", "rank1", 1, 1)
-    assert pair.without_delays().link(3, 0) is None
+    assert pair.path(3, 0) is None
+    assert pair.path(0, 3) is None
+    assert pair.path(2, 1) == (Link("rank2", "rank1", 1, 1),)
+    free = pair.without_delays()
+    assert free.path(3, 0) is None
+    assert free.path(2, 1) == ()
+    assert free.boundaries() == (1,)
     assert between_ranks(4, []) == Topology()
 
 

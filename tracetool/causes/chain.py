@@ -328,7 +328,8 @@ class _Messages:
         self, transfers: Collection[Transfer], topology: Topology, ranks: int, *, blocking: bool, by_edge: bool
     ) -> None:
         self._by_edge = by_edge
-        self._links = {link.name: link for link in topology.links}
+        linked = {(t.src_rank, t.dst_rank) for t in transfers if t.link}
+        self._paths = {ranks: topology.path(*ranks) for ranks in linked}
         self.to = {(t.dst_stage, t.kind is ActionKind.FORWARD, t.microbatch): t for t in transfers}
         self._sends: list[list[tuple[int, Transfer]]] = [[] for _ in range(ranks)]
         self._frees: defaultdict[_Channel, list[tuple[int, int, Transfer]]] = defaultdict(list)
@@ -349,12 +350,12 @@ class _Messages:
         return (rank, transfer.src_rank, transfer.dst_rank) if self._by_edge else (rank, -1, -1)
 
     def _legs(self, transfer: Transfer) -> tuple[int, int]:
-        """When a message had left its link, and when it was through the latency; inside a DC its end and its start."""
-        link = self._links.get(transfer.link or "")
-        if link is None:
+        """When a message had left its links, and when it was through the latency; inside a DC its end and its start."""
+        path = self._paths.get((transfer.src_rank, transfer.dst_rank))
+        if path is None:
             return transfer.end_ns, transfer.start_ns
-        left = min(transfer.end_ns, transfer.start_ns + link.occupancy_ns(transfer.payload_bytes or 0))
-        return left, min(transfer.end_ns, left + link.latency_ns)
+        left = min(transfer.end_ns, transfer.start_ns + path.occupancy_ns(transfer.payload_bytes or 0))
+        return left, min(transfer.end_ns, left + path.latency_ns)
 
     def sent(self, rank: int, since_ns: int, until_ns: int) -> Iterator[tuple[Transfer, tuple[int, int]]]:
         """What a rank posted to be sent within some time, and when each lay in a buffer and had left it."""

@@ -9,6 +9,7 @@ from tracetool.costs.measured import MeasuredCosts
 from tracetool.errors import ScheduleError
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import BY_EDGE, ActionCost
+from tracetool.model.topology import Link
 from tracetool.replays.evaluation import evaluate
 from tracetool.schedules import build_schedule, is_file
 from tracetool.schedules.recognise import recognise
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule
-    from tracetool.model.topology import Link
-
-_FREE_BYTES_PER_S = 10**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +102,7 @@ def _without_latency(explained: Explained) -> Removal:
 
 
 def _without_occupancy(explained: Explained) -> Removal:
-    return _with_links(
-        explained, "links of unlimited bandwidth", lambda link: replace(link, bandwidth_bytes_per_s=_FREE_BYTES_PER_S)
-    )
+    return _with_links(explained, "links of unlimited bandwidth", Link.widened)
 
 
 def _without_channel(explained: Explained) -> Removal:

@@ -108,18 +108,18 @@ def over_links(use: CollectiveUse, topology: Topology, places: Mapping[int, str]
     rounds = next((count for name, count in _ROUNDS.items() if name in operation), None)
     if rounds is None and not any(operation.endswith(name) for name in _CHAINS):
         raise ScenarioError("how it moves its bytes is not known")
-    ring = [topology.path(src, dst) for src, dst in zip(dcs, [*dcs[1:], dcs[0]], strict=True)]
+    ring = [topology.route(src, dst) for src, dst in zip(dcs, [*dcs[1:], dcs[0]], strict=True)]
     if rounds is None:
         # A broadcast or reduce goes down a chain: the ring without its closing edge.
         edges = [link for edge in ring[:-1] for link in edge]
         return OverLinks(
             *_loads((link, use.payload_bytes / use.shares) for link in edges),
-            sum(k.latency_ns for k in edges),
+            sum(edge.latency_ns for edge in ring[:-1]),
             use.own_ns,
         )
     ranks = len(use.group_ranks)
     carried = rounds * (ranks - 1) * use.payload_bytes / ranks / use.shares
-    latency = _longest_way([sum(k.latency_ns for k in edge) for edge in ring], members, rounds * (ranks - 1))
+    latency = _longest_way([edge.latency_ns for edge in ring], members, rounds * (ranks - 1))
     return OverLinks(*_loads((link, carried) for edge in ring for link in edge), latency, use.own_ns)
 
 
@@ -128,7 +128,8 @@ def _loads(carried: Iterable[tuple[Link, float]]) -> tuple[tuple[str, ...], int]
     loads: Counter[Link] = Counter()
     for link, size in carried:
         loads[link] += round(size)
-    return tuple(link.name for link in loads), max(link.occupancy_ns(size) for link, size in loads.items())
+    busy_ns = [link.occupancy_ns(size) for link, size in loads.items()]
+    return tuple(link.name for link in loads), max(busy_ns, default=0)
 
 
 def _longest_way(edges_ns: Sequence[int], members: Sequence[int], hops: int) -> int:
@@ -143,10 +144,10 @@ def _all_to_all(
 ) -> OverLinks:
     """Each rank sends the n-th part of its tensor to every other one, straight."""
     pairs = [
-        (topology.path(src, dst), here * there * payload_bytes / sum(members))
+        (topology.route(src, dst), here * there * payload_bytes / sum(members))
         for src, here in zip(dcs, members, strict=True)
         for dst, there in zip(dcs, members, strict=True)
         if src != dst
     ]
-    latency = max(sum(link.latency_ns for link in path) for path, _ in pairs)
+    latency = max(path.latency_ns for path, _ in pairs)
     return OverLinks(*_loads((link, size) for path, size in pairs for link in path), latency, use.own_ns)

@@ -35,11 +35,60 @@ class Link:
         """Time a message keeps the link busy, rounded to whole ns."""
         return (2 * payload_bytes * 10**9 + self.bandwidth_bytes_per_s) // (2 * self.bandwidth_bytes_per_s)
 
+    def widened(self) -> Link:
+        """The same of unlimited bandwidth: any number of messages pass it at once, each in its latency alone."""
+        return _WideLink(self.src_dc, self.dst_dc, self.bandwidth_bytes_per_s, self.latency_ns)
+
     def __str__(self) -> str:
         return (
             f"{self.src_dc}→{self.dst_dc} {format_bandwidth(self.bandwidth_bytes_per_s)}, "
             f"{format_duration(self.latency_ns)}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _WideLink(Link):
+    """A link of unlimited bandwidth, whatever its own is."""
+
+    def occupancy_ns(self, payload_bytes: int) -> int:  # noqa: ARG002 - whatever they carry
+        """No time."""
+        return 0
+
+
+class Path(tuple[Link, ...]):
+    """The links that a message passes one after another; none where nothing on its way takes time.
+
+    Messages are cut through: RDMA and TCP send packets, so that the head of a message is on the next link while its
+    tail is still on this one. Each link is a queue, first come first served, which a message occupies for its own
+    o = bytes / bandwidth. With latencies l, link i takes the message at s and lets its last byte go at e:
+
+        s[1] = max(when both sides are ready, when link 1 is free)
+        s[i] = max(s[i-1] + l[i-1], when link i is free)            link i is free again at s[i] + o[i]
+        e[i] = max(s[i] + o[i], e[i-1] + l[i-1])                    it is there at e[k] + l[k]
+
+    and the sender has let go of it at s[1] + the largest o: it is fed no faster than the slowest link goes on with it.
+    On idle links that is the sum of all l and the largest o: the latencies and the bottleneck, as in the flow models of
+    SimGrid (without its TCP factors) and the congestion-unaware model of ASTRA-sim, whose congestion-aware one has the
+    same queues and stores and forwards chunks: this is its limit for small ones. Behind a slower link a faster one is
+    occupied no longer than it needs for the bytes, as other messages go on in the gaps; what one link has let go waits
+    at the next without holding it up (no back pressure). A path has a link once.
+    """
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """The names of its links, as ``dc0-dc1`` or ``dc0-dc1+dc1-dc2``."""
+        return "+".join(link.name for link in self)
+
+    @property
+    def latency_ns(self) -> int:
+        """Latencies of all its links."""
+        return sum(link.latency_ns for link in self)
+
+    def occupancy_ns(self, payload_bytes: int) -> int:
+        """Time a message keeps the link busy that it keeps busy longest."""
+        return max((link.occupancy_ns(payload_bytes) for link in self), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +102,7 @@ class Topology:
         partial: Whether places that no link joins exchange messages as fast as was measured; otherwise a message
             between them is an error.
         pipelines: Pipelines of the job that use the links, the one that is replayed among them.
+        free: Whether what crosses DCs passes none of the links, and so takes no time there.
     """
 
     dcs: tuple[str, ...] = ()
@@ -60,9 +110,10 @@ class Topology:
     rank_dcs: tuple[tuple[int, str], ...] = ()
     partial: bool = False
     pipelines: int = 1
+    free: bool = False
 
-    def link(self, src_rank: int, dst_rank: int) -> Link | None:
-        """The link that a message between two pipeline ranks uses, or None inside a DC.
+    def path(self, src_rank: int, dst_rank: int) -> Path | None:
+        """The links that a message between two pipeline ranks passes, or None where it takes what was measured.
 
         Raises:
             BadTopology: If they sit in different DCs and no link joins them in that direction.
@@ -76,10 +127,10 @@ class Topology:
                 f"pipeline rank {src_rank} ({src}) sends to rank {dst_rank} ({dst}), but no link {src}-{dst} is given.",
                 hint=_link_hint(src, dst),
             )
-        return link
+        return None if link is None else self._passed((link,))
 
-    def path(self, src: str, dst: str) -> tuple[Link, ...]:
-        """The links from one DC to another, over as few others as there may be.
+    def route(self, src: str, dst: str) -> Path:
+        """The links that a collective passes from one DC to another, over as few others as there may be.
 
         Raises:
             BadTopology: If there are none.
@@ -96,7 +147,10 @@ class Topology:
                 f"a collective crosses from {src} to {dst}, but no link {src}-{dst} is given.",
                 hint=_link_hint(src, dst),
             )
-        return ways[dst]
+        return self._passed(ways[dst])
+
+    def _passed(self, links: tuple[Link, ...]) -> Path:
+        return Path(() if self.free else links)
 
     def _link(self, src: str, dst: str) -> Link | None:
         return next((link for link in self.links if (link.src_dc, link.dst_dc) == (src, dst)), None)
@@ -104,11 +158,14 @@ class Topology:
     def boundaries(self) -> tuple[int, ...]:
         """Pipeline ranks r for which r and r + 1 sit in different DCs; of a partial map those that a link joins."""
         apart = (r for r in range(len(self.dcs) - 1) if self.dcs[r] != self.dcs[r + 1])
-        return tuple(r for r in apart if not self.partial or self.link(r, r + 1) or self.link(r + 1, r))
+        return tuple(r for r in apart if not self.partial or self._joins(r, r + 1) or self._joins(r + 1, r))
+
+    def _joins(self, src_rank: int, dst_rank: int) -> bool:
+        return self.path(src_rank, dst_rank) is not None
 
     def without_delays(self) -> Topology:
-        """The same places, with every cross-DC link made free."""
-        return replace(self, links=tuple(Link(k.src_dc, k.dst_dc, 10**30, 0) for k in self.links))
+        """The same places and links, none of which anything passes."""
+        return replace(self, free=True)
 
     def check(self, ranks: int) -> Topology:
         """Check the map and the links against a pipeline.
@@ -140,8 +197,8 @@ class Topology:
                         f"link {link.name}: there is no {dc!r}; the DC map names {', '.join(sorted(known))}."
                     )
         for rank in self.boundaries():
-            self.link(rank, rank + 1)
-            self.link(rank + 1, rank)
+            self.path(rank, rank + 1)
+            self.path(rank + 1, rank)
         return self
 
 

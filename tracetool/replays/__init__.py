@@ -168,10 +168,10 @@ def _transfers(
     )
     edges, sample = np.unique(flow.edge, return_index=True)
     alike = dict(zip(edges.tolist(), map(flow.message, sample.tolist()), strict=True))
-    links = {edge: costs.link(message) for edge, message in alike.items()}
+    paths = {edge: costs.path(message) for edge, message in alike.items()}
     transfers = []
     for maker, edge, *moments in zip(*(column.tolist() for column in columns), strict=True):
-        message, link = alike[edge], links[edge]
+        message, path = alike[edge], paths[edge]
         send_posted, posted, start, end = moments
         transfers.append(
             Transfer(
@@ -186,7 +186,7 @@ def _transfers(
                 recv_posted_ns=posted,
                 start_ns=start,
                 end_ns=end,
-                link=link.name if link else None,
+                link=path.name if path else None,
             )
         )
     return tuple(sorted(transfers, key=lambda t: (t.start_ns, t.src_rank, t.dst_rank, t.microbatch)))

@@ -79,9 +79,10 @@ static int take_devices(Buffers *held, PyObject *slow, Devices *d, Py_ssize_t ta
 
 static PyObject *run_tasks(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *first, *at, *durations, *link_of, *start, *end, *slow;
+    PyObject *first, *at, *durations, *link_of, *heads, *start, *end, *slow;
     int links;
-    if (!PyArg_ParseTuple(args, "OOOOiOOO:run", &first, &at, &durations, &link_of, &links, &start, &end, &slow))
+    if (!PyArg_ParseTuple(args, "OOOOiOOOO:run", &first, &at, &durations, &link_of, &links, &heads, &start, &end,
+                          &slow))
         return NULL;
     Buffers held = {.count = 0};
     Loop loop = {.needs = NULL};
@@ -93,6 +94,8 @@ static PyObject *run_tasks(PyObject *Py_UNUSED(module), PyObject *args)
         !(loop.durations = take_flat(&held, durations, 0, sizeof(int64_t), tasks, "durations")) ||
         !(loop.link_of = take_flat(&held, link_of, 0, sizeof(int32_t), tasks, "link_of")) ||
         !in_range(loop.link_of, tasks, -1, links, "link_of") ||
+        (heads != Py_None && (!(loop.heads = take_flat(&held, heads, 0, sizeof(int32_t), tasks, "heads")) ||
+                              !in_range(loop.heads, tasks, -1, (int32_t)tasks, "heads"))) ||
         !(loop.start = take_flat(&held, start, 1, sizeof(int64_t), tasks, "start")) ||
         !(loop.end = take_flat(&held, end, 1, sizeof(int64_t), tasks, "end")) ||
         (slow != Py_None && !take_devices(&held, slow, &loop.devices, tasks)))
@@ -109,6 +112,9 @@ static PyObject *run_tasks(PyObject *Py_UNUSED(module), PyObject *args)
         loop.start[task] = loop.end[task] = -1;
     for (Py_ssize_t i = 0; i < edges; i++)
         loop.needs[loop.after.at[i]]++;
+    for (Py_ssize_t task = 0; loop.heads && task < tasks; task++)
+        if (loop.heads[task] >= 0)
+            loop.needs[loop.heads[task]]++;
     Py_ssize_t left;
     Py_BEGIN_ALLOW_THREADS
     left = run_loop(&loop);
@@ -221,7 +227,7 @@ static PyMethodDef methods[] = {
     {"order", order_tasks, METH_VARARGS,
      "order(first, at, out) -> how many tasks were put in topological order into out"},
     {"run", run_tasks, METH_VARARGS,
-     "run(first, at, durations, link_of, links, start, end, slow) -> how many tasks could not start"},
+     "run(first, at, durations, link_of, links, heads, start, end, slow) -> how many tasks could not start"},
     {"sweep", sweep_nodes, METH_VARARGS,
      "sweep(order, first, at, class_of, base, varying, values, wanted, earlier, later, out, failed, from, to)"},
     {NULL, NULL, 0, NULL},

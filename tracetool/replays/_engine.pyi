@@ -9,6 +9,7 @@ def run(
     durations: Int64s,
     link_of: Int32s,
     links: int,
+    heads: Int32s | None,
     start: Int64s,
     end: Int64s,
     slow: tuple[Int64s, Int8s, Int32s, Int32s, Floats, Floats] | None,

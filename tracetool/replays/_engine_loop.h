@@ -56,6 +56,7 @@ typedef struct {
     Rows after;             /* per task, those that wait for it */
     const int64_t *durations;
     const int32_t *link_of; /* per task, the link it occupies; -1 for none */
+    const int32_t *heads;   /* per task on a link, the one that begins as it starts; -1 for none. NULL if none does */
     int32_t *needs;
     int64_t *free;          /* per link, when it is free again */
     int64_t *start, *end;
@@ -64,8 +65,8 @@ typedef struct {
     Queue queue;
 } Loop;
 
-/* How often each task is queued at most: when it begins, and when a kernel comes or leaves with it (another one). */
-enum { QUEUED = 3 };
+/* How much each task queues at most: itself and its head when it begins, another one when a kernel comes or leaves. */
+enum { QUEUED = 4 };
 
 static inline void until(Loop *loop, int32_t task, int64_t end)
 {
@@ -73,14 +74,26 @@ static inline void until(Loop *loop, int32_t task, int64_t end)
     push(&loop->queue, (Event){end, task});
 }
 
+/* A message comes to a link, and goes on to the next one where there is one. */
+static inline int64_t take_link(Loop *loop, int32_t link, int32_t task, int64_t now, int64_t duration)
+{
+    if (loop->free[link] > now)
+        now = loop->free[link];
+    loop->free[link] = now + duration;
+    int32_t head = loop->heads ? loop->heads[task] : -1;
+    if (head >= 0) {
+        loop->start[head] = now;
+        until(loop, head, now + loop->durations[head]);
+    }
+    return now;
+}
+
 static inline void begin(Loop *loop, int32_t task, int64_t now)
 {
     int32_t link = loop->link_of[task];
     int64_t duration = loop->durations[task];
     if (link >= 0) {
-        if (loop->free[link] > now)
-            now = loop->free[link];
-        loop->free[link] = now + duration;
+        now = take_link(loop, link, task, now, duration);
     } else if (loop->devices.kinds && is_compute(&loop->devices, task)) {
         duration = begin_compute(&loop->devices, task, now, duration);
     }

@@ -1,13 +1,15 @@
 """A schedule and a p2p mode, compiled once for the replay of many scenarios.
 
 What a task costs is told by its cost class: one class for each action (stage, kind, microbatch), and for each way that
-messages take (the stage that sends them and the direction) one for MOVE, one for ARRIVE and one for COPY.
+messages take (the stage that sends them and the direction) one for MOVE, one for ARRIVE and one for COPY, and two for
+each further link.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from tracetool.replays.engine import Times, run
@@ -19,7 +21,7 @@ from tracetool.replays.sweeping import Durations, sweep
 if TYPE_CHECKING:
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.schedule import Schedule
-    from tracetool.model.topology import Topology
+    from tracetool.model.topology import Link, Path, Topology
     from tracetool.replays.flow import Bools, Int32s, Int64s
     from tracetool.replays.graph import TaskGraph
     from tracetool.replays.program import Message
@@ -34,15 +36,23 @@ class Way:
         message: One of them.
         move: Cost class of their MOVE: over a link, how long each occupies it.
         arrive: Cost class of their ARRIVE.
-        copy: Cost class of their COPY, if they are buffered.
-        pair: The DCs they go between, if they go over a link.
+        copy: Cost class of their COPY, if they have one.
+        path: The links they pass; None inside a DC.
+        further: Per further link, the cost classes of the way there (the latency of the link before) and of the MOVE
+            over it.
     """
 
     message: Message
     move: int
     arrive: int
     copy: int
-    pair: tuple[str, str] | None
+    path: Path | None
+    further: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """All of them: MOVE, ARRIVE, COPY, then link by link."""
+        return self.move, self.arrive, self.copy, *chain.from_iterable(self.further)
 
 
 class Compiled:
@@ -58,11 +68,13 @@ class Compiled:
     Attributes:
         graph: The tasks.
         name: What it is, for messages.
+        buffered: Whether a send that is issued alone ends without its receive.
         waits: Whether hosts wait after batches: then what ends one (its DONE) takes time.
         first_wait: Cost class of such an end ahead of action 0; that ahead of action n is n further on.
         class_of: Per task, its cost class. Class 0 takes no time; class 1 + n is action n of ``graph.flow``.
         classes: Number of cost classes.
-        link_of: Per task, the number of the link it occupies; -1 for none.
+        link_of: Per task, the number of the link it occupies; -1 for none. A message occupies those of its path in
+            turn, by a task each.
         ways: The ways that messages take.
     """
 
@@ -79,12 +91,13 @@ class Compiled:
         self.graph = build_graph(
             schedule,
             mode,
-            lambda m: _pair(schedule, topology, m) is not None,
+            lambda m: None if (path := _path(schedule, topology, m)) is None else len(path),
             buffered=buffered,
             interwoven=interwoven,
         )
         self.name = f"schedule {schedule.name!r} with {mode} transfers"
         self.class_of, self.classes, self.ways = _classes(self.graph, schedule, topology)
+        self.buffered = buffered
         self.waits = hosts_wait and mode == "grouped"
         self.first_wait = self.classes
         if self.waits:
@@ -194,11 +207,9 @@ class Compiled:
         return make_plan(self.graph, self.class_of, self.link_of, None)
 
 
-def _pair(schedule: Schedule, topology: Topology, message: Message) -> tuple[str, str] | None:
-    """The DCs that a message goes between."""
+def _path(schedule: Schedule, topology: Topology, message: Message) -> Path | None:
     rank_of = schedule.shape.rank_of
-    link = topology.link(rank_of(message.src_stage), rank_of(message.dst_stage))
-    return None if link is None else (link.src_dc, link.dst_dc)
+    return topology.path(rank_of(message.src_stage), rank_of(message.dst_stage))
 
 
 def _classes(graph: TaskGraph, schedule: Schedule, topology: Topology) -> tuple[Int32s, int, tuple[Way, ...]]:
@@ -211,24 +222,35 @@ def _classes(graph: TaskGraph, schedule: Schedule, topology: Topology) -> tuple[
     class_of[graph.compute] = np.arange(1, actions + 1)
     _, sample, way = np.unique(flow.edge, return_index=True, return_inverse=True)
     sent = np.flatnonzero(flow.remote)
+    classes = actions + 1 + 3 * len(sample)
+    first_further = np.zeros(len(sample), np.int32)
     ways = []
     for number, message in enumerate(map(flow.message, sample.tolist())):
         move, arrive, copy = range(actions + 1 + 3 * number, actions + 4 + 3 * number)
         if flow.remote[sample[number]]:
-            ways.append(Way(message, move, arrive, copy, _pair(schedule, topology, message)))
+            path = _path(schedule, topology, message)
+            further = tuple((at, at + 1) for at in range(classes, classes + 2 * len((path or ())[1:]), 2))
+            ways.append(Way(message, move, arrive, copy, path, further))
+            first_further[number] = classes
+            classes += 2 * len(further)
     for place, tasks in enumerate((graph.move, graph.arrive, graph.copy)):
         made = sent[tasks[sent] >= 0]
         class_of[tasks[made]] = actions + 1 + 3 * way[made] + place
-    return class_of, actions + 1 + 3 * len(sample), tuple(ways)
+    onward = graph.onward
+    class_of_way = first_further[way[onward.message]] + 2 * (onward.number - 1)
+    class_of[onward.head] = class_of[onward.tail] = class_of_way
+    class_of[onward.move] = class_of_way + 1
+    return class_of, classes, tuple(ways)
 
 
 def _links(class_of: Int32s, classes: int, ways: tuple[Way, ...]) -> Int32s:
-    """Per task, the number of the link it occupies: one per pair of DCs."""
+    """Per task, the number of the link it occupies."""
     import numpy as np
 
-    numbers: dict[tuple[str, str], int] = {}
+    numbers: dict[Link, int] = {}
     link_of_class = np.full(classes, -1, np.int32)
     for way in ways:
-        if way.pair is not None:
-            link_of_class[way.move] = numbers.setdefault(way.pair, len(numbers))
+        moves = way.move, *(move for _, move in way.further)
+        for move, link in zip(moves, way.path or (), strict=False):
+            link_of_class[move] = numbers.setdefault(link, len(numbers))
     return link_of_class[class_of]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from tracetool.costs.measured import MeasuredCosts
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule
     from tracetool.model.timeline import Op
-    from tracetool.model.topology import Link, Topology
-    from tracetool.replays.compiled import Compiled
+    from tracetool.model.topology import Path, Topology
+    from tracetool.replays.compiled import Compiled, Way
     from tracetool.replays.flow import Int64s
     from tracetool.replays.launching import Launching
     from tracetool.replays.program import Message
@@ -98,33 +99,36 @@ class TaskCosts:
     @staticmethod
     def message_classes(compiled: Compiled) -> list[int]:
         """The cost classes that ``message_ns`` fills."""
-        return [number for way in compiled.ways for number in (way.move, way.arrive, way.copy)]
+        return [number for way in compiled.ways for number in way.classes]
 
     def message_ns(self, compiled: Compiled, topology: Topology) -> list[int]:
-        """What the MOVE, the ARRIVE and the COPY of each way of messages take over a topology's links.
+        """What the classes of each way of messages take over a topology's links, of which free ones take no time.
 
         Raises:
             ScenarioError: If a message crosses a link but its size is unknown.
         """
-        filled = []
-        for way in compiled.ways:
-            link = None if way.pair is None else self._link(topology, way.message)
-            transfer = self.measured.transfer_ns(way.message.src_stage, way.message.kind)
-            if link is None:
-                filled += [transfer, 0, transfer]
-            else:
-                # What a message takes inside a DC (copies, launch) it takes over a link as well.
-                occupied = link.occupancy_ns(self._link_bytes(way.message))
-                filled += [occupied, link.latency_ns + transfer, transfer]
-        return filled
+        return [ns for way in compiled.ways for ns in self._way_ns(way, topology, buffered=compiled.buffered)]
 
-    def link(self, message: Message) -> Link | None:
-        """The link a message crosses, if any."""
-        return self._link(self._topology, message)
+    def _way_ns(self, way: Way, topology: Topology, *, buffered: bool) -> list[int]:
+        transfer = self.measured.transfer_ns(way.message.src_stage, way.message.kind)
+        if way.path is None:
+            return [transfer, 0, transfer]
+        links = self._path(topology, way.message) or ()
+        size = self._link_bytes(way.message) if links else 0
+        spare = [0] * (1 + len(way.further) - len(links))
+        occupied = [link.occupancy_ns(size) for link in links] + spare
+        *latencies, latest = [link.latency_ns for link in links] + spare
+        copy = transfer if buffered else max(occupied) - occupied[0]
+        # What a message takes inside a DC (copies, launch) it takes over links as well.
+        return [occupied[0], latest + transfer, copy, *chain(*zip(latencies, occupied[1:], strict=True))]
 
-    def _link(self, topology: Topology, message: Message) -> Link | None:
+    def path(self, message: Message) -> Path | None:
+        """The links a message passes; None inside a DC."""
+        return self._path(self._topology, message)
+
+    def _path(self, topology: Topology, message: Message) -> Path | None:
         rank_of = self._shape.rank_of
-        return topology.link(rank_of(message.src_stage), rank_of(message.dst_stage))
+        return topology.path(rank_of(message.src_stage), rank_of(message.dst_stage))
 
     def _link_bytes(self, message: Message) -> int:
         payload = self.measured.payload_bytes(message.src_stage, message.kind)

@@ -73,8 +73,21 @@ def _run(
     rows, links = graph.successors, int(link_of.max(initial=-1)) + 1
     work = np.zeros(0 if slowdown is None else len(slowdown.loads))
     slow = None if slowdown is None else (slowdown.contended, *_devices(graph, slowdown), work)
-    left = native.run(rows.first, rows.at, durations, link_of, links, times.start_ns, times.end_ns, slow)
+    heads = _heads(graph)
+    left = native.run(rows.first, rows.at, durations, link_of, links, heads, times.start_ns, times.end_ns, slow)
     return left, times, work.tolist()
+
+
+def _heads(graph: TaskGraph) -> Int32s | None:
+    """Per task, the one that begins when it starts; -1 for none, None if it is so with all of them."""
+    import numpy as np
+
+    onward = graph.onward
+    if not len(onward.head):
+        return None
+    heads = np.full(graph.tasks, -1, np.int32)
+    heads[onward.leaving] = onward.head
+    return heads
 
 
 def _devices(graph: TaskGraph, slowdown: Slowdown) -> tuple[Int8s, Int32s, Int32s, Floats]:

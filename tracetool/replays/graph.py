@@ -11,7 +11,7 @@ from tracetool.replays.flow import trace_flow
 from tracetool.replays.placing import place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy as np
 
@@ -30,7 +30,9 @@ class TaskKind(IntEnum):
 
     A message passes POST on each side (the rank is ready to send or receive), MOVE (both sides are: its bytes
     leave the sender, over a link once that is free) and ARRIVE (the link's latency; then the receiver can
-    use them). COPY puts a buffered message out of the sender's way. DONE ends a post: its kernel leaves the device.
+    use them). Further links of its path have a MOVE and two ARRIVEs each (``Onward``). COPY puts a message out of the
+    sender's way that is buffered, or goes over several links, one of which is slower than the first. DONE ends a post:
+    its kernel leaves the device.
     """
 
     COMPUTE = 0
@@ -50,6 +52,30 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
+class Onward:
+    """How messages go on from one link of their path to the next (formulas: ``Path``); an entry per further link.
+
+    The head begins when the MOVE before starts, and lets this link's MOVE start. The tail follows the end of the MOVE
+    before and the tail before that: the last one has let go what the last link cannot be done without.
+
+    Attributes:
+        message: Number of the message.
+        number: Of the link among those of the path; the first one, which has none, is 0.
+        leaving: MOVE over the link before.
+        head: ARRIVE of the first bytes at this link, and ...
+        tail: ... of the last ones: each takes the latency of the link before.
+        move: MOVE over this link.
+    """
+
+    message: Int32s
+    number: Int32s
+    leaving: Int32s
+    head: Int32s
+    tail: Int32s
+    move: Int32s
+
+
+@dataclass(frozen=True, slots=True)
 class TaskGraph:
     """Tasks by number; edges run from a task to those that wait for it.
 
@@ -65,11 +91,12 @@ class TaskGraph:
         after: The later one.
         successors: Per task, those that wait for it.
         compute: Per action, its task.
+        onward: What takes messages over further links.
         send_post: Per message, the POST of its send; -1 if nothing is sent.
         recv_post: Per message, the POST of its receive; -1 if nothing is sent.
-        move: Per message, its MOVE; -1 if nothing is sent.
-        arrive: Per message, its ARRIVE; -1 if nothing is sent.
-        copy: Per message, its COPY; -1 if nothing is sent, or not buffered.
+        move: Per message, its MOVE over the first link, or inside a DC; -1 if nothing is sent.
+        arrive: Per message, its ARRIVE at the receiver; -1 if nothing is sent.
+        copy: Per message, its COPY; -1 if nothing is sent, or neither buffered nor over several links.
     """
 
     flow: Flow
@@ -81,6 +108,7 @@ class TaskGraph:
     after: Int32s
     successors: Rows
     compute: Int32s
+    onward: Onward
     send_post: Int32s
     recv_post: Int32s
     move: Int32s
@@ -110,7 +138,7 @@ def rows_by(keys: Int32s, values: Int32s, count: int) -> Rows:
 def build_graph(
     schedule: Schedule,
     mode: P2PMode,
-    crosses_link: Callable[[Message], bool],
+    links_of: Callable[[Message], int | None],
     *,
     buffered: bool = False,
     interwoven: bool = False,
@@ -120,7 +148,8 @@ def build_graph(
     Args:
         schedule: The compute order.
         mode: How transfers are issued.
-        crosses_link: Whether a message goes over a link between DCs; asked once per stage and direction.
+        links_of: How many links a message passes on its way between DCs, None inside one; asked once per stage and
+            direction.
         buffered: Whether a send ends without its receive (NCCL copies it into a buffer).
         interwoven: Whether kernels of two actions that run as one run in turns, so that neither begins without the
             inputs of both. Torch's runtime runs one after the other unless it is told how to weave them, and each then
@@ -131,23 +160,24 @@ def build_graph(
         ScheduleDeadlock: If the order cannot be run in that mode.
     """
     flow = trace_flow(schedule)
-    builder = _Builder(flow, place(flow, mode), mode, _crossing(flow, crosses_link))
+    builder = _Builder(flow, place(flow, mode), mode, _links_passed(flow, links_of))
     return builder.finish(buffered=buffered, interwoven=interwoven or mode == "grouped")
 
 
-def _crossing(flow: Flow, crosses_link: Callable[[Message], bool]) -> Bools:
-    """Which messages go over a link; those of one stage and direction all take the same way."""
+def _links_passed(flow: Flow, links_of: Callable[[Message], int | None]) -> Int32s:
+    """How many links messages pass, -1 inside a DC; those of one stage and direction all take the same way."""
     import numpy as np
 
     _, sample, edge = np.unique(flow.edge, return_index=True, return_inverse=True)
-    crosses = [bool(flow.remote[number]) and crosses_link(flow.message(number)) for number in sample.tolist()]
-    return np.array(crosses, bool)[edge]
+    links = [links_of(flow.message(number)) if flow.remote[number] else None for number in sample.tolist()]
+    passed: Int32s = np.array([-1 if count is None else count for count in links], np.int32)[edge]
+    return passed
 
 
 class _Builder:
     """Numbers tasks (each rank's instructions in turn, then message by message) and collects edges."""
 
-    def __init__(self, flow: Flow, placed: Placed, mode: P2PMode, crossing: Bools) -> None:
+    def __init__(self, flow: Flow, placed: Placed, mode: P2PMode, links: Int32s) -> None:
         import numpy as np
 
         self._flow, self._placed, self._mode = flow, placed, mode
@@ -156,7 +186,8 @@ class _Builder:
         self._first = (np.cumsum(sizes) - sizes).astype(np.int32)  # per instruction, its task; of a post the POST
         self._compute = self._first[~self._is_post]
         self._sent = np.flatnonzero(flow.remote).astype(np.int32)
-        self._crossing = crossing[self._sent]
+        self._links = links[self._sent]
+        self._crossing = self._links >= 0
         self._before: list[Any] = []
         self._after: list[Any] = []
 
@@ -171,34 +202,70 @@ class _Builder:
         flow, sent = self._flow, self._sent
         send, recv = self._first[self._placed.send_at[sent]], self._first[self._placed.recv_at[sent]]
         placed_tasks = int(self._first[-1]) + 1 + int(self._is_post[-1])
-        per_message = 3 if buffered else 2
-        tasks = placed_tasks + per_message * len(sent)
-        move = np.arange(placed_tasks, tasks, per_message, dtype=np.int32)
-        arrive, copy = move + 1, move + 2
+        move, arrive, copy = self._message_tasks(placed_tasks, buffered=buffered)
+        has_copy = copy >= 0
+        onward_tasks = placed_tasks + 2 * len(sent) + int(has_copy.sum())
+        onward = self._go_on(onward_tasks, move, arrive)
+        tasks = onward_tasks + 3 * len(onward.move)
         self._chain(send, recv)
         self._edges(send, move)
         if self._mode != "posted-ahead":
             self._edges(recv, move)
         self._edges(move, arrive)
-        self._release(send, recv, move, arrive, copy if buffered else None)
+        self._release(send, recv, move, arrive, copy, buffered=buffered)
         # Of two actions that run as one, the second ends both.
         ready = self._compute[flow.closes[flow.maker]]
         ready[sent] = arrive
         self._edges(ready, self._compute[flow.opens[flow.taker] if interwoven else flow.taker])
         before, after = (np.concatenate(side).astype(np.int32) for side in (self._before, self._after))
-        of_message = {TaskKind.MOVE: move, TaskKind.ARRIVE: arrive} | ({TaskKind.COPY: copy} if buffered else {})
+        of_message = (
+            (TaskKind.MOVE, move, sent), (TaskKind.ARRIVE, arrive, sent),
+            (TaskKind.COPY, copy[has_copy], sent[has_copy]), (TaskKind.MOVE, onward.move, onward.message),
+            (TaskKind.ARRIVE, onward.head, onward.message), (TaskKind.ARRIVE, onward.tail, onward.message),
+        )  # fmt: skip
         return TaskGraph(
             flow, *self._told(tasks, of_message), self._leaves(tasks, recv, arrive),
-            before, after, rows_by(before, after, tasks), self._compute,
-            *(self._by_message(column) for column in (send, recv, move, arrive, copy if buffered else None)),
+            before, after, rows_by(before, after, tasks), self._compute, onward,
+            *(self._by_message(column) for column in (send, recv, move, arrive, copy)),
         )  # fmt: skip
+
+    def _message_tasks(self, first_task: int, *, buffered: bool) -> tuple[Int32s, Int32s, Int32s]:
+        """MOVE, ARRIVE and COPY of each message that is sent; -1 where it has no COPY."""
+        import numpy as np
+
+        count, each = len(self._sent), 3 if buffered else 2
+        move = np.arange(first_task, first_task + each * count, each, dtype=np.int32)
+        if buffered:
+            return move, move + 1, move + 2
+        copy = np.full(count, -1, np.int32)
+        several = self._links > 1
+        copy[several] = first_task + each * count + np.arange(int(several.sum()))
+        return move, move + 1, copy
+
+    def _go_on(self, first_task: int, move: Int32s, arrive: Int32s) -> Onward:
+        """Tasks of further links, message by message, and what they wait for but the start of a MOVE."""
+        import numpy as np
+
+        further = np.maximum(self._links - 1, 0)
+        of = np.repeat(np.arange(len(further)), further)  # per further link, the message among those that are sent
+        number = np.arange(len(of)) - (np.cumsum(further) - further)[of] + 1
+        tail = (first_task + 3 * np.arange(len(of))).astype(np.int32)
+        head, over = tail + 1, tail + 2
+        again = number > 1
+        leaving = np.where(again, over - 3, move[of])
+        self._edges(leaving, tail)
+        self._edges(tail[again] - 3, tail[again])
+        self._edges(head, over)
+        last = number == further[of]
+        self._edges(over[last], arrive[of[last]])
+        self._edges(tail[last], arrive[of[last]])
+        return Onward(self._sent[of], number.astype(np.int32), leaving, head, tail, over)
 
     def _by_message(self, column: Any) -> Int32s:
         import numpy as np
 
         all_messages = np.full(self._flow.messages, -1, np.int32)
-        if column is not None:
-            all_messages[self._sent] = column
+        all_messages[self._sent] = column
         return all_messages
 
     def _chain(self, send: Any, recv: Any) -> None:
@@ -233,22 +300,26 @@ class _Builder:
         follows = channel[turn][1:] == channel[turn][:-1]
         self._edges(posts[turn][:-1][follows] + 1, posts[turn][1:][follows])
 
-    def _release(self, send: Any, recv: Any, move: Any, arrive: Any, copy: Any) -> None:
+    def _release(self, send: Any, recv: Any, move: Any, arrive: Any, copy: Any, *, buffered: bool) -> None:
         """Say when the two posts of a message are over."""
-        if copy is not None:
-            self._edges(send, copy)
+        import numpy as np
+
+        has_copy = copy >= 0
+        self._edges((send if buffered else move)[has_copy], copy[has_copy])
+        left = np.where(has_copy, copy, move)
+        if buffered:
             self._edges(copy, send + 1)
         if self._mode == "grouped":
             # A blocking batch ends for the receiver when the bytes are there, for the sender when they have left, or
             # with what is buffered lie in their buffer: also beside a receive (as measured of Megatron's batches).
             self._edges(arrive, recv + 1)
-            if copy is None:
-                self._edges(move, send + 1)
+            if not buffered:
+                self._edges(left, send + 1)
             return
         posts = [recv]
-        if copy is None and self._mode == "posted-ahead":
-            self._edges(move, send + 1)
-        elif copy is None:
+        if not buffered and self._mode == "posted-ahead":
+            self._edges(left, send + 1)
+        elif not buffered:
             posts.append(send)
         # Operations issued one by one free their channel once both sides have met: the delay of a link
         # is spent outside the communicator (as measured with an emulated link).
@@ -270,7 +341,7 @@ class _Builder:
             leaves[recv[self._crossing] + 1] = -1
         return leaves
 
-    def _told(self, tasks: int, of_message: dict[TaskKind, Any]) -> tuple[Int8s, Int32s, Int32s]:
+    def _told(self, tasks: int, of_message: Sequence[tuple[TaskKind, Int32s, Int32s]]) -> tuple[Int8s, Int32s, Int32s]:
         """Kind, rank and subject of every task."""
         import numpy as np
 
@@ -281,9 +352,9 @@ class _Builder:
         kinds[posts], kinds[self._compute] = TaskKind.POST, TaskKind.COMPUTE
         ranks[self._first], ranks[posts + 1] = self._placed.rank, self._placed.rank[self._is_post]
         subjects[self._compute] = np.arange(len(self._compute))
-        for kind, at in of_message.items():
-            kinds[at], subjects[at] = kind, self._sent
-            ranks[at] = self._flow.rank[self._flow.maker[self._sent]]
+        for kind, at, messages in of_message:
+            kinds[at], subjects[at] = kind, messages
+            ranks[at] = self._flow.rank[self._flow.maker[messages]]
         return kinds, ranks, subjects
 
 

@@ -44,6 +44,10 @@ class Loop:
         self._durations: list[int] = durations.tolist()
         self._link_of: list[int] = link_of.tolist()
         self._free = [0] * (int(link_of.max(initial=-1)) + 1)  # per link, when it is free again
+        onward = graph.onward
+        self._heads: dict[int, int] = dict(zip(onward.leaving.tolist(), onward.head.tolist(), strict=True))
+        for head in self._heads.values():
+            self._needs[head] = 1  # the start of a MOVE
         self._devices = None if slowdown is None else _Devices(graph, slowdown)
         self._queue: list[tuple[int, int]] = []  # (end, task)
 
@@ -81,6 +85,9 @@ class Loop:
         if link >= 0:
             now = max(now, self._free[link])
             self._free[link] = now + duration
+            head = self._heads.get(task)
+            if head is not None:
+                self._begin(head, now)
         elif self._devices is not None and self._devices.is_compute(task):
             duration = self._devices.begin(task, now, duration)
         self.start[task] = now

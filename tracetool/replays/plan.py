@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Plan:
     """Nodes in an order in which each comes after all that it waits for.
 
-    The nodes are the tasks of the graph, and then one for each message over a link that several pairs of ranks share:
-    when it is ready.
+    The nodes are the tasks of the graph, then one for each message over a link that several pairs of ranks share: when
+    it is ready; and one for each MOVE that another link follows: when it starts.
 
     Attributes:
         order: Node at each place.
@@ -42,8 +42,9 @@ def make_plan(graph: TaskGraph, class_of: Int32s, link_of: Int32s, starts: Int64
     """Order everything.
 
     One pair of ranks has its messages ready in the order they are posted, in every mode: a rank's posts follow its
-    computes, and in one channel a post follows the end of the one before. At equal times the event loop keeps to task
-    numbers, which are the order of posts as well. Messages of one post count as of different pairs.
+    computes, and in one channel a post follows the end of the one before. In that order they also come to further
+    links of their path. At equal times the event loop keeps to task numbers, which are the order of posts as well.
+    Messages of one post count as of different pairs.
 
     Args:
         graph: The tasks.
@@ -75,6 +76,8 @@ def make_plan(graph: TaskGraph, class_of: Int32s, link_of: Int32s, starts: Int64
     after = np.concatenate([after, second, moves[shared]]).astype(np.int32)
     checked = follows & shared[1:] & (pairs[1:] != pairs[:-1])
     nodes = graph.tasks + int(shared.sum())
+    if len(graph.onward.move):
+        before, after, nodes = _with_starts(graph, before, after, nodes)
     found = _order(before, after, nodes, graph.successors if not len(moves) else None)
     if found is None:
         return None
@@ -88,15 +91,29 @@ def make_plan(graph: TaskGraph, class_of: Int32s, link_of: Int32s, starts: Int64
     )  # fmt: skip
 
 
+def _with_starts(graph: TaskGraph, before: Int32s, after: Int32s, nodes: int) -> tuple[Int32s, Int32s, int]:
+    """The edges and the number of nodes, with nodes for the starts of MOVEs that let heads of messages go on."""
+    import numpy as np
+
+    leaving, head = graph.onward.leaving, graph.onward.head
+    started = np.full(nodes, -1, np.int32)
+    started[leaving] = nodes + np.arange(len(leaving))
+    after = np.where(started[after] >= 0, started[after], after)
+    before = np.concatenate([before, started[leaving], started[leaving]])
+    return before, np.concatenate([after, leaving, head]).astype(np.int32), nodes + len(leaving)
+
+
 def _pairs(graph: TaskGraph, moves: Int32s) -> Int32s:
     """Per MOVE, a number for its pair of ranks; one more if its post has sent another message already."""
     import numpy as np
 
     flow = graph.flow
     messages = graph.subjects[moves]
-    posts = graph.send_post[messages]
+    sent, of = (messages, slice(None)) if not len(graph.onward.move) else np.unique(messages, return_inverse=True)
+    posts = graph.send_post[sent]
     repeats = np.ones(len(posts), np.int32)
     repeats[np.unique(posts, return_index=True)[1]] = 0
+    repeats = repeats[of]
     return 2 * (graph.ranks[moves] * len(flow.schedule.orders) + flow.dst_rank[messages]) + repeats
 
 

@@ -165,8 +165,8 @@ def _hops(costs: MeasuredCosts, shape: PipelineShape, scenario: Scenario) -> Cal
         ranks = shape.rank_of(src), shape.rank_of(dst)
         if ranks[0] == ranks[1]:
             return Hop()
-        link = scenario.topology.link(*ranks)
-        if link is None:
+        path = scenario.topology.path(*ranks)
+        if path is None:
             return Hop(latency_ns=costs.transfer_ns(src, kind))
         payload = costs.payload_bytes(src, kind)
         if payload is None:
@@ -175,6 +175,8 @@ def _hops(costs: MeasuredCosts, shape: PipelineShape, scenario: Scenario) -> Cal
                 "made for the link they cross.",
                 hint="sizes are recorded by torch 2.4 or newer, and Ascend Level1 and up",
             )
-        return Hop(link.latency_ns, link.occupancy_ns(payload), link.name)
+        # Of several links, orders are made for the one that a message occupies longest.
+        slowest = max(path, key=lambda link: link.occupancy_ns(payload), default=None)
+        return Hop(path.latency_ns, path.occupancy_ns(payload), None if slowest is None else slowest.name)
 
     return hop

@@ -109,7 +109,7 @@ def _kept(pipeline: Pipeline, scenario: Scenario) -> Scenario:
 
 def _without_speeds(scenario: Scenario) -> Scenario:
     links = tuple(Link(link.src_dc, link.dst_dc, 1, 0) for link in scenario.topology.links)
-    return replace(scenario, topology=replace(scenario.topology, links=links))
+    return replace(scenario, topology=replace(scenario.topology, links=links, free=False))
 
 
 class _Together:
@@ -124,7 +124,7 @@ class _Together:
         self._compiled = Compiled(
             schedule,
             mode,
-            scenario.topology,
+            replace(scenario.topology, free=False),
             buffered=pipeline.buffered,
             interwoven=scenario.interwoven,
             hosts_wait=pipeline.hosts_wait,

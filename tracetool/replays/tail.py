@@ -34,7 +34,7 @@ class LinkQueues:
         found = self._over_links(use)
         if found is None:
             return start_ns + use.own_ns
-        start = max(start_ns, *(self._free_ns.get(link, 0) for link in found.links))
+        start = max([start_ns, *(self._free_ns.get(link, 0) for link in found.links)])
         self._free_ns |= dict.fromkeys(found.links, start + found.occupied_ns)
         return start + found.duration_ns
 

@@ -243,8 +243,8 @@ def _way_ns(pipeline: Pipeline, shape: PipelineShape, topology: Topology) -> int
         here, there = shape.rank_of(stage), shape.rank_of(following)
         sent = pipeline.stages[shape.profile_of(stage)].forward_payload_bytes or 0
         back = pipeline.stages[shape.profile_of(following)].backward_payload_bytes or 0
-        for link, payload in ((topology.link(here, there), sent), (topology.link(there, here), back)):
-            if link is not None:
-                way += link.latency_ns + link.occupancy_ns(payload)
+        for path, payload in ((topology.path(here, there), sent), (topology.path(there, here), back)):
+            if path is not None:
+                way += path.latency_ns + path.occupancy_ns(payload)
         stage = following
     return way

@@ -276,7 +276,7 @@ def _hiding_depth(pipeline: Pipeline, scenario: Scenario, boundary: int, cycle_n
         ((boundary, boundary + 1), up.forward_payload_bytes),
         ((boundary + 1, boundary), down.backward_payload_bytes),
     ):
-        link = scenario.topology.link(*ranks)
-        if link is not None:
-            delay += link.latency_ns + link.occupancy_ns(payload or 0)
+        path = scenario.topology.path(*ranks)
+        if path is not None:
+            delay += path.latency_ns + path.occupancy_ns(payload or 0)
     return ceil(delay / cycle_ns) if cycle_ns else 0

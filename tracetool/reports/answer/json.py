@@ -74,7 +74,7 @@ def scenario_info(scenario: Scenario) -> ScenarioInfo:
     del own["topology"]
     # Who shares the links, asked for or found out.
     own["pipelines"] = scenario.pipelines_on_link
-    del places["pipelines"]
+    del places["pipelines"], places["free"]  # nobody asks for free links: results are compared with them
     places["dcs"] = list(scenario.topology.dcs)
     places["links"] = link_infos(scenario.topology)
     places["rank_dcs"] = [RankPlaceInfo(rank=rank, dc=dc) for rank, dc in scenario.topology.rank_dcs]

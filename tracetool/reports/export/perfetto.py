@@ -101,11 +101,11 @@ def _add_link_load(process: Process, timeline: Timeline, scenario: Scenario) -> 
     share = 1 / scenario.pipelines_on_link if topology is not scenario.topology else 1
     changes: dict[str, Counter[int]] = {link.name: Counter({0: 0}) for link in topology.links}
     for transfer in timeline.transfers:
-        link = topology.link(transfer.src_rank, transfer.dst_rank) if transfer.link else None
-        if link is not None:
-            change = changes[link.name]
-            change[transfer.start_ns] += 1
-            change[transfer.start_ns + link.occupancy_ns(transfer.payload_bytes or 0)] -= 1
+        begins = transfer.start_ns
+        for link in (topology.path(transfer.src_rank, transfer.dst_rank) or ()) if transfer.link else ():
+            changes[link.name][begins] += 1
+            changes[link.name][begins + link.occupancy_ns(transfer.payload_bytes or 0)] -= 1
+            begins += link.latency_ns
     own = " by this pipeline" if scenario.pipelines_on_link > 1 else ""
     for name, change in changes.items():
         times = sorted(change)

@@ -200,8 +200,8 @@ def _add_transfer(
 ) -> None:
     """The send, the receive, and the arrow between them."""
     span = transfer.start_ns, transfer.end_ns
-    link = topology.link(transfer.src_rank, transfer.dst_rank) if transfer.link else None
-    occupied = None if link is None else link.occupancy_ns(transfer.payload_bytes or 0)
+    path = topology.path(transfer.src_rank, transfer.dst_rank) if transfer.link else None
+    occupied = None if path is None else path.occupancy_ns(transfer.payload_bytes or 0)
     args = {
         "kind": _MOVED[transfer.kind],
         "microbatch": transfer.microbatch,
@@ -212,7 +212,7 @@ def _add_transfer(
         "payload_bytes": transfer.payload_bytes,
         "link": transfer.link,
         "link_occupied_ns": occupied,
-        "link_latency_ns": link and link.latency_ns,
+        "link_latency_ns": None if path is None else path.latency_ns,
         "send_wait_ns": transfer.start_ns - transfer.send_posted_ns,
         "receive_wait_ns": transfer.start_ns - transfer.recv_posted_ns,
     }

@@ -100,14 +100,14 @@ def draw_links(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None:
     busy: list[Box] = []
     flight: list[Box] = []
     for transfer in panel.timeline.transfers:
-        link = panel.topology.link(transfer.src_rank, transfer.dst_rank)
-        if link is None:
+        path = panel.topology.path(transfer.src_rank, transfer.dst_rank)
+        if not path:
             continue
         border = _border(panel, transfer)
-        gone = min(transfer.end_ns, transfer.start_ns + link.occupancy_ns(transfer.payload_bytes or 0))
+        gone = min(transfer.end_ns, transfer.start_ns + path.occupancy_ns(transfer.payload_bytes or 0))
         half = place.lane_in / 2
         pad = 0.08 * place.lane_in
-        down = panel.topology.dcs[border] == link.src_dc
+        down = panel.topology.dcs[border] == path[0].src_dc
         top = place.lanes_in[border] + (pad if down else half + pad / 2)
         bottom = top + half - 1.5 * pad
         busy.append((transfer.start_ns / MS, gone / MS, top, bottom))
