@@ -1,7 +1,7 @@
 """Every error a user can meet.
 
 TraceToolError                 exit 2
-├─ IngestError                 UnknownFormat · MalformedTrace · MissingRank · DuplicateRank
+├─ IngestError                 UnknownFormat · MalformedTrace · MissingRank (CopyableRank) · DuplicateRank
 ├─ ReconstructError            NoDeviceActivity · NoPipeline · UnmatchedTransfer
 ├─ ScheduleError               InvalidSchedule · ScheduleDeadlock · UnsupportedShape
 ├─ ScenarioError               BadQuantity · BadTopology · BadMeasurement
@@ -57,6 +57,10 @@ class MalformedTrace(IngestError):
 
 class MissingRank(IngestError):
     """A file does not say its rank, or ranks of the job are absent."""
+
+
+class CopyableRank(MissingRank):
+    """Ranks of a pipeline are absent, and others of the same stages can stand for them."""
 
 
 class DuplicateRank(IngestError):

@@ -133,7 +133,12 @@ def format_size(value_bytes: float) -> str:
 
 def format_bandwidth(value_bytes_per_s: float) -> str:
     """Format a bandwidth in both spellings, as ``25 Gbit/s (3.125 GB/s)``."""
-    return f"{value_bytes_per_s * 8 / 1e9:g} Gbit/s ({value_bytes_per_s / 1e9:g} GB/s)"
+    return f"{format_bits(value_bytes_per_s)} ({value_bytes_per_s / 1e9:g} GB/s)"
+
+
+def format_bits(value_bytes_per_s: float) -> str:
+    """Format a bandwidth in the first of them alone, as ``25 Gbit/s``."""
+    return f"{value_bytes_per_s * 8 / 1e9:g} Gbit/s"
 
 
 def format_ranges(numbers: Iterable[int]) -> str:

@@ -105,8 +105,15 @@ def test_a_baseline_of_before_replays_by_each_step_still_holds(capsys: pytest.Ca
 def test_what_was_taken_from_another_recording_is_another_question(
     capsys: pytest.CaptureFixture[str], base: Path
 ) -> None:
-    other = changed(base, "other", lambda made: made["notes"].append("--costs-from x.run: of its kernels"))
-    assert as_json(capsys, 1, base, other)["failures"] == ["the sides replayed different scenarios (taken)"]
+    other = changed(base, "other", lambda made: made["taken"].update(costs_from="ab12"))
+    assert as_json(capsys, 1, base, other)["failures"] == ["the sides replayed different scenarios (costs_from, taken)"]
+
+    def as_before(made: Json) -> None:
+        del made["taken"]
+        made["notes"].append("--costs-from x.run: of its kernels")
+
+    older = changed(base, "older", as_before)
+    assert as_json(capsys, 1, base, older)["failures"] == ["the sides replayed different scenarios (taken)"]
 
 
 def test_the_same_traces_twice_are_still_the_same(capsys: pytest.CaptureFixture[str], base: Path) -> None:

@@ -16,7 +16,7 @@ from tracetool.errors import AlreadyExists, StoreError
 from tracetool.model.pipeline import P2P_MODES
 from tracetool.store.parts import whole_file
 from tracetool.tables.fields import doc
-from tracetool.units import format_bandwidth, format_duration, format_size
+from tracetool.units import format_bits, format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -171,7 +171,7 @@ def _figures(report: ReportInfo) -> Iterator[tuple[dict[str, str], dict[str, flo
 def _words(scenario: Mapping[str, Any], result: ResultInfo) -> str:
     """A what-if in words, short enough for a line."""
     told = [
-        f"{link['src_dc']}→{link['dst_dc']} {format_bandwidth(link['bandwidth_bytes_per_s']).partition(' (')[0]} "
+        f"{link['src_dc']}→{link['dst_dc']} {format_bits(link['bandwidth_bytes_per_s'])} "
         f"{format_duration(link['latency_ns'])}"
         for link in scenario.get("links", ())
     ]

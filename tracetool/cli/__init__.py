@@ -109,10 +109,6 @@ def _told(error: BaseException) -> int:
         if hint:
             click.echo(_fitting(f"Hint: {hint}"), err=True)
         return error.exit_code if isinstance(error, TraceToolError) else 2
-    # DuckDB passes Ctrl-C on as an error of its own.
-    if "interrupted" in str(error).lower():
-        click.echo("Interrupted; nothing was left half-written.", err=True)
-        return 130
     with tempfile.NamedTemporaryFile("w", suffix=".txt", prefix="tracetool-", delete=False) as file:
         traceback.print_exception(error, file=file)
     click.echo(f"Unexpected error: {type(error).__name__}: {error}", err=True)

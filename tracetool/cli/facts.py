@@ -6,6 +6,7 @@ import shlex
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from tracetool.errors import CopyableRank
 from tracetool.reconstruction import notes_of_sources, unread_events
 from tracetool.reconstruction.closeup.host_gaps import notes_on_gaps
 from tracetool.reports.recording.findings import finding_lines
@@ -24,16 +25,17 @@ if TYPE_CHECKING:
 _SHOWN = 12
 
 
-def next_command(named: str, facts: SummaryInfo, dc: str | None = None) -> str:
+def next_command(named: str, run: Run, facts: SummaryInfo, dc: str | None = None) -> str:
     """The command that is useful after a Run was shown.
 
     Args:
         named: The Run as it was named, quoted for the shell.
+        run: The Run.
         facts: Its summary.
         dc: The map of data centres that was given.
     """
     pipeline = facts["pipeline"]
-    copying = "--copy-missing-ranks" in (pipeline["hint"] or "")
+    copying = run.manifest.get("reconstruction", {}).get("kind") == CopyableRank.__name__
     if pipeline["missing"] and not copying:
         table = "vendor_figures" if not facts["ranks"] else "events" if facts["events"] else "comms"
         column = {"vendor_figures": "metric", "events": "category", "comms": "operation"}[table]

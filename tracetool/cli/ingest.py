@@ -88,4 +88,4 @@ def ingest(
         return
     click.echo(f"wrote {output}")
     click.echo("\n".join(wrapped(summary_lines(summary))))
-    next_step(next_command(shlex.quote(str(output)), summary), quiet=quiet)
+    next_step(next_command(shlex.quote(str(output)), run, summary), quiet=quiet)

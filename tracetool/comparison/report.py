@@ -129,6 +129,10 @@ class TakenInfo(msgspec.Struct, kw_only=True):
     copied_ranks: Annotated[dict[int, int] | UnsetType, doc("Per rank that was not recorded, the rank copied.")] = UNSET
 
 
+_TAKEN = {f"--{member.replace('_', '-')}": member for member in ("costs_from", "memory_from")}
+"""What may be taken from another recording, as histories digest it, and its member."""
+
+
 class ChoiceInfo(msgspec.Struct, kw_only=True):
     """What was asked of one schedule; null where it was left to be chosen, or the schedule does not heed it."""
 
@@ -296,11 +300,17 @@ class ReportInfo(msgspec.Struct, kw_only=True):
 
         As many microbatches as were recorded are none asked for.
         """
-        noted = {note.split(" ")[0] for note in self.notes if note.startswith(("--costs-from", "--memory-from"))}
+        given = {flag: getattr(self.taken, member) for flag, member in _TAKEN.items()}
+        # Files of before these members say it in their notes alone.
+        noted = [
+            flag
+            for flag, digest in given.items()
+            if (any(note.startswith(flag) for note in self.notes) if digest is UNSET else digest is not None)
+        ]
         replayed = (*self.results, self.baseline)[0].microbatches
         return {
             **msgspec.to_builtins(self.scenario),
             **msgspec.to_builtins(self.taken, str_keys=True),
             "microbatches": None if replayed == self.step.microbatches else replayed,
-            "taken": sorted(noted),
+            "taken": noted,
         }

@@ -108,7 +108,8 @@ def derive(run: Run) -> Run:
     try:
         reconstruction = reconstruct(run, every_step=True, survey=survey, account=account)
     except (ReconstructError, ScheduleError, MissingRank) as error:
-        entry = {"missing": error.message, "hint": error.hint, "notes": account.notes}
+        kind = type(error).__name__
+        entry = {"missing": error.message, "kind": kind, "hint": error.hint, "notes": account.notes}
     else:
         tables |= tables_of(reconstruction, survey)
         _name_schedule(reconstruction, account)

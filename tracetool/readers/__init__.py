@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 ABSOLUTE_NS = 10**18
 """2001: times before it count from something else than 1970."""
 
+HOST_MEMORY, OTHER_MEMORY = "host memory", "memory of another device"
+DEVICE_MEMORY = "memory of the whole device, other processes included"
+MEMORY_LEFT = (HOST_MEMORY, OTHER_MEMORY, DEVICE_MEMORY)
+"""Why records of memory are skipped: a Run counts them under these."""
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -136,6 +141,7 @@ class SourceReport:
         skipped: Reason to number of records that no table needs.
         places: Reason to the first place (file, byte offset or line) where it was met, for those that have one.
         lost_bytes: Reason to size of the text that was dropped for it, where it is known.
+        damaged: Reasons of those dropped that are damage of the file, whoever uses what is left of it.
         notes: Facts worth telling the user.
         unread: Kinds of events that no table takes, of devices or unknown, with their number: what seems to be
             missing may be in them.
@@ -151,6 +157,7 @@ class SourceReport:
     skipped: Counter[str] = field(default_factory=Counter)
     places: dict[str, FilePlace] = field(default_factory=dict)
     lost_bytes: Counter[str] = field(default_factory=Counter)
+    damaged: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     unread: Counter[str] = field(default_factory=Counter)
     group_sizes: dict[str, int] = field(default_factory=dict)
@@ -158,10 +165,12 @@ class SourceReport:
     device: int | None = None
     first_ns: int | None = None
 
-    def drop(self, reason: str, place: FilePlace, count: int = 1) -> None:
+    def drop(self, reason: str, place: FilePlace, count: int = 1, *, is_damage: bool = False) -> None:
         """Count records that could not be used; the first place of each reason is kept."""
         self.dropped[reason] += count
         self.places.setdefault(reason, place)
+        if is_damage:
+            self.damaged.add(reason)
 
     def repair(self, reason: str, place: FilePlace, count: int = 1) -> None:
         """Count records changed while reading; the first place of each reason is kept."""

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tracetool.errors import MissingRank, NoDeviceActivity, NoPipeline, ReconstructError
+from tracetool.errors import CopyableRank, MissingRank, NoDeviceActivity, NoPipeline, ReconstructError
 from tracetool.model.choice import Taken
 from tracetool.reconstruction.actions.transfers import StageOp, buffers_sends, check_counts
 from tracetool.reconstruction.capture.account import Account, Finding
@@ -347,7 +347,7 @@ def _check_recorded(
     missing = [rank for rank in group.ranks if rank not in recorded]
     if missing:
         alone = without_source(group, pipelines, recorded)
-        raise MissingRank(
+        raise (MissingRank if alone else CopyableRank)(
             f"{len(group.ranks) - len(missing)} of {len(group.ranks)} pipeline ranks were recorded "
             f"(missing: {', '.join(map(str, missing))}).",
             hint=f"name the traces of the missing ranks, too: no other rank of the same stage as {format_ranks(alone)} "

@@ -334,7 +334,7 @@ class ChosenFiles:
 
     def _record_damage(self, report: SourceReport) -> None:
         """Say what is damaged in a text file, whether it is taken or a database has more."""
-        for reason in [r for r in report.dropped if r.startswith("damaged ")]:
+        for reason in [r for r in report.dropped if r in report.damaged]:
             self._report.drop(reason, report.places.pop(reason), report.dropped.pop(reason))
 
     def _fuller(self, what: str, offers: Sequence[tuple[str, list[T]]]) -> list[T] | None:

@@ -11,7 +11,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
-from tracetool.readers import FilePlace
+from tracetool.readers import DEVICE_MEMORY, FilePlace
 from tracetool.readers.ascend.memory import bounded, record_row
 from tracetool.readers.cann.db import Names, enumeration, known, whole
 from tracetool.readers.cann.kernels import CHUNK_ROWS, PhaseKernel, is_communication, mark_of
@@ -282,7 +282,7 @@ def memory_rows(
             continue
         report.rows += 1
         if (names.text(kind) or "").lower() != "app":
-            report.skipped["memory of the whole device, other processes included"] += 1
+            report.skipped[DEVICE_MEMORY] += 1
             continue
         moment = span(time, time, (database, "NPU_MEM", number), report)
         in_parts = (bounded(ddr), bounded(hbm))

@@ -74,7 +74,7 @@ def _one_by_one(path: Path, text: bytes, kind: type[T], report: SourceReport) ->
 
     def check(until: int) -> None:
         if _BETWEEN.fullmatch(text, end, until) is None:
-            report.drop(f"damaged text in {path.name}", FilePlace(str(path), end))
+            report.drop(f"damaged text in {path.name}", FilePlace(str(path), end), is_damage=True)
 
     while (match := _KEY.search(text, at)) is not None:
         at = match.end()
@@ -88,7 +88,7 @@ def _one_by_one(path: Path, text: bytes, kind: type[T], report: SourceReport) ->
             operation = decoder.decode(value)
             key = match[3].decode()
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            report.drop(f"damaged operation in {path.name}", FilePlace(str(path), match.start()))
+            report.drop(f"damaged operation in {path.name}", FilePlace(str(path), match.start()), is_damage=True)
             # What is inside is no operation: what is wrong with it was told.
             following = _KEY.search(text, at)
             at = end = following.start() if following else len(text)

@@ -7,6 +7,7 @@ import re
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from tracetool.readers import HOST_MEMORY
 from tracetool.readers.chrome.columns import Field
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class EventBatch:
         on_device = (kinds != _HOST) & (kinds != ABSENT)
         on_host = int(np.count_nonzero(rows & ~on_device))
         if on_host:
-            self._report.skipped["host memory"] += on_host
+            self._report.skipped[HOST_MEMORY] += on_host
         rows &= on_device & self._timed
         names = ("Bytes", "Total Allocated", "Total Reserved", "Device Id", "Addr")
         values = [_array(self._table.column(n))[rows] for n in names]

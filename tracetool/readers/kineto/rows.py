@@ -9,7 +9,7 @@ from dataclasses import replace
 from sys import intern
 from typing import TYPE_CHECKING
 
-from tracetool.readers import ABSOLUTE_NS, rows_table
+from tracetool.readers import ABSOLUTE_NS, OTHER_MEMORY, rows_table
 from tracetool.readers.files.repeats import TWICE, Repeats
 from tracetool.readers.files.spill import Spill
 from tracetool.readers.kineto.assign import RankEvidence, most_frequent
@@ -210,7 +210,7 @@ class EventRows:
             own = np.ones(block.shape[1], bool)
             if self.device is not None:
                 own = (block[4] == self.device) | (block[4] == ABSENT)
-                self._report.skipped["memory of another device"] += int(np.count_nonzero(~own))
+                self._report.skipped[OTHER_MEMORY] += int(np.count_nonzero(~own))
             rows = np.flatnonzero(own)
             yield self._memory_rows(block, rows[np.argsort(block[0][rows], kind="stable")])
 

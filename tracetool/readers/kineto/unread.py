@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tracetool.readers import HOST_MEMORY, OTHER_MEMORY
 from tracetool.units import format_count
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _ASIDE = frozenset({
     "cuda_sync", "cuda_event", "cuda_profiler_range", "xpu_sync", "xpu_scope_profiler", "hardware_counters",
     "mtia_counters", "ac2g", "fwdbwd", "async", "async_cpu_to_gpu", "async_gpu", "no category",
     # Reasons why events of kinds that are read were left.
-    "instants", "host memory", "memory of another device",
+    "instants", HOST_MEMORY, OTHER_MEMORY,
 })  # fmt: skip
 
 

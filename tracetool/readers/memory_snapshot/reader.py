@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracetool.errors import IngestError, MalformedTrace
-from tracetool.readers import Claim, FilePlace, Identity, Source, rows_table
+from tracetool.readers import OTHER_MEMORY, Claim, Identity, FilePlace, Source, rows_table
 from tracetool.readers.files.byte_stream import ByteStream
 from tracetool.readers.memory_snapshot.pickle import MOST_BYTES, is_pickle, plain_data
 from tracetool.units import format_size
@@ -133,7 +133,7 @@ class _Snapshot:
         report.device = self._device
         self._history = traces[self._device]
         if others := sum(lengths) - max(lengths):
-            report.skipped["memory of another device"] += others
+            report.skipped[OTHER_MEMORY] += others
         self._segments = [s for s in segments if _whole(s.get("device", 0)) == self._device]
         self._live = _live_blocks(self._segments)
         if (count := len(_items(top.get("external_annotations")))) > 0:

@@ -66,7 +66,7 @@ def verdict(answer: Answer, best: Result | None = None) -> Verdict:
     headline = _headline(answer, best)
     return Verdict(
         best,
-        headline[0].upper() + headline[1:] if headline.startswith("the ") else headline,
+        headline[0].upper() + headline[1:] if best.schedule == "observed" else headline,
         tuple(_figures(answer, best)),
         tuple(_points(answer, best)),
     )

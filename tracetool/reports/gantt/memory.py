@@ -65,7 +65,7 @@ def curve_marks(panels: Sequence[Panel]) -> list[Artist]:
 
     marks: list[Artist] = []
     for panel, worst in _known_panels(panels):
-        text = f"{panel.name.partition(':')[0]}: rank {panel.timeline.global_ranks[worst.rank]}, "
+        text = f"{panel.role}: rank {panel.timeline.global_ranks[worst.rank]}, "
         text += f"peak {format_size(worst.peak_bytes)}"
         if worst.needed_bytes > worst.peak_bytes:
             text += f", occupied {format_size(worst.needed_bytes)} (○)"

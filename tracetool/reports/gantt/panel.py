@@ -22,7 +22,8 @@ class Panel:
     """One timeline of the picture, with what is said about it.
 
     Attributes:
-        name: Its name, set in bold.
+        role: What it is of an answer, as in ``Baseline``.
+        schedule: The schedule's name.
         details: The rest of its title, part by part.
         timeline: What to draw.
         metrics: Metrics of the timeline.
@@ -36,7 +37,8 @@ class Panel:
         idles: Its idle time by cause; empty where causes are not known.
     """
 
-    name: str
+    role: str
+    schedule: str
     details: tuple[str, ...]
     timeline: Timeline
     metrics: Metrics
@@ -48,6 +50,11 @@ class Panel:
     compared_ns: int | None = None
     error_ratio: float | None = None
     idles: Sequence[Idle] = ()
+
+    @property
+    def name(self) -> str:
+        """Its name, set in bold."""
+        return f"{self.role}: {self.schedule}"
 
     @property
     def ranks(self) -> int:

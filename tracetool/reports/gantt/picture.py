@@ -88,7 +88,8 @@ def panels_of(answer: Answer, result: Result) -> list[Panel]:
     known = answer.observed_schedule or "unknown schedule"
     without = ["measured without these links"] if answer.scenario.topology.links else []
     observed = _panel(
-        f"Observed: {known}",
+        "Observed",
+        known,
         answer.observed,
         answer.observed_metrics,
         answer.pipeline.p2p,
@@ -114,7 +115,8 @@ def _replayed(answer: Answer, result: Result, role: str) -> Panel:
     extra = [] if result.extra_forwards is None else [_extra_text(result.extra_forwards)]
     return replace(
         _panel(
-            f"{role}: {schedule}",
+            role,
+            schedule,
             result.timeline,
             result.metrics,
             result.p2p,
@@ -130,7 +132,8 @@ def _replayed(answer: Answer, result: Result, role: str) -> Panel:
 
 
 def _panel(
-    name: str,
+    role: str,
+    schedule: str,
     timeline: Timeline,
     metrics: Metrics,
     p2p: P2PMode,
@@ -149,7 +152,7 @@ def _panel(
         f"bubble_ratio {metrics.bubble_ratio:.1%}",
         *after,
     )
-    return Panel(name, details, timeline, metrics, microbatches, idles=idles)
+    return Panel(role, schedule, details, timeline, metrics, microbatches, idles=idles)
 
 
 def _complaint(result: Result, hbm_bytes: int | None) -> str | None:

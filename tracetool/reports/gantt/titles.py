@@ -65,19 +65,18 @@ def draw_title(axes: Axes, panel: Panel, width_pt: float) -> None:
     for number, line in enumerate(reversed(title.lines)):
         _above(axes, line.text, 2 + LINE_IN * PT * number, _DETAILS_PT, line.colour, is_bold=line.is_bold)
     bottom = 2 + LINE_IN * PT * len(title.lines)
-    _above(axes, _fitting(panel.name, width_pt), bottom, _NAME_PT, "black", is_bold=True)
+    _above(axes, _fitting(panel, width_pt), bottom, _NAME_PT, "black", is_bold=True)
     left = text_width_pt(panel.name, _NAME_PT, bold=True) + _BETWEEN_PT
     _above(axes, title.beside, bottom, _DETAILS_PT, "black", left=left)
 
 
-def _fitting(name: str, width_pt: float) -> str:
+def _fitting(panel: Panel, width_pt: float) -> str:
     """A name that is too long for a line, without its beginning: the end of a path says more."""
-    role, separator, schedule = name.partition(": ")
-    shown = schedule
-    while text_width_pt(f"{role}{separator}{shown}", _NAME_PT, bold=True) > width_pt and len(schedule) > 1:
+    shown, schedule = panel.name, panel.schedule
+    while text_width_pt(shown, _NAME_PT, bold=True) > width_pt and len(schedule) > 1:
         schedule = schedule[1:]
-        shown = f"…{schedule}"
-    return f"{role}{separator}{shown}"
+        shown = f"{panel.role}: …{schedule}"
+    return shown
 
 
 def _above(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from tracetool.readers import MEMORY_LEFT
 from tracetool.reconstruction import unread_events
 from tracetool.tables.fields import doc
 from tracetool.units import format_count, format_ranks
@@ -127,7 +128,7 @@ def _memory_left(run: Run) -> str:
     """Records of other memory that the traces hold."""
     counts = Counter({
         reason: count for source in run.manifest["sources"] for reason, count in source["skipped"].items()
-        if count and "memory" in reason
+        if count and reason in MEMORY_LEFT
     })  # fmt: skip
     return ", ".join(f"{format_count(count, 'record')} ({reason})" for reason, count in counts.items())
 

@@ -66,6 +66,7 @@ class Cell:
         gain_ratio: Its step over that of the recorded order, minus one; None without one.
         is_limited: Whether one that does not fit is faster.
         is_unfit: Whether none fits, for lack of memory.
+        is_unproven: Whether nothing like the schedule to run was ever measured.
     """
 
     label: str | None
@@ -73,6 +74,7 @@ class Cell:
     gain_ratio: float | None
     is_limited: bool
     is_unfit: bool
+    is_unproven: bool = False
 
 
 Cells = dict[tuple[int, int], Cell]
@@ -117,8 +119,9 @@ def _cell(points: Sequence[tuple[str, SweepPoint]], best: Best | None) -> Cell:
     base = next((step for label, step, _ in ran if label == REFERENCE), None)
     base = best.now.step_ns if best is not None and best.now is not None else base
     gain = None if base is None else step / base - 1
-    marked = f"{label} {UNPROVEN_MARK}" if point.evidence == "unproven" else label
-    return Cell(marked, step, gain, is_limited=bool(unfit) and min(unfit) < step, is_unfit=False)
+    unproven = point.evidence == "unproven"
+    marked = f"{label} {UNPROVEN_MARK}" if unproven else label
+    return Cell(marked, step, gain, is_limited=bool(unfit) and min(unfit) < step, is_unfit=False, is_unproven=unproven)
 
 
 def _chosen(points: Sequence[tuple[str, SweepPoint]], best: Best | None) -> tuple[str, SweepPoint] | None:
@@ -206,7 +209,7 @@ def _heads(sweep: Sweep, facets: int, found: Sequence[Cell], cell_in: tuple[floa
         said.append(f"in each cell: {against}")
     else:
         said.append(f"in each cell: step, and its {against}" if has_base else "in each cell: step")
-    if any(cell.label is not None and cell.label.endswith(f" {UNPROVEN_MARK}") for cell in found):
+    if any(cell.is_unproven for cell in found):
         said.append(f"{UNPROVEN_MARK}: unproven, {UNPROVEN_TEXT}")
     lost = sum(point.step_ns is None for point in sweep.points)
     if lost:

@@ -227,10 +227,11 @@ class _Results:
         """Name of its schedule, with how transfers are issued where that differs."""
         return _name(point) + (f" {point.p2p}" if len(self._modes.get(point.schedule, ())) > 1 else "")
 
-    def of(self, point: SweepPoint) -> Cells:
-        """The cells."""
+    def of(self, point: SweepPoint, *, alone: bool = False) -> Cells:
+        """The cells; alone those that hold it against no other one and no limit."""
         base = self._base.get(_key(point, self._axes))
         change = None if base is None or base is point or not base.step_ns else (point.step_ns or 0) / base.step_ns - 1
+        against = "" if change is None or base is None else self._change(base, point, change)
         fits = ""
         if point.hbm_bytes is not None:
             fits = {True: "maybe" if point.is_near_the_limit else "yes", None: "unknown", False: "NO"}[point.feasible]
@@ -238,10 +239,10 @@ class _Results:
             "step\nms": _ms(point.step_ns),
             "±": error_text(point),
             "per m\nms": _ms(point.step_ns_per_microbatch) if self._several else "",
-            f"vs\n{self._first}": "" if change is None or base is None else self._change(base, point, change),
+            **({} if alone else {f"vs\n{self._first}": against}),
             "bubble": "" if point.bubble_ratio is None else f"{point.bubble_ratio:.1%}",
             "needs\nGiB": "" if point.needed_bytes is None else f"{point.needed_bytes / 2**30:.2f}",
-            "fits": fits,
+            **({} if alone else {"fits": fits}),
         }
 
     def _change(self, base: SweepPoint, point: SweepPoint, change: float) -> str:
@@ -363,7 +364,7 @@ def _pareto(found: Sweep, price: Price) -> list[str]:
         {"no point beats": cells.name(p)}
         | _along(p, axes)
         | {"link cost": f"{p.link_cost or 0:,.0f}"}
-        | {head: cell for head, cell in cells.of(p).items() if head != "fits" and not head.startswith("vs")}
+        | cells.of(p, alone=True)
         for p in (unique[place] for place in shown)
     ]
     more = len(unique) - len(shown)
