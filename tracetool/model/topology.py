@@ -153,7 +153,7 @@ class Topology:
         return Path(() if self.free else links)
 
     def _link(self, src: str, dst: str) -> Link | None:
-        return next((link for link in self.links if (link.src_dc, link.dst_dc) == (src, dst)), None)
+        return next((link for link in self.links if link.src_dc == src and link.dst_dc == dst), None)
 
     def boundaries(self) -> tuple[int, ...]:
         """Pipeline ranks r for which r and r + 1 sit in different DCs; of a partial map those that a link joins."""

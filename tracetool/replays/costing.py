@@ -113,14 +113,17 @@ class TaskCosts:
         transfer = self.measured.transfer_ns(way.message.src_stage, way.message.kind)
         if way.path is None:
             return [transfer, 0, transfer]
-        links = self._path(topology, way.message) or ()
-        size = self._link_bytes(way.message) if links else 0
-        spare = [0] * (1 + len(way.further) - len(links))
-        occupied = [link.occupancy_ns(size) for link in links] + spare
-        *latencies, latest = [link.latency_ns for link in links] + spare
-        copy = transfer if buffered else max(occupied) - occupied[0]
+        links = self._path(topology, way.message)
+        if not links:
+            return [0, transfer, transfer if buffered else 0, *[0, 0] * len(way.further)]
+        size = self._link_bytes(way.message)
         # What a message takes inside a DC (copies, launch) it takes over links as well.
-        return [occupied[0], latest + transfer, copy, *chain(*zip(latencies, occupied[1:], strict=True))]
+        if len(links) == 1:
+            return [links[0].occupancy_ns(size), links[0].latency_ns + transfer, transfer]
+        first, *occupied = [link.occupancy_ns(size) for link in links]
+        *latencies, latest = [link.latency_ns for link in links]
+        copy = transfer if buffered else max(first, *occupied) - first
+        return [first, latest + transfer, copy, *chain(*zip(latencies, occupied, strict=True))]
 
     def path(self, message: Message) -> Path | None:
         """The links a message passes; None inside a DC."""
