@@ -17,6 +17,7 @@ from tracetool.model.action import ActionKind
 from tracetool.model.collective import CollectiveUse
 from tracetool.model.pipeline import TailPart
 from tracetool.model.scenario import LINK_SHARINGS, LinkSharing, Scenario
+from tracetool.model.timeline import Op
 from tracetool.model.topology import Link, Topology
 from tracetool.replays import replay
 from tracetool.replays.scenarios import replay_many
@@ -200,7 +201,7 @@ def met(
     (many,) = replay_many(pipe, build_schedule("1f1b", pipe.observed.shape), [asked])
     assert many.step_ns == max(op.end_ns for op in timeline.ops)
     by_rank = [[op for op in timeline.ops if op.rank == rank] for rank in range(ranks)]
-    return [(max(op.end_ns for op in ops if op.stage >= 0), max(op.end_ns for op in ops)) for ops in by_rank]
+    return [(max(op.end_ns for op in ops if isinstance(op, Op)), max(op.end_ns for op in ops)) for ops in by_rank]
 
 
 @pytest.mark.parametrize(

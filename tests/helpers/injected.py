@@ -16,6 +16,7 @@ import polars as pl
 
 from tracetool.model.metrics import measure
 from tracetool.model.scenario import Scenario
+from tracetool.model.timeline import RankOp
 from tracetool.replays import replay
 from tracetool.store.run import Run, RunWriter
 from tracetool.tables.run import TABLES
@@ -87,7 +88,7 @@ def injected(run: Run, looks: Sequence[RecordedStep], change: Callable[[Pipeline
             (o.stage, o.kind, o.microbatch): (a.start_ns - o.start_ns, a.end_ns - o.end_ns)
             for o, a in zip(before.computes(), after.computes(), strict=True)
         }
-        tails = [[op for op in side.ops if op.stage < 0] for side in (before, after)]
+        tails = [[op for op in side.ops if isinstance(op, RankOp)] for side in (before, after)]
         for position, rank in enumerate(before.global_ranks):
             anchors[rank].append((look.step.spans[rank][0], grown))
             for s in look.work.ranks[rank].segments:

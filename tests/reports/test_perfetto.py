@@ -85,13 +85,14 @@ def test_tracks_sort_by_rank() -> None:
 @pytest.mark.parametrize("name", timelines())
 def test_every_op_is_there_to_the_ns(name: str) -> None:
     rows = {
-        (int(track.split()[1]), s.start, s.end, s.args["kind"], s.args.get("stage", -1), s.args.get("microbatch", -1))
+        (int(track.split()[1]), s.start, s.end, s.args["kind"], s.args.get("stage"), s.args.get("microbatch"))
         for (process, track), slices in trace().slices.items()
         if process == name and "compute" in track
         for s in slices
     }
     ops = timelines()[name].ops
-    assert rows == {(o.rank, o.start_ns, o.end_ns, o.kind.name.lower(), o.stage, o.microbatch) for o in ops}
+    placed = [(o, (o.stage, o.microbatch) if isinstance(o, Op) else (None, None)) for o in ops]
+    assert rows == {(o.rank, o.start_ns, o.end_ns, o.kind.name.lower(), *place) for o, place in placed}
     assert len(ops) == RANKS * (2 * MICROBATCHES + 1)
 
 

@@ -12,6 +12,7 @@ from tracetool.model.action import Action, ActionKind
 from tracetool.model.metrics import measure
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape, Schedule
+from tracetool.model.timeline import RankOp
 from tracetool.replays import replay
 from tracetool.schedules import build_schedule
 from tracetool.whatif.answer import answer
@@ -48,7 +49,7 @@ def test_ranks_hold_and_run_the_stages_of_both_copies() -> None:
     # By Chimera's slots rank 0 has the forwards of stage 0 in slots 0, 2, 8, 10, their backwards in 7, 9, 15, 17; those
     # of stage 7, the copy of 3, in 3, 5, 11, 13, backwards one slot later: at most two of stage 0 and one of stage 7.
     assert max(level for _, level in curves[0]) == 900 + 2 * 1 + 1000
-    tails = [op for op in done.timeline.ops if op.stage < 0]
+    tails = [op for op in done.timeline.ops if isinstance(op, RankOp)]
     assert [(op.rank, op.duration_ns) for op in tails] == [(r, 7) for r in range(4) for _ in range(2)]
 
 

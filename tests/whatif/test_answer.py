@@ -162,7 +162,7 @@ def test_memory_below_1f1b_is_infeasible_by_exact_bytes(missing: int) -> None:
         # The last warm-up forward of rank 0, its p-th, is the first to exceed the limit; forwards run back to back.
         # With so much missing that p - 1 activations do not fit either, an earlier one is.
         nth = P - 1 - (missing - 1) // HELD
-        first = next(op for op in result.timeline.ops if (op.rank, op.kind, op.microbatch) == (0, "F", nth))
+        first = next(op for op in result.timeline.computes() if (op.rank, op.kind, op.microbatch) == (0, "F", nth))
         assert result.shortage == Shortage(rank=0, missing_bytes=missing, first=Violation(0, nth * F, first))
     assert done.results[1].extra_forwards == (0,) * P
     assert done.results[1].remark is not None

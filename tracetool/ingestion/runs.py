@@ -12,6 +12,7 @@ from tracetool.ingestion.recording import keep_recording
 from tracetool.model.action import ActionKind
 from tracetool.model.metrics import METRICS, measure
 from tracetool.model.pipeline import BY_EDGE
+from tracetool.model.timeline import RankOp
 from tracetool.model.topology import Topology
 from tracetool.readers import rows_table
 from tracetool.reconstruction import Reconstruction, reconstruct
@@ -23,6 +24,7 @@ from tracetool.reconstruction.steps.steps import step_facts
 from tracetool.schedules.recognise import best_fit
 from tracetool.store.paths import as_paths
 from tracetool.store.run import Run, is_run
+from tracetool.tables.run import WHOLE_RANK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
     from tracetool.causes.idle import Idle
     from tracetool.ingestion import Progress
-    from tracetool.model.timeline import Timeline
+    from tracetool.model.timeline import Op, Timeline
     from tracetool.reconstruction.capture.survey import Survey
 
 _ENTRY = "reconstruction"
@@ -179,6 +181,12 @@ def idle_table(timeline: Timeline, idles: Sequence[Idle]) -> pa.Table:
     return rows_table("idles", rows)
 
 
+def _place_of(op: Op | RankOp) -> tuple[int, str, int]:
+    if isinstance(op, RankOp):
+        return WHOLE_RANK, op.kind.value, WHOLE_RANK
+    return op.stage, op.kind.value, op.microbatch
+
+
 def timeline_tables(timeline: Timeline) -> dict[str, pa.Table]:
     """A Timeline as the tables ops, transfers, memory_curve and metrics, with global ranks."""
     name, ranks = timeline.name, timeline.global_ranks
@@ -186,7 +194,7 @@ def timeline_tables(timeline: Timeline) -> dict[str, pa.Table]:
         "ops": rows_table(
             "ops",
             [
-                (name, ranks[o.rank], o.stage, o.kind.value, o.microbatch, o.start_ns, o.duration_ns)
+                (name, ranks[o.rank], *_place_of(o), o.start_ns, o.duration_ns)
                 for o in timeline.ops
             ],
         ),

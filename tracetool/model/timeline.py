@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One action on one pipeline rank; times in ns from the start of the pipeline window."""
+    """One compute of a microbatch on one pipeline rank; times in ns from the start of the pipeline window."""
 
     rank: int
     stage: int
@@ -31,8 +31,28 @@ class Op:
 
     @property
     def text(self) -> str:
-        """What it is, as in ``2F0``; of a rank-wide one its kind, as in ``OPTIMIZER``."""
-        return self.kind.value if self.stage < 0 else f"{self.stage}{self.kind.value}{self.microbatch}"
+        """What it is, as in ``2F0``."""
+        return f"{self.stage}{self.kind.value}{self.microbatch}"
+
+
+@dataclass(frozen=True, slots=True)
+class RankOp:
+    """What a whole rank does after its pipeline: it reduces gradients, or its optimizer runs; times as of an ``Op``."""
+
+    rank: int
+    kind: ActionKind
+    start_ns: int
+    duration_ns: int
+
+    @property
+    def end_ns(self) -> int:
+        """End of it."""
+        return self.start_ns + self.duration_ns
+
+    @property
+    def text(self) -> str:
+        """What it is, as in ``OPTIMIZER``."""
+        return self.kind.value
 
 
 MemoryCurve = tuple[tuple[int, int], ...]
@@ -109,7 +129,7 @@ class Timeline:
     Attributes:
         name: ``observed``, or the name of the replayed schedule.
         global_ranks: Global rank of each pipeline rank.
-        ops: Computes of one microbatch (F, B, I, W, R), then the rank-wide ones (stage and microbatch -1).
+        ops: Computes of one microbatch (F, B, I, W, R), then the rank-wide ones.
         transfers: Messages between stages.
         memory: Per pipeline rank, (time, allocated bytes) at every change; None if unknown.
         overhead_bytes: Per pipeline rank, device memory occupied beyond the highest allocation, as measured; None, or
@@ -119,7 +139,7 @@ class Timeline:
 
     name: str
     global_ranks: tuple[int, ...]
-    ops: tuple[Op, ...]
+    ops: tuple[Op | RankOp, ...]
     transfers: tuple[Transfer, ...]
     memory: tuple[MemoryCurve | None, ...]
     overhead_bytes: tuple[int | None, ...] = ()
@@ -131,4 +151,4 @@ class Timeline:
 
     def computes(self) -> tuple[Op, ...]:
         """The ops of the pipeline window, without gradient reduction and optimizer."""
-        return tuple(op for op in self.ops if op.stage >= 0)
+        return tuple(op for op in self.ops if isinstance(op, Op))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracetool.model.timeline import Op, Timeline
+from tracetool.model.timeline import Op, RankOp, Timeline
 from tracetool.reconstruction.actions.transfers import shifted
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def observed_timeline(
         origin: Aligned time at which the Timeline begins, ns.
     """
     ops: list[Op] = []
-    tails: list[Op] = []
+    tails: list[RankOp] = []
     for position, rank in enumerate(group.ranks):
         mine = [
             Op(
@@ -51,7 +51,7 @@ def observed_timeline(
         ops += mine
         at = max(op.end_ns for op in mine)
         for part in work[rank].tail:
-            tails.append(Op(position, -1, part.kind, -1, at, part.duration_ns))
+            tails.append(RankOp(position, part.kind, at, part.duration_ns))
             at += part.duration_ns
     return Timeline(
         name="observed",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule
-    from tracetool.model.timeline import Op
+    from tracetool.model.timeline import RankOp
     from tracetool.model.topology import Path, Topology
     from tracetool.replays.compiled import Compiled, Way
     from tracetool.replays.flow import Int64s
@@ -44,7 +44,7 @@ class TaskCosts:
         self._tails = [self.measured.tail(rank) for rank in ranks]
         self._overlapped = [self.measured.overlapped(rank) for rank in ranks]
 
-    def tails(self, ends_ns: Sequence[int]) -> list[Op]:
+    def tails(self, ends_ns: Sequence[int]) -> list[RankOp]:
         """What follows the last compute of each rank, given when that ended."""
         if not self.measured.crosses:
             return run_tails(ends_ns, self._tails)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule
-    from tracetool.model.timeline import Op
+    from tracetool.model.timeline import RankOp
     from tracetool.model.topology import Topology
 
 
@@ -150,7 +150,7 @@ class _Together:
         return [_slowest_step(of_ranks, self._costs.tails(of_ranks), busy) for of_ranks, busy in both]
 
 
-def _slowest_step(ends_ns: Sequence[int], tails: Sequence[Op], compute_ns: Sequence[int]) -> StepTimes:
+def _slowest_step(ends_ns: Sequence[int], tails: Sequence[RankOp], compute_ns: Sequence[int]) -> StepTimes:
     """Times of the pipeline that ends last, the first of several.
 
     Args:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.costs.over_links import pipelines_joined
 from tracetool.errors import UnsupportedShape
+from tracetool.model.timeline import Op
 
 if TYPE_CHECKING:
     from tracetool.model.collective import CollectiveUse
@@ -127,7 +128,9 @@ def slowest(timeline: Timeline, ranks: int, stages: int) -> Timeline:
         timeline,
         global_ranks=timeline.global_ranks[:ranks],
         ops=tuple(
-            replace(op, rank=op.rank - first_rank, stage=op.stage - first_stage if op.stage >= 0 else op.stage)
+            replace(op, rank=op.rank - first_rank, stage=op.stage - first_stage)
+            if isinstance(op, Op)
+            else replace(op, rank=op.rank - first_rank)
             for op in timeline.ops
             if op.rank in mine
         ),

@@ -6,7 +6,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from tracetool.model.action import ActionKind
-from tracetool.model.timeline import Op
+from tracetool.model.timeline import RankOp
 from tracetool.replays.meetings import Visit, run_visits
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def run_tails(
     tails: Sequence[Sequence[TailPart]],
     overlapped: Sequence[Sequence[CollectiveUse]] = (),
     queues: LinkQueues | None = None,
-) -> list[Op]:
+) -> list[RankOp]:
     """Run every rank's tail.
 
     A collective over links begins when all ranks that have it here have come to it, moves its bytes once, and ends
@@ -74,22 +74,22 @@ def run_tails(
             lanes.append([*(_beside(use, end) for use in uses), Visit(0, _through(rank))])
             begins.append(end - max(use.lead_ns for use in uses))
     spans = run_visits(begins, lanes, queues.end_ns)
-    ops: list[Op] = []
+    ops: list[RankOp] = []
     for rank, (end, tail) in enumerate(zip(ends_ns, tails, strict=True)):
         ahead = len(_begin(rank, end, beside[rank]))
         begun = spans[rank][ahead - 1].end_ns if ahead else end
         if begun > end:
-            ops.append(Op(rank, -1, ActionKind.REDUCE_GRAD, -1, end, begun - end))
+            ops.append(RankOp(rank, ActionKind.REDUCE_GRAD, end, begun - end))
         ops += _ops(rank, [(part, len(_visits(part))) for part in tail], spans[rank][ahead:])
     return ops
 
 
-def _ops(rank: int, parts: Sequence[tuple[TailPart, int]], spans: Sequence[Span]) -> list[Op]:
+def _ops(rank: int, parts: Sequence[tuple[TailPart, int]], spans: Sequence[Span]) -> list[RankOp]:
     """Parts, each of so many visits, as ops."""
     ops, at = [], iter(spans)
     for part, visits in parts:
         mine = list(islice(at, visits))
-        ops.append(Op(rank, -1, part.kind, -1, mine[0].start_ns, mine[-1].end_ns - mine[0].start_ns))
+        ops.append(RankOp(rank, part.kind, mine[0].start_ns, mine[-1].end_ns - mine[0].start_ns))
     return ops
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracetool.errors import MissingRank, ReconstructError, ScheduleError
+from tracetool.model.timeline import RankOp
 from tracetool.reconstruction import reconstruct
 from tracetool.reconstruction.capture.account import Account
 from tracetool.reconstruction.capture.groups import left_out_note
@@ -163,6 +164,6 @@ def _job_step(
 def _bounds(found: Reconstruction, position: int, rank: int) -> Bounds:
     segments = found.segments[rank]
     last = max(s.end_ns for s in segments)
-    after = sum(op.duration_ns for op in found.observed.ops if op.stage < 0 and op.rank == position)
+    after = sum(op.duration_ns for op in found.observed.ops if isinstance(op, RankOp) and op.rank == position)
     span = next(s.spans[rank] for s in found.steps if s.number == found.pipeline.step)
     return Bounds(span[0], min(s.start_ns for s in segments), last, last + after)

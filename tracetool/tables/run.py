@@ -12,6 +12,9 @@ from tracetool.tables.columns import SCHEMA_VERSION, Column, Table, nullable, ta
 
 __all__ = ["SCHEMA_VERSION", "TABLES", "Column", "Table"]
 
+WHOLE_RANK = -1
+"""In place of a stage and a microbatch in ``ops``: columns that queries compare with numbers have no nulls."""
+
 _RANK = Column("rank", "int32", "Global rank.")
 _TIMELINE = Column("timeline", "category", "Timeline of the row: 'observed', or a replayed schedule (replay --run).")
 
@@ -312,9 +315,9 @@ OPS = table(
     "A Timeline's computes: one row per action on one rank.",
     _TIMELINE,
     _RANK,
-    Column("stage", "int32", "Global (virtual) stage; -1 for the whole rank."),
+    Column("stage", "int32", f"Global (virtual) stage; {WHOLE_RANK} for the whole rank."),
     Column("kind", "category", "F, B, I, W, R, REDUCE_GRAD or OPTIMIZER."),
-    Column("microbatch", "int32", "Microbatch; -1 for the whole rank."),
+    Column("microbatch", "int32", f"Microbatch; {WHOLE_RANK} for the whole rank."),
     Column("start_ns", "int64", "Start, from the start of the pipeline window."),
     Column("duration_ns", "int64", "Compute time: kernels and the launch gaps between them."),
 )

@@ -10,7 +10,7 @@ from tracetool.whatif.seen_errors import SEEN
 if TYPE_CHECKING:
     from tracetool.model.metrics import Metrics
     from tracetool.model.scenario import Scenario
-    from tracetool.model.timeline import Op, Timeline
+    from tracetool.model.timeline import Op, RankOp, Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Violation:
 
     rank: int
     at_ns: int
-    op: Op | None
+    op: Op | RankOp | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from tracetool.errors import MissingPackage, ScenarioError
-from tracetool.model.action import Action, ActionKind
+from tracetool.model.action import ActionKind
+from tracetool.model.timeline import RankOp
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -46,11 +47,13 @@ def execution_traces(timeline: Timeline) -> list[bytes]:
     for rank in range(len(timeline.global_ranks)):
         nodes = _Nodes(schema)
         for op in sorted((op for op in timeline.ops if op.rank == rank), key=lambda op: op.start_ns):
+            if isinstance(op, RankOp) or op.kind not in _MEETS_MESSAGES:
+                nodes.compute(op, [])
+                continue
             site = op.rank, op.stage, op.kind is ActionKind.FORWARD, op.microbatch
-            meets = op.kind in _MEETS_MESSAGES
-            inputs = [nodes.message(schema.COMM_RECV_NODE, tag, t, []) for tag, t in received.get(site, []) if meets]
+            inputs = [nodes.message(schema.COMM_RECV_NODE, tag, t, []) for tag, t in received.get(site, [])]
             made = nodes.compute(op, inputs)
-            for tag, transfer in sent.get(site, []) if meets else []:
+            for tag, transfer in sent.get(site, []):
                 nodes.message(schema.COMM_SEND_NODE, tag, transfer, [made])
         out = io.BytesIO()
         for message in (schema.GlobalMetadata(version="0.0.4"), *nodes.found):
@@ -85,11 +88,10 @@ class _Nodes:
         self._computed: int | None = None
         self.found: list[Any] = []
 
-    def compute(self, op: Op, inputs: list[int]) -> int:
+    def compute(self, op: Op | RankOp, inputs: list[int]) -> int:
         """Add a compute after the one before it; returns its number."""
         attribute = self._schema.AttributeProto
-        node = self._add(str(Action(op.stage, op.kind, op.microbatch)) if op.stage >= 0 else op.kind.value,
-                         self._schema.COMP_NODE)  # fmt: skip
+        node = self._add(op.text, self._schema.COMP_NODE)
         node.start_time_micros = _microseconds(op.start_ns)
         node.duration_micros = _microseconds(op.duration_ns)
         node.data_deps.extend(inputs)

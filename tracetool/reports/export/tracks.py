@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Raw
 
 from tracetool.model.action import Action, ActionKind
+from tracetool.model.timeline import Op
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tracetool.causes.idle import Idle
-    from tracetool.model.timeline import Op, Timeline, Transfer
+    from tracetool.model.timeline import RankOp, Timeline, Transfer
     from tracetool.model.topology import Topology
 
 Event = dict[str, Any]
@@ -165,14 +166,11 @@ def _track_of(process: Process, name: str, spans: Sequence[tuple[int, int]]) -> 
     return [tids[lane] for lane in found]
 
 
-def _add_op(process: Process, tid: int, op: Op) -> None:
-    kind = op.kind.name.lower()
-    if op.stage < 0:
-        process.add_slice(tid, "compute", op.kind.value, (op.start_ns, op.end_ns), {"kind": kind})
-        return
-    args = {"kind": kind, "stage": op.stage, "microbatch": op.microbatch}
-    name = str(Action(op.stage, op.kind, op.microbatch))
-    process.add_slice(tid, "compute", name, (op.start_ns, op.end_ns), args)
+def _add_op(process: Process, tid: int, op: Op | RankOp) -> None:
+    args: dict[str, object] = {"kind": op.kind.name.lower()}
+    if isinstance(op, Op):
+        args |= {"stage": op.stage, "microbatch": op.microbatch}
+    process.add_slice(tid, "compute", op.text, (op.start_ns, op.end_ns), args)
 
 
 def _add_idles(process: Process, name: str, idles: Sequence[Idle]) -> None:
@@ -183,7 +181,7 @@ def _add_idles(process: Process, name: str, idles: Sequence[Idle]) -> None:
         held, via = idle.held, idle.transfer
         args = {
             "cause": idle.cause.value,
-            "held_action": held and str(Action(held.stage, held.kind, held.microbatch)),
+            "held_action": held and held.text,
             "message": via and _name_of(via, _RECEIVED),
             "link": via and via.link,
         }

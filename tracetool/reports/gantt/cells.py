@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from tracetool.model.action import ActionKind
+from tracetool.model.timeline import Op
 from tracetool.reports.gantt.panel import MS
 from tracetool.reports.picture import PT
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.patches import PathPatch
     from matplotlib.transforms import Transform
 
-    from tracetool.model.timeline import Op, Transfer
+    from tracetool.model.timeline import RankOp, Transfer
     from tracetool.reports.gantt.layout import Layout, Place
     from tracetool.reports.gantt.panel import Panel
 
@@ -85,8 +86,10 @@ def draw_cells(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None:
             boxes = [row_box(place, rank, op.start_ns, op.end_ns) for op in row_ops]
             draw_boxes(axes, boxes, zorder=1, facecolor=colour, edgecolor="white", linewidth=_edge_pt(width_pt))
         size = _number_pt(width_pt, digits, place, layout)
-        if size is not None and ops[0].stage >= 0:
-            _numbers(axes, ops, place, size, "white" if _is_dark(colour) else "black")
+        if size is not None:
+            _numbers(
+                axes, [op for op in ops if isinstance(op, Op)], place, size, "white" if _is_dark(colour) else "black"
+            )
     end = panel.metrics.window_ns / MS
     rows = [place.tops_in[0], place.tops_in[-1] + place.row_in]
     axes.plot([end, end], rows, color="black", linewidth=0.9, dashes=(4, 2), zorder=4)
@@ -180,14 +183,14 @@ def _edge_pt(width_pt: float) -> float:
     return min(0.4, 0.06 * width_pt) if width_pt > 2 else 0
 
 
-def _by_colour(ops: Iterable[Op], chunks: dict[int, int]) -> dict[tuple[ActionKind, int], list[Op]]:
-    batches: dict[tuple[ActionKind, int], list[Op]] = defaultdict(list)
+def _by_colour(ops: Iterable[Op | RankOp], chunks: dict[int, int]) -> dict[tuple[ActionKind, int], list[Op | RankOp]]:
+    batches: dict[tuple[ActionKind, int], list[Op | RankOp]] = defaultdict(list)
     for op in ops:
-        batches[op.kind, chunks.get(op.stage, 0)].append(op)
+        batches[op.kind, chunks[op.stage] if isinstance(op, Op) else 0].append(op)
     return batches
 
 
-def _by_rank(ops: Sequence[Op]) -> Iterator[tuple[int, Iterator[Op]]]:
+def _by_rank(ops: Sequence[Op | RankOp]) -> Iterator[tuple[int, Iterator[Op | RankOp]]]:
     return groupby(sorted(ops, key=lambda op: op.rank), key=lambda op: op.rank)
 
 

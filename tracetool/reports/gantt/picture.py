@@ -143,7 +143,7 @@ def _panel(
     error: str = "",
     idles: Sequence[Idle] = (),
 ) -> Panel:
-    microbatches = 1 + max(op.microbatch for op in timeline.ops)
+    microbatches = 1 + max(op.microbatch for op in timeline.computes())
     details = (
         *before,
         f"p = {len(timeline.global_ranks)}, m = {microbatches}",
