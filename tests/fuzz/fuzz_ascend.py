@@ -45,7 +45,9 @@ def one(data: bytes) -> None:
     try:
         for found in discover([_FOLDER]).sources:
             reader, report = READERS.get(found.reader), SourceReport()
-            for _, rows in reader.read(found.source, found.rank, found.identity, frozenset(), report, lambda _: None):
+            for _, rows in reader.read(
+                found.source, found.stored_rank, found.identity, frozenset(), report, lambda _: None
+            ):
                 rows.validate(full=True)
     except TraceToolError:
         pass

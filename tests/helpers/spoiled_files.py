@@ -209,7 +209,9 @@ def _read(found: DiscoveredSource) -> Counter[str]:
     report = SourceReport()
     rows: Counter[str] = Counter()
     reader = READERS.get(found.reader)
-    for name, table in reader.read(found.source, found.rank, found.identity, frozenset(), report, lambda _: None):
+    for name, table in reader.read(
+        found.source, found.stored_rank, found.identity, frozenset(), report, lambda _: None
+    ):
         table.select(TABLES[name].arrow_schema().names).cast(TABLES[name].arrow_schema()).validate(full=True)
         rows[name] += table.num_rows
     assert set(report.places) <= set(report.dropped) | set(report.repaired)

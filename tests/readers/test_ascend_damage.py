@@ -32,7 +32,7 @@ def read(folder: Path) -> tuple[SourceReport, int]:
     report = SourceReport()
     advanced: list[int] = []
     tables = READERS.get(found.reader).read(
-        found.source, found.rank, found.identity, frozenset(), report, advanced.append
+        found.source, found.stored_rank, found.identity, frozenset(), report, advanced.append
     )
     return report, sum(rows.num_rows for name, rows in tables if name == "events")
 

@@ -34,7 +34,9 @@ def read(path: Path) -> tuple[list[dict[str, Any]], SourceReport]:
     advanced: list[int] = []
     rows = [
         row
-        for name, table in READER.read(found.source, found.rank, found.identity, frozenset(), report, advanced.append)
+        for name, table in READER.read(
+            found.source, found.stored_rank, found.identity, frozenset(), report, advanced.append
+        )
         if name == "events"
         for row in table.to_pylist()
     ]

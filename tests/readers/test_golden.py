@@ -45,7 +45,9 @@ def _read(item: DiscoveredSource) -> tuple[dict[str, list[pa.Table]], SourceRepo
     report = SourceReport()
     tables: dict[str, list[pa.Table]] = {}
     reader = READERS.get(item.reader)
-    for name, rows in reader.read(item.source, item.rank, item.identity, frozenset(), report, lambda _count: None):
+    for name, rows in reader.read(
+        item.source, item.stored_rank, item.identity, frozenset(), report, lambda _count: None
+    ):
         tables.setdefault(name, []).append(rows)
     return tables, report
 

@@ -109,7 +109,7 @@ def _labelled_operations(run: Run, rank: int, step: int) -> list[tuple[str, int,
         [step, rank],
     )
     labels = [parse_label(name) for (name,) in names]
-    return [(label.kind.value, label.stage or 0, label.microbatch) for label in labels if label is not None]
+    return [(n.kind.value, n.stage or 0, n.microbatch) for n in labels if n is not None and n.microbatch is not None]
 
 
 def test_how_transfers_were_issued_is_recognised() -> None:

@@ -72,8 +72,8 @@ def test_every_kernel_of_every_action_carries_the_label_of_that_action(name: str
             names = {_labelled(labels[k.event], segment.stage) for k in segment.kernels if k.event in labels}
             assert names == {action}
             outside += sum(k.event not in labels for k in segment.kernels)
-            seen[action] |= {k.event for k in segment.kernels}
-        spans = {k.event for s in segments for k in s.kernels}
+            seen[action] |= {k.event for k in segment.kernels if k.event is not None}
+        spans = set().union(*seen.values())
         first, last = min(spans), max(spans)
         for event, label in labels.items():
             if first <= event <= last:

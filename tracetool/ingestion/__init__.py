@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from tracetool.errors import IngestError, MalformedTrace, StoreError
 from tracetool.ingestion.discover import (
     MOST_RANKS,
-    UNRANKED,
     DiscoveredSource,
     digest_of,
     in_order,
@@ -144,7 +143,9 @@ def _read_apart(
     numbers = [*free, *range(len(tasks), len(tasks) + len(apart) - len(free))]
     again = [Task(n, item, tasks[0].folder, tasks[0].keep) for n, item in zip(numbers, apart, strict=True)]
     read = run_tasks(again, progress, jobs=options.jobs, executor=options.executor) if again else []
-    both = sorted([*kept, *zip(again, read, strict=True)], key=lambda pair: (pair[0].discovered.rank, pair[0].number))
+    both = sorted(
+        [*kept, *zip(again, read, strict=True)], key=lambda pair: (pair[0].discovered.stored_rank, pair[0].number)
+    )
     discovery.sources = [task.discovered for task, _ in both]
     return [task for task, _ in both], [outcome for _, outcome in both]
 
@@ -244,7 +245,7 @@ def _source_row(number: int, item: DiscoveredSource, outcome: SourceOutcome) -> 
     report = outcome.report
     return (
         number, item.label, "read" if outcome.failure is None else "failed", outcome.failure, item.reader, item.digest,
-        item.source.size_bytes, None if item.rank == UNRANKED else item.rank,
+        item.source.size_bytes, item.rank,
         report.rows, report.dropped.total(), report.repaired.total(), report.skipped.total(), 0,
     )  # fmt: skip
 
@@ -260,7 +261,7 @@ def _left_row(number: int, status: str, left: Left) -> tuple[object, ...]:
 
 def _problem_rows(task: Task, outcome: SourceOutcome) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
-    rank = None if task.discovered.rank == UNRANKED else task.discovered.rank
+    rank = task.discovered.rank
     for action, counts in (("dropped", outcome.report.dropped), ("repaired", outcome.report.repaired)):
         for reason, count in counts.items():
             place = outcome.report.places.get(reason)
@@ -291,7 +292,7 @@ def _group_rows(item: DiscoveredSource) -> list[tuple[object, ...]]:
 
 def _manifest(discovery: Discovery, tasks: Sequence[Task], outcomes: Sequence[SourceOutcome]) -> dict[str, Any]:
     read = [t for t, o in zip(tasks, outcomes, strict=True) if o.failure is None and t.discovered.source.ranked]
-    recorded = [t.discovered.rank for t in read]
+    recorded = [t.discovered.rank for t in read if t.discovered.rank is not None]
     # A trace without distributed information says 1, whatever the rank in its name.
     sizes = _group_sizes(outcomes)
     world = max(
@@ -333,7 +334,7 @@ def _summary(item: DiscoveredSource, outcome: SourceOutcome) -> dict[str, Any]:
     report = outcome.report
     return {
         "path": item.label,
-        "rank": None if item.rank == UNRANKED else item.rank,
+        "rank": item.rank,
         "reader": item.reader,
         "failure": outcome.failure,
         "dropped": dict(report.dropped),

@@ -12,7 +12,7 @@ import xxhash
 
 from tracetool.errors import DuplicateRank, IngestError, MalformedTrace, MissingRank, UnknownFormat
 from tracetool.ingestion.walk import walk, why_unknown
-from tracetool.readers import READERS, Identity, Left, Source, Splitter
+from tracetool.readers import READERS, UNRANKED, Identity, Left, Source, Splitter
 from tracetool.store.paths import is_local
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ _KNOWN = (
 )
 _MOST_UNCLEAR = 64
 MOST_RANKS = 1 << 20
-UNRANKED = -1
-"""Stands for the rank of a source that is no single rank's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ class DiscoveredSource:
     Attributes:
         source: What is read together.
         reader: Name of the reader that takes it.
-        rank: Global rank; UNRANKED for a source that is no single rank's.
+        rank: Global rank; None for a source that is no single rank's.
         identity: Who it is; its rank is None where the trace does not say.
         digest: XXH3 (128 bits) of the bytes of its files.
         rank_from: Where the rank was taken from, if not from the trace.
@@ -48,10 +46,15 @@ class DiscoveredSource:
 
     source: Source
     reader: str
-    rank: int
+    rank: int | None
     identity: Identity
     digest: str
     rank_from: str | None = None
+
+    @property
+    def stored_rank(self) -> int:
+        """Its rank as rows have it."""
+        return UNRANKED if self.rank is None else self.rank
 
     @property
     def label(self) -> str:
@@ -124,7 +127,7 @@ def discover(
     ranked = _with_ranks(identified, ranks or {}, result.conflicts)
     result.sources = in_order(ranked)
     _split(result, result.sources if keep_conflicts else _unclear(result.sources))
-    result.conflicts += [_no_rank(item) for item in result.sources if item.source.ranked and item.rank == UNRANKED]
+    result.conflicts += [_no_rank(item) for item in result.sources if item.source.ranked and item.rank is None]
     result.conflicts += job_conflicts(result.sources)
     if result.conflicts and not keep_conflicts:
         raise result.conflicts[0]
@@ -147,14 +150,16 @@ def ranks_in(item: DiscoveredSource) -> list[DiscoveredSource]:
 
 
 def in_order(sources: Iterable[DiscoveredSource]) -> list[DiscoveredSource]:
-    """Sources by rank."""
-    return sorted(sources, key=lambda f: (f.rank, str(f.source.path), f.source.member))
+    """Sources by rank, those of no single rank first."""
+    return sorted(sources, key=lambda f: (f.stored_rank, str(f.source.path), f.source.member))
 
 
 def _unclear(sources: Sequence[DiscoveredSource]) -> list[DiscoveredSource]:
     """Sources without a rank, and those that share one: they may hold several, and say the rank of one of them."""
     ranks = Counter(item.rank for item in sources if not item.source.complements)
-    unclear = [f for f in sources if f.source.ranked and not f.source.complements and (f.rank < 0 or ranks[f.rank] > 1)]
+    unclear = [
+        f for f in sources if f.source.ranked and not f.source.complements and (f.rank is None or ranks[f.rank] > 1)
+    ]
     return unclear if len(unclear) <= _MOST_UNCLEAR else []
 
 
@@ -173,7 +178,7 @@ def _split(result: Discovery, some: Sequence[DiscoveredSource]) -> None:
 
 def digest_of(sources: Sequence[DiscoveredSource]) -> str:
     """SHA-256 over the digests of all sources: the same traces give the same digest anywhere."""
-    return hashlib.sha256("".join(f"{f.rank}:{f.digest}\n" for f in sources).encode()).hexdigest()
+    return hashlib.sha256("".join(f"{f.stored_rank}:{f.digest}\n" for f in sources).encode()).hexdigest()
 
 
 def _check_named(unknown: list[Path]) -> None:
@@ -211,7 +216,7 @@ def _with_ranks(
     unused = set(ranks)
     sources = []
     for source, reader, identity in identified:
-        item = DiscoveredSource(source, reader, UNRANKED, identity, digests[source.files])
+        item = DiscoveredSource(source, reader, None, identity, digests[source.files])
         if source.ranked:
             try:
                 item = _ranked(item, ranks, unused, alone=alone)
@@ -260,12 +265,12 @@ def _no_rank(item: DiscoveredSource) -> MissingRank:
 
 
 def _awaits_rank(item: DiscoveredSource) -> bool:
-    return item.source.complements and item.rank == UNRANKED
+    return item.source.complements and item.rank is None
 
 
 def _beside(item: DiscoveredSource, sources: Sequence[DiscoveredSource]) -> DiscoveredSource:
     """What adds to a trace, with the rank of the one it lies beside: of its own name, or the only one."""
-    traces = [f for f in sources if f.rank != UNRANKED and not f.source.complements]
+    traces = [f for f in sources if f.rank is not None and not f.source.complements]
     near = [f for f in traces if f.source.path.parent == item.source.path.parent]
     stem = item.source.path.name.partition(".")[0]
     named = [f for f in near if f.source.path.name.partition(".")[0] == stem]
@@ -279,9 +284,9 @@ def _beside(item: DiscoveredSource, sources: Sequence[DiscoveredSource]) -> Disc
 
 def job_conflicts(sources: list[DiscoveredSource]) -> Iterator[IngestError]:
     """Why the sources are not those of one job, each rank once."""
-    ranked = [f for f in sources if f.rank != UNRANKED]
+    ranked = [(f.rank, f) for f in sources if f.rank is not None]
     by_content: dict[str, DiscoveredSource] = {}
-    for item in ranked:
+    for _, item in ranked:
         other = by_content.setdefault(item.digest, item)
         if other.source.files != item.source.files and other.rank != item.rank:
             yield DuplicateRank(
@@ -289,8 +294,8 @@ def job_conflicts(sources: list[DiscoveredSource]) -> Iterator[IngestError]:
                 hint="name only one of them",
             )
     by_rank: dict[tuple[bool, int], list[str]] = {}
-    for item in ranked:
-        by_rank.setdefault((item.source.complements, item.rank), []).append(item.label)
+    for rank, item in ranked:
+        by_rank.setdefault((item.source.complements, rank), []).append(item.label)
     for (_, rank), labels in sorted(by_rank.items()):
         one, *others = labels
         if len(others) == 1:
@@ -299,8 +304,8 @@ def job_conflicts(sources: list[DiscoveredSource]) -> Iterator[IngestError]:
             named = f"{one}, {others[0]} and {len(others) - 1} more"
             yield DuplicateRank(f"{named} all say rank {rank}.", hint="name only one of them")
     sizes: dict[int, str] = {}
-    for item in ranked:
-        said = max(item.rank + 1, item.identity.world_size or 1)
+    for rank, item in ranked:
+        said = max(rank + 1, item.identity.world_size or 1)
         if said > MOST_RANKS:
             yield IngestError(
                 f"{item.label} would be of a job of at least {said:,} ranks: more than {MOST_RANKS:,} cannot be.",

@@ -73,7 +73,7 @@ def read_source(task: Task, advance: Callable[[int], None]) -> SourceOutcome:
     part = source_part(task.number)
     try:
         with PartWriter(task.folder, part) as writer:
-            tables = reader.read(item.source, item.rank, item.identity, task.keep, report, advance)
+            tables = reader.read(item.source, item.stored_rank, item.identity, task.keep, report, advance)
             for table, rows in _reading(item, tables):
                 writer.write(table, _numbered(rows, task.number) if table == "vendor_figures" else rows)
         if report.rows == 0 and item.source.ranked:

@@ -31,6 +31,10 @@ MEMORY_LEFT = (HOST_MEMORY, OTHER_MEMORY, DEVICE_MEMORY)
 """Why records of memory are skipped: a Run counts them under these."""
 
 
+UNRANKED = -1
+"""The rank in rows of a source that is no single rank's: columns of ranks have no nulls."""
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """What is read together as one rank.
@@ -224,7 +228,7 @@ class Reader(Protocol):
 
         Args:
             source: What to read.
-            rank: Global rank; the identity's, or the file name's where the trace has none; -1 if unranked.
+            rank: Global rank; the identity's, or the file name's where the trace has none, or UNRANKED.
             identity: What ``identify`` found.
             keep: What is read only on request: ``python_function``, ``args``.
             report: Filled in while reading.

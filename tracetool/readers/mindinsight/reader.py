@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import MalformedTrace
-from tracetool.readers import Claim, FilePlace, Group, Identity, Left, Source, SourceReport, rows_table
+from tracetool.readers import UNRANKED, Claim, FilePlace, Group, Identity, Left, Source, SourceReport, rows_table
 from tracetool.readers.cann.text import integer
 from tracetool.readers.mindinsight.text import (
     FIGURES,
@@ -227,5 +227,5 @@ def _figures(file: Path, rank: int, steps: Sequence[str], report: SourceReport) 
                 report.drop("vendor's figure that is no number", place)
             else:
                 metric_of = f"{metric}(ms)" if step != _AVERAGE else f"average {metric}(ms)"
-                rows.append((-1, "rank", str(rank), rank, step_number(step), metric_of, value))
+                rows.append((UNRANKED, "rank", str(rank), rank, step_number(step), metric_of, value))
     return rows

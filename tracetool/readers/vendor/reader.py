@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tracetool.errors import MalformedTrace
-from tracetool.readers import Claim, FilePlace, Identity, Left, Source, SourceReport, rows_table
+from tracetool.readers import UNRANKED, Claim, FilePlace, Identity, Left, Source, SourceReport, rows_table
 from tracetool.readers.cann.db import companions, is_database, unmerged
 from tracetool.readers.cann.text import csv_header
 from tracetool.readers.vendor.db import DATABASE, database_figures, holds_figures
@@ -85,7 +85,7 @@ class VendorReader:
         """All figures, file by file; a damaged file costs the others nothing."""
         rows: list[tuple[object, ...]] = []
         for figure in _figures(source.files, report, advance):
-            rows.append((-1, *figure))
+            rows.append((UNRANKED, *figure))
             if len(rows) == _CHUNK_ROWS:
                 yield "vendor_figures", rows_table("vendor_figures", rows)
                 rows = []

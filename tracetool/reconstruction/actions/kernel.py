@@ -28,7 +28,7 @@ class Kernel(NamedTuple):
         is_compute: Whether its time is its action's: it runs on the compute stream and is no copy.
         is_optimizer: Whether it was launched inside the optimizer's step.
         kernel_class: Ascend kernel type.
-        event: Number of the event within its rank; -1 for a communication operation that is none.
+        event: Number of the event within its rank; None for a communication operation that is none.
         name: Name of the kernel.
         stream: Device stream.
         blocks: Thread blocks of its grid.
@@ -53,7 +53,7 @@ class Kernel(NamedTuple):
     is_optimizer: bool = False
     kernel_class: str | None = None
     is_compute: bool = True
-    event: int = -1
+    event: int | None = None
     name: str = ""
     stream: int | None = None
     blocks: int | None = None

@@ -25,11 +25,11 @@ _PLAIN = re.compile(r"^(?P<kind>Forward|Backward) (?P<microbatch>\d+)$")
 
 
 class Label(NamedTuple):
-    """A label's meaning; ``stage`` is None where the name does not tell it."""
+    """A label's meaning; ``stage`` is None where the name does not tell it, ``microbatch`` where it is of all."""
 
     stage: int | None
     kind: ActionKind
-    microbatch: int
+    microbatch: int | None
 
 
 def parse_label(name: str) -> Label | None:
@@ -55,7 +55,7 @@ def _parse_action(text: str) -> Label | None:
         return None
     kind = ActionKind(match["kind"])
     if not match["microbatch"]:
-        return Label(int(match["stage"]), kind, -1) if kind is ActionKind.REDUCE_GRAD else None
+        return Label(int(match["stage"]), kind, None) if kind is ActionKind.REDUCE_GRAD else None
     return Label(int(match["stage"]), kind, int(match["microbatch"]))
 
 
@@ -85,7 +85,7 @@ def pieces_of_actions(kernels: Sequence[Kernel]) -> tuple[list[Piece], list[Kern
         action = Action.parse(kernel.label)
         stage, kind, microbatch = action
         forward = forwards.setdefault((stage, microbatch), len(forwards))
-        pieces.setdefault(action, Piece(kind, forward, [], stage, microbatch)).kernels.append(kernel)
+        pieces.setdefault(action, Piece(kind, forward).place(stage, microbatch)).kernels.append(kernel)
     return list(pieces.values()), loose
 
 
@@ -113,19 +113,24 @@ def pieces_by_label(kernels: Sequence[Kernel], position: int) -> tuple[list[Piec
     """
     _check_labels(kernels)
     backward_numbers = {k.backward_of for k in kernels if k.backward_of is not None}
-    pieces: dict[Label, Piece] = {}
+    pieces: dict[Action, Piece] = {}
     forwards: dict[tuple[int, int], int] = {}
     loose: list[Kernel] = []
     current: Piece | None = None
     for kernel in kernels:
         labels = parse_labels(kernel.label) if kernel.label else ()
-        computes = [label for label in labels if label.kind.value in COMPUTE_KINDS]
+        computes = [
+            Action(position if stage is None else stage, kind, microbatch)
+            for stage, kind, microbatch in labels
+            if kind.value in COMPUTE_KINDS and microbatch is not None
+        ]
         if computes:
-            label = next((c for c in computes if (c.kind is not ActionKind.FORWARD) is kernel.in_backward), computes[0])
-            stage = position if label.stage is None else label.stage
-            forward = forwards.setdefault((stage, label.microbatch), len(forwards))
-            key = Label(stage, label.kind, label.microbatch)
-            current = pieces.setdefault(key, Piece(label.kind, forward, [], stage, label.microbatch))
+            action = next(
+                (c for c in computes if (c.kind is not ActionKind.FORWARD) is kernel.in_backward), computes[0]
+            )
+            stage, kind, microbatch = action
+            forward = forwards.setdefault((stage, microbatch), len(forwards))
+            current = pieces.setdefault(action, Piece(kind, forward).place(stage, microbatch))
             current.kernels.append(kernel)
             continue
         in_forward = kernel.sequence_number in backward_numbers and not kernel.in_backward

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 F, B, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Piece:
     """What a rank launched for one microbatch of one stage, forward or (a part of) backward.
 
@@ -33,15 +33,20 @@ class Piece:
         kind: F, B, I or W.
         forward: Number of its forward on the rank, in order of launch.
         kernels: In launch order.
-        stage: Global stage, once known.
-        microbatch: Microbatch, once known.
+        stage: Global stage; not there before the piece is placed.
+        microbatch: Likewise.
     """
 
     kind: ActionKind
     forward: int
     kernels: list[Kernel] = field(default_factory=list)
-    stage: int = -1
-    microbatch: int = -1
+    stage: int = field(init=False, repr=False)
+    microbatch: int = field(init=False, repr=False)
+
+    def place(self, stage: int, microbatch: int) -> Piece:
+        """Say whose work it is; returns itself."""
+        self.stage, self.microbatch = stage, microbatch
+        return self
 
     @property
     def issue_ns(self) -> int:
@@ -378,7 +383,7 @@ class _Grads:
             for kind in (B, W)
         )
         again = {k.root_of for k in second} - {None}
-        products: dict[int | None, set[int]] = defaultdict(set)
+        products: dict[int | None, set[int | None]] = defaultdict(set)
         for k in first:
             if k.root_of in again and PRODUCT_OPS.search(k.op_name or ""):
                 products[k.root_of].add(k.event if k.op is None else k.op)

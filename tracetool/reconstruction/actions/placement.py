@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tracetool.reconstruction.actions.pieces import Piece
     from tracetool.reconstruction.capture.messages import P2POp, PairedMessage
 
-UNKNOWN, NONE = -1, -2  # microbatches: not known yet, and none to be found
 F, B, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT
 
 
@@ -148,6 +147,7 @@ class _Flow:
         self.makers = makers
         self.takers: dict[tuple[int, int], Piece] = {}
         self.sent_to: dict[int, int] = {}  # id of a piece -> pipeline rank that its message goes to
+        self.microbatches: dict[int, int | None] = {}  # id of a piece -> its microbatch; None if none is to be found
         self.inbox: dict[tuple[int, int, bool], deque[PairedMessage]] = defaultdict(deque)
         self.messages = sorted(messages, key=lambda m: (position[m.recv.rank], m.recv.position))
         for message in self.messages:
@@ -220,7 +220,7 @@ def _place_chunks(shape: PipelineShape, flow: _Flow) -> None:
 def _place_microbatches(shape: PipelineShape, trails: Sequence[RankTrail], flow: _Flow) -> list[str]:
     """Microbatches: counted on the first stage, then handed on with the messages."""
     faults: list[str] = []
-    handed: dict[int, deque[int]] = defaultdict(deque)  # stage -> microbatches it gets within its rank
+    handed: dict[int, deque[int | None]] = defaultdict(deque)  # stage -> microbatches it gets within its rank
     counted = itertools.count()
     pending = [deque(forwards) for forwards in flow.forwards]
     moved = True
@@ -233,6 +233,10 @@ def _place_microbatches(shape: PipelineShape, trails: Sequence[RankTrail], flow:
     if any(pending):
         faults.append("forwards wait for each other in a circle: messages are not taken in order")
     _hand_to_backwards(shape, trails, flow)
+    for piece in (piece for trail in trails for piece in trail.pieces):
+        microbatch = flow.microbatches.get(id(piece))
+        if microbatch is not None:
+            piece.microbatch = microbatch
     return faults
 
 
@@ -241,28 +245,30 @@ def _place_forward(
     flow: _Flow,
     rank: int,
     piece: Piece,
-    handed: dict[int, deque[int]],
+    handed: dict[int, deque[int | None]],
     counted: Iterator[int],
     faults: list[str],
 ) -> bool:
     """Tell a forward's microbatch; False if that of its input is not known yet."""
     src = shape.rank_of(piece.stage - 1) if piece.stage else rank
+    microbatch: int | None
     if piece.stage == 0:
-        piece.microbatch = next(counted)
+        microbatch = next(counted)
     elif src == rank:
         if not handed[piece.stage]:
             return False
-        piece.microbatch = handed[piece.stage].popleft()
+        microbatch = handed[piece.stage].popleft()
     else:
         waiting = flow.inbox[rank, src, True]
-        if waiting and flow.makers[waiting[0].send.rank, waiting[0].send.position].microbatch == UNKNOWN:
+        if waiting and id(flow.makers[waiting[0].send.rank, waiting[0].send.position]) not in flow.microbatches:
             return False
         maker = flow.take(rank, src, piece, is_forward=True)
-        piece.microbatch = NONE if maker is None else maker.microbatch
+        microbatch = None if maker is None else flow.microbatches[id(maker)]
         if maker is None:
             faults.append(f"forward {piece.forward} of pipeline rank {rank} gets no message from pipeline rank {src}")
     if piece.stage + 1 < shape.stages and shape.rank_of(piece.stage + 1) == rank:
-        handed[piece.stage + 1].append(piece.microbatch)
+        handed[piece.stage + 1].append(microbatch)
+    flow.microbatches[id(piece)] = microbatch
     return True
 
 
@@ -271,7 +277,8 @@ def _hand_to_backwards(shape: PipelineShape, trails: Sequence[RankTrail], flow: 
         forwards = {piece.forward: piece for piece in flow.forwards[r]}
         for piece in trail.pieces:
             if piece.kind is not F:
-                piece.stage, piece.microbatch = forwards[piece.forward].stage, forwards[piece.forward].microbatch
+                forward = forwards[piece.forward]
+                piece.stage, flow.microbatches[id(piece)] = forward.stage, flow.microbatches.get(id(forward))
         taken: set[int] = set()
         split = {piece.forward for piece in trail.pieces if piece.kind is ActionKind.BACKWARD_INPUT}
         for piece in trail.pieces:
@@ -301,12 +308,13 @@ def _checked(shape: PipelineShape, flow: _Flow, faults: list[str]) -> PlacedPiec
             continue
         ends[recv] = taker
         step = 1 if kind is F else -1
-        if taker.stage == maker.stage + step and taker.microbatch == maker.microbatch:
+        made, taken = (flow.microbatches.get(id(piece)) for piece in (maker, taker))
+        if taker.stage == maker.stage + step and taken == made:
             agreeing += 1
         else:
             faults.append(
-                f"what stage {maker.stage} sends of microbatch {maker.microbatch} ({kind.value}) is taken by stage "
-                f"{taker.stage} for microbatch {taker.microbatch}"
+                f"what stage {maker.stage} sends of microbatch {_named(made)} ({kind.value}) is taken by stage "
+                f"{taker.stage} for microbatch {_named(taken)}"
             )
     counts = Counter((piece.stage, piece.kind) for pieces in flow.forwards for piece in pieces)
     uneven = sorted({stage for (stage, _), count in counts.items() if count != shape.microbatches})
@@ -315,3 +323,7 @@ def _checked(shape: PipelineShape, flow: _Flow, faults: list[str]) -> PlacedPiec
             f"stages {uneven or sorted({s for s, _ in counts})} do not run {shape.microbatches} forwards each"
         )
     return PlacedPieces(shape, kinds, ends, agreeing, len(flow.messages), tuple(faults))
+
+
+def _named(microbatch: int | None) -> str:
+    return "unknown" if microbatch is None else str(microbatch)

@@ -213,7 +213,12 @@ def _by_label(run: Run, step: Step, rank: int, ops: Sequence[P2POp]) -> tuple[St
     labelled = []
     for op in ops:
         label = parse_label(f"PP:{op.label}" if op.label else names.get(op.position) or "")
-        if label is None or label.stage is None or not label.kind.value.startswith(("SEND", "RECV")):
+        if (
+            label is None
+            or label.stage is None
+            or label.microbatch is None
+            or not label.kind.value.startswith(("SEND", "RECV"))
+        ):
             raise UnmatchedTransfer(
                 f"rank {rank}, step {step.number}: nothing tells what its message {'to' if op.is_send else 'from'} "
                 f"rank {op.peer} carries.",

@@ -179,7 +179,7 @@ class Closeup:
             parts: Sequence[Part | None] = view.parts or [None] * len(s.kernels)
             for kernel, place, part in zip(s.kernels, places, parts, strict=True):
                 layer = place.layer if place is not None and place.layer >= 0 else None
-                if kernel.event >= 0:
+                if kernel.event is not None:
                     rows.append((view.rank, kernel.event, s.stage, s.kind.value, s.microbatch, part, layer))
         return rows
 
@@ -192,7 +192,7 @@ def loose_rows(work: Mapping[int, RankWork]) -> list[Row]:
         rows += [
             (rank, kernel.event, None, _loose_kind(kernel, end), None, None, None)
             for kernel in of_rank.loose
-            if kernel.event >= 0
+            if kernel.event is not None
         ]
     return rows
 

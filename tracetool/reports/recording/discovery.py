@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
-from tracetool.ingestion.discover import UNRANKED
 from tracetool.tables.fields import doc
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def discovery_info(discovery: Discovery) -> DiscoveryInfo:
             {
                 "path": item.label,
                 "reader": item.reader,
-                "rank": None if item.rank == UNRANKED else item.rank,
+                "rank": item.rank,
                 "rank_from": item.rank_from or "the trace",
                 "world_size": item.identity.world_size,
                 "member": item.source.member,
