@@ -314,7 +314,7 @@ class _Backwards:
             self.now = start_ns
 
 
-_Channel = tuple[int, int, int]
+_Channel = tuple[int, int | None, int | None]
 
 
 class _Messages:
@@ -347,7 +347,7 @@ class _Messages:
 
     def _channel(self, rank: int, transfer: Transfer) -> _Channel:
         """What of a rank a message has to itself with those ahead of it and behind it."""
-        return (rank, transfer.src_rank, transfer.dst_rank) if self._by_edge else (rank, -1, -1)
+        return (rank, transfer.src_rank, transfer.dst_rank) if self._by_edge else (rank, None, None)
 
     def _legs(self, transfer: Transfer) -> tuple[int, int]:
         """When a message had left its links, and when it was through the latency; inside a DC its end and its start."""

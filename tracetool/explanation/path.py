@@ -103,7 +103,7 @@ def _stepped(pieces: Iterable[ChainPiece]) -> list[PathStep]:
     """Neighbouring computes of a rank as one step, and what is between computes of different ranks as one."""
     steps: list[PathStep] = []
     for (is_compute, _), group in groupby(
-        pieces, key=lambda piece: (piece.cause is None, piece.op.rank if piece.cause is None else -1)
+        pieces, key=lambda piece: (piece.cause is None, piece.op.rank if piece.cause is None else None)
     ):
         found = list(group)
         step = PathStep(found[0].start_ns, found[-1].end_ns)

@@ -19,6 +19,9 @@ MORE: Status = 0
 DECLINED: Status = 1
 CLOSED: Status = 2
 
+NO_CODE = -1
+"""Stands for no value in arrays of codes, of which dictionaries of Arrow have nulls."""
+
 _INT64 = range(-(2**63), 2**63)
 
 

@@ -13,6 +13,7 @@ from tracetool.readers.chrome.columns import (
     CLOSED,
     DECLINED,
     MORE,
+    NO_CODE,
     Field,
     Scanned,
     Status,
@@ -287,15 +288,15 @@ def _text(
     codes = encoded.indices.to_numpy()
     if rows is not None:
         places = codes
-        codes = np.full(count, -1, np.int32)
+        codes = np.full(count, NO_CODE, np.int32)
         codes[rows] = places
     absent = [n for n, value in enumerate(unique) if value in (b"", _NULL)]
     if absent:
         shift = np.cumsum([value not in (b"", _NULL) for value in unique], dtype=np.int32) - 1
-        shift[absent] = -1
-        codes = np.where(codes < 0, -1, shift[codes])
+        shift[absent] = NO_CODE
+        codes = np.where(codes == NO_CODE, NO_CODE, shift[codes])
         unique = [value for value in unique if value not in (b"", _NULL)]
-    none = codes < 0
+    none = codes == NO_CODE
     return text_column(pa.array(codes, mask=none if none.any() else None), unique, as_json=as_json)
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tracetool.readers import HOST_MEMORY
-from tracetool.readers.chrome.columns import Field
+from tracetool.readers.chrome.columns import NO_CODE, Field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -124,7 +124,7 @@ class EventBatch:
         import numpy as np
         import pyarrow.compute as pc
 
-        indices = pc.fill_null(self._columns[name].indices, -1)
+        indices = pc.fill_null(self._columns[name].indices, NO_CODE)
         codes: NDArray[np.int64] = indices.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
         return codes
 
@@ -174,7 +174,9 @@ class EventBatch:
         import pyarrow as pa
 
         cats = self._columns["cat"].dictionary.to_pylist()
-        place = np.array([_CATEGORIES.index(_CATEGORY[c]) if c in _CATEGORY else -1 for c in cats] + [-1], np.int32)
+        place = np.array(
+            [_CATEGORIES.index(_CATEGORY[c]) if c in _CATEGORY else NO_CODE for c in cats] + [NO_CODE], np.int32
+        )
         category = place[self._codes("cat")]
         rows = np.flatnonzero(self._is_span & self._timed & (category >= 0))
         duration = _array(self._table.column("dur"))[rows]
@@ -283,7 +285,7 @@ class EventSpans:
         hits = [n for n, name in enumerate(self._names) if name is not None and condition(name)]
         if not hits:
             return
-        codes = pc.fill_null(self._name_column.indices, -1).to_numpy(zero_copy_only=False)
+        codes = pc.fill_null(self._name_column.indices, NO_CODE).to_numpy(zero_copy_only=False)
         kinds = [_CATEGORIES.index(c) for c in categories]
         for row in np.flatnonzero(np.isin(codes, hits) & np.isin(self._category, kinds)).tolist():
             yield str(self._names[codes[row]]), row

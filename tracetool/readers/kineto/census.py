@@ -6,6 +6,8 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from tracetool.readers.chrome.columns import NO_CODE
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -43,7 +45,7 @@ _Key = TypeVar("_Key")
 
 
 class CensusRows(NamedTuple):
-    """A batch of events by what matters here; codes of pids point into ``pids``, -1 where absent."""
+    """A batch of events by what matters here; codes of pids point into ``pids``, NO_CODE where absent."""
 
     pids: list[str]
     pid: NDArray[np.int64]
@@ -72,13 +74,13 @@ def rows_of(table: pa.Table) -> CensusRows:
 
 
 def codes(table: pa.Table, name: str) -> tuple[list[str], NDArray[np.int64]]:
-    """The distinct texts of a column, and which of them each row has; -1 where it has none."""
+    """The distinct texts of a column, and which of them each row has; NO_CODE where it has none."""
     import numpy as np
     import pyarrow.compute as pc
 
     column = table.column(name)
     whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    indices = pc.fill_null(whole.indices, -1).to_numpy(zero_copy_only=False)
+    indices = pc.fill_null(whole.indices, NO_CODE).to_numpy(zero_copy_only=False)
     return whole.dictionary.to_pylist(), indices.astype(np.int64, copy=False)
 
 

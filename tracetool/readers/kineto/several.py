@@ -11,6 +11,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracetool.errors import MalformedTrace
+from tracetool.readers.chrome.columns import NO_CODE
 from tracetool.readers.kineto.assign import RankEvidence, assign
 from tracetool.readers.kineto.census import ABSENT, LAUNCH, Census, CensusRows, codes, launched_twice
 from tracetool.readers.kineto.comms import parse_record
@@ -87,7 +88,7 @@ def run_owners(table: pa.Table, hosts: tuple[str, ...], before: str) -> tuple[ND
 
     pids, pid = codes(table, "pid")
     places = {name: n for n, name in enumerate(hosts)}
-    known = np.array([places.get(name, -1) for name in pids] + [-1], np.int64)[pid]
+    known = np.array([places.get(name, NO_CODE) for name in pids] + [NO_CODE], np.int64)[pid]
     rows = np.where(known >= 0, np.arange(len(known)), -1)
     last = np.maximum.accumulate(rows) if len(rows) else rows
     owners = np.where(last >= 0, known[np.maximum(last, 0)], places[before])
@@ -106,7 +107,7 @@ class FileSurvey:
         self._groups = groups
         self._pids: dict[str, int] = {}
         self._runs: list[int] = []
-        self._last = -1
+        self._last = NO_CODE
         self._records: list[tuple[str, str, dict[str, Any]]] = []
         self._launches: list[NDArray[np.int64]] = []
         self._kernels: list[NDArray[np.int64]] = []
@@ -116,7 +117,7 @@ class FileSurvey:
         import numpy as np
 
         rows = self.census.take(table)
-        pid = np.array([self._pids.setdefault(p, len(self._pids)) for p in rows.pids] + [-1], np.int64)[rows.pid]
+        pid = np.array([self._pids.setdefault(p, len(self._pids)) for p in rows.pids] + [NO_CODE], np.int64)[rows.pid]
         hosts = pid[rows.is_host]
         turns = hosts[np.flatnonzero(np.diff(hosts, prepend=self._runs[-1] if self._runs else -2))].tolist()
         self._runs += turns
@@ -124,7 +125,7 @@ class FileSurvey:
         is_launch = rows.is_host & np.isin(cat, [n for n, name in enumerate(cats) if name in LAUNCH])
         correlation, start = (table.column(key).fill_null(ABSENT).to_numpy() for key in ("correlation", "ts"))
         there = correlation != ABSENT
-        owner = self._beside(np.where(rows.is_host, pid, -1))
+        owner = self._beside(np.where(rows.is_host, pid, NO_CODE))
         for kept, which in ((self._launches, is_launch & there), (self._kernels, rows.is_kernel & there)):
             kept.append(np.stack([pid[which], correlation[which], start[which], owner[which]]))
         self._take_records(table, rows)
@@ -215,7 +216,7 @@ class FileSurvey:
             return []
         owned: dict[str, list[str]] = {host: [host] for host in hosts}
         for pid in dict.fromkeys(pid for pid, _ in self.census.kernels):
-            own = kernels[:, kernels[0] == self._pids.get(pid, -1)]
+            own = kernels[:, kernels[0] == self._pids.get(pid, NO_CODE)]
             shares = {host: _launched(own, launches[:, launches[0] == self._pids[host]]) for host in hosts}
             best, *others = sorted(shares, key=lambda host: -shares[host])
             if pid in owned or shares[best] < _OWN_SHARE or any(shares[host] > _FOREIGN_SHARE for host in others):

@@ -24,7 +24,7 @@ Sizes = tuple[int | None, ...]
 
 def join_batches(messages: StepMessages) -> StepMessages:
     """What one batch sends to one rank as one message."""
-    return _join_runs(messages, lambda op: -1 - op.position if op.batch is None else op.batch)
+    return _join_runs(messages, lambda op: (op.batch, op.position if op.batch is None else None))
 
 
 def join_gaps(messages: StepMessages, launches: Mapping[int, Sequence[int]]) -> StepMessages:
@@ -62,8 +62,8 @@ def tensors_per_hop(messages: StepMessages) -> dict[tuple[int, int], tuple[int, 
     return {edge: tuple(sorted(of_edge)) for edge, of_edge in sorted(counts.items()) if max(of_edge) > 1}
 
 
-def _join_runs(messages: StepMessages, run_of: Callable[[P2POp], int]) -> StepMessages:
-    runs: dict[tuple[int, int], dict[int, list[P2POp]]] = defaultdict(lambda: defaultdict(list))
+def _join_runs(messages: StepMessages, run_of: Callable[[P2POp], Hashable]) -> StepMessages:
+    runs: dict[tuple[int, int], dict[Hashable, list[P2POp]]] = defaultdict(lambda: defaultdict(list))
     for of_rank in messages.posts.values():
         for op in of_rank:
             if op.is_send:
