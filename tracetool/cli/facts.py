@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         SummaryInfo,
         VendorBubbleInfo,
     )
+    from tracetool.store.run import Run
 
 _SHOWN = 12
 

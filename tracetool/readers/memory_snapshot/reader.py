@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracetool.errors import IngestError, MalformedTrace
-from tracetool.readers import OTHER_MEMORY, Claim, Identity, FilePlace, Source, rows_table
+from tracetool.readers import OTHER_MEMORY, Claim, FilePlace, Identity, Source, rows_table
 from tracetool.readers.files.byte_stream import ByteStream
 from tracetool.readers.memory_snapshot.pickle import MOST_BYTES, is_pickle, plain_data
 from tracetool.units import format_size
