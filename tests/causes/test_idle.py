@@ -294,7 +294,7 @@ def questions(draw: st.DrawFn) -> tuple[Pipeline, Schedule, Scenario]:
     links = tuple(Link(a, b, BYTE_PER_NS, latency) for a in sorted(set(dcs)) for b in sorted(set(dcs)) if a != b)
     buffered = draw(st.booleans())
     mode = draw(st.sampled_from(P2P_MODES))
-    measured = Pipeline(stages, tuple(RankProfile(rank) for rank in range(p)), schedule, mode, 0, buffered)
+    measured = Pipeline(stages, tuple(RankProfile(rank=rank) for rank in range(p)), schedule, mode, 0, buffered)
     return (
         measured,
         schedule,

@@ -25,7 +25,7 @@ SEQUENCE = 2048
 def gpt(name: str, layers: int, hidden: int, heads: int) -> Transformer:
     """A model of arXiv 2205.05198, table 3: GPT with 51,200 words."""
     return Transformer(
-        name, layers, hidden, heads, heads, 4 * hidden, 51200,
+        name=name, layers=layers, hidden=hidden, heads=heads, kv_heads=heads, ffn=4 * hidden, vocabulary=51200,
         gated=False, fused_attention=False, positions=SEQUENCE, tied=True,
     )  # fmt: skip
 
@@ -118,7 +118,9 @@ def test_activations_by_hand() -> None:
     assert LLAMA_2_13B.activation_bytes(b, s, "none") == s * b * (16 * 5120 + 8 * 13824)
 
 
-TINY = Transformer("tiny", 4, 8, 4, 2, 16, 10, gated=True, fused_attention=True)
+TINY = Transformer(
+    name="tiny", layers=4, hidden=8, heads=4, kv_heads=2, ffn=16, vocabulary=10, gated=True, fused_attention=True
+)
 DEVICE = Accelerator("one operation per ns", 10**9, 10**9, 10**9)
 
 

@@ -113,7 +113,7 @@ def of_static(system: str, case: int, dcs: int, delay: Delay) -> dict[str, float
     latency, occupancy = (int(part * F_NS) for part in delay)
     costs = {kind: (ActionCost(ns // chunks),) * of.microbatches for kind, ns in durations.items()}
     stages = tuple(StageProfile(s, costs, occupancy, occupancy) for s in range(shape.stages))
-    pipeline = Pipeline(stages, tuple(RankProfile(r) for r in range(P)), schedule, "posted-ahead", 0)
+    pipeline = Pipeline(stages, tuple(RankProfile(rank=r) for r in range(P)), schedule, "posted-ahead", 0)
     found: dict[str, float] = {}
     for mode in P2P_MODES:
         try:

@@ -90,7 +90,7 @@ def pipeline(
     tail = (TailPart(ActionKind.OPTIMIZER, tail_ns),) if tail_ns else ()
     return Pipeline(
         stages=tuple(stages),
-        ranks=tuple(RankProfile(rank, statics[rank], tail) for rank in range(p)),
+        ranks=tuple(RankProfile(rank=rank, static_bytes=statics[rank], tail=tail) for rank in range(p)),
         observed=build_schedule(schedule, PipelineShape(p, m), extra_forwards=extra_forwards),
         p2p=p2p,
         step=0,
@@ -165,7 +165,7 @@ def equal_stages(
     profiles = shape.ranks if shape.is_bidirectional else shape.stages
     return Pipeline(
         stages=tuple(StageProfile(s, costs, payload_bytes, payload_bytes) for s in range(profiles)),
-        ranks=tuple(RankProfile(rank, static_bytes) for rank in range(shape.ranks)),
+        ranks=tuple(RankProfile(rank=rank, static_bytes=static_bytes) for rank in range(shape.ranks)),
         observed=schedule,
         p2p="posted-ahead",
         step=0,

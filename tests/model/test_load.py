@@ -130,12 +130,11 @@ def test_load_taken_out_and_put_back_in_gives_what_was_recorded(times: list[tupl
         for m, pair in enumerate(times):
             end = at + pair[number]
             kernels = (Kernel(at, end, at, name="gemm", blocks=1),)
+            times_ns = {"start_ns": at, "end_ns": end, "issue_ns": at, "issued_ns": at}
+            segment = Segment(kind=kind, microbatch=m, stage=0, kernels=kernels, **times_ns)
             views.append(
-                ActionView(
-                    0, Segment(kind, m, 0, at, end, at, at, kernels),
-                    [end - at], [0], [0], beside_ns=[0], beside_messages_ns=[0], late_ns=[0],
-                )
-            )  # fmt: skip
+                ActionView(0, segment, [end - at], [0], [0], beside_ns=[0], beside_messages_ns=[0], late_ns=[0])
+            )
             at = end
     take_slowdown_out(views, {0: Device("NVIDIA H100 80GB HBM3", 132)}, at - 10**15, Account(), held=True)
     alone = {(v.segment.kind, v.segment.microbatch): sum(v.alone_ns) for v in views}

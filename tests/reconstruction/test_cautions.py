@@ -23,7 +23,22 @@ def _work(computes: Spans, collectives: Spans, aside: Spans, copies: Spans) -> R
         *(Kernel(a, b, a, stream=8, is_compute=False, name="Memcpy DtoD") for a, b in copies),
     ]
     start, end = min(a for a, _ in computes), max(b for _, b in computes)
-    return RankWork((Segment(ActionKind.FORWARD, 0, 0, start, end, start, end, tuple(kernels)),), (), "autograd")
+    return RankWork(
+        (
+            Segment(
+                kind=ActionKind.FORWARD,
+                microbatch=0,
+                stage=0,
+                start_ns=start,
+                end_ns=end,
+                issue_ns=start,
+                issued_ns=end,
+                kernels=tuple(kernels),
+            ),
+        ),
+        (),
+        "autograd",
+    )
 
 
 def _ticks(spans: Spans) -> set[int]:

@@ -252,7 +252,9 @@ def test_a_shuffled_recording_is_refused_as_unknown() -> None:
     swapped[1] = ops
     matched = match_messages({rank: sorted(o, key=lambda op: op.position) for rank, o in swapped.items()}, Account())
     with pytest.raises(ReconstructError, match="unknown schedule"):
-        reconstruct(run, step=1, use_labels=False, survey=Survey(run, swapped, matched, whole.clocks))
+        reconstruct(
+            run, step=1, use_labels=False, survey=Survey(run=run, p2p=swapped, matched=matched, clocks=whole.clocks)
+        )
 
 
 @pytest.mark.parametrize("p", [3, 4])

@@ -11,9 +11,7 @@ from tracetool.reconstruction.closeup.host_gaps import HOST_BOUND, gap_shares, n
 
 
 def _shares(name: str) -> dict[tuple[int, str], float]:
-    found = rebuilt(name)
-    rows = found.tables["costs"]
-    return gap_shares((row[2], row[3], row[5], row[6]) for row in rows if row[0] == found.pipeline.step)  # type: ignore[misc]
+    return gap_shares((row.stage, row.kind, row.duration_ns, row.kernel_ns) for row in rebuilt(name).costs)
 
 
 def test_the_share_is_of_the_time_of_all_actions_of_a_kind() -> None:

@@ -45,8 +45,13 @@ class Machine:
             start = max(self.host + LATENCY, self.device)
             self.device = start + run
             kernels.append(Kernel(start, self.device, self.host, op_name=f"{kind.value}{at}", stream=7, event=at))
-        spans = kernels[0].start_ns, kernels[-1].end_ns, kernels[0].launch_ns, kernels[-1].launch_ns
-        self.segments.append(Segment(kind, len(self.segments), 0, *spans, tuple(kernels)))
+        first, last = kernels[0], kernels[-1]
+        self.segments.append(
+            Segment(
+                kind=kind, microbatch=len(self.segments), stage=0, start_ns=first.start_ns, end_ns=last.end_ns,
+                issue_ns=first.launch_ns, issued_ns=last.launch_ns, kernels=tuple(kernels),
+            )
+        )  # fmt: skip
 
     def batch(self, *, waits: bool = True) -> None:
         self.host += 1

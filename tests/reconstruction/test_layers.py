@@ -170,7 +170,16 @@ def test_no_repetition_covers_more_than_the_one_found(tokens: list[int]) -> None
 def _segment(stage: int, kind: ActionKind, microbatch: int, names: str) -> Segment:
     """An action of kernels named by single letters, 10 ns each."""
     kernels = tuple(Kernel(10 * i, 10 * i + 10, i, name=name, blocks=1) for i, name in enumerate(names))
-    return Segment(kind, microbatch, stage, 0, 10 * len(names), 0, len(names), kernels)
+    return Segment(
+        kind=kind,
+        microbatch=microbatch,
+        stage=stage,
+        start_ns=0,
+        end_ns=10 * len(names),
+        issue_ns=0,
+        issued_ns=len(names),
+        kernels=kernels,
+    )
 
 
 def _layers(segment: Segment, others: list[Segment]) -> list[int]:

@@ -24,7 +24,7 @@ F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 
 
 def _segment(kind: ActionKind, start: int, end: int) -> Segment:
-    return Segment(kind, 0, 0, start, end, start, end)
+    return Segment(kind=kind, microbatch=0, stage=0, start_ns=start, end_ns=end, issue_ns=start, issued_ns=end)
 
 
 def _bounds(segments: list[Segment], transfers: list[tuple[int, int]], *times: int) -> Boundaries:

@@ -22,7 +22,10 @@ F, INPUT, WEIGHT = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BAC
 def _notes(*ops: tuple[ActionKind, bool, int, int], microbatch: int = 0) -> list[str]:
     """Rank 5 runs 1F0 from 1000 to 2000, 1I0 to 2500 and 1W0 from 3000 to 4000; per message its kind, side and time."""
     spans = ((F, 1000, 2000), (INPUT, 2000, 2500), (WEIGHT, 3000, 4000))
-    segments = tuple(Segment(kind, 0, 1, start, end, start, end) for kind, start, end in spans)
+    segments = tuple(
+        Segment(kind=kind, microbatch=0, stage=1, start_ns=start, end_ns=end, issue_ns=start, issued_ns=end)
+        for kind, start, end in spans
+    )
     posted = [
         StageOp(
             P2POp(5, n, 6, is_send, 8, "pp", None, 20, 1, start, start, end, None),

@@ -87,7 +87,9 @@ def _action(kind: ActionKind, names: list[str], again: list[str], run_ns: int = 
         )  # fmt: skip
         at += length
     times = [k.end_ns - k.start_ns for k in kernels]
-    segment = Segment(kind, 0, 0, 0, at, 0, at, tuple(kernels))
+    segment = Segment(
+        kind=kind, microbatch=0, stage=0, start_ns=0, end_ns=at, issue_ns=0, issued_ns=at, kernels=tuple(kernels)
+    )
     return ActionView(0, segment, times, times, times, [0] * len(times), [0] * len(times), [0] * len(times))
 
 

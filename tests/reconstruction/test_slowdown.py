@@ -112,7 +112,16 @@ def views(*actions: list[Run]) -> list[ActionView]:
             kernels.append(Kernel(at, at + run.run_ns, at, name=run.name, blocks=run.blocks))
             times.append(run.run_ns + (run.gap_ns if number else 0))
             at += run.run_ns
-        segment = Segment(F, m, 0, begin, at, begin, at, tuple(kernels))
+        segment = Segment(
+            kind=F,
+            microbatch=m,
+            stage=0,
+            start_ns=begin,
+            end_ns=at,
+            issue_ns=begin,
+            issued_ns=at,
+            kernels=tuple(kernels),
+        )
         beside = [run.beside_ns for run in runs], [run.messages_ns for run in runs]
         found.append(ActionView(0, segment, times, [], [], *beside, [0] * len(runs)))
     return found
@@ -171,7 +180,16 @@ def test_defaults_are_for_devices_whose_cores_communication_holds(
 def test_kernels_of_two_streams_add_what_they_add_to_the_action() -> None:
     """Two kernels of 150 at once: together they take 150 beside and, by the default of 1.5, 100 alone."""
     kernels = tuple(Kernel(0, 150, 0, name=name, blocks=SMS, stream=n) for n, name in enumerate(("gemm", "gemm2")))
-    view = ActionView(0, Segment(F, 0, 0, 0, 150, 0, 0, kernels), [150, 0], [], [], [150, 150], [150, 150], [0, 0])
+    view = ActionView(
+        0,
+        Segment(kind=F, microbatch=0, stage=0, start_ns=0, end_ns=150, issue_ns=0, issued_ns=0, kernels=kernels),
+        [150, 0],
+        [],
+        [],
+        [150, 150],
+        [150, 150],
+        [0, 0],
+    )
     assert times([view]) == [(100, 150)]
 
 

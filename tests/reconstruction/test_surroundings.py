@@ -33,7 +33,12 @@ def _run(path: Path, collectives: Sequence[tuple[int, str, int, int]]) -> Run:
 
 
 def _work(*spans: tuple[int, int], tail_ns: int = 0) -> RankWork:
-    segments = tuple(Segment(ActionKind.FORWARD, m, 0, start, end, start, end) for m, (start, end) in enumerate(spans))
+    segments = tuple(
+        Segment(
+            kind=ActionKind.FORWARD, microbatch=m, stage=0, start_ns=start, end_ns=end, issue_ns=start, issued_ns=end
+        )
+        for m, (start, end) in enumerate(spans)
+    )
     return RankWork(segments, (TailPart(ActionKind.OPTIMIZER, tail_ns),), "label")
 
 

@@ -65,7 +65,7 @@ def picture_of(
     tail = (TailPart(ActionKind.REDUCE_GRAD, 2 * MS), TailPart(ActionKind.OPTIMIZER, 3 * MS))
     pipeline = Pipeline(
         stages=tuple(replace(stage, stage=s) for s in range(RANKS)),
-        ranks=tuple(RankProfile(rank, static, tail) for rank in range(RANKS)),
+        ranks=tuple(RankProfile(rank=rank, static_bytes=static, tail=tail) for rank in range(RANKS)),
         observed=build_schedule("1f1b", PipelineShape(RANKS, microbatches)),
         p2p="posted-ahead",
         step=0,

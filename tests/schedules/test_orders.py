@@ -40,7 +40,7 @@ def _replayed(schedule: Schedule, f: int, i: int, w: int) -> Timeline:
     per_microbatch = {F: f, INPUT: i, W: w, B: i + w}
     costs = {kind: (ActionCost(duration),) * shape.microbatches for kind, duration in per_microbatch.items()}
     stages = tuple(StageProfile(s, costs, 0, 0) for s in range(shape.stages))
-    ranks = tuple(RankProfile(r) for r in range(shape.ranks))
+    ranks = tuple(RankProfile(rank=r) for r in range(shape.ranks))
     pipeline = Pipeline(stages, ranks, schedule, "posted-ahead", 0)
     return replay(pipeline, schedule, Scenario()).timeline
 

@@ -222,7 +222,22 @@ def test_rows_of_another_model_or_parallelism_are_not_predicted() -> None:
     assert "layers is 24 in the row and 16 in the Run" in reason(step(), of=of, model={**model, "layers": 24})
     larger = reason(step(model={"mbs": 4}), of=of, model=model)
     assert "4.00 MiB (4 x 512 x 1024 bfloat16) in the file and 2.00 MiB in the Run" in larger
-    places = tuple(Coordinates(r, 0, r, 0, 0, 0, 0, True, None, "metadata", 1.0) for r in range(P))
+    places = tuple(
+        Coordinates(
+            rank=r,
+            pipeline=0,
+            pp=r,
+            dp=0,
+            tp=0,
+            cp=0,
+            ep=0,
+            recorded=True,
+            copied_from=None,
+            evidence="metadata",
+            confidence=1.0,
+        )
+        for r in range(P)
+    )
     known = Sources(replace(found(of), coordinates=places))
     for field, two in (("tensor_parallel", step(tensor_parallel=2)), ("data_parallel", step(data_parallel=2))):
         (row,) = validate(known, Measurements((two,), model)).rows

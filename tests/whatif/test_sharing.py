@@ -27,7 +27,19 @@ LINK = "dc0-dc1=25Gbit/s,10ms"
 def _job(dp: int, tp: int, pp: int) -> tuple[list[Coordinates], list[list[int]]]:
     """Ranks numbered as Megatron does, tensor parallelism first and the pipeline last; and the pipelines."""
     ranks = [
-        Coordinates(p * dp * tp + d * tp + t, d * tp + t, p, d, t, None, None, True, None, "metadata", 1.0)
+        Coordinates(
+            rank=p * dp * tp + d * tp + t,
+            pipeline=d * tp + t,
+            pp=p,
+            dp=d,
+            tp=t,
+            cp=None,
+            ep=None,
+            recorded=True,
+            copied_from=None,
+            evidence="metadata",
+            confidence=1.0,
+        )
         for p in range(pp)
         for d in range(dp)
         for t in range(tp)

@@ -42,7 +42,7 @@ class Gain:
     gain_ratio: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
     """The answer to "what should we run, and what should we buy?".
 
@@ -123,21 +123,16 @@ def advise(found: Reconstruction, scenario: Scenario, schedules: str | Sequence[
     asked = asked._replace(plans=tuple(rows_of(asked.plans, baseline, is_recorded)))
     best, now = chosen.best, asked.answer.baseline
     if best is None:
-        return Advice(asked, scenario, now, None, (), (), (), (), (), "hbm")
+        return Advice(
+            asked=asked, scenario=scenario, now=now, best=None, rivals=(), unproven=(), other_transfers=(), gains=(),
+            missing=(), binds="hbm",
+        )  # fmt: skip
     sure = [plan for plan in usual if TIERS.index(plan.evidence) <= TIERS.index(best.evidence)]
     gains, missing = _gains(found, scenario, best, sure)
     return Advice(
-        asked=asked,
-        scenario=scenario,
-        now=now,
-        best=best,
-        rivals=chosen.as_good,
-        unproven=chosen.unproven,
-        other_transfers=_other_transfers(asked.plans, best),
-        gains=gains,
-        missing=missing,
-        binds=_binding(gains),
-    )
+        asked=asked, scenario=scenario, now=now, best=best, rivals=chosen.as_good, unproven=chosen.unproven,
+        other_transfers=_other_transfers(asked.plans, best), gains=gains, missing=missing, binds=_binding(gains),
+    )  # fmt: skip
 
 
 def _other_transfers(plans: Iterable[Plan], best: Plan) -> tuple[Plan, ...]:

@@ -38,7 +38,7 @@ MOST_TOKENS_RATIO = 4
 _LENGTHS = (Fraction(1, 2), Fraction(1), Fraction(2))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """One choice of sizes, replayed.
 
@@ -153,7 +153,7 @@ def _unlike_what_was_measured(found: Reconstruction) -> str | None:
         return "it was measured on H200 only"
     if any(c.tp or c.cp or c.ep for c in found.coordinates):
         return "it was measured without tensor, context and expert parallelism"
-    shares = gap_shares((stage, kind, lasted, kernels) for stage, kind, _, lasted, kernels in action_times(found))
+    shares = gap_shares((row.stage, row.kind, row.duration_ns, row.kernel_ns) for row in found.costs)
     longest = max(shares.values(), default=1.0)
     if longest >= WORTH_TELLING:
         return f"gaps between kernels are up to {longest:.0%} of an action's time, and need not stay"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.model.action import ActionKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tracetool.costs.rescaled import Place
     from tracetool.reconstruction import Reconstruction
 
@@ -31,8 +29,8 @@ class Fixed(NamedTuple):
 def fixed_parts(found: Reconstruction) -> Fixed:
     """Gaps between kernels, and the sums of weight gradients, of every action of the step."""
     times: dict[Place, int] = {}
-    for stage, kind, microbatch, duration, kernels in action_times(found):
-        times[stage, ActionKind(kind), microbatch] = max(0, duration - kernels)
+    for row in found.costs:
+        times[row.stage, ActionKind(row.kind), row.microbatch] = max(0, row.duration_ns - row.kernel_ns)
     sums_found = False
     for segments in found.segments.values():
         for segment in segments:
@@ -41,9 +39,3 @@ def fixed_parts(found: Reconstruction) -> Fixed:
             place = (segment.stage, segment.kind, segment.microbatch)
             times[place] = times.get(place, 0) + sums
     return Fixed(times, sums_found)
-
-
-def action_times(found: Reconstruction) -> Iterator[tuple[int, str, int, int, int]]:
-    """Stage, kind, microbatch, duration and time of kernels (ns) of every action of the step."""
-    rows = (row for row in found.tables.get("costs", ()) if row[0] == found.pipeline.step)
-    return cast("Iterator[tuple[int, str, int, int, int]]", ((row[2], row[3], row[4], row[5], row[6]) for row in rows))

@@ -137,7 +137,7 @@ def question_options(command: _Command) -> _Command:
     return command
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """What was asked about which recording.
 
@@ -238,7 +238,10 @@ def ask(paths: tuple[Path, ...], words: Words, *, quiet: bool, has_maps: bool = 
     if words["link_sharing"] is not None and not has_maps and scenario.pipelines_on_link == 1:
         raise _nothing_shared()
     name = " ".join(str(path) for path in paths)
-    return Question(run, found, scenario, name, words["pipeline"], words["copy_missing_ranks"], borrow)
+    return Question(
+        run=run, found=found, scenario=scenario, name=name, pipeline=words["pipeline"],
+        is_copied=words["copy_missing_ranks"], borrow=borrow,
+    )  # fmt: skip
 
 
 def _nothing_shared() -> ScenarioError:
@@ -254,14 +257,8 @@ def _scenario(words: Words) -> Scenario:
     if words["link_sharing"] is not None and words["pipelines_on_link"] == 1:
         raise _nothing_shared()
     return unplaced_scenario(
-        link=words["link"],
-        hbm=words["hbm"],
-        p2p=words["p2p"],
-        microbatches=words["microbatches"],
-        activation=words["activation"],
-        static=words["static"],
-        pipelines_on_link=words["pipelines_on_link"],
-        link_sharing=words["link_sharing"] or "temporal",
-        overlap_ratio=words["overlap_ratio"],
+        link=words["link"], hbm=words["hbm"], p2p=words["p2p"], microbatches=words["microbatches"],
+        activation=words["activation"], static=words["static"], pipelines_on_link=words["pipelines_on_link"],
+        link_sharing=words["link_sharing"] or "temporal", overlap_ratio=words["overlap_ratio"],
         interference=not words["no_interference"],
-    )
+    )  # fmt: skip

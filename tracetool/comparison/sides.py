@@ -112,8 +112,8 @@ def side_of(items: Sequence[tuple[str, Run | Path | Recording]], *, pipeline: in
                 named.append((name, report.recording))
             run = report.run
             steps = [s.number for s in report.recording.steps] if report.recording else [report.step.number]
-            versions = report.tool_version, report.schema_version
-            sources.append(Source(name, run.digest, *versions, tuple(steps), tuple(run.global_ranks)))
+            ranks = tuple(run.global_ranks)
+            sources.append(Source(name, run.digest, report.tool_version, report.schema_version, tuple(steps), ranks))
             continue
         recording = item if isinstance(item, Recording) else recording_of(item, pipeline=pipeline)
         version = SCHEMA_VERSION if isinstance(item, Recording) else str(item.manifest["schema_version"])

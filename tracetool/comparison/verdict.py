@@ -46,7 +46,7 @@ class Rules:
     least_share_ratio: float = 0.005
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
     """One value side by side.
 
@@ -120,16 +120,11 @@ def _one_sided(key: Key, base: Values | None, new: Values | None) -> Line:
     known = base or new
     side = "base" if base is None else "new side"
     return Line(
-        key,
-        None if base is None else base.typical,
-        None if new is None else new.typical,
-        len(base.per_step) if base else 0,
-        len(new.per_step) if new else 0,
-        "steps" if known and len(known.per_step) > 1 else "exact",
-        None,
-        "inconclusive",
-        f"the {side} has none",
-    )
+        key=key, base=None if base is None else base.typical, new=None if new is None else new.typical,
+        base_count=len(base.per_step) if base else 0, new_count=len(new.per_step) if new else 0,
+        sampled="steps" if known and len(known.per_step) > 1 else "exact", p=None, verdict="inconclusive",
+        why=f"the {side} has none",
+    )  # fmt: skip
 
 
 def _exact(key: Key, base: Values, new: Values, least_ratio: float) -> Line:
@@ -140,7 +135,10 @@ def _exact(key: Key, base: Values, new: Values, least_ratio: float) -> Line:
         verdict = _direction(key, after - before or 1)
     elif abs(after - before) > least_ratio * abs(before):
         verdict = _direction(key, after - before)
-    return Line(key, before, after, len(base.all), len(new.all), "exact", None, verdict)
+    return Line(
+        key=key, base=before, new=after, base_count=len(base.all), new_count=len(new.all), sampled="exact", p=None,
+        verdict=verdict,
+    )  # fmt: skip
 
 
 def _direction(key: Key, change: float) -> Verdict:
@@ -166,7 +164,10 @@ def _tested(key: Key, base: Values, new: Values, alpha: float, rules: Rules, ste
         why = f"{counts[0]} and {counts[1]} steps are too few to tell"
     elif sampled == "actions":
         counts = [len(base.all), len(new.all)]
-    return Line(key, b, n, counts[0], counts[1], sampled, p, verdict, why)
+    return Line(
+        key=key, base=b, new=n, base_count=counts[0], new_count=counts[1], sampled=sampled, p=p, verdict=verdict,
+        why=why,
+    )  # fmt: skip
 
 
 def _chance(base: Values, new: Values, alpha: float) -> tuple[Sampled, float | None]:

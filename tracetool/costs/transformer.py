@@ -13,7 +13,7 @@ from typing import Literal
 Recompute = Literal["none", "selective", "full"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer:
     """A dense decoder.
 
@@ -129,8 +129,14 @@ class Transformer:
         return linear + (5 * self.heads * sequence * tokens if kept else 0)
 
 
-LLAMA_2_13B = Transformer("Llama-2 13B", 40, 5120, 40, 40, 13824, 32000, gated=True, fused_attention=True)
+LLAMA_2_13B = Transformer(
+    name="Llama-2 13B", layers=40, hidden=5120, heads=40, kv_heads=40, ffn=13824, vocabulary=32000, gated=True,
+    fused_attention=True,
+)  # fmt: skip
 """Touvron et al., arXiv 2307.09288; sizes as in the released configuration."""
 
-LLAMA_2_70B = Transformer("Llama-2 70B", 80, 8192, 64, 8, 28672, 32000, gated=True, fused_attention=True)
+LLAMA_2_70B = Transformer(
+    name="Llama-2 70B", layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, vocabulary=32000, gated=True,
+    fused_attention=True,
+)  # fmt: skip
 """The same; grouped keys and values."""

@@ -129,15 +129,9 @@ def make_recording(
             orders.append(order)
         steps.append(_step(each, orders.index(order)))
     return Recording(
-        tool_version=__version__,
-        digest=digest,
-        global_ranks=list(looks[0].observed.global_ranks),
-        pipelines=pipelines,
-        complete_steps=complete_steps,
-        devices=list(devices),
-        orders=orders,
-        steps=steps,
-    )
+        tool_version=__version__, digest=digest, global_ranks=list(looks[0].observed.global_ranks),
+        pipelines=pipelines, complete_steps=complete_steps, devices=list(devices), orders=orders, steps=steps,
+    )  # fmt: skip
 
 
 def _step(recorded: RecordedStep, order: int) -> StepRecord:
@@ -245,9 +239,9 @@ def pipeline_of(recording: Recording, step: StepRecord) -> Pipeline:
         )  # fmt: skip
     ranks = [
         RankProfile(
-            number,
-            rank.static_bytes,
-            tuple(TailPart(ActionKind(part.kind), part.duration_ns, part.meet) for part in rank.tail),
+            rank=number,
+            static_bytes=rank.static_bytes,
+            tail=tuple(TailPart(ActionKind(part.kind), part.duration_ns, part.meet) for part in rank.tail),
             tail_peak_bytes=rank.tail_peak_bytes,
             receive_buffer_bytes=rank.receive_buffer_bytes,
         )

@@ -200,7 +200,7 @@ class TailPart:
     waited_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankProfile:
     """What belongs to a pipeline rank as a whole.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tracetool.errors import CopyableRank, MissingRank, NoDeviceActivity, NoPipeline, ReconstructError
 from tracetool.model.choice import Taken
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tracetool.reconstruction.actions.segments import StepWork
     from tracetool.reconstruction.actions.work import Segment
     from tracetool.reconstruction.capture.coordinates import Coordinates
+    from tracetool.reconstruction.closeup.closeup import CostRow
     from tracetool.reconstruction.closeup.launches import Turn
     from tracetool.store.run import Run
 
@@ -74,6 +75,12 @@ class Reconstruction:
 
     def __repr__(self) -> str:
         return f"<Reconstruction: {self.pipeline!r}>"
+
+    @property
+    def costs(self) -> list[CostRow]:
+        """What every action of the step cost."""
+        rows = cast("Sequence[CostRow]", self.tables.get("costs", ()))
+        return [row for row in rows if row.step == self.pipeline.step]
 
 
 def reconstruct(

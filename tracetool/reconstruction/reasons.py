@@ -52,23 +52,23 @@ WITH mine AS (
 ),
 kernels AS (SELECT correlation FROM events WHERE rank = $rank AND category IN ('kernel', 'memcpy', 'memset'))
 SELECT
-    count(*) FILTER (category = 'kernel'),
-    count(*) FILTER (category = 'op'),
-    count(*) FILTER (category = 'launch'),
-    count(*) FILTER (category = 'op' AND starts_with(name, 'autograd::engine::evaluate_function')),
-    count(*) FILTER (category = 'launch' AND contains(name, 'GraphLaunch')),
+    count(*) FILTER (category = 'kernel') AS kernels,
+    count(*) FILTER (category = 'op') AS ops,
+    count(*) FILTER (category = 'launch') AS launches,
+    count(*) FILTER (category = 'op' AND starts_with(name, 'autograd::engine::evaluate_function')) AS nodes,
+    count(*) FILTER (category = 'launch' AND contains(name, 'GraphLaunch')) AS graphs,
     count(*) FILTER (
         category = 'launch' AND regexp_matches(name, '^(cuda|cu|hip)LaunchKernel') AND correlation IS NOT NULL
         AND correlation NOT IN (SELECT correlation FROM kernels WHERE correlation IS NOT NULL)
-    ),
+    ) AS bare,
     count(*) FILTER (category = 'kernel' AND correlation IN (
         SELECT correlation FROM mine WHERE category = 'launch' AND contains(name, 'GraphLaunch')
-    )),
+    )) AS kernels_of_graphs,
     (SELECT count(*) FROM comms WHERE rank = $rank AND operation IN ('send', 'recv')
-        AND posted_ns >= $first AND posted_ns < $last),
+        AND posted_ns >= $first AND posted_ns < $last) AS messages,
     (SELECT count(*) FROM comms WHERE rank = $rank AND evidence = 'unknown'
-        AND posted_ns >= $first AND posted_ns < $last),
-    coalesce(max(start_ns + duration_ns) FILTER (category IN ('kernel', 'launch', 'op')), $first)
+        AND posted_ns >= $first AND posted_ns < $last) AS unknown,
+    coalesce(max(start_ns + duration_ns) FILTER (category IN ('kernel', 'launch', 'op')), $first) AS last_ns
 FROM mine
 """
 
@@ -103,6 +103,7 @@ def find_reason(run: Run, spans: Mapping[int, tuple[int, int]], ranks: Sequence[
     counts = {
         rank: _RankCounts(*run.rows(_SQL, {"rank": rank, "first": spans[rank][0], "last": spans[rank][1]})[0])
         for rank in mine
+        for record in run.records(_SQL, {"rank": rank, "first": spans[rank][0], "last": spans[rank][1]})
     }
     return next((reason for detect in _DETECTORS if (reason := detect(counts, spans)) is not None), None)
 

@@ -123,11 +123,11 @@ def record_step(
             _pipeline(run, group, step, work.ranks, memory, tails, uses, transfers, messages),
             buffered=buffers_sends(messages.messages, survey.clocks, Account()),
         ),
-        observed_timeline(
+        observed=observed_timeline(
             group, work.ranks, transfers, memory, survey.clocks, profiler_spans(run, step, group.ranks), origin
         ),
-        max(end for _, end in spans) - origin,
-        read_residents(run, group, work.ranks),
+        window_ns=max(end for _, end in spans) - origin,
+        residents=read_residents(run, group, work.ranks),
     )
 
 
@@ -216,12 +216,13 @@ def _pipeline(
         )
     ranks = tuple(
         RankProfile(
-            rank, memory[rank].static_bytes, tails[rank], devices[rank].hbm_bytes, memory[rank].tail_peak,
-            memory[rank].overhead_bytes, rank_load(devices[rank].name, work[rank].segments),
-            standing_buffer_bytes(
+            rank=rank, static_bytes=memory[rank].static_bytes, tail=tails[rank], hbm_bytes=devices[rank].hbm_bytes,
+            tail_peak_bytes=memory[rank].tail_peak,
+            overhead_bytes=memory[rank].overhead_bytes, load=rank_load(devices[rank].name, work[rank].segments),
+            receive_buffer_bytes=standing_buffer_bytes(
                 messages.posts[rank], memory[rank].log, [k.launch_ns for s in work[rank].segments for k in s.kernels]
             ),
-            uses[rank].overlapped,
+            overlapped=uses[rank].overlapped,
         )
         for rank in group.ranks
     )  # fmt: skip

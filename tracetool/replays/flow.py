@@ -120,9 +120,10 @@ def trace_flow(schedule: Schedule) -> Flow:
     orphans = [*np.flatnonzero((needs >= 0) & (needed < 0)), *makers[taker < 0]]
     if orphans:
         raise InvalidSchedule(f"schedule {schedule.name!r}: {actions[orphans[0]]} has no other side.")
+    opens, closes = _units(schedule, first)
     return Flow(
-        schedule, actions, first, rank, stage, kind, *_units(schedule, first), made, needed, makers, taker,
-        dst_rank=rank[taker], remote=rank[taker] != rank[makers],
+        schedule=schedule, actions=actions, first=first, rank=rank, stage=stage, kind=kind, opens=opens, closes=closes,
+        made=made, needed=needed, maker=makers, taker=taker, dst_rank=rank[taker], remote=rank[taker] != rank[makers],
         edge=2 * stage[makers] + (kind[makers] != FORWARD),
     )  # fmt: skip
 

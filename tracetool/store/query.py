@@ -127,6 +127,11 @@ class Lens:
         columns, rows = self._fetched(sql, parameters)
         return [dict(zip(columns, row, strict=True)) for row in rows]
 
+    def count(self, table: str, column: str = "*") -> int:
+        """Rows of a table in which a column, by default any, is not null."""
+        ((count,),) = self.rows(f"SELECT count({column}) FROM {table}")
+        return int(count)
+
     def _fetched(self, sql: str, parameters: Parameters) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Names of columns, and rows."""
         import duckdb

@@ -81,7 +81,7 @@ class Ways:
         return [(a, b) for a, b in product(names, names) if a != b and (a, b) not in taken]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
     """Points that differ in links and memory limits only.
 

@@ -117,7 +117,10 @@ class Grid:
                 shared = replace(self.scenario, microbatches=m, p2p=mode, hbm_bytes=None)
                 for name in self.schedules:
                     for warm_up in self.extra_forwards if has_warm_ups(name) else (None,):
-                        yield Column(name, warm_up, shared, ways, links, hbms, self.name)
+                        yield Column(
+                            schedule=name, warm_up=warm_up, scenario=shared, ways=ways, links=links, hbm_bytes=hbms,
+                            name=self.name,
+                        )  # fmt: skip
 
     def recorded_columns(self, observed: Schedule) -> Iterator[Column]:
         """Columns of the recorded order in the scenarios of the grid, where it is not among the schedules."""

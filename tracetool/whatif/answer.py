@@ -114,28 +114,22 @@ def answer(
     seen = measure(found.observed)
     fidelity, own_error = fidelity_of(found)
     is_like = is_like_the_recordings(found)
-    how = _How(shape, scenario, chunks, own_error, is_like, jitter_seed, time_limit_s, each_step)
+    how = _How(
+        shape=shape, scenario=scenario, chunks=chunks, own_error=own_error, is_like=is_like, jitter_seed=jitter_seed,
+        time_limit_s=time_limit_s, each_step=each_step,
+    )  # fmt: skip
     base = _evaluate(pipeline, baseline, how, None)
     results, refused = _evaluate_each(pipeline, schedules, how, extra_forwards)
     closer = _closer(pipeline, how) if "geopipe" in schedules and extra_forwards is None else []
     best = choose([base, *results, *closer], recorded_test(pipeline), baseline).best
     results += [result for result in closer if result is best]
     return Answer(
-        pipeline=pipeline,
-        observed=found.observed,
-        observed_schedule=known.name if known else None,
-        observed_metrics=seen,
-        fidelity=fidelity,
-        scenario=scenario,
-        baseline=base,
-        results=tuple(results),
-        notes=(*notes, *host_notes(found), *notes_of(pipeline, scenario, [base, *results])),
-        refused=tuple(refused),
-        warnings=tuple(distrust(own_error)),
-        taken=found.taken,
-        jitter_seed=jitter_seed,
+        pipeline=pipeline, observed=found.observed, observed_schedule=known.name if known else None,
+        observed_metrics=seen, fidelity=fidelity, scenario=scenario, baseline=base, results=tuple(results),
+        notes=(*notes, *host_notes(found), *notes_of(pipeline, scenario, [base, *results])), refused=tuple(refused),
+        warnings=tuple(distrust(own_error)), taken=found.taken, jitter_seed=jitter_seed,
         closer=tuple(result for result in closer if result is not best),
-    )
+    )  # fmt: skip
 
 
 def fidelity_of(found: Reconstruction) -> tuple[Fidelity, float]:
@@ -147,7 +141,7 @@ def fidelity_of(found: Reconstruction) -> tuple[Fidelity, float]:
     return Fidelity(miss.observed.window_ns, miss.replayed.window_ns, miss.profiler_ns), miss.error_ratio
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _How:
     """What all results of an answer share."""
 
@@ -243,21 +237,12 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
         *transfer_remarks(pipeline, done, metrics, scenario),
     ]
     return Result(
-        schedule=schedule.name,
-        extra_forwards=schedule.extra_forwards,
-        p2p=done.p2p,
-        microbatches=schedule.shape.microbatches,
-        feasible=fits(metrics, scenario),
-        shortage=find_shortage(done.timeline, metrics, scenario),
-        metrics=metrics,
-        cross_dc_bubble_ns=metrics.window_ns - ideal.window_ns,
-        replayed=done,
-        known_error=known,
+        schedule=schedule.name, extra_forwards=schedule.extra_forwards, p2p=done.p2p,
+        microbatches=schedule.shape.microbatches, feasible=fits(metrics, scenario),
+        shortage=find_shortage(done.timeline, metrics, scenario), metrics=metrics,
+        cross_dc_bubble_ns=metrics.window_ns - ideal.window_ns, replayed=done, known_error=known,
         remark="; ".join(remarks) or None,
         spread=None if how.jitter_seed is None else spread(pipeline, schedule, scenario, how.jitter_seed),
-        cut_forwards=cut_forwards,
-        each_step=predict_each_step(how.each_step, schedule, scenario),
-        choice=choice,
-        rests_on=rests_on(measured, name, schedule, done.p2p),
-        unlimited_ns=unlimited_ns,
-    )
+        cut_forwards=cut_forwards, each_step=predict_each_step(how.each_step, schedule, scenario), choice=choice,
+        rests_on=rests_on(measured, name, schedule, done.p2p), unlimited_ns=unlimited_ns,
+    )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.causes import profiler_ns
 from tracetool.costs.alike import layers_of_stages
@@ -23,7 +23,7 @@ from tracetool.whatif.depth import RELEVANT_RATIO
 from tracetool.whatif.memory_limit import PEAK_ERROR_RATIO, is_near_the_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from tracetool.model.pipeline import P2PMode, Pipeline, StageProfile
     from tracetool.model.scenario import Scenario

@@ -133,8 +133,8 @@ class ChosenFiles:
         self._text = Kernels(rank, self._report)
         if (path := self._file(KERNEL_DETAILS)) is not None:
             for rows in self._text.event_rows(path, self._advance):
-                for row in rows:
-                    self._count_to_step(None, _number(row[4]), _number(row[4]) + _number(row[5]))
+                for _, _, _, _, start, duration, *_ in rows:
+                    self._count_to_step(None, _number(start), _number(start) + _number(duration))
                 yield rows
         self.marks = self._text.marks
         # A database beside it has the same host events.
@@ -233,7 +233,7 @@ class ChosenFiles:
         first, last = 2**63, 0
         try:
             for rows in self._text.event_rows(path, nobody):
-                starts = [_number(row[4]) for row in rows]
+                starts = [_number(start) for _, _, _, _, start, *_ in rows]
                 first, last = min([first, *starts]), max([last, *starts])
         except MalformedTrace as error:
             if best[1]:

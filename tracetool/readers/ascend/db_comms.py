@@ -155,8 +155,9 @@ def _entries(database: Database) -> Iterator[LinkEntry]:
     columns = ("hccl_op_name", "group_name", "src_rank", "dst_rank", "transport_type", "transit_size", "op_name")
     for label, group, own, peer, transport, size, name in database.rows("CommAnalyzerMatrix", *columns):
         yield LinkEntry(
-            str(label), str(group or ""), small_integer(str(own)), small_integer(str(peer)), str(transport),
-            scaled(str(size), MB_OF_LINKS), str(name) if name else None,
+            label=str(label), hash=str(group or ""), own=small_integer(str(own)), peer=small_integer(str(peer)),
+            transport=str(transport),
+            size_bytes=scaled(str(size), MB_OF_LINKS), operation=str(name) if name else None,
         )  # fmt: skip
 
 

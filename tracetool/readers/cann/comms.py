@@ -292,7 +292,10 @@ def _entries(listed: Iterable[tuple[str, str, Mapping[str, _Cell]]]) -> Iterator
         for ends, cell in cells.items():
             own, peer = (small_integer(end) if end.isdecimal() else None for end in _pair(ends))
             size = scaled(raw_text(cell.size), MB_OF_LINKS)
-            yield LinkEntry(label, hashed, own, peer, cell.transport, size, cell.operation)
+            yield LinkEntry(
+                label=label, hash=hashed, own=own, peer=peer, transport=cell.transport, size_bytes=size,
+                operation=cell.operation,
+            )  # fmt: skip
 
 
 def _pair(ends: str) -> tuple[str, str]:

@@ -169,9 +169,9 @@ class Database:
         for _ in range(_MOST_GAPS):
             query = f'SELECT _rowid_, {chosen} FROM "{table}" WHERE _rowid_ >= ? ORDER BY _rowid_'
             try:
-                for row in self._connection.execute(query, (start,)):
-                    start = row[0] + 1
-                    yield row[1:]
+                for numbered in self._connection.execute(query, (start,)):
+                    start = numbered[0] + 1
+                    yield numbered[1:]
                 return
             except (sqlite3.Error, UnicodeDecodeError) as error:
                 reason = str(error)
@@ -202,9 +202,9 @@ class Database:
         if not self.has(table, column):
             return set()
         try:
-            return {row[0] for row in self._connection.execute(f'SELECT DISTINCT "{column}" FROM "{table}"')}
+            return {value for (value,) in self._connection.execute(f'SELECT DISTINCT "{column}" FROM "{table}"')}
         except (sqlite3.Error, UnicodeDecodeError):
-            return {row[0] for row in self.rows(table, column)}
+            return {value for (value,) in self.rows(table, column)}
 
     def count(self, table: str) -> int:
         """Rows that can be read."""
@@ -251,17 +251,17 @@ class Database:
         listed = self._connection.execute(
             "SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE TABLE%' AND length(name) < 200"
         )
-        for name in [str(row[0]) for row in listed if '"' not in str(row[0])]:
+        for name in [name for name in (str(name) for (name,) in listed) if '"' not in name]:
             try:
-                columns = self._connection.execute(f'PRAGMA table_info("{name}")').fetchall()
+                listed_columns = self._connection.execute(f'PRAGMA table_info("{name}")').fetchall()
             except (sqlite3.Error, UnicodeDecodeError) as error:
                 self._lose(name, str(error))
                 continue
-            if columns:
-                self.tables[name] = frozenset(str(c[1]) for c in columns)
-            keys = [c for c in columns if c[5]]
-            if len(keys) == 1 and str(keys[0][2]).upper() == "INTEGER":
-                self._keys[name] = str(keys[0][1])
+            if listed_columns:
+                self.tables[name] = frozenset(str(column) for _, column, *_ in listed_columns)
+            keys = [(str(column), str(kind)) for _, column, kind, _, _, is_key in listed_columns if is_key]
+            if [kind.upper() for _, kind in keys] == ["INTEGER"]:
+                ((self._keys[name], _),) = keys
 
     def _lose(self, table: str, reason: str) -> None:
         self._gaps.setdefault(table, [])

@@ -155,7 +155,11 @@ class Kernels:
             self._report.rows += 1
             times = self._times(start_text, duration_text)
             if times is not None:
-                yield _Record(name, *times, kind, core, integer(stream_text), step)
+                start, duration = times
+                yield _Record(
+                    name=name, start_ns=start, duration_ns=duration, kind=kind, core=core, stream=integer(stream_text),
+                    step=step,
+                )  # fmt: skip
 
     def _once(self, records: Iterator[_Record]) -> Iterator[_Record]:
         """The records without those that the file held before: a stream runs one task at a time."""

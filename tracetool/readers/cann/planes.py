@@ -99,7 +99,18 @@ class Planes:
         # Their process and thread have numbers: the tracks would not know them otherwise.
         pids, tids = (np.array([t[n] or 0 for t in threads], np.int64)[places] for n in (0, 1))
         stream = spans.integers("stream")[rows]
-        self._subtasks.add(_Subtask(pids, tids, start[rows], own, peer, np.where(local, 0, transport), size, stream))
+        self._subtasks.add(
+            _Subtask(
+                pid=pids,
+                tid=tids,
+                start=start[rows],
+                own=own,
+                peer=peer,
+                transport=np.where(local, 0, transport),
+                size=size,
+                stream=stream,
+            )
+        )
 
     def finish(self, groups: Sequence[Group]) -> list[CommOperation]:
         """All operations in order of start, with their links and groups.

@@ -35,7 +35,7 @@ _OPERATION_IN_NAME = re.compile(
 )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class CommRecord:
     """One ``record_param_comms`` record, and the kernel found for it."""
 
@@ -95,16 +95,12 @@ def parse_record(args: Mapping[str, Any], posted_ns: int, thread: int, groups: S
     elements = max(args.get("In msg nelems") or 0, args.get("Out msg nelems") or 0)
     element_bytes = _DTYPE_BYTES.get(str(args.get("dtype"))) if elements < _MOST_ELEMENTS else None
     return CommRecord(
-        operation=intern(operation),
-        group=intern(name),
-        group_ranks=ranks,
+        operation=intern(operation), group=intern(name), group_ranks=ranks,
         peer=_peer(args, operation, ranks) if operation in P2P else None,
-        payload_bytes=None if element_bytes is None else elements * element_bytes,
-        posted_ns=posted_ns,
-        thread=thread,
+        payload_bytes=None if element_bytes is None else elements * element_bytes, posted_ns=posted_ns, thread=thread,
         external_id=args.get("External id", args.get("external id")),
         communicator=str(args["Comms Id"]).strip('"') if "Comms Id" in args else None,
-    )
+    )  # fmt: skip
 
 
 def _peer(args: Mapping[str, Any], operation: str, ranks: tuple[int, ...]) -> int | None:
@@ -171,7 +167,18 @@ def attach_kernels(records: list[CommRecord], kernels: Iterable[CommKernel], rep
             last = bisect_right(queue, kernel.launch_ns, key=lambda r: r.posted_ns)
             members = [r for r in queue[first:last] if r.batch is None]
         if not members:
-            members = [CommRecord(operation_of_kernel(kernel.name), "", (), None, None, kernel.launch_ns, thread, None)]
+            members = [
+                CommRecord(
+                    operation=operation_of_kernel(kernel.name),
+                    group="",
+                    group_ranks=(),
+                    peer=None,
+                    payload_bytes=None,
+                    posted_ns=kernel.launch_ns,
+                    thread=thread,
+                    external_id=None,
+                )
+            ]
             bare += members
         for member in members:
             member.batch, member.stream = batch, kernel.stream

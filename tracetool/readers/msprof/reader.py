@@ -289,10 +289,14 @@ def _memory(tables: Tables, files: _Files) -> Iterator[Row]:
     components = set()
     for slices in files.slices(MEMORY):
         for row in tables.memory_rows(_paths(slices)):
-            components.add(row[1])
+            _, component, *_ = row
+            components.add(component)
             yield row
     for slices in files.slices(DEVICE_MEMORY):
-        yield from (row for row in tables.device_memory_rows(_paths(slices)) if row[1] not in components)
+        for row in tables.device_memory_rows(_paths(slices)):
+            _, component, *_ = row
+            if component not in components:
+                yield row
 
 
 def _record_clock(clock: UnixClock, capture: Capture, report: SourceReport) -> None:

@@ -203,7 +203,7 @@ class SpilledEvents:
         columns = [_integers(table, key, 2**31) for key in ("pid", "tid")]
         columns += [_integers(table, key, TIME_LIMIT_NS) for key in ("ts", "dur")]
         columns += [_integers(table, key, 2**31) for key in _NUMBERS]
-        spans = _Spans(at, names, *columns)
+        spans = _Spans._make((at, names, *columns))
         self._spans.add(spans)
         for name in (FORWARD, BACKWARD):
             durations = spans.duration[names == self._names.get(name, -1)]

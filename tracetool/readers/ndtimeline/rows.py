@@ -174,7 +174,7 @@ class RankRows:
     def _event_rows(self, computes: Sequence[_Compute], optimizers: Sequence[Operation]) -> list[tuple[object, ...]]:
         count = self._first_event + len(self.events)
         labelled = [(c.operation, _label(c.kind, c.stage, c.microbatch)) for c in computes]
-        rows = sorted([*labelled, *((o, None) for o in optimizers)], key=lambda row: (row[0].start_ns, row[0].at))
+        rows = sorted([*labelled, *((o, None) for o in optimizers)], key=_in_order)
         return [
             (
                 count + number, self._rank, "kernel", o.name, o.start_ns, o.duration_ns, None, _COMPUTE_LANE,
@@ -266,7 +266,7 @@ class RankRows:
         paired = set()
         rows: list[tuple[Operation, _Sent | None]] = [(s.operation, s) for s in sent]
         rows += [(o, None) for o in collectives]
-        for operation, one in sorted(rows, key=lambda row: (row[0].start_ns, row[0].at)):
+        for operation, one in sorted(rows, key=_in_order):
             span = (operation.start_ns, operation.duration_ns)
             is_batched = one is not None and len({side for side, _ in sides[span]}) == 2
             if is_batched and len({at for _, at in sides[span]}) > 1:
@@ -360,3 +360,9 @@ def _may_serve(message: NamedMessage, operation: Operation, computes: Sequence[_
     first = min((c.operation for c in computes), key=lambda o: o.start_ns + o.duration_ns)
     first_end = first.start_ns + first.duration_ns
     return operation.start_ns + operation.duration_ns >= first_end - _overlap_ns(first, tick_ns)
+
+
+def _in_order(row: tuple[Operation, object]) -> tuple[int, int]:
+    """What rows of operations are sorted by."""
+    operation, _ = row
+    return operation.start_ns, operation.at

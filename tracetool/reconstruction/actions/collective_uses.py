@@ -78,7 +78,7 @@ def step_collectives(run: Run, step: Step, matched: Sequence[Collective]) -> dic
     ranks = list(step.spans)
     firsts, lasts = ([step.spans[rank][end] for rank in ranks] for end in (0, 1))
     rows = run.rows(_OF_STEP_SQL, {"ranks": ranks, "firsts": firsts, "lasts": lasts})
-    posted = {(row[0], row[1]) for row in rows}
+    posted = {(rank, position) for rank, position, *_ in rows}
     of_op: dict[tuple[int, int], tuple[Collective, str]] = {}
     numbers: Counter[tuple[str, tuple[int, ...]]] = Counter()
     for one in matched:
@@ -89,7 +89,10 @@ def step_collectives(run: Run, step: Step, matched: Sequence[Collective]) -> dic
             of_op |= dict.fromkeys(mine, (one, f"{one.group} {list(one.group_ranks)} {numbers[key]}"))
     by_rank: dict[int, list[StepCollective]] = defaultdict(list)
     for rank, position, start, end, operation, payload, group_ranks in rows:
-        alone = StepCollective(rank, start, end, operation, payload, tuple(group_ranks), None, end - start)
+        alone = StepCollective(
+            rank=rank, start_ns=start, end_ns=end, operation=operation, payload_bytes=payload,
+            group_ranks=tuple(group_ranks), name=None, own_ns=end - start,
+        )  # fmt: skip
         whole, name = of_op.get((rank, position), (None, None))
         if whole is not None:
             size = whole.payload_bytes if payload is None else payload

@@ -313,9 +313,10 @@ def _segment(piece: Piece) -> Segment:
     launches = [k.launch_ns for k in piece.kernels]
     timed = [k for k in piece.kernels if k.is_compute] or piece.kernels
     return Segment(
-        piece.kind, piece.microbatch, piece.stage,
-        min(k.start_ns for k in timed), max(k.end_ns for k in timed), min(launches), max(launches),
-        tuple(piece.kernels),
+        kind=piece.kind, microbatch=piece.microbatch, stage=piece.stage,
+        start_ns=min(k.start_ns for k in timed), end_ns=max(k.end_ns for k in timed), issue_ns=min(launches),
+        issued_ns=max(launches),
+        kernels=tuple(piece.kernels),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Tail = tuple[TailPart, ...]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Segment:
     """The kernels of one action.
 

@@ -195,7 +195,7 @@ def _agree(base: RankOperations, other: RankOperations, shift: int) -> bool:
 
 def _ends_agree(rows: Sequence[Sequence[CollectiveOp]]) -> bool:
     """Whether ends of supposed collectives are much nearer to each other than one collective is to the next."""
-    first = [row[0] for row in rows]
+    first = [op for op, *_ in rows]
     if len(first) < 3:
         return False
     usual = median(b.end_ns - a.end_ns for a, b in itertools.pairwise(first))

@@ -122,8 +122,10 @@ def find_coordinates(
         place: dict[Dimension, int | None] = {d: grown.get(d, {}).get(rank) for d in DIMENSIONS}
         rows.append(
             Coordinates(
-                rank, numbers.get(rank), place["pp"], place["dp"], place["tp"], place["cp"], place["ep"],
-                rank in recorded, copies.get(rank), "copied" if rank in copies else evidence, confidence,
+                rank=rank, pipeline=numbers.get(rank), pp=place["pp"], dp=place["dp"], tp=place["tp"],
+                cp=place["cp"], ep=place["ep"],
+                recorded=rank in recorded, copied_from=copies.get(rank),
+                evidence="copied" if rank in copies else evidence, confidence=confidence,
             )
         )  # fmt: skip
     return rows

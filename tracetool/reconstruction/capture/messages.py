@@ -92,7 +92,7 @@ class Matched(NamedTuple):
 
 
 _SQL = """
-SELECT rank, position, peer, operation = 'send', payload_bytes, "group", batch, stream, thread, posted_ns,
+SELECT rank, position, peer, operation = 'send' AS is_send, payload_bytes, "group", batch, stream, thread, posted_ns,
        start_ns, end_ns, label
 FROM comms
 WHERE operation IN ('send', 'recv') AND peer IS NOT NULL AND coalesce(payload_bytes, $shape + 1) > $shape
@@ -104,8 +104,8 @@ _SHAPES_SQL = "SELECT count(*) FROM comms WHERE operation IN ('send', 'recv') AN
 def read_p2p(run: Run) -> dict[int, list[P2POp]]:
     """Every send and receive with a known peer, per rank in order of posting; shape announcements are left out."""
     ops: dict[int, list[P2POp]] = defaultdict(list)
-    for row in run.rows(_SQL, {"shape": SHAPE_MESSAGE_BYTES}):
-        ops[row[0]].append(P2POp(*row))
+    for record in run.records(_SQL, {"shape": SHAPE_MESSAGE_BYTES}):
+        ops[record["rank"]].append(P2POp(**record))
     return dict(ops)
 
 

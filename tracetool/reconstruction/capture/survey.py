@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tracetool.store.run import Run
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
     """What holds for the whole capture.
 
@@ -96,18 +96,9 @@ def survey_run(
         "waits": rows_table("waits", waits),
     }
     return Survey(
-        run,
-        p2p,
-        matched,
-        clocks,
-        waits,
-        tables,
-        tuple(pipelines),
-        tuple(groups),
-        tuple(coordinates),
-        tuple(collectives),
-        tuple(rings),
-    )
+        run=run, p2p=p2p, matched=matched, clocks=clocks, waits=waits, tables=tables, pipelines=tuple(pipelines),
+        groups=tuple(groups), coordinates=tuple(coordinates), collectives=tuple(collectives), rings=tuple(rings),
+    )  # fmt: skip
 
 
 def _clock_rows(clocks: Clocks) -> list[tuple[object, ...]]:

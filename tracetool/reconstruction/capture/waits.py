@@ -76,7 +76,7 @@ ORDER BY start_ns
 
 def record_waits(run: Run, waits: Sequence[Wait], account: Account) -> None:
     """Say for how long each rank communicated, and how much of that was waiting; what overlaps counts once."""
-    spans = {(row[0], row[1]): (row[3], row[4]) for row in run.rows(_SQL)}
+    spans = {(op.rank, op.position): (op.start_ns, op.end_ns) for op in _ops(run)}
     with_kernels = {rank for (rank,) in run.rows("SELECT DISTINCT rank FROM events WHERE category = 'kernel'")}
     kernels: dict[int, dict[int, tuple[int, int, int]]] = defaultdict(dict)
     met: dict[int, Counter[Evidence]] = defaultdict(Counter)
@@ -129,7 +129,7 @@ def find_waits(
         collectives: Matched collectives.
         clocks: Times of different ranks are compared after aligning them.
     """
-    ops = {(row[0], row[1]): _Op(*row) for row in run.rows(_SQL)}
+    ops = {(op.rank, op.position): op for op in _ops(run)}
     readers = {s["rank"]: s["reader"] for s in run.manifest.get("sources", ())}
     hccl = {rank for rank, reader in readers.items() if reader in _HCCL_READERS}
     split: dict[tuple[int, int], tuple[int, int, Evidence, bool]] = {}
@@ -143,8 +143,9 @@ def find_waits(
         wait, transfer, evidence, bound = split.get(key, (0, duration, "inferred", True))
         waits.append(
             Wait(
-                op.rank, op.position, op.operation, pair.get(key), op.kernel, wait, transfer, exposed.get(key), bound,
-                evidence,
+                rank=op.rank, position=op.position, operation=op.operation, pair=pair.get(key), kernel=op.kernel,
+                wait_ns=wait, transfer_ns=transfer, exposed_ns=exposed.get(key), upper_bound=bound,
+                evidence=evidence,
             )
         )  # fmt: skip
     return waits

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import ActionCost, Costs, LayerCosts
@@ -36,6 +36,21 @@ if TYPE_CHECKING:
     from tracetool.store.run import Run
 
 Row = tuple[object, ...]
+
+
+class CostRow(NamedTuple):
+    """A row of the table ``costs``; see there."""
+
+    step: int
+    rank: int
+    stage: int
+    kind: str
+    microbatch: int
+    duration_ns: int
+    kernel_ns: int
+    beside_ns: int
+
+
 _HALVES = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
 _PARTS: dict[ActionKind, Part] = dict(zip(_HALVES, ("input", "weight"), strict=True))
 _MOST_REST = 0.02
@@ -206,15 +221,20 @@ def _loose_kind(kernel: Kernel, end_ns: int) -> str:
     return ActionKind.REDUCE_GRAD.value if is_reduction and kernel.end_ns > end_ns else "OTHER"
 
 
-def cost_rows(step: int, work: Mapping[int, RankWork], residents: Mapping[int, Resident]) -> list[Row]:
+def cost_rows(step: int, work: Mapping[int, RankWork], residents: Mapping[int, Resident]) -> list[CostRow]:
     """Rows of the table ``costs`` for the actions of one step; collectives are no kernels of theirs."""
-    rows: list[Row] = []
+    rows = []
     for rank, of_rank in work.items():
         for s in of_rank.segments:
             runs = zip(s.kernels, pieces(s.kernels), strict=True)
             kernel_ns = sum(piece.run_ns for kernel, piece in runs if not kernel.is_collective)
             beside = sum(beside_ns(s, residents[rank]))
-            rows.append((step, rank, s.stage, s.kind.value, s.microbatch, s.end_ns - s.start_ns, kernel_ns, beside))
+            rows.append(
+                CostRow(
+                    step=step, rank=rank, stage=s.stage, kind=s.kind.value, microbatch=s.microbatch,
+                    duration_ns=s.end_ns - s.start_ns, kernel_ns=kernel_ns, beside_ns=beside,
+                )
+            )  # fmt: skip
     return rows
 
 

@@ -235,7 +235,7 @@ def _run_of(turn: Turn) -> _ActionRun:
             piece.gap_ns > 0 and kernel.launch_ns >= kernel.start_ns - piece.gap_ns
             for kernel, piece in zip(kernels, parts, strict=True)
         ],
-        [0] * len(kernels),
+        gaps_ns=[0] * len(kernels),
     )
 
 

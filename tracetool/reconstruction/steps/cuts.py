@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import groupby, pairwise
+from operator import itemgetter
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -87,7 +88,7 @@ def cuts_of(run: Run, ranks: Sequence[int], account: Account, clocks: Clocks) ->
     )
     for sql, parameters, evidence, where in ways:
         ends: dict[int, list[int]] = {rank: [] for rank in ranks}
-        for rank, rows in groupby(run.rows(sql, parameters), key=lambda row: row[0]):
+        for rank, rows in groupby(run.rows(sql, parameters), key=itemgetter(0)):
             ends[rank] = [end for _, end in rows]
         if all(ends.values()):
             account.note(f"the trace marks no steps: they are cut {where}, and numbered from 0")

@@ -170,7 +170,7 @@ def _gains_table(gains: Sequence[Gain], best: Plan | None) -> list[str]:
         )
         for gain in gains
     ]
-    head = ("one more unit", "step", "gain", "of best", "with" if any(row[-1] for row in rows) else "")
+    head = ("one more unit", "step", "gain", "of best", "with" if any(label for *_, label in rows) else "")
     return _table([head, *rows])
 
 

@@ -100,7 +100,7 @@ def table(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
     width = width or terminal_width()
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     room = max(_LEAST_NAME, width - 2 - sum(2 + w for w in widths[1:]))
-    widths[0] = max((len(row[0]) for row in rows if len(row[0]) <= room), default=0)
+    widths[0] = max((len(name) for name, *_ in rows if len(name) <= room), default=0)
     lines = []
     for name, *cells in rows:
         if len(name) > room:
@@ -111,8 +111,9 @@ def table(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
 
 def aligned(row: Sequence[str], widths: Sequence[int]) -> str:
     """Cells of a table's row: the first to the left, the others to the right."""
-    numbers = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-    return "  " + "  ".join([row[0].ljust(widths[0]), *numbers]).rstrip()
+    (name, *cells), (room, *rooms) = row, widths
+    numbers = [cell.rjust(width) for cell, width in zip(cells, rooms, strict=True)]
+    return "  " + "  ".join([name.ljust(room), *numbers]).rstrip()
 
 
 def result_cells(answer: Answer, metrics: Metrics, result: Result | None) -> tuple[str, ...]:

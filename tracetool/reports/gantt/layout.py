@@ -69,7 +69,7 @@ class Place:
         return next((n for n in (1, 2, 4, 8, 16, 32) if n >= need), need)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """The whole picture.
 
@@ -143,7 +143,10 @@ def lay_out(panels: Sequence[Panel], width_in: float, *, head_lines: int, legend
     limits = [panel.hbm_bytes for panel in panels if panel.hbm_bytes is not None]
     needs = [need for panel in panels for need in panel.metrics.needed_hbm_bytes if need is not None]
     full = max(limits or needs, default=0)
-    layout = Layout(width_in, height, LEFT_IN, right_in, ceil(longest * 1.005), dpi, tuple(places), full)
+    layout = Layout(
+        width_in=width_in, height_in=height, left_in=LEFT_IN, right_in=right_in, end_ns=ceil(longest * 1.005),
+        dpi=dpi, places=tuple(places), full_bytes=full,
+    )  # fmt: skip
     curves = Place(foot, _MEMORY_IN, 0.0, (), 0.0, {})
     return replace(layout, memory=layout.box(curves)) if memory_rows else layout
 

@@ -70,7 +70,7 @@ Span = tuple[int, int, Mark]
 """From and to in ns, and what filled it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
     """One timeline, with its title and the DCs of its ranks."""
 
@@ -120,7 +120,10 @@ def panel_of(name: str, timeline: Timeline, idles: Sequence[Idle], dcs: tuple[st
     """A timeline with its figures."""
     metrics = measure(timeline)
     figures = f"step {format_duration(metrics.step_ns)}, bubble {metrics.bubble_ratio:.1%}"
-    return Panel(name, figures, timeline, metrics.step_ns, metrics.window_ns, idles, dcs)
+    return Panel(
+        name=name, figures=figures, timeline=timeline, step_ns=metrics.step_ns, window_ns=metrics.window_ns,
+        idles=idles, dcs=dcs,
+    )  # fmt: skip
 
 
 def _lines(panels: Sequence[Panel], width: int) -> list[Text]:

@@ -65,16 +65,16 @@ def _device(run: Run, ranks: list[int]) -> Iterator[Gap]:
         what = f"no kernels{who}: a trace of the host only" if host else f"no kernels{who}"
         what = f"no kernels{who} among what is read, and {unread}" if unread else what
         damaged = [s["rank"] for s in run.manifest["sources"] if s["rank"] in silent and s["dropped"]]
-        stages = len(silent) == len(ranks) and run.rows("SELECT count(*) FROM stages")[0][0]
+        stages = len(silent) == len(ranks) and run.count("stages")
         yield Gap(
             what, "times of a device: the host's own ops stand for them" if stages else "stages, costs and replay",
             f"the file of {format_ranks(damaged)} is damaged: fetch it again" if damaged else
             "kernels of CUDA, HIP, XPU and Ascend devices are read" if unread else
             "record device activity (ProfilerActivity.CUDA, XPU, NPU) and export inside on_trace_ready",
         )  # fmt: skip
-    labelled = run.rows("SELECT count(label) FROM events")[0][0]
+    labelled = run.count("events", "label")
     blind = [r for r in ranks if r not in silent and not {"op", "launch"} & set(categories.get(r, ()))]
-    classes = run.rows("SELECT count(kernel_class) FROM events")[0][0]
+    classes = run.count("events", "kernel_class")
     if blind and not labelled and not classes:
         yield Gap(
             f"no host activity on {format_ranks(blind)}", "telling forward from backward",
@@ -111,12 +111,12 @@ def _messages(run: Run) -> Iterator[Gap]:
 
 
 def _marks(run: Run) -> Iterator[Gap]:
-    if not run.rows("SELECT count(*) FROM steps")[0][0]:
+    if not run.count("steps"):
         yield Gap(
             "no steps are marked", "steps by number (they are cut at the optimizer or the messages)",
             "call profiler.step() after every step",
         )  # fmt: skip
-    if not run.rows("SELECT count(*) FROM memory")[0][0]:
+    if not run.count("memory"):
         left = _memory_left(run)
         yield Gap(
             f"no memory records of its device, but {left} that are not read" if left else "no memory records in it",

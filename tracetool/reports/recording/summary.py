@@ -179,7 +179,7 @@ def run_summary(run: Run) -> SummaryInfo:
         "sends_and_receives": comms["sends_and_receives"],
         "without_peer": comms["without_peer"],
         "steps": [number for (number,) in run.rows("SELECT DISTINCT step FROM steps ORDER BY step")],
-        "memory_rows": _count(run, "memory"),
+        "memory_rows": run.count("memory"),
         "vendor_bubble": cast("list[VendorBubbleInfo]", run.records(_BUBBLES_SQL, {"step": step})),
         "findings": run.records("SELECT * FROM findings"),
         "coordinates": run.records("SELECT * FROM coordinates ORDER BY rank"),
@@ -192,18 +192,13 @@ def run_summary(run: Run) -> SummaryInfo:
             "stages": run.records("SELECT * FROM stages ORDER BY stage"),
         },
         "replayed": run.manifest.get("replayed"),
-        "vendor_figures": _count(run, "vendor_figures"),
+        "vendor_figures": run.count("vendor_figures"),
         "host_gaps": host_gaps(run, step),
         "gaps": find_gaps(run),
         "sources": run.manifest["sources"],
         "failed": run.manifest["failed"],
         "left": run.manifest["left"],
     }
-
-
-def _count(run: Run, table: str) -> int:
-    ((count,),) = run.rows(f"SELECT count(*) FROM {table}")
-    return int(count)
 
 
 def host_gaps(run: Run, step: int | None) -> list[HostGapInfo]:

@@ -158,7 +158,7 @@ _HEAD = ("", "1F1B", "bubble as", "reduction", "arises at", "m", "km")
 
 def _section(study: Study, title: str, pick: Pick, *, explain: bool) -> list[str]:
     rows = [_HEAD, *(_finding_cells(study, model, found) for model in study.models for found in pick(model))]
-    without = {"bubble as"} if all(row[2] == _WORDS[None] for row in rows[1:]) else set()
+    without = {"bubble as"} if all(words == _WORDS[None] for _, _, words, *_ in rows[1:]) else set()
     columns = [i for i, head in enumerate(_HEAD) if head not in without]
     widths = [max(len(row[i]) for row in rows) for i in columns]
     table = [aligned([row[i] for i in columns], widths) for row in rows]

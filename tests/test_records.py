@@ -1,0 +1,78 @@
+"""Records are built by the names of their fields, and rows are read by the names of their columns."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from helpers.recorded import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MOST_BY_POSITION = 6
+MODULES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "tracetool").rglob("*.py")}
+ROWS = ("rows", "fetchall", "fetchone")
+
+
+def _records(module: ast.Module) -> Iterator[tuple[str, int]]:
+    """Dataclasses, named tuples and structs of a module, and how many fields each has of its own."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.ClassDef):
+            signs = [ast.unparse(each) for each in (*node.decorator_list, *node.bases)]
+            if any(word in sign for sign in signs for word in ("dataclass", "NamedTuple", "Struct")):
+                yield node.name, sum(isinstance(each, ast.AnnAssign) for each in node.body)
+
+
+def _built_by_position(module: ast.Module, fields: dict[str, int]) -> list[int]:
+    """Lines that build a record from more values than a reader can count, or from a row of unknown length."""
+    return [
+        node.lineno
+        for node in ast.walk(module)
+        if isinstance(node, ast.Call)
+        and (name := ast.unparse(node.func).rpartition(".")[2]) in fields
+        and (
+            len(node.args) > MOST_BY_POSITION
+            or (fields[name] > MOST_BY_POSITION and any(isinstance(each, ast.Starred) for each in node.args))
+        )
+    ]
+
+
+def _read_by_position(module: ast.Module) -> list[int]:
+    """Lines that take a value of a row by its number."""
+    return [
+        node.lineno
+        for node in ast.walk(module)
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.slice, ast.Constant)
+        and isinstance(node.slice.value, int)
+        and (
+            (isinstance(node.value, ast.Name) and node.value.id in ("row", "record"))
+            or (isinstance(node.value, ast.Call) and ast.unparse(node.value.func).rpartition(".")[2] in ROWS)
+        )
+    ]
+
+
+def test_no_record_of_the_product_is_built_from_many_values_by_position() -> None:
+    fields: dict[str, int] = {}
+    for module in MODULES.values():
+        for name, count in _records(module):
+            fields[name] = max(count, fields.get(name, 0))
+    assert len(fields) > 100
+    found = {
+        str(path.relative_to(ROOT)): lines
+        for path, module in MODULES.items()
+        if (lines := _built_by_position(module, fields | dict(_records(module))))
+    }
+    assert found == {}
+
+
+def test_no_row_is_read_by_position() -> None:
+    found = {str(p.relative_to(ROOT)): lines for p, m in MODULES.items() if (lines := _read_by_position(m))}
+    assert found == {}
+
+
+def test_what_is_not_wanted_is_found() -> None:
+    module = ast.parse("Wide(1, 2, 3, 4, 5, 6, 7)\nWide(*row)\nNarrow(*row)\nWide(1, a=2)")
+    assert _built_by_position(module, {"Wide": 7, "Narrow": 2}) == [1, 2]
+    assert _read_by_position(ast.parse("row[3]\nrun.rows(sql)[0]\nrow['a']\ncells[0]")) == [1, 2]
