@@ -71,7 +71,7 @@ def one_by_one(measured: Pipeline, asked: Grid) -> int:
         for links in column.links:
             scenario = replace(column.scenario, topology=links.topology, hbm_bytes=column.hbm_bytes[0])
             shape = measured.observed.shape
-            extra = choose_depth(measured, shape, scenario)[0] if column.schedule == "geopipe" else None
+            extra = choose_depth("geopipe", measured, shape, scenario)[0] if column.schedule == "geopipe" else None
             order = build_schedule(column.schedule, shape, extra_forwards=extra)
             measure(replay(measured, order, scenario).timeline)
             points += 1

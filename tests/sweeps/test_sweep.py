@@ -78,7 +78,7 @@ def alone(measured: Pipeline, point: SweepPoint, *, choose: bool) -> SweepPoint:
         microbatches=point.microbatches,
     )
     shape = PipelineShape(4, point.microbatches)
-    extra = choose_depth(measured, shape, what_if)[0] if choose else point.extra_forwards
+    extra = choose_depth(point.schedule, measured, shape, what_if)[0] if choose else point.extra_forwards
     metrics = measure(replay(measured, build_schedule(point.schedule, shape, extra_forwards=extra), what_if).timeline)
     return replace(
         point,

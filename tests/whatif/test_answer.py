@@ -80,7 +80,7 @@ def test_geopipe_hides_the_link_with_as_many_forwards_as_the_closed_form_asks_fo
     hiding = ceil(2 * c / CYCLE)
     expected = first_that_pays(c, M)
     pipe = measured(payload_bytes=tau)
-    extra, remark = choose_depth(pipe, pipe.observed.shape, over)
+    extra, remark = choose_depth("geopipe", pipe, pipe.observed.shape, over)
     assert extra == (expected, expected, 0, 0)
     assert remark == (None if expected == hiding else "deeper warm-ups would gain less than 2%")
     # The rule may stop short of hiding everything, only where the rest is worth no more than 2 %.
@@ -104,7 +104,7 @@ def test_the_gain_is_a_share_of_the_whole_step() -> None:
     c, tail_ns = 4500, 2_000_000
     assert first_that_pays(c, M, tail_ns) < first_that_pays(c, M)
     pipe = measured(tail_ns=tail_ns)
-    extra, _ = choose_depth(pipe, pipe.observed.shape, scenario(places([2, 2], latency_ns=c)))
+    extra, _ = choose_depth("geopipe", pipe, pipe.observed.shape, scenario(places([2, 2], latency_ns=c)))
     assert extra[0] == first_that_pays(c, M, tail_ns)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.advice.more import More, Resource, more_of_each
-from tracetool.advice.plans import Asked, Plan, plans_for, ways
+from tracetool.advice.plans import Asked, Deepened, Plan, plans_for, ways
 from tracetool.errors import ScenarioError, ScheduleError
 from tracetool.schedules import parse_names
 from tracetool.units import format_duration
@@ -161,7 +161,8 @@ def _gains(
     gains: list[Gain] = []
     missing: list[tuple[str, str]] = []
     tried = list(dict.fromkeys(plan.way for plan in sure))
-    depths = [] if best.result.extra_forwards is None else [best.result.extra_forwards]
+    depth = best.result.extra_forwards
+    also = None if depth is None else Deepened(best.way.schedule, depth)
     now = scenario.microbatches or found.pipeline.observed.shape.microbatches
     for more in more_of_each(found.pipeline, scenario, memory_known=bool(best.result.feasible)):
         there = replace(found, pipeline=more.pipeline)
@@ -171,7 +172,7 @@ def _gains(
                 more.scenario,
                 tried,
                 baseline=recorded_schedule(found.pipeline.observed, more.scenario.microbatches),
-                depths=depths,
+                also=also,
             )
         except ScheduleError as error:
             missing.append((more.text, error.message))

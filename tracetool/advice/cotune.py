@@ -1,4 +1,4 @@
-"""The depth of geopipe together with micro-batch size and sequence length, at equal tokens per step.
+"""The depth of a tuned schedule together with micro-batch size and sequence length, at equal tokens per step.
 
 The objective is the replayed step within the memory limit, all combinations tried (derived model of this tool):
 a larger microbatch hides a link with fewer extra forwards, but each holds more, and there are fewer
@@ -17,6 +17,7 @@ from tracetool.errors import ScenarioError
 from tracetool.reconstruction.closeup.host_gaps import WORTH_TELLING, gap_shares
 from tracetool.replays.evaluation import evaluate
 from tracetool.schedules import build_schedule
+from tracetool.schedules.heeded import takers_of
 from tracetool.units import format_size
 from tracetool.whatif.depth import choose_depth
 from tracetool.whatif.memory_limit import fits
@@ -45,7 +46,7 @@ class Candidate:
     Attributes:
         batch: What a microbatch is made of.
         microbatches: Per step, for as many tokens as recorded.
-        extra_forwards: geopipe's depth, per pipeline rank.
+        extra_forwards: The schedule's depth, per pipeline rank.
         p2p: How transfers are issued.
         metrics: Of the replay.
         feasible: Whether it fits the memory limit; None if memory is unknown.
@@ -66,6 +67,7 @@ class CoTuning:
     """All choices at equal tokens.
 
     Attributes:
+        schedule: What was replayed.
         recorded: What the recorded microbatches are made of.
         hidden: Hidden size of the model.
         tokens: Of a step, in one pipeline.
@@ -74,6 +76,7 @@ class CoTuning:
         assumptions: What the extrapolation rests on, in words.
     """
 
+    schedule: str
     recorded: MicrobatchSize
     hidden: int
     tokens: int
@@ -100,10 +103,11 @@ def co_tune(
     scenario: Scenario,
     recorded: MicrobatchSize,
     *,
+    schedule: str | None = None,
     hidden: int | None = None,
     also: OtherSizes | None = None,
 ) -> CoTuning:
-    """Replay geopipe, at the depth that is worth it, with every choice of sizes.
+    """Replay a tuned schedule, at the depth that is worth it, with every choice of sizes.
 
     Micro-batch sizes are all that divide the sequences of a step; lengths are half, as, and twice the recorded one;
     microbatches of more than four times the recorded tokens or less than a quarter are left out.
@@ -112,6 +116,7 @@ def co_tune(
         found: A reconstructed Run.
         scenario: Links and limits.
         recorded: What the recorded microbatches are made of.
+        schedule: Which one; by default the first that there is.
         hidden: Hidden size of the model; by default what messages of two bytes per number tell.
         also: Another recording, to fit what of the times stays; by default kernels tell.
 
@@ -120,6 +125,7 @@ def co_tune(
         UnsupportedShape: If the pipeline has several stages per rank.
     """
     pipeline = found.pipeline
+    schedule = schedule or takers_of("extra forwards")[0]
     assumptions: list[str] = []
     if hidden is None:
         hidden = _hidden(pipeline, recorded)
@@ -127,7 +133,8 @@ def co_tune(
     fixed = _fixed(found, recorded, hidden, also, assumptions)
     tokens = recorded.tokens * (scenario.microbatches or pipeline.observed.shape.microbatches)
     candidates = [
-        _candidate(pipeline, scenario, recorded, wanted, tokens, hidden, fixed) for wanted in _choices(recorded, tokens)
+        _candidate(schedule, pipeline, scenario, recorded, wanted, tokens, hidden, fixed)
+        for wanted in _choices(recorded, tokens)
     ]
     candidates.sort(key=lambda c: (c.feasible is False, c.metrics.step_ns, c.batch.length, c.batch.sequences))
     assumptions += [
@@ -144,7 +151,7 @@ def co_tune(
     else:
         assumptions.append(f"by how much such times are off is unknown: {unlike}")
     error = EXTRAPOLATION_ERROR_RATIO if unlike is None else None
-    return CoTuning(recorded, hidden, tokens, tuple(candidates), error, tuple(assumptions))
+    return CoTuning(schedule, recorded, hidden, tokens, tuple(candidates), error, tuple(assumptions))
 
 
 def _unlike_what_was_measured(found: Reconstruction) -> str | None:
@@ -213,6 +220,7 @@ def _choices(recorded: MicrobatchSize, tokens: int) -> Iterator[MicrobatchSize]:
 
 
 def _candidate(
+    schedule: str,
     pipeline: Pipeline,
     scenario: Scenario,
     recorded: MicrobatchSize,
@@ -231,7 +239,7 @@ def _candidate(
         here = replace(
             here, activation_bytes=round(Fraction(scenario.activation_bytes * wanted.tokens, recorded.tokens))
         )
-    extra, _ = choose_depth(measured, shape, here)
-    done = evaluate(measured, build_schedule("geopipe", shape, extra_forwards=extra), here)
+    extra, _ = choose_depth(schedule, measured, shape, here)
+    done = evaluate(measured, build_schedule(schedule, shape, extra_forwards=extra), here)
     is_feasible = fits(done.metrics, here)
     return Candidate(wanted, microbatches, extra, done.replayed.p2p, done.metrics, is_feasible, wanted != recorded)

@@ -114,6 +114,13 @@ def depth_label(extra_forwards: Sequence[int]) -> str:
     return "+" + ",".join(f"{n}×{len(list(ranks))}" for n, ranks in groupby(extra_forwards))
 
 
+class Deepened(NamedTuple):
+    """A tuned schedule, and extra forwards per rank that it is to have."""
+
+    schedule: str
+    extra_forwards: tuple[int, ...]
+
+
 class Asked(NamedTuple):
     """Plans of one scenario.
 
@@ -143,16 +150,16 @@ def plans_for(
     tried: Iterable[Way],
     *,
     baseline: str,
-    depths: Sequence[tuple[int, ...]] = (),
+    also: Deepened | None = None,
 ) -> Asked:
-    """Replay each way in a scenario; geopipe at the depth that hides most, and the least that is as good.
+    """Replay each way in a scenario; tuned schedules at the depth that hides most, and the least that is as good.
 
     Args:
         found: A reconstructed Run.
         scenario: The what-if.
         tried: Ways to run it.
         baseline: Schedule that the answers compare with.
-        depths: Extra forwards that geopipe is replayed with besides; those plans are ``extra``.
+        also: What is replayed besides, if it is tried; those plans are ``extra``.
 
     Raises:
         ScheduleError: If the baseline does not fit, or none of the ways can be replayed.
@@ -165,7 +172,7 @@ def plans_for(
     refused: dict[str, Refused] = {}
     answers: list[Answer] = []
     trouble: TraceToolError | None = None
-    for question in _questions(by_mode, depths):
+    for question in _questions(by_mode, also):
         mode, names, extra = question
         here = scenario if mode is None else replace(scenario, p2p=mode)
         try:
@@ -179,7 +186,7 @@ def plans_for(
         refused = turned_down | refused
         run = [name for name in names if name not in turned_down]
         results = (*done.results, *done.closer)
-        asked = [*run, *["geopipe"] * (len(results) - len(run))]
+        asked = [*run, *(result.schedule for result in results[len(run) :])]
         known = {(plan.schedule, plan.extra_forwards) for plan in plans if plan.way.p2p == mode}
         plans += [
             Plan(Way(name, mode), result, is_extra=extra is not None)
@@ -195,16 +202,16 @@ def plans_for(
 
 
 class _Question(NamedTuple):
-    """What to replay together: schedules, and geopipe's depth where that is not to be chosen."""
+    """What to replay together: schedules, and a depth where that is not to be chosen."""
 
     mode: P2PMode | None
     names: list[str]
     extra_forwards: tuple[int, ...] | None
 
 
-def _questions(by_mode: dict[P2PMode | None, list[str]], depths: Sequence[tuple[int, ...]]) -> Iterator[_Question]:
-    """Per p2p mode all schedules, then geopipe at each of the depths."""
+def _questions(by_mode: dict[P2PMode | None, list[str]], also: Deepened | None) -> Iterator[_Question]:
+    """Per p2p mode all schedules, then one at a depth."""
     for mode, names in by_mode.items():
         yield _Question(mode, names, None)
-        if "geopipe" in names:
-            yield from (_Question(mode, ["geopipe"], depth) for depth in depths)
+        if also is not None and also.schedule in names:
+            yield _Question(mode, [also.schedule], also.extra_forwards)

@@ -11,7 +11,7 @@ from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import BY_EDGE, ActionCost
 from tracetool.model.topology import Link
 from tracetool.replays.evaluation import evaluate
-from tracetool.schedules import build_schedule, is_file
+from tracetool.schedules import build_schedule, is_sourced
 from tracetool.schedules.recognise import recognise
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _without_host(explained: Explained) -> Removal:
 def _with_more_microbatches(explained: Explained) -> Removal:
     schedule = explained.schedule
     name = schedule.name
-    if name == "observed" or is_file(name):
+    if name == "observed" or is_sourced(name):
         known = recognise(schedule)
         if known is None:
             return Removal("an order without a name cannot be made longer")

@@ -86,7 +86,7 @@ def advise(
     from tracetool.costs.rescaled import MicrobatchSize
     from tracetool.reports.advice.json import render_json
     from tracetool.reports.advice.text import render_text
-    from tracetool.schedules import parse_names
+    from tracetool.schedules import parse_names, tuning_of
     from tracetool.schedules.names import check_schedules
 
     if not words["link"]:
@@ -106,7 +106,8 @@ def advise(
     with _busy("replaying", quiet=quiet):
         advice = find_advice(question.found, question.scenario, names)
         if sizes is not None:
-            tuning = find_sizes(question.found, question.scenario, sizes, hidden=hidden, also=other)
+            tuned = next((name for name in names or () if tuning_of(name) is not None), None)
+            tuning = find_sizes(question.found, question.scenario, sizes, schedule=tuned, hidden=hidden, also=other)
     facts = question.facts()
     if as_json:
         click.echo(render_json(advice, facts, tuning).decode(), nl=False)

@@ -49,7 +49,7 @@ def schedules(
     from tracetool.cli.values import parse_counts
     from tracetool.reports.answer.text import terminal_width
     from tracetool.reports.schedules import order_info
-    from tracetool.schedules import build_schedule, has_warm_ups
+    from tracetool.schedules import build_schedule, tuning_of
     from tracetool.schedules.heeded import refuse_unheeded
     from tracetool.schedules.names import named_here, schedule_name
 
@@ -72,20 +72,21 @@ def schedules(
         click.echo(schedule.to_csv(), nl=False)
     else:
         click.echo(schedule.grid(terminal_width()))
-        if has_warm_ups(name) and not extra_forwards:
-            click.echo("without --extra-forwards this is 1F1B's order")
+        tuning = tuning_of(name)
+        if tuning is not None and not extra_forwards:
+            click.echo(f"without --extra-forwards this is {tuning.untuned.upper()}'s order")
         next_step(f"tracetool replay TRACES --schedule {name}", quiet=quiet)
 
 
 def _shape(name: str, stages: int | None, chunks: int | None, microbatches: int | None) -> PipelineShape:
     """The shape that was asked for; what was not is as a file has it, or small."""
     from tracetool.model.schedule import PipelineShape
-    from tracetool.schedules import SCHEDULES, is_file, read_order
+    from tracetool.schedules import kind_of
 
-    if is_file(name):
-        own = read_order(name).shape
+    kind = kind_of(name)
+    if kind.given is not None:
+        own = kind.given.shape
         return PipelineShape(stages or own.ranks, microbatches or own.microbatches, chunks or own.chunks, own.placement)
-    kind = SCHEDULES.get(name)
     stages, microbatches = stages or 4, microbatches or 8
     if stages * microbatches > _MOST_ACTIONS:
         raise ScenarioError(

@@ -115,7 +115,7 @@ def explain(
         schedule: Name, as ``build_schedule`` takes it; None for the observed order: as recorded if the scenario
             changes nothing, else replayed.
         scenario: What differs from the measurement; by default nothing.
-        extra_forwards: For geopipe, per pipeline rank; chosen by ``choose_depth`` if not given.
+        extra_forwards: For schedules that are tuned, per pipeline rank; chosen by ``choose_depth`` if not given.
         chunks: Stages per rank that schedules of several get from a trace of one.
         time_limit_s: For optimal: how long to search; by default half a minute.
 

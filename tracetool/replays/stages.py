@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tracetool.costs.recut import recut
-from tracetool.schedules import SCHEDULES, is_file, read_order
+from tracetool.schedules import kind_of
 
 if TYPE_CHECKING:
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.schedule import PipelineShape, Placement
+    from tracetool.schedules import ScheduleKind
 
 
 def stages_for(
@@ -32,13 +33,14 @@ def stages_for(
         UnsupportedShape: If layers are unknown or do not divide.
     """
     shape = replace(pipeline.observed.shape, microbatches=microbatches)
-    least, placement = _stages_needed(name, shape.ranks)
+    kind = kind_of(name)
+    least, placement = _stages_needed(kind, shape.ranks)
     if shape.chunks > 1 or least == 1:
         return pipeline, shape, None
     if placement == "bidirectional":
         copies = replace(shape, chunks=least, placement=placement)
         return pipeline, copies, "two copies of every stage, weights twice; summing their gradients is not modelled"
-    wanted = least if chunks is None or is_file(name) else chunks
+    wanted = least if chunks is None or kind.given is not None else chunks
     cut = stages_like(pipeline, replace(shape, chunks=wanted, placement=placement))
     shape = replace(cut.observed.shape, microbatches=microbatches)
     remark = (
@@ -62,10 +64,7 @@ def stages_like(pipeline: Pipeline, shape: PipelineShape) -> Pipeline:
     return recut(pipeline, shape.chunks, placement=shape.placement)
 
 
-def _stages_needed(name: str, ranks: int) -> tuple[int, Placement]:
+def _stages_needed(kind: ScheduleKind, ranks: int) -> tuple[int, Placement]:
     """Stages per rank that a schedule needs, and where they sit; of an order for other ranks, which is refused, one."""
-    if not is_file(name):
-        kind = SCHEDULES.get(name)
-        return kind.least_chunks, kind.placement
-    order = read_order(name).shape
-    return (order.chunks, order.placement) if order.ranks == ranks else (1, "loop")
+    is_for_others = kind.given is not None and kind.given.shape.ranks != ranks
+    return (1, "loop") if is_for_others else (kind.least_chunks, kind.placement)

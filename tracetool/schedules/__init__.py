@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tracetool.errors import InvalidSchedule, ScenarioError, UnsupportedShape
-from tracetool.model.schedule import PipelineShape, Schedule, schedule_from_csv
+from tracetool.errors import ScenarioError
 from tracetool.registry import Registry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from tracetool.model.schedule import Placement
+    from tracetool.model.schedule import PipelineShape, Placement, Schedule
     from tracetool.schedules.problem import Orders, Problem
 
 
@@ -42,6 +40,23 @@ class ScheduleOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Tuning:
+    """How the extra forwards of a schedule are chosen for links: so many at each DC boundary, by replay.
+
+    Attributes:
+        untuned: The schedule whose order it is without any.
+        hiding: How many at a boundary hide a delay, as far as a closed form tells: of its time there and back, and that
+            of the shortest forward and backward, in ns. Up to twice as many and two are tried.
+        per_rank: The extra forwards of each of so many pipeline ranks, where boundaries between ranks r and r + 1,
+            keyed by r, have so many.
+    """
+
+    untuned: str
+    hiding: Callable[[int, int], int]
+    per_rank: Callable[[int, Mapping[int, int]], tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
 class ScheduleKind:
     """A schedule as a plug-in.
 
@@ -60,6 +75,9 @@ class ScheduleKind:
         heeds: What it may be told that most schedules have no use for.
         recognition_rank: Where several are what was recorded, the lowest of its shape names it; None is never sought.
         options_in: With what an order could have been built, if it is this schedule.
+        tuning: How its extra forwards are chosen; None if it has none.
+        is_compared: Whether predictions of it were compared with recorded steps (``whatif.accuracy``).
+        given: The order itself, where that is all there is: it has one shape.
     """
 
     name: str
@@ -76,6 +94,13 @@ class ScheduleKind:
     heeds: frozenset[Heeded] = frozenset()
     recognition_rank: int | None = None
     options_in: Callable[[Schedule], Iterable[ScheduleOptions]] = lambda _observed: (ScheduleOptions(),)
+    tuning: Tuning | None = None
+    is_compared: bool = False
+    given: Schedule | None = None
+
+    def takes(self, option: Heeded) -> bool:
+        """Whether it heeds an option."""
+        return option in self.heeds or (option == "extra forwards" and self.tuning is not None)
 
 
 SCHEDULES: Registry[ScheduleKind] = Registry(
@@ -104,6 +129,12 @@ SCHEDULES: Registry[ScheduleKind] = Registry(
     "tracetool.schedules",
     hint="'tracetool schedules' lists all; csv:FILE reads torch's CSV of actions",
 )
+
+
+SOURCES: Registry[Callable[[str], ScheduleKind]] = Registry(
+    "source of schedules", {"csv": "tracetool.schedules.library.csv_file:kind_of"}, "tracetool.schedule_sources"
+)
+"""What makes a schedule of what stands behind its name and a colon."""
 
 
 def parse_names(names: str | Sequence[str]) -> list[str]:
@@ -136,7 +167,7 @@ def build_schedule(
     Args:
         name: A registered name, or ``csv:FILE`` for a file in torch's CSV of actions.
         shape: Ranks and microbatches.
-        extra_forwards: Per pipeline rank, for geopipe.
+        extra_forwards: Per pipeline rank, for schedules that are tuned.
         observed: The order found in the trace, for ``observed``.
         group: Microbatches per turn of a chunk, for interleaved.
         problem: Costs, links and memory, for schedules that are made for them.
@@ -156,74 +187,32 @@ def build_schedule(
         Traceback (most recent call last):
         tracetool.errors.UnknownName: no schedule named 'geopip'. Did you mean 'geopipe' or 'gpipe'?
     """
-    if is_file(name):
-        return _fitting(read_order(name), name.removeprefix("csv:"), shape)
-    kind = SCHEDULES.get(name)
     options = ScheduleOptions(extra_forwards, observed, group, problem, time_limit_s, judge)
-    return kind.build(shape, options).validate()
+    return kind_of(name).build(shape, options).validate()
 
 
-def is_file(name: str) -> bool:
-    """Whether a name stands for an order in a file, which is no registered schedule."""
-    return name.startswith("csv:")
+def kind_of(name: str) -> ScheduleKind:
+    """The schedule of a name, or the one that a file holds.
+
+    Raises:
+        UnknownName: If there is none.
+        InvalidSchedule: If a file cannot be read, or holds no complete order.
+    """
+    source, _, rest = name.partition(":")
+    return SOURCES.get(source)(rest) if is_sourced(name) else SCHEDULES.get(name)
+
+
+def is_sourced(name: str) -> bool:
+    """Whether a name says where an order is, as ``csv:FILE``, and is no registered schedule."""
+    source, colon, _ = name.partition(":")
+    return bool(colon) and source in SOURCES.names()
 
 
 def needs_costs(name: str) -> bool:
     """Whether a schedule's order is made anew for every scenario."""
-    return not is_file(name) and SCHEDULES.get(name).needs_costs
+    return not is_sourced(name) and SCHEDULES.get(name).needs_costs
 
 
-def has_warm_ups(name: str) -> bool:
-    """Whether a schedule's warm-up can be deepened, so that how deep is to be chosen."""
-    return not is_file(name) and "extra forwards" in SCHEDULES.get(name).heeds
-
-
-def read_order(name: str) -> Schedule:
-    """The order of ``csv:FILE``.
-
-    Raises:
-        InvalidSchedule: If the file cannot be read, or holds no complete order.
-    """
-    path = Path(name.removeprefix("csv:"))
-    hint = "a schedule file is torch's CSV of actions, a row per rank; 'tracetool schedules NAME --csv' writes one"
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InvalidSchedule(f"the schedule file {path} is no text (not UTF-8).", hint=hint) from error
-    except (OSError, ValueError) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise InvalidSchedule(f"cannot read the schedule file {path}: {why}.", hint=hint) from error
-    try:
-        return schedule_from_csv(text, name=f"csv:{path.name}")
-    except InvalidSchedule as error:
-        raise InvalidSchedule(f"{path}: {error.message}", hint=error.hint or hint) from error
-
-
-def _fitting(schedule: Schedule, path: str, shape: PipelineShape) -> Schedule:
-    """The order itself.
-
-    Raises:
-        UnsupportedShape: If it is for other ranks, stages or microbatches.
-    """
-    mine = schedule.shape
-    if (mine.ranks, mine.stages) != (shape.ranks, shape.stages):
-        raise UnsupportedShape(
-            f"{path} is for {mine.ranks} ranks and {mine.stages} stages, the pipeline has {shape.ranks} and "
-            f"{shape.stages}."
-        )
-    if mine.chunks > 1 and mine.placement != shape.placement:
-        raise UnsupportedShape(
-            f"{path} has its stages on ranks as in a {_PLACEMENTS[mine.placement]}, the pipeline as in a "
-            f"{_PLACEMENTS[shape.placement]}.",
-            hint="record with one stage per rank: it can be re-cut to either",
-        )
-    if mine.microbatches != shape.microbatches:
-        raise UnsupportedShape(
-            f"{path} is for {mine.microbatches} microbatches, asked for are {shape.microbatches}: their steps do "
-            "different work.",
-            hint=f"add --microbatches {mine.microbatches}",
-        )
-    return schedule
-
-
-_PLACEMENTS: dict[Placement, str] = {"loop": "loop", "v": "V", "bidirectional": "pair of opposed pipelines"}
+def tuning_of(name: str) -> Tuning | None:
+    """How a schedule is tuned to links; None for those that have nothing to choose."""
+    return None if is_sourced(name) else SCHEDULES.get(name).tuning

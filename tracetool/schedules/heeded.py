@@ -7,19 +7,13 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import ScenarioError
 from tracetool.model.choice import Choice
-from tracetool.schedules import SCHEDULES, Heeded, is_file, read_order
+from tracetool.schedules import SCHEDULES, Heeded, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracetool.model.schedule import Schedule
-
-_FLAGS: dict[Heeded, str] = {
-    "extra forwards": "--extra-forwards",
-    "group": "--group",
-    "overlap ratio": "--overlap-ratio",
-    "time limit": "--time-limit",
-}
+    from tracetool.schedules import ScheduleKind
 
 
 def refuse_unheeded(option: Heeded, names: Sequence[str], observed: Schedule | None = None) -> None:
@@ -36,11 +30,16 @@ def refuse_unheeded(option: Heeded, names: Sequence[str], observed: Schedule | N
     """
     if any(_heeds(name, option, observed) for name in names):
         return
-    takers = [name for name in SCHEDULES.names() if option in SCHEDULES.get(name).heeds]
+    takers = takers_of(option)
     raise ScenarioError(
-        f"{_FLAGS[option]} has no effect on {_listed(names)}: it is for {' and '.join(takers)}.",
+        f"--{option.replace(' ', '-')} has no effect on {_listed(names)}: it is for {' and '.join(takers)}.",
         hint=f"leave it out, or ask for {' or '.join(takers)}",
     )
+
+
+def takers_of(option: Heeded) -> list[str]:
+    """The schedules that heed an option."""
+    return [name for name in SCHEDULES.names() if SCHEDULES.get(name).takes(option)]
 
 
 def refuse_chunks(names: Sequence[str], observed: Schedule) -> None:
@@ -54,7 +53,7 @@ def refuse_chunks(names: Sequence[str], observed: Schedule) -> None:
             f"the recording has {observed.shape.chunks} stages per rank already, which are not cut again.",
             hint="leave --chunks out",
         )
-    if any(_takes_chunks(name) for name in names):
+    if any(_takes_chunks(kind_of(name)) for name in names):
         return
     raise ScenarioError(
         f"--chunks has no effect on {_listed(names)}: it cuts stages for schedules of several per rank, and an order "
@@ -71,21 +70,17 @@ def choice_of(
     Raises:
         InvalidSchedule: If an order from a file cannot be read.
     """
-    if is_file(name):
-        return Choice(order=sha256(read_order(name).to_csv().encode()).hexdigest())
-    heeds = SCHEDULES.get(name).heeds
+    kind = kind_of(name)
     return Choice(
-        extra_forwards=extra_forwards if "extra forwards" in heeds else None,
-        chunks=chunks if _takes_chunks(name) else None,
-        time_limit_s=time_limit_s if "time limit" in heeds else None,
+        extra_forwards=extra_forwards if kind.takes("extra forwards") else None,
+        chunks=chunks if _takes_chunks(kind) else None,
+        time_limit_s=time_limit_s if kind.takes("time limit") else None,
+        order=None if kind.given is None else sha256(kind.given.to_csv().encode()).hexdigest(),
     )
 
 
-def _takes_chunks(name: str) -> bool:
-    if is_file(name):
-        return False
-    kind = SCHEDULES.get(name)
-    return kind.least_chunks > 1 and kind.placement != "bidirectional"
+def _takes_chunks(kind: ScheduleKind) -> bool:
+    return kind.given is None and kind.least_chunks > 1 and kind.placement != "bidirectional"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -93,8 +88,6 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _heeds(name: str, option: Heeded, observed: Schedule | None) -> bool:
-    if is_file(name):
-        return option == "overlap ratio" and any(read_order(name).overlaps)
     if name == "observed":
         return option == "overlap ratio" and observed is not None and any(observed.overlaps)
-    return option in SCHEDULES.get(name).heeds
+    return kind_of(name).takes(option)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from tracetool.schedules import SCHEDULES, is_file, read_order
+from tracetool.schedules import SCHEDULES, is_sourced, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
 
 def normalised(name: str) -> str:
@@ -23,7 +24,7 @@ def schedule_name(name: str) -> str:
     Raises:
         UnknownName: If none is like it; the message suggests close names.
     """
-    if is_file(name):
+    if is_sourced(name):
         return name
     known = {normalised(registered): registered for registered in SCHEDULES.names()}
     asked = normalised(name)
@@ -61,6 +62,13 @@ def check_schedules(names: Iterable[str]) -> list[str]:
     """
     known = [schedule_name(name) for name in names]
     for name in known:
-        if is_file(name):
-            read_order(name)
+        kind_of(name)
     return list(dict.fromkeys(known))
+
+
+def beside(name: str, folder: Path | None) -> str:
+    """A name that was written in a folder: an order that it says where to find is found from there."""
+    if folder is None or not is_sourced(name):
+        return name
+    source, _, file = name.partition(":")
+    return f"{source}:{folder / file}"

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import ScenarioError
 from tracetool.model.topology import Topology
-from tracetool.schedules import has_warm_ups, parse_names
+from tracetool.schedules import parse_names, tuning_of
+from tracetool.schedules.heeded import takers_of
 from tracetool.schedules.names import check_schedules
 from tracetool.sweeps.grid import Grid
 from tracetool.sweeps.ranges import (
@@ -55,7 +56,7 @@ def grid(
         hbm: Memory limits per rank, as in ``64GiB,80GiB``.
         microbatches: Per step, as in ``8,16,32``.
         p2p: How transfers are issued, as in ``in-order,per-edge``.
-        extra_forwards: geopipe's warm-ups: ``auto``, ``0..4`` per boundary or ``2,2,0,0;3,3,0,0`` per rank.
+        extra_forwards: Warm-ups of tuned schedules: ``auto``, ``0..4`` per boundary or ``2,2,0,0;3,3,0,0`` per rank.
         scenario: What all points share, with the links that are not swept.
 
     Raises:
@@ -106,9 +107,11 @@ def unplaced_grid(
         raise ScenarioError("--latency and --distance say the same thing.", hint="give one of them")
     names = () if schedules is None else tuple(check_schedules(parse_names(schedules)))
     warm_ups = parse_warm_ups(extra_forwards)
-    if names and warm_ups != (None,) and not any(map(has_warm_ups, names)):
+    if names and warm_ups != (None,) and not any(map(tuning_of, names)):
+        takers = takers_of("extra forwards")
         raise ScenarioError(
-            f"extra forwards are geopipe's, and {','.join(names)} has none.", hint="add geopipe to --schedule"
+            f"extra forwards are {' and '.join(takers)}'s, and {','.join(names)} has none.",
+            hint=f"add {' or '.join(takers)} to --schedule",
         )
     latencies = () if latency is None else parse_latencies(latency)
     return Grid(

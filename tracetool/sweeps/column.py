@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tracetool.model.scenario import Scenario
 
 WarmUp = int | tuple[int, ...] | None
-"""Extra forwards of geopipe: per boundary (a number), per pipeline rank, or chosen for every link (None)."""
+"""Extra forwards of a tuned schedule: per boundary (a number), per pipeline rank, or chosen for every link (None)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Column:
 
     Attributes:
         schedule: Name of the schedule.
-        warm_up: Extra forwards, of geopipe.
+        warm_up: Extra forwards, of a tuned schedule.
         scenario: What the points share.
         ways: Where links are laid.
         links: The links of each.

@@ -10,7 +10,7 @@ from tracetool.errors import ScenarioError, ScheduleError
 from tracetool.replays import p2p_of
 from tracetool.replays.problem import pose
 from tracetool.replays.stages import stages_for
-from tracetool.schedules import build_schedule, has_warm_ups, needs_costs
+from tracetool.schedules import build_schedule, needs_costs, tuning_of
 from tracetool.sweeps.replays import Replays
 from tracetool.sweeps.results import SweepPoint
 from tracetool.units import format_size
@@ -100,9 +100,10 @@ class Evaluator:
         return [self._of(replays, place, warm_ups) for place, warm_ups in zip(places, chosen, strict=True)]
 
     def _warm_ups(self, replays: Replays, places: Sequence[_Place]) -> Sequence[WarmUps | None]:
-        if not has_warm_ups(self._column.schedule):
+        tuning = tuning_of(self._column.schedule)
+        if tuning is None:
             return [None] * len(places)
-        return replays.warm_ups(self._column.warm_up, [self._scenario(place) for place in places])
+        return replays.warm_ups(tuning, self._column.warm_up, [self._scenario(place) for place in places])
 
     def _of(self, replays: Replays, place: _Place, warm_ups: WarmUps | None) -> SweepPoint:
         if warm_ups is None:

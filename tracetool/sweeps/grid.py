@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tracetool.errors import BadTopology, ScenarioError
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology
-from tracetool.schedules import has_warm_ups
+from tracetool.schedules import tuning_of
 from tracetool.sweeps.column import Column, Swept, Ways
 from tracetool.whatif.best import recorded_schedule
 
@@ -33,7 +33,7 @@ class Grid:
         schedules: Names, as ``build_schedule`` takes them; if there are none, ``best.default_schedules``.
         scenario: What all points share. Its links stay as they are; the swept figures are of all others between DCs.
         microbatches: Microbatches per step.
-        extra_forwards: Warm-ups of geopipe.
+        extra_forwards: Warm-ups of tuned schedules.
         bandwidths_bytes_per_s: Of every link between DCs that the scenario does not fix.
         latencies_ns: Of the same links, one way.
         hbm_bytes: Memory limits per rank.
@@ -116,7 +116,7 @@ class Grid:
             for m, mode in product(self.microbatches or (self.scenario.microbatches,), modes):
                 shared = replace(self.scenario, microbatches=m, p2p=mode, hbm_bytes=None)
                 for name in self.schedules:
-                    for warm_up in self.extra_forwards if has_warm_ups(name) else (None,):
+                    for warm_up in self.extra_forwards if tuning_of(name) is not None else (None,):
                         yield Column(
                             schedule=name, warm_up=warm_up, scenario=shared, ways=ways, links=links, hbm_bytes=hbms,
                             name=self.name,

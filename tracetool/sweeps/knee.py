@@ -8,7 +8,7 @@ All of it is found by replay, everything else held, and hangs on no other point 
   ``T(L) <= 1.01 (T_free + D(L))``, over links whose bandwidth costs nothing. T_free is the step with free links; D(L)
   is what one microbatch spends on links on its way down the stages and back, which no order can hide: the step is
   then (m + p - 1)(f + B) + 2c for one boundary, c one way over it (derived model of this tool).
-- *HBM per hidden millisecond*: from geopipe's warm-up at hand to one forward more per boundary, the largest growth of a
+- *HBM per hidden millisecond*: from a warm-up at hand to one forward more per boundary, the largest growth of a
   rank's memory over the growth of the hidden latency. With equal stages one forward more hides (f + B) / 2.
 
 T is the step as a replay over those links takes it: a warm-up that is left to be chosen is chosen for each of them, by
@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import ScheduleError
 from tracetool.replays.stages import stages_for
-from tracetool.schedules import build_schedule, has_warm_ups, needs_costs
-from tracetool.schedules.library.geopipe import extra_per_rank
+from tracetool.schedules import build_schedule, needs_costs, tuning_of
 from tracetool.sweeps.bend import (
     KNEE_RATIO,
     MOST_LATENCY_NS,
@@ -101,7 +100,7 @@ class _Place:
     def is_deepening(self) -> bool:
         """Whether the order hangs on the memory limit."""
         column = self._piece.column
-        return has_warm_ups(column.schedule) and column.warm_up is None
+        return tuning_of(column.schedule) is not None and column.warm_up is None
 
     def found(self) -> list[_Found]:
         """What there is to say at each latency.
@@ -148,16 +147,17 @@ class _Place:
         )
 
     def _hbm_costs(self) -> list[tuple[int | None, str | None]]:
-        """Per latency, geopipe's memory per further hidden ms, or why it is unknown."""
+        """Per latency, a tuned schedule's memory per further hidden ms, or why it is unknown."""
         column = self._piece.column
-        if not has_warm_ups(column.schedule):
+        tuning = tuning_of(column.schedule)
+        if tuning is None:
             return [(None, None)] * len(self._latencies)
         at = [
             point.extra_forwards or ()
             for point in self._points([(latency, UNLIMITED_BYTES_PER_S) for latency in self._latencies])
         ]
         boundaries = column.links[0].topology.boundaries()
-        more = extra_per_rank(len(column.ways.dcs), dict.fromkeys(boundaries, 1))
+        more = tuning.per_rank(len(column.ways.dcs), dict.fromkeys(boundaries, 1))
         pairs = {extra: tuple(a + b for a, b in zip(extra, more, strict=True)) for extra in at}
         hidden = {}
         for extra in {*pairs, *pairs.values()}:

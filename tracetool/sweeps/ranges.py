@@ -67,7 +67,7 @@ def parse_numbers(text: str) -> tuple[int, ...]:
 
 
 def parse_warm_ups(text: str) -> tuple[WarmUp, ...]:
-    """Read warm-ups of geopipe, separated by ``;``.
+    """Read warm-ups of tuned schedules, separated by ``;``.
 
     ``auto`` chooses for every link, ``2`` is two forwards per boundary, ``0..4`` none to four of them, and ``2,2,0,0``
     is told per pipeline rank.

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from tracetool.errors import ScheduleDeadlock
 from tracetool.model.metrics import Metrics
 from tracetool.replays.scenarios import Replayer
-from tracetool.schedules.library.geopipe import extra_per_rank
 from tracetool.sweeps.memory import memory_need
 from tracetool.whatif.depth import Tried, WarmUps, search_warm_ups, shortest_cycle_ns
 from tracetool.whatif.memory_limit import fits
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from tracetool.model.schedule import PipelineShape, Schedule
     from tracetool.model.topology import Topology
     from tracetool.replays.scenarios import StepTimes
+    from tracetool.schedules import Tuning
     from tracetool.sweeps.column import WarmUp
     from tracetool.sweeps.memory import MemoryNeed
     from tracetool.whatif.depth import Depth
@@ -118,20 +118,21 @@ class Replays:
             overhead_bytes=memory.overhead_bytes,
         )
 
-    def warm_ups(self, warm_up: WarmUp, scenarios: Sequence[Scenario]) -> list[WarmUps]:
-        """Extra forwards of geopipe in each scenario.
+    def warm_ups(self, tuning: Tuning, warm_up: WarmUp, scenarios: Sequence[Scenario]) -> list[WarmUps]:
+        """Extra forwards of a tuned schedule in each scenario.
 
         Args:
+            tuning: What it says of its depths.
             warm_up: As ``Grid`` says it; None chooses as ``choose_warm_ups`` does.
             scenarios: Links and memory limits.
         """
         if isinstance(warm_up, int):
             per_boundary = dict.fromkeys(scenarios[0].topology.boundaries(), warm_up)
-            warm_up = extra_per_rank(self._shape.ranks, per_boundary)
-        return self._chosen(scenarios) if warm_up is None else [WarmUps(warm_up, None)] * len(scenarios)
+            warm_up = tuning.per_rank(self._shape.ranks, per_boundary)
+        return self._chosen(tuning, scenarios) if warm_up is None else [WarmUps(warm_up, None)] * len(scenarios)
 
-    def _chosen(self, scenarios: Sequence[Scenario]) -> list[WarmUps]:
-        searches = [search_warm_ups(self._pipeline, self._shape, each, self._cycle_ns) for each in scenarios]
+    def _chosen(self, tuning: Tuning, scenarios: Sequence[Scenario]) -> list[WarmUps]:
+        searches = [search_warm_ups(tuning, self._pipeline, self._shape, each, self._cycle_ns) for each in scenarios]
         found: dict[int, WarmUps] = {}
         answers: dict[int, list[Tried | None] | None] = dict.fromkeys(range(len(scenarios)))
         while answers:

@@ -45,10 +45,10 @@ class SweepPoint:
         link_cost: Price of its links, where a price is given.
         known_error: How far off such predictions were on recorded runs; None if nothing was like it.
         rests_on: Of an unproven prediction, what nothing recorded was like.
-        unlimited_ns: geopipe's step with the warm-up that it would have without the memory limit; None if that cuts
-            nothing.
-        closer: geopipe with a warm-up closer to its shortest step, where the chosen one is not the closest: what runs
-            best may need it.
+        unlimited_ns: Of a tuned schedule, the step with the warm-up that it would have without the memory limit; None
+            if that cuts nothing.
+        closer: A tuned schedule with a warm-up closer to its shortest step, where the chosen one is not the closest:
+            what runs best may need it.
         order_digest: What its order is, whatever its name; None if it could not be built.
         is_near_the_limit: Whether it fits, but so closely that the error of peaks may decide.
         is_pareto: Whether no other point is as good in link cost, memory and step time and better in one of them;
@@ -110,9 +110,9 @@ class Knee:
         bandwidth_bytes_per_s: From it on, twice the bandwidth shortens the step by less than 1 %, at ``at_latency_ns``.
         hidden_latency_ns: Largest one-way latency that the schedule hides, over links whose bandwidth costs nothing;
             None where links that stay as given keep the step more than 1 % above its floor.
-        hbm_bytes_per_hidden_ms: geopipe: memory of a rank per further hidden millisecond of latency.
+        hbm_bytes_per_hidden_ms: Of tuned schedules, memory of a rank per further hidden millisecond of latency.
         remark: What is special about it, or why it is not known.
-        extra_forwards: geopipe: the warm-up asked for; None if it is chosen for every link.
+        extra_forwards: Of tuned schedules, the warm-up asked for; None if it is chosen for every link.
         microbatches: Held meanwhile.
         p2p: Held meanwhile.
         hbm_bytes: Held meanwhile.

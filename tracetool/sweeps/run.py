@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from tracetool.errors import ScheduleError
 from tracetool.ingestion.executors import Silent, in_processes, on_cluster, usable_cores
 from tracetool.model.pipeline import Pipeline
-from tracetool.schedules import has_warm_ups
+from tracetool.schedules import tuning_of
 from tracetool.sweeps.evaluate import Piece, evaluate
 from tracetool.sweeps.grid import Grid
 from tracetool.sweeps.knee import seek
@@ -163,7 +163,7 @@ def _actions(piece: Piece) -> int:
     pipeline, column = piece.pipeline, piece.column
     m = column.scenario.microbatches or pipeline.observed.shape.microbatches
     orders = len(column.links)
-    if has_warm_ups(column.schedule) and column.warm_up is None:
+    if tuning_of(column.schedule) is not None and column.warm_up is None:
         cycle = max(1, shortest_cycle_ns(pipeline))
         orders = sum(min(m, 2 * -(-2 * (link.latency_ns or 0) // cycle) + 3) for link in column.links)
     slowed = column.scenario.interference and (

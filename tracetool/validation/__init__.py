@@ -15,8 +15,8 @@ from tracetool.model.scenario import Scenario
 from tracetool.model.topology import between_ranks
 from tracetool.replays.evaluation import evaluate
 from tracetool.replays.stages import stages_for
-from tracetool.schedules import build_schedule, is_file
-from tracetool.schedules.names import schedule_name
+from tracetool.schedules import build_schedule
+from tracetool.schedules.names import beside, schedule_name
 from tracetool.validation.kendall import kendall_tau_b
 from tracetool.validation.left_over import left_over_microbatches
 from tracetool.validation.match import check_row
@@ -195,9 +195,7 @@ class _Predictor:
     def _schedule_name(self, name: str) -> str:
         if "\0" in name:
             raise ScenarioError(f"no file has a name like {name!r}.")
-        if is_file(name) and self._folder is not None:
-            return f"csv:{self._folder / name.removeprefix('csv:')}"
-        return schedule_name(name)
+        return schedule_name(beside(name, self._folder))
 
     def _with_chunks(self, name: str, step: MeasuredStep) -> tuple[Pipeline, PipelineShape, tuple[str, ...]]:
         """The pipeline with as many stages per rank as the row says, else as the schedule needs."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.model.action import ActionKind
+from tracetool.schedules import SCHEDULES
 from tracetool.whatif.depth import RELEVANT_RATIO
 from tracetool.whatif.seen_errors import SEEN
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from tracetool.model.topology import Topology
     from tracetool.whatif.seen_errors import Backwards, Change
 
-_TRIED = ("1f1b", "gpipe", "geopipe", "zb-h1", "interleaved", "observed")
 _WIDER = 1.25
 """Errors given are so many times the largest seen: then of pairs of runs that were held back at least 95 in 100 lie
 within what the others tell (a test draws them)."""
@@ -68,13 +68,17 @@ def known_error(
     is_whole = is_as_long and schedule.shape == replace(shape, microbatches=microbatches)
     tried = shape.ranks == 4 and shape.chunks == 1 and (is_whole or is_recut)
     boundaries = len(scenario.topology.boundaries())
-    tried = tried and schedule.name in _TRIED and boundaries <= 1 and p2p != "posted-ahead"
+    tried = tried and _is_compared(schedule.name) and boundaries <= 1 and p2p != "posted-ahead"
     tried = tried and scenario.interference and scenario.pipelines_on_link == 1 and schedule.has_backwards
     if not tried or any(rank.load is None or rank.load.device != "H100" for rank in measured.ranks):
         return None
     is_split = any(ActionKind.BACKWARD_WEIGHT in stage.costs for stage in measured.stages)
     given = SEEN.given_step_ratio["split" if is_split else "recut" if is_recut else "whole"]
     return KnownError(max(given, own_ratio), own_ratio, scenario.topology, microbatches, is_split)
+
+
+def _is_compared(name: str) -> bool:
+    return name in SCHEDULES.names() and SCHEDULES.get(name).is_compared
 
 
 def change_of(base: KnownError, other: KnownError) -> Change:

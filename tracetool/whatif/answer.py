@@ -11,7 +11,7 @@ from tracetool.model.scenario import Scenario
 from tracetool.replays.evaluation import evaluate
 from tracetool.replays.problem import pose
 from tracetool.replays.stages import stages_for
-from tracetool.schedules import build_schedule, has_warm_ups, needs_costs, parse_names
+from tracetool.schedules import build_schedule, needs_costs, parse_names, tuning_of
 from tracetool.schedules.heeded import choice_of, refuse_chunks, refuse_unheeded
 from tracetool.schedules.names import named_here, schedule_name
 from tracetool.schedules.recognise import recognise
@@ -65,7 +65,7 @@ def answer(
         schedules: Names, as ``build_schedule`` or torch has them (``schedules.names``); a list, or with commas.
         scenario: What differs from the measurement; by default nothing.
         baseline: Schedule to compare with; by default the recorded order, by its name if it has one.
-        extra_forwards: For geopipe, per pipeline rank; chosen by ``choose_depth`` if not given.
+        extra_forwards: For schedules that are tuned, per pipeline rank; chosen by ``choose_depth`` if not given.
         jitter_seed: Also replay each result with costs drawn anew.
         chunks: Stages per rank that schedules of several get from a trace of one; by default as few as they take.
         time_limit_s: For optimal: how long to search; by default half a minute.
@@ -120,7 +120,8 @@ def answer(
     )  # fmt: skip
     base = _evaluate(pipeline, baseline, how, None)
     results, refused = _evaluate_each(pipeline, schedules, how, extra_forwards)
-    closer = _closer(pipeline, how) if "geopipe" in schedules and extra_forwards is None else []
+    tuned = [name for name in schedules if tuning_of(name) is not None and extra_forwards is None]
+    closer = [result for name in tuned for result in _closer(pipeline, name, how)]
     best = choose([base, *results, *closer], recorded_test(pipeline), baseline).best
     results += [result for result in closer if result is best]
     return Answer(
@@ -153,13 +154,13 @@ class _How:
     jitter_seed: int | None
     time_limit_s: float | None
     each_step: Sequence[Pipeline]
-    found_warm_ups: list[WarmUps] = field(default_factory=list)
+    known_warm_ups: dict[str, WarmUps] = field(default_factory=dict)
 
-    def warm_ups(self, pipeline: Pipeline) -> WarmUps:
-        """Depths of geopipe, sought once."""
-        if not self.found_warm_ups:
-            self.found_warm_ups.append(choose_warm_ups(pipeline, self.shape, self.scenario))
-        return self.found_warm_ups[0]
+    def warm_ups(self, name: str, pipeline: Pipeline, shape: PipelineShape) -> WarmUps:
+        """Depths of a schedule that is tuned, sought once."""
+        if name not in self.known_warm_ups:
+            self.known_warm_ups[name] = choose_warm_ups(name, pipeline, shape, self.scenario)
+        return self.known_warm_ups[name]
 
 
 def _evaluate_each(
@@ -184,15 +185,15 @@ def _evaluate_each(
     return results, refused
 
 
-def _closer(pipeline: Pipeline, how: _How) -> list[Result]:
-    """What geopipe takes with a warm-up closer to its shortest step, where that is another one."""
+def _closer(pipeline: Pipeline, name: str, how: _How) -> list[Result]:
+    """What a tuned schedule takes with a warm-up closer to its shortest step, where that is another one."""
+    warm_ups = how.known_warm_ups.get(name)
+    if warm_ups is None or warm_ups.closer is None:
+        return []  # where none were found, it is refused with the reason
     try:
-        warm_ups = how.warm_ups(pipeline)
-        if warm_ups.closer is None:
-            return []
-        result = _evaluate(pipeline, "geopipe", how, warm_ups.closer)
+        result = _evaluate(pipeline, name, how, warm_ups.closer)
     except (ScheduleError, BadTopology):
-        return []  # it is refused with the reason
+        return []
     remark = "; ".join(filter(None, (warm_ups.closer_remark, result.remark))) or None
     return [replace(result, remark=remark)]
 
@@ -203,14 +204,14 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
     choice = choice_of(name, extra_forwards, how.chunks, how.time_limit_s)
     cut_forwards: tuple[int, ...] = ()
     unlimited_ns = None
-    if has_warm_ups(name) and extra_forwards is None:
-        warm_ups = how.warm_ups(pipeline)
+    measured = pipeline
+    pipeline, shape, cut = stages_for(pipeline, name, how.chunks, shape.microbatches)
+    if tuning_of(name) is not None and extra_forwards is None:
+        warm_ups = how.warm_ups(name, pipeline, shape)
         extra_forwards, remark, unlimited_ns = warm_ups.chosen, warm_ups.remark, warm_ups.unlimited_ns
         if warm_ups.limited_by_hbm and warm_ups.wanted is not None:
             pairs = zip(warm_ups.wanted, extra_forwards, strict=True)
             cut_forwards = tuple(max(0, more - now) for more, now in pairs)
-    measured = pipeline
-    pipeline, shape, cut = stages_for(pipeline, name, how.chunks, shape.microbatches)
     remark = cut or remark
     posed = pose(pipeline, shape, scenario) if needs_costs(name) else None
     schedule = build_schedule(

@@ -192,7 +192,7 @@ def choose(
     if best is None:
         return Chosen(None)
     once = distinct(tried, baseline, recorded)
-    # A geopipe that memory cuts to another's order still tells the rule what is held back: only now are names merged.
+    # A warm-up that memory cuts to another's order still tells the rule what is held back: only now are names merged.
     best = next(one for one in once if _identity(one) == _identity(best))
     tier = TIERS.index(evidence_of(best))
     near = [
@@ -235,7 +235,7 @@ def distinct(
 def rows_of(
     candidates: Iterable[_Candidate], baseline: str, recorded: Callable[[Candidate], bool] | None = None
 ) -> list[_Candidate]:
-    """What tables list: no order twice but as geopipe, whose depth is an answer of its own; see ``distinct``."""
+    """What tables list: no order twice, but tuned ones: their depth is an answer of its own; see ``distinct``."""
     tried = list(candidates)
     ids = {id(one) for one in distinct(tried, baseline, recorded)}
     return [one for one in tried if id(one) in ids or one.extra_forwards is not None]

@@ -1,18 +1,17 @@
-"""How deep geopipe's warm-up should be: the smallest that hides the links within the memory limit."""
+"""How deep a tuned schedule's warm-up should be: the smallest that hides the links within the memory limit."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
 from itertools import product
-from math import ceil, prod
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.errors import ScheduleDeadlock
+from tracetool.errors import ScheduleDeadlock, UnsupportedShape
 from tracetool.model.action import ActionKind
 from tracetool.replays.evaluation import evaluate
-from tracetool.schedules import build_schedule
-from tracetool.schedules.library.geopipe import extra_per_rank
+from tracetool.schedules import build_schedule, tuning_of
 from tracetool.units import format_duration
 from tracetool.whatif.memory_limit import fits
 
@@ -22,13 +21,14 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import PipelineShape
+    from tracetool.schedules import Tuning
 
 RELEVANT_RATIO = 0.02
 """Steps of two orders that differ by less are the same to whoever measures them: each of the two scatters by about 1 %
-(repeated steps of the recorded H100 runs). geopipe stops adding forwards when no deeper warm-up would gain more."""
+(repeated steps of the recorded H100 runs). No forwards are added when no deeper warm-up would gain more."""
 
 NEXT_TO_SHORTEST_RATIO = 0.005
-"""geopipe is also tried so near to its shortest step: what is chosen for is measured against that."""
+"""A tuned schedule is also tried so near to its shortest step: what is chosen for is measured against that."""
 
 _MOST_REPLAYED_FORWARDS = 50_000
 """Up to so many (about two seconds) every combination of depths is replayed."""
@@ -69,8 +69,8 @@ Depth = tuple[int, ...]
 """Extra forwards per pipeline rank."""
 
 
-def choose_depth(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -> tuple[Depth, str | None]:
-    """Extra warm-up forwards per pipeline rank that hide the links, within the memory limit.
+def choose_depth(name: str, pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -> tuple[Depth, str | None]:
+    """Extra warm-up forwards per pipeline rank that hide the links, within the memory limit, of a tuned schedule.
 
     Taken are the fewest forwards after which more would not shorten the step by more than ``RELEVANT_RATIO``, every
     choice replayed; if they do not fit the memory, the shortest step of those that do.
@@ -78,7 +78,7 @@ def choose_depth(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -
     Returns:
         Extra forwards per rank, and in words what limited them.
     """
-    found = choose_warm_ups(pipeline, shape, scenario)
+    found = choose_warm_ups(name, pipeline, shape, scenario)
     return found.chosen, found.remark
 
 
@@ -111,20 +111,23 @@ WarmUpSearch = Generator[list[Depth], list[Tried | None], WarmUps]
 """Yields depths to replay, takes what they come to (None for a deadlock), returns what ``choose_warm_ups`` does."""
 
 
-def choose_warm_ups(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -> WarmUps:
+def choose_warm_ups(name: str, pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -> WarmUps:
     """What ``choose_depth`` says, and what comes closer to the shortest step; every depth is replayed once."""
-    search = search_warm_ups(pipeline, shape, scenario)
+    tuning = tuning_of(name)
+    if tuning is None:
+        raise UnsupportedShape(f"{name} has no warm-up to choose.")
+    search = search_warm_ups(tuning, pipeline, shape, scenario)
     try:
         asked = next(search)
         while True:
-            asked = search.send([_tried(pipeline, shape, scenario, extra) for extra in asked])
+            asked = search.send([_tried(name, pipeline, shape, scenario, extra) for extra in asked])
     except StopIteration as found:
         chosen: WarmUps = found.value
         return chosen
 
 
-def _tried(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, extra: Depth) -> Tried | None:
-    schedule = build_schedule("geopipe", shape, extra_forwards=extra)
+def _tried(name: str, pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, extra: Depth) -> Tried | None:
+    schedule = build_schedule(name, shape, extra_forwards=extra)
     try:
         metrics = evaluate(pipeline, schedule, scenario).metrics
     except ScheduleDeadlock:
@@ -133,11 +136,12 @@ def _tried(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, extra: 
 
 
 def search_warm_ups(
-    pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, cycle_ns: int | None = None
+    tuning: Tuning, pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, cycle_ns: int | None = None
 ) -> WarmUpSearch:
     """The search of ``choose_warm_ups``, for callers who replay many scenarios at once.
 
     Args:
+        tuning: What the schedule says of its depths.
         pipeline: What was measured.
         shape: Ranks and microbatches.
         scenario: The links and the memory limit.
@@ -145,11 +149,11 @@ def search_warm_ups(
     """
     boundaries = scenario.topology.boundaries()
     if not boundaries:
-        return WarmUps((0,) * shape.ranks, "no DC boundary: nothing to hide, the order is 1F1B's")
-    search = _Search(pipeline, shape, scenario, boundaries, cycle_ns or shortest_cycle_ns(pipeline))
+        return WarmUps((0,) * shape.ranks, f"no DC boundary: nothing to hide, the order is {tuning.untuned.upper()}'s")
+    search = _Search(tuning, pipeline, shape, scenario, boundaries, cycle_ns or shortest_cycle_ns(pipeline))
     choices = yield from search.choices()
     if not choices:
-        return WarmUps((0,) * shape.ranks, None)  # even 1F1B deadlocks here: replaying it will say where
+        return WarmUps((0,) * shape.ranks, None)  # even the untuned order deadlocks here: replaying it will say where
     chosen = yield from _settled(search, choices, RELEVANT_RATIO)
     closer = yield from _settled(search, choices, NEXT_TO_SHORTEST_RATIO)
     is_other = closer.extra_forwards != chosen.extra_forwards
@@ -172,7 +176,9 @@ def _settled(
     """The fewest forwards that are worth it and fit."""
     best = _fewest(choices, gain_ratio)
     if choices[0].feasible is False:
-        return _Settled(choices[0].extra_forwards, "even 1F1B's own warm-up exceeds the HBM limit")
+        return _Settled(
+            choices[0].extra_forwards, f"even {search.tuning.untuned.upper()}'s own warm-up exceeds the HBM limit"
+        )
     if best.feasible is not False:
         reason = _why_not_deeper(best, choices, gain_ratio, deadlock=search.deadlocked)
         return _Settled(best.extra_forwards, reason)
@@ -208,11 +214,18 @@ class _Search:
     """Asks for depths up to twice what the closed form of the schedule asks for at each boundary."""
 
     def __init__(
-        self, pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, boundaries: Sequence[int], cycle_ns: int
+        self,
+        tuning: Tuning,
+        pipeline: Pipeline,
+        shape: PipelineShape,
+        scenario: Scenario,
+        boundaries: Sequence[int],
+        cycle_ns: int,
     ) -> None:
+        self.tuning = tuning
         self._shape = shape
         self._boundaries = boundaries
-        hiding = [_hiding_depth(pipeline, scenario, boundary, cycle_ns) for boundary in boundaries]
+        hiding = [tuning.hiding(_delay_ns(pipeline, scenario, boundary), cycle_ns) for boundary in boundaries]
         self._ceilings = [min(shape.microbatches, 2 * depth + 2) for depth in hiding]
         self._found: dict[tuple[int, ...], _Depth | None] = {}
 
@@ -222,7 +235,7 @@ class _Search:
         return None in self._found.values()
 
     def choices(self, *, only_fitting: bool = False) -> _Choices:
-        """Depths that run, 1F1B's own first: all there are, or where those are too many the steepest way up."""
+        """Depths that run, the untuned one first: all there are, or where those are too many the steepest way up."""
         grid = [range(ceiling + 1) for ceiling in self._ceilings]
         if prod(map(len, grid)) * self._shape.ranks * self._shape.microbatches > _MOST_REPLAYED_FORWARDS:
             return (yield from self._steepest(only_fitting=only_fitting))
@@ -232,7 +245,7 @@ class _Search:
         unknown = [choice for choice in choices if choice not in self._found]
         if unknown:
             extras = [
-                extra_per_rank(self._shape.ranks, dict(zip(self._boundaries, choice, strict=True)))
+                self.tuning.per_rank(self._shape.ranks, dict(zip(self._boundaries, choice, strict=True)))
                 for choice in unknown
             ]
             tried = yield extras
@@ -242,7 +255,7 @@ class _Search:
         return [d for d in depths if d is not None and (d.feasible is not False or not only_fitting)]
 
     def _steepest(self, *, only_fitting: bool) -> _Choices:
-        """From 1F1B on, one forward more where it shortens the step most: at one boundary, or at all."""
+        """From the untuned order on, one forward more where it shortens the step most: at one boundary, or at all."""
         path: list[_Depth] = []
         raised = {(0,) * len(self._boundaries)}
         while raised:
@@ -268,8 +281,8 @@ def shortest_cycle_ns(pipeline: Pipeline) -> int:
     )
 
 
-def _hiding_depth(pipeline: Pipeline, scenario: Scenario, boundary: int, cycle_ns: int) -> int:
-    """ceil(2c / (f + b)) for one boundary (derived model, see the geopipe schedule), c from both directions."""
+def _delay_ns(pipeline: Pipeline, scenario: Scenario, boundary: int) -> int:
+    """What a message takes over a boundary and back."""
     delay = 0
     up, down = pipeline.stages[boundary], pipeline.stages[boundary + 1]
     for ranks, payload in (
@@ -279,4 +292,4 @@ def _hiding_depth(pipeline: Pipeline, scenario: Scenario, boundary: int, cycle_n
         path = scenario.topology.path(*ranks)
         if path is not None:
             delay += path.latency_ns + path.occupancy_ns(payload or 0)
-    return ceil(delay / cycle_ns) if cycle_ns else 0
+    return delay

@@ -17,6 +17,7 @@ from tracetool.model.metrics import Metrics, measure
 from tracetool.model.pipeline import BY_EDGE, P2P_MODES, POSTED_AHEAD_NEEDS
 from tracetool.reconstruction.closeup.host_gaps import gap_shares, notes_on_gaps
 from tracetool.replays.evaluation import evaluate
+from tracetool.schedules import tuning_of
 from tracetool.units import format_duration, format_size
 from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT
 from tracetool.whatif.depth import RELEVANT_RATIO
@@ -112,7 +113,12 @@ def transfer_remarks(pipeline: Pipeline, done: Replayed, metrics: Metrics, scena
     remarks = []
     schedule = done.schedule
     if schedule.extra_forwards and not any(schedule.extra_forwards) and done.p2p != pipeline.p2p:
-        remarks.append("this is 1F1B's order: what differs from 1f1b comes from how transfers are issued")
+        tuning = tuning_of(schedule.name)
+        if tuning is not None:
+            plain = tuning.untuned
+            remarks.append(
+                f"this is {plain.upper()}'s order: what differs from {plain} comes from how transfers are issued"
+            )
     if pipeline.hosts_wait and pipeline.p2p == "grouped" != done.p2p:
         remarks.append("hosts run ahead there, and do not wait for their devices after each batch as in the recording")
     if done.p2p == "posted-ahead" != pipeline.p2p:

@@ -50,8 +50,8 @@ class Result:
         each_step: The same by each recorded step, if that was asked for.
         choice: What was asked of it.
         rests_on: Of an unproven prediction, what nothing recorded was like.
-        unlimited_ns: geopipe's step with the warm-up that it would have without the memory limit; None if that cuts
-            nothing.
+        unlimited_ns: Of a tuned schedule, the step with the warm-up that it would have without the memory limit; None
+            if that cuts nothing.
     """
 
     schedule: str
@@ -167,14 +167,14 @@ class Answer:
         fidelity: Check of the model on the observed order.
         scenario: The what-if.
         baseline: The schedule that the others are compared with, in the same scenario.
-        results: One per schedule asked for that fits; geopipe again with a warm-up closer to its shortest step where
-            that is what to run.
+        results: One per schedule asked for that fits; a tuned one again with a warm-up closer to its shortest step
+            where that is what to run.
         notes: What was inferred, is missing or not modelled.
         refused: Schedules asked for that do not fit.
         warnings: Why not to trust any of it, for readers to see first.
         taken: What of the costs was not measured where it is used.
         jitter_seed: Of costs drawn anew, if that was asked for.
-        closer: geopipe with a warm-up closer to its shortest step, where that was not chosen and not asked for.
+        closer: Tuned schedules with a warm-up closer to its shortest step, where that was not chosen and not asked for.
     """
 
     pipeline: Pipeline

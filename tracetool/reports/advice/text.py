@@ -219,7 +219,7 @@ def _sizes_table(tuning: CoTuning, scenario: Scenario) -> list[str]:
             )
         )
     columns = [i for i in range(len(rows[0])) if limited or rows[0][i] != "fits"]
-    title = f"geopipe at {tuning.tokens:,} tokens per step, h {tuning.hidden}: {_sizes_verdict(tuning)}"
+    title = f"{tuning.schedule} at {tuning.tokens:,} tokens per step, h {tuning.hidden}: {_sizes_verdict(tuning)}"
     return [f"  {title}", "", *_table([tuple(row[i] for i in columns) for row in rows])]
 
 

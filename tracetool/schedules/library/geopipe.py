@@ -16,12 +16,17 @@ The delay is hidden from n = ceil(2c / (f + b)) on.
 from __future__ import annotations
 
 import itertools
+from math import ceil
+from typing import TYPE_CHECKING
 
 from tracetool.errors import UnsupportedShape
 from tracetool.model.action import ActionKind
 from tracetool.model.schedule import PipelineShape, Schedule
-from tracetool.schedules import ScheduleKind, ScheduleOptions
+from tracetool.schedules import ScheduleKind, ScheduleOptions, Tuning
 from tracetool.schedules.orders import require_one_chunk, warm_up_then_alternate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def build(shape: PipelineShape, options: ScheduleOptions) -> Schedule:
@@ -48,7 +53,7 @@ def build(shape: PipelineShape, options: ScheduleOptions) -> Schedule:
     return Schedule("geopipe", shape, orders, extra_forwards=extra, blocking=False, remark=remark)
 
 
-def extra_per_rank(ranks: int, per_boundary: dict[int, int]) -> tuple[int, ...]:
+def extra_per_rank(ranks: int, per_boundary: Mapping[int, int]) -> tuple[int, ...]:
     """Extra forwards of each rank: those of all boundaries at or after it.
 
     Args:
@@ -56,6 +61,11 @@ def extra_per_rank(ranks: int, per_boundary: dict[int, int]) -> tuple[int, ...]:
         per_boundary: For the boundary between ranks r and r + 1, keyed by r, its extra forwards.
     """
     return tuple(sum(n for r, n in per_boundary.items() if r >= rank) for rank in range(ranks))
+
+
+def _hiding(delay_ns: int, cycle_ns: int) -> int:
+    """ceil(2c / (f + b))."""
+    return ceil(delay_ns / cycle_ns) if cycle_ns else 0
 
 
 def _options_in(observed: Schedule) -> tuple[ScheduleOptions, ...]:
@@ -77,7 +87,8 @@ SCHEDULE = ScheduleKind(
     bubble="(p-1)(f+b), plus 2c per boundary once 2c <= extra(f+b)",
     in_flight="min(m, p-i+extra)",
     build=build,
-    heeds=frozenset({"extra forwards"}),
     recognition_rank=3,
     options_in=_options_in,
+    tuning=Tuning(untuned="1f1b", hiding=_hiding, per_rank=extra_per_rank),
+    is_compared=True,
 )

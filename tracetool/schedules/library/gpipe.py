@@ -30,4 +30,5 @@ SCHEDULE = ScheduleKind(
     in_flight="m",
     build=build,
     recognition_rank=1,
+    is_compared=True,
 )

@@ -70,4 +70,5 @@ SCHEDULE = ScheduleKind(
     heeds=frozenset({"group"}),
     recognition_rank=0,
     options_in=_options_in,
+    is_compared=True,
 )

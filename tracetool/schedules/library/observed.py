@@ -34,4 +34,5 @@ SCHEDULE = ScheduleKind(
     bubble="as recorded",
     in_flight="as recorded",
     build=build,
+    is_compared=True,
 )

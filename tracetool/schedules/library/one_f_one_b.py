@@ -32,4 +32,5 @@ SCHEDULE = ScheduleKind(
     build=build,
     aliases=("pipedream-flush",),
     recognition_rank=0,
+    is_compared=True,
 )

@@ -45,4 +45,5 @@ SCHEDULE = ScheduleKind(
     build=build,
     aliases=("ZB-1P", "zero-bubble-h1"),
     recognition_rank=4,
+    is_compared=True,
 )
