@@ -16,24 +16,30 @@ from helpers.synthetic import pipeline, places, scenario
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracetool import replays
+from tracetool import replays, sweeps
 from tracetool.advice import advise
 from tracetool.cli import run
 from tracetool.errors import ScheduleDeadlock
 from tracetool.model.metrics import measure
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape
+from tracetool.model.topology import Topology
 from tracetool.replays import evaluation, replay
 from tracetool.replays.compiled import Compiled
 from tracetool.replays.evaluation import Evaluation, Inputs, Known, evaluate
+from tracetool.replays.scenarios import Replayer
 from tracetool.schedules import build_schedule
+from tracetool.sweeps import Grid, sweep
 from tracetool.whatif.answer import answer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from tracetool.model.pipeline import Pipeline
+    from tracetool.model.schedule import Schedule
     from tracetool.reconstruction import Reconstruction
+    from tracetool.replays.scenarios import StepTimes
 
 LINKS = places([2, 2], latency_ns=10_000_000, bandwidth_bytes_per_s=3_125_000_000)
 OVER = ["--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms", "-q"]
@@ -112,11 +118,32 @@ def test_no_command_replays_anything_twice(
 
 
 def test_neither_validation_nor_comparison_replays_anything_twice(counted: Counted) -> None:
-    folder = data("h100-pp4")
-    one, other = (str(derived(folder / "traces" / name).path) for name in ("rt1f1b_m8", "1f1b_m8_mem"))
-    run(["validate", one, str(folder / "measured.json"), "-q"])
+    one, other = (str(derived(SAMPLES / name).path) for name in ("h100-1f1b", "h100-1f1b-annotated"))
+    run(["validate", one, str(data("h100-pp4", "measured.json")), "-q"])
     run(["compare", one, other, "-q"])
     counted.hold(at_least=30)
+
+
+def test_a_sweep_and_its_knees_replay_no_order_twice_over_the_same_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under two memory limits: depths are chosen under each, and knees sought."""
+    made: list[bytes] = []
+
+    class Recorder(Replayer):
+        def __init__(self, pipe: Pipeline, schedule: Schedule) -> None:
+            self.order = schedule
+            super().__init__(pipe, schedule)
+
+        def replay_many(self, scenarios: Sequence[Scenario]) -> list[StepTimes]:
+            made.extend(msgspec.json.encode((self.order, one), order="sorted") for one in scenarios)
+            return super().replay_many(scenarios)
+
+    monkeypatch.setattr(sweeps.replays, "Replayer", Recorder)
+    grid = Grid(
+        ("1f1b", "geopipe"), dcs=(Topology(LINKS.dcs),), bandwidths_bytes_per_s=(10**9, 4 * 10**9),
+        latencies_ns=(10**6, 10**7), hbm_bytes=(14 << 30, 80 << 30),
+    )  # fmt: skip
+    assert sweep(sample(), grid, jobs=1).knees
+    assert len(made) == len(set(made)) > 100
 
 
 def measured() -> Pipeline:

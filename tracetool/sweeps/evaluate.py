@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypedDict
 
@@ -61,19 +61,32 @@ def evaluate(piece: Piece, advance: Callable[[int], None]) -> list[SweepPoint]:
     return points
 
 
+@dataclass(slots=True)
+class Known:
+    """What is known of a schedule, whatever its links, memory limit and warm-up are.
+
+    Attributes:
+        replays: Its replays; None before the first.
+        told: By its extra forwards, what holds of an order over all links.
+    """
+
+    replays: Replays | None = None
+    told: dict[Depth | None, Told] = field(default_factory=dict)
+
+
 class Evaluator:
     """Replays points of a column, over its own or other links; what is known is kept.
 
     Args:
         piece: The column and what it is about.
+        known: What columns of the same schedule, places and microbatches share.
     """
 
-    def __init__(self, piece: Piece) -> None:
+    def __init__(self, piece: Piece, known: Known | None = None) -> None:
         self._piece = piece
         self._column = piece.column
         self._microbatches = piece.column.scenario.microbatches or piece.pipeline.observed.shape.microbatches
-        self._replays: Replays | None = None
-        self._told: dict[Depth | None, _Told] = {}
+        self._known = Known() if known is None else known
 
     def points(self, links: Sequence[Swept]) -> list[SweepPoint]:
         """A point for each link and memory limit of the column: links outside, limits inside."""
@@ -84,10 +97,10 @@ class Evaluator:
             )
             if needs_costs(self._column.schedule):
                 return [self._made_to_measure(pipeline, shape, place) for place in places]
-            if self._replays is None:
+            if self._known.replays is None:
                 build = partial(_order, self._column.schedule, pipeline, shape)
-                self._replays = Replays(pipeline, shape, build, self._column.scenario)
-            return self._replayed(self._replays, places)
+                self._known.replays = Replays(pipeline, shape, build, self._column.scenario)
+            return self._replayed(self._known.replays, places)
         except (ScheduleError, ScenarioError) as error:
             return [self._refused(place, error) for place in places]
 
@@ -176,12 +189,12 @@ class Evaluator:
         own = self._piece.own_error
         return None if own is None else known_error(self._piece.pipeline, order, mode, scenario, own)
 
-    def _of_order(self, order: Schedule, extra: Depth | None, mode: P2PMode) -> _Told:
+    def _of_order(self, order: Schedule, extra: Depth | None, mode: P2PMode) -> Told:
         """What holds of an order over all links: what its predictions rest on, and its digest."""
-        told = None if needs_costs(self._column.schedule) else self._told.get(extra)
+        told = None if needs_costs(self._column.schedule) else self._known.told.get(extra)
         if told is None:
             reasons = rests_on(self._piece.pipeline, self._column.schedule, order, mode)
-            told = self._told[extra] = {"rests_on": reasons, "order_digest": order.order_digest}
+            told = self._known.told[extra] = {"rests_on": reasons, "order_digest": order.order_digest}
         return told
 
     def _refused(self, place: _Place, error: ScheduleError | ScenarioError) -> SweepPoint:
@@ -201,7 +214,9 @@ class Evaluator:
         )
 
 
-class _Told(TypedDict):
+class Told(TypedDict):
+    """What predictions of an order rest on, and its digest."""
+
     rests_on: tuple[str, ...]
     order_digest: str
 

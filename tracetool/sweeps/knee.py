@@ -33,7 +33,7 @@ from tracetool.sweeps.bend import (
     hidden_latency,
 )
 from tracetool.sweeps.column import Swept
-from tracetool.sweeps.evaluate import Evaluator, Piece
+from tracetool.sweeps.evaluate import Evaluator, Known, Piece
 from tracetool.sweeps.memory import memory_need
 from tracetool.sweeps.results import Knee
 
@@ -64,8 +64,9 @@ def seek(piece: Piece, advance: Callable[[int], None]) -> list[Knee]:
     swept = [links.latency_ns for links in column.links if links.latency_ns is not None]
     knees: list[Knee] = []
     same: list[_Found] | None = None
+    known = Known()
     for limit in column.hbm_bytes if swept and not needs_costs(column.schedule) else ():
-        place = _Place(replace(piece, column=replace(column, hbm_bytes=(limit,))), swept)
+        place = _Place(replace(piece, column=replace(column, hbm_bytes=(limit,))), swept, known)
         try:
             same = place.found() if same is None or place.is_deepening else same
             knees += place.knees(same)
@@ -89,9 +90,10 @@ class _Found:
 class _Place:
     """A column under one memory limit."""
 
-    def __init__(self, piece: Piece, latencies: Iterable[int]) -> None:
+    def __init__(self, piece: Piece, latencies: Iterable[int], known: Known) -> None:
         self._piece = piece
-        self._evaluator = Evaluator(piece)
+        self._known = known
+        self._evaluator = Evaluator(piece, known)
         every = sorted(set(latencies))
         spread = min(_LATENCIES, len(every))
         self._latencies = [every[i * (len(every) - 1) // max(1, spread - 1)] for i in range(spread)]
@@ -162,7 +164,7 @@ class _Place:
         hidden = {}
         for extra in {*pairs, *pairs.values()}:
             fixed = replace(self._piece, column=replace(column, warm_up=extra, hbm_bytes=(None,)))
-            hidden[extra] = _Place(fixed, self._latencies).hidden_ns()
+            hidden[extra] = _Place(fixed, self._latencies, self._known).hidden_ns()
         return [self._hbm_cost(extra, pairs[extra], hidden) for extra in at]
 
     def _hbm_cost(
