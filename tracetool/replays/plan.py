@@ -104,16 +104,14 @@ def _with_starts(graph: TaskGraph, before: Int32s, after: Int32s, nodes: int) ->
 
 
 def _pairs(graph: TaskGraph, moves: Int32s) -> Int32s:
-    """Per MOVE, a number for its pair of ranks; one more if its post has sent another message already."""
+    """Per MOVE, a number for its pair of ranks; one more if its post has sent another message already, or this one."""
     import numpy as np
 
     flow = graph.flow
     messages = graph.subjects[moves]
-    sent, of = (messages, slice(None)) if not len(graph.onward.move) else np.unique(messages, return_inverse=True)
-    posts = graph.send_post[sent]
+    posts = graph.send_post[messages]
     repeats = np.ones(len(posts), np.int32)
     repeats[np.unique(posts, return_index=True)[1]] = 0
-    repeats = repeats[of]
     return 2 * (graph.ranks[moves] * len(flow.schedule.orders) + flow.dst_rank[messages]) + repeats
 
 
