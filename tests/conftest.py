@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 import pytest
-from helpers.recorded import reconstruct_once
+from helpers.recorded import OWN_CACHE, derive_once, reconstruct_once, write_once
+from helpers.shared import FOLDER
 from hypothesis import settings
 
 if TYPE_CHECKING:
@@ -27,15 +29,24 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Each worker has a cache of its own; what is shared of one run of the tests lies in that run's own folder."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRACETOOL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        own = str(tmp_path_factory.mktemp("cache"))
+        patch.setenv("TRACETOOL_CACHE", own)
+        patch.setenv(OWN_CACHE, own)
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            shared = tmp_path_factory.getbasetemp().parent / "shared"
+            shared.mkdir(exist_ok=True)
+            patch.setenv(FOLDER, str(shared))
         yield
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _reconstruct_once() -> Iterator[None]:
-    """Commands run in this process and mostly on the same recordings: each is reconstructed once."""
+def _read_and_reconstruct_once(_own_cache: None) -> Iterator[None]:
+    """Commands run in this process and mostly on the same recordings: each is read and reconstructed once."""
     with pytest.MonkeyPatch.context() as patch:
         for room in ("tracetool.reconstruction", "tracetool.ingestion.runs", "tracetool.stragglers.measured"):
             patch.setattr(import_module(room), "reconstruct", reconstruct_once)
+        patch.setattr(import_module("tracetool.ingestion"), "write_run", write_once)
+        patch.setattr(import_module("tracetool.ingestion.runs"), "derive", derive_once)
         yield

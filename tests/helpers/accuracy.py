@@ -11,6 +11,7 @@ from itertools import permutations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from helpers.recorded import ROOT, data, looked_at, rebuilt, run_of, small
+from helpers.shared import once
 from helpers.synthetic import pipeline
 
 from tracetool.costs.rescaled import MicrobatchSize, fixed_by_fit, with_batch
@@ -48,7 +49,8 @@ def _own(name: str) -> Path:
 def validated(base: str, file: str = "measured.json") -> Validation:
     """Every row of a file, predicted from a recording of ``h100-pp4``; memory comes from the one that has it."""
     path = _own(file) if file == H200_MEMORY else data("h100-pp4", file)
-    return validate(Sources(rebuilt(base), rebuilt("1f1b_m8_mem")), read_measurements(path))
+    sources = Sources(rebuilt(base), rebuilt("1f1b_m8_mem"))
+    return once(lambda: validate(sources, read_measurements(path)), "validated", base, file)
 
 
 @cache
@@ -61,7 +63,8 @@ def validated_on_h200() -> Validation:
 def validated_megatron(name: str, step: int) -> Validation:
     """Every row of megatron-core, predicted from one step of the recording beside it."""
     folder = data("megatron", name)
-    return validate(Sources(looked_at(run_of(folder), step=step)), read_measurements(folder / "measured.json"))
+    sources = Sources(looked_at(run_of(folder), step=step))
+    return once(lambda: validate(sources, read_measurements(folder / "measured.json")), "validated", name, step)
 
 
 class Step(NamedTuple):

@@ -74,10 +74,15 @@ def said(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> t
 
 def as_json(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(said(capsys, code, *arguments, "--json")[0])
+    _comparisons().validate(found)
+    return found
+
+
+@cache
+def _comparisons() -> jsonschema.Draft202012Validator:
     schema = json.loads((ROOT / "schemas" / "comparison.schema.json").read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator.check_schema(schema)
-    jsonschema.Draft202012Validator(schema).validate(found)
-    return found
+    return jsonschema.Draft202012Validator(schema)
 
 
 def verdict(found: dict[str, Any], name: str) -> str:

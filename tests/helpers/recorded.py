@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from shutil import copytree, rmtree
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from helpers.shared import once, place_of
 
-from tracetool.ingestion import ingest
+from tracetool.ingestion import ingest, write_run
 from tracetool.ingestion.runs import derive
 from tracetool.reconstruction import Reconstruction, reconstruct
 from tracetool.reconstruction.capture.account import Account, Finding
+from tracetool.store.run import Run
 
 if TYPE_CHECKING:
-    from tracetool.store.run import Run
+    from collections.abc import Callable, Iterator
+
+    from tracetool.ingestion.discover import Discovery
+
+OWN_CACHE = "TRACETOOL_TESTS_CACHE"
+"""Names the cache that commands of this worker have unless a test gives them one, in the environment."""
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "sample_traces"
@@ -34,10 +43,8 @@ def data(*parts: str) -> Path:
 
 @cache
 def run_of(folder: Path) -> Run:
-    """The Run of a folder of traces, made once per test process."""
-    run = ingest([folder], Path(mkdtemp(prefix="tracetool-test-")) / "x.run")
-    _as_read.add(run.path)
-    return run
+    """The Run of a folder of traces, made once in a run of the tests."""
+    return _kept(lambda path: ingest([folder], path), "read", _files(folder))
 
 
 _as_read: set[Path] = set()
@@ -46,7 +53,64 @@ _as_read: set[Path] = set()
 @cache
 def derived(folder: Path) -> Run:
     """The same with the tables that reconstruction fills in."""
-    return derive(run_of(folder))
+
+    def make(path: Path) -> Run:
+        copied = Run(Path(copytree(run_of(folder).path, path)))
+        _as_read.add(path)
+        return derive(copied)
+
+    return _kept(make, "derived", _files(folder))
+
+
+def _kept(make: Callable[[Path], Run], *key: object) -> Run:
+    with place_of(*key) as place:
+        path = (Path(mkdtemp(prefix="tracetool-test-")) if place is None else place) / "x.run"
+        run = Run(path) if path.exists() else make(path)
+    _as_read.add(run.path)
+    return run
+
+
+def _files(folder: Path) -> list[tuple[str, int, int]]:
+    """What tells two folders apart: their files' paths, sizes and times."""
+    files = sorted(folder.rglob("*")) if folder.is_dir() else [folder]
+    stats = [(file, file.stat()) for file in files if file.is_file()]
+    return [(str(file), stat.st_size, stat.st_mtime_ns) for file, stat in stats]
+
+
+def write_once(discovery: Discovery, output: Path, **how: Any) -> Run:
+    """``write_run``, into the cache of this worker from what another one has read of the same content."""
+    with _of_the_cache("written", output) as kept:
+        if kept is not None and kept.exists():
+            return Run(copytree(kept, output))
+        run = write_run(discovery, output, **how)
+        if kept is not None:
+            copytree(output, kept)
+        return run
+
+
+def derive_once(run: Run) -> Run:
+    """``derive``, likewise."""
+    with _of_the_cache("derived", run.path) as kept:
+        if kept is not None and kept.exists():
+            rmtree(run.path)
+            return Run(copytree(kept, run.path), name=run.name)
+        derive(run)
+        if kept is not None:
+            copytree(run.path, kept)
+        return run
+
+
+@contextmanager
+def _of_the_cache(what: str, path: Path) -> Iterator[Path | None]:
+    """Where a Run of this worker's cache is kept for the others; None of any other Run.
+
+    The cache names a Run by the content that it is of.
+    """
+    if path.parent == Path(os.environ.get(OWN_CACHE, os.devnull)):
+        with place_of(what, path.name) as kept:
+            yield kept
+    else:
+        yield None
 
 
 def h100(name: str) -> Run:
@@ -60,12 +124,12 @@ def small(name: str) -> Run:
 
 
 def looked_at(run: Run, *, step: int | None = None, pipeline: int = 0, use_labels: bool = True) -> Reconstruction:
-    """What is reconstructed from a Run of ``run_of``, once per test process: it takes a second and stays the same."""
+    """What is reconstructed from a Run of ``run_of``, once in a run of the tests: that takes a second."""
     return reconstruct_once(run, step=step, pipeline=pipeline, use_labels=use_labels)
 
 
 def reconstruct_once(run: Run, *, account: Account | None = None, **how: Any) -> Reconstruction:
-    """``reconstruct``, once per test process for the same question of the same Run.
+    """``reconstruct``, once in a run of the tests for the same question of the same Run.
 
     Runs that tests never change, those of ``run_of`` and of the cache, are the same where they were read from the same.
     """
@@ -74,17 +138,22 @@ def reconstruct_once(run: Run, *, account: Account | None = None, **how: Any) ->
     given["survey"] = given.get("survey") is not None
     before = None if account is None else (tuple(account.notes), tuple(account.findings))
     key = _content(run), *sorted(given.items()), before
-    if key not in _known:
+
+    def make() -> _Reconstructed:
         own = Account() if account is None else account
         found = reconstruct(run, account=own, **how)
-        _known[key] = found, tuple(own.notes), tuple(own.findings)
+        return found, tuple(own.notes), tuple(own.findings)
+
+    if key not in _known:
+        _known[key] = once(make, "reconstructed", key)
     found, notes, findings = _known[key]
     if account is not None:
         account.notes[:], account.findings[:] = notes, findings
     return found
 
 
-_known: dict[object, tuple[Reconstruction, tuple[str, ...], tuple[Finding, ...]]] = {}
+_Reconstructed = tuple[Reconstruction, tuple[str, ...], tuple[Finding, ...]]
+_known: dict[object, _Reconstructed] = {}
 
 
 def _content(run: Run) -> tuple[str, ...]:

@@ -6,15 +6,10 @@ counts were checked once as the comments say.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
-from helpers.recorded import data
-
-from tracetool.ingestion import ingest
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from helpers.recorded import data, run_of
 
 
 class Expected(NamedTuple):
@@ -66,8 +61,8 @@ DATASETS = {
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_a_dataset_holds_what_was_recorded(name: str, tmp_path: Path) -> None:
-    run = ingest([data(*name.split("/"))], tmp_path / "x.run")
+def test_a_dataset_holds_what_was_recorded(name: str) -> None:
+    run = run_of(data(*name.split("/")))
     ((events, kernels, span),) = run.rows(
         "SELECT count(*), count(*) FILTER (category = 'kernel'), "
         "coalesce(max(start_ns + duration_ns) - min(start_ns), 0) FROM events"
