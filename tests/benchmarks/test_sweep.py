@@ -80,7 +80,7 @@ def one_by_one(measured: Pipeline, asked: Grid) -> int:
 
 @pytest.mark.parametrize("interference", [False, True])
 @pytest.mark.parametrize("jobs", [1, 2])
-@pytest.mark.parametrize(("m", "side"), [(10, 2), pytest.param(32, 50, marks=pytest.mark.large)])
+@pytest.mark.parametrize(("m", "side"), [(4, 2), pytest.param(32, 50, marks=pytest.mark.large)])
 def test_many_points(benchmark: BenchmarkFixture, m: int, side: int, jobs: int, *, interference: bool) -> None:
     pipe, asked = measured(m, interference=interference), grid(side)
     benchmark.group = f"{4 * side**2:,} points, interference {'on' if interference else 'off'}"
@@ -95,7 +95,7 @@ def test_many_points(benchmark: BenchmarkFixture, m: int, side: int, jobs: int, 
 
 @pytest.mark.parametrize("interference", [False, True])
 @pytest.mark.parametrize("how", ["sweep", "replay per point"])
-@pytest.mark.parametrize(("m", "side"), [(10, 2), pytest.param(32, 5, marks=pytest.mark.large)])
+@pytest.mark.parametrize(("m", "side"), [(4, 2), pytest.param(32, 5, marks=pytest.mark.large)])
 def test_beside_replay_per_point(
     benchmark: BenchmarkFixture, m: int, side: int, how: str, *, interference: bool
 ) -> None:

@@ -34,7 +34,7 @@ def _write(path: Path, size_mb: int) -> int:
     return copies
 
 
-@pytest.mark.parametrize(("scanner", "sizes_mb"), [("", (20, 150)), ("plain", (5, 40))])
+@pytest.mark.parametrize(("scanner", "sizes_mb"), [("", (10, 100)), ("plain", (4, 30))])
 def test_the_peak_does_not_grow_with_the_file(scanner: str, sizes_mb: tuple[int, int], tmp_path: Path) -> None:
     peaks = []
     for size in sizes_mb:

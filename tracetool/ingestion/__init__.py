@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -208,6 +209,7 @@ def _check(discovery: Discovery, outcomes: Sequence[SourceOutcome], *, strict: b
         raise IngestError(f"something is lost: {losses[0]}.{more}", hint="without --strict the rest is read")
 
 
+@cache
 def _code_digest() -> str:
     """SHA-256 over the tool's own files: two installs that may read or reconstruct differently differ in it."""
     package = Path(__file__).parent.parent
