@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tracetool.model.pipeline import Pipeline
-    from tracetool.validation.rows import Row
+    from tracetool.validation.rows import PredictedRow
     from tracetool.whatif.seen_errors import Backwards, Change, StepKind
 
 WHOLE = ("rt1f1b_m8", "1f1b_m8", "gpipe_m8")
@@ -176,7 +176,7 @@ def _up(ratio: float) -> float:
     return math.ceil(round(ratio * 10_000, 6)) / 10_000
 
 
-def _of_steps(recorded: str, predicted: str, rows: Iterable[Row]) -> StepErrors:
+def _of_steps(recorded: str, predicted: str, rows: Iterable[PredictedRow]) -> StepErrors:
     errors = [abs(row.error_ratio) for row in rows if row.error_ratio is not None]
     return StepErrors(
         recorded=recorded,
@@ -187,7 +187,7 @@ def _of_steps(recorded: str, predicted: str, rows: Iterable[Row]) -> StepErrors:
     )
 
 
-def _given(base: str, file: str) -> list[Row]:
+def _given(base: str, file: str) -> list[PredictedRow]:
     """The rows whose error the tool gives."""
     names = {pair.base.name for pair in pairs_of(base)}
     return [row for row in validated(base, file).rows if row.measured.name in names]

@@ -12,7 +12,7 @@ from tracetool.whatif.accuracy import widened
 from tracetool.whatif.seen_errors import FILE, SEEN
 
 if TYPE_CHECKING:
-    from tracetool.validation.rows import Row
+    from tracetool.validation.rows import PredictedRow
 
 TENSOR_PARALLEL = "tp2pp2_1f1b_m8"
 RECORDED_H100 = (*WHOLE, SPLIT)
@@ -29,7 +29,7 @@ IN_README = (
 )
 
 
-def _rows(base: str) -> dict[str, Row]:
+def _rows(base: str) -> dict[str, PredictedRow]:
     """All rows that are of the recorded shape, by name; memory comes from the recording that has it."""
     rows = {row.measured.name: row for row in validated(base).rows}
     assert [name for name, row in rows.items() if row.prediction is None] == [TENSOR_PARALLEL]
@@ -38,7 +38,9 @@ def _rows(base: str) -> dict[str, Row]:
     return rows
 
 
-def _errors(rows: dict[str, Row], *, interleaved: bool | None = None, grouped: bool | None = None) -> list[float]:
+def _errors(
+    rows: dict[str, PredictedRow], *, interleaved: bool | None = None, grouped: bool | None = None
+) -> list[float]:
     """Absolute errors of the rows chosen."""
     chosen = [
         row

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.advice.more import More, Resource, more_of_each
-from tracetool.advice.plans import Asked, Deepened, Plan, plans_for, ways
+from tracetool.advice.plans import Deepened, Plan, ScenarioPlans, plans_for, ways
 from tracetool.errors import ScenarioError, ScheduleError
 from tracetool.schedules import parse_names
 from tracetool.units import format_duration
@@ -60,7 +60,7 @@ class Advice:
         binds: The resource of which more would shorten the step most; compute if none would by ``RELEVANT_RATIO``.
     """
 
-    asked: Asked
+    asked: ScenarioPlans
     scenario: Scenario
     now: Result
     best: Plan | None

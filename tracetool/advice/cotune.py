@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from tracetool.advice.fixed import action_times, fixed_parts
+from tracetool.advice.fixed import fixed_parts
 from tracetool.costs.rescaled import MicrobatchSize, fixed_by_fit, with_batch
 from tracetool.errors import ScenarioError
 from tracetool.reconstruction.closeup.host_gaps import WORTH_TELLING, gap_shares
@@ -40,7 +40,7 @@ _LENGTHS = (Fraction(1, 2), Fraction(1), Fraction(2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class SizesCandidate:
     """One choice of sizes, replayed.
 
     Attributes:
@@ -80,12 +80,12 @@ class CoTuning:
     recorded: MicrobatchSize
     hidden: int
     tokens: int
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[SizesCandidate, ...]
     error_ratio: float | None
     assumptions: tuple[str, ...]
 
     @property
-    def measured(self) -> Candidate:
+    def measured(self) -> SizesCandidate:
         """The recorded sizes."""
         return next(found for found in self.candidates if not found.extrapolated)
 
@@ -228,7 +228,7 @@ def _candidate(
     tokens: int,
     hidden: int,
     fixed: Mapping[Place, int],
-) -> Candidate:
+) -> SizesCandidate:
     measured = pipeline
     if wanted != recorded:
         measured = with_batch(pipeline, recorded, wanted, hidden=hidden, fixed_ns=fixed)
@@ -242,4 +242,4 @@ def _candidate(
     extra, _ = choose_depth(schedule, measured, shape, here)
     done = evaluate(measured, build_schedule(schedule, shape, extra_forwards=extra), here)
     is_feasible = fits(done.metrics, here)
-    return Candidate(wanted, microbatches, extra, done.replayed.p2p, done.metrics, is_feasible, wanted != recorded)
+    return SizesCandidate(wanted, microbatches, extra, done.replayed.p2p, done.metrics, is_feasible, wanted != recorded)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tracetool.whatif.results import Result
 
 
-class Way(NamedTuple):
+class PlanWay(NamedTuple):
     """How a plan would be run: a schedule by name, and how its transfers are issued (None: as the scenario says)."""
 
     schedule: str
@@ -41,7 +41,7 @@ class Plan:
         is_extra: Whether it is a depth that advice would not choose by itself here.
     """
 
-    way: Way
+    way: PlanWay
     result: Result
     is_extra: bool = False
 
@@ -121,7 +121,7 @@ class Deepened(NamedTuple):
     extra_forwards: tuple[int, ...]
 
 
-class Asked(NamedTuple):
+class ScenarioPlans(NamedTuple):
     """Plans of one scenario.
 
     Attributes:
@@ -135,23 +135,23 @@ class Asked(NamedTuple):
     answer: Answer
 
 
-def ways(found: Reconstruction, scenario: Scenario, names: Sequence[str] | None) -> list[Way]:
+def ways(found: Reconstruction, scenario: Scenario, names: Sequence[str] | None) -> list[PlanWay]:
     """What can be tried: every schedule as the trace issues transfers and, if that was left open, per edge."""
     if names is None:
         names = default_schedules(found.pipeline.observed)
     open_mode = scenario.p2p is None and found.pipeline.p2p not in BY_EDGE
     modes: list[P2PMode | None] = [None, "per-edge"] if open_mode else [None]
-    return [Way(name, mode) for mode in modes for name in names]
+    return [PlanWay(name, mode) for mode in modes for name in names]
 
 
 def plans_for(
     found: Reconstruction,
     scenario: Scenario,
-    tried: Iterable[Way],
+    tried: Iterable[PlanWay],
     *,
     baseline: str,
     also: Deepened | None = None,
-) -> Asked:
+) -> ScenarioPlans:
     """Replay each way in a scenario; tuned schedules at the depth that hides most, and the least that is as good.
 
     Args:
@@ -189,7 +189,7 @@ def plans_for(
         asked = [*run, *(result.schedule for result in results[len(run) :])]
         known = {(plan.schedule, plan.extra_forwards) for plan in plans if plan.way.p2p == mode}
         plans += [
-            Plan(Way(name, mode), result, is_extra=extra is not None)
+            Plan(PlanWay(name, mode), result, is_extra=extra is not None)
             for name, result in zip(asked, results, strict=True)
             if (result.schedule, result.extra_forwards) not in known
         ]
@@ -197,8 +197,8 @@ def plans_for(
         raise trouble or ScheduleError("no schedule was named.")
     now = answers[0].baseline
     if not any((p.schedule, p.extra_forwards, p.p2p) == (now.schedule, now.extra_forwards, now.p2p) for p in plans):
-        plans.append(Plan(Way(baseline, None), now))  # what runs already can always be run
-    return Asked(tuple(plans), tuple(refused.values()), answers[0])
+        plans.append(Plan(PlanWay(baseline, None), now))  # what runs already can always be run
+    return ScenarioPlans(tuple(plans), tuple(refused.values()), answers[0])
 
 
 class _Question(NamedTuple):

@@ -65,7 +65,7 @@ def validate(
     """
     from tracetool.ingestion.runs import open_run
     from tracetool.reconstruction import reconstruct
-    from tracetool.reports.checks.validation import SourceInfo, render_json, render_text, validation_facts
+    from tracetool.reports.checks.validation import InputInfo, render_json, render_text, validation_facts
     from tracetool.units import parse_share_ratio
     from tracetool.validation import Sources
     from tracetool.validation import validate as compare
@@ -87,7 +87,7 @@ def validate(
     facts = validation_facts(
         names,
         [each.manifest for each in opened],
-        SourceInfo(name=str(measured), digest=measurements.digest),
+        InputInfo(name=str(measured), digest=measurements.digest),
         shlex.join(["tracetool", *click.get_current_context().obj]),
     )
     print_result((render_json if as_json else render_text)(done, facts).decode())

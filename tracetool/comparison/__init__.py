@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
 from tracetool.comparison.attribution import attribute
-from tracetool.comparison.causes import Cause, Sides, causes_of, subject
+from tracetool.comparison.causes import ChangeCause, Sides, causes_of, subject
 from tracetool.comparison.comparable import are_of_same_steps, comparable, other_figures, other_microbatches
 from tracetool.comparison.limits import Check, Limit, check
 from tracetool.comparison.replayed import asked_of_both
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tracetool.comparison.attribution import Attribution
-    from tracetool.comparison.replayed import Asked
+    from tracetool.comparison.replayed import ReplayedOrder
     from tracetool.comparison.sides import Side
 
 Gate = Literal["tool", "workload"]
@@ -58,7 +58,7 @@ class Comparison:
     gate: Gate
     rules: Rules
     lines: tuple[Line, ...]
-    causes: Mapping[str, tuple[Cause, ...]] = field(default_factory=dict)
+    causes: Mapping[str, tuple[ChangeCause, ...]] = field(default_factory=dict)
     subjects: Mapping[str, str] = field(default_factory=dict)
     checks: tuple[Check, ...] = ()
     accepted: bool = False
@@ -163,7 +163,7 @@ def compare(
     base, new, notes, apart = comparable(base, new)
     judged = judge(base.values, new.values, rules, same_traces=same)
     lines = tuple(_doubted(line, other_microbatches(base, new, line.key)) for line in judged)
-    causes: dict[str, tuple[Cause, ...]] = {}
+    causes: dict[str, tuple[ChangeCause, ...]] = {}
     subjects: dict[str, str] = {}
     if base.recordings and new.recordings:
         sides = Sides(
@@ -199,10 +199,10 @@ def _doubted(line: Line, why: str | None) -> Line:
 
 
 def _causes(
-    sides: Sides, lines: Sequence[Line], replayed: Mapping[str, Asked]
-) -> tuple[dict[str, tuple[Cause, ...]], list[str]]:
+    sides: Sides, lines: Sequence[Line], replayed: Mapping[str, ReplayedOrder]
+) -> tuple[dict[str, tuple[ChangeCause, ...]], list[str]]:
     changes = {line.key.text: line.change for line in lines}
-    causes: dict[str, tuple[Cause, ...]] = {}
+    causes: dict[str, tuple[ChangeCause, ...]] = {}
     notes: list[str] = []
     try:
         for schedule, asked in [("", None), *replayed.items()]:

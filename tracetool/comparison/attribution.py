@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from tracetool.comparison.parts import EVERYTHING, Part, holds_memory, mixed, parts_of
-from tracetool.comparison.replayed import Asked
+from tracetool.comparison.replayed import ReplayedOrder
 from tracetool.errors import TraceToolError
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology
@@ -44,7 +44,7 @@ class Attribution:
     contributions: Mapping[Part, Fraction]
 
 
-def attribute(base: Pipeline, new: Pipeline, asked: Asked | None = None) -> dict[str, Attribution]:
+def attribute(base: Pipeline, new: Pipeline, asked: ReplayedOrder | None = None) -> dict[str, Attribution]:
     """Take the change of each metric of the step apart, and of each rank's peak; what a side does not have is left out.
 
     Args:
@@ -90,7 +90,7 @@ def _steps(base: Pipeline, new: Pipeline, parts: Sequence[Part], times: _Times) 
 class _Times:
     """Replays pipelines for their times alone; each order is compiled once."""
 
-    def __init__(self, asked: Asked | None) -> None:
+    def __init__(self, asked: ReplayedOrder | None) -> None:
         self.asked = asked
         self._compiled: dict[object, Compiled] = {}
 
@@ -98,7 +98,7 @@ class _Times:
         """The metrics that are times, and the share of them that is idle."""
         import numpy as np
 
-        asked = self.asked or Asked(pipeline.observed, pipeline.p2p, Topology())
+        asked = self.asked or ReplayedOrder(pipeline.observed, pipeline.p2p, Topology())
         order = asked.schedule
         key = (order.orders, asked.p2p, pipeline.buffered)
         if key not in self._compiled:

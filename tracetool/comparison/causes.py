@@ -31,7 +31,7 @@ _MOVED = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class ChangeCause:
     """Parts of a change that belong together.
 
     Attributes:
@@ -73,7 +73,7 @@ _BEYOND = {
 
 def causes_of(
     sides: Sides, found: Attribution, observed_change: Fraction | None, *, is_replay: bool = False
-) -> tuple[Cause, ...]:
+) -> tuple[ChangeCause, ...]:
     """The causes of a metric's change, the largest first; their values sum to the observed change.
 
     Args:
@@ -87,11 +87,11 @@ def causes_of(
     for group in _groups(sides.base, sides.new, list(left)):
         value = sum((left.pop(part) for part in group), Fraction(0))
         kind, name, detail = _told(sides, group)
-        causes.append(Cause(kind, name, value, detail, group))
+        causes.append(ChangeCause(kind, name, value, detail, group))
     causes.sort(key=lambda cause: (-abs(cause.value), cause.name))
     if observed_change is not None:
         rest = observed_change - sum((cause.value for cause in causes), Fraction(0))
-        causes.append(Cause("not replayed", "not replayed", rest, _BEYOND[is_replay]))
+        causes.append(ChangeCause("not replayed", "not replayed", rest, _BEYOND[is_replay]))
     return tuple(causes)
 
 

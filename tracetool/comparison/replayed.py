@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReplayedOrder:
     """An order, and what it is replayed over.
 
     Attributes:
@@ -46,7 +46,7 @@ class Asked:
         return Scenario(topology=self.topology, p2p=self.p2p, interference=False)
 
 
-def asked_of_both(base: Side, new: Side, pipelines: Sequence[Pipeline]) -> dict[str, Asked]:
+def asked_of_both(base: Side, new: Side, pipelines: Sequence[Pipeline]) -> dict[str, ReplayedOrder]:
     """By name, the schedules that both sides replayed alike and that can be replayed again.
 
     Args:
@@ -68,7 +68,7 @@ def asked_of_both(base: Side, new: Side, pipelines: Sequence[Pipeline]) -> dict[
     return found
 
 
-def _asked(result: ResultInfo, scenario: Mapping[str, Any], pipelines: Sequence[Pipeline]) -> Asked | None:
+def _asked(result: ResultInfo, scenario: Mapping[str, Any], pipelines: Sequence[Pipeline]) -> ReplayedOrder | None:
     if result.schedule not in SCHEDULES.names() or SCHEDULES.get(result.schedule).needs_costs:
         return None
     shapes = {pipeline.observed.shape for pipeline in pipelines}
@@ -87,4 +87,4 @@ def _asked(result: ResultInfo, scenario: Mapping[str, Any], pipelines: Sequence[
     needed = {(action.stage, action.kind) for order in schedule.orders for action in order}
     known = all(kind in pipeline.stages[stage].costs for pipeline in pipelines for stage, kind in needed)
     same = schedule.shape == shape and result.microbatches == shape.microbatches
-    return Asked(schedule, p2p, topology) if p2p and known and same else None
+    return ReplayedOrder(schedule, p2p, topology) if p2p and known and same else None

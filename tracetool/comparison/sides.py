@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SideSource:
     """One Run or report of a side.
 
     Attributes:
@@ -75,7 +75,7 @@ class Side:
         notes: What was left out.
     """
 
-    sources: tuple[Source, ...]
+    sources: tuple[SideSource, ...]
     values: Mapping[Key, Values]
     recordings: tuple[Recording, ...]
     scenario: Mapping[str, Any] | None = None
@@ -113,14 +113,16 @@ def side_of(items: Sequence[tuple[str, Run | Path | Recording]], *, pipeline: in
             run = report.run
             steps = [s.number for s in report.recording.steps] if report.recording else [report.step.number]
             ranks = tuple(run.global_ranks)
-            sources.append(Source(name, run.digest, report.tool_version, report.schema_version, tuple(steps), ranks))
+            sources.append(
+                SideSource(name, run.digest, report.tool_version, report.schema_version, tuple(steps), ranks)
+            )
             continue
         recording = item if isinstance(item, Recording) else recording_of(item, pipeline=pipeline)
         version = SCHEMA_VERSION if isinstance(item, Recording) else str(item.manifest["schema_version"])
         named.append((name, recording))
         numbers = tuple(step.number for step in recording.steps)
         ranks = tuple(recording.global_ranks)
-        sources.append(Source(name, recording.digest, recording.tool_version, version, numbers, ranks))
+        sources.append(SideSource(name, recording.digest, recording.tool_version, version, numbers, ranks))
     left_out = [told for name, recording in named for told in _left_out(name, recording)]
     check_one_job(named)
     recordings, notes = _each_once([recording for _, recording in named])

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracetool.comparison import Comparison
-    from tracetool.comparison.causes import Cause
+    from tracetool.comparison.causes import ChangeCause
     from tracetool.comparison.verdict import Line
 
 _ORDER = ("step_ns", "bubble_ratio", "window_ns", "peak_hbm_bytes", "bubble_ns", "compute_ns")
@@ -74,7 +74,7 @@ def _first_of_each(lines: Sequence[Line]) -> list[Line]:
     return list(first.values())
 
 
-def main_causes(done: Comparison, line: Line) -> tuple[Cause, ...]:
+def main_causes(done: Comparison, line: Line) -> tuple[ChangeCause, ...]:
     """The causes of a line worth naming: those with a large part in the change, and the same sign as it."""
     if not line.change or line.verdict == "unchanged":
         return ()

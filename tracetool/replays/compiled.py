@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from tracetool.replays.engine import Times, run
 from tracetool.replays.graph import TaskKind, build_graph
 from tracetool.replays.native import compiled_engine
-from tracetool.replays.plan import Plan, make_plan
+from tracetool.replays.plan import NodeOrder, make_plan
 from tracetool.replays.sweeping import Durations, sweep
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class Compiled:
             slowed = replace(slowdown, contended=contended)
         return run(self.graph, per_task, self.link_of, self.name, slowed)
 
-    def _plan(self, durations: Durations) -> Plan | None:
+    def _plan(self, durations: Durations) -> NodeOrder | None:
         """The static order, or the one of the first scenario."""
         if self.static_plan is not None:
             return self.static_plan
@@ -202,7 +202,7 @@ class Compiled:
         return make_plan(self.graph, self.class_of, self.link_of, starts)
 
     @cached_property
-    def static_plan(self) -> Plan | None:
+    def static_plan(self) -> NodeOrder | None:
         """The order of everything, if the graph alone gives it: links serve one pair of ranks each."""
         return make_plan(self.graph, self.class_of, self.link_of, None)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class NodeOrder:
     """Nodes in an order in which each comes after all that it waits for.
 
     The nodes are the tasks of the graph, then one for each message over a link that several pairs of ranks share: when
@@ -38,7 +38,7 @@ class Plan:
     later: Int32s
 
 
-def make_plan(graph: TaskGraph, class_of: Int32s, link_of: Int32s, starts: Int64s | None) -> Plan | None:
+def make_plan(graph: TaskGraph, class_of: Int32s, link_of: Int32s, starts: Int64s | None) -> NodeOrder | None:
     """Order everything.
 
     One pair of ranks has its messages ready in the order they are posted, in every mode: a rank's posts follow its
@@ -84,7 +84,7 @@ def make_plan(graph: TaskGraph, class_of: Int32s, link_of: Int32s, starts: Int64
     order, levels = found
     place = np.empty(nodes, np.int32)
     place[order] = np.arange(nodes)
-    return Plan(
+    return NodeOrder(
         order, rows_by(place[after], before, nodes), levels,
         np.append(class_of, np.zeros(nodes - graph.tasks, np.int32)),
         waiting[moves[:-1][checked]], waiting[moves[1:][checked]],

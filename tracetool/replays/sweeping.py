@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from tracetool.replays.flow import Bools, Bytes, Int32s, Int64s
-    from tracetool.replays.plan import Plan
+    from tracetool.replays.plan import NodeOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Durations:
         return sums
 
 
-def sweep(plan: Plan, durations: Durations, wanted: Int32s) -> tuple[Int64s, Bools]:
+def sweep(plan: NodeOrder, durations: Durations, wanted: Int32s) -> tuple[Int64s, Bools]:
     """Sweep over a plan.
 
     Args:
@@ -88,7 +88,7 @@ _LANES = 16
 
 
 def _sweep_native(
-    native: ModuleType, plan: Plan, durations: Durations, wanted: Int32s, out: Int64s, failed: Bytes
+    native: ModuleType, plan: NodeOrder, durations: Durations, wanted: Int32s, out: Int64s, failed: Bytes
 ) -> None:
     import numpy as np
 
@@ -117,7 +117,7 @@ _BLOCK = 64
 """Scenarios that the plain sweep takes at a time."""
 
 
-def _sweep_levels(plan: Plan, durations: Durations, wanted: Int32s, out: Int64s, failed: Bytes) -> None:
+def _sweep_levels(plan: NodeOrder, durations: Durations, wanted: Int32s, out: Int64s, failed: Bytes) -> None:
     import numpy as np
 
     first = plan.before.first
@@ -139,7 +139,7 @@ def _sweep_levels(plan: Plan, durations: Durations, wanted: Int32s, out: Int64s,
         failed[at:until] = (ends[plan.earlier] >= ends[plan.later]).any(axis=0)
 
 
-def _levels(plan: Plan) -> list[tuple[int, int]]:
+def _levels(plan: NodeOrder) -> list[tuple[int, int]]:
     if plan.levels is None:  # made with the compiled engine: one node at a time
         return [(place, place + 1) for place in range(len(plan.order))]
     bounds = plan.levels.tolist()

@@ -21,7 +21,7 @@ _FIDELITY = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
+class WhatIfTimes:
     """One step under the what-ifs.
 
     Attributes:
@@ -110,7 +110,7 @@ class Stragglers:
         notes: What was inferred, left out or is not modelled.
     """
 
-    steps: tuple[StepTimes, ...]
+    steps: tuple[WhatIfTimes, ...]
     suspects: tuple[Suspect, ...]
     ranks: tuple[tuple[int, ...], ...]
     notes: tuple[str, ...]
@@ -124,7 +124,7 @@ class Stragglers:
         """The one that costs most; None if the axis has no two."""
         return next((suspect for suspect in self.suspects if suspect.axis == axis), None)
 
-    def mean_ns(self, of: Callable[[StepTimes], int]) -> int:
+    def mean_ns(self, of: Callable[[WhatIfTimes], int]) -> int:
         """Mean of a time over the steps."""
         return _mean([of(step) for step in self.steps])
 
@@ -177,7 +177,7 @@ def stragglers_of(steps: Sequence[JobStep], notes: Iterable[str] = ()) -> Stragg
     suspects.sort(key=lambda s: (_AXES.index(s.axis), -s.saved_ns, len(s.name), s.name))
     return Stragglers(
         steps=tuple(
-            StepTimes(step.number, step.observed_ns, replays.step_ns(step), before, after)
+            WhatIfTimes(step.number, step.observed_ns, replays.step_ns(step), before, after)
             for step, before, after in zip(steps, as_measured, equalized, strict=True)
         ),
         suspects=tuple(suspects),

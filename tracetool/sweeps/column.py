@@ -82,7 +82,7 @@ class Ways:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class LinkColumn:
     """Points that differ in links and memory limits only.
 
     Attributes:
@@ -108,7 +108,7 @@ class Column:
         """Number of points."""
         return len(self.links) * len(self.hbm_bytes)
 
-    def parts(self, most: int) -> list[Column]:
+    def parts(self, most: int) -> list[LinkColumn]:
         """The same points in columns of about so many at most, in order."""
         step = max(1, most // len(self.hbm_bytes))
         return [replace(self, links=self.links[first : first + step]) for first in range(0, len(self.links), step)]

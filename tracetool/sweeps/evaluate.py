@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import PipelineShape, Schedule
     from tracetool.model.topology import Topology
-    from tracetool.sweeps.column import Column, Swept
+    from tracetool.sweeps.column import LinkColumn, Swept
     from tracetool.whatif.accuracy import KnownError
     from tracetool.whatif.depth import Depth, WarmUps
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ColumnPiece:
     """A column, or part of one, for one worker.
 
     Attributes:
@@ -43,13 +43,13 @@ class Piece:
     """
 
     pipeline: Pipeline
-    column: Column
+    column: LinkColumn
     chunks: int | None = None
     time_limit_s: float = 5.0
     own_error: float | None = None
 
 
-def evaluate(piece: Piece, advance: Callable[[int], None]) -> list[SweepPoint]:
+def evaluate(piece: ColumnPiece, advance: Callable[[int], None]) -> list[SweepPoint]:
     """Replay all points of a column; those that cannot be are kept with the reason.
 
     Args:
@@ -82,7 +82,7 @@ class Evaluator:
         known: What columns of the same schedule, places and microbatches share.
     """
 
-    def __init__(self, piece: Piece, known: Known | None = None) -> None:
+    def __init__(self, piece: ColumnPiece, known: Known | None = None) -> None:
         self._piece = piece
         self._column = piece.column
         self._microbatches = piece.column.scenario.microbatches or piece.pipeline.observed.shape.microbatches
@@ -230,7 +230,7 @@ def _order(name: str, pipeline: Pipeline, shape: PipelineShape, extra: Depth | N
 
 
 def _made_for(
-    piece: Piece, pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, _extra: Depth | None
+    piece: ColumnPiece, pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, _extra: Depth | None
 ) -> Schedule:
     posed = pose(pipeline, shape, scenario)
     return build_schedule(

@@ -11,7 +11,7 @@ from tracetool.errors import BadTopology, ScenarioError
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology
 from tracetool.schedules import tuning_of
-from tracetool.sweeps.column import Column, Swept, Ways
+from tracetool.sweeps.column import LinkColumn, Swept, Ways
 from tracetool.whatif.best import recorded_schedule
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Grid:
                     hint="leave --link out, or --bandwidth and --latency",
                 )
 
-    def columns(self) -> Iterator[Column]:
+    def columns(self) -> Iterator[LinkColumn]:
         """Columns of points, in order: each differs in links and memory limits only."""
         hbms = self.hbm_bytes or (self.scenario.hbm_bytes,)
         modes = self.p2p or (self.scenario.p2p,)
@@ -117,12 +117,12 @@ class Grid:
                 shared = replace(self.scenario, microbatches=m, p2p=mode, hbm_bytes=None)
                 for name in self.schedules:
                     for warm_up in self.extra_forwards if tuning_of(name) is not None else (None,):
-                        yield Column(
+                        yield LinkColumn(
                             schedule=name, warm_up=warm_up, scenario=shared, ways=ways, links=links, hbm_bytes=hbms,
                             name=self.name,
                         )  # fmt: skip
 
-    def recorded_columns(self, observed: Schedule) -> Iterator[Column]:
+    def recorded_columns(self, observed: Schedule) -> Iterator[LinkColumn]:
         """Columns of the recorded order in the scenarios of the grid, where it is not among the schedules."""
         for column in replace(self, schedules=("observed",)).columns():
             name = recorded_schedule(observed, column.scenario.microbatches)

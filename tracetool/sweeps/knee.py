@@ -33,7 +33,7 @@ from tracetool.sweeps.bend import (
     hidden_latency,
 )
 from tracetool.sweeps.column import Swept
-from tracetool.sweeps.evaluate import Evaluator, Known, Piece
+from tracetool.sweeps.evaluate import Evaluator, Known, ColumnPiece
 from tracetool.sweeps.memory import memory_need
 from tracetool.sweeps.results import Knee
 
@@ -50,7 +50,7 @@ _LATENCIES = 5
 """Knees are sought at so many of the swept latencies at most: the ends, and others evenly between."""
 
 
-def seek(piece: Piece, advance: Callable[[int], None]) -> list[Knee]:
+def seek(piece: ColumnPiece, advance: Callable[[int], None]) -> list[Knee]:
     """The knees of a column: one per memory limit and latency (at most five of the swept ones).
 
     There are none where no link was swept, where every link has an order made for it (``needs_costs``), and where the
@@ -90,7 +90,7 @@ class _Found:
 class _Place:
     """A column under one memory limit."""
 
-    def __init__(self, piece: Piece, latencies: Iterable[int], known: Known) -> None:
+    def __init__(self, piece: ColumnPiece, latencies: Iterable[int], known: Known) -> None:
         self._piece = piece
         self._known = known
         self._evaluator = Evaluator(piece, known)
@@ -198,7 +198,7 @@ class _Place:
         return [_knee(self._piece, point, one) for point, one in zip(self._evaluator.points(over), found, strict=True)]
 
 
-def _knee(piece: Piece, point: SweepPoint, found: _Found) -> Knee:
+def _knee(piece: ColumnPiece, point: SweepPoint, found: _Found) -> Knee:
     column = piece.column
     does_not_fit = f"does not fit: {point.reason}" if point.feasible is False else None
     return Knee(
@@ -234,7 +234,7 @@ def _joined(*remarks: str | None) -> str | None:
     return "; ".join(filter(None, remarks)) or None
 
 
-def _microbatches(piece: Piece) -> int:
+def _microbatches(piece: ColumnPiece) -> int:
     return piece.pipeline.observed.shape.microbatches
 
 

@@ -9,7 +9,7 @@ from tracetool.errors import ScheduleError
 from tracetool.ingestion.executors import Silent, in_processes, on_cluster, usable_cores
 from tracetool.model.pipeline import Pipeline
 from tracetool.schedules import tuning_of
-from tracetool.sweeps.evaluate import Piece, evaluate
+from tracetool.sweeps.evaluate import ColumnPiece, evaluate
 from tracetool.sweeps.grid import Grid
 from tracetool.sweeps.knee import seek
 from tracetool.sweeps.notes import notes_of
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tracetool.ingestion.executors import Progress
     from tracetool.reconstruction import Reconstruction
-    from tracetool.sweeps.column import Column
+    from tracetool.sweeps.column import LinkColumn
     from tracetool.sweeps.pareto import Price
     from tracetool.sweeps.results import Knee, SweepPoint
 
@@ -86,8 +86,8 @@ def sweep(
         grid.check(observed.shape.ranks)
     own = None if isinstance(found, Pipeline) or not is_like_the_recordings(found) else fidelity_of(found)[1]
 
-    def pieces_of(columns: Iterable[Column]) -> list[Piece]:
-        return [Piece(pipeline, column, chunks, time_limit_s, own) for column in columns]
+    def pieces_of(columns: Iterable[LinkColumn]) -> list[ColumnPiece]:
+        return [ColumnPiece(pipeline, column, chunks, time_limit_s, own) for column in columns]
 
     columns = pieces_of(column for grid in grids for column in grid.columns())
     apart = pieces_of(column for grid in grids for column in grid.recorded_columns(observed))
@@ -119,7 +119,7 @@ def sweep(
     return Sweep(tuple(points), tuple(bent), notes, best)
 
 
-def _priced(pieces: Sequence[Piece], points: Sequence[SweepPoint], price: Price) -> list[SweepPoint]:
+def _priced(pieces: Sequence[ColumnPiece], points: Sequence[SweepPoint], price: Price) -> list[SweepPoint]:
     fixed = [piece.column.ways.topology.links for piece in pieces for _ in range(piece.column.size)]
     priced = [replace(p, link_cost=link_cost(p, links, price)) for p, links in zip(points, fixed, strict=True)]
     return [*mark_pareto(priced)]
@@ -138,8 +138,8 @@ class _Workers:
 
     def run(
         self,
-        work: Callable[[Piece, Callable[[int], None]], list[_Found]],
-        pieces: Sequence[Piece],
+        work: Callable[[ColumnPiece, Callable[[int], None]], list[_Found]],
+        pieces: Sequence[ColumnPiece],
         sizes: Sequence[int],
     ) -> list[_Found]:
         """What is found for all pieces, in order."""
@@ -158,7 +158,7 @@ class _Workers:
         return [one for _, found in sorted(zip(turns, done, strict=True), key=lambda pair: pair[0]) for one in found]
 
 
-def _actions(piece: Piece) -> int:
+def _actions(piece: ColumnPiece) -> int:
     """About so many actions are replayed for the points of a piece, counted as of the event loop."""
     pipeline, column = piece.pipeline, piece.column
     m = column.scenario.microbatches or pipeline.observed.shape.microbatches

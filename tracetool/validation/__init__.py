@@ -22,7 +22,7 @@ from tracetool.validation.left_over import left_over_microbatches
 from tracetool.validation.match import check_row
 from tracetool.validation.modes import p2p_mode
 from tracetool.validation.notes import notes_on
-from tracetool.validation.rows import Prediction, Row
+from tracetool.validation.rows import PredictedRow, Prediction
 from tracetool.whatif.remarks import host_notes, memory_remarks
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Validation:
     """
 
     sources: Sources
-    rows: tuple[Row, ...]
+    rows: tuple[PredictedRow, ...]
     recorded_ns: int
     replayed_ns: int
     notes: tuple[str, ...]
@@ -131,14 +131,14 @@ def validate(sources: Sources, measurements: Measurements) -> Validation:
     )
 
 
-def _row(step: MeasuredStep, measurements: Measurements, run: Reconstruction, predictor: _Predictor) -> Row:
+def _row(step: MeasuredStep, measurements: Measurements, run: Reconstruction, predictor: _Predictor) -> PredictedRow:
     try:
         check_row(step, {**measurements.model, **(step.model or {})}, run)
         found = predictor.predict(step)
     except TraceToolError as error:
         hint = f" ({error.hint})" if error.hint else ""
-        return Row(step, reason=error.message + hint)
-    return Row(step, found, _in_order_of(step, found.peak_bytes, run.observed.global_ranks))
+        return PredictedRow(step, reason=error.message + hint)
+    return PredictedRow(step, found, _in_order_of(step, found.peak_bytes, run.observed.global_ranks))
 
 
 def _in_order_of(

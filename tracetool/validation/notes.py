@@ -9,7 +9,7 @@ from tracetool.units import format_count, format_duration
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.validation.rows import Row
+    from tracetool.validation.rows import PredictedRow
 
 _UNITS = {1e-3: "seconds", 1e3: "microseconds", 1e6: "nanoseconds"}
 """What a step is in whose number is so many times that of milliseconds."""
@@ -21,7 +21,7 @@ _LARGEST_GIB = 4096
 """No device holds so much."""
 
 
-def notes_on(rows: Sequence[Row]) -> list[str]:
+def notes_on(rows: Sequence[PredictedRow]) -> list[str]:
     """All that holds for these rows."""
     return [
         *_other_ranks(rows),
@@ -32,7 +32,7 @@ def notes_on(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _other_units(rows: Sequence[Row]) -> list[str]:
+def _other_units(rows: Sequence[PredictedRow]) -> list[str]:
     """Rows whose step or peaks are off by what another unit would make of them."""
     notes = []
     for factor, unit in _UNITS.items():
@@ -43,7 +43,7 @@ def _other_units(rows: Sequence[Row]) -> list[str]:
     return notes
 
 
-def _measured_ratio(row: Row) -> float | None:
+def _measured_ratio(row: PredictedRow) -> float | None:
     """Measured over predicted step time."""
     if row.prediction is None or row.measured.step_ms is None:
         return None
@@ -54,7 +54,7 @@ def _power(factor: float) -> str:
     return f"1/{1 / factor:,.0f}" if factor < 1 else f"{factor:,.0f} times"
 
 
-def _asked(field: str, rows: Sequence[Row], what: str) -> list[str]:
+def _asked(field: str, rows: Sequence[PredictedRow], what: str) -> list[str]:
     return [f"{field} of {listed([row.measured.name for row in rows])} is {what}"] if rows else []
 
 
@@ -64,7 +64,7 @@ def listed(names: Sequence[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _other_ranks(rows: Sequence[Row]) -> list[str]:
+def _other_ranks(rows: Sequence[PredictedRow]) -> list[str]:
     """Say which rows' measured peaks belong to no ranks that are known."""
     return [
         f"{row.measured.name}: peaks of {len(row.measured.peak_bytes)} ranks were measured, {len(row.peak_bytes)} were "
@@ -74,7 +74,7 @@ def _other_ranks(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _beyond_replay(rows: Sequence[Row]) -> list[str]:
+def _beyond_replay(rows: Sequence[PredictedRow]) -> list[str]:
     """Say what predictions have in them that ``replay`` leaves out."""
     outside = {row.prediction.outside_ns for row in rows if row.prediction is not None and row.prediction.outside_ns}
     return [
@@ -84,7 +84,7 @@ def _beyond_replay(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _left_over(rows: Sequence[Row]) -> list[str]:
+def _left_over(rows: Sequence[PredictedRow]) -> list[str]:
     """Say which rows' processes held more than their step needs, as their own figures tell."""
     by_count: dict[int, list[str]] = {}
     for row in rows:
@@ -98,7 +98,7 @@ def _left_over(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _unknown_memory(rows: Sequence[Row]) -> list[str]:
+def _unknown_memory(rows: Sequence[PredictedRow]) -> list[str]:
     """Say how many rows' measured peaks have no prediction to compare with."""
     lacking = [
         row

@@ -49,7 +49,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PredictedRow:
     """One measured configuration and its prediction.
 
     Attributes:

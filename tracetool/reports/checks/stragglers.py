@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracetool.reports import RunFacts
-    from tracetool.stragglers import StepTimes, Stragglers, Suspect
+    from tracetool.stragglers import Stragglers, Suspect, WhatIfTimes
 
 SCHEMA_ID = "urn:tracetool:schema:1:stragglers"
 _SHOWN = 8
@@ -88,7 +88,7 @@ def stragglers_info(result: Stragglers, facts: RunFacts) -> StragglersInfo:
     )
 
 
-def _step(step: StepTimes) -> StepTimesInfo:
+def _step(step: WhatIfTimes) -> StepTimesInfo:
     return StepTimesInfo(
         number=step.number,
         observed_ns=step.observed_ns,
@@ -141,7 +141,7 @@ def render_text(result: Stragglers, facts: RunFacts) -> bytes:
     return ("\n".join(wrapped(lines)) + "\n").encode()
 
 
-def _steps_table(steps: Sequence[StepTimes]) -> list[str]:
+def _steps_table(steps: Sequence[WhatIfTimes]) -> list[str]:
     times = {
         "observed": [s.observed_ns for s in steps],
         "replayed": [s.replayed_ns for s in steps],

@@ -41,7 +41,7 @@ class EntryInfo(msgspec.Struct, kw_only=True):
     value: Annotated[float, doc("In the metric's unit.")]
 
 
-class StepInfo(msgspec.Struct, kw_only=True):
+class TrendStepInfo(msgspec.Struct, kw_only=True):
     """The last step of a series."""
 
     entry: Annotated[int, doc("First entry after it.")]
@@ -62,7 +62,7 @@ class TrendInfo(msgspec.Struct, kw_only=True):
     metric: Annotated[str, doc("Name of the metric.")]
     unit: Annotated[str, doc("Its unit.")]
     entries: Annotated[list[EntryInfo], doc("In order.")]
-    step: Annotated[StepInfo | None, doc("The last step they took.")]
+    step: Annotated[TrendStepInfo | None, doc("The last step they took.")]
 
 
 class TrendsInfo(msgspec.Struct, kw_only=True):
@@ -101,7 +101,7 @@ def _trend(trend: Trend) -> TrendInfo:
         ],
         step=None
         if step is None
-        else StepInfo(
+        else TrendStepInfo(
             entry=values[step.first].entry,
             label=values[step.first].label,
             before=step.before,

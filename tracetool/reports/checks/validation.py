@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from tracetool.validation import Validation
-    from tracetool.validation.rows import Row
+    from tracetool.validation.rows import PredictedRow
 
 SCHEMA_ID = "urn:tracetool:schema:1:validation"
 
 
-class SourceInfo(msgspec.Struct, kw_only=True):
+class InputInfo(msgspec.Struct, kw_only=True):
     """An input of the comparison."""
 
     name: Annotated[str, doc("What the user named.")]
@@ -68,9 +68,9 @@ class ValidationInfo(msgspec.Struct, kw_only=True):
     schema_version: Annotated[str, doc("Version of the schema.")] = SCHEMA_VERSION
     tool_version: Annotated[str, doc("Version of tracetool.")]
     command: Annotated[str, doc("Command line that made it.")]
-    run: Annotated[SourceInfo, doc("The Run that predictions were made from.")]
-    memory_run: Annotated[SourceInfo | None, doc("The Run that memory figures are from; null if the same.")]
-    measured: Annotated[SourceInfo, doc("The file of measured steps.")]
+    run: Annotated[InputInfo, doc("The Run that predictions were made from.")]
+    memory_run: Annotated[InputInfo | None, doc("The Run that memory figures are from; null if the same.")]
+    measured: Annotated[InputInfo, doc("The file of measured steps.")]
     step: Annotated[int, doc("Step of the Run that costs are from.")]
     recorded_ms: Annotated[float, doc("What that step took, with the profiler at work.")]
     replayed_ms: Annotated[float, doc("What replay of its own order gives for it.")]
@@ -89,21 +89,21 @@ class ValidationInfo(msgspec.Struct, kw_only=True):
 class ValidationFacts:
     """What the output says about inputs and call."""
 
-    run: SourceInfo
-    memory_run: SourceInfo | None
-    measured: SourceInfo
+    run: InputInfo
+    memory_run: InputInfo | None
+    measured: InputInfo
     tool_version: str
     command: str
 
 
 def validation_facts(
-    names: Sequence[str], manifests: Sequence[Mapping[str, Any]], measured: SourceInfo, command: str
+    names: Sequence[str], manifests: Sequence[Mapping[str, Any]], measured: InputInfo, command: str
 ) -> ValidationFacts:
     """Facts from the manifests of the Run and, where there is one, the Run of the memory figures."""
     from tracetool.version import __version__
 
     runs = [
-        SourceInfo(name=name, digest=str(manifest.get("digest", "")))
+        InputInfo(name=name, digest=str(manifest.get("digest", "")))
         for name, manifest in zip(names, manifests, strict=True)
     ]
     return ValidationFacts(runs[0], runs[1] if len(runs) > 1 else None, measured, __version__, command)
@@ -130,7 +130,7 @@ def validation_info(done: Validation, facts: ValidationFacts) -> ValidationInfo:
     )
 
 
-def _row(row: Row) -> RowInfo:
+def _row(row: PredictedRow) -> RowInfo:
     found = row.prediction
     return RowInfo(
         name=row.measured.name,
@@ -175,7 +175,7 @@ def render_text(done: Validation, facts: ValidationFacts) -> bytes:
     return ("\n".join([*wrapped(lines), "", *figures, "", *wrapped(after)]) + "\n").encode()
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: PredictedRow) -> tuple[str, ...]:
     measured = row.measured.step_ms
     found = row.prediction
     return (
@@ -187,7 +187,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _peak_cells(row: Row) -> tuple[str, str, str]:
+def _peak_cells(row: PredictedRow) -> tuple[str, str, str]:
     """Of the rank whose peak is furthest off, else of the largest measured or predicted peak."""
     errors = [(abs(error), rank) for rank, error in enumerate(row.peak_error_ratios) if error is not None]
     measured, predicted = row.measured.peak_bytes, row.peak_bytes
@@ -209,7 +209,7 @@ def _signed(error: float | None) -> str:
     return "" if error is None else f"{error:+.2%}".replace("-0.00%", "+0.00%")
 
 
-def _folded(done: Validation, said: Callable[[Row], Sequence[str]]) -> list[str]:
+def _folded(done: Validation, said: Callable[[PredictedRow], Sequence[str]]) -> list[str]:
     """Each thing said of rows once, with the rows it is about."""
     about: dict[str, list[str]] = {}
     for row in done.rows:

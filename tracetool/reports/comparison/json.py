@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracetool.comparison import Comparison
-    from tracetool.comparison.causes import Cause
+    from tracetool.comparison.causes import ChangeCause
     from tracetool.comparison.sides import Side
     from tracetool.comparison.verdict import Line
 
@@ -75,7 +75,7 @@ class LineInfo(msgspec.Struct, kw_only=True):
     why: Annotated[str | None, doc("Why nothing can be told, or why a change does not count.")]
 
 
-class CauseInfo(msgspec.Struct, kw_only=True):
+class ChangeCauseInfo(msgspec.Struct, kw_only=True):
     """A part of a change."""
 
     kind: Annotated[str, doc("rank, stage, link, tail, memory, order, everything or not replayed.")]
@@ -111,7 +111,7 @@ class ComparisonInfo(msgspec.Struct, kw_only=True):
     new: Annotated[SideInfo, doc("What is new.")]
     rules: RulesInfo
     lines: Annotated[list[LineInfo], doc("Every value side by side.")]
-    causes: Annotated[dict[str, list[CauseInfo]], doc("Per metric the causes of its change, the largest first.")]
+    causes: Annotated[dict[str, list[ChangeCauseInfo]], doc("Per metric the causes of its change, the largest first.")]
     checks: Annotated[list[CheckInfo], doc("How the limits fared.")]
     notes: Annotated[list[str], doc("What could not be compared or told.")]
     figures: Annotated[list[str], doc("Of the same traces, paths of figures that are not the same in both reports.")]
@@ -188,10 +188,10 @@ def _line(line: Line) -> LineInfo:
     )
 
 
-def _causes(metric: str, causes: Sequence[Cause]) -> list[CauseInfo]:
+def _causes(metric: str, causes: Sequence[ChangeCause]) -> list[ChangeCauseInfo]:
     values = whole_contributions(metric, [cause.value for cause in causes])
     return [
-        CauseInfo(kind=cause.kind, name=cause.name, value=value, detail=cause.detail)
+        ChangeCauseInfo(kind=cause.kind, name=cause.name, value=value, detail=cause.detail)
         for cause, value in zip(causes, values, strict=True)
     ]
 

@@ -10,7 +10,7 @@ from tracetool.causes.cause import Cause
 from tracetool.comparison.report import IdleInfo, LinkInfo, ScenarioInfo, TakenInfo
 from tracetool.model.pipeline import P2P_MODE_NAMES
 from tracetool.reports.answer.json import link_infos, scenario_info, taken_info
-from tracetool.reports.explanation.path import Words
+from tracetool.reports.explanation.path import PathWords
 from tracetool.tables.fields import doc
 from tracetool.tables.run import SCHEMA_VERSION
 
@@ -47,7 +47,7 @@ class CauseInfo(msgspec.Struct, kw_only=True):
     removal: RemovalInfo
 
 
-class StepInfo(msgspec.Struct, kw_only=True):
+class PathStepInfo(msgspec.Struct, kw_only=True):
     """A step of the critical path."""
 
     text: Annotated[str, doc("In words; ranks are global.")]
@@ -66,7 +66,7 @@ class PartInfo(msgspec.Struct, kw_only=True):
     times: Annotated[int, doc("How often.")]
     start_ns: Annotated[int, doc("Of the first, from the start of the window.")]
     duration_ns: Annotated[int, doc("Of all together.")]
-    steps: Annotated[list[StepInfo], doc("Of the first time.")]
+    steps: Annotated[list[PathStepInfo], doc("Of the first time.")]
 
 
 class SpentInfo(msgspec.Struct, kw_only=True):
@@ -113,7 +113,7 @@ class ExplanationInfo(msgspec.Struct, kw_only=True):
 def explanation_info(explained: Explanation, facts: RunFacts) -> ExplanationInfo:
     """The explanation as the structs of the schema."""
     metrics, answer = explained.metrics, explained.answer
-    words = Words(answer.observed.global_ranks)
+    words = PathWords(answer.observed.global_ranks)
     return ExplanationInfo(
         tool_version=facts.tool_version,
         command=facts.command,
@@ -168,9 +168,9 @@ def _removal(removal: Removal) -> RemovalInfo:
     )
 
 
-def _part(part: PathPart, words: Words) -> PartInfo:
+def _part(part: PathPart, words: PathWords) -> PartInfo:
     steps = [
-        StepInfo(
+        PathStepInfo(
             text=words.step(step),
             start_ns=step.start_ns,
             duration_ns=step.duration_ns,

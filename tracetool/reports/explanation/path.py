@@ -23,7 +23,7 @@ _KINDS = {
 }
 
 
-class Words:
+class PathWords:
     """Steps in words, with global ranks.
 
     Args:

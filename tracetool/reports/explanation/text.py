@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tracetool.causes.cause import LATE, Cause
 from tracetool.costs.over_links import crossing_uses
 from tracetool.reports.answer.text import aligned, wrap, wrapped
-from tracetool.reports.explanation.path import Words
+from tracetool.reports.explanation.path import PathWords
 from tracetool.reports.sharing import sharing_lines
 from tracetool.units import format_duration, format_ranges
 
@@ -29,7 +29,7 @@ _WORTH_RATIO = 0.01
 
 def render_text(explained: Explanation, facts: RunFacts, width: int) -> bytes:
     """The explanation as text of so many columns."""
-    words = Words(explained.answer.observed.global_ranks)
+    words = PathWords(explained.answer.observed.global_ranks)
     warnings = [f"warning: {text}" for text in explained.answer.warnings]
     lines = [
         *warnings,
@@ -51,7 +51,7 @@ def _name(explained: Explanation) -> str:
     return explained.name + (f" +{','.join(map(str, extra))}" if extra is not None else "")
 
 
-def _head(explained: Explanation, facts: RunFacts, words: Words) -> Iterator[str]:
+def _head(explained: Explanation, facts: RunFacts, words: PathWords) -> Iterator[str]:
     metrics = explained.metrics
     yield facts.name
     what = "as recorded" if explained.seen else "replayed"
@@ -129,7 +129,7 @@ def _signed(change: float | None) -> str:
     return "" if change is None else f"{change:+.1%}".replace("-0.0%", "+0.0%")
 
 
-def _table(explained: Explanation, words: Words) -> list[str]:
+def _table(explained: Explanation, words: PathWords) -> list[str]:
     rows = [("idle for", "mean", "most on", "", "step without", "")]
     for found in explained.causes:
         removal = found.removal
@@ -174,7 +174,7 @@ def _meanings(explained: Explanation) -> Iterator[str]:
         )
 
 
-def _path(explained: Explanation, words: Words, width: int) -> list[str]:
+def _path(explained: Explanation, words: PathWords, width: int) -> list[str]:
     lines = ["Critical path of the window: what each moment was spent with", "       from       took"]
     for part in explained.path[:_MOST_PARTS]:
         lines += _part(part, words, width)
@@ -185,7 +185,7 @@ def _path(explained: Explanation, words: Words, width: int) -> list[str]:
     return lines
 
 
-def _part(part: PathPart, words: Words, width: int) -> list[str]:
+def _part(part: PathPart, words: PathWords, width: int) -> list[str]:
     """A line per step; of what repeats the first time, and how often."""
     indent = "  " if part.times > 1 else ""
     lines = []
@@ -204,7 +204,7 @@ def _timed(start_ns: int, duration_ns: int) -> str:
     return f"  {format_duration(start_ns):>9}  {format_duration(duration_ns):>9}  "
 
 
-def _spent(explained: Explanation, words: Words) -> Iterator[str]:
+def _spent(explained: Explanation, words: PathWords) -> Iterator[str]:
     window = explained.metrics.window_ns
     told = []
     for what, duration in explained.spent_ns.items():

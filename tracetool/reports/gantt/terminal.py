@@ -71,7 +71,7 @@ Span = tuple[int, int, Mark]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Panel:
+class TextPanel:
     """One timeline, with its title and the DCs of its ranks."""
 
     name: str
@@ -104,7 +104,7 @@ def render(answer: Answer, width: int, *, colour: bool) -> str:
     return out.getvalue()
 
 
-def _panels(answer: Answer) -> list[Panel]:
+def _panels(answer: Answer) -> list[TextPanel]:
     known = f"observed {answer.observed_schedule or ''}".rstrip()
     # Where ranks sit is the scenario's; it holds for what was observed as well, the links do not.
     dcs = answer.scenario.topology.dcs
@@ -116,17 +116,17 @@ def _panels(answer: Answer) -> list[Panel]:
     ]
 
 
-def panel_of(name: str, timeline: Timeline, idles: Sequence[Idle], dcs: tuple[str, ...]) -> Panel:
+def panel_of(name: str, timeline: Timeline, idles: Sequence[Idle], dcs: tuple[str, ...]) -> TextPanel:
     """A timeline with its figures."""
     metrics = measure(timeline)
     figures = f"step {format_duration(metrics.step_ns)}, bubble {metrics.bubble_ratio:.1%}"
-    return Panel(
+    return TextPanel(
         name=name, figures=figures, timeline=timeline, step_ns=metrics.step_ns, window_ns=metrics.window_ns,
         idles=idles, dcs=dcs,
     )  # fmt: skip
 
 
-def _lines(panels: Sequence[Panel], width: int) -> list[Text]:
+def _lines(panels: Sequence[TextPanel], width: int) -> list[Text]:
     from rich.text import Text
 
     rows = max(_LEAST_ROWS, _ROWS // len(panels))
@@ -152,11 +152,11 @@ def _lines(panels: Sequence[Panel], width: int) -> list[Text]:
     return [*lines, *_legend(used, longest, cells, width)]
 
 
-def _title(panel: Panel, width: int) -> list[str]:
+def _title(panel: TextPanel, width: int) -> list[str]:
     return wrapped([f"{panel.name}: {panel.figures}"], width)
 
 
-def _labels(panel: Panel, rows: int) -> dict[int, str]:
+def _labels(panel: TextPanel, rows: int) -> dict[int, str]:
     """Labels of the ranks that are shown; the first of each DC names it."""
     global_ranks, dcs = panel.timeline.global_ranks, panel.dcs
     digits = len(str(max(global_ranks)))
@@ -188,7 +188,7 @@ def _shown(ranks: int, dcs: tuple[str, ...], rows: int) -> list[int]:
     return kept
 
 
-def spans_of(panel: Panel) -> list[list[Span]]:
+def spans_of(panel: TextPanel) -> list[list[Span]]:
     """Per rank, what fills the step without a gap."""
     filled: list[list[Span]] = [[] for _ in panel.timeline.global_ranks]
     for op in panel.timeline.ops:
@@ -199,7 +199,7 @@ def spans_of(panel: Panel) -> list[list[Span]]:
     return [_without_gaps(sorted(spans, key=lambda span: span[:2]), panel) for spans in filled]
 
 
-def _without_gaps(spans: Iterable[Span], panel: Panel) -> list[Span]:
+def _without_gaps(spans: Iterable[Span], panel: TextPanel) -> list[Span]:
     found: list[Span] = []
     at = 0
     for start, end, mark in [*spans, (panel.step_ns, panel.step_ns, AFTER)]:

@@ -20,7 +20,7 @@ _BETWEEN_PT = 7
 _SEPARATOR = "  ·  "
 
 
-class Line(NamedTuple):
+class TitleLine(NamedTuple):
     """A line below a panel's name."""
 
     text: str
@@ -37,7 +37,7 @@ class Title(NamedTuple):
     """
 
     beside: str
-    lines: tuple[Line, ...]
+    lines: tuple[TitleLine, ...]
 
 
 def title_of(panel: Panel, width_pt: float) -> Title:
@@ -46,16 +46,16 @@ def title_of(panel: Panel, width_pt: float) -> Title:
     together = text_width_pt(panel.name, _NAME_PT, bold=True) + _BETWEEN_PT + text_width_pt(beside, _DETAILS_PT)
     lines = []
     if together > width_pt:
-        lines += [Line(text, "black") for text in wrapped(panel.details, width_pt, _DETAILS_PT)]
+        lines += [TitleLine(text, "black") for text in wrapped(panel.details, width_pt, _DETAILS_PT)]
         beside = ""
     if panel.complaint:
         # Bold letters are up to an eighth wider.
         texts = wrapped([panel.complaint], width_pt / 1.13, _DETAILS_PT)
-        lines += [Line(text, GREY if panel.fits else RED, is_bold=True) for text in texts]
+        lines += [TitleLine(text, GREY if panel.fits else RED, is_bold=True) for text in texts]
     shares = idle_shares(panel)
     if shares:
         shares[0] = f"idle by cause: {shares[0]}"
-        lines += [Line(text, GREY) for text in wrapped(shares, width_pt, _DETAILS_PT, between=", ")]
+        lines += [TitleLine(text, GREY) for text in wrapped(shares, width_pt, _DETAILS_PT, between=", ")]
     return Title(beside, tuple(lines))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.reports.advice.text import binds_text, listed
 from tracetool.reports.answer.text import compared_results
-from tracetool.reports.html.tables import Cell, Row, Table
+from tracetool.reports.html.tables import Cell, PageTable, Row
 from tracetool.units import format_duration
 from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT
 from tracetool.whatif.depth import RELEVANT_RATIO
@@ -22,7 +22,7 @@ class Advised:
     """Lines of text, and what more of each resource buys; no table if nothing fits."""
 
     lines: tuple[str, ...]
-    gains: Table | None
+    gains: PageTable | None
 
 
 def advised_result(answer: Answer, advice: Advice | None) -> Result | None:
@@ -58,7 +58,7 @@ def advised(answer: Answer, advice: Advice) -> Advised:
     )
     columns = ("One more unit", "Gain", "Share of step", "Step", "With")
     rows = tuple(_row(gain, best.label) for gain in advice.gains)
-    return Advised(tuple(lines), Table("What one more unit buys, replayed", columns, rows))
+    return Advised(tuple(lines), PageTable("What one more unit buys, replayed", columns, rows))
 
 
 def _row(gain: Gain, best: str) -> Row:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.causes.cause import Cause
 from tracetool.reports.answer.text import result_name
-from tracetool.reports.html.tables import MOST_RANKS, Cell, Row, Table, left_out
+from tracetool.reports.html.tables import MOST_RANKS, Cell, PageTable, Row, left_out
 from tracetool.units import format_duration
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BarPart:
     """A part of a bar: its class of the style sheet, its name, and its share of the window in per cent."""
 
     kind: str
@@ -33,7 +33,7 @@ class Bar:
     """Where the window of one rank goes."""
 
     rank: str
-    parts: tuple[Part, ...]
+    parts: tuple[BarPart, ...]
     text: str
 
 
@@ -51,9 +51,9 @@ class IdleView:
 
     of: str
     bars: tuple[Bar, ...]
-    legend: tuple[Part, ...]
-    causes: Table
-    ranks: Table
+    legend: tuple[BarPart, ...]
+    causes: PageTable
+    ranks: PageTable
 
 
 def idle_view(answer: Answer, best: Result, idles_of: IdlesOf) -> IdleView:
@@ -70,7 +70,7 @@ def idle_view(answer: Answer, best: Result, idles_of: IdlesOf) -> IdleView:
     return IdleView(
         of=result_name(best),
         bars=tuple(_bars(answer, best, by_rank)),
-        legend=tuple(Part(kind, name, "") for kind, name in names),
+        legend=tuple(BarPart(kind, name, "") for kind, name in names),
         causes=_causes_table(answer, best, idles_of),
         ranks=_ranks_table(answer, best, by_rank, causes),
     )
@@ -105,7 +105,7 @@ def _bars(answer: Answer, best: Result, by_rank: list[dict[Cause, int]]) -> list
     for position, busy in enumerate(best.metrics.rank_compute_ns[:MOST_RANKS]):
         idle = [(_kind(c), c.words.label, by_rank[position][c]) for c in Cause if c in by_rank[position]]
         parts = [
-            Part(kind, name, f"{100 * value / window if window else 0:.2f}")
+            BarPart(kind, name, f"{100 * value / window if window else 0:.2f}")
             for kind, name, value in [("compute", "compute", busy), *idle]
         ]
         told = f"{busy / window if window else 0:.0%} busy"
@@ -113,7 +113,7 @@ def _bars(answer: Answer, best: Result, by_rank: list[dict[Cause, int]]) -> list
     return bars
 
 
-def _causes_table(answer: Answer, best: Result, idles_of: IdlesOf) -> Table:
+def _causes_table(answer: Answer, best: Result, idles_of: IdlesOf) -> PageTable:
     """Mean over ranks, so that a column sums to the bubble."""
     base = answer.baseline
     shown = [base] if best is base else [base, best]
@@ -132,16 +132,16 @@ def _causes_table(answer: Answer, best: Result, idles_of: IdlesOf) -> Table:
     totals = tuple(_duration(sum(found.values())) for found in sums)
     rows.append(Row(Cell("bubble, all causes"), (*totals, Cell("")), "total"))
     columns = ("Cause", *(result_name(result) for result in shown), "Meaning")
-    return Table("Idle time by cause, mean over ranks", columns, tuple(rows), remarked=True)
+    return PageTable("Idle time by cause, mean over ranks", columns, tuple(rows), remarked=True)
 
 
-def _ranks_table(answer: Answer, best: Result, by_rank: list[dict[Cause, int]], causes: list[Cause]) -> Table:
+def _ranks_table(answer: Answer, best: Result, by_rank: list[dict[Cause, int]], causes: list[Cause]) -> PageTable:
     window = best.metrics.window_ns
     rows = []
     for position, busy in enumerate(best.metrics.rank_compute_ns[:MOST_RANKS]):
         cells = (busy, window - busy, *(by_rank[position].get(cause, 0) for cause in causes))
         rows.append(Row(Cell(_rank_name(answer, position), position), tuple(_duration(value) for value in cells)))
-    return Table(
+    return PageTable(
         f"Each rank within the pipeline window of {format_duration(window)}",
         ("Rank", "Compute", "Idle", *(cause.words.label for cause in causes)),
         tuple(rows),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tracetool.reports.html.tables import Cell, Row, Table, left_out
+from tracetool.reports.html.tables import Cell, PageTable, Row, left_out
 from tracetool.reports.recording.findings import merged
 from tracetool.reports.recording.gaps import find_gaps
 from tracetool.units import format_count, format_ranks, format_size
@@ -18,7 +18,7 @@ MOST_SOURCES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class RecordingView:
     """What a Run says about itself.
 
     Attributes:
@@ -30,20 +30,20 @@ class Recording:
     """
 
     summary: tuple[str, ...]
-    findings: Table
+    findings: PageTable
     gaps: tuple[str, ...]
     losses: tuple[str, ...]
-    sources: Table
+    sources: PageTable
 
 
-def recording(run: Run) -> Recording:
+def recording(run: Run) -> RecordingView:
     """Ask a Run about itself.
 
     Raises:
         TraceToolError: If its tables cannot be read.
     """
     gaps = [f"Missing for {gap.needed_for}: {gap.lacks} ({gap.hint})." for gap in find_gaps(run)]
-    return Recording(_summary(run), _findings(run), tuple(gaps), tuple(_losses(run)), _sources(run))
+    return RecordingView(_summary(run), _findings(run), tuple(gaps), tuple(_losses(run)), _sources(run))
 
 
 def _summary(run: Run) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ def _summary(run: Run) -> tuple[str, ...]:
     )
 
 
-def _findings(run: Run) -> Table:
+def _findings(run: Run) -> PageTable:
     found, left = merged(run.records("SELECT * FROM findings"))
     rows = [
         Row(
@@ -88,7 +88,7 @@ def _findings(run: Run) -> Table:
     ]
     columns = ("Fact", "About", "Found", "Known by", "Confidence")
     after = tuple(f"{more} (tracetool info --json has all)." for more in left)
-    return Table("Findings, the least sure first", columns, tuple(rows), words=True, after=after)
+    return PageTable("Findings, the least sure first", columns, tuple(rows), words=True, after=after)
 
 
 def _losses(run: Run) -> list[str]:
@@ -105,7 +105,7 @@ def _losses(run: Run) -> list[str]:
     return losses[:MOST_SOURCES] + ([f"{more:,} more (tracetool info --json has all)."] if more > 0 else [])
 
 
-def _sources(run: Run) -> Table:
+def _sources(run: Run) -> PageTable:
     records = run.records(
         "SELECT rank, path, reader, size_bytes, rows, dropped, repaired, digest FROM sources WHERE status = 'read' "
         "ORDER BY source"
@@ -126,4 +126,4 @@ def _sources(run: Run) -> Table:
     ]
     columns = ("Source", "Path", "Reader", "Size", "Records", "Dropped", "Repaired")
     after = left_out(len(records), MOST_SOURCES, "sources")
-    return Table("Files that were read", columns, tuple(rows), words=True, after=after)
+    return PageTable("Files that were read", columns, tuple(rows), words=True, after=after)

@@ -42,7 +42,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PageTable:
     """A table.
 
     Attributes:
@@ -81,7 +81,7 @@ _IN_ORDER = tuple(
 """Columns as a phone shows them: what decides first."""
 
 
-def comparison(answer: Answer, best: Result) -> Table:
+def comparison(answer: Answer, best: Result) -> PageTable:
     """Every schedule: as observed, the baseline, the results, and those that could not be replayed."""
     observed = f"observed {answer.observed_schedule or 'order'}"
     seen = answer.observed_metrics
@@ -103,7 +103,7 @@ def comparison(answer: Answer, best: Result) -> Table:
         why = Cell(f"not replayed: {refused.reason}", below=refused.hint or "", span=len(shown))
         kept.append(Row(Cell(refused.schedule), (why,), "refused"))
     columns = (_COLUMNS[HEAD[0]], *(_COLUMNS[HEAD[i + 1]] for i in shown))
-    return Table("All schedules in this scenario", columns, tuple(kept))
+    return PageTable("All schedules in this scenario", columns, tuple(kept))
 
 
 def _result_row(answer: Answer, result: Result, best: Result) -> Row:
@@ -132,7 +132,7 @@ def details(answer: Answer) -> tuple[Details, ...]:
     return tuple(Details(result_name(r), tuple(result_details(answer, r))) for r in compared_results(answer))
 
 
-def fidelity(answer: Answer) -> Table:
+def fidelity(answer: Answer) -> PageTable:
     """Replay of the observed order beside what was observed."""
     check = answer.fidelity
     cells = (
@@ -141,10 +141,10 @@ def fidelity(answer: Answer) -> Table:
         Cell(f"{check.error_ratio:+.2%}", check.error_ratio),
     )
     row = Row(Cell("pipeline window"), cells)
-    return Table("The recorded order, replayed at its own costs", ("", "Observed", "Replayed", "Error"), (row,))
+    return PageTable("The recorded order, replayed at its own costs", ("", "Observed", "Replayed", "Error"), (row,))
 
 
-def stages(answer: Answer) -> Table:
+def stages(answer: Answer) -> PageTable:
     """Median costs of every stage, as measured."""
     kinds = (
         (ActionKind.FORWARD, "Forward"), (ActionKind.BACKWARD, "Backward"),
@@ -163,7 +163,7 @@ def stages(answer: Answer) -> Table:
         )
     names = (*(name for _, name in kinds), "Activation", "At rest", "Message on", "Known by")
     shown = [i for i in range(len(names)) if any(row.cells[i].text for row in rows)]
-    return Table(
+    return PageTable(
         f"What a microbatch takes on each stage (median, step {pipeline.step})",
         ("Stage", *(names[i] for i in shown)),
         tuple(Row(row.head, tuple(row.cells[i] for i in shown)) for row in rows),
@@ -185,7 +185,7 @@ def _size(value: int | None) -> Cell:
     return Cell("") if value is None else Cell(format_size(value), value)
 
 
-def scenario(answer: Answer) -> Table:
+def scenario(answer: Answer) -> PageTable:
     """What was asked: what differs from the measurement, and what is as measured."""
     what = answer.scenario
     rows = [
@@ -196,7 +196,7 @@ def scenario(answer: Answer) -> Table:
         ("Microbatches", str(what.microbatches or f"{answer.pipeline.observed.shape.microbatches}, as recorded")),
         *_unusual(what),
     ]
-    return Table("The scenario", ("What", "Value"), tuple(Row(Cell(a), (Cell(b),)) for a, b in rows), words=True)
+    return PageTable("The scenario", ("What", "Value"), tuple(Row(Cell(a), (Cell(b),)) for a, b in rows), words=True)
 
 
 def _unusual(what: Scenario) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ _SHOWN = 6
 _RANK = re.compile(r"^rank (\d+)$")
 
 
-class Finding(NamedTuple):
+class MergedFinding(NamedTuple):
     """Findings that differ in nothing but the rank, as one.
 
     Attributes:
@@ -34,7 +34,7 @@ class Finding(NamedTuple):
     detail: str | None
 
 
-def merged(findings: Sequence[dict[str, Any]]) -> tuple[list[Finding], list[str]]:
+def merged(findings: Sequence[dict[str, Any]]) -> tuple[list[MergedFinding], list[str]]:
     """Findings of equal ranks as one, the least sure first, at most a few for one fact and evidence.
 
     Args:
@@ -51,7 +51,7 @@ def merged(findings: Sequence[dict[str, Any]]) -> tuple[list[Finding], list[str]
         members = ranks.setdefault(key, [])
         if match:
             members.append(int(match[1]))
-    found: list[Finding] = []
+    found: list[MergedFinding] = []
     shown: dict[tuple[str, str], int] = {}
     # Sorting is stable: of equally sure ones the order stays that in which they were found.
     for key in sorted(ranks, key=lambda k: k[4]):
@@ -59,7 +59,7 @@ def merged(findings: Sequence[dict[str, Any]]) -> tuple[list[Finding], list[str]
         shown[fact, evidence] = shown.get((fact, evidence), 0) + 1
         if shown[fact, evidence] <= _SHOWN:
             about = format_ranks(ranks[key]) if subject is None else subject
-            found.append(Finding(fact, about, value, evidence, confidence, detail))
+            found.append(MergedFinding(fact, about, value, evidence, confidence, detail))
     left = [
         f"{count - _SHOWN} more of {fact} by {evidence}" for (fact, evidence), count in shown.items() if count > _SHOWN
     ]

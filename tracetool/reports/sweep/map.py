@@ -57,7 +57,7 @@ _LEVELS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class MapCell:
     """What is best over one link.
 
     Attributes:
@@ -77,7 +77,7 @@ class Cell:
     is_unproven: bool = False
 
 
-Cells = dict[tuple[int, int], Cell]
+Cells = dict[tuple[int, int], MapCell]
 
 
 def render_sweep_map(sweep: Sweep, *, format: PictureFormat = "png", width_in: float = WIDTH_IN) -> bytes:  # noqa: A002
@@ -108,12 +108,12 @@ def cells_of(facet: Facet, best: Sequence[Best] = ()) -> Cells:
     return {link: _cell(points, known.get(scenario_of(points[0][1]))) for link, points in there.items()}
 
 
-def _cell(points: Sequence[tuple[str, SweepPoint]], best: Best | None) -> Cell:
+def _cell(points: Sequence[tuple[str, SweepPoint]], best: Best | None) -> MapCell:
     ran = [(label, point.step_ns, point.feasible) for label, point in points if point.step_ns is not None]
     unfit = [step for _, step, feasible in ran if feasible is False]
     chosen = _chosen(points, best)
     if chosen is None or chosen[1].step_ns is None:
-        return Cell(None, None, None, is_limited=False, is_unfit=bool(unfit))
+        return MapCell(None, None, None, is_limited=False, is_unfit=bool(unfit))
     label, point = chosen
     step = point.step_ns or 0
     base = next((step for label, step, _ in ran if label == REFERENCE), None)
@@ -121,7 +121,9 @@ def _cell(points: Sequence[tuple[str, SweepPoint]], best: Best | None) -> Cell:
     gain = None if base is None else step / base - 1
     unproven = point.evidence == "unproven"
     marked = f"{label} {UNPROVEN_MARK}" if unproven else label
-    return Cell(marked, step, gain, is_limited=bool(unfit) and min(unfit) < step, is_unfit=False, is_unproven=unproven)
+    return MapCell(
+        marked, step, gain, is_limited=bool(unfit) and min(unfit) < step, is_unfit=False, is_unproven=unproven
+    )
 
 
 def _chosen(points: Sequence[tuple[str, SweepPoint]], best: Best | None) -> tuple[str, SweepPoint] | None:
@@ -197,7 +199,7 @@ def _cell_size(wide: int, tall: int, axes_in: float) -> tuple[float, float]:
     return max(min(4.2, axes_in) / wide, min(0.72, axes_in / wide)), max(1.8 / tall, min(0.42, 5.0 / tall))
 
 
-def _heads(sweep: Sweep, facets: int, found: Sequence[Cell], cell_in: tuple[float, float]) -> list[str]:
+def _heads(sweep: Sweep, facets: int, found: Sequence[MapCell], cell_in: tuple[float, float]) -> list[str]:
     said = common_settings(sweep.points)
     first, size = _kept(found, cell_in)
     recorded = next((each.now.schedule for each in sweep.best if each.now is not None), REFERENCE)
@@ -301,7 +303,7 @@ def _contours(axes: Axes, cells: Cells, places: Places) -> None:
             text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8})
 
 
-def _kept(found: Sequence[Cell], cell_in: tuple[float, float]) -> tuple[int, float | None]:
+def _kept(found: Sequence[MapCell], cell_in: tuple[float, float]) -> tuple[int, float | None]:
     """From which line on cells show their text, and in what size; None if none fits."""
     texts = [_lines(cell) for cell in found if cell.label is not None]
     for first in (0, -1):
@@ -312,7 +314,7 @@ def _kept(found: Sequence[Cell], cell_in: tuple[float, float]) -> tuple[int, flo
     return 0, None
 
 
-def _lines(cell: Cell) -> tuple[str, ...]:
+def _lines(cell: MapCell) -> tuple[str, ...]:
     step = format_short(cell.step_ns or 0, even=True)
     if cell.gain_ratio is None:
         return (step,)
@@ -334,7 +336,7 @@ def _is_dark(colour: str) -> bool:
     return 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
 
 
-def _marks(order: Sequence[str], found: Sequence[Cell]) -> list[Artist]:
+def _marks(order: Sequence[str], found: Sequence[MapCell]) -> list[Artist]:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
