@@ -190,11 +190,14 @@ class _NoRun:
 
     def __init__(self, message: PairedMessage) -> None:
         self._ops = [
-            (op.rank, op.position, "send" if op.is_send else "recv", op.start_ns, op.end_ns, op.position)
+            {
+                "rank": op.rank, "position": op.position, "operation": "send" if op.is_send else "recv",
+                "start_ns": op.start_ns, "end_ns": op.end_ns, "kernel": op.position,
+            }
             for op in message
-        ]
+        ]  # fmt: skip
 
-    def rows(self, _sql: str) -> list[tuple[object, ...]]:
+    def records(self, _sql: str) -> list[dict[str, object]]:
         return list(self._ops)
 
     def query(self, _sql: str, _parameters: object) -> list[object]:

@@ -242,4 +242,7 @@ def _candidate(
     extra, _ = choose_depth(schedule, measured, shape, here)
     done = evaluate(measured, build_schedule(schedule, shape, extra_forwards=extra), here)
     is_feasible = fits(done.metrics, here)
-    return SizesCandidate(wanted, microbatches, extra, done.replayed.p2p, done.metrics, is_feasible, wanted != recorded)
+    return SizesCandidate(
+        batch=wanted, microbatches=microbatches, extra_forwards=extra, p2p=done.replayed.p2p, metrics=done.metrics,
+        feasible=is_feasible, extrapolated=wanted != recorded,
+    )  # fmt: skip

@@ -91,7 +91,9 @@ def analytical_pipeline(model: Transformer, device: Accelerator, training: Train
         )
         for stage in range(training.stages)
     )
-    ranks = tuple(RankProfile(stage, static_bytes(model, training, stage)) for stage in range(training.stages))
+    ranks = tuple(
+        RankProfile(rank=stage, static_bytes=static_bytes(model, training, stage)) for stage in range(training.stages)
+    )
     return Pipeline(
         stages, ranks, _order(PipelineShape(training.stages, training.microbatches)), "posted-ahead", step=0
     )

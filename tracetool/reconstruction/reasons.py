@@ -101,7 +101,7 @@ def find_reason(run: Run, spans: Mapping[int, tuple[int, int]], ranks: Sequence[
     readers = {s["rank"]: s["reader"] for s in run.manifest.get("sources", ())}
     mine = [rank for rank in ranks if rank in spans and readers.get(rank) == "kineto"]
     counts = {
-        rank: _RankCounts(*run.rows(_SQL, {"rank": rank, "first": spans[rank][0], "last": spans[rank][1]})[0])
+        rank: _RankCounts(**record)
         for rank in mine
         for record in run.records(_SQL, {"rank": rank, "first": spans[rank][0], "last": spans[rank][1]})
     }

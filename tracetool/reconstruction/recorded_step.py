@@ -55,7 +55,7 @@ class StepEvidence(NamedTuple):
     has_device: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedStep:
     """What one step holds, without a look at single kernels.
 
@@ -113,13 +113,13 @@ def record_step(
     spans = [(aligned(r, s.start_ns), aligned(r, s.end_ns)) for r, w in work.ranks.items() for s in w.segments]
     origin = min(start for start, _ in spans)
     return RecordedStep(
-        step,
-        messages,
-        work,
-        p2p_ops,
-        tuple(transfers),
-        memory,
-        replace(
+        step=step,
+        messages=messages,
+        work=work,
+        p2p_ops=p2p_ops,
+        transfers=tuple(transfers),
+        memory=memory,
+        pipeline=replace(
             _pipeline(run, group, step, work.ranks, memory, tails, uses, transfers, messages),
             buffered=buffers_sends(messages.messages, survey.clocks, Account()),
         ),

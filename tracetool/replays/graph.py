@@ -223,10 +223,12 @@ class _Builder:
             (TaskKind.COPY, copy[has_copy], sent[has_copy]), (TaskKind.MOVE, onward.move, onward.message),
             (TaskKind.ARRIVE, onward.head, onward.message), (TaskKind.ARRIVE, onward.tail, onward.message),
         )  # fmt: skip
+        kinds, ranks, subjects = self._told(tasks, of_message)
         return TaskGraph(
-            flow, *self._told(tasks, of_message), self._leaves(tasks, recv, arrive),
-            before, after, rows_by(before, after, tasks), self._compute, onward,
-            *(self._by_message(column) for column in (send, recv, move, arrive, copy)),
+            flow=flow, kinds=kinds, ranks=ranks, subjects=subjects, leaves=self._leaves(tasks, recv, arrive),
+            before=before, after=after, successors=rows_by(before, after, tasks), compute=self._compute, onward=onward,
+            send_post=self._by_message(send), recv_post=self._by_message(recv), move=self._by_message(move),
+            arrive=self._by_message(arrive), copy=self._by_message(copy),
         )  # fmt: skip
 
     def _message_tasks(self, first_task: int, *, buffered: bool) -> tuple[Int32s, Int32s, Int32s]:

@@ -78,7 +78,16 @@ def collectives_of(run: Run, bounds: Mapping[int, Bounds], survey: Survey) -> di
             wait = waits[rank, position]
             name = f"{operation} {dims.get((group, tuple(members or ())), group)}".strip()
             found[rank].append(
-                RankCollective(rank, start, end, posted, wait.transfer_ns, wait.pair, wait.upper_bound, name)
+                RankCollective(
+                    rank=rank,
+                    start_ns=start,
+                    end_ns=end,
+                    posted_ns=posted,
+                    transfer_ns=wait.transfer_ns,
+                    pair=wait.pair,
+                    upper_bound=wait.upper_bound,
+                    name=name,
+                )
             )
     return found
 

@@ -33,7 +33,7 @@ from tracetool.sweeps.bend import (
     hidden_latency,
 )
 from tracetool.sweeps.column import Swept
-from tracetool.sweeps.evaluate import Evaluator, Known, ColumnPiece
+from tracetool.sweeps.evaluate import ColumnPiece, Evaluator, Known
 from tracetool.sweeps.memory import memory_need
 from tracetool.sweeps.results import Knee
 

@@ -182,8 +182,11 @@ class _Predictor:
         done = evaluate(pipeline, schedule, scenario)
         p2p, metrics = done.replayed.p2p, done.metrics
         remarks += tuple(memory_remarks(self._measured, pipeline, metrics))
-        left_over = left_over_microbatches(pipeline, schedule, scenario, self._levels(step, shape.ranks))
-        return Prediction(schedule, p2p, metrics, pipeline.outside_ns or 0, remarks, *left_over)
+        more, more_bytes = left_over_microbatches(pipeline, schedule, scenario, self._levels(step, shape.ranks))
+        return Prediction(
+            schedule=schedule, p2p=p2p, metrics=metrics, outside_ns=pipeline.outside_ns or 0, remarks=remarks,
+            left_over_microbatches=more, left_over_bytes=more_bytes,
+        )  # fmt: skip
 
     def _levels(self, step: MeasuredStep, ranks: int) -> tuple[int | None, ...]:
         """What the row says that each rank of the pipeline has allocated between steps."""

@@ -301,6 +301,5 @@ def host_notes(found: Reconstruction) -> list[str]:
     if not on_device:
         return []
     without = {rank.rank for rank in found.pipeline.ranks if rank.gaps_left_out}
-    rows = (row for row in found.tables.get("costs", ()) if row[0] == found.pipeline.step and row[1] not in without)
-    costs = cast("Iterator[tuple[int, str, int, int]]", ((row[2], row[3], row[5], row[6]) for row in rows))
-    return notes_on_gaps(gap_shares(costs))
+    rows = (row for row in found.costs if row.rank not in without)
+    return notes_on_gaps(gap_shares((row.stage, row.kind, row.duration_ns, row.kernel_ns) for row in rows))

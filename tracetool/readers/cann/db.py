@@ -195,7 +195,8 @@ class Database:
         except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
             self._lose(table, str(error))
             return None
-        return None if row is None or row[0] is None else str(row[0])
+        (name,) = row or (None,)
+        return None if name is None else str(name)
 
     def distinct(self, table: str, column: str) -> set[object]:
         """The values of a column; of a table that is absent there are none."""

@@ -134,7 +134,7 @@ class Planes:
         sizes: dict[_Position, Counter[tuple[int, int, int]]] = defaultdict(Counter)
         streams: dict[_Position, set[int]] = defaultdict(set)
         for block in self._subtasks.blocks():
-            subtasks = _Subtask(*block)
+            subtasks = _Subtask._make(block)
             thread, place = self._operations_of(threads, subtasks)
             lost = place < 0
             if lost.any():

@@ -70,7 +70,7 @@ def rows_of(table: pa.Table) -> CensusRows:
     is_host, is_kernel = (
         is_span & np.isin(cat, [n for n, name in enumerate(cats) if name in known]) for known in (HOST, KERNEL)
     )
-    return CensusRows(pids, pid, ranks, rank, is_host, is_kernel, device)
+    return CensusRows(pids=pids, pid=pid, ranks=ranks, rank=rank, is_host=is_host, is_kernel=is_kernel, device=device)
 
 
 def codes(table: pa.Table, name: str) -> tuple[list[str], NDArray[np.int64]]:

@@ -278,7 +278,13 @@ class EventRows:
         kernels = []
         for name, start, end, stream, external, correlation in self._kernels:
             launch = launches.get(correlation) if correlation is not None else None
-            kernels.append(CommKernel(name, start, end, stream, external, *(launch or (start, None))))
+            launch_ns, thread = launch or (start, None)
+            kernels.append(
+                CommKernel(
+                    name=name, start_ns=start, end_ns=end, stream=stream, external_id=external,
+                    launch_ns=launch_ns, launch_thread=thread,
+                )
+            )  # fmt: skip
         bare = sum(kernel.launch_thread is None for kernel in kernels)
         if bare:
             self._report.notes.append(

@@ -146,9 +146,10 @@ class SpilledEvents:
         names = list(self._names)
         for of, dp, pp, tp, at, name, step, start, duration, order, chunk, microbatch in rows:
             yield Operation(
-                FilePlace(str(self._path), at, "event"), of, RankPlace(dp, pp, _number(tp)), step, names[name], start,
-                duration, _number(order), _number(chunk), None,
-                _number(microbatch) if names[name] in COMPUTE else None,
+                place=FilePlace(str(self._path), at, "event"), rank=of, where=RankPlace(dp, pp, _number(tp)),
+                step=step, name=names[name], start_ns=start, duration_ns=duration, order=_number(order),
+                chunk=_number(chunk), stage=None,
+                microbatch=_number(microbatch) if names[name] in COMPUTE else None,
             )  # fmt: skip
 
     @cached_property

@@ -126,8 +126,8 @@ def _operation(fields: dict[str, Any], report: SourceReport, place: FilePlace) -
         duration = 0
     order, chunk, microbatch, stage = (_whole(fields.get(name)) for name in ("seq_id", "mc", "mb_id", "gmc"))
     return Operation(
-        place, rank, RankPlace(dp, pp, _whole(fields.get("tp_rank"))), step, name, start, duration,
-        order, chunk, stage, microbatch,
+        place=place, rank=rank, where=RankPlace(dp, pp, _whole(fields.get("tp_rank"))), step=step, name=name,
+        start_ns=start, duration_ns=duration, order=order, chunk=chunk, stage=stage, microbatch=microbatch,
     )  # fmt: skip
 
 

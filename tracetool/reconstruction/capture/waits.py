@@ -118,6 +118,10 @@ def total_ns(spans: Iterable[tuple[int, int]]) -> int:
     return total
 
 
+def _ops(run: Run) -> list[_Op]:
+    return [_Op(**record) for record in run.records(_SQL)]
+
+
 def find_waits(
     run: Run, messages: Sequence[PairedMessage], collectives: Sequence[Collective], clocks: Clocks
 ) -> list[Wait]:

@@ -281,8 +281,13 @@ def closeup_of(
         times = [piece.gap_ns + piece.run_ns for piece in pieces(s.kernels)]
         stage_layers = layers[s.stage]
         places = stage_layers.places.get((s.kind, s.microbatch)) if stage_layers else None
-        beside = beside_ns(s, residents[rank]), beside_ns(s, messages[rank])
-        views.append(ActionView(rank, s, times, times, times, *beside, launches.gaps_of(s), places))
+        views.append(
+            ActionView(
+                rank=rank, segment=s, times_ns=times, alone_ns=times, contended_ns=times,
+                beside_ns=beside_ns(s, residents[rank]), beside_messages_ns=beside_ns(s, messages[rank]),
+                late_ns=launches.gaps_of(s), places=places,
+            )
+        )  # fmt: skip
     if not lists_actions(run):  # there, what differs between runs of an action is no kernel's slowdown
         held = any(len(resident.starts) for resident in messages.values())
         take_slowdown_out(views, read_devices(run, group.ranks), window_ns, account, held=held)

@@ -59,7 +59,7 @@ def read_feeders(run: Run, ranks: Sequence[int], first_ns: int, last_ns: int) ->
     """Per rank, the autograd nodes (event numbers) between two times that make gradients of parameters."""
     by_rank = dict.fromkeys(ranks, frozenset[int]())
     rows = run.rows(_NODES_SQL, {"ranks": list(ranks), "first": first_ns, "last": last_ns})
-    for rank, nodes in groupby(rows, key=lambda row: row[0]):
+    for rank, nodes in groupby(rows, key=itemgetter(0)):
         by_rank[rank] = feeders([(event, name) for _, event, name in nodes])
     return by_rank
 

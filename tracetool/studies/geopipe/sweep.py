@@ -84,7 +84,7 @@ class PaperGrid:
         return tuple(sorted({gbit * 10**9 // 8 // n for gbit in self.bandwidths_gbit_per_s for n in self.sharing}))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PaperSweep:
     """What replay makes of a setting: arrays over efficiency, microbatches, split, sharing, bandwidth, distance.
 
@@ -157,7 +157,10 @@ def sweep(setting: Setting, grid: PaperGrid) -> PaperSweep:
                 depth[e, m, s] = best
                 deeper[e, m, s] = by_depth[:, :-1].min(axis=0).reshape(spread)[at_speed]
                 deeper_free[e, m, s] = by_depth[:, -1][best]
-    return PaperSweep(setting, grid, compute, windows, free, deeper, deeper_free, depth, feasible)
+    return PaperSweep(
+        setting=setting, grid=grid, compute_ns=compute, window_ns=windows, free_ns=free, deeper_ns=deeper,
+        deeper_free_ns=deeper_free, depth=depth, feasible=feasible,
+    )  # fmt: skip
 
 
 def _row(setting: Setting, pipeline: Pipeline, split: Sequence[int], links: Sequence[tuple[int, int]]) -> _Row:
