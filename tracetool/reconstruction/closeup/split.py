@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Literal
 
 from tracetool.reconstruction.actions.pieces import PRODUCT_OPS
