@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.notices import codes, texts
 from helpers.recorded import data, run_of
 from helpers.small_pipeline import KERNEL_US, Job, write
 
@@ -12,6 +13,7 @@ from tracetool.causes import idle_by_cause, idle_intervals, profiler_ns
 from tracetool.causes.cause import Cause
 from tracetool.explanation import explain
 from tracetool.ingestion import ingest
+from tracetool.model.notice import NoticeCode
 from tracetool.model.topology import Topology
 from tracetool.reconstruction import reconstruct
 from tracetool.whatif.answer import answer
@@ -40,7 +42,8 @@ def test_idle_time_beside_the_profilers_own_work_is_its(tmp_path: Path, name: st
     assert whole - KERNEL_US * 1000 <= sums[Cause.PROFILER_OVERHEAD][1] <= whole
     assert sums[Cause.HOST][1] < 0.1 * whole
     assert profiler_ns(found.observed, blocking=blocking, by_edge=False) == sums[Cause.PROFILER_OVERHEAD][1]
-    assert any(f"the profiler itself was at work for 5.0 ms of the step ({name})" in note for note in found.notes)
+    (note,) = texts(found.notes, NoticeCode.PROFILER_AT_WORK)
+    assert f"5.0 ms of the step ({name})" in note
 
 
 def test_without_a_record_of_it_the_host_was_late(tmp_path: Path) -> None:
@@ -55,7 +58,7 @@ def test_what_it_takes_is_no_miss_of_the_replay(tmp_path: Path) -> None:
     assert LONG_US * 1000 - KERNEL_US * 1000 <= told.fidelity.profiler_ns <= LONG_US * 1000
     assert abs(told.fidelity.error_ratio) < 0.05 < abs(untold.fidelity.error_ratio)
     assert not told.warnings
-    assert any("replay misses its own recording" in warning for warning in untold.warnings)
+    assert codes(untold.warnings) == [NoticeCode.FIDELITY]
 
 
 def test_the_reported_buffer_request() -> None:

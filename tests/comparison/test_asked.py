@@ -88,7 +88,7 @@ def test_what_was_taken_from_elsewhere_is_seen(capsys: pytest.CaptureFixture[str
     one, two = (with_scenario(tmp_path / f"{n}.json", PLACED, taken=taken[n]) for n in range(2))
     none = with_scenario(tmp_path / "none.json", PLACED)
     for other in (two, none):
-        assert as_json(capsys, 1, one, other)["failures"] == [f"the sides replayed different scenarios ({name})"]
+        assert as_json(capsys, 1, one, other)["failures"] == [f"the sides replayed different scenarios ({name}, taken)"]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from statistics import median
 
 import msgspec
 import pytest
+from helpers.notices import texts
 from helpers.recorded import ROOT
 
 from tracetool.comparison import Comparison, compare
@@ -73,7 +74,7 @@ def test_more_work_in_a_backward_is_found_and_named() -> None:
     (cause,) = (cause for cause in done.causes["step_ns"] if cause.name == "stage 1 B")
     assert float(cause.value) == pytest.approx(growth_ns("slower_backward", "1B"), abs=8)
     # Without labels its 29 more kernels tell that it is other work.
-    ((base, new),) = (re.findall(r"(\d+) against (\d+) kernels in 1B", note)[0] for note in done.notes)
+    ((base, new),) = (re.findall(r"(\d+) against (\d+) kernels in 1B", note)[0] for note in texts(done.notes))
     assert int(new) - int(base) == 29
 
 

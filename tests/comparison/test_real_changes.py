@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 from helpers.injected import injected, later, slower
+from helpers.notices import texts
 from helpers.recorded import SAMPLES, data, derived, h100, run_of
 
 from tracetool.comparison import Comparison, compare
@@ -66,11 +67,11 @@ def test_disjoint_steps_of_one_run_never_regress() -> None:
 def test_what_of_a_run_is_not_compared_is_said() -> None:
     """Job ST: two data-parallel pipelines, 32 complete steps, of which ingest keeps eight."""
     side = side_of([("job", derived(data("torch", "ByteDance-Seed+StragglerAnalysis")))])
-    assert side.notes == (
+    assert texts(side.notes) == [
         "job: one of 2 pipelines side by side is compared (ranks 0, 2, 4, 6), a change in another one is not seen: "
         "--pipeline N looks at it",
         "job: 8 of 32 complete steps are compared, those about the one of median length",
-    )
+    ]
     assert side_of([("sample", derived(SAMPLES / "h100-1f1b"))]).notes == ()
 
 

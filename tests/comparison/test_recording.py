@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 from helpers import synthetic
+from helpers.notices import texts
 
 from tracetool.comparison import compare
 from tracetool.comparison.sides import side_of
 from tracetool.comparison.values import Key
 from tracetool.ingestion.recording import Recording, make_recording, pipeline_of
 from tracetool.model.metrics import measure
+from tracetool.model.notice import NoticeCode
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Link, Topology
 from tracetool.replays import replay
@@ -73,7 +75,8 @@ def test_stages_and_ranks_of_other_pipelines_are_not_compared() -> None:
         "step_ns", "window_ns", "compute_ns", "bubble_ns", "bubble_ratio", "peak_hbm_bytes",
     }  # fmt: skip
     assert not any(line.key.scope for line in done.lines)
-    assert any("other work: 2 against 4 stages; ranks 0-1 against 0-3" in note for note in done.notes)
+    (note,) = texts(done.notes, NoticeCode.OTHER_WORK)
+    assert "2 against 4 stages; ranks 0-1 against 0-3" in note
     # (m + p - 1) (F + B) each: 5 x 60 and 7 x 30, all seven steps alike.
     (window,) = [line for line in done.lines if line.key.text == "window_ns"]
     assert (window.base, window.new, window.verdict) == (300, 210, "improved")

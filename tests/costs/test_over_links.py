@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from helpers.notices import codes, texts
 from helpers.recorded import rebuilt
 from helpers.synthetic import pipeline
 from hypothesis import given
@@ -15,6 +16,7 @@ from tracetool.costs.over_links import over_links
 from tracetool.errors import BadTopology, ScenarioError
 from tracetool.model.action import ActionKind
 from tracetool.model.collective import CollectiveUse
+from tracetool.model.notice import NoticeCode
 from tracetool.model.pipeline import TailPart
 from tracetool.model.scenario import LINK_SHARINGS, LinkSharing, Scenario
 from tracetool.model.timeline import Op
@@ -108,7 +110,7 @@ def test_what_is_unknown_is_refused_and_kept_with_a_note() -> None:
         over_links(CollectiveUse("allreduce", (7, 8), MB, 1), topology, {7: "b", 8: "c"})
     pipe = pipeline(2, 4, 100, 200)
     pipe = replace(pipe, ranks=tuple(replace(rank, overlapped=(nameless,)) for rank in pipe.ranks))
-    assert collective_notes(pipe, Scenario(topology)) == [
+    assert texts(collective_notes(pipe, Scenario(topology))) == [
         "coalesceds over 2 ranks cross DCs but take what was measured, a lower bound: how it moves its bytes is not "
         "known"
     ]
@@ -254,15 +256,15 @@ def test_how_ranks_that_are_not_replayed_are_taken_is_said() -> None:
     part = TailPart(ActionKind.REDUCE_GRAD, MB, None, (use,))
     tail = replace(pipe, ranks=tuple(replace(rank, tail=(part,)) for rank in pipe.ranks))
     topology = Topology(("a", "a"), links("a", "b"), rank_dcs=((0, "a"), (1, "a"), (2, "b")))
-    (note,) = collective_notes(tail, Scenario(topology))
+    (note,) = texts(collective_notes(tail, Scenario(topology)))
     assert note.endswith("ranks of other pipelines are taken to come to them no later than this one's")
     stages = tuple(replace(stage, collectives={ActionKind.FORWARD: (use,)}) for stage in pipe.stages)
     awaited = replace(pipe, stages=stages)
     for pipelines, notes in ((1, 1), (2, 1), (4, 2)):
         found = collective_notes(awaited, Scenario(topology, pipelines=pipelines))
         assert len(found) == notes
-    assert found[1] == "allreduces over 2 ranks that actions wait for have the links to themselves, a lower bound"
+    assert codes(found) == [NoticeCode.COLLECTIVES_RESCALED, NoticeCode.COLLECTIVES_ALONE]
     own = replace(use, group_ranks=(0, 1))
     inside = replace(pipe, ranks=tuple(replace(r, tail=(replace(part, collectives=(own,)),)) for r in pipe.ranks))
-    (note,) = collective_notes(inside, Scenario(Topology(("a", "b"), links("a", "b"))))
+    (note,) = texts(collective_notes(inside, Scenario(Topology(("a", "b"), links("a", "b")))))
     assert note.endswith("(a model that no recording checked)")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tracetool.ingestion.discover import Discovery
+    from tracetool.model.notice import Notice
 
 OWN_CACHE = "TRACETOOL_TESTS_CACHE"
 """Names the cache that commands of this worker have unless a test gives them one, in the environment."""
@@ -152,7 +153,7 @@ def reconstruct_once(run: Run, *, account: Account | None = None, **how: Any) ->
     return found
 
 
-_Reconstructed = tuple[Reconstruction, tuple[str, ...], tuple[Finding, ...]]
+_Reconstructed = tuple[Reconstruction, tuple[Notice, ...], tuple[Finding, ...]]
 _known: dict[object, _Reconstructed] = {}
 
 

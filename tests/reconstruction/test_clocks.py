@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.notices import codes, texts
 from helpers.other_clock import with_other_clocks
 from helpers.recorded import data, h100, rebuilt, run_of, small
 
 from tracetool.model.metrics import measure
+from tracetool.model.notice import NoticeCode
 from tracetool.model.scenario import Scenario
 from tracetool.reconstruction import Reconstruction, reconstruct
 from tracetool.reconstruction.capture.account import Account
@@ -106,7 +108,7 @@ def test_a_clock_that_was_set_during_the_capture_is_told(jump_ns: int, drift_ppm
         messages.append(_message(WAYS[number % 2], number, sent=sent, lag=20_000, waited=MS, ahead=ahead))
     account = Account()
     find_clocks([0, 1], messages, [], account)
-    assert any("were set during the capture" in note for note in account.notes) is told
+    assert (NoticeCode.CLOCKS_DRIFT in codes(account.notes)) is told
 
 
 @pytest.mark.parametrize("name", ["1f1b_m8", "gpipe_m8", "rt1f1b_m8", "tp2pp2_1f1b_m8"])
@@ -147,7 +149,7 @@ def test_messages_of_one_way_only_align_nothing_and_say_what_that_costs() -> Non
     account = Account()
     clock = find_clocks([0, 1], messages, [], account).by_rank[1]
     assert (clock.offset_ns, clock.applied) == (None, False)
-    (note,) = account.notes
+    (note,) = texts(account.notes)
     assert "messages go one way only between 0 and 1" in note
     assert "off by as much" in note
 

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from helpers.message_run import gpipe, one_f_one_b, timed, write_messages
+from helpers.notices import codes, texts
 from helpers.recorded import data, h100, looked_at, rebuilt, run_of
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tracetool.errors import MissingRank, NoPipeline
 from tracetool.model.metrics import measure
+from tracetool.model.notice import NoticeCode
 from tracetool.model.scenario import Scenario
 from tracetool.reconstruction import reconstruct
 from tracetool.reconstruction.capture.account import UNCHECKED, Account
@@ -56,7 +58,7 @@ def test_stages_in_any_order_inside_an_ascending_group(name: str, names: tuple[i
     (finding,) = (f for f in found.findings if f.fact == "pipeline")
     assert (finding.evidence, finding.confidence) == ("messages", 1.0)
     assert "lists [0, 1, 2, 3]" in (finding.detail or "")
-    assert any("lists [0, 1, 2, 3]" in note for note in found.notes)
+    assert any("lists [0, 1, 2, 3]" in note for note in texts(found.notes, NoticeCode.STAGE_ORDER))
     assert {c.rank: c.pp for c in found.coordinates} == {rank: stage for stage, rank in enumerate(names)}
 
 
@@ -147,7 +149,7 @@ def test_a_job_without_groups_and_messages_has_no_coordinates() -> None:
     found = survey_run(run_of(data("torch", "astra-sim+astra-sim", "megatron-tp8")), account).coordinates
     assert {c[1:7] for c in found} == {(None,) * 6}
     assert {c.confidence for c in found} == {0}
-    assert any("coordinates are unknown" in note for note in account.notes)
+    assert NoticeCode.COORDINATES_UNKNOWN in codes(account.notes)
 
 
 def test_a_tensor_parallel_job_of_mindspore() -> None:
@@ -188,7 +190,9 @@ def test_lists_that_were_cut_are_completed_from_other_ranks(tmp_path: Path) -> N
     account = Account()
     groups = {g.name: g.ranks for g in read_groups(seen, account)}
     assert groups == {"7": tuple(range(40)), "8": (*range(40, 70), 75)}
-    assert account.notes == ["2 lists of ranks of process groups were cut, and completed from other ranks"]
+    assert texts(account.notes, NoticeCode.GROUPS_MENDED) == [
+        "2 lists of ranks of process groups were cut, and completed from other ranks"
+    ]
 
 
 def test_a_communicator_that_is_not_listed_has_the_ranks_that_use_it(tmp_path: Path) -> None:
@@ -222,7 +226,7 @@ def test_missing_ranks_are_copied_only_when_asked(
     assert len(found.observed.transfers) == 16
     assert {c.rank: c.copied_from for c in found.coordinates if c.copied_from is not None} == copied
     assert [c.rank for c in found.coordinates if c.recorded] == list(recorded)
-    assert any(f"rank {rank} from {source}" in note for note in found.notes)
+    assert any(f"rank {rank} from {source}" in note for note in texts(found.notes, NoticeCode.RANKS_COPIED))
     assert [(f.subject, f.confidence) for f in found.findings if f.evidence == "copied"] == [
         (f"rank {rank}", UNCHECKED)
     ]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.notices import codes
 from helpers.recorded import data, run_of
 from helpers.small_pipeline import MIB, Job, gpipe, one_f_one_b, write
 
 from tracetool.ingestion import ingest
 from tracetool.ingestion.runs import derive
+from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction import Reconstruction, reconstruct
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ def test_tensors_of_a_hop_are_one_message(
     job = Job(p, forward_bytes=forward, backward_bytes=backward, labelled=labelled, batched=batched)
     found = reconstruct(ingest([write(tmp_path / "traces", job)], tmp_path / "x.run"))
     _check(found, p, 4, sum(forward), sum(backward))
-    assert any("several tensors are handed on at once" in note for note in found.notes)
+    assert NoticeCode.MESSAGES_TOGETHER in codes(found.notes)
     moved = {t.end_ns - t.start_ns for t in found.observed.transfers if t.kind.value == "F"}
     # One kernel moves a batch; separate ones move one after the other, at least for as long as one takes.
     assert min(moved) == 60_000 if batched else min(moved) >= 60_000

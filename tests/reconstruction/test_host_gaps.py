@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from helpers.notices import codes
 from helpers.recorded import data, rebuilt
 
+from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction.closeup.host_gaps import HOST_BOUND, gap_shares, notes_on_gaps
 
 
@@ -25,6 +27,6 @@ def test_it_warns_of_the_recordings_that_a_profiler_made_slower_and_of_no_others
     rows = json.loads(data("h100-pp4", "measured.json").read_text(encoding="utf-8"))["results"]
     row = next(r for r in rows if r["name"] == name)
     slower = min(row["profiled_step_ms"]) / row["step_ms"] - 1
-    warned = any("the host holds the device back" in text for text in notes_on_gaps(_shares(name)))
+    warned = NoticeCode.HOST_BOUND in codes(notes_on_gaps(_shares(name)))
     assert warned == (slower > 0.05)
     assert warned == (max(_shares(name).values()) >= HOST_BOUND)

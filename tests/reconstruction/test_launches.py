@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.notices import texts
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tracetool.model.action import ActionKind
+from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction.actions.kernel import Kernel
 from tracetool.reconstruction.actions.work import Segment
 from tracetool.reconstruction.capture.account import Account
@@ -104,7 +106,7 @@ def test_launches_that_took_more_than_twice_the_least_were_disturbed() -> None:
     account = Account()
     launch = find_launches([machine.turns()], account).of[0, F]  # type: ignore[list-item]
     assert launch.issue_ns == 10 + 4
-    assert any("held 2 of 5 actions back" in note for note in account.notes)
+    assert any("2 of 5 actions" in note for note in texts(account.notes, NoticeCode.HOSTS_LATE))
 
 
 def test_what_follows_a_wait_inside_an_action_stays_the_actions_own() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from helpers.notices import codes
 from helpers.recorded import data, looked_at, rebuilt, run_of, small
 
 from tracetool.errors import NoPipeline
 from tracetool.model.action import ActionKind
+from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction import reconstruct
 from tracetool.reconstruction.memory.memory import adds_at_once
 from tracetool.schedules.recognise import recognise
@@ -33,7 +35,7 @@ def test_layers_that_half_of_the_actions_speak_against_are_unknown() -> None:
     found = looked_at(run_of(data("megatron", "vpp2_overlap_m8")))
     assert all(stage.layers is None for stage in found.pipeline.stages)
     assert not [f for f in found.findings if f.fact == "layers"]
-    assert any("layers are unknown" in note for note in found.notes)
+    assert NoticeCode.LAYERS_UNKNOWN in codes(found.notes)
 
 
 def test_gradients_are_static_where_the_first_backward_adds_to_them() -> None:

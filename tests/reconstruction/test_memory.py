@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.ascend_capture import ORDERS, of_text
+from helpers.notices import texts
 from helpers.recorded import SAMPLES, data, h100, looked_at, rebuilt, run_of
 
 from tracetool.ingestion import ingest
 from tracetool.ingestion.runs import derive
 from tracetool.model.action import ActionKind
 from tracetool.model.metrics import measure
+from tracetool.model.notice import NoticeCode
 from tracetool.model.scenario import Scenario
 from tracetool.reconstruction import reconstruct
 from tracetool.reconstruction.capture.account import Account
@@ -202,7 +204,9 @@ def test_levels_that_are_too_few_for_an_action_are_told(tmp_path: Path) -> None:
     found = looked_at(run_of(SAMPLES / "ascend-1f1b"))
     assert found.observed.memory == (None,) * 4
     assert found.pipeline.stages[0].activation_bytes() is None
-    assert any("PTA's levels are samples" in note and note.startswith("ranks 0-3") for note in found.notes)
+    (note,) = texts(found.notes, NoticeCode.MEMORY_UNKNOWN)
+    assert "PTA's levels are samples" in note
+    assert note.startswith("ranks 0-3")
     assert found.pipeline.ranks[0].overhead_bytes is not None
 
 

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers.notices import texts
 
 from tracetool.errors import UnmatchedTransfer
 from tracetool.model.action import ActionKind
+from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction.actions.message_times import check_times
 from tracetool.reconstruction.actions.transfers import StageOp, messages_of_step
 from tracetool.reconstruction.actions.work import RankWork, Segment
@@ -35,7 +37,7 @@ def _notes(*ops: tuple[ActionKind, bool, int, int], microbatch: int = 0) -> list
     ]  # fmt: skip
     account = Account()
     check_times(Step(0, {}), {5: posted}, {5: RankWork(segments, (), "label")}, account)
-    return account.notes
+    return texts(account.notes, NoticeCode.ACTIONS_BEFORE_MESSAGES)
 
 
 def test_messages_around_their_actions_are_fine() -> None:

@@ -8,6 +8,7 @@ from statistics import quantiles
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.notices import codes, texts
 from helpers.recorded import SAMPLES, data, h100, looked_at, rebuilt, run_of
 from helpers.small_pipeline import Job, write
 
@@ -15,6 +16,7 @@ from tracetool.errors import UnsupportedShape
 from tracetool.ingestion import ingest
 from tracetool.model.action import ActionKind
 from tracetool.model.metrics import measure
+from tracetool.model.notice import NoticeCode
 from tracetool.model.scenario import Scenario
 from tracetool.reconstruction import reconstruct
 from tracetool.reconstruction.actions.kernel import Kernel
@@ -114,7 +116,7 @@ def test_the_first_stages_whole_backward_that_torch_calls_w_is_split_too() -> No
 def test_ascend_kernels_without_autograd_are_not_split_and_it_is_said() -> None:
     found = looked_at(run_of(data("ascend", "Ascend+msinsight", "test", "st", "level2")))
     assert all(not stage.derived for stage in found.pipeline.stages)
-    assert any("input and weights are not told apart" in note for note in found.notes)
+    assert NoticeCode.SPLIT_UNKNOWN in codes(found.notes)
 
 
 def test_kernels_without_their_ops_are_not_split_and_a_schedule_that_needs_it_is_refused(tmp_path: Path) -> None:
@@ -129,7 +131,7 @@ def test_kernels_without_their_ops_are_not_split_and_a_schedule_that_needs_it_is
         (tmp_path / path.name.removesuffix(".gz")).write_text(json.dumps(trace), encoding="utf-8")
     found = reconstruct(ingest([tmp_path], tmp_path / "x.run"))
     assert all(not stage.derived for stage in found.pipeline.stages)
-    told = [note for note in found.notes if "is not split into input and weight gradients" in note]
+    told = texts(found.notes, NoticeCode.SPLIT_UNKNOWN)
     assert len(told) == 4
     assert all("MmBackward0" in note for note in told)
     with pytest.raises(UnsupportedShape, match="do not tell input gradients from weight gradients"):
@@ -241,7 +243,7 @@ def test_kernels_that_a_node_launches_itself_repeat_no_forward(tmp_path: Path) -
     found = looked_at(ingest([write(tmp_path / "traces", Job(2))], tmp_path / "x.run"))
     assert not [f for f in found.findings if f.fact in {"recompute", "split"}]
     assert all(not stage.derived for stage in found.pipeline.stages)
-    told = [note for note in found.notes if "is not split into input and weight gradients" in note]
+    told = texts(found.notes, NoticeCode.SPLIT_UNKNOWN)
     assert [note.partition(": ")[2].partition(": ")[2] for note in told] == [
         "8 of its 8 linear layers hold other products than a gradient of each needs"
     ] * 2

@@ -6,9 +6,11 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from helpers.notices import texts
 from helpers.recorded import data, rebuilt
 
 from tracetool.model.action import ActionKind
+from tracetool.model.notice import NoticeCode
 from tracetool.model.scenario import Scenario
 from tracetool.whatif.answer import answer
 
@@ -62,7 +64,7 @@ def test_only_a_schedule_whose_memory_is_unknown_says_so_and_why() -> None:
     assert "memory" not in (plain.remark or "")
     assert "as torch's split would hold it" in (split.remark or "")
     assert "embedding and head move to other ranks, and the trace does not tell buffers" in (moved.remark or "")
-    (note,) = [n for n in done.notes if "was not checked" in n]
+    (note,) = texts(done.notes, NoticeCode.HBM_UNCHECKED)
     assert "for zb-v (" in note
     assert "profile_memory" not in note
 
@@ -70,4 +72,4 @@ def test_only_a_schedule_whose_memory_is_unknown_says_so_and_why() -> None:
 def test_without_recorded_memory_the_hint_is_to_record_it() -> None:
     done = answer(rebuilt("1f1b_m8"), ["zb-h1"], Scenario(hbm_bytes=80 * 2**30))
     assert done.results[0].feasible is None
-    assert any("profile_memory=True" in note for note in done.notes)
+    assert any("profile_memory=True" in note for note in texts(done.notes, NoticeCode.HBM_UNCHECKED))

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from helpers.notices import texts
 from helpers.recorded import data, run_of
 from helpers.small_pipeline import FORWARD_NS, MIB, Job, forwards, gpipe, one_f_one_b, write
 
@@ -17,6 +18,7 @@ from tracetool.ingestion import ingest
 from tracetool.ingestion.runs import derive
 from tracetool.model.action import ActionKind
 from tracetool.model.metrics import measure
+from tracetool.model.notice import NoticeCode
 from tracetool.model.topology import Topology
 from tracetool.reconstruction import reconstruct, record_steps
 from tracetool.schedules import build_schedule
@@ -58,7 +60,9 @@ def test_evaluations_among_training_steps(tmp_path: Path) -> None:
     assert _statuses(found) == ["complete"] * 4
     assert found.pipeline.step == 1
     assert {row[0] for row in found.tables["costs"]} == {1, 3}
-    assert "steps of other work left out: 2 (no backward), 4 (no backward)" in found.notes
+    assert "steps of other work left out: 2 (no backward), 4 (no backward)" in texts(
+        found.notes, NoticeCode.STEPS_LEFT_OUT
+    )
     evaluation = reconstruct(run, step=4)
     assert evaluation.pipeline.observed.shape.microbatches == 8
     assert not evaluation.pipeline.observed.has_backwards

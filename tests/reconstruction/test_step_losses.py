@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.notices import texts
 from helpers.recorded import SAMPLES, data, run_of
 
+from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction import reconstruct
 from tracetool.reconstruction.capture.account import Account
 from tracetool.reconstruction.capture.clocks import Clocks
@@ -38,7 +40,7 @@ def test_kernels_lost_at_the_head_mark_the_step(kernels: int) -> None:
     assert step.lost == {2: pytest.approx(share, abs=1e-4)}
     # It is the only one, and better than none.
     assert choose_step([step], range(4), None, account) == step
-    (note,) = account.notes[-1:]
+    (note,) = texts(account.notes, NoticeCode.STEP_INCOMPLETE)
     assert f"kernels are missing: of the computing time that the vendor tells {share:.0%} on rank 2" in note
 
 

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from helpers.message_run import Posted, gpipe, one_f_one_b, timed, write_messages
+from helpers.notices import codes
 from helpers.recorded import h100, rebuilt
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tracetool.errors import ReconstructError
 from tracetool.model.metrics import measure
+from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction import reconstruct
 from tracetool.reconstruction.capture.account import Account
 from tracetool.reconstruction.capture.clocks import Clocks
@@ -84,7 +86,7 @@ def test_a_capture_that_begins_inside_a_step_keeps_and_flags_it(name: str, share
     assert 0 < first.messages < second.messages == whole[2].messages
     chosen = choose_step([first, second], range(4), None, account)
     assert chosen == second
-    assert any("begins inside it" in note for note in account.notes)
+    assert NoticeCode.STEPS_LEFT_OUT in codes(account.notes)
     (finding,) = account.findings
     assert finding.confidence == 0.5
     assert choose_step([first, second], range(4), first.number, account) == first
@@ -133,9 +135,7 @@ def test_messages_that_do_not_repeat_are_one_step(tmp_path: Path) -> None:
     account = Account()
     (step,) = steps_of(write_messages(tmp_path / "x.run", orders, timed(orders)), range(3), account, Clocks())
     assert (step.number, step.status, step.evidence) == (0, "complete", "assumed")
-    assert account.notes == [
-        "the trace marks neither steps nor the optimizer: all of it is taken as one step, number 0"
-    ]
+    assert codes(account.notes) == [NoticeCode.STEPS_CUT]
 
 
 def test_optimizers_of_captures_that_begin_apart_are_paired_by_time() -> None:

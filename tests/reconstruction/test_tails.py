@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 import pytest
+from helpers.notices import codes
 from helpers.recorded import data, run_of
 
 from tracetool.model.metrics import measure
+from tracetool.model.notice import NoticeCode
 from tracetool.model.scenario import Scenario
 from tracetool.reconstruction import reconstruct
 from tracetool.reconstruction.capture.account import Account
@@ -75,5 +77,5 @@ def test_waits_for_another_pipeline_are_no_miss_of_the_replay(tmp_path: Path) ->
         assert waited[1] - waited[0] == pytest.approx(LATER_NS, abs=50_000)
     replayed = measure(replay(found.pipeline, found.pipeline.observed, Scenario()).timeline)
     assert replayed.step_ns == pytest.approx(before.step_ns, rel=0.02)
-    assert any("ranks waited for ranks of other pipelines" in note for note in found.notes)
+    assert NoticeCode.WAITS_FOR_PIPELINES in codes(found.notes)
     assert not answer(found, ["1f1b"]).warnings

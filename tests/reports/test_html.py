@@ -15,6 +15,7 @@ from helpers.browser import Browser, chromium
 
 from tracetool.causes.cause import Cause
 from tracetool.causes.idle import Idle
+from tracetool.model.notice import Notice, NoticeCode
 from tracetool.model.topology import Topology
 from tracetool.reports import RunFacts, report_for
 from tracetool.reports.html.idle import idle_view
@@ -147,8 +148,12 @@ def test_every_schedule_is_in_the_table_with_its_figures_or_why_not(shown: Answe
     assert rows["interleaved"] == ["interleaved", f"not replayed: {refused.reason}{refused.hint or ''}"]
 
 
+def said(text: str) -> Notice:
+    return Notice(NoticeCode.SOURCE, text)
+
+
 def test_notes_warnings_and_how_to_reproduce_are_told(shown: Answer) -> None:
-    told = replace(shown, warnings=("replay misses its own recording",), notes=("a note",))
+    told = replace(shown, warnings=(said("replay misses its own recording"),), notes=(said("a note"),))
     text = Parsed(page(told, FACTS).decode()).text
     for part in ("Warning: replay misses its own recording", "a note", FACTS.command, FACTS.digest, FACTS.tool_version):
         assert part in text
@@ -198,7 +203,7 @@ def test_names_stay_text(shown: Answer, parsed: Parsed, browser_: Browser, tmp_p
     what_if = replace(shown.scenario, topology=Topology(dcs, links))
     found = answer(synthetic.found(shown.pipeline), ["1f1b", f"csv:{file}"], what_if)
     found = replace(
-        found, notes=(HOSTILE,), warnings=(HOSTILE,), refused=(Refused(HOSTILE, HOSTILE, HOSTILE),),
+        found, notes=(said(HOSTILE),), warnings=(said(HOSTILE),), refused=(Refused(HOSTILE, HOSTILE, HOSTILE),),
         baseline=replace(found.baseline, remark=HOSTILE),
     )  # fmt: skip
     data = page(found, RunFacts(HOSTILE, HOSTILE, HOSTILE, HOSTILE))

@@ -7,9 +7,11 @@ from dataclasses import replace
 import msgspec
 import pytest
 from helpers.accuracy import FILES, H200_MEMORY, validated
+from helpers.notices import texts
 from helpers.recorded import ROOT
 from helpers.synthetic import found, pipeline
 
+from tracetool.model.notice import NoticeCode
 from tracetool.validation import Sources, Validation, validate
 from tracetool.validation.measured import MeasuredStep, Measurements, read_measurements
 
@@ -70,4 +72,5 @@ def test_buffers_left_from_larger_steps_are_told_from_what_rows_held(
     messages = [1, 2, 2, 1]
     plain = [STATIC + 10 * (P - rank) for rank in range(P)]
     assert row.peak_bytes == tuple(level + n * count * PAYLOAD for level, n in zip(plain, messages, strict=True))
-    assert any("receive buffers for 8 more microbatches" in note for note in done.notes) == bool(count)
+    told = texts(done.notes, NoticeCode.PEAKS_OF_BUFFERS)
+    assert any("for 8 more microbatches" in note for note in told) == bool(count)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from helpers.notices import codes, texts
 from helpers.recorded import data, rebuilt
 from helpers.synthetic import found, pipeline
 from hypothesis import given
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from tracetool.errors import ScenarioError
 from tracetool.model.metrics import measure
+from tracetool.model.notice import NoticeCode
 from tracetool.model.pipeline import LayerCosts
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Link, RankLink, Topology, between_ranks
@@ -274,7 +276,7 @@ def test_unknown_memory_is_said_not_guessed() -> None:
     done = run(step(peak_allocated_gib=[1.0] * P))
     assert done.rows[0].peak_bytes == (None,) * P
     assert done.max_peak_error_ratio is None
-    assert "peaks of 1 predicted row are unknown" in done.notes[0]
+    assert codes(done.notes) == [NoticeCode.MEMORY_UNKNOWN]
     with pytest.raises(ScenarioError, match="4 pipeline ranks in one Run, 2 in the other"):
         run(step(), memory=pipeline(2, M, F, B))
 
@@ -293,7 +295,7 @@ def test_peaks_of_other_ranks_are_not_compared() -> None:
     assert done.rows[0].peak_bytes == (540, 530, 520, 510)
     assert done.rows[0].peak_error_ratios == ()
     assert done.max_peak_error_ratio is None
-    assert done.notes == ("row: peaks of 3 ranks were measured, 4 were predicted: not compared",)
+    assert codes(done.notes) == [NoticeCode.NOT_COMPARED]
 
 
 @pytest.mark.parametrize(
@@ -301,7 +303,7 @@ def test_peaks_of_other_ranks_are_not_compared() -> None:
 )
 def test_a_time_in_another_unit_is_asked_about(factor: float, unit: str | None) -> None:
     done = run(step(), *(step(f"row {n}", step_ms=IDEAL / 1e6 * factor) for n in range(12)))
-    asked = [note for note in done.notes if note.startswith("step_ms of ")]
+    asked = texts(done.notes, NoticeCode.MEASURED_ODD)
     assert len(asked) == (unit is not None)
     for note in asked:
         assert "row 0, row 1, row 2, row 3, row 4, row 5, row 6, row 7 and 4 more is about" in note
@@ -310,7 +312,7 @@ def test_a_time_in_another_unit_is_asked_about(factor: float, unit: str | None) 
 
 def test_peaks_beyond_any_device_are_asked_about() -> None:
     done = run(step(peak_allocated_gib=[12149.0, None, 1.0, 1.0]), step("b", peak_allocated_gib=[4096.0] * P))
-    assert "peak_allocated_gib of row is more than any device holds: is it in bytes or MiB?" in done.notes
+    assert "peak_allocated_gib of row is more than any device holds: is it in bytes or MiB?" in texts(done.notes)
 
 
 def test_a_csv_of_actions_is_sought_beside_the_file(tmp_path: Any) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tracetool.model.notice import Notice, NoticeCode
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -26,7 +28,6 @@ def borrow_slowdown(found: Reconstruction, other: Run, path: Path) -> Reconstruc
     """
     from tracetool.costs.borrowed import with_factors_of
     from tracetool.reconstruction import reconstruct
-    from tracetool.reconstruction.closeup.uncontended import MOSTLY_DEFAULTS
 
     theirs = reconstruct(other)
     told = "; ".join(finding.value for finding in theirs.findings if finding.fact == "interference")
@@ -34,8 +35,11 @@ def borrow_slowdown(found: Reconstruction, other: Run, path: Path) -> Reconstruc
         found,
         pipeline=with_factors_of(found.pipeline, theirs.pipeline),
         notes=(
-            *(note for note in found.notes if note != MOSTLY_DEFAULTS),
-            f"--costs-from {path}: {told or 'no slowdown beside communication'}",
+            *(note for note in found.notes if note.code is not NoticeCode.SLOWDOWN_DEFAULT),
+            Notice(
+                NoticeCode.COSTS_BORROWED,
+                f"--costs-from {path}: {told or 'no slowdown beside communication'}",
+            ),
         ),
         taken=replace(found.taken, costs_from=str(other.manifest.get("digest", ""))),
     )
@@ -63,6 +67,6 @@ def borrow_memory(found: Reconstruction, other: Run, path: Path) -> Reconstructi
     return replace(
         found,
         pipeline=with_memory_of(found.pipeline, theirs.pipeline),
-        notes=(*found.notes, f"--memory-from {path}: {told}"),
+        notes=(*found.notes, Notice(NoticeCode.MEMORY_BORROWED, f"--memory-from {path}: {told}")),
         taken=replace(found.taken, memory_from=str(other.manifest.get("digest", ""))),
     )

@@ -15,6 +15,7 @@ from click.core import ParameterSource
 from tracetool.cli.output import FORCE, JSON, PATHS, QUIET, check_target, next_step, write_file
 from tracetool.cli.question import CHUNKS, ask, question_options
 from tracetool.errors import ScenarioError
+from tracetool.model.notice import Notice, NoticeCode
 from tracetool.model.pipeline import P2P_MODE_NAMES
 
 if TYPE_CHECKING:
@@ -153,7 +154,11 @@ def sweep(
         )
     if distance is not None or any(named.distance is not None for named in scenarios or ()):
         found = replace(
-            found, notes=(*found.notes, f"distances are latencies of {NS_PER_KM / 1e3:g} us per km, one way")
+            found,
+            notes=(
+                *found.notes,
+                Notice(NoticeCode.DISTANCES, f"distances are latencies of {NS_PER_KM / 1e3:g} us per km, one way"),
+            ),
         )
     facts = question.facts()
     for path in output:

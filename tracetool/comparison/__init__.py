@@ -18,6 +18,7 @@ from tracetool.comparison.replayed import asked_of_both
 from tracetool.comparison.typical import beside_ratios, typical
 from tracetool.comparison.verdict import Line, Rules, is_headline, judge
 from tracetool.errors import TraceToolError
+from tracetool.model.notice import Notice, NoticeCode, Notices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,7 +65,7 @@ class Comparison:
     accepted: bool = False
     allow_inconclusive: bool = False
     informational: bool = False
-    notes: tuple[str, ...] = ()
+    notes: tuple[Notice, ...] = ()
     apart: tuple[str, ...] = ()
     figures: tuple[str, ...] = ()
 
@@ -175,7 +176,10 @@ def compare(
         subjects = {line.key.text: name for line in lines if (name := subject(sides, line.key))}
     elif any(line.verdict != "unchanged" for line in lines):
         bare = [source.name for side in (base, new) if not side.recordings for source in side.sources]
-        notes.append(f"no causes: {', '.join(bare)} holds no costs (a report of copied ranks, or of an older version)")
+        notes.add(
+            NoticeCode.CAUSES_UNKNOWN,
+            f"no causes: {', '.join(bare)} holds no costs (a report of copied ranks, or of an older version)",
+        )
     return Comparison(
         base=base,
         new=new,
@@ -200,10 +204,10 @@ def _doubted(line: Line, why: str | None) -> Line:
 
 def _causes(
     sides: Sides, lines: Sequence[Line], replayed: Mapping[str, ReplayedOrder]
-) -> tuple[dict[str, tuple[ChangeCause, ...]], list[str]]:
+) -> tuple[dict[str, tuple[ChangeCause, ...]], list[Notice]]:
     changes = {line.key.text: line.change for line in lines}
     causes: dict[str, tuple[ChangeCause, ...]] = {}
-    notes: list[str] = []
+    notes = Notices()
     try:
         for schedule, asked in [("", None), *replayed.items()]:
             for name, attribution in attribute(sides.base, sides.new, asked).items():
@@ -215,11 +219,11 @@ def _causes(
                 if key == "step_ns":
                     notes += _far_off(attribution, lines)
     except TraceToolError as error:
-        return causes, [f"no causes: {error.message}"]
+        return causes, [Notice(NoticeCode.CAUSES_UNKNOWN, f"no causes: {error.message}")]
     return causes, notes
 
 
-def _far_off(found: Attribution, lines: Sequence[Line]) -> list[str]:
+def _far_off(found: Attribution, lines: Sequence[Line]) -> list[Notice]:
     """That causes are told by a replay which misses what was recorded."""
     line = next((line for line in lines if line.key.text == "step_ns"), None)
     pairs = [] if line is None else [(found.base, line.base), (found.new, line.new)]
@@ -227,4 +231,9 @@ def _far_off(found: Attribution, lines: Sequence[Line]) -> list[str]:
     worst = max(errors, key=abs, default=0.0)
     if abs(worst) <= _FAR_OFF:
         return []
-    return [f"causes are told by replay, which misses the recorded step by {worst:+.0%}: take them with care"]
+    return [
+        Notice(
+            NoticeCode.FIDELITY,
+            f"causes are told by replay, which misses the recorded step by {worst:+.0%}: take them with care",
+        )
+    ]

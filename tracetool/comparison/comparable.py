@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from tracetool.comparison.report_file import differing
 from tracetool.comparison.values import Values
 from tracetool.comparison.work import differences, work_of
+from tracetool.model.notice import Notice, NoticeCode, Notices
 from tracetool.units import format_count, format_ranges
 
 if TYPE_CHECKING:
@@ -33,26 +35,20 @@ def other_figures(base: Side, new: Side) -> list[str]:
     return [path for path, value in base.figures.items() if path in new.figures and new.figures[path] != value]
 
 
-def comparable(base: Side, new: Side) -> tuple[Side, Side, list[str], list[str]]:
+def comparable(base: Side, new: Side) -> tuple[Side, Side, Notices, list[str]]:
     """Both sides with what can be held against each other, notes on what cannot, and why they are no two of a kind."""
     apart = []
-    notes = [
-        *base.notes,
-        *new.notes,
-        *_origins(base, new),
-        *_shared(base, new),
-        *_mixed("base", base),
-        *_mixed("new", new),
-    ]
+    told_of_sides = (_origins(base, new), _shared(base, new), _mixed("base", base), _mixed("new", new))
+    notes = Notices(chain(base.notes, new.notes, *told_of_sides))
     if told := _other_replays(base, new):
         base, new = (_without(side, lambda key: key.is_of_replay) for side in (base, new))
-        notes.append(f"{told}: what was replayed is not compared")
+        notes.add(NoticeCode.NOT_COMPARED, f"{told}: what was replayed is not compared")
         apart += [told] if base.replays and new.replays else []
     else:
         others = _other_choices(base, new)
         base, new = (_without(side, lambda key: key.is_of_replay and key.scope in others) for side in (base, new))
         asked = [f"{name} was asked for otherwise ({what}): it is not compared" for name, what in others.items()]
-        notes += asked
+        notes += [Notice(NoticeCode.NOT_COMPARED, told) for told in asked]
         apart += asked
         if are_of_same_steps(base, new):
             base, new = _sampled_alike(base, new)
@@ -67,7 +63,7 @@ def comparable(base: Side, new: Side) -> tuple[Side, Side, list[str], list[str]]
         base, new = (_without(side, lambda key: key.scope.startswith("rank")) for side in (base, new))
         told += "; what single ranks hold and do at the end is not compared"
     if told:
-        notes.append(f"the sides did other work: {told}")
+        notes.add(NoticeCode.OTHER_WORK, f"the sides did other work: {told}")
     if works[0].shape != works[1].shape:
         apart.append(f"the sides did other work: {told}")
     return base, new, notes, apart
@@ -87,38 +83,54 @@ def _microbatches(side: Side, scope: str) -> int | None:
     return work_of(side.recordings[0]).microbatches if side.recordings else None
 
 
-def _origins(base: Side, new: Side) -> list[str]:
+def _origins(base: Side, new: Side) -> list[Notice]:
     """Of which versions and steps the sides are, where that differs."""
-    notes = []
+    notes = Notices()
     tools = [sorted({source.tool_version for source in side.sources}) for side in (base, new)]
     if tools[0] != tools[1]:
-        notes.append(f"measured by tracetool {', '.join(tools[0])} and {', '.join(tools[1])}")
+        notes.add(NoticeCode.TOOLS_DIFFER, f"measured by tracetool {', '.join(tools[0])} and {', '.join(tools[1])}")
     if base.digests == new.digests and all(base.digests) and not are_of_same_steps(base, new):
         steps = [format_ranges(s for source in side.sources for s in source.steps) for side in (base, new)]
-        notes.append(f"the same traces, but steps {steps[0]} against {steps[1]}: compared as other traces are")
+        notes.add(
+            NoticeCode.STEPS_SHARED,
+            f"the same traces, but steps {steps[0]} against {steps[1]}: compared as other traces are",
+        )
     for schedule, before in base.replays.items():
         after = new.replays.get(schedule)
         if after is not None and after.result.variant != before.result.variant:
-            notes.append(f"{schedule} was replayed as {before.result.variant}, then as {after.result.variant}")
+            notes.add(
+                NoticeCode.REPLAYED_OTHERWISE,
+                f"{schedule} was replayed as {before.result.variant}, then as {after.result.variant}",
+            )
     return notes
 
 
-def _shared(base: Side, new: Side) -> list[str]:
+def _shared(base: Side, new: Side) -> list[Notice]:
     """Steps on both sides say nothing about a change, and hide one."""
     steps = [set().union(*(source.each_step for source in side.sources)) for side in (base, new)]
     both = steps[0] & steps[1]
     if not both or steps[0] == steps[1]:
         return []
-    return [f"{format_count(len(both), 'step')} of the same traces on both sides: leave them out of one"]
+    return [
+        Notice(
+            NoticeCode.STEPS_SHARED,
+            f"{format_count(len(both), 'step')} of the same traces on both sides: leave them out of one",
+        )
+    ]
 
 
-def _mixed(name: str, side: Side) -> list[str]:
+def _mixed(name: str, side: Side) -> list[Notice]:
     """Steps of several orders make no typical step."""
     orders = Counter(tuple(r.orders[step.order]) for r in side.recordings for step in r.steps)
     if len(orders) < 2:
         return []
     usual = orders.most_common(1)[0][1]
-    return [f"the {name} side ran {len(orders)} orders; causes are of that of {usual} of {orders.total()} steps"]
+    return [
+        Notice(
+            NoticeCode.CAUSES_UNKNOWN,
+            f"the {name} side ran {len(orders)} orders; causes are of that of {usual} of {orders.total()} steps",
+        )
+    ]
 
 
 def _other_replays(base: Side, new: Side) -> str | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tracetool.comparison.values import OF_STEP, Key, Values
+from tracetool.model.notice import Notice, NoticeCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ _WORDS = frozenset(
 """What of a report is no figure, but words or what was asked."""
 
 
-def values_of_reports(reports: Sequence[ReportInfo], known: set[StepOf]) -> tuple[dict[Key, Values], list[str]]:
+def values_of_reports(reports: Sequence[ReportInfo], known: set[StepOf]) -> tuple[dict[Key, Values], list[Notice]]:
     """Values of reports, each step once, and notes on schedules that were replayed in several ways.
 
     Args:
@@ -53,7 +54,10 @@ def values_of_reports(reports: Sequence[ReportInfo], known: set[StepOf]) -> tupl
         if report.recording is None and looked_at not in known:
             _add_step(rows, report, looked_at)
     several = [
-        f"{name} was replayed in several ways on one side ({'; '.join(sorted(found))}): it is not compared"
+        Notice(
+            NoticeCode.NOT_COMPARED,
+            f"{name} was replayed in several ways on one side ({'; '.join(sorted(found))}): it is not compared",
+        )
         for name, found in ways.items()
         if len(found) > 1
     ]

@@ -13,6 +13,7 @@ from tracetool.comparison.reported import StepOf, figures_of, scenario_of, value
 from tracetool.comparison.values import Key, Values, values_of
 from tracetool.comparison.work import check_one_job
 from tracetool.ingestion.recording import Recording, recording_of
+from tracetool.model.notice import Notice, NoticeCode, Notices
 from tracetool.tables.run import SCHEMA_VERSION
 from tracetool.units import format_count, format_ranges
 
@@ -81,7 +82,7 @@ class Side:
     scenario: Mapping[str, Any] | None = None
     replays: Mapping[str, ReportedReplay] = field(default_factory=dict)
     figures: Mapping[str, object] | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Notice, ...] = ()
 
     @property
     def digests(self) -> tuple[str, ...]:
@@ -149,24 +150,27 @@ def side_of(items: Sequence[tuple[str, Run | Path | Recording]], *, pipeline: in
     )
 
 
-def _left_out(name: str, recording: Recording) -> list[str]:
+def _left_out(name: str, recording: Recording) -> list[Notice]:
     """What of the traces is not compared: a change there would not be seen."""
-    told = []
+    told = Notices()
     if recording.pipelines > 1:
-        told.append(
+        told.add(
+            NoticeCode.PIPELINES_LEFT_OUT,
             f"{name}: one of {recording.pipelines} pipelines side by side is compared (ranks "
-            f"{format_ranges(recording.global_ranks)}), a change in another one is not seen: --pipeline N looks at it"
+            f"{format_ranges(recording.global_ranks)}), a change in another one is not seen: --pipeline N looks at "
+            "it",
         )
     steps = len(recording.steps)
     if recording.complete_steps is not None and recording.complete_steps > steps:
-        told.append(
-            f"{name}: {steps} of {recording.complete_steps} complete steps are compared, those about the one of median "
-            "length"
+        told.add(
+            NoticeCode.STEPS_LEFT_OUT,
+            f"{name}: {steps} of {recording.complete_steps} complete steps are compared, those about the one of "
+            "median length",
         )
     return told
 
 
-def _each_once(recordings: Sequence[Recording]) -> tuple[list[Recording], tuple[str, ...]]:
+def _each_once(recordings: Sequence[Recording]) -> tuple[list[Recording], tuple[Notice, ...]]:
     """Recordings without the steps that an earlier one has: the same traces twice are no more evidence than once."""
     seen: set[StepOf] = set()
     kept, twice = [], 0
@@ -178,7 +182,7 @@ def _each_once(recordings: Sequence[Recording]) -> tuple[list[Recording], tuple[
         if new:
             kept.append(msgspec.structs.replace(recording, steps=new))
     told = f"{format_count(twice, 'step')} of the same traces given twice: each counts once"
-    return kept, (told,) if twice else ()
+    return kept, (Notice(NoticeCode.STEPS_SHARED, told),) if twice else ()
 
 
 def is_report(path: Path) -> bool:

@@ -111,11 +111,11 @@ def derive(run: Run) -> Run:
         reconstruction = reconstruct(run, every_step=True, survey=survey, account=account)
     except (ReconstructError, ScheduleError, MissingRank) as error:
         kind = type(error).__name__
-        entry = {"missing": error.message, "kind": kind, "hint": error.hint, "notes": account.notes}
+        entry = {"missing": error.message, "kind": kind, "hint": error.hint, "notes": list(map(str, account.notes))}
     else:
         tables |= tables_of(reconstruction, survey)
         _name_schedule(reconstruction, account)
-        entry = {"step": reconstruction.pipeline.step, "notes": list(reconstruction.notes)}
+        entry = {"step": reconstruction.pipeline.step, "notes": list(map(str, reconstruction.notes))}
         keep_recording(run, reconstruction)
     tables["findings"] = rows_table("findings", account.findings)
     run.add(tables, {_ENTRY: entry})

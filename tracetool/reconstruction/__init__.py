@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tracetool.errors import CopyableRank, MissingRank, NoDeviceActivity, NoPipeline, ReconstructError
 from tracetool.model.choice import Taken
+from tracetool.model.notice import Notice, NoticeCode
 from tracetool.reconstruction.actions.transfers import StageOp, buffers_sends, check_counts
 from tracetool.reconstruction.capture.account import Account, Finding
 from tracetool.reconstruction.capture.copies import find_copies, with_copies, without_source
@@ -50,7 +51,7 @@ class Reconstruction:
         observed: The Timeline of the chosen step.
         p2p_ops: Every send and receive of the step, per global rank, in order of posting.
         segments: Every action of the step with its kernels, per global rank, on the rank's own clock.
-        notes: What was inferred, left out or is missing, one sentence each.
+        notes: What was inferred, left out or is missing.
         findings: Facts with the evidence for them.
         tables: Rows of the tables costs, kernel_actions and layers.
         hosts: Host of each recorded rank; None where its trace does not name it.
@@ -64,7 +65,7 @@ class Reconstruction:
     observed: Timeline
     p2p_ops: Mapping[int, tuple[StageOp, ...]]
     segments: Mapping[int, tuple[Segment, ...]]
-    notes: tuple[str, ...]
+    notes: tuple[Notice, ...]
     findings: tuple[Finding, ...] = ()
     tables: Mapping[str, Sequence[Row]] = field(default_factory=dict)
     hosts: Mapping[int, str | None] = field(default_factory=dict)
@@ -122,7 +123,7 @@ def reconstruct(
     """
     account = account or Account()
     for text in notes_of_sources(run.manifest.get("sources", ())):
-        account.note(text)
+        account.note(NoticeCode.SOURCE, text)
     hosts = dict(run.rows("SELECT rank, host FROM ranks"))
     kernels = _kernels(run)
     if not kernels:
@@ -163,7 +164,10 @@ def reconstruct(
     _record_findings(account, pipe, work, transfers)
     record_standing_buffers(pipe.ranks, account)
     if pipe.observed.shape.microbatches == 1 and pipe.p2p != "grouped":
-        account.note(f"with one microbatch a trace cannot show how transfers are issued: {pipe.p2p} is assumed")
+        account.note(
+            NoticeCode.P2P_ASSUMED,
+            f"with one microbatch a trace cannot show how transfers are issued: {pipe.p2p} is assumed",
+        )
     others = others if every_step else []
     return Reconstruction(
         pipeline=pipe,
@@ -312,7 +316,10 @@ def _check_host_only(run: Run, account: Account) -> None:
             else "a vendor's analysis or communication records alone cannot be replayed: name the folders of the "
             "traces that it was made of (tracetool info says what is here)",
         )
-    account.note("no kernels in the traces: the host's own ops are taken as the compute, as in a run on CPUs")
+    account.note(
+        NoticeCode.HOST_ONLY,
+        "no kernels in the traces: the host's own ops are taken as the compute, as in a run on CPUs",
+    )
 
 
 def _record_findings(account: Account, pipeline: Pipeline, work: StepWork, transfers: Sequence[Transfer]) -> None:

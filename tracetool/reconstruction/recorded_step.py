@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import ReconstructError
 from tracetool.model.action import Action, ActionKind
+from tracetool.model.notice import NoticeCode
 from tracetool.model.pipeline import Pipeline, RankProfile, StageProfile
 from tracetool.model.schedule import schedule_from_orders
 from tracetool.reconstruction.actions.cautions import note_cautions
@@ -137,7 +138,10 @@ def _record_tensors(messages: StepMessages, account: Account) -> None:
         for (src, dst), counts in tensors_per_hop(messages).items()
     ]
     if listed:
-        account.note(f"several tensors are handed on at once, and count as one message: {', '.join(listed)}")
+        account.note(
+            NoticeCode.MESSAGES_TOGETHER,
+            f"several tensors are handed on at once, and count as one message: {', '.join(listed)}",
+        )
 
 
 def record_other_steps(
@@ -168,13 +172,18 @@ def record_other_steps(
     ]  # fmt: skip
     others.sort(key=lambda s: (abs(s.number - chosen.number), s.number))
     if len(others) > most:
-        account.note(f"costs are of {most + 1} of {len(others) + 1} complete steps, those about the chosen one")
+        account.note(
+            NoticeCode.COSTS_OF_SOME_STEPS,
+            f"costs are of {most + 1} of {len(others) + 1} complete steps, those about the chosen one",
+        )
     recorded = []
     for step in others[:most]:
         try:
             recorded.append(record_step(run, group, step, survey, evidence, Account()))
         except ReconstructError as error:
-            account.note(f"step {step.number} is left out of the costs: {error.message}")
+            account.note(
+                NoticeCode.COSTS_OF_SOME_STEPS, f"step {step.number} is left out of the costs: {error.message}"
+            )
     return recorded
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from tracetool.model.notice import Notice, NoticeCode
 from tracetool.reconstruction.capture.account import Account
 from tracetool.stragglers.equalize import Averages, Where, places
 from tracetool.stragglers.measured import job_steps
@@ -113,7 +114,7 @@ class Stragglers:
     steps: tuple[WhatIfTimes, ...]
     suspects: tuple[Suspect, ...]
     ranks: tuple[tuple[int, ...], ...]
-    notes: tuple[str, ...]
+    notes: tuple[Notice, ...]
 
     @property
     def fidelity_ratio(self) -> float:
@@ -150,7 +151,7 @@ def find_stragglers(run: Run, step: int | None = None) -> Stragglers:
     return replace(result, notes=(*result.notes, *_notes(result)))
 
 
-def stragglers_of(steps: Sequence[JobStep], notes: Iterable[str] = ()) -> Stragglers:
+def stragglers_of(steps: Sequence[JobStep], notes: Iterable[Notice] = ()) -> Stragglers:
     """The same from costs of steps."""
     replays = StepReplay()
     measured = [step.without_host_gaps() for step in steps]
@@ -216,21 +217,25 @@ def _belongs(take: Callable[[Where], object], value: object) -> Callable[[Where]
     return lambda where: take(where) == value
 
 
-def _notes(result: Stragglers) -> list[str]:
+def _notes(result: Stragglers) -> list[Notice]:
     over = "ranks, stages, microbatches and steps"
     if len(result.steps) == 1:
         over = "ranks, stages and microbatches of this step alone (over more steps its equalized time may differ)"
-    notes = [
+    told = (
         "equalized: compute takes the mean of its kind, communication the median of its transfer times, over "
         f"{over}; the work stays the same, so uneven stages (a head, more layers) count, too",
         "a slowdown compares steps without host gaps ahead of and after the pipeline; ranks that wait for each other "
         "inside a compute (tensor parallel) share its time",
-    ]
+    )
+    notes = [Notice(NoticeCode.EQUALIZED, text) for text in told]
     if abs(result.fidelity_ratio) > _FIDELITY:
         notes.insert(
             0,
-            f"replay misses a recorded step by {result.fidelity_ratio:+.1%}: do not trust its what-ifs before the "
-            "cause is known",
+            Notice(
+                NoticeCode.FIDELITY,
+                f"replay misses a recorded step by {result.fidelity_ratio:+.1%}: do not trust its what-ifs before the "
+                "cause is known",
+            ),
         )
     return notes
 

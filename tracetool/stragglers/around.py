@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
+from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction.capture.process_groups import DIMENSIONS, dimension_of
 from tracetool.stragglers.step import OutsideStretch
 from tracetool.units import format_ranks
@@ -157,7 +158,8 @@ def tell_collectives(
     alone = sorted({c.rank for mine in collectives.values() for c in mine if c.upper_bound})
     if alone:
         account.note(
-            f"{format_ranks(alone)}: collectives with ranks that were not recorded may hold waits: upper bounds"
+            NoticeCode.COLLECTIVES_OF_UNRECORDED,
+            f"{format_ranks(alone)}: collectives with ranks that were not recorded may hold waits: upper bounds",
         )
     beside = sorted(
         {
@@ -169,8 +171,9 @@ def tell_collectives(
     )  # fmt: skip
     if beside:
         account.note(
+            NoticeCode.COLLECTIVES_BESIDE,
             f"{format_ranks(beside)}: collectives that begin beside the last backward count with what is left of them "
-            "after it, and nobody waits for another rank in them"
+            "after it, and nobody waits for another rank in them",
         )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracetool.errors import MissingRank, ReconstructError, ScheduleError
+from tracetool.model.notice import NoticeCode
 from tracetool.model.timeline import RankOp
 from tracetool.reconstruction import reconstruct
 from tracetool.reconstruction.capture.account import Account
-from tracetool.reconstruction.capture.groups import left_out_note
 from tracetool.reconstruction.capture.survey import survey_run
 from tracetool.reconstruction.steps.steps import choose_step, steps_of
 from tracetool.replays.program import Dataflow
@@ -61,7 +61,7 @@ def job_steps(run: Run, step: int | None, account: Account) -> list[JobStep]:
         except (ReconstructError, ScheduleError) as error:
             if len(numbers) == 1:
                 raise
-            account.note(f"step {number} is left out: {error.message}")
+            account.note(NoticeCode.STEPS_LEFT_OUT, f"step {number} is left out: {error.message}")
             continue
         found.append(_job_step(run, number, pipelines, survey, account))
     if not found:
@@ -80,11 +80,14 @@ def _usable(run: Run, survey: Survey, step: int | None, account: Account) -> lis
             found = reconstruct(run, step=step, pipeline=number, survey=survey, account=Account())
         except (ReconstructError, MissingRank, ScheduleError) as error:
             problem = problem or error
-            account.note(f"pipeline {number} (ranks {format_ranges(group.ranks)}) is left out: {error.message}")
+            account.note(
+                NoticeCode.PIPELINE_LEFT_OUT,
+                f"pipeline {number} (ranks {format_ranges(group.ranks)}) is left out: {error.message}",
+            )
             continue
         for note in found.notes:
-            if note != left_out_note(survey.pipelines, group):
-                account.note(note)
+            if note.code is not NoticeCode.PIPELINES_LEFT_OUT:
+                account.note(note.code, note.text)
         usable.append((number, group))
     if not usable:
         if problem is not None:
@@ -112,12 +115,16 @@ def _numbers(
         )
     if len(common) < len(steps):
         account.note(
-            f"{len(common)} of {format_count(len(steps), 'step')} are complete on all pipelines and do the same work"
+            NoticeCode.STEPS_LEFT_OUT,
+            f"{len(common)} of {format_count(len(steps), 'step')} are complete on all pipelines and do the same work",
         )
     if len(common) > MOST_STEPS:
         middle = choose_step(common, groups[0].ranks, None, Account()).number
         common.sort(key=lambda s: (abs(s.number - middle), s.number))
-        account.note(f"{MOST_STEPS} of {len(common)} complete steps are looked at, those about step {middle}")
+        account.note(
+            NoticeCode.STEPS_LEFT_OUT,
+            f"{MOST_STEPS} of {len(common)} complete steps are looked at, those about step {middle}",
+        )
         common = common[:MOST_STEPS]
     return [s.number for s in sorted(common, key=lambda s: s.start_ns)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tracetool.model.notice import Notice, NoticeCode, Notices
 from tracetool.model.scenario import Scenario
 from tracetool.units import format_count
 from tracetool.whatif.answer import fidelity_of
@@ -19,38 +20,48 @@ if TYPE_CHECKING:
     from tracetool.sweeps.results import SweepPoint
 
 
-def notes_of(found: Reconstruction, grids: Sequence[Grid], points: Sequence[SweepPoint]) -> tuple[str, ...]:
+def notes_of(found: Reconstruction, grids: Sequence[Grid], points: Sequence[SweepPoint]) -> tuple[Notice, ...]:
     """What holds for all points: how far replay misses the recording, and what was not checked or left out."""
     pipeline = found.pipeline
     fidelity, own = fidelity_of(found)
-    notes = [
-        *distrust(own),
+    notes = Notices(distrust(own))
+    notes.add(
+        NoticeCode.FIDELITY,
         f"fidelity: the observed order, replayed, differs by {fidelity.error_ratio:+.2%} from what was observed",
-    ]
+    )
     if any(point.seen_error_ratio is not None for point in points):
-        notes.append("±: the largest error of such predictions on this tool's own H100 recordings")
+        notes.add(NoticeCode.ERRORS_SEEN, "±: the largest error of such predictions on this tool's own H100 recordings")
     marked = dict.fromkeys(reason for point in points for reason in point.rests_on if point.evidence == "unproven")
     if marked:
-        notes.append(
-            f"unproven (± {UNPROVEN_MARK}): {UNPROVEN_TEXT} ({', '.join(marked)}); never named best ahead of others"
+        notes.add(
+            NoticeCode.UNPROVEN,
+            f"unproven (± {UNPROVEN_MARK}): {UNPROVEN_TEXT} ({', '.join(marked)}); never named best ahead of others",
         )
     links = {grid.name: grid.scenario.topology.links for grid in grids}
     shared = next(iter(links.values()))
     if all(each == shared for each in links.values()):
-        notes += [f"link {link} stays as given" for link in shared]
+        notes += [Notice(NoticeCode.LINKS_FIXED, f"link {link} stays as given") for link in shared]
     else:
-        notes += [f"scenario {name}: {', '.join(map(str, each))}" for name, each in links.items() if each]
+        told = {name: ", ".join(map(str, each)) for name, each in links.items() if each}
+        notes += [Notice(NoticeCode.LINKS_DIFFER, f"scenario {name}: {each}") for name, each in told.items()]
     repeated = max(grid.repeated_maps for grid in grids)
     if repeated:
-        notes.append(f"--dc gives {format_count(repeated, 'map')} of ranks more than once: each was taken once")
+        notes.add(
+            NoticeCode.MAPS_REPEATED,
+            f"--dc gives {format_count(repeated, 'map')} of ranks more than once: each was taken once",
+        )
     unchecked = sorted({p.schedule for p in points if p.step_ns and p.feasible is None})
     if unchecked:
-        notes.append(
+        notes.add(
+            NoticeCode.HBM_UNCHECKED,
             f"what {', '.join(unchecked)} needs in memory is unknown, so the HBM limit was not checked: give "
-            "--activation and --static (torch: or record with profile_memory=True)"
+            "--activation and --static (torch: or record with profile_memory=True)",
         )
     if any(grid.scenario.activation_bytes is not None for grid in grids):
-        notes.append("peaks from --activation and --static leave out transient buffers and gradients")
+        notes.add(
+            NoticeCode.GIVEN_MEMORY,
+            "peaks from --activation and --static leave out transient buffers and gradients",
+        )
     sharing = max(
         replace(column.scenario, topology=swept.topology).pipelines_on_link
         for grid in grids
@@ -58,9 +69,15 @@ def notes_of(found: Reconstruction, grids: Sequence[Grid], points: Sequence[Swee
         for swept in column.links[:1]
     )
     if sharing > 1:
-        notes.append(f"{sharing} equal pipelines share the links: figures are of the slowest (--pipelines-on-link)")
+        notes.add(
+            NoticeCode.LINKS_SHARED,
+            f"{sharing} equal pipelines share the links: figures are of the slowest (--pipelines-on-link)",
+        )
     if not all(grid.scenario.interference for grid in grids):
-        notes.append("slowdown beside communication and under sustained load is left out (--no-interference)")
+        notes.add(
+            NoticeCode.INTERFERENCE_OFF,
+            "slowdown beside communication and under sustained load is left out (--no-interference)",
+        )
     elif any(rank.load is not None for rank in pipeline.ranks):
         notes.append(SLOWS_UNDER_LOAD)
     places = dict.fromkeys(column.links[0].topology for grid in grids for column in grid.columns())

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from tracetool.model.notice import Notice
     from tracetool.model.pipeline import Pipeline
     from tracetool.whatif.accuracy import KnownError
     from tracetool.whatif.best import Evidence
@@ -227,7 +228,7 @@ class Sweep:
 
     points: tuple[SweepPoint, ...]
     knees: tuple[Knee, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[Notice, ...] = ()
     best: tuple[Best, ...] = ()
 
     def __repr__(self) -> str:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from tracetool.model.notice import Notice
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.schedule import PipelineShape, Schedule
     from tracetool.reconstruction import Reconstruction
@@ -64,7 +65,7 @@ class Validation:
     rows: tuple[PredictedRow, ...]
     recorded_ns: int
     replayed_ns: int
-    notes: tuple[str, ...]
+    notes: tuple[Notice, ...]
 
     @property
     def errors(self) -> tuple[float, ...]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import msgspec
 
 from tracetool.errors import BadMeasurement
+from tracetool.model.notice import Notice, NoticeCode, Notices
 from tracetool.model.pipeline import P2P_MODE_NAMES
 from tracetool.model.topology import RankLink
 from tracetool.tables.fields import doc
@@ -120,7 +121,7 @@ class Measurements:
     model: Mapping[str, Any]
     digest: str = ""
     folder: Path | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Notice, ...] = ()
 
 
 def _rounded(value: float, factor: Fraction) -> int:
@@ -204,19 +205,22 @@ def _row(row: Any, number: int, name: str) -> MeasuredStep:
         raise BadMeasurement(f"{name}, {title}: {fault(error, row)}.", hint=FORM) from error
 
 
-def _repeated(steps: Sequence[MeasuredStep]) -> list[str]:
+def _repeated(steps: Sequence[MeasuredStep]) -> list[Notice]:
     named = Counter(step.name for step in steps)
     repeated = [name for name, count in named.items() if count > 1]
-    return [f"several rows have one name: {', '.join(repeated)}"] if repeated else []
+    return [Notice(NoticeCode.MEASURED_ODD, f"several rows have one name: {', '.join(repeated)}")] if repeated else []
 
 
-def _misspelt(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _misspelt(rows: Sequence[Mapping[str, Any]]) -> list[Notice]:
     """Keys that are not known but nearly one that is and that the row lacks."""
     known = MeasuredStep.__struct_fields__
-    notes = []
+    notes = Notices()
     for number, row in enumerate(rows, 1):
         for key in row:
             close = [] if key in known else difflib.get_close_matches(key, known, n=1, cutoff=0.85)
             if close and close[0] not in row:
-                notes.append(f"row {number} ({row['name']}): the key {key!r} is not used; is {close[0]!r} meant?")
+                notes.add(
+                    NoticeCode.MEASURED_ODD,
+                    f"row {number} ({row['name']}): the key {key!r} is not used; is {close[0]!r} meant?",
+                )
     return notes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tracetool.model.notice import Notice, NoticeCode
 from tracetool.units import format_count, format_duration
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _LARGEST_GIB = 4096
 """No device holds so much."""
 
 
-def notes_on(rows: Sequence[PredictedRow]) -> list[str]:
+def notes_on(rows: Sequence[PredictedRow]) -> list[Notice]:
     """All that holds for these rows."""
     return [
         *_other_ranks(rows),
@@ -32,7 +33,7 @@ def notes_on(rows: Sequence[PredictedRow]) -> list[str]:
     ]
 
 
-def _other_units(rows: Sequence[PredictedRow]) -> list[str]:
+def _other_units(rows: Sequence[PredictedRow]) -> list[Notice]:
     """Rows whose step or peaks are off by what another unit would make of them."""
     notes = []
     for factor, unit in _UNITS.items():
@@ -54,8 +55,12 @@ def _power(factor: float) -> str:
     return f"1/{1 / factor:,.0f}" if factor < 1 else f"{factor:,.0f} times"
 
 
-def _asked(field: str, rows: Sequence[PredictedRow], what: str) -> list[str]:
-    return [f"{field} of {listed([row.measured.name for row in rows])} is {what}"] if rows else []
+def _asked(field: str, rows: Sequence[PredictedRow], what: str) -> list[Notice]:
+    return (
+        [Notice(NoticeCode.MEASURED_ODD, f"{field} of {listed([row.measured.name for row in rows])} is {what}")]
+        if rows
+        else []
+    )
 
 
 def listed(names: Sequence[str], most: int = 8) -> str:
@@ -64,41 +69,50 @@ def listed(names: Sequence[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _other_ranks(rows: Sequence[PredictedRow]) -> list[str]:
+def _other_ranks(rows: Sequence[PredictedRow]) -> list[Notice]:
     """Say which rows' measured peaks belong to no ranks that are known."""
     return [
-        f"{row.measured.name}: peaks of {len(row.measured.peak_bytes)} ranks were measured, {len(row.peak_bytes)} were "
-        "predicted: not compared"
+        Notice(
+            NoticeCode.NOT_COMPARED,
+            f"{row.measured.name}: peaks of {len(row.measured.peak_bytes)} ranks were measured, "
+            f"{len(row.peak_bytes)} were predicted: not compared",
+        )
         for row in rows
         if row.prediction and row.measured.peak_bytes and len(row.measured.peak_bytes) != len(row.peak_bytes)
     ]
 
 
-def _beyond_replay(rows: Sequence[PredictedRow]) -> list[str]:
+def _beyond_replay(rows: Sequence[PredictedRow]) -> list[Notice]:
     """Say what predictions have in them that ``replay`` leaves out."""
     outside = {row.prediction.outside_ns for row in rows if row.prediction is not None and row.prediction.outside_ns}
     return [
-        f"predicted steps include the host's time around a step, as the recording had it ({format_duration(ns)}), "
-        "which replay leaves out"
+        Notice(
+            NoticeCode.STEP_BEYOND_REPLAY,
+            f"predicted steps include the host's time around a step, as the recording had it ({format_duration(ns)}), "
+            "which replay leaves out",
+        )
         for ns in sorted(outside)
     ]
 
 
-def _left_over(rows: Sequence[PredictedRow]) -> list[str]:
+def _left_over(rows: Sequence[PredictedRow]) -> list[Notice]:
     """Say which rows' processes held more than their step needs, as their own figures tell."""
     by_count: dict[int, list[str]] = {}
     for row in rows:
         if row.prediction is not None and row.prediction.left_over_microbatches:
             by_count.setdefault(row.prediction.left_over_microbatches, []).append(row.measured.name)
     return [
-        f"{listed(names)}: between steps every rank had receive buffers for {count:,} more microbatches than the step "
-        "has (static_allocated_gib), as a process keeps them that ran a larger step before; the predicted peaks have "
-        "them too, replay has not"
+        Notice(
+            NoticeCode.PEAKS_OF_BUFFERS,
+            f"{listed(names)}: between steps every rank had receive buffers for {count:,} more microbatches than the "
+            "step has (static_allocated_gib), as a process keeps them that ran a larger step before; the predicted "
+            "peaks have them too, replay has not",
+        )
         for count, names in sorted(by_count.items())
     ]
 
 
-def _unknown_memory(rows: Sequence[PredictedRow]) -> list[str]:
+def _unknown_memory(rows: Sequence[PredictedRow]) -> list[Notice]:
     """Say how many rows' measured peaks have no prediction to compare with."""
     lacking = [
         row
@@ -108,6 +122,9 @@ def _unknown_memory(rows: Sequence[PredictedRow]) -> list[str]:
     if not lacking:
         return []
     return [
-        f"peaks of {format_count(len(lacking), 'predicted row')} are unknown: what their actions hold was not recorded "
-        "(record with profile_memory=True, or name such a recording of the same model with --memory-from)"
+        Notice(
+            NoticeCode.MEMORY_UNKNOWN,
+            f"peaks of {format_count(len(lacking), 'predicted row')} are unknown: what their actions hold was not "
+            "recorded (record with profile_memory=True, or name such a recording of the same model with --memory-from)",
+        )
     ]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import BadTopology, ScenarioError, ScheduleError
 from tracetool.model.metrics import measure
+from tracetool.model.notice import Notice, NoticeCode, Notices
 from tracetool.model.scenario import Scenario
 from tracetool.replays.evaluation import evaluate
 from tracetool.replays.problem import pose
@@ -104,13 +105,16 @@ def answer(
             f"{scenario.pipelines} pipelines are to share links, but there is none.", hint="add --dc and --link"
         )
     known = recognise(observed)
-    notes = [*renamed, *found.notes]
+    notes = Notices([*(Notice(NoticeCode.NAME_MEANT, told) for told in renamed), *found.notes])
     if not observed.has_backwards and baseline == "1f1b":
         baseline = "observed"
-        notes.append("the step has no backward (inference, or an evaluation): the baseline is the observed order")
+        notes.add(
+            NoticeCode.BASELINE_OBSERVED,
+            "the step has no backward (inference, or an evaluation): the baseline is the observed order",
+        )
     if observed.shape.chunks > 1 and baseline == "1f1b":
         baseline = "observed"
-        notes.append("the baseline is the observed order: 1f1b needs one stage per rank")
+        notes.add(NoticeCode.BASELINE_OBSERVED, "the baseline is the observed order: 1f1b needs one stage per rank")
     seen = measure(found.observed)
     fidelity, own_error = fidelity_of(found)
     is_like = is_like_the_recordings(found)

@@ -14,6 +14,7 @@ from tracetool.costs.over_links import crossing_uses, over_links, pipelines_join
 from tracetool.errors import ScenarioError
 from tracetool.model.action import ActionKind
 from tracetool.model.metrics import Metrics, measure
+from tracetool.model.notice import Notice, NoticeCode, Notices
 from tracetool.model.pipeline import BY_EDGE, P2P_MODES, POSTED_AHEAD_NEEDS
 from tracetool.reconstruction.closeup.host_gaps import gap_shares, notes_on_gaps
 from tracetool.replays.evaluation import evaluate
@@ -145,7 +146,10 @@ _LESS_WAITING: dict[P2PMode, str] = {
 """What is said of transfers that wait less than those replayed, the more likely ones first."""
 
 
-SLOWS_UNDER_LOAD = "compute slows down under sustained load as other H100 and H200 were seen to (up to some 10 %)"
+SLOWS_UNDER_LOAD = Notice(
+    NoticeCode.LOAD_SLOWS,
+    "compute slows down under sustained load as other H100 and H200 were seen to (up to some 10 %)",
+)
 """Said where a device's own model of it is known."""
 
 
@@ -180,69 +184,91 @@ def own_miss(found: Reconstruction) -> Miss:
     return Miss(measure(found.observed), back, held_ns)
 
 
-def distrust(own_error: float) -> list[str]:
+def distrust(own_error: float) -> list[Notice]:
     """A warning where replay misses the recording itself."""
     if own_error <= 0.05:
         return []
     return [
-        f"replay misses its own recording by {own_error:.1%}: do not trust its predictions before the cause is known"
+        Notice(
+            NoticeCode.FIDELITY,
+            f"replay misses its own recording by {own_error:.1%}: do not trust its predictions before the cause is "
+            "known",
+        )
     ]
 
 
-def _beyond_allocations(pipeline: Pipeline) -> list[str]:
+def _beyond_allocations(pipeline: Pipeline) -> list[Notice]:
     """What the HBM limit is compared with."""
     known = [r.overhead_bytes for r in pipeline.memory_source.ranks if r.overhead_bytes is not None]
     if not known:
         return []
     return [
-        f"a rank needs its peak and what it occupied beyond that when recorded (up to {format_size(max(known))}): what "
-        "its allocator reserves more than it hands out and, on Ascend, what else the process holds; CUDA's context "
-        "and NCCL's buffers are in no torch trace: leave room for them"
+        Notice(
+            NoticeCode.ALLOCATIONS,
+            f"a rank needs its peak and what it occupied beyond that when recorded (up to {format_size(max(known))}): "
+            "what its allocator reserves more than it hands out and, on Ascend, what else the process holds; CUDA's "
+            "context and NCCL's buffers are in no torch trace: leave room for them",
+        )
     ]
 
 
-def notes_of(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) -> list[str]:
+def notes_of(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) -> list[Notice]:
     """What holds for all results of an answer."""
-    notes = []
+    notes = Notices()
     if any(r.seen_error_ratio is not None for r in results):
-        notes.append(
+        notes.add(
+            NoticeCode.ERRORS_SEEN,
             "±: the largest error of such predictions on this tool's own H100 recordings; behind a change: of the "
-            "difference of two, with a margin (~: a change within it; empty: none was like it)"
+            "difference of two, with a margin (~: a change within it; empty: none was like it)",
         )
     marked = dict.fromkeys(reason for r in results if r.evidence == "unproven" for reason in r.rests_on)
     if marked:
-        notes.append(
-            f"± {UNPROVEN_MARK}: unproven, {UNPROVEN_TEXT} ({', '.join(marked)}); record one before you rely on it"
+        notes.add(
+            NoticeCode.UNPROVEN,
+            f"± {UNPROVEN_MARK}: unproven, {UNPROVEN_TEXT} ({', '.join(marked)}); record one before you rely on it",
         )
     if any(r.feasible and is_near_the_limit(r.metrics, scenario) for r in results):
-        notes.append(f"maybe: a peak within {PEAK_ERROR_RATIO:.0%} of the limit")
+        notes.add(NoticeCode.PEAK_NEAR_LIMIT, f"maybe: a peak within {PEAK_ERROR_RATIO:.0%} of the limit")
     if scenario.pipelines_on_link > 1:
         how = "each message the whole bandwidth in turn" if scenario.link_sharing == "temporal" else "each its share"
-        notes.append(f"{scenario.pipelines_on_link} equal pipelines share the links, {how}: figures are of the slowest")
+        notes.add(
+            NoticeCode.LINKS_SHARED,
+            f"{scenario.pipelines_on_link} equal pipelines share the links, {how}: figures are of the slowest",
+        )
     if scenario.interference and any(rank.load is not None for rank in pipeline.ranks):
         notes.append(SLOWS_UNDER_LOAD)
     if not scenario.interference:
-        notes.append("slowdown beside communication and under sustained load is left out (--no-interference)")
+        notes.add(
+            NoticeCode.INTERFERENCE_OFF,
+            "slowdown beside communication and under sustained load is left out (--no-interference)",
+        )
     unchecked = [r.schedule for r in results if r.feasible is None]
     if scenario.hbm_bytes is not None and unchecked:
-        notes.append(
+        notes.add(
+            NoticeCode.HBM_UNCHECKED,
             f"the HBM limit was not checked for {', '.join(dict.fromkeys(unchecked))} (its remark says why): give "
             "--activation and --static"
             if _has_memory(pipeline)
             else "what actions hold in memory is unknown, so the HBM limit was not checked: give --activation and "
-            "--static, or a recording that tells it (torch: profile_memory=True) as --memory-from"
+            "--static, or a recording that tells it (torch: profile_memory=True) as --memory-from",
         )
     if scenario.hbm_bytes is not None and scenario.static_bytes is None:
         notes += _beyond_allocations(pipeline)
     if scenario.activation_bytes is not None:
-        notes.append("≥: peaks from --activation and --static leave out transient buffers and gradients")
+        notes.add(
+            NoticeCode.GIVEN_MEMORY,
+            "≥: peaks from --activation and --static leave out transient buffers and gradients",
+        )
     device = min((r.hbm_bytes for r in pipeline.ranks if r.hbm_bytes is not None), default=None)
     if scenario.hbm_bytes is not None and device is not None and scenario.hbm_bytes > device:
-        notes.append(f"the HBM limit is above what the recorded devices have ({format_size(device)})")
+        notes.add(
+            NoticeCode.HBM_ABOVE_DEVICE,
+            f"the HBM limit is above what the recorded devices have ({format_size(device)})",
+        )
     return notes + collective_notes(pipeline, scenario)
 
 
-def collective_notes(pipeline: Pipeline, scenario: Scenario) -> list[str]:
+def collective_notes(pipeline: Pipeline, scenario: Scenario) -> list[Notice]:
     """What becomes of collectives whose groups sit in several DCs."""
     topology = scenario.topology
     places = places_of(pipeline, topology)
@@ -259,11 +285,13 @@ def collective_notes(pipeline: Pipeline, scenario: Scenario) -> list[str]:
         else:
             rescaled.add(kind)
             beyond |= not own.issuperset(use.group_ranks)
-    notes = []
+    notes = Notices()
     if rescaled:
-        notes.append(
-            f"{_kinds(rescaled)} cross DCs and take what rings over the links would (a model that no recording checked)"
-            + ("; ranks of other pipelines are taken to come to them no later than this one's" if beyond else "")
+        notes.add(
+            NoticeCode.COLLECTIVES_RESCALED,
+            f"{_kinds(rescaled)} cross DCs and take what rings over the links would (a model that no recording "
+            "checked)"
+            + ("; ranks of other pipelines are taken to come to them no later than this one's" if beyond else ""),
         )
     awaited = {use for stage in pipeline.stages for uses in stage.collectives.values() for use in uses}
     crossing = awaited.intersection(crossing_uses(pipeline, topology))
@@ -275,9 +303,16 @@ def collective_notes(pipeline: Pipeline, scenario: Scenario) -> list[str]:
     ]
     if alone:
         kinds = {(use.operation, len(use.group_ranks)) for use in alone}
-        notes.append(f"{_kinds(kinds)} that actions wait for have the links to themselves, a lower bound")
+        notes.add(
+            NoticeCode.COLLECTIVES_ALONE,
+            f"{_kinds(kinds)} that actions wait for have the links to themselves, a lower bound",
+        )
     return notes + [
-        f"{_kinds(kinds)} cross DCs but take what was measured, a lower bound: {why}" for why, kinds in kept.items()
+        Notice(
+            NoticeCode.COLLECTIVES_KEPT,
+            f"{_kinds(kinds)} cross DCs but take what was measured, a lower bound: {why}",
+        )
+        for why, kinds in kept.items()
     ]
 
 
@@ -295,7 +330,7 @@ def is_like_the_recordings(found: Reconstruction) -> bool:
     )
 
 
-def host_notes(found: Reconstruction) -> list[str]:
+def host_notes(found: Reconstruction) -> list[Notice]:
     """Where the host holds the device back and costs hold it; a run without a device is told apart elsewhere."""
     on_device = any(k.stream is not None for of_rank in found.segments.values() for s in of_rank[:1] for k in s.kernels)
     if not on_device:

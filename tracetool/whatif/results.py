@@ -17,6 +17,7 @@ from tracetool.whatif.best import Chosen, choose, evidence_of, recorded_test
 if TYPE_CHECKING:
     from tracetool.causes.idle import Idle
     from tracetool.model.metrics import Metrics
+    from tracetool.model.notice import Notice
     from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.model.timeline import Timeline
@@ -185,9 +186,9 @@ class Answer:
     scenario: Scenario
     baseline: Result
     results: tuple[Result, ...]
-    notes: tuple[str, ...]
+    notes: tuple[Notice, ...]
     refused: tuple[Refused, ...] = ()
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Notice, ...] = ()
     taken: Taken = field(default_factory=Taken)
     jitter_seed: int | None = None
     closer: tuple[Result, ...] = ()

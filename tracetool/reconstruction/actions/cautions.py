@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction.capture.waits import Union
 from tracetool.units import format_count, format_duration, format_ranks
 
@@ -51,23 +52,26 @@ def note_cautions(run: Run, step: Step, work: Mapping[int, RankWork], account: A
     if much:
         listed = ", ".join(f"{format_duration(t)} ({t / spent[r]:.0%}) on rank {r}" for r, t in sorted(much.items()))
         account.note(
+            NoticeCode.COLLECTIVES_BARE,
             "collectives inside actions with no compute beside them count as compute, their waiting for other ranks "
-            f"included: {listed}"
+            f"included: {listed}",
         )
     beside = {rank: time for rank, w in work.items() if (time := beside_ns(w)) > _WORTH_TELLING * spent[rank]}
     if beside:
         listed = ", ".join(f"{format_duration(t)} ({t / spent[r]:.0%}) on rank {r}" for r, t in sorted(beside.items()))
         account.note(
+            NoticeCode.KERNELS_BESIDE,
             "kernels that actions launched on other streams than that of the compute run on after them, and count as "
-            f"no compute: {listed}"
+            f"no compute: {listed}",
         )
     for rank in sorted(work):
         first, last = step.spans[rank]
         ((lost,),) = run.rows(_LOST_SQL, {"rank": rank, "first": first, "last": last})
         if lost:
             account.note(
+                NoticeCode.KERNELS_LOST,
                 f"{format_ranks([rank])}: {format_count(lost, 'kernel')} launched in the step are not in the trace: "
-                "actions that begin or end with one seem shorter"
+                "actions that begin or end with one seem shorter",
             )
 
 

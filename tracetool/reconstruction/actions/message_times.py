@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import UnmatchedTransfer
 from tracetool.model.action import ActionKind
+from tracetool.model.notice import NoticeCode
 from tracetool.units import format_duration
 
 if TYPE_CHECKING:
@@ -54,8 +55,9 @@ def check_times(
             waits += _waits(step, op, *span)
     if waits:
         account.note(
+            NoticeCode.ACTIONS_BEFORE_MESSAGES,
             f"actions that begin before their message has come: {len(waits)}; up to {format_duration(sum(waits))} of "
-            "waiting counts as their compute"
+            "waiting counts as their compute",
         )
 
 

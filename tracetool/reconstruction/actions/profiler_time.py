@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from tracetool.model.notice import NoticeCode
 from tracetool.units import format_duration, format_ranks
 
 if TYPE_CHECKING:
@@ -46,8 +47,9 @@ def note_profiler(run: Run, step: Step, work: Mapping[int, RankWork], account: A
         )  # fmt: skip
         counted = f", {format_duration(inside)} of it inside actions, whose time may hold it" if inside else ""
         account.note(
+            NoticeCode.PROFILER_AT_WORK,
             f"{format_ranks([rank])}: the profiler itself was at work for {format_duration(whole)} of the step "
-            f"({names}){counted}: without a profiler that is not there"
+            f"({names}){counted}: without a profiler that is not there",
         )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import ReconstructError
 from tracetool.model.action import ActionKind
+from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction.actions.forwards import forwards_between, goes_down_alone, runs_backwards
 from tracetool.reconstruction.actions.hops import join_batches, join_gaps
 from tracetool.reconstruction.actions.kernel_types import pieces_by_kernel_type
@@ -149,7 +150,8 @@ def _ranks(
         on_device = any(kernel.stream is not None for one in by_rank.values() for kernel in one.kernels)
         many = format_count(len(stray), "kernel" if on_device else "operation")
         account.note(
-            f"{many} ({format_duration(sum(stray))}) between actions belong to none: scaling of gradients and the like"
+            NoticeCode.KERNELS_STRAY,
+            f"{many} ({format_duration(sum(stray))}) between actions belong to none: scaling of gradients and the like",
         )
     return ranks
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracetool.model.action import ActionKind
+from tracetool.model.notice import NoticeCode
 from tracetool.model.pipeline import TailPart
 from tracetool.units import format_duration
 
@@ -66,14 +67,16 @@ def tails_without_waits(
     waited = {rank: sum(part.waited_ns for part in tail) for rank, tail in tails.items()}
     if any(waited[rank] > _WORTH_TELLING * sum(part.duration_ns for part in tail) for rank, tail in tails.items()):
         account.note(
+            NoticeCode.WAITS_FOR_PIPELINES,
             "after their last backward, ranks waited for ranks of other pipelines, which replays of one pipeline leave "
-            f"out: up to {format_duration(max(waited.values()))} (rank {max(waited, key=lambda r: waited[r])})"
+            f"out: up to {format_duration(max(waited.values()))} (rank {max(waited, key=lambda r: waited[r])})",
         )
     if alone:
         groups = ", ".join(str(list(g)) for g in sorted(alone))
         account.note(
+            NoticeCode.COLLECTIVES_OF_UNRECORDED,
             f"collectives after the last backward with ranks that were not recorded or match no other ({groups}) may "
-            "hold waits: upper bounds"
+            "hold waits: upper bounds",
         )
     return tails
 

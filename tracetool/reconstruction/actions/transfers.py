@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import UnmatchedTransfer
 from tracetool.model.action import ActionKind
+from tracetool.model.notice import NoticeCode
 from tracetool.model.timeline import Transfer
 from tracetool.reconstruction.actions.labels import SQL_PATTERN, parse_label
 from tracetool.reconstruction.capture.waits import total_ns
@@ -261,8 +262,9 @@ def find_transfers(
     early = sum(t.end_ns < t.send_posted_ns for t in transfers)
     if early:
         account.note(
+            NoticeCode.MESSAGES_EARLY,
             f"{early} of {len(transfers)} messages arrive before they were sent: the clocks of the ranks differ, and "
-            "every time that crosses ranks is off by as much"
+            "every time that crosses ranks is off by as much",
         )
     return transfers
 

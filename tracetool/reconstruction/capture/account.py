@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from tracetool.model.notice import Notices
+
+if TYPE_CHECKING:
+    from tracetool.model.notice import NoticeCode
 
 Evidence = Literal[
     "label", "metadata", "autograd", "kernels", "messages", "order", "schedule fit", "inferred", "copied", "assumed"
@@ -40,17 +45,16 @@ class Account:
     """Collects findings and notes while a Run is reconstructed.
 
     Attributes:
-        notes: What was left out, repaired or is missing, one sentence each.
+        notes: What was left out, repaired or is missing.
         findings: Facts with their evidence.
     """
 
-    notes: list[str] = field(default_factory=list)
+    notes: Notices = field(default_factory=Notices)
     findings: list[Finding] = field(default_factory=list)
 
-    def note(self, text: str) -> None:
-        """Add a sentence, once."""
-        if text not in self.notes:
-            self.notes.append(text)
+    def note(self, code: NoticeCode, text: str) -> None:
+        """Add a notice, once; see :class:`tracetool.model.notice.Notice`."""
+        self.notes.add(code, text)
 
     def find(
         self,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
+from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction.capture.clock_pairs import Anchors, join_pair, slopes_of, tells_offset
 from tracetool.units import format_count, format_duration, format_ranks
 
@@ -355,11 +356,13 @@ def _record_clocks(
     jumped = [rank for rank, clock in known.items() if abs(clock.drift_ppm or 0.0) > _MOST_DRIFT_PPM]
     if jumped:
         account.note(
+            NoticeCode.CLOCKS_DRIFT,
             f"the clocks of {format_ranks(jumped)} seem to drift by more than {_MOST_DRIFT_PPM:.0f} ppm, as no clock "
-            "does: they were set during the capture, and times on both sides of that do not fit each other"
+            "does: they were set during the capture, and times on both sides of that do not fit each other",
         )
     if apart:
         account.note(
+            NoticeCode.CLOCKS_APART,
             f"the {'clock' if len(apart) == 1 else 'clocks'} of {format_ranks(apart)} cannot be compared with that of "
             f"rank {min(clocks)}: "
             + (
@@ -367,7 +370,7 @@ def _record_clocks(
                 if one_way
                 else "no message or collective joins them"
             )
-            + ". Waits, transfers and idle time across them are off by as much as the clocks are"
+            + ". Waits, transfers and idle time across them are off by as much as the clocks are",
         )
 
 

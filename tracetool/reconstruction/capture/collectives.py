@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
+from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction.capture.shifts import MOST_TRIED, STEADY_RATIO, agrees, is_steady, scatter, side_of
 from tracetool.units import format_count, format_ranks
 
@@ -111,7 +112,10 @@ def find_collectives(run: Run, account: Account) -> list[Collective]:
         collectives += [Collective(group, members, row, "metadata" if known else "order", may_lack) for row in rows]
     for (group, group_ranks), count in lost.items():
         who = f"group {group!r} of {format_ranks(group_ranks)}" if group_ranks else "groups without a name"
-        account.note(f"{format_count(count, 'collective')} of {who} match no other rank: counts, kinds or ends differ")
+        account.note(
+            NoticeCode.COLLECTIVES_UNMATCHED,
+            f"{format_count(count, 'collective')} of {who} match no other rank: counts, kinds or ends differ",
+        )
     return collectives
 
 

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
+from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction.capture.process_groups import DIMENSIONS, Dimension, dimension_of, spans_context
 from tracetool.reconstruction.capture.traffic import Purpose, purposes
 from tracetool.units import format_count, format_ranks
@@ -110,7 +111,10 @@ def find_coordinates(
             "no group of a recorded rank lists them",
         )  # fmt: skip
     if not axes and world > 1:
-        account.note("no process group and no message tells the parallel dimensions: coordinates are unknown")
+        account.note(
+            NoticeCode.COORDINATES_UNKNOWN,
+            "no process group and no message tells the parallel dimensions: coordinates are unknown",
+        )
     numbers = {rank: n for n, pipeline in enumerate(pipelines) for rank in pipeline.ranks}
     rows = []
     for rank in range(world):

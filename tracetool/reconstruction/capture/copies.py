@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracetool.errors import MissingRank
+from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction.capture.account import UNCHECKED
 
 if TYPE_CHECKING:
@@ -86,8 +87,9 @@ def with_copies(
             "both hold the same stage; what differs between them, waits above all, is lost",
         )  # fmt: skip
     account.note(
+        NoticeCode.RANKS_COPIED,
         "not recorded, hence copied from a rank of the same stage: "
-        + ", ".join(f"rank {rank} from {source}" for rank, source in copies.items())
+        + ", ".join(f"rank {rank} from {source}" for rank, source in copies.items()),
     )
     queries_of: dict[str, list[str]] = {table: ["SELECT * FROM {recorded}"] for table in _PER_RANK}
     for rank, source in copies.items():

@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
+from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction.capture.stage_order import reach
 
 if TYPE_CHECKING:
@@ -127,8 +128,9 @@ def record_rings(rings: Sequence[Ring], account: Account) -> None:
             )  # fmt: skip
     if rings:
         account.note(
+            NoticeCode.MESSAGES_OF_STAGE,
             "messages among ranks of one stage (ring attention) are communication inside actions: their time stays as "
-            "recorded, over links between data centres, too"
+            "recorded, over links between data centres, too",
         )
 
 

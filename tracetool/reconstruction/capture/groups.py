@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.errors import MissingRank, NoPipeline
+from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction.capture.account import UNCHECKED, Account
 from tracetool.reconstruction.capture.messages import read_p2p
 from tracetool.reconstruction.capture.process_groups import ProcessGroup, dimension_of, read_groups
@@ -160,12 +161,6 @@ _MAY_SEND = re.compile(r"send|recv|receive|unknown|^$", re.IGNORECASE)
 """Operations that may be sends or receives, where nothing names their peers."""
 
 
-def left_out_note(pipelines: Sequence[PipelineGroup], group: PipelineGroup) -> str:
-    """What there is to say where one pipeline of several is looked at alone."""
-    others = "; ".join(str(list(g.ranks)) for g in pipelines if g is not group)
-    return f"{len(pipelines)} pipelines side by side; this is {list(group.ranks)}, left out: {others}"
-
-
 def chosen_pipeline(pipelines: Sequence[PipelineGroup], number: int, account: Account) -> PipelineGroup:
     """The pipeline of a number, with what there is to say about it and those left out.
 
@@ -177,13 +172,18 @@ def chosen_pipeline(pipelines: Sequence[PipelineGroup], number: int, account: Ac
         raise NoPipeline(f"there is no pipeline {number}; the traces hold {listed}.", hint="choose one with --pipeline")
     group = pipelines[number]
     if len(pipelines) > 1:
-        account.note(left_out_note(pipelines, group))
+        others = "; ".join(str(list(g.ranks)) for g in pipelines if g is not group)
+        account.note(
+            NoticeCode.PIPELINES_LEFT_OUT,
+            f"{len(pipelines)} pipelines side by side; this is {list(group.ranks)}, left out: {others}",
+        )
     if group.inferred:
         account.note(
-            f"no process group lists the pipeline: the stage order {list(group.ranks)} follows who sends first"
+            NoticeCode.STAGE_ORDER,
+            f"no process group lists the pipeline: the stage order {list(group.ranks)} follows who sends first",
         )
     if group.detail:
-        account.note(f"stage order {list(group.ranks)}: {group.detail}")
+        account.note(NoticeCode.STAGE_ORDER, f"stage order {list(group.ranks)}: {group.detail}")
     return group
 
 

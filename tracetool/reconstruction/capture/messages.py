@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
+from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction.capture.collectives import rough_differences
 from tracetool.reconstruction.capture.shifts import (
     EARLY_NS,
@@ -114,8 +115,9 @@ def record_shapes(run: Run, account: Account) -> None:
     ((shapes,),) = run.rows(_SHAPES_SQL, [SHAPE_MESSAGE_BYTES])
     if shapes:
         account.note(
+            NoticeCode.MESSAGES_SMALL,
             f"{format_count(shapes, 'small message')} of at most {SHAPE_MESSAGE_BYTES} bytes left out: they announce "
-            "the shape of what follows"
+            "the shape of what follows",
         )
 
 
@@ -148,12 +150,13 @@ def match_messages(
         left = [op for op in (*sends, *recvs) if id(op) not in met]
         unmatched += left
         if left and src in ops and dst in ops:
-            account.note(_mismatch(src, dst, sends, recvs, len(pairs), shift))
+            account.note(NoticeCode.MESSAGES_UNMATCHED, _mismatch(src, dst, sends, recvs, len(pairs), shift))
     alone = sorted({op.peer for op in unmatched} - set(ops))
     if alone:
         account.note(
+            NoticeCode.MESSAGES_OF_UNRECORDED,
             f"{format_count(sum(op.peer in alone for op in unmatched), 'message')} with {format_ranks(alone)}, not "
-            "recorded: their time holds the waiting, too"
+            "recorded: their time holds the waiting, too",
         )
     return Matched(tuple(messages), tuple(unmatched))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from tracetool.model.notice import NoticeCode
 from tracetool.units import format_count
 
 if TYPE_CHECKING:
@@ -95,12 +96,14 @@ def read_groups(run: Run, account: Account | None = None) -> list[ProcessGroup]:
     ]
     if account is not None and mended:
         account.note(
-            f"{format_count(mended, 'list')} of ranks of process groups were cut, and completed from other ranks"
+            NoticeCode.GROUPS_MENDED,
+            f"{format_count(mended, 'list')} of ranks of process groups were cut, and completed from other ranks",
         )
     if account is not None and hidden:
         account.note(
+            NoticeCode.GROUPS_HIDDEN,
             f"{format_count(len(hidden), 'communicator')} that the trace does not list: "
-            "their members are the ranks that use them"
+            "their members are the ranks that use them",
         )
     return sorted({*whole, *hidden}, key=lambda g: (g.ranks, _natural(g.name), g.description))
 

@@ -9,6 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.model.action import ActionKind
+from tracetool.model.notice import NoticeCode
 from tracetool.model.pipeline import ActionCost, Costs, LayerCosts
 from tracetool.reconstruction.actions.pieces import SCALING_OPS
 from tracetool.reconstruction.actions.segments import lists_actions
@@ -338,8 +339,9 @@ def _split_backwards(
     ]
     if silent:
         account.note(
+            NoticeCode.SPLIT_UNKNOWN,
             f"stages {', '.join(map(str, sorted(silent)))}: no autograd nodes around kernels, so the gradients "
-            "of input and weights are not told apart"
+            "of input and weights are not told apart",
         )
     return frozenset(
         stage
@@ -370,7 +372,9 @@ def _split_stage(
     elif 2 * good < checks:
         why = f"{checks - good} of its {checks} linear layers hold other products than a gradient of each needs"
     if why is not None:
-        account.note(f"stage {stage}: its backward is not split into input and weight gradients: {why}")
+        account.note(
+            NoticeCode.SPLIT_UNKNOWN, f"stage {stage}: its backward is not split into input and weight gradients: {why}"
+        )
         return False
     halves = [round(median(v.whole_half(kind).duration_ns for v in views)) for kind in _HALVES]
     account.find(
@@ -387,8 +391,9 @@ def _record_layers(layers: Mapping[int, StageLayers | None], account: Account) -
     unknown = [stage for stage, stage_layers in layers.items() if stage_layers is None]
     if unknown:
         account.note(
+            NoticeCode.LAYERS_UNKNOWN,
             f"stages {', '.join(map(str, unknown))}: no pattern of kernels repeats in most actions, so layers are "
-            "unknown"
+            "unknown",
         )
     for stage, stage_layers in layers.items():
         if stage_layers is not None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from tracetool.model.notice import NoticeCode, Notices
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -32,19 +34,21 @@ def gap_shares(costs: Iterable[tuple[int, str, int, int]]) -> dict[tuple[int, st
     return {key: 1 - kernels / duration for key, (duration, kernels) in sorted(sums.items()) if duration}
 
 
-def notes_on_gaps(shares: Mapping[tuple[int, str], float]) -> list[str]:
+def notes_on_gaps(shares: Mapping[tuple[int, str], float]) -> Notices:
     """Which actions are full of gaps, and what that means; empty if none is."""
     by_kind: dict[str, list[str]] = defaultdict(list)
     for (stage, kind), share in sorted(shares.items()):
         if share >= WORTH_TELLING:
             by_kind[kind].append(f"{share:.0%} on stage {stage}")
     if not by_kind:
-        return []
+        return Notices()
     listed = "; ".join(f"{kind} {', '.join(listed_stages)}" for kind, listed_stages in by_kind.items())
-    statements = [f"gaps between kernels count as compute, and are much of it: {listed}"]
+    notes = Notices()
+    notes.add(NoticeCode.HOST_GAPS, f"gaps between kernels count as compute, and are much of it: {listed}")
     if max(shares.values()) >= HOST_BOUND:
-        statements.append(
+        notes.add(
+            NoticeCode.HOST_BOUND,
             "the host holds the device back there, and a profiler slows the host: real steps can be much shorter "
-            "(with such gaps, profiled steps took 7 to 42 % longer on H100 recordings)"
+            "(with such gaps, profiled steps took 7 to 42 % longer on H100 recordings)",
         )
-    return statements
+    return notes

@@ -16,6 +16,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.model.action import ActionKind
+from tracetool.model.notice import NoticeCode
 from tracetool.model.pipeline import Launch
 from tracetool.reconstruction.closeup.contention import pieces
 from tracetool.units import format_count, format_duration
@@ -367,6 +368,7 @@ def _record_launches(
             beyond.append(more)
     if beyond:
         account.note(
+            NoticeCode.HOSTS_LATE,
             f"hosts held {len(beyond)} of {format_count(len(shown), 'action')} back for longer than their waits for "
-            f"devices explain, by {format_duration(sum(beyond))}: costs leave that out"
+            f"devices explain, by {format_duration(sum(beyond))}: costs leave that out",
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction.closeup.contention import Sample, learn_alone, pieces
 from tracetool.reconstruction.closeup.loads import rank_load
 from tracetool.reconstruction.closeup.slowdown import (
@@ -24,13 +25,6 @@ if TYPE_CHECKING:
     from tracetool.reconstruction.closeup.action_view import ActionView
     from tracetool.reconstruction.closeup.contention import Alone, Device
     from tracetool.reconstruction.closeup.slowdown import Factors
-
-
-MOSTLY_DEFAULTS = (
-    "hardly any kernel ran beside communication, so by how much compute slows down there is the default of its "
-    "kernels' class (H100): --costs-from takes it from another recording"
-)
-"""What is noted where a trace shows too little."""
 
 
 class _KernelRun(NamedTuple):
@@ -152,7 +146,11 @@ def _record_factors(factors: Factors, account: Account) -> None:
         "kernels", own,
     )  # fmt: skip
     if default > 0.5:
-        account.note(MOSTLY_DEFAULTS)
+        account.note(
+            NoticeCode.SLOWDOWN_DEFAULT,
+            "hardly any kernel ran beside communication, so by how much compute slows down there is the default of its "
+            "kernels' class (H100): --costs-from takes it from another recording",
+        )
 
 
 def _record_contention(alone: Alone, slowed: int, total: int, account: Account) -> None:

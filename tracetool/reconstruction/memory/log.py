@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from tracetool.model.notice import NoticeCode
 from tracetool.units import format_duration, format_ranks
 
 if TYPE_CHECKING:
@@ -190,6 +191,7 @@ def record_snapshots_apart_in_time(run: Run, account: Account) -> None:
         else:
             where = f"begins {format_duration(first - traced_last)} after its trace ends"
         account.note(
+            NoticeCode.SNAPSHOT_UNUSED,
             f"{format_ranks([rank])}: its memory snapshot {where}, so it is not used: another run, another time base, "
-            "or a history too short to reach back"
+            "or a history too short to reach back",
         )

@@ -8,6 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from tracetool.model.action import ActionKind
+from tracetool.model.notice import NoticeCode
 from tracetool.model.pipeline import ActionCost, StageProfile
 from tracetool.model.timeline import MemoryCurve, memory_curve
 from tracetool.reconstruction.memory.actions import ActionMemory, memory_by_action
@@ -98,7 +99,9 @@ def memory_facts(
         if why is not None:
             unknown.setdefault(why, []).append(rank)
     for why, ranks in unknown.items():
-        account.note(f"{format_ranks(ranks)}: what an action holds in memory is unknown: {why}")
+        account.note(
+            NoticeCode.MEMORY_UNKNOWN, f"{format_ranks(ranks)}: what an action holds in memory is unknown: {why}"
+        )
     return facts
 
 

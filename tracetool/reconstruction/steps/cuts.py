@@ -7,6 +7,7 @@ from operator import itemgetter
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
+from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction.capture.messages import read_p2p
 from tracetool.reconstruction.steps.periods import drains
 
@@ -91,16 +92,20 @@ def cuts_of(run: Run, ranks: Sequence[int], account: Account, clocks: Clocks) ->
         for rank, rows in groupby(run.rows(sql, parameters), key=itemgetter(0)):
             ends[rank] = [end for _, end in rows]
         if all(ends.values()):
-            account.note(f"the trace marks no steps: they are cut {where}, and numbered from 0")
+            account.note(NoticeCode.STEPS_CUT, f"the trace marks no steps: they are cut {where}, and numbered from 0")
             return Cut(_between(_aligned(ends, clocks), bounds, _last_message(run, ranks)), evidence)
     drained = drains(run, read_p2p(run), ranks, clocks)
     if drained is not None:
         account.note(
+            NoticeCode.STEPS_CUT,
             "the trace marks neither steps nor the optimizer: they are cut where the pipeline has run empty "
-            "and its messages begin to repeat, and numbered from 0"
+            "and its messages begin to repeat, and numbered from 0",
         )
         return Cut(_between(drained, bounds, _last_message(run, ranks)), "messages")
-    account.note("the trace marks neither steps nor the optimizer: all of it is taken as one step, number 0")
+    account.note(
+        NoticeCode.STEPS_CUT,
+        "the trace marks neither steps nor the optimizer: all of it is taken as one step, number 0",
+    )
     return Cut({0: {rank: bounds[rank] for rank in ranks if rank in bounds}}, "assumed")
 
 

@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
 from tracetool.errors import ReconstructError
+from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction.steps.cuts import Cut, cuts_of
 from tracetool.reconstruction.steps.kinds import (
     Exchanged,
@@ -145,7 +146,7 @@ def choose_step(steps: Sequence[Step], ranks: Sequence[int], wanted: int | None,
         if missing:
             raise ReconstructError(f"step {wanted} was not recorded on ranks {missing} of the pipeline {list(ranks)}.")
         if chosen.status != "complete":
-            account.note(f"step {wanted} is not complete ({_why(chosen)})")
+            account.note(NoticeCode.STEP_INCOMPLETE, f"step {wanted} is not complete ({_why(chosen)})")
         reason = "asked for"
     elif not alike:
         unmarked = [rank for rank in ranks if not any(rank in s.spans for s in steps)]
@@ -158,14 +159,14 @@ def choose_step(steps: Sequence[Step], ranks: Sequence[int], wanted: int | None,
         chosen = alike[(len(alike) - 1) // 2]
         reason = "of median length" if whole else "the one that lacks least"
         if chosen.lost:
-            account.note(f"step {chosen.number} is not complete ({_why(chosen)})")
+            account.note(NoticeCode.STEP_INCOMPLETE, f"step {chosen.number} is not complete ({_why(chosen)})")
     incomplete = [s for s in steps if s.status != "complete" and s is not chosen]
     listed = ", ".join(f"{s.number} ({_why(s)})" for s in incomplete)
     if incomplete:
-        account.note(f"incomplete steps left out: {listed}")
+        account.note(NoticeCode.STEPS_LEFT_OUT, f"incomplete steps left out: {listed}")
     others = ", ".join(f"{s.number} ({_unlike(s, chosen, ranks)})" for s in whole if s.exchanged != chosen.exchanged)
     if others and chosen.status == "complete":
-        account.note(f"steps of other work left out: {others}")
+        account.note(NoticeCode.STEPS_LEFT_OUT, f"steps of other work left out: {others}")
     account.find(
         "steps",
         "all",

@@ -63,8 +63,8 @@ def report_info(answer: Answer, facts: RunFacts) -> ReportInfo:
         results=[_result(answer, r) for r in answer.results],
         best=None if answer.best is None else best_info(answer, answer.best),
         refused=[RefusedInfo(schedule=r.schedule, reason=r.reason, hint=r.hint) for r in answer.refused],
-        warnings=list(answer.warnings),
-        notes=list(answer.notes),
+        warnings=list(map(str, answer.warnings)),
+        notes=list(map(str, answer.notes)),
     )  # fmt: skip
 
 

@@ -84,7 +84,7 @@ def stragglers_info(result: Stragglers, facts: RunFacts) -> StragglersInfo:
         slowdown_ratio=result.slowdown_ratio,
         steps=[_step(step) for step in result.steps],
         suspects=[_suspect(suspect) for suspect in result.suspects],
-        notes=list(result.notes),
+        notes=list(map(str, result.notes)),
     )
 
 

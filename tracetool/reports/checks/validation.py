@@ -126,7 +126,7 @@ def validation_info(done: Validation, facts: ValidationFacts) -> ValidationInfo:
         max_peak_error_ratio=done.max_peak_error_ratio,
         kendall_tau=done.kendall_tau,
         not_predicted=done.not_predicted,
-        notes=list(done.notes),
+        notes=list(map(str, done.notes)),
     )
 
 

@@ -119,7 +119,7 @@ def render_github(done: Comparison) -> bytes:
             notes.append((failing, line.key.text, f"{from_to(line)}: {_causes(done, line)}"))
         elif line.verdict == "regressed":
             notes.append(("warning", line.key.text, f"{from_to(line)}: {_causes(done, line)}"))
-    notes += [("warning", "tracetool compare", note) for note in done.notes]
+    notes += [("warning", "tracetool compare", str(note)) for note in done.notes]
     return "".join(f"::{level} title={_property(title)}::{_message(text)}\n" for level, title, text in notes).encode()
 
 

@@ -150,7 +150,7 @@ def comparison_info(done: Comparison, facts: ComparisonFacts) -> ComparisonInfo:
         lines=[_line(line) for line in done.lines],
         causes={metric: _causes(metric, causes) for metric, causes in done.causes.items()},
         checks=[CheckInfo(limit=c.limit.text, outcome=c.outcome, detail=c.detail) for c in done.checks],
-        notes=list(done.notes),
+        notes=list(map(str, done.notes)),
         figures=list(done.figures),
     )  # fmt: skip
 

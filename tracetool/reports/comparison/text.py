@@ -170,7 +170,7 @@ def render_markdown(done: Comparison, facts: ComparisonFacts, max_bytes: int = 6
         rows = [f"| {_code(c.limit.text)} | {c.outcome} | {_escaped(c.detail)} |" for c in done.checks]
         blocks.append(["| limit | | |", "|---|---|---|", *rows])
     if done.notes:
-        blocks.append([f"- {_escaped(note)}" for note in done.notes])
+        blocks.append([f"- {_escaped(str(note))}" for note in done.notes])
     rest = [line for line in done.lines if line not in done.shown]
     blocks.append(["<details><summary>everything else</summary>", "", *_table(done, rest), "", "</details>"])
     sources = [line.strip() for side, of in (("base", done.base), ("new", done.new)) for line in _side(side, of)]

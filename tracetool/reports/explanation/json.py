@@ -154,8 +154,8 @@ def explanation_info(explained: Explanation, facts: RunFacts) -> ExplanationInfo
             for what, duration in explained.spent_ns.items()
         ],
         remark=explained.remark,
-        warnings=list(answer.warnings),
-        notes=list(answer.notes),
+        warnings=list(map(str, answer.warnings)),
+        notes=list(map(str, answer.notes)),
     )
 
 

@@ -76,8 +76,8 @@ def _about(answer: Answer, facts: RunFacts) -> dict[str, object]:
         "extra_forwards": {r.schedule: list(r.extra_forwards) for r in answer.results if r.extra_forwards is not None},
         "dcs": list(topology.dcs),
         "links": [str(link) for link in topology.links],
-        "warnings": list(answer.warnings),
-        "notes": list(answer.notes),
+        "warnings": list(map(str, answer.warnings)),
+        "notes": list(map(str, answer.notes)),
         "idle_causes": {cause.value: cause.words.meaning for cause in Cause},
     }
 

@@ -163,7 +163,7 @@ def sweep_info(found: Sweep, facts: RunFacts, price: Price | None) -> SweepInfo:
         best=[_best(each) for each in found.best],
         points=[_point(point) for point in found.points],
         knees=[msgspec.convert(asdict(knee), KneeInfo) for knee in found.knees],
-        notes=list(found.notes),
+        notes=list(map(str, found.notes)),
     )
 
 

@@ -1,0 +1,20 @@
+"""Notices, asked by code: what they say is for people, and only a test of the words reads it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tracetool.model.notice import Notice, NoticeCode
+
+
+def codes(notices: Iterable[Notice]) -> list[NoticeCode]:
+    """What was noticed, in order."""
+    return [notice.code for notice in notices]
+
+
+def texts(notices: Iterable[Notice], code: NoticeCode | None = None) -> list[str]:
+    """What is said, of one code or of all."""
+    return [notice.text for notice in notices if code in (None, notice.code)]
