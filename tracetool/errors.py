@@ -16,10 +16,104 @@ A message says what happened, where and what was found; ``hint`` says what to do
 from __future__ import annotations
 
 import difflib
+from contextlib import contextmanager
+from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping
+
+_flags: dict[str, str] = {}
+"""What options are called where they are typed; none where Python is spoken."""
+
+
+@contextmanager
+def typed_as(flags: Mapping[str, str]) -> Iterator[None]:
+    """Have texts that are made here call options as they are typed.
+
+    Args:
+        flags: By the options' values.
+    """
+    before = flags_now()
+    _flags.update(flags)
+    try:
+        yield
+    finally:
+        _flags.clear()
+        _flags.update(before)
+
+
+def flags_now() -> dict[str, str]:
+    """What options are called here: workers are to call them so, too."""
+    return dict(_flags)
+
+
+class Option(Enum):
+    """What can be asked for, by its argument's name; a text calls it as whoever reads it writes it.
+
+    Python's users read ``add dc='0-1,2-3'`` where those of the command line read ``add --dc 0-1,2-3``: both are
+    ``f"add {Option.DC('0-1,2-3')}"``, and ``f"{Option.DC}"`` is the name alone.
+    """
+
+    ACTIVATION = "activation"
+    ALSO = "also"
+    ALSO_MBS = "also_mbs"
+    ALSO_SEQ = "also_seq"
+    BANDWIDTH = "bandwidth"
+    CHUNKS = "chunks"
+    CONFIG = "config"
+    COPY_MISSING = "copy_missing"
+    COSTS_FROM = "costs_from"
+    DC = "dc"
+    DISTANCE = "distance"
+    EQUAL_STAGES = "equal_stages"
+    EXTRA_FORWARDS = "extra_forwards"
+    FORCE = "force"
+    GROUP = "group"
+    HBM = "hbm"
+    HIDDEN = "hidden"
+    INTERFERENCE = "interference"
+    JOBS = "jobs"
+    JSON = "json"
+    LABEL = "label"
+    LATENCY = "latency"
+    LINK = "link"
+    MBS = "mbs"
+    MEMORY_FROM = "memory_from"
+    MICROBATCHES = "microbatches"
+    OVERLAP_RATIO = "overlap_ratio"
+    P2P = "p2p"
+    PIPELINE = "pipeline"
+    PIPELINES_ON_LINK = "pipelines_on_link"
+    RANKS = "ranks"
+    SCHEDULE = "schedule"
+    SCHEDULES = "schedules"
+    SEQ = "seq"
+    STATIC = "static"
+    STEP = "step"
+    STRICT = "strict"
+    TIME_LIMIT = "time_limit_s"
+
+    def __str__(self) -> str:
+        return _flags.get(self.value, self.value)
+
+    def __call__(self, value: object) -> str:
+        """The option with a value."""
+        if not _flags:
+            return f"{self.value}={value!r}"
+        import shlex
+
+        return f"{self} {shlex.quote(','.join(map(str, value)) if isinstance(value, tuple) else str(value))}"
+
+    @property
+    def on(self) -> str:
+        """The option asked for, of one that is off otherwise."""
+        return str(self) if _flags else f"{self.value}=True"
+
+    @property
+    def off(self) -> str:
+        """The option asked for, of one that is on otherwise."""
+        return str(self) if _flags else f"{self.value}=False"
 
 
 class TraceToolError(Exception):

@@ -175,7 +175,7 @@ def test_without_links_it_says_what_to_do() -> None:
     pipe = pipeline(P, M, F, B)
     with pytest.raises(ScenarioError, match="none is given") as refused:
         advise(found(pipe), Scenario())
-    assert "--link" in (refused.value.hint or "")
+    assert "link" in (refused.value.hint or "")
 
 
 def test_each_link_is_also_looked_at_alone() -> None:

@@ -83,7 +83,7 @@ def test_layers_and_derived_halves_slow_down_too() -> None:
 
 
 def test_other_stages_are_refused() -> None:
-    with pytest.raises(ScenarioError, match=r"--costs-from: that recording has 4 stages, this one 2\.") as error:
+    with pytest.raises(ScenarioError, match=r"costs_from: that recording has 4 stages, this one 2\.") as error:
         with_factors_of(pipeline(2, 2, 1, 1), pipeline(4, 2, 1, 1))
     assert error.value.hint == "take a recording of the same model, cut into the same stages"
 

@@ -16,6 +16,7 @@ from helpers.shared import once, place_of
 
 from tracetool.ingestion import ingest, write_run
 from tracetool.ingestion.runs import derive
+from tracetool.model.notice import Notice
 from tracetool.reconstruction import Reconstruction, reconstruct
 from tracetool.reconstruction.capture.account import Account, Finding
 from tracetool.store.run import Run
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tracetool.ingestion.discover import Discovery
-    from tracetool.model.notice import Notice
 
 OWN_CACHE = "TRACETOOL_TESTS_CACHE"
 """Names the cache that commands of this worker have unless a test gives them one, in the environment."""

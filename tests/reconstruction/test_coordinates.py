@@ -213,7 +213,7 @@ def test_missing_ranks_are_copied_only_when_asked(
     run = _only(h100("tp2pp2_1f1b_m8"), *recorded)
     with pytest.raises(MissingRank, match="1 of 2 pipeline ranks were recorded") as caught:
         reconstruct(run, pipeline=number)
-    assert "--copy-missing-ranks" in (caught.value.hint or "")
+    assert "copy_missing" in (caught.value.hint or "")
     found = reconstruct(run, pipeline=number, copy_missing=True)
     whole = {n: rebuilt("tp2pp2_1f1b_m8", pipeline=n) for n in (0, 1)}
     ((rank, source),) = copied.items()

@@ -180,6 +180,6 @@ def test_schedules_that_do_not_fit_hint_at_the_recorded_order() -> None:
     asked = grid(interleaved, "1f1b,geopipe", dc="0,1", bandwidth="25Gbit/s", latency="1ms")
     with pytest.raises(ScheduleError, match="none of 2 points") as refused:
         sweep(interleaved, asked)
-    assert "--schedule observed" in (refused.value.hint or "")
+    assert "schedules='observed'" in (refused.value.hint or "")
     (point,) = sweep(interleaved, replace(asked, schedules=("observed",)), knees=False).points
     assert point.step_ns

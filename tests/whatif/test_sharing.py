@@ -133,5 +133,5 @@ def test_two_opposed_pipelines_say_what_to_do() -> None:
     scenario = tt.scenario(found, dc="0,1", link=LINK)
     with pytest.raises(tt.TraceToolError, match="not modelled") as caught:
         tt.answer(found, "dualpipe", scenario)
-    assert "--pipelines-on-link 1" in (caught.value.hint or "")
+    assert "pipelines_on_link=1" in (caught.value.hint or "")
     assert pipelines_on_links(found, tt.Topology()) == 1

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.advice.more import More, Resource, more_of_each
 from tracetool.advice.plans import Deepened, Plan, ScenarioPlans, plans_for, ways
-from tracetool.errors import ScenarioError, ScheduleError
+from tracetool.errors import Option, ScenarioError, ScheduleError
 from tracetool.schedules import parse_names
 from tracetool.units import format_duration
 from tracetool.whatif.best import TIERS, choose, is_as_good, recorded_schedule, recorded_test, rows_of
@@ -149,7 +149,8 @@ def no_links() -> ScenarioError:
     """The refusal to advise on links that were not given."""
     return ScenarioError(
         "advice is about the links between data centres, and none is given.",
-        hint="add --dc and --link, as in --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms; inside one data centre, "
+        hint=f"add {Option.DC} and {Option.LINK}, as in {Option.DC('0-1,2-3')} {Option.LINK('dc0-dc1=25Gbit/s,10ms')}; "
+        "inside one data centre, "
         "'tracetool replay --schedule 1f1b,zb-h1,interleaved' compares schedules",
     )
 

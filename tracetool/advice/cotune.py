@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.advice.fixed import fixed_parts
 from tracetool.costs.rescaled import MicrobatchSize, fixed_by_fit, with_batch
-from tracetool.errors import ScenarioError
+from tracetool.errors import Option, ScenarioError
 from tracetool.reconstruction.closeup.host_gaps import WORTH_TELLING, gap_shares
 from tracetool.replays.evaluation import evaluate
 from tracetool.schedules import build_schedule
@@ -129,7 +129,7 @@ def co_tune(
     assumptions: list[str] = []
     if hidden is None:
         hidden = _hidden(pipeline, recorded)
-        assumptions.append(f"h = {hidden} follows from messages of mbs × seq × h numbers of 2 bytes (--hidden)")
+        assumptions.append(f"h = {hidden} follows from messages of mbs × seq × h numbers of 2 bytes ({Option.HIDDEN})")
     fixed = _fixed(found, recorded, hidden, also, assumptions)
     tokens = recorded.tokens * (scenario.microbatches or pipeline.observed.shape.microbatches)
     candidates = [
@@ -172,9 +172,9 @@ def _hidden(pipeline: Pipeline, recorded: MicrobatchSize) -> int:
     if payload is None or payload % (2 * recorded.tokens):
         known = "is unknown" if payload is None else f"of {format_size(payload)}"
         raise ScenarioError(
-            f"the model's hidden size does not follow from the size of a message ({known}) with --mbs "
-            f"{recorded.sequences} and --seq {recorded.length}, at 2 bytes per number.",
-            hint="check --mbs and --seq, or give --hidden",
+            f"the model's hidden size does not follow from the size of a message ({known}) with "
+            f"{Option.MBS(recorded.sequences)} and {Option.SEQ(recorded.length)}, at 2 bytes per number.",
+            hint=f"check {Option.MBS} and {Option.SEQ}, or give {Option.HIDDEN}",
         )
     return payload // (2 * recorded.tokens)
 
@@ -194,13 +194,14 @@ def _fixed(
         return parts.times_ns
     if len(also.pipeline.stages) != len(found.pipeline.stages):
         raise ScenarioError(
-            f"--also: that recording has {len(also.pipeline.stages)} stages, this one {len(found.pipeline.stages)}.",
+            f"{Option.ALSO}: that recording has {len(also.pipeline.stages)} stages, this one "
+            f"{len(found.pipeline.stages)}.",
             hint="take a recording of the same model, cut into the same stages",
         )
     if also.batch.flops(hidden) == recorded.flops(hidden):
         raise ScenarioError(
-            "--also: its microbatches are as large as those of this recording, so nothing can be fitted.",
-            hint="say what they are made of with --also-mbs and --also-seq",
+            f"{Option.ALSO}: its microbatches are as large as those of this recording, so nothing can be fitted.",
+            hint=f"say what they are made of with {Option.ALSO_MBS} and {Option.ALSO_SEQ}",
         )
     assumptions.append(f"of an action's time what two recordings tell stays, {growth}")
     return fixed_by_fit(found.pipeline, recorded, also.pipeline, also.batch, hidden=hidden)

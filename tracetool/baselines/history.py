@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from tracetool.comparison.report_file import read_report
-from tracetool.errors import AlreadyExists, StoreError
+from tracetool.errors import AlreadyExists, Option, StoreError
 from tracetool.model.pipeline import P2P_MODES
 from tracetool.store.parts import whole_file
 from tracetool.tables.fields import doc
@@ -113,10 +113,10 @@ def add_report(path: Path, report: Path, *, label: str, at: str | None = None) -
         StoreError: If the label cannot be one, or the report or the history cannot be read or written.
     """
     if not label.strip() or not label.isprintable():
-        raise StoreError(f"{label!r} cannot name an entry.", hint="give a --label of printable letters")
+        raise StoreError(f"{label!r} cannot name an entry.", hint=f"give a {Option.LABEL} of printable letters")
     before = read_history(path) if path.exists() else []
     if any(value.label == label for value in before):
-        raise AlreadyExists(f"{path} has an entry {label!r}.", hint="give another --label")
+        raise AlreadyExists(f"{path} has an entry {label!r}.", hint=f"give another {Option.LABEL}")
     entry = max((value.entry for value in before), default=0) + 1
     added = [
         Value(entry=entry, label=label, at=at, **origin, metric=metric, value=value)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.baselines.history import OBSERVED
 from tracetool.baselines.trend import SeriesStep, last_step
-from tracetool.errors import ScenarioError, UnknownName
+from tracetool.errors import Option, ScenarioError, UnknownName
 from tracetool.model.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -74,7 +74,9 @@ def trends(
             series.setdefault((value.schedule, value.scenario, value.metric), []).append(value)
     if not series:
         known = ", ".join(dict.fromkeys(value.schedule for value in values)) or "nothing"
-        raise ScenarioError(f"the history has no such figures; it is about {known}.", hint="leave --schedule out")
+        raise ScenarioError(
+            f"the history has no such figures; it is about {known}.", hint=f"leave {Option.SCHEDULE} out"
+        )
     found = []
     for (name, scenario, of), of_series in series.items():
         kept = tuple(of_series)

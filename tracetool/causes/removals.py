@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.costs.measured import MeasuredCosts
-from tracetool.errors import ScheduleError
+from tracetool.errors import Option, ScheduleError
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import BY_EDGE, ActionCost
 from tracetool.model.topology import Link
@@ -109,7 +109,7 @@ def _without_channel(explained: Explained) -> Removal:
     if explained.p2p in BY_EDGE:
         return replayed("messages inside a DC that take no time", without_moving(explained))
     scenario = replace(explained.scenario, p2p="per-edge")
-    return replayed("a channel per edge (--p2p per-edge)", replace(explained, scenario=scenario))
+    return replayed(f"a channel per edge ({Option.P2P('per-edge')})", replace(explained, scenario=scenario))
 
 
 def without_moving(explained: Explained) -> Explained:

@@ -15,6 +15,7 @@ from tracetool.cli.advise import advise
 from tracetool.cli.baseline import baseline
 from tracetool.cli.compare import compare
 from tracetool.cli.explain import explain
+from tracetool.cli.flags import flags_of
 from tracetool.cli.info import info
 from tracetool.cli.ingest import ingest
 from tracetool.cli.paper import paper
@@ -24,7 +25,7 @@ from tracetool.cli.schedules import schedules
 from tracetool.cli.sql import sql
 from tracetool.cli.sweep import sweep
 from tracetool.cli.validate import validate
-from tracetool.errors import TraceToolError
+from tracetool.errors import TraceToolError, typed_as
 from tracetool.version import __version__
 
 _signal: int | None = None
@@ -42,6 +43,7 @@ def cli() -> None:
           --link dc0-dc1=25Gbit/s,10ms --hbm 80GiB
       tracetool ingest TRACES -o x.run          tracetool info x.run
     """
+    click.get_current_context().with_resource(typed_as(flags_of(cli)))
 
 
 for command in (

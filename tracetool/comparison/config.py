@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from tracetool.errors import ScenarioError
+from tracetool.errors import Option, ScenarioError
 from tracetool.tables.fields import doc
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def find_config(folder: Path) -> Path | None:
                 tools = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {})
             except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
                 raise ScenarioError(
-                    f"{path} is no TOML: {error}.", hint="correct it, or name another: --config"
+                    f"{path} is no TOML: {error}.", hint=f"correct it, or name another: {Option.CONFIG}"
                 ) from error
             if "tracetool" in tools:
                 return path
@@ -56,7 +56,9 @@ def read_config(path: Path) -> Config:
         tables = read.get("tool", {})
         return msgspec.convert(tables.get("tracetool", {}) if "tool" in read else read, Config)
     except OSError as error:
-        raise ScenarioError(f"{path} cannot be read: {error.strerror}.", hint="name another file: --config") from error
+        raise ScenarioError(
+            f"{path} cannot be read: {error.strerror}.", hint=f"name another file: {Option.CONFIG}"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
         known = ", ".join(msgspec.structs.asdict(Config())).replace("_", "-")
         raise ScenarioError(f"{path}: {error}.", hint=f"settings are {known}") from error

@@ -124,8 +124,12 @@ class ScenarioInfo(msgspec.Struct, kw_only=True):
 class TakenInfo(msgspec.Struct, kw_only=True):
     """What was not measured where it is used."""
 
-    costs_from: Annotated[str | UnsetType | None, doc("Digest of the recording named by --costs-from.")] = UNSET
-    memory_from: Annotated[str | UnsetType | None, doc("Digest of the recording named by --memory-from.")] = UNSET
+    costs_from: Annotated[
+        str | UnsetType | None, doc("Digest of the recording that slowdown beside communication was taken from.")
+    ] = UNSET
+    memory_from: Annotated[
+        str | UnsetType | None, doc("Digest of the recording that memory figures were taken from.")
+    ] = UNSET
     copied_ranks: Annotated[dict[int, int] | UnsetType, doc("Per rank that was not recorded, the rank copied.")] = UNSET
 
 
@@ -204,7 +208,7 @@ class ResultInfo(msgspec.Struct, kw_only=True):
     jitter: Annotated[JitterInfo | None, doc("Spread of the step time, null if it was not asked for.")]
     each_step: Annotated[
         list[EachStepInfo],
-        doc("The same by each recorded step, for tracetool compare; empty without --each-step."),
+        doc("The same by each recorded step, for tracetool compare; empty unless asked for."),
     ] = []
     choice: ChoiceInfo = msgspec.field(default_factory=ChoiceInfo)
 

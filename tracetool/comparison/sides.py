@@ -12,6 +12,7 @@ from tracetool.comparison.report_file import read_report
 from tracetool.comparison.reported import StepOf, figures_of, scenario_of, values_of_reports
 from tracetool.comparison.values import Key, Values, values_of
 from tracetool.comparison.work import check_one_job
+from tracetool.errors import Option
 from tracetool.ingestion.recording import Recording, recording_of
 from tracetool.model.notice import Notice, NoticeCode, Notices
 from tracetool.tables.run import SCHEMA_VERSION
@@ -157,8 +158,8 @@ def _left_out(name: str, recording: Recording) -> list[Notice]:
         told.add(
             NoticeCode.PIPELINES_LEFT_OUT,
             f"{name}: one of {recording.pipelines} pipelines side by side is compared (ranks "
-            f"{format_ranges(recording.global_ranks)}), a change in another one is not seen: --pipeline N looks at "
-            "it",
+            f"{format_ranges(recording.global_ranks)}), a change in another one is not seen: "
+            f"{Option.PIPELINE('N')} looks at it",
         )
     steps = len(recording.steps)
     if recording.complete_steps is not None and recording.complete_steps > steps:

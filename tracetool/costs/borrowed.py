@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.costs.alike import mismatch
 from tracetool.costs.recut import recut
-from tracetool.errors import ScenarioError, UnsupportedShape
+from tracetool.errors import Option, ScenarioError, UnsupportedShape
 from tracetool.model.action import ActionKind
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def with_factors_of(pipeline: Pipeline, other: Pipeline) -> Pipeline:
     wanted = "take a recording of the same model, cut into the same stages"
     if len(other.stages) != len(pipeline.stages):
         raise ScenarioError(
-            f"--costs-from: that recording has {len(other.stages)} stages, this one {len(pipeline.stages)}.",
+            f"{Option.COSTS_FROM}: that recording has {len(other.stages)} stages, this one {len(pipeline.stages)}.",
             hint=wanted,
         )
     pairs = list(zip(pipeline.stages, other.stages, strict=True))
@@ -46,7 +46,8 @@ def with_factors_of(pipeline: Pipeline, other: Pipeline) -> Pipeline:
         counts = [None if stage.layers is None else len(stage.layers.layers) for stage in (theirs, mine)]
         if None not in counts and counts[0] != counts[1]:
             raise ScenarioError(
-                f"--costs-from: stage {mine.stage} of that recording has {counts[0]} layers, here it has {counts[1]}.",
+                f"{Option.COSTS_FROM}: stage {mine.stage} of that recording has {counts[0]} layers, here it has "
+                f"{counts[1]}.",
                 hint=wanted,
             )
     return replace(pipeline, stages=tuple(_stage(mine, theirs) for mine, theirs in pairs))
@@ -109,7 +110,8 @@ def _ratio(stage: StageProfile, kind: ActionKind) -> float:
     ]
     if not costs:
         raise ScenarioError(
-            f"--costs-from: that recording does not tell by how much {kind.value} of stage {stage.stage} slows down.",
+            f"{Option.COSTS_FROM}: that recording does not tell by how much {kind.value} of stage {stage.stage} "
+            "slows down.",
             hint="take one of an order with single sends and receives (not grouped), or leave the option out",
         )
     return sum(c.contended_ns or 0 for c in costs) / sum(c.uncontended_ns or 0 for c in costs)

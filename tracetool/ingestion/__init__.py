@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracetool.errors import IngestError, MalformedTrace, StoreError
+from tracetool.errors import IngestError, MalformedTrace, Option, StoreError
 from tracetool.ingestion.discover import (
     MOST_RANKS,
     DiscoveredSource,
@@ -206,7 +206,7 @@ def _check(discovery: Discovery, outcomes: Sequence[SourceOutcome], *, strict: b
             losses.append(f"{item.label}: {count:,} dropped: {reason}{where}")
     if losses:
         more = f" And {len(losses) - 1} more." if len(losses) > 1 else ""
-        raise IngestError(f"something is lost: {losses[0]}.{more}", hint="without --strict the rest is read")
+        raise IngestError(f"something is lost: {losses[0]}.{more}", hint=f"without {Option.STRICT} the rest is read")
 
 
 @cache

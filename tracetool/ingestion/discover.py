@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from tracetool.errors import DuplicateRank, IngestError, MalformedTrace, MissingRank, UnknownFormat
+from tracetool.errors import DuplicateRank, IngestError, MalformedTrace, MissingRank, Option, UnknownFormat
 from tracetool.ingestion.walk import walk, why_unknown
 from tracetool.readers import READERS, UNRANKED, Identity, Left, Source, Splitter
 from tracetool.store.paths import is_local
@@ -228,7 +228,9 @@ def _with_ranks(
     for name in sorted(unused):
         labels = ", ".join(item.label for item in sources[:3]) + (" ..." if len(sources) > 3 else "")
         conflicts.append(
-            MissingRank(f"--rank {name}={ranks[name]} names none of the sources.", hint=f"there are {labels}")
+            MissingRank(
+                f"{Option.RANKS(f'{name}={ranks[name]}')} names none of the sources.", hint=f"there are {labels}"
+            )
         )
     return sources
 
@@ -241,9 +243,9 @@ def _ranked(item: DiscoveredSource, ranks: Mapping[str, int], unused: set[str], 
             if said is not None and said != rank:
                 raise MissingRank(
                     f"{item.label} says that it is rank {said}, not {rank}.",
-                    hint="--rank is for traces that do not say theirs",
+                    hint=f"{Option.RANKS} is for traces that do not say theirs",
                 )
-            return replace(item, rank=rank, rank_from="--rank")
+            return replace(item, rank=rank, rank_from=str(Option.RANKS))
     if said is not None:
         return replace(item, rank=said)
     match = _RANK_IN_NAME.search(item.source.member) or _RANK_IN_NAME.search(item.source.path.name)
@@ -260,7 +262,7 @@ def _no_rank(item: DiscoveredSource) -> MissingRank:
     hint = "name the file rank0.json, rank1.json ..., " if not item.source.complements else "name it like its trace, "
     why = "" if item.source.complements else "torch.distributed was not initialised when it was recorded; "
     return MissingRank(
-        f"{item.label} does not say its rank.", hint=f"{why}{hint}or say --rank {item.source.path.name}=0"
+        f"{item.label} does not say its rank.", hint=f"{why}{hint}or say {Option.RANKS(f'{item.source.path.name}=0')}"
     )
 
 

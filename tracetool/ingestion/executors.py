@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from tracetool.errors import IngestError
+from tracetool.errors import IngestError, Option, flags_now, typed_as
 from tracetool.ingestion.work import SourceOutcome, Task, read_source
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def in_processes(
         ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker, initargs=(counter,))
     ) as pool:
         with _uninterrupted():
-            futures = [pool.submit(_work_in_worker, work, task) for task in tasks]
+            futures = [pool.submit(_work_in_worker, work, task, flags_now()) for task in tasks]
         shown = 0
         waiting: set[Future[_Result]] = set(futures)
         while waiting:
@@ -169,7 +169,8 @@ def _stopped_at_once(pool: ProcessPoolExecutor) -> Iterator[Executor]:
         yield pool
     except BrokenProcessPool as error:
         raise IngestError(
-            "a worker process was ended from outside, perhaps for want of memory.", hint="try again with --jobs 1"
+            "a worker process was ended from outside, perhaps for want of memory.",
+            hint=f"try again with {Option.JOBS(1)}",
         ) from error
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -197,12 +198,15 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _work_in_worker(work: Callable[[_Task, Callable[[int], None]], _Result], task: _Task) -> _Result:
+def _work_in_worker(
+    work: Callable[[_Task, Callable[[int], None]], _Result], task: _Task, flags: dict[str, str]
+) -> _Result:
     def advance(count: int) -> None:
         with _done_so_far.get_lock():
             _done_so_far.value += count
 
-    return work(task, advance)
+    with typed_as(flags):
+        return work(task, advance)
 
 
 def check_address(address: str) -> None:
@@ -245,7 +249,7 @@ def on_cluster(
         raise IngestError(f"no Dask scheduler answers at {address}: {error}.", hint="check host and port") from error
     with client:
         pool: Executor = client.get_executor(pure=False)
-        futures = [pool.submit(partial(work, task, _unseen)) for task in tasks]
+        futures = [pool.submit(partial(_work_on_cluster, work, task, flags_now())) for task in tasks]
         size_of = dict(zip(futures, sizes, strict=True))
         for future in as_completed(futures):
             future.result()
@@ -253,5 +257,9 @@ def on_cluster(
         return [future.result() for future in futures]
 
 
-def _unseen(count: int) -> None:
-    """What is done on another machine shows when its task is done."""
+def _work_on_cluster(
+    work: Callable[[_Task, Callable[[int], None]], _Result], task: _Task, flags: dict[str, str]
+) -> _Result:
+    # What is done on another machine shows when its task is done.
+    with typed_as(flags):
+        return work(task, lambda _count: None)

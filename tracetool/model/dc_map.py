@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from tracetool.errors import BadTopology
+from tracetool.errors import BadTopology, Option
 from tracetool.model.topology import parse_dc_map
 from tracetool.units import format_ranks
 
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 _NAME = re.compile(r"^[^\s=>,+-]+$")
-_HINT = "as in --dc 0-1,2-3 (pipeline ranks), --dc 'dc0=gpu-a*,dc1=gpu-b*' (hosts) or --dc map.csv (rank or host, dc)"
+
+
+def _forms() -> str:
+    ranks, hosts, file = (Option.DC(text) for text in ("0-1,2-3", "dc0=gpu-a*,dc1=gpu-b*", "map.csv"))
+    return f"as in {ranks} (pipeline ranks), {hosts} (hosts) or {file} (rank or host, dc)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +80,14 @@ class DCMap:
             raise BadTopology(
                 f"the DC map {self.text!r} counts pipeline ranks, and {format_ranks(outside)} "
                 f"{'is' if len(outside) == 1 else 'are'} in no pipeline.",
-                hint="name global ranks or hosts: --dc map.csv with the columns rank (or host) and dc",
+                hint=f"name global ranks or hosts: {Option.DC('map.csv')} with the columns rank (or host) and dc",
             )
         length = max((place for place in positions.values() if place is not None), default=-1) + 1
         if length != len(self.by_position):
             raise BadTopology(
                 f"the DC map covers pipeline ranks 0..{len(self.by_position) - 1}, the pipeline has ranks "
                 f"0..{length - 1}.",
-                hint="name every rank once, as in --dc 0-1,2-3 for four ranks in two DCs",
+                hint=f"name every rank once, as in {Option.DC('0-1,2-3')} for four ranks in two DCs",
             )
         return {rank: self.by_position[place] for rank, place in positions.items() if place is not None}
 
@@ -121,7 +125,8 @@ class DCMap:
                 f"the DC map {self.text!r} names hosts, but the "
                 f"{'trace' if len(nameless) == 1 else 'traces'} of {format_ranks(nameless)} "
                 f"{'does' if len(nameless) == 1 else 'do'} not say on which host they ran.",
-                hint="name global ranks instead: --dc map.csv with the columns rank and dc (torch 2.13 writes hosts)",
+                hint=f"name global ranks instead: {Option.DC('map.csv')} with the columns rank and dc (torch 2.13 "
+                "writes hosts)",
             )
         lost: dict[str, list[int]] = defaultdict(list)
         for rank, host in listed:
@@ -160,12 +165,12 @@ def parse_map(text: str) -> DCMap:
         name, is_pair, patterns = (piece.strip() for piece in part.partition("="))
         if not is_pair or not patterns:
             raise BadTopology(
-                f"DC map {text!r}: {part.strip()!r} does not say which hosts are in which DC.", hint=_HINT
+                f"DC map {text!r}: {part.strip()!r} does not say which hosts are in which DC.", hint=_forms()
             )
         _check_name(name, f"DC map {text!r}")
         for pattern in patterns.split("+"):
             if not pattern.strip():
-                raise BadTopology(f"DC map {text!r}: {part.strip()!r} holds an empty pattern.", hint=_HINT)
+                raise BadTopology(f"DC map {text!r}: {part.strip()!r} holds an empty pattern.", hint=_forms())
             hosts.append((pattern.strip(), name))
     return DCMap(text, by_host=tuple(hosts))
 
@@ -214,6 +219,6 @@ def parse_table(text: str, name: str) -> DCMap:
 def _check_name(name: str, where: str) -> None:
     if not _NAME.match(name):
         raise BadTopology(
-            f"{where}: {name!r} cannot be the name of a DC: --link could not name it.",
+            f"{where}: {name!r} cannot be the name of a DC: {Option.LINK} could not name it.",
             hint="use letters, digits, . and _ (no spaces and none of - = > , +)",
         )

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tracetool.errors import BadQuantity, BadTopology
+from tracetool.errors import BadQuantity, BadTopology, Option
 from tracetool.units import format_bandwidth, format_duration, parse_bandwidth_bytes_per_s, parse_latency_ns
 
 if TYPE_CHECKING:
@@ -177,13 +177,13 @@ class Topology:
             if self.links:
                 raise BadTopology(
                     "links between DCs are given, but not which ranks sit in which DC.",
-                    hint="add --dc, as in --dc 0-1,2-3",
+                    hint=f"add {Option.DC}, as in {Option.DC('0-1,2-3')}",
                 )
             return self
         if len(self.dcs) != ranks:
             raise BadTopology(
                 f"the DC map covers pipeline ranks 0..{len(self.dcs) - 1}, the pipeline has ranks 0..{ranks - 1}.",
-                hint="name every rank once, as in --dc 0-1,2-3 for four ranks in two DCs",
+                hint=f"name every rank once, as in {Option.DC('0-1,2-3')} for four ranks in two DCs",
             )
         known = set(self.dcs) | {dc for _, dc in self.rank_dcs}
         pairs = [(link.src_dc, link.dst_dc) for link in self.links]
@@ -203,7 +203,7 @@ class Topology:
 
 
 def _link_hint(src: str, dst: str) -> str:
-    return f"add --link '{src}->{dst}=25Gbit/s,10ms', or {src}-{dst}=25Gbit/s,10ms alone for both ways"
+    return f"add {Option.LINK(f'{src}->{dst}=25Gbit/s,10ms')}, or {src}-{dst}=25Gbit/s,10ms alone for both ways"
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +259,7 @@ def parse_dc_map(text: str) -> tuple[str, ...]:
             match = _RANGE.match(piece.strip())
             if match is None:
                 raise BadTopology(
-                    f"DC map {text!r}: {piece!r} is no range of ranks.", hint="write it as in --dc 0-1,2-3"
+                    f"DC map {text!r}: {piece!r} is no range of ranks.", hint=f"write it as in {Option.DC('0-1,2-3')}"
                 )
             first, last = int(match[1]), int(match[2] or match[1])
             if last >= _MOST_RANKS:
@@ -293,12 +293,12 @@ def parse_link(text: str) -> tuple[Link, ...]:
     """
     match = _LINK.match(text)
     if match is None:
-        raise BadTopology(f"{text!r} is no link.", hint="write it as in --link dc0-dc1=25Gbit/s,10ms")
+        raise BadTopology(f"{text!r} is no link.", hint=f"write it as in {Option.LINK('dc0-dc1=25Gbit/s,10ms')}")
     quantities = [part.strip() for part in match["rest"].split(",")]
     if len(quantities) != 2:
         raise BadQuantity(
             f"link {text!r} needs a bandwidth and then a latency.",
-            hint="write it as in --link dc0-dc1=25Gbit/s,10ms (or 800km instead of the latency)",
+            hint=f"write it as in {Option.LINK('dc0-dc1=25Gbit/s,10ms')} (or 800km instead of the latency)",
         )
     bandwidth = parse_bandwidth_bytes_per_s(quantities[0])
     latency = parse_latency_ns(quantities[1])

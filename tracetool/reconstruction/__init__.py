@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from tracetool.errors import CopyableRank, MissingRank, NoDeviceActivity, NoPipeline, ReconstructError
+from tracetool.errors import CopyableRank, MissingRank, NoDeviceActivity, NoPipeline, Option, ReconstructError
 from tracetool.model.choice import Taken
 from tracetool.model.notice import Notice, NoticeCode
 from tracetool.reconstruction.actions.transfers import StageOp, buffers_sends, check_counts
@@ -367,7 +367,7 @@ def _check_recorded(
             hint=f"name the traces of the missing ranks, too: no other rank of the same stage as {format_ranks(alone)} "
             "was recorded"
             if alone
-            else "add the traces of the missing ranks, or copy them from other pipelines (--copy-missing-ranks)",
+            else f"add the traces of the missing ranks, or copy them from other pipelines ({Option.COPY_MISSING.on})",
         )
     silent = [rank for rank in group.ranks if kernels and rank not in kernels]
     if silent:
@@ -377,5 +377,5 @@ def _check_recorded(
             hint=f"the file of {format_ranks(damaged)} is damaged (tracetool info says where): fetch it again"
             if damaged
             else "record device activity on every pipeline rank (a rank with any file of its own is not copied "
-            "from another one), or choose another --pipeline",
+            f"from another one), or choose another {Option.PIPELINE}",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from tracetool.errors import Option
 from tracetool.units import format_count, format_duration, format_ranks
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def _ends_early(counts: Mapping[int, _RankCounts], spans: Mapping[int, tuple[int
     listed = ", ".join(f"{format_duration(time)} on rank {rank}" for rank, time in early.items())
     return Reason(
         f"the trace ends inside the step: nothing is recorded of its last {listed}",
-        "end the capture on all ranks after the same step: try another one with --step",
+        f"end the capture on all ranks after the same step: try another one with {Option.STEP}",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tracetool.errors import UnsupportedShape
+from tracetool.errors import Option, UnsupportedShape
 from tracetool.model.action import Action
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import MemoryCurve, Op, Timeline, Transfer, memory_curve
@@ -97,7 +97,8 @@ def _check_kinds(pipeline: Pipeline, schedule: Schedule) -> None:
     if schedule.has_backwards and not pipeline.observed.has_backwards:
         raise UnsupportedShape(
             f"{schedule.name} runs backwards, and the recorded step has none (inference, or an evaluation).",
-            hint="--schedule observed replays its forwards; a training step may be chosen with --step",
+            hint=f"{Option.SCHEDULES('observed')} replays its forwards; a training step may be chosen with "
+            f"{Option.STEP}",
         )
     if pipeline.observed.has_backwards and not schedule.has_backwards:
         raise UnsupportedShape(

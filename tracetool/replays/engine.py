@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tracetool.errors import ScheduleDeadlock
+from tracetool.errors import Option, ScheduleDeadlock
 from tracetool.replays.flow import FORWARD
 from tracetool.replays.graph import TaskKind
 from tracetool.replays.loop import Loop
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tracetool.replays.flow import Floats, Int8s, Int32s, Int64s
     from tracetool.replays.graph import TaskGraph
     from tracetool.replays.slowdown import Slowdown
-
-_HINT = "another --p2p mode may let it run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,8 @@ def run(graph: TaskGraph, durations: Int64s, link_of: Int32s, name: str, slowdow
         left, times, _ = _run(graph, durations, link_of, replace(slowdown, step_loads=step_loads))
     if left:
         raise ScheduleDeadlock(
-            f"{name} cannot finish: every rank waits.\n" + _stuck(graph, times.start_ns.tolist()), hint=_HINT
+            f"{name} cannot finish: every rank waits.\n" + _stuck(graph, times.start_ns.tolist()),
+            hint=f"another {Option.P2P} mode may let it run",
         )
     return times
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tracetool.costs.over_links import pipelines_joined
-from tracetool.errors import UnsupportedShape
+from tracetool.errors import Option, UnsupportedShape
 from tracetool.model.timeline import Op
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def side_by_side(
     if shape.is_bidirectional:
         raise UnsupportedShape(
             f"{schedule.name} runs two opposed pipelines already: several of them over shared links are not modelled.",
-            hint="take another schedule, or give this pipeline the links for itself (--pipelines-on-link 1)",
+            hint=f"take another schedule, or give this pipeline the links for itself ({Option.PIPELINES_ON_LINK(1)})",
         )
     stages = shape.stages
     orders = tuple(

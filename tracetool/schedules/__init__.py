@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tracetool.errors import ScenarioError
+from tracetool.errors import Option, ScenarioError
 from tracetool.registry import Registry
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def parse_names(names: str | Sequence[str]) -> list[str]:
         return list(names)
     found = [part.strip() for part in names.split(",") if part.strip()]
     if not found:
-        raise ScenarioError("--schedule names no schedule.", hint="as in --schedule 1f1b,geopipe")
+        raise ScenarioError(f"{Option.SCHEDULES} names no schedule.", hint=f"as in {Option.SCHEDULES('1f1b,geopipe')}")
     return list(dict.fromkeys(found))
 
 

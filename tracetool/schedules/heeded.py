@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from tracetool.errors import ScenarioError
+from tracetool.errors import Option, ScenarioError
 from tracetool.model.choice import Choice
 from tracetool.schedules import SCHEDULES, Heeded, kind_of
 
@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
     from tracetool.model.schedule import Schedule
     from tracetool.schedules import ScheduleKind
+
+_OPTIONS: dict[Heeded, Option] = {
+    "extra forwards": Option.EXTRA_FORWARDS,
+    "group": Option.GROUP,
+    "overlap ratio": Option.OVERLAP_RATIO,
+    "time limit": Option.TIME_LIMIT,
+}
 
 
 def refuse_unheeded(option: Heeded, names: Sequence[str], observed: Schedule | None = None) -> None:
@@ -32,7 +39,7 @@ def refuse_unheeded(option: Heeded, names: Sequence[str], observed: Schedule | N
         return
     takers = takers_of(option)
     raise ScenarioError(
-        f"--{option.replace(' ', '-')} has no effect on {_listed(names)}: it is for {' and '.join(takers)}.",
+        f"{_OPTIONS[option]} has no effect on {_listed(names)}: it is for {' and '.join(takers)}.",
         hint=f"leave it out, or ask for {' or '.join(takers)}",
     )
 
@@ -51,12 +58,13 @@ def refuse_chunks(names: Sequence[str], observed: Schedule) -> None:
     if observed.shape.chunks > 1:
         raise ScenarioError(
             f"the recording has {observed.shape.chunks} stages per rank already, which are not cut again.",
-            hint="leave --chunks out",
+            hint=f"leave {Option.CHUNKS} out",
         )
     if any(_takes_chunks(kind_of(name)) for name in names):
         return
     raise ScenarioError(
-        f"--chunks has no effect on {_listed(names)}: it cuts stages for schedules of several per rank, and an order "
+        f"{Option.CHUNKS} has no effect on {_listed(names)}: it cuts stages for schedules of several per rank, and "
+        "an order "
         "from a file has its own number.",
         hint="leave it out, or ask for interleaved, zb-v, hanayo ...",
     )

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from tracetool.errors import AlreadyExists, NotARun, SchemaVersion, StoreError, UnknownName
+from tracetool.errors import AlreadyExists, NotARun, Option, SchemaVersion, StoreError, UnknownName
 from tracetool.store.parts import part_path, read_parts, whole_file, write_part
 from tracetool.store.paths import as_path, is_local, remove_tree
 from tracetool.store.query import Lens, connect, empty_source, make_views, seal, table_sources
@@ -45,7 +45,7 @@ class RunWriter:
             if not (path / MANIFEST).is_file():
                 raise AlreadyExists(f"{path} exists and is no Run.", hint="choose another name")
             if not force:
-                raise AlreadyExists(f"the Run {path} exists.", hint="add --force to replace it")
+                raise AlreadyExists(f"the Run {path} exists.", hint=f"add {Option.FORCE.on} to replace it")
         try:
             str(path).encode()
         except UnicodeEncodeError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracetool.errors import MissingRank, ReconstructError, ScheduleError
+from tracetool.errors import MissingRank, Option, ReconstructError, ScheduleError
 from tracetool.model.notice import NoticeCode
 from tracetool.model.timeline import RankOp
 from tracetool.reconstruction import reconstruct
@@ -111,7 +111,8 @@ def _numbers(
         common = [s for s in common if s.exchanged == alike]
     if not common:
         raise ReconstructError(
-            f"no step is complete on all {len(groups)} pipelines.", hint="choose one of one pipeline's with --step"
+            f"no step is complete on all {len(groups)} pipelines.",
+            hint=f"choose one of one pipeline's with {Option.STEP}",
         )
     if len(common) < len(steps):
         account.note(

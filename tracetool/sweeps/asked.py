@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tracetool.errors import ScenarioError
+from tracetool.errors import Option, ScenarioError
 from tracetool.model.topology import Topology
 from tracetool.schedules import parse_names, tuning_of
 from tracetool.schedules.heeded import takers_of
@@ -104,14 +104,14 @@ def unplaced_grid(
         UnknownName: As ``grid``.
     """
     if latency is not None and distance is not None:
-        raise ScenarioError("--latency and --distance say the same thing.", hint="give one of them")
+        raise ScenarioError(f"{Option.LATENCY} and {Option.DISTANCE} say the same thing.", hint="give one of them")
     names = () if schedules is None else tuple(check_schedules(parse_names(schedules)))
     warm_ups = parse_warm_ups(extra_forwards)
     if names and warm_ups != (None,) and not any(map(tuning_of, names)):
         takers = takers_of("extra forwards")
         raise ScenarioError(
             f"extra forwards are {' and '.join(takers)}'s, and {','.join(names)} has none.",
-            hint=f"add {' or '.join(takers)} to --schedule",
+            hint=f"add {' or '.join(takers)} to {Option.SCHEDULES}",
         )
     latencies = () if latency is None else parse_latencies(latency)
     return Grid(

@@ -7,7 +7,7 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING
 
-from tracetool.errors import BadTopology, ScenarioError
+from tracetool.errors import BadTopology, Option, ScenarioError
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology
 from tracetool.schedules import tuning_of
@@ -73,7 +73,8 @@ class Grid:
             has, lacks = ("bandwidths", "latency") if self.bandwidths_bytes_per_s else ("latencies", "bandwidth")
             raise ScenarioError(
                 f"{has} of links are given, but no {lacks}: a link is both.",
-                hint="give both, as in --bandwidth 10..800Gbit/s --latency 2ms (or --distance 400km)",
+                hint=f"give both, as in {Option.BANDWIDTH('10..800Gbit/s')} {Option.LATENCY('2ms')} (or "
+                f"{Option.DISTANCE('400km')})",
             )
 
     def check(self, ranks: int) -> None:
@@ -87,24 +88,24 @@ class Grid:
         if self.size > MOST_POINTS:
             raise ScenarioError(
                 f"the grid has up to {self.size:,} points; {MOST_POINTS:,} are the most.",
-                hint="fewer values per doubling, as in --bandwidth '10..800Gbit/s*2'",
+                hint=f"fewer values per doubling, as in {Option.BANDWIDTH('10..800Gbit/s*2')}",
             )
         ways = [self._ways(places) for places in self._maps()]
         apart = [set(one.names) for one in ways if one.are_apart]
         if self.latencies_ns and not apart:
             raise BadTopology(
                 "figures of links are given, but every pipeline rank sits in one DC.",
-                hint="add --dc, as in --dc 0-1,2-3",
+                hint=f"add {Option.DC}, as in {Option.DC('0-1,2-3')}",
             )
         for link in self.scenario.topology.links:
             if apart and not any({link.src_dc, link.dst_dc} <= known for known in apart):
-                raise BadTopology(f"link {link.name} joins DCs that no map has together.", hint="see --dc")
+                raise BadTopology(f"link {link.name} joins DCs that no map has together.", hint=f"see {Option.DC}")
         for one in ways:
             self._links(one)[0].topology.check(ranks)
             if self.latencies_ns and one.are_apart and not one.has_free_boundaries:
                 raise ScenarioError(
-                    "figures of links are to be swept, but --link fixes every one between the DCs.",
-                    hint="leave --link out, or --bandwidth and --latency",
+                    f"figures of links are to be swept, but {Option.LINK} fixes every one between the DCs.",
+                    hint=f"leave {Option.LINK} out, or {Option.BANDWIDTH} and {Option.LATENCY}",
                 )
 
     def columns(self) -> Iterator[LinkColumn]:

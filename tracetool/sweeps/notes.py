@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tracetool.errors import Option
 from tracetool.model.notice import Notice, NoticeCode, Notices
 from tracetool.model.scenario import Scenario
 from tracetool.units import format_count
@@ -48,19 +49,19 @@ def notes_of(found: Reconstruction, grids: Sequence[Grid], points: Sequence[Swee
     if repeated:
         notes.add(
             NoticeCode.MAPS_REPEATED,
-            f"--dc gives {format_count(repeated, 'map')} of ranks more than once: each was taken once",
+            f"{Option.DC} gives {format_count(repeated, 'map')} of ranks more than once: each was taken once",
         )
     unchecked = sorted({p.schedule for p in points if p.step_ns and p.feasible is None})
     if unchecked:
         notes.add(
             NoticeCode.HBM_UNCHECKED,
             f"what {', '.join(unchecked)} needs in memory is unknown, so the HBM limit was not checked: give "
-            "--activation and --static (torch: or record with profile_memory=True)",
+            f"{Option.ACTIVATION} and {Option.STATIC} (torch: or record with profile_memory=True)",
         )
     if any(grid.scenario.activation_bytes is not None for grid in grids):
         notes.add(
             NoticeCode.GIVEN_MEMORY,
-            "peaks from --activation and --static leave out transient buffers and gradients",
+            f"peaks from {Option.ACTIVATION} and {Option.STATIC} leave out transient buffers and gradients",
         )
     sharing = max(
         replace(column.scenario, topology=swept.topology).pipelines_on_link
@@ -71,12 +72,12 @@ def notes_of(found: Reconstruction, grids: Sequence[Grid], points: Sequence[Swee
     if sharing > 1:
         notes.add(
             NoticeCode.LINKS_SHARED,
-            f"{sharing} equal pipelines share the links: figures are of the slowest (--pipelines-on-link)",
+            f"{sharing} equal pipelines share the links: figures are of the slowest ({Option.PIPELINES_ON_LINK})",
         )
     if not all(grid.scenario.interference for grid in grids):
         notes.add(
             NoticeCode.INTERFERENCE_OFF,
-            "slowdown beside communication and under sustained load is left out (--no-interference)",
+            f"slowdown beside communication and under sustained load is left out ({Option.INTERFERENCE.off})",
         )
     elif any(rank.load is not None for rank in pipeline.ranks):
         notes.append(SLOWS_UNDER_LOAD)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from tracetool.errors import ScheduleError
+from tracetool.errors import Option, ScheduleError
 from tracetool.ingestion.executors import Silent, in_processes, on_cluster, usable_cores
 from tracetool.model.pipeline import Pipeline
 from tracetool.schedules import tuning_of
@@ -99,7 +99,8 @@ def sweep(
         reasons = list(dict.fromkeys(f"{point.schedule}: {point.reason}" for point in points))
         raise ScheduleError(
             f"none of {format_count(len(points), 'point')} can be replayed. " + " ".join(reasons[:3]),
-            hint="--schedule observed takes the recorded order over other links; 'tracetool schedules' lists the rest",
+            hint=f"{Option.SCHEDULES('observed')} takes the recorded order over other links; 'tracetool schedules' "
+            "lists the rest",
         )
     if price is not None:
         points = _priced(pieces, points, price)

@@ -36,11 +36,11 @@ class NamedScenario(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One what-if; what it does not say is as the command line says."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, description="What it is called in results.")]
-    dc: Annotated[str | None, doc("Where ranks sit, as --dc takes it: 0-1,2-3.")] = None
+    dc: Annotated[str | None, doc("Where ranks sit, as replay takes it: 0-1,2-3.")] = None
     bandwidth: Annotated[str | None, doc("Of every link between DCs that is not in links: 100Gbit/s.")] = None
     latency: Annotated[str | None, doc("One way, of the same links: 2ms.")] = None
     distance: Annotated[str | None, doc("Instead of latency, at 5 us/km: 400km.")] = None
-    links: Annotated[list[str], doc("Links of other figures, as --link takes them: dc0-dc1=25Gbit/s,10ms.")] = []
+    links: Annotated[list[str], doc("Links of other figures, as replay takes them: dc0-dc1=25Gbit/s,10ms.")] = []
     hbm: Annotated[str | None, doc("Memory limit per rank: 80GiB.")] = None
     p2p: Annotated[P2PMode | None, doc("How transfers are issued.")] = None
     microbatches: Annotated[_Count | None, doc("Microbatches per step.")] = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tracetool.errors import Option
 from tracetool.model.notice import Notice, NoticeCode
 from tracetool.units import format_count, format_duration
 
@@ -125,6 +126,7 @@ def _unknown_memory(rows: Sequence[PredictedRow]) -> list[Notice]:
         Notice(
             NoticeCode.MEMORY_UNKNOWN,
             f"peaks of {format_count(len(lacking), 'predicted row')} are unknown: what their actions hold was not "
-            "recorded (record with profile_memory=True, or name such a recording of the same model with --memory-from)",
+            "recorded (record with profile_memory=True, or name such a recording of the same model with "
+            f"{Option.MEMORY_FROM})",
         )
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from tracetool.errors import BadTopology, ScenarioError, ScheduleError
+from tracetool.errors import BadTopology, Option, ScenarioError, ScheduleError
 from tracetool.model.metrics import measure
 from tracetool.model.notice import Notice, NoticeCode, Notices
 from tracetool.model.scenario import Scenario
@@ -102,7 +102,8 @@ def answer(
         refuse_chunks([*schedules, baseline], observed)
     if (scenario.pipelines or 1) > 1 and not scenario.topology.links:
         raise ScenarioError(
-            f"{scenario.pipelines} pipelines are to share links, but there is none.", hint="add --dc and --link"
+            f"{scenario.pipelines} pipelines are to share links, but there is none.",
+            hint=f"add {Option.DC} and {Option.LINK}",
         )
     known = recognise(observed)
     notes = Notices([*(Notice(NoticeCode.NAME_MEANT, told) for told in renamed), *found.notes])

@@ -11,7 +11,7 @@ from tracetool.costs.alike import layers_of_stages
 from tracetool.costs.at_rest import ends_of
 from tracetool.costs.measured import WEIGHT_SUMS_RATIO
 from tracetool.costs.over_links import crossing_uses, over_links, pipelines_joined, places_of
-from tracetool.errors import ScenarioError
+from tracetool.errors import Option, ScenarioError
 from tracetool.model.action import ActionKind
 from tracetool.model.metrics import Metrics, measure
 from tracetool.model.notice import Notice, NoticeCode, Notices
@@ -106,7 +106,7 @@ def overlap_remarks(schedule: Schedule, scenario: Scenario) -> list[str]:
     if not any(schedule.overlaps):
         return []
     share = "as long as" if scenario.overlap_ratio == 1 else f"{scenario.overlap_ratio:g} times"
-    return [f"a forward and a backward that run as one take {share} both alone (--overlap-ratio)"]
+    return [f"a forward and a backward that run as one take {share} both alone ({Option.OVERLAP_RATIO})"]
 
 
 def transfer_remarks(pipeline: Pipeline, done: Replayed, metrics: Metrics, scenario: Scenario) -> list[str]:
@@ -127,23 +127,21 @@ def transfer_remarks(pipeline: Pipeline, done: Replayed, metrics: Metrics, scena
     if schedule.blocking or not scenario.topology.links:
         return remarks
     shortest_ns = metrics.step_ns
-    for mode, words in _LESS_WAITING.items():
+    for mode, (how, needs) in _LESS_WAITING.items():
         if P2P_MODES.index(mode) <= P2P_MODES.index(done.p2p):
             continue
         step_ns = evaluate(pipeline, schedule, replace(scenario, p2p=mode)).metrics.step_ns
         if step_ns < (1 - RELEVANT_RATIO) * shortest_ns:
-            remarks.append(words.format(step=format_duration(step_ns)))
+            remarks.append(f"{how} ({Option.P2P(mode)}) the step would be {format_duration(step_ns)}{needs}")
             shortest_ns = step_ns
     return remarks
 
 
-_LESS_WAITING: dict[P2PMode, str] = {
-    "per-edge": "with a channel per edge (--p2p per-edge) the step would be {step}",
-    "posted-ahead": (
-        f"with receives posted ahead (--p2p posted-ahead) the step would be {{step}}: that takes {POSTED_AHEAD_NEEDS}"
-    ),
+_LESS_WAITING: dict[P2PMode, tuple[str, str]] = {
+    "per-edge": ("with a channel per edge", ""),
+    "posted-ahead": ("with receives posted ahead", f": that takes {POSTED_AHEAD_NEEDS}"),
 }
-"""What is said of transfers that wait less than those replayed, the more likely ones first."""
+"""What is said of transfers that wait less than those replayed, and what they take; the more likely ones first."""
 
 
 SLOWS_UNDER_LOAD = Notice(
@@ -240,24 +238,25 @@ def notes_of(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) 
     if not scenario.interference:
         notes.add(
             NoticeCode.INTERFERENCE_OFF,
-            "slowdown beside communication and under sustained load is left out (--no-interference)",
+            f"slowdown beside communication and under sustained load is left out ({Option.INTERFERENCE.off})",
         )
     unchecked = [r.schedule for r in results if r.feasible is None]
     if scenario.hbm_bytes is not None and unchecked:
         notes.add(
             NoticeCode.HBM_UNCHECKED,
             f"the HBM limit was not checked for {', '.join(dict.fromkeys(unchecked))} (its remark says why): give "
-            "--activation and --static"
+            f"{Option.ACTIVATION} and {Option.STATIC}"
             if _has_memory(pipeline)
-            else "what actions hold in memory is unknown, so the HBM limit was not checked: give --activation and "
-            "--static, or a recording that tells it (torch: profile_memory=True) as --memory-from",
+            else "what actions hold in memory is unknown, so the HBM limit was not checked: give "
+            f"{Option.ACTIVATION} and {Option.STATIC}, or a recording that tells it (torch: profile_memory=True) as "
+            f"{Option.MEMORY_FROM}",
         )
     if scenario.hbm_bytes is not None and scenario.static_bytes is None:
         notes += _beyond_allocations(pipeline)
     if scenario.activation_bytes is not None:
         notes.add(
             NoticeCode.GIVEN_MEMORY,
-            "≥: peaks from --activation and --static leave out transient buffers and gradients",
+            f"≥: peaks from {Option.ACTIVATION} and {Option.STATIC} leave out transient buffers and gradients",
         )
     device = min((r.hbm_bytes for r in pipeline.ranks if r.hbm_bytes is not None), default=None)
     if scenario.hbm_bytes is not None and device is not None and scenario.hbm_bytes > device:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracetool.errors import BadTopology, ScenarioError, UnknownName
+from tracetool.errors import BadTopology, Option, ScenarioError, UnknownName
 from tracetool.model.dc_map import parse_map, parse_table
 from tracetool.model.pipeline import P2P_MODES
 from tracetool.model.scenario import LINK_SHARINGS, Scenario
@@ -104,7 +104,9 @@ def unplaced_scenario(
         UnknownName: As ``scenario``.
     """
     if (activation is None) != (static is None):
-        raise ScenarioError("--activation and --static belong together: a peak is both.", hint="give both, or neither")
+        raise ScenarioError(
+            f"{Option.ACTIVATION} and {Option.STATIC} belong together: a peak is both.", hint="give both, or neither"
+        )
     for name, count, most in (("microbatches", microbatches, 65_536), ("pipelines_on_link", pipelines_on_link, 1024)):
         if count is not None and not 1 <= count <= most:
             raise ScenarioError(f"{name} is {count}.", hint=f"a whole number from 1 to {most}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.errors import UnmatchedTransfer
+from tracetool.errors import Option, UnmatchedTransfer
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import NoticeCode
 from tracetool.units import format_duration
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 _EARLY = 0.01
 """Share of an action from which on it is told that the action begins before its message has come."""
-_HINT = "labels of actions contradict those of messages, or the step is cut off: try another one with --step"
+
+
+def _hint() -> str:
+    return f"labels of actions contradict those of messages, or the step is cut off: try another one with {Option.STEP}"
 
 
 class _Key(NamedTuple):
@@ -50,7 +53,7 @@ def check_times(
                 raise UnmatchedTransfer(
                     f"step {step.number}: rank {rank} {'sends' if op.op.is_send else 'receives'} a message of "
                     f"{_name(op)}, which it does not run.",
-                    hint=_HINT,
+                    hint=_hint(),
                 )
             waits += _waits(step, op, *span)
     if waits:
@@ -79,7 +82,7 @@ def _waits(step: Step, op: StageOp, start: int, end: int) -> list[int]:
     elif not op.op.is_send and posted >= end:
         wrong = f"takes is received {format_duration(posted - end)} after it ended"
     if wrong is not None:
-        raise UnmatchedTransfer(f"step {step.number}, rank {op.op.rank}: what {_name(op)} {wrong}.", hint=_HINT)
+        raise UnmatchedTransfer(f"step {step.number}, rank {op.op.rank}: what {_name(op)} {wrong}.", hint=_hint())
     early = min(done, end) - start
     return [early] if not op.op.is_send and early > _EARLY * (end - start) else []
 

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.errors import ReconstructError
+from tracetool.errors import Option, ReconstructError
 from tracetool.model.action import ActionKind
 from tracetool.model.schedule import PipelineShape
 
@@ -175,7 +175,7 @@ def _shape(trails: Sequence[RankTrail], flow: _Flow) -> PipelineShape:
     if len(set(counts)) > 1 or not counts[0]:
         raise ReconstructError(
             f"the ranks of the pipeline run {', '.join(map(str, counts))} forwards in this step: not equally many.",
-            hint="the capture may begin or end inside the step: try another one with --step",
+            hint=f"the capture may begin or end inside the step: try another one with {Option.STEP}",
         )
     silent = [sum(id(f) not in flow.sent_to for f in forwards) for forwards in flow.forwards]
     back = any(flow.sent_to.get(id(f)) == r - 1 for r in range(1, p - 1) for f in flow.forwards[r])

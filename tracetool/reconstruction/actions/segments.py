@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.errors import ReconstructError
+from tracetool.errors import Option, ReconstructError
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction.actions.forwards import forwards_between, goes_down_alone, runs_backwards
@@ -193,7 +193,8 @@ def _placed(
     raise ReconstructError(
         f"unknown schedule: {len(faults)} of {len(recorded.messages)} messages fit no order of stages and "
         f"microbatches, among them: {faults[0]}.",
-        hint="the step may be cut off (try another with --step); labels of the framework (torch 2.10 and newer) help",
+        hint=f"the step may be cut off (try another with {Option.STEP}); labels of the framework (torch 2.10 and "
+        "newer) help",
     )
 
 
@@ -332,7 +333,7 @@ def _check_pairs(segments: Sequence[Segment], rank: int, step: int) -> None:
         raise ReconstructError(
             f"rank {rank}, step {step}: {len(forwards)} forwards and {len(backwards)} backwards were found; "
             "they do not pair up.",
-            hint="the step may be cut off: try another with --step",
+            hint=f"the step may be cut off: try another with {Option.STEP}",
         )
 
 

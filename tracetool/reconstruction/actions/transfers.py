@@ -7,7 +7,7 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.errors import UnmatchedTransfer
+from tracetool.errors import Option, UnmatchedTransfer
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import NoticeCode
 from tracetool.model.timeline import Transfer
@@ -131,7 +131,7 @@ def _check_op(
     if op.start_ns is None:
         raise UnmatchedTransfer(
             f"rank {op.rank}, step {step.number}: a message with rank {op.peer} has no kernel.",
-            hint="the capture may end inside the step: try another one with --step",
+            hint=f"the capture may end inside the step: try another one with {Option.STEP}",
         )
     if (op.rank, op.position) not in met:
         ours, theirs = alone[op.rank, op.peer, op.is_send], alone[op.peer, op.rank, not op.is_send]
@@ -156,7 +156,7 @@ def _check_op(
         raise UnmatchedTransfer(
             f"step {step.number}: rank {op.rank} {verb} {ours} messages {way} rank {op.peer}, which {other} "
             f"{theirs} in it.",
-            hint="the capture may begin or end inside the step (try another one with --step), or ranks are of "
+            hint=f"the capture may begin or end inside the step (try another one with {Option.STEP}), or ranks are of "
             "different runs",
         )
 
@@ -287,7 +287,8 @@ def check_counts(transfers: Sequence[Transfer], shape: PipelineShape) -> None:
             raise UnmatchedTransfer(
                 f"stage {src} sends {count} {'activations' if kind is ActionKind.FORWARD else 'gradients'} to stage "
                 f"{dst} in a step of {shape.microbatches} microbatches.",
-                hint="an evaluation batch or another exchange may run inside the step: try another one with --step",
+                hint="an evaluation batch or another exchange may run inside the step: try another one with "
+                f"{Option.STEP}",
             )
 
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tracetool.errors import MissingRank, NoPipeline
+from tracetool.errors import MissingRank, NoPipeline, Option
 from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction.capture.account import UNCHECKED, Account
 from tracetool.reconstruction.capture.messages import read_p2p
@@ -169,7 +169,9 @@ def chosen_pipeline(pipelines: Sequence[PipelineGroup], number: int, account: Ac
     """
     if not 0 <= number < len(pipelines):
         listed = "; ".join(f"{n}: {list(g.ranks)}" for n, g in enumerate(pipelines))
-        raise NoPipeline(f"there is no pipeline {number}; the traces hold {listed}.", hint="choose one with --pipeline")
+        raise NoPipeline(
+            f"there is no pipeline {number}; the traces hold {listed}.", hint=f"choose one with {Option.PIPELINE}"
+        )
     group = pipelines[number]
     if len(pipelines) > 1:
         others = "; ".join(str(list(g.ranks)) for g in pipelines if g is not group)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
-from tracetool.errors import ReconstructError
+from tracetool.errors import Option, ReconstructError
 from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction.steps.cuts import Cut, cuts_of
 from tracetool.reconstruction.steps.kinds import (
@@ -140,7 +140,8 @@ def choose_step(steps: Sequence[Step], ranks: Sequence[int], wanted: int | None,
         if chosen is None:
             raise ReconstructError(
                 f"there is no step {wanted}; the traces hold steps {format_ranges(numbers)}.",
-                hint=f"--step {(alike or steps)[0].number}, or leave it out for the complete step of median length",
+                hint=f"{Option.STEP((alike or steps)[0].number)}, or leave it out for the complete step of median "
+                "length",
             )
         missing = [rank for rank in ranks if rank not in chosen.spans]
         if missing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracetool.advice.plans import depth_label
+from tracetool.errors import Option
 from tracetool.reports.answer.text import aligned, terminal_width, title, wrap, wrapped
 from tracetool.units import format_duration, format_size
 from tracetool.whatif.accuracy import format_error
@@ -137,7 +138,7 @@ def binds_text(advice: Advice) -> str:
 def _memory(advice: Advice, best: Plan) -> str:
     needed = best.result.metrics.needed_hbm_bytes
     limit = advice.scenario.hbm_bytes
-    of = "no limit given (--hbm)" if limit is None else f"limit {format_size(limit)}"
+    of = f"no limit given ({Option.HBM})" if limit is None else f"limit {format_size(limit)}"
     if best.needed_bytes is None:
         return f"unknown, {of}: not checked"
     rank = advice.asked.answer.observed.global_ranks[needed.index(best.needed_bytes)]

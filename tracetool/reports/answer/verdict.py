@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tracetool.errors import Option
 from tracetool.reports.answer.text import compared_results, is_baseline, result_name
 from tracetool.units import format_duration, format_size
 from tracetool.whatif.accuracy import format_error
@@ -205,7 +206,7 @@ def _on_error(answer: Answer, best: Result) -> list[str]:
 def _on_memory(answer: Answer, best: Result) -> list[str]:
     hbm = answer.scenario.hbm_bytes
     if hbm is None:
-        return ["No memory limit was given (--hbm): whether schedules fit was not asked."]
+        return [f"No memory limit was given ({Option.HBM}): whether schedules fit was not asked."]
     limit = format_size(hbm)
     if best.feasible is None:
         return [f"Whether it fits {limit} of HBM was not checked: what it holds in memory is not known."]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from tracetool.errors import Option
 from tracetool.reports.answer.text import table, wrapped
 from tracetool.tables.fields import doc
 from tracetool.tables.run import SCHEMA_VERSION
@@ -190,7 +191,7 @@ def _suspects_table(result: Stragglers) -> list[str]:
         ]
         if len(members) > _SHOWN:
             more.append(f"{len(members) - _SHOWN} more of {axis}")
-    return table(rows) + ([f"  {', '.join(more)} (--json has all)"] if more else [])
+    return table(rows) + ([f"  {', '.join(more)} ({Option.JSON} has all)"] if more else [])
 
 
 def _name(suspect: Suspect) -> str:

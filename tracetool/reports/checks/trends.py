@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from tracetool.errors import Option
 from tracetool.model.metrics import METRICS
 from tracetool.reports.answer.text import table, wrapped
 from tracetool.reports.picture import GREY, RED, SERIES, PictureFormat, save
@@ -218,7 +219,7 @@ def _figure(found: Sequence[Trend], left_out: int, numbers: dict[str, int]) -> F
         _draw(axes, trend, _name(trend, numbers))
     told = ["dashed: mean before and after the last step"] if any(trend.step for trend in found) else []
     told += [f"[{number}] {words}" for words, number in numbers.items()]
-    told += [f"{left_out} more series: name a metric or --schedule"] if left_out > 0 else []
+    told += [f"{left_out} more series: name a metric or {Option.SCHEDULE}"] if left_out > 0 else []
     figure.supxlabel("\n".join(told), fontsize=7, color=GREY)
     return figure
 

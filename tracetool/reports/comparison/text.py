@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.comparison.limits import format_value
 from tracetool.comparison.summary import chosen_lines, percent, signed, summary
+from tracetool.errors import Option
 from tracetool.reports.answer.text import aligned, terminal_width, wrap, wrapped
 from tracetool.units import format_count, format_ranges
 
@@ -66,7 +67,7 @@ def _hidden(done: Comparison, shown: Sequence[Line]) -> list[str]:
     both = Counter(line.verdict for line in rest if line not in single)
     told = [f"{count} {verdict}" for verdict, count in sorted(both.items(), reverse=True)]
     told += [f"{len(single)} of one side only"] if single else []
-    return [f"{format_count(len(rest), 'other value')}: {', '.join(told)} (--json has all)"] if rest else []
+    return [f"{format_count(len(rest), 'other value')}: {', '.join(told)} ({Option.JSON} has all)"] if rest else []
 
 
 def _cause_rows(done: Comparison, metric: str) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.causes.cause import LATE, Cause
 from tracetool.costs.over_links import crossing_uses
+from tracetool.errors import Option
 from tracetool.reports.answer.text import aligned, wrap, wrapped
 from tracetool.reports.explanation.path import PathWords
 from tracetool.reports.sharing import sharing_lines
@@ -181,7 +182,7 @@ def _path(explained: Explanation, words: PathWords, width: int) -> list[str]:
     left = len(explained.path) - _MOST_PARTS
     if left > 0:
         rest = explained.path[-1].end_ns - explained.path[_MOST_PARTS].start_ns
-        lines.append(f"  ... {left} more parts, {format_duration(rest)} (--json has all)")
+        lines.append(f"  ... {left} more parts, {format_duration(rest)} ({Option.JSON} has all)")
     return lines
 
 

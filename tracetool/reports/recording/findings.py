@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tracetool.errors import Option
 from tracetool.units import format_ranks
 
 if TYPE_CHECKING:
@@ -78,5 +79,5 @@ def finding_lines(findings: Sequence[dict[str, Any]]) -> list[str]:
         named = fact if about == "all" else about if about.startswith(fact) else f"{fact}, {about}"
         sure = "" if confidence == 1 else f", confidence {confidence:.2f}"
         lines.append(f"    {named}: {value} ({evidence}{sure}){f': {detail}' if detail else ''}")
-    lines += [f"    {more} (--json has all)" for more in left]
+    lines += [f"    {more} ({Option.JSON} has all)" for more in left]
     return ["  findings, the least sure first:", *lines] if lines else []

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from tracetool.errors import Option
 from tracetool.readers import MEMORY_LEFT
 from tracetool.reconstruction import unread_events
 from tracetool.tables.fields import doc
@@ -120,7 +121,7 @@ def _marks(run: Run) -> Iterator[Gap]:
         left = _memory_left(run)
         yield Gap(
             f"no memory records of its device, but {left} that are not read" if left else "no memory records in it",
-            "HBM limits (or give --activation and --static)", "record with profile_memory=True",
+            f"HBM limits (or give {Option.ACTIVATION} and {Option.STATIC})", "record with profile_memory=True",
         )  # fmt: skip
 
 
@@ -141,5 +142,5 @@ def _rest(run: Run) -> Iterator[Gap]:
         which = "them" if copied == missing else format_ranks(copied)
         yield Gap(
             f"{format_ranks(missing)} {was} not recorded", "pipelines they are part of",
-            "add their traces" + (f", or copy {which} in a replay: --copy-missing-ranks" if copied else ""),
+            "add their traces" + (f", or copy {which} in a replay: {Option.COPY_MISSING.on}" if copied else ""),
         )  # fmt: skip

@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import ceil
 from typing import TYPE_CHECKING, Any, Literal
 
-from tracetool.errors import ScenarioError
+from tracetool.errors import Option, ScenarioError
 from tracetool.reports.gantt.panel import MS
 from tracetool.reports.picture import GREY, PT, RED, SERIES, PictureFormat, legend, legend_columns, save, wrapped
 from tracetool.reports.sweep.axes import LINK_LABELS, UNFIT_TINT, label_value_axis, link_axis, shade_unfit
@@ -147,7 +147,7 @@ def _panels(facet: Facet, knees: Sequence[Knee]) -> list[_Panel]:
     if not panels:
         raise ScenarioError(
             "neither bandwidth nor latency varies in this sweep: there is nothing to draw over.",
-            hint="sweep one of them, as in --bandwidth 10..800Gbit/s",
+            hint=f"sweep one of them, as in {Option.BANDWIDTH('10..800Gbit/s')}",
         )
     return panels
 

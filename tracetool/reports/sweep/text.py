@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from tracetool.errors import Option
 from tracetool.reports.answer.text import wrapped
 from tracetool.reports.sweep.table import WIDTH, Cells, table
 from tracetool.units import format_count, format_ranges, format_size
@@ -295,7 +296,7 @@ def _knees(found: Sweep) -> list[str]:
     more = len(rows) - len(cells)
     remarks = names_of.remarks([knee for knee, _ in rows.values()])
     told = [
-        *([f"... {format_count(more, 'row')} more: --json has all"] if more else []),
+        *([f"... {format_count(more, 'row')} more: {Option.JSON} has all"] if more else []),
         explained,
         *remarks[:_REMARKS],
     ]

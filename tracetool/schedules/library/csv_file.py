@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracetool.errors import InvalidSchedule, UnsupportedShape
+from tracetool.errors import InvalidSchedule, Option, UnsupportedShape
 from tracetool.model.schedule import Schedule, schedule_from_csv
 from tracetool.schedules import ScheduleKind, ScheduleOptions
 
@@ -81,5 +81,5 @@ def _check(mine: PipelineShape, shape: PipelineShape, file: str) -> None:
         raise UnsupportedShape(
             f"{file} is for {mine.microbatches} microbatches, asked for are {shape.microbatches}: their steps do "
             "different work.",
-            hint=f"add --microbatches {mine.microbatches}",
+            hint=f"add {Option.MICROBATCHES(mine.microbatches)}",
         )

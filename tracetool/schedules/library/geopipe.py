@@ -19,7 +19,7 @@ import itertools
 from math import ceil
 from typing import TYPE_CHECKING
 
-from tracetool.errors import UnsupportedShape
+from tracetool.errors import Option, UnsupportedShape
 from tracetool.model.action import ActionKind
 from tracetool.model.schedule import PipelineShape, Schedule
 from tracetool.schedules import ScheduleKind, ScheduleOptions, Tuning
@@ -37,12 +37,12 @@ def build(shape: PipelineShape, options: ScheduleOptions) -> Schedule:
     if len(extra) != p or any(n < 0 for n in extra):
         raise UnsupportedShape(
             f"geopipe needs one number of extra forwards per pipeline rank ({p}), got {list(extra)}.",
-            hint="as in --extra-forwards 2,2,0,0",
+            hint=f"as in {Option.EXTRA_FORWARDS((2, 2, 0, 0))}",
         )
     if any(after > before for before, after in itertools.pairwise(extra)):
         raise UnsupportedShape(
             f"geopipe: extra forwards {list(extra)} grow downstream, where no forward could feed them.",
-            hint="give upstream ranks at least as many, as in --extra-forwards 2,2,0,0",
+            hint=f"give upstream ranks at least as many, as in {Option.EXTRA_FORWARDS((2, 2, 0, 0))}",
         )
     orders = tuple(warm_up_then_alternate(i, p - i - 1 + extra[i], m) for i in range(p))
     counting = tuple(min(n, max(0, m - (p - i - 1))) for i, n in enumerate(extra))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tracetool.errors import UnsupportedShape
+from tracetool.errors import Option, UnsupportedShape
 from tracetool.schedules import ScheduleKind, ScheduleOptions
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def build(shape: PipelineShape, options: ScheduleOptions) -> Schedule:
         raise UnsupportedShape(
             f"the observed order has {observed.shape.microbatches} microbatches on {observed.shape.ranks} "
             f"ranks; it cannot be stretched to {shape.microbatches} on {shape.ranks}.",
-            hint="name the schedule instead, as in --schedule 1f1b",
+            hint=f"name the schedule instead, as in {Option.SCHEDULES('1f1b')}",
         )
     return replace(observed, name="observed")
 

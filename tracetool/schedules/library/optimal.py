@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from math import ceil
 from typing import TYPE_CHECKING
 
-from tracetool.errors import MissingPackage, UnsupportedShape
+from tracetool.errors import MissingPackage, Option, UnsupportedShape
 from tracetool.model.schedule import PipelineShape, Schedule
 from tracetool.schedules import ScheduleKind, ScheduleOptions
 from tracetool.schedules.list_scheduling import listed
@@ -141,7 +141,7 @@ def _require_ortools() -> None:
     if find_spec("ortools") is None:
         raise MissingPackage(
             "the schedule 'optimal' needs OR-tools, which is not installed.",
-            hint="pip install 'tracetool[optimal]', or take --schedule greedy",
+            hint=f"pip install 'tracetool[optimal]', or take {Option.SCHEDULES('greedy')}",
         )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tracetool.costs.analytical import Training, analytical_pipeline, collective_ns
+from tracetool.errors import Option
 from tracetool.model.action import ActionKind
 from tracetool.studies.geopipe.findings import FigureOrigin, both_findings, bubble_findings, iteration_findings
 from tracetool.studies.geopipe.memory import Need, needs
@@ -235,7 +236,7 @@ def _assumptions(choice: PaperChoice) -> tuple[Assumption, ...]:
         Assumption(
             "head",
             "left out: all stages equal" if choice.equal_stages else "on the last stage, which is the slowest for it",
-            "its surplus hides as much delay per microbatch upstream; --equal-stages leaves it out",
+            f"its surplus hides as much delay per microbatch upstream; {Option.EQUAL_STAGES.on} leaves it out",
         ),
         Assumption(
             "1F1B",
