@@ -118,7 +118,7 @@ FROM events
 WHERE rank = $rank AND category = 'kernel' AND start_ns >= $first AND start_ns < $last
 UNION ALL
 SELECT DISTINCT start_ns, end_ns, NULL, operation IN ('send', 'recv'), operation NOT IN ('send', 'recv'),
-       -1, operation, stream, NULL
+       NULL, operation, stream, NULL
 FROM comms
 WHERE rank = $rank AND start_ns >= $first AND start_ns < $last
 ORDER BY start_ns, end_ns
