@@ -33,6 +33,8 @@ _COPY = re.compile(r"^MEMCPY", re.IGNORECASE)
 # Kineto calls them annotations; here they are among the operators.
 _ANNOTATION = re.compile(r"^(ProfilerStep#\d+$|Optimizer\.)")
 _NO_NAME = "name lost"
+NO_NUMBER = -1
+"""Stands in columns of bytes for what is no number."""
 
 
 class Keyed:
@@ -42,7 +44,7 @@ class Keyed:
         database: Where the table is.
         table: Its name.
         key: Column that the numbers are looked up by; of equal ones the first counts.
-        columns: Columns to keep; -1 stands for what is no number.
+        columns: Columns to keep; NO_NUMBER stands for what is none.
     """
 
     def __init__(self, database: Database, table: str, key: str, *columns: str) -> None:
@@ -54,7 +56,7 @@ class Keyed:
                 keys.append(number)
                 for column, value in zip(values, numbers, strict=True):
                     kept = _int64(value)
-                    column.append(-1 if kept is None else kept)
+                    column.append(NO_NUMBER if kept is None else kept)
         if any(keys[i] > keys[i + 1] for i in range(len(keys) - 1)):
             order = sorted(range(len(keys)), key=keys.__getitem__)
             keys = array("q", (keys[i] for i in order))

@@ -32,6 +32,7 @@ _HCOM = re.compile(r"^hcom_(?P<kind>[A-Za-z0-9]+)_*_(?P<digits>\d+)_-?\d+(?:_-?\
 # MindSpore's graphs: Default/AllReduce-op534_0.
 _GRAPH = re.compile(r"^(?:.*/)?(?P<kind>[A-Za-z]+)-op\d+(?:_\d+)?$")
 _ON_CHIP = "ON_CHIP"
+_NO_PLACE = -1
 # A communicator is an index, the hash of its name (16 digits or more but for one in thousands) or its name.
 _INDEX = re.compile(r"^\d{1,6}$")
 
@@ -136,7 +137,7 @@ class Planes:
         for block in self._subtasks.blocks():
             subtasks = _Subtask._make(block)
             thread, place = self._operations_of(threads, subtasks)
-            lost = place < 0
+            lost = place == _NO_PLACE
             if lost.any():
                 self._report.dropped["communication subtask outside of every operation"] += int(lost.sum())
             whole = (thread, place, subtasks.own, subtasks.peer, subtasks.transport)
@@ -163,10 +164,10 @@ class Planes:
     def _operations_of(
         self, threads: Sequence[tuple[int, int]], subtasks: _Subtask
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The thread of operations of each subtask, and the place of its operation there (-1: there is none)."""
+        """The thread of operations of each subtask, and the place of its operation there (_NO_PLACE: there is none)."""
         import numpy as np
 
-        thread, place = (np.full(len(subtasks.start), -1, np.int64) for _ in range(2))
+        thread, place = (np.full(len(subtasks.start), _NO_PLACE, np.int64) for _ in range(2))
         planes = set(zip(subtasks.pid.tolist(), subtasks.tid.tolist(), strict=True))
         for pid, tid in planes:
             owner = _owner(threads, pid, tid)
@@ -178,7 +179,7 @@ class Planes:
             last_before = np.searchsorted(starts, subtasks.start[rows], side="right") - 1
             # Both ends of an operation were rounded to whole ns.
             place[rows] = np.where(
-                (last_before >= 0) & (subtasks.start[rows] <= ends[last_before] + 1), last_before, -1
+                (last_before >= 0) & (subtasks.start[rows] <= ends[last_before] + 1), last_before, _NO_PLACE
             )
             thread[rows] = threads.index(owner)
         return thread, place

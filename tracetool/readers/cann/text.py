@@ -139,7 +139,7 @@ def csv_records(
     absent = [name for name in required if name not in header]
     if absent:
         raise MalformedTrace(f"{path}: line 1 has no column {absent[0]!r}.", hint="export the capture again")
-    places = [header.index(name) if name in header else -1 for name in (*required, *optional)]
+    places = [header.index(name) if name in header else None for name in (*required, *optional)]
 
     def drop(reason: str, line: int) -> None:
         if report is not None:
@@ -147,7 +147,7 @@ def csv_records(
 
     with path.open("rb") as stream:
         for line, fields in _records(_lines(stream, advance, drop), len(header), drop):
-            yield line, tuple([fields[place].strip() if place >= 0 else "" for place in places])
+            yield line, tuple(["" if place is None else fields[place].strip() for place in places])
 
 
 def decoded(path: Path, kind: type[T], advance: Callable[[int], None]) -> T:

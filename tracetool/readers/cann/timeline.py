@@ -28,6 +28,8 @@ Row = tuple[object, ...]
 
 _CATEGORIES = ("kernel", "launch", "op", "annotation", "python")
 _KERNEL, _LAUNCH, _OP, _ANNOTATION, _PYTHON = range(len(_CATEGORIES))
+_NONE = -1
+"""Code of a span of no track that is used, or that becomes no event."""
 _TRACKS = tuple(Track)
 _ITERATION = "Iteration Time"
 
@@ -109,17 +111,17 @@ class EventTimeline:
         threads = spans.threads
         used = self._choose(threads)
         start, duration = self._times(spans, used)
-        track = np.where(used, self._track[threads], -1)
-        category = np.where(used, self._category[threads], -1)
+        track = np.where(used, self._track[threads], _NONE)
+        category = np.where(used, self._category[threads], _NONE)
         kernels = (category == _KERNEL) & spans.kernels
         self.kernels += int(np.count_nonzero(kernels))
         self._count_tasks(spans, (category == _KERNEL) & ~kernels)
-        category[(category == _KERNEL) & ~kernels] = -1
+        category[(category == _KERNEL) & ~kernels] = _NONE
         self._take_marks(spans, category, start, duration)
         self._take_operations(spans, track == _TRACKS.index(Track.COMMUNICATION), start, duration)
         self.planes.subtasks(spans, self._threads, np.flatnonzero(track == _TRACKS.index(Track.SUBTASK)), start)
         self._take_iterations(spans, np.flatnonzero(track == _TRACKS.index(Track.STEP)), start, duration)
-        rows = np.flatnonzero(category >= 0)
+        rows = np.flatnonzero(category != _NONE)
         return self._table(spans.only(rows), category[rows], start[rows], duration[rows], first)
 
     def _choose(self, threads: NDArray[np.int32]) -> Flags:
@@ -245,14 +247,14 @@ class EventTimeline:
 
 
 def _category(thread: Thread, track: Track) -> int:
-    """The category of the events that spans of a thread become; -1 for what becomes none."""
+    """The category of the events that spans of a thread become; _NONE for what becomes none."""
     if track is Track.HARDWARE:
         return _KERNEL
     if track is Track.HOST:
         return _LAUNCH
     if track is Track.FRAMEWORK:
         return _PYTHON if thread.category == PYTHON else _OP
-    return -1
+    return _NONE
 
 
 def _where(rows: Flags, values: Integers) -> pa.Array:

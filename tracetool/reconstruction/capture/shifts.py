@@ -22,6 +22,9 @@ STEADY_RATIO = 0.2
 MOST_TRIED = 256
 """Operations that are compared to see whether a shift may be the right one."""
 
+NO_SIZE = -1
+"""Stands for an unknown size in arrays."""
+
 _MOST_CHECKED = 64
 _SLACK = 64
 _MOST_OVERLAPS = 4
@@ -37,7 +40,7 @@ class RankOperations(NamedTuple):
 
     Attributes:
         kinds: A number for what each one does.
-        sizes: Bytes; -1 if unknown.
+        sizes: Bytes; NO_SIZE if unknown.
         starts: Start of each kernel; None if one has no kernel.
         ends: End of each kernel.
     """
@@ -62,7 +65,7 @@ def side_of(
     times = np.array(spans, dtype=np.int64).reshape(-1, 2) if timed else None
     return RankOperations(
         np.array(kinds, dtype=np.int64),
-        np.array([-1 if size is None else size for size in sizes], dtype=np.int64),
+        np.array([NO_SIZE if size is None else size for size in sizes], dtype=np.int64),
         None if times is None else times[:, 0],
         None if times is None else times[:, 1],
     )
@@ -90,7 +93,7 @@ def agrees(
 ) -> bool:
     """Whether kinds and known sizes are the same at a shift, sizes up to a factor."""
     a, b = overlapping(one, other, shift, most)
-    known = (a.sizes >= 0) & (b.sizes >= 0)
+    known = (a.sizes > NO_SIZE) & (b.sizes > NO_SIZE)
     near = (a.sizes <= size_ratio * b.sizes) & (b.sizes <= size_ratio * a.sizes)
     return len(a.kinds) > 0 and bool((a.kinds == b.kinds).all() and (near | ~known).all())
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from tracetool.reconstruction.memory.log import Log, Numbers
 
+NO_ALLOCATION = -1
+"""In arrays, in place of the index of an allocation that the log does not hold."""
+
 Key = tuple[int | str, ...]
 """Stage, kind and microbatch of an action; of a part of one, the number of the part besides."""
 
@@ -75,7 +78,7 @@ def memory_by_action(log: Log, spans: Sequence[HostSpan]) -> ActionMemory:
     static = log.base_bytes + int(log.delta_bytes[:begin].sum())
     delta = log.delta_bytes[begin:]
     made_at = allocations_of_frees(log.block, log.delta_bytes)[begin:] - begin
-    maker = np.where(made_at >= 0, made_at, -1)
+    maker = np.where(made_at >= 0, made_at, NO_ALLOCATION)
     owner = _owners(log.time_ns[begin:], delta, spans)
     _settle_after_last(log.time_ns[begin:], delta, owner, maker, spans)
     own = np.bincount(owner, weights=delta, minlength=count + 1).astype(np.int64)
@@ -120,10 +123,10 @@ def _first_change(log: Log, first_launch_ns: int) -> int:
 
 
 def allocations_of_frees(block: Numbers, delta: Numbers) -> Numbers:
-    """Per change of a log, the index of the allocation that it frees; -1 for none."""
+    """Per change of a log, the index of the allocation that it frees; NO_ALLOCATION for none."""
     import numpy as np
 
-    allocation = np.full(len(block), -1, np.int64)
+    allocation = np.full(len(block), NO_ALLOCATION, np.int64)
     named = np.flatnonzero((block != NO_BLOCK) & (delta != 0))
     order = named[np.argsort(block[named], kind="stable")]
     earlier, later = order[:-1], order[1:]
