@@ -152,3 +152,24 @@ def test_the_plain_computation_agrees_where_no_blocks_are_named(changes: list[tu
     assert list(found.held.values()) == [sum(deltas) for deltas in own[:4]]
     assert list(found.peak.values()) == [max(accumulate(deltas, initial=0)) for deltas in own[:4]]
     assert found.tail_peak == max(accumulate(own[4], initial=0))
+
+
+def test_buffers_that_the_next_step_frees_belong_to_their_microbatch() -> None:
+    """Two buffers of outputs (7 bytes) used in turn, by hand: each forward frees the output of the one two before it.
+
+    A microbatch holds 20 and frees 20 in whatever step; of the 14 that stand before this one none is static.
+    """
+    changes = [(0, 7, 2), (1, 7, 3), (2, 5, 99), (3, -5, 99)]
+    for n in range(4):
+        at, old = 10 + 20 * n, 2 + n if n < 2 else 18 + n
+        changes += [(at, 13, 10 + n), (at + 1, 7, 20 + n), (at + 2, -7, old), (at + 11, -13, 10 + n)]
+    spans = [
+        HostSpan((0, kind.value, n), 10 + 20 * n + after, 14 + 20 * n + after)
+        for n in range(4)
+        for kind, after in ((F, 0), (B, 10))
+    ]
+    found = memory_by_action(_log(changes), spans)
+    assert found.static_bytes == 1000
+    assert [found.held[span.key] for span in spans] == [20, -20] * 4
+    # 1014 are allocated before the first forward, 1034 within it.
+    assert found.peak[spans[0].key] == 34

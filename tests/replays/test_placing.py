@@ -10,10 +10,11 @@ from helpers.programs import Post, build_program
 from hypothesis import HealthCheck, given, settings
 
 from tracetool.model.action import ActionKind
-from tracetool.model.schedule import schedule_from_csv
+from tracetool.model.schedule import PipelineShape, schedule_from_csv
 from tracetool.replays.flow import trace_flow
 from tracetool.replays.program import Dataflow
 from tracetool.replays.turns import other_turns
+from tracetool.schedules import build_schedule
 
 if TYPE_CHECKING:
     from helpers.programs import Program
@@ -77,6 +78,50 @@ def test_in_batches(schedule: Schedule) -> None:
     flow = Dataflow(schedule)
     expected = [in_batches(schedule.units(rank), flow) for rank in range(len(schedule.orders))]
     assert build_program(schedule, "grouped") == expected
+
+
+def one_at_a_time(
+    units: list[Unit], flow: Dataflow, made: dict[Message, int], used: dict[Message, int]
+) -> list[object]:
+    """Sends of one unit, then receives of the next; a gradient that needs no such send is received ahead of them."""
+    program: list[object] = []
+    for before, after in zip([(), *units], [*units, ()], strict=True):
+        sends, recvs = flow.sent(before), flow.received(after)
+        early = [
+            r for r in recvs
+            if r.kind is ActionKind.BACKWARD
+            and any(s.kind is ActionKind.FORWARD and made[r] < used[s] for s in sends)
+        ]  # fmt: skip
+        program += [Post((), (m,)) for m in early] + [Post((m,), ()) for m in sends]
+        program += [Post((), (m,)) for m in recvs if m not in early]
+        program += after
+    return program
+
+
+@quick
+@given(schedules())
+def test_one_at_a_time(schedule: Schedule) -> None:
+    flow = Dataflow(schedule)
+    actions = [action for order in schedule.orders for action in order]
+    made = {message: at for at, action in enumerate(actions) if (message := flow.makes(action)) is not None}
+    used = {message: at for at, action in enumerate(actions) if (message := flow.needs(action)) is not None}
+    expected = [one_at_a_time(schedule.units(rank), flow, made, used) for rank in range(len(schedule.orders))]
+    assert build_program(schedule, "blocking") == expected
+
+
+def test_as_deepspeed_exchanges() -> None:
+    """Instructions of DeepSpeed's TrainSchedule for stage 1 of 3 and 3 microbatches, written down by hand."""
+    order = build_schedule("1f1b", PipelineShape(3, 3))
+    words = [
+        "send " + str(step.sends[0]) if isinstance(step, Post) and step.sends
+        else "recv " + str(step.recvs[0]) if isinstance(step, Post) else f"{step.kind.value}{step.microbatch}"
+        for step in build_program(order, "blocking")[1]
+    ]  # fmt: skip
+    kinds = [word.split()[0] for word in words]
+    assert kinds == [
+        "recv", "F0", "send", "recv", "F1", "recv", "send", "B0", "send", "recv", "F2", "recv", "send", "B1",
+        "send", "recv", "B2", "send",
+    ]  # fmt: skip
 
 
 @quick

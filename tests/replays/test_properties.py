@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tracetool.errors import BadTopology, ScheduleDeadlock
 from tracetool.model.action import ActionKind
 from tracetool.model.metrics import measure
-from tracetool.model.pipeline import P2P_MODES
+from tracetool.model.pipeline import BLOCKING, P2P_MODES
 from tracetool.model.schedule import PipelineShape, schedule_from_csv
 from tracetool.model.topology import Link, Topology
 from tracetool.replays import Replayed, replay
@@ -94,7 +94,7 @@ def cases(
         topology = places([b - a for a, b in pairwise(edges)], latency_ns=latency)
     mode = draw(st.sampled_from(modes))
     # Blocking batches cannot run more than one extra forward (see the deadlock test below).
-    schedule = draw(st.sampled_from(["1f1b", "gpipe"] if mode == "grouped" else ["1f1b", "gpipe", "geopipe"]))
+    schedule = draw(st.sampled_from(["1f1b", "gpipe"] if mode in BLOCKING else ["1f1b", "gpipe", "geopipe"]))
     extra = tuple(sorted(per_stage(st.integers(0, 3)), reverse=True)) if schedule == "geopipe" else None
     return Case(
         p,

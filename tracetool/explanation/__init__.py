@@ -11,7 +11,7 @@ from tracetool.causes.removals import Explained, Removal
 from tracetool.explanation.path import PathPart, told
 from tracetool.explanation.removing import remove, remove_all
 from tracetool.model.metrics import Metrics, measure
-from tracetool.model.pipeline import BY_EDGE
+from tracetool.model.pipeline import BLOCKING, BY_EDGE
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology
 from tracetool.replays.stages import stages_for
@@ -156,7 +156,7 @@ def explain(
     )
     if seen:
         timeline, idles = found.observed, done.observed_idles
-        pieces = critical_path(timeline, Topology(), blocking=mode == "grouped", by_edge=mode in BY_EDGE)
+        pieces = critical_path(timeline, Topology(), blocking=mode in BLOCKING, by_edge=mode in BY_EDGE)
     else:
         timeline, idles = result.timeline, result.idles
         pieces = critical_path(

@@ -11,7 +11,7 @@ from tracetool.ingestion import ingest as read_traces
 from tracetool.ingestion.recording import keep_recording
 from tracetool.model.action import ActionKind
 from tracetool.model.metrics import METRICS, measure
-from tracetool.model.pipeline import BY_EDGE
+from tracetool.model.pipeline import BLOCKING, BY_EDGE
 from tracetool.model.timeline import RankOp
 from tracetool.model.topology import Topology
 from tracetool.readers import rows_table
@@ -158,7 +158,7 @@ def observed_tables(reconstruction: Reconstruction) -> dict[str, pa.Table]:
     """The tables stages and idles, and the observed Timeline's."""
     # No message of the observed step crossed a link that is known.
     p2p = reconstruction.pipeline.p2p
-    idles = idle_intervals(reconstruction.observed, Topology(), blocking=p2p == "grouped", by_edge=p2p in BY_EDGE)
+    idles = idle_intervals(reconstruction.observed, Topology(), blocking=p2p in BLOCKING, by_edge=p2p in BY_EDGE)
     return {
         "stages": rows_table("stages", _stages(reconstruction)),
         **timeline_tables(reconstruction.observed),

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from tracetool.model.load import SustainedLoad
     from tracetool.model.schedule import Schedule
 
-P2PMode = Literal["grouped", "in-order", "per-edge", "posted-ahead"]
+P2PMode = Literal["blocking", "grouped", "in-order", "per-edge", "posted-ahead"]
 """How transfers are issued.
 
+* ``blocking``: one by one in the compute's own order: no compute runs beside a transfer (DeepSpeed's pipeline engine).
 * ``grouped``: what a rank sends and receives between a forward and a backward is one batch, for which compute waits.
 * ``in-order``: one by one on one communicator: a receive that waits blocks what was posted after it.
 * ``per-edge``: the same on a communicator for each pair of ranks and direction; messages still wait for their receives.
@@ -24,6 +25,8 @@ P2PMode = Literal["grouped", "in-order", "per-edge", "posted-ahead"]
 """
 
 P2P_MODES: tuple[P2PMode, ...] = get_args(P2PMode)
+BLOCKING: frozenset[P2PMode] = frozenset({"grouped", "blocking"})
+"""Those for which compute waits."""
 BY_EDGE: frozenset[P2PMode] = frozenset({"per-edge", "posted-ahead"})
 """Those with a communicator for each pair of ranks and direction."""
 P2P_MODE_NAMES = f"{', '.join(P2P_MODES[:-1])} or {P2P_MODES[-1]}"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from tracetool.errors import CopyableRank, MissingRank, NoDeviceActivity, NoPipeline, Option, ReconstructError
 from tracetool.model.choice import Taken
 from tracetool.model.notice import Notice, NoticeCode
+from tracetool.model.pipeline import BLOCKING
 from tracetool.reconstruction.actions.transfers import StageOp, buffers_sends, check_counts
 from tracetool.reconstruction.capture.account import Account, Finding
 from tracetool.reconstruction.capture.copies import find_copies, with_copies, without_source
@@ -163,7 +164,7 @@ def reconstruct(
     check_counts(transfers, pipe.observed.shape)
     _record_findings(account, pipe, work, transfers)
     record_standing_buffers(pipe.ranks, account)
-    if pipe.observed.shape.microbatches == 1 and pipe.p2p != "grouped":
+    if pipe.observed.shape.microbatches == 1 and pipe.p2p not in BLOCKING:
         account.note(
             NoticeCode.P2P_ASSUMED,
             f"with one microbatch a trace cannot show how transfers are issued: {pipe.p2p} is assumed",

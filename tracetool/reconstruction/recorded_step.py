@@ -223,12 +223,14 @@ def _pipeline(
                 collectives={kind: awaited for (of, kind), awaited in uses[rank].awaited.items() if of == stage},
             )
         )
+    p2p = p2p_mode(messages.posts, work)
     ranks = tuple(
         RankProfile(
             rank=rank, static_bytes=memory[rank].static_bytes, tail=tails[rank], hbm_bytes=devices[rank].hbm_bytes,
             tail_peak_bytes=memory[rank].tail_peak,
             overhead_bytes=memory[rank].overhead_bytes, load=rank_load(devices[rank].name, work[rank].segments),
-            receive_buffer_bytes=standing_buffer_bytes(
+            # One that blocks compute is over before the next one: a buffer takes one message after another.
+            receive_buffer_bytes=0 if p2p == "blocking" else standing_buffer_bytes(
                 messages.posts[rank], memory[rank].log, [k.launch_ns for s in work[rank].segments for k in s.kernels]
             ),
             overlapped=uses[rank].overlapped,
@@ -236,6 +238,6 @@ def _pipeline(
         for rank in group.ranks
     )  # fmt: skip
     return Pipeline(
-        tuple(stages), ranks, observed, p2p_mode(messages.posts), step.number,
+        tuple(stages), ranks, observed, p2p, step.number,
         outside_ns=outside_ns(run, group, step, work),
     )  # fmt: skip

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import Option, UnsupportedShape
 from tracetool.model.action import Action
+from tracetool.model.pipeline import BLOCKING
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import MemoryCurve, Op, Timeline, Transfer, memory_curve
 from tracetool.replays.compiled import Compiled
@@ -46,12 +47,12 @@ class Replayed:
 def p2p_of(schedule: Schedule, pipeline: Pipeline, scenario: Scenario) -> P2PMode:
     """The p2p mode of a replay: what the scenario says, else what the trace shows.
 
-    A schedule made for non-blocking transfers cannot run in the blocking batches of a ``grouped`` trace: its
+    A schedule made for non-blocking transfers cannot run in the transfers of a ``grouped`` or ``blocking`` trace: its
     operations are issued one by one there, on the one communicator that the trace shows.
     """
     if scenario.p2p is not None:
         return scenario.p2p
-    return "in-order" if pipeline.p2p == "grouped" and not schedule.blocking else pipeline.p2p
+    return "in-order" if pipeline.p2p in BLOCKING and not schedule.blocking else pipeline.p2p
 
 
 def replay(pipeline: Pipeline, schedule: Schedule, scenario: Scenario | None = None) -> Replayed:

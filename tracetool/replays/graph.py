@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
-from tracetool.model.pipeline import BY_EDGE
+from tracetool.model.pipeline import BLOCKING, BY_EDGE
 from tracetool.replays.flow import trace_flow
 from tracetool.replays.placing import place
 
@@ -161,7 +161,7 @@ def build_graph(
     """
     flow = trace_flow(schedule)
     builder = _Builder(flow, place(flow, mode), mode, _links_passed(flow, links_of))
-    return builder.finish(buffered=buffered, interwoven=interwoven or mode == "grouped")
+    return builder.finish(buffered=buffered, interwoven=interwoven or mode in BLOCKING)
 
 
 def _links_passed(flow: Flow, links_of: Callable[[Message], int | None]) -> Int32s:
@@ -288,7 +288,7 @@ class _Builder:
         post = _latest(is_post, rank)
         has = is_post & (post >= 0)
         self._edges(first[post[has]] + 1, first[has])
-        if self._mode == "grouped":  # compute waits for the batch ahead of it
+        if self._mode in BLOCKING:  # compute waits for what was posted ahead of it
             has = ~is_post & (post >= 0) & (post == np.arange(len(post)) - 1)
             self._edges(first[post[has]] + 1, first[has])
 
@@ -311,7 +311,7 @@ class _Builder:
         left = np.where(has_copy, copy, move)
         if buffered:
             self._edges(copy, send + 1)
-        if self._mode == "grouped":
+        if self._mode in BLOCKING:
             # A blocking batch ends for the receiver when the bytes are there, for the sender when they have left, or
             # with what is buffered lie in their buffer: also beside a receive (as measured of Megatron's batches).
             self._edges(arrive, recv + 1)
@@ -338,7 +338,7 @@ class _Builder:
         leaves = np.full(tasks, -1, np.int32)
         posts = self._first[self._is_post]
         leaves[posts + 1] = posts
-        if self._mode != "grouped":
+        if self._mode not in BLOCKING:
             leaves[arrive[self._crossing]] = recv[self._crossing]
             leaves[recv[self._crossing] + 1] = -1
         return leaves

@@ -4,6 +4,8 @@ The p2p modes differ here and in what a post waits for (``graph``):
 
 * ``grouped``: between a forward and a backward, the send of the one and the receive for the other are one
   batch; compute waits until the batch has ended. As in Megatron and torch's ``Schedule1F1B``.
+* ``blocking``: likewise, but every operation alone: ahead of a forward the send, then the receive, ahead of a
+  backward mostly the other way round. As in DeepSpeed's pipeline engine (its ``TrainSchedule``).
 * ``in-order``: every operation alone. A send follows its compute; the sender's turn also fixes when the
   peer posts the receive, which keeps both sides in one order (the rule of torch's action runtime).
 * ``per-edge``: the same, on a channel per pair of ranks and direction.
@@ -13,6 +15,7 @@ The p2p modes differ here and in what a post waits for (``graph``):
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tracetool.errors import ScheduleDeadlock
@@ -46,6 +49,8 @@ def place(flow: Flow, mode: P2PMode) -> Placed:
     Raises:
         ScheduleDeadlock: If no order of messages lets every rank finish.
     """
+    if mode == "blocking":
+        return _blocking(flow)
     return _grouped(flow) if mode == "grouped" else _one_by_one(flow)
 
 
@@ -89,6 +94,33 @@ def _grouped(flow: Flow) -> Placed:
     alone = (start + ahead)[unit] + _second(flow, does_receive)
     recv_at[flow.needed[receivers]] = np.where(is_joined[unit], start[unit], alone)[receivers]
     return Placed(np.repeat(flow.rank[opens], sizes), action, send_at, recv_at)
+
+
+def _blocking(flow: Flow) -> Placed:
+    """Ahead of each unit the sends of the one before and its own receives.
+
+    A gradient is received ahead of the activation's send where the peer can make it without that activation.
+    """
+    program: list[list[int]] = []
+    does_send, does_receive = flow.is_remote(flow.made).tolist(), flow.is_remote(flow.needed).tolist()
+    made, needed, closes = flow.made.tolist(), flow.needed.tolist(), flow.closes.tolist()
+    maker, taker, edge = flow.maker.tolist(), flow.taker.tolist(), flow.edge.tolist()
+    for begin, end in pairwise(flow.first.tolist()):
+        codes: list[int] = []
+        sends: list[int] = []
+        action = begin
+        while action < end:
+            unit = range(action, closes[action] + 1)
+            recvs = [needed[a] for a in unit if does_receive[a]]
+            first = [r for r in recvs if edge[r] % 2 and any(not edge[s] % 2 and maker[r] < taker[s] for s in sends)]
+            codes += [~(2 * r + 1) for r in first]
+            codes += [~(2 * s) for s in sends]
+            codes += [~(2 * r + 1) for r in recvs if r not in first]
+            codes += unit
+            sends = [made[a] for a in unit if does_send[a]]
+            action = unit.stop
+        program.append(codes + [~(2 * s) for s in sends])
+    return _decoded(flow, program)
 
 
 def _second(flow: Flow, does: Bools) -> Bools:

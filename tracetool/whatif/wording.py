@@ -45,7 +45,8 @@ def scenario(
         dc: Where ranks sit: ``0-1,2-3`` (pipeline ranks), ``dc0=gpu-a*,dc1=gpu-b*`` (hosts) or a CSV file.
         link: One or several links, as in ``dc0-dc1=25Gbit/s,10ms`` (both ways) or ``dc0->dc1=...`` (one way).
         hbm: Memory limit per rank, as in ``80GiB``.
-        p2p: How transfers are issued: one of grouped, in-order, per-edge, posted-ahead; by default as the trace shows.
+        p2p: How transfers are issued: one of blocking, grouped, in-order, per-edge, posted-ahead; by default as the
+            trace shows.
         microbatches: Microbatches per step; by default as in the trace.
         activation: Size of what one microbatch keeps on a stage, instead of the measured one; with ``static``.
         static: Size of what is allocated when the step starts, instead of the measured one.

@@ -279,11 +279,13 @@ class _Grads:
         self._held: list[Kernel] = []  # launches between backwards, for the next one
         self._opening: list[Kernel] = []  # launches that the next backward begins with, whatever parts them from it
         self._loose: list[Kernel] = []
+        self._parted = False  # whether messages were posted since the last backward
 
     def hold(self, kernels: Sequence[Kernel], *, after_break: bool) -> None:
         """Launches outside the graph: part of a backward if they stand before or within one."""
         if after_break:
             self.flush()
+            self._parted = True
         self._loose += [k for k in kernels if k.op_name in SCALING_OPS]  # of gradients that are complete
         self._held += [k for k in kernels if k.op_name not in SCALING_OPS]
 
@@ -315,6 +317,8 @@ class _Grads:
         fresh = stretch.after_break or bool(self._opening)
         if fresh:
             self.flush()
+        fresh = fresh or self._parted
+        self._parted = False
         self._held += self._opening
         self._opening = []
         for kernel in stretch.kernels:

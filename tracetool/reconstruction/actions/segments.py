@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tracetool.errors import Option, ReconstructError
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import NoticeCode
+from tracetool.reconstruction.actions.accumulation import join_accumulation
 from tracetool.reconstruction.actions.forwards import forwards_between, goes_down_alone, runs_backwards
 from tracetool.reconstruction.actions.hops import join_batches, join_gaps
 from tracetool.reconstruction.actions.kernel_types import pieces_by_kernel_type
@@ -186,6 +187,7 @@ def _placed(
                 continue
             if not placed.faults:
                 _leave_out_early(by_rank, placed, messages.posts)
+                by_rank = {r: _accumulated(by_rank[r], messages.posts[r]) for r in group.ranks}
                 return _settled(by_rank), placed, messages
             faults = faults or placed.faults
     if not faults:
@@ -229,6 +231,10 @@ def _leave_out_early(
             if early and len(early) < len(piece.kernels):
                 by_rank[rank].loose.extend(k for k in piece.kernels if id(k) in early)
                 piece.kernels = [k for k in piece.kernels if id(k) not in early]
+
+
+def _accumulated(own: _RankPieces, posts: Sequence[P2POp]) -> _RankPieces:
+    return own._replace(loose=join_accumulation(own.pieces, own.loose, sorted(op.posted_ns for op in posts)))
 
 
 def _graph_cuts(run: Run, group: PipelineGroup, step: Step) -> dict[int, list[int]]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.schedule import PipelineShape
     from tracetool.reconstruction.actions.placement import PlacedPieces
+    from tracetool.reconstruction.actions.work import RankWork, Segment
     from tracetool.reconstruction.capture.account import Account
     from tracetool.reconstruction.capture.clocks import Clocks
     from tracetool.reconstruction.capture.groups import PipelineGroup
@@ -327,8 +328,12 @@ def median_transfer_ns(transfers: Sequence[Transfer]) -> int:
     return round(median(t.end_ns - t.start_ns for t in transfers)) if transfers else 0
 
 
-def p2p_mode(posts: Mapping[int, Sequence[P2POp]]) -> P2PMode:
-    """How transfers were issued: in mixed batches, one by one on one stream, or on several streams."""
+_SHOWING_OPS = 4
+"""Sends and receives of a rank that can show whether compute waits for them."""
+
+
+def p2p_mode(posts: Mapping[int, Sequence[P2POp]], work: Mapping[int, RankWork]) -> P2PMode:
+    """How transfers were issued: in mixed batches, one by one on one stream (beside compute or not), or on several."""
     for rank_ops in posts.values():
         directions: dict[int | None, set[bool]] = defaultdict(set)
         for op in rank_ops:
@@ -336,7 +341,23 @@ def p2p_mode(posts: Mapping[int, Sequence[P2POp]]) -> P2PMode:
         if any(len(d) == 2 for batch, d in directions.items() if batch is not None):
             return "grouped"
     streams = max(len({op.stream for op in rank_ops}) for rank_ops in posts.values())
-    return "per-edge" if streams > 1 else "in-order"
+    if streams > 1:
+        return "per-edge"
+    return "blocking" if all(_blocks_compute(ops, work[rank].segments) for rank, ops in posts.items()) else "in-order"
+
+
+def _blocks_compute(ops: Sequence[P2POp], segments: Sequence[Segment]) -> bool:
+    """Whether a device computed all through a step but beside none of its sends and receives, though many might."""
+    import numpy as np
+
+    spans = [(op.start_ns, op.end_ns) for op in ops if op.stream is not None and op.start_ns is not None]
+    kernels = [k for s in segments for k in s.kernels if k.is_compute and k.stream is not None]
+    if len(spans) < max(_SHOWING_OPS, len(ops)) or not kernels:
+        return False
+    starts, ends = (np.array(side, np.int64) for side in zip(*spans, strict=True))
+    begun = np.searchsorted(np.sort(np.array([k.start_ns for k in kernels], np.int64)), ends)
+    over = np.searchsorted(np.sort(np.array([k.end_ns for k in kernels], np.int64)), starts, "right")
+    return bool((begun == over).all())
 
 
 def shifted(transfer: Transfer, origin: int) -> Transfer:

@@ -6,6 +6,7 @@ Between two actions, what is freed belongs to the one before and what is allocat
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -65,7 +66,8 @@ def memory_by_action(log: Log, spans: Sequence[HostSpan]) -> ActionMemory:
     What a forward allocates is counted as freed at the end of its own backward where it was freed later: the last
     stage of 1F1B holds the logits of one microbatch until the next forward, after the backward that needed them;
     an order that puts that forward first frees them at the backward. So the sum over microbatches in flight holds
-    in any order, and the levels of the observed one stay as they were.
+    in any order, and the levels of the observed one stay as they were. What the last forwards leave for those of the
+    next step to free (DeepSpeed's pipe buffers), the first ones free of the step before: that is not static.
 
     Args:
         log: Every change of the step.
@@ -93,25 +95,58 @@ def memory_by_action(log: Log, spans: Sequence[HostSpan]) -> ActionMemory:
             held[home] += delta[row]
             held[owner[row]] -= delta[row]
             outliving[spans[by].key] = outliving.get(spans[by].key, 0) - int(delta[row])
+    counted_static = static - _count_across_steps(
+        np.where(log.block[begin:] == NO_BLOCK, 0, delta), owner, maker, last_use, held
+    )
     # Stable: changes of one owner stay in order of time.
     order = np.argsort(owner, kind="stable")
     real = static + np.cumsum(delta[order])
     starts = np.searchsorted(owner[order], np.arange(count + 2))
     real_before = static + np.concatenate([[0], np.cumsum(own)])
-    counted_before = static + np.concatenate([[0], np.cumsum(held)])
+    counted_before = counted_static + np.concatenate([[0], np.cumsum(held)])
     peaks = []
     for k in range(count + 1):
         inside = real[starts[k] : starts[k + 1]]
         highest = max(int(real_before[k]), int(inside.max()) if len(inside) else 0)
         peaks.append(highest - int(counted_before[k]))
     return ActionMemory(
-        static_bytes=static,
+        static_bytes=counted_static,
         held={span.key: int(held[k]) for k, span in enumerate(spans)},
         peak={span.key: peaks[k] for k, span in enumerate(spans)},
         tail_peak=peaks[count],
         outliving=outliving,
         names_blocks=bool((log.block != NO_BLOCK).any()),
     )
+
+
+def _count_across_steps(
+    delta: Numbers, owner: Numbers, maker: Numbers, last_use: Sequence[int | None], held: Numbers
+) -> int:
+    """Count what forwards leave to the next step as freed by their backwards, where this one frees as much so left.
+
+    Returns:
+        Bytes that stand ahead of the step for it to free.
+    """
+    import numpy as np
+
+    count = len(last_use)
+    inside = owner < count
+    was_freed = np.zeros(len(delta), bool)
+    was_freed[maker[maker >= 0]] = True
+    left: dict[int, list[int]] = defaultdict(list)
+    for row in np.flatnonzero((delta > 0) & inside & ~was_freed).tolist():
+        home = last_use[owner[row]]
+        if home is not None:
+            left[int(delta[row])].append(home)
+    across = 0
+    for row in np.flatnonzero((delta < 0) & inside & (maker < 0)).tolist():
+        size = -int(delta[row])
+        if left.get(size):
+            held[left[size].pop()] -= size
+            held[owner[row]] += size
+            held[count] += size
+            across += size
+    return across
 
 
 def _first_change(log: Log, first_launch_ns: int) -> int:
