@@ -168,6 +168,28 @@ def _check_refused(text: bytes, reason: str) -> None:
     assert reason != "grammar", text
 
 
+_EVENTS_KEPT = 8
+_events: dict[bytes, Members] = {}
+
+
+def _event(window: _Text, at: int) -> tuple[int, Members]:
+    """The event that begins here, and where it ends; what one is does not depend on what follows its last brace.
+
+    Those met last are kept: tests change one byte of an event among others that stay.
+    """
+    for raw in reversed(_events):
+        if window.text.startswith(raw, at):
+            _events[raw] = members = _events.pop(raw)
+            return at + len(raw), members
+    end, members = window.container(at, 1, event=True)
+    raw = window.text[at:end]
+    _same_to_json(raw, members)
+    _events[raw] = members
+    if len(_events) > _EVENTS_KEPT:
+        del _events[next(iter(_events))]
+    return end, members
+
+
 def find(text: bytes, start: int, stop: int, fields: Fields, wanted: Wanted) -> Found:
     """What a scanner must find in a window."""
     window = _Text(text[:stop])
@@ -185,7 +207,7 @@ def find(text: bytes, start: int, stop: int, fields: Fields, wanted: Wanted) -> 
             found.status = DECLINED
             return found
         try:
-            end, members = window.container(at, 1, event=True)
+            end, members = _event(window, at)
         except CutError:
             _check_refused(text[at:stop], "grammar")
             return found
@@ -193,7 +215,6 @@ def find(text: bytes, start: int, stop: int, fields: Fields, wanted: Wanted) -> 
             _check_refused(text[at:stop], str(error))
             found.status = DECLINED
             return found
-        _same_to_json(text[at:end], members)
         if any(b"\\" in raw for key, raw in dict(members).items() if key in (b"ph", b"cat")):
             found.status = DECLINED  # what it means tells whether it is wanted
             return found
