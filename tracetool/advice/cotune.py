@@ -62,7 +62,7 @@ class SizesCandidate:
     extrapolated: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CoTuning:
     """All choices at equal tokens.
 
@@ -151,7 +151,10 @@ def co_tune(
     else:
         assumptions.append(f"by how much such times are off is unknown: {unlike}")
     error = EXTRAPOLATION_ERROR_RATIO if unlike is None else None
-    return CoTuning(schedule, recorded, hidden, tokens, tuple(candidates), error, tuple(assumptions))
+    return CoTuning(
+        schedule=schedule, recorded=recorded, hidden=hidden, tokens=tokens, candidates=tuple(candidates),
+        error_ratio=error, assumptions=tuple(assumptions),
+    )  # fmt: skip
 
 
 def _unlike_what_was_measured(found: Reconstruction) -> str | None:
