@@ -66,10 +66,8 @@ def _named(trace: Trace, prefix: str) -> list[dict[str, Any]]:
 
 def _memory(time: float, size: int, total: int, device: int) -> dict[str, Any]:
     args = {"Bytes": size, "Total Allocated": total, "Total Reserved": total, "Device Type": 1, "Device Id": device}
-    return {
-        "ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1, "s": "t", "ts": time,
-        "args": args,
-    }  # fmt: skip
+    event = {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1, "s": "t", "ts": time}
+    return event | {"args": args}
 
 
 def test_a_collective_beside_the_last_backward_is_no_compute(tmp_path: Path, clean: Metrics) -> None:
@@ -379,8 +377,7 @@ def test_kernels_that_the_profiler_lost_are_counted(tmp_path: Path) -> None:
         traces[1]["traceEvents"] = [e for e in traces[1]["traceEvents"] if id(e) not in lost]
 
     counts: list[int] = []
-    notes = _spoiled(tmp_path, change).notes
-    (told,) = texts(notes, NoticeCode.KERNELS_LOST)
+    (told,) = texts(_spoiled(tmp_path, change).notes, NoticeCode.KERNELS_LOST)
     assert told.startswith(f"rank 1: {counts[0]} kernels ")
 
 

@@ -16,7 +16,7 @@ from tracetool.model.metrics import measure
 from tracetool.model.pipeline import P2P_MODES, ActionCost, Pipeline, RankProfile, StageProfile, TailPart
 from tracetool.model.schedule import schedule_from_orders
 from tracetool.reconstruction import record_steps
-from tracetool.reconstruction.closeup.closeup import beside_ns
+from tracetool.reconstruction.closeup.contention import beside_ns
 from tracetool.store.parts import whole_file
 from tracetool.tables.fields import doc
 from tracetool.version import __version__

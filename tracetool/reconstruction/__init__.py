@@ -19,7 +19,8 @@ from tracetool.reconstruction.capture.account import Account, Finding
 from tracetool.reconstruction.capture.copies import find_copies, with_copies, without_source
 from tracetool.reconstruction.capture.groups import PipelineGroup, chosen_pipeline, find_pipelines
 from tracetool.reconstruction.capture.survey import Survey, survey_run
-from tracetool.reconstruction.closeup.closeup import Row, closeup_of, cost_rows, loose_rows
+from tracetool.reconstruction.closeup.closeup import Row, closeup_of, loose_rows
+from tracetool.reconstruction.closeup.contention import cost_rows
 from tracetool.reconstruction.closeup.launches import find_launches, has_late_launches, read_waits, turns_of
 from tracetool.reconstruction.memory.receive_buffers import record_standing_buffers
 from tracetool.reconstruction.reasons import captured, with_cause
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from tracetool.reconstruction.actions.segments import StepWork
     from tracetool.reconstruction.actions.work import Segment
     from tracetool.reconstruction.capture.coordinates import Coordinates
-    from tracetool.reconstruction.closeup.closeup import CostRow
+    from tracetool.reconstruction.closeup.contention import CostRow
     from tracetool.reconstruction.closeup.launches import Turn
     from tracetool.store.run import Run
 

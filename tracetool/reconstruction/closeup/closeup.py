@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import NoticeCode
@@ -14,7 +14,7 @@ from tracetool.model.pipeline import ActionCost, Costs, LayerCosts
 from tracetool.reconstruction.actions.pieces import SCALING_OPS
 from tracetool.reconstruction.actions.segments import lists_actions
 from tracetool.reconstruction.closeup.action_view import ActionView
-from tracetool.reconstruction.closeup.contention import Resident, pieces, read_devices, read_resident
+from tracetool.reconstruction.closeup.contention import Resident, beside_ns, pieces, read_devices, read_resident
 from tracetool.reconstruction.closeup.layer_memory import BlockMemory, memory_of_blocks
 from tracetool.reconstruction.closeup.layers import AFTER, AHEAD, LayerPlace, StageLayers, find_layers
 from tracetool.reconstruction.closeup.recomputed import record_recompute
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from tracetool.model.pipeline import StageProfile
     from tracetool.reconstruction.actions.kernel import Kernel
-    from tracetool.reconstruction.actions.work import RankWork, Segment
+    from tracetool.reconstruction.actions.work import RankWork
     from tracetool.reconstruction.capture.account import Account
     from tracetool.reconstruction.capture.groups import PipelineGroup
     from tracetool.reconstruction.closeup.launches import Launches
@@ -37,19 +37,6 @@ if TYPE_CHECKING:
     from tracetool.store.run import Run
 
 Row = tuple[object, ...]
-
-
-class CostRow(NamedTuple):
-    """A row of the table ``costs``; see there."""
-
-    step: int
-    rank: int
-    stage: int
-    kind: str
-    microbatch: int
-    duration_ns: int
-    kernel_ns: int
-    beside_ns: int
 
 
 _HALVES = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
@@ -220,32 +207,6 @@ def _loose_kind(kernel: Kernel, end_ns: int) -> str:
         return ActionKind.OPTIMIZER.value
     is_reduction = kernel.is_collective or kernel.op_name in SCALING_OPS
     return ActionKind.REDUCE_GRAD.value if is_reduction and kernel.end_ns > end_ns else "OTHER"
-
-
-def cost_rows(step: int, work: Mapping[int, RankWork], residents: Mapping[int, Resident]) -> list[CostRow]:
-    """Rows of the table ``costs`` for the actions of one step; collectives are no kernels of theirs."""
-    rows = []
-    for rank, of_rank in work.items():
-        for s in of_rank.segments:
-            runs = zip(s.kernels, pieces(s.kernels), strict=True)
-            kernel_ns = sum(piece.run_ns for kernel, piece in runs if not kernel.is_collective)
-            beside = sum(beside_ns(s, residents[rank]))
-            rows.append(
-                CostRow(
-                    step=step, rank=rank, stage=s.stage, kind=s.kind.value, microbatch=s.microbatch,
-                    duration_ns=s.end_ns - s.start_ns, kernel_ns=kernel_ns, beside_ns=beside,
-                )
-            )  # fmt: skip
-    return rows
-
-
-def beside_ns(segment: Segment, resident: Resident) -> list[int]:
-    """Per kernel of the compute stream, how long a communication kernel other than itself was on the device."""
-    lengths = resident.beside_ns(segment.kernels)
-    return [
-        length if kernel.is_compute and not kernel.is_collective else 0
-        for kernel, length in zip(segment.kernels, lengths, strict=True)
-    ]
 
 
 def closeup_of(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from tracetool.reconstruction.actions.kernel import Kernel
+    from tracetool.reconstruction.actions.work import RankWork, Segment
     from tracetool.store.run import Run
 
 _ENOUGH = 3
@@ -204,3 +205,42 @@ def _by_factor(runs: Sequence[tuple[int, int]], factor: float) -> float:
     """What a kernel takes alone, by the runs that were beside a communication kernel for the least share."""
     least = min(beside / run for run, beside in runs)
     return median(run - beside * (1 - 1 / factor) for run, beside in runs if beside / run <= least + _ALIKE)
+
+
+class CostRow(NamedTuple):
+    """A row of the table ``costs``; see there."""
+
+    step: int
+    rank: int
+    stage: int
+    kind: str
+    microbatch: int
+    duration_ns: int
+    kernel_ns: int
+    beside_ns: int
+
+
+def cost_rows(step: int, work: Mapping[int, RankWork], residents: Mapping[int, Resident]) -> list[CostRow]:
+    """Rows of the table ``costs`` for the actions of one step; collectives are no kernels of theirs."""
+    rows = []
+    for rank, of_rank in work.items():
+        for s in of_rank.segments:
+            runs = zip(s.kernels, pieces(s.kernels), strict=True)
+            kernel_ns = sum(piece.run_ns for kernel, piece in runs if not kernel.is_collective)
+            beside = sum(beside_ns(s, residents[rank]))
+            rows.append(
+                CostRow(
+                    step=step, rank=rank, stage=s.stage, kind=s.kind.value, microbatch=s.microbatch,
+                    duration_ns=s.end_ns - s.start_ns, kernel_ns=kernel_ns, beside_ns=beside,
+                )
+            )  # fmt: skip
+    return rows
+
+
+def beside_ns(segment: Segment, resident: Resident) -> list[int]:
+    """Per kernel of the compute stream, how long a communication kernel other than itself was on the device."""
+    lengths = resident.beside_ns(segment.kernels)
+    return [
+        length if kernel.is_compute and not kernel.is_collective else 0
+        for kernel, length in zip(segment.kernels, lengths, strict=True)
+    ]
