@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING, Literal
 
 import pytest
@@ -128,6 +129,11 @@ def _percent(ratio: float) -> str:
     return f"{ratio * 100:.1f} %"
 
 
+def _at_most_percent(ratio: float) -> str:
+    """Of errors that others are given by: never rounded down."""
+    return f"{ceil(round(ratio * 1000, 6)) / 10} %"
+
+
 def test_readme_has_the_figures_of_the_file() -> None:
     """Each row of its tables is a row of the file, in this order."""
     steps = {(e.recorded, e.predicted): [_percent(e.mean_ratio), _percent(e.largest_ratio)] for e in SEEN.steps}
@@ -136,12 +142,12 @@ def test_readme_has_the_figures_of_the_file() -> None:
     assert [cells[2:] for cells in two] == [steps[row] for row in IN_README[6:]]
     whole, split = ([e for e in SEEN.changes if e.backwards == backwards] for backwards in ("whole", "split"))
     assert [cells[1:] for cells in changes[:3]] == [
-        [str(e.pairs), _percent(e.largest_ratio), f"{widened(e.largest_ratio) * 100:g} %"] for e in whole
+        [str(e.pairs), _at_most_percent(e.largest_ratio), f"{widened(e.largest_ratio) * 100:g} %"] for e in whole
     ]
     given = sorted(widened(e.largest_ratio) * 100 for e in split)
     assert changes[3][1:] == [
         str(sum(e.pairs for e in split)),
-        _percent(max(e.largest_ratio for e in split)),
+        _at_most_percent(max(e.largest_ratio for e in split)),
         f"{given[0]:g} to {given[-1]:g} %",
     ]
 
