@@ -26,7 +26,7 @@ from tracetool.model.schedule import PipelineShape
 from tracetool.model.topology import Topology
 from tracetool.replays import evaluation, replay
 from tracetool.replays.compiled import Compiled
-from tracetool.replays.evaluation import Evaluation, Inputs, Known, evaluate
+from tracetool.replays.evaluation import Evaluation, Inputs, KnownOutcomes, evaluate
 from tracetool.replays.scenarios import Replayer
 from tracetool.schedules import build_schedule
 from tracetool.sweeps import Grid, sweep
@@ -62,7 +62,7 @@ class Counted:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     count = Counted()
 
-    class Recorder(Known):
+    class Recorder(KnownOutcomes):
         def of(self, inputs: Inputs) -> Evaluation | ScheduleDeadlock:
             parts = inputs.pipeline, inputs.schedule, inputs.scenario
             count.asked.append(msgspec.json.encode(parts, order="sorted"))
@@ -193,7 +193,7 @@ def test_a_deadlock_is_found_once_and_told_each_time(counted: Counted) -> None:
 
 
 def test_of_too_many_the_first_are_dropped(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation, "_KNOWN", Known(2 * ACTIONS))
+    monkeypatch.setattr(evaluation, "_KNOWN", KnownOutcomes(2 * ACTIONS))
     orders = [build_schedule(name, SHAPE) for name in ("1f1b", "gpipe", "eager-1f1b")]
     first, *others = [evaluate(measured(), order) for order in orders]
     assert [evaluate(measured(), order) for order in orders[1:]] == others

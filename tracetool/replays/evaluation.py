@@ -79,7 +79,7 @@ class Inputs:
         return self._hash
 
 
-class Known:
+class KnownOutcomes:
     """Outcomes of replays by the values of their inputs; of too many actions together the first ones are dropped.
 
     Args:
@@ -115,4 +115,4 @@ class Known:
                 self._actions -= first.actions
 
 
-_KNOWN = Known(_MOST_ACTIONS)
+_KNOWN = KnownOutcomes(_MOST_ACTIONS)

@@ -62,7 +62,7 @@ def evaluate(piece: ColumnPiece, advance: Callable[[int], None]) -> list[SweepPo
 
 
 @dataclass(slots=True)
-class ColumnReplays:
+class KnownOrders:
     """What is known of a schedule, whatever its links, memory limit and warm-up are.
 
     Attributes:
@@ -82,11 +82,11 @@ class Evaluator:
         known: What columns of the same schedule, places and microbatches share.
     """
 
-    def __init__(self, piece: ColumnPiece, known: ColumnReplays | None = None) -> None:
+    def __init__(self, piece: ColumnPiece, known: KnownOrders | None = None) -> None:
         self._piece = piece
         self._column = piece.column
         self._microbatches = piece.column.scenario.microbatches or piece.pipeline.observed.shape.microbatches
-        self._known = ColumnReplays() if known is None else known
+        self._known = KnownOrders() if known is None else known
 
     def points(self, links: Sequence[Swept]) -> list[SweepPoint]:
         """A point for each link and memory limit of the column: links outside, limits inside."""

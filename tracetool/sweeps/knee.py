@@ -33,7 +33,7 @@ from tracetool.sweeps.bend import (
     hidden_latency,
 )
 from tracetool.sweeps.column import Swept
-from tracetool.sweeps.evaluate import ColumnPiece, ColumnReplays, Evaluator
+from tracetool.sweeps.evaluate import ColumnPiece, Evaluator, KnownOrders
 from tracetool.sweeps.memory import memory_need
 from tracetool.sweeps.results import Knee
 
@@ -64,7 +64,7 @@ def seek(piece: ColumnPiece, advance: Callable[[int], None]) -> list[Knee]:
     swept = [links.latency_ns for links in column.links if links.latency_ns is not None]
     knees: list[Knee] = []
     same: list[_Found] | None = None
-    known = ColumnReplays()
+    known = KnownOrders()
     for limit in column.hbm_bytes if swept and not needs_costs(column.schedule) else ():
         place = _Place(replace(piece, column=replace(column, hbm_bytes=(limit,))), swept, known)
         try:
@@ -90,7 +90,7 @@ class _Found:
 class _Place:
     """A column under one memory limit."""
 
-    def __init__(self, piece: ColumnPiece, latencies: Iterable[int], known: ColumnReplays) -> None:
+    def __init__(self, piece: ColumnPiece, latencies: Iterable[int], known: KnownOrders) -> None:
         self._piece = piece
         self._known = known
         self._evaluator = Evaluator(piece, known)
