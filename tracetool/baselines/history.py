@@ -16,6 +16,7 @@ from tracetool.errors import AlreadyExists, Option, StoreError
 from tracetool.model.pipeline import P2P_MODES
 from tracetool.store.parts import whole_file
 from tracetool.tables.fields import doc
+from tracetool.tables.metrics import OF_REPLAY
 from tracetool.units import format_bits, format_duration, format_size
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ OBSERVED = "observed"
 
 _VERSION = b"2"
 _KEY = b"tracetool_history"
-_KEPT = ("step_ns", "window_ns", "bubble_ns", "bubble_ratio", "cross_dc_bubble_ns", "peak_hbm_bytes")
 _FIRST_KNOWN = frozenset(
     ("dcs", "links", "hbm_bytes", "p2p", "activation_bytes", "static_bytes", "overlap_ratio", "interference",
      "pipelines", "link_sharing", "taken")
@@ -188,7 +188,7 @@ def _words(scenario: Mapping[str, Any], result: ResultInfo) -> str:
 
 def _values(part: StepInfo | StepRecord | ResultInfo) -> dict[str, float]:
     found = {}
-    for name in _KEPT:
+    for name in (*OF_REPLAY, *_SIZES):
         value = getattr(part, name, None)
         if isinstance(value, list):
             value = None if None in value or not value else max(value)

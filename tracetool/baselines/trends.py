@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tracetool.baselines.history import OBSERVED
 from tracetool.baselines.trend import SeriesStep, last_step
 from tracetool.errors import Option, ScenarioError, UnknownName
-from tracetool.model.metrics import METRICS
+from tracetool.tables.metrics import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,6 +15,7 @@ from tracetool.causes.cause import Cause
 from tracetool.ingestion.recording import Recording  # noqa: TC001 - msgspec reads it
 from tracetool.model.pipeline import P2P_MODE_NAMES
 from tracetool.tables.fields import doc
+from tracetool.tables.metrics import IN_REPORTS, OF_REPLAY, WithFigures, fields_of
 from tracetool.tables.run import SCHEMA_VERSION
 
 REPORT_SCHEMA = "urn:tracetool:schema:1:report"
@@ -40,7 +41,7 @@ class RunInfo(msgspec.Struct, kw_only=True):
     global_ranks: Annotated[list[int], doc("Global rank of each pipeline rank.")]
 
 
-class StepInfo(msgspec.Struct, kw_only=True):
+class StepInfo(WithFigures, kw_only=True):
     """The observed step."""
 
     number: Annotated[int, doc("Step number in the trace.")]
@@ -49,14 +50,11 @@ class StepInfo(msgspec.Struct, kw_only=True):
     stages: Annotated[int, doc("Pipeline stages.")]
     ranks: Annotated[int, doc("Pipeline ranks.")]
     microbatches: Annotated[int, doc("Microbatches per step.")]
-    step_ns: Annotated[int, doc("First forward to the end of gradient reduction and optimizer.")]
-    window_ns: Annotated[int, doc("First forward on any rank to last backward on any rank.")]
-    bubble_ns: Annotated[int, doc("Idle time within the window, mean over ranks.")]
-    bubble_ratio: Annotated[float, doc("Idle share of the window: 1 - compute / (ranks x window).")]
+    __annotations__.update(fields_of(IN_REPORTS))
     peak_hbm_bytes: Annotated[list[int | None], doc("Highest allocation per rank, null if unknown.")]
     overhead_bytes: Annotated[
         list[int | None], doc("Device memory needed per rank beyond it, as measured; null if unknown.")
-    ] = []
+    ] = msgspec.field(default_factory=list)
     bubble_by_cause_ns: Annotated[dict[str, IdleInfo], doc(_BY_CAUSE)]
 
 
@@ -159,18 +157,14 @@ class ShortageInfo(msgspec.Struct, kw_only=True):
     ]
 
 
-class EachStepInfo(msgspec.Struct, kw_only=True):
+class EachStepInfo(WithFigures, kw_only=True):
     """A result by what one recorded step took (--each-step)."""
 
     number: Annotated[int, doc("Step number in the trace.")]
-    step_ns: Annotated[int, doc("First forward to the end of gradient reduction and optimizer.")]
-    window_ns: Annotated[int, doc("First forward on any rank to last backward on any rank.")]
-    bubble_ns: Annotated[int, doc("Idle time within the window, mean over ranks.")]
-    bubble_ratio: Annotated[float, doc("Idle share of the window.")]
-    cross_dc_bubble_ns: Annotated[int, doc("Window minus the window with free cross-DC links.")]
+    __annotations__.update(fields_of(OF_REPLAY))
 
 
-class ResultInfo(msgspec.Struct, kw_only=True):
+class ResultInfo(WithFigures, kw_only=True):
     """One schedule in the scenario."""
 
     schedule: Annotated[str, doc("Name of the schedule.")]
@@ -179,11 +173,7 @@ class ResultInfo(msgspec.Struct, kw_only=True):
     microbatches: Annotated[int, doc("Microbatches per step.")]
     feasible: Annotated[bool | None, doc("Fits the memory limit; null if memory is unknown.")]
     shortage: Annotated[ShortageInfo | None, doc("How it does not fit.")]
-    step_ns: Annotated[int, doc("First forward to the end of gradient reduction and optimizer.")]
-    window_ns: Annotated[int, doc("First forward on any rank to last backward on any rank.")]
-    bubble_ns: Annotated[int, doc("Idle time within the window, mean over ranks.")]
-    bubble_ratio: Annotated[float, doc("Idle share of the window: 1 - compute / (ranks x window).")]
-    cross_dc_bubble_ns: Annotated[int, doc("Window minus the window with free cross-DC links.")]
+    __annotations__.update(fields_of(OF_REPLAY))
     peak_hbm_bytes: Annotated[list[int | None], doc("Highest allocation per rank, null if unknown.")]
     overhead_bytes: Annotated[
         list[int | None], doc("Device memory needed per rank beyond it, as measured; null if unknown.")
@@ -203,13 +193,15 @@ class ResultInfo(msgspec.Struct, kw_only=True):
         doc(_BY_CAUSE),
     ]
     evidence: Annotated[str, doc("What the prediction rests on: recorded, measured or unproven.")] = "measured"
-    rests_on: Annotated[list[str], doc("Of an unproven one, what nothing recorded was like.")] = []
+    rests_on: Annotated[list[str], doc("Of an unproven one, what nothing recorded was like.")] = msgspec.field(
+        default_factory=list
+    )
     remark: Annotated[str | None, doc("Why this variant was chosen.")]
     jitter: Annotated[JitterInfo | None, doc("Spread of the step time, null if it was not asked for.")]
     each_step: Annotated[
         list[EachStepInfo],
         doc("The same by each recorded step, for tracetool compare; empty unless asked for."),
-    ] = []
+    ] = msgspec.field(default_factory=list)
     choice: ChoiceInfo = msgspec.field(default_factory=ChoiceInfo)
 
     def by_step(self, metric: str, looked_at: int) -> dict[int, float]:

@@ -9,6 +9,7 @@ import msgspec
 from tracetool.comparison.report import REPORT_SCHEMA, ReportInfo
 from tracetool.errors import SchemaVersion, StoreError, TraceToolError
 from tracetool.ingestion.recording import RECORDING_VERSION, Recording, StepRecord, pipeline_of
+from tracetool.tables.metrics import IN_REPORTS, METRICS
 from tracetool.tables.run import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ def _damages(report: ReportInfo) -> Iterator[str]:
         yield from _damages_of_recording(kept, report.run.digest)
         parts += kept.steps
     times = [time for part in parts for time in (part.step_ns, part.window_ns)]
-    if not all(0 < time <= _LONGEST_NS for time in times) or not all(0 <= part.bubble_ratio <= 1 for part in parts):
+    ratios = [getattr(part, name) for part in parts for name in IN_REPORTS if METRICS[name].unit == "1"]
+    if not all(0 < time <= _LONGEST_NS for time in times) or not all(0 <= ratio <= 1 for ratio in ratios):
         yield "a step takes no time, more than a year, or idles for more than all of it"
 
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tracetool.comparison.values import OF_STEP, Key, Values
+from tracetool.comparison.values import Key, Values
 from tracetool.model.notice import Notice, NoticeCode
+from tracetool.tables.metrics import IN_REPORTS, OF_RANK, OF_REPLAY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 StepOf = tuple[str, tuple[int, ...], int]
 """What tells a step from all others: digest of the traces, ranks of the pipeline, number."""
 
-_REPLAYED = ("step_ns", "window_ns", "bubble_ns", "bubble_ratio", "cross_dc_bubble_ns")
 _OVER_BASELINE = ("reduction", "step_change_ratio", "step_change_error_ratio")
 _WORDS = frozenset(
     ("$schema", "schema_version", "tool_version", "command", "notes", "warnings", "remark", "name", "refused",
@@ -47,7 +47,7 @@ def values_of_reports(reports: Sequence[ReportInfo], known: set[StepOf]) -> tupl
         for result in report.results:
             if len(ways[result.schedule]) > 1:
                 continue
-            for name in _REPLAYED:
+            for name in OF_REPLAY:
                 for number, value in result.by_step(name, report.step.number).items():
                     rows[Key(name, result.schedule)].setdefault((*of, number), value)
             _add_peak(rows, result.peak_hbm_bytes, result.schedule, looked_at)
@@ -65,12 +65,11 @@ def values_of_reports(reports: Sequence[ReportInfo], known: set[StepOf]) -> tupl
 
 
 def _add_step(rows: dict[Key, dict[StepOf, float]], report: ReportInfo, step: StepOf) -> None:
-    for name in OF_STEP:
-        if name != "compute_ns":
-            rows[Key(name)].setdefault(step, getattr(report.step, name))
+    for name in IN_REPORTS:
+        rows[Key(name)].setdefault(step, getattr(report.step, name))
     _add_peak(rows, report.step.peak_hbm_bytes, "", step)
-    for name, sizes in (("peak_hbm_bytes", report.step.peak_hbm_bytes), ("overhead_bytes", report.step.overhead_bytes)):
-        for rank, size in zip(report.run.global_ranks, sizes, strict=False):
+    for name in OF_RANK:
+        for rank, size in zip(report.run.global_ranks, getattr(report.step, name), strict=False):
             if size is not None:
                 rows[Key(name, f"rank{rank}")].setdefault(step, size)
 

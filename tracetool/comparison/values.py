@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from tracetool.model.metrics import METRICS, Metric
+from tracetool.tables.metrics import METRICS, OF_RANK, OF_STEP, Metric
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,7 +27,6 @@ DETAILS: dict[str, Metric] = {
 """Metrics of parts of a step; each has a scope behind a slash."""
 
 KNOWN = METRICS | DETAILS
-OF_STEP = ("step_ns", "window_ns", "compute_ns", "bubble_ns", "bubble_ratio")
 
 Unit = Literal["step", "action", "figure"]
 
@@ -107,7 +106,8 @@ def _of_step(recording: Recording, step: StepRecord) -> Iterable[tuple[Key, list
 
 
 def _memory(recording: Recording, step: StepRecord) -> Iterable[tuple[Key, list[float]]]:
-    for name, sizes in (("peak_hbm_bytes", step.peak_hbm_bytes), ("overhead_bytes", step.overhead_bytes)):
+    for name in OF_RANK:
+        sizes: list[int | None] = getattr(step, name)
         known = [size for size in sizes if size is not None]
         if known and len(known) == len(sizes):
             yield Key(name), [max(known)]

@@ -18,12 +18,13 @@ from tracetool.comparison.rank_test import (
     stratified_p,
     two_sided_p,
 )
-from tracetool.comparison.values import KNOWN, OF_STEP, Key, Values
+from tracetool.comparison.values import KNOWN, Key, Values
+from tracetool.tables.metrics import OF_STEP
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tracetool.model.metrics import Metric
+    from tracetool.tables.metrics import Metric
 
 Verdict = Literal["improved", "unchanged", "regressed", "inconclusive"]
 Sampled = Literal["steps", "actions", "exact"]

@@ -19,6 +19,7 @@ from tracetool.reconstruction import record_steps
 from tracetool.reconstruction.closeup.contention import beside_ns
 from tracetool.store.parts import whole_file
 from tracetool.tables.fields import doc
+from tracetool.tables.metrics import OF_STEP, WithFigures, fields_of
 from tracetool.version import __version__
 
 if TYPE_CHECKING:
@@ -71,15 +72,11 @@ class RankRecord(msgspec.Struct, kw_only=True):
     tail: Annotated[list[TailRecord], doc("What follows its last compute.")]
 
 
-class StepRecord(msgspec.Struct, kw_only=True):
+class StepRecord(WithFigures, kw_only=True):
     """One complete step as it was recorded."""
 
     number: Annotated[int, doc("Step number in the trace.")]
-    step_ns: Annotated[int, doc("First forward to the end of gradient reduction and optimizer.")]
-    window_ns: Annotated[int, doc("First forward on any rank to last backward on any rank.")]
-    compute_ns: Annotated[int, doc("Compute of all ranks in the window.")]
-    bubble_ns: Annotated[int, doc("Idle time within the window, mean over ranks.")]
-    bubble_ratio: Annotated[float, doc("Idle share of the window.")]
+    __annotations__.update(fields_of(OF_STEP))
     peak_hbm_bytes: Annotated[list[int | None], doc("Highest allocation per pipeline rank; null if unknown.")]
     overhead_bytes: Annotated[list[int | None], doc("Memory needed beyond it per pipeline rank; null if unknown.")]
     order: Annotated[int, doc("Which of the recording's orders it ran.")]
@@ -161,11 +158,7 @@ def _step(recorded: RecordedStep, order: int) -> StepRecord:
         }
     return StepRecord(
         number=recorded.step.number,
-        step_ns=metrics.step_ns,
-        window_ns=metrics.window_ns,
-        compute_ns=metrics.compute_ns,
-        bubble_ns=metrics.bubble_ns,
-        bubble_ratio=metrics.bubble_ratio,
+        **metrics.of_step(OF_STEP),
         peak_hbm_bytes=list(metrics.peak_hbm_bytes),
         overhead_bytes=list(metrics.overhead_bytes),
         order=order,

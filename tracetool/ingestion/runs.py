@@ -10,7 +10,7 @@ from tracetool.ingestion import IngestOptions, Silent, cached_run
 from tracetool.ingestion import ingest as read_traces
 from tracetool.ingestion.recording import keep_recording
 from tracetool.model.action import ActionKind
-from tracetool.model.metrics import METRICS, measure
+from tracetool.model.metrics import measure
 from tracetool.model.pipeline import BLOCKING, BY_EDGE
 from tracetool.model.timeline import RankOp
 from tracetool.model.topology import Topology
@@ -24,6 +24,7 @@ from tracetool.reconstruction.steps.steps import step_facts
 from tracetool.schedules.recognise import best_fit
 from tracetool.store.paths import as_paths
 from tracetool.store.run import Run, is_run
+from tracetool.tables.metrics import OF_RANK, OF_STEP
 from tracetool.tables.run import WHOLE_RANK
 
 if TYPE_CHECKING:
@@ -224,14 +225,12 @@ def timeline_tables(timeline: Timeline) -> dict[str, pa.Table]:
 def _metrics(timeline: Timeline) -> list[tuple[object, ...]]:
     metrics = measure(timeline)
     whole: list[tuple[object, ...]] = [
-        (timeline.name, name, None, float(getattr(metrics, name)))
-        for name in METRICS
-        if isinstance(getattr(metrics, name, None), int | float)
+        (timeline.name, name, None, float(value)) for name, value in metrics.of_step(OF_STEP).items()
     ]
     peaks: list[tuple[object, ...]] = [
         (timeline.name, name, rank, float(value))
-        for name, values in (("peak_hbm_bytes", metrics.peak_hbm_bytes), ("overhead_bytes", metrics.overhead_bytes))
-        for rank, value in zip(timeline.global_ranks, values, strict=True)
+        for name in OF_RANK
+        for rank, value in zip(timeline.global_ranks, getattr(metrics, name), strict=True)
         if value is not None
     ]
     return whole + peaks

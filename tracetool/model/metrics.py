@@ -1,44 +1,16 @@
-"""Each metric once: its name, unit, which way is better, and its formula over a Timeline."""
+"""The formula of each metric over a Timeline; ``tracetool.tables.metrics`` says what each means."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
+
+from tracetool.tables.metrics import IN_REPORTS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tracetool.model.timeline import Timeline
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """What a metric means."""
-
-    name: str
-    unit: str
-    better: Literal["lower", "higher"]
-    doc: str
-
-
-METRICS: dict[str, Metric] = {
-    m.name: m
-    for m in (
-        Metric("step_ns", "ns", "lower", "First forward to the end of gradient reduction and optimizer on all ranks."),
-        Metric("window_ns", "ns", "lower", "Pipeline window: first forward on any rank to last backward on any rank."),
-        Metric("compute_ns", "ns", "lower", "Compute of all ranks in the window, summed."),
-        Metric("bubble_ns", "ns", "lower", "Idle time within the window, mean over ranks: window - compute / ranks."),
-        Metric("bubble_ratio", "1", "lower", "Idle share of the window: 1 - compute / (ranks x window)."),
-        Metric("cross_dc_bubble_ns", "ns", "lower", "Window minus the window with cross-DC messages taking no time."),
-        Metric(
-            "peak_hbm_bytes", "bytes", "lower",
-            "Highest allocation of a rank within the step, as its allocator counts it; overhead_bytes is not in it.",
-        ),
-        Metric(
-            "overhead_bytes", "bytes", "lower",
-            "Device memory a rank needs beyond its highest allocation, as measured: highest reservation of the "
-            "allocator minus highest allocation in the recorded step, plus what else the process held.",
-        ),
-    )
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +21,8 @@ class Metrics:
         step_ns: See METRICS.
         window_ns: See METRICS.
         compute_ns: See METRICS.
-        bubble_ns: See METRICS; rounded down to whole ns.
-        bubble_ratio: See METRICS.
+        bubble_ns: See METRICS: window - compute / ranks; rounded down to whole ns.
+        bubble_ratio: See METRICS: 1 - compute / (ranks x window).
         rank_compute_ns: Compute of each pipeline rank.
         peak_hbm_bytes: Peak of each pipeline rank; None where memory is unknown.
         overhead_bytes: See METRICS, of each pipeline rank; None where it is unknown.
@@ -64,6 +36,10 @@ class Metrics:
     rank_compute_ns: tuple[int, ...]
     peak_hbm_bytes: tuple[int | None, ...]
     overhead_bytes: tuple[int | None, ...] = ()
+
+    def of_step(self, names: Iterable[str] = IN_REPORTS) -> dict[str, Any]:
+        """Figures of the whole step by their names."""
+        return {name: getattr(self, name) for name in names}
 
     @property
     def needed_hbm_bytes(self) -> tuple[int | None, ...]:

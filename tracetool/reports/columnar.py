@@ -14,6 +14,7 @@ from tracetool.reconstruction import Reconstruction
 from tracetool.replays import Replayed
 from tracetool.sweeps import Sweep
 from tracetool.tables.columns import Column, Table, nullable, table
+from tracetool.tables.metrics import METRICS, OF_STEP
 from tracetool.whatif.results import Answer, Result
 
 if TYPE_CHECKING:
@@ -44,11 +45,7 @@ RESULTS = table(
     _EXTRA,
     Column("p2p", "string", "How transfers were issued."),
     Column("microbatches", "int32", "Microbatches of the step."),
-    _STEP,
-    Column("window_ns", "int64", "Pipeline window."),
-    Column("compute_ns", "int64", "Compute of all ranks in the window."),
-    Column("bubble_ns", "int64", "Idle time within the window, mean over ranks."),
-    Column("bubble_ratio", "float64", "Idle share of the window."),
+    *(METRICS[name].column for name in OF_STEP),
     nullable("cross_dc_bubble_ns", "int64", "Window minus the window with free cross-DC links; null if observed."),
     nullable("peak_hbm_bytes", "int64", "Highest allocation of any rank; null if unknown of any."),
     _NEEDED,
@@ -332,11 +329,7 @@ def _facts(result: Result) -> dict[str, object]:
 
 def _figures(metrics: Metrics) -> dict[str, object]:
     return {
-        "step_ns": metrics.step_ns,
-        "window_ns": metrics.window_ns,
-        "compute_ns": metrics.compute_ns,
-        "bubble_ns": metrics.bubble_ns,
-        "bubble_ratio": metrics.bubble_ratio,
+        **metrics.of_step(OF_STEP),
         "peak_hbm_bytes": _highest(metrics.peak_hbm_bytes),
         "needed_hbm_bytes": _highest(metrics.needed_hbm_bytes),
     }

@@ -11,6 +11,7 @@ import msgspec
 from tracetool.errors import BadQuery
 from tracetool.store.paths import is_local, location, make_readable, pattern
 from tracetool.tables.fields import doc
+from tracetool.tables.metrics import IN_REPORTS, METRICS
 from tracetool.tables.run import TABLES, Table
 
 if TYPE_CHECKING:
@@ -223,7 +224,18 @@ def view_statements(sources: Mapping[str, str], *, tables: Literal["VIEW", "TABL
         statements.append(f"CREATE {tables} {name} AS SELECT * FROM {sources[name]};")
         statements.append(f"COMMENT ON {tables} {name} IS {quoted(table.doc)};")
         statements += [f"COMMENT ON COLUMN {name}.{c.name} IS {quoted(c.doc)};" for c in table.columns]
-    return "\n".join(statements) + "\n" + sql_text("views")
+    return "\n".join(statements) + "\n" + _views()
+
+
+def _views() -> str:
+    """The views of ``sql/views.sql``, with the figures of a step as they are declared."""
+    columns, comments = [], []
+    for name in IN_REPORTS:
+        whole = "::BIGINT" if METRICS[name].column.type == "int64" else ""
+        columns.append(f"max(value) FILTER (metric = '{name}'){whole} AS {name}")
+        comments.append(f"COMMENT ON COLUMN schedule_comparison.{name} IS {quoted(METRICS[name].doc)}")
+    views = sql_text("views").replace("{figures of a step}", ",\n    ".join(columns))
+    return views.replace("{what they mean}", ";\n".join(comments))
 
 
 def sql_text(name: str) -> str:

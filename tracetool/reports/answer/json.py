@@ -104,10 +104,7 @@ def _step(answer: Answer, metrics: Metrics) -> StepInfo:
         stages=shape.stages,
         ranks=shape.ranks,
         microbatches=shape.microbatches,
-        step_ns=metrics.step_ns,
-        window_ns=metrics.window_ns,
-        bubble_ns=metrics.bubble_ns,
-        bubble_ratio=metrics.bubble_ratio,
+        **metrics.of_step(),
         peak_hbm_bytes=list(metrics.peak_hbm_bytes),
         overhead_bytes=list(metrics.overhead_bytes),
         bubble_by_cause_ns=idle_info(answer.observed_idles, shape.ranks),
@@ -123,11 +120,7 @@ def _result(answer: Answer, result: Result) -> ResultInfo:
         microbatches=result.microbatches,
         feasible=result.feasible,
         shortage=None if shortage is None else shortage_info(shortage),
-        step_ns=metrics.step_ns,
-        window_ns=metrics.window_ns,
-        bubble_ns=metrics.bubble_ns,
-        bubble_ratio=metrics.bubble_ratio,
-        cross_dc_bubble_ns=result.cross_dc_bubble_ns,
+        **metrics.of_step() | {"cross_dc_bubble_ns": result.cross_dc_bubble_ns},
         peak_hbm_bytes=list(metrics.peak_hbm_bytes),
         overhead_bytes=list(metrics.overhead_bytes),
         bubble_reduction=answer.bubble_reduction(result),
@@ -143,11 +136,7 @@ def _result(answer: Answer, result: Result) -> ResultInfo:
         each_step=[
             EachStepInfo(
                 number=one.number,
-                step_ns=one.metrics.step_ns,
-                window_ns=one.metrics.window_ns,
-                bubble_ns=one.metrics.bubble_ns,
-                bubble_ratio=one.metrics.bubble_ratio,
-                cross_dc_bubble_ns=one.cross_dc_bubble_ns,
+                **one.metrics.of_step() | {"cross_dc_bubble_ns": one.cross_dc_bubble_ns},
             )
             for one in result.each_step
         ],

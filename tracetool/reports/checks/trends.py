@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from tracetool.errors import Option
-from tracetool.model.metrics import METRICS
 from tracetool.reports.answer.text import table, wrapped
 from tracetool.reports.picture import GREY, RED, SERIES, PictureFormat, save
 from tracetool.tables.fields import doc
+from tracetool.tables.metrics import METRICS
 from tracetool.tables.run import SCHEMA_VERSION
 from tracetool.units import format_duration, format_size
 

@@ -147,10 +147,7 @@ COMMENT ON COLUMN slowest_actions.over_median_ratio IS 'Compute time over the me
 CREATE VIEW schedule_comparison AS
 SELECT
     timeline,
-    max(value) FILTER (metric = 'step_ns')::BIGINT AS step_ns,
-    max(value) FILTER (metric = 'window_ns')::BIGINT AS window_ns,
-    max(value) FILTER (metric = 'bubble_ns')::BIGINT AS bubble_ns,
-    max(value) FILTER (metric = 'bubble_ratio') AS bubble_ratio,
+    {figures of a step},
     max(value) FILTER (metric = 'peak_hbm_bytes')::BIGINT AS peak_hbm_bytes,
     max(value) FILTER (metric = 'cross_dc_bubble_ns')::BIGINT AS cross_dc_bubble_ns,
     max(value) FILTER (metric = 'fits')::BOOLEAN AS fits,
@@ -161,10 +158,7 @@ GROUP BY timeline
 ORDER BY timeline;
 COMMENT ON VIEW schedule_comparison IS 'One row per Timeline of the Run: its metrics side by side.';
 COMMENT ON COLUMN schedule_comparison.timeline IS 'Timeline of the row: ''observed'', or a replayed schedule (replay --run).';
-COMMENT ON COLUMN schedule_comparison.step_ns IS 'First forward to the end of gradient reduction and optimizer.';
-COMMENT ON COLUMN schedule_comparison.window_ns IS 'First forward on any rank to last backward on any rank.';
-COMMENT ON COLUMN schedule_comparison.bubble_ns IS 'Idle time within the window, mean over ranks.';
-COMMENT ON COLUMN schedule_comparison.bubble_ratio IS 'Idle share of the window.';
+{what they mean};
 COMMENT ON COLUMN schedule_comparison.peak_hbm_bytes IS 'Highest allocation of any rank.';
 COMMENT ON COLUMN schedule_comparison.cross_dc_bubble_ns IS 'Window minus the window with free cross-DC links; NULL if observed.';
 COMMENT ON COLUMN schedule_comparison.fits IS 'Whether it fits the memory limit; NULL if observed, unknown or without a limit.';
