@@ -135,6 +135,9 @@ def test_free_links_keep_the_places_and_cost_nothing() -> None:
         assert (path.latency_ns, path.occupancy_ns(2**40)) == (0, 0)
     assert free.boundaries() == topology.boundaries()
     assert free.path(0, 1) is None
+    # A replay over them is the same whatever the links were, and where there are none it is one as measured.
+    assert Topology(TWO_DCS, parse_link("dc0-dc1=8Gbit/s,1ms")).without_delays() == free
+    assert Topology(TWO_DCS).without_delays() == Topology(TWO_DCS)
 
 
 def test_a_path_adds_latencies_up_and_goes_at_the_rate_of_its_slowest_link() -> None:
