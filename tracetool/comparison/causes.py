@@ -88,11 +88,22 @@ def causes_of(
         value = sum((left.pop(part) for part in group), Fraction(0))
         kind, name, detail = _told(sides, group)
         causes.append(ChangeCause(kind, name, value, detail, group))
-    causes.sort(key=lambda cause: (-abs(cause.value), cause.name))
+    causes.sort(key=lambda cause: (-abs(cause.value), *_place(sides.base, cause)))
     if observed_change is not None:
         rest = observed_change - sum((cause.value for cause in causes), Fraction(0))
         causes.append(ChangeCause("not replayed", "not replayed", rest, _BEYOND[is_replay]))
     return tuple(causes)
+
+
+def _place(base: Pipeline, cause: ChangeCause) -> tuple[int, str, str]:
+    """Where a cause stands among those of equal value: by what it is, then by the digits of its rank or stage."""
+    part = cause.parts[0]
+    kind = f"static {cause.kind}" if cause.kind == "memory" and part.rank >= 0 else cause.kind
+    rank = base.observed.shape.rank_of(part.stage) if kind in ("link", "rank") else part.rank
+    return _PLACES.index(kind), str(base.ranks[rank].rank if rank >= 0 else part.stage), part.action
+
+
+_PLACES = ("memory", "tail", "everything", "link", "order", "rank", "stage", "static memory")
 
 
 def _groups(base: Pipeline, new: Pipeline, parts: Sequence[Part]) -> Iterable[tuple[Part, ...]]:

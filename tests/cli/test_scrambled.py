@@ -1,0 +1,68 @@
+"""No number hangs on a sentence: with every text of the product replaced, answers and exit codes stay the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from helpers.recorded import ROOT, SAMPLES
+
+if TYPE_CHECKING:
+    import pytest
+
+SAMPLE = str(SAMPLES / "h100-1f1b")
+WAN = ["--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms", "--hbm", "80GiB"]
+
+
+def commands(folder: Path) -> list[list[str]]:
+    """Of every kind that answers with numbers, and some that are refused or fail a check."""
+    run = str(folder / "x.run")
+    report = str(folder / "report.json")
+    return [
+        ["ingest", SAMPLE, "-o", run, "--jobs", "1", "--json"],
+        ["ingest", str(SAMPLES / "ascend-1f1b"), "-o", str(folder / "a.run"), "--jobs", "1", "--json"],
+        ["info", run, "--dc", "0-1,2-3", "--json"],
+        ["info", str(folder / "a.run"), "--json"],
+        ["replay", run, "--schedule", "gpipe,geopipe,zb-h1,dualpipe", *WAN, "-o", report, "--json"],
+        ["replay", run, "--schedule", "geopipe", *WAN, "--no-interference", "--pipelines-on-link", "2", "--json"],
+        ["replay", run, "--schedule", "geopipe", *WAN[:4], "--hbm", "1GiB", "--costs-from", run, "--json"],
+        ["replay", str(folder / "a.run"), "--schedule", "1f1b,gpipe", *WAN, "--json"],
+        ["replay", run, "--equalize", "--json"],
+        ["sweep", run, "--schedule", "1f1b,geopipe", "--dc", "0-1,2-3", "--bandwidth", "10Gbit/s,100Gbit/s",
+         "--latency", "1ms,10ms", "--hbm", "2GiB,80GiB", "--jobs", "1", "--json"],
+        ["advise", run, "--schedule", "1f1b,geopipe", *WAN, "--json"],
+        ["explain", run, "--schedule", "geopipe", *WAN, "--json"],
+        ["compare", report, run, "--json"],
+        ["compare", run, run, "--fail-on", "step_ns>1ms", "--json"],
+        ["compare", run, str(folder / "a.run"), "--json"],
+        ["replay", run, "--schedule", "geopip", "--json"],
+        ["replay", run, "--schedule", "geopipe", "--link", "nonsense", "--json"],
+        ["replay", run, "--schedule", "1f1b", "--step", "99", "--json"],
+    ]  # fmt: skip
+
+
+def answers(how: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.chdir(folder)
+    helper = ROOT / "tests" / "helpers" / "scrambled.py"
+    done = subprocess.run(
+        [sys.executable, helper, how], input=json.dumps(commands(Path())), capture_output=True, text=True, check=True
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_no_number_hangs_on_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {}
+    for how in ("plain", "scrambled"):
+        (tmp_path / how).mkdir()
+        found[how] = answers(how, tmp_path / how, monkeypatch)
+    plain, scrambled = found["plain"]["answers"], found["scrambled"]["answers"]
+    assert found["plain"]["replaced"] == 0
+    assert found["scrambled"]["replaced"] > 1000
+    for command, before, after in zip(commands(Path()), plain, scrambled, strict=True):
+        assert not before["crashed"], before["said"]
+        assert (command, before["code"], before["answer"]) == (command, after["code"], after["answer"]), after["said"]
+    assert {answer["code"] for answer in plain} == {0, 1, 2}

@@ -1,0 +1,134 @@
+"""The command line with every sentence of the product replaced, to see whether anything but people reads them.
+
+    python tests/helpers/scrambled.py plain|scrambled < commands.json
+
+reads a list of command lines and prints for each its exit code and its answer without words. Scrambled, every text of
+three words and more that a module holds is another one in every place: what is cut out of it, or compared with it,
+breaks.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib.util
+import io
+import json
+import re
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder, SourceFileLoader
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import types
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+
+MARK = "§"
+_SENTENCE = re.compile(r"\b[A-Za-z]*[a-z]{2,}[,:;.]? (?:[^ ]+ )*?[a-z]+[,:;.]? (?:[^ ]+ )*?[a-z]+")
+# What other programs read: SQL, patterns, markup and styles.
+_LANGUAGE = re.compile(
+    r"\b(?:SELECT|FROM|WHERE|CREATE|COMMENT|GROUP BY|JOIN|AND|AS|IS|IN|NOT|CASE)\b|\b\w{1,4}\.[a-z_]+, "
+    r"|[<>]/?[a-z]+[ >]|;\n|\(\?"
+)
+_FIELD = re.compile(r"(\{[^{}]*\}|\{\{|\}\})")
+
+
+class Scrambler(ast.NodeTransformer):
+    """Replaces the sentences of a module; each place gets words of its own.
+
+    Args:
+        module: Its name.
+    """
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self.count = 0
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        return node if isinstance(node.value, ast.Constant) else self.generic_visit(node)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        whole = "".join(str(part.value) if isinstance(part, ast.Constant) else "0" for part in node.values)
+        if _is_sentence(whole):
+            node.values = [
+                ast.copy_location(ast.Constant(self._word()), part) if isinstance(part, ast.Constant) else part
+                for part in node.values
+            ]
+        return node
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        if not isinstance(node.value, str) or not _is_sentence(node.value):
+            return node
+        # Fields of a template stay: str.format fills them.
+        parts = [part if _FIELD.fullmatch(part) else part and self._word() for part in _FIELD.split(node.value)]
+        return ast.copy_location(ast.Constant("".join(parts)), node)
+
+    def _word(self) -> str:
+        self.count += 1
+        return f"{MARK}{self._module}{MARK}{self.count}{MARK}"
+
+
+def _is_sentence(text: str) -> bool:
+    return _SENTENCE.search(text) is not None and _LANGUAGE.search(text) is None
+
+
+class _Loader(SourceFileLoader):
+    def get_code(self, fullname: str) -> types.CodeType:
+        path = self.get_filename(fullname)
+        scrambler = Scrambler(fullname)
+        tree = scrambler.visit(ast.parse(self.get_data(path)))
+        replaced[fullname] = scrambler.count
+        return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path, target) if fullname.split(".", maxsplit=1)[0] == "tracetool" else None
+        if spec is None or not isinstance(spec.loader, SourceFileLoader):
+            return spec
+        return importlib.util.spec_from_file_location(
+            fullname, spec.origin, loader=_Loader(fullname, str(spec.origin)),
+            submodule_search_locations=spec.submodule_search_locations,
+        )  # fmt: skip
+
+
+replaced: dict[str, int] = {}
+"""Per module, how many texts were replaced."""
+
+
+def without_words(value: Any) -> Any:
+    """An answer with its sentences taken out, those that are keys included: numbers, names and order stay."""
+    if isinstance(value, dict):
+        return [[without_words(key), without_words(each)] for key, each in value.items()]
+    if isinstance(value, list):
+        return [without_words(each) for each in value]
+    return "words" if isinstance(value, str) and (" " in value or MARK in value) else value
+
+
+def main() -> None:
+    """Run the commands and print what they answered."""
+    if sys.argv[1] == "scrambled":
+        sys.meta_path.insert(0, _Finder())
+    from tracetool.cli import run
+
+    answers = []
+    for command in json.load(sys.stdin):
+        out, said = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
+            code = run(command)
+        text = out.getvalue()
+        answers.append({
+            "code": code,
+            "answer": without_words(json.loads(text)) if text else None,
+            "crashed": "Unexpected error" in said.getvalue() or ("Error:" not in said.getvalue() and code == 2),
+            "said": said.getvalue(),
+        })  # fmt: skip
+    json.dump({"answers": answers, "replaced": sum(replaced.values()), "modules": len(replaced)}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
