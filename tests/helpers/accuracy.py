@@ -36,6 +36,7 @@ SPLIT = "zbh1_m8"
 CHANGES: tuple[Change, ...] = ("inside", "links", "scenario")
 FILES = ("measured.json", "measured-per-edge.json")
 H200_PP2 = "h200-pp2"
+OTHER_RUNTIMES = ("deepspeed", "fsdp")
 H200_MEMORY = "h200-memory"
 RECORDINGS: dict[Backwards, tuple[str, ...]] = {"whole": (*WHOLE, H200_PP2), "split": (SPLIT,)}
 """Which recordings the errors of a change are learned from."""
@@ -54,9 +55,9 @@ def validated(base: str, file: str = "measured.json") -> Validation:
 
 
 @cache
-def validated_on_h200() -> Validation:
-    """Every row of two H200, predicted from the recording beside it."""
-    return validate(Sources(looked_at(small(H200_PP2))), read_measurements(_own(H200_PP2)))
+def validated_small(name: str) -> Validation:
+    """Every row beside a recording of two H200 in tests/data, predicted from it."""
+    return validate(Sources(looked_at(small(name))), read_measurements(_own(name)))
 
 
 @cache
@@ -123,7 +124,7 @@ def _steps(name: str, done: Iterable[Validation], *, is_like: bool = True) -> li
 def pairs_of(name: str) -> tuple[Pair, ...]:
     """All pairs of a recording, both ways."""
     if name == H200_PP2:
-        steps = _steps(name, [validated_on_h200()], is_like=False)
+        steps = _steps(name, [validated_small(H200_PP2)], is_like=False)
         assert len(steps) == 8
     else:
         steps = _steps(name, [validated(name, file) for file in FILES])
@@ -201,7 +202,9 @@ def _step_errors() -> Iterable[StepErrors]:
         yield _of_steps(base, "recut", [row for row in rows if row.measured.schedule == "interleaved"])
         yield _of_steps(base, "per-edge", _given(base, per_edge))
     yield _of_steps(SPLIT, "all", {row.measured.name: row for file in FILES for row in _given(SPLIT, file)}.values())
-    yield _of_steps(H200_PP2, "all", validated_on_h200().rows)
+    yield _of_steps(H200_PP2, "all", validated_small(H200_PP2).rows)
+    for name in OTHER_RUNTIMES:
+        yield _of_steps(name, "all", validated_small(name).rows)
     rows = list(validated_megatron("1f1b_m8", 2).rows)
     yield _of_steps("megatron 1f1b_m8", "1f1b, gpipe", [r for r in rows if r.measured.schedule in ("1f1b", "gpipe")])
     yield _of_steps("megatron 1f1b_m8", "geopipe", [r for r in rows if r.measured.schedule == "geopipe"])

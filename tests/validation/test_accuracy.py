@@ -27,6 +27,8 @@ IN_README = (
     ("megatron 1f1b_m8", "1f1b, gpipe"),
     ("megatron 1f1b_m8", "interleaved"),
     ("megatron vpp2_overlap_m8", "interleaved"),
+    ("deepspeed", "all"),
+    ("fsdp", "all"),
 )
 
 
@@ -137,9 +139,10 @@ def _at_most_percent(ratio: float) -> str:
 def test_readme_has_the_figures_of_the_file() -> None:
     """Each row of its tables is a row of the file, in this order."""
     steps = {(e.recorded, e.predicted): [_percent(e.mean_ratio), _percent(e.largest_ratio)] for e in SEEN.steps}
-    four, two, changes = _tables()
+    four, two, others, changes = _tables()
     assert [cells[2:] for cells in four] == [steps[row] for row in IN_README[:6]]
-    assert [cells[2:] for cells in two] == [steps[row] for row in IN_README[6:]]
+    assert [cells[2:] for cells in two] == [steps[row] for row in IN_README[6:9]]
+    assert [cells[2:] for cells in others] == [steps[row] for row in IN_README[9:]]
     whole, split = ([e for e in SEEN.changes if e.backwards == backwards] for backwards in ("whole", "split"))
     assert [cells[1:] for cells in changes[:3]] == [
         [str(e.pairs), _at_most_percent(e.largest_ratio), f"{widened(e.largest_ratio) * 100:g} %"] for e in whole
