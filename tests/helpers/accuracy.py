@@ -55,9 +55,9 @@ def validated(base: str, file: str = "measured.json") -> Validation:
 
 
 @cache
-def validated_small(name: str) -> Validation:
-    """Every row beside a recording of two H200 in tests/data, predicted from it."""
-    return validate(Sources(looked_at(small(name))), read_measurements(_own(name)))
+def validated_small(name: str, file: str = "measured.json") -> Validation:
+    """Every row of a file beside a recording of two H200 in tests/data, predicted from it."""
+    return validate(Sources(looked_at(small(name))), read_measurements(ROOT / "tests" / "data" / name / file))
 
 
 @cache
@@ -203,6 +203,7 @@ def _step_errors() -> Iterable[StepErrors]:
         yield _of_steps(base, "per-edge", _given(base, per_edge))
     yield _of_steps(SPLIT, "all", {row.measured.name: row for file in FILES for row in _given(SPLIT, file)}.values())
     yield _of_steps(H200_PP2, "all", validated_small(H200_PP2).rows)
+    yield _of_steps(H200_PP2, "over links", validated_small(H200_PP2, "links.json").rows)
     for name in OTHER_RUNTIMES:
         yield _of_steps(name, "all", validated_small(name).rows)
     rows = list(validated_megatron("1f1b_m8", 2).rows)

@@ -27,6 +27,7 @@ IN_README = (
     ("megatron 1f1b_m8", "1f1b, gpipe"),
     ("megatron 1f1b_m8", "interleaved"),
     ("megatron vpp2_overlap_m8", "interleaved"),
+    ("h200-pp2", "over links"),
     ("deepspeed", "all"),
     ("fsdp", "all"),
 )
