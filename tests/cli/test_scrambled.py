@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -48,7 +49,12 @@ def answers(how: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str
     monkeypatch.chdir(folder)
     helper = ROOT / "tests" / "helpers" / "scrambled.py"
     done = subprocess.run(
-        [sys.executable, helper, how], input=json.dumps(commands(Path())), capture_output=True, text=True, check=True
+        [sys.executable, helper, how],
+        input=json.dumps(commands(Path())),
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TRACETOOL_CACHE": str(folder / "cache")},
     )
     found: dict[str, Any] = json.loads(done.stdout)
     return found

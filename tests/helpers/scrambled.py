@@ -87,9 +87,8 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
-        spec = (
-            PathFinder.find_spec(fullname, path, target) if fullname.split(".", maxsplit=1)[0] == "tracetool" else None
-        )
+        ours = fullname.split(".", maxsplit=1)[0] == "tracetool"
+        spec = PathFinder.find_spec(fullname, path, target) if ours else None
         if spec is None or not isinstance(spec.loader, SourceFileLoader):
             return spec
         return importlib.util.spec_from_file_location(
