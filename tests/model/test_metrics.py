@@ -30,7 +30,7 @@ from tracetool.cli import cli
 
 def said(*words):
     done = CliRunner().invoke(cli, [*map(str, words)], obj=[*map(str, words)])
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 0, (words, done.output, repr(done.exception))
     return done.stdout
 
 traces, folder = sys.argv[1:]

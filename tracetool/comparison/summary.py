@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.comparison.limits import format_value
 from tracetool.comparison.values import Key
+from tracetool.tables.metrics import OF_STEP
 from tracetool.units import format_count
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from tracetool.comparison.causes import ChangeCause
     from tracetool.comparison.verdict import Line
 
-_ORDER = ("step_ns", "bubble_ratio", "window_ns", "peak_hbm_bytes", "bubble_ns", "compute_ns")
+_ORDER = tuple(dict.fromkeys(("step_ns", "bubble_ratio", "window_ns", "peak_hbm_bytes", "bubble_ns", *OF_STEP)))
 _PARTS = ("peak_hbm_bytes", "action_ns", "transfer_ns", "payload_bytes", "tail_ns", "static_bytes", "activation_bytes")
 _WORTH_NAMING = Fraction(1, 5)
 """A cause is named in the summary if it makes up so much of the change that causes together explain."""
