@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Link, Topology
-from tracetool.reports.answer.text import result_cells
+from tracetool.reports.answer.columns import result_cells
 from tracetool.whatif.accuracy import KnownError, change_error_ratio, change_of, format_error, is_within_error, widened
 from tracetool.whatif.answer import answer
 from tracetool.whatif.best import is_as_good
@@ -82,7 +82,7 @@ def test_errors_given_are_wider_than_those_seen_by_a_quarter_to_half_a_percent_m
 
 
 def shown_change(done: Answer) -> str:
-    return result_cells(done, done.results[0].metrics, done.results[0])[2]
+    return result_cells(done, done.results[0].metrics, done.results[0])[2].text
 
 
 @pytest.mark.parametrize("latency_ms", [1, 4, 9, 10, 12, 20])

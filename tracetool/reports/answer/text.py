@@ -7,11 +7,10 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from tracetool.reports import Report, RunFacts
+from tracetool.reports.answer.columns import COLUMNS, result_cells
 from tracetool.reports.sharing import sharing_lines
 from tracetool.units import format_duration, format_size
-from tracetool.whatif.accuracy import format_error
-from tracetool.whatif.best import error_text, recorded_test, rows_of
-from tracetool.whatif.memory_limit import is_near_the_limit
+from tracetool.whatif.best import recorded_test, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,8 +24,6 @@ _WIDTH = 80
 _LEAST_WIDTH = 40
 _MOST_LISTED = 8
 _LEAST_NAME = 12
-
-HEAD = ("", "step", "±", "Δ", "bubble", "cross-DC", "peak HBM", "fits")
 
 
 def render(answer: Answer, facts: RunFacts, suffix: str = "") -> bytes:
@@ -70,13 +67,17 @@ def title(answer: Answer, facts: RunFacts) -> list[str]:
 
 def _table(answer: Answer, width: int) -> list[str]:
     rows = [
-        HEAD,
-        (f"observed {answer.observed_schedule or ''}".rstrip(), *result_cells(answer, answer.observed_metrics, None)),
+        ("", *(column.head for column in COLUMNS)),
+        (f"observed {answer.observed_schedule or ''}".rstrip(), *_texts(answer, answer.observed_metrics, None)),
     ]
-    rows += [(result_name(r), *result_cells(answer, r.metrics, r)) for r in compared_results(answer)]
-    rows += [(refused.schedule, "not replayed", *[""] * (len(HEAD) - 2)) for refused in answer.refused]
-    columns = [i for i in range(len(HEAD)) if any(row[i] for row in rows[1:])]
+    rows += [(result_name(r), *_texts(answer, r.metrics, r)) for r in compared_results(answer)]
+    rows += [(refused.schedule, "not replayed", *[""] * (len(COLUMNS) - 1)) for refused in answer.refused]
+    columns = [i for i in range(len(COLUMNS) + 1) if any(row[i] for row in rows[1:])]
     return table([[row[i] for i in columns] for row in rows], width)
+
+
+def _texts(answer: Answer, metrics: Metrics, result: Result | None) -> list[str]:
+    return [cell.text for cell in result_cells(answer, metrics, result)]
 
 
 def compared_results(answer: Answer) -> list[Result]:
@@ -114,42 +115,6 @@ def aligned(row: Sequence[str], widths: Sequence[int]) -> str:
     (name, *cells), (room, *rooms) = row, widths
     numbers = [cell.rjust(width) for cell, width in zip(cells, rooms, strict=True)]
     return "  " + "  ".join([name.ljust(room), *numbers]).rstrip()
-
-
-def result_cells(answer: Answer, metrics: Metrics, result: Result | None) -> tuple[str, ...]:
-    """Cells of a result after its name: as ``HEAD`` has them; None is what was observed."""
-    step, bubble = format_duration(metrics.step_ns), f"{metrics.bubble_ratio:.1%}"
-    if result is None:
-        return step, "", "", bubble, "", _peak(metrics, lower_bound=False), ""
-    lower_bound = answer.scenario.activation_bytes is not None
-    fits = {True: "yes", False: "NO", None: "unknown"}[result.feasible]
-    if result.feasible and answer.scenario.hbm_bytes is not None:
-        fits = "maybe" if lower_bound or is_near_the_limit(metrics, answer.scenario) else "yes"
-    return (
-        step,
-        error_text(result),
-        _change(answer, result),
-        bubble,
-        format_duration(result.cross_dc_bubble_ns) if answer.scenario.topology.dcs else "",
-        _peak(metrics, lower_bound=lower_bound),
-        fits if answer.scenario.hbm_bytes is not None else "",
-    )
-
-
-def _change(answer: Answer, result: Result) -> str:
-    """A change of step time with its error, marked where it is within that."""
-    if result is answer.baseline:
-        return "baseline"
-    change, error = answer.step_change(result), answer.step_change_error(result)
-    text = f"{change:+.1%}".replace("-0.0%", "+0.0%")
-    return text if error is None else f"{'~' * (abs(change) <= error)}{text} ±{format_error(error)}"
-
-
-def _peak(metrics: Metrics, *, lower_bound: bool) -> str:
-    peaks = [p for p in metrics.peak_hbm_bytes if p is not None]
-    if len(peaks) < len(metrics.peak_hbm_bytes):
-        return "unknown"
-    return ("≥ " if lower_bound else "") + format_size(max(peaks))
 
 
 def result_name(result: Result) -> str:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from tracetool.model.action import ActionKind
-from tracetool.reports.answer.text import HEAD, compared_results, is_baseline, result_cells, result_details, result_name
+from tracetool.reports.answer.columns import COLUMNS, FITS
+from tracetool.reports.answer.text import compared_results, is_baseline, result_details, result_name
 from tracetool.reports.answer.verdict import fit_of
 from tracetool.units import format_bandwidth, format_duration, format_ranks, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from tracetool.model.metrics import Metrics
     from tracetool.model.scenario import Scenario
     from tracetool.whatif.results import Answer, Result
 
@@ -70,61 +71,45 @@ class Details:
     lines: tuple[str, ...]
 
 
-_COLUMNS = dict(
-    zip(HEAD, ("Schedule", "Step", "±", "Change", "Bubble", "Cross-DC bubble", "Peak HBM", "Fits"), strict=True)
-)
-
-
-_IN_ORDER = tuple(
-    list(_COLUMNS)[1:].index(head) for head in ("step", "fits", "Δ", "±", "bubble", "cross-DC", "peak HBM")
-)
-"""Columns as a phone shows them: what decides first."""
+_COLUMNS = sorted(COLUMNS, key=attrgetter("place"))
 
 
 def comparison(answer: Answer, best: Result) -> PageTable:
     """Every schedule: as observed, the baseline, the results, and those that could not be replayed."""
     observed = f"observed {answer.observed_schedule or 'order'}"
-    seen = answer.observed_metrics
-    peaks = [peak or 0 for peak in seen.peak_hbm_bytes]
     rows = [
         Row(
             Cell(observed, below="as recorded, without the scenario"),
-            _cells(
-                result_cells(answer, seen, None),
-                (seen.step_ns, None, None, seen.bubble_ratio, None, max(peaks, default=0), None),
-            ),
+            tuple(_cells(answer, answer.observed_metrics, None)),
             "observed",
         ),
         *(_result_row(answer, result, best) for result in compared_results(answer)),
     ]
-    shown = [i for i in _IN_ORDER if any(row.cells[i].text for row in rows)]
+    shown = [i for i in range(len(_COLUMNS)) if any(row.cells[i].text for row in rows)]
     kept = [Row(row.head, tuple(row.cells[i] for i in shown), row.kind) for row in rows]
     for refused in answer.refused:
         why = Cell(f"not replayed: {refused.reason}", below=refused.hint or "", span=len(shown))
         kept.append(Row(Cell(refused.schedule), (why,), "refused"))
-    columns = (_COLUMNS[HEAD[0]], *(_COLUMNS[HEAD[i + 1]] for i in shown))
+    columns = ("Schedule", *(_COLUMNS[i].title for i in shown))
     return PageTable("All schedules in this scenario", columns, tuple(kept))
 
 
 def _result_row(answer: Answer, result: Result, best: Result) -> Row:
-    metrics = result.metrics
-    peaks = [peak or 0 for peak in metrics.peak_hbm_bytes]
-    order = {True: 0, None: 1, False: 2}[result.feasible]
-    sorts = (
-        metrics.step_ns, result.seen_error_ratio, answer.step_change(result),
-        metrics.bubble_ratio, result.cross_dc_bubble_ns, max(peaks, default=0), order,
-    )  # fmt: skip
-    cells = list(_cells(result_cells(answer, metrics, result), sorts))
-    if result.feasible is False:
-        cells[-1] = Cell(cells[-1].text, order, fit_of(answer, result))
+    cells = _cells(answer, result.metrics, result)
     is_best = result is best and result.feasible is not False
     kinds = ["best" * is_best, "baseline" * is_baseline(answer, result)]
     below = "best" if is_best else "lacks least" if result is best else ""
     return Row(Cell(result_name(result), below=below), tuple(cells), " ".join(filter(None, kinds)))
 
 
-def _cells(texts: Sequence[str], sorts: Sequence[Sortable]) -> tuple[Cell, ...]:
-    return tuple(Cell(text, sort) for text, sort in zip(texts, sorts, strict=True))
+def _cells(answer: Answer, metrics: Metrics, result: Result | None) -> list[Cell]:
+    """The cells of a result, in order of their columns; one that does not fit says below that by how much."""
+    cells = []
+    for column in _COLUMNS:
+        text, sort = column.cell(answer, metrics, result)
+        below = fit_of(answer, result) if column is FITS and result is not None and result.feasible is False else ""
+        cells.append(Cell(text, sort, below))
+    return cells
 
 
 def details(answer: Answer) -> tuple[Details, ...]:
