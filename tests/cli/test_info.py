@@ -9,6 +9,7 @@ import pytest
 from helpers.recorded import SAMPLES, data
 
 from tracetool.cli import run
+from tracetool.errors import Option
 from tracetool.reports.recording.findings import finding_lines
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def test_findings_are_folded_over_ranks_and_the_least_sure_come_first(capsys: py
         "    pipeline 0: stages (metadata)",
     ]
     many = [{**rows[0], "value": f"{n}"} for n in range(9)]
-    assert finding_lines(many)[-1] == "    3 more of steps by label (--json has all)"
+    assert finding_lines(many)[-1] == f"    3 more of steps by label ({Option.JSON} has all)"
     facts = _facts(capsys, SAMPLE)
     assert {f["fact"] for f in facts["findings"]} >= {"steps", "pipeline", "coordinates"}
     assert [c["pp"] for c in facts["coordinates"]] == [0, 1, 2, 3]

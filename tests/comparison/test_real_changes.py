@@ -69,7 +69,7 @@ def test_what_of_a_run_is_not_compared_is_said() -> None:
     side = side_of([("job", derived(data("torch", "ByteDance-Seed+StragglerAnalysis")))])
     assert texts(side.notes) == [
         "job: one of 2 pipelines side by side is compared (ranks 0, 2, 4, 6), a change in another one is not seen: "
-        "--pipeline N looks at it",
+        "pipeline='N' looks at it",
         "job: 8 of 32 complete steps are compared, those about the one of median length",
     ]
     assert side_of([("sample", derived(SAMPLES / "h100-1f1b"))]).notes == ()

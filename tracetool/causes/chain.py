@@ -232,15 +232,16 @@ class Chains:
         if self._by_edge and maker is not None and received >= sent:
             # A send is behind another one to the same rank only where that rank did not receive either.
             since = min(sent, self.op(maker).end_ns)
-        if received > since and not is_copied:
+        if received >= since and not is_copied:  # where both sides came at once, the receiver's compute held both up
             computed = self._ended(held.dst_rank, received, op.start_ns)
             end = self.op(computed).end_ns if computed else self.start_ns
             freed, other = self._messages.freed(held.dst_rank, received, held)
-            if freed <= end and end > since:
+            if freed <= end and end >= since:
                 self._late(held.dst_rank, end, back)
                 return computed
-            self._late(held.dst_rank, max(freed, since), back)
-            self._behind(other, since, op, back, ahead)
+            if received > since:
+                self._late(held.dst_rank, max(freed, since), back)
+                self._behind(other, since, op, back, ahead)
         if maker is None:
             return None
         end = self.op(maker).end_ns

@@ -48,7 +48,6 @@ def schedules(
     """
     from tracetool.cli.values import parse_counts
     from tracetool.reports.answer.text import terminal_width
-    from tracetool.reports.schedules import order_info
     from tracetool.schedules import build_schedule, tuning_of
     from tracetool.schedules.heeded import refuse_unheeded
     from tracetool.schedules.names import named_here, schedule_name
@@ -67,6 +66,8 @@ def schedules(
     extra = parse_counts(extra_forwards) if extra_forwards else None
     schedule = build_schedule(name, shape, extra_forwards=extra, group=group)
     if as_json:
+        from tracetool.reports.schedules import order_info
+
         print_json(order_info(schedule))
     elif as_csv:
         click.echo(schedule.to_csv(), nl=False)

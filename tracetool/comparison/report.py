@@ -14,8 +14,8 @@ from msgspec import UNSET, UnsetType
 from tracetool.causes.cause import Cause
 from tracetool.ingestion.recording import Recording  # noqa: TC001 - msgspec reads it
 from tracetool.model.pipeline import P2P_MODE_NAMES
-from tracetool.tables.fields import doc
-from tracetool.tables.metrics import IN_REPORTS, OF_REPLAY, WithFigures, fields_of
+from tracetool.tables.fields import WithFigures, doc, fields_of
+from tracetool.tables.metrics import IN_REPORTS, OF_REPLAY
 from tracetool.tables.run import SCHEMA_VERSION
 
 REPORT_SCHEMA = "urn:tracetool:schema:1:report"

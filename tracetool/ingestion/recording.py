@@ -18,8 +18,8 @@ from tracetool.model.schedule import schedule_from_orders
 from tracetool.reconstruction import record_steps
 from tracetool.reconstruction.closeup.contention import beside_ns
 from tracetool.store.parts import whole_file
-from tracetool.tables.fields import doc
-from tracetool.tables.metrics import OF_STEP, WithFigures, fields_of
+from tracetool.tables.fields import WithFigures, doc, fields_of
+from tracetool.tables.metrics import OF_STEP
 from tracetool.version import __version__
 
 if TYPE_CHECKING:

@@ -7,12 +7,9 @@ a step is computed by stands in ``tracetool.model.metrics``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import msgspec
+from typing import Literal
 
 from tracetool.tables.columns import Column
-from tracetool.tables.fields import doc
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +36,6 @@ class Metric:
     def column(self) -> Column:
         """It as a column of a table."""
         return Column(self.name, "float64" if self.unit == "1" else "int64", self.doc)
-
-    @property
-    def field(self) -> Any:
-        """It as the annotation of a struct's field."""
-        return Annotated[float if self.unit == "1" else int, doc(self.doc)]
 
 
 METRICS: dict[str, Metric] = {
@@ -78,17 +70,3 @@ OF_REPLAY = (*IN_REPORTS, *(name for name, metric in METRICS.items() if metric.o
 """What reports have of a replayed step."""
 OF_RANK = tuple(name for name, metric in METRICS.items() if metric.of == "rank")
 """Figures of each rank."""
-
-
-class WithFigures(msgspec.Struct, kw_only=True):
-    """A struct whose body takes figures up by ``fields_of``: they have no annotations that a type checker sees."""
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """A figure."""
-
-
-def fields_of(names: tuple[str, ...]) -> dict[str, Any]:
-    """Metrics as annotations of a struct's fields."""
-    return {name: METRICS[name].field for name in names}

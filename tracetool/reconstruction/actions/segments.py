@@ -234,6 +234,8 @@ def _leave_out_early(
 
 
 def _accumulated(own: _RankPieces, posts: Sequence[P2POp]) -> _RankPieces:
+    if not _is_device(own.kernels):
+        return own
     return own._replace(loose=join_accumulation(own.pieces, own.loose, sorted(op.posted_ns for op in posts)))
 
 
