@@ -59,7 +59,7 @@ _OPTIONS = (
         "--p2p",
         type=click.Choice(P2P_MODES),
         help="How transfers are issued; default: as in the trace (in-order for gpipe, geopipe and csv on a grouped "
-        f"one). posted-ahead takes {POSTED_AHEAD_NEEDS}.",
+        f"or blocking one). posted-ahead takes {POSTED_AHEAD_NEEDS}.",
     ),
     click.option(
         "--microbatches", type=click.IntRange(1, 65536), help="Microbatches per step; default: as in the trace."
