@@ -169,26 +169,29 @@ def _transfers(
         times.end_ns[graph.arrive[sent]] - origin,
     )
     edges, sample = np.unique(flow.edge, return_index=True)
-    alike = dict(zip(edges.tolist(), map(flow.message, sample.tolist()), strict=True))
-    paths = {edge: costs.path(message) for edge, message in alike.items()}
+    alike = {}
+    for edge, message in zip(edges.tolist(), map(flow.message, sample.tolist()), strict=True):
+        path = costs.path(message)
+        alike[edge] = {
+            "kind": message.kind,
+            "src_stage": message.src_stage,
+            "dst_stage": message.dst_stage,
+            "src_rank": shape.rank_of(message.src_stage),
+            "dst_rank": shape.rank_of(message.dst_stage),
+            "payload_bytes": costs.measured.payload_bytes(message.src_stage, message.kind),
+            "link": path.name if path else None,
+        }
     transfers = []
     for maker, edge, *moments in zip(*(column.tolist() for column in columns), strict=True):
-        message, path = alike[edge], paths[edge]
         send_posted, posted, start, end = moments
         transfers.append(
             Transfer(
-                kind=message.kind,
+                **alike[edge],
                 microbatch=flow.actions[maker].microbatch,
-                src_stage=message.src_stage,
-                dst_stage=message.dst_stage,
-                src_rank=shape.rank_of(message.src_stage),
-                dst_rank=shape.rank_of(message.dst_stage),
-                payload_bytes=costs.measured.payload_bytes(message.src_stage, message.kind),
                 send_posted_ns=send_posted,
                 recv_posted_ns=posted,
                 start_ns=start,
                 end_ns=end,
-                link=path.name if path else None,
             )
         )
     return tuple(sorted(transfers, key=lambda t: (t.start_ns, t.src_rank, t.dst_rank, t.microbatch)))
