@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tracetool.errors import Option, UnsupportedShape
 from tracetool.model.action import Action
@@ -169,7 +169,7 @@ def _transfers(
         times.end_ns[graph.arrive[sent]] - origin,
     )
     edges, sample = np.unique(flow.edge, return_index=True)
-    alike = {}
+    alike: dict[int, dict[str, Any]] = {}
     for edge, message in zip(edges.tolist(), map(flow.message, sample.tolist()), strict=True):
         path = costs.path(message)
         alike[edge] = {
