@@ -58,8 +58,8 @@ _OPTIONS = (
     click.option(
         "--p2p",
         type=click.Choice(P2P_MODES),
-        help="How transfers are issued; default: as in the trace (in-order for gpipe, geopipe and csv on a grouped "
-        f"or blocking one). posted-ahead takes {POSTED_AHEAD_NEEDS}.",
+        help="How transfers are issued; default: as in the trace (in-order for all orders but 1f1b on a grouped or "
+        f"blocking one). posted-ahead takes {POSTED_AHEAD_NEEDS}.",
     ),
     click.option(
         "--microbatches", type=click.IntRange(1, 65536), help="Microbatches per step; default: as in the trace."

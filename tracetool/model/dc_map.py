@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from tracetool.errors import BadTopology, Option
-from tracetool.model.topology import parse_dc_map
+from tracetool.model.topology import in_two, parse_dc_map
 from tracetool.units import format_ranks
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class DCMap:
             raise BadTopology(
                 f"the DC map covers pipeline ranks 0..{len(self.by_position) - 1}, the pipeline has ranks "
                 f"0..{length - 1}.",
-                hint=f"name every rank once, as in {Option.DC('0-1,2-3')} for four ranks in two DCs",
+                hint=f"name every rank once, as in {Option.DC(in_two(length))} for two DCs",
             )
         return {rank: self.by_position[place] for rank, place in positions.items() if place is not None}
 

@@ -178,13 +178,13 @@ class Topology:
             if self.links:
                 raise BadTopology(
                     "links between DCs are given, but not which ranks sit in which DC.",
-                    hint=f"add {Option.DC}, as in {Option.DC('0-1,2-3')}",
+                    hint=f"add {Option.DC}, as in {Option.DC(in_two(ranks))}",
                 )
             return self
         if len(self.dcs) != ranks:
             raise BadTopology(
                 f"the DC map covers pipeline ranks 0..{len(self.dcs) - 1}, the pipeline has ranks 0..{ranks - 1}.",
-                hint=f"name every rank once, as in {Option.DC('0-1,2-3')} for four ranks in two DCs",
+                hint=f"name every rank once, as in {Option.DC(in_two(ranks))} for two DCs",
             )
         known = set(self.dcs) | {dc for _, dc in self.rank_dcs}
         pairs = [(link.src_dc, link.dst_dc) for link in self.links]
@@ -201,6 +201,13 @@ class Topology:
             self.path(rank, rank + 1)
             self.path(rank + 1, rank)
         return self
+
+
+def in_two(ranks: int) -> str:
+    """A map of so many ranks in two DCs, as an example."""
+    half = max(1, ranks // 2)
+    halves = ((0, half - 1), (half, ranks - 1)) if ranks > 1 else ((0, 0),)
+    return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in halves)
 
 
 def _link_hint(src: str, dst: str) -> str:

@@ -127,7 +127,7 @@ def validate(sources: Sources, measurements: Measurements) -> Validation:
             *run.notes,
             *host_notes(run),
             *measurements.notes,
-            *notes_on(rows),
+            *notes_on(rows, pipeline),
         ),
     )
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tracetool.costs.over_links import crossing_uses
 from tracetool.errors import Option
 from tracetool.model.notice import Notice, NoticeCode
+from tracetool.model.topology import Topology
 from tracetool.units import format_count, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tracetool.model.pipeline import Pipeline
     from tracetool.validation.rows import PredictedRow
 
 _UNITS = {1e-3: "seconds", 1e3: "microseconds", 1e6: "nanoseconds"}
@@ -23,7 +26,7 @@ _LARGEST_GIB = 4096
 """No device holds so much."""
 
 
-def notes_on(rows: Sequence[PredictedRow]) -> list[Notice]:
+def notes_on(rows: Sequence[PredictedRow], pipeline: Pipeline) -> list[Notice]:
     """All that holds for these rows."""
     return [
         *_other_ranks(rows),
@@ -31,6 +34,7 @@ def notes_on(rows: Sequence[PredictedRow]) -> list[Notice]:
         *_unknown_memory(rows),
         *_left_over(rows),
         *_beyond_replay(rows),
+        *_collectives_kept(rows, pipeline),
     ]
 
 
@@ -93,6 +97,20 @@ def _beyond_replay(rows: Sequence[PredictedRow]) -> list[Notice]:
             "which replay leaves out",
         )
         for ns in sorted(outside)
+    ]
+
+
+def _collectives_kept(rows: Sequence[PredictedRow], pipeline: Pipeline) -> list[Notice]:
+    """Say that links of rows are for messages alone, where collectives of several of the pipeline's ranks exist."""
+    apart = Topology(tuple(map(str, range(len(pipeline.ranks)))))
+    if not any(row.measured.links for row in rows) or not crossing_uses(pipeline, apart):
+        return []
+    return [
+        Notice(
+            NoticeCode.COLLECTIVES_KEPT,
+            "links of rows hold for messages alone: collectives over several ranks of the pipeline take what they took "
+            "when recorded, while replay has those cross the links, too",
+        )
     ]
 
 

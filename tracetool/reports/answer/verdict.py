@@ -108,7 +108,8 @@ def _headline(answer: Answer, best: Result) -> str:
     certain = "" if error is None else f" ±{format_error(error)}"
     unfit = ", which does not fit" if base.feasible is False else ""
     sure = " if it fits" if fit_of(answer, best) != "fits" and answer.scenario.hbm_bytes is not None else ""
-    is_shortest = all(r.metrics.step_ns >= best.metrics.step_ns for r in _fitting(answer, best))
+    rivals = (*_fitting(answer, best), *answer.chosen.as_good)
+    is_shortest = all(r.metrics.step_ns >= best.metrics.step_ns for r in rivals)
     word = "shortest" if known is None and is_shortest else "best"
     return f"{name} is {word}{sure}: {step}, {abs(change):.1%}{certain} {more} than {_baseline_named(answer)}{unfit}"
 
@@ -243,7 +244,9 @@ def near_lines(answer: Answer) -> list[str]:
     chosen, lines = answer.chosen, []
     if chosen.as_good:
         told = ", ".join(map(_with_step, chosen.as_good))
-        lines.append(f"As good, nearer to it than the error of prediction: {told}.")
+        errors = [r.known_error for r in (chosen.best, *chosen.as_good) if r is not None]
+        near = f"within {RELEVANT_RATIO:.0%} of it" if None in errors else "nearer to it than the error of prediction"
+        lines.append(f"As good, {near}: {told}.")
     if chosen.unproven:
         lines.append(f"May be better, but unproven, {UNPROVEN_TEXT}: {', '.join(map(_with_step, chosen.unproven))}.")
     return lines
