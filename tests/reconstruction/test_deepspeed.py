@@ -70,6 +70,16 @@ def test_what_follows_every_backward_belongs_to_it() -> None:
     assert NoticeCode.KERNELS_STRAY not in codes(found.notes)
 
 
+def test_sums_behind_backwards_hide_neither_layers_nor_halves() -> None:
+    """Four layers a stage, as recorded; sums are of weight gradients."""
+    for stage in looked_at(small("deepspeed")).pipeline.stages:
+        assert stage.layers is not None
+        assert len(stage.layers.layers) == 4
+        assert set(stage.derived) == {ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT}
+        halves = [sum(cost.duration_ns for cost in costs) for costs in stage.derived.values()]
+        assert sum(halves) == pytest.approx(sum(cost.duration_ns for cost in stage.costs[B]), rel=0.01)
+
+
 def test_fsdp_steps_are_predicted() -> None:
     errors = _errors("fsdp")
     assert len(errors) == 7

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.model.action import ActionKind
+from tracetool.reconstruction.actions.kernel import ACCUMULATE_NODE
 
 if TYPE_CHECKING:
     from tracetool.costs.rescaled import Place
     from tracetool.reconstruction import Reconstruction
-
-_SUMS = "AccumulateGrad"
-"""Autograd node that adds a weight gradient to those of the microbatches before: as large whatever the microbatch."""
 
 
 class Fixed(NamedTuple):
@@ -34,7 +32,7 @@ def fixed_parts(found: Reconstruction) -> Fixed:
     sums_found = False
     for segments in found.segments.values():
         for segment in segments:
-            sums = sum(k.end_ns - k.start_ns for k in segment.kernels if _SUMS in (k.node_name or ""))
+            sums = sum(k.end_ns - k.start_ns for k in segment.kernels if ACCUMULATE_NODE in (k.node_name or ""))
             sums_found = sums_found or sums > 0
             place = (segment.stage, segment.kind, segment.microbatch)
             times[place] = times.get(place, 0) + sums

@@ -7,6 +7,8 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from tracetool.model.action import ActionKind
+from tracetool.reconstruction.actions.kernel import ACCUMULATE_NODE
+from tracetool.reconstruction.actions.pieces import GRADIENT_SUM_OP
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,9 +55,15 @@ def join_accumulation(pieces: Sequence[Piece], loose: Sequence[Kernel], breaks: 
         for piece, kernels in of_stage:
             own = kernels[: len(usual)]
             if usual and len(own) == len(usual):
-                piece.kernels += own
+                piece.kernels += map(_as_autograds, own)
                 joined |= {id(kernel) for kernel in own}
     return [kernel for kernel in loose if id(kernel) not in joined]
+
+
+def _as_autograds(kernel: Kernel) -> Kernel:
+    """A sum as autograd's own: it is of a parameter's gradient, and belongs to no layer's repetition."""
+    is_sum = kernel.op_name == GRADIENT_SUM_OP
+    return kernel._replace(node=kernel.event, node_name=ACCUMULATE_NODE) if is_sum else kernel
 
 
 def _usual(runs: Sequence[tuple[str | None, ...]]) -> tuple[str | None, ...]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+ACCUMULATE_NODE = "AccumulateGrad"
+"""Autograd node that adds a weight gradient to those of the microbatches before: as large whatever the microbatch."""
+
 _ENGINE = re.compile(r"^(autograd::engine::evaluate_function: )?(torch::autograd::)?")
 _GRADIENT = re.compile(r"Grad", re.IGNORECASE)
 _MARKER = re.compile(r"FlashAttention|RmsNorm|LayerNorm|Softmax|PromptFlash|FusionAttention", re.IGNORECASE)

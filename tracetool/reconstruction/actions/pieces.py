@@ -240,7 +240,7 @@ def _parts_of(stretch: _Stretch, by_first: Mapping[int, tuple[int, _Stretch]]) -
 
 
 _ROOT_GRADIENT_OPS = ("aten::ones_like", "aten::fill_", "aten::empty_like", "aten::empty_strided")
-_GRADIENT_SUM_OP = "aten::add_"
+GRADIENT_SUM_OP = "aten::add_"
 SCALING_OPS = ("aten::div_", "aten::mul_")
 PRODUCT_OPS = re.compile(r"(mm|matmul|linear)$")
 """Names of the ops that multiply matrices."""
@@ -259,7 +259,7 @@ def _ends(part: _Stretch) -> tuple[int, int]:
         if _is_root_gradient(kernels[i]) and kernels[i].launch_ns >= kernels[last].issued_ns
     )  # fmt: skip
     end = next(after, len(kernels))
-    start = next((i for i, k in enumerate(kernels[:last]) if k.op_name != _GRADIENT_SUM_OP), last)
+    start = next((i for i, k in enumerate(kernels[:last]) if k.op_name != GRADIENT_SUM_OP), last)
     return start, end
 
 
@@ -308,7 +308,7 @@ class _Grads:
     def _settle_sums(self) -> None:
         """Sums right behind weight gradients belong to those."""
         if self.out and self.out[-1].kind is W:
-            summed = next((i for i, k in enumerate(self._held) if k.op_name != _GRADIENT_SUM_OP), len(self._held))
+            summed = next((i for i, k in enumerate(self._held) if k.op_name != GRADIENT_SUM_OP), len(self._held))
             self.out[-1].kernels += self._held[:summed]
             del self._held[:summed]
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.model.action import ActionKind
+from tracetool.reconstruction.actions.kernel import ACCUMULATE_NODE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -145,7 +146,7 @@ def _is_regular(kernel: Kernel) -> bool:
     """Whether every run of an action launches it: fills come and go, the first microbatch accumulates nothing."""
     known = kernel.blocks is not None or kernel.kernel_class is not None
     filled = not known and (kernel.is_collective or kernel.name.startswith("Mem"))
-    return kernel.is_compute and not filled and kernel.node_name != "AccumulateGrad"
+    return kernel.is_compute and not filled and kernel.node_name != ACCUMULATE_NODE
 
 
 def _find_repeats(patterns: Sequence[_Pattern]) -> None:
@@ -264,6 +265,6 @@ def _places(pattern: _Pattern, repeat: Repeat, *, descending: bool) -> tuple[Lay
             placed.append(regular[at])
             at += 1
             continue
-        is_fill = kernel.is_compute and kernel.node_name != "AccumulateGrad"
+        is_fill = kernel.is_compute and kernel.node_name != ACCUMULATE_NODE
         placed.append(regular[min(at, len(regular) - 1) if is_fill else max(at - 1, 0)])
     return tuple(placed)

@@ -18,6 +18,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Literal
 
+from tracetool.reconstruction.actions.kernel import ACCUMULATE_NODE
 from tracetool.reconstruction.actions.pieces import PRODUCT_OPS
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 Part = Literal["input", "weight", "recompute"]
 
-_ACCUMULATE = "AccumulateGrad"
 _VIEWS = frozenset(
     f"{name}Backward0"
     for name in ("T", "View", "UnsafeView", "Reshape", "ReshapeAlias", "Transpose", "Permute", "Expand", "ToCopy",
@@ -73,10 +73,10 @@ def feeders(nodes: Sequence[tuple[int, str]]) -> frozenset[int]:
     """
     events: set[int] = set()
     for index, (_, name) in enumerate(nodes):
-        if name != _ACCUMULATE:
+        if name != ACCUMULATE_NODE:
             continue
         at, turned = index - 1, False
-        while at >= 0 and (nodes[at][1] == _ACCUMULATE or nodes[at][1] in _VIEWS):
+        while at >= 0 and (nodes[at][1] == ACCUMULATE_NODE or nodes[at][1] in _VIEWS):
             # What lies between a linear layer and the turning of its weight's gradient is on its input's path.
             if nodes[at][1] in _VIEWS and not turned:
                 events.add(nodes[at][0])
@@ -89,7 +89,7 @@ def feeders(nodes: Sequence[tuple[int, str]]) -> frozenset[int]:
 
 def takes_gradient(name: str) -> bool:
     """Whether a node that makes the gradient of a parameter takes one that comes from the loss, and no view of it."""
-    return name != _ACCUMULATE and name not in _VIEWS
+    return name != ACCUMULATE_NODE and name not in _VIEWS
 
 
 def gradient_parts(kernels: Sequence[Kernel], weights: frozenset[int]) -> list[Part | None]:
@@ -114,7 +114,7 @@ def gradient_parts(kernels: Sequence[Kernel], weights: frozenset[int]) -> list[P
 
 def _part_of_path(kernel: Kernel) -> Part:
     """Part of a kernel whose node feeds no parameter; gradients of parameters end in ``AccumulateGrad``."""
-    if kernel.node_name == _ACCUMULATE:
+    if kernel.node_name == ACCUMULATE_NODE:
         return "weight"
     return "recompute" if kernel.is_recompute else "input"
 
