@@ -34,7 +34,9 @@ def _errors(name: str) -> dict[str, float]:
 
 def test_transfers_that_no_kernel_runs_beside_block() -> None:
     """Its ``dist.send`` and ``dist.recv`` hold the compute stream up; torch's action runtime does not wait so."""
-    assert looked_at(small("deepspeed")).pipeline.p2p == "blocking"
+    blocking = looked_at(small("deepspeed"))
+    assert blocking.pipeline.p2p == "blocking"
+    assert [f.evidence for f in blocking.findings if f.fact == "p2p"] == ["inferred"]
     assert looked_at(small("h200-pp2")).pipeline.p2p == "in-order"
     assert looked_at(run_of(SAMPLES / "h100-1f1b-annotated")).pipeline.p2p == "in-order"
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tracetool.model.schedule import Schedule
 
 P2PMode = Literal["blocking", "grouped", "in-order", "per-edge", "posted-ahead"]
-"""How transfers are issued.
+"""How transfers are issued, those that wait most first.
 
 * ``blocking``: one by one in the compute's own order: no compute runs beside a transfer (DeepSpeed's pipeline engine).
 * ``grouped``: what a rank sends and receives between a forward and a backward is one batch, for which compute waits.

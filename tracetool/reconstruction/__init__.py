@@ -345,6 +345,11 @@ def _record_findings(account: Account, pipeline: Pipeline, work: StepWork, trans
         work.placed.agreeing / max(1, work.placed.messages) if work.placed is not None else 1.0,
         "both ends of each are neighbouring stages of one microbatch" if by_messages else None,
     )  # fmt: skip
+    if pipeline.p2p == "blocking":
+        account.find(
+            "p2p", "all", "blocking: compute waits for each send and receive", "inferred", 1.0,
+            "no compute kernel ran beside any of them",
+        )  # fmt: skip
 
 
 def _check_chain(group: PipelineGroup) -> None:

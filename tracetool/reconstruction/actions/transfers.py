@@ -350,7 +350,8 @@ def _blocks_compute(ops: Sequence[P2POp], segments: Sequence[Segment]) -> bool:
     """Whether a device computed all through a step but beside none of its sends and receives, though many might."""
     import numpy as np
 
-    spans = [(op.start_ns, op.end_ns) for op in ops if op.stream is not None and op.start_ns is not None]
+    timed = (op for op in ops if op.stream is not None)
+    spans = [(op.start_ns, op.end_ns) for op in timed if op.start_ns is not None and op.end_ns is not None]
     kernels = [k for s in segments for k in s.kernels if k.is_compute and k.stream is not None]
     if len(spans) < max(_SHOWING_OPS, len(ops)) or not kernels:
         return False
