@@ -119,7 +119,7 @@ def test_without_a_compiler_it_installs_silently_and_works(tmp_path: Path) -> No
 import sys
 from tracetool.cli import run
 from tracetool.readers.chrome import compiled as json_compiled
-from tracetool.replays.native import compiled_engine
+from tracetool.replays.engine import compiled_engine
 print(json_compiled.__file__, json_compiled.available(), compiled_engine())
 sys.exit(run(["schedules"]))
 """

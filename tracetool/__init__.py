@@ -101,7 +101,7 @@ _EXPORTS = {
     "Grid": "tracetool.sweeps",
     "IngestOptions": "tracetool.ingestion",
     "Link": "tracetool.model.topology",
-    "Metrics": "tracetool.model.metrics",
+    "Metrics": "tracetool.model.timeline",
     "Pipeline": "tracetool.model.pipeline",
     "PipelineShape": "tracetool.model.schedule",
     "Price": "tracetool.sweeps",
@@ -122,7 +122,7 @@ _EXPORTS = {
     "explain": "tracetool.explanation",
     "grid": "tracetool.sweeps.asked",
     "ingest": "tracetool.ingestion.runs",
-    "measure": "tracetool.model.metrics",
+    "measure": "tracetool.model.timeline",
     "open_run": "tracetool.ingestion.runs",
     "reconstruct": "tracetool.reconstruction",
     "replay": "tracetool.replays",
@@ -148,13 +148,13 @@ if TYPE_CHECKING:
     from tracetool.ingestion.runs import open_run as open_run
     from tracetool.model.action import Action as Action
     from tracetool.model.action import ActionKind as ActionKind
-    from tracetool.model.metrics import Metrics as Metrics
-    from tracetool.model.metrics import measure as measure
     from tracetool.model.pipeline import Pipeline as Pipeline
     from tracetool.model.scenario import Scenario as Scenario
     from tracetool.model.schedule import PipelineShape as PipelineShape
     from tracetool.model.schedule import Schedule as Schedule
+    from tracetool.model.timeline import Metrics as Metrics
     from tracetool.model.timeline import Timeline as Timeline
+    from tracetool.model.timeline import measure as measure
     from tracetool.model.topology import Link as Link
     from tracetool.model.topology import Topology as Topology
     from tracetool.reconstruction import Reconstruction as Reconstruction

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from tracetool.advice import Advice, Gain, advise
 from tracetool.errors import BadTopology, ScenarioError
-from tracetool.model.metrics import measure
 from tracetool.model.scenario import Scenario
+from tracetool.model.timeline import measure
 from tracetool.model.topology import RankLink, Topology, between_ranks, parse_dc_map, parse_link
 from tracetool.replays import replay
 from tracetool.reports import RunFacts

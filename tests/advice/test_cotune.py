@@ -12,8 +12,7 @@ from helpers.recorded import SAMPLES, looked_at, run_of
 from helpers.synthetic import found, pipeline, places, scenario
 
 from tracetool.advice import advise
-from tracetool.advice.cotune import EXTRAPOLATION_ERROR_RATIO, CoTuning, OtherSizes, co_tune
-from tracetool.advice.fixed import fixed_parts
+from tracetool.advice.cotune import EXTRAPOLATION_ERROR_RATIO, CoTuning, OtherSizes, co_tune, fixed_parts
 from tracetool.costs.rescaled import MicrobatchSize, fixed_by_fit, with_batch
 from tracetool.errors import ScenarioError
 from tracetool.model.action import ActionKind

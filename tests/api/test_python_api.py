@@ -19,8 +19,7 @@ from helpers.recorded import ROOT, SAMPLES, derived
 import tracetool as tt
 from tracetool.cli import run as command
 from tracetool.errors import BadTopology, ScenarioError, StoreError, UnknownName
-from tracetool.model.action import ActionKind
-from tracetool.model.collective import CollectiveUse
+from tracetool.model.action import ActionKind, CollectiveUse
 from tracetool.model.pipeline import TailPart
 from tracetool.tables.run import TABLES
 
@@ -67,7 +66,7 @@ import tracetool.cli.replay, tracetool.reports.columnar
 import tracetool as tt
 for name in {clash}:
     assert callable(getattr(tt, name)), name
-import tracetool.ingestion.work, tracetool.replays.engine, tracetool.sweeps.grid
+import tracetool.ingestion.executors, tracetool.replays.engine, tracetool.sweeps.grid
 from tracetool.replays import engine
 assert callable(tt.replay) and engine.__name__ == "tracetool.replays.engine"
 from tracetool import sweep, replay

@@ -13,7 +13,7 @@ import pytest
 from helpers.recorded import ROOT
 from msgspec.structs import asdict, replace
 
-from tracetool.baselines.history import add_report, read_history
+from tracetool.baselines import add_report, read_history
 from tracetool.cli import run
 from tracetool.errors import AlreadyExists, SchemaVersion, StoreError
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracetool.baselines.trend import PRICE, last_step, pieces
+from tracetool.baselines.trends import PRICE, last_step, pieces
 
 
 def test_a_step_is_found_where_it_is() -> None:

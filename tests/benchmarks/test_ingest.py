@@ -32,7 +32,7 @@ _OURS = """
 import resource, sys, time
 from pathlib import Path
 from tracetool.ingestion import IngestOptions, ingest
-import tracetool.readers.kineto.reader, pyarrow.parquet, pyarrow.compute
+import tracetool.readers.kineto, pyarrow.parquet, pyarrow.compute
 def cpu():
     own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime

@@ -18,7 +18,7 @@ from tracetool.model.schedule import PipelineShape
 from tracetool.model.topology import Topology
 from tracetool.replays.compiled import Compiled
 from tracetool.replays.engine import run
-from tracetool.replays.slowdown import Slowdown
+from tracetool.replays.flow import Slowdown
 from tracetool.replays.sweeping import Durations
 from tracetool.schedules import build_schedule
 

@@ -15,7 +15,7 @@ import pytest
 from helpers.synthetic import pipeline
 
 from tracetool.model.load import SustainedLoad
-from tracetool.model.metrics import measure
+from tracetool.model.timeline import measure
 from tracetool.model.topology import Topology
 from tracetool.replays import replay
 from tracetool.schedules import build_schedule

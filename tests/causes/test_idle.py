@@ -17,17 +17,16 @@ from tracetool.causes import idle_by_cause, idle_intervals, idles_of, mean_by_ca
 from tracetool.causes.cause import Cause
 from tracetool.errors import ScheduleDeadlock, UnsupportedShape
 from tracetool.model.action import ActionKind
-from tracetool.model.metrics import measure
 from tracetool.model.pipeline import P2P_MODES, ActionCost, Pipeline, RankProfile, StageProfile
 from tracetool.model.scenario import LINK_SHARINGS, Scenario
-from tracetool.model.timeline import Op, Timeline, Transfer
+from tracetool.model.timeline import Op, Timeline, Transfer, measure
 from tracetool.model.topology import Link, Topology
 from tracetool.replays import Replayed, replay
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.causes.idle import Idle
+    from tracetool.causes.cause import Idle
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.schedule import Schedule
 

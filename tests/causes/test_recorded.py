@@ -10,13 +10,13 @@ from helpers.recorded import SAMPLES, data, looked_at, rebuilt, run_of, small
 
 from tracetool.causes import critical_path, idle_intervals, idles_of
 from tracetool.causes.cause import Cause
-from tracetool.model.metrics import measure
 from tracetool.model.scenario import Scenario
+from tracetool.model.timeline import measure
 from tracetool.model.topology import Topology
 from tracetool.replays import replay
 
 if TYPE_CHECKING:
-    from tracetool.causes.idle import Idle
+    from tracetool.causes.cause import Idle
     from tracetool.reconstruction import Reconstruction
     from tracetool.replays import Replayed
 

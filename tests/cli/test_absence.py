@@ -15,7 +15,7 @@ from tracetool.errors import NoDeviceActivity, NoPipeline
 from tracetool.ingestion import ingest
 from tracetool.ingestion.runs import ingest as ingest_whole
 from tracetool.reconstruction import reconstruct
-from tracetool.reports.recording.gaps import find_gaps
+from tracetool.reports.recording.findings import find_gaps
 from tracetool.reports.recording.summary import run_summary
 
 if TYPE_CHECKING:

@@ -216,12 +216,12 @@ def test_a_change_of_a_few_microbatches_is_told(capsys: pytest.CaptureFixture[st
 
 def test_many_microbatches_of_few_steps_are_tested_quickly(base: Path) -> None:
     """Strata beyond two dozen are approximated; the exact and the approximate chance agree where both can be had."""
-    from tracetool.comparison import rank_test
+    from tracetool.comparison import verdict
 
     draws = [([float(n % 7), float(n % 5), 9.0], [float(n % 11) + 1, float(n % 3), 4.0]) for n in range(24)]
-    exact = rank_test.stratified_p(draws)
-    assert rank_test._approximate_strata(draws) == pytest.approx(exact, abs=0.01)
-    assert 0 < rank_test.stratified_p(copy.copy(draws) * 50) < 1
+    exact = verdict.stratified_p(draws)
+    assert verdict._approximate_strata(draws) == pytest.approx(exact, abs=0.01)
+    assert 0 < verdict.stratified_p(copy.copy(draws) * 50) < 1
 
 
 def test_other_devices_are_other_work(capsys: pytest.CaptureFixture[str], base: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from helpers.recorded import SAMPLES
 
 import tracetool
 from tracetool.cli import cli, run
-from tracetool.cli.flags import flags_of
+from tracetool.cli.output import flags_of
 from tracetool.errors import BadTopology, Option, flags_now, typed_as
 from tracetool.model.topology import parse_link
 
@@ -30,7 +30,7 @@ COMMAND = re.compile(r"\b(?:tracetool|pip|msprof)\b[^'`]*")
 # Properties of a style sheet; and what is declared once for all faces: the map of schemas, what a
 # schedule is in short, comments of columns.
 KEPT = {
-    "reports/html/idle.py": {"--angle", "--line-of", "--tint"},
+    "reports/html/sections.py": {"--angle", "--line-of", "--tint"},
     "reports/schemas.py": {"--config", "--save"},
     "schedules/library/interleaved.py": {"--group"},
     "tables/run.py": {"--keep", "--run"},

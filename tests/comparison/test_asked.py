@@ -13,13 +13,12 @@ import pytest
 from helpers.comparing import as_json, report, sample
 from helpers.recorded import h100, rebuilt
 
-from tracetool.baselines.history import add_report, read_history
+from tracetool.baselines import add_report, read_history
 from tracetool.cli import run
-from tracetool.cli.other_recordings import borrow_memory, borrow_slowdown
+from tracetool.cli.recordings import borrow_memory, borrow_slowdown
 from tracetool.comparison.report import ChoiceInfo, TakenInfo
 from tracetool.explanation import explain
-from tracetool.model.choice import Choice, Taken
-from tracetool.model.scenario import Scenario
+from tracetool.model.scenario import Choice, Scenario, Taken
 from tracetool.model.topology import Link, Topology
 from tracetool.reports import RunFacts
 from tracetool.reports.answer.json import scenario_info

@@ -10,12 +10,11 @@ from helpers import synthetic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracetool.comparison.attribution import attribute
+from tracetool.comparison.attribution import EVERYTHING, ORDER, Part, attribute
 from tracetool.comparison.causes import Sides, causes_of
-from tracetool.comparison.parts import EVERYTHING, ORDER, Part
-from tracetool.comparison.whole import whole_contributions
-from tracetool.model.metrics import measure
+from tracetool.comparison.values import whole_contributions
 from tracetool.model.scenario import Scenario
+from tracetool.model.timeline import measure
 from tracetool.replays import replay
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracetool.comparison import rank_test
-from tracetool.comparison.rank_test import (
+from tracetool.comparison import verdict
+from tracetool.comparison.verdict import (
     further_apart_than_steps,
     least_p,
     least_stratified_p,
@@ -84,7 +84,7 @@ def test_values_are_dealt_out_within_their_stratum_only(strata: list[tuple[list[
 def test_the_approximation_is_close_to_what_is_counted_out(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = [i * 1.0 for i in range(25)], [i // 2 + 6.0 for i in range(25)]
     counted = [two_sided_p(first, second), two_sided_p(first, first[:20])]
-    monkeypatch.setattr(rank_test, "_MOST_EXACT", 0)
+    monkeypatch.setattr(verdict, "_MOST_EXACT", 0)
     assert [two_sided_p(first, second), two_sided_p(first, first[:20])] == pytest.approx(counted, rel=0.05)
     same = [1.0] * 30
     assert two_sided_p(same, same) == 1.0

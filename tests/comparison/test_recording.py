@@ -14,9 +14,9 @@ from tracetool.comparison import compare
 from tracetool.comparison.sides import side_of
 from tracetool.comparison.values import Key
 from tracetool.ingestion.recording import Recording, make_recording, pipeline_of
-from tracetool.model.metrics import measure
 from tracetool.model.notice import NoticeCode
 from tracetool.model.scenario import Scenario
+from tracetool.model.timeline import measure
 from tracetool.model.topology import Link, Topology
 from tracetool.replays import replay
 from tracetool.reports import RunFacts

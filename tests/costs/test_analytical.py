@@ -7,12 +7,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from tracetool.costs.analytical import A100, Accelerator, Training, analytical_pipeline
-from tracetool.costs.transformer import LLAMA_2_13B, LLAMA_2_70B, Recompute, Transformer
+from tracetool.costs.analytical import (
+    A100,
+    LLAMA_2_13B,
+    LLAMA_2_70B,
+    Accelerator,
+    Recompute,
+    Training,
+    Transformer,
+    analytical_pipeline,
+)
 from tracetool.errors import ScenarioError
 from tracetool.model.action import ActionKind
-from tracetool.model.metrics import measure
 from tracetool.model.scenario import Scenario
+from tracetool.model.timeline import measure
 from tracetool.replays import replay
 from tracetool.schedules import build_schedule
 

@@ -9,11 +9,11 @@ import pytest
 from helpers.recorded import rebuilt
 from helpers.synthetic import pipeline
 
-from tracetool.costs.at_rest import ranks_at_rest
+from tracetool.costs.recut import ranks_at_rest
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape
 from tracetool.replays import replay
-from tracetool.replays.stages import stages_for
+from tracetool.replays.evaluation import stages_for
 from tracetool.schedules import build_schedule
 from tracetool.whatif.answer import answer
 

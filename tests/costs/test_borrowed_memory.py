@@ -11,9 +11,9 @@ from helpers.synthetic import found, pipeline, places, replayed
 from tracetool.costs.borrowed import with_memory_of
 from tracetool.costs.recut import recut
 from tracetool.errors import ScenarioError
-from tracetool.model.metrics import measure
 from tracetool.model.pipeline import LayerCosts, Pipeline
 from tracetool.model.scenario import Scenario
+from tracetool.model.timeline import measure
 from tracetool.replays import replay
 from tracetool.whatif.answer import answer
 

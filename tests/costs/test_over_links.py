@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from tracetool.costs.over_links import over_links
 from tracetool.errors import BadTopology, ScenarioError
-from tracetool.model.action import ActionKind
-from tracetool.model.collective import CollectiveUse
+from tracetool.model.action import ActionKind, CollectiveUse
 from tracetool.model.notice import NoticeCode
 from tracetool.model.pipeline import TailPart
 from tracetool.model.scenario import LINK_SHARINGS, LinkSharing, Scenario

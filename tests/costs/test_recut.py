@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tracetool.costs.recut import recut
 from tracetool.errors import UnsupportedShape
 from tracetool.model.action import ActionKind
-from tracetool.model.metrics import measure
 from tracetool.model.pipeline import ActionCost, Costs, LayerCosts, Pipeline
 from tracetool.model.scenario import Scenario
+from tracetool.model.timeline import measure
 from tracetool.replays import replay
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import atheris
 with atheris.instrument_imports(include=["tracetool.readers"]):
     from tracetool.errors import TraceToolError
     from tracetool.readers import Source, SourceReport
-    from tracetool.readers.kineto.reader import KinetoReader
+    from tracetool.readers.kineto import KinetoReader
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="tracetool-fuzz-"))
 _SCANNERS = ("plain", "compiled")

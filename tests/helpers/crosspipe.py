@@ -9,9 +9,9 @@ from helpers.synthetic import places, scenario
 
 from tracetool.errors import ScheduleDeadlock
 from tracetool.model.action import ActionKind
-from tracetool.model.metrics import measure
 from tracetool.model.pipeline import P2P_MODES, ActionCost, Pipeline, RankProfile, StageProfile
 from tracetool.model.schedule import PipelineShape
+from tracetool.model.timeline import measure
 from tracetool.replays import replay
 from tracetool.schedules import build_schedule
 from tracetool.schedules.problem import Hop, Problem, StageCosts

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from helpers import synthetic
 
-from tracetool.causes.cause import Cause
-from tracetool.causes.idle import Idle
-from tracetool.model.metrics import measure
+from tracetool.causes.cause import Cause, Idle
 from tracetool.model.scenario import Scenario
+from tracetool.model.timeline import measure
 from tracetool.replays import replay
 from tracetool.replays.scenarios import replay_many
 from tracetool.reports.picture import STYLE

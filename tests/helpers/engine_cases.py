@@ -15,7 +15,7 @@ from tracetool.model.pipeline import P2P_MODES
 from tracetool.model.schedule import PipelineShape
 from tracetool.model.topology import Link, Topology
 from tracetool.replays.compiled import Compiled
-from tracetool.replays.slowdown import Slowdown
+from tracetool.replays.flow import Slowdown
 from tracetool.schedules import build_schedule
 
 if TYPE_CHECKING:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from tracetool.model.metrics import measure
+from tracetool.model.timeline import measure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.causes.cause import Cause
-    from tracetool.causes.idle import Idle
+    from tracetool.causes.cause import Cause, Idle
     from tracetool.model.timeline import Timeline
 
 

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from tracetool.model.metrics import measure
 from tracetool.model.scenario import Scenario
-from tracetool.model.timeline import RankOp
+from tracetool.model.timeline import RankOp, measure
 from tracetool.replays import replay
 from tracetool.store.run import Run, RunWriter
 from tracetool.tables.run import TABLES

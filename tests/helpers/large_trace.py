@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from tracetool.readers.files.byte_stream import ByteStream
+from tracetool.readers.files import ByteStream
 
 if TYPE_CHECKING:
     from pathlib import Path

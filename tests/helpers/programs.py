@@ -11,7 +11,7 @@ from tracetool.replays.placing import place
 if TYPE_CHECKING:
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.schedule import Schedule
-    from tracetool.replays.program import Message
+    from tracetool.replays.flow import Message
 
 
 class Post(NamedTuple):

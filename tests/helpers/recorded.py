@@ -18,7 +18,7 @@ from tracetool.ingestion import ingest, write_run
 from tracetool.ingestion.runs import derive
 from tracetool.model.notice import Notice
 from tracetool.reconstruction import Reconstruction, reconstruct
-from tracetool.reconstruction.capture.account import Account, Finding
+from tracetool.reconstruction.capture import Account, Finding
 from tracetool.store.run import Run
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tracetool.model.action import ActionKind
-from tracetool.model.metrics import measure
 from tracetool.model.pipeline import ActionCost, Pipeline, RankProfile, StageProfile, TailPart
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape
+from tracetool.model.timeline import measure
 from tracetool.model.topology import Link, Topology
 from tracetool.reconstruction import Reconstruction
 from tracetool.replays import Replayed, replay

@@ -17,7 +17,7 @@ from tracetool.ingestion.executors import available_memory_bytes
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tracetool.ingestion.work import SourceOutcome
+    from tracetool.ingestion.executors import SourceOutcome
     from tracetool.store.run import Run
 
 TABLES = ("sources", "ranks", "groups", "steps", "events", "comms", "memory", "problems")

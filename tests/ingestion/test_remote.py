@@ -11,7 +11,7 @@ from tracetool.cli import run as command
 from tracetool.errors import AlreadyExists, BadQuery, IngestError
 from tracetool.ingestion import ingest
 from tracetool.ingestion.runs import derive
-from tracetool.store.paths import as_path, remove_tree
+from tracetool.store import as_path, remove_tree
 from tracetool.store.run import Run
 
 if TYPE_CHECKING:

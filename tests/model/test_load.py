@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from tracetool.model.action import ActionKind
 from tracetool.model.load import KNOWN_LOADS, SustainedLoad, known_load
 from tracetool.model.scenario import Scenario
-from tracetool.reconstruction.actions.kernel import Kernel
-from tracetool.reconstruction.actions.work import Segment
-from tracetool.reconstruction.capture.account import Account
+from tracetool.reconstruction.actions import Kernel, Segment
+from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.closeup.action_view import ActionView
 from tracetool.reconstruction.closeup.contention import Device
 from tracetool.reconstruction.closeup.uncontended import take_slowdown_out

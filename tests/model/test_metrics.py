@@ -22,7 +22,7 @@ for name in ("OF_STEP", "IN_REPORTS"):
     setattr(metrics, name, (*getattr(metrics, name), "toy_ns"))
 metrics.OF_REPLAY = (*metrics.IN_REPORTS, "cross_dc_bubble_ns")
 
-from tracetool.model.metrics import Metrics
+from tracetool.model.timeline import Metrics
 Metrics.toy_ns = property(lambda self: 2 * self.step_ns)
 
 import tracetool as tt

@@ -16,7 +16,7 @@ from helpers.peak_memory import ingest_peak_mb
 
 from tracetool.errors import IngestError
 from tracetool.ingestion import IngestOptions, discover, ingest
-from tracetool.readers.files.byte_stream import Archive, ByteStream
+from tracetool.readers.files import Archive, ByteStream
 from tracetool.readers.files.tar_stream import TarStream
 
 if TYPE_CHECKING:

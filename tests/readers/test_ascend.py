@@ -19,7 +19,7 @@ import pytest
 
 from tracetool.ingestion import discover, ingest
 from tracetool.readers import Identity, SourceReport
-from tracetool.readers.ascend.reader import READER
+from tracetool.readers.ascend import READER
 from tracetool.readers.cann.comms import group_hash
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ import pytest
 from tracetool.errors import MalformedTrace
 from tracetool.ingestion import discover
 from tracetool.readers import READERS, SourceReport
-from tracetool.readers.cann.salvage import operations
+from tracetool.readers.cann import operations
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "ascend-1f1b"
 OUTPUT = "ASCEND_PROFILER_OUTPUT"

@@ -16,7 +16,7 @@ from helpers.recorded import SAMPLES, data
 
 from tracetool.ingestion import ingest
 from tracetool.readers import Identity, SourceReport
-from tracetool.readers.ascend.reader import READER
+from tracetool.readers.ascend import READER
 
 if TYPE_CHECKING:
     from pathlib import Path

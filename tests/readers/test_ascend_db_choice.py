@@ -16,7 +16,7 @@ from helpers.recorded import SAMPLES, data
 from tracetool.errors import MissingRank
 from tracetool.ingestion import discover
 from tracetool.readers import Source, SourceReport
-from tracetool.readers.ascend.reader import READER
+from tracetool.readers.ascend import READER
 
 SAMPLE = SAMPLES / "ascend-1f1b" / "rank_1_ascend_pt"
 DATABASE = "ascend_pytorch_profiler_1.db"

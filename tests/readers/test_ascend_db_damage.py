@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tracetool.errors import MalformedTrace
 from tracetool.ingestion import discover
 from tracetool.readers import SourceReport
-from tracetool.readers.ascend.reader import READER
+from tracetool.readers.ascend import READER
 from tracetool.readers.cann.db import opened, whole
 
 if TYPE_CHECKING:

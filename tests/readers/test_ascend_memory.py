@@ -13,7 +13,7 @@ from helpers.ascend_capture import OUTPUT, simple
 from helpers.recorded import data
 from readers.ascend_reading import Read, read_only
 
-from tracetool.readers.ascend.reader import READER
+from tracetool.readers.ascend import READER
 
 if TYPE_CHECKING:
     from pathlib import Path

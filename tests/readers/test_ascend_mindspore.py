@@ -11,7 +11,7 @@ from helpers.recorded import data
 from readers.ascend_reading import find, read_only
 
 from tracetool.ingestion import discover
-from tracetool.readers.ascend.reader import READER
+from tracetool.readers.ascend import READER
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ import pytest
 from helpers.recorded import data
 
 from tracetool.ingestion import ingest
-from tracetool.reports.recording.gaps import find_gaps
+from tracetool.reports.recording.findings import find_gaps
 
 if TYPE_CHECKING:
     from tracetool.store.run import Run

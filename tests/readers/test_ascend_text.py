@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tracetool.readers import SourceReport
-from tracetool.readers.cann.text import csv_header, csv_records, csv_rows
+from tracetool.readers.cann import csv_header, csv_records, csv_rows
 
 if TYPE_CHECKING:
     from pathlib import Path

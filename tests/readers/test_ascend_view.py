@@ -15,7 +15,7 @@ import pytest
 from helpers.recorded import data
 from readers.ascend_reading import Read, read_only
 
-from tracetool.readers.ascend.reader import READER
+from tracetool.readers.ascend import READER
 
 DDP = "ascend/Ascend+msinsight/test/data/pytorch/text/level1"
 OUTPUT = "ASCEND_PROFILER_OUTPUT"

@@ -11,12 +11,12 @@ from helpers.peak_memory import ingest_peak_mb
 
 from tracetool.ingestion import IngestOptions, ingest
 from tracetool.readers import SourceReport
+from tracetool.readers.chrome import Field
 from tracetool.readers.chrome import scan as json_scan
-from tracetool.readers.chrome.around import head_facts
-from tracetool.readers.chrome.columns import Field
 from tracetool.readers.chrome.compiled import event_scanner
+from tracetool.readers.chrome.members import head_facts
 from tracetool.readers.chrome.scan import ChromeTrace
-from tracetool.readers.files.byte_stream import ByteStream
+from tracetool.readers.files import ByteStream
 from tracetool.readers.kineto import rows as kineto_rows
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from helpers.event_reference import CLOSED, DECLINED, MORE, Found, as_found, find
 
-from tracetool.readers.chrome.columns import Field
+from tracetool.readers.chrome import Field
 from tracetool.readers.chrome.compiled import CompiledScanner, Kind
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from helpers.recorded import data
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracetool.readers.chrome.columns import Field
+from tracetool.readers.chrome import Field
 from tracetool.readers.chrome.compiled import CompiledScanner, Kind
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import pytest
 from helpers.event_reference import CLOSED, DECLINED, MORE, Found, as_found, find
 from helpers.event_soup import crowd
 
-from tracetool.readers.chrome.columns import Field
+from tracetool.readers.chrome import Field
 from tracetool.readers.chrome.compiled import CompiledScanner, Kind
 
 if TYPE_CHECKING:

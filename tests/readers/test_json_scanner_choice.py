@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracetool.errors import TraceToolError, UnknownName
-from tracetool.readers.chrome.columns import Field, Scanner
+from tracetool.readers.chrome import Field, Scanner
 from tracetool.readers.chrome.compiled import CompiledScanner, available
 from tracetool.readers.chrome.plain import PlainScanner
 

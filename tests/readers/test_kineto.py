@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tracetool.errors import IngestError
 from tracetool.ingestion import ingest
-from tracetool.readers.chrome.columns import nanoseconds_of
+from tracetool.readers.chrome import nanoseconds_of
 from tracetool.readers.chrome.compiled import CompiledScanner
 from tracetool.readers.chrome.plain import PlainScanner
 from tracetool.readers.files import spill

@@ -21,7 +21,7 @@ from tracetool.errors import DuplicateRank, IngestError, MalformedTrace, Missing
 from tracetool.ingestion import IngestOptions, discover, ingest
 from tracetool.ingestion.runs import derive
 from tracetool.model.notice import NoticeCode
-from tracetool.readers.memory_snapshot.reader import READER
+from tracetool.readers.memory_snapshot import READER
 from tracetool.reconstruction import reconstruct
 
 if TYPE_CHECKING:

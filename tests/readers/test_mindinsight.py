@@ -20,7 +20,7 @@ from helpers.recorded import ROOT, data, run_of
 from tracetool.errors import MalformedTrace, MissingRank
 from tracetool.ingestion import discover
 from tracetool.readers import READERS, SourceReport
-from tracetool.readers.mindinsight.reader import READER
+from tracetool.readers.mindinsight import READER
 
 if TYPE_CHECKING:
     from pathlib import Path

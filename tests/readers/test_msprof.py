@@ -13,7 +13,7 @@ from helpers.recorded import data
 from readers.ascend_reading import find, read_only
 
 from tracetool.ingestion import discover, ingest
-from tracetool.readers.msprof.reader import READER
+from tracetool.readers.msprof import READER
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from readers.ascend_reading import find, read_source
 
-from tracetool.readers.msprof.reader import READER
+from tracetool.readers.msprof import READER
 
 if TYPE_CHECKING:
     from pathlib import Path

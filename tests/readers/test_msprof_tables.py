@@ -12,7 +12,7 @@ import pytest
 from readers.ascend_reading import find, read_only, read_source
 
 from tracetool.readers.cann.comms import group_hash
-from tracetool.readers.msprof.reader import READER
+from tracetool.readers.msprof import READER
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,7 +22,7 @@ from helpers.recorded import ROOT, data, run_of
 from tracetool.ingestion import discover
 from tracetool.model.action import Action
 from tracetool.readers import READERS
-from tracetool.readers.ndtimeline.reader import READER
+from tracetool.readers.ndtimeline import READER
 
 if TYPE_CHECKING:
     from pathlib import Path

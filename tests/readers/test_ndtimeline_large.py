@@ -9,17 +9,17 @@ from helpers.labelled import job, ndtimeline_events, write_events
 
 from tracetool.readers import SourceReport
 from tracetool.readers.chrome.scan import ChromeTrace
+from tracetool.readers.ndtimeline import READER
 from tracetool.readers.ndtimeline import chrome as ndtimeline_chrome
 from tracetool.readers.ndtimeline import rows as ndtimeline_rows
-from tracetool.readers.ndtimeline.reader import READER
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
 
-    from tracetool.readers.chrome.columns import Scanner
-    from tracetool.readers.files.byte_stream import ByteStream
+    from tracetool.readers.chrome import Scanner
+    from tracetool.readers.files import ByteStream
 
 
 def read(path: Path) -> dict[str, list[list[dict[str, Any]]]]:

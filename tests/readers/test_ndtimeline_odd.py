@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from tracetool.errors import DuplicateRank, MalformedTrace
 from tracetool.ingestion import discover, ingest
 from tracetool.readers import FilePlace, SourceReport
-from tracetool.readers.ndtimeline.names import NamedMessage, messages_of
-from tracetool.readers.ndtimeline.reader import READER
+from tracetool.readers.ndtimeline import READER
+from tracetool.readers.ndtimeline.layout import NamedMessage, messages_of
 from tracetool.readers.ndtimeline.table import seconds_ns
 
 Table = list[dict[str, Any]]

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracetool.ingestion import ingest
-from tracetool.readers.files.repeats import Repeats
+from tracetool.readers.files.spill import Repeats
 from tracetool.reconstruction import reconstruct
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from tracetool.errors import IngestError, MalformedTrace
 from tracetool.ingestion import IngestOptions, ingest
 from tracetool.readers import SourceReport
-from tracetool.readers.chrome.columns import Field
+from tracetool.readers.chrome import Field
 from tracetool.readers.chrome.compiled import event_scanner
 from tracetool.readers.chrome.scan import ChromeTrace
-from tracetool.readers.files.byte_stream import ByteStream
+from tracetool.readers.files import ByteStream
 
 FIELDS = (Field("ph", "text"), Field("cat", "text"), Field("name", "text"), Field("ts", "time"), Field("dur", "time"))
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from tracetool.errors import MalformedTrace
 from tracetool.readers import Source, SourceReport
-from tracetool.readers.kineto.reader import KinetoReader
+from tracetool.readers.kineto import KinetoReader
 
 if TYPE_CHECKING:
     import pyarrow as pa

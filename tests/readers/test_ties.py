@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from tracetool.readers import SourceReport
-from tracetool.readers.kineto.assign import most_frequent
-from tracetool.readers.kineto.unread import record_unread
+from tracetool.readers.kineto import record_unread
+from tracetool.readers.kineto.census import most_frequent
 
 
 def test_kinds_met_equally_often_are_named_by_the_alphabet() -> None:

@@ -14,7 +14,7 @@ from helpers.recorded import data
 from readers.ascend_reading import find, read_only, read_source
 
 from tracetool.errors import MalformedTrace
-from tracetool.readers.vendor.reader import READER
+from tracetool.readers.vendor import READER
 
 if TYPE_CHECKING:
     from pathlib import Path

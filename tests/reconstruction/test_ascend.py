@@ -10,9 +10,8 @@ from helpers.recorded import SAMPLES, data, looked_at, run_of
 
 from tracetool.ingestion import ingest
 from tracetool.model.action import ActionKind
-from tracetool.model.metrics import measure
 from tracetool.model.scenario import Scenario
-from tracetool.model.timeline import RankOp
+from tracetool.model.timeline import RankOp, measure
 from tracetool.reconstruction import Reconstruction, reconstruct
 from tracetool.replays import replay
 

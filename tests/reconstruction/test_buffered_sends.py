@@ -6,7 +6,7 @@ import pytest
 from helpers.recorded import data, looked_at, rebuilt, run_of
 
 from tracetool.reconstruction.actions.transfers import buffers_sends
-from tracetool.reconstruction.capture.account import Account
+from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.capture.clocks import Clock, Clocks
 from tracetool.reconstruction.capture.messages import P2POp, PairedMessage
 

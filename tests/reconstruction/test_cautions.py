@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracetool.model.action import ActionKind
+from tracetool.reconstruction.actions import Kernel, RankWork, Segment
 from tracetool.reconstruction.actions.cautions import bare_ns, beside_ns
-from tracetool.reconstruction.actions.kernel import Kernel
-from tracetool.reconstruction.actions.work import RankWork, Segment
 
 Spans = list[tuple[int, int]]
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)).map(lambda s: (s[0], s[0] + s[1])), max_size=6)

@@ -9,11 +9,11 @@ from helpers.notices import codes, texts
 from helpers.other_clock import with_other_clocks
 from helpers.recorded import data, h100, rebuilt, run_of, small
 
-from tracetool.model.metrics import measure
 from tracetool.model.notice import NoticeCode
 from tracetool.model.scenario import Scenario
+from tracetool.model.timeline import measure
 from tracetool.reconstruction import Reconstruction, reconstruct
-from tracetool.reconstruction.capture.account import Account
+from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.capture.clocks import NOISE_NS, find_clocks
 from tracetool.reconstruction.capture.messages import P2POp, PairedMessage
 from tracetool.reconstruction.capture.survey import survey_run

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracetool.model.action import ActionKind
-from tracetool.reconstruction.actions.kernel import Kernel
+from tracetool.reconstruction.actions import Kernel
 from tracetool.reconstruction.closeup.contention import Sample, learn_alone, pieces, resident
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD

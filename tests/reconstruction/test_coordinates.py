@@ -17,11 +17,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tracetool.errors import MissingRank, NoPipeline
-from tracetool.model.metrics import measure
 from tracetool.model.notice import NoticeCode
 from tracetool.model.scenario import Scenario
+from tracetool.model.timeline import measure
 from tracetool.reconstruction import reconstruct
-from tracetool.reconstruction.capture.account import UNCHECKED, Account
+from tracetool.reconstruction.capture import UNCHECKED, Account
 from tracetool.reconstruction.capture.coordinates import find_coordinates
 from tracetool.reconstruction.capture.groups import find_pipelines
 from tracetool.reconstruction.capture.process_groups import dimension_of, read_groups, spans_context

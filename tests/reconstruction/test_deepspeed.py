@@ -10,8 +10,8 @@ from helpers.recorded import ROOT, SAMPLES, looked_at, run_of, small
 
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import NoticeCode
-from tracetool.reconstruction.actions.accumulation import join_accumulation
-from tracetool.reconstruction.actions.kernel import Kernel
+from tracetool.reconstruction.actions import Kernel
+from tracetool.reconstruction.actions.beside_autograd import join_accumulation
 from tracetool.reconstruction.actions.pieces import Piece
 from tracetool.validation import Sources, validate
 from tracetool.validation.measured import read_measurements

@@ -15,8 +15,8 @@ from helpers.recorded import SAMPLES, h100, looked_at, rebuilt, run_of
 
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import NoticeCode
-from tracetool.reconstruction.actions.labels import parse_label
-from tracetool.schedules.recognise import recognise
+from tracetool.reconstruction.actions.kernels import parse_label
+from tracetool.schedules.names import recognise
 
 if TYPE_CHECKING:
     from tracetool.reconstruction import Reconstruction

@@ -17,18 +17,18 @@ from tracetool.errors import ReconstructError
 from tracetool.model.action import Action, ActionKind
 from tracetool.model.schedule import PipelineShape
 from tracetool.reconstruction import reconstruct
-from tracetool.reconstruction.actions.kernel import Kernel
+from tracetool.reconstruction.actions import Kernel
 from tracetool.reconstruction.actions.pieces import Piece
 from tracetool.reconstruction.actions.placement import PlacedPieces, RankTrail, place
-from tracetool.reconstruction.capture.account import Account
+from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.capture.messages import P2POp, PairedMessage, match_messages
 from tracetool.reconstruction.capture.survey import Survey, survey_run
 from tracetool.schedules import build_schedule
-from tracetool.schedules.recognise import best_fit
+from tracetool.schedules.names import best_fit
 
 if TYPE_CHECKING:
     from tracetool.model.schedule import Schedule
-    from tracetool.reconstruction.actions.work import Segment
+    from tracetool.reconstruction.actions import Segment
     from tracetool.store.run import Run
 
 F, B, INPUT, W = (ActionKind(code) for code in "FBIW")

@@ -9,7 +9,7 @@ from helpers.notices import codes
 from helpers.recorded import data, rebuilt
 
 from tracetool.model.notice import NoticeCode
-from tracetool.reconstruction.closeup.host_gaps import HOST_BOUND, gap_shares, notes_on_gaps
+from tracetool.reconstruction.closeup.slowdown import HOST_BOUND, gap_shares, notes_on_gaps
 
 
 def _shares(name: str) -> dict[tuple[int, str], float]:

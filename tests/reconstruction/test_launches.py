@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import NoticeCode
-from tracetool.reconstruction.actions.kernel import Kernel
-from tracetool.reconstruction.actions.work import Segment
-from tracetool.reconstruction.capture.account import Account
+from tracetool.reconstruction.actions import Kernel, Segment
+from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.capture.messages import P2POp
 from tracetool.reconstruction.closeup.launches import SYNCHRONISATIONS, Waits, find_launches, mostly_waits, turns_of
 

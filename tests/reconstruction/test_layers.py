@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracetool.model.action import ActionKind
-from tracetool.reconstruction.actions.kernel import Kernel
-from tracetool.reconstruction.actions.work import Segment
+from tracetool.reconstruction.actions import Kernel, Segment
 from tracetool.reconstruction.closeup.layers import AFTER, AHEAD, find_layers, longest_repeat
 
 if TYPE_CHECKING:

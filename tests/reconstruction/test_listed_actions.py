@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from helpers.recorded import data, looked_at, run_of
 
-from tracetool.model.metrics import measure
 from tracetool.model.scenario import Scenario
+from tracetool.model.timeline import measure
 from tracetool.replays import replay
-from tracetool.schedules.recognise import recognise
+from tracetool.schedules.names import recognise
 
 JOB = ("torch", "ByteDance-Seed+StragglerAnalysis", "trace-ST.parquet")
 

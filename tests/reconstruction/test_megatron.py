@@ -12,8 +12,8 @@ from tracetool.errors import NoPipeline
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction import reconstruct
-from tracetool.reconstruction.memory.memory import adds_at_once
-from tracetool.schedules.recognise import recognise
+from tracetool.reconstruction.memory import adds_at_once
+from tracetool.schedules.names import recognise
 
 
 def test_interleaved_stages_whose_loss_is_scaled_apart_from_its_forward_are_read() -> None:

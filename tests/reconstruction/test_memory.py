@@ -17,11 +17,11 @@ from helpers.recorded import SAMPLES, data, h100, looked_at, rebuilt, run_of
 from tracetool.ingestion import ingest
 from tracetool.ingestion.runs import derive
 from tracetool.model.action import ActionKind
-from tracetool.model.metrics import measure
 from tracetool.model.notice import NoticeCode
 from tracetool.model.scenario import Scenario
+from tracetool.model.timeline import measure
 from tracetool.reconstruction import reconstruct
-from tracetool.reconstruction.capture.account import Account
+from tracetool.reconstruction.capture import Account
 from tracetool.replays import replay
 from tracetool.schedules import build_schedule
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracetool.model.action import ActionKind
-from tracetool.reconstruction.actions.work import Segment
+from tracetool.reconstruction.actions import Segment
 from tracetool.reconstruction.memory.actions import HostSpan, memory_by_action
 from tracetool.reconstruction.memory.boundaries import by_device_times
 from tracetool.reconstruction.memory.log import Log

@@ -11,12 +11,12 @@ from helpers.notices import texts
 from tracetool.errors import UnmatchedTransfer
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import NoticeCode
-from tracetool.reconstruction.actions.message_times import check_times
+from tracetool.reconstruction.actions import RankWork, Segment
+from tracetool.reconstruction.actions.cautions import check_times
 from tracetool.reconstruction.actions.transfers import StageOp, messages_of_step
-from tracetool.reconstruction.actions.work import RankWork, Segment
-from tracetool.reconstruction.capture.account import Account
+from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.capture.messages import P2POp, match_messages
-from tracetool.reconstruction.steps.steps import Step
+from tracetool.reconstruction.steps import Step
 
 F, INPUT, WEIGHT = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 

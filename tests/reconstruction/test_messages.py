@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tracetool.ingestion import ingest
 from tracetool.model.notice import NoticeCode
-from tracetool.reconstruction.capture.account import Account
+from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.capture.collectives import COLLECTIVES_SQL, find_collectives
 from tracetool.reconstruction.capture.messages import P2POp, match_messages, read_p2p
 

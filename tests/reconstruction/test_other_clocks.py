@@ -16,9 +16,9 @@ from helpers.other_clock import with_other_clocks
 from helpers.recorded import h100, rebuilt
 
 from tracetool.errors import ReconstructError
-from tracetool.model.metrics import measure
+from tracetool.model.timeline import measure
 from tracetool.reconstruction import reconstruct
-from tracetool.reconstruction.capture.account import Account
+from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.capture.clocks import NOISE_NS
 from tracetool.reconstruction.capture.survey import survey_run
 from tracetool.store.run import Run

@@ -9,7 +9,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracetool.reconstruction.actions.kernel import Kernel
+from tracetool.reconstruction.actions import Kernel
 from tracetool.reconstruction.actions.pieces import Piece, find_pieces
 
 

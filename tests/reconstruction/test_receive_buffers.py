@@ -7,8 +7,7 @@ import pytest
 from helpers.recorded import rebuilt
 
 from tracetool.reconstruction.capture.messages import P2POp
-from tracetool.reconstruction.memory.log import Log
-from tracetool.reconstruction.memory.receive_buffers import standing_buffer_bytes
+from tracetool.reconstruction.memory.log import Log, standing_buffer_bytes
 
 SIZE = 2**24
 MS = 10**6

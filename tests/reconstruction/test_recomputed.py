@@ -14,11 +14,9 @@ from tracetool.ingestion import ingest
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction import Reconstruction, reconstruct
-from tracetool.reconstruction.actions.kernel import Kernel
-from tracetool.reconstruction.actions.work import Segment
-from tracetool.reconstruction.capture.account import Account
-from tracetool.reconstruction.closeup.action_view import ActionView
-from tracetool.reconstruction.closeup.recomputed import record_recompute
+from tracetool.reconstruction.actions import Kernel, Segment
+from tracetool.reconstruction.capture import Account
+from tracetool.reconstruction.closeup.action_view import ActionView, record_recompute
 
 if TYPE_CHECKING:
     from pathlib import Path

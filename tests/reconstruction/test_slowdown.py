@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracetool.model.action import ActionKind
-from tracetool.reconstruction.actions.kernel import Kernel
-from tracetool.reconstruction.actions.work import Segment
-from tracetool.reconstruction.capture.account import Account
+from tracetool.reconstruction.actions import Kernel, Segment
+from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.closeup import slowdown
 from tracetool.reconstruction.closeup.action_view import ActionView
 from tracetool.reconstruction.closeup.contention import Device

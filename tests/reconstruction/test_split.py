@@ -15,11 +15,11 @@ from helpers.small_pipeline import Job, write
 from tracetool.errors import UnsupportedShape
 from tracetool.ingestion import ingest
 from tracetool.model.action import ActionKind
-from tracetool.model.metrics import measure
 from tracetool.model.notice import NoticeCode
 from tracetool.model.scenario import Scenario
+from tracetool.model.timeline import measure
 from tracetool.reconstruction import reconstruct
-from tracetool.reconstruction.actions.kernel import Kernel
+from tracetool.reconstruction.actions import Kernel
 from tracetool.reconstruction.closeup.split import agreement, feeders, gradient_parts, halves
 from tracetool.replays import replay
 from tracetool.schedules import build_schedule

@@ -14,9 +14,9 @@ from helpers.recorded import SAMPLES, looked_at, run_of
 from tracetool.errors import NoPipeline, UnmatchedTransfer
 from tracetool.ingestion import ingest
 from tracetool.model.action import ActionKind
-from tracetool.model.metrics import Metrics, measure
 from tracetool.model.notice import NoticeCode
 from tracetool.model.scenario import Scenario
+from tracetool.model.timeline import Metrics, measure
 from tracetool.reconstruction import Reconstruction, reconstruct
 from tracetool.replays import replay
 from tracetool.whatif.answer import answer

@@ -17,8 +17,8 @@ from tracetool.errors import ReconstructError, UnsupportedShape
 from tracetool.ingestion import ingest
 from tracetool.ingestion.runs import derive
 from tracetool.model.action import ActionKind
-from tracetool.model.metrics import measure
 from tracetool.model.notice import NoticeCode
+from tracetool.model.timeline import measure
 from tracetool.model.topology import Topology
 from tracetool.reconstruction import reconstruct, record_steps
 from tracetool.schedules import build_schedule

@@ -10,10 +10,9 @@ from helpers.recorded import SAMPLES, data, run_of
 
 from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction import reconstruct
-from tracetool.reconstruction.capture.account import Account
+from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.capture.clocks import Clocks
-from tracetool.reconstruction.steps.losses import lost_ratios
-from tracetool.reconstruction.steps.steps import choose_step, steps_of
+from tracetool.reconstruction.steps import choose_step, lost_ratios, steps_of
 
 if TYPE_CHECKING:
     from tracetool.store.run import Run

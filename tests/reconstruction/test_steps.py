@@ -14,12 +14,12 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tracetool.errors import ReconstructError
-from tracetool.model.metrics import measure
 from tracetool.model.notice import NoticeCode
+from tracetool.model.timeline import measure
 from tracetool.reconstruction import reconstruct
-from tracetool.reconstruction.capture.account import Account
+from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.capture.clocks import Clocks
-from tracetool.reconstruction.steps.steps import choose_step, steps_of
+from tracetool.reconstruction.steps import choose_step, steps_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,10 +10,10 @@ from helpers.recorded import rebuilt
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import TailPart
 from tracetool.readers import rows_table
+from tracetool.reconstruction.actions import RankWork, Segment
 from tracetool.reconstruction.actions.surroundings import outside_ns
-from tracetool.reconstruction.actions.work import RankWork, Segment
 from tracetool.reconstruction.capture.groups import PipelineGroup
-from tracetool.reconstruction.steps.steps import Step
+from tracetool.reconstruction.steps import Step
 from tracetool.store.run import Run, RunWriter
 
 if TYPE_CHECKING:

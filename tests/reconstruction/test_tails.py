@@ -10,11 +10,11 @@ import pytest
 from helpers.notices import codes
 from helpers.recorded import data, run_of
 
-from tracetool.model.metrics import measure
 from tracetool.model.notice import NoticeCode
 from tracetool.model.scenario import Scenario
+from tracetool.model.timeline import measure
 from tracetool.reconstruction import reconstruct
-from tracetool.reconstruction.capture.account import Account
+from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.capture.survey import survey_run
 from tracetool.replays import replay
 from tracetool.store.run import Run

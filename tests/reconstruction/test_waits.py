@@ -14,8 +14,8 @@ from helpers.recorded import data, derived, h100, looked_at, run_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracetool.reconstruction.actions.links import link_rows
-from tracetool.reconstruction.capture.account import Account
+from tracetool.reconstruction.actions.hops import link_rows
+from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.capture.clocks import Clocks
 from tracetool.reconstruction.capture.collectives import find_collectives
 from tracetool.reconstruction.capture.messages import P2POp, PairedMessage

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 from helpers.synthetic import pipeline, places, replayed, scenario, window_ns
 
-from tracetool.model.metrics import measure
 from tracetool.model.pipeline import P2P_MODES
+from tracetool.model.timeline import measure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

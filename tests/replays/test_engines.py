@@ -14,17 +14,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tracetool.errors import ScheduleDeadlock, TraceToolError, UnknownName
-from tracetool.model.metrics import measure
 from tracetool.model.pipeline import P2P_MODES
 from tracetool.model.schedule import PipelineShape
+from tracetool.model.timeline import measure
 from tracetool.model.topology import Link, Topology
 from tracetool.replays import replay
 from tracetool.replays.compiled import Compiled
-from tracetool.replays.engine import run
-from tracetool.replays.native import compiled_engine
-from tracetool.replays.plan import make_plan
+from tracetool.replays.engine import compiled_engine, run
 from tracetool.replays.scenarios import replay_many
-from tracetool.replays.sweeping import Durations, sweep
+from tracetool.replays.sweeping import Durations, make_plan, sweep
 from tracetool.schedules import build_schedule
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from tracetool import replays, sweeps
 from tracetool.advice import advise
 from tracetool.cli import run
 from tracetool.errors import ScheduleDeadlock
-from tracetool.model.metrics import measure
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape
+from tracetool.model.timeline import measure
 from tracetool.model.topology import Topology
 from tracetool.replays import evaluation, replay
 from tracetool.replays.compiled import Compiled

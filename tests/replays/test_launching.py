@@ -15,8 +15,8 @@ from tracetool.causes import idles_of
 from tracetool.causes.cause import Cause
 from tracetool.explanation import explain
 from tracetool.model.action import ActionKind
-from tracetool.model.metrics import measure
 from tracetool.model.pipeline import P2P_MODES, Launch, P2PMode, Pipeline
+from tracetool.model.timeline import measure
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 FORWARD = Launch(sync_ns=50, turn_ns=5, lag_ns=100, issue_ns=700)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from helpers.recorded import data, looked_at, rebuilt, small
 
-from tracetool.model.metrics import measure
 from tracetool.model.pipeline import P2P_MODES
 from tracetool.model.scenario import Scenario
+from tracetool.model.timeline import measure
 from tracetool.model.topology import Link, Topology
 from tracetool.replays import replay
 from tracetool.schedules import SCHEDULES, build_schedule

@@ -14,11 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracetool.model.action import ActionKind
-from tracetool.replays.engine import run
-from tracetool.replays.flow import FORWARD
+from tracetool.replays.engine import CHOICE, compiled_engine, run
+from tracetool.replays.flow import FORWARD, Slowdown
 from tracetool.replays.graph import Onward, TaskGraph, TaskKind, rows_by
-from tracetool.replays.native import CHOICE, compiled_engine
-from tracetool.replays.slowdown import Slowdown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

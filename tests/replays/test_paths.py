@@ -14,9 +14,9 @@ from helpers.synthetic import BYTE_PER_NS, pipeline, scenario, window_ns
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tracetool.model.metrics import measure
 from tracetool.model.pipeline import P2P_MODES
 from tracetool.model.schedule import PipelineShape
+from tracetool.model.timeline import measure
 from tracetool.model.topology import Link, Path
 from tracetool.replays import replay
 from tracetool.replays.compiled import Compiled

@@ -11,16 +11,15 @@ from hypothesis import HealthCheck, given, settings
 
 from tracetool.model.action import ActionKind
 from tracetool.model.schedule import PipelineShape, schedule_from_csv
-from tracetool.replays.flow import trace_flow
-from tracetool.replays.program import Dataflow
-from tracetool.replays.turns import other_turns
+from tracetool.replays.flow import Dataflow, trace_flow
+from tracetool.replays.placing import other_turns
 from tracetool.schedules import build_schedule
 
 if TYPE_CHECKING:
     from helpers.programs import Program
 
     from tracetool.model.schedule import Schedule
-    from tracetool.replays.program import Message, Unit
+    from tracetool.replays.flow import Message, Unit
 
 quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

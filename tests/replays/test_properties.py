@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from tracetool.errors import BadTopology, ScheduleDeadlock
 from tracetool.model.action import ActionKind
-from tracetool.model.metrics import measure
 from tracetool.model.pipeline import BLOCKING, P2P_MODES
 from tracetool.model.schedule import PipelineShape, schedule_from_csv
+from tracetool.model.timeline import measure
 from tracetool.model.topology import Link, Topology
 from tracetool.replays import Replayed, replay
 from tracetool.schedules import build_schedule

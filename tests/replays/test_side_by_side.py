@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tracetool.errors import UnsupportedShape
 from tracetool.model.action import ActionKind
-from tracetool.model.metrics import measure
 from tracetool.model.schedule import PipelineShape
+from tracetool.model.timeline import measure
 from tracetool.replays import replay
 from tracetool.schedules import build_schedule
 

@@ -14,7 +14,7 @@ import pytest
 
 from tracetool.model.action import Action, ActionKind
 from tracetool.replays.flow import BACKWARD, FORWARD, INPUT, WEIGHT, WHOLE_WEIGHT, Flow
-from tracetool.replays.turns import other_turns
+from tracetool.replays.placing import other_turns
 
 _CODES = {"F": FORWARD, "B": BACKWARD, "I": INPUT, "W": WEIGHT}
 

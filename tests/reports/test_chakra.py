@@ -12,7 +12,7 @@ from helpers.synthetic import BYTE_PER_NS, pipeline, places, replayed, scenario
 
 from tracetool.cli import cli
 from tracetool.errors import MissingPackage, ScenarioError
-from tracetool.model.metrics import measure
+from tracetool.model.timeline import measure
 from tracetool.reports.export.chakra import execution_traces, load_schema
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ import pytest
 from helpers.drawn import laid_out, with_idles
 from matplotlib.path import Path
 
-from tracetool.causes.cause import Cause
-from tracetool.causes.idle import Idle
+from tracetool.causes.cause import Cause, Idle
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import ActionCost, Pipeline, RankProfile, StageProfile, TailPart
 from tracetool.model.scenario import Scenario

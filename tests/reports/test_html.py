@@ -13,14 +13,13 @@ import pytest
 from helpers import synthetic
 from helpers.browser import Browser, chromium
 
-from tracetool.causes.cause import Cause
-from tracetool.causes.idle import Idle
+from tracetool.causes.cause import Cause, Idle
 from tracetool.model.notice import Notice, NoticeCode
 from tracetool.model.topology import Topology
 from tracetool.reports import RunFacts, report_for
-from tracetool.reports.html.idle import idle_view
+from tracetool.reports.html import stages
 from tracetool.reports.html.page import MOST_BYTES, page
-from tracetool.reports.html.tables import stages
+from tracetool.reports.html.sections import idle_view
 from tracetool.schedules import build_schedule
 from tracetool.whatif.answer import answer
 from tracetool.whatif.results import Answer, Refused, Result

@@ -10,8 +10,8 @@ from helpers.drawn import GIB, MS, laid_out, points_of, texts_of, what_if
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracetool.model.metrics import measure
-from tracetool.reports.gantt.memory import outline, worst_of
+from tracetool.model.timeline import measure
+from tracetool.reports.gantt.margins import outline, worst_of
 from tracetool.reports.gantt.picture import gantt_figure, panels_of
 
 

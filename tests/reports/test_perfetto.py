@@ -20,17 +20,15 @@ from helpers.trace_events import Trace, read_trace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracetool.causes.cause import Cause
-from tracetool.causes.idle import Idle
+from tracetool.causes.cause import Cause, Idle
 from tracetool.cli import cli
 from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import Op, Timeline, Transfer
 from tracetool.model.topology import Topology
-from tracetool.readers.kineto.reader import KinetoReader
+from tracetool.readers.kineto import KinetoReader
 from tracetool.reports import RunFacts, report_for
-from tracetool.reports.export.perfetto import REPORT, render
-from tracetool.reports.export.tracks import Numbers, Process, add_timeline, lanes
+from tracetool.reports.export.perfetto import REPORT, Numbers, Process, add_timeline, lanes, render
 from tracetool.whatif.answer import answer
 
 if TYPE_CHECKING:

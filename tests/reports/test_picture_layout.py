@@ -9,8 +9,8 @@ import pytest
 from helpers.drawn import GBIT, GIB, MS, bend, laid_out, log_range, pipeline, sweep_of, swept, texts_of, untidy, what_if
 
 from tracetool.reports.gantt.picture import gantt_figure
+from tracetool.reports.sweep.best_map import sweep_map_figure
 from tracetool.reports.sweep.lines import sweep_lines_figure
-from tracetool.reports.sweep.map import sweep_map_figure
 
 if TYPE_CHECKING:
     from tracetool.sweeps import Sweep

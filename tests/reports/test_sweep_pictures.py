@@ -12,10 +12,9 @@ from helpers.drawn import GBIT, GIB, MS, bend, laid_out, pipeline, point, points
 
 from tracetool.errors import ScenarioError
 from tracetool.reports.picture import PictureFormat
-from tracetool.reports.sweep.facets import facets_of, series_of
-from tracetool.reports.sweep.lines import render_sweep_lines, sweep_lines_figure
-from tracetool.reports.sweep.map import cells_of, render_sweep_map, sweep_map_figure
-from tracetool.reports.sweep.picture import render_sweep
+from tracetool.reports.sweep import facets_of, series_of
+from tracetool.reports.sweep.best_map import cells_of, render_sweep_map, sweep_map_figure
+from tracetool.reports.sweep.lines import render_sweep, render_sweep_lines, sweep_lines_figure
 
 if TYPE_CHECKING:
     from tracetool.sweeps import Sweep, SweepPoint

@@ -20,8 +20,7 @@ from helpers.synthetic import equal_stages, found, pipeline, places
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracetool.causes.cause import Cause
-from tracetool.causes.idle import Idle
+from tracetool.causes.cause import Cause, Idle
 from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape

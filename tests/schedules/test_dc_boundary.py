@@ -15,9 +15,9 @@ from helpers.order_simulator import Hop, simulate
 from helpers.synthetic import equal_stages, places
 
 from tracetool.model.action import ActionKind
-from tracetool.model.metrics import measure
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape
+from tracetool.model.timeline import measure
 from tracetool.replays import replay
 from tracetool.schedules import build_schedule
 

@@ -17,9 +17,9 @@ from helpers.order_simulator import most_in_flight
 from helpers.synthetic import equal_stages
 
 from tracetool.model.action import ActionKind
-from tracetool.model.metrics import Metrics, measure
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape, Schedule, schedule_from_csv
+from tracetool.model.timeline import Metrics, measure
 from tracetool.replays import replay
 from tracetool.schedules import build_schedule
 

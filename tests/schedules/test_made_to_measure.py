@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 import tracetool.schedules.library.optimal
 from tracetool.errors import MissingPackage, UnsupportedShape
 from tracetool.model.action import Action, ActionKind
-from tracetool.model.metrics import measure
 from tracetool.model.schedule import PipelineShape, Schedule
+from tracetool.model.timeline import measure
 from tracetool.replays import replay
 from tracetool.replays.problem import pose
 from tracetool.schedules import build_schedule

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from tracetool.errors import UnsupportedShape
 from tracetool.model.action import Action, ActionKind
-from tracetool.model.metrics import measure
 from tracetool.model.pipeline import ActionCost, Pipeline, RankProfile, StageProfile
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape, Schedule
+from tracetool.model.timeline import measure
 from tracetool.replays import replay
 from tracetool.schedules import build_schedule
-from tracetool.schedules.recognise import best_fit, recognise
+from tracetool.schedules.names import best_fit, recognise
 
 if TYPE_CHECKING:
     from tracetool.model.timeline import Timeline

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from helpers.recorded import looked_at, small
 
-from tracetool.schedules.recognise import best_fit
+from tracetool.schedules.names import best_fit
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tracetool.cli import run
 from tracetool.costs.rescaled import MicrobatchSize
 from tracetool.model.topology import Topology
 from tracetool.schedules import SCHEDULES
-from tracetool.schedules.heeded import takers_of
+from tracetool.schedules.names import takers_of
 from tracetool.sweeps import Grid, sweep
 from tracetool.sweeps.bend import KNEE_RATIO, TOLERANCE_RATIO
 from tracetool.whatif.answer import answer

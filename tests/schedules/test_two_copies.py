@@ -9,10 +9,9 @@ from helpers.synthetic import found, pipeline
 
 from tracetool.errors import InvalidSchedule, UnsupportedShape
 from tracetool.model.action import Action, ActionKind
-from tracetool.model.metrics import measure
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape, Schedule
-from tracetool.model.timeline import RankOp
+from tracetool.model.timeline import RankOp, measure
 from tracetool.replays import replay
 from tracetool.schedules import build_schedule
 from tracetool.whatif.answer import answer

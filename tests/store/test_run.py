@@ -13,7 +13,7 @@ from tracetool.errors import AlreadyExists, BadQuery, NotARun, SchemaVersion, St
 from tracetool.model.scenario import Scenario
 from tracetool.readers import rows_table
 from tracetool.reconstruction import reconstruct
-from tracetool.store.parts import write_part
+from tracetool.store import write_part
 from tracetool.store.run import Run, RunWriter
 from tracetool.tables.run import SCHEMA_VERSION, TABLES
 from tracetool.whatif.answer import answer

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tracetool.costs.analytical import A100, Training
-from tracetool.costs.transformer import LLAMA_2_13B, LLAMA_2_70B
+from tracetool.costs.analytical import A100, LLAMA_2_13B, LLAMA_2_70B, Training
 from tracetool.model.action import ActionKind
-from tracetool.model.metrics import measure
 from tracetool.model.scenario import Scenario
+from tracetool.model.timeline import measure
 from tracetool.replays import replay
 from tracetool.studies.geopipe.findings import (
     DEFINITIONS,
@@ -24,8 +23,7 @@ from tracetool.studies.geopipe.findings import (
     joint,
     least_idle_ratio,
 )
-from tracetool.studies.geopipe.memory import needs
-from tracetool.studies.geopipe.optimum import find_optimum
+from tracetool.studies.geopipe.optimum import find_optimum, needs
 from tracetool.studies.geopipe.sweep import (
     BASELINES,
     PaperGrid,

@@ -16,9 +16,8 @@ from tracetool.errors import BadQuantity, BadTopology, ScenarioError, ScheduleEr
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Link, Topology, parse_dc_map
 from tracetool.sweeps import Grid, SweepPoint, sweep
-from tracetool.sweeps.asked import grid
-from tracetool.sweeps.pareto import Price, link_cost, mark_pareto, parse_price
-from tracetool.sweeps.ranges import (
+from tracetool.sweeps.asked import (
+    grid,
     parse_bandwidths,
     parse_distances,
     parse_latencies,
@@ -26,6 +25,7 @@ from tracetool.sweeps.ranges import (
     parse_sizes,
     parse_warm_ups,
 )
+from tracetool.sweeps.pareto import Price, link_cost, mark_pareto, parse_price
 from tracetool.sweeps.scenario_file import grids_of, read_scenarios
 
 if TYPE_CHECKING:

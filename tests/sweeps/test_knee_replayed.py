@@ -22,7 +22,7 @@ from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Link, Topology
 from tracetool.sweeps import Grid, sweep
 from tracetool.sweeps.bend import KNEE_RATIO, MOST_LATENCY_NS, TOLERANCE_RATIO, UNLIMITED_BYTES_PER_S
-from tracetool.sweeps.column import Ways
+from tracetool.sweeps.grid import Ways
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

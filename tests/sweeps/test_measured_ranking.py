@@ -12,8 +12,7 @@ from helpers.recorded import data, rebuilt
 from tracetool.model.topology import Topology
 from tracetool.schedules.names import schedule_name
 from tracetool.sweeps import Grid, sweep
-from tracetool.validation.measured import MeasuredStep, read_measurements
-from tracetool.validation.modes import p2p_mode
+from tracetool.validation.measured import MeasuredStep, p2p_mode, read_measurements
 
 DCS = ("dc0", "dc0", "dc1", "dc1")
 Choice = tuple[str, tuple[int, ...] | None, str, int | None, int | None]

@@ -11,14 +11,14 @@ from helpers.synthetic import BYTE_PER_NS, pipeline
 
 from tracetool.errors import BadTopology, ScenarioError, ScheduleError
 from tracetool.model.load import SustainedLoad
-from tracetool.model.metrics import measure
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape
+from tracetool.model.timeline import measure
 from tracetool.model.topology import Link, Topology
 from tracetool.replays import replay
 from tracetool.schedules import build_schedule
 from tracetool.sweeps import Grid, Sweep, SweepPoint, sweep
-from tracetool.sweeps.column import Ways
+from tracetool.sweeps.grid import Ways
 from tracetool.whatif.depth import choose_depth
 from tracetool.whatif.memory_limit import fits
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracetool.validation.kendall import kendall_tau_b
+from tracetool.validation.rows import kendall_tau_b
 
 
 def by_definition(first: list[int], second: list[int]) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracetool.validation.modes import p2p_mode
+from tracetool.validation.measured import p2p_mode
 
 
 def test_p2p_modes() -> None:

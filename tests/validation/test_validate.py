@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracetool.errors import ScenarioError
-from tracetool.model.metrics import measure
 from tracetool.model.notice import NoticeCode
 from tracetool.model.pipeline import LayerCosts
 from tracetool.model.scenario import Scenario
+from tracetool.model.timeline import measure
 from tracetool.model.topology import Link, RankLink, Topology, between_ranks
 from tracetool.reconstruction.capture.coordinates import Coordinates
 from tracetool.replays import replay

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Link, Topology
-from tracetool.reports.answer.columns import result_cells
+from tracetool.reports.answer import result_cells
 from tracetool.whatif.accuracy import KnownError, change_error_ratio, change_of, format_error, is_within_error, widened
 from tracetool.whatif.answer import answer
 from tracetool.whatif.best import is_as_good

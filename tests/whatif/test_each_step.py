@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from helpers.recorded import data, derived, h100
 
 from tracetool.cli import run
-from tracetool.model.metrics import measure
 from tracetool.model.scenario import Scenario
+from tracetool.model.timeline import measure
 from tracetool.model.topology import Link, Topology
 from tracetool.reconstruction import reconstruct
 from tracetool.replays import replay
-from tracetool.replays.stages import stages_for
+from tracetool.replays.evaluation import stages_for
 from tracetool.schedules import build_schedule
-from tracetool.whatif.each_step import predict_each_step
+from tracetool.whatif.variation import predict_each_step
 
 if TYPE_CHECKING:
     import pytest

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape
 from tracetool.schedules import build_schedule
-from tracetool.whatif.jitter import RESAMPLES, Spread, spread
+from tracetool.whatif.variation import RESAMPLES, Spread, spread
 
 if TYPE_CHECKING:
     from tracetool.model.pipeline import Pipeline

@@ -15,9 +15,9 @@ from tracetool.cli import run
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology, parse_dc_map, parse_link
 from tracetool.reports.answer.verdict import best_result
-from tracetool.reports.html.tables import comparison
-from tracetool.reports.sweep.facets import facets_of
-from tracetool.reports.sweep.map import cells_of
+from tracetool.reports.html import comparison
+from tracetool.reports.sweep import facets_of
+from tracetool.reports.sweep.best_map import cells_of
 from tracetool.schedules import build_schedule
 from tracetool.store.run import Run
 from tracetool.sweeps import Grid, sweep

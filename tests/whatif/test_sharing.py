@@ -10,13 +10,11 @@ from helpers import synthetic
 from helpers.recorded import data, rebuilt
 
 import tracetool as tt
-from tracetool.model.action import ActionKind
-from tracetool.model.collective import CollectiveUse
+from tracetool.model.action import ActionKind, CollectiveUse
 from tracetool.model.dc_map import parse_table
 from tracetool.model.pipeline import TailPart
 from tracetool.reconstruction.capture.coordinates import Coordinates
-from tracetool.whatif.sharing import pipelines_on_links
-from tracetool.whatif.wording import placed
+from tracetool.whatif.wording import pipelines_on_links, placed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tracetool.advice.more import More, Resource, more_of_each
-from tracetool.advice.plans import Deepened, Plan, ScenarioPlans, plans_for, ways
+from tracetool.advice.plans import Deepened, More, Plan, Resource, ScenarioPlans, more_of_each, plans_for, ways
 from tracetool.errors import Option, ScenarioError, ScheduleError
 from tracetool.schedules import parse_names
 from tracetool.units import format_duration

@@ -3,21 +3,24 @@
 The objective is the replayed step within the memory limit, all combinations tried (derived model of this tool):
 a larger microbatch hides a link with fewer extra forwards, but each holds more, and there are fewer
 of them to fill the pipeline. Everything but the recorded sizes is extrapolated (``costs.rescaled``).
+
+Of each action's time, the part that stays when its microbatch grows: as its kernels tell.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.advice.fixed import fixed_parts
 from tracetool.costs.rescaled import MicrobatchSize, fixed_by_fit, with_batch
 from tracetool.errors import Option, ScenarioError
-from tracetool.reconstruction.closeup.host_gaps import WORTH_TELLING, gap_shares
+from tracetool.model.action import ActionKind
+from tracetool.reconstruction.actions import ACCUMULATE_NODE
+from tracetool.reconstruction.closeup.slowdown import WORTH_TELLING, gap_shares
 from tracetool.replays.evaluation import evaluate
 from tracetool.schedules import build_schedule
-from tracetool.schedules.heeded import takers_of
+from tracetool.schedules.names import takers_of
 from tracetool.units import format_size
 from tracetool.whatif.depth import choose_depth
 from tracetool.whatif.memory_limit import fits
@@ -27,10 +30,38 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from tracetool.costs.rescaled import Place
-    from tracetool.model.metrics import Metrics
     from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.model.scenario import Scenario
+    from tracetool.model.timeline import Metrics
     from tracetool.reconstruction import Reconstruction
+
+
+class Fixed(NamedTuple):
+    """What stays.
+
+    Attributes:
+        times_ns: Per action; empty if no kernels are known.
+        sums_found: Whether sums of weight gradients were told apart.
+    """
+
+    times_ns: dict[Place, int]
+    sums_found: bool
+
+
+def fixed_parts(found: Reconstruction) -> Fixed:
+    """Gaps between kernels, and the sums of weight gradients, of every action of the step."""
+    times: dict[Place, int] = {}
+    for row in found.costs:
+        times[row.stage, ActionKind(row.kind), row.microbatch] = max(0, row.duration_ns - row.kernel_ns)
+    sums_found = False
+    for segments in found.segments.values():
+        for segment in segments:
+            sums = sum(k.end_ns - k.start_ns for k in segment.kernels if ACCUMULATE_NODE in (k.node_name or ""))
+            sums_found = sums_found or sums > 0
+            place = (segment.stage, segment.kind, segment.microbatch)
+            times[place] = times.get(place, 0) + sums
+    return Fixed(times, sums_found)
+
 
 EXTRAPOLATION_ERROR_RATIO = SEEN.given_sizes_ratio
 """Error of a forward and backward that were extrapolated within the bounds below."""

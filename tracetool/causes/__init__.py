@@ -14,9 +14,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tracetool.causes.balance import Balance, Ledger, laid_out
-from tracetool.causes.cause import ON_LINKS, Cause
+from tracetool.causes.cause import ON_LINKS, Cause, Idle
 from tracetool.causes.chain import ChainPiece, Chains, OrderPlace
-from tracetool.causes.idle import Idle
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import BY_EDGE
 from tracetool.model.topology import Topology

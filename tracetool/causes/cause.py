@@ -1,9 +1,13 @@
-"""The causes of idle time: each is one value with its words, its look and its removal, and all else follows from it."""
+"""The causes of idle time: each is one value with its words, its look and its removal, and all else follows from it.
+
+Idle time of a Timeline, each interval of it with the one cause that it has.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from tracetool.causes.removals import (
     EQUAL_STAGES,
@@ -15,6 +19,9 @@ from tracetool.causes.removals import (
     UNLIMITED_BANDWIDTH,
     HowRemoved,
 )
+
+if TYPE_CHECKING:
+    from tracetool.model.timeline import Op, Transfer
 
 
 class CauseWords(NamedTuple):
@@ -159,3 +166,29 @@ ON_CHAINS = (
     Cause.HOST,
 )
 """What a chain of actions and messages may be spent with besides computes; what is laid out first comes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """An interval in which a pipeline rank computed nothing, within the pipeline window.
+
+    Attributes:
+        rank: Pipeline rank.
+        start_ns: From when.
+        end_ns: Until when.
+        cause: Why.
+        held: The action of the rank that came next; None after its last one.
+        transfer: The message whose way caused it, where one did.
+    """
+
+    rank: int
+    start_ns: int
+    end_ns: int
+    cause: Cause
+    held: Op | None = None
+    transfer: Transfer | None = None
+
+    @property
+    def duration_ns(self) -> int:
+        """Its length."""
+        return self.end_ns - self.start_ns

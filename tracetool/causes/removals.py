@@ -12,7 +12,7 @@ from tracetool.model.pipeline import BY_EDGE, ActionCost
 from tracetool.model.topology import Link
 from tracetool.replays.evaluation import evaluate
 from tracetool.schedules import build_schedule, is_sourced
-from tracetool.schedules.recognise import recognise
+from tracetool.schedules.names import recognise
 
 if TYPE_CHECKING:
     from collections.abc import Callable

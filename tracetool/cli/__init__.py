@@ -15,9 +15,9 @@ from tracetool.cli.advise import advise
 from tracetool.cli.baseline import baseline
 from tracetool.cli.compare import compare
 from tracetool.cli.explain import explain
-from tracetool.cli.flags import flags_of
 from tracetool.cli.info import info
 from tracetool.cli.ingest import ingest
+from tracetool.cli.output import flags_of
 from tracetool.cli.paper import paper
 from tracetool.cli.replay import replay
 from tracetool.cli.report import report

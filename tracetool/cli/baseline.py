@@ -44,7 +44,7 @@ def add(report: Path, history: Path, label: str, at: str | None, *, quiet: bool)
     Example:
       tracetool baseline add report.json --label v1.2 --at 2026-11-28
     """
-    from tracetool.baselines.history import add_report
+    from tracetool.baselines import add_report
 
     added = add_report(history, report, label=label, at=at)
     click.echo(f"{history}: entry {added[0].entry} ({label}), {len(added)} figures")
@@ -62,7 +62,7 @@ def list_entries(history: Path, *, as_json: bool, quiet: bool) -> None:
     Example:
       tracetool baseline list --json
     """
-    from tracetool.baselines.history import read_history
+    from tracetool.baselines import read_history
     from tracetool.reports.checks.trends import list_text
 
     values = read_history(history)
@@ -107,7 +107,7 @@ def show(
       tracetool baseline show step_ns --schedule geopipe --fail-on-step
       tracetool baseline show bubble_ratio -o trend.png
     """
-    from tracetool.baselines.history import read_history
+    from tracetool.baselines import read_history
     from tracetool.baselines.trends import trends
     from tracetool.reports.checks.trends import render_json, render_picture, render_text
     from tracetool.reports.picture import PICTURE_SUFFIXES

@@ -19,7 +19,7 @@ from tracetool.cli.output import (
     write_file,
 )
 from tracetool.cli.question import command_line
-from tracetool.cli.several import named_paths
+from tracetool.cli.recordings import named_paths
 from tracetool.errors import CheckFailed, ScenarioError
 
 if TYPE_CHECKING:

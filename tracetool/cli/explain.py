@@ -49,7 +49,7 @@ def explain(
       tracetool explain x.run --schedule geopipe --dc 0-1,2-3 \\
           --link dc0-dc1=25Gbit/s,10ms --hbm 16GiB --json
     """
-    from tracetool.cli.values import parse_counts
+    from tracetool.cli.output import parse_counts
     from tracetool.errors import ScheduleError
     from tracetool.explanation import explain as why
     from tracetool.reports.answer.text import terminal_width

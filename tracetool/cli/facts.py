@@ -1,22 +1,30 @@
-"""The facts that ``ingest`` and ``info`` show about a Run."""
+"""The facts that ``ingest`` and ``info`` show about a Run.
+
+What crosses data centres, as ``info --dc`` shows it.
+"""
 
 from __future__ import annotations
 
 import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from tracetool.errors import CopyableRank
 from tracetool.reconstruction import notes_of_sources, unread_events
-from tracetool.reconstruction.closeup.host_gaps import notes_on_gaps
+from tracetool.reconstruction.closeup.slowdown import notes_on_gaps
+from tracetool.reconstruction.steps.crossing import by_direction, find_crossing
 from tracetool.reports.recording.findings import finding_lines
 from tracetool.units import format_count, format_duration, format_ranges, format_ranks, format_size
 
 if TYPE_CHECKING:
-    from tracetool.reports.recording.discovery import DiscoveryInfo, LeftInfo
+    from collections.abc import Sequence
+
+    from tracetool.model.dc_map import DCMap
     from tracetool.reports.recording.summary import (
         CrossingInfo,
+        DiscoveryInfo,
         HostGapInfo,
+        LeftInfo,
         ObservedPipelineInfo,
         SummaryInfo,
         VendorBubbleInfo,
@@ -200,3 +208,63 @@ def _bubble_lines(bubbles: list[VendorBubbleInfo]) -> list[str]:
     if len(ranks) > _SHOWN:
         lines.append(f"    {len(ranks) - _SHOWN} more (--json has all)")
     return lines
+
+
+_SHOWN_PAIRS = 8
+
+
+def crossing_facts(run: Run, dc_map: DCMap) -> CrossingInfo:
+    """Cross-DC messages and collectives of the step, in full.
+
+    Raises:
+        BadTopology: If the map does not fit the Run's ranks.
+    """
+    crossing = find_crossing(run, dc_map)
+    members: dict[str, list[int]] = defaultdict(list)
+    for rank, dc in sorted(crossing.dcs.items()):
+        members[dc].append(rank)
+    return {
+        "map": dc_map.text,
+        "map_counts": dc_map.counts,
+        "step": crossing.step,
+        "dcs": dict(sorted(members.items())),
+        "directions": [
+            {"src_dc": src, "dst_dc": dst, "messages": count, "payload_bytes": size}
+            for (src, dst), (count, size) in by_direction(crossing).items()
+        ],
+        "messages": list(crossing.messages),
+        "collectives": list(crossing.collectives),
+    }
+
+
+def crossing_lines(facts: CrossingInfo) -> list[str]:
+    """The same for people."""
+    when = "of the whole capture" if facts["step"] is None else f"of step {facts['step']}"
+    lines = [f"  cross-DC traffic {when} (the DC map names {facts['map_counts']}; ranks here are global):"]
+    lines += [f"    {dc}: {format_ranks(ranks)}" for dc, ranks in facts["dcs"].items()]
+    for way in facts["directions"]:
+        pairs = [m for m in facts["messages"] if (m.src_dc, m.dst_dc) == (way["src_dc"], way["dst_dc"])]
+        told = [f"{m.src_rank}→{m.dst_rank}: {m.messages}" for m in pairs]
+        lines.append(
+            f"    {way['src_dc']}→{way['dst_dc']}: {format_count(way['messages'], 'message')}, "
+            f"{_size(way['payload_bytes'])} ({_listed(told)})"
+        )
+    for part in facts["collectives"][:_SHOWN_PAIRS]:
+        lines.append(
+            f"    {format_count(part.operations, part.operation)} over {', '.join(part.dcs)} "
+            f"({format_ranks(part.ranks)}): {_size(part.payload_bytes)} from each rank"
+        )
+    if len(facts["collectives"]) > _SHOWN_PAIRS:
+        lines.append(f"    {len(facts['collectives']) - _SHOWN_PAIRS} more collectives (--json lists all)")
+    if not facts["directions"] and not facts["collectives"]:
+        lines.append("    nothing that was recorded crosses DCs")
+    return lines
+
+
+def _size(value: int | None) -> str:
+    return "of unknown size" if value is None else format_size(value)
+
+
+def _listed(parts: Sequence[str]) -> str:
+    more = f", {len(parts) - _SHOWN_PAIRS} more pairs" if len(parts) > _SHOWN_PAIRS else ""
+    return f"messages by ranks {', '.join(parts[:_SHOWN_PAIRS])}{more}"

@@ -29,8 +29,7 @@ def info(paths: tuple[Path, ...], dc: str | None, *, as_json: bool, quiet: bool)
       tracetool info x.run --dc 0-1,2-3
       tracetool info x.run --dc map.csv --json
     """
-    from tracetool.cli.crossing import crossing_facts, crossing_lines
-    from tracetool.cli.facts import next_command, summary_lines
+    from tracetool.cli.facts import crossing_facts, crossing_lines, next_command, summary_lines
     from tracetool.ingestion.runs import open_run
     from tracetool.reports.answer.text import wrapped
     from tracetool.reports.recording.summary import run_summary

@@ -65,8 +65,7 @@ def ingest(
     from tracetool.ingestion import IngestOptions, discover
     from tracetool.ingestion.runs import ingest as make_run
     from tracetool.reports.answer.text import wrapped
-    from tracetool.reports.recording.discovery import discovery_info
-    from tracetool.reports.recording.summary import run_summary
+    from tracetool.reports.recording.summary import discovery_info, run_summary
 
     if dry_run:
         facts = discovery_info(discover(paths, ranks, keep_conflicts=True))

@@ -1,4 +1,11 @@
-"""What commands share in how they take input and give output."""
+"""What commands share in how they take input and give output.
+
+Files that commands write reports to.
+
+Option values that are more than a word: lists and quantities.
+
+Options as they are typed: texts of the library call them by their arguments in Python.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tracetool.errors import AlreadyExists, StoreError
+from tracetool.errors import AlreadyExists, ScenarioError, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from rich.progress import Progress as RichProgress
+
+    from tracetool.reports import Report
 
 
 def path_or_url(value: str) -> Path:
     """What an argument names: a path, or a URL of an object store."""
-    from tracetool.store.paths import as_path
+    from tracetool.store import as_path
 
     return as_path(value)
 
@@ -139,3 +148,63 @@ class ProgressBar:
     def __exit__(self, *_error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+def report_targets(output: Iterable[Path], *, force: bool) -> list[tuple[Path, Report]]:
+    """The reports to write, by suffix, refused before the long work if they cannot be.
+
+    Raises:
+        ScenarioError: If there is no report of such a suffix.
+        AlreadyExists: If a file exists and ``force`` is off.
+        StoreError: If its folder does not exist.
+    """
+    from tracetool.reports import REPORTS, report_for
+
+    targets = []
+    for path in output:
+        report = report_for(path.name)
+        if report is None:
+            known = [suffix for name in REPORTS.names() for suffix in REPORTS.get(name).suffixes]
+            raise ScenarioError(
+                f"no report is written to {path.suffix or 'files without suffix'}: {path}.",
+                hint=f"use one of {' '.join(known)}",
+            )
+        check_target(path, force=force)
+        targets.append((path, report))
+    return targets
+
+
+def parse_counts(text: str) -> tuple[int, ...]:
+    """Read ``2,2,0,0``.
+
+    Raises:
+        ScenarioError: If a part is no whole number.
+    """
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ScenarioError(
+            f"{text!r} is no list of whole numbers.", hint="write one per pipeline rank, as in 2,2,0,0"
+        ) from None
+
+
+_ARGUMENTS = {
+    "as_json": "json", "copy_missing_ranks": "copy_missing", "no_interference": "interference",
+    "schedule": "schedules", "time_limit": "time_limit_s",
+}  # fmt: skip
+"""What commands call otherwise than Python does."""
+
+
+def flags_of(command: click.Command) -> dict[str, str]:
+    """The flags of a command and of those below it, by the names of the arguments in Python.
+
+    Args:
+        command: Whose declarations say it.
+    """
+    flags: dict[str, str] = {}
+    for below in command.commands.values() if isinstance(command, click.Group) else ():
+        flags |= flags_of(below)
+    for option in (each for each in command.params if isinstance(each, click.Option)):
+        name = option.name or ""
+        flags[name] = flags[_ARGUMENTS.get(name, name)] = max(option.opts, key=len)
+    return flags

@@ -16,7 +16,7 @@ from tracetool.errors import ScenarioError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tracetool.costs.transformer import Recompute
+    from tracetool.costs.analytical import Recompute
 
 
 @click.group()
@@ -110,7 +110,7 @@ def geopipe(
           -o points.parquet
     """
     from tracetool.reports.studies.geopipe import FORMS, geopipe_facts, render_json, render_text
-    from tracetool.studies.geopipe.paper import ACCELERATORS, MODELS
+    from tracetool.studies.geopipe import ACCELERATORS, MODELS
     from tracetool.studies.geopipe.reproduce import PaperChoice, study_geopipe
     from tracetool.studies.geopipe.sweep import PaperGrid
     from tracetool.units import parse_bandwidth_bytes_per_s, parse_share_ratio, parse_size_bytes

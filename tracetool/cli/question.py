@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import click
 
-from tracetool.cli.other_recordings import borrow_memory, borrow_slowdown
 from tracetool.cli.output import DC, ProgressBar, path_or_url
+from tracetool.cli.recordings import borrow_memory, borrow_slowdown
 from tracetool.errors import ScenarioError
 from tracetool.model.pipeline import P2P_MODES, POSTED_AHEAD_NEEDS
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.output import FORCE, JSON, PATHS, QUIET, next_step, write_file
+from tracetool.cli.output import FORCE, JSON, PATHS, QUIET, next_step, report_targets, write_file
 from tracetool.cli.question import Words, ask, question_options
-from tracetool.cli.targets import report_targets
-from tracetool.store.paths import is_local
+from tracetool.store import is_local
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -56,10 +55,9 @@ def report(
       tracetool report traces/ --schedule 1f1b,geopipe,csv:mine.csv
     """
     from tracetool.advice import advise
+    from tracetool.reports.answer.json import render_json, written_info
     from tracetool.reports.answer.verdict import near_lines, verdict
-    from tracetool.reports.answer.written import render_json, written_info
-    from tracetool.reports.html.advice import advised_result
-    from tracetool.reports.html.page import REPORT, page
+    from tracetool.reports.html.page import REPORT, advised_result, page
     from tracetool.schedules import parse_names
     from tracetool.schedules.names import check_schedules
     from tracetool.whatif.answer import answer

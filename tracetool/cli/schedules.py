@@ -46,11 +46,10 @@ def schedules(
       tracetool schedules geopipe --stages 4 --microbatches 8 \\
           --extra-forwards 2,2,0,0
     """
-    from tracetool.cli.values import parse_counts
+    from tracetool.cli.output import parse_counts
     from tracetool.reports.answer.text import terminal_width
     from tracetool.schedules import build_schedule, tuning_of
-    from tracetool.schedules.heeded import refuse_unheeded
-    from tracetool.schedules.names import named_here, schedule_name
+    from tracetool.schedules.names import named_here, refuse_unheeded, schedule_name
 
     if name is None:
         _list(as_json=as_json, quiet=quiet)
@@ -66,7 +65,7 @@ def schedules(
     extra = parse_counts(extra_forwards) if extra_forwards else None
     schedule = build_schedule(name, shape, extra_forwards=extra, group=group)
     if as_json:
-        from tracetool.reports.schedules import order_info
+        from tracetool.reports.recording.catalog import order_info
 
         print_json(order_info(schedule))
     elif as_csv:
@@ -99,7 +98,7 @@ def _shape(name: str, stages: int | None, chunks: int | None, microbatches: int 
 def _list(*, as_json: bool, quiet: bool) -> None:
     """All schedules, and where each comes from."""
     from tracetool.reports.answer.text import wrapped
-    from tracetool.reports.schedules import schedule_infos
+    from tracetool.reports.recording.catalog import schedule_infos
 
     kinds = schedule_infos()
     if as_json:

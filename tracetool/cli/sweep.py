@@ -257,7 +257,7 @@ def _form(path: Path) -> Callable[..., bytes]:
     suffix = path.suffix.lower()
     forms: dict[str, Callable[..., bytes]] = {".parquet": render_parquet, ".csv": render_csv, ".json": render_json}
     if suffix in PICTURE_SUFFIXES:
-        from tracetool.reports.sweep.picture import render_sweep
+        from tracetool.reports.sweep.lines import render_sweep
 
         return lambda found, _facts, _price: render_sweep(found, PICTURE_SUFFIXES[suffix])
     if suffix not in forms:

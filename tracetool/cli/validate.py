@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.other_recordings import borrow_slowdown
 from tracetool.cli.output import JSON, QUIET, ProgressBar, next_step, path_or_url, print_result
+from tracetool.cli.recordings import borrow_slowdown
 from tracetool.errors import CheckFailed
 
 if TYPE_CHECKING:

@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING, Literal
 
 from tracetool.comparison.attribution import attribute
 from tracetool.comparison.causes import ChangeCause, Sides, causes_of, subject
-from tracetool.comparison.comparable import are_of_same_steps, comparable, other_figures, other_microbatches
+from tracetool.comparison.comparable import (
+    are_of_same_steps,
+    beside_ratios,
+    comparable,
+    other_figures,
+    other_microbatches,
+    typical,
+)
 from tracetool.comparison.limits import Check, Limit, check
 from tracetool.comparison.replayed import asked_of_both
-from tracetool.comparison.typical import beside_ratios, typical
 from tracetool.comparison.verdict import Line, Rules, is_headline, judge
 from tracetool.errors import TraceToolError
 from tracetool.model.notice import Notice, NoticeCode, Notices

@@ -7,9 +7,9 @@ from fractions import Fraction
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from tracetool.comparison.parts import EVERYTHING, ORDER, Part
+from tracetool.comparison.attribution import EVERYTHING, ORDER, Part
 from tracetool.model.action import ActionKind
-from tracetool.schedules.recognise import recognise
+from tracetool.schedules.names import recognise
 from tracetool.units import format_duration, format_ranges, format_size
 
 if TYPE_CHECKING:

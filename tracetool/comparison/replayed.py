@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tracetool.comparison.report_file import differing
+from tracetool.comparison.reported import differing
 from tracetool.errors import TraceToolError
 from tracetool.model.pipeline import P2P_MODES
 from tracetool.model.scenario import Scenario

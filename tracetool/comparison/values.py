@@ -1,8 +1,13 @@
-"""The values that are compared: of every step, of every stage and kind, of every edge, of every rank."""
+"""The values that are compared: of every step, of every stage and kind, of every edge, of every rank.
+
+Contributions in whole nanoseconds and bytes whose sum is kept.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from fractions import Fraction
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -121,3 +126,20 @@ def _memory(recording: Recording, step: StepRecord) -> Iterable[tuple[Key, list[
     for rank, record in zip(recording.global_ranks, step.ranks, strict=True):
         if record.static_bytes is not None:
             yield Key("static_bytes", f"rank{rank}"), [record.static_bytes]
+
+
+def whole_contributions(name: str, values: Sequence[Fraction]) -> list[float]:
+    """The values as they are written: of times and sizes whole ones, each off by less than one.
+
+    What rounding takes from one it gives to the next, so that the sum is that of the values, rounded down once.
+    Ratios stay as they are.
+    """
+    if KNOWN[name.partition("/")[0]].unit == "1":
+        return [float(value) for value in values]
+    told: list[float] = []
+    exact, given = Fraction(0), 0
+    for value in values:
+        exact += value
+        told.append(math.floor(exact) - given)
+        given = math.floor(exact)
+    return told

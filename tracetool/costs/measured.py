@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracetool.costs.over_links import OverLinks
-    from tracetool.model.collective import CollectiveUse
+    from tracetool.model.action import CollectiveUse
     from tracetool.model.pipeline import Collectives, Launch, Pipeline, RankProfile, StageProfile, TailPart
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule

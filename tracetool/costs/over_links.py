@@ -20,7 +20,7 @@ from tracetool.errors import ScenarioError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from tracetool.model.collective import CollectiveUse
+    from tracetool.model.action import CollectiveUse
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.topology import Link, Topology
 

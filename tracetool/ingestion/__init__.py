@@ -23,11 +23,9 @@ from tracetool.ingestion.discover import Discovery as Discovery
 from tracetool.ingestion.discover import discover as discover
 from tracetool.ingestion.executors import Progress as Progress
 from tracetool.ingestion.executors import Silent as Silent
-from tracetool.ingestion.executors import run_tasks
-from tracetool.ingestion.work import SourceOutcome, Task
+from tracetool.ingestion.executors import SourceOutcome, Task, run_tasks
 from tracetool.readers import ABSOLUTE_NS, Left, rows_table
-from tracetool.store.parts import source_part
-from tracetool.store.paths import as_path
+from tracetool.store import as_path, source_part
 from tracetool.store.run import Run, RunWriter, is_run
 from tracetool.version import __version__
 

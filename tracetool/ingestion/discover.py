@@ -13,7 +13,7 @@ import xxhash
 from tracetool.errors import DuplicateRank, IngestError, MalformedTrace, MissingRank, Option, UnknownFormat
 from tracetool.ingestion.walk import walk, why_unknown
 from tracetool.readers import READERS, UNRANKED, Identity, Left, Source, Splitter
-from tracetool.store.paths import is_local
+from tracetool.store import is_local
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import msgspec
 
 from tracetool.model.action import Action, ActionKind
-from tracetool.model.metrics import measure
 from tracetool.model.pipeline import P2P_MODES, ActionCost, Pipeline, RankProfile, StageProfile, TailPart
 from tracetool.model.schedule import schedule_from_orders
+from tracetool.model.timeline import measure
 from tracetool.reconstruction import record_steps
 from tracetool.reconstruction.closeup.contention import beside_ns
-from tracetool.store.parts import whole_file
+from tracetool.store import whole_file
 from tracetool.tables.fields import WithFigures, doc, fields_of
 from tracetool.tables.metrics import OF_STEP
 from tracetool.version import __version__

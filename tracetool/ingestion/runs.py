@@ -10,19 +10,18 @@ from tracetool.ingestion import IngestOptions, Silent, cached_run
 from tracetool.ingestion import ingest as read_traces
 from tracetool.ingestion.recording import keep_recording
 from tracetool.model.action import ActionKind
-from tracetool.model.metrics import measure
 from tracetool.model.pipeline import BLOCKING, BY_EDGE
-from tracetool.model.timeline import RankOp
+from tracetool.model.timeline import RankOp, measure
 from tracetool.model.topology import Topology
 from tracetool.readers import rows_table
 from tracetool.reconstruction import Reconstruction, reconstruct
-from tracetool.reconstruction.actions.links import link_rows
-from tracetool.reconstruction.capture.account import Account
+from tracetool.reconstruction.actions.hops import link_rows
+from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.capture.survey import survey_run
 from tracetool.reconstruction.memory.log import record_snapshots_apart_in_time
-from tracetool.reconstruction.steps.steps import step_facts
-from tracetool.schedules.recognise import best_fit
-from tracetool.store.paths import as_paths
+from tracetool.reconstruction.steps import step_facts
+from tracetool.schedules.names import best_fit
+from tracetool.store import as_paths
 from tracetool.store.run import Run, is_run
 from tracetool.tables.metrics import OF_RANK, OF_STEP
 from tracetool.tables.run import WHOLE_RANK
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from tracetool.causes.idle import Idle
+    from tracetool.causes.cause import Idle
     from tracetool.ingestion import Progress
     from tracetool.model.timeline import Op, Timeline
     from tracetool.reconstruction.capture.survey import Survey

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import IngestError, UnknownFormat
 from tracetool.readers import Left
-from tracetool.readers.files.byte_stream import ByteStream
+from tracetool.readers.files import ByteStream
 from tracetool.store.run import MANIFEST, is_run
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from tracetool.model.action import ActionKind
 
 if TYPE_CHECKING:
-    from tracetool.model.collective import CollectiveUse
+    from tracetool.model.action import CollectiveUse
     from tracetool.model.load import SustainedLoad
     from tracetool.model.schedule import Schedule
 

@@ -243,14 +243,14 @@ class Reader(Protocol):
 READERS: Registry[Reader] = Registry(
     "reader",
     {
-        "ndtimeline": "tracetool.readers.ndtimeline.reader:READER",
-        "ascend": "tracetool.readers.ascend.reader:READER",
-        "msprof": "tracetool.readers.msprof.reader:READER",
-        "mindinsight": "tracetool.readers.mindinsight.reader:READER",
-        "vendor": "tracetool.readers.vendor.reader:READER",
-        "memory_snapshot": "tracetool.readers.memory_snapshot.reader:READER",
+        "ndtimeline": "tracetool.readers.ndtimeline:READER",
+        "ascend": "tracetool.readers.ascend:READER",
+        "msprof": "tracetool.readers.msprof:READER",
+        "mindinsight": "tracetool.readers.mindinsight:READER",
+        "vendor": "tracetool.readers.vendor:READER",
+        "memory_snapshot": "tracetool.readers.memory_snapshot:READER",
         # The last to be asked: timelines of the others are Chrome traces too.
-        "kineto": "tracetool.readers.kineto.reader:READER",
+        "kineto": "tracetool.readers.kineto:READER",
     },
     "tracetool.readers",
 )

@@ -11,21 +11,21 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tracetool.errors import CopyableRank, MissingRank, NoDeviceActivity, NoPipeline, Option, ReconstructError
-from tracetool.model.choice import Taken
 from tracetool.model.notice import Notice, NoticeCode
 from tracetool.model.pipeline import BLOCKING
+from tracetool.model.scenario import Taken
 from tracetool.reconstruction.actions.transfers import StageOp, buffers_sends, check_counts
-from tracetool.reconstruction.capture.account import Account, Finding
+from tracetool.reconstruction.capture import Account, Finding
 from tracetool.reconstruction.capture.copies import find_copies, with_copies, without_source
 from tracetool.reconstruction.capture.groups import PipelineGroup, chosen_pipeline, find_pipelines
 from tracetool.reconstruction.capture.survey import Survey, survey_run
-from tracetool.reconstruction.closeup.closeup import Row, closeup_of, loose_rows
+from tracetool.reconstruction.closeup import Row, closeup_of, loose_rows
 from tracetool.reconstruction.closeup.contention import cost_rows
 from tracetool.reconstruction.closeup.launches import find_launches, has_late_launches, read_waits, turns_of
-from tracetool.reconstruction.memory.receive_buffers import record_standing_buffers
+from tracetool.reconstruction.memory.log import record_standing_buffers
 from tracetool.reconstruction.reasons import captured, with_cause
 from tracetool.reconstruction.recorded_step import RecordedStep, StepEvidence, record_other_steps, record_step
-from tracetool.reconstruction.steps.steps import Step, choose_step, steps_of
+from tracetool.reconstruction.steps import Step, choose_step, steps_of
 from tracetool.units import format_count, format_ranges, format_ranks
 
 _MOST_OTHER_STEPS = 7
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.timeline import Timeline, Transfer
+    from tracetool.reconstruction.actions import Segment
     from tracetool.reconstruction.actions.segments import StepWork
-    from tracetool.reconstruction.actions.work import Segment
     from tracetool.reconstruction.capture.coordinates import Coordinates
     from tracetool.reconstruction.closeup.contention import CostRow
     from tracetool.reconstruction.closeup.launches import Turn

@@ -1,4 +1,7 @@
-"""One step as it was recorded: its actions, messages, memory and what follows, and the pipeline that they make."""
+"""One step as it was recorded: its actions, messages, memory and what follows, and the pipeline that they make.
+
+The Timeline of the step that was recorded.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,12 @@ from tracetool.model.action import Action, ActionKind
 from tracetool.model.notice import NoticeCode
 from tracetool.model.pipeline import Pipeline, RankProfile, StageProfile
 from tracetool.model.schedule import schedule_from_orders
-from tracetool.reconstruction.actions.cautions import note_cautions
-from tracetool.reconstruction.actions.collective_uses import RankUses, step_collectives, uses_of
+from tracetool.model.timeline import Op, RankOp, Timeline
+from tracetool.reconstruction.actions.cautions import check_times, note_cautions
 from tracetool.reconstruction.actions.hops import join_labelled, tensors_per_hop
-from tracetool.reconstruction.actions.message_times import check_times
-from tracetool.reconstruction.actions.profiler_time import note_profiler, profiler_spans
 from tracetool.reconstruction.actions.segments import StepWork, find_work
-from tracetool.reconstruction.actions.surroundings import outside_ns
-from tracetool.reconstruction.actions.tails import tails_without_waits
+from tracetool.reconstruction.actions.surroundings import note_profiler, outside_ns, profiler_spans
+from tracetool.reconstruction.actions.tails import RankUses, step_collectives, tails_without_waits, uses_of
 from tracetool.reconstruction.actions.transfers import (
     StageOp,
     StepMessages,
@@ -27,26 +28,89 @@ from tracetool.reconstruction.actions.transfers import (
     messages_of_step,
     p2p_mode,
     payload,
+    shifted,
     stage_ops,
 )
-from tracetool.reconstruction.capture.account import Account
-from tracetool.reconstruction.closeup.closeup import read_residents
+from tracetool.reconstruction.capture import Account
+from tracetool.reconstruction.closeup import read_residents
 from tracetool.reconstruction.closeup.contention import read_devices
-from tracetool.reconstruction.closeup.loads import rank_load
-from tracetool.reconstruction.memory.memory import MemoryFacts, memory_facts
-from tracetool.reconstruction.memory.receive_buffers import standing_buffer_bytes
-from tracetool.reconstruction.observed_timeline import observed_timeline
+from tracetool.reconstruction.closeup.slowdown import rank_load
+from tracetool.reconstruction.memory import MemoryFacts, memory_facts
+from tracetool.reconstruction.memory.log import standing_buffer_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tracetool.model.timeline import Timeline, Transfer
-    from tracetool.reconstruction.actions.work import RankWork, Tail
+    from tracetool.model.timeline import Transfer
+    from tracetool.reconstruction.actions import RankWork, Tail
+    from tracetool.reconstruction.actions.surroundings import Spans
+    from tracetool.reconstruction.capture.clocks import Clocks
     from tracetool.reconstruction.capture.groups import PipelineGroup
     from tracetool.reconstruction.capture.survey import Survey
     from tracetool.reconstruction.closeup.contention import Resident
-    from tracetool.reconstruction.steps.steps import Step
+    from tracetool.reconstruction.memory import MemoryFacts
+    from tracetool.reconstruction.steps import Step
     from tracetool.store.run import Run
+
+
+def observed_timeline(
+    group: PipelineGroup,
+    work: Mapping[int, RankWork],
+    transfers: Sequence[Transfer],
+    memory: Mapping[int, MemoryFacts],
+    clocks: Clocks,
+    profiler: Mapping[int, Spans],
+    origin: int,
+) -> Timeline:
+    """The Timeline of the step as it was recorded.
+
+    Args:
+        group: The pipeline.
+        work: What each global rank computed.
+        transfers: Messages between stages.
+        memory: Memory of each global rank.
+        clocks: How far each rank's clock is ahead.
+        profiler: When the profiler was at work on each global rank.
+        origin: Aligned time at which the Timeline begins, ns.
+    """
+    ops: list[Op] = []
+    tails: list[RankOp] = []
+    for position, rank in enumerate(group.ranks):
+        mine = [
+            Op(
+                position, s.stage, s.kind, s.microbatch,
+                clocks.aligned_ns(rank, s.start_ns) - origin, s.end_ns - s.start_ns,
+            )
+            for s in work[rank].segments
+        ]  # fmt: skip
+        ops += mine
+        at = max(op.end_ns for op in mine)
+        for part in work[rank].tail:
+            tails.append(RankOp(position, part.kind, at, part.duration_ns))
+            at += part.duration_ns
+    return Timeline(
+        name="observed",
+        global_ranks=group.ranks,
+        ops=(*ops, *tails),
+        transfers=tuple(shifted(t, origin) for t in transfers),
+        memory=tuple(
+            memory[rank].curve(work[rank].segments, origin - _shift(clocks, work[rank], rank)) for rank in group.ranks
+        ),
+        overhead_bytes=tuple(memory[rank].overhead_bytes for rank in group.ranks),
+        profiler=tuple(
+            tuple(
+                (clocks.aligned_ns(rank, start) - origin, clocks.aligned_ns(rank, end) - origin)
+                for start, end in profiler[rank]
+            )
+            for rank in group.ranks
+        ),
+    )
+
+
+def _shift(clocks: Clocks, work: RankWork, rank: int) -> int:
+    """What aligning adds to the rank's times in this step (drift within a step is far below a microsecond)."""
+    start = work.segments[0].start_ns
+    return clocks.aligned_ns(rank, start) - start
 
 
 class StepEvidence(NamedTuple):

@@ -12,20 +12,16 @@ from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from tracetool.replays.engine import Times, run
+from tracetool.replays.engine import Times, compiled_engine, run
 from tracetool.replays.graph import TaskKind, build_graph
-from tracetool.replays.native import compiled_engine
-from tracetool.replays.plan import NodeOrder, make_plan
-from tracetool.replays.sweeping import Durations, sweep
+from tracetool.replays.sweeping import Durations, NodeOrder, make_plan, sweep
 
 if TYPE_CHECKING:
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.schedule import Schedule
     from tracetool.model.topology import Link, Path, Topology
-    from tracetool.replays.flow import Bools, Int32s, Int64s
+    from tracetool.replays.flow import Bools, Int32s, Int64s, Message, Slowdown
     from tracetool.replays.graph import TaskGraph
-    from tracetool.replays.program import Message
-    from tracetool.replays.slowdown import Slowdown
 
 
 @dataclass(frozen=True, slots=True)

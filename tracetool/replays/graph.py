@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from tracetool.model.action import Action
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.schedule import Schedule
-    from tracetool.replays.flow import Bools, Flow, Int32s
+    from tracetool.replays.flow import Bools, Flow, Int32s, Message
     from tracetool.replays.placing import Placed
-    from tracetool.replays.program import Message
 
     Int8s = np.ndarray[Any, np.dtype[np.int8]]
 

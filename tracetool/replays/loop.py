@@ -15,9 +15,8 @@ from tracetool.replays.graph import TaskKind
 if TYPE_CHECKING:
     from tracetool.model.action import ActionKind
     from tracetool.model.load import SustainedLoad
-    from tracetool.replays.flow import Int32s, Int64s
+    from tracetool.replays.flow import Int32s, Int64s, Slowdown
     from tracetool.replays.graph import TaskGraph
-    from tracetool.replays.slowdown import Slowdown
 
 
 class Loop:

@@ -16,7 +16,7 @@ from tracetool.errors import Option, UnsupportedShape
 from tracetool.model.timeline import Op
 
 if TYPE_CHECKING:
-    from tracetool.model.collective import CollectiveUse
+    from tracetool.model.action import CollectiveUse
     from tracetool.model.pipeline import Pipeline, RankProfile, TailPart
     from tracetool.model.schedule import Schedule
     from tracetool.model.timeline import Timeline

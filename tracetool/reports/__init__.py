@@ -64,6 +64,13 @@ def report_for(file: str) -> Report | None:
     return REPORTS.get(suffixes[max(fitting, key=len)]) if fitting else None
 
 
+def as_json(value: object) -> bytes:
+    """What scripts read: indented, with a final newline."""
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+
+
 def run_facts(
     name: str, manifest: Mapping[str, Any], command: str, run: Run | None = None, recording: Recording | None = None
 ) -> RunFacts:

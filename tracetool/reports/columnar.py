@@ -13,7 +13,7 @@ from tracetool.model.timeline import Timeline
 from tracetool.reconstruction import Reconstruction
 from tracetool.replays import Replayed
 from tracetool.sweeps import Sweep
-from tracetool.tables.columns import Column, Table, nullable, table
+from tracetool.tables import Column, Table, nullable, table
 from tracetool.tables.metrics import METRICS, OF_STEP
 from tracetool.whatif.results import Answer, Result
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
-    from tracetool.model.metrics import Metrics
+    from tracetool.model.timeline import Metrics
 
 _SCHEDULE = Column("schedule", "string", "Name of the schedule.")
 _EXTRA = nullable(

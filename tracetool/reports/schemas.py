@@ -9,20 +9,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from tracetool.baselines.history import Value
+from tracetool.baselines import Value
 from tracetool.comparison.config import Config
 from tracetool.comparison.report import REPORT_SCHEMA, ReportInfo
 from tracetool.reports.advice.json import AdviceInfo
-from tracetool.reports.answer.written import WrittenInfo
+from tracetool.reports.answer.json import WrittenInfo
 from tracetool.reports.checks.stragglers import StragglersInfo
 from tracetool.reports.checks.trends import TrendsInfo
 from tracetool.reports.checks.validation import ValidationInfo
 from tracetool.reports.comparison.json import ComparisonInfo
 from tracetool.reports.explanation.json import ExplanationInfo
-from tracetool.reports.recording.catalog import CatalogInfo
-from tracetool.reports.recording.discovery import DiscoveryInfo
-from tracetool.reports.recording.summary import SummaryInfo
-from tracetool.reports.schedules import OrderInfo, ScheduleInfo
+from tracetool.reports.recording.catalog import CatalogInfo, OrderInfo, ScheduleInfo
+from tracetool.reports.recording.summary import DiscoveryInfo, SummaryInfo
 from tracetool.reports.studies.geopipe import GeoPipeInfo
 from tracetool.reports.sweep.json import SweepInfo
 from tracetool.store.query import examples, macro_docs, sql_text, view_docs, view_statements
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracetool.store.query import Example
-    from tracetool.tables.columns import Table
+    from tracetool.tables import Table
 
 _BASE = REPORT_SCHEMA.rpartition(":")[0]
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"

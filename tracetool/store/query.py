@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 import msgspec
 
 from tracetool.errors import BadQuery
-from tracetool.store.paths import is_local, location, make_readable, pattern
+from tracetool.store import is_local, location, make_readable, pattern
 from tracetool.tables.fields import doc
 from tracetool.tables.metrics import IN_REPORTS, METRICS
 from tracetool.tables.run import TABLES, Table

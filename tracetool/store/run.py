@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tracetool.errors import AlreadyExists, NotARun, Option, SchemaVersion, StoreError, UnknownName
-from tracetool.store.parts import part_path, read_parts, whole_file, write_part
-from tracetool.store.paths import as_path, is_local, remove_tree
+from tracetool.store import as_path, is_local, part_path, read_parts, remove_tree, whole_file, write_part
 from tracetool.store.query import Lens, connect, empty_source, make_views, seal, table_sources
 from tracetool.tables.run import SCHEMA_VERSION, TABLES
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from tracetool.model.notice import Notice, NoticeCode
-from tracetool.reconstruction.capture.account import Account
+from tracetool.reconstruction.capture import Account
 from tracetool.stragglers.equalize import Averages, Where, places
 from tracetool.stragglers.measured import job_steps
 from tracetool.stragglers.step import JobStep, StepReplay

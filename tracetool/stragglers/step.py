@@ -10,7 +10,7 @@ from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import TailPart
 from tracetool.model.scenario import Scenario
 from tracetool.replays.evaluation import evaluate
-from tracetool.replays.program import Dataflow
+from tracetool.replays.flow import Dataflow
 from tracetool.replays.tail import run_tails
 
 if TYPE_CHECKING:

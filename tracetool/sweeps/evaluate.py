@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypedDict
 
 from tracetool.errors import ScenarioError, ScheduleError
 from tracetool.replays import p2p_of
+from tracetool.replays.evaluation import stages_for
 from tracetool.replays.problem import pose
-from tracetool.replays.stages import stages_for
 from tracetool.schedules import build_schedule, needs_costs, tuning_of
 from tracetool.sweeps.replays import Replays
 from tracetool.sweeps.results import SweepPoint
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import PipelineShape, Schedule
     from tracetool.model.topology import Topology
-    from tracetool.sweeps.column import LinkColumn, Swept
+    from tracetool.sweeps.grid import LinkColumn, Swept
     from tracetool.whatif.accuracy import KnownError
     from tracetool.whatif.depth import Depth, WarmUps
 

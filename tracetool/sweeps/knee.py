@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.errors import ScheduleError
-from tracetool.replays.stages import stages_for
+from tracetool.replays.evaluation import stages_for
 from tracetool.schedules import build_schedule, needs_costs, tuning_of
 from tracetool.sweeps.bend import (
     KNEE_RATIO,
@@ -32,9 +32,9 @@ from tracetool.sweeps.bend import (
     drive,
     hidden_latency,
 )
-from tracetool.sweeps.column import Swept
 from tracetool.sweeps.evaluate import ColumnPiece, Evaluator, KnownOrders
-from tracetool.sweeps.memory import memory_need
+from tracetool.sweeps.grid import Swept
+from tracetool.sweeps.replays import memory_need
 from tracetool.sweeps.results import Knee
 
 if TYPE_CHECKING:

@@ -1,14 +1,17 @@
-"""One schedule family over many links: every order is compiled once, and every depth searched for all links at once."""
+"""One schedule family over many links: every order is compiled once, and every depth searched for all links at once.
+
+What a schedule needs in memory. It hangs on the order on each rank alone, not on when things run.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tracetool.costs.measured import MeasuredCosts
 from tracetool.errors import ScheduleDeadlock
-from tracetool.model.metrics import Metrics
+from tracetool.model.timeline import Metrics, memory_curve
 from tracetool.replays.scenarios import Replayer
-from tracetool.sweeps.memory import memory_need
 from tracetool.whatif.depth import Tried, WarmUps, search_warm_ups, shortest_cycle_ns
 from tracetool.whatif.memory_limit import fits
 
@@ -21,9 +24,46 @@ if TYPE_CHECKING:
     from tracetool.model.topology import Topology
     from tracetool.replays.scenarios import StepTimes
     from tracetool.schedules import Tuning
-    from tracetool.sweeps.column import WarmUp
-    from tracetool.sweeps.memory import MemoryNeed
+    from tracetool.sweeps.grid import WarmUp
     from tracetool.whatif.depth import Depth
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """Memory of each pipeline rank, whatever the links.
+
+    Attributes:
+        peak_bytes: Highest allocation; None if unknown.
+        overhead_bytes: What it occupies beyond that, as measured; None if unknown.
+    """
+
+    peak_bytes: tuple[int | None, ...]
+    overhead_bytes: tuple[int | None, ...]
+
+
+def memory_need(pipeline: Pipeline, schedule: Schedule, scenario: Scenario) -> MemoryNeed:
+    """What ``measure`` finds in the memory curves of a replay, without one.
+
+    Args:
+        pipeline: What was measured.
+        schedule: The order.
+        scenario: May replace activation and static bytes.
+
+    Raises:
+        UnsupportedShape: If the trace does not tell what an action costs.
+    """
+    costs = MeasuredCosts(pipeline, scenario, schedule)
+    peaks: list[int | None] = []
+    for rank, order in enumerate(schedule.orders):
+        actions = [costs.action(action) for action in order]
+        curve = memory_curve(
+            costs.static_bytes(rank),
+            [(0, 0, cost.held_bytes, cost.peak_bytes) for cost in actions],
+            costs.tail_peak_bytes(rank),
+        )
+        peaks.append(None if curve is None else max(level for _, level in curve))
+    ranks = range(len(schedule.orders))
+    return MemoryNeed(tuple(peaks), tuple(costs.overhead_bytes(rank) for rank in ranks))
 
 
 @dataclass(frozen=True, slots=True)

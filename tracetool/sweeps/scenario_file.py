@@ -16,7 +16,7 @@ import msgspec
 from tracetool.errors import BadQuantity, BadTopology, ScenarioError
 from tracetool.model.pipeline import P2PMode  # noqa: TC001 - msgspec reads it
 from tracetool.model.topology import Topology, parse_link
-from tracetool.sweeps.ranges import parse_distances
+from tracetool.sweeps.asked import parse_distances
 from tracetool.tables.fields import doc
 from tracetool.units import parse_bandwidth_bytes_per_s, parse_duration_ns, parse_size_bytes
 

@@ -1,1 +1,102 @@
-"""Every table and its columns, declared once."""
+"""Every table and its columns, declared once.
+
+What a table is made of: columns, their types and what they mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
+
+SCHEMA_VERSION = "4.1"
+
+ColumnType = Literal["int64", "int32", "float64", "bool", "string", "category", "list<int32>"]
+
+_JSON_TYPES: dict[str, dict[str, Any]] = {
+    "int64": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+    "int32": {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1},
+    "float64": {"type": "number"},
+    "bool": {"type": "boolean"},
+    "string": {"type": "string"},
+    "category": {"type": "string"},
+    "list<int32>": {"type": "array", "items": {"type": "integer"}},
+}
+_UNITS = (("_bytes_per_s", "B/s"), ("_bytes", "B"), ("_ns", "ns"), ("_ratio", "1"))
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its type (``category`` is a dictionary-encoded string) and what it means."""
+
+    name: str
+    type: ColumnType
+    doc: str
+    nullable: bool = False
+
+    def json_schema(self) -> dict[str, Any]:
+        """What a value is as JSON."""
+        kind = dict(_JSON_TYPES[self.type])
+        if self.nullable:
+            kind["type"] = [kind["type"], "null"]
+        kind |= {"description": self.doc, "x-arrow-type": self.type}
+        unit = next((unit for suffix, unit in _UNITS if self.name.endswith(suffix)), None)
+        return kind | ({"x-unit": unit} if unit else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table: what a row is, its columns, and the schema's minor version that brought it."""
+
+    name: str
+    doc: str
+    columns: tuple[Column, ...]
+    since_minor: int = 0
+
+    def json_schema(self) -> dict[str, Any]:
+        """What a row is as JSON."""
+        return {
+            "type": "object",
+            "additionalProperties": False,
+            "required": [column.name for column in self.columns],
+            "properties": {column.name: column.json_schema() for column in self.columns},
+        }
+
+    def arrow_schema(self, names: Sequence[str] | None = None) -> pa.Schema:
+        """The Arrow schema, with the doc lines as field metadata.
+
+        Args:
+            names: Columns to have, in order; by default all.
+        """
+        import pyarrow as pa
+
+        types = {
+            "int64": pa.int64(),
+            "int32": pa.int32(),
+            "float64": pa.float64(),
+            "bool": pa.bool_(),
+            "string": pa.string(),
+            "category": pa.dictionary(pa.int32(), pa.string()),
+            "list<int32>": pa.list_(pa.int32()),
+        }
+        by_name = {column.name: column for column in self.columns}
+        columns = self.columns if names is None else [by_name[name] for name in names]
+        return pa.schema(
+            [pa.field(c.name, types[c.type], nullable=c.nullable, metadata={"doc": c.doc}) for c in columns],
+            metadata={"doc": self.doc, "schema_version": SCHEMA_VERSION},
+        )
+
+
+def table(name: str, doc: str, *columns: Column, since_minor: int = 0) -> Table:
+    """A table, its columns listed one by one."""
+    return Table(name, doc, columns, since_minor)
+
+
+def nullable(name: str, kind: ColumnType, doc: str) -> Column:
+    """A column whose value may be unknown."""
+    return Column(name, kind, doc, nullable=True)

@@ -1,7 +1,7 @@
 """Each metric once: its name, unit, which way is better, what it means, and where it stands.
 
 JSON, the tables of a Run and of results, views of SQL, comparison and histories all follow from here; what a figure of
-a step is computed by stands in ``tracetool.model.metrics``.
+a step is computed by stands in ``tracetool.model.timeline``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tracetool.tables.columns import Column
+from tracetool.tables import Column
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ column says otherwise.
 
 from __future__ import annotations
 
-from tracetool.tables.columns import SCHEMA_VERSION, Column, Table, nullable, table
+from tracetool.tables import SCHEMA_VERSION, Column, Table, nullable, table
 
 __all__ = ["SCHEMA_VERSION", "TABLES", "Column", "Table"]
 

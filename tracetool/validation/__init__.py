@@ -10,19 +10,16 @@ from typing import TYPE_CHECKING
 
 from tracetool.costs.borrowed import with_memory_of
 from tracetool.errors import ScenarioError, TraceToolError
-from tracetool.model.metrics import measure
 from tracetool.model.scenario import Scenario
+from tracetool.model.timeline import measure
 from tracetool.model.topology import between_ranks
-from tracetool.replays.evaluation import evaluate
-from tracetool.replays.stages import stages_for
+from tracetool.replays.evaluation import evaluate, stages_for
 from tracetool.schedules import build_schedule
 from tracetool.schedules.names import beside, schedule_name
-from tracetool.validation.kendall import kendall_tau_b
-from tracetool.validation.left_over import left_over_microbatches
-from tracetool.validation.match import check_row
-from tracetool.validation.modes import p2p_mode
+from tracetool.validation.match import check_row, left_over_microbatches
+from tracetool.validation.measured import p2p_mode
 from tracetool.validation.notes import notes_on
-from tracetool.validation.rows import PredictedRow, Prediction
+from tracetool.validation.rows import PredictedRow, Prediction, kendall_tau_b
 from tracetool.whatif.remarks import host_notes, memory_remarks
 
 if TYPE_CHECKING:

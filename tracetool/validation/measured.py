@@ -1,6 +1,10 @@
 """The form of a file of measured steps, and how it is read.
 
 The structs below are the form: ``schemas/measured.schema.json`` is made from them. Keys beyond theirs are allowed.
+
+What is wrong with a value of a file of measured steps, in words.
+
+P2P modes as files of measured steps write them.
 """
 
 from __future__ import annotations
@@ -8,23 +12,75 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import re
 from collections import Counter
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import msgspec
 
-from tracetool.errors import BadMeasurement
+from tracetool.errors import BadMeasurement, ScenarioError
 from tracetool.model.notice import Notice, NoticeCode, Notices
-from tracetool.model.pipeline import P2P_MODE_NAMES
+from tracetool.model.pipeline import P2P_MODE_NAMES, P2P_MODES
 from tracetool.model.topology import RankLink
+from tracetool.schedules.names import normalised
 from tracetool.tables.fields import doc
-from tracetool.validation.faults import FORM, fault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from tracetool.model.pipeline import P2PMode
+
+FORM = "schemas/measured.schema.json and the README (Check it on your own machine) have the form"
+
+_TYPES = {
+    "float": "a number", "int": "a whole number", "str": "text in quotes", "array": "a list", "object": "an object",
+    "bool": "true or false", "null": "null",
+}  # fmt: skip
+_LIMITS = {">=": "of at least", "<=": "of at most", ">": "above", "<": "below", "of length": "of length"}
+_EXPECTED = re.compile(r"Expected `(?P<types>[^`]+)`(?: (?P<limit>>=|<=|>|<|of length) (?P<bound>[^,]+))?")
+_MISSING = re.compile(r"Object missing required field `(?P<field>[^`]+)`")
+_STEPS = re.compile(r"[^.\[\]]+")
+_LONGEST = 40
+
+
+def fault(error: msgspec.ValidationError, value: Any) -> str:
+    """What msgspec found, with the field in front and what stands there behind.
+
+    Args:
+        error: Its words, such as ``Expected `float` >= 1e-06 - at `$.step_ms```.
+        value: The object that was read.
+    """
+    text, _, place = str(error).partition(" - at ")
+    field = place.strip("`").removeprefix("$").removeprefix(".")
+    missing, expected = _MISSING.match(text), _EXPECTED.match(text)
+    at = f"field {field}: " if field else ""
+    if missing is not None:
+        return f"{at}the field {missing['field']!r} is missing"
+    if expected is None:
+        return at + text.rstrip(".").replace("`", "'")
+    types = " or ".join(_TYPES.get(name, name) for name in expected["types"].split(" | "))
+    limit = f" {_LIMITS[expected['limit']]} {_number(expected['bound'])}" if expected["limit"] else ""
+    return f"{at}must be {types}{limit}, is {_shown(_at(value, field))}"
+
+
+def _number(text: str) -> str:
+    return f"{Decimal(text).normalize():,f}"
+
+
+def _at(value: Any, field: str) -> Any:
+    for step in _STEPS.findall(field):
+        value = value[int(step)] if isinstance(value, list) else value[step]
+    return value
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + " ..."
+
 
 _MOST = 1e12
 """Beyond any figure of this form, and far from where decimal digits are lost."""
@@ -224,3 +280,17 @@ def _misspelt(rows: Sequence[Mapping[str, Any]]) -> list[Notice]:
                     f"row {number} ({row['name']}): the key {key!r} is not used; is {close[0]!r} meant?",
                 )
     return notes
+
+
+def p2p_mode(name: str | None) -> P2PMode | None:
+    """The p2p mode that a word stands for; None stays None.
+
+    Raises:
+        ScenarioError: If there is no such mode.
+    """
+    if name is None:
+        return None
+    for mode in P2P_MODES:
+        if normalised(mode) == normalised(name):
+            return mode
+    raise ScenarioError(f"no p2p mode named {name!r}; known: {', '.join(P2P_MODES)}.")

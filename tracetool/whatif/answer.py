@@ -6,21 +6,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tracetool.errors import BadTopology, Option, ScenarioError, ScheduleError
-from tracetool.model.metrics import measure
 from tracetool.model.notice import Notice, NoticeCode, Notices
 from tracetool.model.scenario import Scenario
-from tracetool.replays.evaluation import evaluate
+from tracetool.model.timeline import measure
+from tracetool.replays.evaluation import evaluate, stages_for
 from tracetool.replays.problem import pose
-from tracetool.replays.stages import stages_for
 from tracetool.schedules import build_schedule, needs_costs, parse_names, tuning_of
-from tracetool.schedules.heeded import choice_of, refuse_chunks, refuse_unheeded
-from tracetool.schedules.names import named_here, schedule_name
-from tracetool.schedules.recognise import recognise
+from tracetool.schedules.names import choice_of, named_here, recognise, refuse_chunks, refuse_unheeded, schedule_name
 from tracetool.whatif.accuracy import known_error
 from tracetool.whatif.best import choose, recorded_schedule, recorded_test, rests_on
 from tracetool.whatif.depth import choose_warm_ups
-from tracetool.whatif.each_step import predict_each_step
-from tracetool.whatif.jitter import spread
 from tracetool.whatif.memory_limit import find_shortage, fits
 from tracetool.whatif.remarks import (
     derived_remarks,
@@ -34,6 +29,7 @@ from tracetool.whatif.remarks import (
     transfer_remarks,
 )
 from tracetool.whatif.results import Answer, Fidelity, Refused, Result, step_change, step_change_error
+from tracetool.whatif.variation import predict_each_step, spread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,7 @@ from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
 from tracetool.replays import p2p_of
 from tracetool.schedules import SCHEDULES, needs_costs
-from tracetool.schedules.recognise import recognise
+from tracetool.schedules.names import recognise
 from tracetool.whatif.accuracy import format_error, is_within_error
 from tracetool.whatif.depth import RELEVANT_RATIO
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from tracetool.whatif.seen_errors import SEEN
 
 if TYPE_CHECKING:
-    from tracetool.model.metrics import Metrics
     from tracetool.model.scenario import Scenario
-    from tracetool.model.timeline import Op, RankOp, Timeline
+    from tracetool.model.timeline import Metrics, Op, RankOp, Timeline
 
 
 @dataclass(frozen=True, slots=True)

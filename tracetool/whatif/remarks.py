@@ -7,16 +7,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.causes import profiler_ns
-from tracetool.costs.alike import layers_of_stages
-from tracetool.costs.at_rest import ends_of
+from tracetool.costs.borrowed import layers_of_stages
 from tracetool.costs.measured import WEIGHT_SUMS_RATIO
 from tracetool.costs.over_links import crossing_uses, over_links, pipelines_joined, places_of
+from tracetool.costs.recut import ends_of
 from tracetool.errors import Option, ScenarioError
 from tracetool.model.action import ActionKind
-from tracetool.model.metrics import Metrics, measure
 from tracetool.model.notice import Notice, NoticeCode, Notices
 from tracetool.model.pipeline import BY_EDGE, P2P_MODES, POSTED_AHEAD_NEEDS
-from tracetool.reconstruction.closeup.host_gaps import gap_shares, notes_on_gaps
+from tracetool.model.timeline import Metrics, measure
+from tracetool.reconstruction.closeup.slowdown import gap_shares, notes_on_gaps
 from tracetool.replays.evaluation import evaluate
 from tracetool.schedules import tuning_of
 from tracetool.units import format_duration, format_size

@@ -7,26 +7,24 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from tracetool.causes import idle_intervals, idles_of
-from tracetool.model.choice import Choice, Taken
 from tracetool.model.pipeline import BY_EDGE
+from tracetool.model.scenario import Choice, Taken
 from tracetool.model.topology import Topology
 from tracetool.units import format_duration
 from tracetool.whatif.accuracy import change_error_ratio
 from tracetool.whatif.best import Chosen, choose, evidence_of, recorded_test
 
 if TYPE_CHECKING:
-    from tracetool.causes.idle import Idle
-    from tracetool.model.metrics import Metrics
+    from tracetool.causes.cause import Idle
     from tracetool.model.notice import Notice
     from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.model.scenario import Scenario
-    from tracetool.model.timeline import Timeline
+    from tracetool.model.timeline import Metrics, Timeline
     from tracetool.replays import Replayed
     from tracetool.whatif.accuracy import KnownError
     from tracetool.whatif.best import Evidence
-    from tracetool.whatif.each_step import StepPrediction
-    from tracetool.whatif.jitter import Spread
     from tracetool.whatif.memory_limit import Shortage
+    from tracetool.whatif.variation import Spread, StepPrediction
 
 
 @dataclass(frozen=True)

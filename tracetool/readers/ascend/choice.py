@@ -28,6 +28,7 @@ from tracetool.readers.ascend.memory import (
     text_module_rows,
 )
 from tracetool.readers.ascend.view import View
+from tracetool.readers.cann import csv_rows
 from tracetool.readers.cann.comms import (
     COMMUNICATION,
     MATRIX,
@@ -40,7 +41,6 @@ from tracetool.readers.cann.comms import (
 from tracetool.readers.cann.db import Names
 from tracetool.readers.cann.kernels import KERNEL_DETAILS, CommunicationTask, Kernels, PhaseKernel
 from tracetool.readers.cann.parts import MEMORY, MODULE_MEMORY, OPERATOR_MEMORY, STEP_TRACE, TRACE_VIEW, nobody
-from tracetool.readers.cann.text import csv_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.readers import FilePlace
 from tracetool.readers.ascend.db_rows import Keyed, span
+from tracetool.readers.cann import MB_OF_LINKS, scaled, small_integer
 from tracetool.readers.cann.comms import (
     LOCAL,
     RDMA,
@@ -25,9 +26,7 @@ from tracetool.readers.cann.comms import (
     operation_kind,
 )
 from tracetool.readers.cann.db import Names, enumeration, known, whole
-from tracetool.readers.cann.kernels import CommunicationTask
-from tracetool.readers.cann.links import LoggedTraffic
-from tracetool.readers.cann.text import MB_OF_LINKS, scaled, small_integer
+from tracetool.readers.cann.kernels import CommunicationTask, LoggedTraffic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -13,16 +13,9 @@ from array import array
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
+from tracetool.readers.cann import KB_OF_MEMORY, MB_OF_MEMORY, csv_rows, lost_digits, scaled, time_ns
 from tracetool.readers.cann.db import Names, enumeration, whole
 from tracetool.readers.cann.kernels import CHUNK_ROWS
-from tracetool.readers.cann.text import (
-    KB_OF_MEMORY,
-    MB_OF_MEMORY,
-    csv_rows,
-    lost_digits,
-    scaled,
-    time_ns,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tracetool.readers.cann.tracks import ABSENT, PYTHON, is_kernel_type
-from tracetool.readers.chrome.columns import Field
+from tracetool.readers.chrome import Field
 from tracetool.readers.chrome.compiled import event_scanner
 from tracetool.readers.chrome.scan import ChromeTrace
-from tracetool.readers.files.byte_stream import ByteStream
+from tracetool.readers.files import ByteStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

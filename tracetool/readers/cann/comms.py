@@ -13,16 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from tracetool.readers.cann.links import LoggedTraffic
-from tracetool.readers.cann.salvage import operations
-from tracetool.readers.cann.text import (
-    MB_OF_LINKS,
-    NS_PER_MS,
-    raw_text,
-    scaled,
-    small_integer,
-    time_ns,
-)
+from tracetool.readers.cann import MB_OF_LINKS, NS_PER_MS, operations, raw_text, scaled, small_integer, time_ns
+from tracetool.readers.cann.kernels import LoggedTraffic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

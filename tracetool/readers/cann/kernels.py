@@ -1,4 +1,7 @@
-"""``kernel_details.csv``: one record per device task, communication operations among them."""
+"""``kernel_details.csv``: one record per device task, communication operations among them.
+
+What a rank logged that it exchanged with another member of a group.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,25 @@ from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.readers.cann.text import csv_rows, integer, lost_digits, small_integer, time_ns
-from tracetool.readers.files.repeats import TWICE, Repeats
+from tracetool.readers.cann import csv_rows, integer, lost_digits, small_integer, time_ns
+from tracetool.readers.files.spill import TWICE, Repeats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tracetool.readers import SourceReport
-    from tracetool.readers.cann.links import LoggedTraffic
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedTraffic:
+    """Bytes that a rank logged between two members of a group, counted inside the group."""
+
+    own: int
+    peer: int
+    transport: str
+    size_bytes: int
+
 
 CHUNK_ROWS = 1 << 16
 _FARTHEST = 1 << 62

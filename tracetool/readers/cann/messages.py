@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from tracetool.readers import Group, SourceReport
     from tracetool.readers.cann.comms import CommOperation
-    from tracetool.readers.cann.kernels import PhaseKernel
-    from tracetool.readers.cann.links import LoggedTraffic
+    from tracetool.readers.cann.kernels import LoggedTraffic, PhaseKernel
 
 BATCH = "batchsendrecv"
 SEND, RECV = "send", "recv"

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tracetool.readers import Claim, Group, Identity, Left, Source
+from tracetool.readers.cann import csv_header, csv_rows, decoded, small_integer
 from tracetool.readers.cann.comms import COMMUNICATION, MATRIX
 from tracetool.readers.cann.db import companions, opened, unmerged
 from tracetool.readers.cann.db_identity import (
@@ -24,7 +25,6 @@ from tracetool.readers.cann.db_identity import (
     rank_in_name,
 )
 from tracetool.readers.cann.kernels import KERNEL_DETAILS
-from tracetool.readers.cann.text import csv_header, csv_rows, decoded, small_integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

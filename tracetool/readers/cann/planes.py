@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.readers.cann.comms import LOCAL, RDMA, CommOperation, group_hash
-from tracetool.readers.cann.links import LoggedTraffic
+from tracetool.readers.cann.kernels import LoggedTraffic
 from tracetool.readers.cann.tracks import ABSENT
 from tracetool.readers.files.spill import Spill
 

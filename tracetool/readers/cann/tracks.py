@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.readers.cann.text import lost_digits, time_ns
+from tracetool.readers.cann import lost_digits, time_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from tracetool.errors import TraceToolError, UnknownName
-from tracetool.readers.chrome.columns import MEANINGS, Scanned, text_column
+from tracetool.readers.chrome import MEANINGS, Scanned, text_column
 from tracetool.readers.chrome.plain import PlainScanner
 
 if TYPE_CHECKING:
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from tracetool.readers.chrome import _scan
-    from tracetool.readers.chrome.columns import Field, Scanner, Status
+    from tracetool.readers.chrome import Field, Scanner, Status, _scan
 
 Kind = Literal["text", "json", "int", "time"]
 Column = tuple[bytearray, bytearray] | tuple[bytearray, list[bytes]]
@@ -101,7 +100,7 @@ def _load() -> type[_scan.Scanner]:
 
 
 class CompiledScanner:
-    """Takes events out of text; see :class:`tracetool.readers.chrome.columns.Scanner`.
+    """Takes events out of text; see :class:`tracetool.readers.chrome.Scanner`.
 
     Args:
         fields: The columns; the first two are ``ph`` and ``cat``.

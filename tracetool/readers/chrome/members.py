@@ -1,6 +1,10 @@
 """The members of one JSON object in text, their values skipped and not built: where the events are, what stands beside.
 
 A key counts where it is a key of the object itself: not inside a value, not inside a text.
+
+Where the list of events of a Chrome trace begins, and whether the trace ends soundly after it.
+
+What stands around the events of a Chrome trace: metadata before and after them, read even if damaged.
 """
 
 from __future__ import annotations
@@ -8,9 +12,16 @@ from __future__ import annotations
 import json
 import re
 from enum import Enum, auto
-from typing import NamedTuple
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tracetool.readers.files import ByteStream
 
 EVENTS_KEY = "traceEvents"
 
@@ -151,3 +162,229 @@ def _is_sound(value: bytes) -> bool:
             return False
         return end == len(value)
     return True
+
+
+BARE = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[")
+_HEAD_LIMIT_BYTES = 16 << 20
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_FOLLOWING_BYTES = 1 << 18
+_OF_TRACES = frozenset({"schemaVersion", "deviceProperties", "distributedInfo"})
+"""Keys that an object with a list of events has, and an event has not."""
+
+
+class Beginning(NamedTuple):
+    """Where a list of events begins.
+
+    Attributes:
+        at: After its bracket; None if it was not met yet.
+        is_member: Whether it is a member of the trace's own object, in text that is sound up to there.
+        is_sound: Whether more text may still show it as such.
+    """
+
+    at: int | None
+    is_member: bool = False
+    is_sound: bool = False
+
+
+def beginning(data: bytes, looked: int, *, is_sound: bool, is_all: bool) -> Beginning:
+    """Where the list of events begins.
+
+    Args:
+        data: Text from the beginning of the file.
+        looked: How much of it was searched before.
+        is_sound: Whether what was searched may be the sound beginning of an object.
+        is_all: Whether no more text follows.
+    """
+    if (match := BARE.match(data)) is not None:
+        return Beginning(match.end())
+    if is_sound and (at := opening(data)) is not None:
+        walked = walk(data, at)
+        if walked.stop is Stop.EVENTS:
+            return Beginning(walked.at, is_member=True)
+        if walked.stop is Stop.CUT and not is_all and len(data) <= _HEAD_LIMIT_BYTES:
+            return Beginning(None, is_sound=True)
+        looked = 0
+    match = _EVENTS.search(data, max(0, looked - 64))
+    return Beginning(match.end() if match else None)
+
+
+class Ending(Enum):
+    """What follows a list of events in the object it is a member of."""
+
+    SOUND = auto()
+    """The rest of the object, and nothing more."""
+    EVENTS = auto()
+    """Another list of events of the same object."""
+    ANOTHER = auto()
+    """The rest of the object, then another trace."""
+    UNSOUND = auto()
+
+
+def ending(data: bytes, start: int, *, is_trusted: bool) -> tuple[Ending, int]:
+    """What follows the bracket that closes the events, and the offset after it (of another trace: where it begins).
+
+    Args:
+        data: Text.
+        start: After the bracket.
+        is_trusted: Whether an event stands between it and damage: else it may close a list inside a damaged event,
+            and a list of events behind it may be the rest of those around it.
+    """
+    walked = walk(data, start, inside=True)
+    if walked.stop is Stop.EVENTS:
+        return Ending.EVENTS, walked.at
+    if walked.stop is not Stop.CLOSED:
+        return Ending.UNSOUND, walked.at
+    rest = len(data) - len(data[walked.at :].lstrip())
+    if rest == len(data):
+        return Ending.SOUND, rest
+    another = _begins_trace(data[rest : rest + _FOLLOWING_BYTES], may_be_bare=is_trusted)
+    return (Ending.ANOTHER if another else Ending.UNSOUND), rest
+
+
+def _begins_trace(text: bytes, *, may_be_bare: bool) -> bool:
+    """Whether a trace begins here: a list of events, or an object about one; an event by itself is none."""
+    at = opening(text)
+    if at is None:
+        return may_be_bare and _lists_events(text)
+    walked = walk(text, at)
+    return walked.stop is Stop.EVENTS or not _OF_TRACES.isdisjoint(member.key for member in walked.members)
+
+
+def _lists_events(text: bytes) -> bool:
+    """Whether a bare list begins here whose first object is an event: one with a phase of its own."""
+    match = BARE.match(text)
+    at = opening(text[match.end() :]) if match else None
+    if match is None or at is None:
+        return False
+    return any(member.key == "ph" for member in walk(text, match.end() + at).members)
+
+
+def lists_traces(head: bytes) -> bool:
+    """Whether the text is a list of whole traces, and not of events."""
+    match = BARE.match(head)
+    at = opening(head[match.end() :]) if match else None
+    return match is not None and at is not None and walk(head, match.end() + at).stop is Stop.EVENTS
+
+
+TAIL_BYTES = 4 << 20
+VALUE_BYTES = 4 << 20
+"""What is decoded of one value: its objects take twenty times as much memory."""
+_LONG_TAIL_BYTES = 64 << 20
+_MOST_TRIALS = 1000
+_RANK = re.compile(r'"rank"\s*:\s*"?(\d+)')
+_WORLD = re.compile(r'"world_size"\s*:\s*"?(\d+)')
+_AFTER_EVENTS = re.compile(rb"\}\s*\]\s*(?=[,}])")
+_DECODER = json.JSONDecoder(strict=False)
+
+
+def head_facts(head: bytes, keys: frozenset[str]) -> dict[str, Any]:
+    """The values of some keys of the trace that stand before its events; see :func:`tail_facts`."""
+    at = opening(head)
+    return _facts(head, walk(head, at) if at is not None else Walk([], 0, Stop.DAMAGED), keys)
+
+
+def tail_facts(tail: bytes, keys: frozenset[str]) -> dict[str, Any]:
+    """The values of some keys of the trace that stand after its events: damage to one costs the others nothing.
+
+    Args:
+        tail: Text after the bracket that closes the list of events; it need not be whole.
+        keys: Keys of the trace's own object to read; of two equal ones the first counts.
+    """
+    return _facts(tail, walk(tail, 0, inside=True), keys)
+
+
+def _facts(text: bytes, walked: Walk, keys: frozenset[str]) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    for member in walked.members:
+        if member.key in keys:
+            _take(facts, text, member)
+    if walked.stop in (Stop.CUT, Stop.DAMAGED):
+        for member in _scattered(text, walked.at, keys):
+            _take(facts, text, member)
+    return facts
+
+
+def _scattered(text: bytes, start: int, keys: frozenset[str]) -> Iterator[Member]:
+    """Where damaged text may have the keys, whatever they are inside of."""
+    pattern = re.compile(rb'"(%b)"\s*:\s*' % b"|".join(re.escape(key.encode()) for key in sorted(keys)))
+    for match in islice(pattern.finditer(text, start), _MOST_TRIALS):
+        yield Member(match[1].decode(), match.end(), len(text))
+
+
+def _take(facts: dict[str, Any], text: bytes, member: Member) -> None:
+    if member.key in facts:
+        return
+    value = text[member.start : min(member.end, member.start + VALUE_BYTES)]
+    try:
+        facts[member.key] = _printable(_DECODER.raw_decode(value.decode(errors="replace"))[0])
+    except (ValueError, RecursionError):
+        if member.key == "distributedInfo":
+            facts |= _distributed(value[:4096].decode(errors="replace"))
+
+
+def _printable(value: Any) -> Any:
+    """The same without halves of surrogate pairs, which no table can hold."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_printable(item) for item in value]
+    if isinstance(value, dict):
+        return {_printable(key): _printable(item) for key, item in value.items()}
+    return value
+
+
+def ends_well(tail: bytes, *, bare: bool) -> bool:
+    """Whether what follows the list of events is what may follow it, or the beginning of that.
+
+    Args:
+        tail: Text after the closing bracket.
+        bare: Whether the list stands by itself and not in an object.
+    """
+    text = ("0" if bare else '{"":0') + tail.decode("latin-1")
+    try:
+        _, end = json.JSONDecoder(strict=False, parse_int=str).raw_decode(text)
+    except json.JSONDecodeError as error:
+        return error.pos >= len(text) - 12 or error.msg.startswith("Unterminated string")
+    except RecursionError:
+        return True
+    return not text[end:].strip()
+
+
+def _distributed(text: str) -> dict[str, Any]:
+    rank, world = _RANK.search(text), _WORLD.search(text)
+    if rank is None or world is None:
+        return {}
+    return {"distributedInfo": {"rank": int(rank[1]), "world_size": int(world[1])}}
+
+
+def tail_of(path: Path, stream: ByteStream) -> bytes:
+    """Text after the last event: the end of a plain file at once, that of a compressed one by reading it through.
+
+    Args:
+        path: The file.
+        stream: The same, of which the head was read.
+    """
+    tail = b""
+    for size in (TAIL_BYTES, _LONG_TAIL_BYTES):
+        end = _end_of(path, stream, size)
+        for match in islice(_AFTER_EVENTS.finditer(end), _MOST_TRIALS):
+            # What closes a list inside an event, or inside what follows, is no end of the object.
+            walked = walk(end, match.end(), inside=True)
+            if walked.stop is Stop.CLOSED and not end[walked.at :].strip():
+                return end[match.end() :]
+        last = _AFTER_EVENTS.search(end, max(0, end.rfind(b'"ph"')))
+        tail = end[last.end() :] if last else b""
+        if tail or len(end) < size:
+            break
+    return tail
+
+
+def _end_of(path: Path, stream: ByteStream, size: int) -> bytes:
+    if stream.is_plain:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - size))
+            return file.read()
+    tail = b""
+    for block in stream.blocks(1 << 20):
+        tail = (tail + block)[-size:]
+    return tail

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tracetool.readers.chrome.columns import (
+from tracetool.readers.chrome import (
     CLOSED,
     DECLINED,
     MORE,
@@ -24,7 +24,7 @@ from tracetool.readers.chrome.columns import (
     text_column,
     text_of,
 )
-from tracetool.readers.chrome.resume import objects
+from tracetool.readers.chrome.repair import objects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +44,7 @@ _MOST_DIGITS = 38
 
 
 class PlainScanner:
-    """Takes events out of text; see :class:`tracetool.readers.chrome.columns.Scanner`.
+    """Takes events out of text; see :class:`tracetool.readers.chrome.Scanner`.
 
     Args:
         fields: The columns; the first two are ``ph`` and ``cat``.

@@ -13,12 +13,8 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import MalformedTrace
 from tracetool.readers import FilePlace
-from tracetool.readers.chrome.around import VALUE_BYTES, ends_well
-from tracetool.readers.chrome.bounds import BARE, Beginning, Ending, beginning, ending
-from tracetool.readers.chrome.columns import CLOSED, MORE, after
-from tracetool.readers.chrome.members import value_end
-from tracetool.readers.chrome.repair import repairs
-from tracetool.readers.chrome.resume import LONGEST_BYTES, next_event, object_at
+from tracetool.readers.chrome import CLOSED, MORE, after, members
+from tracetool.readers.chrome.repair import LONGEST_BYTES, next_event, object_at, repairs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,8 +22,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tracetool.readers import SourceReport
-    from tracetool.readers.chrome.columns import Scanned, Scanner
-    from tracetool.readers.files.byte_stream import ByteStream
+    from tracetool.readers.chrome import Scanned, Scanner
+    from tracetool.readers.files import ByteStream
 
 LONGEST_EVENT_BYTES = 16 << 20
 _AROUND_LIMIT_BYTES = 64 << 20
@@ -140,10 +136,10 @@ class ChromeTrace:
 
     def _find_list(self) -> bytes:
         looked = 0
-        opening = Beginning(None, is_sound=True)
+        opening = members.Beginning(None, is_sound=True)
         while not self._final and looked <= _AROUND_LIMIT_BYTES:
             self._read()
-            opening = beginning(self._data, looked, is_sound=opening.is_sound, is_all=self._final)
+            opening = members.beginning(self._data, looked, is_sound=opening.is_sound, is_all=self._final)
             if opening.at is not None:
                 self._is_member = opening.is_member
                 return self._begin(opening.at)
@@ -255,7 +251,7 @@ class ChromeTrace:
 
     def _took_long(self, at: int) -> bool:
         """Whether an event too long to be decoded here is taken as it is, or more text may show its end."""
-        end = value_end(self._data, at)
+        end = members.value_end(self._data, at)
         self._credit -= ((end or len(self._data)) - at) // _CREDIT_PER_BYTE
         if end is None and not self._final and self._left() <= LONGEST_EVENT_BYTES:
             self._read()
@@ -358,7 +354,10 @@ class ChromeTrace:
         following = self._first_event(self._start)
         if following is None:
             self._closed = True
-            if not ends_well(self._data[self._start : self._start + VALUE_BYTES], bare=bool(BARE.fullmatch(self.head))):
+            if not members.ends_well(
+                self._data[self._start : self._start + members.VALUE_BYTES],
+                bare=bool(members.BARE.fullmatch(self.head)),
+            ):
                 self._report.drop("damaged text after the events", self._place(self._start))
         elif _JOINT.match(self._data, self._start, following):
             self._report.repair("lists of events run together", self._place(self._start))
@@ -368,16 +367,16 @@ class ChromeTrace:
 
     def _members_follow(self) -> bool:
         """Whether what follows is plain: the rest of the object that the list is in, and perhaps another list in it."""
-        kind, at = ending(self._data, self._start, is_trusted=self._is_past_damage)
+        kind, at = members.ending(self._data, self._start, is_trusted=self._is_past_damage)
         self._credit -= (at - self._start) // _CREDIT_PER_BYTE
-        if kind is Ending.ANOTHER:
+        if kind is members.Ending.ANOTHER:
             self._refuse_second(at)
-        elif kind is Ending.EVENTS:
+        elif kind is members.Ending.EVENTS:
             self._report.repair("lists of events run together", self._place(self._start))
             self._start = at
-        elif kind is Ending.SOUND:
+        elif kind is members.Ending.SOUND:
             self._closed = self._is_sound = True
-        return kind is not Ending.UNSOUND
+        return kind is not members.Ending.UNSOUND
 
     def _first_event(self, start: int) -> int | None:
         """The first whole event after a place, if what stands there speaks of events at all."""

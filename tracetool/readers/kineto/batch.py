@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tracetool.readers import HOST_MEMORY
-from tracetool.readers.chrome.columns import NO_CODE, Field
+from tracetool.readers.chrome import NO_CODE, Field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tracetool.readers import FilePlace, SourceReport
-    from tracetool.readers.files.repeats import Repeats
+    from tracetool.readers.files.spill import Repeats
 
 ABSENT = -(2**63)
 """Stands for null in arrays of int64."""

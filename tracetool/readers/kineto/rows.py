@@ -10,26 +10,22 @@ from sys import intern
 from typing import TYPE_CHECKING
 
 from tracetool.readers import ABSOLUTE_NS, OTHER_MEMORY, rows_table
-from tracetool.readers.files.repeats import TWICE, Repeats
-from tracetool.readers.files.spill import Spill
-from tracetool.readers.kineto.assign import RankEvidence, most_frequent
+from tracetool.readers.files.spill import TWICE, Repeats, Spill
 from tracetool.readers.kineto.batch import ABSENT, EventBatch
-from tracetool.readers.kineto.c10d import (
+from tracetool.readers.kineto.census import Census, RankEvidence, launched_twice, most_frequent
+from tracetool.readers.kineto.comms import (
     OPERATIONS,
     TITLES,
     AsyncAnnotation,
-    Posting,
-    complete_records,
-    parse_posting,
-    parse_title,
-)
-from tracetool.readers.kineto.census import Census, launched_twice
-from tracetool.readers.kineto.comms import (
     CommKernel,
     CommRecord,
+    Posting,
     attach_kernels,
+    complete_records,
     is_communication_kernel,
+    parse_posting,
     parse_record,
+    parse_title,
 )
 
 if TYPE_CHECKING:

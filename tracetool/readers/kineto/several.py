@@ -11,9 +11,17 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracetool.errors import MalformedTrace
-from tracetool.readers.chrome.columns import NO_CODE
-from tracetool.readers.kineto.assign import RankEvidence, assign
-from tracetool.readers.kineto.census import ABSENT, LAUNCH, Census, CensusRows, codes, launched_twice
+from tracetool.readers.chrome import NO_CODE
+from tracetool.readers.kineto.census import (
+    ABSENT,
+    LAUNCH,
+    Census,
+    CensusRows,
+    RankEvidence,
+    assign,
+    codes,
+    launched_twice,
+)
 from tracetool.readers.kineto.comms import parse_record
 
 if TYPE_CHECKING:

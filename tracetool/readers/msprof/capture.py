@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tracetool.readers.cann.text import small_integer, time_ns
+from tracetool.readers.cann import small_integer, time_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

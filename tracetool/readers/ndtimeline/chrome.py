@@ -15,13 +15,21 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import MalformedTrace
 from tracetool.readers import FilePlace, SourceReport
-from tracetool.readers.chrome.columns import Field
+from tracetool.readers.chrome import Field
 from tracetool.readers.chrome.compiled import event_scanner
 from tracetool.readers.chrome.scan import ChromeTrace
-from tracetool.readers.files.byte_stream import ByteStream
+from tracetool.readers.files import ByteStream
 from tracetool.readers.files.spill import Spill
-from tracetool.readers.ndtimeline.layout import TIME_LIMIT_NS, JobLayout, Operation, RankPlace
-from tracetool.readers.ndtimeline.names import BACKWARD, COMPUTE, FORWARD, is_known
+from tracetool.readers.ndtimeline.layout import (
+    BACKWARD,
+    COMPUTE,
+    FORWARD,
+    TIME_LIMIT_NS,
+    JobLayout,
+    Operation,
+    RankPlace,
+    is_known,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.readers import SourceReport
-from tracetool.readers.ndtimeline.names import (
+from tracetool.readers.ndtimeline.layout import (
     BACKWARD,
     COLLECTIVES,
     DP,

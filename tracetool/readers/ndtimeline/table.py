@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracetool.errors import MalformedTrace
 from tracetool.readers import FilePlace, SourceReport
-from tracetool.readers.ndtimeline.layout import TIME_LIMIT_NS, JobLayout, Operation, RankPlace
-from tracetool.readers.ndtimeline.names import is_known
+from tracetool.readers.ndtimeline.layout import TIME_LIMIT_NS, JobLayout, Operation, RankPlace, is_known
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

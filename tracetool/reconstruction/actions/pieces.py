@@ -20,7 +20,7 @@ from tracetool.model.action import ActionKind
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence
 
-    from tracetool.reconstruction.actions.kernel import Kernel
+    from tracetool.reconstruction.actions import Kernel
 
 F, B, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT
 

@@ -14,28 +14,39 @@ from typing import TYPE_CHECKING, NamedTuple
 from tracetool.errors import Option, ReconstructError
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import NoticeCode
-from tracetool.reconstruction.actions.accumulation import join_accumulation
-from tracetool.reconstruction.actions.forwards import forwards_between, goes_down_alone, runs_backwards
+from tracetool.reconstruction.actions import RankWork, Segment
+from tracetool.reconstruction.actions.beside_autograd import (
+    forwards_between,
+    goes_down_alone,
+    join_accumulation,
+    pieces_by_kernel_type,
+    runs_backwards,
+)
 from tracetool.reconstruction.actions.hops import join_batches, join_gaps
-from tracetool.reconstruction.actions.kernel_types import pieces_by_kernel_type
-from tracetool.reconstruction.actions.kernels import autograd_kernels, device_kernels, host_kernels, nodes_that_ran
-from tracetool.reconstruction.actions.labels import label_of, pieces_by_label, pieces_of_actions
+from tracetool.reconstruction.actions.kernels import (
+    autograd_kernels,
+    device_kernels,
+    host_kernels,
+    label_of,
+    nodes_that_ran,
+    pieces_by_label,
+    pieces_of_actions,
+)
 from tracetool.reconstruction.actions.pieces import find_pieces
 from tracetool.reconstruction.actions.placement import PlacedPieces, RankTrail, place
 from tracetool.reconstruction.actions.tails import observed_tail
-from tracetool.reconstruction.actions.work import RankWork, Segment
 from tracetool.units import format_count, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from tracetool.reconstruction.actions.kernel import Kernel
+    from tracetool.reconstruction.actions import Kernel
     from tracetool.reconstruction.actions.pieces import Piece
     from tracetool.reconstruction.actions.transfers import StepMessages
-    from tracetool.reconstruction.capture.account import Account, Evidence
+    from tracetool.reconstruction.capture import Account, Evidence
     from tracetool.reconstruction.capture.groups import PipelineGroup
     from tracetool.reconstruction.capture.messages import P2POp
-    from tracetool.reconstruction.steps.steps import Step
+    from tracetool.reconstruction.steps import Step
     from tracetool.store.run import Run
 
 

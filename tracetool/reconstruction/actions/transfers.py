@@ -11,7 +11,7 @@ from tracetool.errors import Option, UnmatchedTransfer
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import NoticeCode
 from tracetool.model.timeline import Transfer
-from tracetool.reconstruction.actions.labels import SQL_PATTERN, parse_label
+from tracetool.reconstruction.actions.kernels import SQL_PATTERN, parse_label
 from tracetool.reconstruction.capture.waits import total_ns
 
 if TYPE_CHECKING:
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.schedule import PipelineShape
+    from tracetool.reconstruction.actions import RankWork, Segment
     from tracetool.reconstruction.actions.placement import PlacedPieces
-    from tracetool.reconstruction.actions.work import RankWork, Segment
-    from tracetool.reconstruction.capture.account import Account
+    from tracetool.reconstruction.capture import Account
     from tracetool.reconstruction.capture.clocks import Clocks
     from tracetool.reconstruction.capture.groups import PipelineGroup
     from tracetool.reconstruction.capture.messages import P2POp, PairedMessage
     from tracetool.reconstruction.capture.survey import Survey
-    from tracetool.reconstruction.steps.steps import Step
+    from tracetool.reconstruction.steps import Step
     from tracetool.store.run import Run
 
 

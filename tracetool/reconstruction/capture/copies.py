@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import MissingRank
 from tracetool.model.notice import NoticeCode
-from tracetool.reconstruction.capture.account import UNCHECKED
+from tracetool.reconstruction.capture import UNCHECKED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from tracetool.reconstruction.capture.account import Account
+    from tracetool.reconstruction.capture import Account
     from tracetool.reconstruction.capture.groups import PipelineGroup
     from tracetool.reconstruction.capture.process_groups import ProcessGroup
     from tracetool.store.run import Run

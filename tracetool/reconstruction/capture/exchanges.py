@@ -19,7 +19,7 @@ from tracetool.reconstruction.capture.stage_order import reach
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tracetool.reconstruction.capture.account import Account
+    from tracetool.reconstruction.capture import Account
     from tracetool.reconstruction.capture.messages import P2POp
     from tracetool.reconstruction.capture.process_groups import ProcessGroup
     from tracetool.store.run import Run

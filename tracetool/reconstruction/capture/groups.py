@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import MissingRank, NoPipeline, Option
 from tracetool.model.notice import NoticeCode
-from tracetool.reconstruction.capture.account import UNCHECKED, Account
+from tracetool.reconstruction.capture import UNCHECKED, Account
 from tracetool.reconstruction.capture.messages import read_p2p
 from tracetool.reconstruction.capture.process_groups import ProcessGroup, dimension_of, read_groups
 from tracetool.reconstruction.capture.stage_order import (
@@ -26,7 +26,7 @@ from tracetool.units import format_count
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from tracetool.reconstruction.capture.account import Evidence
+    from tracetool.reconstruction.capture import Evidence
     from tracetool.reconstruction.capture.exchanges import Ring
     from tracetool.reconstruction.capture.messages import P2POp
     from tracetool.store.run import Run

@@ -26,7 +26,7 @@ from tracetool.units import format_count, format_ranks
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tracetool.reconstruction.capture.account import Account
+    from tracetool.reconstruction.capture import Account
     from tracetool.reconstruction.capture.collectives import Collective
     from tracetool.reconstruction.capture.shifts import RankOperations
     from tracetool.store.run import Run

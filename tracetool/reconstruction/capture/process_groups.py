@@ -11,7 +11,7 @@ from tracetool.units import format_count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.reconstruction.capture.account import Account
+    from tracetool.reconstruction.capture import Account
     from tracetool.store.run import Run
 
 Dimension = Literal["pp", "dp", "tp", "cp", "ep"]

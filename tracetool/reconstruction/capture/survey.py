@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from tracetool.reconstruction.capture.account import Account
+    from tracetool.reconstruction.capture import Account
     from tracetool.reconstruction.capture.collectives import Collective
     from tracetool.reconstruction.capture.messages import P2POp
     from tracetool.reconstruction.capture.waits import Wait

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from tracetool.reconstruction.capture.account import Account, Evidence
+    from tracetool.reconstruction.capture import Account, Evidence
     from tracetool.reconstruction.capture.clocks import Clocks
     from tracetool.reconstruction.capture.collectives import Collective
     from tracetool.reconstruction.capture.messages import P2POp, PairedMessage

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from tracetool.reconstruction.actions.kernel import Kernel
-    from tracetool.reconstruction.actions.work import RankWork, Segment
+    from tracetool.reconstruction.actions import Kernel, RankWork, Segment
     from tracetool.store.run import Run
 
 _ENOUGH = 3

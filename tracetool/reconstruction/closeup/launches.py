@@ -24,8 +24,8 @@ from tracetool.units import format_count, format_duration
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tracetool.reconstruction.actions.work import Segment
-    from tracetool.reconstruction.capture.account import Account
+    from tracetool.reconstruction.actions import Segment
+    from tracetool.reconstruction.capture import Account
     from tracetool.reconstruction.capture.messages import P2POp
     from tracetool.store.run import Run
 

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.model.action import ActionKind
-from tracetool.reconstruction.actions.kernel import ACCUMULATE_NODE
+from tracetool.reconstruction.actions import ACCUMULATE_NODE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from tracetool.reconstruction.actions.kernel import Kernel
-    from tracetool.reconstruction.actions.work import Segment
+    from tracetool.reconstruction.actions import Kernel, Segment
 
 AHEAD, AFTER = -1, -2
 """Numbers for what is ahead of the layers, and after them, in the model's order."""

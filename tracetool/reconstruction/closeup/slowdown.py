@@ -2,6 +2,13 @@
 
 The factor belongs to the kernel: matrix products whose grid fills the device once wait for the SMs that are held,
 memory-bound kernels hardly notice. It is the same wherever the kernel runs, so runs of all ranks are pooled.
+
+How a rank's device slows down under the load that its own kernels bring.
+
+How much of each action's time is gaps between its kernels, in which the device waits for the host.
+
+Such gaps are part of the action's compute time (the device could do nothing else with them). A profiler slows the
+host down, so where they are long a step without a profiler is shorter than the recorded one.
 """
 
 from __future__ import annotations
@@ -13,8 +20,15 @@ from functools import lru_cache
 from statistics import median
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from tracetool.model.action import ActionKind
+from tracetool.model.load import known_load
+from tracetool.model.notice import NoticeCode, Notices
+
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping
+
+    from tracetool.model.load import SustainedLoad
+    from tracetool.reconstruction.actions import Segment
 
 Source = Literal["own", "class", "default"]
 SOURCES: tuple[Source, ...] = ("own", "class", "default")
@@ -121,3 +135,73 @@ def learn_factors(runs: Iterable[Slowed]) -> Factors:
 def is_wholly_beside(run_ns: int, beside_ns: int) -> bool:
     """Whether a communication kernel was beside a run all along."""
     return run_ns > 0 and beside_ns >= _WHOLLY * run_ns
+
+
+_TENSOR_SHARES = {True: 0.83, False: 0.72}
+"""Least share of matrix products and attention in the kernels of a stage's forwards (True) and backwards, in the
+recordings that the behaviour of devices was learned from (rt1f1b_m8, gpipe_m8, 1f1b_m8). Kernels that wait for memory
+draw less power: two H200 whose kernels were 40 to 49 % such products (megatron-core, unfused attention) did not slow
+down at all at loads that would have cost 8 %."""
+
+
+def rank_load(device_name: str | None, segments: Iterable[Segment]) -> SustainedLoad | None:
+    """How a device slows down with a rank's actions on it; None if nothing is known of it.
+
+    Args:
+        device_name: Model of the device.
+        segments: The rank's actions.
+    """
+    load = known_load(device_name)
+    if load is None:
+        return None
+    total, products = {True: 0, False: 0}, {True: 0, False: 0}
+    for segment in segments:
+        is_forward = segment.kind is ActionKind.FORWARD
+        for kernel in segment.kernels:
+            if kernel.is_compute and not kernel.is_collective and kernel.name:
+                total[is_forward] += kernel.end_ns - kernel.start_ns
+                products[is_forward] += (kernel.end_ns - kernel.start_ns) * is_tensor_kernel(kernel.name)
+    of_forward, of_backward = (
+        min(1.0, products[kind] / total[kind] / least) if total[kind] else 1.0 for kind, least in _TENSOR_SHARES.items()
+    )
+    return load if of_forward == of_backward == 1 else load.scaled(of_forward, of_backward)
+
+
+WORTH_TELLING = 0.10
+HOST_BOUND = 0.20
+"""Share of gaps from which on the host holds the device back. On the H100 recordings profiled steps were 7 to 42 %
+longer than steps without a profiler where the gaps of an action kind were 20 to 57 % of it, and at most 1.2 % longer
+where they were 7 % or less (measured.json: profiled_step_ms against step_ms)."""
+
+
+def gap_shares(costs: Iterable[tuple[int, str, int, int]]) -> dict[tuple[int, str], float]:
+    """Per stage and kind of action, the share of gaps in its time; the actions of each are summed.
+
+    Args:
+        costs: Stage, kind, duration and time of kernels of each action, ns.
+    """
+    sums: dict[tuple[int, str], list[int]] = defaultdict(lambda: [0, 0])
+    for stage, kind, duration, kernels in costs:
+        sums[stage, kind][0] += duration
+        sums[stage, kind][1] += min(kernels, duration)
+    return {key: 1 - kernels / duration for key, (duration, kernels) in sorted(sums.items()) if duration}
+
+
+def notes_on_gaps(shares: Mapping[tuple[int, str], float]) -> Notices:
+    """Which actions are full of gaps, and what that means; empty if none is."""
+    by_kind: dict[str, list[str]] = defaultdict(list)
+    for (stage, kind), share in sorted(shares.items()):
+        if share >= WORTH_TELLING:
+            by_kind[kind].append(f"{share:.0%} on stage {stage}")
+    if not by_kind:
+        return Notices()
+    listed = "; ".join(f"{kind} {', '.join(listed_stages)}" for kind, listed_stages in by_kind.items())
+    notes = Notices()
+    notes.add(NoticeCode.HOST_GAPS, f"gaps between kernels count as compute, and are much of it: {listed}")
+    if max(shares.values()) >= HOST_BOUND:
+        notes.add(
+            NoticeCode.HOST_BOUND,
+            "the host holds the device back there, and a profiler slows the host: real steps can be much shorter "
+            "(with such gaps, profiled steps took 7 to 42 % longer on H100 recordings)",
+        )
+    return notes

@@ -18,13 +18,13 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Literal
 
-from tracetool.reconstruction.actions.kernel import ACCUMULATE_NODE
+from tracetool.reconstruction.actions import ACCUMULATE_NODE
 from tracetool.reconstruction.actions.pieces import PRODUCT_OPS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.reconstruction.actions.kernel import Kernel
+    from tracetool.reconstruction.actions import Kernel
     from tracetool.store.run import Run
 
 Part = Literal["input", "weight", "recompute"]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tracetool.model.pipeline import ActionCost
-    from tracetool.reconstruction.actions.kernel import Kernel
+    from tracetool.reconstruction.actions import Kernel
     from tracetool.reconstruction.closeup.action_view import ActionView
     from tracetool.reconstruction.memory.log import Log
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from tracetool.errors import Option
 from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction.closeup.contention import Sample, learn_alone, pieces
-from tracetool.reconstruction.closeup.loads import rank_load
 from tracetool.reconstruction.closeup.slowdown import (
     SEPARATE,
     SOURCES,
@@ -16,13 +15,14 @@ from tracetool.reconstruction.closeup.slowdown import (
     is_wholly_beside,
     kernel_class,
     learn_factors,
+    rank_load,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
 
     from tracetool.model.load import SustainedLoad
-    from tracetool.reconstruction.capture.account import Account
+    from tracetool.reconstruction.capture import Account
     from tracetool.reconstruction.closeup.action_view import ActionView
     from tracetool.reconstruction.closeup.contention import Alone, Device
     from tracetool.reconstruction.closeup.slowdown import Factors

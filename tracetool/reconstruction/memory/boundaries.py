@@ -18,9 +18,9 @@ from tracetool.reconstruction.memory.actions import HostSpan
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tracetool.reconstruction.actions.work import RankWork, Segment
+    from tracetool.reconstruction.actions import RankWork, Segment
     from tracetool.reconstruction.memory.log import Log, Numbers
-    from tracetool.reconstruction.steps.steps import Step
+    from tracetool.reconstruction.steps import Step
     from tracetool.store.run import Run
 
 _LEAST_SILENT_SHARE = 0.9

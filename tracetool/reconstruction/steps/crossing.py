@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from tracetool.reconstruction.capture.account import Account
+from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.capture.survey import survey_run
-from tracetool.reconstruction.steps.steps import steps_of
+from tracetool.reconstruction.steps import steps_of
 from tracetool.tables.fields import doc
 
 if TYPE_CHECKING:

@@ -17,8 +17,9 @@ from tracetool.comparison.report import (
     TakenInfo,
 )
 from tracetool.model.pipeline import P2P_MODE_NAMES
+from tracetool.reports import as_json
 from tracetool.reports.answer.json import report_info, scenario_info, shortage_info
-from tracetool.tables.fields import doc
+from tracetool.tables.fields import as_struct, doc
 from tracetool.tables.run import SCHEMA_VERSION
 from tracetool.whatif.depth import RELEVANT_RATIO
 
@@ -152,92 +153,66 @@ def advice_info(advice: Advice, facts: RunFacts, tuning: CoTuning | None = None)
     """The advice as the structs of the schema."""
     asked = advice.asked
     report = report_info(asked.answer, facts)
-    return AdviceInfo(
-        tool_version=facts.tool_version,
-        command=facts.command,
+    return as_struct(
+        AdviceInfo,
+        report,
+        advice,
+        facts,
         run=report.run,
-        step=report.step,
-        fidelity=report.fidelity,
         scenario=scenario_info(advice.scenario),
-        taken=report.taken,
         now=report.baseline,
         best=None if advice.best is None else _plan(advice.best),
         change_ratio=None if advice.best is None else advice.best.step_ns / advice.now.metrics.step_ns - 1,
-        change_error_ratio=advice.change_error_ratio,
-        lead_is_certain=advice.lead_is_certain,
         as_good=[_plan(plan) for plan in advice.rivals],
         unproven=[_plan(plan) for plan in advice.unproven],
         other_transfers=[_plan(plan) for plan in advice.other_transfers],
-        binds=advice.binds,
         relevant_ratio=RELEVANT_RATIO,
         gains=[_gain(gain) for gain in advice.gains],
         untold=[UntoldInfo(more=more, reason=reason) for more, reason in advice.missing],
         co_tuning=None if tuning is None else _co_tuning(tuning),
         plans=[_plan(plan) for plan in sorted(asked.plans, key=lambda p: p.step_ns)],
-        refused=[RefusedInfo(schedule=r.schedule, reason=r.reason, hint=r.hint) for r in asked.refused],
-        warnings=report.warnings,
-        notes=report.notes,
+        refused=[as_struct(RefusedInfo, r) for r in asked.refused],
     )
 
 
 def _plan(plan: Plan) -> PlanInfo:
     result = plan.result
     lacks = result.shortage
-    return PlanInfo(
-        schedule=result.schedule,
-        extra_forwards=None if result.extra_forwards is None else list(result.extra_forwards),
-        p2p=result.p2p,
-        microbatches=result.microbatches,
-        step_ns=plan.step_ns,
-        feasible=result.feasible,
-        shortage=None if lacks is None else shortage_info(lacks),
-        needed_hbm_bytes=list(result.metrics.needed_hbm_bytes),
-        seen_error_ratio=result.seen_error_ratio,
-        evidence=plan.evidence,
-        rests_on=list(plan.rests_on),
-        remark=result.remark,
-    )
+    return as_struct(PlanInfo, result, plan, result.metrics, shortage=None if lacks is None else shortage_info(lacks))
 
 
 def _gain(gain: Gain) -> GainInfo:
-    return GainInfo(
-        resource=gain.more.resource,
+    return as_struct(
+        GainInfo,
+        gain.more,
+        gain,
         more=gain.more.text,
-        link=gain.more.link,
         scenario=scenario_info(gain.more.scenario),
         plan=_plan(gain.plan),
-        same_plan_ns=gain.same_plan_ns,
-        gained_ns=gain.gained_ns,
-        gain_ratio=gain.gain_ratio,
     )
 
 
 def _co_tuning(tuning: CoTuning) -> CoTuningInfo:
-    return CoTuningInfo(
+    return as_struct(
+        CoTuningInfo,
+        tuning,
         mbs=tuning.recorded.sequences,
         seq=tuning.recorded.length,
-        hidden=tuning.hidden,
-        tokens=tuning.tokens,
         candidates=[
-            SizesInfo(
+            as_struct(
+                SizesInfo,
+                found,
+                found.metrics,
                 mbs=found.batch.sequences,
                 seq=found.batch.length,
-                microbatches=found.microbatches,
-                extra_forwards=list(found.extra_forwards),
-                p2p=found.p2p,
-                step_ns=found.metrics.step_ns,
                 step_per_token_ns=found.metrics.step_ns / tuning.tokens,
-                needed_hbm_bytes=list(found.metrics.needed_hbm_bytes),
-                feasible=found.feasible,
-                extrapolated=found.extrapolated,
             )
             for found in tuning.candidates
         ],
         extrapolation_error_ratio=tuning.error_ratio,
-        assumptions=list(tuning.assumptions),
     )
 
 
 def render_json(advice: Advice, facts: RunFacts, tuning: CoTuning | None = None) -> bytes:
     """Indented JSON, with a final newline."""
-    return msgspec.json.format(msgspec.json.encode(advice_info(advice, facts, tuning)), indent=2) + b"\n"
+    return as_json(advice_info(advice, facts, tuning))

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from tracetool.advice import Advice, Gain
     from tracetool.advice.cotune import CoTuning
     from tracetool.advice.plans import Plan
-    from tracetool.model.metrics import Metrics
     from tracetool.model.scenario import Scenario
+    from tracetool.model.timeline import Metrics
     from tracetool.reports import RunFacts
 
 _FITS = {True: "yes", False: "NO", None: "unknown"}

@@ -1,20 +1,30 @@
-"""The report as JSON."""
+"""The report as JSON.
+
+The schedule to run, as JSON has it in every report.
+
+What ``tracetool report --json`` prints: which file was written, and its answer in short.
+
+The struct is the schema: ``schemas/written.schema.json`` is made from it. Keys may be added within a major version;
+none is renamed or removed.
+"""
 
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from tracetool.causes import idle_by_cause, mean_by_cause
 from tracetool.comparison.report import (
+    BestInfo,
     ChoiceInfo,
     EachStepInfo,
     FidelityInfo,
     IdleInfo,
     JitterInfo,
     LinkInfo,
+    NearInfo,
     RankPlaceInfo,
     RefusedInfo,
     ReportInfo,
@@ -25,21 +35,40 @@ from tracetool.comparison.report import (
     StepInfo,
     TakenInfo,
 )
-from tracetool.reports import Report, RunFacts
-from tracetool.reports.answer.best import best_info
+from tracetool.reports import Report, RunFacts, as_json
+from tracetool.reports.answer.verdict import verdict
+from tracetool.tables.fields import as_struct, doc
+from tracetool.tables.run import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from _typeshed import DataclassInstance
 
-    from tracetool.causes.idle import Idle
-    from tracetool.model.choice import Taken
-    from tracetool.model.metrics import Metrics
-    from tracetool.model.scenario import Scenario
+    from tracetool.causes.cause import Idle
+    from tracetool.model.scenario import Scenario, Taken
+    from tracetool.model.timeline import Metrics
     from tracetool.model.topology import Topology
+    from tracetool.reports import RunFacts
     from tracetool.whatif.memory_limit import Shortage
     from tracetool.whatif.results import Answer, Result
+
+
+def best_info(answer: Answer, best: Result) -> BestInfo:
+    """The schedule to run as the struct of the schema."""
+    chosen = answer.chosen
+    return BestInfo(
+        **msgspec.structs.asdict(_near(answer, best)),
+        as_good=[_near(answer, result) for result in chosen.as_good],
+        unproven=[_near(answer, result) for result in chosen.unproven],
+    )
+
+
+def _near(answer: Answer, best: Result) -> NearInfo:
+    return as_struct(
+        NearInfo, best, change_ratio=answer.step_change(best), change_error_ratio=answer.step_change_error(best)
+    )
 
 
 def report_info(answer: Answer, facts: RunFacts) -> ReportInfo:
@@ -47,22 +76,15 @@ def report_info(answer: Answer, facts: RunFacts) -> ReportInfo:
     return ReportInfo(
         tool_version=facts.tool_version,
         command=facts.command,
-        run=RunInfo(
-            name=facts.name, digest=facts.digest, global_ranks=list(answer.observed.global_ranks)
-        ),
+        run=as_struct(RunInfo, facts, global_ranks=list(answer.observed.global_ranks)),
         step=_step(answer, answer.observed_metrics),
-        fidelity=FidelityInfo(
-            observed_ns=answer.fidelity.observed_ns,
-            replayed_ns=answer.fidelity.replayed_ns,
-            error_ratio=answer.fidelity.error_ratio,
-            profiler_ns=answer.fidelity.profiler_ns,
-        ),
+        fidelity=as_struct(FidelityInfo, answer.fidelity),
         scenario=scenario_info(answer.scenario),
         taken=taken_info(answer.taken),
         baseline=_result(answer, answer.baseline),
         results=[_result(answer, r) for r in answer.results],
         best=None if answer.best is None else best_info(answer, answer.best),
-        refused=[RefusedInfo(schedule=r.schedule, reason=r.reason, hint=r.hint) for r in answer.refused],
+        refused=[as_struct(RefusedInfo, r) for r in answer.refused],
         warnings=list(map(str, answer.warnings)),
         notes=list(map(str, answer.notes)),
     )  # fmt: skip
@@ -97,41 +119,31 @@ def _members(value: DataclassInstance) -> dict[str, Any]:
 
 def _step(answer: Answer, metrics: Metrics) -> StepInfo:
     shape = answer.pipeline.observed.shape
-    return StepInfo(
+    return as_struct(
+        StepInfo,
+        shape,
+        metrics,
         number=answer.pipeline.step,
-        schedule=answer.observed_schedule,
         p2p=answer.pipeline.p2p,
-        stages=shape.stages,
-        ranks=shape.ranks,
-        microbatches=shape.microbatches,
+        schedule=answer.observed_schedule,
         **metrics.of_step(),
-        peak_hbm_bytes=list(metrics.peak_hbm_bytes),
-        overhead_bytes=list(metrics.overhead_bytes),
         bubble_by_cause_ns=idle_info(answer.observed_idles, shape.ranks),
     )
 
 
 def _result(answer: Answer, result: Result) -> ResultInfo:
     metrics, shortage = result.metrics, result.shortage
-    return ResultInfo(
-        schedule=result.schedule,
-        extra_forwards=None if result.extra_forwards is None else list(result.extra_forwards),
-        p2p=result.p2p,
-        microbatches=result.microbatches,
-        feasible=result.feasible,
+    return as_struct(
+        ResultInfo,
+        result,
+        metrics,
         shortage=None if shortage is None else shortage_info(shortage),
         **metrics.of_step() | {"cross_dc_bubble_ns": result.cross_dc_bubble_ns},
-        peak_hbm_bytes=list(metrics.peak_hbm_bytes),
-        overhead_bytes=list(metrics.overhead_bytes),
         bubble_reduction=answer.bubble_reduction(result),
         cross_dc_bubble_reduction=answer.cross_dc_bubble_reduction(result),
-        seen_error_ratio=result.seen_error_ratio,
         step_change_ratio=answer.step_change(result),
         step_change_error_ratio=answer.step_change_error(result),
         bubble_by_cause_ns=idle_info(result.idles, len(metrics.rank_compute_ns)),
-        evidence=result.evidence,
-        rests_on=list(result.rests_on),
-        remark=result.remark,
         jitter=None if result.spread is None else JitterInfo(seed=answer.jitter_seed, **_members(result.spread)),
         each_step=[
             EachStepInfo(
@@ -165,7 +177,7 @@ def idle_info(idles: Sequence[Idle], ranks: int) -> dict[str, IdleInfo]:
 
 def render(answer: Answer, facts: RunFacts, _suffix: str) -> bytes:
     """The report as indented JSON, the recording last and on one line."""
-    text = msgspec.json.format(msgspec.json.encode(report_info(answer, facts)), indent=2) + b"\n"
+    text = as_json(report_info(answer, facts))
     if facts.recording is None:
         return text
     # Thousands of numbers: they get one line.
@@ -173,3 +185,42 @@ def render(answer: Answer, facts: RunFacts, _suffix: str) -> bytes:
 
 
 REPORT = Report((".json",), render)
+
+SCHEMA_ID = "urn:tracetool:schema:1:written"
+
+
+class WrittenInfo(msgspec.Struct, kw_only=True):
+    """Result of tracetool report."""
+
+    schema: Annotated[str, doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
+    schema_version: Annotated[str, doc("Version of the schema.")] = SCHEMA_VERSION
+    tool_version: Annotated[str, doc("Version of tracetool.")]
+    command: Annotated[str, doc("Command line that wrote it.")]
+    digest: Annotated[str, doc("SHA-256 over the traces' content.")]
+    path: Annotated[str, doc("The file.")]
+    size_bytes: Annotated[int, doc("Its size.")]
+    headline: Annotated[str, doc("The answer in one sentence.")]
+    best: Annotated[BestInfo, doc("What the answer is about.")]
+    baseline: Annotated[str, doc("Name of the schedule that it is compared with.")]
+
+
+def written_info(
+    answer: Answer, facts: RunFacts, path: Path, size_bytes: int, best: Result | None = None
+) -> WrittenInfo:
+    """The struct of the schema; ``best`` as ``verdict`` takes it."""
+    found = verdict(answer, best)
+    best, base = found.best, answer.baseline
+    return as_struct(
+        WrittenInfo,
+        found,
+        facts,
+        path=str(path),
+        size_bytes=size_bytes,
+        best=best_info(answer, best),
+        baseline=base.schedule,
+    )
+
+
+def render_json(info: WrittenInfo) -> str:
+    """Indented JSON, with a final newline."""
+    return as_json(info).decode()

@@ -7,18 +7,18 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from tracetool.reports import Report, RunFacts
-from tracetool.reports.answer.columns import COLUMNS, result_cells
-from tracetool.reports.sharing import sharing_lines
+from tracetool.reports.answer import COLUMNS, result_cells
 from tracetool.units import format_duration, format_size
 from tracetool.whatif.best import recorded_test, rows_of
+from tracetool.whatif.wording import sharing_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.model.metrics import Metrics
-    from tracetool.whatif.jitter import Spread
+    from tracetool.model.timeline import Metrics
     from tracetool.whatif.memory_limit import Shortage
     from tracetool.whatif.results import Answer, Result
+    from tracetool.whatif.variation import Spread
 
 _WIDTH = 80
 _LEAST_WIDTH = 40

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from tracetool.errors import Option
+from tracetool.reports import as_json
 from tracetool.reports.answer.text import table, wrapped
-from tracetool.tables.fields import doc
+from tracetool.tables.fields import as_struct, doc
 from tracetool.tables.run import SCHEMA_VERSION
 from tracetool.units import format_count, format_duration
 
@@ -72,52 +73,25 @@ class StragglersInfo(msgspec.Struct, kw_only=True):
 
 def stragglers_info(result: Stragglers, facts: RunFacts) -> StragglersInfo:
     """The answer as the structs of the schema."""
-    return StragglersInfo(
-        tool_version=facts.tool_version,
-        command=facts.command,
+    return as_struct(
+        StragglersInfo,
+        result,
+        facts,
         run=facts.name,
-        digest=facts.digest,
-        pipelines=[list(ranks) for ranks in result.ranks],
+        pipelines=result.ranks,
+        steps=[as_struct(StepTimesInfo, step) for step in result.steps],
+        suspects=[as_struct(SuspectInfo, suspect) for suspect in result.suspects],
         observed_ns=result.mean_ns(lambda s: s.observed_ns),
         replayed_ns=result.mean_ns(lambda s: s.replayed_ns),
         measured_ns=result.mean_ns(lambda s: s.measured_ns),
         equalized_ns=result.mean_ns(lambda s: s.equalized_ns),
-        slowdown_ratio=result.slowdown_ratio,
-        steps=[_step(step) for step in result.steps],
-        suspects=[_suspect(suspect) for suspect in result.suspects],
         notes=list(map(str, result.notes)),
-    )
-
-
-def _step(step: WhatIfTimes) -> StepTimesInfo:
-    return StepTimesInfo(
-        number=step.number,
-        observed_ns=step.observed_ns,
-        replayed_ns=step.replayed_ns,
-        error_ratio=step.error_ratio,
-        measured_ns=step.measured_ns,
-        equalized_ns=step.equalized_ns,
-        slowdown_ratio=step.slowdown_ratio,
-    )
-
-
-def _suspect(suspect: Suspect) -> SuspectInfo:
-    return SuspectInfo(
-        axis=suspect.axis,
-        name=suspect.name,
-        step_ns=suspect.step_ns,
-        saved_ns=suspect.saved_ns,
-        slowdown_ratio=suspect.slowdown_ratio,
-        share_ratio=suspect.share_ratio,
-        alone_ratio=suspect.alone_ratio,
-        without_ns=list(suspect.without_ns),
-        alone_ns=list(suspect.alone_ns),
     )
 
 
 def render_json(result: Stragglers, facts: RunFacts) -> bytes:
     """The report as indented JSON, with a final newline."""
-    return msgspec.json.format(msgspec.json.encode(stragglers_info(result, facts)), indent=2) + b"\n"
+    return as_json(stragglers_info(result, facts))
 
 
 def render_text(result: Stragglers, facts: RunFacts) -> bytes:

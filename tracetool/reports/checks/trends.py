@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from tracetool.errors import Option
+from tracetool.reports import as_json
 from tracetool.reports.answer.text import table, wrapped
 from tracetool.reports.picture import GREY, RED, SERIES, PictureFormat, save
-from tracetool.tables.fields import doc
+from tracetool.tables.fields import as_struct, doc
 from tracetool.tables.metrics import METRICS
 from tracetool.tables.run import SCHEMA_VERSION
 from tracetool.units import format_duration, format_size
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from tracetool.baselines.history import Value
+    from tracetool.baselines import Value
     from tracetool.baselines.trends import Trend
 
 SCHEMA_ID = "urn:tracetool:schema:1:trends"
@@ -82,41 +83,21 @@ def trends_info(found: Sequence[Trend], history: str) -> TrendsInfo:
 
 def _trend(trend: Trend) -> TrendInfo:
     step, values = trend.step, trend.values
-    return TrendInfo(
-        schedule=trend.schedule,
-        scenario=trend.scenario,
+    return as_struct(
+        TrendInfo,
+        trend,
         what_if=trend.values[-1].what_if,
-        metric=trend.metric,
         unit=METRICS[trend.metric].unit,
-        entries=[
-            EntryInfo(
-                entry=v.entry,
-                label=v.label,
-                at=v.at,
-                digest=v.digest,
-                tool_version=v.tool_version,
-                variant=v.variant,
-                value=v.value,
-            )
-            for v in values
-        ],
+        entries=[as_struct(EntryInfo, value) for value in values],
         step=None
         if step is None
-        else TrendStepInfo(
-            entry=values[step.first].entry,
-            label=values[step.first].label,
-            before=step.before,
-            after=step.after,
-            change_ratio=step.change_ratio,
-            is_certain=step.is_certain,
-            is_regression=trend.is_regression,
-        ),
+        else as_struct(TrendStepInfo, step, trend, entry=values[step.first].entry, label=values[step.first].label),
     )
 
 
 def render_json(found: Sequence[Trend], history: str) -> bytes:
     """The trends as JSON by ``schemas/trends.schema.json``."""
-    return msgspec.json.format(msgspec.json.encode(trends_info(found, history)), indent=2) + b"\n"
+    return as_json(trends_info(found, history))
 
 
 def render_text(found: Sequence[Trend], history: str) -> str:

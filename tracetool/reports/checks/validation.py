@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from tracetool.reports import as_json
 from tracetool.reports.answer.text import table, wrapped
-from tracetool.tables.fields import doc
+from tracetool.tables.fields import as_struct, doc
 from tracetool.tables.run import SCHEMA_VERSION
 from tracetool.units import format_duration
 from tracetool.validation.notes import listed
@@ -111,21 +112,14 @@ def validation_facts(
 
 def validation_info(done: Validation, facts: ValidationFacts) -> ValidationInfo:
     """The comparison as the structs of the schema."""
-    return ValidationInfo(
-        tool_version=facts.tool_version,
-        command=facts.command,
-        run=facts.run,
-        memory_run=facts.memory_run,
-        measured=facts.measured,
-        step=done.sources.run.pipeline.step,
+    return as_struct(
+        ValidationInfo,
+        done.sources.run.pipeline,
+        done,
+        facts,
         recorded_ms=done.recorded_ns / 1e6,
         replayed_ms=done.replayed_ns / 1e6,
         rows=[_row(row) for row in done.rows],
-        mape_ratio=done.mape_ratio,
-        max_error_ratio=done.max_error_ratio,
-        max_peak_error_ratio=done.max_peak_error_ratio,
-        kendall_tau=done.kendall_tau,
-        not_predicted=done.not_predicted,
         notes=list(map(str, done.notes)),
     )
 
@@ -152,7 +146,7 @@ def _row(row: PredictedRow) -> RowInfo:
 
 def render_json(done: Validation, facts: ValidationFacts) -> bytes:
     """Indented JSON, with a final newline."""
-    return msgspec.json.format(msgspec.json.encode(validation_info(done, facts)), indent=2) + b"\n"
+    return as_json(validation_info(done, facts))
 
 
 _HEAD = ("", "ms", "predicted", "error", "peak GiB", "predicted", "error")

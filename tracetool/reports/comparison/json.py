@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from tracetool.comparison.summary import summary
-from tracetool.comparison.whole import whole_contributions
-from tracetool.tables.fields import doc
+from tracetool.comparison.values import whole_contributions
+from tracetool.reports import as_json
+from tracetool.tables.fields import as_struct, doc
 from tracetool.tables.run import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -132,70 +133,36 @@ class ComparisonFacts:
 
 def comparison_info(done: Comparison, facts: ComparisonFacts) -> ComparisonInfo:
     """The comparison as the structs of the schema."""
-    rules = done.rules
-    return ComparisonInfo(
-        tool_version=facts.tool_version,
-        command=facts.command,
+    return as_struct(
+        ComparisonInfo,
+        done,
+        facts,
         summary=summary(done),
-        gate=done.gate,
-        passed=done.passed,
-        failures=list(done.failures),
-        informational=done.informational,
-        accepted=done.accepted,
         base=_side(done.base),
         new=_side(done.new),
-        rules=RulesInfo(
-            alpha=rules.alpha, least_ratio=rules.least_ratio, least_share_ratio=rules.least_share_ratio
-        ),
+        rules=as_struct(RulesInfo, done.rules),
         lines=[_line(line) for line in done.lines],
         causes={metric: _causes(metric, causes) for metric, causes in done.causes.items()},
-        checks=[CheckInfo(limit=c.limit.text, outcome=c.outcome, detail=c.detail) for c in done.checks],
+        checks=[as_struct(CheckInfo, check, limit=check.limit.text) for check in done.checks],
         notes=list(map(str, done.notes)),
-        figures=list(done.figures),
-    )  # fmt: skip
+    )
 
 
 def _side(side: Side) -> SideInfo:
-    return SideInfo(
-        sources=[
-            SourceInfo(
-                name=s.name, digest=s.digest, tool_version=s.tool_version, schema_version=s.schema_version,
-                steps=list(s.steps),
-            )
-            for s in side.sources
-        ],
-        scenario=None if side.scenario is None else dict(side.scenario),
-    )  # fmt: skip
+    return as_struct(SideInfo, side, sources=[as_struct(SourceInfo, source) for source in side.sources])
 
 
 def _line(line: Line) -> LineInfo:
-    return LineInfo(
-        name=line.key.text,
-        metric=line.key.metric,
-        scope=line.key.scope or None,
-        unit=line.metric.unit,
-        better=line.metric.better,
-        base=line.base,
-        new=line.new,
-        change=line.change,
-        change_ratio=line.change_ratio,
-        base_count=line.base_count,
-        new_count=line.new_count,
-        sampled=line.sampled,
-        p=line.p,
-        verdict=line.verdict,
-        why=line.why,
+    return as_struct(
+        LineInfo, line.metric, line, metric=line.key.metric, name=line.key.text, scope=line.key.scope or None
     )
 
 
 def _causes(metric: str, causes: Sequence[ChangeCause]) -> list[ChangeCauseInfo]:
     values = whole_contributions(metric, [cause.value for cause in causes])
-    return [
-        ChangeCauseInfo(kind=cause.kind, name=cause.name, value=value, detail=cause.detail)
-        for cause, value in zip(causes, values, strict=True)
-    ]
+    return [as_struct(ChangeCauseInfo, cause, value=value) for cause, value in zip(causes, values, strict=True)]
 
 
 def render_json(done: Comparison, facts: ComparisonFacts) -> bytes:
     """The comparison as indented JSON, with a final newline."""
-    return msgspec.json.format(msgspec.json.encode(comparison_info(done, facts)), indent=2) + b"\n"
+    return as_json(comparison_info(done, facts))

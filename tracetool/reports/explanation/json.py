@@ -9,9 +9,10 @@ import msgspec
 from tracetool.causes.cause import Cause
 from tracetool.comparison.report import IdleInfo, LinkInfo, ScenarioInfo, TakenInfo
 from tracetool.model.pipeline import P2P_MODE_NAMES
+from tracetool.reports import as_json
 from tracetool.reports.answer.json import link_infos, scenario_info, taken_info
-from tracetool.reports.explanation.path import PathWords
-from tracetool.tables.fields import doc
+from tracetool.reports.explanation import PathWords
+from tracetool.tables.fields import as_struct, doc
 from tracetool.tables.run import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -114,25 +115,18 @@ def explanation_info(explained: Explanation, facts: RunFacts) -> ExplanationInfo
     """The explanation as the structs of the schema."""
     metrics, answer = explained.metrics, explained.answer
     words = PathWords(answer.observed.global_ranks)
-    return ExplanationInfo(
-        tool_version=facts.tool_version,
-        command=facts.command,
+    return as_struct(
+        ExplanationInfo,
+        explained,
+        metrics,
+        answer.observed,
+        facts,
         run=facts.name,
-        digest=facts.digest,
-        global_ranks=list(answer.observed.global_ranks),
         subject="observed" if explained.seen else "replayed",
         schedule=explained.name,
-        extra_forwards=None if explained.extra_forwards is None else list(explained.extra_forwards),
-        p2p=explained.p2p,
-        microbatches=explained.microbatches,
         links=link_infos(answer.scenario.topology),
         scenario=scenario_info(answer.scenario),
         taken=taken_info(answer.taken),
-        step_ns=metrics.step_ns,
-        window_ns=metrics.window_ns,
-        bubble_ns=metrics.bubble_ns,
-        replayed_step_ns=explained.replayed_step_ns,
-        rank_compute_ns=list(metrics.rank_compute_ns),
         causes=[
             CauseInfo(
                 cause=found.cause.value,
@@ -153,28 +147,21 @@ def explanation_info(explained: Explanation, facts: RunFacts) -> ExplanationInfo
             )
             for what, duration in explained.spent_ns.items()
         ],
-        remark=explained.remark,
         warnings=list(map(str, answer.warnings)),
         notes=list(map(str, answer.notes)),
     )
 
 
 def _removal(removal: Removal) -> RemovalInfo:
-    return RemovalInfo(
-        how=removal.how,
-        step_ns=removal.step_ns,
-        microbatches=removal.microbatches or None,
-        change_ratio=removal.change_ratio,
-    )
+    return as_struct(RemovalInfo, removal, microbatches=removal.microbatches or None)
 
 
 def _part(part: PathPart, words: PathWords) -> PartInfo:
     steps = [
-        PathStepInfo(
+        as_struct(
+            PathStepInfo,
+            step,
             text=words.step(step),
-            start_ns=step.start_ns,
-            duration_ns=step.duration_ns,
-            ranks=step.ranks,
             microbatches=step.microbatches(),
             actions=[f"{op.stage}{op.kind.value}{op.microbatch}" for op in step.ops],
             link=next((t.link for _, _, t in step.waits if t is not None and t.link), None),
@@ -187,4 +174,4 @@ def _part(part: PathPart, words: PathWords) -> PartInfo:
 
 def render_json(explained: Explanation, facts: RunFacts) -> bytes:
     """Indented JSON, with a final newline."""
-    return msgspec.json.format(msgspec.json.encode(explanation_info(explained, facts)), indent=2) + b"\n"
+    return as_json(explanation_info(explained, facts))

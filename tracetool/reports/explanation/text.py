@@ -8,9 +8,9 @@ from tracetool.causes.cause import LATE, Cause
 from tracetool.costs.over_links import crossing_uses
 from tracetool.errors import Option
 from tracetool.reports.answer.text import aligned, wrap, wrapped
-from tracetool.reports.explanation.path import PathWords
-from tracetool.reports.sharing import sharing_lines
+from tracetool.reports.explanation import PathWords
 from tracetool.units import format_duration, format_ranges
+from tracetool.whatif.wording import sharing_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

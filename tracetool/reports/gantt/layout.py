@@ -15,7 +15,7 @@ from tracetool.reports.picture import PT
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.reports.gantt.panel import Panel
+    from tracetool.reports.gantt import Panel
 
 WIDTH_IN = 9.2
 """Of a page on its side."""

@@ -11,9 +11,9 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from tracetool.reports import Report, RunFacts
+from tracetool.reports.gantt import MS, Panel
 from tracetool.reports.gantt.layout import LEFT_IN, LEGEND_IN, NARROWEST_IN, SCENARIO_IN, WIDTH_IN, lay_out
-from tracetool.reports.gantt.panel import MS, Panel
-from tracetool.reports.gantt.scenario import scenario_parts
+from tracetool.reports.gantt.titles import scenario_parts
 from tracetool.reports.picture import (
     PICTURE_SUFFIXES,
     PT,
@@ -32,10 +32,9 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from tracetool.causes.idle import Idle
-    from tracetool.model.metrics import Metrics
+    from tracetool.causes.cause import Idle
     from tracetool.model.pipeline import P2PMode
-    from tracetool.model.timeline import Timeline
+    from tracetool.model.timeline import Metrics, Timeline
     from tracetool.whatif.results import Answer, Result
 
 _HEAD_PT = 8
@@ -186,8 +185,8 @@ def _span(first: int, last: int) -> str:
 def _figure(panels: list[Panel], answer: Answer, width_in: float) -> Figure:
     from matplotlib.figure import Figure
 
-    from tracetool.reports.gantt import cells, margins, memory
-    from tracetool.reports.gantt.idle import draw_idle, idle_marks
+    from tracetool.reports.gantt import cells, margins
+    from tracetool.reports.gantt.cells import draw_idle, idle_marks
     from tracetool.reports.gantt.titles import draw_title
 
     wide_pt, title_pt = (width_in - 0.2) * PT, (width_in - LEFT_IN) * PT
@@ -195,7 +194,7 @@ def _figure(panels: list[Panel], answer: Answer, width_in: float) -> Figure:
     legends = [marks for marks in (margins.legend_marks(panels), idle_marks(panels)) if marks]
     columns = [legend_columns([str(mark.get_label()) for mark in marks], wide_pt) for marks in legends]
     rows = [ceil(len(marks) / n) for marks, n in zip(legends, columns, strict=True)]
-    curves = memory.curve_marks(panels)
+    curves = margins.curve_marks(panels)
     abreast = legend_columns([str(mark.get_label()) for mark in curves], title_pt)
     memory_rows = ceil(len(curves) / abreast)
     layout = lay_out(panels, width_in, head_lines=len(heads), legend_rows=sum(rows), memory_rows=memory_rows)
@@ -218,7 +217,7 @@ def _figure(panels: list[Panel], answer: Answer, width_in: float) -> Figure:
         margins.draw_saved(axes, panel, place, layout)
     if layout.memory is not None:
         axes = figure.add_axes(layout.memory)
-        memory.draw_worst(axes, panels, answer.scenario.hbm_bytes, layout.end_ns)
+        margins.draw_worst(axes, panels, answer.scenario.hbm_bytes, layout.end_ns)
         margins.label_time(axes)
         top_in = (layout.memory[1] + layout.memory[3]) * layout.height_in + 0.05
         legend(figure, curves, abreast, x=layout.left_in / layout.width_in, y_in=top_in, loc="lower left")

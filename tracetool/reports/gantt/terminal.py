@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.causes.cause import ON_LINKS
 from tracetool.model.action import ActionKind
-from tracetool.model.metrics import measure
+from tracetool.model.timeline import measure
 from tracetool.reports.answer.text import is_baseline, short_name, wrapped
 from tracetool.reports.gantt.picture import drawn_result
 from tracetool.units import DURATION_NS, format_duration
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from tracetool.causes.idle import Idle
+    from tracetool.causes.cause import Idle
     from tracetool.model.timeline import Timeline
     from tracetool.whatif.results import Answer
 

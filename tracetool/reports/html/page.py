@@ -1,31 +1,196 @@
 """The report as one HTML file: the answer first, then what it rests on; no network, and no scripts needed.
 
 jinja2 is imported where it renders, so that importing this module stays cheap.
+
+What to run, what binds and what one more unit buys: advice for the HTML report.
+
+Pictures inside a page: as SVG where that is small enough, else as pixels, else left out, which is said.
 """
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
+from dataclasses import dataclass
 from hashlib import sha256
 from importlib.resources import files
 from operator import attrgetter
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
 
+from tracetool.errors import TraceToolError
 from tracetool.reports import Report, RunFacts
+from tracetool.reports.advice.text import binds_text, listed
+from tracetool.reports.answer.text import compared_results, is_baseline, result_name
 from tracetool.reports.answer.verdict import verdict
-from tracetool.reports.html.advice import advised, advised_result
-from tracetool.reports.html.idle import cause_styles, idle_view
-from tracetool.reports.html.pictures import pictures
-from tracetool.reports.html.recording import recording
-from tracetool.reports.html.tables import comparison, details, fidelity, scenario, stages
+from tracetool.reports.gantt.picture import render_gantt
+from tracetool.reports.html import Cell, PageTable, Row, comparison, details, fidelity, scenario, stages
+from tracetool.reports.html.sections import cause_styles, idle_view, recording
 from tracetool.tables.run import SCHEMA_VERSION
+from tracetool.units import format_duration
+from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT
+from tracetool.whatif.depth import RELEVANT_RATIO
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
-    from tracetool.advice import Advice
-    from tracetool.reports.html.idle import IdlesOf
-    from tracetool.whatif.results import Answer
+    from tracetool.advice import Advice, Gain
+    from tracetool.reports.html.sections import IdlesOf
+    from tracetool.reports.picture import PictureFormat
+    from tracetool.whatif.results import Answer, Result
+
+
+@dataclass(frozen=True, slots=True)
+class Advised:
+    """Lines of text, and what more of each resource buys; no table if nothing fits."""
+
+    lines: tuple[str, ...]
+    gains: PageTable | None
+
+
+def advised_result(answer: Answer, advice: Advice | None) -> Result | None:
+    """The result of an answer that is the plan to run; None if there is no advice or the answer lacks that plan."""
+    if advice is None or advice.best is None:
+        return None
+    best = advice.best.result
+
+    def what(result: Result) -> tuple[object, ...]:
+        return result.schedule, result.extra_forwards, result.p2p, result.microbatches
+
+    return next((result for result in compared_results(answer) if what(result) == what(best)), None)
+
+
+def advised(answer: Answer, advice: Advice) -> Advised:
+    """The advice in words and a table."""
+    best = advice.best
+    if best is None:
+        return Advised(("HBM binds: none of these schedules fits.",), None)
+    lines = []
+    if advised_result(answer, advice) is None:
+        lines.append(f"To run: {best.label} with {best.result.p2p} transfers, {format_duration(best.step_ns)} a step.")
+    lines.append(f"What binds is {binds_text(advice)}.")
+    if advice.other_transfers:
+        lines.append(
+            "With transfers issued otherwise it would be shorter (against the recorded order; "
+            f"{UNPROVEN_MARK}: {UNPROVEN_TEXT}): {listed(advice, advice.other_transfers)}."
+        )
+    lines += [f"{more}: cannot be told: {reason}" for more, reason in advice.missing]
+    lines.append(
+        f"Best is the shortest step of what is predicted most surely; of steps within {RELEVANT_RATIO:.0%} of it the "
+        "one that needs least memory, and the recorded order where the lead over it is within the error."
+    )
+    columns = ("One more unit", "Gain", "Share of step", "Step", "With")
+    rows = tuple(_row(gain, best.label) for gain in advice.gains)
+    return Advised(tuple(lines), PageTable("What one more unit buys, replayed", columns, rows))
+
+
+def _row(gain: Gain, best: str) -> Row:
+    label = gain.plan.label
+    return Row(
+        Cell(gain.more.text),
+        (
+            Cell(f"{gain.gained_ns / 1e6:.1f} ms", gain.gained_ns),
+            Cell(f"{gain.gain_ratio:.1%}", gain.gain_ratio),
+            Cell(format_duration(gain.plan.step_ns), gain.plan.step_ns),
+            Cell("the same" if label == best else label),
+        ),
+    )
+
+
+_XLINK = "{http://www.w3.org/1999/xlink}href"
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture of the page.
+
+    Attributes:
+        name: What its ids begin with.
+        title: Its heading.
+        alt: What it shows, for those who do not see it.
+        caption: How to read it.
+        markup: An ``svg`` element without a title; empty if it is in pixels, or left out.
+        pixels: A ``data:`` address of a PNG; empty if not needed.
+        left_out: Why it is not there; empty if it is.
+    """
+
+    name: str
+    title: str
+    alt: str
+    caption: str
+    markup: str = ""
+    pixels: str = ""
+    left_out: str = ""
+
+
+def pictures(answer: Answer, best: Result, most_bytes: int) -> tuple[Picture, ...]:
+    """The pictures of a page, in at most so many bytes together."""
+    base = answer.baseline
+    seen = f"observed {answer.observed_schedule or 'order'} ({format_duration(answer.observed_metrics.step_ns)})"
+    panels = [seen, f"baseline {result_name(base)} ({format_duration(base.metrics.step_ns)})"]
+    if not is_baseline(answer, best):
+        panels.append(f"{result_name(best)} ({format_duration(best.metrics.step_ns)})")
+    gantt = Picture(
+        "schedule",
+        "When each rank computes",
+        f"Schedule picture of {len(answer.observed.global_ranks)} pipeline ranks over one step: {'; '.join(panels)}. "
+        "The tables say the same in numbers.",
+        "A row is a pipeline rank, the axis is time; what is hatched or empty is idle. All panels share one axis.",
+    )
+    return (_fitted(gantt, lambda form: render_gantt(answer, best, format=form), most_bytes),)
+
+
+def _fitted(picture: Picture, draw: Callable[[PictureFormat], bytes], most_bytes: int) -> Picture:
+    """The picture with the first form of it that fits."""
+    from dataclasses import replace
+
+    try:
+        markup = inline_svg(draw("svg"), f"{picture.name}-")
+        if len(markup.encode()) <= most_bytes:
+            return replace(picture, markup=markup)
+    except ET.ParseError:
+        # A name with characters that XML has not: its pixels can still be shown.
+        pass
+    except TraceToolError as error:
+        return replace(picture, left_out=error.message)
+    pixels = "data:image/png;base64," + b64encode(draw("png")).decode()
+    if len(pixels) <= most_bytes:
+        return replace(picture, pixels=pixels)
+    return replace(
+        picture, left_out=f"It would take {len(pixels):,} bytes: draw it with tracetool replay ... -o picture.png."
+    )
+
+
+def inline_svg(svg: bytes, prefix: str) -> str:
+    """An SVG file as an element of an HTML page: without metadata, its ids apart from those of other pictures.
+
+    Args:
+        svg: The file.
+        prefix: What its ids shall begin with.
+
+    Raises:
+        xml.etree.ElementTree.ParseError: If it is not well-formed.
+    """
+    root = ET.fromstring(svg)  # noqa: S314 - drawn by ourselves
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag.rpartition("}")[2] in ("metadata", "style"):
+                parent.remove(child)
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+        if "id" in element.attrib:
+            element.set("id", prefix + element.attrib["id"])
+        if (target := element.attrib.pop(_XLINK, None)) is not None:
+            element.set("href", f"#{prefix}{target[1:]}" if target.startswith("#") else re.sub(r"\s+", "", target))
+        for name, value in element.attrib.items():
+            if "url(#" in value:
+                element.set(name, value.replace("url(#", f"url(#{prefix}"))
+    # matplotlib says this for every element, in a style sheet that would be the whole page's.
+    root.set("style", "stroke-linejoin: round; stroke-linecap: butt")
+    del root.attrib["version"]
+    return ET.tostring(root, encoding="unicode")
+
 
 MOST_BYTES = 1_000_000
 """A page is smaller: it is mailed, and opened on phones."""

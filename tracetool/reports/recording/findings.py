@@ -1,15 +1,26 @@
-"""Findings for people: what is known how, the least sure first."""
+"""Findings for people: what is known how, the least sure first.
+
+What a Run lacks, for which later step it would be needed, and how to record it.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import msgspec
 
 from tracetool.errors import Option
-from tracetool.units import format_ranks
+from tracetool.readers import MEMORY_LEFT
+from tracetool.reconstruction import unread_events
+from tracetool.tables.fields import doc
+from tracetool.units import format_count, format_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    from tracetool.store.run import Run
 
 _SHOWN = 6
 _RANK = re.compile(r"^rank (\d+)$")
@@ -81,3 +92,130 @@ def finding_lines(findings: Sequence[dict[str, Any]]) -> list[str]:
         lines.append(f"    {named}: {value} ({evidence}{sure}){f': {detail}' if detail else ''}")
     lines += [f"    {more} ({Option.JSON} has all)" for more in left]
     return ["  findings, the least sure first:", *lines] if lines else []
+
+
+_COPYABLE_SQL = """
+WITH placed AS (
+    SELECT rank, pipeline, pp, recorded, count(*) OVER (PARTITION BY pipeline) AS stages
+    FROM coordinates WHERE pipeline IS NOT NULL AND pp IS NOT NULL
+),
+missing AS (
+    SELECT m.rank, m.pipeline, EXISTS (
+        SELECT 1 FROM placed AS p
+        WHERE p.recorded AND p.pp = m.pp AND p.stages = m.stages AND p.pipeline <> m.pipeline
+    ) AS has_source
+    FROM placed AS m WHERE NOT m.recorded
+)
+SELECT rank FROM missing AS m
+WHERE (SELECT bool_and(has_source) FROM missing AS o WHERE o.pipeline = m.pipeline)
+ORDER BY rank
+"""
+"""Ranks not recorded of pipelines that copies complete: each such rank's stage was recorded in another pipeline."""
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """Something that is missing."""
+
+    lacks: Annotated[str, doc("What.")]
+    needed_for: Annotated[str, doc("The step that needs it.")]
+    hint: Annotated[str, doc("How to get it.")]
+
+
+def find_gaps(run: Run) -> list[Gap]:
+    """Everything that a later step will miss."""
+    ranks = [rank for (rank,) in run.rows("SELECT rank FROM ranks ORDER BY rank")]
+    if not ranks:
+        return [
+            Gap("no rank was recorded", "replay", "add the traces; figures of a vendor's analysis stand alone here")
+        ]
+    return [*_device(run, ranks), *_messages(run), *_marks(run), *_rest(run)]
+
+
+def _device(run: Run, ranks: list[int]) -> Iterator[Gap]:
+    categories = dict(run.rows("SELECT rank, list(DISTINCT category) FROM events GROUP BY rank"))
+    silent = [rank for rank in ranks if "kernel" not in categories.get(rank, ())]
+    who = "" if len(silent) == len(ranks) else f" on {format_ranks(silent)}"
+    if silent:
+        host = any(categories.get(rank) for rank in silent)
+        unread = unread_events(run.manifest["sources"], silent)
+        what = f"no kernels{who}: a trace of the host only" if host else f"no kernels{who}"
+        what = f"no kernels{who} among what is read, and {unread}" if unread else what
+        damaged = [s["rank"] for s in run.manifest["sources"] if s["rank"] in silent and s["dropped"]]
+        stages = len(silent) == len(ranks) and run.count("stages")
+        yield Gap(
+            what, "times of a device: the host's own ops stand for them" if stages else "stages, costs and replay",
+            f"the file of {format_ranks(damaged)} is damaged: fetch it again" if damaged else
+            "kernels of CUDA, HIP, XPU and Ascend devices are read" if unread else
+            "record device activity (ProfilerActivity.CUDA, XPU, NPU) and export inside on_trace_ready",
+        )  # fmt: skip
+    labelled = run.count("events", "label")
+    blind = [r for r in ranks if r not in silent and not {"op", "launch"} & set(categories.get(r, ()))]
+    classes = run.count("events", "kernel_class")
+    if blind and not labelled and not classes:
+        yield Gap(
+            f"no host activity on {format_ranks(blind)}", "telling forward from backward",
+            "record ProfilerActivity.CPU too",
+        )  # fmt: skip
+
+
+def _messages(run: Run) -> Iterator[Gap]:
+    ((messages, nameless, sizeless, unknown),) = run.rows(
+        "SELECT count(*) FILTER (operation IN ('send', 'recv')), "
+        "count(*) FILTER (operation IN ('send', 'recv') AND peer IS NULL), "
+        "count(*) FILTER (operation IN ('send', 'recv') AND payload_bytes IS NULL), "
+        "count(*) FILTER (\"group\" = '' AND evidence = 'unknown') FROM comms"
+    )
+    if unknown:
+        yield Gap(
+            f"{unknown:,} communication kernels without a record of the host", "who exchanges what with whom",
+            "re-record with torch >= 2.4 and ProfilerActivity.CPU",
+        )  # fmt: skip
+    if not messages and not unknown:
+        yield Gap(
+            "no sends and receives were read", "a pipeline", "record ranks of different stages; TCP is not recorded"
+        )
+    if nameless:
+        yield Gap(
+            f"no peer for {nameless:,} of {messages:,} sends and receives", "stages and transfers",
+            "re-record with torch >= 2.6 or record_shapes=True, or Ascend Level1 and up",
+        )  # fmt: skip
+    if sizeless:
+        yield Gap(
+            f"no size of {sizeless:,} of {messages:,} sends and receives", "bandwidth of links",
+            "re-record with torch >= 2.4, or Ascend Level1 and up",
+        )  # fmt: skip
+
+
+def _marks(run: Run) -> Iterator[Gap]:
+    if not run.count("steps"):
+        yield Gap(
+            "no steps are marked", "steps by number (they are cut at the optimizer or the messages)",
+            "call profiler.step() after every step",
+        )  # fmt: skip
+    if not run.count("memory"):
+        left = _memory_left(run)
+        yield Gap(
+            f"no memory records of its device, but {left} that are not read" if left else "no memory records in it",
+            f"HBM limits (or give {Option.ACTIVATION} and {Option.STATIC})", "record with profile_memory=True",
+        )  # fmt: skip
+
+
+def _memory_left(run: Run) -> str:
+    """Records of other memory that the traces hold."""
+    counts = Counter({
+        reason: count for source in run.manifest["sources"] for reason, count in source["skipped"].items()
+        if count and reason in MEMORY_LEFT
+    })  # fmt: skip
+    return ", ".join(f"{format_count(count, 'record')} ({reason})" for reason, count in counts.items())
+
+
+def _rest(run: Run) -> Iterator[Gap]:
+    missing = run.manifest["missing_ranks"]
+    if missing:
+        was = "was" if len(missing) == 1 else "were"
+        copied = [rank for (rank,) in run.rows(_COPYABLE_SQL)]
+        which = "them" if copied == missing else format_ranks(copied)
+        yield Gap(
+            f"{format_ranks(missing)} {was} not recorded", "pipelines they are part of",
+            "add their traces" + (f", or copy {which} in a replay: {Option.COPY_MISSING.on}" if copied else ""),
+        )  # fmt: skip

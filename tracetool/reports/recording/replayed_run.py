@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tracetool.ingestion.recording import RECORDING
 from tracetool.ingestion.runs import idle_table, timeline_tables
 from tracetool.readers import rows_table
-from tracetool.store.paths import is_local
+from tracetool.store import is_local
 from tracetool.store.run import RunWriter
 from tracetool.tables.run import TABLES
 

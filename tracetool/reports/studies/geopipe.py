@@ -12,18 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from tracetool.reports import as_json
 from tracetool.reports.studies.geopipe_text import render
+from tracetool.studies.geopipe import BUBBLE_REDUCTION, FACTS, ITERATION_REDUCTION, NOT_PUBLISHED, SOURCES, TOLERANCE
 from tracetool.studies.geopipe.findings import bubble_reduction, iteration_reduction
-from tracetool.studies.geopipe.paper import (
-    BUBBLE_REDUCTION,
-    FACTS,
-    ITERATION_REDUCTION,
-    NOT_PUBLISHED,
-    SOURCES,
-    TOLERANCE,
-)
 from tracetool.studies.geopipe.sweep import BASELINES, NS_PER_KM
-from tracetool.tables.fields import doc
+from tracetool.tables.fields import as_struct, doc
 from tracetool.tables.run import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -32,8 +26,6 @@ if TYPE_CHECKING:
     import polars as pl
 
     from tracetool.studies.geopipe.findings import Definition, FigureOrigin, Point
-    from tracetool.studies.geopipe.memory import Need
-    from tracetool.studies.geopipe.optimum import Optimum
     from tracetool.studies.geopipe.reproduce import ModelStudy, Study
 
 SCHEMA_ID = "urn:tracetool:schema:1:geopipe"
@@ -190,21 +182,19 @@ def geopipe_facts(command: str) -> GeoPipeFacts:
 def geopipe_info(study: Study, facts: GeoPipeFacts) -> GeoPipeInfo:
     """The report as the structs of the schema."""
     grid = study.choice.grid
-    return GeoPipeInfo(
-        tool_version=facts.tool_version,
-        command=facts.command,
-        published=[FactInfo(text=fact.text, basis=fact.basis) for fact in FACTS],
-        not_published=list(NOT_PUBLISHED),
-        sources=list(SOURCES),
-        assumptions=[AssumptionInfo(what=a.what, value=a.value, why=a.why) for a in study.assumptions],
-        hbm_bytes=study.choice.hbm_bytes,
-        grid=GridInfo(
-            efficiency_ratios=list(grid.efficiency_ratios),
-            microbatches=list(grid.microbatches),
-            splits=[list(split) for split in grid.splits],
-            messages_at_once=list(grid.sharing),
+    return as_struct(
+        GeoPipeInfo,
+        study.choice,
+        facts,
+        published=[as_struct(FactInfo, fact) for fact in FACTS],
+        not_published=NOT_PUBLISHED,
+        sources=SOURCES,
+        assumptions=[as_struct(AssumptionInfo, each) for each in study.assumptions],
+        grid=as_struct(
+            GridInfo,
+            grid,
+            messages_at_once=grid.sharing,
             bandwidths_bytes_per_s=[gbit * 10**9 // 8 for gbit in grid.bandwidths_gbit_per_s],
-            distances_km=list(grid.distances_km),
         ),
         models=[_model(model) for model in study.models],
     )
@@ -222,70 +212,38 @@ def _model(model: ModelStudy) -> ModelInfo:
         bubbles=[_finding(found) for found in model.bubbles],
         iterations=[_finding(found) for found in model.iterations],
         both=[_finding(found) for found in model.both],
-        optima=[_optimum(found) for found in model.optima],
-        needs=[_need(need) for need in model.needs],
+        optima=[as_struct(OptimumInfo, optimum, messages_at_once=optimum.sharing) for optimum in model.optima],
+        needs=[as_struct(NeedInfo, need) for need in model.needs],
     )
 
 
 def _finding(found: FigureOrigin) -> FindingInfo:
-    return FindingInfo(
-        baseline=found.baseline,
-        definition=found.definition,
+    return as_struct(
+        FindingInfo,
+        found,
         least_reduction_ratio=found.least,
         most_reduction_ratio=found.most,
-        points=found.points,
-        total=found.total,
-        share_ratios=[list(row) for row in found.shares],
+        share_ratios=found.shares,
         nearest=None if found.nearest is None else _point(found.nearest),
         highest=None if found.highest is None else _point(found.highest),
-        left_ratio=found.left_ratio,
     )
 
 
 def _point(point: Point) -> PointInfo:
-    return PointInfo(
-        efficiency_ratio=point.efficiency_ratio,
-        microbatches=point.microbatches,
-        split=list(point.split),
+    return as_struct(
+        PointInfo,
+        point,
         messages_at_once=point.sharing,
         bandwidth_bytes_per_s=point.bandwidth_gbit_per_s * 10**9 // 8,
-        distance_km=point.distance_km,
         extra_forwards=point.depth,
         bubble_reduction_ratio=point.bubble_reduction,
         iteration_reduction_ratio=point.iteration_reduction,
     )
 
 
-def _optimum(found: Optimum) -> OptimumInfo:
-    return OptimumInfo(
-        messages_at_once=found.sharing,
-        distance_km=found.distance_km,
-        formula_bytes_per_s=found.formula_bytes_per_s,
-        throughput_bytes_per_s=found.throughput_bytes_per_s,
-        hiding_bytes_per_s=found.hiding_bytes_per_s,
-        depth_limit=found.depth_limit,
-        knee_bytes_per_s=found.knee_bytes_per_s,
-        baseline_knee_bytes_per_s=found.baseline_knee_bytes_per_s,
-        gain_ratio=found.gain_ratio,
-        baseline_gain_ratio=found.baseline_gain_ratio,
-    )
-
-
-def _need(need: Need) -> NeedInfo:
-    return NeedInfo(
-        batch=need.batch,
-        static_bytes=need.static_bytes,
-        activation_bytes=need.activation_bytes,
-        peak_bytes=need.peak_bytes,
-        deeper_peak_bytes=need.deeper_peak_bytes,
-        fits=need.fits,
-        depth_limit=need.depth_limit,
-    )
-
-
 def render_json(study: Study, facts: GeoPipeFacts) -> bytes:
     """Indented JSON, with a final newline."""
-    return msgspec.json.format(msgspec.json.encode(geopipe_info(study, facts)), indent=2) + b"\n"
+    return as_json(geopipe_info(study, facts))
 
 
 def render_text(study: Study, _facts: GeoPipeFacts) -> bytes:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracetool.reports.answer.text import aligned, wrapped
+from tracetool.studies.geopipe import BUBBLE_REDUCTION, FACTS, ITERATION_REDUCTION, NOT_PUBLISHED, SOURCES, STAGES
 from tracetool.studies.geopipe.findings import DEFINITIONS, joint, least_idle_ratio
 from tracetool.studies.geopipe.optimum import GAIN_PER_DOUBLING
-from tracetool.studies.geopipe.paper import BUBBLE_REDUCTION, FACTS, ITERATION_REDUCTION, NOT_PUBLISHED, SOURCES, STAGES
 from tracetool.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
     from tracetool.model.pipeline import P2PMode
     from tracetool.studies.geopipe.findings import Definition, FigureOrigin, Point
-    from tracetool.studies.geopipe.memory import Need
-    from tracetool.studies.geopipe.optimum import Optimum
+    from tracetool.studies.geopipe.optimum import Need, Optimum
     from tracetool.studies.geopipe.reproduce import ModelStudy, Study
 
     Pick = Callable[[ModelStudy], tuple[FigureOrigin, ...]]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from tracetool.tables.fields import doc
+from tracetool.reports import as_json
+from tracetool.tables.fields import as_struct, doc
 from tracetool.tables.run import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -153,11 +154,10 @@ class SweepInfo(msgspec.Struct, kw_only=True):
 
 def sweep_info(found: Sweep, facts: RunFacts, price: Price | None) -> SweepInfo:
     """The sweep as the structs of the schema."""
-    return SweepInfo(
-        tool_version=facts.tool_version,
-        command=facts.command,
+    return as_struct(
+        SweepInfo,
+        facts,
         run=facts.name,
-        digest=facts.digest,
         price_per_gbit=None if price is None else price.per_gbit,
         currency=None if price is None else price.currency,
         best=[_best(each) for each in found.best],
@@ -184,32 +184,17 @@ def _point(point: SweepPoint) -> SweepPointInfo:
 def _best(found: Best) -> SweptBestInfo:
     def short(point: SweepPoint) -> SweptScheduleInfo:
         step_ns, now_ns = point.step_ns or 0, None if found.now is None else found.now.step_ns
-        return SweptScheduleInfo(
-            schedule=point.schedule,
-            extra_forwards=None if point.extra_forwards is None else list(point.extra_forwards),
-            p2p=point.p2p,
-            step_ns=step_ns,
-            change_ratio=None if not now_ns else step_ns / now_ns - 1,
-            seen_error_ratio=point.seen_error_ratio,
-            evidence=point.evidence,
-            rests_on=list(point.rests_on),
-            feasible=point.feasible,
-            needed_bytes=point.needed_bytes,
+        return as_struct(
+            SweptScheduleInfo, point, step_ns=step_ns, change_ratio=None if not now_ns else step_ns / now_ns - 1
         )
 
-    return SweptBestInfo(
-        scenario=found.among.scenario,
-        microbatches=found.among.microbatches,
-        bandwidth_bytes_per_s=found.among.bandwidth_bytes_per_s,
-        latency_ns=found.among.latency_ns,
-        hbm_bytes=found.among.hbm_bytes,
-        dcs=list(found.among.dcs),
-        **(
-            dict.fromkeys(SweptScheduleInfo.__struct_fields__) | {"rests_on": []}
-            if found.point is None
-            else msgspec.structs.asdict(short(found.point))
-        ),
-        change_error_ratio=found.change_error_ratio,
+    return as_struct(
+        SweptBestInfo,
+        found.among,
+        found,
+        **dict.fromkeys(SweptScheduleInfo.__struct_fields__) | {"rests_on": []}
+        if found.point is None
+        else msgspec.structs.asdict(short(found.point)),
         now=None if found.now is None else short(found.now),
         as_good=[short(point) for point in found.as_good],
         unproven=[short(point) for point in found.unproven],
@@ -218,7 +203,7 @@ def _best(found: Best) -> SweptBestInfo:
 
 def render_json(found: Sweep, facts: RunFacts, price: Price | None) -> bytes:
     """Indented JSON, with a final newline."""
-    return msgspec.json.format(msgspec.json.encode(sweep_info(found, facts, price)), indent=2) + b"\n"
+    return as_json(sweep_info(found, facts, price))
 
 
 def render_parquet(found: Sweep, *_unused: object) -> bytes:

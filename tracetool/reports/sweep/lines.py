@@ -1,4 +1,7 @@
-"""Lines of a sweep: step time, or bubble ratio, over cross-DC bandwidth and over latency, one line per schedule."""
+"""Lines of a sweep: step time, or bubble ratio, over cross-DC bandwidth and over latency, one line per schedule.
+
+The picture of a sweep: lines where bandwidth or latency was swept, a map where both were.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,13 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, Literal
 
 from tracetool.errors import Option, ScenarioError
-from tracetool.reports.gantt.panel import MS
+from tracetool.reports.gantt import MS
 from tracetool.reports.picture import GREY, PT, RED, SERIES, PictureFormat, legend, legend_columns, save, wrapped
-from tracetool.reports.sweep.axes import LINK_LABELS, UNFIT_TINT, label_value_axis, link_axis, shade_unfit
-from tracetool.reports.sweep.facets import (
+from tracetool.reports.sweep import (
     GBIT_BYTES,
+    LINK_LABELS,
     MOST_FACETS,
+    UNFIT_TINT,
     Facet,
     Series,
     bandwidths_of,
@@ -22,9 +26,13 @@ from tracetool.reports.sweep.facets import (
     format_gbit,
     format_short,
     knee_of,
+    label_value_axis,
     latencies_of,
+    link_axis,
     series_of,
+    shade_unfit,
 )
+from tracetool.reports.sweep.best_map import render_sweep_map
 from tracetool.units import format_bandwidth, format_duration
 from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT
 
@@ -35,6 +43,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from tracetool.reports.picture import PictureFormat
     from tracetool.sweeps import Knee, Sweep, SweepPoint
 
 Figured = Literal["step", "bubble_ratio"]
@@ -331,3 +340,20 @@ def _hidden_text(knee: Knee, longest_ns: int) -> str:
     if hidden_ns is None:
         return "over 1 % above its floor by links that stay as given"
     return f"hides all {format_short(longest_ns)}" if hidden_ns > longest_ns else f"hides {format_short(hidden_ns)}"
+
+
+def render_sweep(sweep: Sweep, format: PictureFormat = "png") -> bytes:  # noqa: A002
+    """Draw a sweep as what it varies asks for.
+
+    Args:
+        sweep: Points and knees.
+        format: File format.
+
+    Returns:
+        The file; equal input gives equal bytes.
+
+    Raises:
+        ScenarioError: If neither bandwidth nor latency was swept, or nothing could be replayed.
+    """
+    both = len(bandwidths_of(sweep.points)) > 1 and len(latencies_of(sweep.points)) > 1
+    return render_sweep_map(sweep, format=format) if both else render_sweep_lines(sweep, format=format)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from tracetool.errors import Option
 from tracetool.reports.answer.text import wrapped
-from tracetool.reports.sweep.table import WIDTH, Cells, table
+from tracetool.reports.sweep import WIDTH, Cells, table
 from tracetool.units import format_count, format_ranges, format_size
 from tracetool.whatif.accuracy import change_error_ratio, format_error
 from tracetool.whatif.best import UNPROVEN_MARK, error_text

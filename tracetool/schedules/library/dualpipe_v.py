@@ -13,8 +13,7 @@ from __future__ import annotations
 from tracetool.errors import UnsupportedShape
 from tracetool.model.schedule import PipelineShape, Schedule
 from tracetool.schedules import ScheduleKind, ScheduleOptions
-from tracetool.schedules.dual_steps import eight_steps
-from tracetool.schedules.orders import require_chunks
+from tracetool.schedules.orders import eight_steps, require_chunks
 
 
 def build(shape: PipelineShape, _options: ScheduleOptions) -> Schedule:

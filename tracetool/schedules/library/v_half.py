@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from tracetool.model.schedule import PipelineShape, Schedule
 from tracetool.schedules import ScheduleKind, ScheduleOptions
-from tracetool.schedules.orders import require_chunks
-from tracetool.schedules.v_block import Block, repeat_block
+from tracetool.schedules.orders import Block, repeat_block, require_chunks
 
 
 def build(shape: PipelineShape, _options: ScheduleOptions) -> Schedule:

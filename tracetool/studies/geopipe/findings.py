@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Literal
 
-from tracetool.studies.geopipe.paper import BUBBLE_REDUCTION, ITERATION_REDUCTION, TOLERANCE
+from tracetool.studies.geopipe import BUBBLE_REDUCTION, ITERATION_REDUCTION, TOLERANCE
 from tracetool.studies.geopipe.sweep import BASELINES
 
 if TYPE_CHECKING:

@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING
 from tracetool.costs.analytical import Training, analytical_pipeline, collective_ns
 from tracetool.errors import Option
 from tracetool.model.action import ActionKind
+from tracetool.studies.geopipe import STAGES, TENSOR, THROUGHPUT, Assumption
 from tracetool.studies.geopipe.findings import FigureOrigin, both_findings, bubble_findings, iteration_findings
-from tracetool.studies.geopipe.memory import Need, needs
-from tracetool.studies.geopipe.optimum import Optimum, find_optimum
-from tracetool.studies.geopipe.paper import STAGES, TENSOR, THROUGHPUT, Assumption
+from tracetool.studies.geopipe.optimum import Need, Optimum, find_optimum, needs
 from tracetool.studies.geopipe.sweep import PaperGrid, PaperSweep, Setting, cycle_ns, payload_bytes, sweep
 from tracetool.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from tracetool.costs.analytical import Accelerator
-    from tracetool.costs.transformer import Recompute, Transformer
+    from tracetool.costs.analytical import Accelerator, Recompute, Transformer
 
 _BATCHES = (1, 2, 4, 8)
 _SHARING = (1, 8)

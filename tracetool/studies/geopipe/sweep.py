@@ -13,7 +13,7 @@ from tracetool.model.topology import Link, Topology
 from tracetool.replays.scenarios import replay_many
 from tracetool.schedules import build_schedule
 from tracetool.schedules.library.geopipe import extra_per_rank
-from tracetool.studies.geopipe.paper import BANDWIDTHS_GBIT_PER_S
+from tracetool.studies.geopipe import BANDWIDTHS_GBIT_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from tracetool.costs.transformer import Transformer
+    from tracetool.costs.analytical import Transformer
     from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.model.schedule import Schedule
 

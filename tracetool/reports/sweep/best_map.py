@@ -18,7 +18,7 @@ from tracetool.reports.picture import (
     text_width_pt,
     wrapped,
 )
-from tracetool.reports.sweep.facets import (
+from tracetool.reports.sweep import (
     MOST_FACETS,
     Facet,
     bandwidths_of,
