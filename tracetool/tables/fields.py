@@ -42,11 +42,11 @@ def as_struct(kind: type[S], *sources: object, **given: object) -> S:
     for member in msgspec.structs.fields(kind):
         if member.name in given or member.encode_name.startswith("$"):
             continue
-        found = [getattr(source, member.name) for source in sources if hasattr(source, member.name)]
-        if any(value != found[0] for value in found):
+        values = [getattr(source, member.name) for source in sources if hasattr(source, member.name)]
+        if any(value != values[0] for value in values):
             raise TypeError(f"sources do not agree on {kind.__name__}.{member.name}")
-        if found:
-            given[member.name] = list(found[0]) if isinstance(found[0], tuple) else found[0]
+        if values:
+            given[member.name] = list(values[0]) if isinstance(values[0], tuple) else values[0]
     return kind(**given)
 
 
