@@ -57,6 +57,10 @@ Which schedule over which link? Why does a step take so long? What should be run
     >>> advice = tt.advise(found, scenario, ["1f1b", "geopipe"])
     >>> advice.best.label, advice.binds
     ('geopipe +2,2,0,0', 'latency')
+    >>> for offer in tt.decide(found, scenario, "100Gbit/s,10ms", ["1f1b", "geopipe"]).decision.offers:
+    ...     print(f"{offer.name}: {offer.best.schedule} {offer.best.step_ns / 1e6:.1f} ms")
+    25 Gbit/s, 10 ms: geopipe 319.6 ms
+    100 Gbit/s, 10 ms: 1f1b 310.2 ms
 
 What changed between two recordings, or two versions of the tool, and why?
 
@@ -119,6 +123,7 @@ _EXPORTS = {
     "answer": "tracetool.whatif.answer",
     "build_schedule": "tracetool.schedules",
     "compare": "tracetool.comparison.asked",
+    "decide": "tracetool.advice",
     "explain": "tracetool.explanation",
     "grid": "tracetool.sweeps.asked",
     "ingest": "tracetool.ingestion.runs",
@@ -137,6 +142,7 @@ __all__ = ["__version__", *sorted(_EXPORTS)]  # noqa: PLE0604 - names of lazily 
 if TYPE_CHECKING:
     from tracetool.advice import Advice as Advice
     from tracetool.advice import advise as advise
+    from tracetool.advice import decide as decide
     from tracetool.causes.cause import Cause as Cause
     from tracetool.comparison import Comparison as Comparison
     from tracetool.comparison.asked import compare as compare

@@ -81,6 +81,7 @@ class Option(Enum):
     MBS = "mbs"
     MEMORY_FROM = "memory_from"
     MICROBATCHES = "microbatches"
+    OFFERS = "offers"
     OVERLAP_RATIO = "overlap_ratio"
     P2P = "p2p"
     PIPELINE = "pipeline"

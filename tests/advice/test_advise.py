@@ -17,7 +17,7 @@ from helpers.synthetic import found, pipeline, places, scenario, window_ns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracetool.advice import Advice, Gain, advise
+from tracetool.advice import Advice, Gain, advise, decide
 from tracetool.errors import BadTopology, ScenarioError
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure
@@ -231,14 +231,15 @@ def test_a_limit_that_nothing_fits_and_refused_schedules_are_answers() -> None:
     """Nine microbatches do not go round in interleaved's groups; that is told where it is asked for."""
     over = Topology(parse_dc_map("0-1,2-3"), parse_link("dc0-dc1=25Gbit/s,10ms"))
     limited = Scenario(topology=over, hbm_bytes=9 << 30, microbatches=9)
-    advice = advise(_sample(), limited, ("1f1b", "interleaved"))
+    made = decide(_sample(), limited, (), ("1f1b", "interleaved"))
+    advice = made.advice[0]
     assert advice.best is None
     assert advice.binds == "hbm"
     facts = RunFacts("x", "", "", "")
-    assert [found.schedule for found in advice_info(advice, facts).refused] == ["interleaved"]
+    assert [found.schedule for found in advice_info(made, facts).refused] == ["interleaved"]
     lacks = min(plan.result.shortage.missing_bytes for plan in advice.asked.plans if plan.result.shortage)
     for verbose in (False, True):
-        text = render_text(advice, facts, verbose=verbose).decode()
+        text = render_text(made, facts, verbose=verbose).decode()
         assert f"{lacks:,} bytes" in text
         assert ("interleaved: not replayed" in text) == verbose
 
@@ -246,11 +247,12 @@ def test_a_limit_that_nothing_fits_and_refused_schedules_are_answers() -> None:
 def test_without_memory_figures_the_recorded_order_is_kept_where_it_is_as_short_and_nothing_is_said_of_hbm() -> None:
     pipe = pipeline(P, M, F, B, p2p="posted-ahead")
     over = scenario(places([2, 2], latency_ns=10), hbm_bytes=10**6)
-    advice = advise(found(pipe), over, ("gpipe", "eager-1f1b", "geopipe", "1f1b"))
+    made = decide(found(pipe), over, (), ("gpipe", "eager-1f1b", "geopipe", "1f1b"))
+    advice = made.advice[0]
     assert advice.best is not None
     assert advice.best.way.schedule == "1f1b"
     assert advice.gain_of("hbm") is None
-    text = render_text(advice, RunFacts("x", "", "", "")).decode()
+    text = render_text(made, RunFacts("x", "", "", ""), verbose=True).decode()
     assert "what more HBM" in text
     assert "the recorded order" in text
 
@@ -339,12 +341,13 @@ def test_the_recorded_order_is_kept_where_the_lead_over_it_is_within_the_error()
 def test_errors_are_those_of_the_recording_whatever_is_bought() -> None:
     """Compute made faster on purpose is nothing that replay misses: its error is unknown, that of links as before."""
     over = Topology(parse_dc_map("0-1,2-3"), parse_link("dc0-dc1=25Gbit/s,10ms"))
-    advice = advise(_sample(), Scenario(topology=over), ("1f1b", "geopipe"))
+    made = decide(_sample(), Scenario(topology=over), (), ("1f1b", "geopipe"))
+    advice = made.advice[0]
     assert advice.best is not None
     errors = {gain.more.text: gain.plan.result.seen_error_ratio for gain in advice.gains}
     assert errors["compute 10% faster"] is None
     assert errors["latency / 2"] == errors["bandwidth × 2"] == advice.best.result.seen_error_ratio == 0.04
-    told = json.loads(render_json(advice, RunFacts("x", "", "", "")))
+    told = json.loads(render_json(made, RunFacts("x", "", "", "")))
     assert told["change_ratio"] == advice.best.step_ns / advice.now.metrics.step_ns - 1
     assert told["change_error_ratio"] == advice.change_error_ratio == step_change_error(advice.now, advice.best.result)
     assert told["lead_is_certain"] == (abs(told["change_ratio"]) > told["change_error_ratio"])
@@ -352,15 +355,17 @@ def test_errors_are_those_of_the_recording_whatever_is_bought() -> None:
 
 def test_texts_say_maybe_near_the_limit_and_compare_every_schedule_with_the_recorded_order() -> None:
     over = Topology(parse_dc_map("0-1,2-3"), parse_link("dc0-dc1=25Gbit/s,10ms"))
-    advice = advise(_sample(), Scenario(topology=over, hbm_bytes=14 << 30), ("1f1b", "geopipe"))
-    text = render_text(advice, RunFacts("x", "", "", ""), verbose=True).decode()
+    made = decide(_sample(), Scenario(topology=over, hbm_bytes=14 << 30), (), ("1f1b", "geopipe"))
+    advice = made.advice[0]
+    text = render_text(made, RunFacts("x", "", "", ""), verbose=True).decode()
     (needs,) = {p.needed_bytes for p in advice.asked.plans if p.label == "geopipe +1,1,0,0"}
     assert needs is not None
     assert 0.96 < needs / (14 << 30) <= 1
     rows = [line.split() for line in text.splitlines() if line.startswith("  geopipe +1,1,0,0")]
     assert rows
     assert all("maybe" in row for row in rows)
-    advice = advise(_sample(), Scenario(topology=over), ("1f1b", "zb-h2"))
-    text = render_text(advice, RunFacts("x", "", "", "")).decode()
+    made = decide(_sample(), Scenario(topology=over), (), ("1f1b", "zb-h2"))
+    advice = made.advice[0]
+    text = render_text(made, RunFacts("x", "", "", "")).decode()
     (one,) = advice.unproven
     assert f"may be better: {one.label} {one.step_ns / advice.now.metrics.step_ns - 1:+.1%}" in " ".join(text.split())

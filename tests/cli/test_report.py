@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from typing import TYPE_CHECKING
@@ -33,9 +34,10 @@ def test_the_page_says_what_was_asked_found_inferred_and_how_to_repeat_it(
     assert run(arguments) == 0
     out = capsys.readouterr().out
     page = target.read_text(encoding="utf-8")
-    headline, wrote = out.splitlines()[:2]
-    assert headline.startswith("geopipe +1,1,0,0 is best if it fits: ")
-    assert f"<h1>{headline}</h1>" in page
+    headline, *_, wrote = out[: out.index("\n\n")].splitlines()
+    assert headline.startswith("Over 25 Gbit/s, 10 ms run geopipe +1,1,0,0: ")
+    assert ", if it fits: it needs " in headline
+    assert f"<h1>{headline}</h1>" in html.unescape(page)
     assert wrote == f"wrote {target} ({target.stat().st_size:,} bytes)"
     assert "Next: python3 -m webbrowser" in out
     for part in (

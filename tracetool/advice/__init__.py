@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.advice.plans import Deepened, More, Plan, Resource, ScenarioPlans, more_of_each, plans_for, ways
 from tracetool.errors import Option, ScenarioError, ScheduleError
 from tracetool.schedules import parse_names
+from tracetool.sweeps.grid import Grid
+from tracetool.sweeps.run import sweep
 from tracetool.units import format_duration
 from tracetool.whatif.best import TIERS, choose, is_as_good, recorded_schedule, recorded_test, rows_of
+from tracetool.whatif.decision import Decision, Offer, PaysUntil, check_fees, parse_fee, split_fee, today_of
 from tracetool.whatif.depth import RELEVANT_RATIO
+from tracetool.whatif.memory_limit import is_near_the_limit
 from tracetool.whatif.results import step_change_error
+from tracetool.whatif.wording import links_text, offered_links
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,6 +24,7 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.reconstruction import Reconstruction
+    from tracetool.whatif.decision import Fee
     from tracetool.whatif.results import Result
 
 
@@ -132,6 +138,100 @@ def advise(found: Reconstruction, scenario: Scenario, schedules: str | Sequence[
         asked=asked, scenario=scenario, now=now, best=best, rivals=chosen.as_good, unproven=chosen.unproven,
         other_transfers=_other_transfers(asked.plans, best), gains=gains, missing=missing, binds=_binding(gains),
     )  # fmt: skip
+
+
+class Decided(NamedTuple):
+    """A decision between offers, and the advice for each of them."""
+
+    decision: Decision
+    advice: tuple[Advice, ...]
+
+
+def decide(
+    found: Reconstruction,
+    scenario: Scenario,
+    offers: str | Sequence[str] = (),
+    schedules: str | Sequence[str] | None = None,
+    *,
+    fee: str | Fee | None = None,
+    steps: int | None = None,
+) -> Decided:
+    """Find what to run over each of several offers of links, what the others buy, and where more stops paying.
+
+    Args:
+        found: A reconstructed Run.
+        scenario: The first offer's links, and the memory limit if there is one.
+        offers: The others, as in ``100Gbit/s,10ms`` (all links) or ``dc0-dc1=100Gbit/s,10ms``, with what they cost
+            behind them where that is known: ``100Gbit/s,10ms=9000EUR/month``.
+        schedules: As ``advise`` takes them.
+        fee: What the first offer costs, as in ``2000EUR/month``.
+        steps: Steps of the run that is planned.
+
+    Raises:
+        BadTopology: If an offer is about other links.
+        ScenarioError: As ``advise``, and if a price cannot be read or compared.
+        ScheduleError: As ``advise``.
+
+    Example:
+        >>> decision = tt.decide(found, scenario, "100Gbit/s,10ms=9000EUR/month", "1f1b,geopipe").decision
+        >>> [(offer.name, offer.best.schedule, offer.best.step_ns) for offer in decision.offers]
+        [('25 Gbit/s, 10 ms', 'geopipe', 319617225), ('100 Gbit/s, 10 ms', '1f1b', 310160412)]
+    """
+    links = scenario.topology.links
+    asked: list[tuple[Scenario, Fee | None]] = [(scenario, parse_fee(fee) if isinstance(fee, str) else fee)]
+    for text in [offers] if isinstance(offers, str) else offers:
+        figures, price = split_fee(text)
+        topology = replace(scenario.topology, links=offered_links(figures, links))
+        asked.append((replace(scenario, topology=topology), price))
+    check_fees([price for _, price in asked])
+    advice = tuple(advise(found, one, schedules) for one, _ in asked)
+    made = tuple(_offer(each, price, advice[0].best) for each, (_, price) in zip(advice, asked, strict=True))
+    answer = advice[0].asked.answer
+    decision = Decision(
+        today=today_of(answer.pipeline, answer.observed_metrics.step_ns),
+        offers=made,
+        steps=steps,
+        pays_until=_pays_until(found, advice),
+    )
+    return Decided(decision, advice)
+
+
+def _offer(advice: Advice, fee: Fee | None, first: Plan | None) -> Offer:
+    there = [plan for plan in advice.asked.plans if first is not None and plan.way == first.way]
+    fitting = [plan for plan in there if plan.feasible is not False]
+    is_best = first is None or advice.best is None or advice.best.way == first.way
+    return Offer(
+        name=links_text(advice.scenario.topology.links),
+        fee=fee,
+        microbatches=advice.now.microbatches,
+        best=advice.best,
+        now=advice.now,
+        first_plan=None if is_best else min(fitting, key=lambda plan: plan.step_ns, default=None),
+        hbm_bytes=advice.scenario.hbm_bytes,
+        is_near_the_limit=advice.best is not None and is_near_the_limit(advice.best.result.metrics, advice.scenario),
+        binds=advice.binds,
+    )
+
+
+def _pays_until(found: Reconstruction, advice: Sequence[Advice]) -> PaysUntil | None:
+    """The knee of the best plan over the widest offer, where all its links are alike and join all DCs."""
+    widest = max(advice, key=lambda one: min(link.bandwidth_bytes_per_s for link in one.scenario.topology.links))
+    topology, best = widest.scenario.topology, widest.best
+    alike = {(link.bandwidth_bytes_per_s, link.latency_ns) for link in topology.links}
+    places = {*topology.dcs, *(dc for _, dc in topology.rank_dcs)}
+    if best is None or len(alike) > 1 or len(topology.links) < len(places) * (len(places) - 1):
+        return None
+    ((bandwidth, latency),) = alike
+    grid = Grid(
+        (best.way.schedule,),
+        replace(widest.scenario, topology=replace(topology, links=())),
+        bandwidths_bytes_per_s=(bandwidth,),
+        latencies_ns=(latency,),
+        dcs=(replace(topology, links=()),),
+    )
+    knees = sweep(found, grid).knees
+    known = [PaysUntil(k.bandwidth_bytes_per_s, latency, best.schedule) for k in knees if k.bandwidth_bytes_per_s]
+    return known[0] if known else None
 
 
 def _other_transfers(plans: Iterable[Plan], best: Plan) -> tuple[Plan, ...]:

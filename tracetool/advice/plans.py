@@ -6,7 +6,6 @@ One more unit of each resource: the scenarios that say what it would buy.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tracetool.costs.rescaled import with_faster_compute
@@ -14,7 +13,7 @@ from tracetool.errors import BadTopology, ScheduleError
 from tracetool.model.pipeline import BY_EDGE
 from tracetool.units import format_size
 from tracetool.whatif.answer import answer
-from tracetool.whatif.best import default_schedules, evidence_of
+from tracetool.whatif.best import default_schedules, evidence_of, plan_name
 from tracetool.whatif.results import Answer, Refused
 
 if TYPE_CHECKING:
@@ -109,15 +108,7 @@ class Plan:
     @property
     def label(self) -> str:
         """Schedule and depth, as ``geopipe +2,2,0,0``."""
-        extra = self.result.extra_forwards
-        return self.result.schedule + (f" {depth_label(extra)}" if extra is not None else "")
-
-
-def depth_label(extra_forwards: Sequence[int]) -> str:
-    """Extra forwards per rank in short: ``+2,2,0,0``, and of more ranks ``+2×8,0×8``."""
-    if len(extra_forwards) <= 4:
-        return f"+{','.join(map(str, extra_forwards))}"
-    return "+" + ",".join(f"{n}×{len(list(ranks))}" for n, ranks in groupby(extra_forwards))
+        return plan_name(self)
 
 
 class Deepened(NamedTuple):

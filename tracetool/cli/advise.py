@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from tracetool.cli.output import JSON, PATHS, QUIET, ProgressBar, next_step, path_or_url
-from tracetool.cli.question import Words, ask, question_options
+from tracetool.cli.question import OFFERS, RUN_STEPS, Words, ask, question_options
 from tracetool.errors import ScenarioError
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     help="Schedules to choose among; default: all that need no search. 'tracetool schedules' lists them.",
 )
 @question_options
+@OFFERS
+@RUN_STEPS
 @click.option(
     "--co-tune", is_flag=True, help="Also other micro-batch sizes and sequence lengths for geopipe, at equal tokens."
 )
@@ -54,6 +56,8 @@ if TYPE_CHECKING:
 def advise(
     paths: tuple[Path, ...],
     schedule: str | None,
+    offers: tuple[str, ...],
+    run_steps: int | None,
     mbs: int | None,
     seq: int | None,
     hidden: int | None,
@@ -67,7 +71,7 @@ def advise(
     quiet: bool,
     **words: Unpack[Words],
 ) -> None:
-    """Say which schedule to run over a link, what binds, and what more would buy.
+    """Say what to run over a link or over each of several offers, and what the dearer one buys.
 
     Every schedule is replayed over the links, with transfers as the trace shows them and per edge. Recommended is the
     best of those whose predictions were compared with recorded steps; what may be better is listed apart.
@@ -75,19 +79,21 @@ def advise(
     \b
     Examples:
       tracetool advise x.run --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms --hbm 80GiB
+      tracetool advise x.run --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms \\
+          --or 100Gbit/s,10ms=9000EUR/month
       tracetool advise traces/ --dc 0-1,2-3 --link dc0-dc1=100Gbit/s,2ms \\
           --schedule 1f1b,geopipe --json
       tracetool advise x.run --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms --co-tune \\
           --mbs 1 --seq 2048
     """
-    from tracetool.advice import advise as find_advice
-    from tracetool.advice import no_links
+    from tracetool.advice import decide, no_links
     from tracetool.advice.cotune import co_tune as find_sizes
     from tracetool.costs.rescaled import MicrobatchSize
     from tracetool.reports.advice.json import render_json
     from tracetool.reports.advice.text import render_text
     from tracetool.schedules import parse_names, tuning_of
     from tracetool.schedules.names import check_schedules
+    from tracetool.whatif.decision import without_fees
 
     if not words["link"]:
         raise no_links()
@@ -98,21 +104,23 @@ def advise(
         )
     names = None if schedule is None else check_schedules(parse_names(schedule))
     sizes = _sizes(mbs, seq, co_tune=co_tune, others=(hidden, also, also_mbs, also_seq))
+    words["link"], fee = without_fees(words["link"])
     question = ask(paths, words, quiet=quiet)
     other = None
     if sizes is not None and also is not None:
         other = _other_sizes(also, MicrobatchSize(also_mbs or sizes.sequences, also_seq or sizes.length), quiet=quiet)
     tuning = None
     with _busy("replaying", quiet=quiet):
-        advice = find_advice(question.found, question.scenario, names)
+        decided = decide(question.found, question.scenario, offers, names, fee=fee, steps=run_steps)
         if sizes is not None:
             tuned = next((name for name in names or () if tuning_of(name) is not None), None)
             tuning = find_sizes(question.found, question.scenario, sizes, schedule=tuned, hidden=hidden, also=other)
     facts = question.facts()
     if as_json:
-        click.echo(render_json(advice, facts, tuning).decode(), nl=False)
+        click.echo(render_json(decided, facts, tuning).decode(), nl=False)
         return
-    click.echo(render_text(advice, facts, tuning, verbose=verbose).decode(), nl=False)
+    click.echo(render_text(decided, facts, tuning, verbose=verbose).decode(), nl=False)
+    advice = decided.advice[0]
     next_step(_replay_of(advice.best or advice.asked.plans[0], question.name), quiet=quiet)
 
 

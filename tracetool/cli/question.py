@@ -115,6 +115,20 @@ _OPTIONS = (
 )
 
 
+OFFERS = click.option(
+    "--or",
+    "offers",
+    multiple=True,
+    metavar="100Gbit/s,10ms",
+    help="Another offer of the same links, to compare with --link; what one costs may stand behind it, as in "
+    "100Gbit/s,10ms=9000EUR/month. Repeatable.",
+)
+RUN_STEPS = click.option(
+    "--run-steps",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Steps of the planned run: how long it takes and costs.",
+)
 EXTRA_FORWARDS = click.option(
     "--extra-forwards", metavar="N,N,...", help="geopipe: warm-up forwards per rank; default: chosen for you."
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tracetool.cli.output import FORCE, JSON, PATHS, QUIET, next_step, report_targets, write_file
-from tracetool.cli.question import Words, ask, question_options
+from tracetool.cli.question import OFFERS, RUN_STEPS, Words, ask, question_options
 from tracetool.store import is_local
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     help="Schedules to compare; default: all that need no search. 'tracetool schedules' lists them.",
 )
 @question_options
+@OFFERS
+@RUN_STEPS
 @click.option("--baseline", metavar="NAME", help="Schedule to compare with; default: the recorded order.")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Where to; default: x.html of x.run."
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 def report(
     paths: tuple[Path, ...],
     schedule: str | None,
+    offers: tuple[str, ...],
+    run_steps: int | None,
     baseline: str | None,
     output: Path | None,
     *,
@@ -52,9 +56,12 @@ def report(
     Examples:
       tracetool report x.run --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms \\
           --hbm 80GiB -o report.html
+      tracetool report x.run --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms \\
+          --or 100Gbit/s,10ms=9000EUR/month -o report.html
       tracetool report traces/ --schedule 1f1b,geopipe,csv:mine.csv
     """
-    from tracetool.advice import advise
+    from tracetool.advice import decide, no_links
+    from tracetool.reports.advice import sentences
     from tracetool.reports.answer.json import render_json, written_info
     from tracetool.reports.answer.verdict import near_lines, verdict
     from tracetool.reports.html.page import REPORT, advised_result, page
@@ -62,25 +69,32 @@ def report(
     from tracetool.schedules.names import check_schedules
     from tracetool.whatif.answer import answer
     from tracetool.whatif.best import default_schedules
+    from tracetool.whatif.decision import without_fees
 
     path = output or default_name(paths)
     ((path, form),) = report_targets([path], force=force)
     names = None if schedule is None else parse_names(schedule)
     check_schedules([*(names or ()), *([] if baseline is None else [baseline])])
+    if offers and not words["link"]:
+        raise no_links()
+    words["link"], fee = without_fees(words["link"])
     question = ask(paths, words, quiet=quiet)
     names = names or default_schedules(question.found.pipeline.observed)
     found = answer(question.found, names, question.scenario, baseline=baseline)
-    advice = advise(question.found, question.scenario, names) if question.scenario.topology.links else None
-    best = advised_result(found, advice)
+    decided = None
+    if question.scenario.topology.links:
+        decided = decide(question.found, question.scenario, offers, names, fee=fee, steps=run_steps)
+    best = advised_result(found, None if decided is None else decided.advice[0])
     if form is REPORT:
-        data = page(found, question.facts(), advice=advice)
+        data = page(found, question.facts(), decided=decided)
     else:
         data = form.render(found, question.facts(), path.suffix.lower())
     write_file(path, data, force=force)
+    told = [verdict(found, best).headline] if decided is None else sentences(decided.decision)
     if as_json:
-        click.echo(render_json(written_info(found, question.facts(), path, len(data), best)), nl=False)
+        click.echo(render_json(written_info(found, question.facts(), path, len(data), best, told)), nl=False)
         return
-    lines = [verdict(found, best).headline, *near_lines(found), f"wrote {path} ({len(data):,} bytes)"]
+    lines = [*told, *near_lines(found), f"wrote {path} ({len(data):,} bytes)"]
     click.echo("\n".join(lines))
     next_step(_after(question, paths, path), quiet=quiet)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tracetool.units import format_count
 from tracetool.whatif.accuracy import change_error_ratio
 from tracetool.whatif.best import choose, evidence_of, recorded_schedule, recorded_test, rows_of
+from tracetool.whatif.decision import Decision, Offer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import Pipeline
     from tracetool.whatif.accuracy import KnownError
     from tracetool.whatif.best import Evidence
+    from tracetool.whatif.decision import Today
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,12 +226,32 @@ class Sweep:
         knees: One per schedule, swept latency and what else was held; empty where no link was swept.
         notes: What was inferred, is missing or not modelled.
         best: What to run in each scenario; schedules whose error is known go ahead.
+        today: The recorded step; None where a pipeline alone was swept.
     """
 
     points: tuple[SweepPoint, ...]
     knees: tuple[Knee, ...]
     notes: tuple[Notice, ...] = ()
     best: tuple[Best, ...] = ()
+    today: Today | None = None
+
+    @property
+    def decision(self) -> Decision | None:
+        """What to run in each of the named scenarios; None where they have no names, or there is no recording."""
+        if self.today is None or not all(each.among.scenario for each in self.best):
+            return None
+        offers = [
+            Offer(
+                name=each.among.scenario or "",
+                microbatches=each.among.microbatches,
+                best=each.point,
+                now=each.now,
+                hbm_bytes=each.among.hbm_bytes,
+                is_near_the_limit=each.point is not None and each.point.is_near_the_limit,
+            )
+            for each in self.best
+        ]
+        return Decision(today=self.today, offers=tuple(offers))
 
     def __repr__(self) -> str:
         return f"<Sweep: {format_count(len(self.points), 'point')}, {format_count(len(self.knees), 'knee')}>"

@@ -13,6 +13,7 @@ from tracetool.ingestion.executors import Silent, in_processes, on_cluster, usab
 from tracetool.model.notice import Notice, NoticeCode, Notices
 from tracetool.model.pipeline import Pipeline
 from tracetool.model.scenario import Scenario
+from tracetool.model.timeline import measure
 from tracetool.schedules import tuning_of
 from tracetool.sweeps.evaluate import ColumnPiece, evaluate
 from tracetool.sweeps.grid import Grid
@@ -22,6 +23,7 @@ from tracetool.sweeps.results import Sweep, best_of_each, without_twins
 from tracetool.units import format_count
 from tracetool.whatif.answer import fidelity_of
 from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT, default_schedules, recorded_schedule
+from tracetool.whatif.decision import today_of
 from tracetool.whatif.depth import shortest_cycle_ns
 from tracetool.whatif.remarks import SLOWS_UNDER_LOAD, collective_notes, distrust, host_notes, is_like_the_recordings
 
@@ -187,8 +189,10 @@ def sweep(
             shown.add(recorded_schedule(observed, None))
             bends = [piece for piece in bends if piece.column.schedule in shown]
         bent = workers.run(seek, bends, [1] * len(bends))
-    notes = () if isinstance(found, Pipeline) else notes_of(found, grids, points)
-    return Sweep(tuple(points), tuple(bent), notes, best)
+    if isinstance(found, Pipeline):
+        return Sweep(tuple(points), tuple(bent), (), best)
+    today = today_of(pipeline, measure(found.observed).step_ns)
+    return Sweep(tuple(points), tuple(bent), notes_of(found, grids, points), best, today)
 
 
 def _priced(pieces: Sequence[ColumnPiece], points: Sequence[SweepPoint], price: Price) -> list[SweepPoint]:

@@ -9,6 +9,7 @@ known, only marked beside it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
 from tracetool.model.action import ActionKind
@@ -163,6 +164,19 @@ def evidence_of(one: Candidate) -> Evidence:
     if one.known_error is not None:
         return "recorded"
     return "unproven" if one.rests_on else "measured"
+
+
+def depth_label(extra_forwards: Sequence[int]) -> str:
+    """Extra forwards per rank in short: ``+2,2,0,0``, and of more ranks ``+2×8,0×8``."""
+    if len(extra_forwards) <= 4:
+        return f"+{','.join(map(str, extra_forwards))}"
+    return "+" + ",".join(f"{n}×{len(list(ranks))}" for n, ranks in groupby(extra_forwards))
+
+
+def plan_name(plan: Candidate) -> str:
+    """Schedule and depth, as ``geopipe +2,2,0,0``."""
+    extra = plan.extra_forwards
+    return plan.schedule + ("" if extra is None else f" {depth_label(extra)}")
 
 
 def error_text(one: Candidate) -> str:

@@ -19,7 +19,7 @@ from tracetool.model.dc_map import parse_map, parse_table
 from tracetool.model.pipeline import P2P_MODES
 from tracetool.model.scenario import LINK_SHARINGS, Scenario
 from tracetool.model.topology import Topology, parse_link
-from tracetool.units import parse_size_bytes
+from tracetool.units import format_bits, parse_size_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tracetool.model.dc_map import DCMap
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.scenario import LinkSharing
+    from tracetool.model.topology import Link
     from tracetool.reconstruction import Reconstruction
     from tracetool.reconstruction.capture.coordinates import Coordinates
 
@@ -212,6 +213,42 @@ def p2p_mode(text: str) -> P2PMode:
     if mode is None:
         raise UnknownName("p2p mode", text, P2P_MODES)
     return mode
+
+
+def offered_links(text: str, links: Sequence[Link]) -> tuple[Link, ...]:
+    """Links with the figures of another offer: ``100Gbit/s,10ms`` for all of them, or ``dc0-dc1=100Gbit/s,10ms``.
+
+    Args:
+        text: The figures; those of several pairs have ``;`` between them.
+        links: The links that the offer is for.
+
+    Raises:
+        BadTopology: If it names a link that is none of them.
+        BadQuantity: If bandwidth or latency is missing or has no unit.
+    """
+    changed = {(link.src_dc, link.dst_dc): link for link in links}
+    for part in filter(str.strip, text.split(";")):
+        named = [part] if "=" in part else [f"{src}->{dst}={part.strip()}" for src, dst in changed]
+        for link in (link for each in named for link in parse_link(each)):
+            if (link.src_dc, link.dst_dc) not in changed:
+                raise BadTopology(
+                    f"the offer {text!r} is about {link.name}, which is none of the links asked about.",
+                    hint=f"first say what there is with {Option.LINK}: {', '.join(link.name for link in links)}",
+                )
+            changed[link.src_dc, link.dst_dc] = link
+    return tuple(changed.values())
+
+
+def links_text(links: Sequence[Link]) -> str:
+    """Links in short, as ``25 Gbit/s, 10 ms``; those of other figures by name."""
+    figures = {(link.src_dc, link.dst_dc): (link.bandwidth_bytes_per_s, link.latency_ns) for link in links}
+    named: dict[tuple[int, int], list[str]] = defaultdict(list)
+    for (src, dst), of in figures.items():
+        both = figures.get((dst, src)) == of
+        if not both or f"{dst}-{src}" not in named[of]:
+            named[of].append(f"{src}-{dst}" if both else f"{src}->{dst}")
+    told = {of: f"{format_bits(of[0])}, {of[1] / 1e6:g} ms" for of in named}
+    return "; ".join(text if len(told) == 1 else f"{', '.join(named[of])} {text}" for of, text in told.items())
 
 
 def read_dc_map(text: str) -> DCMap:

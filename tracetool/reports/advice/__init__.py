@@ -1,1 +1,137 @@
-"""Advice as text and as JSON."""
+"""Advice as text and as JSON, and the decision between offers in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracetool.units import format_bits, format_duration, format_size
+from tracetool.whatif.accuracy import format_error
+from tracetool.whatif.best import UNPROVEN_TEXT, error_text, is_as_good, plan_name
+
+if TYPE_CHECKING:
+    from tracetool.whatif.best import Candidate
+    from tracetool.whatif.decision import Decision, Offer
+
+_RESOURCES = {"hbm": "HBM"}
+
+
+def sentences(decision: Decision) -> list[str]:
+    """The decision as a person would say it: what to run over each offer, what the others buy, where more stops paying.
+
+    Args:
+        decision: What was found.
+    """
+    first, *others = decision.offers
+    told = [_first(decision, first), *(_other(decision, offer) for offer in others)]
+    until = decision.pays_until
+    if until is not None:
+        told.append(
+            f"Beyond {format_bits(float(f'{until.bandwidth_bytes_per_s:.3g}'))} more bandwidth stops paying "
+            f"({until.schedule} at {until.latency_ns / 1e6:g} ms)."
+        )
+    return told
+
+
+def offer_rows(decision: Decision) -> dict[str, list[str]]:
+    """A table of the offers under what was recorded: cells by column, without columns that say nothing."""
+    names = ("offer", "run", "transfers", "step", "±", "to today", "needs", "binds", "price")
+    rows = [("as recorded", decision.today.schedule or "", decision.today.p2p, today_text(decision), *[""] * 5)]
+    for offer in decision.offers:
+        best, change, price = offer.best, decision.to_today(offer), str(offer.fee or "")
+        if best is None:
+            rows.append((offer.name, "nothing fits", *[""] * 6, price))
+            continue
+        to_today = "" if change is None else f"{change:+.0%}"
+        unknown = "" if offer.hbm_bytes is None else "unknown"
+        needs = unknown if best.needed_bytes is None else format_size(best.needed_bytes)
+        step = format_duration(best.step_ns or 0)
+        binds = _RESOURCES.get(offer.binds or "", offer.binds or "")
+        rows.append((offer.name, plan_name(best), best.p2p, step, error_text(best), to_today, needs, binds, price))
+    columns = {name: [row[at] for row in rows] for at, name in enumerate(names)}
+    return {name: cells for name, cells in columns.items() if any(cells)}
+
+
+def step_text(plan: Candidate) -> str:
+    """A step with its error: ``315.2 ms (±4%)``."""
+    known = f"±{error_text(plan)}" if plan.known_error is not None else f"± unknown, {UNPROVEN_TEXT}"
+    return f"{format_duration(plan.step_ns or 0)} ({known})"
+
+
+def today_text(decision: Decision) -> str:
+    """The recorded step: ``261.3 ms``, with its microbatches where others are asked about."""
+    took = format_duration(decision.today.step_ns)
+    other = any(offer.microbatches != decision.today.microbatches for offer in decision.offers)
+    return f"{took} of {decision.today.microbatches} microbatches" if other else took
+
+
+def _first(decision: Decision, offer: Offer) -> str:
+    best, now, change = offer.best, offer.now, decision.to_today(offer)
+    if best is None or change is None:
+        return f"Over {offer.name} nothing fits the memory."
+    longer = (
+        f"{abs(change):.0%} {'longer' if change >= 0 else 'shorter'} than today's {today_text(decision)} as recorded"
+    )
+    per = " per microbatch" if offer.microbatches != decision.today.microbatches else ""
+    binds = "" if offer.binds is None else f"; {_RESOURCES.get(offer.binds, offer.binds)} binds"
+    same = now is not None and best.order_digest == now.order_digest
+    verb = "keep" if same else "run"
+    step = f"{step_text(best)} a step{_memory(offer, best)}"
+    return f"Over {offer.name} {verb} {plan_name(best)}: {step}, {_to_now(best, now, same=same)}{longer}{per}{binds}."
+
+
+def _memory(offer: Offer, best: Candidate) -> str:
+    """What it needs; against a limit, whether it fits."""
+    if best.needed_bytes is None:
+        return "" if offer.hbm_bytes is None else f", not checked against {format_size(offer.hbm_bytes)} of HBM"
+    if offer.is_near_the_limit:
+        return f", if it fits: it needs {format_size(best.needed_bytes)} of {format_size(offer.hbm_bytes or 0)}"
+    return f", {format_size(best.needed_bytes)} of HBM"
+
+
+def _to_now(best: Candidate, now: Candidate | None, *, same: bool) -> str:
+    """How the plan compares with the recorded order over the same links."""
+    if same or now is None or not now.step_ns or not best.step_ns:
+        return ""
+    change = best.step_ns / now.step_ns - 1
+    if is_as_good(best, now):
+        return f"as good as {plan_name(now)} there, "
+    return f"{abs(change):.1%} {'shorter' if change < 0 else 'longer'} than {plan_name(now)} there and "
+
+
+def _other(decision: Decision, offer: Offer) -> str:
+    bought = decision.bought(offer)
+    if bought is None or offer.best is None:
+        return f"Over {offer.name} nothing fits the memory."
+    plan = f"{offer.name} with {plan_name(offer.best)}: {step_text(offer.best)}{_memory(offer, offer.best)}"
+    error = "" if bought.error_ratio is None else f" ±{format_error(bought.error_ratio)}"
+    paid = "" if bought.fee is None else f" for {bought.fee}{' more' if decision.offers[0].fee is not None else ''}"
+    if not bought.is_certain:
+        told = f"{-bought.saved_ratio:+.1%}{error}{_first_plan(decision, offer)}"
+        return f"{plan}, too near to tell what it buys{paid} ({told})."
+    if bought.saved_ns < 0:
+        return f"{plan}, {format_duration(-bought.saved_ns)} longer ({-bought.saved_ratio:+.1%}{error})."
+    per_ms = ""
+    if bought.fee_per_ms is not None and bought.fee is not None:
+        per_ms = f", {bought.fee_per_ms:,.0f} {bought.fee.unit} per ms"
+    gain = f"{format_duration(bought.saved_ns)} a step ({bought.saved_ratio:.1%}{error}){paid}{per_ms}"
+    return f"{plan}, buys {gain}; {_run(decision, offer, bought.steps_per_day)}."
+
+
+def _first_plan(decision: Decision, offer: Offer) -> str:
+    """What the first offer's plan takes over these links, where another is best there."""
+    plan, first = offer.first_plan, decision.offers[0].best
+    if plan is None or first is None or not plan.step_ns or not first.step_ns:
+        return ""
+    return f"; {plan_name(plan)} there {format_duration(plan.step_ns)}, {plan.step_ns / first.step_ns - 1:+.1%}"
+
+
+def _run(decision: Decision, offer: Offer, steps_per_day: float) -> str:
+    """What it is for a day, or for the run that is planned."""
+    first, days = decision.run_days(decision.offers[0]), decision.run_days(offer)
+    if first is None or days is None:
+        return f"a day has {steps_per_day:,.0f} steps more"
+    fees = [decision.run_fee(one) for one in (decision.offers[0], offer)]
+    more = (fees[1] or 0) - (fees[0] or 0)
+    cost = "" if fees[1] is None or offer.fee is None else f" and cost {more:+,.0f} {offer.fee.currency} for links"
+    unit, scale = ("days", 1) if days >= 2 else ("hours", 24)
+    return f"{decision.steps:,} steps take {days * scale:,.1f} {unit} instead of {first * scale:,.1f}{cost}"

@@ -8,6 +8,7 @@ import msgspec
 
 from tracetool.comparison.report import (
     FidelityInfo,
+    LinkInfo,
     RefusedInfo,
     ResultInfo,
     RunInfo,
@@ -18,16 +19,19 @@ from tracetool.comparison.report import (
 )
 from tracetool.model.pipeline import P2P_MODE_NAMES
 from tracetool.reports import as_json
-from tracetool.reports.answer.json import report_info, scenario_info, shortage_info
+from tracetool.reports.advice import sentences
+from tracetool.reports.answer.json import link_infos, report_info, scenario_info, shortage_info
 from tracetool.tables.fields import as_struct, doc
 from tracetool.tables.run import SCHEMA_VERSION
+from tracetool.whatif.decision import PERIOD_DAYS
 from tracetool.whatif.depth import RELEVANT_RATIO
 
 if TYPE_CHECKING:
-    from tracetool.advice import Advice, Gain
+    from tracetool.advice import Advice, Decided, Gain
     from tracetool.advice.cotune import CoTuning
     from tracetool.advice.plans import Plan
     from tracetool.reports import RunFacts
+    from tracetool.whatif.decision import Decision, Offer
 
 SCHEMA_ID = "urn:tracetool:schema:1:advice"
 
@@ -106,6 +110,53 @@ class CoTuningInfo(msgspec.Struct, kw_only=True):
     assumptions: Annotated[list[str], doc("What the extrapolation rests on.")]
 
 
+class FeeInfo(msgspec.Struct, kw_only=True):
+    """What links cost for a time."""
+
+    amount: Annotated[float, doc("How much.")]
+    currency: Annotated[str, doc("Of what, as it was written.")]
+    period: Annotated[str, doc(f"For which time: {', '.join(PERIOD_DAYS)}.")]
+
+
+class BoughtInfo(msgspec.Struct, kw_only=True):
+    """What an offer buys beyond the first one: the best plan over each."""
+
+    saved_ns: Annotated[int, doc("How much shorter the step is; negative where it is longer.")]
+    saved_ratio: Annotated[float, doc("The same as a share of the first offer's step.")]
+    error_ratio: Annotated[float | None, doc("Error of that share; null if it is not known.")]
+    is_certain: Annotated[bool, doc("Whether the steps differ by more than the error of predictions.")]
+    fee: Annotated[FeeInfo | None, doc("What is paid beyond the first offer's price; null without a price.")]
+    fee_per_ms: Annotated[float | None, doc("That for each millisecond; null if nothing is certain to be saved.")]
+    steps_per_day: Annotated[float, doc("How many steps more a day has.")]
+
+
+class OfferInfo(msgspec.Struct, kw_only=True):
+    """Links that can be had, and what to run over them."""
+
+    name: Annotated[str, doc("Their figures.")]
+    links: Annotated[list[LinkInfo], doc("The links.")]
+    fee: Annotated[FeeInfo | None, doc("What they cost; null if that was not said.")]
+    best: Annotated[PlanInfo | None, doc("What to run over them; null if nothing fits the memory.")]
+    first_plan: Annotated[
+        PlanInfo | None, doc("The first offer's plan over these links; null if it is best here too, or does not fit.")
+    ]
+    to_today_ratio: Annotated[
+        float | None, doc("Time per microbatch over that of the recorded step, minus one; null if nothing fits.")
+    ]
+    binds: Annotated[str, doc("bandwidth, latency, hbm or compute: more of it would shorten the step most.")]
+    bought: Annotated[BoughtInfo | None, doc("Null for the first offer, and where nothing fits one of both.")]
+    run_days: Annotated[float | None, doc("How long the planned run takes; null if none was told of.")]
+    run_fee: Annotated[float | None, doc("What the links cost meanwhile; null if that is unknown.")]
+
+
+class PaysUntilInfo(msgspec.Struct, kw_only=True):
+    """From where on twice the bandwidth shortens the step by less than 1 %."""
+
+    bandwidth_bytes_per_s: Annotated[int, doc("Bandwidth of each link.")]
+    latency_ns: Annotated[int, doc("Their one-way latency meanwhile.")]
+    schedule: Annotated[str, doc("Whose step it is: that of the best plan over the widest offer.")]
+
+
 class AdviceInfo(msgspec.Struct, kw_only=True):
     """Result of tracetool advise."""
 
@@ -113,6 +164,10 @@ class AdviceInfo(msgspec.Struct, kw_only=True):
     schema_version: Annotated[str, doc("Version of the schema.")] = SCHEMA_VERSION
     tool_version: Annotated[str, doc("Version of tracetool.")]
     command: Annotated[str, doc("Command line that made it.")]
+    headline: Annotated[str, doc("The decision as a person would say it.")]
+    today_ns: Annotated[int, doc("The recorded step.")]
+    offers: Annotated[list[OfferInfo], doc("What to run over each offer of links; the rest is about the first.")]
+    pays_until: Annotated[PaysUntilInfo | None, doc("Where more bandwidth stops paying; null if unknown, or nowhere.")]
     run: RunInfo
     step: StepInfo
     fidelity: FidelityInfo
@@ -149,8 +204,9 @@ class AdviceInfo(msgspec.Struct, kw_only=True):
     notes: Annotated[list[str], doc("What was inferred, is missing or not modelled.")]
 
 
-def advice_info(advice: Advice, facts: RunFacts, tuning: CoTuning | None = None) -> AdviceInfo:
-    """The advice as the structs of the schema."""
+def advice_info(decided: Decided, facts: RunFacts, tuning: CoTuning | None = None) -> AdviceInfo:
+    """The decision, and the advice for the first offer, as the structs of the schema."""
+    advice, decision = decided.advice[0], decided.decision
     asked = advice.asked
     report = report_info(asked.answer, facts)
     return as_struct(
@@ -158,6 +214,10 @@ def advice_info(advice: Advice, facts: RunFacts, tuning: CoTuning | None = None)
         report,
         advice,
         facts,
+        headline=" ".join(sentences(decision)),
+        today_ns=decision.today.step_ns,
+        offers=[_offer(decision, offer, one) for offer, one in zip(decision.offers, decided.advice, strict=True)],
+        pays_until=None if decision.pays_until is None else as_struct(PaysUntilInfo, decision.pays_until),
         run=report.run,
         scenario=scenario_info(advice.scenario),
         now=report.baseline,
@@ -172,6 +232,25 @@ def advice_info(advice: Advice, facts: RunFacts, tuning: CoTuning | None = None)
         co_tuning=None if tuning is None else _co_tuning(tuning),
         plans=[_plan(plan) for plan in sorted(asked.plans, key=lambda p: p.step_ns)],
         refused=[as_struct(RefusedInfo, r) for r in asked.refused],
+    )
+
+
+def _offer(decision: Decision, offer: Offer, advice: Advice) -> OfferInfo:
+    bought = decision.bought(offer)
+    return as_struct(
+        OfferInfo,
+        links=link_infos(advice.scenario.topology),
+        name=offer.name,
+        fee=None if offer.fee is None else as_struct(FeeInfo, offer.fee),
+        best=None if advice.best is None else _plan(advice.best),
+        first_plan=next((_plan(plan) for plan in advice.asked.plans if plan is offer.first_plan), None),
+        to_today_ratio=decision.to_today(offer),
+        binds=advice.binds,
+        bought=None
+        if bought is None
+        else as_struct(BoughtInfo, bought, fee=None if bought.fee is None else as_struct(FeeInfo, bought.fee)),
+        run_days=decision.run_days(offer),
+        run_fee=decision.run_fee(offer),
     )
 
 
@@ -213,6 +292,6 @@ def _co_tuning(tuning: CoTuning) -> CoTuningInfo:
     )
 
 
-def render_json(advice: Advice, facts: RunFacts, tuning: CoTuning | None = None) -> bytes:
+def render_json(decided: Decided, facts: RunFacts, tuning: CoTuning | None = None) -> bytes:
     """Indented JSON, with a final newline."""
-    return as_json(advice_info(advice, facts, tuning))
+    return as_json(advice_info(decided, facts, tuning))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracetool.advice.plans import depth_label
 from tracetool.errors import Option
-from tracetool.reports.answer.text import aligned, terminal_width, title, wrap, wrapped
-from tracetool.units import format_duration, format_size
+from tracetool.model.notice import NoticeCode
+from tracetool.reports.advice import offer_rows, sentences, step_text
+from tracetool.reports.answer.text import aligned, table, terminal_width, title, wrap, wrapped
+from tracetool.units import format_count, format_duration, format_size
 from tracetool.whatif.accuracy import format_error
-from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT, error_text, recorded_test
+from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT, depth_label, error_text, recorded_test
 from tracetool.whatif.depth import RELEVANT_RATIO
 from tracetool.whatif.memory_limit import PEAK_ERROR_RATIO, is_near_the_limit
 from tracetool.whatif.results import step_change_error
@@ -17,12 +18,14 @@ from tracetool.whatif.results import step_change_error
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.advice import Advice, Gain
+    from tracetool.advice import Advice, Decided, Gain
     from tracetool.advice.cotune import CoTuning
     from tracetool.advice.plans import Plan
+    from tracetool.model.notice import Notice
     from tracetool.model.scenario import Scenario
     from tracetool.model.timeline import Metrics
     from tracetool.reports import RunFacts
+    from tracetool.whatif.decision import Decision
 
 _FITS = {True: "yes", False: "NO", None: "unknown"}
 _MOST_NAMED = 4
@@ -30,47 +33,98 @@ _INDENT = " " * 12
 """Where the text of a headline begins."""
 
 
-def render_text(advice: Advice, facts: RunFacts, tuning: CoTuning | None = None, *, verbose: bool = False) -> bytes:
-    """The advice in some five lines, what more buys in a table, and notes.
+def render_text(decided: Decided, facts: RunFacts, tuning: CoTuning | None = None, *, verbose: bool = False) -> bytes:
+    """The decision in a sentence or two, the offers in a table, what more buys in another, and two notes: one screen.
 
     Args:
-        advice: The advice.
+        decided: What to run over each offer.
         facts: Facts about the Run and the call.
         tuning: Other sizes of a microbatch, if that was asked for.
-        verbose: Also list every plan, and what was refused.
+        verbose: Also everything about each offer, every plan, what was refused, and all notes.
     """
+    advice, answer, width = decided.advice[0], decided.advice[0].asked.answer, terminal_width()
+    lines = [f"warning: {text}" for text in answer.warnings]
+    lines += [*sentences(decided.decision), "", *_offers_table(decided.decision, width), ""]
+    if tuning is not None:
+        lines += [*_sizes_table(tuning, advice.scenario), ""]
+    if verbose:
+        for one in decided.advice:
+            lines += _in_full(one, facts, width)
+        lines += [f"note: {note}" for note in (*_notes(decided.advice), *answer.notes)]
+    else:
+        lines += [part for line in _near(advice) for part in wrap(line, width, _INDENT)]
+        if len(decided.advice) == 1 and tuning is None:
+            resources = dict.fromkeys(gain.more.resource for gain in advice.gains)
+            largest = [gain for gain in map(advice.gain_of, resources) if gain is not None]
+            lines += _gains_table([gain for gain in largest if gain.gain_ratio >= RELEVANT_RATIO], advice.best)
+        shown = sorted((note for note in answer.notes if note.code in _FIRST), key=_rank_of)[:_MOST_NOTES]
+        lines += [f"note: {note}" for note in shown]
+        lines.append(f"{format_count(len(answer.notes) - len(shown), 'note')} more, and every plan tried: -v")
+    if tuning is not None:
+        lines += [f"note: extrapolated: {assumption}" for assumption in tuning.assumptions]
+    return ("\n".join(wrapped(lines, width)) + "\n").encode()
+
+
+_MOST_NOTES = 2
+_FIRST = (
+    NoticeCode.FIDELITY, NoticeCode.HBM_UNCHECKED, NoticeCode.HOST_BOUND, NoticeCode.COLLECTIVES_KEPT,
+    NoticeCode.LINKS_SHARED, NoticeCode.RANKS_COPIED,
+)  # fmt: skip
+"""Notices of which a decision hangs most; the others are told when asked for."""
+
+
+def _rank_of(notice: Notice) -> int:
+    return _FIRST.index(notice.code)
+
+
+def _offers_table(decision: Decision, width: int) -> list[str]:
+    """A row per offer under one for what was recorded; columns that have no room are left out, the least first."""
+    shown = offer_rows(decision)
+    for name in ("binds", "price", "to today", "transfers", "±"):
+        if sum(2 + max(map(len, (head, *column))) for head, column in shown.items()) > width:
+            shown.pop(name, None)
+    return table(list(zip(*((name, *column) for name, column in shown.items()), strict=True)), width)
+
+
+def _in_full(advice: Advice, facts: RunFacts, width: int) -> list[str]:
+    """Everything about one offer."""
     answer = advice.asked.answer
-    warnings = [f"warning: {text}" for text in answer.warnings]
-    width = terminal_width()
-    lines = [*warnings, *([""] if warnings else []), *title(answer, facts), ""]
+    lines = [*title(answer, facts), ""]
     lines += [*(part for line in _headlines(advice) for part in wrap(line, width, _INDENT)), ""]
     if advice.gains:
         lines += [*_gains_table(advice.gains, advice.best), ""]
     lines += [f"  {more}: cannot be told: {reason}" for more, reason in advice.missing]
-    if tuning is not None:
-        lines += [*_sizes_table(tuning, advice.scenario), ""]
-    if verbose:
-        lines += [*_plans_table(advice.asked.plans, advice.scenario), ""]
-        lines += [f"  {r.schedule}: not replayed: {r.reason}" for r in advice.asked.refused]
-    lines += [f"note: {note}" for note in (*_notes(advice, tuning, verbose=verbose), *answer.notes)]
-    return ("\n".join(wrapped(lines, width)) + "\n").encode()
+    lines += [*_plans_table(advice.asked.plans, advice.scenario), ""]
+    return [*lines, *(f"  {r.schedule}: not replayed: {r.reason}" for r in advice.asked.refused)]
 
 
 def _headlines(advice: Advice) -> list[str]:
     best = advice.best
     if best is None:
-        return _nothing_fits(advice)
-    lines = [_headline("best", f"{_step(best)}; {_compared(advice, best)}")]
+        return [
+            _headline("best", f"none: no schedule fits in {format_size(advice.scenario.hbm_bytes or 0)}"),
+            *_near(advice),
+        ]
+    lines = [_headline("best", f"{_step(best)}; {_compared(advice, best)}"), *_near(advice)]
+    if advice.other_transfers:
+        plans = advice.other_transfers[:_MOST_NAMED]
+        lines.append(_headline("transfers", f"issued otherwise it would be shorter: {listed(advice, plans)}"))
+    return [*lines, _headline("binds", binds_text(advice)), _headline("memory", _memory(advice, best))]
+
+
+def _near(advice: Advice) -> list[str]:
+    """What comes near the best plan and what may be better; where nothing fits, what lacks least."""
+    best = advice.best
+    if best is None:
+        return _nearest(advice)
+    lines = []
     if advice.rivals:
         lines.append(_headline("as good", f"{listed(advice, advice.rivals)} ({_tie(advice, best)})"))
     if advice.unproven:
         rest = len(advice.unproven) - _MOST_NAMED
         more = f", {rest} more" if rest > 0 else ""
         lines.append(_headline("unproven", f"may be better: {listed(advice, advice.unproven[:_MOST_NAMED])}{more}"))
-    if advice.other_transfers:
-        plans = advice.other_transfers[:_MOST_NAMED]
-        lines.append(_headline("transfers", f"issued otherwise it would be shorter: {listed(advice, plans)}"))
-    return [*lines, _headline("binds", binds_text(advice)), _headline("memory", _memory(advice, best))]
+    return lines
 
 
 def _headline(word: str, text: str) -> str:
@@ -78,8 +132,7 @@ def _headline(word: str, text: str) -> str:
 
 
 def _step(plan: Plan) -> str:
-    known = f"±{error_text(plan)}" if plan.known_error is not None else f"± unknown, {UNPROVEN_TEXT}"
-    return f"{plan.label}, {plan.result.p2p} transfers: {format_duration(plan.step_ns)} ({known})"
+    return f"{plan.label}, {plan.result.p2p} transfers: {step_text(plan)}"
 
 
 def _compared(advice: Advice, best: Plan) -> str:
@@ -146,15 +199,14 @@ def _memory(advice: Advice, best: Plan) -> str:
     return f"needs {format_size(best.needed_bytes)} on rank {rank}, {of}{near}"
 
 
-def _nothing_fits(advice: Advice) -> list[str]:
+def _nearest(advice: Advice) -> list[str]:
     lacking = [(p.result.shortage.missing_bytes, p) for p in advice.asked.plans if p.result.shortage is not None]
     if not lacking:
-        return [_headline("best", "none: nothing could be replayed")]
+        return []
     missing, plan = min(lacking, key=lambda found: (found[0], found[1].step_ns))
     shortage = plan.result.shortage
     rank = advice.asked.answer.observed.global_ranks[shortage.rank] if shortage is not None else 0
     return [
-        _headline("best", f"none: no schedule fits in {format_size(advice.scenario.hbm_bytes or 0)}"),
         _headline("nearest", f"{plan.label}: rank {rank} lacks {format_size(missing)} ({missing:,} bytes)"),
         _headline("binds", "HBM"),
     ]
@@ -241,7 +293,7 @@ def _sizes_verdict(tuning: CoTuning) -> str:
     return f"{sizes} is best: {change:+.1%} against the recorded sizes ({sure})"
 
 
-def _notes(advice: Advice, tuning: CoTuning | None, *, verbose: bool) -> list[str]:
+def _notes(offers: Sequence[Advice]) -> list[str]:
     notes = [
         f"best: the shortest step among those whose predictions rest on most; of steps within {RELEVANT_RATIO:.0%} of "
         "it (recorded ones scatter so much) the one that needs least memory, and the recorded order where the lead "
@@ -251,23 +303,20 @@ def _notes(advice: Advice, tuning: CoTuning | None, *, verbose: bool) -> list[st
         "gains are replayed, with schedule and depth chosen anew (with: where others are best); of a microbatch more, "
         "per microbatch",
     ]
-    marked = [plan for plan in (*advice.unproven, *advice.other_transfers) if plan.evidence == "unproven"]
+    marked = [
+        plan for advice in offers for plan in (*advice.unproven, *advice.other_transfers) if plan.evidence == "unproven"
+    ]
     if marked:
         reasons = dict.fromkeys(reason for plan in marked for reason in plan.rests_on)
         told = f" ({', '.join(reasons)})" if reasons else ""
         notes.append(f"unproven (± {UNPROVEN_MARK}): {UNPROVEN_TEXT}{told}; record one before you rely on it")
-    if verbose:
-        notes.append(
-            "rests on: recorded, predictions like it were compared with recorded steps, so ± is known; measured, all "
-            "its costs are measured, but nothing like it was compared; unproven, costs are derived or transfers issued "
-            "as the trace does not show"
-        )
-        tried = advice.asked.answer
-        are_near = (
-            r.feasible and is_near_the_limit(r.metrics, tried.scenario) for r in (tried.baseline, *tried.results)
-        )
-        if advice.scenario.hbm_bytes is not None and not any(are_near):
-            notes.append(f"maybe: needs within {PEAK_ERROR_RATIO:.0%} of the limit, which is the error of predictions")
-    if tuning is not None:
-        notes += [f"extrapolated: {assumption}" for assumption in tuning.assumptions]
+    notes.append(
+        "rests on: recorded, predictions like it were compared with recorded steps, so ± is known; measured, all "
+        "its costs are measured, but nothing like it was compared; unproven, costs are derived or transfers issued "
+        "as the trace does not show"
+    )
+    tried = offers[0].asked.answer
+    are_near = (r.feasible and is_near_the_limit(r.metrics, tried.scenario) for r in (tried.baseline, *tried.results))
+    if tried.scenario.hbm_bytes is not None and not any(are_near):
+        notes.append(f"maybe: needs within {PEAK_ERROR_RATIO:.0%} of the limit, which is the error of predictions")
     return notes

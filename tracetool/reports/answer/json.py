@@ -199,15 +199,15 @@ class WrittenInfo(msgspec.Struct, kw_only=True):
     digest: Annotated[str, doc("SHA-256 over the traces' content.")]
     path: Annotated[str, doc("The file.")]
     size_bytes: Annotated[int, doc("Its size.")]
-    headline: Annotated[str, doc("The answer in one sentence.")]
+    headline: Annotated[str, doc("The answer as the page begins.")]
     best: Annotated[BestInfo, doc("What the answer is about.")]
     baseline: Annotated[str, doc("Name of the schedule that it is compared with.")]
 
 
 def written_info(
-    answer: Answer, facts: RunFacts, path: Path, size_bytes: int, best: Result | None = None
+    answer: Answer, facts: RunFacts, path: Path, size_bytes: int, best: Result | None, told: Sequence[str]
 ) -> WrittenInfo:
-    """The struct of the schema; ``best`` as ``verdict`` takes it."""
+    """The struct of the schema; ``best`` as ``verdict`` takes it, the sentences as the page begins with them."""
     found = verdict(answer, best)
     best, base = found.best, answer.baseline
     return as_struct(
@@ -216,6 +216,7 @@ def written_info(
         facts,
         path=str(path),
         size_bytes=size_bytes,
+        headline=" ".join(told),
         best=best_info(answer, best),
         baseline=base.schedule,
     )

@@ -175,7 +175,7 @@ def scenario(answer: Answer) -> PageTable:
     """What was asked: what differs from the measurement, and what is as measured."""
     what = answer.scenario
     rows = [
-        ("Data centres", _places(answer)),
+        ("Data centres", places(answer)),
         *((f"Link {k.src_dc}→{k.dst_dc}", _link(k.bandwidth_bytes_per_s, k.latency_ns)) for k in what.topology.links),
         ("HBM limit per rank", "none given" if what.hbm_bytes is None else _exact_size(what.hbm_bytes)),
         ("Transfers", what.p2p or f"as recorded ({answer.pipeline.p2p}), or as the schedule needs them"),
@@ -199,7 +199,8 @@ def _unusual(what: Scenario) -> list[tuple[str, str]]:
     return rows
 
 
-def _places(answer: Answer) -> str:
+def places(answer: Answer) -> str:
+    """Which ranks sit in which DC."""
     ranks: dict[str, list[int]] = {}
     for dc, rank in zip(answer.scenario.topology.dcs, answer.observed.global_ranks, strict=False):
         ranks.setdefault(dc, []).append(rank)

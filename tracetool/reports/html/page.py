@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib.resources import files
 from operator import attrgetter
@@ -20,24 +20,27 @@ from xml.etree import ElementTree as ET
 
 from tracetool.errors import TraceToolError
 from tracetool.reports import Report, RunFacts
+from tracetool.reports.advice import offer_rows, sentences
 from tracetool.reports.advice.text import binds_text, listed
 from tracetool.reports.answer.text import compared_results, is_baseline, result_name
 from tracetool.reports.answer.verdict import verdict
 from tracetool.reports.gantt.picture import render_gantt
-from tracetool.reports.html import Cell, PageTable, Row, comparison, details, fidelity, scenario, stages
+from tracetool.reports.html import Cell, PageTable, Row, comparison, details, fidelity, places, scenario, stages
 from tracetool.reports.html.sections import cause_styles, idle_view, recording
 from tracetool.tables.run import SCHEMA_VERSION
 from tracetool.units import format_duration
 from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT
 from tracetool.whatif.depth import RELEVANT_RATIO
+from tracetool.whatif.wording import links_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from tracetool.advice import Advice, Gain
+    from tracetool.advice import Advice, Decided, Gain
     from tracetool.reports.html.sections import IdlesOf
     from tracetool.reports.picture import PictureFormat
+    from tracetool.whatif.decision import Decision
     from tracetool.whatif.results import Answer, Result
 
 
@@ -83,6 +86,22 @@ def advised(answer: Answer, advice: Advice) -> Advised:
     columns = ("One more unit", "Gain", "Share of step", "Step", "With")
     rows = tuple(_row(gain, best.label) for gain in advice.gains)
     return Advised(tuple(lines), PageTable("What one more unit buys, replayed", columns, rows))
+
+
+def offers(decision: Decision) -> PageTable:
+    """The offers under what was recorded, as the command line shows them."""
+    columns = offer_rows(decision)
+    rows = [Row(Cell(head), tuple(map(Cell, cells))) for head, *cells in zip(*columns.values(), strict=True)]
+    heads = tuple(name[0].upper() + name[1:] for name in columns)
+    return PageTable("What to run over each offer", heads, (replace(rows[0], kind="observed"), *rows[1:]))
+
+
+def subtitle(answer: Answer, decision: Decision | None) -> list[str]:
+    """What was asked: the offers, where ranks sit, and today's step."""
+    links = answer.scenario.topology.links
+    named = [offer.name for offer in decision.offers] if decision else [links_text(links)] if links else []
+    today = f"today {format_duration(answer.observed_metrics.step_ns)} a step"
+    return [*([" or ".join(named), places(answer)] if named else []), today]
 
 
 def _row(gain: Gain, best: str) -> Row:
@@ -207,7 +226,7 @@ REPORT = Report((".html", ".htm"), render)
 
 
 def page(
-    answer: Answer, facts: RunFacts, idles_of: IdlesOf = attrgetter("idles"), advice: Advice | None = None
+    answer: Answer, facts: RunFacts, idles_of: IdlesOf = attrgetter("idles"), decided: Decided | None = None
 ) -> bytes:
     """The report as a page.
 
@@ -215,17 +234,23 @@ def page(
         answer: What to report.
         facts: About the Run and the call.
         idles_of: The idle intervals of a result, each with its cause.
-        advice: What to run and what more would buy, where links are given; what it names is then named best.
+        decided: What to run over each offer, where links are given; what it names for the first is then named best.
 
     Returns:
         The file; equal input gives equal bytes.
     """
+    advice = None if decided is None else decided.advice[0]
     found = verdict(answer, advised_result(answer, advice))
+    headline, *others = [found.headline] if decided is None else sentences(decided.decision)
     parts: dict[str, Any] = {
         "answer": answer,
         "facts": facts,
         "schema_version": SCHEMA_VERSION,
         "verdict": found,
+        "headline": headline,
+        "beside": others,
+        "asked": subtitle(answer, None if decided is None else decided.decision),
+        "offers": None if decided is None else offers(decided.decision),
         "advised": None if advice is None else advised(answer, advice),
         "comparison": comparison(answer, found.best),
         "details": details(answer),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from tracetool.reports import as_json
+from tracetool.reports.advice import sentences
 from tracetool.tables.fields import as_struct, doc
 from tracetool.tables.run import SCHEMA_VERSION
 
@@ -146,6 +147,9 @@ class SweepInfo(msgspec.Struct, kw_only=True):
     digest: Annotated[str, doc("SHA-256 over the traces' content.")]
     price_per_gbit: Annotated[float | None, doc("Price of a link for each 10^9 bit/s; null if none was given.")]
     currency: Annotated[str | None, doc("In which currency, and for how long, as the user says it.")]
+    headline: Annotated[
+        str | None, doc("What to run in each named scenario, as a person would say it; null without names.")
+    ]
     best: Annotated[list[SweptBestInfo], doc("What to run in each scenario, in the order of the grid.")]
     points: Annotated[list[SweepPointInfo], doc("In the order of the grid.")]
     knees: Annotated[list[KneeInfo], doc("One per schedule, memory limit and latency; empty where no link was swept.")]
@@ -160,6 +164,7 @@ def sweep_info(found: Sweep, facts: RunFacts, price: Price | None) -> SweepInfo:
         run=facts.name,
         price_per_gbit=None if price is None else price.per_gbit,
         currency=None if price is None else price.currency,
+        headline=None if found.decision is None else " ".join(sentences(found.decision)),
         best=[_best(each) for each in found.best],
         points=[_point(point) for point in found.points],
         knees=[msgspec.convert(asdict(knee), KneeInfo) for knee in found.knees],

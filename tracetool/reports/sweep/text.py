@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from tracetool.errors import Option
+from tracetool.reports.advice import sentences
 from tracetool.reports.answer.text import wrapped
 from tracetool.reports.sweep import WIDTH, Cells, table
 from tracetool.units import format_count, format_ranges, format_size
@@ -46,7 +47,8 @@ _AXES = (
 
 def render_text(found: Sweep, facts: RunFacts, price: Price | None) -> bytes:
     """Tables of 80 columns: the best schedule per scenario, knees, the Pareto front; then what did not fit and why."""
-    lines = [facts.name, *_summary(found), "", *_best(found), *_knees(found)]
+    told = [] if found.decision is None else [*wrapped(sentences(found.decision), WIDTH), ""]
+    lines = [*told, facts.name, *_summary(found), "", *_best(found), *_knees(found)]
     if price is not None:
         lines += _pareto(found, price)
     trouble = [*_trouble(found), *(f"note: {note}" for note in found.notes)]

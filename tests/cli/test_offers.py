@@ -1,0 +1,154 @@
+"""25 or 100 Gbit/s, and change the schedule or not? Asked of every face: the same plan, step and error."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from contextlib import redirect_stdout
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import pytest
+from helpers.recorded import ROOT, SAMPLES, looked_at, run_of
+
+import tracetool as tt
+from tracetool.advice import decide
+from tracetool.cli import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SAMPLE = str(SAMPLES / "h100-1f1b")
+NAMES = ["--schedule", "1f1b,geopipe,zb-h1"]
+OVER = ["--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms"]
+ASKED = [*OVER, "--or", "100Gbit/s,10ms=9000EUR/month"]
+FIGURES = ["schedule", "extra_forwards", "p2p", "step_ns", "seen_error_ratio"]
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, Any]:
+    """What ``advise --json`` says; the others are held against it."""
+    with redirect_stdout(StringIO()) as out:
+        assert run(["advise", SAMPLE, *NAMES, *ASKED, "--json"]) == 0
+    found: dict[str, Any] = json.loads(out.getvalue())
+    schema = json.loads((ROOT / "schemas" / "advice.schema.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(schema).validate(found)
+    return found
+
+
+def _figures(plan: dict[str, Any]) -> list[Any]:
+    return [plan[name] for name in FIGURES]
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_each_offer_is_what_advise_says_of_it_alone(
+    told: dict[str, Any], at: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link = ("25Gbit/s", "100Gbit/s")[at]
+    assert run(["advise", SAMPLE, *NAMES, "--dc", "0-1,2-3", "--link", f"dc0-dc1={link},10ms", "--json"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    offer = told["offers"][at]
+    assert _figures(offer["best"]) == _figures(alone["best"])
+    assert offer["binds"] == alone["binds"]
+    assert offer["to_today_ratio"] == pytest.approx(alone["best"]["step_ns"] / alone["step"]["step_ns"] - 1)
+    assert told["today_ns"] == alone["step"]["step_ns"]
+
+
+def test_the_sentence_has_plans_steps_errors_and_the_price_of_a_millisecond(
+    told: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["advise", SAMPLE, *NAMES, *ASKED]) == 0
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) <= 24
+    text = " ".join(out.split())
+    assert text.startswith(told["headline"].replace("  ", " "))
+    for offer in told["offers"]:
+        best = offer["best"]
+        assert f"{best['step_ns'] / 1e6:.1f} ms (±{best['seen_error_ratio']:.0%})" in told["headline"]
+        assert f"{best['schedule']}" in told["headline"]
+    bought = told["offers"][1]["bought"]
+    first, second = (offer["best"]["step_ns"] for offer in told["offers"])
+    assert bought["saved_ns"] == first - second
+    assert f"{9000 / ((first - second) / 1e6):,.0f} EUR/month per ms" in told["headline"]
+
+
+def test_the_page_begins_with_it_and_names_offers_places_and_today(
+    told: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    target = tmp_path / "a.html"
+    assert run(["report", SAMPLE, *NAMES, *ASKED, "-o", str(target), "--json"]) == 0
+    written = json.loads(capsys.readouterr().out)
+    assert written["headline"] == told["headline"]
+    assert _figures(written["best"]) == _figures(told["offers"][0]["best"])
+    page = html.unescape(target.read_text(encoding="utf-8"))
+    begins = [re.sub(r"\s+", " ", part) for part in re.findall(r"<(?:h1|p class=\"lead\")>(.*?)</", page, re.DOTALL)]
+    assert " ".join(begins) == told["headline"]
+    name = re.sub(r"<[^>]+>", "", page[page.index('<p class="name">') : page.index("<h1>")])
+    assert "25 Gbit/s, 10 ms or 100 Gbit/s, 10 ms · dc0: ranks 0-1; dc1: ranks 2-3 · today 246.4 ms a step" in name
+    table = page[page.index("What to run over each offer") :]
+    assert "9,000 EUR/month" in table[: table.index("</table>")]
+
+
+def test_sweep_python_and_sql_say_the_same(
+    told: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    scenarios = tmp_path / "two.toml"
+    scenarios.write_text(
+        """scenario = [
+        {name = "25 Gbit/s, 10 ms", dc = "0-1,2-3", links = ["dc0-dc1=25Gbit/s,10ms"]},
+        {name = "100 Gbit/s, 10 ms", dc = "0-1,2-3", links = ["dc0-dc1=100Gbit/s,10ms"]},
+        ]"""
+    )
+    assert run(["sweep", SAMPLE, *NAMES, "--scenario", str(scenarios), "--json"]) == 0
+    swept = json.loads(capsys.readouterr().out)
+    found = looked_at(run_of(SAMPLES / "h100-1f1b"))
+    scenario = tt.scenario(found, dc="0-1,2-3", link="dc0-dc1=25Gbit/s,10ms")
+    offers = decide(found, scenario, "100Gbit/s,10ms=9000EUR/month", "1f1b,geopipe,zb-h1").decision.offers
+    for at, offer in enumerate(told["offers"]):
+        best = offer["best"]
+        assert _figures(swept["best"][at]) == _figures(best)
+        assert f"{best['schedule']}" in swept["headline"]
+        mine = offers[at].best
+        assert mine is not None
+        assert (mine.schedule, mine.step_ns) == (best["schedule"], best["step_ns"])
+        target = str(tmp_path / f"{at}.run")
+        links = ["--dc", "0-1,2-3", "--link", f"dc0-dc1={('25', '100')[at]}Gbit/s,10ms"]
+        assert run(["replay", SAMPLE, "--schedule", best["schedule"], *links, "--run", target]) == 0
+        capsys.readouterr()
+        query = f"SELECT step_ns FROM schedule_comparison WHERE timeline = '{best['schedule']}'"
+        assert run(["sql", target, query, "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)
+        assert [row["step_ns"] for row in rows] == [best["step_ns"]]
+
+
+def test_where_another_plan_is_best_the_first_one_is_told_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of these two, geopipe leads 1f1b over 100 Gbit/s by less than the error, so that 1f1b is kept there."""
+    names = ["--schedule", "1f1b,geopipe"]
+    assert run(["advise", SAMPLE, *names, *ASKED, "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)["offers"]
+    assert (first["best"]["schedule"], second["best"]["schedule"]) == ("geopipe", "1f1b")
+    assert not second["bought"]["is_certain"]
+    link = ["--dc", "0-1,2-3", "--link", "dc0-dc1=100Gbit/s,10ms"]
+    assert run(["advise", SAMPLE, *names, *link, "--json"]) == 0
+    plans = json.loads(capsys.readouterr().out)["plans"]
+    deepest = min(p["step_ns"] for p in plans if p["schedule"] == "geopipe" and p["p2p"] == first["best"]["p2p"])
+    assert second["first_plan"]["step_ns"] == deepest
+    assert run(["advise", SAMPLE, *names, *ASKED]) == 0
+    assert f"there {deepest / 1e6:.1f} ms" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--or", "100Gbit/s"], "needs a bandwidth and then a latency"),
+        (["--or", "dc1-dc2=100Gbit/s,10ms"], "none of the links"),
+        (["--or", "100Gbit/s,10ms=9000EUR"], "no price"),
+        (["--or", "100Gbit/s,10ms=9USD/day", "--or", "200Gbit/s,10ms=9EUR/day"], "USD and EUR"),
+    ],
+)
+def test_offers_that_cannot_be_read_are_refused(more: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["advise", SAMPLE, "--schedule", "1f1b", *OVER, *more]) == 2
+    assert says in " ".join(capsys.readouterr().err.split())

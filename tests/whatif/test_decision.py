@@ -1,0 +1,134 @@
+"""Offers side by side: fees, what the dearer one buys and what a run costs, against sums done by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tracetool.errors import BadTopology, ScenarioError
+from tracetool.model.topology import parse_link
+from tracetool.reports.advice import sentences
+from tracetool.sweeps.results import SweepPoint
+from tracetool.whatif.accuracy import change_error_ratio
+from tracetool.whatif.decision import Decision, Fee, Offer, Today, parse_fee, split_fee, without_fees
+from tracetool.whatif.wording import links_text, offered_links
+
+MS = 10**6
+
+
+def _plan(step_ms: float, needed_bytes: int | None = None) -> SweepPoint:
+    return SweepPoint("1f1b", None, 8, "in-order", step_ns=int(step_ms * MS), needed_bytes=needed_bytes, feasible=True)
+
+
+def _decision(*offers: Offer, steps: int | None = None) -> Decision:
+    today = Today(step_ns=200 * MS, schedule="1f1b", p2p="in-order", microbatches=8)
+    return Decision(today=today, offers=offers, steps=steps)
+
+
+def _offer(name: str, step_ms: float, fee: Fee | None = None, microbatches: int = 8) -> Offer:
+    plan = _plan(step_ms)
+    return Offer(name=name, fee=fee, microbatches=microbatches, best=plan, now=plan)
+
+
+def test_fees_are_read_and_taken_from_one_another_over_the_same_time() -> None:
+    """A Julian year has 365.25 days, a month a twelfth of it."""
+    monthly = parse_fee("9000 EUR/month")
+    assert (monthly.amount, monthly.unit, str(monthly)) == (9000, "EUR/month", "9,000 EUR/month")
+    assert monthly.per_day == pytest.approx(9000 * 12 / 365.25)
+    assert monthly.beyond(parse_fee("100EUR/day")).amount == pytest.approx(9000 - 100 * 365.25 / 12)
+    assert monthly.beyond(None) == monthly
+    assert parse_fee("1_200.5€/year").amount == 1200.5
+    assert str(parse_fee("0.25 USD/hour")) == "0.25 USD/hour"
+
+
+@pytest.mark.parametrize("text", ["9000EUR", "EUR/month", "9000/month", "9000EUR/decade", "-3EUR/day", ""])
+def test_what_is_no_fee_is_refused_with_the_form(text: str) -> None:
+    with pytest.raises(ScenarioError) as refused:
+        parse_fee(text)
+    assert "9000EUR/month" in (refused.value.hint or "")
+
+
+def test_a_fee_stands_behind_figures_with_or_without_the_name_of_a_link() -> None:
+    fee = Fee(9.0, "EUR", "day")
+    assert split_fee("dc0-dc1=25Gbit/s,10ms=9EUR/day") == ("dc0-dc1=25Gbit/s,10ms", fee)
+    assert split_fee("100Gbit/s,10ms=9EUR/day") == ("100Gbit/s,10ms", fee)
+    assert split_fee("dc0-dc1=25Gbit/s,10ms") == ("dc0-dc1=25Gbit/s,10ms", None)
+    assert split_fee("100Gbit/s,10ms") == ("100Gbit/s,10ms", None)
+    links, total = without_fees(["a-b=1Gbit/s,1ms=9EUR/day", "b-c=1Gbit/s,1ms=365.25EUR/year", "a-c=1Gbit/s,1ms"])
+    assert links == ("a-b=1Gbit/s,1ms", "b-c=1Gbit/s,1ms", "a-c=1Gbit/s,1ms")
+    assert total is not None
+    assert total.amount == pytest.approx(10)
+    assert total.period == "day"
+    with pytest.raises(ScenarioError, match="EUR and USD"):
+        without_fees(["a-b=1Gbit/s,1ms=9EUR/day", "b-c=1Gbit/s,1ms=9USD/day"])
+
+
+def test_an_offer_is_for_all_links_or_for_the_pair_that_it_names() -> None:
+    links = (*parse_link("a-b=25Gbit/s,10ms"), *parse_link("b-c=40Gbit/s,2ms"))
+    for text, told in (
+        ("100Gbit/s,800km", "100 Gbit/s, 4 ms"),
+        ("b-c=100Gbit/s,10ms", "a-b 25 Gbit/s, 10 ms; b-c 100 Gbit/s, 10 ms"),
+        ("a-b=100Gbit/s,1ms; b-c=100Gbit/s,1ms", "100 Gbit/s, 1 ms"),
+        ("a->b=100Gbit/s,10ms", "a->b 100 Gbit/s, 10 ms; b->a 25 Gbit/s, 10 ms; b-c 40 Gbit/s, 2 ms"),
+    ):
+        offered = offered_links(text, links)
+        assert [(link.src_dc, link.dst_dc) for link in offered] == [(link.src_dc, link.dst_dc) for link in links]
+        assert links_text(offered) == told
+    with pytest.raises(BadTopology, match="none of the links"):
+        offered_links("a-c=100Gbit/s,1ms", links)
+
+
+def test_what_the_dearer_one_buys_is_counted_for_the_same_work() -> None:
+    """250 ms to 200 ms: a fifth, 50 ms; a day has 432,000 steps instead of 345,600."""
+    slow, fast = _offer("slow", 250, Fee(1000, "EUR", "month")), _offer("fast", 200, Fee(6000, "EUR", "month"))
+    bought = _decision(slow, fast).bought(fast)
+    assert bought is not None
+    assert (bought.saved_ns, bought.is_certain) == (50 * MS, True)
+    assert bought.saved_ratio == pytest.approx(0.2)
+    assert bought.fee == Fee(5000, "EUR", "month")
+    assert bought.fee_per_ms == pytest.approx(100)
+    assert bought.steps_per_day == pytest.approx(432_000 - 345_600)
+    assert _decision(slow, fast).bought(slow) is None
+    twice = _offer("fast", 400, microbatches=16)
+    bought = _decision(slow, twice).bought(twice)
+    assert bought is not None
+    assert bought.saved_ns == 100 * MS
+    assert bought.saved_ratio == pytest.approx(0.2)
+    assert _decision(slow, twice).to_today(twice) == pytest.approx(0)
+
+
+def test_a_difference_within_the_error_buys_nothing_that_has_a_price() -> None:
+    """Nothing is known of either: steps within 2 %, by which repeated ones scatter, are the same."""
+    slow, fast = _offer("slow", 202), _offer("fast", 200, Fee(6000, "EUR", "month"))
+    bought = _decision(slow, fast).bought(fast)
+    assert bought is not None
+    assert not bought.is_certain
+    assert bought.fee_per_ms is None
+    assert bought.error_ratio is change_error_ratio(None, None, -0.01) is None
+    assert "too near to tell what it buys for 6,000 EUR/month" in sentences(_decision(slow, fast))[1]
+
+
+def test_a_run_takes_so_long_and_its_links_cost_so_much() -> None:
+    """864,000 steps of 200 ms are two days; of 250 ms two and a half."""
+    slow, fast = _offer("slow", 250, Fee(100, "EUR", "day")), _offer("fast", 200, Fee(3652.5, "EUR", "year"))
+    decision = _decision(slow, fast, steps=864_000)
+    assert (decision.run_days(slow), decision.run_days(fast)) == (2.5, 2.0)
+    assert decision.run_fee(slow) == 250.0
+    assert decision.run_fee(fast) == pytest.approx(20)
+    first, second = sentences(decision)
+    assert first.startswith("Over slow keep 1f1b: 250.0 ms (± unknown, no recorded step was like it) a step, ")
+    assert first.endswith("25% longer than today's 200.0 ms as recorded.")
+    assert second.endswith("864,000 steps take 2.0 days instead of 2.5 and cost -230 EUR for links.")
+
+
+def test_what_does_not_fit_and_what_may_not_is_said() -> None:
+    needs = _plan(250, needed_bytes=79 << 30)
+    close = replace(_offer("close", 250), hbm_bytes=80 << 30, is_near_the_limit=True, best=needs)
+    none = replace(_offer("none", 250), best=None, hbm_bytes=8 << 30)
+    decision = _decision(close, none)
+    assert ", if it fits: it needs 79.00 GiB of 80.00 GiB, " in sentences(decision)[0]
+    assert sentences(decision)[1] == "Over none nothing fits the memory."
+    assert decision.bought(none) is None
+    unknown = replace(_offer("unknown", 250), hbm_bytes=8 << 30)
+    assert "not checked against 8.00 GiB of HBM" in sentences(_decision(unknown))[0]
