@@ -13,13 +13,10 @@ from msgspec import UNSET, UnsetType
 
 from tracetool.causes.cause import Cause
 from tracetool.ingestion.recording import Recording  # noqa: TC001 - msgspec reads it
-from tracetool.model.pipeline import P2P_MODE_NAMES
-from tracetool.tables.fields import WithFigures, doc, fields_of
-from tracetool.tables.metrics import IN_REPORTS, OF_REPLAY
-from tracetool.tables.run import SCHEMA_VERSION
+from tracetool.tables.fields import EMPTY, Head, SchemaId, WithFigures, doc, fields_of, per_rank
+from tracetool.tables.metrics import IN_REPORTS, OF_RANK, OF_REPLAY
 
 REPORT_SCHEMA = "urn:tracetool:schema:1:report"
-
 
 _BY_CAUSE = "Idle time by cause; per rank the causes sum to window minus compute. " + " ".join(
     f"{cause.value}: {cause.words.meaning}" for cause in Cause
@@ -46,15 +43,11 @@ class StepInfo(WithFigures, kw_only=True):
 
     number: Annotated[int, doc("Step number in the trace.")]
     schedule: Annotated[str | None, doc("Name of the observed order, null if it is none that is known.")]
-    p2p: Annotated[str, doc(f"How its transfers were issued: {P2P_MODE_NAMES}.")]
+    __annotations__.update(fields_of("p2p"))
     stages: Annotated[int, doc("Pipeline stages.")]
     ranks: Annotated[int, doc("Pipeline ranks.")]
-    microbatches: Annotated[int, doc("Microbatches per step.")]
-    __annotations__.update(fields_of(IN_REPORTS))
-    peak_hbm_bytes: Annotated[list[int | None], doc("Highest allocation per rank, null if unknown.")]
-    overhead_bytes: Annotated[
-        list[int | None], doc("Device memory needed per rank beyond it, as measured; null if unknown.")
-    ] = msgspec.field(default_factory=list)
+    __annotations__.update(fields_of("microbatches", *IN_REPORTS) | per_rank(*OF_RANK))
+    overhead_bytes = EMPTY
     bubble_by_cause_ns: Annotated[dict[str, IdleInfo], doc(_BY_CAUSE)]
 
 
@@ -161,47 +154,27 @@ class EachStepInfo(WithFigures, kw_only=True):
     """A result by what one recorded step took (--each-step)."""
 
     number: Annotated[int, doc("Step number in the trace.")]
-    __annotations__.update(fields_of(OF_REPLAY))
+    __annotations__.update(fields_of(*OF_REPLAY))
 
 
 class ResultInfo(WithFigures, kw_only=True):
     """One schedule in the scenario."""
 
-    schedule: Annotated[str, doc("Name of the schedule.")]
-    extra_forwards: Annotated[list[int] | None, doc("Warm-up forwards per rank beyond 1F1B's; null if n/a.")]
-    p2p: Annotated[str, doc(f"How its transfers were issued: {P2P_MODE_NAMES}.")]
-    microbatches: Annotated[int, doc("Microbatches per step.")]
-    feasible: Annotated[bool | None, doc("Fits the memory limit; null if memory is unknown.")]
+    __annotations__ = fields_of("schedule", "extra_forwards", "p2p", "microbatches", "feasible")
     shortage: Annotated[ShortageInfo | None, doc("How it does not fit.")]
-    __annotations__.update(fields_of(OF_REPLAY))
-    peak_hbm_bytes: Annotated[list[int | None], doc("Highest allocation per rank, null if unknown.")]
-    overhead_bytes: Annotated[
-        list[int | None], doc("Device memory needed per rank beyond it, as measured; null if unknown.")
-    ]
+    __annotations__.update(fields_of(*OF_REPLAY) | per_rank(*OF_RANK))
     bubble_reduction: Annotated[float | None, doc("1 - bubble_ns / the baseline's; null if that is 0.")]
     cross_dc_bubble_reduction: Annotated[float | None, doc("The same for cross_dc_bubble_ns.")]
-    seen_error_ratio: Annotated[
-        float | None, doc("Largest step time error of such predictions on recorded runs; null if none was like it.")
-    ]
-    step_change_ratio: Annotated[float | None, doc("step_ns over the baseline's, minus one.")] = None
-    step_change_error_ratio: Annotated[
-        float | None,
-        doc("Error of step_change_ratio, as pairs of recorded runs tell it; null if none was like both."),
-    ] = None
-    bubble_by_cause_ns: Annotated[
-        dict[str, IdleInfo],
-        doc(_BY_CAUSE),
-    ]
-    evidence: Annotated[str, doc("What the prediction rests on: recorded, measured or unproven.")] = "measured"
-    rests_on: Annotated[list[str], doc("Of an unproven one, what nothing recorded was like.")] = msgspec.field(
-        default_factory=list
-    )
-    remark: Annotated[str | None, doc("Why this variant was chosen.")]
+    __annotations__.update(fields_of("seen_error_ratio", "step_change_ratio", "step_change_error_ratio"))
+    step_change_ratio = step_change_error_ratio = None
+    bubble_by_cause_ns: Annotated[dict[str, IdleInfo], doc(_BY_CAUSE)]
+    __annotations__.update(fields_of("evidence", "rests_on", "remark"))
+    evidence, rests_on = "measured", EMPTY
     jitter: Annotated[JitterInfo | None, doc("Spread of the step time, null if it was not asked for.")]
     each_step: Annotated[
         list[EachStepInfo],
         doc("The same by each recorded step, for tracetool compare; empty unless asked for."),
-    ] = msgspec.field(default_factory=list)
+    ] = EMPTY
     choice: ChoiceInfo = msgspec.field(default_factory=ChoiceInfo)
 
     def by_step(self, metric: str, looked_at: int) -> dict[int, float]:
@@ -232,32 +205,21 @@ class ResultInfo(WithFigures, kw_only=True):
         return f"{depth} {self.p2p}".strip()
 
 
-class NearInfo(msgspec.Struct, kw_only=True):
+class NearInfo(WithFigures, kw_only=True):
     """A schedule that comes near the one to run."""
 
-    schedule: Annotated[str, doc("Name of the schedule.")]
-    extra_forwards: Annotated[list[int] | None, doc("Warm-up forwards per rank beyond 1F1B's; null if n/a.")]
-    p2p: Annotated[str, doc(f"How its transfers were issued: {P2P_MODE_NAMES}.")]
-    feasible: Annotated[bool | None, doc("Fits the memory limit; null if memory is unknown.")]
-    step_ns: Annotated[int, doc("First forward to the end of gradient reduction and optimizer.")]
+    __annotations__ = fields_of("schedule", "extra_forwards", "p2p", "feasible", "step_ns")
     change_ratio: Annotated[float, doc("Its step over the baseline's, minus one.")]
-    change_error_ratio: Annotated[
-        float | None, doc("Error of that change, as far as recorded runs tell; null if none was like both.")
-    ]
-    seen_error_ratio: Annotated[
-        float | None, doc("Largest step time error of such predictions on recorded runs; null if none was like it.")
-    ]
-    evidence: Annotated[str, doc("What the prediction rests on: recorded, measured or unproven.")]
-    rests_on: Annotated[list[str], doc("Of an unproven one, what nothing recorded was like.")]
+    __annotations__.update(fields_of("change_error_ratio", "seen_error_ratio", "evidence", "rests_on"))
 
 
 class BestInfo(NearInfo, kw_only=True):
     """The schedule to run, by the rule that advise and sweep have; where none fits, the one that lacks least."""
 
-    as_good: Annotated[list[NearInfo], doc("As sure, with steps that differ by no more than the error.")] = []
+    as_good: Annotated[list[NearInfo], doc("As sure, with steps that differ by no more than the error.")] = EMPTY
     unproven: Annotated[
         list[NearInfo], doc("Shorter, but predictions rest on less; the shortest of each schedule.")
-    ] = []
+    ] = EMPTY
 
 
 class RefusedInfo(msgspec.Struct, kw_only=True):
@@ -268,13 +230,10 @@ class RefusedInfo(msgspec.Struct, kw_only=True):
     hint: Annotated[str | None, doc("What to do about it.")]
 
 
-class ReportInfo(msgspec.Struct, kw_only=True):
+class ReportInfo(Head, kw_only=True):
     """Result of tracetool replay."""
 
-    schema: Annotated[str, doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=REPORT_SCHEMA)
-    schema_version: Annotated[str, doc("Version of the schema.")] = SCHEMA_VERSION
-    tool_version: Annotated[str, doc("Version of tracetool.")]
-    command: Annotated[str, doc("Command line that made the report.")]
+    schema: SchemaId = REPORT_SCHEMA
     run: RunInfo
     step: StepInfo
     fidelity: FidelityInfo

@@ -18,8 +18,8 @@ from tracetool.model.timeline import measure
 from tracetool.reconstruction import record_steps
 from tracetool.reconstruction.closeup.contention import beside_ns
 from tracetool.store import whole_file
-from tracetool.tables.fields import WithFigures, doc, fields_of
-from tracetool.tables.metrics import OF_STEP
+from tracetool.tables.fields import WithFigures, as_struct, doc, fields_of, per_rank
+from tracetool.tables.metrics import OF_RANK, OF_STEP
 from tracetool.version import __version__
 
 if TYPE_CHECKING:
@@ -76,9 +76,7 @@ class StepRecord(WithFigures, kw_only=True):
     """One complete step as it was recorded."""
 
     number: Annotated[int, doc("Step number in the trace.")]
-    __annotations__.update(fields_of(OF_STEP))
-    peak_hbm_bytes: Annotated[list[int | None], doc("Highest allocation per pipeline rank; null if unknown.")]
-    overhead_bytes: Annotated[list[int | None], doc("Memory needed beyond it per pipeline rank; null if unknown.")]
+    __annotations__.update(fields_of(*OF_STEP) | per_rank(*OF_RANK))
     order: Annotated[int, doc("Which of the recording's orders it ran.")]
     p2p: Annotated[str, doc("How its transfers were issued.")]
     buffered: Annotated[bool, doc("Whether sends ended before their receives started.")]
@@ -156,23 +154,16 @@ def _step(recorded: RecordedStep, order: int) -> StepRecord:
             for kind, taken, payload in ways
             if kind in sent
         }
-    return StepRecord(
+    return as_struct(
+        StepRecord,
+        metrics,
+        pipeline,
         number=recorded.step.number,
-        **metrics.of_step(OF_STEP),
-        peak_hbm_bytes=list(metrics.peak_hbm_bytes),
-        overhead_bytes=list(metrics.overhead_bytes),
         order=order,
-        p2p=pipeline.p2p,
-        buffered=pipeline.buffered,
         actions=actions,
         messages=messages,
         ranks=[
-            RankRecord(
-                static_bytes=rank.static_bytes,
-                tail_peak_bytes=rank.tail_peak_bytes,
-                receive_buffer_bytes=rank.receive_buffer_bytes,
-                tail=[TailRecord(kind=p.kind.value, duration_ns=p.duration_ns, meet=p.meet) for p in rank.tail],
-            )
+            as_struct(RankRecord, rank, tail=[as_struct(TailRecord, part, kind=part.kind.value) for part in rank.tail])
             for rank in pipeline.ranks
         ],
     )

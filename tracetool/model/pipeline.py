@@ -5,31 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
 from tracetool.model.action import ActionKind
+from tracetool.tables import results
 
 if TYPE_CHECKING:
     from tracetool.model.action import CollectiveUse
     from tracetool.model.load import SustainedLoad
     from tracetool.model.schedule import Schedule
 
-P2PMode = Literal["blocking", "grouped", "in-order", "per-edge", "posted-ahead"]
-"""How transfers are issued, those that wait most first.
-
-* ``blocking``: one by one in the compute's own order: no compute runs beside a transfer (DeepSpeed's pipeline engine).
-* ``grouped``: what a rank sends and receives between a forward and a backward is one batch, for which compute waits.
-* ``in-order``: one by one on one communicator: a receive that waits blocks what was posted after it.
-* ``per-edge``: the same on a communicator for each pair of ranks and direction; messages still wait for their receives.
-* ``posted-ahead``: as per-edge, every receive posted before its message is sent; only links serialise.
-"""
-
-P2P_MODES: tuple[P2PMode, ...] = get_args(P2PMode)
+P2PMode = results.P2PMode
+P2P_MODES = results.P2P_MODES
+P2P_MODE_NAMES = results.P2P_MODE_NAMES
 BLOCKING: frozenset[P2PMode] = frozenset({"grouped", "blocking"})
 """Those for which compute waits."""
 BY_EDGE: frozenset[P2PMode] = frozenset({"per-edge", "posted-ahead"})
 """Those with a communicator for each pair of ranks and direction."""
-P2P_MODE_NAMES = f"{', '.join(P2P_MODES[:-1])} or {P2P_MODES[-1]}"
 
 POSTED_AHEAD_NEEDS = "a runtime that posts each receive, into a buffer of its own, before its message is sent"
 """What would have to be built for ``posted-ahead``: no runtime that was recorded does it."""

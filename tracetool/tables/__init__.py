@@ -5,6 +5,7 @@ What a table is made of: columns, their types and what they mean.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = "4.1"
 
-ColumnType = Literal["int64", "int32", "float64", "bool", "string", "category", "list<int32>"]
+ColumnType = Literal["int64", "int32", "float64", "bool", "string", "category", "list<int32>", "list<string>"]
 
 _JSON_TYPES: dict[str, dict[str, Any]] = {
     "int64": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
@@ -26,6 +27,7 @@ _JSON_TYPES: dict[str, dict[str, Any]] = {
     "string": {"type": "string"},
     "category": {"type": "string"},
     "list<int32>": {"type": "array", "items": {"type": "integer"}},
+    "list<string>": {"type": "array", "items": {"type": "string"}},
 }
 _UNITS = (("_bytes_per_s", "B/s"), ("_bytes", "B"), ("_ns", "ns"), ("_ratio", "1"))
 
@@ -67,6 +69,11 @@ class Table:
             "properties": {column.name: column.json_schema() for column in self.columns},
         }
 
+    def select(self, names: Sequence[str] | None = None) -> Sequence[Column]:
+        """Columns by name, in order; without names all."""
+        by_name = {column.name: column for column in self.columns}
+        return [by_name[name] for name in names] if names else self.columns
+
     def arrow_schema(self, names: Sequence[str] | None = None) -> pa.Schema:
         """The Arrow schema, with the doc lines as field metadata.
 
@@ -83,13 +90,36 @@ class Table:
             "string": pa.string(),
             "category": pa.dictionary(pa.int32(), pa.string()),
             "list<int32>": pa.list_(pa.int32()),
+            "list<string>": pa.list_(pa.string()),
         }
-        by_name = {column.name: column for column in self.columns}
-        columns = self.columns if names is None else [by_name[name] for name in names]
         return pa.schema(
-            [pa.field(c.name, types[c.type], nullable=c.nullable, metadata={"doc": c.doc}) for c in columns],
+            [pa.field(c.name, types[c.type], nullable=c.nullable, metadata={"doc": c.doc}) for c in self.select(names)],
             metadata={"doc": self.doc, "schema_version": SCHEMA_VERSION},
         )
+
+    def arrow(self, rows: Sequence[Sequence[object]]) -> pa.Table:
+        """Rows as Arrow.
+
+        Args:
+            rows: What each is of: mappings by column name, or objects with attributes of these names. The first that
+                has a column gives its value, and without any it is null.
+        """
+        import pyarrow as pa
+
+        schema = self.arrow_schema()
+        values = [[_value(sources, field.name) for sources in rows] for field in schema]
+        arrays = [pa.array(each, field.type) for each, field in zip(values, schema, strict=True)]
+        return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _value(sources: Sequence[object], name: str) -> object:
+    for source in sources:
+        if isinstance(source, Mapping):
+            if name in source:
+                return source[name]
+        elif hasattr(source, name):
+            return getattr(source, name)
+    return None
 
 
 def table(name: str, doc: str, *columns: Column, since_minor: int = 0) -> Table:

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 
-from tracetool.tables.metrics import METRICS
+from tracetool.tables import SCHEMA_VERSION
+from tracetool.tables.results import FIELDS, columns
 
 if TYPE_CHECKING:
-    from tracetool.tables import Table
+    from collections.abc import Collection
+
+    from tracetool.tables import Column, ColumnType, Table
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -28,7 +31,7 @@ def row_of(table: Table) -> msgspec.Meta:
     return msgspec.Meta(description=table.doc, extra_json_schema=table.json_schema())
 
 
-def as_struct(kind: type[S], *sources: object, **given: object) -> S:
+def as_struct(kind: type[S], /, *sources: object, **given: object) -> S:
     """A struct of a schema, each field as given, else as the sources have it that have an attribute of its name.
 
     Args:
@@ -59,6 +62,55 @@ class WithFigures(msgspec.Struct, kw_only=True):
             """A figure."""
 
 
-def fields_of(names: tuple[str, ...]) -> dict[str, Any]:
-    """Metrics as annotations of a struct's fields."""
-    return {name: Annotated[float if METRICS[name].unit == "1" else int, doc(METRICS[name].doc)] for name in names}
+EMPTY: Any = msgspec.field(default_factory=list)
+"""Default of a list of which files of earlier versions have none."""
+
+SchemaId = Annotated[str, doc("Identifier of this schema.")]
+
+
+class Versioned(WithFigures, kw_only=True, rename={"schema": "$schema"}):
+    """What names the schema that it is by, which each kind of answer gives."""
+
+    schema: SchemaId
+    schema_version: Annotated[str, doc("Version of the schema.")] = SCHEMA_VERSION
+
+
+class Head(Versioned, kw_only=True):
+    """What begins every answer of a command."""
+
+    tool_version: Annotated[str, doc("Version of tracetool.")]
+    command: Annotated[str, doc("Command line that made it.")]
+
+
+_PYTHON_TYPES: dict[ColumnType, Any] = {
+    "int64": int,
+    "int32": int,
+    "float64": float,
+    "bool": bool,
+    "string": str,
+    "category": str,
+    "list<int32>": list[int],
+    "list<string>": list[str],
+}
+
+
+def fields_of(*names: str, of: Table | None = None, null: Collection[str] = ()) -> dict[str, Any]:
+    """Fields of results as annotations of a struct's.
+
+    Args:
+        names: Theirs, in order; of a table by default all.
+        of: A table that has columns of these names; by default what all results share.
+        null: Those that may be unknown here.
+    """
+    declared = columns(*names, null=null) if of is None else of.select(names or None)
+    return {column.name: Annotated[_python_type(column), doc(column.doc)] for column in declared}
+
+
+def _python_type(column: Column) -> Any:
+    kind = _PYTHON_TYPES[column.type]
+    return kind | None if column.nullable else kind
+
+
+def per_rank(*names: str) -> dict[str, Any]:
+    """Figures of each pipeline rank as annotations of a struct's fields."""
+    return {name: Annotated[list[int | None], doc(f"{FIELDS[name].doc} Per pipeline rank.")] for name in names}

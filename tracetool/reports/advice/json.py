@@ -17,12 +17,11 @@ from tracetool.comparison.report import (
     StepInfo,
     TakenInfo,
 )
-from tracetool.model.pipeline import P2P_MODE_NAMES
 from tracetool.reports import as_json
 from tracetool.reports.advice import sentences
 from tracetool.reports.answer.json import link_infos, report_info, scenario_info, shortage_info
-from tracetool.tables.fields import as_struct, doc
-from tracetool.tables.run import SCHEMA_VERSION
+from tracetool.tables.fields import Head, SchemaId, WithFigures, as_struct, doc, fields_of, per_rank
+from tracetool.tables.results import GAINS
 from tracetool.whatif.decision import PERIOD_DAYS
 from tracetool.whatif.depth import RELEVANT_RATIO
 
@@ -33,35 +32,17 @@ if TYPE_CHECKING:
     from tracetool.reports import RunFacts
     from tracetool.whatif.decision import Decision, Offer
 
-SCHEMA_ID = "urn:tracetool:schema:1:advice"
 
-
-class PlanInfo(msgspec.Struct, kw_only=True):
+class PlanInfo(WithFigures, kw_only=True):
     """One schedule that could be run."""
 
-    schedule: Annotated[str, doc("Name of the schedule.")]
-    extra_forwards: Annotated[list[int] | None, doc("Warm-up forwards per rank beyond 1F1B's; null if n/a.")]
-    p2p: Annotated[str, doc(f"How its transfers are issued: {P2P_MODE_NAMES}.")]
-    microbatches: Annotated[int, doc("Microbatches per step.")]
-    step_ns: Annotated[int, doc("First forward to the end of gradient reduction and optimizer.")]
-    feasible: Annotated[bool | None, doc("Fits the memory limit; null if memory is unknown.")]
+    __annotations__ = fields_of("schedule", "extra_forwards", "p2p", "microbatches", "step_ns", "feasible")
     shortage: Annotated[ShortageInfo | None, doc("Where it does not fit.")]
-    needed_hbm_bytes: Annotated[list[int | None], doc("Device memory needed per rank, null if unknown.")]
-    seen_error_ratio: Annotated[
-        float | None, doc("Largest step time error of such predictions on recorded runs; null if none was like it.")
-    ]
-    evidence: Annotated[
-        str,
-        doc(
-            "What the prediction rests on: recorded (such predictions were compared with recorded steps), measured "
-            "(all costs are measured) or unproven."
-        ),
-    ]
-    rests_on: Annotated[list[str], doc("Of an unproven one, what nothing recorded was like.")]
-    remark: Annotated[str | None, doc("Why this variant was chosen, or how its costs came about.")]
+    __annotations__.update(per_rank("needed_hbm_bytes"))
+    __annotations__.update(fields_of("seen_error_ratio", "evidence", "rests_on", "remark"))
 
 
-class GainInfo(msgspec.Struct, kw_only=True):
+class GainInfo(WithFigures, kw_only=True):
     """What one more unit of a resource buys."""
 
     resource: Annotated[str, doc("bandwidth, latency, hbm, compute or microbatches.")]
@@ -69,9 +50,7 @@ class GainInfo(msgspec.Struct, kw_only=True):
     link: Annotated[str | None, doc("The pair of data centres whose link alone is better; null if all are.")]
     scenario: Annotated[ScenarioInfo, doc("The what-if with it.")]
     plan: Annotated[PlanInfo, doc("What would be run then.")]
-    same_plan_ns: Annotated[int | None, doc("Step of the plan that is best now; null if it does not fit then.")]
-    gained_ns: Annotated[int, doc("How much less time the work of a step takes than with the best plan now.")]
-    gain_ratio: Annotated[float, doc("gained_ns over the best plan's step_ns.")]
+    __annotations__.update(fields_of("same_plan_ns", "gained_ns", "gain_ratio", of=GAINS))
 
 
 class UntoldInfo(msgspec.Struct, kw_only=True):
@@ -81,18 +60,16 @@ class UntoldInfo(msgspec.Struct, kw_only=True):
     reason: Annotated[str, doc("Why.")]
 
 
-class SizesInfo(msgspec.Struct, kw_only=True):
+class SizesInfo(WithFigures, kw_only=True):
     """One choice of micro-batch size and sequence length, replayed with geopipe."""
 
     mbs: Annotated[int, doc("Sequences of a microbatch.")]
     seq: Annotated[int, doc("Tokens of a sequence.")]
-    microbatches: Annotated[int, doc("Microbatches per step.")]
+    __annotations__.update(fields_of("microbatches"))
     extra_forwards: Annotated[list[int], doc("Warm-up forwards per rank beyond 1F1B's.")]
-    p2p: Annotated[str, doc(f"How transfers are issued: {P2P_MODE_NAMES}.")]
-    step_ns: Annotated[int, doc("First forward to the end of gradient reduction and optimizer.")]
+    __annotations__.update(fields_of("p2p", "step_ns"))
     step_per_token_ns: Annotated[float, doc("step_ns over the tokens of a step.")]
-    needed_hbm_bytes: Annotated[list[int | None], doc("Device memory needed per rank, null if unknown.")]
-    feasible: Annotated[bool | None, doc("Fits the memory limit; null if memory is unknown.")]
+    __annotations__.update(per_rank("needed_hbm_bytes") | fields_of("feasible"))
     extrapolated: Annotated[bool, doc("Whether its costs are; those of the recorded sizes are measured.")]
 
 
@@ -157,13 +134,10 @@ class PaysUntilInfo(msgspec.Struct, kw_only=True):
     schedule: Annotated[str, doc("Whose step it is: that of the best plan over the widest offer.")]
 
 
-class AdviceInfo(msgspec.Struct, kw_only=True):
+class AdviceInfo(Head, kw_only=True):
     """Result of tracetool advise."""
 
-    schema: Annotated[str, doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
-    schema_version: Annotated[str, doc("Version of the schema.")] = SCHEMA_VERSION
-    tool_version: Annotated[str, doc("Version of tracetool.")]
-    command: Annotated[str, doc("Command line that made it.")]
+    schema: SchemaId = "urn:tracetool:schema:1:advice"
     headline: Annotated[str, doc("The decision as a person would say it.")]
     today_ns: Annotated[int, doc("The recorded step.")]
     offers: Annotated[list[OfferInfo], doc("What to run over each offer of links; the rest is about the first.")]
@@ -178,10 +152,7 @@ class AdviceInfo(msgspec.Struct, kw_only=True):
         doc("The recorded order over the same links; of other microbatches, the schedule that it is."),
     ]
     best: Annotated[PlanInfo | None, doc("What to run; null if nothing fits the memory.")]
-    change_ratio: Annotated[float | None, doc("Its step over that of now, minus one; null if nothing fits.")]
-    change_error_ratio: Annotated[
-        float | None, doc("Error of change_ratio, as pairs of recorded runs tell it; null if none was like both.")
-    ]
+    __annotations__.update(fields_of("change_ratio", "change_error_ratio"))
     lead_is_certain: Annotated[bool, doc("Whether its lead over the recorded order exceeds that error.")]
     as_good: Annotated[
         list[PlanInfo], doc("As sure, with steps that differ by no more than the error of the difference.")

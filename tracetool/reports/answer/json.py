@@ -37,8 +37,7 @@ from tracetool.comparison.report import (
 )
 from tracetool.reports import Report, RunFacts, as_json
 from tracetool.reports.answer.verdict import verdict
-from tracetool.tables.fields import as_struct, doc
-from tracetool.tables.run import SCHEMA_VERSION
+from tracetool.tables.fields import Head, SchemaId, as_struct, doc
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -126,7 +125,6 @@ def _step(answer: Answer, metrics: Metrics) -> StepInfo:
         number=answer.pipeline.step,
         p2p=answer.pipeline.p2p,
         schedule=answer.observed_schedule,
-        **metrics.of_step(),
         bubble_by_cause_ns=idle_info(answer.observed_idles, shape.ranks),
     )
 
@@ -138,20 +136,13 @@ def _result(answer: Answer, result: Result) -> ResultInfo:
         result,
         metrics,
         shortage=None if shortage is None else shortage_info(shortage),
-        **metrics.of_step() | {"cross_dc_bubble_ns": result.cross_dc_bubble_ns},
         bubble_reduction=answer.bubble_reduction(result),
         cross_dc_bubble_reduction=answer.cross_dc_bubble_reduction(result),
         step_change_ratio=answer.step_change(result),
         step_change_error_ratio=answer.step_change_error(result),
         bubble_by_cause_ns=idle_info(result.idles, len(metrics.rank_compute_ns)),
         jitter=None if result.spread is None else JitterInfo(seed=answer.jitter_seed, **_members(result.spread)),
-        each_step=[
-            EachStepInfo(
-                number=one.number,
-                **one.metrics.of_step() | {"cross_dc_bubble_ns": one.cross_dc_bubble_ns},
-            )
-            for one in result.each_step
-        ],
+        each_step=[as_struct(EachStepInfo, one, one.metrics) for one in result.each_step],
         choice=ChoiceInfo(**_members(result.choice)),
     )
 
@@ -186,16 +177,11 @@ def render(answer: Answer, facts: RunFacts, _suffix: str) -> bytes:
 
 REPORT = Report((".json",), render)
 
-SCHEMA_ID = "urn:tracetool:schema:1:written"
 
-
-class WrittenInfo(msgspec.Struct, kw_only=True):
+class WrittenInfo(Head, kw_only=True):
     """Result of tracetool report."""
 
-    schema: Annotated[str, doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
-    schema_version: Annotated[str, doc("Version of the schema.")] = SCHEMA_VERSION
-    tool_version: Annotated[str, doc("Version of tracetool.")]
-    command: Annotated[str, doc("Command line that wrote it.")]
+    schema: SchemaId = "urn:tracetool:schema:1:written"
     digest: Annotated[str, doc("SHA-256 over the traces' content.")]
     path: Annotated[str, doc("The file.")]
     size_bytes: Annotated[int, doc("Its size.")]

@@ -10,8 +10,7 @@ import msgspec
 from tracetool.errors import Option
 from tracetool.reports import as_json
 from tracetool.reports.answer.text import table, wrapped
-from tracetool.tables.fields import as_struct, doc
-from tracetool.tables.run import SCHEMA_VERSION
+from tracetool.tables.fields import Head, SchemaId, as_struct, doc
 from tracetool.units import format_count, format_duration
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from tracetool.reports import RunFacts
     from tracetool.stragglers import Stragglers, Suspect, WhatIfTimes
 
-SCHEMA_ID = "urn:tracetool:schema:1:stragglers"
 _SHOWN = 8
 """So many of an axis are printed; JSON has all."""
 
@@ -51,13 +49,10 @@ class SuspectInfo(msgspec.Struct, kw_only=True):
     alone_ns: Annotated[list[int], doc("Per step, in the order of steps: the step if all but it were equalized.")]
 
 
-class StragglersInfo(msgspec.Struct, kw_only=True):
+class StragglersInfo(Head, kw_only=True):
     """Result of tracetool replay --equalize."""
 
-    schema: Annotated[str, doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
-    schema_version: Annotated[str, doc("Version of the schema.")] = SCHEMA_VERSION
-    tool_version: Annotated[str, doc("Version of tracetool.")]
-    command: Annotated[str, doc("Command line that made the report.")]
+    schema: SchemaId = "urn:tracetool:schema:1:stragglers"
     run: Annotated[str, doc("What the user named.")]
     digest: Annotated[str, doc("SHA-256 over the traces' content.")]
     pipelines: Annotated[list[list[int]], doc("Global ranks of each pipeline, in stage order.")]

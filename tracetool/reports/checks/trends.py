@@ -10,9 +10,8 @@ from tracetool.errors import Option
 from tracetool.reports import as_json
 from tracetool.reports.answer.text import table, wrapped
 from tracetool.reports.picture import GREY, RED, SERIES, PictureFormat, save
-from tracetool.tables.fields import as_struct, doc
+from tracetool.tables.fields import SchemaId, Versioned, as_struct, doc
 from tracetool.tables.metrics import METRICS
-from tracetool.tables.run import SCHEMA_VERSION
 from tracetool.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from tracetool.baselines import Value
     from tracetool.baselines.trends import Trend
 
-SCHEMA_ID = "urn:tracetool:schema:1:trends"
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_DRAWN = 6
 _LEAST_SPAN = 0.05
@@ -67,11 +65,10 @@ class TrendInfo(msgspec.Struct, kw_only=True):
     step: Annotated[TrendStepInfo | None, doc("The last step they took.")]
 
 
-class TrendsInfo(msgspec.Struct, kw_only=True):
+class TrendsInfo(Versioned, kw_only=True):
     """Result of tracetool baseline show."""
 
-    schema: Annotated[str, doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
-    schema_version: Annotated[str, doc("Version of the schema.")] = SCHEMA_VERSION
+    schema: SchemaId = "urn:tracetool:schema:1:trends"
     history: Annotated[str, doc("File of the history.")]
     trends: Annotated[list[TrendInfo], doc("In order of appearance.")]
 

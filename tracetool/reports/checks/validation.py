@@ -13,8 +13,7 @@ import msgspec
 
 from tracetool.reports import as_json
 from tracetool.reports.answer.text import table, wrapped
-from tracetool.tables.fields import as_struct, doc
-from tracetool.tables.run import SCHEMA_VERSION
+from tracetool.tables.fields import Head, SchemaId, as_struct, doc
 from tracetool.units import format_duration
 from tracetool.validation.notes import listed
 
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
     from tracetool.validation import Validation
     from tracetool.validation.rows import PredictedRow
-
-SCHEMA_ID = "urn:tracetool:schema:1:validation"
 
 
 class InputInfo(msgspec.Struct, kw_only=True):
@@ -62,13 +59,10 @@ class RowInfo(msgspec.Struct, kw_only=True):
     remarks: Annotated[list[str], doc("How costs or memory came about.")]
 
 
-class ValidationInfo(msgspec.Struct, kw_only=True):
+class ValidationInfo(Head, kw_only=True):
     """Result of tracetool validate."""
 
-    schema: Annotated[str, doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
-    schema_version: Annotated[str, doc("Version of the schema.")] = SCHEMA_VERSION
-    tool_version: Annotated[str, doc("Version of tracetool.")]
-    command: Annotated[str, doc("Command line that made it.")]
+    schema: SchemaId = "urn:tracetool:schema:1:validation"
     run: Annotated[InputInfo, doc("The Run that predictions were made from.")]
     memory_run: Annotated[InputInfo | None, doc("The Run that memory figures are from; null if the same.")]
     measured: Annotated[InputInfo, doc("The file of measured steps.")]

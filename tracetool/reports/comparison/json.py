@@ -14,8 +14,7 @@ import msgspec
 from tracetool.comparison.summary import summary
 from tracetool.comparison.values import whole_contributions
 from tracetool.reports import as_json
-from tracetool.tables.fields import as_struct, doc
-from tracetool.tables.run import SCHEMA_VERSION
+from tracetool.tables.fields import Head, SchemaId, as_struct, doc
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from tracetool.comparison.causes import ChangeCause
     from tracetool.comparison.sides import Side
     from tracetool.comparison.verdict import Line
-
-SCHEMA_ID = "urn:tracetool:schema:1:comparison"
 
 
 class SourceInfo(msgspec.Struct, kw_only=True):
@@ -95,13 +92,10 @@ class CheckInfo(msgspec.Struct, kw_only=True):
     detail: Annotated[str, doc("What was found.")]
 
 
-class ComparisonInfo(msgspec.Struct, kw_only=True):
+class ComparisonInfo(Head, kw_only=True):
     """Result of tracetool compare."""
 
-    schema: Annotated[str, doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
-    schema_version: Annotated[str, doc("Version of the schema.")] = SCHEMA_VERSION
-    tool_version: Annotated[str, doc("Version of tracetool.")]
-    command: Annotated[str, doc("Command line that made it.")]
+    schema: SchemaId = "urn:tracetool:schema:1:comparison"
     summary: Annotated[str, doc("The change that matters most, its verdict, its causes.")]
     gate: Annotated[str, doc("tool: same traces, so results must be the same; workload: other traces.")]
     passed: Annotated[bool, doc("Whether the gate is open.")]

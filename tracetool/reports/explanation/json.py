@@ -12,16 +12,13 @@ from tracetool.model.pipeline import P2P_MODE_NAMES
 from tracetool.reports import as_json
 from tracetool.reports.answer.json import link_infos, scenario_info, taken_info
 from tracetool.reports.explanation import PathWords
-from tracetool.tables.fields import as_struct, doc
-from tracetool.tables.run import SCHEMA_VERSION
+from tracetool.tables.fields import Head, SchemaId, as_struct, doc
 
 if TYPE_CHECKING:
     from tracetool.causes.removals import Removal
     from tracetool.explanation import Explanation
     from tracetool.explanation.path import PathPart
     from tracetool.reports import RunFacts
-
-SCHEMA_ID = "urn:tracetool:schema:1:explanation"
 
 
 class RemovalInfo(msgspec.Struct, kw_only=True):
@@ -78,13 +75,10 @@ class SpentInfo(msgspec.Struct, kw_only=True):
     duration_ns: Annotated[int, doc("Its time.")]
 
 
-class ExplanationInfo(msgspec.Struct, kw_only=True):
+class ExplanationInfo(Head, kw_only=True):
     """Result of tracetool explain."""
 
-    schema: Annotated[str, doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
-    schema_version: Annotated[str, doc("Version of the schema.")] = SCHEMA_VERSION
-    tool_version: Annotated[str, doc("Version of tracetool.")]
-    command: Annotated[str, doc("Command line that made it.")]
+    schema: SchemaId = "urn:tracetool:schema:1:explanation"
     run: Annotated[str, doc("What the user named.")]
     digest: Annotated[str, doc("SHA-256 over the traces' content.")]
     global_ranks: Annotated[list[int], doc("Global rank of each pipeline rank.")]

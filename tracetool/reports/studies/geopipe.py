@@ -17,8 +17,7 @@ from tracetool.reports.studies.geopipe_text import render
 from tracetool.studies.geopipe import BUBBLE_REDUCTION, FACTS, ITERATION_REDUCTION, NOT_PUBLISHED, SOURCES, TOLERANCE
 from tracetool.studies.geopipe.findings import bubble_reduction, iteration_reduction
 from tracetool.studies.geopipe.sweep import BASELINES, NS_PER_KM
-from tracetool.tables.fields import as_struct, doc
-from tracetool.tables.run import SCHEMA_VERSION
+from tracetool.tables.fields import Head, SchemaId, as_struct, doc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 
     from tracetool.studies.geopipe.findings import Definition, FigureOrigin, Point
     from tracetool.studies.geopipe.reproduce import ModelStudy, Study
-
-SCHEMA_ID = "urn:tracetool:schema:1:geopipe"
 
 
 class FactInfo(msgspec.Struct, kw_only=True):
@@ -144,13 +141,10 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     needs: Annotated[list[NeedInfo], doc("Memory by micro-batch size.")]
 
 
-class GeoPipeInfo(msgspec.Struct, kw_only=True):
+class GeoPipeInfo(Head, kw_only=True):
     """Result of tracetool paper geopipe: derived from public facts and assumptions, nothing measured."""
 
-    schema: Annotated[str, doc("Identifier of this schema.")] = msgspec.field(name="$schema", default=SCHEMA_ID)
-    schema_version: Annotated[str, doc("Version of the schema.")] = SCHEMA_VERSION
-    tool_version: Annotated[str, doc("Version of tracetool.")]
-    command: Annotated[str, doc("Command line that made it.")]
+    schema: SchemaId = "urn:tracetool:schema:1:geopipe"
     derived: Annotated[bool, doc("Always true: times come from an analytical model.")] = True
     bubble_reduction_ratio: Annotated[float, doc("The published figure.")] = BUBBLE_REDUCTION
     iteration_reduction_ratio: Annotated[float, doc("The published figure.")] = ITERATION_REDUCTION
