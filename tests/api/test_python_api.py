@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ from tracetool.cli import run as command
 from tracetool.errors import BadTopology, ScenarioError, StoreError, UnknownName
 from tracetool.model.action import ActionKind, CollectiveUse
 from tracetool.model.pipeline import TailPart
+from tracetool.tables.results import TABLES_OF
 from tracetool.tables.run import TABLES
 
 if TYPE_CHECKING:
@@ -129,6 +131,19 @@ def test_a_grid_as_text_sweeps_what_the_command_sweeps(capsys: pytest.CaptureFix
         assert len(points) == len(told) == len(maps) * 3 * 2 * 2
         for key in ("schedule", "step_ns", "bandwidth_bytes_per_s", "latency_ns", "hbm_bytes", "dcs", "feasible"):
             assert points[key].to_list() == [point[key] for point in told]
+
+
+def test_the_tables_of_results_are_those_declared_and_those_that_the_docstring_names() -> None:
+    for kind, tables in TABLES_OF.items():
+        named = re.search(rf"^ +{kind}  +(.*)$", tt.to_arrow.__doc__ or "", re.MULTILINE)
+        assert named is not None
+        assert named[1].split(", ") == [table.name for table in tables]
+    why = tt.explain(_found(), "1f1b", _answer().scenario)
+    for kind, result in (("an Answer", _answer()), ("an Explanation", why)):
+        made = tt.to_arrow(result)
+        assert list(made) == [table.name for table in TABLES_OF[kind]]
+        for table in TABLES_OF[kind]:
+            assert made[table.name].schema.equals(table.arrow_schema(), check_metadata=True)
 
 
 def test_frames_lie_on_the_memory_of_the_arrow_tables() -> None:

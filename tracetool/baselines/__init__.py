@@ -10,23 +10,20 @@ import json
 import re
 from hashlib import sha256
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from tracetool.comparison.reported import read_report
 from tracetool.errors import AlreadyExists, Option, StoreError
-from tracetool.model.pipeline import P2P_MODES
+from tracetool.model.pipeline import P2P_MODES, max_if_known
 from tracetool.store import whole_file
-from tracetool.tables.fields import doc
+from tracetool.tables.fields import WithFigures, fields_of
 from tracetool.tables.metrics import OF_REPLAY
+from tracetool.tables.results import HISTORY
 from tracetool.units import format_bits, format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
-
-    import pyarrow as pa
 
     from tracetool.comparison.report import ReportInfo, ResultInfo, StepInfo
     from tracetool.ingestion.recording import StepRecord
@@ -50,20 +47,10 @@ _SIZES = ("peak_hbm_bytes",)
 """Of one step only: a recording's other steps hold no memory of what was replayed."""
 
 
-class Value(msgspec.Struct, frozen=True, kw_only=True):
+class Value(WithFigures, kw_only=True):
     """A row of the history."""
 
-    entry: Annotated[int, doc("Number of the report, from 1 on.")]
-    label: Annotated[str, doc("What the user calls it: a commit, a date.")]
-    at: Annotated[str | None, doc("When it was, as the user says it; null if not said.")]
-    digest: Annotated[str, doc("Digest of the traces.")]
-    tool_version: Annotated[str, doc("Version of the tool that made the report.")]
-    scenario: Annotated[str, doc("Digest of the what-if that schedules were replayed in; empty for what was observed.")]
-    what_if: Annotated[str, doc("The same in words; empty for what was observed, and in rows of version 1.")]
-    schedule: Annotated[str, doc("observed, or the name of a replayed schedule.")]
-    variant: Annotated[str, doc("How it was replayed, as in +2,2,0,0 in-order; empty for what was observed.")]
-    metric: Annotated[str, doc("Name of the metric; peaks are those of the rank that needs most.")]
-    value: Annotated[float, doc("In the metric's unit.")]
+    __annotations__ = fields_of(of=HISTORY)
 
 
 def read_history(path: Path) -> list[Value]:
@@ -137,17 +124,12 @@ def add_report(path: Path, report: Path, *, label: str, at: str | None = None) -
 
 def _parquet(values: list[Value]) -> bytes:
     """Deterministic: equal rows give equal bytes."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    texts = ("label", "at", "digest", "tool_version", "scenario", "what_if", "schedule", "variant", "metric")
-    schema = pa.schema(
-        [("entry", pa.int32()), *((name, pa.string()) for name in texts), ("value", pa.float64())],
-        metadata={_KEY: _VERSION},
-    )
-    table: pa.Table = pa.Table.from_pylist(msgspec.to_builtins(values), schema=schema)
+    table = HISTORY.arrow([(value,) for value in values]).replace_schema_metadata({_KEY: _VERSION})
+    texts = [column.name for column in HISTORY.columns if column.type == "string"]
     buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd", use_dictionary=list(texts))
+    pq.write_table(table, buffer, compression="zstd", use_dictionary=texts)
     return buffer.getvalue()
 
 
@@ -195,7 +177,7 @@ def _values(part: StepInfo | StepRecord | ResultInfo) -> dict[str, float]:
     for name in (*OF_REPLAY, *_SIZES):
         value = getattr(part, name, None)
         if isinstance(value, list):
-            value = None if None in value or not value else max(value)
+            value = max_if_known(value)
         if value is not None:
             found[name] = float(value)
     return found

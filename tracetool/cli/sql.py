@@ -19,15 +19,6 @@ if TYPE_CHECKING:
     from tracetool.store.run import Run
 
 
-_OF_A_PIPELINE = frozenset(
-    (
-        "stages", "ops", "transfers", "memory_curve", "links", "metrics", "costs", "kernel_actions", "layers",
-        "step_facts", "idles", "bubbles", "bubbles_by_cause", "step_breakdown", "link_utilization", "peak_memory",
-        "slowest_actions", "schedule_comparison", "kernel_time_by_stage",
-    )
-)  # fmt: skip
-"""Tables and views that only a reconstructed pipeline fills."""
-
 _FORMS = {".csv": "csv", ".json": "json", ".parquet": "parquet", ".md": "markdown", ".txt": "table"}
 
 
@@ -226,9 +217,11 @@ def _why_empty(run: Run, query: str) -> str | None:
     """Why tables that a query names hold nothing: the traces have no pipeline that could be reconstructed."""
     import re
 
+    from tracetool.store.query import of_a_pipeline
+
     missing = run.manifest.get("reconstruction", {}).get("missing")
     words = set(re.findall(r"\w+", query.lower()))
-    empty = sorted(words & _OF_A_PIPELINE)
+    empty = sorted(words & of_a_pipeline())
     if not missing or not empty:
         return None
     return f"note: {', '.join(empty)}: empty, for no pipeline could be reconstructed: {missing}"

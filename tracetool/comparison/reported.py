@@ -15,6 +15,7 @@ from tracetool.comparison.values import Key, Values
 from tracetool.errors import SchemaVersion, StoreError, TraceToolError
 from tracetool.ingestion.recording import RECORDING_VERSION, Recording, StepRecord, pipeline_of
 from tracetool.model.notice import Notice, NoticeCode
+from tracetool.model.pipeline import max_if_known
 from tracetool.tables.metrics import IN_REPORTS, METRICS, OF_RANK, OF_REPLAY
 from tracetool.tables.run import SCHEMA_VERSION
 
@@ -82,9 +83,9 @@ def _add_step(rows: dict[Key, dict[StepOf, float]], report: ReportInfo, step: St
 
 
 def _add_peak(rows: dict[Key, dict[StepOf, float]], sizes: Sequence[int | None], scope: str, step: StepOf) -> None:
-    known = [size for size in sizes if size is not None]
-    if known and len(known) == len(sizes):
-        rows[Key("peak_hbm_bytes", scope)].setdefault(step, max(known))
+    peak = max_if_known(sizes)
+    if peak is not None:
+        rows[Key("peak_hbm_bytes", scope)].setdefault(step, peak)
 
 
 def scenario_of(reports: Sequence[ReportInfo]) -> Mapping[str, Any] | None:

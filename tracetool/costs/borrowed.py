@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from tracetool.costs.recut import recut
 from tracetool.errors import Option, ScenarioError, UnsupportedShape
 from tracetool.model.action import ActionKind
+from tracetool.model.pipeline import sum_if_known
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,9 +47,7 @@ def layers_of_stages(pipeline: Pipeline) -> list[int | None]:
 
 def known_layers(pipeline: Pipeline) -> int | None:
     """Number of layers that a Run's stages hold; None unless all of them are known."""
-    per_stage = layers_of_stages(pipeline)
-    known = [count for count in per_stage if count is not None]
-    return sum(known) if len(known) == len(per_stage) else None
+    return sum_if_known(layers_of_stages(pipeline))
 
 
 def hop_bytes(pipeline: Pipeline) -> int | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from tracetool.costs.over_links import crossing_uses, over_links, places_of
 from tracetool.errors import ScenarioError, UnsupportedShape
 from tracetool.model.action import Action, ActionKind
-from tracetool.model.pipeline import ActionCost, sum_if_known
+from tracetool.model.pipeline import ActionCost, max_if_known, sum_if_known
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -239,8 +239,7 @@ class MeasuredCosts:
         """
         if self._scenario.static_bytes is not None:
             return None
-        known = [profile.overhead_bytes for profile in self._ranks_of_memory(rank)]
-        return None if None in known else max(b for b in known if b is not None)
+        return max_if_known([profile.overhead_bytes for profile in self._ranks_of_memory(rank)])
 
     def payload_bytes(self, src_stage: int, kind: ActionKind) -> int | None:
         """Bytes of one message that leaves a stage; None if unknown."""
@@ -354,11 +353,10 @@ def _median(values: Sequence[int | None]) -> int | None:
 
 
 def _sum(parts: Sequence[ActionCost]) -> ActionCost:
-    peak = [c.peak_bytes for c in parts]
     return ActionCost(
         sum(c.duration_ns for c in parts),
         sum_if_known([c.held_bytes for c in parts]),
-        None if None in peak else max(p for p in peak if p is not None),
+        max_if_known([c.peak_bytes for c in parts]),
         sum_if_known([c.uncontended_ns for c in parts]),
         sum_if_known([c.contended_ns for c in parts]),
     )

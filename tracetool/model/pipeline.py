@@ -60,6 +60,12 @@ def sum_if_known(values: Sequence[int | None]) -> int | None:
     return sum(known) if len(known) == len(values) else None
 
 
+def max_if_known(values: Sequence[int | None]) -> int | None:
+    """The largest; None if one of them is unknown, for that one may be larger, or if there is none."""
+    known = [value for value in values if value is not None]
+    return max(known, default=None) if len(known) == len(values) else None
+
+
 Costs = Mapping[ActionKind, tuple[ActionCost, ...]]
 """Per kind, one cost per microbatch in microbatch order."""
 

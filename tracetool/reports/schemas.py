@@ -124,7 +124,7 @@ def _readme() -> str:
     lines = [
         "# schemas",
         "",
-        "Generated from `tracetool/tables/run.py`, `tracetool/ingestion/recording.py`,",
+        "Generated from `tracetool/tables/`, `tracetool/ingestion/recording.py`,",
         "`tracetool/validation/measured.py`, `tracetool/comparison/config.py`, `tracetool/sweeps/scenario_file.py` and",
         "`tracetool/reports/`",
         f"(schema version {SCHEMA_VERSION}) by",

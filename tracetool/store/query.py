@@ -12,7 +12,7 @@ from tracetool.errors import BadQuery
 from tracetool.store import is_local, location, make_readable, pattern
 from tracetool.tables.fields import doc
 from tracetool.tables.metrics import IN_REPORTS, METRICS
-from tracetool.tables.run import TABLES, Table
+from tracetool.tables.run import OF_A_PIPELINE, TABLES, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -246,6 +246,14 @@ def sql_text(name: str) -> str:
 def view_docs() -> dict[str, str]:
     """Name and comment of each view in ``sql/views.sql``."""
     return _docs(r"COMMENT ON VIEW (\w+)", sql_text("views"))
+
+
+def of_a_pipeline() -> set[str]:
+    """Tables and views that only a reconstructed pipeline fills: those of it, and views of any such."""
+    names = {table.name for table in OF_A_PIPELINE}
+    for view, text in re.findall(r"CREATE VIEW (\w+) AS(.*?);", _views(), re.DOTALL):
+        names |= {view} if names.intersection(re.findall(r"(?:FROM|JOIN)\s+(\w+)", text)) else set()
+    return names
 
 
 def macro_docs() -> dict[str, str]:

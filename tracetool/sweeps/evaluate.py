@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypedDict
 
 from tracetool.errors import ScenarioError, ScheduleError
+from tracetool.model.pipeline import max_if_known
 from tracetool.replays import p2p_of
 from tracetool.replays.evaluation import stages_for
 from tracetool.replays.problem import pose
@@ -176,10 +177,10 @@ class Evaluator:
             step_ns=metrics.step_ns,
             window_ns=metrics.window_ns,
             bubble_ratio=metrics.bubble_ratio,
-            peak_bytes=_highest(metrics.peak_hbm_bytes),
+            peak_bytes=max_if_known(metrics.peak_hbm_bytes),
             feasible=feasible,
             reason="; ".join(reasons) or None,
-            needed_bytes=_highest(metrics.needed_hbm_bytes),
+            needed_bytes=max_if_known(metrics.needed_hbm_bytes),
             scenario=self._column.name,
             known_error=self._known_error(order, mode, scenario),
             **self._of_order(order, extra, mode),
@@ -236,8 +237,3 @@ def _made_for(
     return build_schedule(
         piece.column.schedule, shape, problem=posed.problem, judge=posed.judge, time_limit_s=piece.time_limit_s
     )
-
-
-def _highest(sizes: tuple[int | None, ...]) -> int | None:
-    known = [size for size in sizes if size is not None]
-    return max(known) if len(known) == len(sizes) else None

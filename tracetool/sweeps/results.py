@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from tracetool.tables.results import KNEES, POINTS
 from tracetool.units import format_count
 from tracetool.whatif.accuracy import change_error_ratio
 from tracetool.whatif.best import choose, evidence_of, recorded_schedule, recorded_test, rows_of
@@ -263,48 +264,8 @@ class Sweep:
 
     def table(self) -> pa.Table:
         """The points as an Arrow table; ``polars.from_arrow`` takes it."""
-        return point_table(self.points)
+        return POINTS.arrow([({} if point.step_ns is not None else {"evidence": None}, point) for point in self.points])
 
     def knee_table(self) -> pa.Table:
-        """The knees as an Arrow table: a column per field of ``Knee``."""
-        return _field_table(Knee, self.knees)
-
-
-def point_table(points: Sequence[SweepPoint]) -> pa.Table:
-    """Points as an Arrow table: columns of ``SweepPoint``, ``step_ns_per_microbatch``, error and ``evidence``."""
-    import pyarrow as pa
-
-    per_microbatch = pa.array([point.step_ns_per_microbatch for point in points], pa.float64())
-    evidence = pa.array([None if point.step_ns is None else point.evidence for point in points], pa.string())
-    columns = _field_table(SweepPoint, points).append_column("step_ns_per_microbatch", per_microbatch)
-    errors = pa.array([point.seen_error_ratio for point in points], pa.float64())
-    return columns.append_column("seen_error_ratio", errors).append_column("evidence", evidence)
-
-
-_LEFT_OUT = ("closer", "is_near_the_limit", "known_error", "order_digest", "unlimited_ns")
-"""Fields that are no column."""
-
-
-def _field_table(kind: type[SweepPoint | Knee], rows: Sequence[SweepPoint | Knee]) -> pa.Table:
-    """A column per field."""
-    import pyarrow as pa
-
-    types: dict[str, Any] = {
-        "extra_forwards": pa.list_(pa.int32()),
-        "microbatches": pa.int32(),
-        "dcs": pa.list_(pa.string()),
-        "bubble_ratio": pa.float64(),
-        "feasible": pa.bool_(),
-        "link_cost": pa.float64(),
-        "is_pareto": pa.bool_(),
-        "rests_on": pa.list_(pa.string()),
-    }
-    text = {"schedule", "p2p", "reason", "remark", "scenario"}
-    columns = {
-        name: pa.array(
-            [getattr(row, name) for row in rows],
-            types.get(name, pa.string() if name in text else pa.int64()),
-        )
-        for name in (field.name for field in fields(kind) if field.name not in _LEFT_OUT)
-    }
-    return pa.table(columns)
+        """The knees as an Arrow table."""
+        return KNEES.arrow([(knee,) for knee in self.knees])

@@ -1,9 +1,8 @@
 """Every table of a Run, declared once.
 
-Arrow schemas, the JSON Schemas and the SQL comments in ``schemas/`` are all made from these
-declarations. Units are part of the column names (``_ns``, ``_bytes``, ``_bytes_per_s``, ``_ratio``)
-because Polars and DuckDB drop Arrow metadata. Times are Unix time in int64 nanoseconds unless the
-column says otherwise.
+Arrow schemas, the JSON Schemas and the SQL comments in ``schemas/`` are made from them. Units are part of the column
+names (``_ns``, ``_bytes``, ``_bytes_per_s``, ``_ratio``) because Polars and DuckDB drop Arrow metadata. Times are Unix
+time in int64 nanoseconds unless the column says otherwise.
 """
 
 from __future__ import annotations
@@ -390,10 +389,9 @@ METRICS = table(
     Column("value", "float64", "Value in the unit of the name."),
 )
 
-TABLES: dict[str, Table] = {
-    table.name: table
-    for table in (
-        SOURCES, PROBLEMS, RANKS, GROUPS, STEPS, EVENTS, COMMS, MEMORY, VENDOR_FIGURES, FINDINGS, COORDINATES, CLOCKS,
-        WAITS, STEP_FACTS, COSTS, KERNEL_ACTIONS, LAYERS, STAGES, OPS, TRANSFERS, MEMORY_CURVE, IDLES, LINKS, METRICS,
-    )
-}  # fmt: skip
+_OF_THE_TRACES = (SOURCES, PROBLEMS, RANKS, GROUPS, STEPS, EVENTS, COMMS, MEMORY, VENDOR_FIGURES)
+_SURVEYED = (FINDINGS, COORDINATES, CLOCKS, WAITS)
+_OF_A_TIMELINE = (OPS, TRANSFERS, MEMORY_CURVE, IDLES)
+OF_A_PIPELINE = (STEP_FACTS, COSTS, KERNEL_ACTIONS, LAYERS, STAGES, *_OF_A_TIMELINE, LINKS, METRICS)
+"""Those that only a reconstructed pipeline fills."""
+TABLES: dict[str, Table] = {table.name: table for table in (*_OF_THE_TRACES, *_SURVEYED, *OF_A_PIPELINE)}

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from tracetool.causes import idle_intervals, idles_of
-from tracetool.model.pipeline import BY_EDGE
+from tracetool.model.pipeline import BY_EDGE, max_if_known
 from tracetool.model.scenario import Choice, Taken
 from tracetool.model.topology import Topology
 from tracetool.units import format_duration
@@ -82,9 +82,7 @@ class Result:
     @property
     def needed_bytes(self) -> int | None:
         """What the fullest rank needs; None if it is unknown of any."""
-        needed = self.metrics.needed_hbm_bytes
-        known = [size for size in needed if size is not None]
-        return max(known) if len(known) == len(needed) else None
+        return max_if_known(self.metrics.needed_hbm_bytes)
 
     @cached_property
     def order_digest(self) -> str:

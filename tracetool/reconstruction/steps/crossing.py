@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from tracetool.model.pipeline import sum_if_known
 from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.capture.survey import survey_run
 from tracetool.reconstruction.steps import steps_of
@@ -129,7 +130,7 @@ def _messages(
             src_dc=dcs[src],
             dst_dc=dcs[dst],
             messages=len(all_sizes),
-            payload_bytes=_total(all_sizes),
+            payload_bytes=sum_if_known(all_sizes),
         )
         for (src, dst), all_sizes in sorted(sizes.items())
     )
@@ -156,7 +157,7 @@ def _collectives(
             ranks=ranks,
             dcs=tuple(sorted({dcs[r] for r in ranks if r in dcs})),
             operations=len(all_sizes),
-            payload_bytes=_total(all_sizes),
+            payload_bytes=sum_if_known(all_sizes),
         )
         for (operation, ranks), by_rank in sorted(sizes.items())
         for all_sizes in [_as_any_rank_says(by_rank)]
@@ -170,10 +171,6 @@ def _as_any_rank_says(by_rank: Mapping[int, Sequence[int | None]]) -> list[int |
     return [max((size for size in column if size is not None), default=None) for column in zip(*alike, strict=True)]
 
 
-def _total(sizes: list[int | None]) -> int | None:
-    return None if None in sizes else sum(size for size in sizes if size is not None)
-
-
 def by_direction(crossing: Crossing) -> dict[tuple[str, str], tuple[int, int | None]]:
     """Messages and bytes of the step from one DC to another."""
     counts: Counter[tuple[str, str]] = Counter()
@@ -181,4 +178,4 @@ def by_direction(crossing: Crossing) -> dict[tuple[str, str], tuple[int, int | N
     for part in crossing.messages:
         counts[part.src_dc, part.dst_dc] += part.messages
         sizes[part.src_dc, part.dst_dc].append(part.payload_bytes)
-    return {pair: (count, _total(sizes[pair])) for pair, count in sorted(counts.items())}
+    return {pair: (count, sum_if_known(sizes[pair])) for pair, count in sorted(counts.items())}
