@@ -74,7 +74,7 @@ One schedule alone, without a comparison:
     458117362
 
 Times are whole ns, sizes bytes, and names say so. What cannot be done raises a :class:`TraceToolError` that says what
-was found; its ``hint`` says what to do (``tracetool.errors`` has the tree). A wrong type raises TypeError.
+was found; its ``hint`` says what to do (``tracetool.errors`` has the tree). One about a type is a TypeError, too.
 
     >>> try:
     ...     tt.answer(found, "geopip", scenario)
@@ -82,7 +82,7 @@ was found; its ``hint`` says what to do (``tracetool.errors`` has the tree). A w
     ...     print(error)
     ...     print(error.hint)
     no schedule named 'geopip'. Did you mean 'geopipe' or 'gpipe'?
-    'tracetool schedules' lists all; csv:FILE reads torch's CSV of actions
+    tracetool.schedules.SCHEDULES.names() lists all; csv:FILE reads torch's CSV of actions
 
 Names are loaded when first used, so that importing the package stays cheap.
 """

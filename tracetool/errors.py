@@ -7,6 +7,7 @@ TraceToolError                 exit 2
 ├─ ScenarioError               BadQuantity · BadTopology · BadMeasurement
 ├─ StoreError                  NotARun · SchemaVersion · AlreadyExists · BadQuery
 ├─ BrokenPlugin
+├─ WrongType                   (a TypeError, too)
 └─ UnknownName
 CheckFailed                    exit 1  (a check the user asked for did not hold)
 
@@ -18,10 +19,14 @@ from __future__ import annotations
 import difflib
 from contextlib import contextmanager
 from enum import Enum
-from typing import TYPE_CHECKING
+from functools import wraps
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _flags: dict[str, str] = {}
 """What options are called where they are typed; none where Python is spoken."""
@@ -106,6 +111,13 @@ class Option(Enum):
 
         return f"{self} {shlex.quote(','.join(map(str, value)) if isinstance(value, tuple) else str(value))}"
 
+    def more(self, given: Sequence[str], more: Sequence[str]) -> str:
+        """The option with values beside those given: each is typed alone, and Python's argument is a list of all."""
+        if _flags:
+            return " ".join(map(self, more))
+        values = [*given, *more]
+        return self(values if len(values) > 1 else values[0])
+
     @property
     def on(self) -> str:
         """The option asked for, of one that is off otherwise."""
@@ -115,6 +127,21 @@ class Option(Enum):
     def off(self) -> str:
         """The option asked for, of one that is on otherwise."""
         return str(self) if _flags else f"{self.value}=False"
+
+
+def together(*options: str) -> str:
+    """Options with values as they are written one after another, as in ``together(Option.HBM("80GiB"), ...)``."""
+    return (" " if _flags else ", ").join(options)
+
+
+def command_or_call(command: str, call: str) -> str:
+    """What else answers a question: a command where options are typed, else an expression of Python.
+
+    Args:
+        command: A whole command line.
+        call: With the package as ``tt``.
+    """
+    return f"'{command}'" if _flags else call
 
 
 class TraceToolError(Exception):
@@ -136,6 +163,49 @@ def _remade(kind: type[TraceToolError], message: str, hint: str | None) -> Trace
     error = kind.__new__(kind)
     TraceToolError.__init__(error, message, hint=hint)
     return error
+
+
+class WrongType(TraceToolError, TypeError):
+    """A verb was given something of another type than it takes."""
+
+
+_MADE_BY = {
+    "Grid": "tt.grid(found, bandwidth='10..40Gbit/s', latency='2ms', dc='0-1,2-3') makes one",
+    "Pipeline": "tt.reconstruct(run).pipeline is one",
+    "PipelineShape": "found.pipeline.observed.shape is one",
+    "Reconstruction": "tt.reconstruct(run) makes one",
+    "Run": "tt.open_run(path) opens one",
+    "Scenario": "tt.scenario(found, hbm='80GiB') makes one",
+    "Schedule": "tt.build_schedule(name, found.pipeline.observed.shape) makes one",
+    "Timeline": "tt.replay(found.pipeline, schedule).timeline is one",
+    "str": "write it as text",
+}
+"""Of the types that verbs check, by their annotation, where one comes from."""
+
+
+def checked(verb: Callable[P, T]) -> Callable[P, T]:
+    """A verb of Python's interface that refuses arguments of other types than it declares, as in a wrong order.
+
+    Args:
+        verb: Its annotations are text, as postponed ones are: types are compared by name, and none is loaded for it.
+    """
+    takes = {name: str(kinds).split(" | ") for name, kinds in verb.__annotations__.items() if name != "return"}
+    takes = {name: kinds for name, kinds in takes.items() if any(kind in _MADE_BY for kind in kinds)}
+
+    @wraps(verb)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        for name, value in (*zip(verb.__annotations__, args, strict=False), *kwargs.items()):
+            kinds = takes.get(name, ())
+            names = ["None" if value is None else each.__name__ for each in type(value).__mro__]
+            is_listed = hasattr(value, "__iter__") and not isinstance(value, str)
+            if kinds and not any(is_listed if "[" in kind else kind in names for kind in kinds):
+                raise WrongType(
+                    f"{verb.__name__} takes {name}: {' | '.join(kinds)}, not {names[0]}.",
+                    hint=next(_MADE_BY[kind] for kind in kinds if kind in _MADE_BY),
+                )
+        return verb(*args, **kwargs)
+
+    return call
 
 
 class IngestError(TraceToolError):

@@ -23,10 +23,12 @@ class Registry(Generic[T]):
         kind: The word for one of them in messages, such as ``schedule``.
         builtin: Name to ``module:attribute``.
         group: Entry-point group of third-party plug-ins, such as ``tracetool.schedules``.
-        hint: What to try when a name is unknown.
+        hint: Says what to try when a name is unknown.
     """
 
-    def __init__(self, kind: str, builtin: Mapping[str, str], group: str, *, hint: str | None = None) -> None:
+    def __init__(
+        self, kind: str, builtin: Mapping[str, str], group: str, *, hint: Callable[[], str] | None = None
+    ) -> None:
         self._kind = kind
         self._builtin = dict(builtin)
         self._group = group
@@ -50,7 +52,7 @@ class Registry(Generic[T]):
         """
         loader = self._loaders.get(name) or self._loaders.get(name.lower())
         if loader is None:
-            raise UnknownName(self._kind, name, self.names(), hint=self._hint)
+            raise UnknownName(self._kind, name, self.names(), hint=self._hint and self._hint())
         return loader()
 
 

@@ -27,12 +27,11 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 COMMAND = re.compile(r"\b(?:tracetool|pip|msprof)\b[^'`]*")
 """A whole command line within a text, for people to type."""
 
-# Properties of a style sheet; and what is declared once for all faces: the map of schemas, what a
-# schedule is in short, comments of columns.
+# Properties of a style sheet; and what is declared once for all faces: the map of schemas,
+# comments of columns.
 KEPT = {
     "reports/html/sections.py": {"--angle", "--line-of", "--tint"},
     "reports/schemas.py": {"--config", "--save"},
-    "schedules/library/interleaved.py": {"--group"},
     "tables/run.py": {"--keep", "--run"},
 }
 
@@ -123,4 +122,4 @@ def test_a_renamed_flag_is_renamed_in_every_hint(
             if option.name == "link":
                 monkeypatch.setattr(option, "opts", ["--wire"])
     assert run(["replay", str(SAMPLES / "h100-1f1b"), "--schedule", "1f1b", "--dc", "0-1,2-3"]) == 2
-    assert "Hint: add --wire 'dc0->dc1=25Gbit/s,10ms', or" in capsys.readouterr().err
+    assert "Hint: add --wire dc0-dc1=25Gbit/s,10ms\n" in capsys.readouterr().err

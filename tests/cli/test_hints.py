@@ -191,3 +191,49 @@ def test_rows_wider_than_the_terminal_stand_one_below_another(
     assert "".join(lines).count("xy") == 80
     assert run(["sql", SAMPLE, "select rank from ranks"]) == 0
     assert capsys.readouterr().out.startswith("| rank |")
+
+
+def _added(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    """What the hint of a refused command says to add to it."""
+    assert run(list(arguments)) == 2
+    hint = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("Hint: add "))
+    return shlex.split(hint.removeprefix("Hint: add ").split(";")[0])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--dc", "0-1,2-3"],
+        ["--dc", "0-1,2-3", "--link", "dc0->dc1=25Gbit/s,10ms"],
+        ["--dc", "0,1-2,3"],
+        ["--dc", "0,1-2,3", "--link", "dc1->dc0=25Gbit/s,10ms"],
+    ],
+)
+@pytest.mark.parametrize("command", ["replay", "explain", "advise"])
+def test_links_that_are_missing_are_all_in_the_hint(
+    capsys: pytest.CaptureFixture[str], command: str, words: list[str]
+) -> None:
+    asked = [command, SAMPLE, "--schedule", "1f1b", *words]
+    assert run([*asked, *_added(capsys, *asked)]) == 0
+
+
+@pytest.mark.parametrize("name", ["h100-1f1b", "ascend-1f1b"])
+def test_advice_without_links_names_some_that_fit(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """Pipelines of four and of two ranks."""
+    asked = ["advise", str(SAMPLES / name), "--schedule", "1f1b"]
+    assert run([*asked, *_added(capsys, *asked)]) == 0
+
+
+def test_advice_inside_one_data_centre_names_what_compares_schedules(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["advise", SAMPLE]) == 2
+    (command,) = re.findall(r"inside one data centre, 'tracetool (.+)' compares", capsys.readouterr().err)
+    assert run([SAMPLE if word == "TRACES" else word for word in shlex.split(command)]) == 0
+
+
+def test_commands_are_named_in_hints_of_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(["sql", SAMPLE, "SELECT * FROM nothing"]) == 2
+    (command,) = re.findall(r"'tracetool (sql RUN)' lists tables", capsys.readouterr().err)
+    assert run([SAMPLE if word == "RUN" else word for word in shlex.split(command)]) == 0
+    assert run(["schedules", "geopip"]) == 2
+    (command,) = re.findall(r"'tracetool (\w+)' lists all", capsys.readouterr().err)
+    assert run([command]) == 0

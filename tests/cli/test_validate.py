@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -182,3 +183,21 @@ def test_every_limit_that_is_exceeded_is_named(capsys: pytest.CaptureFixture[str
 def test_what_replay_leaves_out_is_told(capsys: pytest.CaptureFixture[str], measured: Path) -> None:
     notes = report(capsys, SAMPLE, measured)["notes"]
     assert any("host's time around a step" in note for note in notes)
+
+
+def test_columns_of_peaks_are_named_and_explained(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """With measured peaks the table says of which rank they are; without, that the column is a predicted peak."""
+    heads = []
+    for number, row in enumerate(ROWS[:2]):
+        path = tmp_path / f"{number}.json"
+        path.write_text(json.dumps({"model": {"layers": 16}, "results": [row]}), encoding="utf-8")
+        assert run(["validate", SAMPLE, str(path)]) == 0
+        text = capsys.readouterr().out
+        head = next(line for line in text.splitlines() if line.endswith(("GiB", "error")))
+        heads.append(re.split(r"  +", head.strip()))
+        explained = "rN is the pipeline rank, from 0, whose predicted peak is furthest off" in " ".join(text.split())
+        assert explained == ("peak GiB" in text)
+    assert heads == [
+        ["ms", "predicted", "error", "peak GiB", "predicted GiB", "error"],
+        ["ms", "predicted", "error", "predicted GiB"],
+    ]

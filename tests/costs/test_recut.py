@@ -7,7 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import pytest
-from helpers.recorded import data, looked_at, rebuilt, run_of
+from helpers.recorded import SAMPLES, data, looked_at, rebuilt, run_of
 from helpers.synthetic import pipeline as synthetic
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,10 +18,14 @@ from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import ActionCost, Costs, LayerCosts, Pipeline
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure
+from tracetool.reconstruction import reconstruct
+from tracetool.reconstruction.closeup.layers import StageLayers, find_layers
 from tracetool.replays import replay
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+    from tracetool.reconstruction.actions import Segment
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 INPUT, WEIGHT = ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
@@ -132,6 +136,19 @@ def test_chunks_that_do_not_divide_are_refused_with_those_that_do() -> None:
 def test_unknown_layers_are_refused() -> None:
     with pytest.raises(UnsupportedShape, match="layers of stage 0 are unknown"):
         recut(synthetic(2, 2, 1, 2), 2)
+
+
+def test_a_stage_with_some_actions_of_no_layers_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_one(segments: Iterable[Segment]) -> dict[int, StageLayers | None]:
+        layers = find_layers(segments)
+        stage = layers[1]
+        assert stage is not None
+        places = {action: place for action, place in stage.places.items() if action != (F, 3)}
+        return {**layers, 1: replace(stage, places=places)}
+
+    monkeypatch.setattr("tracetool.reconstruction.closeup.find_layers", without_one)
+    with pytest.raises(UnsupportedShape, match="1 of 16 actions of stage 1 show no layers"):
+        recut(reconstruct(run_of(SAMPLES / "h100-1f1b")).pipeline, 2)
 
 
 def test_ascend_layers_are_cut_as_well() -> None:

@@ -45,6 +45,14 @@ def built(draw: st.DrawFn) -> Schedule | None:
     return None
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("greedy", "optimal")])
+def test_what_a_schedule_asks_of_backwards_is_among_its_constraints(name: str) -> None:
+    kind = SCHEDULES.get(name)
+    order = build_schedule(name, PipelineShape(4, 8, kind.least_chunks, kind.placement))
+    splits = any(a.kind is I for of_rank in order.orders for a in of_rank)
+    assert splits == ("a trace whose backward is or can be split" in kind.constraints)
+
+
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(built(), st.lists(st.integers(1, 50), min_size=3, max_size=3))
 def test_each_action_runs_once_and_no_mode_deadlocks(schedule: Schedule | None, durations: list[int]) -> None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.advice.plans import Deepened, More, Plan, Resource, ScenarioPlans, more_of_each, plans_for, ways
-from tracetool.errors import Option, ScenarioError, ScheduleError
+from tracetool.errors import Option, ScenarioError, ScheduleError, checked, command_or_call, together
+from tracetool.model.topology import in_two
 from tracetool.schedules import parse_names
 from tracetool.sweeps.grid import Grid
 from tracetool.sweeps.run import sweep
@@ -97,6 +98,7 @@ class Advice:
         )
 
 
+@checked
 def advise(found: Reconstruction, scenario: Scenario, schedules: str | Sequence[str] | None = None) -> Advice:
     """Find the best schedule that fits, and what holds it back.
 
@@ -118,7 +120,7 @@ def advise(found: Reconstruction, scenario: Scenario, schedules: str | Sequence[
         ('geopipe +2,2,0,0', 319617225, 'latency')
     """
     if not scenario.topology.links:
-        raise no_links()
+        raise _no_links(len(found.observed.global_ranks), scenario.topology.dcs)
     tried = ways(found, scenario, None if schedules is None else parse_names(schedules))
     baseline = recorded_schedule(found.pipeline.observed, scenario.microbatches)
     asked = plans_for(found, scenario, tried, baseline=baseline)
@@ -244,13 +246,16 @@ def _other_transfers(plans: Iterable[Plan], best: Plan) -> tuple[Plan, ...]:
     return tuple(found.values())
 
 
-def no_links() -> ScenarioError:
-    """The refusal to advise on links that were not given."""
+def _no_links(ranks: int, dcs: Sequence[str]) -> ScenarioError:
+    """The refusal to advise on links that were not given, where the ranks have no places or one."""
+    links = together(Option.DC(in_two(ranks)), Option.LINK("dc0-dc1=25Gbit/s,10ms"))
+    compares = command_or_call(
+        "tracetool replay TRACES --schedule 1f1b,zb-h1,interleaved", "tt.answer(found, '1f1b,zb-h1,interleaved')"
+    )
     return ScenarioError(
-        "advice is about the links between data centres, and none is given.",
-        hint=f"add {Option.DC} and {Option.LINK}, as in {Option.DC('0-1,2-3')} {Option.LINK('dc0-dc1=25Gbit/s,10ms')}; "
-        "inside one data centre, "
-        "'tracetool replay --schedule 1f1b,zb-h1,interleaved' compares schedules",
+        "advice is about the links between data centres, and none is given"
+        + (", as all ranks sit in one." if dcs else "."),
+        hint=f"add {links}; inside one data centre, {compares} compares schedules",
     )
 
 

@@ -86,7 +86,7 @@ def advise(
       tracetool advise x.run --dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms --co-tune \\
           --mbs 1 --seq 2048
     """
-    from tracetool.advice import decide, no_links
+    from tracetool.advice import decide
     from tracetool.advice.cotune import co_tune as find_sizes
     from tracetool.costs.rescaled import MicrobatchSize
     from tracetool.reports.advice.json import render_json
@@ -95,8 +95,6 @@ def advise(
     from tracetool.schedules.names import check_schedules
     from tracetool.whatif.decision import without_fees
 
-    if not words["link"]:
-        raise no_links()
     if also is None and (also_mbs is not None or also_seq is not None):
         raise ScenarioError(
             "--also-mbs and --also-seq say what another recording's microbatches are made of, and none is named.",

@@ -60,7 +60,7 @@ def report(
           --or 100Gbit/s,10ms=9000EUR/month -o report.html
       tracetool report traces/ --schedule 1f1b,geopipe,csv:mine.csv
     """
-    from tracetool.advice import decide, no_links
+    from tracetool.advice import decide
     from tracetool.reports.advice import sentences
     from tracetool.reports.answer.json import render_json, written_info
     from tracetool.reports.answer.verdict import near_lines, verdict
@@ -75,14 +75,12 @@ def report(
     ((path, form),) = report_targets([path], force=force)
     names = None if schedule is None else parse_names(schedule)
     check_schedules([*(names or ()), *([] if baseline is None else [baseline])])
-    if offers and not words["link"]:
-        raise no_links()
     words["link"], fee = without_fees(words["link"])
     question = ask(paths, words, quiet=quiet)
     names = names or default_schedules(question.found.pipeline.observed)
     found = answer(question.found, names, question.scenario, baseline=baseline)
     decided = None
-    if question.scenario.topology.links:
+    if offers or question.scenario.topology.links:
         decided = decide(question.found, question.scenario, offers, names, fee=fee, steps=run_steps)
     best = advised_result(found, None if decided is None else decided.advice[0])
     if form is REPORT:

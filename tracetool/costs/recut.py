@@ -16,7 +16,7 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-from tracetool.errors import UnsupportedShape
+from tracetool.errors import UnsupportedShape, command_or_call
 from tracetool.model.action import Action, ActionKind
 from tracetool.model.pipeline import ActionCost, StageProfile, sum_if_known
 from tracetool.model.schedule import PipelineShape, Schedule
@@ -157,9 +157,16 @@ def _without_memory(pipeline: Pipeline) -> Pipeline:
 
 def _known(stage: StageProfile) -> LayerCosts:
     if stage.layers is None:
+        says = command_or_call("tracetool info RUN", "found.notes")
+        of_all = sum(map(len, stage.costs.values()))
         raise UnsupportedShape(
-            f"the layers of stage {stage.stage} are unknown, so it cannot be cut into chunks.",
-            hint="tracetool info says why; a trace of a schedule with as many stages per rank needs no cutting",
+            f"{stage.layerless} of {of_all} actions of stage {stage.stage} show no layers, so it cannot be cut into "
+            "chunks."
+            if stage.layerless
+            else f"the layers of stage {stage.stage} are unknown, so it cannot be cut into chunks.",
+            hint="record a step whose actions all run the same kernels"
+            if stage.layerless
+            else f"{says} says why; a trace of a schedule with as many stages per rank needs no cutting",
         )
     return stage.layers
 

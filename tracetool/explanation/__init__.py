@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.causes import critical_path, idle_by_cause, mean_by_cause
 from tracetool.causes.removals import Explained, Removal, deeper, equally_fast, replayed, without_moving
-from tracetool.errors import TraceToolError
+from tracetool.errors import TraceToolError, checked
 from tracetool.explanation.path import PathPart, told
 from tracetool.model.pipeline import BLOCKING, BY_EDGE
 from tracetool.model.scenario import Scenario
@@ -178,6 +178,7 @@ class Explanation:
         return self.metrics.rank_compute_ns.index(max(self.metrics.rank_compute_ns))
 
 
+@checked
 def explain(
     found: Reconstruction,
     schedule: str | None = None,

@@ -120,6 +120,7 @@ class StageProfile:
         derived: Costs of the halves I and W of a backward that ran as one, from its kernels; empty if they do not
             tell. What they hold is as torch's split would (``reconstruct.split_memory``), or unknown.
         layers: Costs by layer, derived halves included; None if layers are unknown.
+        layerless: Actions that show no layers, where others of the stage do.
         collectives: Per kind, the collectives that its actions wait for.
         launches: Per kind, what launching its actions takes; empty where hosts do not wait for their devices.
     """
@@ -133,6 +134,7 @@ class StageProfile:
     evidence: str = "label"
     derived: Costs = field(default_factory=dict)
     layers: LayerCosts | None = None
+    layerless: int = 0
     collectives: Collectives = field(default_factory=dict)
     launches: Mapping[ActionKind, Launch] = field(default_factory=dict)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tracetool.errors import checked
 from tracetool.tables.metrics import IN_REPORTS
 from tracetool.units import format_count
 
@@ -196,6 +197,7 @@ class Metrics:
         )
 
 
+@checked
 def measure(timeline: Timeline) -> Metrics:
     """Compute the metrics of an observed or replayed Timeline.
 

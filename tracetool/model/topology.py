@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tracetool.errors import BadQuantity, BadTopology, Option
-from tracetool.units import format_bandwidth, format_duration, parse_bandwidth_bytes_per_s, parse_latency_ns
+from tracetool.units import (
+    DURATION_NS,
+    format_bandwidth,
+    format_duration,
+    parse_bandwidth_bytes_per_s,
+    parse_latency_ns,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,12 @@ class Link:
         """The link's name in tables, as ``dc0-dc1``."""
         return f"{self.src_dc}-{self.dst_dc}"
 
+    @property
+    def figures(self) -> str:
+        """Bandwidth and latency as :func:`parse_link` reads them, in the largest units that hold them exactly."""
+        rate, latency = 8 * self.bandwidth_bytes_per_s, self.latency_ns
+        return f"{_exactly(rate, _RATES)},{_exactly(latency, DURATION_NS)}"
+
     def occupancy_ns(self, payload_bytes: int) -> int:
         """Time a message keeps the link busy, rounded to whole ns."""
         return (2 * payload_bytes * 10**9 + self.bandwidth_bytes_per_s) // (2 * self.bandwidth_bytes_per_s)
@@ -44,6 +57,14 @@ class Link:
             f"{self.src_dc}→{self.dst_dc} {format_bandwidth(self.bandwidth_bytes_per_s)}, "
             f"{format_duration(self.latency_ns)}"
         )
+
+
+_RATES = {"bit/s": 1, "kbit/s": 10**3, "Mbit/s": 10**6, "Gbit/s": 10**9}
+
+
+def _exactly(value: int, units: Mapping[str, int]) -> str:
+    unit = max((unit for unit, size in units.items() if value % size == 0), key=lambda unit: units[unit])
+    return f"{value // units[unit]}{unit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +146,7 @@ class Topology:
         if link is None and not self.partial:
             raise BadTopology(
                 f"pipeline rank {src_rank} ({src}) sends to rank {dst_rank} ({dst}), but no link {src}-{dst} is given.",
-                hint=_link_hint(src, dst),
+                hint=self._link_hint(src, dst),
             )
         return None if link is None else self._passed((link,))
 
@@ -145,7 +166,7 @@ class Topology:
         if dst not in ways:
             raise BadTopology(
                 f"a collective crosses from {src} to {dst}, but no link {src}-{dst} is given.",
-                hint=_link_hint(src, dst),
+                hint=self._link_hint(src, dst),
             )
         return self._passed(ways[dst])
 
@@ -154,6 +175,19 @@ class Topology:
 
     def _link(self, src: str, dst: str) -> Link | None:
         return next((link for link in self.links if link.src_dc == src and link.dst_dc == dst), None)
+
+    def _link_hint(self, src: str, dst: str) -> str:
+        """What links DCs between which one is missing, and all neighbours in the pipeline, in both directions."""
+        pairs = [(src, dst), *(pair for pair in pairwise(self.dcs) if pair[0] != pair[1])]
+        more = []
+        for one, other in dict.fromkeys((min(pair), max(pair)) for pair in pairs):
+            there, back = self._link(one, other), self._link(other, one)
+            if there is None:
+                more.append(f"{one}{'->' if back else '-'}{other}=25Gbit/s,10ms")
+            elif back is None:
+                more.append(f"{other}->{one}=25Gbit/s,10ms")
+        given = [f"{link.src_dc}->{link.dst_dc}={link.figures}" for link in self.links]
+        return f"add {Option.LINK.more(given, more)}"
 
     def boundaries(self) -> tuple[int, ...]:
         """Pipeline ranks r for which r and r + 1 sit in different DCs; of a partial map those that a link joins."""
@@ -208,10 +242,6 @@ def in_two(ranks: int) -> str:
     half = max(1, ranks // 2)
     halves = ((0, half - 1), (half, ranks - 1)) if ranks > 1 else ((0, 0),)
     return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in halves)
-
-
-def _link_hint(src: str, dst: str) -> str:
-    return f"add {Option.LINK(f'{src}->{dst}=25Gbit/s,10ms')}, or {src}-{dst}=25Gbit/s,10ms alone for both ways"
 
 
 @dataclass(frozen=True, slots=True)

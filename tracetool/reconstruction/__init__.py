@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from tracetool.errors import CopyableRank, MissingRank, NoDeviceActivity, NoPipeline, Option, ReconstructError
+from tracetool.errors import CopyableRank, MissingRank, NoDeviceActivity, NoPipeline, Option, ReconstructError, checked
 from tracetool.model.notice import Notice, NoticeCode
 from tracetool.model.pipeline import BLOCKING
 from tracetool.model.scenario import Taken
@@ -86,6 +86,7 @@ class Reconstruction:
         return [row for row in rows if row.step == self.pipeline.step]
 
 
+@checked
 def reconstruct(
     run: Run,
     *,

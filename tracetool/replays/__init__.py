@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tracetool.errors import Option, UnsupportedShape
+from tracetool.errors import Option, UnsupportedShape, checked
 from tracetool.model.action import Action
 from tracetool.model.pipeline import BLOCKING
 from tracetool.model.scenario import Scenario
@@ -55,6 +55,7 @@ def p2p_of(schedule: Schedule, pipeline: Pipeline, scenario: Scenario) -> P2PMod
     return "in-order" if pipeline.p2p in BLOCKING and not schedule.blocking else pipeline.p2p
 
 
+@checked
 def replay(pipeline: Pipeline, schedule: Schedule, scenario: Scenario | None = None) -> Replayed:
     """Run a schedule with measured costs.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.advice import Advice
 from tracetool.comparison import Comparison
+from tracetool.errors import WrongType
 from tracetool.explanation import Explanation
 from tracetool.ingestion.runs import idle_table, observed_tables, timeline_tables
 from tracetool.model.pipeline import max_if_known
@@ -64,7 +65,7 @@ def to_arrow(result: TabularResult) -> dict[str, pa.Table]:
         result: What one of the verbs returned.
 
     Raises:
-        TypeError: If it is nothing of these.
+        WrongType: If it is nothing of these.
 
     Example:
         >>> tt.to_arrow(answer.results[0])["ops"].select(["rank", "kind", "microbatch", "duration_ns"]).to_pylist()[0]
@@ -80,7 +81,7 @@ def to_polars(result: TabularResult) -> dict[str, pl.DataFrame]:
         result: What one of the verbs returned.
 
     Raises:
-        TypeError: If it cannot be made into tables.
+        WrongType: If it cannot be made into tables.
 
     Example:
         >>> tt.to_polars(answer)["results"].select("role", "schedule", "step_ns").rows()[0]
@@ -98,7 +99,7 @@ def to_polars(result: TabularResult) -> dict[str, pl.DataFrame]:
 
 @singledispatch
 def _tables(result: object) -> dict[str, pa.Table]:
-    raise TypeError(f"a {type(result).__name__} is no result that has tables")
+    raise WrongType(f"a {type(result).__name__} is no result that has tables")
 
 
 @_tables.register(Timeline)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tracetool.errors import Option, ScenarioError
+from tracetool.errors import Option, ScenarioError, checked, command_or_call
 from tracetool.registry import Registry
 
 if TYPE_CHECKING:
@@ -127,7 +127,10 @@ SCHEDULES: Registry[ScheduleKind] = Registry(
         "observed": "tracetool.schedules.library.observed:SCHEDULE",
     },
     "tracetool.schedules",
-    hint="'tracetool schedules' lists all; csv:FILE reads torch's CSV of actions",
+    hint=lambda: (
+        f"{command_or_call('tracetool schedules', 'tracetool.schedules.SCHEDULES.names()')} lists all; csv:FILE reads "
+        "torch's CSV of actions"
+    ),
 )
 
 
@@ -151,6 +154,7 @@ def parse_names(names: str | Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+@checked
 def build_schedule(
     name: str,
     shape: PipelineShape,

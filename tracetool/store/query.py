@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 
-from tracetool.errors import BadQuery
+from tracetool.errors import BadQuery, command_or_call
 from tracetool.store import is_local, location, make_readable, pattern
 from tracetool.tables.fields import doc
 from tracetool.tables.metrics import IN_REPORTS, METRICS
@@ -179,7 +179,8 @@ class Lens:
 
 
 def _refused(error: Exception) -> BadQuery:
-    return BadQuery(str(error), hint="tracetool sql RUN without a query lists tables, views and columns")
+    lists = command_or_call("tracetool sql RUN", "run.query('DESCRIBE')")
+    return BadQuery(str(error), hint=f"{lists} lists tables, views and columns")
 
 
 def _frame(relation: duckdb.DuckDBPyRelation) -> pl.DataFrame:

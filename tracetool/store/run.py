@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from tracetool.errors import AlreadyExists, NotARun, Option, SchemaVersion, StoreError, UnknownName
+from tracetool.errors import AlreadyExists, NotARun, Option, SchemaVersion, StoreError, UnknownName, command_or_call
 from tracetool.store import as_path, is_local, part_path, read_parts, remove_tree, whole_file, write_part
 from tracetool.store.query import Lens, connect, empty_source, make_views, seal, table_sources
 from tracetool.tables.run import SCHEMA_VERSION, TABLES
@@ -136,7 +136,7 @@ class Run(Lens):
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise NotARun(
                 f"{path} is no Run: its {MANIFEST} is missing or damaged.",
-                hint="make one with: tracetool ingest TRACES... -o x.run",
+                hint=f"make one: {command_or_call('tracetool ingest TRACES... -o x.run', 'tt.ingest(traces, output)')}",
             ) from error
         if version.partition(".")[0] != SCHEMA_VERSION.partition(".")[0]:
             raise SchemaVersion(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.errors import MissingRank, Option, ReconstructError, ScheduleError
+from tracetool.errors import MissingRank, Option, ReconstructError, ScheduleError, command_or_call
 from tracetool.model.notice import NoticeCode
 from tracetool.model.timeline import RankOp
 from tracetool.reconstruction import reconstruct
@@ -238,9 +238,10 @@ def job_steps(run: Run, step: int | None, account: Account) -> list[JobStep]:
             continue
         found.append(_job_step(run, number, pipelines, survey, account))
     if not found:
+        says = command_or_call("tracetool info RUN", "tracetool.reports.recording.findings.find_gaps(run)")
         raise ReconstructError(
             f"none of the steps {format_ranges(numbers)} of {run.name} can be reconstructed.",
-            hint="'tracetool info' says what is missing",
+            hint=f"{says} says what is missing",
         )
     return found
 

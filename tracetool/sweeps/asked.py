@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import log2
 from typing import TYPE_CHECKING
 
-from tracetool.errors import BadQuantity, Option, ScenarioError
+from tracetool.errors import BadQuantity, Option, ScenarioError, checked
 from tracetool.model.topology import Topology
 from tracetool.schedules import parse_names, tuning_of
 from tracetool.schedules.names import check_schedules, takers_of
@@ -142,6 +142,7 @@ def _range(text: str, match: re.Match[str], parse: Callable[[str], int], per_oct
     return [low, *(int(float(f"{value:.{_DIGITS - 1}e}")) for value in between), high]
 
 
+@checked
 def grid(
     found: Reconstruction,
     schedules: str | Sequence[str] | None = None,

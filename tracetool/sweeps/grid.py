@@ -10,9 +10,9 @@ from itertools import pairwise, product
 from math import prod
 from typing import TYPE_CHECKING, Literal
 
-from tracetool.errors import BadTopology, Option, ScenarioError
+from tracetool.errors import BadTopology, Option, ScenarioError, together
 from tracetool.model.scenario import Scenario
-from tracetool.model.topology import Link, Topology
+from tracetool.model.topology import Link, Topology, in_two
 from tracetool.schedules import tuning_of
 from tracetool.whatif.best import recorded_schedule
 
@@ -177,7 +177,7 @@ class Grid:
             has, lacks = ("bandwidths", "latency") if self.bandwidths_bytes_per_s else ("latencies", "bandwidth")
             raise ScenarioError(
                 f"{has} of links are given, but no {lacks}: a link is both.",
-                hint=f"give both, as in {Option.BANDWIDTH('10..800Gbit/s')} {Option.LATENCY('2ms')} (or "
+                hint=f"give both, as in {together(Option.BANDWIDTH('10..800Gbit/s'), Option.LATENCY('2ms'))} (or "
                 f"{Option.DISTANCE('400km')})",
             )
 
@@ -199,7 +199,7 @@ class Grid:
         if self.latencies_ns and not apart:
             raise BadTopology(
                 "figures of links are given, but every pipeline rank sits in one DC.",
-                hint=f"add {Option.DC}, as in {Option.DC('0-1,2-3')}",
+                hint=f"add {Option.DC}, as in {Option.DC(in_two(ranks))}",
             )
         for link in self.scenario.topology.links:
             if apart and not any({link.src_dc, link.dst_dc} <= known for known in apart):

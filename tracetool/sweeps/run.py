@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from tracetool.errors import Option, ScheduleError
+from tracetool.errors import Option, ScheduleError, checked, command_or_call
 from tracetool.ingestion.executors import Silent, in_processes, on_cluster, usable_cores
 from tracetool.model.notice import Notice, NoticeCode, Notices
 from tracetool.model.pipeline import Pipeline
@@ -113,6 +113,7 @@ _LARGEST_PIECE = 500
 """Points of one piece of work: as many are done before the progress bar moves."""
 
 
+@checked
 def sweep(
     found: Reconstruction | Pipeline,
     grids: Grid | Sequence[Grid],
@@ -172,8 +173,8 @@ def sweep(
         reasons = list(dict.fromkeys(f"{point.schedule}: {point.reason}" for point in points))
         raise ScheduleError(
             f"none of {format_count(len(points), 'point')} can be replayed. " + " ".join(reasons[:3]),
-            hint=f"{Option.SCHEDULES('observed')} takes the recorded order over other links; 'tracetool schedules' "
-            "lists the rest",
+            hint=f"{Option.SCHEDULES('observed')} takes the recorded order over other links; "
+            f"{command_or_call('tracetool schedules', 'tracetool.schedules.SCHEDULES.names()')} lists the rest",
         )
     if price is not None:
         points = _priced(pieces, points, price)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from tracetool.errors import BadTopology, Option, ScenarioError, ScheduleError
+from tracetool.errors import BadTopology, Option, ScenarioError, ScheduleError, checked
 from tracetool.model.notice import Notice, NoticeCode, Notices
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "Fidelity", "Refused", "Result", "answer", "fidelity_of", "step_change", "step_change_error"]
 
 
+@checked
 def answer(
     found: Reconstruction,
     schedules: str | Sequence[str],

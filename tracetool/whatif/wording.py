@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracetool.costs.over_links import crossing_uses, places_of
-from tracetool.errors import BadTopology, Option, ScenarioError, UnknownName
+from tracetool.errors import BadTopology, Option, ScenarioError, UnknownName, checked
 from tracetool.model.dc_map import parse_map, parse_table
 from tracetool.model.pipeline import P2P_MODES
 from tracetool.model.scenario import LINK_SHARINGS, Scenario
@@ -87,6 +87,7 @@ def _dcs(ranks: Iterable[Coordinates], places: Mapping[int, str]) -> set[str]:
     return {places[rank.rank] for rank in ranks if rank.rank in places}
 
 
+@checked
 def scenario(
     found: Reconstruction,
     *,

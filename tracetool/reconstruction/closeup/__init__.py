@@ -87,11 +87,14 @@ class Closeup:
             for kind, of_kind in profile.costs.items()
         }
         derived = self._derived(profile, views) if profile.stage in self.split else {}
+        stage_layers = self.layers[profile.stage]
+        layerless = 0 if stage_layers is None else sum(view.places is None for view in views.values())
         return replace(
             profile,
             costs=costs,
             derived=derived,
-            layers=self._layer_costs(profile.stage, views, whole),
+            layers=None if stage_layers is None or layerless else self._layer_costs(stage_layers, views, whole),
+            layerless=layerless,
             launches={kind: launch for (stage, kind), launch in self.launches.of.items() if stage == profile.stage},
         )
 
@@ -110,13 +113,11 @@ class Closeup:
 
     def _layer_costs(
         self,
-        stage: int,
+        stage_layers: StageLayers,
         views: Mapping[tuple[ActionKind, int], ActionView],
         whole: Mapping[ActionKind, Sequence[int]],
-    ) -> LayerCosts | None:
-        stage_layers = self.layers[stage]
-        if stage_layers is None or any(v.places is None for v in views.values()):
-            return None
+    ) -> LayerCosts:
+        stage = next(iter(views.values())).segment.stage
         backward = _backward(whole)
 
         def of_layer(layer: int) -> Costs:

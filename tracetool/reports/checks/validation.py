@@ -143,7 +143,8 @@ def render_json(done: Validation, facts: ValidationFacts) -> bytes:
     return as_json(validation_info(done, facts))
 
 
-_HEAD = ("", "ms", "predicted", "error", "peak GiB", "predicted", "error")
+_HEAD = ("", "ms", "predicted", "error", "peak GiB", "predicted GiB", "error")
+_PEAKS = "  peak GiB: rN is the pipeline rank, from 0, whose predicted peak is furthest off"
 
 
 def render_text(done: Validation, facts: ValidationFacts) -> bytes:
@@ -156,7 +157,8 @@ def render_text(done: Validation, facts: ValidationFacts) -> bytes:
     figures = table([[row[i] for i in columns] for row in rows]) if columns else []
     took, replayed = format_duration(done.recorded_ns), format_duration(done.replayed_ns)
     lines.append(f"  which took {took} with the profiler, {replayed} replayed")
-    after = _folded(done, lambda row: () if row.reason is None else (f"not predicted: {row.reason}",))
+    after = [] if done.max_peak_error_ratio is None else [_PEAKS]
+    after += _folded(done, lambda row: () if row.reason is None else (f"not predicted: {row.reason}",))
     after += _folded(done, lambda row: row.prediction.remarks if row.prediction else ())
     after += [f"  {line}" for line in _summary(done)]
     after += [f"note: {note}" for note in done.notes]

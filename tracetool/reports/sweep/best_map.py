@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from tracetool.errors import Option, ScenarioError
+from tracetool.errors import Option, ScenarioError, together
 from tracetool.reports.picture import (
     GREY,
     PT,
@@ -151,7 +151,7 @@ def sweep_map_figure(sweep: Sweep, width_in: float = WIDTH_IN) -> Figure:
     if len(bandwidths) < 2 or len(latencies) < 2:
         raise ScenarioError(
             "a map needs several bandwidths and several latencies.",
-            hint=f"sweep both, as in {Option.BANDWIDTH('10..800Gbit/s')} {Option.LATENCY('1..50ms')}",
+            hint=f"sweep both, as in {together(Option.BANDWIDTH('10..800Gbit/s'), Option.LATENCY('1..50ms'))}",
         )
     facets = facets_of(sweep.points)
     maps = [(facet, cells_of(facet, sweep.best)) for facet in facets[:MOST_FACETS]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracetool.errors import InvalidSchedule, Option, UnsupportedShape
+from tracetool.errors import InvalidSchedule, Option, UnsupportedShape, command_or_call
 from tracetool.model.schedule import Schedule, schedule_from_csv
 from tracetool.schedules import ScheduleKind, ScheduleOptions
 
@@ -46,7 +46,8 @@ def kind_of(file: str) -> ScheduleKind:
 
 
 def _read(path: Path) -> Schedule:
-    hint = "a schedule file is torch's CSV of actions, a row per rank; 'tracetool schedules NAME --csv' writes one"
+    writes = command_or_call("tracetool schedules NAME --csv", "Schedule.to_csv()")
+    hint = f"a schedule file is torch's CSV of actions, a row per rank; {writes} writes one"
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

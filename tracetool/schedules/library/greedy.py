@@ -9,7 +9,7 @@ Bubble: no closed form; at zero delay and with memory enough, (p - 1)(f + b) wit
 
 from __future__ import annotations
 
-from tracetool.errors import UnsupportedShape
+from tracetool.errors import UnsupportedShape, command_or_call
 from tracetool.model.schedule import PipelineShape, Schedule
 from tracetool.schedules import ScheduleKind, ScheduleOptions
 from tracetool.schedules.list_scheduling import best_listed
@@ -25,7 +25,7 @@ def build(shape: PipelineShape, options: ScheduleOptions) -> Schedule:
     if problem is None or problem.shape != shape:
         raise UnsupportedShape(
             "'greedy' needs costs of that shape: its order follows from them.",
-            hint="tracetool replay TRACES --schedule greedy",
+            hint=command_or_call("tracetool replay TRACES --schedule greedy", "tt.answer(found, 'greedy')"),
         )
     return Schedule("greedy", shape, best_listed(problem, options.judge), blocking=False)
 

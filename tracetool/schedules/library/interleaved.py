@@ -59,7 +59,7 @@ def _options_in(observed: Schedule) -> tuple[ScheduleOptions, ...]:
 
 SCHEDULE = ScheduleKind(
     name="interleaved",
-    summary="interleaved 1F1B: several stages per rank, groups of p microbatches (or --group) in turn",
+    summary="interleaved 1F1B: several stages per rank, groups of p microbatches (or more) in turn",
     source="arXiv 2104.04473; torch ScheduleInterleaved1F1B, Megatron-LM",
     constraints="v >= 2, looped; m a multiple of max(1, m // p), or a group g >= p with m mod g = 0 or >= p",
     bubble="(p-1)(f+b)/v",

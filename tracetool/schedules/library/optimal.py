@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.errors import MissingPackage, Option, UnsupportedShape
+from tracetool.errors import MissingPackage, Option, UnsupportedShape, command_or_call
 from tracetool.model.action import Action
 from tracetool.model.schedule import PipelineShape, Schedule
 from tracetool.schedules import ScheduleKind, ScheduleOptions
@@ -280,7 +280,7 @@ def build(shape: PipelineShape, options: ScheduleOptions) -> Schedule:
     if problem is None or problem.shape != shape:
         raise UnsupportedShape(
             "'optimal' needs costs of that shape: its order follows from them.",
-            hint="tracetool replay TRACES --schedule optimal",
+            hint=command_or_call("tracetool replay TRACES --schedule optimal", "tt.answer(found, 'optimal')"),
         )
     solved = solve(problem, options.time_limit_s)
     best, remark = solved.orders, _remark(solved)

@@ -67,7 +67,7 @@ SCHEDULE = ScheduleKind(
     name="zb-v",
     summary="two stages per rank in a V, backward split: no bubble at f = i = w",
     source="arXiv 2405.15362; torch ScheduleZBVZeroBubble",
-    constraints="v = 2 in a V; any p, m",
+    constraints="v = 2 in a V; any p, m; a trace whose backward is or can be split",
     bubble="0 at f = i = w, besides fill and drain",
     in_flight="p (2p stages of half the size)",
     build=build,
