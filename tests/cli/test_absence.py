@@ -28,7 +28,7 @@ MATRIX = "ASCEND_PROFILER_OUTPUT/communication_matrix.json"
 
 
 def _said(run: Run) -> str:
-    return "\n".join(summary_lines(run_summary(run)))
+    return "\n".join(summary_lines(run_summary(run), run))
 
 
 def _two_of_eight(folder: Path) -> Path:

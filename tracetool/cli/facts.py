@@ -14,6 +14,7 @@ from tracetool.reconstruction import notes_of_sources, unread_events
 from tracetool.reconstruction.closeup.slowdown import notes_on_gaps
 from tracetool.reconstruction.steps.crossing import by_direction, find_crossing
 from tracetool.reports.recording.findings import finding_lines
+from tracetool.reports.recording.summary import own_notes
 from tracetool.units import format_count, format_duration, format_ranges, format_ranks, format_size
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def _folded(items: list[LeftInfo]) -> list[str]:
     return lines + [f"  {n - _SHOWN:,} more: {reason} (--json lists all)" for reason, n in seen.items() if n > _SHOWN]
 
 
-def summary_lines(facts: SummaryInfo) -> list[str]:
+def summary_lines(facts: SummaryInfo, run: Run) -> list[str]:
     """The summary for people."""
     readers = sorted({s["reader"] for s in facts["sources"]})
     devices = sorted({r["device_name"] for r in facts["ranks"] if r["device_name"]})
@@ -113,7 +114,7 @@ def summary_lines(facts: SummaryInfo) -> list[str]:
         lines.append(f"  memory: {facts['memory_rows']:,} allocator records")
     if facts["vendor_figures"]:
         lines.append(f"  vendor_figures: {facts['vendor_figures']:,} figures of a vendor's analysis")
-    lines += _pipeline_lines(facts["pipeline"], set(notes_of_sources(facts["sources"])), facts["host_gaps"])
+    lines += _pipeline_lines(facts["pipeline"], own_notes(run), facts["host_gaps"])
     if facts["replayed"]:
         names = ", ".join(facts["replayed"]["timelines"])
         lines.append(f"  replayed timelines: {names} (by {facts['replayed']['command']})")
@@ -130,7 +131,7 @@ def _communication_line(facts: SummaryInfo) -> str:
     return told + (f" ({facts['without_peer']:,} without a peer)" if facts["without_peer"] else "")
 
 
-def _pipeline_lines(pipeline: ObservedPipelineInfo, told: set[str], gaps: list[HostGapInfo]) -> list[str]:
+def _pipeline_lines(pipeline: ObservedPipelineInfo, notes: list[str], gaps: list[HostGapInfo]) -> list[str]:
     if pipeline["missing"]:
         lines = [f"  pipeline: cannot be replayed: {pipeline['missing']}"]
         return lines + ([f"    {pipeline['hint']}"] if pipeline["hint"] else [])
@@ -156,7 +157,6 @@ def _pipeline_lines(pipeline: ObservedPipelineInfo, told: set[str], gaps: list[H
         if alone and stage["backward_ns"] is None:
             lines.append("      W is its whole backward: the first stage has no input gradient to send")
     shares = {(gap["stage"], gap["kind"]): gap["gap_ratio"] for gap in gaps}
-    notes = [note for note in pipeline["notes"] if note not in told]
     return lines + [f"    note: {note}" for note in (*notes, *notes_on_gaps(shares))]
 
 

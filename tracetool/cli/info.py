@@ -44,7 +44,7 @@ def info(paths: tuple[Path, ...], dc: str | None, *, as_json: bool, quiet: bool)
     if as_json:
         print_json(summary)
         return
-    lines = summary_lines(summary) + (crossing_lines(crossing) if crossing is not None else [])
+    lines = summary_lines(summary, run) + (crossing_lines(crossing) if crossing is not None else [])
     click.echo("\n".join(wrapped(lines)))
     named = shlex.join(str(p) for p in paths)
     next_step(next_command(named, run, summary, dc), quiet=quiet)

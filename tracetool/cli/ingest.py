@@ -86,5 +86,5 @@ def ingest(
         print_json(summary)
         return
     click.echo(f"wrote {output}")
-    click.echo("\n".join(wrapped(summary_lines(summary))))
+    click.echo("\n".join(wrapped(summary_lines(summary, run))))
     next_step(next_command(shlex.quote(str(output)), run, summary), quiet=quiet)

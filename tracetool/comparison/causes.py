@@ -232,7 +232,7 @@ def subject(sides: Sides, key: Key) -> str:
     if key.metric in ("transfer_ns", "payload_bytes"):
         part = Part("link", int(key.scope[:-1]), key.scope[-1])
         return _way(base, part, "→") if part.stage < len(base.stages) else ""
-    return f"rank {key.scope[4:]}" if key.scope.startswith("rank") else ""
+    return "" if key.rank is None else f"rank {key.rank}"
 
 
 def _way(base: Pipeline, part: Part, arrow: str) -> str:

@@ -69,7 +69,7 @@ def comparable(base: Side, new: Side) -> tuple[Side, Side, Notices, list[str]]:
         base, new = (_without(side, lambda key: key.metric in _OF_STAGES) for side in (base, new))
         told += "; a stage of one is none of the other's: actions and messages are not compared"
     if works[0].global_ranks != works[1].global_ranks:
-        base, new = (_without(side, lambda key: key.scope.startswith("rank")) for side in (base, new))
+        base, new = (_without(side, lambda key: key.rank is not None) for side in (base, new))
         told += "; what single ranks hold and do at the end is not compared"
     if told:
         notes.add(NoticeCode.OTHER_WORK, f"the sides did other work: {told}")

@@ -41,7 +41,7 @@ def summary(done: Comparison) -> str:
 
 def _told(done: Comparison, line: Line) -> str:
     subject = done.subjects.get(line.key.text)
-    shown = f" ({subject})" if subject and not line.key.scope.startswith("rank") else ""
+    shown = f" ({subject})" if subject and line.key.rank is None else ""
     text = f"{line.key.text}{shown} {from_to(line)} ({words(line)})"
     named = main_causes(done, line)
     return text + (f": {', '.join(f'{c.name} {signed(line.metric.unit, c.value)}' for c in named)}" if named else "")

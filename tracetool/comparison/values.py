@@ -6,6 +6,7 @@ Contributions in whole nanoseconds and bytes whose sum is kept.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 from statistics import fmean, median
@@ -35,6 +36,8 @@ KNOWN = METRICS | DETAILS
 
 Unit = Literal["step", "action", "figure"]
 
+_RANK = re.compile(r"rank(\d+)$")
+
 
 class Key(NamedTuple):
     """What a value is of: a metric, and of which stage, edge, rank or replayed schedule (empty: of the step)."""
@@ -47,10 +50,21 @@ class Key(NamedTuple):
         """As it is written in limits and reports."""
         return f"{self.metric}/{self.scope}" if self.scope else self.metric
 
+    @classmethod
+    def of_rank(cls, metric: str, rank: int) -> Key:
+        """The key of what one global rank does or holds."""
+        return cls(metric, f"rank{rank}")
+
+    @property
+    def rank(self) -> int | None:
+        """The global rank that it is of, if it is of one."""
+        match = _RANK.match(self.scope)
+        return None if match is None else int(match[1])
+
     @property
     def is_of_replay(self) -> bool:
         """Whether it is about a schedule that was replayed."""
-        return bool(self.scope) and self.metric in METRICS and not self.scope.startswith("rank")
+        return bool(self.scope) and self.metric in METRICS and self.rank is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +121,7 @@ def _of_step(recording: Recording, step: StepRecord) -> Iterable[tuple[Key, list
         if message.payload_bytes is not None:
             yield Key("payload_bytes", name), [message.payload_bytes]
     for rank, record in zip(recording.global_ranks, step.ranks, strict=True):
-        yield Key("tail_ns", f"rank{rank}"), [sum(part.duration_ns for part in record.tail)]
+        yield Key.of_rank("tail_ns", rank), [sum(part.duration_ns for part in record.tail)]
 
 
 def _memory(recording: Recording, step: StepRecord) -> Iterable[tuple[Key, list[float]]]:
@@ -118,14 +132,14 @@ def _memory(recording: Recording, step: StepRecord) -> Iterable[tuple[Key, list[
             yield Key(name), [max(known)]
         for rank, size in zip(recording.global_ranks, sizes, strict=True):
             if size is not None:
-                yield Key(name, f"rank{rank}"), [size]
+                yield Key.of_rank(name, rank), [size]
     for name, action in sorted(step.actions.items()):
         held = [size for size in action.held_bytes if size is not None]
         if name.endswith("F") and held:
             yield Key("activation_bytes", name[:-1]), [median(held)]
     for rank, record in zip(recording.global_ranks, step.ranks, strict=True):
         if record.static_bytes is not None:
-            yield Key("static_bytes", f"rank{rank}"), [record.static_bytes]
+            yield Key.of_rank("static_bytes", rank), [record.static_bytes]
 
 
 def whole_contributions(name: str, values: Sequence[Fraction]) -> list[float]:

@@ -27,13 +27,14 @@ from tracetool.tables.metrics import OF_RANK, OF_STEP
 from tracetool.tables.run import WHOLE_RANK
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     import pyarrow as pa
 
     from tracetool.causes.cause import Idle
     from tracetool.ingestion import Progress
+    from tracetool.model.notice import Notice
     from tracetool.model.timeline import Op, Timeline
     from tracetool.reconstruction.capture.survey import Survey
 
@@ -111,15 +112,19 @@ def derive(run: Run) -> Run:
         reconstruction = reconstruct(run, every_step=True, survey=survey, account=account)
     except (ReconstructError, ScheduleError, MissingRank) as error:
         kind = type(error).__name__
-        entry = {"missing": error.message, "kind": kind, "hint": error.hint, "notes": list(map(str, account.notes))}
+        entry = {"missing": error.message, "kind": kind, "hint": error.hint, **_noted(account.notes)}
     else:
         tables |= tables_of(reconstruction, survey)
         _name_schedule(reconstruction, account)
-        entry = {"step": reconstruction.pipeline.step, "notes": list(map(str, reconstruction.notes))}
+        entry = {"step": reconstruction.pipeline.step, **_noted(reconstruction.notes)}
         keep_recording(run, reconstruction)
     tables["findings"] = rows_table("findings", account.findings)
     run.add(tables, {_ENTRY: entry})
     return run
+
+
+def _noted(notes: Iterable[Notice]) -> dict[str, list[str]]:
+    return {"notes": list(map(str, notes)), "note_codes": [note.code.name for note in notes]}
 
 
 def _name_schedule(reconstruction: Reconstruction, account: Account) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 NoticeCode = Enum(
     "NoticeCode",
@@ -26,26 +27,67 @@ NoticeCode = Enum(
 """What a notice is about: of recordings, of what-ifs, and of checks. Nothing but the code says so; texts may change."""
 
 
+class SubjectKind(Enum):
+    """Kinds of things that a notice or a finding is about; called with its number or name, that thing."""
+
+    RANK = "rank"
+    STAGE = "stage"
+    PIPELINE = "pipeline"
+    STEP = "step"
+    LINK = "link"
+    SCHEDULE = "schedule"
+    FILE = "file"
+
+    def __call__(self, which: object) -> Subject:
+        """One of the kind."""
+        return Subject(self, str(which))
+
+
+class Subject(NamedTuple):
+    """What a notice or a finding is about.
+
+    Attributes:
+        kind: Which kind of thing.
+        name: Which of them, as in ``3`` or ``dc0-dc1``.
+    """
+
+    kind: SubjectKind
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind.value} {self.name}"
+
+    @classmethod
+    def parse(cls, text: str) -> Subject | None:
+        """What ``str`` wrote into a table; None for what is about several things, or all."""
+        kind, _, name = text.partition(" ")
+        return cls(SubjectKind(kind), name) if name and kind in {each.value for each in SubjectKind} else None
+
+
 @dataclass(frozen=True, slots=True)
 class Notice:
     """What a user should know.
 
     Attributes:
-        code: What it is about.
+        code: What is noticed.
         text: The same for people, one sentence.
+        hint: What to do about it, if that is no part of the sentence.
+        subject: What it is about; None for all.
     """
 
     code: NoticeCode
     text: str
+    hint: str | None = None
+    subject: Subject | None = None
 
     def __str__(self) -> str:
-        return self.text
+        return self.text if self.hint is None else f"{self.text}: {self.hint}"
 
 
 class Notices(list[Notice]):
     """Notices in order, each once."""
 
-    def add(self, code: NoticeCode, text: str) -> None:
+    def add(self, code: NoticeCode, text: str, *, hint: str | None = None, subject: Subject | None = None) -> None:
         """Add one, unless it is known."""
-        if (notice := Notice(code, text)) not in self:
+        if (notice := Notice(code, text, hint, subject)) not in self:
             self.append(notice)

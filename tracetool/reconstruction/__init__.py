@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tracetool.errors import CopyableRank, MissingRank, NoDeviceActivity, NoPipeline, Option, ReconstructError, checked
-from tracetool.model.notice import Notice, NoticeCode
+from tracetool.model.notice import Notice, NoticeCode, SubjectKind
 from tracetool.model.pipeline import BLOCKING
 from tracetool.model.scenario import Taken
 from tracetool.reconstruction.actions.transfers import StageOp, buffers_sends, check_counts
@@ -333,7 +333,7 @@ def _record_findings(account: Account, pipeline: Pipeline, work: StepWork, trans
         kinds = Counter(s.kind.value for s in mine.segments)
         stages = sorted({s.stage for s in mine.segments})
         account.find(
-            "segments", f"rank {profile.rank}",
+            "segments", SubjectKind.RANK(profile.rank),
             f"pipeline rank {position}, {format_count(len(stages), 'stage')} ({format_ranges(stages)}): "
             + ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())),
             mine.evidence, work.confidence,

@@ -236,7 +236,7 @@ class _Workers:
 
 
 def _actions(piece: ColumnPiece) -> int:
-    """About so many actions are replayed for the points of a piece, counted as of the event loop."""
+    """SubjectKind so many actions are replayed for the points of a piece, counted as of the event loop."""
     pipeline, column = piece.pipeline, piece.column
     m = column.scenario.microbatches or pipeline.observed.shape.microbatches
     orders = len(column.links)

@@ -180,8 +180,7 @@ def _evaluate_each(
             refused.append(Refused(name, error.message, error.hint))
     if not results:
         raise ScheduleError(
-            f"none of {', '.join(names)} fits. "
-            + " ".join(r.reason if r.schedule in r.reason else f"{r.schedule}: {r.reason}" for r in refused),
+            f"none of {', '.join(names)} fits. " + " ".join(f"{r.schedule}: {r.reason}" for r in refused),
             hint=next((r.hint for r in refused if r.hint), None),
         )
     return results, refused

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from tracetool.model.notice import Notices
 
 if TYPE_CHECKING:
-    from tracetool.model.notice import NoticeCode
+    from tracetool.model.notice import NoticeCode, Subject
 
 
 Evidence = Literal[
@@ -56,18 +56,18 @@ class Account:
     notes: Notices = field(default_factory=Notices)
     findings: list[Finding] = field(default_factory=list)
 
-    def note(self, code: NoticeCode, text: str) -> None:
+    def note(self, code: NoticeCode, text: str, *, hint: str | None = None, subject: Subject | None = None) -> None:
         """Add a notice, once; see :class:`tracetool.model.notice.Notice`."""
-        self.notes.add(code, text)
+        self.notes.add(code, text, hint=hint, subject=subject)
 
     def find(
         self,
         fact: str,
-        subject: str,
+        subject: Subject | str,
         value: str,
         evidence: Evidence,
         confidence: float = 1.0,
         detail: str | None = None,
     ) -> None:
         """Add a finding; see :class:`Finding`."""
-        self.findings.append(Finding(fact, subject, value, evidence, confidence, detail))
+        self.findings.append(Finding(fact, str(subject), value, evidence, confidence, detail))

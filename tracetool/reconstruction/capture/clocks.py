@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-from tracetool.model.notice import NoticeCode
+from tracetool.model.notice import NoticeCode, SubjectKind
 from tracetool.reconstruction.capture.clock_pairs import Anchors, join_pair, slopes_of, tells_offset
 from tracetool.units import format_count, format_duration, format_ranks
 
@@ -348,7 +348,7 @@ def _record_clocks(
         if clock.applied:
             drift = "" if not clock.drift_ppm else f", drift {clock.drift_ppm:+.1f} ppm"
             account.find(
-                "clocks", f"rank {rank}",
+                "clocks", SubjectKind.RANK(rank),
                 f"{_signed(clock.offset_ns or 0)} added{drift} to agree with rank {clock.reference_rank}; "
                 f"anchors agree within {format_duration(clock.residual_ns or 0)}",
                 clock.evidence, clock.confidence, format_count(clock.anchors, "anchor"),

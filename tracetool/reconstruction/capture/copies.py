@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracetool.errors import MissingRank
-from tracetool.model.notice import NoticeCode
+from tracetool.model.notice import NoticeCode, SubjectKind
 from tracetool.reconstruction.capture import UNCHECKED
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def with_copies(
     """
     for rank, source in copies.items():
         account.find(
-            "ranks", f"rank {rank}", f"copied from rank {source}", "copied", UNCHECKED,
+            "ranks", SubjectKind.RANK(rank), f"copied from rank {source}", "copied", UNCHECKED,
             "both hold the same stage; what differs between them, waits above all, is lost",
         )  # fmt: skip
     account.note(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.errors import MissingRank, NoPipeline, Option
-from tracetool.model.notice import NoticeCode
+from tracetool.model.notice import NoticeCode, SubjectKind
 from tracetool.reconstruction.capture import UNCHECKED, Account
 from tracetool.reconstruction.capture.messages import read_p2p
 from tracetool.reconstruction.capture.process_groups import ProcessGroup, dimension_of, read_groups
@@ -194,7 +194,12 @@ def record_pipelines(pipelines: Iterable[PipelineGroup], account: Account) -> No
     for number, group in enumerate(pipelines):
         order = ", ".join(map(str, group.ranks))
         account.find(
-            "pipeline", f"pipeline {number}", f"stages on ranks {order}", group.evidence, group.confidence, group.detail
+            "pipeline",
+            SubjectKind.PIPELINE(number),
+            f"stages on ranks {order}",
+            group.evidence,
+            group.confidence,
+            group.detail,
         )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
+from tracetool.model.notice import SubjectKind
 from tracetool.units import format_count, format_duration
 
 if TYPE_CHECKING:
@@ -98,11 +99,17 @@ def record_waits(run: Run, waits: Sequence[Wait], account: Account) -> None:
             detail = f"{format_count(count - good, 'operation')} without all sides: waiting counts as moving"
             ((evidence, _),) = met[rank].most_common(1)
             account.find(
-                "communication", f"rank {rank}", statement, evidence, good / count, detail if good < count else None
+                "communication",
+                SubjectKind.RANK(rank),
+                statement,
+                evidence,
+                good / count,
+                detail if good < count else None,
             )
         else:
             account.find(
-                "communication", f"rank {rank}", f"{statement}how much of it was waiting is unknown", "inferred", 0.0,
+                "communication", SubjectKind.RANK(rank), f"{statement}how much of it was waiting is unknown", "inferred",
+                0.0,
                 "no operation has all its sides in these traces",
             )  # fmt: skip
 

@@ -9,7 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from tracetool.model.action import ActionKind
-from tracetool.model.notice import NoticeCode
+from tracetool.model.notice import NoticeCode, SubjectKind
 from tracetool.model.pipeline import ActionCost, Costs, LayerCosts
 from tracetool.reconstruction.actions.pieces import SCALING_OPS
 from tracetool.reconstruction.actions.segments import lists_actions
@@ -338,7 +338,7 @@ def _split_stage(
         return False
     halves = [round(median(v.whole_half(kind).duration_ns for v in views)) for kind in _HALVES]
     account.find(
-        "split", f"stage {stage}",
+        "split", SubjectKind.STAGE(stage),
         f"input gradient {format_duration(halves[0])}, weight gradients {format_duration(halves[1])}, derived from a "
         "backward that ran as one",
         "kernels", good / checks * (1 - rest / whole),
@@ -358,6 +358,6 @@ def _record_layers(layers: Mapping[int, StageLayers | None], account: Account) -
     for stage, stage_layers in layers.items():
         if stage_layers is not None:
             account.find(
-                "layers", f"stage {stage}", f"{stage_layers.count} layers", "kernels", stage_layers.confidence,
+                "layers", SubjectKind.STAGE(stage), f"{stage_layers.count} layers", "kernels", stage_layers.confidence,
                 "; ".join(stage_layers.remarks) or None,
             )  # fmt: skip

@@ -13,6 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.model.action import ActionKind
+from tracetool.model.notice import SubjectKind
 from tracetool.model.pipeline import ActionCost
 from tracetool.reconstruction.memory.actions import HostSpan, memory_by_action
 from tracetool.units import format_duration
@@ -207,7 +208,7 @@ def record_recompute(views: Iterable[ActionView], account: Account) -> None:
         what = "its whole forward" if share >= _WHOLE else f"{share:.0%} of its forward's kernels ({most})"
         spent = median(r.spent_ns for r in repeats)
         account.find(
-            "recompute", f"stage {stage}",
+            "recompute", SubjectKind.STAGE(stage),
             f"each backward repeats {what} for {format_duration(round(spent))}, "
             f"{spent / max(1.0, median(r.whole_ns for r in repeats)):.0%} of its time", "autograd", 1.0,
         )  # fmt: skip

@@ -16,7 +16,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.model.action import ActionKind
-from tracetool.model.notice import NoticeCode
+from tracetool.model.notice import NoticeCode, SubjectKind
 from tracetool.model.pipeline import Launch
 from tracetool.reconstruction.closeup.contention import pieces
 from tracetool.units import format_count, format_duration
@@ -189,7 +189,7 @@ def _is_held_up(rank: int, runs: Sequence[_ActionRun], of: Mapping[_Key, _Partly
     if host > device or late <= _WORTH * (device + late):
         return False
     account.find(
-        "launches", f"rank {rank}",
+        "launches", SubjectKind.RANK(rank),
         f"kernels waited {format_duration(late)} for their launches ({late / (device + late):.0%} of its actions), "
         "which costs leave out", "kernels", 1.0,
         f"all launches of the step need {format_duration(host)}, all kernels {format_duration(device)}: a host that is "

@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from tracetool.model.action import ActionKind
-from tracetool.model.notice import NoticeCode
+from tracetool.model.notice import NoticeCode, SubjectKind
 from tracetool.model.pipeline import ActionCost, StageProfile
 from tracetool.model.timeline import MemoryCurve, memory_curve
 from tracetool.reconstruction.memory.actions import ActionMemory, memory_by_action
@@ -138,7 +138,7 @@ def _record_beyond(rank: int, beyond: Beyond, log: Log, account: Account) -> Non
         value += f", {format_size(beyond.other_bytes)} held by the process besides"
     named = ", ".join(f"{name} {format_size(size)}" for name, size in beyond.modules[:3])
     context = "CUDA's context and NCCL's buffers are in no torch trace" if beyond.other_bytes is None else None
-    account.find("memory", f"rank {rank}", value, "metadata", log.continuous or 1.0, named or context)
+    account.find("memory", SubjectKind.RANK(rank), value, "metadata", log.continuous or 1.0, named or context)
 
 
 def _record_stages(
@@ -173,7 +173,7 @@ def _record_stages(
         confidence = min(bounds.confidence, _balanced(profile), *checks)
         detail = "; ".join(point for point in open_points if point) or None
         static = f"static {format_size(facts.static_bytes or 0)} (of rank {rank})"
-        account.find("memory", f"stage {stage}", f"{value}; {static}", evidence, confidence, detail)
+        account.find("memory", SubjectKind.STAGE(stage), f"{value}; {static}", evidence, confidence, detail)
 
 
 _NO_BLOCKS = "the log does not join frees to allocations: what outlives its backward is not told apart"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tracetool.errors import Option
 from tracetool.model.notice import NoticeCode
 from tracetool.reports.advice import offer_rows, sentences, step_text
-from tracetool.reports.answer.text import aligned, table, terminal_width, title, wrap, wrapped
+from tracetool.reports.answer.text import Note, aligned, table, terminal_width, title, wrap, wrapped
 from tracetool.units import format_count, format_duration, format_size
 from tracetool.whatif.accuracy import format_error
 from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT, depth_label, error_text, recorded_test
@@ -50,7 +50,7 @@ def render_text(decided: Decided, facts: RunFacts, tuning: CoTuning | None = Non
     if verbose:
         for one in decided.advice:
             lines += _in_full(one, facts, width)
-        lines += [f"note: {note}" for note in (*_notes(decided.advice), *answer.notes)]
+        lines += map(Note, (*_notes(decided.advice), *answer.notes))
     else:
         lines += [part for line in _near(advice) for part in wrap(line, width, _INDENT)]
         if len(decided.advice) == 1 and tuning is None:
@@ -58,10 +58,10 @@ def render_text(decided: Decided, facts: RunFacts, tuning: CoTuning | None = Non
             largest = [gain for gain in map(advice.gain_of, resources) if gain is not None]
             lines += _gains_table([gain for gain in largest if gain.gain_ratio >= RELEVANT_RATIO], advice.best)
         shown = sorted((note for note in answer.notes if note.code in _FIRST), key=_rank_of)[:_MOST_NOTES]
-        lines += [f"note: {note}" for note in shown]
+        lines += map(Note, shown)
         lines.append(f"{format_count(len(answer.notes) - len(shown), 'note')} more, and every plan tried: -v")
     if tuning is not None:
-        lines += [f"note: extrapolated: {assumption}" for assumption in tuning.assumptions]
+        lines += [Note(f"extrapolated: {assumption}") for assumption in tuning.assumptions]
     return ("\n".join(wrapped(lines, width)) + "\n").encode()
 
 

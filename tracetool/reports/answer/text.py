@@ -32,7 +32,7 @@ def render(answer: Answer, facts: RunFacts, suffix: str = "") -> bytes:
     width = _WIDTH if suffix else terminal_width()
     lines = [*warnings, *([""] if warnings else []), *title(answer, facts), ""]
     lines += [*_table(answer, width), "", *_details(answer)]
-    lines += [f"note: {note}" for note in answer.notes]
+    lines += map(Note, answer.notes)
     return ("\n".join(wrapped(lines, width)) + "\n").encode()
 
 
@@ -231,6 +231,16 @@ def terminal_width() -> int:
     return max(_LEAST_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns)
 
 
+class Note(str):
+    """A line that is broken under what it says, behind its label."""
+
+    __slots__ = ()
+
+    def __new__(cls, text: object) -> Note:
+        """The line of a notice."""
+        return super().__new__(cls, f"note: {text}")
+
+
 def wrapped(lines: Sequence[str], width: int | None = None) -> list[str]:
     """Lines broken to a width, by default the terminal's; what follows is indented under where they began.
 
@@ -239,7 +249,7 @@ def wrapped(lines: Sequence[str], width: int | None = None) -> list[str]:
     width = width or terminal_width()
     broken: list[str] = []
     for line in lines:
-        indent = " " * (len(line) - len(line.lstrip()) + (6 if line.startswith("note:") else 2))
+        indent = " " * (len(line) - len(line.lstrip()) + (6 if isinstance(line, Note) else 2))
         broken += wrap(line, width, indent)
     return broken
 

@@ -9,7 +9,7 @@ import msgspec
 
 from tracetool.errors import Option
 from tracetool.reports import as_json
-from tracetool.reports.answer.text import table, wrapped
+from tracetool.reports.answer.text import Note, table, wrapped
 from tracetool.tables.fields import Head, SchemaId, as_struct, doc
 from tracetool.units import format_count, format_duration
 
@@ -106,7 +106,7 @@ def render_text(result: Stragglers, facts: RunFacts) -> bytes:
         "  (what is faster than the mean would take longer then)",
         "  alone: the slowdown if all but this were equalized",
         "",
-        *(f"note: {note}" for note in result.notes),
+        *map(Note, result.notes),
     ]
     return ("\n".join(wrapped(lines)) + "\n").encode()
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from tracetool.reports import as_json
-from tracetool.reports.answer.text import table, wrapped
+from tracetool.reports.answer.text import Note, table, wrapped
 from tracetool.tables.fields import Head, SchemaId, as_struct, doc
 from tracetool.units import format_duration
 from tracetool.validation.notes import listed
@@ -161,7 +161,7 @@ def render_text(done: Validation, facts: ValidationFacts) -> bytes:
     after += _folded(done, lambda row: () if row.reason is None else (f"not predicted: {row.reason}",))
     after += _folded(done, lambda row: row.prediction.remarks if row.prediction else ())
     after += [f"  {line}" for line in _summary(done)]
-    after += [f"note: {note}" for note in done.notes]
+    after += map(Note, done.notes)
     return ("\n".join([*wrapped(lines), "", *figures, "", *wrapped(after)]) + "\n").encode()
 
 

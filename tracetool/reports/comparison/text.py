@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tracetool.comparison.limits import format_value
 from tracetool.comparison.summary import chosen_lines, percent, signed, summary
 from tracetool.errors import Option
-from tracetool.reports.answer.text import aligned, terminal_width, wrap, wrapped
+from tracetool.reports.answer.text import Note, aligned, terminal_width, wrap, wrapped
 from tracetool.units import format_count, format_ranges
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def render_text(done: Comparison, _facts: ComparisonFacts, width: int | None = N
     checks = [f"  {check.limit.text}: {check.outcome}: {check.detail}" for check in done.checks]
     failures = [f"  {failure}" for failure in done.failures if not done.checks]
     tail = [*checks, *failures, *(["  informational: this would fail"] if done.level == "would fail" else [])]
-    tail += [f"note: {note}" for note in done.notes]
+    tail += map(Note, done.notes)
     lines += ["", *wrapped(tail, width)] if tail else []
     return ("\n".join(lines) + "\n").encode()
 
@@ -109,7 +109,7 @@ def _cells(done: Comparison, line: Line) -> tuple[str, ...]:
 
 def _named(done: Comparison, line: Line) -> str:
     subject = done.subjects.get(line.key.text, "")
-    return f"{line.key.text} ({subject})" if subject and not line.key.scope.startswith("rank") else line.key.text
+    return f"{line.key.text} ({subject})" if subject and line.key.rank is None else line.key.text
 
 
 def verdict_words(line: Line) -> str:

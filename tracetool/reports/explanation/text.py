@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tracetool.causes.cause import LATE, Cause
 from tracetool.costs.over_links import crossing_uses
 from tracetool.errors import Option
-from tracetool.reports.answer.text import aligned, wrap, wrapped
+from tracetool.reports.answer.text import Note, aligned, wrap, wrapped
 from tracetool.reports.explanation import PathWords
 from tracetool.units import format_duration, format_ranges
 from tracetool.whatif.wording import sharing_lines
@@ -224,4 +224,4 @@ def _trust(explained: Explanation) -> Sequence[str]:
     ]
     if explained.remark:
         lines.append(f"{_name(explained)}: {explained.remark}")
-    return [*lines, *(f"note: {note}" for note in explained.answer.notes)]
+    return [*lines, *map(Note, explained.answer.notes)]

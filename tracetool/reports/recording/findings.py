@@ -5,13 +5,13 @@ What a Run lacks, for which later step it would be needed, and how to record it.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 
 from tracetool.errors import Option
+from tracetool.model.notice import Subject, SubjectKind
 from tracetool.readers import MEMORY_LEFT
 from tracetool.reconstruction import unread_events
 from tracetool.tables.fields import doc
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tracetool.store.run import Run
 
 _SHOWN = 6
-_RANK = re.compile(r"^rank (\d+)$")
 
 
 class MergedFinding(NamedTuple):
@@ -31,6 +30,7 @@ class MergedFinding(NamedTuple):
 
     Attributes:
         fact: What kind of fact it is.
+        kind: What kind of thing it is about; None for the whole recording, and others.
         about: Ranks or other subjects; ``all`` for the whole recording.
         value: What was found.
         evidence: How it is known.
@@ -39,6 +39,7 @@ class MergedFinding(NamedTuple):
     """
 
     fact: str
+    kind: SubjectKind | None
     about: str
     value: str
     evidence: str
@@ -57,21 +58,23 @@ def merged(findings: Sequence[dict[str, Any]]) -> tuple[list[MergedFinding], lis
     """
     ranks: dict[tuple[Any, ...], list[int]] = {}
     for row in findings:
-        match = _RANK.match(row["subject"])
-        subject = None if match else row["subject"]
-        key = (row["fact"], subject, row["value"], row["evidence"], row["confidence"], row["detail"])
+        parsed = Subject.parse(row["subject"])
+        kind = None if parsed is None else parsed.kind
+        rank = None if parsed is None or kind is not SubjectKind.RANK else int(parsed.name)
+        about = row["subject"] if rank is None else ""
+        key = (row["fact"], kind, about, row["value"], row["evidence"], row["confidence"], row["detail"])
         members = ranks.setdefault(key, [])
-        if match:
-            members.append(int(match[1]))
+        if rank is not None:
+            members.append(rank)
     found: list[MergedFinding] = []
     shown: dict[tuple[str, str], int] = {}
     # Sorting is stable: of equally sure ones the order stays that in which they were found.
-    for key in sorted(ranks, key=lambda k: k[4]):
-        fact, subject, value, evidence, confidence, detail = key
+    for key in sorted(ranks, key=lambda k: k[5]):
+        fact, kind, about, value, evidence, confidence, detail = key
         shown[fact, evidence] = shown.get((fact, evidence), 0) + 1
         if shown[fact, evidence] <= _SHOWN:
-            about = format_ranks(ranks[key]) if subject is None else subject
-            found.append(MergedFinding(fact, about, value, evidence, confidence, detail))
+            about = about or format_ranks(ranks[key])
+            found.append(MergedFinding(fact, kind, about, value, evidence, confidence, detail))
     left = [
         f"{count - _SHOWN} more of {fact} by {evidence}" for (fact, evidence), count in shown.items() if count > _SHOWN
     ]
@@ -86,8 +89,9 @@ def finding_lines(findings: Sequence[dict[str, Any]]) -> list[str]:
     """
     found, left = merged(findings)
     lines: list[str] = []
-    for fact, about, value, evidence, confidence, detail in found:
-        named = fact if about == "all" else about if about.startswith(fact) else f"{fact}, {about}"
+    for fact, kind, about, value, evidence, confidence, detail in found:
+        is_named = kind is not None and fact in {kind.value, f"{kind.value}s"}
+        named = fact if about == "all" else about if is_named else f"{fact}, {about}"
         sure = "" if confidence == 1 else f", confidence {confidence:.2f}"
         lines.append(f"    {named}: {value} ({evidence}{sure}){f': {detail}' if detail else ''}")
     lines += [f"    {more} ({Option.JSON} has all)" for more in left]

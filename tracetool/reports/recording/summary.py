@@ -5,8 +5,10 @@ What would be read of files, what not, and why.
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict, cast
 
+from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction.closeup.slowdown import gap_shares
 from tracetool.reconstruction.steps.crossing import Collectives, CrossingMessages  # noqa: TC001 - msgspec reads them
 from tracetool.reports.recording.findings import Gap, find_gaps
@@ -220,6 +222,13 @@ class SummaryInfo(TypedDict):
     cross_dc: NotRequired[
         Annotated[CrossingInfo | None, doc("What crosses data centres; null without a map, absent from ingest.")]
     ]
+
+
+def own_notes(run: Run) -> list[str]:
+    """What was noted of the pipeline, without what was noted of its sources while they were read."""
+    found = run.manifest.get("reconstruction", {})
+    noted = zip_longest(found.get("notes", ()), found.get("note_codes", ()))  # no codes in Runs of earlier versions
+    return [note for note, code in noted if code != NoticeCode.SOURCE.name]
 
 
 def run_summary(run: Run) -> SummaryInfo:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from tracetool.errors import Option
 from tracetool.reports.advice import sentences
-from tracetool.reports.answer.text import wrapped
+from tracetool.reports.answer.text import Note, wrapped
 from tracetool.reports.sweep import WIDTH, Cells, table
 from tracetool.units import format_count, format_ranges, format_size
 from tracetool.whatif.accuracy import change_error_ratio, format_error
@@ -51,7 +51,7 @@ def render_text(found: Sweep, facts: RunFacts, price: Price | None) -> bytes:
     lines = [*told, facts.name, *_summary(found), "", *_best(found), *_knees(found)]
     if price is not None:
         lines += _pareto(found, price)
-    trouble = [*_trouble(found), *(f"note: {note}" for note in found.notes)]
+    trouble = [*_trouble(found), *map(Note, found.notes)]
     return ("\n".join([*lines, *wrapped(trouble)]).rstrip() + "\n").encode()
 
 
