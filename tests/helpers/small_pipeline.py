@@ -6,10 +6,11 @@ of its action, a send after it, each in a batch of its own; its kernel ends 60 u
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec.json import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -322,7 +323,7 @@ def write(folder: Path, job: Job, change: Callable[[int, dict[str, Any]], None] 
     for rank, trace in traces(job).items():
         if change is not None:
             change(rank, trace)
-        (folder / f"rank{rank}.json").write_text(json.dumps(trace))
+        (folder / f"rank{rank}.json").write_bytes(encode(trace))
     return folder
 
 

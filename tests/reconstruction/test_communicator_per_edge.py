@@ -6,11 +6,11 @@ Made of one in order: each send and receive gets the group, and its kernel the s
 from __future__ import annotations
 
 import gzip
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.recorded import data, run_of
+from msgspec.json import decode, encode
 
 from tracetool.causes import idle_intervals
 from tracetool.causes.cause import Cause
@@ -47,9 +47,9 @@ def _with_a_group_per_edge(document: dict[str, Any]) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("edges")
     for path in sorted(data("h100-pp4", "traces", "rt1f1b_m8").glob("*.json.gz")):
-        document = json.loads(gzip.decompress(path.read_bytes()))
+        document = decode(gzip.decompress(path.read_bytes()))
         _with_a_group_per_edge(document)
-        (made / path.name.removesuffix(".gz")).write_text(json.dumps(document), encoding="utf-8")
+        (made / path.name.removesuffix(".gz")).write_bytes(encode(document))
     return made
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.notices import codes
 from helpers.recorded import data, run_of
+from msgspec.json import decode, encode
 
 from tracetool.ingestion import ingest
 from tracetool.model.action import ActionKind
@@ -55,7 +55,7 @@ def test_kernels_of_the_call_within_a_node_repeat_no_forward(tmp_path: Path) -> 
     """A Function of the user launches kernels inside an op of its node's name and number, as torch records them."""
     called = 10**6
     for path in data("cases", "two-tensors-per-hop").glob("*.json.gz"):
-        trace = json.loads(gzip.decompress(path.read_bytes()))
+        trace = decode(gzip.decompress(path.read_bytes()))
         calls: list[dict[str, Any]] = []
         moved = {}
         for event in trace["traceEvents"]:
@@ -69,7 +69,7 @@ def test_kernels_of_the_call_within_a_node_repeat_no_forward(tmp_path: Path) -> 
             if event.get("cat") == "kernel" and event["args"].get("External id") in moved:
                 event["args"]["External id"] = moved[event["args"]["External id"]]
         trace["traceEvents"] += calls
-        (tmp_path / path.name).write_bytes(gzip.compress(json.dumps(trace).encode(), 1))
+        (tmp_path / path.name).write_bytes(gzip.compress(encode(trace), 1))
     _check_nothing_is_repeated(reconstruct(ingest([tmp_path], tmp_path / "x.run")))
 
 

@@ -11,6 +11,7 @@ import pytest
 from helpers.notices import codes, texts
 from helpers.recorded import SAMPLES, data, h100, looked_at, rebuilt, run_of
 from helpers.small_pipeline import Job, write
+from msgspec.json import decode, encode
 
 from tracetool.errors import UnsupportedShape
 from tracetool.ingestion import ingest
@@ -122,13 +123,13 @@ def test_ascend_kernels_without_autograd_are_not_split_and_it_is_said() -> None:
 def test_kernels_without_their_ops_are_not_split_and_a_schedule_that_needs_it_is_refused(tmp_path: Path) -> None:
     """The sample without the ops of its backwards: nothing tells the two products of a linear layer apart."""
     for path in (SAMPLES / "h100-1f1b").glob("*.gz"):
-        trace = json.loads(gzip.decompress(path.read_bytes()))
+        trace = decode(gzip.decompress(path.read_bytes()))
         trace["traceEvents"] = [
             e
             for e in trace["traceEvents"]
             if e.get("cat") != "cpu_op" or not e["name"].startswith("aten::") or "Sequence number" in e.get("args", {})
         ]
-        (tmp_path / path.name.removesuffix(".gz")).write_text(json.dumps(trace), encoding="utf-8")
+        (tmp_path / path.name.removesuffix(".gz")).write_bytes(encode(trace))
     found = reconstruct(ingest([tmp_path], tmp_path / "x.run"))
     assert all(not stage.derived for stage in found.pipeline.stages)
     told = texts(found.notes, NoticeCode.SPLIT_UNKNOWN)

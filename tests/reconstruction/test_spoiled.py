@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.notices import codes, texts
 from helpers.recorded import SAMPLES, looked_at, run_of
+from msgspec.json import decode, encode
 
 from tracetool.errors import NoPipeline, UnmatchedTransfer
 from tracetool.ingestion import ingest
@@ -31,14 +31,14 @@ LAUNCHES = ("cuda_runtime", "cuda_driver")
 
 
 def _spoiled(tmp_path: Path, change: Change, sample: str = "h100-1f1b") -> Reconstruction:
-    traces = [json.loads(gzip.decompress((SAMPLES / sample / f"rank{r}.json.gz").read_bytes())) for r in range(4)]
+    traces = [decode(gzip.decompress((SAMPLES / sample / f"rank{r}.json.gz").read_bytes())) for r in range(4)]
     change(traces)
     for trace in traces:
         trace.pop("launches by correlation", None)
     folder = tmp_path / "traces"
     folder.mkdir()
     for rank, trace in enumerate(traces):
-        (folder / f"rank{rank}.json").write_text(json.dumps(trace), encoding="utf-8")
+        (folder / f"rank{rank}.json").write_bytes(encode(trace))
     return reconstruct(ingest([folder], tmp_path / "x.run"))
 
 

@@ -73,6 +73,7 @@ def kernel_class(name: str, blocks: int | None, sm_count: int | None) -> str:
     return _FULL_GRID if full else _PRODUCT
 
 
+@lru_cache(maxsize=4096)
 def is_tensor_kernel(name: str) -> bool:
     """Whether a kernel is a matrix product or attention, by its name."""
     return _GEMM.search(name) is not None or _ATTENTION.search(name) is not None
