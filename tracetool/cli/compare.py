@@ -24,7 +24,7 @@ from tracetool.errors import CheckFailed, ScenarioError
 
 if TYPE_CHECKING:
     from tracetool.comparison import Comparison
-    from tracetool.comparison.config import Config
+    from tracetool.comparison.limits import Config
     from tracetool.comparison.sides import Side
     from tracetool.reports.comparison.forms import Form
 
@@ -162,7 +162,7 @@ def _target(text: str, *, force: bool) -> _Target:
 
 
 def _settings(path: Path | None) -> Config:
-    from tracetool.comparison.config import Config, find_config, read_config
+    from tracetool.comparison.limits import Config, find_config, read_config
 
     found = path or find_config(Path.cwd())
     return Config() if found is None else read_config(found)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from tracetool.baselines import Value
-from tracetool.comparison.config import Config
+from tracetool.comparison.limits import Config
 from tracetool.comparison.report import REPORT_SCHEMA, ReportInfo
 from tracetool.reports.advice.json import AdviceInfo
 from tracetool.reports.answer.json import WrittenInfo
@@ -125,7 +125,7 @@ def _readme() -> str:
         "# schemas",
         "",
         "Generated from `tracetool/tables/`, `tracetool/ingestion/recording.py`,",
-        "`tracetool/validation/measured.py`, `tracetool/comparison/config.py`, `tracetool/sweeps/scenario_file.py` and",
+        "`tracetool/validation/measured.py`, `tracetool/comparison/limits.py`, `tracetool/sweeps/scenario_file.py` and",
         "`tracetool/reports/`",
         f"(schema version {SCHEMA_VERSION}) by",
         "`python -m tracetool.reports.schemas schemas`; a test compares. Do not edit.",

@@ -108,7 +108,10 @@ def record_waits(run: Run, waits: Sequence[Wait], account: Account) -> None:
             )
         else:
             account.find(
-                "communication", SubjectKind.RANK(rank), f"{statement}how much of it was waiting is unknown", "inferred",
+                "communication",
+                SubjectKind.RANK(rank),
+                f"{statement}how much of it was waiting is unknown",
+                "inferred",
                 0.0,
                 "no operation has all its sides in these traces",
             )  # fmt: skip
