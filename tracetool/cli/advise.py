@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from tracetool.cli.output import JSON, PATHS, QUIET, ProgressBar, next_step, path_or_url
+from tracetool.cli.output import JSON, PATHS, QUIET, VERBOSE, ProgressBar, next_step, path_or_url
 from tracetool.cli.question import OFFERS, RUN_STEPS, Words, ask, question_options
 from tracetool.errors import ScenarioError
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 )
 @click.option("--also-mbs", type=click.IntRange(1), metavar="N", help="Sequences of its microbatch; default: --mbs.")
 @click.option("--also-seq", type=click.IntRange(1), metavar="N", help="Tokens of its sequences; default: --seq.")
-@click.option("-v", "--verbose", is_flag=True, help="Also list every schedule tried, and those refused.")
+@VERBOSE
 @JSON
 @QUIET
 def advise(

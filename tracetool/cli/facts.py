@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from tracetool.errors import CopyableRank
+from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction import notes_of_sources, unread_events
 from tracetool.reconstruction.closeup.slowdown import notes_on_gaps
 from tracetool.reconstruction.steps.crossing import by_direction, find_crossing
@@ -18,7 +19,7 @@ from tracetool.reports.recording.summary import own_notes
 from tracetool.units import format_count, format_duration, format_ranges, format_ranks, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tracetool.model.dc_map import DCMap
     from tracetool.reports.recording.summary import (
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from tracetool.store.run import Run
 
 _SHOWN = 12
+_MOST_LOST = 3
 
 
 def next_command(named: str, run: Run, facts: SummaryInfo, dc: str | None = None) -> str:
@@ -94,6 +96,86 @@ def _folded(items: list[LeftInfo]) -> list[str]:
         if seen[item["reason"]] <= _SHOWN:
             lines.append(f"  {item['path']}: {item['reason']}")
     return lines + [f"  {n - _SHOWN:,} more: {reason} (--json lists all)" for reason, n in seen.items() if n > _SHOWN]
+
+
+_OBSERVED_SQL = """
+SELECT step_ns, window_ns, bubble_ratio, peak_hbm_bytes,
+       (SELECT any_value(value) FROM findings WHERE fact = 'schedule') AS schedule
+FROM schedule_comparison WHERE timeline = 'observed'
+"""
+_DISTORTING = (NoticeCode.HOST_ONLY, NoticeCode.PROFILER_AT_WORK, NoticeCode.KERNELS_LOST, NoticeCode.STEP_INCOMPLETE)
+"""Notes of a pipeline that stand ahead of its figures: they change all of them."""
+_TIMES = {"forward_ns": "F", "backward_ns": "B", "backward_input_ns": "I", "backward_weight_ns": "W"}
+_SIZES = {"activation_bytes": "activation", "static_bytes": "static"}
+
+
+def screen_lines(facts: SummaryInfo, run: Run) -> list[str]:
+    """What was recorded, its step, schedule, stages, memory, traffic, and what is missing for what: in eight lines."""
+    readers = sorted({s["reader"] for s in facts["sources"]})
+    devices = sorted({r["device_name"] for r in facts["ranks"] if r["device_name"]})
+    lines = [
+        f"{len(facts['ranks'])} of {facts['world_size']} ranks ({', '.join(readers)})"
+        + (f" on {', '.join(devices)}" if devices else "")
+        + f", steps {format_ranges(facts['steps']) or 'not marked'}",
+        *_observed_lines(facts["pipeline"], run),
+    ]
+    if (crossing := facts.get("cross_dc")) is not None:
+        lines.append(f"  cross-DC: {_crossing_text(crossing)}")
+    gaps = [f"{gap.needed_for}: {gap.lacks} ({gap.hint})" for gap in facts["gaps"]]
+    lines += [f"  missing for {gap}" for gap in gaps[:1]]
+    lost = _loss_lines(facts)
+    lines += lost[:_MOST_LOST]
+    more = [
+        *([f"{len(gaps) - 1} more that is missing"] if len(gaps) > 1 else []),
+        *(
+            [f"{format_count(len(lost) - _MOST_LOST, 'line')} more of what was lost or left"]
+            if len(lost) > _MOST_LOST
+            else []
+        ),
+        format_count(len(facts["findings"]), "finding"),
+    ]
+    return [*lines, f"  {', '.join(more)}: -v"]
+
+
+def _observed_lines(pipeline: ObservedPipelineInfo, run: Run) -> list[str]:
+    """The pipeline in short: what distorts its figures, its step, schedule and stages, and their memory."""
+    if pipeline["missing"]:
+        return _pipeline_lines(pipeline, [], [])
+    warnings = [f"  warning: {note}" for note in own_notes(run, *_DISTORTING)]
+    took, order, peak = "not measured", None, None
+    for row in run.query(_OBSERVED_SQL).rows(named=True):
+        took = f"{format_duration(row['step_ns'])}, bubble {row['bubble_ratio']:.1%}"
+        took += f" of the pipeline's {format_duration(row['window_ns'])}"
+        order, peak = row["schedule"], row["peak_hbm_bytes"]
+    stages = pipeline["stages"]
+
+    def told(names: Mapping[str, str], shown: Callable[[float], str]) -> list[str]:
+        values = {name: [stage[key] for stage in stages if stage[key] is not None] for key, name in names.items()}
+        return [f"{name} {_between(each, shown)}" for name, each in values.items() if each]
+
+    sizes = [*told(_SIZES, format_size), *([] if peak is None else [f"peak {format_size(peak)}"])]
+    return [
+        *warnings,
+        f"  step {pipeline['step']}: {took}",
+        f"  schedule: {order or 'an order without a name'}",
+        f"  {format_count(len(stages), 'stage')}: {', '.join(told(_TIMES, format_duration))}",
+        f"  memory: {', '.join(sizes) or 'unknown'}",
+    ]
+
+
+def _between(values: Sequence[int], shown: Callable[[float], str]) -> str:
+    least, most = shown(min(values)), shown(max(values))
+    return least if least == most else f"{least} to {most}"
+
+
+def _crossing_text(crossing: CrossingInfo) -> str:
+    ways = [
+        f"{way['src_dc']}→{way['dst_dc']}: {format_count(way['messages'], 'message')}, {_size(way['payload_bytes'])}"
+        for way in crossing["directions"]
+    ]
+    joint = sum(part.operations for part in crossing["collectives"])
+    ways += [format_count(joint, "collective")] if joint else []
+    return "; ".join(ways) or "nothing that was recorded"
 
 
 def summary_lines(facts: SummaryInfo, run: Run) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.output import DC, JSON, PATHS, QUIET, ProgressBar, next_step, print_json
+from tracetool.cli.output import DC, JSON, PATHS, QUIET, VERBOSE, ProgressBar, next_step, print_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 @click.command()
 @PATHS
 @DC
+@VERBOSE
 @JSON
 @QUIET
-def info(paths: tuple[Path, ...], dc: str | None, *, as_json: bool, quiet: bool) -> None:
-    """Show what a Run (or raw traces) holds: ranks, steps, stages, and what is missing for what.
+def info(paths: tuple[Path, ...], dc: str | None, *, verbose: bool, as_json: bool, quiet: bool) -> None:
+    """Show what a Run (or raw traces) holds: its step, schedule, stages, memory, and what is missing for what.
 
     With a map of data centres, also what crosses them in a step.
 
@@ -29,7 +30,7 @@ def info(paths: tuple[Path, ...], dc: str | None, *, as_json: bool, quiet: bool)
       tracetool info x.run --dc 0-1,2-3
       tracetool info x.run --dc map.csv --json
     """
-    from tracetool.cli.facts import crossing_facts, crossing_lines, next_command, summary_lines
+    from tracetool.cli.facts import crossing_facts, crossing_lines, next_command, screen_lines, summary_lines
     from tracetool.ingestion.runs import open_run
     from tracetool.reports.answer.text import wrapped
     from tracetool.reports.recording.summary import run_summary
@@ -44,7 +45,8 @@ def info(paths: tuple[Path, ...], dc: str | None, *, as_json: bool, quiet: bool)
     if as_json:
         print_json(summary)
         return
-    lines = summary_lines(summary, run) + (crossing_lines(crossing) if crossing is not None else [])
+    in_full = [*summary_lines(summary, run), *(crossing_lines(crossing) if crossing is not None else [])]
+    lines = in_full if verbose else screen_lines(summary, run)
     click.echo("\n".join(wrapped(lines)))
     named = shlex.join(str(p) for p in paths)
     next_step(next_command(named, run, summary, dc), quiet=quiet)

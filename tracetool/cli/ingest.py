@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.output import FORCE, JSON, QUIET, ProgressBar, next_step, path_or_url, print_json
+from tracetool.cli.output import FORCE, JSON, QUIET, VERBOSE, ProgressBar, next_step, path_or_url, print_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,6 +35,7 @@ def _ranks(_context: click.Context, _option: click.Parameter, values: tuple[str,
 @click.option("--jobs", type=click.IntRange(min=1), help="Worker processes [default: by cores, memory and size].")
 @click.option("--executor", metavar="dask://HOST:PORT", help="Read on a Dask cluster that reaches the same paths.")
 @FORCE
+@VERBOSE
 @JSON
 @QUIET
 def ingest(
@@ -48,6 +49,7 @@ def ingest(
     jobs: int | None,
     executor: str | None,
     force: bool,
+    verbose: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -61,7 +63,7 @@ def ingest(
       tracetool ingest traces/ --dry-run
       tracetool ingest traces/rank*.json.gz -o x.run
     """
-    from tracetool.cli.facts import discovery_lines, next_command, summary_lines
+    from tracetool.cli.facts import discovery_lines, next_command, screen_lines, summary_lines
     from tracetool.ingestion import IngestOptions, discover
     from tracetool.ingestion.runs import ingest as make_run
     from tracetool.reports.answer.text import wrapped
@@ -86,5 +88,5 @@ def ingest(
         print_json(summary)
         return
     click.echo(f"wrote {output}")
-    click.echo("\n".join(wrapped(summary_lines(summary, run))))
+    click.echo("\n".join(wrapped((summary_lines if verbose else screen_lines)(summary, run))))
     next_step(next_command(shlex.quote(str(output)), run, summary), quiet=quiet)

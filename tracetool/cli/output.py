@@ -36,6 +36,7 @@ def path_or_url(value: str) -> Path:
 
 PATHS = click.argument("paths", nargs=-1, required=True, type=path_or_url, metavar="RUN_OR_TRACES...")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Everything, not one screen of it.")
 QUIET = click.option("-q", "--quiet", is_flag=True, help="No progress and no next-step hint.")
 FORCE = click.option("--force", is_flag=True, help="Replace existing output.")
 DC = click.option(

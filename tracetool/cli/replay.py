@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from tracetool.cli.output import (
     JSON,
     PATHS,
     QUIET,
+    VERBOSE,
     ProgressBar,
     check_target,
     next_step,
@@ -187,6 +189,7 @@ def _refuse_others() -> None:
     help="Also write a Run with the replayed timelines beside the observed one, for tracetool sql.",
 )
 @FORCE
+@VERBOSE
 @JSON
 @QUIET
 def replay(
@@ -204,6 +207,7 @@ def replay(
     each_step: bool,
     equalize: bool,
     force: bool,
+    verbose: bool,
     as_json: bool,
     quiet: bool,
     **words: Unpack[Words],
@@ -224,6 +228,7 @@ def replay(
         return
     from tracetool.cli.output import parse_counts
     from tracetool.reports import REPORTS
+    from tracetool.reports.answer.verdict import screen
     from tracetool.reports.gantt.picture import drawn_result
     from tracetool.reports.recording.replayed_run import write_replayed_run
     from tracetool.schedules import parse_names
@@ -266,11 +271,12 @@ def replay(
     if run_target is not None:
         names = write_replayed_run(result, question.run, run_target, facts.command, force=force)
         click.echo(f"wrote {run_target} (timelines observed, {', '.join(names)})", err=True)
-    form = REPORTS.get("json" if as_json else "text")
-    click.echo(form.render(result, facts, "").decode(), nl=False)
+    in_full = REPORTS.get("json" if as_json else "text").render(result, facts, "") if as_json or verbose else None
+    text = (screen(result) if in_full is None else in_full).decode()
+    click.echo(text, nl=False)
     if not as_json:
         if sys.stdout.isatty() and not quiet:
-            _show_gantt(result)
+            _show_gantt(result, 0 if verbose else text.count("\n") + _LINES_AFTER)
         after = f"{facts.command} -o gantt.png"
         if targets:
             in_run = f'tracetool sql {shlex.quote(question.name)} "select * from step_breakdown"'
@@ -278,8 +284,12 @@ def replay(
         next_step(after, quiet=quiet)
 
 
-def _show_gantt(result: Answer) -> None:
-    """Draw the schedules on the terminal; rich knows NO_COLOR and terminals that are dumb."""
+_LINES_AFTER = 5
+"""What stands after the picture: a blank line, the next command and the prompt."""
+
+
+def _show_gantt(result: Answer, taken: int) -> None:
+    """Draw the schedules on the terminal, where that scrolls no answer away; rich knows NO_COLOR and dumb terminals."""
     from rich.console import Console
 
     from tracetool.reports.answer.text import terminal_width
@@ -287,4 +297,6 @@ def _show_gantt(result: Answer) -> None:
 
     terminal = Console()
     colour = terminal.color_system is not None and not terminal.no_color
-    click.echo("\n" + render(result, terminal_width(), colour=colour), nl=False, color=colour)
+    picture = "\n" + render(result, terminal_width(), colour=colour)
+    if not taken or taken + picture.count("\n") <= shutil.get_terminal_size().lines:
+        click.echo(picture, nl=False, color=colour)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracetool.errors import Option
-from tracetool.model.notice import NoticeCode
 from tracetool.reports.advice import offer_rows, sentences, step_text
 from tracetool.reports.answer.text import Note, aligned, table, terminal_width, title, wrap, wrapped
-from tracetool.units import format_count, format_duration, format_size
+from tracetool.reports.answer.verdict import first_notes
+from tracetool.units import format_duration, format_size
 from tracetool.whatif.accuracy import format_error
 from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT, depth_label, error_text, recorded_test
 from tracetool.whatif.depth import RELEVANT_RATIO
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tracetool.advice import Advice, Decided, Gain
     from tracetool.advice.cotune import CoTuning
     from tracetool.advice.plans import Plan
-    from tracetool.model.notice import Notice
     from tracetool.model.scenario import Scenario
     from tracetool.model.timeline import Metrics
     from tracetool.reports import RunFacts
@@ -57,24 +56,10 @@ def render_text(decided: Decided, facts: RunFacts, tuning: CoTuning | None = Non
             resources = dict.fromkeys(gain.more.resource for gain in advice.gains)
             largest = [gain for gain in map(advice.gain_of, resources) if gain is not None]
             lines += _gains_table([gain for gain in largest if gain.gain_ratio >= RELEVANT_RATIO], advice.best)
-        shown = sorted((note for note in answer.notes if note.code in _FIRST), key=_rank_of)[:_MOST_NOTES]
-        lines += map(Note, shown)
-        lines.append(f"{format_count(len(answer.notes) - len(shown), 'note')} more, and every plan tried: -v")
+        lines += first_notes(answer.notes)
     if tuning is not None:
         lines += [Note(f"extrapolated: {assumption}") for assumption in tuning.assumptions]
     return ("\n".join(wrapped(lines, width)) + "\n").encode()
-
-
-_MOST_NOTES = 2
-_FIRST = (
-    NoticeCode.FIDELITY, NoticeCode.HBM_UNCHECKED, NoticeCode.HOST_BOUND, NoticeCode.COLLECTIVES_KEPT,
-    NoticeCode.LINKS_SHARED, NoticeCode.RANKS_COPIED,
-)  # fmt: skip
-"""Notices of which a decision hangs most; the others are told when asked for."""
-
-
-def _rank_of(notice: Notice) -> int:
-    return _FIRST.index(notice.code)
 
 
 def _offers_table(decision: Decision, width: int) -> list[str]:

@@ -42,6 +42,12 @@ class ResultColumn(NamedTuple):
     cell: Callable[[Answer, Metrics, Result | None], Shown]
 
 
+def _transfers(answer: Answer, _metrics: Metrics, result: Result | None) -> Shown:
+    """How transfers are issued, where that differs."""
+    issued = {answer.pipeline.p2p, answer.baseline.p2p, *(each.p2p for each in answer.results)}
+    return Shown("" if len(issued) == 1 else (answer.pipeline if result is None else result).p2p)
+
+
 def _step(_answer: Answer, metrics: Metrics, _result: Result | None) -> Shown:
     return Shown(format_duration(metrics.step_ns), metrics.step_ns)
 
@@ -97,6 +103,7 @@ def _fits(answer: Answer, metrics: Metrics, result: Result | None) -> Shown:
 
 FITS = ResultColumn("fits", "Fits", 1, _fits)
 COLUMNS = (
+    ResultColumn("transfers", "Transfers", 7, _transfers),
     ResultColumn("step", "Step", 0, _step),
     ResultColumn("±", "±", 3, _error),
     ResultColumn("Δ", "Change", 2, _change),

@@ -31,7 +31,7 @@ def render(answer: Answer, facts: RunFacts, suffix: str = "") -> bytes:
     warnings = [f"warning: {text}" for text in answer.warnings]
     width = _WIDTH if suffix else terminal_width()
     lines = [*warnings, *([""] if warnings else []), *title(answer, facts), ""]
-    lines += [*_table(answer, width), "", *_details(answer)]
+    lines += [*results_table(answer, width), "", *_details(answer)]
     lines += map(Note, answer.notes)
     return ("\n".join(wrapped(lines, width)) + "\n").encode()
 
@@ -65,7 +65,8 @@ def title(answer: Answer, facts: RunFacts) -> list[str]:
     return lines
 
 
-def _table(answer: Answer, width: int) -> list[str]:
+def results_table(answer: Answer, width: int) -> list[str]:
+    """What was observed, and every result; columns that say nothing, or have no room, are left out."""
     rows = [
         ("", *(column.head for column in COLUMNS)),
         (f"observed {answer.observed_schedule or ''}".rstrip(), *_texts(answer, answer.observed_metrics, None)),
@@ -73,6 +74,9 @@ def _table(answer: Answer, width: int) -> list[str]:
     rows += [(result_name(r), *_texts(answer, r.metrics, r)) for r in compared_results(answer)]
     rows += [(refused.schedule, "not replayed", *[""] * (len(COLUMNS) - 1)) for refused in answer.refused]
     columns = [i for i in range(len(COLUMNS) + 1) if any(row[i] for row in rows[1:])]
+    for head in ("cross-DC", "transfers", "peak HBM"):
+        if sum(2 + max(len(row[i]) for row in rows) for i in columns) > width:
+            columns = [i for i in columns if rows[0][i] != head]
     return table([[row[i] for i in columns] for row in rows], width)
 
 

@@ -6,14 +6,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tracetool.errors import Option
-from tracetool.reports.answer.text import compared_results, is_baseline, result_name
-from tracetool.units import format_duration, format_size
+from tracetool.model.notice import NoticeCode
+from tracetool.reports.answer.text import (
+    Note,
+    compared_results,
+    is_baseline,
+    result_name,
+    results_table,
+    terminal_width,
+    wrapped,
+)
+from tracetool.units import format_count, format_duration, format_size
 from tracetool.whatif.accuracy import format_error
 from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT, is_as_good
 from tracetool.whatif.depth import RELEVANT_RATIO
 from tracetool.whatif.memory_limit import is_near_the_limit
+from tracetool.whatif.wording import links_text, sharing_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.model.notice import Notice
     from tracetool.whatif.results import Answer, Result
 
 _NAMED = 3
@@ -44,6 +57,39 @@ class Verdict:
     headline: str
     figures: tuple[Figure, ...]
     points: tuple[str, ...]
+
+
+_FIRST = (
+    NoticeCode.FIDELITY, NoticeCode.HBM_UNCHECKED, NoticeCode.HOST_BOUND, NoticeCode.COLLECTIVES_KEPT,
+    NoticeCode.LINKS_SHARED, NoticeCode.RANKS_COPIED, NoticeCode.NAME_MEANT,
+)  # fmt: skip
+_MOST_NOTES = 2
+
+
+def first_notes(notes: Sequence[Notice]) -> list[str]:
+    """The notes of which an answer hangs most, two at most, as lines, and how many more there are."""
+    shown = sorted((note for note in notes if note.code in _FIRST), key=lambda note: _FIRST.index(note.code))
+    shown = shown[:_MOST_NOTES]
+    rest = len(notes) - len(shown)
+    return [*map(Note, shown), f"{format_count(rest, 'note')} more, and everything tried: -v"]
+
+
+def screen(answer: Answer) -> bytes:
+    """The answer in a sentence, every result in a table, and two notes."""
+    found, width = verdict(answer), terminal_width()
+    shape, topology, hbm = answer.pipeline.observed.shape, answer.scenario.topology, answer.scenario.hbm_bytes
+    asked = [
+        f"{answer.observed_schedule or 'an order without a name'} on {format_count(shape.stages, 'stage')}",
+        f"{answer.baseline.microbatches} microbatch{'es' if answer.baseline.microbatches != 1 else ''}",
+        *([f"over {links_text(topology.links)}"] if topology.links else []),
+        *sharing_lines(answer.scenario),
+        *([f"{format_size(hbm)} of HBM"] if hbm is not None else []),
+        *([] if len({r.p2p for r in compared_results(answer)}) > 1 else [f"{answer.pipeline.p2p} transfers"]),
+    ]
+    refused = [f"  {one.schedule}: {one.reason}" for one in answer.refused[:_MOST_NOTES]]
+    lines = [*(f"warning: {text}" for text in answer.warnings), f"{found.headline}.", f"  {', '.join(asked)}", ""]
+    lines += [*results_table(answer, width), *refused, *near_lines(answer), "", *first_notes(answer.notes)]
+    return ("\n".join(wrapped(lines, width)) + "\n").encode()
 
 
 def best_result(answer: Answer) -> Result:

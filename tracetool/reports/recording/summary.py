@@ -224,11 +224,12 @@ class SummaryInfo(TypedDict):
     ]
 
 
-def own_notes(run: Run) -> list[str]:
-    """What was noted of the pipeline, without what was noted of its sources while they were read."""
+def own_notes(run: Run, *codes: NoticeCode) -> list[str]:
+    """What was noted of the pipeline, of these codes, or all but what was noted of its sources while they were read."""
     found = run.manifest.get("reconstruction", {})
     noted = zip_longest(found.get("notes", ()), found.get("note_codes", ()))  # no codes in Runs of earlier versions
-    return [note for note, code in noted if code != NoticeCode.SOURCE.name]
+    names = {code.name for code in codes or set(NoticeCode) - {NoticeCode.SOURCE}}
+    return [note for note, code in noted if code in names or (code is None and not codes)]
 
 
 def run_summary(run: Run) -> SummaryInfo:
