@@ -122,7 +122,7 @@ def test_the_recording_is_explained_as_it_was_recorded() -> None:
     assert host.removal.step_ns == 3 * (F + B)
     assert host.removal.change_ratio is None
     assert explained.replayed_step_ns == 3 * (F + B)
-    text = " ".join(render_text(explained, FACTS, 80).decode().split())
+    text = " ".join(render_text(explained, FACTS, 80, verbose=True).decode().split())
     change = f"{3 * (F + B) / (3 * (F + B) + late) - 1:+.1%}"
     assert f"the same order, launched in time: a step of 9.0 us ({change} of the recorded one)" in text
     assert (
@@ -143,7 +143,7 @@ def test_the_critical_path_is_told_in_plain_words() -> None:
     assert explained.path[-1].end_ns == window
     assert all(a.end_ns == b.start_ns for a, b in zip(explained.path, explained.path[1:], strict=False))
     assert sum(explained.spent_ns.values()) == window
-    text = render_text(explained, FACTS, 80).decode()
+    text = render_text(explained, FACTS, 80, verbose=True).decode()
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "0 ns 2.0 us ranks 0 → 1: forward 0" in lines
     assert "2.0 us 10.0 us link dc0→dc1: activation 0 (rank 1 → 2): 10.0 us latency" in lines
@@ -160,7 +160,7 @@ def test_one_rank_is_one_step_without_causes() -> None:
     (step,) = part.steps
     assert (part.times, step.ranks, len(step.ops)) == (1, [0], 12)
     assert explained.causes == ()
-    assert "No single cause of idle time would give 1%" in render_text(explained, FACTS, 80).decode()
+    assert "No single cause of idle time would give 1%" in render_text(explained, FACTS, 80, verbose=True).decode()
 
 
 def test_reports_agree_on_the_bubble_of_each_cause() -> None:

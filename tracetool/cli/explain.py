@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.output import JSON, PATHS, QUIET, next_step
+from tracetool.cli.output import JSON, PATHS, QUIET, VERBOSE, next_step
 from tracetool.cli.question import CHUNKS, EXTRA_FORWARDS, TIME_LIMIT, Words, ask, question_options
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 @EXTRA_FORWARDS
 @CHUNKS
 @TIME_LIMIT
+@VERBOSE
 @JSON
 @QUIET
 def explain(
@@ -35,6 +36,7 @@ def explain(
     chunks: int | None,
     time_limit: str | None,
     *,
+    verbose: bool,
     as_json: bool,
     quiet: bool,
     **words: Unpack[Words],
@@ -77,9 +79,12 @@ def explain(
         time_limit_s=time_limit_s,
     )
     facts = question.facts()
-    form = render_json(explained, facts) if as_json else render_text(explained, facts, terminal_width())
+    width = terminal_width()
+    form = render_json(explained, facts) if as_json else render_text(explained, facts, width, verbose=verbose)
     click.echo(form.decode(), nl=False)
     if not as_json:
         typed = click.get_current_context().obj
-        again = [word for word in typed[typed.index("explain") + 1 :] if word not in {"-q", "--quiet"}]
+        again = [
+            word for word in typed[typed.index("explain") + 1 :] if word not in {"-q", "--quiet", "-v", "--verbose"}
+        ]
         next_step(shlex.join(["tracetool", "replay", *again, "-o", "gantt.png"]), quiet=quiet)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -56,7 +57,7 @@ def sql(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Query Runs, or raw traces, with SQL (DuckDB), read-only. Without a query: list what there is, with examples.
+    """Query Runs, or raw traces, with SQL (DuckDB), read-only. Without a query: list what there is; a name shows it.
 
     Of several Runs, each is a schema under its name (base.run is base; NAME=RUN names it), and tables without a schema
     are those of all, with a column run.
@@ -64,6 +65,7 @@ def sql(
     \b
     Examples:
       tracetool sql x.run
+      tracetool sql x.run bubbles
       tracetool sql x.run "select rank, sum(duration_ns) from bubbles group by 1"
       tracetool sql a.run,b.run "select run, value from metrics"
       tracetool sql x.run -f query.sql -o answer.parquet
@@ -86,11 +88,26 @@ def sql(
         lens = Catalog(opened)
     if save is not None:
         _save(opened, save, force=force)
-    elif text is None:
-        _describe(opened, form)
-        next_step(f'tracetool sql {runs} "select * from step_breakdown"', quiet=quiet or form == "json")
-    if text is not None:
+    elif text is None or text in _names(opened):
+        _describe(opened, form, text)
+        shown = "step_breakdown" if text is None else f'"select * from {text}"'
+        next_step(f"tracetool sql {shlex.quote(runs)} {shown}", quiet=quiet or form == "json")
+    elif text is not None:
         _answer(lens, opened, text, form, output, force=force)
+
+
+def _names(opened: dict[str, Run]) -> set[str]:
+    """Names of tables, views and macros."""
+    from tracetool.reports.recording.catalog import catalog_info
+
+    catalog = catalog_info(opened)
+    return {column["name"] for column in catalog["columns"]} | {
+        macro["name"].partition("(")[0] for macro in catalog["macros"]
+    }
+
+
+_MOST_ROWS = 40
+"""Rows that a terminal shows."""
 
 
 def _is_named(runs: str) -> bool:
@@ -137,9 +154,12 @@ def _answer(lens: Lens, opened: dict[str, Run], query: str, form: str, output: P
         for run in opened.values():
             if reason := _why_empty(run, query):
                 click.echo(reason, err=True)
-    data = _rendered(frame, form)
+    is_shown = output is None and form == "table" and sys.stdout.isatty()
+    data = _rendered(frame.head(_MOST_ROWS) if is_shown else frame, form)
     if output is None:
         click.echo(data if form == "parquet" else data.decode(), nl=False)
+        if is_shown and frame.height > _MOST_ROWS:
+            click.echo(f"{_MOST_ROWS} of {frame.height:,} rows; all with -o FILE, or piped")
         return
     write_file(output, data, force=force)
     click.echo(f"wrote {output}", err=True)
@@ -227,39 +247,41 @@ def _why_empty(run: Run, query: str) -> str | None:
     return f"note: {', '.join(empty)}: empty, for no pipeline could be reconstructed: {missing}"
 
 
-def _describe(opened: dict[str, Run], form: str) -> None:
+def _describe(opened: dict[str, Run], form: str, only: str | None = None) -> None:
+    """Name what there is, a line each, with queries to learn from; or show one of them with its columns."""
     from tracetool.reports.recording.catalog import catalog_info
 
     catalog = catalog_info(opened)
     if form == "json":
         print_json(catalog)
         return
-    from tracetool.reports.answer.text import terminal_width, wrap
+    from tracetool.reports.answer.text import terminal_width, wrap, wrapped
 
     width = terminal_width()
-
-    def say(name: str, doc: str) -> None:
-        first, *more = wrap(f"{name}: {doc}", width, "  ")
-        if first.startswith(name):
-            first = click.style(name, bold=True) + first.removeprefix(name)
-        click.echo("\n" + "\n".join([first, *more]))
-
+    calls = {macro["name"].partition("(")[0]: macro for macro in catalog["macros"]}
+    docs = {column["name"]: column["doc"] for column in catalog["columns"]}
+    docs |= {name: macro["doc"] for name, macro in calls.items()}
+    if only is not None:
+        named = calls[only]["name"] if only in calls else only
+        lines = wrap(f"{named}: {docs[only]}", width, "  ")
+        for column in catalog["columns"]:
+            if column["name"] == only:
+                told = f"  {column['column_name']:<22} {column['data_type']:<9} {column['column_doc']}"
+                lines += wrap(told, width, " " * 35)
+        click.echo("\n".join(lines))
+        return
     if len(opened) > 1:
         told = (
             f"{', '.join(opened)} each have these, as {next(iter(opened))}.ops; without a name before it a table is "
             "that of all of them, with a column run."
         )
         click.echo("\n".join(wrap(told, width, "")))
-    last = None
-    for column in catalog["columns"]:
-        if column["name"] != last:
-            last = column["name"]
-            say(last, column["doc"])
-        line = f"  {column['column_name']:<22} {column['data_type']:<9} {column['column_doc']}"
-        click.echo("\n".join(wrap(line, width, " " * 35)))
-    for macro in catalog["macros"]:
-        say(macro["name"], macro["doc"])
-    for one in catalog["examples"]:
-        # SQL may be broken at any space.
-        query = [part for line in one.query.split("\n") for part in wrap(f"  {line}", width, "      ")]
-        click.echo("\n".join(["", *(click.style(part, bold=True) for part in wrap(one.question, width, "")), *query]))
+    room = max(map(len, docs))
+    for name, doc in docs.items():
+        line = f"{name:<{room}}  {doc}"
+        click.echo(line if len(line) <= width else line[: width - 1].rsplit(" ", 1)[0] + " …")
+    for one in catalog["examples"][:_MOST_EXAMPLES]:
+        click.echo("\n".join(["", *wrapped([one.question, *(f"  {line}" for line in one.query.split("\n"))], width)]))
+
+
+_MOST_EXAMPLES = 3

@@ -8,6 +8,7 @@ from tracetool.causes.cause import LATE, Cause
 from tracetool.costs.over_links import crossing_uses
 from tracetool.errors import Option
 from tracetool.reports.answer.text import Note, aligned, wrap, wrapped
+from tracetool.reports.answer.verdict import first_notes
 from tracetool.reports.explanation import PathWords
 from tracetool.units import format_duration, format_ranges
 from tracetool.whatif.wording import sharing_lines
@@ -24,20 +25,30 @@ _MOST_PARTS = 24
 """So many parts of the critical path are printed; JSON has them all."""
 
 
+_NO_GAIN_RATIO = 0.0005
+"""A step that is longer by so much without a cause gains nothing by its removal: another wait takes its place."""
 _WORTH_RATIO = 0.01
 """What shortens the step by less is not advised."""
 
 
-def render_text(explained: Explanation, facts: RunFacts, width: int) -> bytes:
-    """The explanation as text of so many columns."""
+def render_text(explained: Explanation, facts: RunFacts, width: int, *, verbose: bool) -> bytes:
+    """The explanation as text of so many columns.
+
+    Args:
+        explained: The explanation.
+        facts: Facts about the Run and the call.
+        width: Columns.
+        verbose: Also what causes mean, the critical path, and all notes.
+    """
     words = PathWords(explained.answer.observed.global_ranks)
     warnings = [f"warning: {text}" for text in explained.answer.warnings]
-    lines = [
-        *warnings,
-        *([""] if warnings else []),
-        *wrapped([*_head(explained, facts, words)], width),
-        "",
-        *_table(explained, words),
+    lines = [*wrapped([*warnings, *_idle(explained, words)], width), ""]
+    lines += wrapped([*_asked(explained, facts if verbose else None)], width)
+    lines += ["", *_table(explained, words), *_footnote(explained)]
+    if not verbose:
+        lines += ["", *wrapped(first_notes(explained.answer.notes), width)]
+        return ("\n".join(lines) + "\n").encode()
+    lines += [
         *wrapped([*_meanings(explained)], width),
         "",
         *_path(explained, words, width),
@@ -52,9 +63,11 @@ def _name(explained: Explanation) -> str:
     return explained.name + (f" +{','.join(map(str, extra))}" if extra is not None else "")
 
 
-def _head(explained: Explanation, facts: RunFacts, words: PathWords) -> Iterator[str]:
+def _asked(explained: Explanation, facts: RunFacts | None) -> Iterator[str]:
+    """What is explained."""
     metrics = explained.metrics
-    yield facts.name
+    if facts is not None:
+        yield facts.name
     what = "as recorded" if explained.seen else "replayed"
     yield (
         f"  {_name(explained)}, {what}: {explained.microbatches} microbatches, {explained.p2p} transfers; a step of "
@@ -63,7 +76,11 @@ def _head(explained: Explanation, facts: RunFacts, words: PathWords) -> Iterator
     if not explained.seen:
         yield from (f"  link {link}" for link in explained.answer.scenario.topology.links)
         yield from (f"  {line}" for line in sharing_lines(explained.answer.scenario))
-    yield ""
+
+
+def _idle(explained: Explanation, words: PathWords) -> Iterator[str]:
+    """How much ranks idle and why, what would shorten the step most, and what it cannot be shorter than."""
+    metrics = explained.metrics
     yield (
         f"Ranks idle {format_duration(metrics.bubble_ns)} of the window on average ({metrics.bubble_ratio:.1%})"
         + (f", most for {explained.causes[0].cause.words.label}." if explained.causes else ".")
@@ -133,18 +150,17 @@ def _signed(change: float | None) -> str:
 def _table(explained: Explanation, words: PathWords) -> list[str]:
     rows = [("idle for", "mean", "most on", "", "step without", "")]
     for found in explained.causes:
-        removal = found.removal
-        is_longer = removal.microbatches > explained.microbatches
+        is_longer = found.removal.microbatches > explained.microbatches
         each = [format_duration(ns) for ns in found.rank_ns]
         alike = len(each) > 1 and len(set(each)) == 1
-        change = "base" if _is_base(found) else _signed(removal.change_ratio)
+        change, step = _without(found, explained)
         rows.append(
             (
                 found.cause.words.label,
                 format_duration(found.mean_ns),
                 "all ranks" if alike else f"rank {words.rank(found.worst_rank)}",
                 "alike" if alike else each[found.worst_rank],
-                "-" if removal.step_ns is None else format_duration(removal.step_ns),
+                step,
                 change + ("*" if is_longer else " "),
             )
         )
@@ -152,6 +168,27 @@ def _table(explained: Explanation, words: PathWords) -> list[str]:
         rows.append(("other causes", format_duration(explained.rest_ns), "", "", "", ""))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [aligned(row, widths) for row in rows]
+
+
+def _without(found: CauseFound, explained: Explanation) -> tuple[str, str]:
+    """The change without a cause, and the step then: of as many microbatches, and none where it would be longer."""
+    removal = found.removal
+    if removal.step_ns is None:
+        return "", "-"
+    if _is_base(found):
+        return "base", format_duration(removal.step_ns)
+    if removal.change_ratio is not None and removal.change_ratio >= _NO_GAIN_RATIO:
+        return "", "no gain"
+    same_work = removal.step_ns * explained.microbatches / (removal.microbatches or explained.microbatches)
+    return _signed(removal.change_ratio), format_duration(same_work)
+
+
+def _footnote(explained: Explanation) -> list[str]:
+    """What the mark means, where a row has it."""
+    longer = _longer(explained)
+    if longer is None or longer.step_ns is None:
+        return []
+    return [f"  *: of every {explained.microbatches} microbatches, with {longer.microbatches} in a step"]
 
 
 def _meanings(explained: Explanation) -> Iterator[str]:
@@ -170,7 +207,7 @@ def _meanings(explained: Explanation) -> Iterator[str]:
         each = format_duration(longer.step_ns / longer.microbatches)
         now = format_duration(explained.replayed_step_ns / explained.microbatches)
         yield (
-            f"  * a step of {longer.microbatches} microbatches, {each} for each instead of {now}: what more "
+            f"  a step of {longer.microbatches} microbatches, {each} for each instead of {now}: what more "
             "microbatches give; the change is per microbatch"
         )
 
