@@ -11,6 +11,7 @@ import click
 from tracetool.cli.output import (
     FORCE,
     QUIET,
+    VERBOSE,
     ProgressBar,
     check_target,
     next_step,
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
 @click.option("--pipeline", type=click.IntRange(0), default=0, metavar="N", help="Which of several pipelines, of Runs.")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @FORCE
+@VERBOSE
 @QUIET
 def compare(
     base: str,
@@ -91,6 +93,7 @@ def compare(
     allow_inconclusive: bool | None,
     as_json: bool,
     force: bool,
+    verbose: bool,
     quiet: bool,
 ) -> None:
     """Compare Runs, raw traces or reports (of replay --json), or several of each: what changed, and why.
@@ -111,6 +114,7 @@ def compare(
     from tracetool.comparison.verdict import Rules
     from tracetool.reports.comparison.forms import form_named
     from tracetool.reports.comparison.json import ComparisonFacts
+    from tracetool.reports.comparison.text import render_text
     from tracetool.units import parse_share_ratio
     from tracetool.version import __version__
 
@@ -134,8 +138,10 @@ def compare(
     for target in targets:
         write_file(target.path, target.form.render(done, facts, max_bytes), force=force)
         click.echo(f"wrote {target.path}", err=True)
-    print_result(printed.render(done, facts, max_bytes).decode())
-    if printed.name == "text":
+    if printed.name != "text":
+        print_result(printed.render(done, facts, max_bytes).decode())
+    else:
+        print_result(render_text(done, facts, verbose=verbose).decode())
         next_step(_next(base, new, done), quiet=quiet)
     _close(done)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.output import JSON, QUIET, next_step, print_json
+from tracetool.cli.output import JSON, QUIET, VERBOSE, next_step, print_json
 from tracetool.errors import ScenarioError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ _MOST_ACTIONS = 1_000_000
 @click.option("--extra-forwards", metavar="N,N,...", help="geopipe: warm-up forwards per rank beyond 1F1B's.")
 @click.option("--group", type=click.IntRange(1), help="interleaved: microbatches per turn of a chunk, as in Megatron.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print the order in torch's CSV of actions.")
+@VERBOSE
 @JSON
 @QUIET
 def schedules(
@@ -35,6 +36,7 @@ def schedules(
     extra_forwards: str | None,
     group: int | None,
     *,
+    verbose: bool,
     as_csv: bool,
     as_json: bool,
     quiet: bool,
@@ -52,7 +54,7 @@ def schedules(
     from tracetool.schedules.names import named_here, refuse_unheeded, schedule_name
 
     if name is None:
-        _list(as_json=as_json, quiet=quiet)
+        _list(verbose=verbose, as_json=as_json, quiet=quiet)
         return
     if told := named_here(name):
         click.echo(f"note: {told}", err=True)
@@ -95,14 +97,22 @@ def _shape(name: str, stages: int | None, chunks: int | None, microbatches: int 
     return PipelineShape(stages, microbatches, chunks or kind.least_chunks, kind.placement)
 
 
-def _list(*, as_json: bool, quiet: bool) -> None:
-    """All schedules, and where each comes from."""
-    from tracetool.reports.answer.text import wrapped
+def _list(*, verbose: bool, as_json: bool, quiet: bool) -> None:
+    """All schedules by a line each; or what each takes, gives and comes from."""
+    from tracetool.reports.answer.text import terminal_width, wrapped
     from tracetool.reports.recording.catalog import schedule_infos
 
     kinds = schedule_infos()
     if as_json:
         print_json(kinds)
+        return
+    if not verbose:
+        room = max(len(kind["name"]) for kind in kinds)
+        lines = [f"{kind['name']:<{room}}  {kind['summary']}" for kind in kinds]
+        lines.append(f"{'csv:FILE':<{room}}  an order in torch's CSV of actions")
+        width = terminal_width()
+        click.echo("\n".join(line if len(line) <= width else f"{line[: width - 1]}…" for line in lines))
+        next_step("tracetool schedules -v", quiet=quiet)
         return
     lines = [
         "p ranks, i the stage (of several on a rank: the rank), v stages per rank, m microbatches, f forward and b "

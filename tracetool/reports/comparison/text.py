@@ -21,27 +21,40 @@ if TYPE_CHECKING:
     from tracetool.reports.comparison.json import ComparisonFacts
 
 MOST_CAUSES = 6
+_SCREEN_LINES = 6
+_SCREEN_CAUSES = 3
 
 
-def render_text(done: Comparison, _facts: ComparisonFacts, width: int | None = None) -> bytes:
-    """The comparison as text: summary, table, causes, limits."""
-    lines = wrapped([summary(done)], width)
-    lines += ["", *wrapped([*_side("base", done.base), *_side("new ", done.new), f"  {gate_words(done)}"], width), ""]
-    shown = done.shown
+def render_text(done: Comparison, _facts: ComparisonFacts, width: int | None = None, *, verbose: bool = True) -> bytes:
+    """The comparison as text: summary, table, causes, limits.
+
+    Args:
+        done: The comparison.
+        width: Columns; by default the terminal's.
+        verbose: Also what is compared, more causes, and all notes; else one screen.
+    """
+    lines = [*wrapped([summary(done)], width), ""]
+    if verbose:
+        lines += wrapped([*_side("base", done.base), *_side("new ", done.new), f"  {gate_words(done)}"], width)
+        lines.append("")
+    shown = done.shown if verbose else done.shown[:_SCREEN_LINES]
     rows = [("", "base", "new", "change", ""), *(_cells(done, line) for line in shown)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines += [aligned(row, widths).rstrip() for row in rows]
     lines += wrapped([f"  {words}" for words in (*_doubts(shown), *_hidden(done, shown))], width)
-    for metric, title in told_causes(done):
+    for metric, title in told_causes(done)[: None if verbose else 1]:
         lines += ["", title]
-        told = _cause_rows(done, metric)
+        told = _cause_rows(done, metric, MOST_CAUSES if verbose else _SCREEN_CAUSES)
         amounts = max(len(amount) for amount, _ in told)
         for amount, words in told:
             lines += wrap(f"  {amount:>{amounts}}  {words}", width or terminal_width(), " " * (amounts + 6))
     checks = [f"  {check.limit.text}: {check.outcome}: {check.detail}" for check in done.checks]
     failures = [f"  {failure}" for failure in done.failures if not done.checks]
     tail = [*checks, *failures, *(["  informational: this would fail"] if done.level == "would fail" else [])]
-    tail += map(Note, done.notes)
+    tail += map(Note, done.notes if verbose else done.notes[:1])
+    if not verbose:
+        rest = f"{format_count(len(done.notes) - 1, 'note')} more, " if done.notes[1:] else ""
+        tail.append(f"{rest}both sides and all causes: -v")
     lines += ["", *wrapped(tail, width)] if tail else []
     return ("\n".join(lines) + "\n").encode()
 
@@ -70,15 +83,15 @@ def _hidden(done: Comparison, shown: Sequence[Line]) -> list[str]:
     return [f"{format_count(len(rest), 'other value')}: {', '.join(told)} ({Option.JSON} has all)"] if rest else []
 
 
-def _cause_rows(done: Comparison, metric: str) -> list[tuple[str, str]]:
+def _cause_rows(done: Comparison, metric: str, most: int) -> list[tuple[str, str]]:
     """Contribution and words of the largest causes, of the others together, and of what replay does not give."""
     unit = _unit(done, metric)
     *causes, rest = done.causes[metric]
     causes = [cause for cause in causes if cause.value]
-    rows = [(signed(unit, cause.value), f"{cause.name}: {cause.detail}") for cause in causes[:MOST_CAUSES]]
-    if len(causes) > MOST_CAUSES:
-        others = sum((cause.value for cause in causes[MOST_CAUSES:]), Fraction(0))
-        rows.append((signed(unit, others), format_count(len(causes) - MOST_CAUSES, "smaller cause")))
+    rows = [(signed(unit, cause.value), f"{cause.name}: {cause.detail}") for cause in causes[:most]]
+    if len(causes) > most:
+        others = sum((cause.value for cause in causes[most:]), Fraction(0))
+        rows.append((signed(unit, others), format_count(len(causes) - most, "smaller cause")))
     return [*rows, (signed(unit, rest.value), f"{rest.name}: {rest.detail}")]
 
 
