@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 from click.core import ParameterSource
 
-from tracetool.cli.output import FORCE, JSON, PATHS, QUIET, check_target, next_step, write_file
+from tracetool.cli.output import FORCE, JSON, PATHS, QUIET, VERBOSE, check_target, next_step, write_file
 from tracetool.cli.question import CHUNKS, ask, question_options
 from tracetool.errors import ScenarioError
 from tracetool.model.notice import Notice, NoticeCode
@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     help="Also write all points, the form by the suffix: .parquet, .csv, .json; or a picture: .png, .svg, .pdf.",
 )
 @FORCE
+@VERBOSE
 @JSON
 @QUIET
 def sweep(
@@ -95,6 +96,7 @@ def sweep(
     *,
     no_knees: bool,
     force: bool,
+    verbose: bool,
     as_json: bool,
     quiet: bool,
     **words: Any,
@@ -164,7 +166,8 @@ def sweep(
     for path in output:
         write_file(path, _form(path)(found, facts, price), force=force)
         click.echo(f"wrote {path}", err=True)
-    click.echo((render_json if as_json else render_text)(found, facts, price).decode(), nl=False)
+    data = render_json(found, facts, price) if as_json else render_text(found, facts, price, verbose=verbose)
+    click.echo(data.decode(), nl=False)
     if not as_json:
         shared = words | ({} if chunks is None else {"chunks": chunks})
         after = _replay_of(_best_points(found), paths, shared) if output else None
@@ -175,7 +178,7 @@ _SHARED = click.Command("shared")
 question_options(_SHARED)
 # The shared options come in their own order, but for those that are lists here.
 _OWN = {option.name for option in sweep.params}
-sweep.params[-4:-4] = [option for option in reversed(_SHARED.params) if option.name not in _OWN]
+sweep.params[-5:-5] = [option for option in reversed(_SHARED.params) if option.name not in _OWN]
 
 
 def _best_points(found: Sweep) -> list[SweepPoint]:
@@ -190,7 +193,7 @@ def _replay_of(best: Sequence[SweepPoint], paths: tuple[Path, ...], words: dict[
     None if no point fits, it is of a named scenario, or its map of DCs cannot be written in ranges.
     """
     from tracetool.model.topology import parse_dc_map, parse_link
-    from tracetool.reports.sweep.text import map_of
+    from tracetool.reports.sweep import map_of
 
     point = next(iter(best), None)
     if point is None or point.scenario is not None or (point.dcs and parse_dc_map(map_of(point.dcs)) != point.dcs):

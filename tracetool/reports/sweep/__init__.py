@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.reports.answer.text import aligned
 from tracetool.reports.picture import RED
-from tracetool.units import format_duration, format_ranges, format_size
+from tracetool.units import format_count, format_duration, format_ranges, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from matplotlib.axes import Axes
 
-    from tracetool.sweeps import Knee, SweepPoint
+    from tracetool.sweeps import Knee, Sweep, SweepPoint
 
 GBIT_BYTES = 125_000_000
 
@@ -296,3 +296,28 @@ def _squeezed(lines: Sequence[Sequence[str]], widths: list[int]) -> list[str]:
     widths = [max(2, WIDTH - sum(widths[1:]) - len(widths) - 1), *widths[1:]]
     parted = [[f"  {line[0]}", narrow(["", *line[1:]])] for line in lines]
     return [text.rstrip() for pair in parted for text in pair if text.strip()]
+
+
+def trouble_lines(found: Sweep) -> list[str]:
+    """What could not be replayed or does not fit, and why: each once."""
+    lines = []
+    refused = Counter((p.schedule, p.reason) for p in found.points if p.step_ns is None)
+    for (schedule, reason), count in refused.items():
+        lines.append(f"  {schedule}: {format_count(count, 'point')} not replayed: {reason}")
+    over: dict[str, list[SweepPoint]] = {}
+    for point in found.points:
+        if point.step_ns is not None and point.feasible is False:
+            over.setdefault(point.schedule, []).append(point)
+    for schedule, points in over.items():
+        needs = [point.needed_bytes for point in points if point.needed_bytes is not None]
+        least = f": the least needs {format_size(min(needs))}" if needs else ""
+        lines.append(f"  {schedule}: {format_count(len(points), 'point')} over the HBM limit{least}")
+    return lines
+
+
+def map_of(dcs: Sequence[str]) -> str:
+    """A map of DCs as ``--dc`` takes it: ``0-1,2-3``."""
+    ranks: dict[str, list[int]] = {}
+    for rank, dc in enumerate(dcs):
+        ranks.setdefault(dc, []).append(rank)
+    return ",".join(format_ranges(of_dc).replace(", ", "+") for of_dc in ranks.values())

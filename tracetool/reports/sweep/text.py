@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from tracetool.errors import Option
 from tracetool.reports.advice import sentences
 from tracetool.reports.answer.text import Note, wrapped
-from tracetool.reports.sweep import WIDTH, Cells, table
-from tracetool.units import format_count, format_ranges, format_size
+from tracetool.reports.answer.verdict import first_notes
+from tracetool.reports.sweep import WIDTH, Cells, map_of, table, trouble_lines
+from tracetool.units import format_count
 from tracetool.whatif.accuracy import change_error_ratio, format_error
 from tracetool.whatif.best import UNPROVEN_MARK, error_text
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _ROWS = 16
 """So many rows of a table are printed; files have all."""
+_SCREEN_ROWS = 6
 
 _ALL_RANKS = 8
 """Up to so many ranks, extra forwards are listed rank by rank."""
@@ -45,14 +47,36 @@ _AXES = (
 )
 
 
-def render_text(found: Sweep, facts: RunFacts, price: Price | None) -> bytes:
-    """Tables of 80 columns: the best schedule per scenario, knees, the Pareto front; then what did not fit and why."""
-    told = [] if found.decision is None else [*wrapped(sentences(found.decision), WIDTH), ""]
-    lines = [*told, facts.name, *_summary(found), "", *_best(found), *_knees(found)]
+def render_text(found: Sweep, facts: RunFacts, price: Price | None, *, verbose: bool = True) -> bytes:
+    """Tables of 80 columns: the best schedule per scenario, knees, the Pareto front; then what did not fit and why.
+
+    Args:
+        found: The sweep.
+        facts: About the Run and the call.
+        price: What links cost, if that was said.
+        verbose: Everything; else one screen.
+    """
+    told = sentences(found.decision) if found.decision is not None else _found_best(found)
+    asked = [facts.name, *_summary(found)] if verbose else _summary(found)[:1]
+    lines = [*wrapped(told, WIDTH), "", *asked, "", *_best(found, _ROWS if verbose else _SCREEN_ROWS)]
+    lines += _knees(found, verbose=verbose)
     if price is not None:
         lines += _pareto(found, price)
-    trouble = [*_trouble(found), *map(Note, found.notes)]
-    return ("\n".join([*lines, *wrapped(trouble)]).rstrip() + "\n").encode()
+    notes = list(map(Note, found.notes)) if verbose else first_notes(found.notes)
+    return ("\n".join([*lines, *wrapped([*trouble_lines(found), *notes])]).rstrip() + "\n").encode()
+
+
+def _found_best(found: Sweep) -> list[str]:
+    """Which schedules are best in how many scenarios, and where more bandwidth stops paying for them."""
+    count = Counter(each.point.schedule for each in found.best if each.point is not None)
+    if not count:
+        return ["Nothing fits in any scenario."]
+    every = format_count(len(found.best), "scenario")
+    best = f"Best of {every}: {', '.join(f'{name} in {number:,}' for name, number in count.most_common())}"
+    knees = {k.schedule: k.bandwidth_bytes_per_s for k in found.knees if k.bandwidth_bytes_per_s}
+    first = next((name for name, _ in count.most_common() if name in knees), None)
+    pays = "" if first is None else f"; more bandwidth stops paying for {first} at {knees[first] * 8e-9:.3g} Gbit/s"
+    return [f"{best}{pays}."]
 
 
 def _summary(found: Sweep) -> list[str]:
@@ -115,14 +139,6 @@ def _value(name: str, value: object) -> str:
     return str(value)
 
 
-def map_of(dcs: Sequence[str]) -> str:
-    """A map of DCs as ``--dc`` takes it: ``0-1,2-3``."""
-    ranks: dict[str, list[int]] = {}
-    for rank, dc in enumerate(dcs):
-        ranks.setdefault(dc, []).append(rank)
-    return ",".join(format_ranges(of_dc).replace(", ", "+") for of_dc in ranks.values())
-
-
 _FIGURES = ("latency_ns", "bandwidth_bytes_per_s")
 
 
@@ -174,7 +190,7 @@ _MOST_AXES = 3
 _EXPENDABLE = ("bubble", "needs\nGiB", f"maybe\n{UNPROVEN_MARK}", "per m\nms")
 
 
-def _best(found: Sweep) -> list[str]:
+def _best(found: Sweep, most: int) -> list[str]:
     """Few points each in its row, best first in each scenario; of many the best of each scenario."""
     usable = found.best_first()
     if not usable:
@@ -184,7 +200,7 @@ def _best(found: Sweep) -> list[str]:
     expendable = [*_EXPENDABLE, *_said_by_the_name(axes)]
     cells = _Results(found, axes)
     winners = {_key(each.among, axes): each for each in found.best if each.point is not None}
-    if len(found.points) <= _ROWS or len(found.best) == 1:
+    if len(found.points) <= most or len(found.best) == 1:
         turns = {key: turn for turn, key in enumerate(dict.fromkeys(_key(point, axes) for point in found.points))}
         listed = [*(each.point for each in winners.values() if each.point not in found.points), *usable]
         best = {id(each.point) for each in winners.values()}
@@ -192,9 +208,11 @@ def _best(found: Sweep) -> list[str]:
             (point for point in listed if point is not None),
             key=lambda p: (turns[_key(p, axes)], id(p) not in best, p.evidence == "unproven"),
         )
-        return [*table([{"best first": cells.name(p)} | _along(p, axes) | cells.of(p) for p in rows], expendable), ""]
+        listed_rows = [{"best first": cells.name(p)} | _along(p, axes) | cells.of(p) for p in rows[:most]]
+        hidden = [f"  ... {format_count(len(rows) - most, 'point')} more: -v"] if len(rows) > most else []
+        return [*table(listed_rows, expendable), *hidden, ""]
     keys = [key for key in dict.fromkeys(_key(point, axes) for point in found.points) if key in winners]
-    shown = _shown(keys, _ROWS)
+    shown = _shown(keys, most)
     told = [winners[key] for key in keys if key in shown]
     more = len(keys) - len(told)
     after = [f"  ... {format_count(more, 'scenario')} more: -o sweep.parquet has all", ""] if more else [""]
@@ -271,7 +289,7 @@ def _forwards(extra: Sequence[int]) -> str:
     return ",".join(map(str, extra)) if len(extra) <= _ALL_RANKS else "/".join(map(str, dict.fromkeys(extra)))
 
 
-def _knees(found: Sweep) -> list[str]:
+def _knees(found: Sweep, *, verbose: bool) -> list[str]:
     """Of each schedule; rows that differ in the memory limit alone are one."""
     if not found.knees:
         return []
@@ -283,7 +301,9 @@ def _knees(found: Sweep) -> list[str]:
         same = (_name(knee), knee.p2p, *_key(knee, (a for a in axes if a.name != "hbm_bytes")), figures)
         rows[same] = (rows[same][0], True) if same in rows else (knee, False)
     names = len({(knee.schedule, knee.extra_forwards, knee.p2p) for knee, _ in rows.values()})
-    shown = _shown([_key(knee, axes) for knee, _ in rows.values()], max(1, _ROWS // names))
+    shown = _shown(
+        [_key(knee, axes) for knee, _ in rows.values()], max(1, (_ROWS if verbose else _SCREEN_ROWS) // names)
+    )
     cells = []
     for knee, is_any in rows.values():
         if _key(knee, axes) in shown:
@@ -297,11 +317,8 @@ def _knees(found: Sweep) -> list[str]:
     )
     more = len(rows) - len(cells)
     remarks = names_of.remarks([knee for knee, _ in rows.values()])
-    told = [
-        *([f"... {format_count(more, 'row')} more: {Option.JSON} has all"] if more else []),
-        explained,
-        *remarks[:_REMARKS],
-    ]
+    told = [f"... {format_count(more, 'row')} more: {Option.JSON} has all"] if more else []
+    told += [explained, *remarks[:_REMARKS]] if verbose else []
     return [*table(cells, ()), *wrapped([f"  {line}" for line in told]), ""]
 
 
@@ -378,20 +395,3 @@ def _pareto(found: Sweep, price: Price) -> list[str]:
     told = [*([f"... {format_count(more, 'point')} more: -o sweep.parquet has all"] if more else []), about]
     lines = table(rows, ("bubble", "per m\nms", *_said_by_the_name(axes))) if rows else []
     return [*lines, *wrapped([f"  {line}" for line in told]), ""]
-
-
-def _trouble(found: Sweep) -> list[str]:
-    """What could not be replayed or does not fit, and why: each once."""
-    lines = []
-    refused = Counter((p.schedule, p.reason) for p in found.points if p.step_ns is None)
-    for (schedule, reason), count in refused.items():
-        lines.append(f"  {schedule}: {format_count(count, 'point')} not replayed: {reason}")
-    over: dict[str, list[SweepPoint]] = {}
-    for point in found.points:
-        if point.step_ns is not None and point.feasible is False:
-            over.setdefault(point.schedule, []).append(point)
-    for schedule, points in over.items():
-        needs = [point.needed_bytes for point in points if point.needed_bytes is not None]
-        least = f": the least needs {format_size(min(needs))}" if needs else ""
-        lines.append(f"  {schedule}: {format_count(len(points), 'point')} over the HBM limit{least}")
-    return lines
