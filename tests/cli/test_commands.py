@@ -17,7 +17,7 @@ SAMPLE = str(SAMPLES / "h100-1f1b")
 
 def test_ingest_writes_a_run_and_says_what_is_in_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     target = str(tmp_path / "x.run")
-    assert run(["ingest", SAMPLE, "-o", target]) == 0
+    assert run(["ingest", SAMPLE, "-o", target, "-v"]) == 0
     text = capsys.readouterr().out
     assert "4 of 4 ranks (kineto) on NVIDIA H100 80GB HBM3" in text
     assert "stage 0 on rank 0: F 5.3 ms, B 13.8 ms, activation 1.20 GiB, static 5.46 GiB" in text
@@ -171,7 +171,7 @@ def test_ascend_ranks_without_kernels_are_reported_not_fatal(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     level2 = str(data("ascend", "Ascend+msinsight", "test", "st", "level2"))
-    assert run(["ingest", level2, "-o", str(tmp_path / "x.run")]) == 0
+    assert run(["ingest", level2, "-o", str(tmp_path / "x.run"), "-v"]) == 0
     text = capsys.readouterr().out
     assert "ranks 1, 3: no kernel_details.csv: compute of this rank is unknown" in text
     assert "Ascend's own Bubble" in text

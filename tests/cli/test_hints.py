@@ -31,7 +31,7 @@ def _next(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
 def test_the_map_of_data_centres_is_kept_in_the_next_command(capsys: pytest.CaptureFixture[str]) -> None:
     following = _next(capsys, "info", SAMPLE, "--dc", "0-1,2-3")
     assert following[following.index("--dc") + 1] == "0-1,2-3"
-    assert run(following) == 0
+    assert run([*following, "-v"]) == 0
     assert "cross-DC" in capsys.readouterr().out
 
 
@@ -54,7 +54,7 @@ def test_copying_is_not_offered_where_no_rank_of_the_stage_was_recorded(
     """One pipeline without its third stage; two pipelines, both without their second one."""
     for rank in recorded:
         (tmp_path / f"rank{rank}.json.gz").symlink_to(data("h100-pp4", "traces", name, f"rank{rank}.json.gz"))
-    assert run(["info", str(tmp_path)]) == 0
+    assert run(["info", str(tmp_path), "-v"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "--copy-missing-ranks" not in told
     assert "name the traces of the missing ranks, too: no other rank of the same stage as rank 2 was recorded" in told
@@ -74,7 +74,7 @@ def test_ranks_of_another_pipeline_than_the_first_can_be_copied_too(
     assert run(["info", str(tmp_path)]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "rank 3 was not recorded (add their traces, or copy them in a replay: --copy-missing-ranks)" in told
-    assert run(["replay", str(tmp_path), "--pipeline", "1", "--copy-missing-ranks"]) == 0
+    assert run(["replay", str(tmp_path), "--pipeline", "1", "--copy-missing-ranks", "-v"]) == 0
     assert "rank 3 from 2" in " ".join(capsys.readouterr().out.split())
 
 
@@ -123,7 +123,12 @@ def test_many_traces_of_one_rank_are_one_conflict_with_a_hint(capsys: pytest.Cap
 @pytest.mark.parametrize("columns", [50, 80, 132])
 @pytest.mark.parametrize(
     "arguments",
-    [["info", SAMPLE], ["replay", SAMPLE], ["sql", SAMPLE], ["info", str(ROOT / "tests" / "data" / "snapshot")]],
+    [
+        ["info", SAMPLE, "-v"],
+        ["replay", SAMPLE, "-v"],
+        ["sql", SAMPLE],
+        ["info", str(ROOT / "tests" / "data" / "snapshot"), "-v"],
+    ],
     ids=["info", "replay", "sql", "snapshot"],
 )
 def test_output_is_as_wide_as_the_terminal(

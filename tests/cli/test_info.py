@@ -35,7 +35,7 @@ def test_messages_across_a_boundary_are_counted_each_way(capsys: pytest.CaptureF
     ]
     assert [(m["src_rank"], m["dst_rank"]) for m in crossing["messages"]] == [(1, 2), (2, 1)]
     assert {(c["operation"], tuple(c["ranks"])) for c in crossing["collectives"]} == {("barrier", (0, 1, 2, 3))}
-    assert run(["info", SAMPLE, "--dc", "0-1,2-3", "-q"]) == 0
+    assert run(["info", SAMPLE, "--dc", "0-1,2-3", "-q", "-v"]) == 0
     text = capsys.readouterr().out
     assert "dc0→dc1: 8 messages, 128.00 MiB" in text
     assert "the DC map names pipeline ranks; ranks here are" in text
@@ -88,7 +88,7 @@ def test_the_vendors_bubble_stands_beside_ours(capsys: pytest.CaptureFixture[str
     busy = 73.27 + 79.57 + 81.96 + 94.80
     assert bubbles[0]["bubble_ns"] / 1e6 == pytest.approx(648.01 - busy, abs=0.1)
     assert bubbles[1]["bubble_ns"] is None
-    assert run(["info", level2, "-q"]) == 0
+    assert run(["info", level2, "-q", "-v"]) == 0
     text = capsys.readouterr().out
     assert "step 13, rank 0: Ascend's 0 ns, ours 318.4 ms" in text
     assert "step 13, ranks 1, 3: Ascend's 0 ns, not reconstructed" in text

@@ -31,7 +31,7 @@ def _report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, An
 def test_the_main_job_says_what_was_observed_what_1f1b_and_geopipe_would_take(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run(["replay", SAMPLE, "--schedule", "geopipe", *LINK, "--hbm", "80GiB"]) == 0
+    assert run(["replay", SAMPLE, "--schedule", "geopipe", *LINK, "--hbm", "80GiB", "-v"]) == 0
     text = capsys.readouterr().out
     for part in ("observed 1f1b", "baseline", "geopipe +2,2,0,0", "25 Gbit/s (3.125 GB/s), 10.0 ms", "80.00 GiB"):
         assert part in text
@@ -195,7 +195,7 @@ def test_a_schedule_that_does_not_fit_leaves_the_others(capsys: pytest.CaptureFi
         ("1f1b", "1f1b needs one stage per rank"),
         ("gpipe", "gpipe needs one stage per rank"),
     ]
-    assert run(["replay", several, "--schedule", "1f1b,observed"]) == 0
+    assert run(["replay", several, "--schedule", "1f1b,observed", "-v"]) == 0
     text = capsys.readouterr().out
     row = next(line for line in text.splitlines() if line.startswith("  1f1b "))
     assert row.split()[1:] == ["not", "replayed"]
@@ -249,12 +249,12 @@ def test_jitter_is_reproducible_and_told(capsys: pytest.CaptureFixture[str]) -> 
         assert spread["p50_ns"] <= spread["p95_ns"]
         # Costs of one stage vary by a few percent in this recording.
         assert spread["p50_ns"] == pytest.approx(result["step_ns"], rel=0.05)
-    assert run(["replay", *options, "1"]) == 0
+    assert run(["replay", *options, "1", "-v"]) == 0
     text = capsys.readouterr().out
     assert f"with costs drawn anew {one['results'][0]['jitter']['resamples']} times: half the steps take up to" in text
     assert text.count("with costs drawn anew") == len(one["results"])
     # The baseline's spread stands there too where it is no result of its own.
-    assert run(["replay", SAMPLE, "--schedule", "gpipe", "--jitter", "1"]) == 0
+    assert run(["replay", SAMPLE, "--schedule", "gpipe", "--jitter", "1", "-v"]) == 0
     text = capsys.readouterr().out
     assert text.count("with costs drawn anew") == 2
     assert "1f1b: baseline, grouped transfers\n    with costs drawn anew" in text
@@ -310,6 +310,6 @@ def test_pipelines_without_a_link_to_share_are_refused(capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize(("hbm", "told"), [("80GiB", False), ("13.1GiB", True)])
 def test_maybe_is_explained_where_it_stands(hbm: str, *, told: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["replay", SAMPLE, "--schedule", "1f1b", "--hbm", hbm]) == 0
+    assert run(["replay", SAMPLE, "--schedule", "1f1b", "--hbm", hbm, "-v"]) == 0
     text = capsys.readouterr().out
     assert [" maybe\n" in text, "note: maybe" in text] == [told, told]

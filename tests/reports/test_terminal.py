@@ -215,13 +215,15 @@ def on_a_terminal(*cases: str) -> list[str]:
 
 
 def test_terminals_get_the_picture_that_they_can_show() -> None:
-    dumb, bare, coloured, quiet, as_json = on_a_terminal(
-        "TERM=dumb,COLUMNS=60,",
+    dumb, bare, coloured, quiet, as_json, small = on_a_terminal(
+        "TERM=dumb,COLUMNS=60,LINES=50,",
         "TERM=xterm-256color,NO_COLOR=1,",
         "TERM=xterm-256color,",
         "TERM=xterm-256color,-q",
         "TERM=xterm-256color,--json",
+        "TERM=xterm-256color,LINES=16,",
     )
+    assert "█" not in small, "a picture scrolls no answer away"
     assert "\x1b" not in dumb + bare + quiet + as_json
     assert ["█" in said for said in (dumb, bare, coloured, quiet, as_json)] == [True, True, True, False, False]
     assert "\x1b[34m█" in coloured

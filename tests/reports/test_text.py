@@ -44,7 +44,7 @@ def test_every_line_of_a_report_fits_whatever_the_names(
     order = tmp_path / name
     order.write_text(capsys.readouterr().out, encoding="utf-8")
     link = ["--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms", "--hbm", "80GiB"]
-    assert run(["replay", SAMPLE, "--schedule", f"csv:{order},zb-h1", *link, "-q"]) == 0
+    assert run(["replay", SAMPLE, "--schedule", f"csv:{order},zb-h1", *link, "-q", "-v"]) == 0
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines()[1:])) <= 80
     head = next(line for line in text.splitlines() if line.endswith("fits"))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         HostGapInfo,
         LeftInfo,
         ObservedPipelineInfo,
+        ReplayedRunInfo,
         SummaryInfo,
         VendorBubbleInfo,
     )
@@ -121,6 +122,8 @@ def screen_lines(facts: SummaryInfo, run: Run) -> list[str]:
     ]
     if (crossing := facts.get("cross_dc")) is not None:
         lines.append(f"  cross-DC: {_crossing_text(crossing)}")
+    if facts["replayed"]:
+        lines.append(_replayed_line(facts["replayed"]))
     gaps = [f"{gap.needed_for}: {gap.lacks} ({gap.hint})" for gap in facts["gaps"]]
     lines += [f"  missing for {gap}" for gap in gaps[:1]]
     lost = _loss_lines(facts)
@@ -198,12 +201,15 @@ def summary_lines(facts: SummaryInfo, run: Run) -> list[str]:
         lines.append(f"  vendor_figures: {facts['vendor_figures']:,} figures of a vendor's analysis")
     lines += _pipeline_lines(facts["pipeline"], own_notes(run), facts["host_gaps"])
     if facts["replayed"]:
-        names = ", ".join(facts["replayed"]["timelines"])
-        lines.append(f"  replayed timelines: {names} (by {facts['replayed']['command']})")
+        lines.append(_replayed_line(facts["replayed"]))
     lines += finding_lines(facts["findings"])
     lines += [f"  missing for {gap.needed_for}: {gap.lacks} ({gap.hint})" for gap in facts["gaps"]]
     lines += _loss_lines(facts)
     return lines
+
+
+def _replayed_line(replayed: ReplayedRunInfo) -> str:
+    return f"  replayed timelines: {', '.join(replayed['timelines'])} (by {replayed['command']})"
 
 
 def _communication_line(facts: SummaryInfo) -> str:
