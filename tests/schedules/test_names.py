@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
+from helpers.recorded import ROOT
 
 from tracetool.errors import UnknownName
+from tracetool.model.schedule import OBSERVED
 from tracetool.schedules import SCHEDULES
 from tracetool.schedules.names import named_here, normalised, schedule_name
 
@@ -65,3 +69,18 @@ def test_unknown_names(written: str) -> None:
 )
 def test_who_uses_another_word_is_told_the_name(asked: str, told: str | None) -> None:
     assert named_here(asked) == told
+
+
+def test_nothing_outside_the_library_spells_a_schedules_name() -> None:
+    """What is asked of a schedule is a property of its kind; its name stands with it and in the registry alone."""
+    spelled = {
+        (str(path.relative_to(ROOT / "tracetool")), node.value)
+        for path in (ROOT / "tracetool").rglob("*.py")
+        if "schedules/library" not in str(path) and "studies" not in str(path)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in SCHEDULES.names()
+    }
+    registry = {("schedules/__init__.py", name) for name in SCHEDULES.names()}
+    others = {("cli/paper.py", "geopipe"), ("reports/schemas.py", "geopipe"), ("costs/analytical.py", "1f1b")}
+    roles = {name for name, value in spelled if value == OBSERVED and (name.startswith("reports/"))}
+    assert spelled - {(name, OBSERVED) for name in roles} == registry | others | {("model/schedule.py", OBSERVED)}

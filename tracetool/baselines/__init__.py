@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tracetool.comparison.reported import read_report
 from tracetool.errors import AlreadyExists, Option, StoreError
 from tracetool.model.pipeline import P2P_MODES, max_if_known
+from tracetool.model.schedule import OBSERVED
 from tracetool.store import whole_file
 from tracetool.tables.fields import WithFigures, fields_of
 from tracetool.tables.metrics import OF_REPLAY
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from tracetool.comparison.report import ReportInfo, ResultInfo, StepInfo
     from tracetool.ingestion.recording import StepRecord
 
-
-OBSERVED = "observed"
-"""What a series of recorded steps is about."""
 
 _VERSION = b"2"
 _KEY = b"tracetool_history"

@@ -16,8 +16,8 @@ from math import inf, log, sqrt
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from tracetool.baselines import OBSERVED
 from tracetool.errors import Option, ScenarioError, UnknownName
+from tracetool.model.schedule import OBSERVED
 from tracetool.tables.metrics import METRICS
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from tracetool.costs.measured import MeasuredCosts
 from tracetool.errors import Option, ScheduleError
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import BY_EDGE, ActionCost
+from tracetool.model.schedule import OBSERVED
 from tracetool.model.topology import Link
 from tracetool.replays.evaluation import evaluate
 from tracetool.schedules import build_schedule, is_sourced
@@ -151,7 +152,7 @@ def _without_host(explained: Explained) -> Removal:
 def _with_more_microbatches(explained: Explained) -> Removal:
     schedule = explained.schedule
     name = schedule.name
-    if name == "observed" or is_sourced(name):
+    if name == OBSERVED or is_sourced(name):
         known = recognise(schedule)
         if known is None:
             return Removal("an order without a name cannot be made longer")

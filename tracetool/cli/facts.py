@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import CopyableRank
 from tracetool.model.notice import NoticeCode
+from tracetool.model.schedule import OBSERVED
 from tracetool.reconstruction import notes_of_sources, unread_events
 from tracetool.reconstruction.closeup.slowdown import notes_on_gaps
 from tracetool.reconstruction.steps.crossing import by_direction, find_crossing
@@ -56,7 +57,7 @@ def next_command(named: str, run: Run, facts: SummaryInfo, dc: str | None = None
     stages = pipeline["stages"]
     several = len({s["rank"] for s in stages}) < len(stages)
     forwards_alone = all(s[column] is None for s in stages for column in s if column.startswith("backward_"))
-    schedules = "observed" if several or copying or forwards_alone else "1f1b,gpipe,geopipe"
+    schedules = OBSERVED if several or copying or forwards_alone else "1f1b,gpipe,geopipe"
     return (
         f"tracetool replay {named} --schedule {schedules}"
         + (" --copy-missing-ranks" if copying else "")

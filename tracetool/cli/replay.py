@@ -31,6 +31,7 @@ from tracetool.cli.output import (
 )
 from tracetool.cli.question import CHUNKS, EXTRA_FORWARDS, TIME_LIMIT, Words, ask, question_options
 from tracetool.errors import AlreadyExists, ScenarioError, StoreError
+from tracetool.model.schedule import OBSERVED
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -147,7 +148,7 @@ def _refuse_others() -> None:
 @PATHS
 @click.option(
     "--schedule",
-    default="observed",
+    default=OBSERVED,
     show_default=True,
     metavar="NAME,...",
     help="Schedules to replay; 'tracetool schedules' lists them; csv:FILE reads torch's CSV of actions.",

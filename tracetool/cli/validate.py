@@ -11,6 +11,7 @@ import click
 from tracetool.cli.output import JSON, QUIET, ProgressBar, next_step, path_or_url, print_result
 from tracetool.cli.recordings import borrow_slowdown
 from tracetool.errors import CheckFailed
+from tracetool.model.schedule import OBSERVED
 
 if TYPE_CHECKING:
     from tracetool.validation import Validation
@@ -93,7 +94,7 @@ def validate(
     print_result((render_json if as_json else render_text)(done, facts).decode())
     if not as_json:
         several = found[0].pipeline.observed.shape.chunks > 1
-        names_to_try = "observed" if several else "1f1b,geopipe"
+        names_to_try = OBSERVED if several else "1f1b,geopipe"
         next_step(f"tracetool replay {shlex.quote(str(run))} --schedule {names_to_try}", quiet=quiet)
     _check(done, limits)
 

@@ -15,6 +15,7 @@ from tracetool.errors import TraceToolError, checked
 from tracetool.explanation.path import PathPart, told
 from tracetool.model.pipeline import BLOCKING, BY_EDGE
 from tracetool.model.scenario import Scenario
+from tracetool.model.schedule import OBSERVED
 from tracetool.model.timeline import Metrics, measure
 from tracetool.model.topology import Topology
 from tracetool.replays.evaluation import stages_for
@@ -210,14 +211,14 @@ def explain(
     """
     scenario = scenario or Scenario()
     seen = schedule is None and _changes_nothing(scenario)
-    name = schedule or "observed"
+    name = schedule or OBSERVED
     # The observed order cannot be made longer; a schedule compared with itself is replayed twice.
     is_longer = scenario.microbatches not in {None, found.pipeline.observed.shape.microbatches}
     done = answer(
         found,
         [name],
         scenario,
-        baseline=name if is_longer else "observed",
+        baseline=name if is_longer else OBSERVED,
         extra_forwards=extra_forwards,
         chunks=chunks,
         time_limit_s=time_limit_s,
@@ -250,7 +251,7 @@ def explain(
     removals = {how: remove(how, explained) for how in ways}
     return Explanation(
         answer=done,
-        name=(done.observed_schedule or "observed") if seen else result.schedule,
+        name=(done.observed_schedule or OBSERVED) if seen else result.schedule,
         seen=seen,
         p2p=mode,
         microbatches=result.microbatches,

@@ -13,7 +13,7 @@ import msgspec
 
 from tracetool.model.action import Action, ActionKind
 from tracetool.model.pipeline import P2P_MODES, ActionCost, Pipeline, RankProfile, StageProfile, TailPart
-from tracetool.model.schedule import schedule_from_orders
+from tracetool.model.schedule import OBSERVED, schedule_from_orders
 from tracetool.model.timeline import measure
 from tracetool.reconstruction import record_steps
 from tracetool.reconstruction.closeup.contention import beside_ns
@@ -205,7 +205,7 @@ def _known(values: list[int | None]) -> list[int | None]:
 def pipeline_of(recording: Recording, step: StepRecord) -> Pipeline:
     """The pipeline that a step measured, its actions as long as they were: slowdowns stay in."""
     orders = [[Action.parse(text) for text in rank.split()] for rank in recording.orders[step.order]]
-    observed = schedule_from_orders(orders, name="observed")
+    observed = schedule_from_orders(orders, name=OBSERVED)
     costs: dict[int, dict[ActionKind, tuple[ActionCost, ...]]] = {}
     for name, record in step.actions.items():
         unknown: list[int | None] = [None] * len(record.duration_ns)

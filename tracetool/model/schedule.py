@@ -16,6 +16,9 @@ from tracetool.model.action import COMPUTE_KINDS, Action, ActionKind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+OBSERVED = "observed"
+"""Name of the order that was recorded, whatever schedule it is."""
+
 Placement = Literal["loop", "v", "bidirectional"]
 
 

@@ -12,7 +12,7 @@ from tracetool.errors import ReconstructError
 from tracetool.model.action import Action, ActionKind
 from tracetool.model.notice import NoticeCode
 from tracetool.model.pipeline import Pipeline, RankProfile, StageProfile
-from tracetool.model.schedule import schedule_from_orders
+from tracetool.model.schedule import OBSERVED, schedule_from_orders
 from tracetool.model.timeline import Op, RankOp, Timeline
 from tracetool.reconstruction.actions.cautions import check_times, note_cautions
 from tracetool.reconstruction.actions.hops import join_labelled, tensors_per_hop
@@ -89,7 +89,7 @@ def observed_timeline(
             tails.append(RankOp(position, part.kind, at, part.duration_ns))
             at += part.duration_ns
     return Timeline(
-        name="observed",
+        name=OBSERVED,
         global_ranks=group.ranks,
         ops=(*ops, *tails),
         transfers=tuple(shifted(t, origin) for t in transfers),
@@ -263,7 +263,7 @@ def _pipeline(
     messages: StepMessages,
 ) -> Pipeline:
     orders = [[Action(s.stage, s.kind, s.microbatch) for s in work[rank].segments] for rank in group.ranks]
-    observed = schedule_from_orders(orders, name="observed")
+    observed = schedule_from_orders(orders, name=OBSERVED)
     devices = read_devices(run, group.ranks)
     stages = []
     for stage in range(observed.shape.stages):

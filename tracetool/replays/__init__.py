@@ -9,6 +9,7 @@ from tracetool.errors import Option, UnsupportedShape, checked
 from tracetool.model.action import Action
 from tracetool.model.pipeline import BLOCKING
 from tracetool.model.scenario import Scenario
+from tracetool.model.schedule import OBSERVED
 from tracetool.model.timeline import MemoryCurve, Op, Timeline, Transfer, memory_curve
 from tracetool.replays.compiled import Compiled
 from tracetool.replays.costing import TaskCosts
@@ -99,8 +100,7 @@ def _check_kinds(pipeline: Pipeline, schedule: Schedule) -> None:
     if schedule.has_backwards and not pipeline.observed.has_backwards:
         raise UnsupportedShape(
             f"{schedule.name} runs backwards, and the recorded step has none (inference, or an evaluation).",
-            hint=f"{Option.SCHEDULES('observed')} replays its forwards; a training step may be chosen with "
-            f"{Option.STEP}",
+            hint=f"{Option.SCHEDULES(OBSERVED)} replays its forwards; a training step may be chosen with {Option.STEP}",
         )
     if pipeline.observed.has_backwards and not schedule.has_backwards:
         raise UnsupportedShape(

@@ -11,6 +11,7 @@ from tracetool.errors import WrongType
 from tracetool.explanation import Explanation
 from tracetool.ingestion.runs import idle_table, observed_tables, timeline_tables
 from tracetool.model.pipeline import max_if_known
+from tracetool.model.schedule import OBSERVED
 from tracetool.model.timeline import Timeline
 from tracetool.reconstruction import Reconstruction
 from tracetool.replays import Replayed
@@ -129,7 +130,7 @@ def _(result: Sweep) -> dict[str, pa.Table]:
 
 @_tables.register(Answer)
 def _(result: Answer) -> dict[str, pa.Table]:
-    observed = {"role": "observed", "schedule": result.observed_schedule or "observed", "p2p": result.pipeline.p2p}
+    observed = {"role": "observed", "schedule": result.observed_schedule or OBSERVED, "p2p": result.pipeline.p2p}
     every: list[tuple[Metrics, Row]] = [(result.observed_metrics, (observed, result.pipeline.observed.shape))]
     for role, results in (("baseline", (result.baseline,)), ("result", result.results)):
         for each in results:

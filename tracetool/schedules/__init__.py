@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from tracetool.schedules.problem import Orders, Problem
 
 
+REFERENCE = "1f1b"
+"""What others are compared with where nothing tells which schedule was recorded."""
+
 Heeded = Literal["extra forwards", "group", "overlap ratio", "time limit"]
 
 
@@ -77,6 +80,7 @@ class ScheduleKind:
         options_in: With what an order could have been built, if it is this schedule.
         tuning: How its extra forwards are chosen; None if it has none.
         is_compared: Whether predictions of it were compared with recorded steps (``whatif.accuracy``).
+        is_compared_recut: Whether those were that cut every recorded stage in two.
         given: The order itself, where that is all there is: it has one shape.
     """
 
@@ -96,6 +100,7 @@ class ScheduleKind:
     options_in: Callable[[Schedule], Iterable[ScheduleOptions]] = lambda _observed: (ScheduleOptions(),)
     tuning: Tuning | None = None
     is_compared: bool = False
+    is_compared_recut: bool = False
     given: Schedule | None = None
 
     def takes(self, option: Heeded) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tracetool.errors import Option, ScenarioError, UnsupportedShape
 from tracetool.model.action import Action, ActionKind
 from tracetool.model.scenario import Choice
+from tracetool.model.schedule import OBSERVED
 from tracetool.schedules import SCHEDULES, Heeded, is_sourced, kind_of
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _heeds(name: str, option: Heeded, observed: Schedule | None) -> bool:
-    if name == "observed":
+    if name == OBSERVED:
         return option == "overlap ratio" and observed is not None and any(observed.overlaps)
     return kind_of(name).takes(option)
 

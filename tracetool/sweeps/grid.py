@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tracetool.errors import BadTopology, Option, ScenarioError, together
 from tracetool.model.scenario import Scenario
+from tracetool.model.schedule import OBSERVED
 from tracetool.model.topology import Link, Topology, in_two
 from tracetool.schedules import tuning_of
 from tracetool.whatif.best import recorded_schedule
@@ -229,7 +230,7 @@ class Grid:
 
     def recorded_columns(self, observed: Schedule) -> Iterator[LinkColumn]:
         """Columns of the recorded order in the scenarios of the grid, where it is not among the schedules."""
-        for column in replace(self, schedules=("observed",)).columns():
+        for column in replace(self, schedules=(OBSERVED,)).columns():
             name = recorded_schedule(observed, column.scenario.microbatches)
             if name not in self.schedules:
                 yield replace(column, schedule=name)

@@ -13,6 +13,7 @@ from tracetool.ingestion.executors import Silent, in_processes, on_cluster, usab
 from tracetool.model.notice import Notice, NoticeCode, Notices
 from tracetool.model.pipeline import Pipeline
 from tracetool.model.scenario import Scenario
+from tracetool.model.schedule import OBSERVED
 from tracetool.model.timeline import measure
 from tracetool.schedules import tuning_of
 from tracetool.sweeps.evaluate import ColumnPiece, evaluate
@@ -173,7 +174,7 @@ def sweep(
         reasons = list(dict.fromkeys(f"{point.schedule}: {point.reason}" for point in points))
         raise ScheduleError(
             f"none of {format_count(len(points), 'point')} can be replayed. " + " ".join(reasons[:3]),
-            hint=f"{Option.SCHEDULES('observed')} takes the recorded order over other links; "
+            hint=f"{Option.SCHEDULES(OBSERVED)} takes the recorded order over other links; "
             f"{command_or_call('tracetool schedules', 'tracetool.schedules.SCHEDULES.names()')} lists the rest",
         )
     if price is not None:

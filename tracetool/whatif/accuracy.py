@@ -50,7 +50,7 @@ def known_error(
 ) -> KnownError | None:
     """What is known of the error of a prediction, over all pairs of recorded H100 runs; None if none was like it.
 
-    They had four ranks with one stage each (two, re-cut, in ``interleaved`` of as many microbatches as recorded), half
+    They had four ranks with one stage each (two, re-cut, of as many microbatches as recorded, in ``interleaved``), half
     to twice the recorded microbatches, and at most one DC boundary; anything else was not tried, nor receives posted
     ahead.
 
@@ -62,23 +62,20 @@ def known_error(
         own_ratio: By how much replay misses the recording: other orders it misses by as much at least.
     """
     shape = measured.observed.shape
-    is_recut = schedule.name == "interleaved" and schedule.shape == replace(shape, chunks=2)
+    kind = SCHEDULES.get(schedule.name) if schedule.name in SCHEDULES.names() else None
+    is_recut = kind is not None and kind.is_compared_recut and schedule.shape == replace(shape, chunks=2)
     microbatches = schedule.shape.microbatches
     is_as_long = shape.microbatches <= 2 * microbatches and microbatches <= 2 * shape.microbatches
     is_whole = is_as_long and schedule.shape == replace(shape, microbatches=microbatches)
     tried = shape.ranks == 4 and shape.chunks == 1 and (is_whole or is_recut)
     boundaries = len(scenario.topology.boundaries())
-    tried = tried and _is_compared(schedule.name) and boundaries <= 1 and p2p != "posted-ahead"
+    tried = tried and kind is not None and kind.is_compared and boundaries <= 1 and p2p != "posted-ahead"
     tried = tried and scenario.interference and scenario.pipelines_on_link == 1 and schedule.has_backwards
     if not tried or any(rank.load is None or rank.load.device != "H100" for rank in measured.ranks):
         return None
     is_split = any(ActionKind.BACKWARD_WEIGHT in stage.costs for stage in measured.stages)
     given = SEEN.given_step_ratio["split" if is_split else "recut" if is_recut else "whole"]
     return KnownError(max(given, own_ratio), own_ratio, scenario.topology, microbatches, is_split)
-
-
-def _is_compared(name: str) -> bool:
-    return name in SCHEDULES.names() and SCHEDULES.get(name).is_compared
 
 
 def change_of(base: KnownError, other: KnownError) -> Change:

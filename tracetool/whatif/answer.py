@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from tracetool.errors import BadTopology, Option, ScenarioError, ScheduleError, checked
 from tracetool.model.notice import Notice, NoticeCode, Notices
 from tracetool.model.scenario import Scenario
+from tracetool.model.schedule import OBSERVED
 from tracetool.model.timeline import measure
 from tracetool.replays.evaluation import evaluate, stages_for
 from tracetool.replays.problem import pose
-from tracetool.schedules import build_schedule, needs_costs, parse_names, tuning_of
+from tracetool.schedules import REFERENCE, build_schedule, needs_costs, parse_names, tuning_of
 from tracetool.schedules.names import choice_of, named_here, recognise, refuse_chunks, refuse_unheeded, schedule_name
 from tracetool.whatif.accuracy import known_error
 from tracetool.whatif.best import choose, recorded_schedule, recorded_test, rests_on
@@ -104,14 +105,14 @@ def answer(
         )
     known = recognise(observed)
     notes = Notices([*(Notice(NoticeCode.NAME_MEANT, told) for told in renamed), *found.notes])
-    if not observed.has_backwards and baseline == "1f1b":
-        baseline = "observed"
+    if not observed.has_backwards and baseline == REFERENCE:
+        baseline = OBSERVED
         notes.add(
             NoticeCode.BASELINE_OBSERVED,
             "the step has no backward (inference, or an evaluation): the baseline is the observed order",
         )
-    if observed.shape.chunks > 1 and baseline == "1f1b":
-        baseline = "observed"
+    if observed.shape.chunks > 1 and baseline == REFERENCE:
+        baseline = OBSERVED
         notes.add(NoticeCode.BASELINE_OBSERVED, "the baseline is the observed order: 1f1b needs one stage per rank")
     seen = measure(found.observed)
     fidelity, own_error = fidelity_of(found)

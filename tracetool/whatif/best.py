@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
 from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
+from tracetool.model.schedule import OBSERVED
 from tracetool.replays import p2p_of
-from tracetool.schedules import SCHEDULES, needs_costs
+from tracetool.schedules import REFERENCE, SCHEDULES, needs_costs
 from tracetool.schedules.names import recognise
 from tracetool.whatif.accuracy import format_error, is_within_error
 from tracetool.whatif.depth import RELEVANT_RATIO
@@ -116,24 +117,24 @@ def default_schedules(observed: Schedule) -> list[str]:
     The recorded order is among them under its own name if it has one.
     """
     if not observed.has_backwards:
-        return ["observed"]
-    kinds = [SCHEDULES.get(name) for name in SCHEDULES.names() if name != "observed"]
+        return [OBSERVED]
+    kinds = [SCHEDULES.get(name) for name in SCHEDULES.names() if name != OBSERVED]
     names = [kind.name for kind in kinds if not kind.needs_costs]
     if observed.shape.chunks > 1:
         alike = [k.name for k in kinds if k.least_chunks > 1 and k.placement == observed.shape.placement]
-        return ["observed", *(name for name in names if name in alike)]
-    return names if recognise(observed) is not None else ["observed", *names]
+        return [OBSERVED, *(name for name in names if name in alike)]
+    return names if recognise(observed) is not None else [OBSERVED, *names]
 
 
 def recorded_schedule(observed: Schedule, microbatches: int | None) -> str:
     """The recorded order by the name that builds it, else as observed; of other microbatches what schedule it is."""
     if not observed.has_backwards:
-        return "observed"
+        return OBSERVED
     known = recognise(observed)
     if microbatches not in {None, observed.shape.microbatches}:
-        return known.name if known is not None else "1f1b"
+        return known.name if known is not None else REFERENCE
     named = known is not None and known.extra_forwards is None and observed.shape.chunks == 1
-    return known.name if known is not None and named else "observed"
+    return known.name if known is not None and named else OBSERVED
 
 
 def rests_on(pipeline: Pipeline, name: str, schedule: Schedule, p2p: P2PMode) -> tuple[str, ...]:
@@ -295,7 +296,7 @@ def choose_best(candidates: Iterable[_Candidate], recorded: Callable[[Candidate]
 def recorded_test(pipeline: Pipeline) -> Callable[[Candidate], bool]:
     """Tells whether a candidate is the recorded order, with transfers as they were issued."""
     known = recognise(pipeline.observed)
-    orders = {("observed", None)} | ({(known.name, known.extra_forwards)} if known is not None else set())
+    orders = {(OBSERVED, None)} | ({(known.name, known.extra_forwards)} if known is not None else set())
     return lambda one: one.p2p == pipeline.p2p and (one.schedule, one.extra_forwards) in orders
 
 

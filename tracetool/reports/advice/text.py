@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracetool.errors import Option
+from tracetool.model.schedule import OBSERVED
 from tracetool.reports.advice import offer_rows, sentences, step_text
 from tracetool.reports.answer.text import Note, aligned, table, terminal_width, title, wrap, wrapped
 from tracetool.reports.answer.verdict import first_notes
@@ -124,7 +125,7 @@ def _compared(advice: Advice, best: Plan) -> str:
     now, observed = advice.now, advice.asked.answer.observed_schedule
     if recorded_test(advice.asked.answer.pipeline)(best):
         return "the recorded order"
-    recorded = (observed or "order") if now.schedule == "observed" else now.schedule
+    recorded = (observed or "order") if now.schedule == OBSERVED else now.schedule
     if now.p2p != advice.asked.answer.pipeline.p2p:
         recorded += f" with {now.p2p} transfers"
     change = best.step_ns / now.metrics.step_ns - 1

@@ -6,6 +6,7 @@ import shutil
 import textwrap
 from typing import TYPE_CHECKING
 
+from tracetool.model.schedule import OBSERVED
 from tracetool.reports import Report, RunFacts
 from tracetool.reports.answer import COLUMNS, result_cells
 from tracetool.units import format_duration, format_size
@@ -124,7 +125,7 @@ def aligned(row: Sequence[str], widths: Sequence[int]) -> str:
 def result_name(result: Result) -> str:
     """A result's schedule, with its extra forwards."""
     extra = result.extra_forwards
-    if result.schedule == "observed":
+    if result.schedule == OBSERVED:
         return "observed, replayed"
     return result.schedule + (f" +{','.join(map(str, extra))}" if extra is not None else "")
 

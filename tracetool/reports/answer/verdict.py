@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import Option
 from tracetool.model.notice import NoticeCode
+from tracetool.model.schedule import OBSERVED
 from tracetool.reports.answer.text import (
     Note,
     compared_results,
@@ -113,7 +114,7 @@ def verdict(answer: Answer, best: Result | None = None) -> Verdict:
     headline = _headline(answer, best)
     return Verdict(
         best,
-        headline[0].upper() + headline[1:] if best.schedule == "observed" else headline,
+        headline[0].upper() + headline[1:] if best.schedule == OBSERVED else headline,
         tuple(_figures(answer, best)),
         tuple(_points(answer, best)),
     )
@@ -121,7 +122,7 @@ def verdict(answer: Answer, best: Result | None = None) -> Verdict:
 
 def named(result: Result) -> str:
     """A result's schedule within a sentence."""
-    return "the observed order" if result.schedule == "observed" else result_name(result)
+    return "the observed order" if result.schedule == OBSERVED else result_name(result)
 
 
 def _baseline_named(answer: Answer) -> str:

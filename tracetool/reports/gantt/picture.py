@@ -10,6 +10,7 @@ from itertools import groupby
 from math import ceil
 from typing import TYPE_CHECKING
 
+from tracetool.model.schedule import OBSERVED
 from tracetool.reports import Report, RunFacts
 from tracetool.reports.gantt import MS, Panel
 from tracetool.reports.gantt.layout import LEFT_IN, LEGEND_IN, NARROWEST_IN, SCENARIO_IN, WIDTH_IN, lay_out
@@ -108,7 +109,7 @@ def panels_of(answer: Answer, result: Result) -> list[Panel]:
 
 def _replayed(answer: Answer, result: Result, role: str) -> Panel:
     hbm = answer.scenario.hbm_bytes
-    schedule = "observed order" if result.schedule == "observed" else result.schedule
+    schedule = "observed order" if result.schedule == OBSERVED else result.schedule
     if len(schedule) > _LONG:
         schedule = "…" + schedule[-_LONG:]
     extra = [] if result.extra_forwards is None else [_extra_text(result.extra_forwards)]

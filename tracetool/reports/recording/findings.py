@@ -56,25 +56,23 @@ def merged(findings: Sequence[dict[str, Any]]) -> tuple[list[MergedFinding], lis
     Returns:
         Those to show, and in words what is left out.
     """
-    ranks: dict[tuple[Any, ...], list[int]] = {}
+    ranks: dict[MergedFinding, list[int]] = {}
     for row in findings:
         parsed = Subject.parse(row["subject"])
         kind = None if parsed is None else parsed.kind
         rank = None if parsed is None or kind is not SubjectKind.RANK else int(parsed.name)
         about = row["subject"] if rank is None else ""
-        key = (row["fact"], kind, about, row["value"], row["evidence"], row["confidence"], row["detail"])
-        members = ranks.setdefault(key, [])
+        told = {name: row[name] for name in MergedFinding._fields if name in row}
+        members = ranks.setdefault(MergedFinding(kind=kind, about=about, **told), [])
         if rank is not None:
             members.append(rank)
     found: list[MergedFinding] = []
-    shown: dict[tuple[str, str], int] = {}
+    shown: Counter[tuple[str, str]] = Counter()
     # Sorting is stable: of equally sure ones the order stays that in which they were found.
-    for key in sorted(ranks, key=lambda k: k[5]):
-        fact, kind, about, value, evidence, confidence, detail = key
-        shown[fact, evidence] = shown.get((fact, evidence), 0) + 1
-        if shown[fact, evidence] <= _SHOWN:
-            about = about or format_ranks(ranks[key])
-            found.append(MergedFinding(fact, kind, about, value, evidence, confidence, detail))
+    for one in sorted(ranks, key=lambda one: one.confidence):
+        shown[one.fact, one.evidence] += 1
+        if shown[one.fact, one.evidence] <= _SHOWN:
+            found.append(one._replace(about=one.about or format_ranks(ranks[one])))
     left = [
         f"{count - _SHOWN} more of {fact} by {evidence}" for (fact, evidence), count in shown.items() if count > _SHOWN
     ]

@@ -29,6 +29,7 @@ from tracetool.reports.sweep import (
     latencies_of,
     series_of,
 )
+from tracetool.schedules import REFERENCE
 from tracetool.sweeps.results import scenario_of
 from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT, choose_best
 
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
     from tracetool.sweeps import Best, Sweep, SweepPoint
 
 WIDTH_IN = 9.5
-
-REFERENCE = "1f1b"
 
 Places = dict[tuple[int, int], tuple[int, int]]
 """Column and row of each link."""

@@ -71,4 +71,5 @@ SCHEDULE = ScheduleKind(
     recognition_rank=0,
     options_in=_options_in,
     is_compared=True,
+    is_compared_recut=True,
 )

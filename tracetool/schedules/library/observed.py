@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tracetool.errors import Option, UnsupportedShape
+from tracetool.model.schedule import OBSERVED
 from tracetool.schedules import ScheduleKind, ScheduleOptions
 
 if TYPE_CHECKING:
@@ -23,11 +24,11 @@ def build(shape: PipelineShape, options: ScheduleOptions) -> Schedule:
             f"ranks; it cannot be stretched to {shape.microbatches} on {shape.ranks}.",
             hint=f"name the schedule instead, as in {Option.SCHEDULES('1f1b')}",
         )
-    return replace(observed, name="observed")
+    return replace(observed, name=OBSERVED)
 
 
 SCHEDULE = ScheduleKind(
-    name="observed",
+    name=OBSERVED,
     summary="the order found in the trace",
     source="the trace",
     constraints="as recorded",
