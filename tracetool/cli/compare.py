@@ -112,8 +112,8 @@ def compare(
     from tracetool.comparison import compare as held_against
     from tracetool.comparison.limits import parse_limit
     from tracetool.comparison.verdict import Rules
+    from tracetool.reports import CallFacts
     from tracetool.reports.comparison.forms import form_named
-    from tracetool.reports.comparison.json import ComparisonFacts
     from tracetool.reports.comparison.text import render_text
     from tracetool.units import parse_share_ratio
     from tracetool.version import __version__
@@ -134,7 +134,7 @@ def compare(
     )  # fmt: skip
     if accept and done.gate == "workload":
         click.echo("note: --accept is for other results of the same traces; these are other traces", err=True)
-    facts = ComparisonFacts(__version__, command_line())
+    facts = CallFacts(__version__, command_line())
     for target in targets:
         write_file(target.path, target.form.render(done, facts, max_bytes), force=force)
         click.echo(f"wrote {target.path}", err=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tracetool.cli.output import FORCE, JSON, QUIET, check_target, next_step, write_file
+from tracetool.cli.question import command_line
 from tracetool.errors import ScenarioError
 
 if TYPE_CHECKING:
@@ -109,11 +109,13 @@ def geopipe(
       tracetool paper geopipe --equal-stages --microbatches 16,17,18 \\
           -o points.parquet
     """
-    from tracetool.reports.studies.geopipe import FORMS, geopipe_facts, render_json, render_text
+    from tracetool.reports import CallFacts
+    from tracetool.reports.studies.geopipe import FORMS, render_json, render_text
     from tracetool.studies.geopipe import ACCELERATORS, MODELS
     from tracetool.studies.geopipe.reproduce import PaperChoice, study_geopipe
     from tracetool.studies.geopipe.sweep import PaperGrid
     from tracetool.units import parse_bandwidth_bytes_per_s, parse_share_ratio, parse_size_bytes
+    from tracetool.version import __version__
 
     for path in output:
         if path.suffix.lower() not in FORMS:
@@ -145,7 +147,7 @@ def geopipe(
         grid=grid,
     )
     study = study_geopipe(choice, _progress(quiet=quiet))
-    facts = geopipe_facts(shlex.join(["tracetool", *click.get_current_context().obj]))
+    facts = CallFacts(__version__, command_line())
     for path in output:
         write_file(path, FORMS[path.suffix.lower()](study, facts), force=force)
         click.echo(f"wrote {path}", err=True)

@@ -29,7 +29,7 @@ from tracetool.cli.output import (
     report_targets,
     write_file,
 )
-from tracetool.cli.question import CHUNKS, EXTRA_FORWARDS, TIME_LIMIT, Words, ask, question_options
+from tracetool.cli.question import CHUNKS, EXTRA_FORWARDS, TIME_LIMIT, Words, ask, command_line, question_options
 from tracetool.errors import AlreadyExists, ScenarioError, StoreError
 from tracetool.model.schedule import OBSERVED
 
@@ -113,7 +113,7 @@ def report_stragglers(
         run = open_run(paths, progress)
     result = find_stragglers(run, step)
     named = " ".join(str(p) for p in paths)
-    facts = run_facts(named, run.manifest, shlex.join(["tracetool", *click.get_current_context().obj]))
+    facts = run_facts(named, run.manifest, command_line())
     for path in output:
         write_file(path, forms[path.suffix.lower()](result, facts), force=force)
         click.echo(f"wrote {path}", err=True)

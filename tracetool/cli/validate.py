@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tracetool.cli.output import JSON, QUIET, ProgressBar, next_step, path_or_url, print_result
+from tracetool.cli.question import command_line
 from tracetool.cli.recordings import borrow_slowdown
 from tracetool.errors import CheckFailed
 from tracetool.model.schedule import OBSERVED
@@ -89,7 +90,7 @@ def validate(
         names,
         [each.manifest for each in opened],
         InputInfo(name=str(measured), digest=measurements.digest),
-        shlex.join(["tracetool", *click.get_current_context().obj]),
+        command_line(),
     )
     print_result((render_json if as_json else render_text)(done, facts).decode())
     if not as_json:

@@ -37,6 +37,14 @@ class RunFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class CallFacts:
+    """What an answer says about the call: version of this tool, and the command line, to run it again."""
+
+    tool_version: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """A report as a plug-in: its file suffixes and how it renders."""
 

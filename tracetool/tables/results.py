@@ -151,10 +151,10 @@ LINES = table(
     Column("metric", "string", "What it measures; the unit is in the name."),
     nullable("scope", "string", "Of which stage and kind, edge, rank or replayed schedule; null of the whole step."),
     Column("verdict", "string", "improved, unchanged, regressed or inconclusive."),
-    nullable("base", "float64", "Median of the base; null if it has none."),
-    nullable("new", "float64", "Median of the new side; null if it has none."),
-    nullable("change_ratio", "float64", "New over base, minus one."),
-    nullable("p", "float64", "Chance of the rank test; null if nothing was tested."),
+    nullable("base", "float64", "Median over the base's steps, of each step's mean if it has several; null if none."),
+    nullable("new", "float64", "The same of the new side."),
+    nullable("change_ratio", "float64", "New over base, minus one; null if the base is 0."),
+    nullable("p", "float64", "Two-sided chance of the Mann-Whitney test; null if nothing was tested."),
     Column("base_count", "int32", "Values that the base's median is of."),
     Column("new_count", "int32", "Values that the new median is of."),
     nullable("why", "string", "Why the verdict is none, or how little it is."),
@@ -165,7 +165,7 @@ CHANGES = table(
     Column("metric", "string", "Whose change."),
     Column("kind", "string", "rank, stage, link, tail, memory, order, everything or not replayed."),
     Column("name", "string", "Which one."),
-    Column("value", "float64", "What it contributes, in the metric's unit."),
+    Column("value", "float64", "What it contributes, in the metric's unit; together they are the change."),
     Column("detail", "string", "What it was and is."),
 )
 CHECKS = table(

@@ -10,8 +10,9 @@ from tracetool.errors import Option
 from tracetool.reports import as_json
 from tracetool.reports.answer.text import table, wrapped
 from tracetool.reports.picture import GREY, RED, SERIES, PictureFormat, save
-from tracetool.tables.fields import SchemaId, Versioned, as_struct, doc
+from tracetool.tables.fields import SchemaId, Versioned, WithFigures, as_struct, doc, fields_of
 from tracetool.tables.metrics import METRICS
+from tracetool.tables.results import HISTORY
 from tracetool.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -29,16 +30,10 @@ _LEAST_SPAN = 0.05
 """Bars are as high as that share of the value, so that what hardly varies looks so."""
 
 
-class EntryInfo(msgspec.Struct, kw_only=True):
+class EntryInfo(WithFigures, kw_only=True):
     """A figure of one entry."""
 
-    entry: Annotated[int, doc("Number of the report in the history.")]
-    label: Annotated[str, doc("What it is called.")]
-    at: Annotated[str | None, doc("When it was, as the user said.")]
-    digest: Annotated[str, doc("Digest of its traces.")]
-    tool_version: Annotated[str, doc("Tool that made it.")]
-    variant: Annotated[str, doc("How it was replayed, as in +2,2,0,0 in-order; empty for what was observed.")]
-    value: Annotated[float, doc("In the metric's unit.")]
+    __annotations__ = fields_of("entry", "label", "at", "digest", "tool_version", "variant", "value", of=HISTORY)
 
 
 class TrendStepInfo(msgspec.Struct, kw_only=True):
@@ -53,13 +48,10 @@ class TrendStepInfo(msgspec.Struct, kw_only=True):
     is_regression: Annotated[bool, doc("Whether it is certain, and to the worse.")]
 
 
-class TrendInfo(msgspec.Struct, kw_only=True):
+class TrendInfo(WithFigures, kw_only=True):
     """One metric of one schedule."""
 
-    schedule: Annotated[str, doc("observed, or what was replayed.")]
-    scenario: Annotated[str, doc("Digest of the what-if; empty for what was observed.")]
-    what_if: Annotated[str, doc("The what-if in words; empty for what was observed.")]
-    metric: Annotated[str, doc("Name of the metric.")]
+    __annotations__ = fields_of("schedule", "scenario", "what_if", "metric", of=HISTORY)
     unit: Annotated[str, doc("Its unit.")]
     entries: Annotated[list[EntryInfo], doc("In order.")]
     step: Annotated[TrendStepInfo | None, doc("The last step they took.")]

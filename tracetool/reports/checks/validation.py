@@ -120,20 +120,18 @@ def validation_info(done: Validation, facts: ValidationFacts) -> ValidationInfo:
 
 def _row(row: PredictedRow) -> RowInfo:
     found = row.prediction
-    return RowInfo(
-        name=row.measured.name,
+    return as_struct(
+        RowInfo,
+        row,
+        row.measured,
         measured_ms=row.measured.step_ms,
         predicted_ms=None if found is None else found.step_ns / 1e6,
-        error_ratio=row.error_ratio,
         peak_measured_bytes=list(row.measured.peak_bytes),
         peak_predicted_bytes=list(row.peak_bytes),
         left_over_bytes=[] if found is None or not found.left_over_microbatches else list(found.left_over_bytes),
-        reason=row.reason,
         schedule=None if found is None else found.schedule.name,
         p2p=None if found is None else found.p2p,
         stages=None if found is None else found.schedule.shape.stages,
-        microbatches=row.measured.microbatches,
-        nccl=row.measured.nccl,
         remarks=[] if found is None else list(found.remarks),
     )
 

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     from tracetool.comparison import Comparison
     from tracetool.comparison.verdict import Line
-    from tracetool.reports.comparison.json import ComparisonFacts
+    from tracetool.reports import CallFacts
 
 _ANNOTATION_BYTES = 4000
 
 
-def render_junit(done: Comparison, facts: ComparisonFacts) -> bytes:
+def render_junit(done: Comparison, facts: CallFacts) -> bytes:
     """JUnit XML: a case per value and one per limit; what cannot be told is skipped, unless a limit is about it.
 
     Without values there is one case that passes, so that readers that refuse empty suites take it.
@@ -168,7 +168,7 @@ class Form:
 
     name: str
     suffixes: tuple[str, ...]
-    render: Callable[[Comparison, ComparisonFacts, int], bytes]
+    render: Callable[[Comparison, CallFacts, int], bytes]
 
 
 FORMS: dict[str, Form] = {

@@ -6,15 +6,15 @@ version; none is renamed or removed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from tracetool.comparison.summary import summary
 from tracetool.comparison.values import whole_contributions
-from tracetool.reports import as_json
-from tracetool.tables.fields import Head, SchemaId, as_struct, doc
+from tracetool.reports import CallFacts, as_json
+from tracetool.tables.fields import Head, SchemaId, WithFigures, as_struct, doc, fields_of
+from tracetool.tables.results import CHANGES, CHECKS, LINES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,46 +50,30 @@ class RulesInfo(msgspec.Struct, kw_only=True):
     least_share_ratio: Annotated[float, doc("Least change of a part, as a share of the step.")]
 
 
-class LineInfo(msgspec.Struct, kw_only=True):
+class LineInfo(WithFigures, kw_only=True):
     """One value side by side."""
 
     name: Annotated[str, doc("Metric, and behind a slash what it is of.")]
-    metric: Annotated[str, doc("Name of the metric.")]
-    scope: Annotated[str | None, doc("Stage and kind, rank or replayed schedule; null for the step.")]
+    __annotations__.update(fields_of("metric", "scope", of=LINES))
     unit: Annotated[str, doc("ns, bytes or 1.")]
     better: Annotated[str, doc("lower or higher.")]
-    base: Annotated[
-        float | None,
-        doc("Median over the base's steps, of each step's mean where it has several; null if it has none."),
-    ]
-    new: Annotated[float | None, doc("The same of the new side.")]
+    __annotations__.update(fields_of("base", "new", of=LINES))
     change: Annotated[float | None, doc("New minus base.")]
-    change_ratio: Annotated[float | None, doc("New over base, minus one; null if the base is 0.")]
-    base_count: Annotated[int, doc("Values the base's is of.")]
-    new_count: Annotated[int, doc("Values the new one is of.")]
+    __annotations__.update(fields_of("change_ratio", "base_count", "new_count", of=LINES))
     sampled: Annotated[str, doc("What the values are of: steps, actions, or exact figures.")]
-    p: Annotated[float | None, doc("Two-sided chance of the Mann-Whitney test; null if nothing was tested.")]
-    verdict: Annotated[str, doc("improved, unchanged, regressed or inconclusive.")]
-    why: Annotated[str | None, doc("Why nothing can be told, or why a change does not count.")]
+    __annotations__.update(fields_of("p", "verdict", "why", of=LINES))
 
 
-class ChangeCauseInfo(msgspec.Struct, kw_only=True):
+class ChangeCauseInfo(WithFigures, kw_only=True):
     """A part of a change."""
 
-    kind: Annotated[str, doc("rank, stage, link, tail, memory, order, everything or not replayed.")]
-    name: Annotated[str, doc("Which one.")]
-    value: Annotated[
-        float, doc("What it contributes, in the metric's unit (whole ns and bytes); together they are the change.")
-    ]
-    detail: Annotated[str, doc("What it was and is.")]
+    __annotations__ = fields_of("kind", "name", "value", "detail", of=CHANGES)
 
 
-class CheckInfo(msgspec.Struct, kw_only=True):
+class CheckInfo(WithFigures, kw_only=True):
     """How a limit fared."""
 
-    limit: Annotated[str, doc("The limit as it was written.")]
-    outcome: Annotated[str, doc("held, exceeded or inconclusive.")]
-    detail: Annotated[str, doc("What was found.")]
+    __annotations__ = fields_of(of=CHECKS)
 
 
 class ComparisonInfo(Head, kw_only=True):
@@ -112,20 +96,7 @@ class ComparisonInfo(Head, kw_only=True):
     figures: Annotated[list[str], doc("Of the same traces, paths of figures that are not the same in both reports.")]
 
 
-@dataclass(frozen=True, slots=True)
-class ComparisonFacts:
-    """What the output says about the call.
-
-    Attributes:
-        tool_version: Version of this tool.
-        command: The command line, to run it again.
-    """
-
-    tool_version: str
-    command: str
-
-
-def comparison_info(done: Comparison, facts: ComparisonFacts) -> ComparisonInfo:
+def comparison_info(done: Comparison, facts: CallFacts) -> ComparisonInfo:
     """The comparison as the structs of the schema."""
     return as_struct(
         ComparisonInfo,
@@ -157,6 +128,6 @@ def _causes(metric: str, causes: Sequence[ChangeCause]) -> list[ChangeCauseInfo]
     return [as_struct(ChangeCauseInfo, cause, value=value) for cause, value in zip(causes, values, strict=True)]
 
 
-def render_json(done: Comparison, facts: ComparisonFacts) -> bytes:
+def render_json(done: Comparison, facts: CallFacts) -> bytes:
     """The comparison as indented JSON, with a final newline."""
     return as_json(comparison_info(done, facts))

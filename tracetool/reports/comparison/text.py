@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from tracetool.comparison import Comparison
     from tracetool.comparison.sides import Side
     from tracetool.comparison.verdict import Line
-    from tracetool.reports.comparison.json import ComparisonFacts
+    from tracetool.reports import CallFacts
 
 MOST_CAUSES = 6
 _SCREEN_LINES = 6
 _SCREEN_CAUSES = 3
 
 
-def render_text(done: Comparison, _facts: ComparisonFacts, width: int | None = None, *, verbose: bool = True) -> bytes:
+def render_text(done: Comparison, _facts: CallFacts, width: int | None = None, *, verbose: bool = True) -> bytes:
     """The comparison as text: summary, table, causes, limits.
 
     Args:
@@ -156,7 +156,7 @@ _OUTCOMES = {
 }  # fmt: skip
 
 
-def render_markdown(done: Comparison, facts: ComparisonFacts, max_bytes: int = 64_000) -> bytes:
+def render_markdown(done: Comparison, facts: CallFacts, max_bytes: int = 64_000) -> bytes:
     """The comparison as Markdown; what does not fit is left out from the end, and said.
 
     Args:

@@ -8,11 +8,11 @@ import msgspec
 
 from tracetool.causes.cause import Cause
 from tracetool.comparison.report import IdleInfo, LinkInfo, ScenarioInfo, TakenInfo
-from tracetool.model.pipeline import P2P_MODE_NAMES
 from tracetool.reports import as_json
 from tracetool.reports.answer.json import link_infos, scenario_info, taken_info
 from tracetool.reports.explanation import PathWords
-from tracetool.tables.fields import Head, SchemaId, as_struct, doc
+from tracetool.tables.fields import Head, SchemaId, WithFigures, as_struct, doc, fields_of
+from tracetool.tables.results import CAUSES
 
 if TYPE_CHECKING:
     from tracetool.causes.removals import Removal
@@ -21,12 +21,11 @@ if TYPE_CHECKING:
     from tracetool.reports import RunFacts
 
 
-class RemovalInfo(msgspec.Struct, kw_only=True):
+class RemovalInfo(WithFigures, kw_only=True):
     """The step without a cause, replayed."""
 
     how: Annotated[str, doc("What was replayed instead, or why nothing was.")]
-    step_ns: Annotated[int | None, doc("The step then; null if nothing was replayed.")]
-    microbatches: Annotated[int | None, doc("Microbatches of that step.")]
+    __annotations__.update(fields_of("step_ns", "microbatches", of=CAUSES))
     change_ratio: Annotated[
         float | None,
         doc(
@@ -83,16 +82,11 @@ class ExplanationInfo(Head, kw_only=True):
     digest: Annotated[str, doc("SHA-256 over the traces' content.")]
     global_ranks: Annotated[list[int], doc("Global rank of each pipeline rank.")]
     subject: Annotated[str, doc("observed (the recording itself) or replayed.")]
-    schedule: Annotated[str, doc("Name of the order.")]
-    extra_forwards: Annotated[list[int] | None, doc("Warm-up forwards per rank beyond 1F1B's; null if n/a.")]
-    p2p: Annotated[str, doc(f"How transfers were issued: {P2P_MODE_NAMES}.")]
-    microbatches: Annotated[int, doc("Microbatches per step.")]
+    __annotations__.update(fields_of("schedule", "extra_forwards", "p2p", "microbatches"))
     links: Annotated[list[LinkInfo], doc("Links between data centres.")]
     scenario: Annotated[ScenarioInfo, doc("The what-if, all of it.")]
     taken: TakenInfo
-    step_ns: Annotated[int, doc("First forward to the end of gradient reduction and optimizer.")]
-    window_ns: Annotated[int, doc("First forward on any rank to last backward on any rank.")]
-    bubble_ns: Annotated[int, doc("Idle time within the window, mean over ranks.")]
+    __annotations__.update(fields_of("step_ns", "window_ns", "bubble_ns"))
     replayed_step_ns: Annotated[int, doc("The step replayed: of a replay step_ns.")]
     rank_compute_ns: Annotated[list[int], doc("Compute per pipeline rank: no step can be shorter than the largest.")]
     causes: Annotated[list[CauseInfo], doc("The largest causes of idle time, largest first.")]
@@ -100,7 +94,7 @@ class ExplanationInfo(Head, kw_only=True):
     without_any: Annotated[RemovalInfo, doc("All removed at once that can be.")]
     critical_path: Annotated[list[PartInfo], doc("What each moment of the window was spent with.")]
     spent: Annotated[list[SpentInfo], doc("The critical path in sums, largest first.")]
-    remark: Annotated[str | None, doc("Why this variant was chosen.")]
+    __annotations__.update(fields_of("remark"))
     warnings: Annotated[list[str], doc("Why not to trust any of it.")]
     notes: Annotated[list[str], doc("What was inferred, is missing or not modelled.")]
 

@@ -7,12 +7,11 @@ version; none is renamed or removed.
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from tracetool.reports import as_json
+from tracetool.reports import CallFacts, as_json
 from tracetool.reports.studies.geopipe_text import render
 from tracetool.studies.geopipe import BUBBLE_REDUCTION, FACTS, ITERATION_REDUCTION, NOT_PUBLISHED, SOURCES, TOLERANCE
 from tracetool.studies.geopipe.findings import bubble_reduction, iteration_reduction
@@ -158,22 +157,7 @@ class GeoPipeInfo(Head, kw_only=True):
     models: Annotated[list[ModelInfo], doc("One per model.")]
 
 
-@dataclass(frozen=True, slots=True)
-class GeoPipeFacts:
-    """What the output says about the call."""
-
-    tool_version: str
-    command: str
-
-
-def geopipe_facts(command: str) -> GeoPipeFacts:
-    """Facts about this call."""
-    from tracetool.version import __version__
-
-    return GeoPipeFacts(__version__, command)
-
-
-def geopipe_info(study: Study, facts: GeoPipeFacts) -> GeoPipeInfo:
+def geopipe_info(study: Study, facts: CallFacts) -> GeoPipeInfo:
     """The report as the structs of the schema."""
     grid = study.choice.grid
     return as_struct(
@@ -235,12 +219,12 @@ def _point(point: Point) -> PointInfo:
     )
 
 
-def render_json(study: Study, facts: GeoPipeFacts) -> bytes:
+def render_json(study: Study, facts: CallFacts) -> bytes:
     """Indented JSON, with a final newline."""
     return as_json(geopipe_info(study, facts))
 
 
-def render_text(study: Study, _facts: GeoPipeFacts) -> bytes:
+def render_text(study: Study, _facts: CallFacts) -> bytes:
     """The report for people, of at most 80 columns."""
     return ("\n".join(render(study)) + "\n").encode()
 
@@ -289,19 +273,19 @@ def points_table(study: Study) -> pl.DataFrame:
     return pl.concat(frames)
 
 
-def render_parquet(study: Study, _facts: GeoPipeFacts) -> bytes:
+def render_parquet(study: Study, _facts: CallFacts) -> bytes:
     """Every point as Parquet."""
     file = io.BytesIO()
     points_table(study).write_parquet(file)
     return file.getvalue()
 
 
-def render_csv(study: Study, _facts: GeoPipeFacts) -> bytes:
+def render_csv(study: Study, _facts: CallFacts) -> bytes:
     """Every point as CSV."""
     return points_table(study).write_csv().encode()
 
 
-FORMS: Mapping[str, Callable[[Study, GeoPipeFacts], bytes]] = {
+FORMS: Mapping[str, Callable[[Study, CallFacts], bytes]] = {
     ".parquet": render_parquet,
     ".csv": render_csv,
     ".json": render_json,
