@@ -6,10 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.notices import texts
 from helpers.recorded import rebuilt
 from helpers.synthetic import pipeline
 
 from tracetool.costs.recut import ranks_at_rest
+from tracetool.model.notice import NoticeCode
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape
 from tracetool.replays import replay
@@ -78,7 +80,8 @@ def test_memory_of_a_wave_is_known_and_said_to_be_derived() -> None:
     base = rebuilt("1f1b_m8_mem")
     result = answer(base, ["hanayo"]).results[0]
     assert None not in result.metrics.peak_hbm_bytes
-    assert "embedding and head sit on ranks 0 and 0" in (result.remark or "")
+    (told,) = texts(result.remarks, NoticeCode.ENDS_MOVED)
+    assert "ranks 0 and 0" in told
     cut, shape, _ = stages_for(base.pipeline, "hanayo", None, 8)
     ends = [
         sum(curve[-1][1] for curve in replay(of, order, Scenario()).timeline.memory if curve)

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from helpers.notices import texts
+from helpers.notices import codes, texts
 from helpers.recorded import data, rebuilt
 
 from tracetool.model.action import ActionKind
@@ -61,9 +61,10 @@ def test_only_a_schedule_whose_memory_is_unknown_says_so_and_why() -> None:
     done = answer(found, ["1f1b", "zb-h1", "zb-v"], Scenario(hbm_bytes=80 * 2**30))
     plain, split, moved = done.results
     assert [r.feasible for r in done.results] == [True, True, None]
-    assert "memory" not in (plain.remark or "")
-    assert "as torch's split would hold it" in (split.remark or "")
-    assert "embedding and head move to other ranks, and the trace does not tell buffers" in (moved.remark or "")
+    of_memory = {NoticeCode.MEMORY_OF_HALVES, NoticeCode.MEMORY_UNKNOWN}
+    assert [of_memory.intersection(codes(r.remarks)) for r in (plain, split)] == [set(), {NoticeCode.MEMORY_OF_HALVES}]
+    (why,) = texts(moved.remarks, NoticeCode.MEMORY_UNKNOWN)
+    assert "embedding and head move to other ranks, and the trace does not tell buffers" in why
     (note,) = texts(done.notes, NoticeCode.HBM_UNCHECKED)
     assert "for zb-v (" in note
     assert "profile_memory" not in note

@@ -203,7 +203,7 @@ def test_names_stay_text(shown: Answer, parsed: Parsed, browser_: Browser, tmp_p
     found = answer(synthetic.found(shown.pipeline), ["1f1b", f"csv:{file}"], what_if)
     found = replace(
         found, notes=(said(HOSTILE),), warnings=(said(HOSTILE),), refused=(Refused(HOSTILE, HOSTILE, HOSTILE),),
-        baseline=replace(found.baseline, remark=HOSTILE),
+        baseline=replace(found.baseline, remarks=(said(HOSTILE),)),
     )  # fmt: skip
     data = page(found, RunFacts(HOSTILE, HOSTILE, HOSTILE, HOSTILE))
     hostile = Parsed(data.decode())

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from helpers.crosspipe import CASES, CELLS, DELAYS, problem
+from helpers.notices import codes, texts
 from helpers.synthetic import found, pipeline, places, scenario
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 import tracetool.schedules.library.optimal
 from tracetool.errors import MissingPackage, UnsupportedShape
 from tracetool.model.action import Action, ActionKind
+from tracetool.model.notice import NoticeCode
 from tracetool.model.schedule import PipelineShape, Schedule
 from tracetool.model.timeline import measure
 from tracetool.replays import replay
@@ -306,7 +308,7 @@ def test_whatif_takes_the_order_that_is_shortest_as_transfers_are_issued() -> No
         assert greedy.feasible
         assert optimal.feasible
         assert optimal.metrics.window_ns <= min(greedy.metrics.window_ns, done.baseline.metrics.window_ns)
-        assert optimal.remark is not None
+        assert codes(optimal.remarks)[:1] == [NoticeCode.ORDER_SEARCHED]
         assert optimal.seen_error_ratio is None
 
 
@@ -315,8 +317,8 @@ def test_too_little_memory_for_anything_is_a_result_with_a_remark() -> None:
     (result,) = answer(found(pipe), ["greedy"], scenario(hbm_bytes=505)).results
     assert result.feasible is False
     assert result.metrics.peak_hbm_bytes == (510,) * 3
-    assert result.remark is not None
-    assert "even that does not fit on rank 0, 1, 2" in result.remark
+    (told,) = texts(result.remarks, NoticeCode.ONE_AT_A_TIME)
+    assert told.endswith("rank 0, 1, 2")
 
 
 @pytest.mark.parametrize("name", ["greedy", "optimal"])

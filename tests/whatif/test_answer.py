@@ -11,7 +11,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 import pytest
-from helpers.notices import codes
+from helpers.notices import codes, texts
 from helpers.recorded import rebuilt
 from helpers.synthetic import found, pipeline, places, scenario
 
@@ -143,9 +143,8 @@ def test_memory_just_short_of_the_hiding_depth_gives_the_largest_that_fits(short
     assert result.feasible is True
     assert result.shortage is None
     assert result.metrics.peak_hbm_bytes[0] == STATIC + (P + hiding - 1) * HELD
-    assert result.remark is not None
-    assert "HBM" in result.remark
-    assert f"limited by HBM: without the limit +{hiding},{hiding},0,0 would take" in result.remark
+    (told,) = texts(result.remarks, NoticeCode.WARM_UP)
+    assert f"limited by HBM: without the limit +{hiding},{hiding},0,0 would take" in told
 
 
 def test_memory_for_exactly_the_hiding_depth_suffices() -> None:
@@ -167,8 +166,8 @@ def test_memory_below_1f1b_is_infeasible_by_exact_bytes(missing: int) -> None:
         first = next(op for op in result.timeline.computes() if (op.rank, op.kind, op.microbatch) == (0, "F", nth))
         assert result.shortage == Shortage(rank=0, missing_bytes=missing, first=Violation(0, nth * F, first))
     assert done.results[1].extra_forwards == (0,) * P
-    assert done.results[1].remark is not None
-    assert "1F1B" in done.results[1].remark
+    (told,) = texts(done.results[1].remarks, NoticeCode.WARM_UP)
+    assert "1F1B" in told
 
 
 def test_the_shortage_is_that_of_the_rank_that_lacks_most() -> None:
@@ -303,7 +302,7 @@ def test_a_schedule_with_several_stages_per_rank_gets_them_by_the_layers() -> No
     10.938 and 11.451 GiB, of which 0.281 more static than in the run the prediction is made from (measured.json)."""
     predicted = answer(rebuilt("rt1f1b_m8"), ["interleaved"]).results[0]
     assert predicted.metrics.step_ns / 1e6 == pytest.approx(258.078, rel=0.02)
-    assert "re-cut into 2" in (predicted.remark or "")
+    assert codes(predicted.remarks)[0] is NoticeCode.STAGES_CUT
     peaks = answer(rebuilt("1f1b_m8_mem"), ["interleaved"]).results[0].metrics.peak_hbm_bytes
     for peak, measured in zip(peaks, (14.261, 12.128, 10.938, 11.451), strict=True):
         assert (peak or 0) / 2**30 + 0.281 == pytest.approx(measured, rel=0.08)

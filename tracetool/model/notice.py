@@ -22,9 +22,11 @@ NoticeCode = Enum(
     UNPROVEN
     CAUSES_UNKNOWN EQUALIZED MEASURED_ODD NOT_COMPARED OTHER_WORK PEAKS_OF_BUFFERS
     REPLAYED_OTHERWISE STEPS_SHARED STEP_BEYOND_REPLAY TOOLS_DIFFER
+    BACKWARDS_WHOLE ENDS_MOVED HALVES_DERIVED HOSTS_RUN_AHEAD LESS_WAITING MEMORY_OF_HALVES ONE_AT_A_TIME
+    ORDER_OF_UNTUNED ORDER_SEARCHED OVERLAP_ASSUMED POSTED_AHEAD STAGES_COPIED STAGES_CUT WARM_UP
     """,
 )
-"""What a notice is about: of recordings, of what-ifs, and of checks. Nothing but the code says so; texts may change."""
+"""What a notice is about: of recordings, what-ifs, checks and single results. Nothing but the code says so."""
 
 
 class SubjectKind(Enum):

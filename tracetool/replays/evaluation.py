@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.costs.recut import recut
 from tracetool.errors import ScheduleDeadlock
+from tracetool.model.notice import Notice, NoticeCode
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import Metrics, measure
 from tracetool.replays import p2p_of, replay
@@ -126,7 +127,7 @@ _KNOWN = KnownOutcomes(_MOST_ACTIONS)
 
 def stages_for(
     pipeline: Pipeline, name: str, chunks: int | None, microbatches: int
-) -> tuple[Pipeline, PipelineShape, str | None]:
+) -> tuple[Pipeline, PipelineShape, Notice | None]:
     """The pipeline and shape a schedule runs on: recorded stages, these re-cut by layers, or two copies of them.
 
     Args:
@@ -136,7 +137,7 @@ def stages_for(
         microbatches: Microbatches per step.
 
     Returns:
-        Both, and in words what was done to the stages.
+        Both, and what was done to the stages.
 
     Raises:
         InvalidSchedule: If an order from a file cannot be read.
@@ -149,14 +150,26 @@ def stages_for(
         return pipeline, shape, None
     if placement == "bidirectional":
         copies = replace(shape, chunks=least, placement=placement)
-        return pipeline, copies, "two copies of every stage, weights twice; summing their gradients is not modelled"
+        return (
+            pipeline,
+            copies,
+            Notice(
+                NoticeCode.STAGES_COPIED,
+                "two copies of every stage, weights twice; summing their gradients is not modelled",
+            ),
+        )
     wanted = least if chunks is None or kind.given is not None else chunks
     cut = stages_like(pipeline, replace(shape, chunks=wanted, placement=placement))
     shape = replace(cut.observed.shape, microbatches=microbatches)
-    remark = (
-        f"each rank's stage re-cut into {shape.chunks} by its layers (peaks of interleaved ones were up to 0.3 % off)"
+    return (
+        cut,
+        shape,
+        Notice(
+            NoticeCode.STAGES_CUT,
+            f"each rank's stage re-cut into {shape.chunks} by its layers (peaks of interleaved ones were up to 0.3 % "
+            "off)",
+        ),
     )
-    return cut, shape, remark
 
 
 def stages_like(pipeline: Pipeline, shape: PipelineShape) -> Pipeline:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tracetool.costs.measured import MeasuredCosts
 from tracetool.errors import ScenarioError, ScheduleDeadlock, UnsupportedShape
 from tracetool.model.action import Action
+from tracetool.model.notice import Notice, NoticeCode
 from tracetool.model.schedule import Schedule
 from tracetool.replays.evaluation import evaluate
 from tracetool.schedules.problem import INPUT, WEIGHT, B, F, Hop, Problem, StageCosts
@@ -31,12 +32,12 @@ class Posed(NamedTuple):
     Attributes:
         problem: Costs, links and memory.
         judge: The window in ns of an order, replayed as transfers are issued in the scenario.
-        remarks: In words.
+        remarks: What it leaves out or assumes.
     """
 
     problem: Problem
     judge: Callable[[Orders], int]
-    remarks: tuple[str, ...]
+    remarks: tuple[Notice, ...]
 
 
 def pose(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -> Posed:
@@ -71,7 +72,8 @@ def pose(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -> Posed:
     )
     short = [rank for rank, room in enumerate(problem.room_bytes) if room != problem.usable_bytes[rank]]
     if short:
-        remarks += (f"one microbatch at a time, as even that does not fit on rank {', '.join(map(str, short))}",)
+        told = f"one microbatch at a time, as even that does not fit on rank {', '.join(map(str, short))}"
+        remarks += (Notice(NoticeCode.ONE_AT_A_TIME, told),)
 
     def judge(orders: Orders) -> int:
         try:
@@ -88,14 +90,15 @@ def _costs(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, *, spli
     return MeasuredCosts(pipeline, scenario, Schedule("made to measure", shape, halves))
 
 
-def _is_split(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -> tuple[bool, tuple[str, ...]]:
+def _is_split(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -> tuple[bool, tuple[Notice, ...]]:
     costs = _costs(pipeline, shape, scenario, split=True)
     try:
         halves = [costs.action(Action(s, kind, 0)) for s in range(shape.stages) for kind in (INPUT, WEIGHT)]
     except UnsupportedShape:
         return False, ()
     if scenario.hbm_bytes is not None and any(cost.held_bytes is None for cost in halves):
-        return False, ("backwards kept whole: what their halves hold is unknown, and memory is limited",)
+        told = "backwards kept whole: what their halves hold is unknown, and memory is limited"
+        return False, (Notice(NoticeCode.BACKWARDS_WHOLE, told),)
     return True, ()
 
 

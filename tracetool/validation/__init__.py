@@ -157,7 +157,7 @@ class _Predictor:
         self._measured = pipeline
         self._global_ranks = global_ranks
         self._folder = folder
-        self._cut: dict[tuple[str, int | None], tuple[Pipeline, PipelineShape, str | None]] = {}
+        self._cut: dict[tuple[str, int | None], tuple[Pipeline, PipelineShape, Notice | None]] = {}
 
     def predict(self, step: MeasuredStep) -> Prediction:
         """Replay one row.
@@ -198,7 +198,7 @@ class _Predictor:
             raise ScenarioError(f"no file has a name like {name!r}.")
         return schedule_name(beside(name, self._folder))
 
-    def _with_chunks(self, name: str, step: MeasuredStep) -> tuple[Pipeline, PipelineShape, tuple[str, ...]]:
+    def _with_chunks(self, name: str, step: MeasuredStep) -> tuple[Pipeline, PipelineShape, tuple[Notice, ...]]:
         """The pipeline with as many stages per rank as the row says, else as the schedule needs."""
         recorded = self._measured.observed.shape.chunks
         chunks = step.stages_per_rank

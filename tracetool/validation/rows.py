@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from tracetool.model.notice import Notice
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.schedule import Schedule
     from tracetool.model.timeline import Metrics
@@ -37,7 +38,7 @@ class Prediction:
     p2p: P2PMode
     metrics: Metrics
     outside_ns: int = 0
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[Notice, ...] = ()
     left_over_microbatches: int = 0
     left_over_bytes: tuple[int, ...] = ()
 

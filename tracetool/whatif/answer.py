@@ -196,13 +196,16 @@ def _closer(pipeline: Pipeline, name: str, how: _How) -> list[Result]:
         result = _evaluate(pipeline, name, how, warm_ups.closer)
     except (ScheduleError, BadTopology):
         return []
-    remark = "; ".join(filter(None, (warm_ups.closer_remark, result.remark))) or None
-    return [replace(result, remark=remark)]
+    return [replace(result, remarks=(*_noticed(NoticeCode.WARM_UP, warm_ups.closer_remark), *result.remarks))]
+
+
+def _noticed(code: NoticeCode, text: str | None) -> tuple[Notice, ...]:
+    return (Notice(code, text),) if text else ()
 
 
 def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[int, ...] | None) -> Result:
     shape, scenario = how.shape, how.scenario
-    remark = None
+    chosen: tuple[Notice, ...] = ()
     choice = choice_of(name, extra_forwards, how.chunks, how.time_limit_s)
     cut_forwards: tuple[int, ...] = ()
     unlimited_ns = None
@@ -210,11 +213,11 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
     pipeline, shape, cut = stages_for(pipeline, name, how.chunks, shape.microbatches)
     if tuning_of(name) is not None and extra_forwards is None:
         warm_ups = how.warm_ups(name, pipeline, shape)
-        extra_forwards, remark, unlimited_ns = warm_ups.chosen, warm_ups.remark, warm_ups.unlimited_ns
+        extra_forwards, unlimited_ns = warm_ups.chosen, warm_ups.unlimited_ns
+        chosen = _noticed(NoticeCode.WARM_UP, warm_ups.remark)
         if warm_ups.limited_by_hbm and warm_ups.wanted is not None:
             pairs = zip(warm_ups.wanted, extra_forwards, strict=True)
             cut_forwards = tuple(max(0, more - now) for more, now in pairs)
-    remark = cut or remark
     posed = pose(pipeline, shape, scenario) if needs_costs(name) else None
     schedule = build_schedule(
         name,
@@ -230,21 +233,21 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
     free = replace(scenario, topology=scenario.topology.without_delays())
     ideal = evaluate(pipeline, schedule, free).metrics
     known = known_error(measured, schedule, done.p2p, scenario, how.own_error) if how.is_like else None
-    remarks = [
-        *([remark] if remark else []),
-        *([schedule.remark] if schedule.remark else []),
+    remarks = (
+        *((cut,) if cut else chosen),
+        *_noticed(NoticeCode.ORDER_SEARCHED, schedule.remark),
         *(posed.remarks if posed else ()),
         *derived_remarks(pipeline, schedule, metrics, scenario),
         *memory_remarks(measured, pipeline, metrics),
         *overlap_remarks(schedule, scenario),
         *transfer_remarks(pipeline, done, metrics, scenario),
-    ]
+    )
     return Result(
         schedule=schedule.name, extra_forwards=schedule.extra_forwards, p2p=done.p2p,
         microbatches=schedule.shape.microbatches, feasible=fits(metrics, scenario),
         shortage=find_shortage(done.timeline, metrics, scenario), metrics=metrics,
         cross_dc_bubble_ns=metrics.window_ns - ideal.window_ns, replayed=done, known_error=known,
-        remark="; ".join(remarks) or None,
+        remarks=remarks,
         spread=None if how.jitter_seed is None else spread(pipeline, schedule, scenario, how.jitter_seed),
         cut_forwards=cut_forwards, each_step=predict_each_step(how.each_step, schedule, scenario), choice=choice,
         rests_on=rests_on(measured, name, schedule, done.p2p), unlimited_ns=unlimited_ns,

@@ -13,7 +13,7 @@ from tracetool.costs.over_links import crossing_uses, over_links, pipelines_join
 from tracetool.costs.recut import ends_of
 from tracetool.errors import Option, ScenarioError
 from tracetool.model.action import ActionKind
-from tracetool.model.notice import Notice, NoticeCode, Notices
+from tracetool.model.notice import Notice, NoticeCode, Notices, SubjectKind
 from tracetool.model.pipeline import BY_EDGE, P2P_MODES, POSTED_AHEAD_NEEDS
 from tracetool.model.timeline import Metrics, measure
 from tracetool.reconstruction.closeup.slowdown import gap_shares, notes_on_gaps
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tracetool.whatif.results import Result
 
 
-def derived_remarks(pipeline: Pipeline, schedule: Schedule, metrics: Metrics, scenario: Scenario) -> list[str]:
+def derived_remarks(pipeline: Pipeline, schedule: Schedule, metrics: Metrics, scenario: Scenario) -> list[Notice]:
     """What of a result comes from halves of backwards that ran as one."""
     halves = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
     shape = schedule.shape
@@ -47,20 +47,24 @@ def derived_remarks(pipeline: Pipeline, schedule: Schedule, metrics: Metrics, sc
 
     if not derived(pipeline):
         return []
-    remarks = [
+    remarks = Notices()
+    remarks.add(
+        NoticeCode.HALVES_DERIVED,
         "input and weight gradients are told apart by kernels: the trace ran them as one; those of weights take "
-        f"{WEIGHT_SUMS_RATIO:.0%} more for what torch sums ahead of them when it runs them apart"
-    ]
+        f"{WEIGHT_SUMS_RATIO:.0%} more for what torch sums ahead of them when it runs them apart",
+    )
     of_memory = derived(pipeline.memory_source)
     if scenario.activation_bytes is None and None not in metrics.peak_hbm_bytes and of_memory:
-        remarks.append(
-            "memory as torch's split would hold it: I keeps activations and gradients for W (within 3 % on recordings)"
+        remarks.add(
+            NoticeCode.MEMORY_OF_HALVES,
+            "memory as torch's split would hold it: I keeps activations and gradients for W (within 3 % on recordings)",
         )
     elif _has_memory(pipeline) and any(
         cost.held_bytes is None for profile in of_memory for costs in profile.derived.values() for cost in costs
     ):
-        remarks.append(
-            "memory unknown: the allocator's log does not tell what the input half would keep for the weight half"
+        remarks.add(
+            NoticeCode.MEMORY_UNKNOWN,
+            "memory unknown: the allocator's log does not tell what the input half would keep for the weight half",
         )
     return remarks
 
@@ -73,7 +77,7 @@ def _has_memory(pipeline: Pipeline) -> bool:
     )
 
 
-def memory_remarks(measured: Pipeline, cut: Pipeline, metrics: Metrics) -> list[str]:
+def memory_remarks(measured: Pipeline, cut: Pipeline, metrics: Metrics) -> list[Notice]:
     """How memory came about, or why it is unknown though it was recorded, where cutting moved the ends of the model."""
     source, here = measured.memory_source, cut.memory_source
     if cut is measured or not _has_memory(measured):
@@ -81,15 +85,22 @@ def memory_remarks(measured: Pipeline, cut: Pipeline, metrics: Metrics) -> list[
     if None not in metrics.peak_hbm_bytes:
         if ends_of(source.observed.shape) == ends_of(here.observed.shape):
             return []
+        ends = " and ".join(map(str, ends_of(here.observed.shape)))
         return [
-            f"embedding and head sit on ranks {' and '.join(map(str, ends_of(here.observed.shape)))}: what they hold "
-            "at rest is what the ranks that had them held beyond those between (within 2 % of what torch's ZB-V holds)"
+            Notice(
+                NoticeCode.ENDS_MOVED,
+                f"embedding and head sit on ranks {ends}: what they hold at rest is what the ranks that had them held "
+                "beyond those between (within 2 % of what torch's ZB-V holds)",
+            )
         ]
     if all(rank.static_bytes is not None for rank in here.ranks):
         return []
-    if any(stage.layers is None for stage in source.stages):
-        return ["memory unknown: the recording that it is from does not tell layers, so it cannot be re-cut"]
-    return [f"memory unknown: {_why_unknown(source)}, so what ranks hold at rest is not known"]
+    why = (
+        "the recording that it is from does not tell layers, so it cannot be re-cut"
+        if any(stage.layers is None for stage in source.stages)
+        else f"{_why_unknown(source)}, so what ranks hold at rest is not known"
+    )
+    return [Notice(NoticeCode.MEMORY_UNKNOWN, f"memory unknown: {why}")]
 
 
 def _why_unknown(source: Pipeline) -> str:
@@ -101,29 +112,39 @@ def _why_unknown(source: Pipeline) -> str:
     return "embedding and head move to other ranks, and the trace has no rank with layers alone to tell their share"
 
 
-def overlap_remarks(schedule: Schedule, scenario: Scenario) -> list[str]:
+def overlap_remarks(schedule: Schedule, scenario: Scenario) -> list[Notice]:
     """What of a result hangs on the time of two actions that run as one."""
     if not any(schedule.overlaps):
         return []
     share = "as long as" if scenario.overlap_ratio == 1 else f"{scenario.overlap_ratio:g} times"
-    return [f"a forward and a backward that run as one take {share} both alone ({Option.OVERLAP_RATIO})"]
+    return [
+        Notice(
+            NoticeCode.OVERLAP_ASSUMED,
+            f"a forward and a backward that run as one take {share} both alone ({Option.OVERLAP_RATIO})",
+        )
+    ]
 
 
-def transfer_remarks(pipeline: Pipeline, done: Replayed, metrics: Metrics, scenario: Scenario) -> list[str]:
+def transfer_remarks(pipeline: Pipeline, done: Replayed, metrics: Metrics, scenario: Scenario) -> list[Notice]:
     """What of a result comes from how its transfers are issued."""
-    remarks = []
+    remarks = Notices()
     schedule = done.schedule
     if schedule.extra_forwards and not any(schedule.extra_forwards) and done.p2p != pipeline.p2p:
         tuning = tuning_of(schedule.name)
         if tuning is not None:
             plain = tuning.untuned
-            remarks.append(
-                f"this is {plain.upper()}'s order: what differs from {plain} comes from how transfers are issued"
+            remarks.add(
+                NoticeCode.ORDER_OF_UNTUNED,
+                f"this is {plain.upper()}'s order: what differs from {plain} comes from how transfers are issued",
+                subject=SubjectKind.SCHEDULE(plain),
             )
     if pipeline.hosts_wait and pipeline.p2p == "grouped" != done.p2p:
-        remarks.append("hosts run ahead there, and do not wait for their devices after each batch as in the recording")
+        remarks.add(
+            NoticeCode.HOSTS_RUN_AHEAD,
+            "hosts run ahead there, and do not wait for their devices after each batch as in the recording",
+        )
     if done.p2p == "posted-ahead" != pipeline.p2p:
-        remarks.append(f"receives posted ahead take {POSTED_AHEAD_NEEDS}")
+        remarks.add(NoticeCode.POSTED_AHEAD, f"receives posted ahead take {POSTED_AHEAD_NEEDS}")
     if schedule.blocking or not scenario.topology.links:
         return remarks
     shortest_ns = metrics.step_ns
@@ -132,7 +153,10 @@ def transfer_remarks(pipeline: Pipeline, done: Replayed, metrics: Metrics, scena
             continue
         step_ns = evaluate(pipeline, schedule, replace(scenario, p2p=mode)).metrics.step_ns
         if step_ns < (1 - RELEVANT_RATIO) * shortest_ns:
-            remarks.append(f"{how} ({Option.P2P(mode)}) the step would be {format_duration(step_ns)}{needs}")
+            remarks.add(
+                NoticeCode.LESS_WAITING,
+                f"{how} ({Option.P2P(mode)}) the step would be {format_duration(step_ns)}{needs}",
+            )
             shortest_ns = step_ns
     return remarks
 

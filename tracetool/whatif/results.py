@@ -43,7 +43,7 @@ class Result:
         replayed: Its order, and when everything ran.
         known_error: How far off predictions of this kind were on the recorded H100 runs; None for kinds that none of
             them was like.
-        remark: Why this variant was chosen, or how its costs came about.
+        remarks: Why this variant was chosen, and how its costs came about.
         spread: Step times with costs drawn anew, if that was asked for.
         cut_forwards: How many warm-up forwards of each rank the memory limit cut off; empty if it did not.
         each_step: The same by each recorded step, if that was asked for.
@@ -63,13 +63,18 @@ class Result:
     cross_dc_bubble_ns: int
     replayed: Replayed
     known_error: KnownError | None
-    remark: str | None = None
+    remarks: tuple[Notice, ...] = ()
     spread: Spread | None = None
     cut_forwards: tuple[int, ...] = ()
     each_step: tuple[StepPrediction, ...] = ()
     choice: Choice = field(default_factory=Choice)
     rests_on: tuple[str, ...] = ()
     unlimited_ns: int | None = None
+
+    @property
+    def remark(self) -> str | None:
+        """The remarks as one text."""
+        return "; ".join(map(str, self.remarks)) or None
 
     def __repr__(self) -> str:
         return f"<Result {self.schedule}: {format_duration(self.metrics.step_ns)}>"

@@ -194,13 +194,9 @@ def record_pipelines(pipelines: Iterable[PipelineGroup], account: Account) -> No
     for number, group in enumerate(pipelines):
         order = ", ".join(map(str, group.ranks))
         account.find(
-            "pipeline",
-            SubjectKind.PIPELINE(number),
-            f"stages on ranks {order}",
-            group.evidence,
-            group.confidence,
+            "pipeline", SubjectKind.PIPELINE(number), f"stages on ranks {order}", group.evidence, group.confidence,
             group.detail,
-        )
+        )  # fmt: skip
 
 
 def _ordered(

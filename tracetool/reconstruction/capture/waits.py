@@ -98,22 +98,12 @@ def record_waits(run: Run, waits: Sequence[Wait], account: Account) -> None:
             statement += f"of it {format_duration(waited)} waiting"
             detail = f"{format_count(count - good, 'operation')} without all sides: waiting counts as moving"
             ((evidence, _),) = met[rank].most_common(1)
-            account.find(
-                "communication",
-                SubjectKind.RANK(rank),
-                statement,
-                evidence,
-                good / count,
-                detail if good < count else None,
-            )
+            doubt = detail if good < count else None
+            account.find("communication", SubjectKind.RANK(rank), statement, evidence, good / count, doubt)
         else:
             account.find(
-                "communication",
-                SubjectKind.RANK(rank),
-                f"{statement}how much of it was waiting is unknown",
-                "inferred",
-                0.0,
-                "no operation has all its sides in these traces",
+                "communication", SubjectKind.RANK(rank), f"{statement}how much of it was waiting is unknown",
+                "inferred", 0.0, "no operation has all its sides in these traces",
             )  # fmt: skip
 
 

@@ -132,7 +132,7 @@ def _row(row: PredictedRow) -> RowInfo:
         schedule=None if found is None else found.schedule.name,
         p2p=None if found is None else found.p2p,
         stages=None if found is None else found.schedule.shape.stages,
-        remarks=[] if found is None else list(found.remarks),
+        remarks=[] if found is None else list(map(str, found.remarks)),
     )
 
 
@@ -157,7 +157,7 @@ def render_text(done: Validation, facts: ValidationFacts) -> bytes:
     lines.append(f"  which took {took} with the profiler, {replayed} replayed")
     after = [] if done.max_peak_error_ratio is None else [_PEAKS]
     after += _folded(done, lambda row: () if row.reason is None else (f"not predicted: {row.reason}",))
-    after += _folded(done, lambda row: row.prediction.remarks if row.prediction else ())
+    after += _folded(done, lambda row: list(map(str, row.prediction.remarks)) if row.prediction else ())
     after += [f"  {line}" for line in _summary(done)]
     after += map(Note, done.notes)
     return ("\n".join([*wrapped(lines), "", *figures, "", *wrapped(after)]) + "\n").encode()
