@@ -17,4 +17,4 @@ def codes(notices: Iterable[Notice]) -> list[NoticeCode]:
 
 def texts(notices: Iterable[Notice], code: NoticeCode | None = None) -> list[str]:
     """What is said, of one code or of all."""
-    return [notice.text for notice in notices if code in (None, notice.code)]
+    return [str(notice) for notice in notices if code in (None, notice.code)]

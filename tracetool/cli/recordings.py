@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.cli.output import path_or_url
 from tracetool.errors import BadQuery
-from tracetool.model.notice import Notice, NoticeCode
+from tracetool.model.notice import Notice, NoticeCode, SubjectKind
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,6 +77,7 @@ def borrow_slowdown(found: Reconstruction, other: Run, path: Path) -> Reconstruc
             Notice(
                 NoticeCode.COSTS_BORROWED,
                 f"--costs-from {path}: {told or 'no slowdown beside communication'}",
+                subject=SubjectKind.FILE(path),
             ),
         ),
         taken=replace(found.taken, costs_from=str(other.manifest.get("digest", ""))),
@@ -105,6 +106,9 @@ def borrow_memory(found: Reconstruction, other: Run, path: Path) -> Reconstructi
     return replace(
         found,
         pipeline=with_memory_of(found.pipeline, theirs.pipeline),
-        notes=(*found.notes, Notice(NoticeCode.MEMORY_BORROWED, f"--memory-from {path}: {told}")),
+        notes=(
+            *found.notes,
+            Notice(NoticeCode.MEMORY_BORROWED, f"--memory-from {path}: {told}", subject=SubjectKind.FILE(path)),
+        ),
         taken=replace(found.taken, memory_from=str(other.manifest.get("digest", ""))),
     )

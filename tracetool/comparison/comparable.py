@@ -15,7 +15,7 @@ from tracetool.comparison.reported import differing
 from tracetool.comparison.sides import differences, work_of
 from tracetool.comparison.values import Values
 from tracetool.ingestion.recording import pipeline_of
-from tracetool.model.notice import Notice, NoticeCode, Notices
+from tracetool.model.notice import Notice, NoticeCode, Notices, SubjectKind
 from tracetool.model.pipeline import ActionCost, Pipeline, StageProfile, TailPart
 from tracetool.units import format_count, format_ranges
 
@@ -110,6 +110,7 @@ def _origins(base: Side, new: Side) -> list[Notice]:
             notes.add(
                 NoticeCode.REPLAYED_OTHERWISE,
                 f"{schedule} was replayed as {before.result.variant}, then as {after.result.variant}",
+                subject=SubjectKind.SCHEDULE(schedule),
             )
     return notes
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import ReconstructError
 from tracetool.model.action import Action, ActionKind
-from tracetool.model.notice import NoticeCode
+from tracetool.model.notice import NoticeCode, SubjectKind
 from tracetool.model.pipeline import Pipeline, RankProfile, StageProfile
 from tracetool.model.schedule import OBSERVED, schedule_from_orders
 from tracetool.model.timeline import Op, RankOp, Timeline
@@ -246,7 +246,9 @@ def record_other_steps(
             recorded.append(record_step(run, group, step, survey, evidence, Account()))
         except ReconstructError as error:
             account.note(
-                NoticeCode.COSTS_OF_SOME_STEPS, f"step {step.number} is left out of the costs: {error.message}"
+                NoticeCode.COSTS_OF_SOME_STEPS,
+                f"step {step.number} is left out of the costs: {error.message}",
+                subject=SubjectKind.STEP(step.number),
             )
     return recorded
 

@@ -72,8 +72,8 @@ def pose(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -> Posed:
     )
     short = [rank for rank, room in enumerate(problem.room_bytes) if room != problem.usable_bytes[rank]]
     if short:
-        told = f"one microbatch at a time, as even that does not fit on rank {', '.join(map(str, short))}"
-        remarks += (Notice(NoticeCode.ONE_AT_A_TIME, told),)
+        text = f"one microbatch at a time, as even that does not fit on rank {', '.join(map(str, short))}"
+        remarks += (Notice(NoticeCode.ONE_AT_A_TIME, text),)
 
     def judge(orders: Orders) -> int:
         try:
@@ -97,8 +97,8 @@ def _is_split(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -> t
     except UnsupportedShape:
         return False, ()
     if scenario.hbm_bytes is not None and any(cost.held_bytes is None for cost in halves):
-        told = "backwards kept whole: what their halves hold is unknown, and memory is limited"
-        return False, (Notice(NoticeCode.BACKWARDS_WHOLE, told),)
+        text = "backwards kept whole: what their halves hold is unknown, and memory is limited"
+        return False, (Notice(NoticeCode.BACKWARDS_WHOLE, text),)
     return True, ()
 
 

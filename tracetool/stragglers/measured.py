@@ -9,7 +9,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import MissingRank, Option, ReconstructError, ScheduleError, command_or_call
-from tracetool.model.notice import NoticeCode
+from tracetool.model.notice import NoticeCode, SubjectKind
 from tracetool.model.timeline import RankOp
 from tracetool.reconstruction import reconstruct
 from tracetool.reconstruction.capture import Account
@@ -234,7 +234,8 @@ def job_steps(run: Run, step: int | None, account: Account) -> list[JobStep]:
         except (ReconstructError, ScheduleError) as error:
             if len(numbers) == 1:
                 raise
-            account.note(NoticeCode.STEPS_LEFT_OUT, f"step {number} is left out: {error.message}")
+            text = f"step {number} is left out: {error.message}"
+            account.note(NoticeCode.STEPS_LEFT_OUT, text, subject=SubjectKind.STEP(number))
             continue
         found.append(_job_step(run, number, pipelines, survey, account))
     if not found:
@@ -257,11 +258,12 @@ def _usable(run: Run, survey: Survey, step: int | None, account: Account) -> lis
             account.note(
                 NoticeCode.PIPELINE_LEFT_OUT,
                 f"pipeline {number} (ranks {format_ranges(group.ranks)}) is left out: {error.message}",
+                subject=SubjectKind.PIPELINE(number),
             )
             continue
         for note in found.notes:
-            if note.code is not NoticeCode.PIPELINES_LEFT_OUT:
-                account.note(note.code, note.text)
+            if note.code is not NoticeCode.PIPELINES_LEFT_OUT and note not in account.notes:
+                account.notes.append(note)
         usable.append((number, group))
     if not usable:
         if problem is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tracetool.errors import Option, ScheduleError, checked, command_or_call
 from tracetool.ingestion.executors import Silent, in_processes, on_cluster, usable_cores
-from tracetool.model.notice import Notice, NoticeCode, Notices
+from tracetool.model.notice import Notice, NoticeCode, Notices, SubjectKind
 from tracetool.model.pipeline import Pipeline
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import OBSERVED
@@ -26,7 +26,7 @@ from tracetool.whatif.answer import fidelity_of
 from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT, default_schedules, recorded_schedule
 from tracetool.whatif.decision import today_of
 from tracetool.whatif.depth import shortest_cycle_ns
-from tracetool.whatif.remarks import SLOWS_UNDER_LOAD, collective_notes, distrust, host_notes, is_like_the_recordings
+from tracetool.whatif.remarks import collective_notes, distrust, host_notes, is_like_the_recordings, slowdown_notes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -58,7 +58,8 @@ def notes_of(found: Reconstruction, grids: Sequence[Grid], points: Sequence[Swee
     links = {grid.name: grid.scenario.topology.links for grid in grids}
     shared = next(iter(links.values()))
     if all(each == shared for each in links.values()):
-        notes += [Notice(NoticeCode.LINKS_FIXED, f"link {link} stays as given") for link in shared]
+        for link in shared:
+            notes.add(NoticeCode.LINKS_FIXED, f"link {link} stays as given", subject=SubjectKind.LINK(link.name))
     else:
         told = {name: ", ".join(map(str, each)) for name, each in links.items() if each}
         notes += [Notice(NoticeCode.LINKS_DIFFER, f"scenario {name}: {each}") for name, each in told.items()]
@@ -72,8 +73,8 @@ def notes_of(found: Reconstruction, grids: Sequence[Grid], points: Sequence[Swee
     if unchecked:
         notes.add(
             NoticeCode.HBM_UNCHECKED,
-            f"what {', '.join(unchecked)} needs in memory is unknown, so the HBM limit was not checked: give "
-            f"{Option.ACTIVATION} and {Option.STATIC} (torch: or record with profile_memory=True)",
+            f"what {', '.join(unchecked)} needs in memory is unknown, so the HBM limit was not checked",
+            hint=f"give {Option.ACTIVATION} and {Option.STATIC} (torch: or record with profile_memory=True)",
         )
     if any(grid.scenario.activation_bytes is not None for grid in grids):
         notes.add(
@@ -91,13 +92,7 @@ def notes_of(found: Reconstruction, grids: Sequence[Grid], points: Sequence[Swee
             NoticeCode.LINKS_SHARED,
             f"{sharing} equal pipelines share the links: figures are of the slowest ({Option.PIPELINES_ON_LINK})",
         )
-    if not all(grid.scenario.interference for grid in grids):
-        notes.add(
-            NoticeCode.INTERFERENCE_OFF,
-            f"slowdown beside communication and under sustained load is left out ({Option.INTERFERENCE.off})",
-        )
-    elif any(rank.load is not None for rank in pipeline.ranks):
-        notes.append(SLOWS_UNDER_LOAD)
+    notes += slowdown_notes(pipeline, interference=all(grid.scenario.interference for grid in grids))
     places = dict.fromkeys(column.links[0].topology for grid in grids for column in grid.columns())
     crossing = (collective_notes(pipeline, Scenario(topology)) for topology in places)
     notes += dict.fromkeys(note for of_map in crossing for note in of_map)

@@ -168,11 +168,13 @@ _LESS_WAITING: dict[P2PMode, tuple[str, str]] = {
 """What is said of transfers that wait less than those replayed, and what they take; the more likely ones first."""
 
 
-SLOWS_UNDER_LOAD = Notice(
-    NoticeCode.LOAD_SLOWS,
-    "compute slows down under sustained load as other H100 and H200 were seen to (up to some 10 %)",
-)
-"""Said where a device's own model of it is known."""
+def slowdown_notes(pipeline: Pipeline, *, interference: bool) -> list[Notice]:
+    """Whether slowdown is left out; else that of sustained load, where a model of the device is known."""
+    if not interference:
+        text = f"slowdown beside communication and under sustained load is left out ({Option.INTERFERENCE.off})"
+        return [Notice(NoticeCode.INTERFERENCE_OFF, text)]
+    text = "compute slows down under sustained load as other H100 and H200 were seen to (up to some 10 %)"
+    return [Notice(NoticeCode.LOAD_SLOWS, text)] if any(rank.load is not None for rank in pipeline.ranks) else []
 
 
 class Miss(NamedTuple):
@@ -257,23 +259,18 @@ def notes_of(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) 
             NoticeCode.LINKS_SHARED,
             f"{scenario.pipelines_on_link} equal pipelines share the links, {how}: figures are of the slowest",
         )
-    if scenario.interference and any(rank.load is not None for rank in pipeline.ranks):
-        notes.append(SLOWS_UNDER_LOAD)
-    if not scenario.interference:
-        notes.add(
-            NoticeCode.INTERFERENCE_OFF,
-            f"slowdown beside communication and under sustained load is left out ({Option.INTERFERENCE.off})",
-        )
+    notes += slowdown_notes(pipeline, interference=scenario.interference)
     unchecked = [r.schedule for r in results if r.feasible is None]
     if scenario.hbm_bytes is not None and unchecked:
+        given = f"give {Option.ACTIVATION} and {Option.STATIC}"
+        recorded = f"{given}, or a recording that tells it (torch: profile_memory=True) as {Option.MEMORY_FROM}"
+        is_known = _has_memory(pipeline)
         notes.add(
             NoticeCode.HBM_UNCHECKED,
-            f"the HBM limit was not checked for {', '.join(dict.fromkeys(unchecked))} (its remark says why): give "
-            f"{Option.ACTIVATION} and {Option.STATIC}"
-            if _has_memory(pipeline)
-            else "what actions hold in memory is unknown, so the HBM limit was not checked: give "
-            f"{Option.ACTIVATION} and {Option.STATIC}, or a recording that tells it (torch: profile_memory=True) as "
-            f"{Option.MEMORY_FROM}",
+            f"the HBM limit was not checked for {', '.join(dict.fromkeys(unchecked))} (its remark says why)"
+            if is_known
+            else "what actions hold in memory is unknown, so the HBM limit was not checked",
+            hint=given if is_known else recorded,
         )
     if scenario.hbm_bytes is not None and scenario.static_bytes is None:
         notes += _beyond_allocations(pipeline)

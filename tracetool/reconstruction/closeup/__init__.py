@@ -333,7 +333,9 @@ def _split_stage(
         why = f"{checks - good} of its {checks} linear layers hold other products than a gradient of each needs"
     if why is not None:
         account.note(
-            NoticeCode.SPLIT_UNKNOWN, f"stage {stage}: its backward is not split into input and weight gradients: {why}"
+            NoticeCode.SPLIT_UNKNOWN,
+            f"stage {stage}: its backward is not split into input and weight gradients: {why}",
+            subject=SubjectKind.STAGE(stage),
         )
         return False
     halves = [round(median(v.whole_half(kind).duration_ns for v in views)) for kind in _HALVES]

@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
 from tracetool.errors import Option, ReconstructError
-from tracetool.model.notice import NoticeCode
+from tracetool.model.notice import NoticeCode, SubjectKind
 from tracetool.reconstruction.steps.cuts import Cut, cuts_of
 from tracetool.reconstruction.steps.kinds import (
     Exchanged,
@@ -186,8 +186,6 @@ def choose_step(steps: Sequence[Step], ranks: Sequence[int], wanted: int | None,
         missing = [rank for rank in ranks if rank not in chosen.spans]
         if missing:
             raise ReconstructError(f"step {wanted} was not recorded on ranks {missing} of the pipeline {list(ranks)}.")
-        if chosen.status != "complete":
-            account.note(NoticeCode.STEP_INCOMPLETE, f"step {wanted} is not complete ({_why(chosen)})")
         reason = "asked for"
     elif not alike:
         unmarked = [rank for rank in ranks if not any(rank in s.spans for s in steps)]
@@ -199,8 +197,9 @@ def choose_step(steps: Sequence[Step], ranks: Sequence[int], wanted: int | None,
     else:
         chosen = alike[(len(alike) - 1) // 2]
         reason = "of median length" if whole else "the one that lacks least"
-        if chosen.lost:
-            account.note(NoticeCode.STEP_INCOMPLETE, f"step {chosen.number} is not complete ({_why(chosen)})")
+    if chosen.lost if wanted is None else chosen.status != "complete":
+        text = f"step {chosen.number} is not complete ({_why(chosen)})"
+        account.note(NoticeCode.STEP_INCOMPLETE, text, subject=SubjectKind.STEP(chosen.number))
     incomplete = [s for s in steps if s.status != "complete" and s is not chosen]
     listed = ", ".join(f"{s.number} ({_why(s)})" for s in incomplete)
     if incomplete:
