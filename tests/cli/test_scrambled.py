@@ -42,19 +42,36 @@ def commands(folder: Path) -> list[list[str]]:
         ["replay", run, "--schedule", "geopip", "--json"],
         ["replay", run, "--schedule", "geopipe", "--link", "nonsense", "--json"],
         ["replay", run, "--schedule", "1f1b", "--step", "99", "--json"],
+        ["replay", run, "--schedule", "chimera,dualpipe,hanayo", "--step", "1", "--pipelines-on-link", "2", "--json"],
+        *of_what_is_there(folder),
     ]  # fmt: skip
 
 
-def answers(how: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def of_what_is_there(folder: Path) -> list[list[str]]:
+    """What reads Runs and reports alone, for scripts and for people."""
+    run, report = str(folder / "x.run"), str(folder / "report.json")
+    return [
+        ["info", run, "--json"],
+        ["info", run, "-q"],
+        ["info", run, "-v", "-q"],
+        ["compare", report, run, "--json"],
+        ["compare", report, run],
+        ["sql", run, "SELECT fact, subject, confidence FROM findings ORDER BY ALL", "--json"],
+    ]
+
+
+def answers(
+    how: str, folder: Path, monkeypatch: pytest.MonkeyPatch, asked: list[list[str]] | None = None
+) -> dict[str, Any]:
     monkeypatch.chdir(folder)
     helper = ROOT / "tests" / "helpers" / "scrambled.py"
     done = subprocess.run(
         [sys.executable, helper, how],
-        input=json.dumps(commands(Path())),
+        input=json.dumps(asked or commands(Path())),
         capture_output=True,
         text=True,
         check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TRACETOOL_CACHE": str(folder / "cache")},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TRACETOOL_CACHE": str(folder / "cache"), "COLUMNS": "100000"},
     )
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -72,3 +89,8 @@ def test_no_number_hangs_on_a_sentence(tmp_path: Path, monkeypatch: pytest.Monke
         assert not before["crashed"], before["said"]
         assert (command, before["code"], before["answer"]) == (command, after["code"], after["answer"]), after["said"]
     assert {answer["code"] for answer in plain} == {0, 1, 2}
+    # What was written in other words, as by an earlier version, is read alike.
+    asked = of_what_is_there(Path())
+    read = answers("scrambled", tmp_path / "plain", monkeypatch, asked)["answers"]
+    for command, before, after in zip(asked, plain[-len(asked) :], read, strict=True):
+        assert (command, before["code"], before["answer"]) == (command, after["code"], after["answer"]), after["said"]

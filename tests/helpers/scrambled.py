@@ -53,7 +53,9 @@ class Scrambler(ast.NodeTransformer):
         whole = "".join(str(part.value) if isinstance(part, ast.Constant) else "0" for part in node.values)
         if _is_sentence(whole):
             node.values = [
-                ast.copy_location(ast.Constant(self._word()), part) if isinstance(part, ast.Constant) else part
+                ast.copy_location(ast.Constant(self._instead_of(str(part.value))), part)
+                if isinstance(part, ast.Constant)
+                else part
                 for part in node.values
             ]
         return node
@@ -62,12 +64,16 @@ class Scrambler(ast.NodeTransformer):
         if not isinstance(node.value, str) or not _is_sentence(node.value):
             return node
         # Fields of a template stay: str.format fills them.
-        parts = [part if _FIELD.fullmatch(part) else part and self._word() for part in _FIELD.split(node.value)]
+        parts = [
+            part if _FIELD.fullmatch(part) else part and self._instead_of(part) for part in _FIELD.split(node.value)
+        ]
         return ast.copy_location(ast.Constant("".join(parts)), node)
 
-    def _word(self) -> str:
+    def _instead_of(self, text: str) -> str:
+        """Another word for a text, with the blanks around it: they are no words."""
         self.count += 1
-        return f"{MARK}{self._module}{MARK}{self.count}{MARK}"
+        before, after = (len(text) - len(stripped) for stripped in (text.lstrip(), text.rstrip()))
+        return f"{text[:before]}{MARK}{self._module}{MARK}{self.count}{MARK}{text[len(text) - after :]}"
 
 
 def _is_sentence(text: str) -> bool:
@@ -110,6 +116,11 @@ def without_words(value: Any) -> Any:
     return "words" if isinstance(value, str) and (" " in value or MARK in value) else value
 
 
+def indents(text: str) -> list[int]:
+    """The shape of an answer for people: how far each line is indented."""
+    return [len(line) - len(line.lstrip()) for line in text.splitlines()]
+
+
 def main() -> None:
     """Run the commands and print what they answered."""
     if sys.argv[1] == "scrambled":
@@ -124,7 +135,7 @@ def main() -> None:
         text = out.getvalue()
         answers.append({
             "code": code,
-            "answer": without_words(json.loads(text)) if text else None,
+            "answer": without_words(json.loads(text)) if "--json" in command and text else indents(text),
             "crashed": "Unexpected error" in said.getvalue() or ("Error:" not in said.getvalue() and code == 2),
             "said": said.getvalue(),
         })  # fmt: skip
