@@ -71,7 +71,7 @@ def test_ranks_of_another_pipeline_than_the_first_can_be_copied_too(
         (tmp_path / f"rank{rank}.json.gz").symlink_to(
             data("h100-pp4", "traces", "tp2pp2_1f1b_m8", f"rank{rank}.json.gz")
         )
-    assert run(["info", str(tmp_path)]) == 0
+    assert run(["info", str(tmp_path), "-v"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "rank 3 was not recorded (add their traces, or copy them in a replay: --copy-missing-ranks)" in told
     assert run(["replay", str(tmp_path), "--pipeline", "1", "--copy-missing-ranks", "-v"]) == 0

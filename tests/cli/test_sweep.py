@@ -151,7 +151,7 @@ def test_scenarios_of_links_that_differ_say_so_within_80_columns(
         encoding="utf-8",
     )
     asked = [*TWO, "--scenario", str(path), "--price-per-gbit", "120EUR", "--p2p", "in-order,per-edge"]
-    assert run(["sweep", SAMPLE, *asked]) == 0
+    assert run(["sweep", SAMPLE, *asked, "-v"]) == 0
     text = capsys.readouterr().out
     lines = [line for line in text.splitlines()[1:] if not line.startswith("Next:")]
     assert max(map(len, lines)) <= 80

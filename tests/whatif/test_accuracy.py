@@ -82,7 +82,7 @@ def test_errors_given_are_wider_than_those_seen_by_a_quarter_to_half_a_percent_m
 
 
 def shown_change(done: Answer) -> str:
-    return result_cells(done, done.results[0].metrics, done.results[0])[2].text
+    return result_cells(done, done.results[0].metrics, done.results[0])[3].text
 
 
 @pytest.mark.parametrize("latency_ms", [1, 4, 9, 10, 12, 20])
