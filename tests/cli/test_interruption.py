@@ -27,17 +27,20 @@ _EVENT = (
 )
 
 
-@pytest.fixture(scope="module")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two ranks of 150 MB: seconds of reading, so that even on a busy machine it is not over when the signal comes."""
-    folder = tmp_path_factory.mktemp("traces")
+def _write(folder: Path, blocks: int) -> Path:
     block = "".join(_EVENT % (n % 997, n * 7919) for n in range(20_000))
     for rank in range(2):
         with (folder / f"rank{rank}.json").open("w", encoding="utf-8") as file:
             file.write(f'{{"schemaVersion":1,"distributedInfo":{{"rank":{rank},"world_size":2}},"traceEvents":[\n')
-            file.writelines(block.replace(":17323", f":{17323 + again}") for again in range(62))
+            file.writelines(block.replace(":17323", f":{17323 + again}") for again in range(blocks))
             file.write('{"ph":"f"}]}')
     return folder
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two ranks of 150 MB: seconds of reading, so that even on a busy machine it is not over when the signal comes."""
+    return _write(tmp_path_factory.mktemp("traces"), 62)
 
 
 def _command(traces: Path, output: Path, jobs: int) -> list[str]:
@@ -77,10 +80,13 @@ def _gone(group: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize(
-    ("number", "everybody"), [(signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGTERM, False)]
-)
+    ("number", "everybody", "jobs"),
+    [
+        (signal.SIGINT, True, 1), (signal.SIGTERM, True, 1),
+        (signal.SIGINT, True, 2), (signal.SIGINT, False, 2), (signal.SIGTERM, False, 2),
+    ],
+)  # fmt: skip
 def test_an_interruption_leaves_nothing(
     number: signal.Signals, everybody: bool, jobs: int, traces: Path, tmp_path: Path
 ) -> None:
@@ -106,16 +112,19 @@ def test_workers_end_with_a_parent_that_is_killed(traces: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_full_disk_leaves_nothing(jobs: int, traces: Path, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_nothing(jobs: int, tmp_path: Path) -> None:
     """A limit of the size of files stands for the disk: writing fails in the same way."""
-    command = _command(traces, tmp_path / "x.run", jobs)
+    traces, output = tmp_path / "traces", tmp_path / "out" / "x.run"
+    traces.mkdir()
+    output.parent.mkdir()
+    command = _command(_write(traces, 4), output, jobs)
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))  # noqa: E731
     done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit)
     assert done.returncode == 2
     assert "Error: could not write" in done.stderr
     assert "File too large" in done.stderr
     assert "Unexpected" not in done.stderr
-    assert list(tmp_path.iterdir()) == []
+    assert list(output.parent.iterdir()) == []
 
 
 def test_it_stops_before_the_disk_is_full(traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,6 @@ from readers.ascend_reading import Read, find, read_only
 
 from tracetool.errors import DuplicateRank, IngestError, MalformedTrace, MissingRank
 from tracetool.ingestion import IngestOptions, discover, ingest
-from tracetool.ingestion.runs import derive
 from tracetool.model.notice import NoticeCode
 from tracetool.readers.memory_snapshot import READER
 from tracetool.reconstruction import reconstruct
@@ -235,7 +234,7 @@ def test_a_snapshot_beside_a_bare_trace_tells_what_kinetos_records_do(
     for rank, snapshot in enumerate(snapshots):
         shutil.copy(folder / f"rank{rank}.json.gz", tmp_path)
         dump(tmp_path / f"rank{rank}.pickle", snapshot)
-    run = derive(ingest([tmp_path], tmp_path / "x.run"))
+    run = ingest([tmp_path], tmp_path / "x.run")
     assert run.rows("SELECT DISTINCT component FROM memory") == [("torch snapshot",)]
     assert run.rows("SELECT rank, device IS NOT NULL, sm_count FROM ranks ORDER BY rank") == [
         (rank, True, 132) for rank in range(4)

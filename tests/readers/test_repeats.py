@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from helpers.recorded import SAMPLES, run_of
+from helpers.recorded import SAMPLES, looked_at, run_of
 from helpers.small_pipeline import Job, write
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +23,8 @@ from tracetool.reconstruction import reconstruct
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
+
+    from tracetool.store.run import Run
 
 
 @given(st.integers(0, 2**32), st.lists(st.integers(1, 3_000), min_size=1, max_size=6), st.integers(2, 400))
@@ -36,6 +40,12 @@ def test_as_a_set_of_all_rows_tells(seed: int, sizes: list[int], values: int) ->
             seen.add(row)
         columns = [np.array(column, np.int64) for column in zip(*rows, strict=True)]
         assert repeats.fresh(columns).tolist() == wanted
+
+
+@cache
+def _recorded_once(job: Job) -> tuple[Path, Run]:
+    folder = write(Path(mkdtemp(prefix="tracetool-once-")) / "once", job)
+    return folder, run_of(folder)
 
 
 def _twice(chosen: Callable[[dict[str, Any]], bool], *, behind: bool) -> Callable[[int, dict[str, Any]], None]:
@@ -57,7 +67,7 @@ def test_what_is_recorded_twice_counts_once(tmp_path: Path, what: str, *, behind
         "records": lambda event: event["name"] == "record_param_comms",
         "kernels": lambda event: event["cat"] == "kernel",
     }
-    sound = ingest([write(tmp_path / "once", Job(2))], tmp_path / "once.run")
+    once, sound = _recorded_once(Job(2))
     folder = write(tmp_path / "twice", Job(2), _twice(chosen[what], behind=behind))
     run = ingest([folder], tmp_path / "twice.run")
     # Marks without a number cannot be told from other ones of the same name and time.
@@ -68,11 +78,10 @@ def test_what_is_recorded_twice_counts_once(tmp_path: Path, what: str, *, behind
     ((count,),) = run.rows(
         "SELECT records FROM problems WHERE action = 'repaired' AND reason LIKE 'recorded more than%'"
     )
-    written = json.loads((tmp_path / "once" / "rank1.json").read_text())["traceEvents"]
+    written = json.loads((once / "rank1.json").read_text())["traceEvents"]
     numbered = [e for e in written if e["args"].get("correlation") or e["args"].get("External id")]
     assert count == sum(map(chosen[what], numbered))
-    found, again = reconstruct(sound), reconstruct(run)
-    assert found.observed == again.observed
+    assert reconstruct(run).observed == looked_at(sound).observed
 
 
 @pytest.mark.parametrize("what", ["all", "records", "kernels"])
@@ -88,13 +97,14 @@ def test_what_merged_exports_number_anew_counts_once(tmp_path: Path, what: str, 
         trace["traceEvents"] += again
 
     job = Job(2, forward_bytes=(1 << 20,) * tensors, backward_bytes=(1 << 20,) * tensors)
-    sound = ingest([write(tmp_path / "once", job)], tmp_path / "once.run")
+    _, sound = _recorded_once(job)
     run = ingest([write(tmp_path / "twice", job, change)], tmp_path / "twice.run")
     kernels = "SELECT rank, name, start_ns, duration_ns, stream FROM events WHERE category = 'kernel' ORDER BY ALL"
     for query in (kernels, "SELECT * EXCLUDE (batch) FROM comms ORDER BY ALL"):
         assert run.rows(query) == sound.rows(query)
-    assert reconstruct(run).observed == reconstruct(sound).observed
-    assert {t.payload_bytes for t in reconstruct(run).observed.transfers} == {tensors << 20}
+    observed = reconstruct(run).observed
+    assert observed == looked_at(sound).observed
+    assert {t.payload_bytes for t in observed.transfers} == {tensors << 20}
 
 
 def test_lines_of_an_ascend_export_count_once(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 import pytest
-from helpers.recorded import SAMPLES, data
+from helpers.recorded import SAMPLES, data, run_of
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -185,7 +185,7 @@ def _sample() -> bytes:
     return (SAMPLES / "h100-1f1b" / "rank0.json.gz").read_bytes()
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(part=st.floats(min_value=0.02, max_value=0.99))
 def test_a_cut_gzip_keeps_what_was_compressed_whole(part: float, tmp_path: Path) -> None:
     whole = gzip.decompress(_sample())
@@ -205,7 +205,7 @@ def test_a_damaged_rank_costs_the_others_nothing(tmp_path: Path) -> None:
     traces = tmp_path / "traces"
     shutil.copytree(SAMPLES / "h100-1f1b", traces)
     (traces / "rank2.json.gz").write_bytes(_sample()[:40])
-    whole = ingest([SAMPLES / "h100-1f1b"], tmp_path / "whole.run")
+    whole = run_of(SAMPLES / "h100-1f1b")
     run = ingest([traces], tmp_path / "x.run")
     count = "SELECT rank, count(*) FROM events WHERE rank <> 2 GROUP BY rank ORDER BY rank"
     assert run.rows(count) == whole.rows(count)

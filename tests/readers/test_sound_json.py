@@ -82,9 +82,9 @@ def _read(text: str, folder: Path) -> tuple[Any, ...]:
     path.write_text(text, encoding="utf-8")
     run = ingest([path], folder / "x.run", force=True)
     (source,) = run.manifest["sources"]
-    tables = [
-        run.rows(f"SELECT * FROM {name} ORDER BY ALL") for name in ("events", "comms", "memory", "steps", "groups")
-    ]
+    names = ("events", "comms", "memory", "steps", "groups")
+    # Without a query: to connect takes longer than to read so little.
+    tables = [sorted(map(repr, run.table(name).to_pylist())) for name in names]
     return source["dropped"], source["repaired"], source["skipped"], source["notes"], tables
 
 
@@ -97,7 +97,7 @@ def test_sound_json_is_read_alike_however_it_is_written(
     assert expected[:2] == ({}, {})
     assert len(expected[4][0]) == 5
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=20, deadline=None)
     @given(some=st.randoms(use_true_random=True))
     def alike(some: random.Random) -> None:
         unknown = {f"unknown {n}": some.choice(NESTED) for n in range(some.randrange(4))}
