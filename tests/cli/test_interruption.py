@@ -118,7 +118,7 @@ def test_a_full_disk_leaves_nothing(jobs: int, tmp_path: Path) -> None:
     traces.mkdir()
     output.parent.mkdir()
     command = _command(_write(traces, 4), output, jobs)
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))  # noqa: E731
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, 1 << 12))  # noqa: E731
     done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit)
     assert done.returncode == 2
     assert "Error: could not write" in done.stderr
