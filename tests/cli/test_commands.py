@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -188,7 +189,11 @@ def test_sql_answers_in_three_forms_and_lists_what_there_is(capsys: pytest.Captu
     assert run(["sql", SAMPLE]) == 0
     text = capsys.readouterr().out
     for name in ("events", "bubbles", "step_breakdown", "link_utilization", "peak_memory"):
-        assert f"\n{name}: " in text
+        assert re.search(rf"^{name} +\S", text, re.MULTILINE), name
+    assert run(["sql", SAMPLE, "bubbles"]) == 0
+    text = capsys.readouterr().out
+    assert "before_action" in text
+    assert 'select * from bubbles"' in text
 
 
 def test_the_views_agree_with_the_metrics(capsys: pytest.CaptureFixture[str]) -> None:

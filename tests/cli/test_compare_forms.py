@@ -27,7 +27,7 @@ def unescaped(text: str) -> str:
 def test_every_form_at_once(capsys: pytest.CaptureFixture[str], base: Path, slower: Path, tmp_path: Path) -> None:
     files = ["x.md", "x.json", "x.xml", "x.txt", "github:x.gh", "benchmark-action:bench.json"]
     outputs = [word for name in files for word in ("-o", name)]
-    out, _ = said(capsys, 1, base, slower, *outputs, "--fail-on", "step_ns>+3%", "-q")
+    out, _ = said(capsys, 1, base, slower, *outputs, "--fail-on", "step_ns>+3%", "-q", "-v")
     assert (tmp_path / "x.txt").read_text(encoding="utf-8") == out
     written = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))
     assert written["command"].startswith("tracetool compare ")

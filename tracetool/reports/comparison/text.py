@@ -34,10 +34,12 @@ def render_text(done: Comparison, _facts: CallFacts, width: int | None = None, *
         verbose: Also what is compared, more causes, and all notes; else one screen.
     """
     lines = [*wrapped([summary(done)], width), ""]
-    if verbose:
-        lines += wrapped([*_side("base", done.base), *_side("new ", done.new), f"  {gate_words(done)}"], width)
-        lines.append("")
-    shown = done.shown if verbose else done.shown[:_SCREEN_LINES]
+    sides = [*_side("base", done.base), *_side("new ", done.new)] if verbose else []
+    gate = [f"  {gate_words(done)}"] if verbose or done.gate == "tool" else []
+    lines += [*wrapped([*sides, *gate], width), ""] if gate else []
+    limited = [check.line for check in done.checks]
+    first = done.shown[:_SCREEN_LINES]
+    shown = [line for line in done.shown if verbose or line in first or line in limited]
     rows = [("", "base", "new", "change", ""), *(_cells(done, line) for line in shown)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines += [aligned(row, widths).rstrip() for row in rows]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _ROWS = 16
 """So many rows of a table are printed; files have all."""
-_SCREEN_ROWS = 6
+_SCREEN_ROWS = 4
 
 _ALL_RANKS = 8
 """Up to so many ranks, extra forwards are listed rank by rank."""
