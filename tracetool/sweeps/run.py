@@ -44,7 +44,7 @@ def notes_of(found: Reconstruction, grids: Sequence[Grid], points: Sequence[Swee
     fidelity, own = fidelity_of(found)
     notes = Notices(distrust(own))
     notes.add(
-        NoticeCode.FIDELITY,
+        NoticeCode.OWN_REPLAYED,
         f"fidelity: the observed order, replayed, differs by {fidelity.error_ratio:+.2%} from what was observed",
     )
     if any(point.seen_error_ratio is not None for point in points):
