@@ -16,10 +16,9 @@ from tracetool.model.topology import between_ranks
 from tracetool.replays.evaluation import evaluate, stages_for
 from tracetool.schedules import build_schedule
 from tracetool.schedules.names import beside, schedule_name
-from tracetool.validation.match import check_row, left_over_microbatches
 from tracetool.validation.measured import p2p_mode
 from tracetool.validation.notes import notes_on
-from tracetool.validation.rows import PredictedRow, Prediction, kendall_tau_b
+from tracetool.validation.rows import PredictedRow, Prediction, check_row, kendall_tau_b, left_over_microbatches
 from tracetool.whatif.remarks import host_notes, memory_remarks
 
 if TYPE_CHECKING:
