@@ -35,6 +35,9 @@ def _loaded_after(code: str) -> set[str]:
         "from tracetool.cli import run; run(['replay', '--help'])",
         "from tracetool.cli import run; run(['report', '--help'])",
         "from tracetool.cli import run; run(['schedules', 'geopipe'])",
+        "from tracetool.cli import run; run(['help'])",
+        "from tracetool.cli import run; run(['help', 'metrics'])",
+        "from tracetool.cli import run; run(['help', 'replay'])",
     ],
 )
 def test_light_commands_import_no_heavy_package(code: str) -> None:

@@ -134,6 +134,11 @@ def together(*options: str) -> str:
     return (" " if _flags else ", ").join(options)
 
 
+def installing(extra: str) -> str:
+    """How an extra is installed: the package's name on the public index belongs to another project."""
+    return f"pip install '.[{extra}]' in the checkout of tracetool"
+
+
 def command_or_call(command: str, call: str) -> str:
     """What else answers a question: a command where options are typed, else an expression of Python.
 

@@ -8,9 +8,10 @@ import re
 from typing import Any
 
 import pytest
-from helpers.recorded import ROOT, SAMPLES
+from helpers.recorded import SAMPLES
 
 import tracetool as tt
+from tracetool.cli.help import topic_text
 
 _HOW = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 VERBS = [name for name in tt.__all__ if inspect.isfunction(getattr(tt, name))]
@@ -55,11 +56,9 @@ def test_examples_run(name: str, tutorial: tuple[dict[str, Any], str]) -> None:
     assert "".join(map(_failures, examples)) == ""
 
 
-def test_the_readme_runs(tutorial: tuple[dict[str, Any], str]) -> None:
-    """Its Python section, with the Run of the tutorial there already."""
-    section = re.search(r"^## From Python$(.*?)^## ", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    assert section is not None
-    blocks = re.findall(r"```pycon\n(.*?)```", section[1], re.DOTALL)
-    text = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, "README", None, 0)
+def test_the_topic_runs(tutorial: tuple[dict[str, Any], str]) -> None:
+    """What ``tracetool help python`` prints, with the Run of the tutorial there already."""
+    blocks = re.findall(r"```pycon\n(.*?)```", topic_text("python"), re.DOTALL)
+    text = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, "topic", None, 0)
     assert len(text.examples) >= 5
     assert _failures(text) == ""

@@ -11,6 +11,7 @@ import pytest
 from helpers.recorded import ROOT, SAMPLES, data
 
 from tracetool.cli import cli, run
+from tracetool.cli.help import TOPICS
 from tracetool.store.run import Run
 
 SAMPLE = str(SAMPLES / "h100-1f1b")
@@ -250,17 +251,17 @@ def test_an_order_from_a_file_is_drawn_in_its_own_shape(capsys: pytest.CaptureFi
 
 
 def test_every_command_has_help_with_an_example_and_stands_in_the_readme() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for name, command in cli.commands.items():
         assert "Example" in (command.help or ""), name
-        assert f"tracetool {name}" in readme
+        for document in (ROOT / "README.md", TOPICS / "commands.md"):
+            assert f"tracetool {name}" in document.read_text(encoding="utf-8")
 
 
 def test_ci_runs_the_readmes_test_command() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = [part.split("```")[0].strip() for part in readme.split("```sh\n")[1:]]
     assert len(blocks) == 2
-    assert blocks[0].endswith("--link dc0-dc1=25Gbit/s,10ms --hbm 80GiB")
+    assert blocks[0].endswith("--link dc0-dc1=25Gbit/s,10ms --or 100Gbit/s,10ms=9000EUR/month")
     assert blocks[1].endswith("pytest")
     assert "n == 2" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 

@@ -44,7 +44,7 @@ INPUT, WEIGHT = ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 FREE = Hop()
 
 has_ortools = pytest.mark.skipif(
-    importlib.util.find_spec("ortools") is None, reason="OR-tools is not installed: pip install 'tracetool[optimal]'"
+    importlib.util.find_spec("ortools") is None, reason="OR-tools is not installed: pip install '.[optimal]'"
 )
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

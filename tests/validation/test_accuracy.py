@@ -9,6 +9,7 @@ import pytest
 from helpers.accuracy import CHANGES, SPLIT, WHOLE, measure, text_of, validated
 from helpers.recorded import ROOT
 
+from tracetool.cli.help import topic_text
 from tracetool.whatif.accuracy import widened
 from tracetool.whatif.seen_errors import FILE, SEEN
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 TENSOR_PARALLEL = "tp2pp2_1f1b_m8"
 RECORDED_H100 = (*WHOLE, SPLIT)
-IN_README = (
+IN_TABLES = (
     ("rt1f1b_m8", "whole"),
     ("rt1f1b_m8", "recut"),
     ("rt1f1b_m8", "per-edge"),
@@ -121,10 +122,9 @@ def test_what_is_given_covers_what_was_seen() -> None:
     assert [(e.backwards, e.change) for e in SEEN.changes] == [(b, c) for b in ("whole", "split") for c in CHANGES]
 
 
-def _tables() -> list[list[list[str]]]:
-    """Tables of README's section on accuracy, as cells."""
-    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## Accuracy\n")[2].partition("\n## ")[0]
-    blocks = [block.splitlines() for block in section.split("\n\n") if block.startswith("|")]
+def _tables(text: str) -> list[list[list[str]]]:
+    """Tables of a document, as cells."""
+    blocks = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
     return [[[cell.strip() for cell in line.strip("|").split("|")] for line in block[2:]] for block in blocks]
 
 
@@ -137,13 +137,16 @@ def _at_most_percent(ratio: float) -> str:
     return f"{ceil(round(ratio * 1000, 6)) / 10} %"
 
 
-def test_readme_has_the_figures_of_the_file() -> None:
-    """Each row of its tables is a row of the file, in this order."""
+def test_the_topic_and_readme_have_the_figures_of_the_file() -> None:
+    """Each row of their tables is a row of the file, in this order."""
     steps = {(e.recorded, e.predicted): [_percent(e.mean_ratio), _percent(e.largest_ratio)] for e in SEEN.steps}
-    four, two, others, changes = _tables()
-    assert [cells[2:] for cells in four] == [steps[row] for row in IN_README[:6]]
-    assert [cells[2:] for cells in two] == [steps[row] for row in IN_README[6:9]]
-    assert [cells[2:] for cells in others] == [steps[row] for row in IN_README[9:]]
+    four, two, others, changes = _tables(topic_text("accuracy"))
+    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## How accurate it is\n")[2]
+    (in_readme,) = _tables(section.partition("\n## ")[0])
+    assert [cells[2:] for cells in in_readme] == [cells[2:] for cells in four]
+    assert [cells[2:] for cells in four] == [steps[row] for row in IN_TABLES[:6]]
+    assert [cells[2:] for cells in two] == [steps[row] for row in IN_TABLES[6:9]]
+    assert [cells[2:] for cells in others] == [steps[row] for row in IN_TABLES[9:]]
     whole, split = ([e for e in SEEN.changes if e.backwards == backwards] for backwards in ("whole", "split"))
     assert [cells[1:] for cells in changes[:3]] == [
         [str(e.pairs), _at_most_percent(e.largest_ratio), f"{widened(e.largest_ratio) * 100:g} %"] for e in whole
@@ -156,8 +159,8 @@ def test_readme_has_the_figures_of_the_file() -> None:
     ]
 
 
-def test_readme_has_the_peaks_of_the_file() -> None:
-    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+def test_the_topic_has_the_peaks_of_the_file() -> None:
+    text = " ".join(topic_text("memory").split())
     four, one = SEEN.peaks
     assert f"within {_percent(four.largest_ratio)} of {four.configurations} measured configurations" in text
     assert f"within {_percent(one.largest_ratio)} of {one.configurations} of one H200" in text

@@ -16,6 +16,7 @@ from helpers.recorded import ROOT, data
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tracetool.cli.help import topic_text
 from tracetool.errors import BadMeasurement
 from tracetool.model.notice import NoticeCode
 from tracetool.model.topology import RankLink
@@ -152,10 +153,9 @@ def test_a_key_that_is_nearly_a_known_one_is_pointed_out(tmp_path: Path) -> None
     ]
 
 
-def test_the_recorded_file_and_the_readmes_example_have_the_form(tmp_path: Path) -> None:
+def test_the_recorded_file_and_the_example_of_the_topic_have_the_form(tmp_path: Path) -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```json\n(.*?)```", readme, flags=re.DOTALL)
+    (example,) = re.findall(r"```json\n(.*?)```", topic_text("validation"), flags=re.DOTALL)
     jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(example))
     assert [step.name for step in read(tmp_path, example).steps] == ["1f1b", "geopipe over a link"]
     recorded = data("h100-pp4", "measured.json")

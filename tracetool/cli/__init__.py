@@ -15,6 +15,7 @@ from tracetool.cli.advise import advise
 from tracetool.cli.baseline import baseline
 from tracetool.cli.compare import compare
 from tracetool.cli.explain import explain
+from tracetool.cli.help import print_help
 from tracetool.cli.info import info
 from tracetool.cli.ingest import ingest
 from tracetool.cli.output import flags_of
@@ -42,12 +43,14 @@ def cli() -> None:
       tracetool replay TRACES --schedule geopipe --dc 0-1,2-3 \\
           --link dc0-dc1=25Gbit/s,10ms --hbm 80GiB
       tracetool ingest TRACES -o x.run          tracetool info x.run
+      tracetool help                            what numbers mean, what to record
     """
     click.get_current_context().with_resource(typed_as(flags_of(cli)))
 
 
 for command in (
     ingest, info, replay, report, advise, sweep, explain, validate, compare, baseline, paper, sql, schedules,
+    print_help,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from tracetool.errors import IngestError, MalformedTrace, Option, flags_now, typed_as
+from tracetool.errors import IngestError, MalformedTrace, Option, flags_now, installing, typed_as
 from tracetool.readers import READERS, SeveralRanks, SourceReport
 from tracetool.store import PartWriter, source_part
 
@@ -353,7 +353,7 @@ def on_cluster(
     try:
         client_of: Any = import_module("distributed").Client
     except ImportError as error:
-        raise IngestError("Dask is not installed.", hint="pip install 'tracetool[dask]'") from error
+        raise IngestError("Dask is not installed.", hint=installing("dask")) from error
     try:
         client = client_of(f"tcp://{address.removeprefix(_DASK)}", timeout=_CONNECT_SECONDS)
     except OSError as error:

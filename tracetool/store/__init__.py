@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self, cast
 
-from tracetool.errors import StoreError, TraceToolError
+from tracetool.errors import StoreError, TraceToolError, installing
 from tracetool.tables.run import TABLES
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def as_path(text: str | Path) -> Path:
     except (ImportError, ValueError) as error:
         raise TraceToolError(
             f"{text} cannot be opened: {error}.",
-            hint="pip install 'tracetool[remote]', and the file system's own package (s3fs, gcsfs, adlfs ...)",
+            hint=f"{installing('remote')}, and the file system's own package (s3fs, gcsfs, adlfs ...)",
         ) from error
     return cast("Path", path)
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from tracetool.model.pipeline import P2PMode
 
-FORM = "schemas/measured.schema.json and the README (Check it on your own machine) have the form"
+FORM = "schemas/measured.schema.json and 'tracetool help validation' have the form"
 
 _TYPES = {
     "float": "a number", "int": "a whole number", "str": "text in quotes", "array": "a list", "object": "an object",

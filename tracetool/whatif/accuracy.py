@@ -1,6 +1,6 @@
 """How far off predictions were on recorded runs: of step times, and of what one step differs by from another.
 
-The figures are ``seen_errors``'; tests hold them to every measured row there is (README, Accuracy).
+The figures are ``seen_errors``'; tests hold them to every measured row there is (``tracetool help accuracy``).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import io
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from tracetool.errors import MissingPackage, ScenarioError
+from tracetool.errors import MissingPackage, ScenarioError, installing
 from tracetool.model.action import ActionKind
 from tracetool.model.timeline import RankOp
 
@@ -74,7 +74,7 @@ def load_schema() -> tuple[ModuleType, Any]:
     except ImportError as error:
         raise MissingPackage(
             "execution traces in Chakra's schema need the package mlc-chakra.",
-            hint="pip install 'tracetool[chakra]', or without what only its converters need: "
+            hint=f"{installing('chakra')}, or without what only its converters need: "
             "pip install --no-deps mlc-chakra && pip install protobuf",
         ) from error
     return et_def_pb2, encodeMessage

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.errors import MissingPackage, Option, UnsupportedShape, command_or_call
+from tracetool.errors import MissingPackage, Option, UnsupportedShape, command_or_call, installing
 from tracetool.model.action import Action
 from tracetool.model.schedule import PipelineShape, Schedule
 from tracetool.schedules import ScheduleKind, ScheduleOptions
@@ -305,7 +305,7 @@ def _require_ortools() -> None:
     if find_spec("ortools") is None:
         raise MissingPackage(
             "the schedule 'optimal' needs OR-tools, which is not installed.",
-            hint=f"pip install 'tracetool[optimal]', or take {Option.SCHEDULES('greedy')}",
+            hint=f"{installing('optimal')}, or take {Option.SCHEDULES('greedy')}",
         )
 
 
