@@ -64,7 +64,8 @@ def test_command_lines_parse(line: str) -> None:
 def test_help_in_documents_is_there(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     is_search = NAMED[line] == ["help", "knee"]
     assert run(NAMED[line]) == (2 if is_search else 0)
-    assert capsys.readouterr().err.endswith("the words stand in metrics, python, sweeps\n" if is_search else "")
+    said = capsys.readouterr().err
+    assert ("the words stand in metrics, " in said) is is_search
 
 
 @pytest.mark.usefixtures("_beside_samples")

@@ -56,7 +56,7 @@ def test_json_has_the_promised_keys_and_conforms_to_the_schema(capsys: pytest.Ca
 
 
 def test_what_the_numbers_of_a_report_mean_holds_in_it(capsys: pytest.CaptureFixture[str]) -> None:
-    """The definitions that README gives, recomputed from other fields of the same report."""
+    """The definitions of ``tracetool help metrics``, recomputed from other fields of the same report."""
     report = _report(capsys, SAMPLE, "--schedule", "1f1b,geopipe", *LINK)
     free = _report(capsys, SAMPLE, "--schedule", "1f1b", "--dc", "0-1,2-3", "--link", "dc0-dc1=100000Pbit/s,0ns")
     base = report["baseline"]
