@@ -65,7 +65,7 @@ def test_help_in_documents_is_there(line: str, capsys: pytest.CaptureFixture[str
     is_search = NAMED[line] == ["help", "knee"]
     assert run(NAMED[line]) == (2 if is_search else 0)
     said = capsys.readouterr().err
-    assert ("the words stand in metrics, " in said) is is_search
+    assert ("topics with it: sweeps, " in said) is is_search
 
 
 @pytest.mark.usefixtures("_beside_samples")

@@ -91,6 +91,8 @@ def _of_command(context: click.Context, names: tuple[str, ...]) -> str:
 
 def _hint(names: tuple[str, ...]) -> str:
     words = [name.lower() for name in names]
-    holding = [name for name in topics() if all(word in topic_text(name).lower() for word in words)]
+    texts = {name: topic_text(name).lower() for name in topics()}
+    often = {name: min(map(text.count, words)) for name, text in texts.items()}
+    holding = sorted((name for name in often if often[name]), key=lambda name: -often[name])
     listed = "'tracetool help' lists topics and commands"
-    return f"{listed}; the words stand in {', '.join(holding)}" if holding else listed
+    return f"topics with it: {', '.join(holding)}; {listed}" if holding else listed
