@@ -39,6 +39,14 @@ ROOT = Path(__file__).resolve().parent.parent
 # Fields of JSON that may differ, and why: "VERB /path/*/field" of the answer's file or stdout.
 ALLOWED: dict[str, str] = {
     "sql /columns/196/column_doc": "idles.cause listed the causes; their one declaration does",
+    "advise /headline": "the decision as a sentence",
+    "advise /today_ns": "the recorded step, with which offers are compared",
+    "advise /offers": "what to run over each offer",
+    "advise /pays_until": "where more bandwidth stops paying",
+    "report /headline": "the page begins with the decision where links are given",
+    "sweep /headline": "what to run in each named scenario",
+    "schedules /*/constraints": "every schedule that splits the backward says so",
+    "schedules /*/summary": "summaries name no option",
 }
 
 # Commands in the order in which they need each other's files; ``> FILE`` keeps what a command prints.

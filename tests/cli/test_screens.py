@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
-from helpers.recorded import SAMPLES
+from helpers.recorded import ROOT, SAMPLES
 
 from tracetool.cli import run
 
@@ -54,6 +55,22 @@ def test_ingest_and_compare_too(
     (tmp_path / "base.json").write_text(capsys.readouterr().out, encoding="utf-8")
     assert run(["compare", "base.json", "x.run"]) == 0
     assert len(capsys.readouterr().out.splitlines()) <= 24
+
+
+def test_a_replay_that_misses_its_recording_by_far_gives_orders_and_no_steps(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The recording of two ranks with two stages each is bound by its host: replay is off by a third."""
+    recording = str(ROOT / "tests" / "data" / "interleaved2")
+    assert run(["replay", recording, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert abs(told["fidelity"]["error_ratio"]) > 0.2
+    assert run(["replay", recording]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("No step times: ")
+    assert f"{told['results'][0]['step_ns'] / 1e6:.1f} ms" not in text
+    assert "rank  0  0F0 0F1 2F0" in text
+    assert "0→1 12 messages, 1→0 12 messages" in text
 
 
 def test_everything_is_a_flag_away(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -75,9 +76,16 @@ def first_notes(notes: Sequence[Notice]) -> list[str]:
     return [*map(Note, shown), f"{format_count(rest, 'note')} more, and everything tried: -v"]
 
 
+_NO_STEPS_RATIO = 0.2
+"""A replay that misses its own recording by more gives no step times, only orders and messages."""
+
+
 def screen(answer: Answer) -> bytes:
     """The answer in a sentence, every result in a table, and two notes."""
-    found, width = verdict(answer), terminal_width()
+    width = terminal_width()
+    if abs(answer.fidelity.error_ratio) > _NO_STEPS_RATIO:
+        return _orders(answer, width)
+    found = verdict(answer)
     shape, topology, hbm = answer.pipeline.observed.shape, answer.scenario.topology, answer.scenario.hbm_bytes
     asked = [
         f"{answer.observed_schedule or 'an order without a name'} on {format_count(shape.stages, 'stage')}",
@@ -91,6 +99,21 @@ def screen(answer: Answer) -> bytes:
     lines = [*(f"warning: {text}" for text in answer.warnings), f"{found.headline}.", f"  {', '.join(asked)}", ""]
     lines += [*results_table(answer, width), *refused, *near_lines(answer), "", *first_notes(answer.notes)]
     return ("\n".join(wrapped(lines, width)) + "\n").encode()
+
+
+def _orders(answer: Answer, width: int) -> bytes:
+    """What is known where steps are not: who computes what in which order, and how many messages cross."""
+    lines = [
+        f"No step times: replay misses its own recording by {answer.fidelity.error_ratio:+.1%}; orders and messages "
+        "are as they would be.",
+        *(f"warning: {notice}" for notice in answer.warnings if notice.code != NoticeCode.FIDELITY),
+    ]
+    for result in compared_results(answer)[:_MOST_NOTES]:
+        sent = Counter((move.src_rank, move.dst_rank) for move in result.timeline.transfers)
+        moves = ", ".join(f"{src}→{dst} {format_count(count, 'message')}" for (src, dst), count in sorted(sent.items()))
+        lines += ["", f"{named(result)}, {result.p2p} transfers: {moves or 'no messages'}"]
+        lines += result.replayed.schedule.grid(width).split("\n")
+    return ("\n".join([*wrapped(lines, width), "", *wrapped(first_notes(answer.notes), width)]) + "\n").encode()
 
 
 def best_result(answer: Answer) -> Result:
