@@ -134,7 +134,8 @@ class Bought:
         error_ratio: Error of that share; None if it is not known.
         is_certain: Whether the steps differ by more than the error of predictions.
         fee: What is paid for it beyond the first offer's fee; None if the other has no fee.
-        fee_per_ms: That fee for each millisecond of the step, in its unit; None if nothing is certain to be saved.
+        fee_per_ms: That fee for each millisecond of the step, in its unit; None if nothing is certain to be saved,
+            or nothing more is paid.
         steps_per_day: How many more such steps a day has.
     """
 
@@ -230,13 +231,14 @@ class Decision:
         certain = not is_within_error(base.known_error, other.known_error, change)
         fee = None if offer.fee is None else offer.fee.beyond(first.fee)
         saved = base_ns - other_ns
+        is_paid = fee is not None and fee.amount > 0 and certain and saved > 0
         return Bought(
             saved_ns=saved,
             saved_ratio=-change,
             error_ratio=change_error_ratio(base.known_error, other.known_error, change),
             is_certain=certain,
             fee=fee,
-            fee_per_ms=fee.amount / (saved / 1e6) if fee is not None and certain and saved > 0 else None,
+            fee_per_ms=fee.amount / (saved / 1e6) if fee is not None and is_paid else None,
             steps_per_day=_NS_PER_DAY / other_ns - _NS_PER_DAY / base_ns,
         )
 

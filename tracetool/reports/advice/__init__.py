@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tracetool.units import format_bits, format_duration, format_size
@@ -10,7 +11,7 @@ from tracetool.whatif.best import UNPROVEN_TEXT, error_text, is_as_good, plan_na
 
 if TYPE_CHECKING:
     from tracetool.whatif.best import Candidate
-    from tracetool.whatif.decision import Decision, Offer
+    from tracetool.whatif.decision import Bought, Decision, Offer
 
 _RESOURCES = {"hbm": "HBM"}
 
@@ -99,22 +100,33 @@ def _to_now(best: Candidate, now: Candidate | None, *, same: bool) -> str:
 
 
 def _other(decision: Decision, offer: Offer) -> str:
-    bought = decision.bought(offer)
-    if bought is None or offer.best is None:
+    if offer.best is None:
         return f"Over {offer.name} nothing fits the memory."
+    bought = decision.bought(offer)
     plan = f"{offer.name} with {plan_name(offer.best)}: {step_text(offer.best)}{_memory(offer, offer.best)}"
+    if bought is None:
+        return f"{plan}."
     error = "" if bought.error_ratio is None else f" ±{format_error(bought.error_ratio)}"
-    paid = "" if bought.fee is None else f" for {bought.fee}{' more' if decision.offers[0].fee is not None else ''}"
+    paid = _paid(bought, is_beyond=decision.offers[0].fee is not None)
     if not bought.is_certain:
         told = f"{-bought.saved_ratio:+.1%}{error}{_first_plan(decision, offer)}"
         return f"{plan}, too near to tell what it buys{paid} ({told})."
     if bought.saved_ns < 0:
-        return f"{plan}, {format_duration(-bought.saved_ns)} longer ({-bought.saved_ratio:+.1%}{error})."
+        return f"{plan}, {format_duration(-bought.saved_ns)} longer ({-bought.saved_ratio:+.1%}{error}){paid}."
     per_ms = ""
     if bought.fee_per_ms is not None and bought.fee is not None:
         per_ms = f", {bought.fee_per_ms:,.0f} {bought.fee.unit} per ms"
     gain = f"{format_duration(bought.saved_ns)} a step ({bought.saved_ratio:.1%}{error}){paid}{per_ms}"
     return f"{plan}, buys {gain}; {_run(decision, offer, bought.steps_per_day)}."
+
+
+def _paid(bought: Bought, *, is_beyond: bool) -> str:
+    """What is paid for it, beyond the first offer's price where that is known."""
+    if bought.fee is None:
+        return ""
+    if bought.fee.amount < 0:
+        return f" for {replace(bought.fee, amount=-bought.fee.amount)} less"
+    return f" for {bought.fee}{' more' if is_beyond else ''}"
 
 
 def _first_plan(decision: Decision, offer: Offer) -> str:
