@@ -117,7 +117,19 @@ def test_many_traces_of_one_rank_are_one_conflict_with_a_hint(capsys: pytest.Cap
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("conflict:") for line in lines) == 2
     assert any(line.endswith("6 more all say rank 0.") for line in lines)
-    assert "hint: name only one of them" in lines
+    assert any(line.startswith("hint: these are several recordings: name one folder, as") for line in lines)
+
+
+def test_several_recordings_in_one_folder_are_named_to_choose_from(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for name, sample in (("monday run", "h100-1f1b"), ("tuesday", "h100-1f1b-annotated")):
+        shutil.copytree(SAMPLES / sample, tmp_path / name)
+    assert run(["replay", str(tmp_path)]) == 2
+    (hint,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Hint: ")]
+    folders = shlex.split(hint.rpartition(" as ")[2].replace(",", ""))
+    assert [folder.rpartition("/")[2] for folder in folders] == ["monday run", "tuesday"]
+    assert run(["replay", folders[0]]) == 0
 
 
 @pytest.mark.parametrize("columns", [50, 80, 132])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -40,7 +42,7 @@ class DiscoveredSource:
         reader: Name of the reader that takes it.
         rank: Global rank; None for a source that is no single rank's.
         identity: Who it is; its rank is None where the trace does not say.
-        digest: XXH3 (128 bits) of the bytes of its files.
+        digest: YYH3 (128 bits) of the bytes of its files.
         rank_from: Where the rank was taken from, if not from the trace.
     """
 
@@ -284,6 +286,19 @@ def _beside(item: DiscoveredSource, sources: Sequence[DiscoveredSource]) -> Disc
     return item
 
 
+_FOLDERS_NAMED = 4
+
+
+def _one_of(labels: Sequence[str]) -> str:
+    """What to name instead of sources of one rank: of several recordings, each in a folder of its own, one folder."""
+    folders = list(dict.fromkeys(str(PurePath(label).parent) for label in labels))
+    if len(folders) < len(labels):
+        return "name only one of them"
+    more = f" or {len(folders) - _FOLDERS_NAMED} more" if len(folders) > _FOLDERS_NAMED else ""
+    named = ", ".join(map(shlex.quote, folders[:_FOLDERS_NAMED]))
+    return f"these are several recordings: name one folder, as {named}{more}"
+
+
 def job_conflicts(sources: list[DiscoveredSource]) -> Iterator[IngestError]:
     """Why the sources are not those of one job, each rank once."""
     ranked = [(f.rank, f) for f in sources if f.rank is not None]
@@ -300,11 +315,11 @@ def job_conflicts(sources: list[DiscoveredSource]) -> Iterator[IngestError]:
         by_rank.setdefault((item.source.complements, rank), []).append(item.label)
     for (_, rank), labels in sorted(by_rank.items()):
         one, *others = labels
-        if len(others) == 1:
-            yield DuplicateRank(f"{one} and {others[0]} both say rank {rank}.", hint="name only one of them")
-        elif others:
-            named = f"{one}, {others[0]} and {len(others) - 1} more"
-            yield DuplicateRank(f"{named} all say rank {rank}.", hint="name only one of them")
+        if not others:
+            continue
+        several = f"{one}, {others[0]} and {len(others) - 1} more all"
+        some = f"{one} and {others[0]} both" if len(others) == 1 else several
+        yield DuplicateRank(f"{some} say rank {rank}.", hint=_one_of(labels))
     sizes: dict[int, str] = {}
     for rank, item in ranked:
         said = max(rank + 1, item.identity.world_size or 1)
