@@ -149,6 +149,7 @@ class Decided(NamedTuple):
     advice: tuple[Advice, ...]
 
 
+@checked
 def decide(
     found: Reconstruction,
     scenario: Scenario,

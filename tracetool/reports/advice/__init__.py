@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tracetool.model.schedule import OBSERVED
 from tracetool.units import format_bits, format_duration, format_size
 from tracetool.whatif.accuracy import format_error
 from tracetool.whatif.best import UNPROVEN_TEXT, error_text, is_as_good, plan_name
@@ -69,15 +70,14 @@ def _first(decision: Decision, offer: Offer) -> str:
     best, now, change = offer.best, offer.now, decision.to_today(offer)
     if best is None or change is None:
         return f"Over {offer.name} nothing fits the memory."
-    longer = (
-        f"{abs(change):.0%} {'longer' if change >= 0 else 'shorter'} than today's {today_text(decision)} as recorded"
-    )
     per = " per microbatch" if offer.microbatches != decision.today.microbatches else ""
+    word = "longer" if change >= 0 else "shorter"
+    longer = f"{abs(change):.0%} {word}{per} than today's {today_text(decision)} as recorded"
     binds = "" if offer.binds is None else f"; {_RESOURCES.get(offer.binds, offer.binds)} binds"
     same = now is not None and best.order_digest == now.order_digest
     verb = "keep" if same else "run"
     step = f"{step_text(best)} a step{_memory(offer, best)}"
-    return f"Over {offer.name} {verb} {plan_name(best)}: {step}, {_to_now(best, now, same=same)}{longer}{per}{binds}."
+    return f"Over {offer.name} {verb} {_named(best)}: {step}, {_to_now(best, now, same=same)}{longer}{binds}."
 
 
 def _memory(offer: Offer, best: Candidate) -> str:
@@ -87,6 +87,11 @@ def _memory(offer: Offer, best: Candidate) -> str:
     if offer.is_near_the_limit:
         return f", if it fits: it needs {format_size(best.needed_bytes)} of {format_size(offer.hbm_bytes or 0)}"
     return f", {format_size(best.needed_bytes)} of HBM"
+
+
+def _named(plan: Candidate) -> str:
+    """A plan within a sentence."""
+    return "the recorded order" if plan.schedule == OBSERVED else plan_name(plan)
 
 
 def _to_now(best: Candidate, now: Candidate | None, *, same: bool) -> str:
@@ -103,10 +108,10 @@ def _other(decision: Decision, offer: Offer) -> str:
     if offer.best is None:
         return f"Over {offer.name} nothing fits the memory."
     bought = decision.bought(offer)
-    plan = f"{offer.name} with {plan_name(offer.best)}: {step_text(offer.best)}{_memory(offer, offer.best)}"
+    plan = f"{offer.name} with {_named(offer.best)}: {step_text(offer.best)}{_memory(offer, offer.best)}"
     if bought is None:
         return f"{plan}."
-    error = "" if bought.error_ratio is None else f" ±{format_error(bought.error_ratio)}"
+    error = ", error unknown" if bought.error_ratio is None else f" ±{format_error(bought.error_ratio)}"
     paid = _paid(bought, is_beyond=decision.offers[0].fee is not None)
     if not bought.is_certain:
         told = f"{-bought.saved_ratio:+.1%}{error}{_first_plan(decision, offer)}"
