@@ -50,7 +50,7 @@ def product(tmp_path_factory: pytest.TempPathFactory) -> Path:
 COMMANDS = """
 ingest {trace} -o x.run -q
 explain x.run --json
-explain x.run -q
+explain x.run -q -v
 sql x.run "SELECT mean_ns FROM bubbles_by_cause WHERE cause = 'stroll_by'" --json
 report x.run --schedule 1f1b -o page.html
 """

@@ -243,5 +243,5 @@ def test_names_in_markdown_call_nobody(capsys: pytest.CaptureFixture[str], base:
     out, _ = said(capsys, 0, base, f"@team #12\x1b[31m={other}", "--format", "markdown")
     assert "@team" not in out.split("Again")[0]
     assert "#12" not in out.split("Again")[0]
-    text, _ = said(capsys, 0, base, f"@team #12\x1b[31m={other}")
+    text, _ = said(capsys, 0, base, f"@team #12\x1b[31m={other}", "-v")
     assert "@team #12?[31m" in text

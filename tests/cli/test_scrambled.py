@@ -71,7 +71,12 @@ def answers(
         capture_output=True,
         text=True,
         check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TRACETOOL_CACHE": str(folder / "cache"), "COLUMNS": "100000"},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
+            "TRACETOOL_CACHE": str(folder / "cache"),
+            "COLUMNS": "100000",
+        },
     )
     found: dict[str, Any] = json.loads(done.stdout)
     return found

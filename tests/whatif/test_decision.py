@@ -136,7 +136,10 @@ def test_what_does_not_fit_and_what_may_not_is_said() -> None:
 
 def test_a_cheaper_offer_costs_less_and_has_no_price_per_ms() -> None:
     dear, cheap = Fee(6000, "EUR", "month"), Fee(1000, "EUR", "month")
-    shorter, longer = "buys 50.0 ms a step (20.0%, error unknown) for 5,000 EUR/month less; ", "for 5,000 EUR/month less."
+    shorter, longer = (
+        "buys 50.0 ms a step (20.0%, error unknown) for 5,000 EUR/month less; ",
+        "for 5,000 EUR/month less.",
+    )
     for step_ms, says in ((200, shorter), (300, longer)):
         decision = _decision(_offer("first", 250, dear), _offer("other", step_ms, cheap))
         bought = decision.bought(decision.offers[1])
