@@ -35,7 +35,7 @@ def test_the_page_says_what_was_asked_found_inferred_and_how_to_repeat_it(
     out = capsys.readouterr().out
     page = target.read_text(encoding="utf-8")
     headline, *_, wrote = out[: out.index("\n\n")].splitlines()
-    assert headline.startswith("Over 25 Gbit/s, 10 ms run geopipe +1,1,0,0: ")
+    assert headline.startswith("Over 25 Gbit/s, 10 ms run geopipe +1,1,0,0 (in-order transfers): ")
     assert ", if it fits: it needs " in headline
     assert f"<h1>{headline}</h1>" in html.unescape(page)
     assert wrote == f"wrote {target} ({target.stat().st_size:,} bytes)"

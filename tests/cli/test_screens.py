@@ -31,8 +31,10 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("columns", [80, 120])
-@pytest.mark.parametrize("name", COMMANDS)
+WIDTHS = [*((name, 80) for name in COMMANDS), *((name, width) for name in ("replay", "info") for width in (60, 120))]
+
+
+@pytest.mark.parametrize(("name", "columns"), WIDTHS)
 def test_an_answer_is_one_screen(
     name: str, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

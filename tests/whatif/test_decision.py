@@ -11,7 +11,18 @@ from tracetool.model.topology import parse_link
 from tracetool.reports.advice import sentences
 from tracetool.sweeps.results import SweepPoint
 from tracetool.whatif.accuracy import change_error_ratio
-from tracetool.whatif.decision import Decision, Fee, Offer, Today, parse_fee, split_fee, without_fees
+from tracetool.whatif.decision import (
+    Decision,
+    Fee,
+    Offer,
+    Today,
+    directions,
+    offered_fee,
+    parse_fee,
+    split_fee,
+    total_fee,
+    without_fees,
+)
 from tracetool.whatif.wording import links_text, offered_links
 
 MS = 10**6
@@ -42,7 +53,9 @@ def test_fees_are_read_and_taken_from_one_another_over_the_same_time() -> None:
     assert str(parse_fee("0.25 USD/hour")) == "0.25 USD/hour"
 
 
-@pytest.mark.parametrize("text", ["9000EUR", "EUR/month", "9000/month", "9000EUR/decade", "-3EUR/day", ""])
+@pytest.mark.parametrize(
+    "text", ["9000EUR", "EUR/month", "9000/month", "9000EUR/decade", "-3EUR/day", "9.000EUR/month", "9kEUR/month", ""]
+)
 def test_what_is_no_fee_is_refused_with_the_form(text: str) -> None:
     with pytest.raises(ScenarioError) as refused:
         parse_fee(text)
@@ -55,8 +68,9 @@ def test_a_fee_stands_behind_figures_with_or_without_the_name_of_a_link() -> Non
     assert split_fee("100Gbit/s,10ms=9EUR/day") == ("100Gbit/s,10ms", fee)
     assert split_fee("dc0-dc1=25Gbit/s,10ms") == ("dc0-dc1=25Gbit/s,10ms", None)
     assert split_fee("100Gbit/s,10ms") == ("100Gbit/s,10ms", None)
-    links, total = without_fees(["a-b=1Gbit/s,1ms=9EUR/day", "b-c=1Gbit/s,1ms=365.25EUR/year", "a-c=1Gbit/s,1ms"])
+    links, fees = without_fees(["a-b=1Gbit/s,1ms=9EUR/day", "b-c=1Gbit/s,1ms=365.25eur/year", "a-c=1Gbit/s,1ms"])
     assert links == ("a-b=1Gbit/s,1ms", "b-c=1Gbit/s,1ms", "a-c=1Gbit/s,1ms")
+    total = total_fee(fees.values())
     assert total is not None
     assert total.amount == pytest.approx(10)
     assert total.period == "day"
@@ -67,16 +81,31 @@ def test_a_fee_stands_behind_figures_with_or_without_the_name_of_a_link() -> Non
 def test_an_offer_is_for_all_links_or_for_the_pair_that_it_names() -> None:
     links = (*parse_link("a-b=25Gbit/s,10ms"), *parse_link("b-c=40Gbit/s,2ms"))
     for text, told in (
-        ("100Gbit/s,800km", "100 Gbit/s, 4 ms"),
         ("b-c=100Gbit/s,10ms", "a-b 25 Gbit/s, 10 ms; b-c 100 Gbit/s, 10 ms"),
         ("a-b=100Gbit/s,1ms; b-c=100Gbit/s,1ms", "100 Gbit/s, 1 ms"),
         ("a->b=100Gbit/s,10ms", "a->b 100 Gbit/s, 10 ms; b->a 25 Gbit/s, 10 ms; b-c 40 Gbit/s, 2 ms"),
     ):
-        offered = offered_links(text, links)
+        offered, _ = offered_links(text, links)
         assert [(link.src_dc, link.dst_dc) for link in offered] == [(link.src_dc, link.dst_dc) for link in links]
         assert links_text(offered) == told
     with pytest.raises(BadTopology, match="none of the links"):
         offered_links("a-c=100Gbit/s,1ms", links)
+    with pytest.raises(BadTopology, match="names no link, and theirs have different figures"):
+        offered_links("100Gbit/s,800km", links)
+    assert links_text(offered_links("100Gbit/s,800km", links[:2])[0]) == "100 Gbit/s, 4 ms"
+
+
+def test_an_offer_for_some_links_keeps_the_price_of_the_others() -> None:
+    """1,000 and 1,500 a month; the first is replaced by one of 9,000: 10,500, which is 8,000 more."""
+    _, fees = without_fees(["a-b=25Gbit/s,10ms=1000EUR/month", "b-c=25Gbit/s,10ms=1500EUR/month"])
+    replaced = directions(parse_link("a-b=100Gbit/s,10ms"))
+    fee = offered_fee(parse_fee("9000EUR/month"), replaced, fees)
+    assert fee is not None
+    assert fee.amount == pytest.approx(10_500)
+    assert fee.beyond(total_fee(fees.values())).amount == pytest.approx(8_000)
+    assert offered_fee(None, replaced, fees) is None
+    with pytest.raises(ScenarioError, match="of which an offer replaces a part"):
+        offered_fee(parse_fee("9000EUR/month"), directions(parse_link("a->b=100Gbit/s,10ms")), fees)
 
 
 def test_what_the_dearer_one_buys_is_counted_for_the_same_work() -> None:
@@ -118,8 +147,8 @@ def test_a_run_takes_so_long_and_its_links_cost_so_much() -> None:
     assert decision.run_fee(fast) == pytest.approx(20)
     first, second = sentences(decision)
     assert first.startswith("Over slow keep 1f1b: 250.0 ms (± unknown, no recorded step was like it) a step, ")
-    assert first.endswith("25% longer than today's 200.0 ms as recorded.")
-    assert second.endswith("864,000 steps take 2.0 days instead of 2.5 and cost -230 EUR for links.")
+    assert first.endswith("25% longer than today's 200.0 ms as recorded; 864,000 steps take 2.5 days.")
+    assert second.endswith("864,000 steps take 2.0 days instead of 2.5 days and cost -230 EUR for links.")
 
 
 def test_what_does_not_fit_and_what_may_not_is_said() -> None:
@@ -138,7 +167,7 @@ def test_a_cheaper_offer_costs_less_and_has_no_price_per_ms() -> None:
     dear, cheap = Fee(6000, "EUR", "month"), Fee(1000, "EUR", "month")
     shorter, longer = (
         "buys 50.0 ms a step (20.0%, error unknown) for 5,000 EUR/month less; ",
-        "for 5,000 EUR/month less.",
+        "for 5,000 EUR/month less; a day has 57,600 steps less.",
     )
     for step_ms, says in ((200, shorter), (300, longer)):
         decision = _decision(_offer("first", 250, dear), _offer("other", step_ms, cheap))

@@ -13,7 +13,19 @@ from tracetool.sweeps.grid import Grid
 from tracetool.sweeps.run import sweep
 from tracetool.units import format_duration
 from tracetool.whatif.best import TIERS, choose, is_as_good, recorded_schedule, recorded_test, rows_of
-from tracetool.whatif.decision import Decision, Offer, PaysUntil, check_fees, parse_fee, split_fee, today_of
+from tracetool.whatif.decision import (
+    Decision,
+    Fee,
+    Offer,
+    PaysUntil,
+    check_fees,
+    directions,
+    offered_fee,
+    parse_fee,
+    split_fee,
+    today_of,
+    total_fee,
+)
 from tracetool.whatif.depth import RELEVANT_RATIO
 from tracetool.whatif.memory_limit import is_near_the_limit
 from tracetool.whatif.results import step_change_error
@@ -25,7 +37,7 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.reconstruction import Reconstruction
-    from tracetool.whatif.decision import Fee
+    from tracetool.whatif.decision import Fees
     from tracetool.whatif.results import Result
 
 
@@ -149,14 +161,13 @@ class Decided(NamedTuple):
     advice: tuple[Advice, ...]
 
 
-@checked
 def decide(
     found: Reconstruction,
     scenario: Scenario,
     offers: str | Sequence[str] = (),
     schedules: str | Sequence[str] | None = None,
     *,
-    fee: str | Fee | None = None,
+    fee: str | Fee | Fees | None = None,
     steps: int | None = None,
 ) -> Decided:
     """Find what to run over each of several offers of links, what the others buy, and where more stops paying.
@@ -167,7 +178,8 @@ def decide(
         offers: The others, as in ``100Gbit/s,10ms`` (all links) or ``dc0-dc1=100Gbit/s,10ms``, with what they cost
             behind them where that is known: ``100Gbit/s,10ms=9000EUR/month``.
         schedules: As ``advise`` takes them.
-        fee: What the first offer costs, as in ``2000EUR/month``.
+        fee: What the first offer costs, as in ``2000EUR/month``; or what each of its links does
+            (``tracetool.whatif.decision.Fees``): an offer that names some of them keeps the price of the others.
         steps: Steps of the run that is planned.
 
     Raises:
@@ -181,11 +193,15 @@ def decide(
         [('25 Gbit/s, 10 ms', 'geopipe', 319617225), ('100 Gbit/s, 10 ms', '1f1b', 310160412)]
     """
     links = scenario.topology.links
-    asked: list[tuple[Scenario, Fee | None]] = [(scenario, parse_fee(fee) if isinstance(fee, str) else fee)]
+    price = parse_fee(fee) if isinstance(fee, str) else fee
+    fees: Fees = {} if price is None else {directions(links): price} if isinstance(price, Fee) else price
+    asked = [(scenario, total_fee(fees.values()))]
     for text in [offers] if isinstance(offers, str) else offers:
         figures, price = split_fee(text)
-        topology = replace(scenario.topology, links=offered_links(figures, links))
-        asked.append((replace(scenario, topology=topology), price))
+        check_fees([price, *fees.values()])
+        every, replaced = offered_links(figures, links)
+        total = offered_fee(price, directions(replaced), fees)
+        asked.append((replace(scenario, topology=replace(scenario.topology, links=every)), total))
     check_fees([price for _, price in asked])
     advice = tuple(advise(found, one, schedules) for one, _ in asked)
     made = tuple(_offer(each, price, advice[0].best) for each, (_, price) in zip(advice, asked, strict=True))
@@ -211,6 +227,7 @@ def _offer(advice: Advice, fee: Fee | None, first: Plan | None) -> Offer:
         now=advice.now,
         first_plan=None if is_best else min(fitting, key=lambda plan: plan.step_ns, default=None),
         hbm_bytes=advice.scenario.hbm_bytes,
+        is_lower_bound=advice.scenario.activation_bytes is not None,
         is_near_the_limit=advice.best is not None and is_near_the_limit(advice.best.result.metrics, advice.scenario),
         binds=advice.binds,
     )

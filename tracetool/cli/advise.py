@@ -102,14 +102,14 @@ def advise(
         )
     names = None if schedule is None else check_schedules(parse_names(schedule))
     sizes = _sizes(mbs, seq, co_tune=co_tune, others=(hidden, also, also_mbs, also_seq))
-    words["link"], fee = without_fees(words["link"])
+    words["link"], fees = without_fees(words["link"])
     question = ask(paths, words, quiet=quiet)
     other = None
     if sizes is not None and also is not None:
         other = _other_sizes(also, MicrobatchSize(also_mbs or sizes.sequences, also_seq or sizes.length), quiet=quiet)
     tuning = None
     with _busy("replaying", quiet=quiet):
-        decided = decide(question.found, question.scenario, offers, names, fee=fee, steps=run_steps)
+        decided = decide(question.found, question.scenario, offers, names, fee=fees, steps=run_steps)
         if sizes is not None:
             tuned = next((name for name in names or () if tuning_of(name) is not None), None)
             tuning = find_sizes(question.found, question.scenario, sizes, schedule=tuned, hidden=hidden, also=other)
@@ -119,7 +119,12 @@ def advise(
         return
     click.echo(render_text(decided, facts, tuning, verbose=verbose).decode(), nl=False)
     advice = decided.advice[0]
-    next_step(_replay_of(advice.best or advice.asked.plans[0], question.name), quiet=quiet)
+
+    def lack(plan: Plan) -> tuple[int, int]:
+        return (plan.result.shortage.missing_bytes if plan.result.shortage is not None else 0), plan.step_ns
+
+    lacks_least = min(advice.asked.plans, key=lack)
+    next_step(_replay_of(advice.best or lacks_least, question.name), quiet=quiet)
 
 
 @contextmanager
@@ -168,6 +173,8 @@ def _other_sizes(also: Path, batch: MicrobatchSize, *, quiet: bool) -> OtherSize
 
 def _replay_of(plan: Plan, name: str) -> str:
     """The command that draws a plan, with the shared options that were given."""
+    from tracetool.whatif.decision import without_fees
+
     context = click.get_current_context()
     words = ["tracetool", "replay", name, "--schedule", plan.way.schedule]
     if plan.result.extra_forwards is not None:
@@ -179,6 +186,8 @@ def _replay_of(plan: Plan, name: str) -> str:
         if not given or option.name not in Words.__annotations__:
             continue
         value = context.params[option.name]
+        if option.name == "link":
+            value, _ = without_fees(value)
         if isinstance(option, click.Option) and option.is_flag:
             words.append(option.opts[0])
             continue

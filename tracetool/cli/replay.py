@@ -279,7 +279,9 @@ def replay(
         if sys.stdout.isatty() and not quiet:
             _show_gantt(result, 0 if verbose else text.count("\n") + _LINES_AFTER)
         after = f"{facts.command} -o gantt.png"
-        if targets:
+        if run_target is not None:
+            after = f'tracetool sql {shlex.quote(str(run_target))} "select * from schedule_comparison"'
+        elif targets:
             in_run = f'tracetool sql {shlex.quote(question.name)} "select * from step_breakdown"'
             after = f"{facts.command} --json" if elsewhere else in_run
         next_step(after, quiet=quiet)

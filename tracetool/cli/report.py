@@ -75,13 +75,13 @@ def report(
     ((path, form),) = report_targets([path], force=force)
     names = None if schedule is None else parse_names(schedule)
     check_schedules([*(names or ()), *([] if baseline is None else [baseline])])
-    words["link"], fee = without_fees(words["link"])
+    words["link"], fees = without_fees(words["link"])
     question = ask(paths, words, quiet=quiet)
     names = names or default_schedules(question.found.pipeline.observed)
     found = answer(question.found, names, question.scenario, baseline=baseline)
     decided = None
     if offers or question.scenario.topology.links:
-        decided = decide(question.found, question.scenario, offers, names, fee=fee, steps=run_steps)
+        decided = decide(question.found, question.scenario, offers, names, fee=fees, steps=run_steps)
     best = advised_result(found, None if decided is None else decided.advice[0])
     if form is REPORT:
         data = page(found, question.facts(), decided=decided)

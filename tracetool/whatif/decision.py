@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.errors import Option, ScenarioError
+from tracetool.model.topology import parse_link
 from tracetool.schedules.names import recognise
 from tracetool.whatif.accuracy import change_error_ratio, is_within_error
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from tracetool.model.pipeline import Pipeline
+    from tracetool.model.topology import Link
     from tracetool.whatif.best import Candidate
 
 PERIOD_DAYS = {"hour": 1 / 24, "day": 1.0, "month": 365.25 / 12, "year": 365.25}
 """What a fee may be for, in days (Julian year)."""
 
-_FEE = re.compile(rf"\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([^\W\d_]+|[€$£¥])\s*/\s*({'|'.join(PERIOD_DAYS)})\s*")
+# Three digits behind a point may be thousands or thousandths: neither is taken.
+_FEE = re.compile(
+    rf"\s*([0-9][0-9_]*(?:\.(?![0-9]{{3}}\D)[0-9]+)?)\s*([A-Za-z]{{3}}|[€$£¥])\s*/\s*({'|'.join(PERIOD_DAYS)})\s*"
+)
+Direction = tuple[str, str]
+"""From which DC to which."""
 _NS_PER_DAY = 86_400 * 10**9
 
 
@@ -66,9 +74,10 @@ def parse_fee(text: str) -> Fee:
     if read is None:
         raise ScenarioError(
             f"{text!r} is no price of an offer.",
-            hint=f"an amount, a currency and a time ({', '.join(PERIOD_DAYS)}), as in 9000EUR/month",
+            hint="an amount without separators, a currency of three letters and a time "
+            f"({', '.join(PERIOD_DAYS)}), as in 9000EUR/month",
         )
-    return Fee(float(read[1].replace("_", "")), read[2], read[3])
+    return Fee(float(read[1].replace("_", "")), read[2].upper(), read[3])
 
 
 def split_fee(text: str) -> tuple[str, Fee | None]:
@@ -82,18 +91,57 @@ def split_fee(text: str) -> tuple[str, Fee | None]:
     return (rest, parse_fee(last)) if equals and has_figures else (text, None)
 
 
-def without_fees(links: Sequence[str]) -> tuple[tuple[str, ...], Fee | None]:
-    """Links as they are written without what they cost, and the sum of that; None if no price is given.
+Fees = Mapping[frozenset[Direction], Fee]
+"""What links cost, by the directions that each price is for."""
+
+
+def without_fees(links: Sequence[str]) -> tuple[tuple[str, ...], Fees]:
+    """Links as they are written without what they cost, and that by itself.
 
     Raises:
+        BadTopology: If a link has no such form.
         ScenarioError: If a price cannot be read, or prices are of several currencies.
     """
     parts = [split_fee(text) for text in links]
-    fees = [fee for _, fee in parts if fee is not None]
-    check_fees(fees)
-    days = sum(fee.per_day for fee in fees)
-    total = replace(fees[0], amount=days * PERIOD_DAYS[fees[0].period]) if fees else None
-    return tuple(text for text, _ in parts), total
+    check_fees([fee for _, fee in parts])
+    fees = {directions(parse_link(text)): fee for text, fee in parts if fee is not None}
+    return tuple(text for text, _ in parts), fees
+
+
+def directions(links: Iterable[Link]) -> frozenset[Direction]:
+    """Between which DCs links go, and which way."""
+    return frozenset((link.src_dc, link.dst_dc) for link in links)
+
+
+def total_fee(fees: Iterable[Fee]) -> Fee | None:
+    """The sum, for the time of the first; None of none."""
+    every = [*fees]
+    if not every:
+        return None
+    return replace(every[0], amount=sum(fee.per_day for fee in every) * PERIOD_DAYS[every[0].period])
+
+
+def offered_fee(price: Fee | None, replaced: frozenset[Direction], fees: Fees) -> Fee | None:
+    """What all links cost where some are replaced: the price of those, and what the others did.
+
+    Args:
+        price: Of what is replaced; None if that was not said.
+        replaced: Which links.
+        fees: What links cost before.
+
+    Raises:
+        ScenarioError: If one price is for links that are replaced and others that are not.
+    """
+    if price is None:
+        return None
+    for priced in fees:
+        if priced & replaced and not priced <= replaced:
+            names = ", ".join(sorted(f"{src}->{dst}" for src, dst in priced))
+            raise ScenarioError(
+                f"one price is for {names}, of which an offer replaces a part.",
+                hint=f"say what each costs, as in {Option.LINK('dc0->dc1=25Gbit/s,10ms=1000EUR/month')}",
+            )
+    return total_fee([price, *(fee for priced, fee in fees.items() if not priced & replaced)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +158,7 @@ class Offer:
             too, does not fit, or was not asked for.
         hbm_bytes: Memory limit per rank; None for none.
         is_near_the_limit: Whether the best plan fits, but so closely that the error of peaks may decide.
+        is_lower_bound: Whether it may need more, as activations were given and not measured.
         binds: The resource of which more would shorten the best plan's step most; None if that was not asked.
     """
 
@@ -121,6 +170,7 @@ class Offer:
     first_plan: Candidate | None = None
     hbm_bytes: int | None = None
     is_near_the_limit: bool = False
+    is_lower_bound: bool = False
     binds: str | None = None
 
 
@@ -132,7 +182,8 @@ class Bought:
         saved_ns: How much less time the step's work takes; negative if it takes longer.
         saved_ratio: The same as a share of what it takes over the first offer.
         error_ratio: Error of that share; None if it is not known.
-        is_certain: Whether the steps differ by more than the error of predictions.
+        is_certain: Whether the steps differ by more than the error of predictions; where that is unknown, by more than
+            steps that are repeated scatter.
         fee: What is paid for it beyond the first offer's fee; None if the other has no fee.
         fee_per_ms: That fee for each millisecond of the step, in its unit; None if nothing is certain to be saved,
             or nothing more is paid.

@@ -216,19 +216,28 @@ def p2p_mode(text: str) -> P2PMode:
     return mode
 
 
-def offered_links(text: str, links: Sequence[Link]) -> tuple[Link, ...]:
+def offered_links(text: str, links: Sequence[Link]) -> tuple[tuple[Link, ...], tuple[Link, ...]]:
     """Links with the figures of another offer: ``100Gbit/s,10ms`` for all of them, or ``dc0-dc1=100Gbit/s,10ms``.
 
     Args:
         text: The figures; those of several pairs have ``;`` between them.
         links: The links that the offer is for.
 
+    Returns:
+        All links then, and those that the offer replaces.
+
     Raises:
-        BadTopology: If it names a link that is none of them.
+        BadTopology: If it names a link that is none of them, or names none where their figures differ.
         BadQuantity: If bandwidth or latency is missing or has no unit.
     """
     changed = {(link.src_dc, link.dst_dc): link for link in links}
+    replaced: dict[tuple[str, str], Link] = {}
     for part in filter(str.strip, text.split(";")):
+        if "=" not in part and len({(link.bandwidth_bytes_per_s, link.latency_ns) for link in links}) > 1:
+            raise BadTopology(
+                f"the offer {text!r} names no link, and theirs have different figures: {links_text(links)}.",
+                hint=f"say which one it is for, as in {Option.OFFERS(f'{links[0].name}={part.strip()}')}",
+            )
         named = [part] if "=" in part else [f"{src}->{dst}={part.strip()}" for src, dst in changed]
         for link in (link for each in named for link in parse_link(each)):
             if (link.src_dc, link.dst_dc) not in changed:
@@ -236,8 +245,8 @@ def offered_links(text: str, links: Sequence[Link]) -> tuple[Link, ...]:
                     f"the offer {text!r} is about {link.name}, which is none of the links asked about.",
                     hint=f"first say what there is with {Option.LINK}: {', '.join(link.name for link in links)}",
                 )
-            changed[link.src_dc, link.dst_dc] = link
-    return tuple(changed.values())
+            replaced[link.src_dc, link.dst_dc] = link
+    return tuple((changed | replaced).values()), tuple(replaced.values())
 
 
 def links_text(links: Sequence[Link]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tracetool.model.schedule import OBSERVED
-from tracetool.units import format_bits, format_duration, format_size
+from tracetool.units import format_duration, format_size
 from tracetool.whatif.accuracy import format_error
 from tracetool.whatif.best import UNPROVEN_TEXT, error_text, is_as_good, plan_name
 
@@ -28,8 +28,8 @@ def sentences(decision: Decision) -> list[str]:
     until = decision.pays_until
     if until is not None:
         told.append(
-            f"Beyond {format_bits(float(f'{until.bandwidth_bytes_per_s:.3g}'))} more bandwidth stops paying "
-            f"({until.schedule} at {until.latency_ns / 1e6:g} ms)."
+            f"For {until.schedule} at {until.latency_ns / 1e6:g} ms more bandwidth stops paying beyond "
+            f"{until.bandwidth_bytes_per_s * 8e-9:.3g} Gbit/s."
         )
     return told
 
@@ -77,7 +77,10 @@ def _first(decision: Decision, offer: Offer) -> str:
     same = now is not None and best.order_digest == now.order_digest
     verb = "keep" if same else "run"
     step = f"{step_text(best)} a step{_memory(offer, best)}"
-    return f"Over {offer.name} {verb} {_named(best)}: {step}, {_to_now(best, now, same=same)}{longer}{binds}."
+    days = decision.run_days(offer)
+    run = "" if days is None else f"; {decision.steps:,} steps take {_time(days)}"
+    plan = f"{verb} {_named(decision, best)}: {step}"
+    return f"Over {offer.name} {plan}, {_to_now(best, now, same=same)}{longer}{binds}{run}."
 
 
 def _memory(offer: Offer, best: Candidate) -> str:
@@ -86,16 +89,20 @@ def _memory(offer: Offer, best: Candidate) -> str:
         return "" if offer.hbm_bytes is None else f", not checked against {format_size(offer.hbm_bytes)} of HBM"
     if offer.is_near_the_limit:
         return f", if it fits: it needs {format_size(best.needed_bytes)} of {format_size(offer.hbm_bytes or 0)}"
-    return f", {format_size(best.needed_bytes)} of HBM"
+    least = "at least " if offer.is_lower_bound else ""
+    return f", {least}{format_size(best.needed_bytes)} of HBM"
 
 
-def _named(plan: Candidate) -> str:
-    """A plan within a sentence."""
-    return "the recorded order" if plan.schedule == OBSERVED else plan_name(plan)
+def _named(decision: Decision, plan: Candidate) -> str:
+    """A plan within a sentence, with its transfers where they are issued otherwise than was recorded."""
+    name = "the recorded order" if plan.schedule == OBSERVED else plan_name(plan)
+    return name + (f" ({plan.p2p} transfers)" if plan.p2p != decision.today.p2p else "")
 
 
 def _to_now(best: Candidate, now: Candidate | None, *, same: bool) -> str:
     """How the plan compares with the recorded order over the same links."""
+    if now is not None and now.feasible is False:
+        return f"{plan_name(now)} does not fit, "
     if same or now is None or not now.step_ns or not best.step_ns:
         return ""
     change = best.step_ns / now.step_ns - 1
@@ -108,7 +115,7 @@ def _other(decision: Decision, offer: Offer) -> str:
     if offer.best is None:
         return f"Over {offer.name} nothing fits the memory."
     bought = decision.bought(offer)
-    plan = f"{offer.name} with {_named(offer.best)}: {step_text(offer.best)}{_memory(offer, offer.best)}"
+    plan = f"{offer.name} with {_named(decision, offer.best)}: {step_text(offer.best)}{_memory(offer, offer.best)}"
     if bought is None:
         return f"{plan}."
     error = ", error unknown" if bought.error_ratio is None else f" ±{format_error(bought.error_ratio)}"
@@ -117,11 +124,15 @@ def _other(decision: Decision, offer: Offer) -> str:
         told = f"{-bought.saved_ratio:+.1%}{error}{_first_plan(decision, offer)}"
         return f"{plan}, too near to tell what it buys{paid} ({told})."
     if bought.saved_ns < 0:
-        return f"{plan}, {format_duration(-bought.saved_ns)} longer ({-bought.saved_ratio:+.1%}{error}){paid}."
+        longer = f"{format_duration(-bought.saved_ns)} longer ({-bought.saved_ratio:+.1%}{error}){paid}"
+        return f"{plan}, {longer}; {_run(decision, offer, bought.steps_per_day)}."
     per_ms = ""
     if bought.fee_per_ms is not None and bought.fee is not None:
-        per_ms = f", {bought.fee_per_ms:,.0f} {bought.fee.unit} per ms"
-    gain = f"{format_duration(bought.saved_ns)} a step ({bought.saved_ratio:.1%}{error}){paid}{per_ms}"
+        per_ms = f", {replace(bought.fee, amount=bought.fee_per_ms)} per ms"
+    work = (
+        "a step" if offer.microbatches == decision.offers[0].microbatches else f"for {offer.microbatches} microbatches"
+    )
+    gain = f"{format_duration(bought.saved_ns)} {work} ({bought.saved_ratio:.1%}{error}){paid}{per_ms}"
     return f"{plan}, buys {gain}; {_run(decision, offer, bought.steps_per_day)}."
 
 
@@ -146,9 +157,17 @@ def _run(decision: Decision, offer: Offer, steps_per_day: float) -> str:
     """What it is for a day, or for the run that is planned."""
     first, days = decision.run_days(decision.offers[0]), decision.run_days(offer)
     if first is None or days is None:
-        return f"a day has {steps_per_day:,.0f} steps more"
+        return f"a day has {abs(steps_per_day):,.0f} steps {'more' if steps_per_day >= 0 else 'less'}"
     fees = [decision.run_fee(one) for one in (decision.offers[0], offer)]
     more = (fees[1] or 0) - (fees[0] or 0)
     cost = "" if fees[1] is None or offer.fee is None else f" and cost {more:+,.0f} {offer.fee.currency} for links"
-    unit, scale = ("days", 1) if days >= 2 else ("hours", 24)
-    return f"{decision.steps:,} steps take {days * scale:,.1f} {unit} instead of {first * scale:,.1f}{cost}"
+    return f"{decision.steps:,} steps take {_time(days)} instead of {_time(first)}{cost}"
+
+
+def _time(days: float) -> str:
+    """Days, hours or minutes."""
+    unit, scale = next((unit, scale) for unit, scale in _TIMES if days * scale >= 2 or unit == "minutes")
+    return f"{days * scale:,.1f} {unit}"
+
+
+_TIMES = (("days", 1), ("hours", 24), ("minutes", 1440))

@@ -8,7 +8,7 @@ from tracetool.errors import Option
 from tracetool.model.schedule import OBSERVED
 from tracetool.reports.advice import offer_rows, sentences, step_text
 from tracetool.reports.answer.text import Note, aligned, table, terminal_width, title, wrap, wrapped
-from tracetool.reports.answer.verdict import first_notes
+from tracetool.reports.answer.verdict import first_notes, gives_no_steps
 from tracetool.units import format_duration, format_size
 from tracetool.whatif.accuracy import format_error
 from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT, depth_label, error_text, recorded_test
@@ -44,7 +44,10 @@ def render_text(decided: Decided, facts: RunFacts, tuning: CoTuning | None = Non
     """
     advice, answer, width = decided.advice[0], decided.advice[0].asked.answer, terminal_width()
     lines = [f"warning: {text}" for text in answer.warnings]
-    lines += [*sentences(decided.decision), "", *_offers_table(decided.decision, width), ""]
+    if gives_no_steps(answer) and not verbose:
+        lines.append("No advice: step times of such a replay say nothing of links; tracetool replay shows its orders.")
+        return ("\n".join(wrapped(lines, width)) + "\n").encode()
+    lines += [*sentences(decided.decision), *_tried(advice), "", *_offers_table(decided.decision, width), ""]
     if tuning is not None:
         lines += [*_sizes_table(tuning, advice.scenario), ""]
     if verbose:
@@ -70,6 +73,15 @@ def _offers_table(decision: Decision, width: int) -> list[str]:
         if sum(2 + max(map(len, (head, *column))) for head, column in shown.items()) > width:
             shown.pop(name, None)
     return table(list(zip(*((name, *column) for name, column in shown.items()), strict=True)), width)
+
+
+def _tried(advice: Advice) -> list[str]:
+    """Which schedules there were to choose from, where the recording has several stages per rank: few are."""
+    if advice.asked.answer.pipeline.observed.shape.chunks == 1:
+        return []
+    names = ", ".join(dict.fromkeys(plan.schedule for plan in advice.asked.plans))
+    told = f"Only orders of several stages per rank were tried ({names})"
+    return [f"{told}: a recording of one stage per rank tells of the others."]
 
 
 def _in_full(advice: Advice, facts: RunFacts, width: int) -> list[str]:

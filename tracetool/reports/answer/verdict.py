@@ -80,10 +80,15 @@ _NO_STEPS_RATIO = 0.2
 """A replay that misses its own recording by more gives no step times, only orders and messages."""
 
 
+def gives_no_steps(answer: Answer) -> bool:
+    """Whether replay misses the recording by too much for any step time."""
+    return abs(answer.fidelity.error_ratio) > _NO_STEPS_RATIO
+
+
 def screen(answer: Answer) -> bytes:
     """The answer in a sentence, every result in a table, and two notes."""
     width = terminal_width()
-    if abs(answer.fidelity.error_ratio) > _NO_STEPS_RATIO:
+    if gives_no_steps(answer):
         return _orders(answer, width)
     found = verdict(answer)
     shape, topology, hbm = answer.pipeline.observed.shape, answer.scenario.topology, answer.scenario.hbm_bytes
