@@ -44,6 +44,8 @@ ALLOWED: dict[str, str] = {
     "advise /offers": "what to run over each offer",
     "advise /pays_until": "where more bandwidth stops paying",
     "report /headline": "the page begins with the decision where links are given",
+    "report /size_bytes": "the page says what was asked in its first line",
+    "ingest /hints/*": "several recordings are named to choose from",
     "sweep /headline": "what to run in each named scenario",
     "schedules /*/constraints": "every schedule that splits the backward says so",
     "schedules /*/summary": "summaries name no option",
