@@ -120,6 +120,24 @@ def test_many_traces_of_one_rank_are_one_conflict_with_a_hint(capsys: pytest.Cap
     assert any(line.startswith("hint: these are several recordings: name one folder, as") for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("verb", "option", "verbs"),
+    [
+        ("replay", "--bandwidth", "tracetool sweep"),
+        ("replay", "--or", "tracetool report, tracetool advise"),
+        ("advise", "--fail-on", "tracetool compare"),
+        ("replay", "--nothing-has-it", ""),
+    ],
+)
+def test_an_option_of_another_verb_names_that_verb(
+    verb: str, option: str, verbs: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([verb, SAMPLE, option, "1"]) == 2
+    told = capsys.readouterr().err
+    assert (f"Hint: {option} is an option of {verbs}\n" in told) == bool(verbs)
+    assert ("is an option of" in told) == bool(verbs)
+
+
 def test_several_recordings_in_one_folder_are_named_to_choose_from(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

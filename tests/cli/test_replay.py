@@ -218,8 +218,10 @@ def test_a_model_that_misses_its_own_recording_says_so_first(capsys: pytest.Capt
     report = _report(capsys, off)
     assert abs(report["fidelity"]["error_ratio"]) > 0.05
     assert len(report["warnings"]) == 1
-    assert run(["replay", off]) == 0
+    assert run(["replay", off, "-v"]) == 0
     assert capsys.readouterr().out.startswith("warning: replay misses its own recording by ")
+    assert run(["replay", off]) == 0
+    assert capsys.readouterr().out.startswith("No step times: replay misses its own recording by ")
     assert _report(capsys, SAMPLE, "--schedule", "1f1b")["warnings"] == []
 
 

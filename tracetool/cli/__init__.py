@@ -86,10 +86,21 @@ def run(arguments: list[str]) -> int:
         return 0
     except click.ClickException as error:
         error.show()
+        if isinstance(error, click.NoSuchOption) and (verbs := _verbs_with(error.option_name)):
+            click.echo(f"Hint: {error.option_name} is an option of {', '.join(verbs)}", err=True)
         return 2
     except (click.exceptions.Abort, KeyboardInterrupt, Exception) as error:
         return _told(error)
     return result if isinstance(result, int) else 0
+
+
+def _verbs_with(flag: str) -> list[str]:
+    """The commands that have an option."""
+    return [
+        f"tracetool {name}"
+        for name, command in cli.commands.items()
+        if any(flag in option.opts for option in command.params)
+    ]
 
 
 def _fitting(message: str) -> str:
