@@ -15,10 +15,8 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# A busy machine makes no property false. What is drawn is new in every run: the next one goes on where this one ends;
-# ``--hypothesis-profile=deep`` goes far in one.
-settings.register_profile("tracetool", deadline=None, max_examples=50)
-settings.register_profile("deep", deadline=None, max_examples=1000)
+# A busy machine makes no property false.
+settings.register_profile("tracetool", deadline=None)
 settings.load_profile("tracetool")
 
 

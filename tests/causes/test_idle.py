@@ -313,7 +313,7 @@ def run(question: tuple[Pipeline, Schedule, Scenario]) -> Replayed | None:
         return None
 
 
-@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(questions(), st.integers(0, 3))
 def test_causes_cover_the_bubble_of_every_replay(question: tuple[Pipeline, Schedule, Scenario], cut: int) -> None:
     done = run(question)

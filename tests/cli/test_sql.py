@@ -14,7 +14,7 @@ import duckdb
 import polars as pl
 import pytest
 from helpers.recorded import ROOT, SAMPLES, derived
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tracetool.cli import run
@@ -43,7 +43,6 @@ def _with_macros() -> duckdb.DuckDBPyConnection:
     return client
 
 
-@settings(max_examples=30)
 @given(intervals, intervals)
 def test_interval_macros_agree_with_sets_of_moments(one: list[Interval], other: list[Interval]) -> None:
     client = _with_macros()

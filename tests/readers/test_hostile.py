@@ -205,7 +205,7 @@ def test_no_filling_stops_reading(filling: bytes, scanner: str, tmp_path: Path) 
     """Whatever stands between two events, the second one is found unless the first text opens a string."""
     path = tmp_path / "rank0.json"
     event = json.dumps(_event()).encode()
-    path.write_bytes(b'{"traceEvents": [%b,%b,%b]}' % (event, filling * (9 * MB // 4 // len(filling)), event))
+    path.write_bytes(b'{"traceEvents": [%b,%b,%b]}' % (event, filling * (3 * MB // len(filling)), event))
     report = SourceReport()
     fields = [Field("ph", "text"), Field("cat", "text"), Field("name", "text")]
     trace = ChromeTrace(ByteStream(path), event_scanner(fields, {b'"X"': None}), report)

@@ -118,9 +118,9 @@ def test_a_window_may_begin_between_any_events() -> None:
 _DECIMALS = (b".", b".0", b".1", b".12", b".123", b".1234", b"." + b"7" * 9)
 
 
-def numbers(every: int) -> Iterator[bytes]:
-    """Numbers of every length, or of every so manyth, good and bad."""
-    for digits in range(0, 21, every):
+def numbers() -> Iterator[bytes]:
+    """Numbers of every length, good and bad."""
+    for digits in range(21):
         for whole in {b"9" * digits, b"1234567890123456789012"[:digits], b"8" * digits, b"0" * digits, b"01" * digits}:
             for rest in (b"", *_DECIMALS, b"e5", b".5E-7", b"-", b"x"):
                 yield whole + rest
@@ -130,12 +130,11 @@ def numbers(every: int) -> Iterator[bytes]:
     yield from (b"null", b"nul", b"true", b"[]", b'"0x0"', b'"stream 7"', b'""', b"--1", b"+1", b".5", b"1..5")
 
 
-@pytest.mark.parametrize(("key", "every"), [(b"ts", 1), (b"tid", 1), (b"pid", 4), (b"name", 4)])
-def test_numbers_of_every_form_in_a_known_shape(key: bytes, every: int) -> None:
-    """What no column takes as a number is passed over, whatever its length."""
+@pytest.mark.parametrize("key", [b"ts", b"tid", b"pid", b"name"])
+def test_numbers_of_every_form_in_a_known_shape(key: bytes) -> None:
     begin = OP.index(b'"%b": ' % key) + len(key) + 4
     end = begin + len(OP[begin:].split(b",")[0].split(b"\n")[0])
-    for number in numbers(every):
+    for number in numbers():
         scan(after_its_like(OP[:begin] + number + OP[end:], OP))
 
 

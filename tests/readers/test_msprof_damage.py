@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from readers.ascend_reading import Read
 
-SAME_FILE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=80)
+SAME_FILE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=200)
 PID = 2731529 << 10 | 13 << 5
 COUNT = 6
 SUMMARY = ["Device_id,Op Name,OP Type,Stream ID,Task Start Time(us),Task Duration(us),Input Shapes"]

@@ -9,7 +9,7 @@ import struct
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tracetool.errors import MalformedTrace
@@ -28,13 +28,11 @@ _PLAIN = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=60)
 @given(_PLAIN, st.integers(3, 5))
 def test_what_pickle_writes_is_read(value: Any, protocol: int) -> None:
     assert plain_data(pickle.dumps(value, protocol), "x") == value
 
 
-@settings(max_examples=60)
 @given(st.recursive(st.integers(-100, 2**40) | st.text(), lambda i: st.lists(i) | st.dictionaries(st.text(), i)))
 def test_what_pickle_writes_in_protocol_2_is_read(value: Any) -> None:
     assert plain_data(pickle.dumps(value, 2), "x") == value

@@ -97,7 +97,7 @@ def test_sound_json_is_read_alike_however_it_is_written(
     assert expected[:2] == ({}, {})
     assert len(expected[4][0]) == 5
 
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=25, deadline=None)
     @given(some=st.randoms(use_true_random=True))
     def alike(some: random.Random) -> None:
         unknown = {f"unknown {n}": some.choice(NESTED) for n in range(some.randrange(4))}

@@ -85,7 +85,7 @@ def _counts(report: SourceReport) -> tuple[object, ...]:
     return report.rows, report.dropped, report.repaired, report.skipped, report.notes, report.first_ns
 
 
-@settings(SETTINGS, max_examples=60)
+@settings(SETTINGS, max_examples=120)
 @given(SEEDS)
 def test_whole_files_give_every_event_exactly(seed: int) -> None:
     rng = _random(seed)
@@ -100,7 +100,7 @@ def test_whole_files_give_every_event_exactly(seed: int) -> None:
     assert spans + found.report.skipped.total() >= len(file.events)
 
 
-@settings(SETTINGS, max_examples=120)
+@settings(SETTINGS, max_examples=250)
 @given(SEEDS)
 def test_damage_costs_what_it_touches_only(seed: int) -> None:
     rng = _random(seed)
@@ -197,7 +197,7 @@ def _is_subsequence(short: list[Row], long: list[Row]) -> bool:
     return all(row in rest for row in short)
 
 
-@settings(SETTINGS, max_examples=40)
+@settings(SETTINGS, max_examples=60)
 @given(SEEDS)
 def test_several_damages_raise_nothing_and_scanners_agree(seed: int) -> None:
     rng = _random(seed)

@@ -47,9 +47,8 @@ def _only(run: Run, *ranks: int) -> Run:
     return run.overlay(dict.fromkeys(TABLES, f"SELECT * FROM {{recorded}} WHERE rank IN {(*ranks, -1)}"))
 
 
-@pytest.mark.parametrize(
-    ("name", "names"), [("1f1b_m8", (3, 2, 1, 0)), ("1f1b_m8", (2, 0, 3, 1)), ("gpipe_m8", (1, 2, 3, 0))]
-)
+@pytest.mark.parametrize("name", ["1f1b_m8", "gpipe_m8"])
+@pytest.mark.parametrize("names", [(3, 2, 1, 0), (2, 0, 3, 1), (1, 2, 3, 0)])
 def test_stages_in_any_order_inside_an_ascending_group(name: str, names: tuple[int, ...]) -> None:
     """The pp group lists 0, 1, 2, 3; what is computed is what the ranks computed under their own names."""
     plain, found = rebuilt(name), reconstruct(_renamed(h100(name), names))

@@ -72,6 +72,7 @@ def _across(found: Reconstruction, survey: Survey) -> dict[tuple[object, ...], i
 @pytest.mark.parametrize(
     ("name", "pipeline", "drift_ppm", "seed"),
     [
+        ("tp2pp2_1f1b_m8", 0, DRIFT_PPM, 1),
         ("tp2pp2_1f1b_m8", 1, DRIFT_PPM, 2),
         ("1f1b_m8", 0, DRIFT_PPM, 3),
         # Its lags scatter by as much as such a drift moves clocks within its half second.

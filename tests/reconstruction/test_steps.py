@@ -36,10 +36,8 @@ HIDDEN = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "evidence"),
-    [*(("1f1b_m8", evidence) for evidence in HIDDEN), ("gpipe_m8", "messages"), ("tp2pp2_1f1b_m8", "kernels")],
-)
+@pytest.mark.parametrize("evidence", HIDDEN)
+@pytest.mark.parametrize("name", ["1f1b_m8", "gpipe_m8", "tp2pp2_1f1b_m8"])
 @pytest.mark.parametrize("number", [1])
 def test_steps_without_marks_hold_the_same_pipeline(name: str, evidence: str, number: int) -> None:
     """The recordings mark steps 1 and 2: hiding the marks may change the tail of a step, not what it computes."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import P2PMode
     from tracetool.replays.engine import Times
 
-quick = settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 seeds = st.integers(0, 2**32 - 1)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tracetool.model.topology import Topology
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def slowed(measured: Pipeline, beside: Callable[[int, ActionKind, int], int]) -> Pipeline:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tracetool.model.timeline import Transfer
     from tracetool.model.topology import Topology
 
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 PAYLOAD = 90
 LINKS = ((5, 1), (9, 20), (2, 300))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tracetool.model.schedule import Schedule
     from tracetool.replays.flow import Message, Unit
 
-quick = settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def by_rounds(schedule: Schedule) -> Program:

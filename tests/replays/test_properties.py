@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.timeline import Transfer
 
-quick = settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 Durations = tuple[tuple[int, ...], ...]
 

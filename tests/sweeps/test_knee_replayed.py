@@ -84,7 +84,7 @@ class Asked:
 
 @st.composite
 def drawn(draw: st.DrawFn) -> Asked:
-    p, m = draw(st.integers(2, 4)), draw(st.integers(3, 8))
+    p, m = draw(st.integers(2, 4)), draw(st.integers(3, 12))
     times = st.lists(st.integers(MS, 12 * MS), min_size=p, max_size=p)
     plain = pipeline(
         p, m, draw(times), draw(times), payload_bytes=draw(st.integers(10_000, 40_000_000)), activation_bytes=10,
@@ -135,7 +135,7 @@ def hold(asked: Asked) -> None:
 
 
 @given(drawn())
-@settings(max_examples=3, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=6, deadline=None, phases=[Phase.explicit, Phase.generate])
 def test_of_drawn_pipelines(asked: Asked) -> None:
     hold(asked)
 
