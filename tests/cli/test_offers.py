@@ -24,6 +24,10 @@ SAMPLE = str(SAMPLES / "h100-1f1b")
 NAMES = ["--schedule", "1f1b,geopipe,zb-h1"]
 OVER = ["--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms"]
 ASKED = [*OVER, "--or", "100Gbit/s,10ms=9000EUR/month"]
+TWO = """scenario = [
+    {name = "25 Gbit/s, 10 ms", dc = "0-1,2-3", links = ["dc0-dc1=25Gbit/s,10ms"]},
+    {name = "100 Gbit/s, 10 ms", dc = "0-1,2-3", links = ["dc0-dc1=100Gbit/s,10ms"]},
+    ]"""
 FIGURES = ["schedule", "extra_forwards", "p2p", "step_ns", "seen_error_ratio"]
 
 
@@ -96,12 +100,7 @@ def test_sweep_python_and_sql_say_the_same(
     told: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     scenarios = tmp_path / "two.toml"
-    scenarios.write_text(
-        """scenario = [
-        {name = "25 Gbit/s, 10 ms", dc = "0-1,2-3", links = ["dc0-dc1=25Gbit/s,10ms"]},
-        {name = "100 Gbit/s, 10 ms", dc = "0-1,2-3", links = ["dc0-dc1=100Gbit/s,10ms"]},
-        ]"""
-    )
+    scenarios.write_text(TWO)
     assert run(["sweep", SAMPLE, *NAMES, "--scenario", str(scenarios), "--json"]) == 0
     swept = json.loads(capsys.readouterr().out)
     found = looked_at(run_of(SAMPLES / "h100-1f1b"))
@@ -124,7 +123,9 @@ def test_sweep_python_and_sql_say_the_same(
         assert [row["step_ns"] for row in rows] == [best["step_ns"]]
 
 
-def test_where_another_plan_is_best_the_first_one_is_told_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_another_plan_is_best_the_first_one_is_told_beside_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """Of these two, geopipe leads 1f1b over 100 Gbit/s by less than the error, so that 1f1b is kept there."""
     names = ["--schedule", "1f1b,geopipe"]
     assert run(["advise", SAMPLE, *names, *ASKED, "--json"]) == 0
@@ -138,6 +139,10 @@ def test_where_another_plan_is_best_the_first_one_is_told_beside_it(capsys: pyte
     assert second["first_plan"]["step_ns"] == deepest
     assert run(["advise", SAMPLE, *names, *ASKED]) == 0
     assert f"there {deepest / 1e6:.1f} ms" in " ".join(capsys.readouterr().out.split())
+    scenarios = tmp_path / "two.toml"
+    scenarios.write_text(TWO)
+    assert run(["sweep", SAMPLE, *names, "--scenario", str(scenarios), "--json"]) == 0
+    assert f"there {deepest / 1e6:.1f} ms" in json.loads(capsys.readouterr().out)["headline"]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from tracetool.whatif.decision import (
     Fee,
     Offer,
     Today,
+    check_all_priced,
     directions,
     offered_fee,
     parse_fee,
@@ -167,7 +168,7 @@ def test_a_cheaper_offer_costs_less_and_has_no_price_per_ms() -> None:
     dear, cheap = Fee(6000, "EUR", "month"), Fee(1000, "EUR", "month")
     shorter, longer = (
         "buys 50.0 ms a step (20.0%, error unknown) for 5,000 EUR/month less; ",
-        "for 5,000 EUR/month less; a day has 57,600 steps less.",
+        "for 5,000 EUR/month less; a day has 57,600 steps fewer.",
     )
     for step_ms, says in ((200, shorter), (300, longer)):
         decision = _decision(_offer("first", 250, dear), _offer("other", step_ms, cheap))
@@ -183,3 +184,19 @@ def test_where_the_first_offer_fits_nothing_another_is_told_for_itself() -> None
     told = sentences(_decision(first, _offer("other", 200)))
     assert told[0] == "Over first nothing fits the memory."
     assert told[1].startswith("other with 1f1b: 200.0 ms ")
+
+
+def test_what_the_first_offer_costs_is_not_taken_to_be_nothing_without_a_word() -> None:
+    """3,652.5 a year for 50 ms are 73.05 per ms if the first is free; two days of it cost 20."""
+    decision = _decision(_offer("first", 250), _offer("other", 200, Fee(3652.5, "EUR", "year")), steps=864_000)
+    assert "for 3,652 EUR/year, 73.05 EUR/year per ms if the first costs nothing; " in sentences(decision)[1]
+    assert sentences(decision)[1].endswith("and cost 20 EUR for links.")
+
+
+def test_prices_are_known_of_all_links_or_of_none() -> None:
+    links = (*parse_link("a-b=25Gbit/s,10ms"), *parse_link("b-c=40Gbit/s,2ms"))
+    _, some = without_fees(["a-b=25Gbit/s,10ms=9EUR/day"])
+    with pytest.raises(ScenarioError, match="none of b->c, c->b"):
+        check_all_priced(some, links)
+    check_all_priced({}, links)
+    check_all_priced(without_fees(["a-b=25Gbit/s,10ms=9EUR/day", "b-c=40Gbit/s,2ms=0EUR/day"])[1], links)

@@ -18,6 +18,7 @@ from tracetool.whatif.decision import (
     Fee,
     Offer,
     PaysUntil,
+    check_all_priced,
     check_fees,
     directions,
     offered_fee,
@@ -195,6 +196,7 @@ def decide(
     links = scenario.topology.links
     price = parse_fee(fee) if isinstance(fee, str) else fee
     fees: Fees = {} if price is None else {directions(links): price} if isinstance(price, Fee) else price
+    check_all_priced(fees, links)
     asked = [(scenario, total_fee(fees.values()))]
     for text in [offers] if isinstance(offers, str) else offers:
         figures, price = split_fee(text)

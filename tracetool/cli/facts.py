@@ -113,12 +113,8 @@ _SIZES = {"activation_bytes": "activation", "static_bytes": "static"}
 
 def screen_lines(facts: SummaryInfo, run: Run) -> list[str]:
     """What was recorded, its step, schedule, stages, memory, traffic, and what is missing for what: in eight lines."""
-    readers = sorted({s["reader"] for s in facts["sources"]})
-    devices = sorted({r["device_name"] for r in facts["ranks"] if r["device_name"]})
     lines = [
-        f"{len(facts['ranks'])} of {facts['world_size']} ranks ({', '.join(readers)})"
-        + (f" on {', '.join(devices)}" if devices else "")
-        + f", steps {format_ranges(facts['steps']) or 'not marked'}",
+        f"{_recorded_text(facts)}, steps {format_ranges(facts['steps']) or 'not marked'}",
         *_observed_lines(facts["pipeline"], run),
     ]
     if (crossing := facts.get("cross_dc")) is not None:
@@ -139,6 +135,15 @@ def screen_lines(facts: SummaryInfo, run: Run) -> list[str]:
         format_count(len(facts["findings"]), "finding"),
     ]
     return [*lines, f"  {', '.join(more)}: -v"]
+
+
+def _recorded_text(facts: SummaryInfo) -> str:
+    """How many ranks of what were recorded by what."""
+    readers = sorted({s["reader"] for s in facts["sources"]})
+    devices = sorted({r["device_name"] for r in facts["ranks"] if r["device_name"]})
+    return f"{len(facts['ranks'])} of {facts['world_size']} ranks ({', '.join(readers)})" + (
+        f" on {', '.join(devices)}" if devices else ""
+    )
 
 
 def _observed_lines(pipeline: ObservedPipelineInfo, run: Run) -> list[str]:
@@ -184,12 +189,8 @@ def _crossing_text(crossing: CrossingInfo) -> str:
 
 def summary_lines(facts: SummaryInfo, run: Run) -> list[str]:
     """The summary for people."""
-    readers = sorted({s["reader"] for s in facts["sources"]})
-    devices = sorted({r["device_name"] for r in facts["ranks"] if r["device_name"]})
-    unread = unread_events(facts["sources"])
     lines = [
-        f"{len(facts['ranks'])} of {facts['world_size']} ranks ({', '.join(readers)})"
-        + (f" on {', '.join(devices)}" if devices else ""),
+        _recorded_text(facts),
         f"  {facts['events']:,} events, {format(facts['kernels'], ',') if facts['kernels'] else 'no'} kernels, "
         f"over {format_duration(facts['span_ns'])}"
         + (f"; {unread}" if (unread := unread_events(facts["sources"])) else ""),

@@ -88,7 +88,7 @@ def sql(
         lens = Catalog(opened)
     if save is not None:
         _save(opened, save, force=force)
-    elif text is None or text in _names(opened):
+    elif text is None or (text.isidentifier() and text in _names(opened)):
         _describe(opened, form, text)
         shown = "step_breakdown" if text is None else f'"select * from {text}"'
         next_step(f"tracetool sql {shlex.quote(runs)} {shown}", quiet=quiet or form == "json")

@@ -241,18 +241,28 @@ class Sweep:
         """What to run in each of the named scenarios; None where they have no names, or there is no recording."""
         if self.today is None or not all(each.among.scenario for each in self.best):
             return None
+        first = self.best[0].point if self.best else None
         offers = [
             Offer(
                 name=each.among.scenario or "",
                 microbatches=each.among.microbatches,
                 best=each.point,
                 now=each.now,
+                first_plan=self._plan_there(first, each),
                 hbm_bytes=each.among.hbm_bytes,
                 is_near_the_limit=each.point is not None and each.point.is_near_the_limit,
             )
             for each in self.best
         ]
         return Decision(today=self.today, offers=tuple(offers))
+
+    def _plan_there(self, plan: SweepPoint | None, best: Best) -> SweepPoint | None:
+        """A plan in another scenario, its depth chosen anew; None where it is the best one there, or does not fit."""
+        if plan is None or best.point is None or best.point.schedule == plan.schedule:
+            return None
+        there = [one for one in self.points if scenario_of(one) == scenario_of(best.among) and one.is_usable]
+        alike = [one for one in there if (one.schedule, one.p2p) == (plan.schedule, plan.p2p)]
+        return min(alike, key=lambda one: one.step_ns or 0, default=None)
 
     def __repr__(self) -> str:
         return f"<Sweep: {format_count(len(self.points), 'point')}, {format_count(len(self.knees), 'knee')}>"

@@ -184,7 +184,8 @@ class Bought:
         error_ratio: Error of that share; None if it is not known.
         is_certain: Whether the steps differ by more than the error of predictions; where that is unknown, by more than
             steps that are repeated scatter.
-        fee: What is paid for it beyond the first offer's fee; None if the other has no fee.
+        fee: What is paid for it beyond the first offer's fee, or all of it where that is unknown; None if the other has
+            no fee.
         fee_per_ms: That fee for each millisecond of the step, in its unit; None if nothing is certain to be saved,
             or nothing more is paid.
         steps_per_day: How many more such steps a day has.
@@ -303,6 +304,20 @@ class Decision:
         """What an offer costs while the planned run takes, in its currency; None if either is unknown."""
         days = self.run_days(offer)
         return None if days is None or offer.fee is None else offer.fee.per_day * days
+
+
+def check_all_priced(fees: Fees, links: Iterable[Link]) -> None:
+    """Check that prices are known of all links or of none: a sum of some would be too little.
+
+    Raises:
+        ScenarioError: If some links have a price and others none.
+    """
+    unpriced = directions(links) - frozenset().union(*fees)
+    if fees and unpriced:
+        raise ScenarioError(
+            f"prices are given, but none of {', '.join(sorted(f'{src}->{dst}' for src, dst in unpriced))}.",
+            hint=f"give each {Option.LINK} its price (0EUR/month if it is free), or none",
+        )
 
 
 def check_fees(fees: Sequence[Fee | None]) -> None:

@@ -27,9 +27,10 @@ def sentences(decision: Decision) -> list[str]:
     told = [_first(decision, first), *(_other(decision, offer) for offer in others)]
     until = decision.pays_until
     if until is not None:
+        name = "the recorded order" if until.schedule == OBSERVED else until.schedule
         told.append(
-            f"For {until.schedule} at {until.latency_ns / 1e6:g} ms more bandwidth stops paying beyond "
-            f"{until.bandwidth_bytes_per_s * 8e-9:.3g} Gbit/s."
+            f"For {name} at {until.latency_ns / 1e6:g} ms more bandwidth stops paying beyond "
+            f"{float(f'{until.bandwidth_bytes_per_s * 8e-9:.3g}'):g} Gbit/s."
         )
     return told
 
@@ -102,7 +103,7 @@ def _named(decision: Decision, plan: Candidate) -> str:
 def _to_now(best: Candidate, now: Candidate | None, *, same: bool) -> str:
     """How the plan compares with the recorded order over the same links."""
     if now is not None and now.feasible is False:
-        return f"{plan_name(now)} does not fit, "
+        return f"{plan_name(now)} does not fit there, "
     if same or now is None or not now.step_ns or not best.step_ns:
         return ""
     change = best.step_ns / now.step_ns - 1
@@ -129,6 +130,7 @@ def _other(decision: Decision, offer: Offer) -> str:
     per_ms = ""
     if bought.fee_per_ms is not None and bought.fee is not None:
         per_ms = f", {replace(bought.fee, amount=bought.fee_per_ms)} per ms"
+        per_ms += "" if decision.offers[0].fee is not None else " if the first costs nothing"
     work = (
         "a step" if offer.microbatches == decision.offers[0].microbatches else f"for {offer.microbatches} microbatches"
     )
@@ -157,10 +159,11 @@ def _run(decision: Decision, offer: Offer, steps_per_day: float) -> str:
     """What it is for a day, or for the run that is planned."""
     first, days = decision.run_days(decision.offers[0]), decision.run_days(offer)
     if first is None or days is None:
-        return f"a day has {abs(steps_per_day):,.0f} steps {'more' if steps_per_day >= 0 else 'less'}"
-    fees = [decision.run_fee(one) for one in (decision.offers[0], offer)]
-    more = (fees[1] or 0) - (fees[0] or 0)
-    cost = "" if fees[1] is None or offer.fee is None else f" and cost {more:+,.0f} {offer.fee.currency} for links"
+        return f"a day has {abs(steps_per_day):,.0f} steps {'more' if steps_per_day >= 0 else 'fewer'}"
+    before, cost_of_run, cost = decision.run_fee(decision.offers[0]), decision.run_fee(offer), ""
+    if cost_of_run is not None and offer.fee is not None:
+        told = f"{cost_of_run:,.0f}" if before is None else f"{cost_of_run - before:+,.0f}"
+        cost = f" and cost {told} {offer.fee.currency} for links"
     return f"{decision.steps:,} steps take {_time(days)} instead of {_time(first)}{cost}"
 
 

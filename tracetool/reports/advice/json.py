@@ -102,7 +102,9 @@ class BoughtInfo(msgspec.Struct, kw_only=True):
     saved_ratio: Annotated[float, doc("The same as a share of the first offer's step.")]
     error_ratio: Annotated[float | None, doc("Error of that share; null if it is not known.")]
     is_certain: Annotated[bool, doc("Whether the steps differ by more than the error of predictions.")]
-    fee: Annotated[FeeInfo | None, doc("What is paid beyond the first offer's price; null without a price.")]
+    fee: Annotated[
+        FeeInfo | None, doc("What is paid beyond the first offer's price, or all where that is unknown; null without.")
+    ]
     fee_per_ms: Annotated[float | None, doc("That for each millisecond; null if nothing is certain to be saved.")]
     steps_per_day: Annotated[float, doc("How many steps more a day has.")]
 

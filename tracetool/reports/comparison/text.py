@@ -90,10 +90,12 @@ def _cause_rows(done: Comparison, metric: str, most: int) -> list[tuple[str, str
     unit = _unit(done, metric)
     *causes, rest = done.causes[metric]
     causes = [cause for cause in causes if cause.value]
-    rows = [(signed(unit, cause.value), f"{cause.name}: {cause.detail}") for cause in causes[:most]]
-    if len(causes) > most:
-        others = sum((cause.value for cause in causes[most:]), Fraction(0))
-        rows.append((signed(unit, others), format_count(len(causes) - most, "smaller cause")))
+    # Another order is something to know of, however little it gives.
+    told = [cause for at, cause in enumerate(causes) if at < most or cause.kind == "order"]
+    rows = [(signed(unit, cause.value), f"{cause.name}: {cause.detail}") for cause in told]
+    if len(causes) > len(told):
+        others = sum((cause.value for cause in causes if cause not in told), Fraction(0))
+        rows.append((signed(unit, others), format_count(len(causes) - len(told), "smaller cause")))
     return [*rows, (signed(unit, rest.value), f"{rest.name}: {rest.detail}")]
 
 
