@@ -25,14 +25,16 @@ def sentences(decision: Decision) -> list[str]:
     """
     first, *others = decision.offers
     told = [_first(decision, first), *(_other(decision, offer) for offer in others)]
-    until = decision.pays_until
-    if until is not None:
-        name = "the recorded order" if until.schedule == OBSERVED else until.schedule
-        told.append(
-            f"For {name} at {until.latency_ns / 1e6:g} ms more bandwidth stops paying beyond "
-            f"{float(f'{until.bandwidth_bytes_per_s * 8e-9:.3g}'):g} Gbit/s."
-        )
+    if (until := decision.pays_until) is not None:
+        told.append(f"For {pays_text(until.schedule, until.bandwidth_bytes_per_s, until.latency_ns)}.")
     return told
+
+
+def pays_text(schedule: str, bandwidth_bytes_per_s: int, latency_ns: int) -> str:
+    """Where more stops paying: ``geopipe at 10 ms more bandwidth stops paying beyond 97.7 Gbit/s``."""
+    name = "the recorded order" if schedule == OBSERVED else schedule
+    gbit_per_s = float(f"{bandwidth_bytes_per_s * 8e-9:.3g}")
+    return f"{name} at {latency_ns / 1e6:g} ms more bandwidth stops paying beyond {gbit_per_s:g} Gbit/s"
 
 
 def offer_rows(decision: Decision) -> dict[str, list[str]]:

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from tracetool.errors import Option
-from tracetool.reports.advice import sentences
+from tracetool.reports.advice import pays_text, sentences
 from tracetool.reports.answer.text import Note, wrapped
 from tracetool.reports.answer.verdict import first_notes
 from tracetool.reports.sweep import WIDTH, Cells, map_of, table, trouble_lines
@@ -73,10 +73,11 @@ def _found_best(found: Sweep) -> list[str]:
         return ["Nothing fits in any scenario."]
     every = format_count(len(found.best), "scenario")
     best = f"Best of {every}: {', '.join(f'{name} in {number:,}' for name, number in count.most_common())}"
-    knees = {k.schedule: k.bandwidth_bytes_per_s for k in found.knees if k.bandwidth_bytes_per_s}
-    first = next((name for name, _ in count.most_common() if name in knees), None)
-    pays = "" if first is None else f"; more bandwidth stops paying for {first} at {knees[first] * 8e-9:.3g} Gbit/s"
-    return [f"{best}{pays}."]
+    knees = [knee for knee in found.knees if knee.bandwidth_bytes_per_s and count[knee.schedule]]
+    if not knees:
+        return [f"{best}."]
+    far = max(knees, key=lambda knee: (count[knee.schedule], knee.at_latency_ns or 0))
+    return [f"{best}; for {pays_text(far.schedule, far.bandwidth_bytes_per_s or 0, far.at_latency_ns or 0)}."]
 
 
 def _summary(found: Sweep) -> list[str]:
