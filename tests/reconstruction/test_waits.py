@@ -7,8 +7,9 @@ megatron-tp8 those of the latter; recordings of H100 are compared with the kerne
 from __future__ import annotations
 
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from helpers.recorded import data, derived, h100, looked_at, run_of
 from hypothesis import given
@@ -20,7 +21,7 @@ from tracetool.reconstruction.capture.clocks import Clocks
 from tracetool.reconstruction.capture.collectives import find_collectives
 from tracetool.reconstruction.capture.messages import P2POp, PairedMessage
 from tracetool.reconstruction.capture.survey import survey_run
-from tracetool.reconstruction.capture.waits import Union, Wait, find_waits, total_ns
+from tracetool.reconstruction.capture.waits import Union, Wait, find_waits, read_ops, total_ns, with_exposed
 from tracetool.units import format_duration
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ WAITED_MS = {
 
 
 def _waits(run: Run) -> dict[tuple[int, int], Wait]:
-    return {(w.rank, w.position): w for w in survey_run(run, Account()).waits}
+    return {(w.rank, w.position): w for w in with_exposed(run, survey_run(run, Account()).waits)}
 
 
 @pytest.mark.parametrize("kind", ["F", "B"])
@@ -200,14 +201,20 @@ class _NoRun:
     def records(self, _sql: str) -> list[dict[str, object]]:
         return list(self._ops)
 
-    def query(self, _sql: str, _parameters: object) -> list[object]:
-        return []
+    def arrow(self, _sql: str) -> pa.Table:
+        return pa.table({name: pa.array([], pa.int64()) for name in ("rank", "start_ns", "end_ns")})
+
+
+def _split(message: PairedMessage, pairs: list[PairedMessage]) -> list[Wait]:
+    """Both operations of a message, in a Run of nothing else."""
+    run: Any = _NoRun(message)
+    return with_exposed(run, find_waits(run, read_ops(run), pairs, [], Clocks()))
 
 
 @given(st.integers(0, 100), st.integers(1, 100), st.integers(0, 100), st.integers(1, 100))
 def test_no_split_is_negative_and_a_buffered_send_waits_for_nobody(s: int, d: int, r: int, e: int) -> None:
     message = PairedMessage(_p2p(0, is_send=True, start=s, end=s + d), _p2p(1, is_send=False, start=r, end=r + e))
-    send, recv = find_waits(_NoRun(message), [message], [], Clocks())  # type: ignore[arg-type]
+    send, recv = _split(message, [message])
     for wait, duration in ((send, d), (recv, e)):
         assert wait.wait_ns >= 0
         assert wait.transfer_ns == duration - wait.wait_ns
@@ -232,7 +239,7 @@ def test_a_kernel_with_messages_of_two_peers_waits_for_both() -> None:
         for place, (peer, start) in enumerate(((0, 100), (2, 900)))
     ]
     for message in pairs:
-        send, recv = find_waits(_NoRun(message), pairs, [], Clocks())  # type: ignore[arg-type]
+        send, recv = _split(message, pairs)
         assert (send.wait_ns, send.transfer_ns) == (0, 70)
         assert (recv.wait_ns, recv.transfer_ns) == (900, 70)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tracetool.causes import idle_intervals
@@ -17,7 +18,8 @@ from tracetool.readers import rows_table
 from tracetool.reconstruction import Reconstruction, reconstruct
 from tracetool.reconstruction.actions.hops import link_rows
 from tracetool.reconstruction.capture import Account
-from tracetool.reconstruction.capture.survey import survey_run
+from tracetool.reconstruction.capture.survey import survey_run, survey_tables
+from tracetool.reconstruction.capture.waits import with_exposed
 from tracetool.reconstruction.memory.log import record_snapshots_apart_in_time
 from tracetool.reconstruction.steps import step_facts
 from tracetool.schedules.names import best_fit
@@ -105,8 +107,9 @@ def derive(run: Run) -> Run:
     """Write the tables of the observed step into a Run; if there is no pipeline, the manifest says why."""
     account = Account()
     survey = survey_run(run, account)
+    survey = replace(survey, waits=with_exposed(run, survey.waits))
     record_snapshots_apart_in_time(run, account)
-    tables = dict(survey.tables)
+    tables = survey_tables(survey)
     entry: dict[str, object]
     try:
         reconstruction = reconstruct(run, every_step=True, survey=survey, account=account)

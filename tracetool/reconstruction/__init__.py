@@ -18,7 +18,7 @@ from tracetool.reconstruction.actions.transfers import StageOp, buffers_sends, c
 from tracetool.reconstruction.capture import Account, Finding
 from tracetool.reconstruction.capture.copies import find_copies, with_copies, without_source
 from tracetool.reconstruction.capture.groups import PipelineGroup, chosen_pipeline, find_pipelines
-from tracetool.reconstruction.capture.survey import Survey, survey_run
+from tracetool.reconstruction.capture.survey import Survey, kernels_of, survey_run
 from tracetool.reconstruction.closeup import Row, closeup_of, loose_rows
 from tracetool.reconstruction.closeup.contention import cost_rows
 from tracetool.reconstruction.closeup.launches import find_launches, has_late_launches, read_waits, turns_of
@@ -128,13 +128,13 @@ def reconstruct(
     for text in notes_of_sources(run.manifest.get("sources", ())):
         account.note(NoticeCode.SOURCE, text)
     hosts = dict(run.rows("SELECT rank, host FROM ranks"))
-    kernels = _kernels(run)
+    kernels = kernels_of(run) if survey is None else survey.kernels
     if not kernels:
         _check_host_only(run, account)
     copies: dict[int, int] = {}
     if copy_missing:
-        run, survey, kernels, copies = _copied(run, pipeline, survey, account, use_labels=use_labels)
-    survey = survey or survey_run(run, account, use_labels=use_labels)
+        run, survey, kernels, copies = _copied(run, pipeline, survey, kernels, account, use_labels=use_labels)
+    survey = survey or survey_run(run, account, use_labels=use_labels, kernels=kernels)
     run = survey.run
     pipelines = _because(run, list(kernels), lambda: _pipelines(survey, use_labels=use_labels))
     group = chosen_pipeline(pipelines, pipeline, account)
@@ -207,7 +207,7 @@ def record_steps(run: Run, *, pipeline: int = 0, most: int = 32) -> list[Recorde
     """
     account = Account()
     survey = survey_run(run, account)
-    kernels = _kernels(run)
+    kernels = survey.kernels
     if not kernels:
         _check_host_only(run, account)
     run = survey.run
@@ -249,22 +249,19 @@ def _turns(run: Run, recorded: RecordedStep) -> dict[int, list[Turn]]:
 
 
 def _copied(
-    run: Run, number: int, survey: Survey | None, account: Account, *, use_labels: bool
-) -> tuple[Run, Survey | None, dict[int, int], dict[int, int]]:
+    run: Run, number: int, survey: Survey | None, kernels: Mapping[int, int], account: Account, *, use_labels: bool
+) -> tuple[Run, Survey | None, Mapping[int, int], dict[int, int]]:
     """The Run with copies of ranks that were not recorded, what is known of it, its kernels per rank, the copies."""
     # What a look without the copies says is said again with them.
-    survey_of_run = survey or survey_run(run, Account(), use_labels=use_labels)
+    survey_of_run = survey or survey_run(run, Account(), use_labels=use_labels, kernels=kernels)
     pipelines = _pipelines(survey_of_run, use_labels=use_labels)
     chosen_pipeline(pipelines, number, Account())
     copies = find_copies(run, pipelines, number)
     if copies:
         run = with_copies(run, copies, pipelines, survey_of_run.groups, account)
         survey = survey_run(run, account, use_labels=use_labels, copies=copies)
-    return run, survey, _kernels(run), copies
-
-
-def _kernels(run: Run) -> dict[int, int]:
-    return dict(run.rows("SELECT rank, count(*) FROM events WHERE category = 'kernel' GROUP BY rank"))
+        kernels = survey.kernels
+    return run, survey, kernels, copies
 
 
 def notes_of_sources(sources: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tracetool.errors import Option, UnmatchedTransfer
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import NoticeCode
-from tracetool.reconstruction.capture.waits import Union
+from tracetool.reconstruction.capture.waits import Union, total_ns
 from tracetool.units import format_count, format_duration, format_ranks
 
 if TYPE_CHECKING:
@@ -85,13 +85,16 @@ def bare_ns(work: RankWork) -> int:
 
     Messages are left out: they run beside gaps of any other cause, and no action waits for one after it began.
     """
+    import numpy as np
+
     inside = [k for s in work.segments for k in s.kernels]
     collectives = [k for k in inside if k.is_collective]
     if not collectives:
         return 0
     computing = [k for k in (*inside, *work.loose) if not (k.is_collective or k.is_p2p or k.is_barrier)]
     both, busy = _union([*collectives, *computing]), _union(computing)
-    return sum(both.within(s.start_ns, s.end_ns) - busy.within(s.start_ns, s.end_ns) for s in work.segments)
+    starts, ends = (np.array(times) for times in zip(*((s.start_ns, s.end_ns) for s in work.segments), strict=True))
+    return int((both.within(starts, ends) - busy.within(starts, ends)).sum())
 
 
 def beside_ns(work: RankWork) -> int:
@@ -104,21 +107,13 @@ def beside_ns(work: RankWork) -> int:
     if not aside:
         return 0
     spans = [(s.start_ns, s.end_ns) for s in actions]
-    return _length([*spans, *((k.start_ns, k.end_ns) for k in aside)]) - _length(spans)
-
-
-def _length(spans: Sequence[tuple[int, int]]) -> int:
-    return _union_of(spans).within(min(start for start, _ in spans), max(end for _, end in spans))
+    return total_ns([*spans, *((k.start_ns, k.end_ns) for k in aside)]) - total_ns(spans)
 
 
 def _union(kernels: Sequence[Kernel]) -> Union:
-    return _union_of([(k.start_ns, k.end_ns) for k in kernels])
-
-
-def _union_of(spans: Sequence[tuple[int, int]]) -> Union:
     import numpy as np
 
-    ordered = np.array(sorted(spans), dtype=np.int64)
+    ordered = np.array(sorted((k.start_ns, k.end_ns) for k in kernels), dtype=np.int64)
     return Union(ordered[:, 0], ordered[:, 1])
 
 

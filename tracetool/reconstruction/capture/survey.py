@@ -15,7 +15,7 @@ from tracetool.reconstruction.capture.exchanges import Ring, find_rings, overlay
 from tracetool.reconstruction.capture.groups import PipelineGroup, find_pipelines, labelled_stages, record_pipelines
 from tracetool.reconstruction.capture.messages import Matched, match_messages, read_p2p, record_shapes
 from tracetool.reconstruction.capture.process_groups import ProcessGroup, read_groups
-from tracetool.reconstruction.capture.waits import find_waits, record_waits
+from tracetool.reconstruction.capture.waits import find_waits, read_ops, record_waits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ class Survey:
         matched: Which send met which receive.
         clocks: How the ranks' clocks differ.
         waits: How long each operation waited.
-        tables: Rows of ``coordinates``, ``clocks`` and ``waits``.
+        kernels: How many kernels each rank's trace holds; no entry for none.
         pipelines: All pipelines; none where they cannot be told.
         groups: Process groups with all their members.
         coordinates: Where each rank of the job sits.
@@ -52,7 +52,7 @@ class Survey:
     matched: Matched
     clocks: Clocks
     waits: Sequence[Wait] = ()
-    tables: Mapping[str, pa.Table] = field(default_factory=dict)
+    kernels: Mapping[int, int] = field(default_factory=dict)
     pipelines: tuple[PipelineGroup, ...] = ()
     groups: tuple[ProcessGroup, ...] = ()
     coordinates: tuple[Coordinates, ...] = ()
@@ -61,7 +61,12 @@ class Survey:
 
 
 def survey_run(
-    run: Run, account: Account, *, use_labels: bool = True, copies: Mapping[int, int] | None = None
+    run: Run,
+    account: Account,
+    *,
+    use_labels: bool = True,
+    copies: Mapping[int, int] | None = None,
+    kernels: Mapping[int, int] | None = None,
 ) -> Survey:
     """Look at the whole capture; works for Runs without a pipeline, too.
 
@@ -70,6 +75,7 @@ def survey_run(
         account: Takes up how things were found.
         use_labels: Off hides the framework's own labels.
         copies: Ranks that are copies, and of which recorded one.
+        kernels: How many kernels each rank's trace holds, if they were counted before.
     """
     every = read_p2p(run)
     record_shapes(run, account)
@@ -77,8 +83,10 @@ def survey_run(
     matched = match_messages(every, account, collectives)
     ranks = [rank for (rank,) in run.rows("SELECT rank FROM ranks ORDER BY rank")]
     clocks = find_clocks(ranks, matched.messages, collectives, account)
-    waits = find_waits(run, matched.messages, collectives, clocks)
-    record_waits(run, waits, account)
+    ops = read_ops(run)
+    kernels = kernels_of(run) if kernels is None else kernels
+    waits = find_waits(run, ops, matched.messages, collectives, clocks)
+    record_waits(waits, ops, kernels, account)
     groups = read_groups(run, account)
     rings = find_rings(run, every, groups)
     record_rings(rings, account)
@@ -90,15 +98,24 @@ def survey_run(
         record_pipelines(pipelines, account)
     stages = labelled_stages(run) if use_labels else {}
     coordinates = find_coordinates(run, pipelines, groups, account, copies=copies, stages=stages, rings=rings)
-    tables = {
-        "coordinates": rows_table("coordinates", coordinates),
-        "clocks": rows_table("clocks", _clock_rows(clocks)),
-        "waits": rows_table("waits", waits),
-    }
     return Survey(
-        run=run, p2p=p2p, matched=matched, clocks=clocks, waits=waits, tables=tables, pipelines=tuple(pipelines),
+        run=run, p2p=p2p, matched=matched, clocks=clocks, waits=waits, kernels=kernels, pipelines=tuple(pipelines),
         groups=tuple(groups), coordinates=tuple(coordinates), collectives=tuple(collectives), rings=tuple(rings),
     )  # fmt: skip
+
+
+def kernels_of(run: Run) -> dict[int, int]:
+    """How many kernels each rank's trace holds; no entry for none."""
+    return dict(run.rows("SELECT rank, count(*) FROM events WHERE category = 'kernel' GROUP BY rank"))
+
+
+def survey_tables(survey: Survey) -> dict[str, pa.Table]:
+    """The tables ``coordinates``, ``clocks`` and ``waits``."""
+    return {
+        "coordinates": rows_table("coordinates", survey.coordinates),
+        "clocks": rows_table("clocks", _clock_rows(survey.clocks)),
+        "waits": rows_table("waits", survey.waits),
+    }
 
 
 def _clock_rows(clocks: Clocks) -> list[tuple[object, ...]]:

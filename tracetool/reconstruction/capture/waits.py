@@ -17,7 +17,7 @@ from tracetool.model.notice import SubjectKind
 from tracetool.units import format_count, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from tracetool.reconstruction.capture.collectives import Collective
     from tracetool.reconstruction.capture.messages import P2POp, PairedMessage
     from tracetool.store.run import Run
+
+    Times = int | NDArray[np.int64]
+
+Place = tuple[int, int]
+"""Rank and position of an operation."""
 
 _HCCL_READERS = frozenset(("ascend", "msprof", "mindinsight"))
 
@@ -69,20 +74,27 @@ WHERE start_ns IS NOT NULL AND end_ns IS NOT NULL ORDER BY rank, position
 """
 
 _COMPUTE_SQL = """
-SELECT start_ns, start_ns + duration_ns AS end_ns FROM events
-WHERE rank = $rank AND category = 'kernel' AND NOT regexp_matches(lower(name), '^(nccl|rccl|mscclpp|hcom_)')
-ORDER BY start_ns
+SELECT rank, start_ns, start_ns + duration_ns AS end_ns FROM events
+WHERE category = 'kernel' AND NOT regexp_matches(lower(name), '^(nccl|rccl|mscclpp|hcom_)')
+ORDER BY rank, start_ns
 """
 
 
-def record_waits(run: Run, waits: Sequence[Wait], account: Account) -> None:
-    """Say for how long each rank communicated, and how much of that was waiting; what overlaps counts once."""
-    spans = {(op.rank, op.position): (op.start_ns, op.end_ns) for op in _ops(run)}
-    with_kernels = {rank for (rank,) in run.rows("SELECT DISTINCT rank FROM events WHERE category = 'kernel'")}
+def record_waits(
+    waits: Sequence[Wait], ops: Mapping[Place, _Op], with_kernels: Collection[int], account: Account
+) -> None:
+    """Say for how long each rank communicated, and how much of that was waiting; what overlaps counts once.
+
+    Args:
+        waits: How long each operation waited.
+        ops: The operations, by rank and position.
+        with_kernels: Ranks whose traces hold kernels.
+        account: Told of each rank.
+    """
     kernels: dict[int, dict[int, tuple[int, int, int]]] = defaultdict(dict)
     met: dict[int, Counter[Evidence]] = defaultdict(Counter)
     for wait in waits:
-        start, end = spans[wait.rank, wait.position]
+        _, _, _, start, end, _ = ops[wait.rank, wait.position]
         _, _, known = kernels[wait.rank].get(wait.kernel, (start, end, 0))
         kernels[wait.rank][wait.kernel] = start, end, max(known, wait.wait_ns)
         met[wait.rank][wait.evidence] += not wait.upper_bound
@@ -118,29 +130,33 @@ def total_ns(spans: Iterable[tuple[int, int]]) -> int:
     return total
 
 
-def _ops(run: Run) -> list[_Op]:
-    return [_Op(**record) for record in run.records(_SQL)]
+def read_ops(run: Run) -> dict[Place, _Op]:
+    """Every communication operation that ran, by rank and position."""
+    return {(op.rank, op.position): op for op in (_Op(**record) for record in run.records(_SQL))}
 
 
 def find_waits(
-    run: Run, messages: Sequence[PairedMessage], collectives: Sequence[Collective], clocks: Clocks
+    run: Run,
+    ops: Mapping[Place, _Op],
+    messages: Sequence[PairedMessage],
+    collectives: Sequence[Collective],
+    clocks: Clocks,
 ) -> list[Wait]:
-    """Split every operation of the capture that ran.
+    """Split every operation of the capture that ran; :func:`with_exposed` says what of it was exposed.
 
     Args:
         run: The ingested traces.
+        ops: Their operations.
         messages: Matched messages.
         collectives: Matched collectives.
         clocks: Times of different ranks are compared after aligning them.
     """
-    ops = {(op.rank, op.position): op for op in _ops(run)}
     readers = {s["rank"]: s["reader"] for s in run.manifest.get("sources", ())}
     hccl = {rank for rank, reader in readers.items() if reader in _HCCL_READERS}
-    split: dict[tuple[int, int], tuple[int, int, Evidence, bool]] = {}
-    pair: dict[tuple[int, int], int] = {}
+    split: dict[Place, tuple[int, int, Evidence, bool]] = {}
+    pair: dict[Place, int] = {}
     _split_messages(messages, hccl, clocks, split, pair)
     _split_collectives(collectives, split, pair)
-    exposed = _exposed(run, ops.values())
     waits = []
     for key, op in ops.items():
         duration = op.end_ns - op.start_ns
@@ -148,7 +164,7 @@ def find_waits(
         waits.append(
             Wait(
                 rank=op.rank, position=op.position, operation=op.operation, pair=pair.get(key), kernel=op.kernel,
-                wait_ns=wait, transfer_ns=transfer, exposed_ns=exposed.get(key), upper_bound=bound,
+                wait_ns=wait, transfer_ns=transfer, exposed_ns=None, upper_bound=bound,
                 evidence=evidence,
             )
         )  # fmt: skip
@@ -159,8 +175,8 @@ def _split_messages(
     messages: Sequence[PairedMessage],
     hccl: set[int],
     clocks: Clocks,
-    split: dict[tuple[int, int], tuple[int, int, Evidence, bool]],
-    pair: dict[tuple[int, int], int],
+    split: dict[Place, tuple[int, int, Evidence, bool]],
+    pair: dict[Place, int],
 ) -> None:
     least = _least(m for m in messages if m.send.rank in hccl)
     peers: dict[tuple[int, int | None], set[int]] = defaultdict(set)
@@ -224,8 +240,8 @@ def _duration(op: P2POp) -> int:
 
 def _split_collectives(
     collectives: Sequence[Collective],
-    split: dict[tuple[int, int], tuple[int, int, Evidence, bool]],
-    pair: dict[tuple[int, int], int],
+    split: dict[Place, tuple[int, int, Evidence, bool]],
+    pair: dict[Place, int],
 ) -> None:
     first = 1 + max(pair.values(), default=-1)
     for number, collective in enumerate(collectives, first):
@@ -236,20 +252,25 @@ def _split_collectives(
             split[op.rank, op.position] = duration - own, own, collective.evidence, not collective.is_whole
 
 
-def _exposed(run: Run, ops: Iterable[_Op]) -> dict[tuple[int, int], int]:
-    """Per operation, the time during which its rank ran no compute kernel; nothing for ranks without kernels."""
-    by_rank: dict[int, list[_Op]] = defaultdict(list)
-    for op in ops:
-        by_rank[op.rank].append(op)
-    exposed: dict[tuple[int, int], int] = {}
+def with_exposed(run: Run, waits: Sequence[Wait]) -> list[Wait]:
+    """The same with the time during which the rank of each ran no compute kernel; none for ranks without kernels."""
+    import numpy as np
+
+    kernels = run.arrow(_COMPUTE_SQL)
+    ranks, starts, ends = (kernels[name].to_numpy() for name in ("rank", "start_ns", "end_ns"))
+    ops = read_ops(run)
+    by_rank: dict[int, list[Wait]] = defaultdict(list)
+    for wait in waits:
+        by_rank[wait.rank].append(wait)
+    exposed: dict[Place, int] = {}
     for rank, mine in by_rank.items():
-        spans = run.query(_COMPUTE_SQL, {"rank": rank})
-        if not len(spans):
+        first, last = np.searchsorted(ranks, (rank, rank + 1))
+        if first == last:
             continue
-        busy = Union(spans["start_ns"].to_numpy(), spans["end_ns"].to_numpy())
-        for op in mine:
-            exposed[op.rank, op.position] = op.end_ns - op.start_ns - busy.within(op.start_ns, op.end_ns)
-    return exposed
+        spans = np.array([ops[wait.rank, wait.position][3:5] for wait in mine], dtype=np.int64)
+        left = spans[:, 1] - spans[:, 0] - Union(starts[first:last], ends[first:last]).within(spans[:, 0], spans[:, 1])
+        exposed.update(zip(((wait.rank, wait.position) for wait in mine), left.tolist(), strict=True))
+    return [wait._replace(exposed_ns=exposed.get((wait.rank, wait.position))) for wait in waits]
 
 
 class Union:
@@ -264,13 +285,14 @@ class Union:
         self._ends = covered[np.concatenate((fresh[1:] - 1, [len(starts) - 1]))]
         self._before = np.concatenate(([0], np.cumsum(self._ends - self._starts)))
 
-    def within(self, start: int, end: int) -> int:
-        """Length of the union inside [start, end)."""
-        return self._until(end) - self._until(start)
+    def within(self, starts: Times, ends: Times) -> NDArray[np.int64]:
+        """Length of the union inside each [start, end)."""
+        return self._until(ends) - self._until(starts)
 
-    def _until(self, time: int) -> int:
+    def _until(self, times: Times) -> NDArray[np.int64]:
         import numpy as np
 
-        at = int(np.searchsorted(self._starts, time, side="right"))
-        inside = 0 if at == 0 else min(time, int(self._ends[at - 1])) - int(self._starts[at - 1])
-        return int(self._before[at - 1]) + inside if at else 0
+        at = np.searchsorted(self._starts, times, side="right")
+        last = np.maximum(at - 1, 0)
+        inside = np.minimum(times, self._ends[last]) - self._starts[last]
+        return np.where(at == 0, 0, self._before[last] + inside)
