@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracetool.readers import HOST_MEMORY
 from tracetool.readers.chrome import NO_CODE, Field
+from tracetool.readers.cuda import action_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,7 +43,6 @@ _MEMORY = "[memory]"
 _HOST = 0  # c10 device type of the CPU
 _FARTHEST_NS = 2**61
 _DIGITS = re.compile(r"\d+")
-_ACTION = re.compile(r"^PP:((?:\d+|\()[\w;()]*)$")
 
 
 def _argument(key: str, kind: Any = "int") -> Field:
@@ -358,7 +358,7 @@ class EventSpans:
 
         on_host = ~self._on_device
         nothing = pa.nulls(self.size, pa.dictionary(pa.int32(), pa.string()))
-        labels = [match[1] if (match := _ACTION.match(name or "")) else None for name in self._names]
+        labels = [action_in(name or "") for name in self._names]
         args = self._table.column("args").cast(pa.string()) if "args" in self._table.column_names else None
         named = self._name_column
         if named.null_count:

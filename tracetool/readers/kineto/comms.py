@@ -1,7 +1,6 @@
-"""Ties the communication kernels of a Kineto trace to the host records that describe them.
+"""Host records of communication in a Kineto trace: ``record_param_comms``, and the ``c10d`` ops around them.
 
-Kernels of coalesced batches carry no metadata (pytorch/pytorch#194693); the ``record_param_comms`` records of the
-operations in the batch come before its launch, on the same thread, and before the ``nccl:coalesced`` span opens.
+Records come before the launch of their kernel, on the same thread, and before the ``nccl:coalesced`` span opens.
 
 Sends and receives of a Kineto trace from the ``c10d`` ops that post them.
 
@@ -18,17 +17,17 @@ import math
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 from functools import lru_cache
 from sys import intern
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tracetool.readers.cuda import P2P, CommRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from tracetool.readers import Group, SourceReport
 
-P2P = ("send", "recv")
 _MOST_RANKS = 1 << 22
 _DTYPE_BYTES = {
     "Float8_e4m3fn": 1, "Float8_e5m2": 1, "Float8_e4m3fnuz": 1, "Float8_e5m2fnuz": 1,
@@ -38,59 +37,6 @@ _DTYPE_BYTES = {
 _RANKS = 2**31
 _MOST_MEMBERS = 1 << 17
 _MOST_ELEMENTS = 2**58
-_COMMUNICATION_KERNEL = re.compile(r"^(nccl|rccl|mscclpp)", re.IGNORECASE)
-_OPERATION_IN_NAME = re.compile(
-    r"^[a-z]*?(?:Dev)?(?:Kernel)?_?(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv)", re.IGNORECASE
-)
-
-
-@dataclass(slots=True, kw_only=True)
-class CommRecord:
-    """One ``record_param_comms`` record, and the kernel found for it."""
-
-    operation: str
-    group: str
-    group_ranks: tuple[int, ...]
-    peer: int | None
-    payload_bytes: int | None
-    posted_ns: int
-    thread: int | None
-    external_id: int | None
-    communicator: str | None = None
-    batch: int | None = None
-    stream: int | None = None
-    start_ns: int | None = None
-    end_ns: int | None = None
-
-    @property
-    def evidence(self) -> str:
-        """How its peer and bytes are known."""
-        known = self.payload_bytes is not None and (self.peer is not None or self.operation not in P2P)
-        return "metadata" if known else "unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class CommKernel:
-    """One communication kernel, with the host call that launched it."""
-
-    name: str
-    start_ns: int
-    end_ns: int
-    stream: int | None
-    external_id: int | None
-    launch_ns: int
-    launch_thread: int | None
-
-
-def is_communication_kernel(name: str) -> bool:
-    """Whether a kernel belongs to a communication library, by the prefix of its name."""
-    return _COMMUNICATION_KERNEL.match(name) is not None
-
-
-def operation_of_kernel(name: str) -> str:
-    """What a communication kernel does, by its name alone: SendRecv may be any of several operations."""
-    match = _OPERATION_IN_NAME.match(name)
-    return match[1].lower() if match else "unknown"
 
 
 def parse_record(args: Mapping[str, Any], posted_ns: int, thread: int, groups: Sequence[Group]) -> CommRecord | None:
@@ -148,54 +94,6 @@ def _strided_ranks(start: int, stride: int, size: int) -> tuple[int, ...]:
     if not (0 <= start < _MOST_RANKS and 0 < stride < _MOST_RANKS and 0 < size < _MOST_RANKS):
         return ()
     return tuple(range(start, start + stride * size, stride))
-
-
-def attach_kernels(records: list[CommRecord], kernels: Iterable[CommKernel], report: SourceReport) -> list[CommRecord]:
-    """Give each record its kernel's stream and times; operations launched together share a batch.
-
-    A kernel linked to a record by ``External id`` belongs to it. Any other one belongs to the send and
-    receive records posted on its thread since the previous communication launch there. A kernel without
-    any becomes a record of its own, of which only the operation in its name is known.
-    """
-    records.sort(key=lambda r: r.posted_ns)
-    linked = {r.external_id: r for r in records if r.external_id is not None}
-    posted: dict[int | None, list[CommRecord]] = defaultdict(list)
-    for record in records:
-        if record.operation in P2P:
-            posted[record.thread].append(record)
-    last_launch: dict[int | None, int] = defaultdict(int)
-    bare: list[CommRecord] = []
-    for batch, kernel in enumerate(sorted(kernels, key=lambda k: k.launch_ns)):
-        thread = kernel.launch_thread
-        own = linked.get(kernel.external_id) if kernel.external_id is not None else None
-        if own is not None:
-            members = [own]
-        else:
-            queue = posted[thread]
-            first = bisect_left(queue, last_launch[thread], key=lambda r: r.posted_ns)
-            last = bisect_right(queue, kernel.launch_ns, key=lambda r: r.posted_ns)
-            members = [r for r in queue[first:last] if r.batch is None]
-        if not members:
-            members = [
-                CommRecord(
-                    operation=operation_of_kernel(kernel.name),
-                    group="",
-                    group_ranks=(),
-                    peer=None,
-                    payload_bytes=None,
-                    posted_ns=kernel.launch_ns,
-                    thread=thread,
-                    external_id=None,
-                )
-            ]
-            bare += members
-        for member in members:
-            member.batch, member.stream = batch, kernel.stream
-            member.start_ns, member.end_ns = kernel.start_ns, kernel.end_ns
-        last_launch[thread] = kernel.launch_ns
-    if bare:
-        report.notes.append(f"{len(bare):,} communication kernels have no host record: what they moved is unknown")
-    return sorted([*records, *bare], key=lambda r: r.posted_ns)
 
 
 OPERATIONS = {"c10d::send": "send", "c10d::recv_": "recv", "c10d::recv": "recv"}

@@ -10,6 +10,7 @@ from sys import intern
 from typing import TYPE_CHECKING
 
 from tracetool.readers import ABSOLUTE_NS, OTHER_MEMORY, rows_table
+from tracetool.readers.cuda import CommKernel, CommRecord, attach_kernels, is_communication_kernel
 from tracetool.readers.files.spill import TWICE, Repeats, Spill
 from tracetool.readers.kineto.batch import ABSENT, EventBatch
 from tracetool.readers.kineto.census import Census, RankEvidence, launched_twice, most_frequent
@@ -17,12 +18,8 @@ from tracetool.readers.kineto.comms import (
     OPERATIONS,
     TITLES,
     AsyncAnnotation,
-    CommKernel,
-    CommRecord,
     Posting,
-    attach_kernels,
     complete_records,
-    is_communication_kernel,
     parse_posting,
     parse_record,
     parse_title,
