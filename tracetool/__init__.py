@@ -104,7 +104,7 @@ _EXPORTS = {
     "Explanation": "tracetool.explanation",
     "Grid": "tracetool.sweeps",
     "IngestOptions": "tracetool.ingestion",
-    "Link": "tracetool.model.topology",
+    "Link": "tracetool.network.link",
     "Metrics": "tracetool.model.timeline",
     "Pipeline": "tracetool.model.pipeline",
     "PipelineShape": "tracetool.model.schedule",
@@ -161,8 +161,8 @@ if TYPE_CHECKING:
     from tracetool.model.timeline import Metrics as Metrics
     from tracetool.model.timeline import Timeline as Timeline
     from tracetool.model.timeline import measure as measure
-    from tracetool.model.topology import Link as Link
     from tracetool.model.topology import Topology as Topology
+    from tracetool.network.link import Link as Link
     from tracetool.reconstruction import Reconstruction as Reconstruction
     from tracetool.reconstruction import reconstruct as reconstruct
     from tracetool.replays import Replayed as Replayed

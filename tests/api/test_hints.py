@@ -13,7 +13,8 @@ from helpers.synthetic import pipeline
 
 import tracetool as tt
 from tracetool.errors import BadQuery, NotARun, WrongType
-from tracetool.model.topology import Link, parse_link
+from tracetool.model.topology import parse_link
+from tracetool.network.link import Link
 from tracetool.reconstruction import reconstruct
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ import numpy as np
 from helpers.synthetic import pipeline, places, scenario
 
 from tracetool.model.schedule import PipelineShape
-from tracetool.model.topology import Link, Topology
+from tracetool.model.topology import Topology
+from tracetool.network.link import Link
 from tracetool.replays import replay
 from tracetool.replays.compiled import Compiled
 from tracetool.replays.engine import run

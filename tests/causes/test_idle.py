@@ -20,7 +20,8 @@ from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import P2P_MODES, ActionCost, Pipeline, RankProfile, StageProfile
 from tracetool.model.scenario import LINK_SHARINGS, Scenario
 from tracetool.model.timeline import Op, Timeline, Transfer, measure
-from tracetool.model.topology import Link, Topology
+from tracetool.model.topology import Topology
+from tracetool.network.link import Link
 from tracetool.replays import Replayed, replay
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from tracetool.cli.recordings import borrow_memory, borrow_slowdown
 from tracetool.comparison.report import ChoiceInfo, TakenInfo
 from tracetool.explanation import explain
 from tracetool.model.scenario import Choice, Scenario, Taken
-from tracetool.model.topology import Link, Topology
+from tracetool.model.topology import Topology
+from tracetool.network.link import Link
 from tracetool.reports import RunFacts
 from tracetool.reports.answer.json import scenario_info
 from tracetool.reports.explanation.json import explanation_info

@@ -17,7 +17,8 @@ from tracetool.ingestion.recording import Recording, make_recording, pipeline_of
 from tracetool.model.notice import NoticeCode
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure
-from tracetool.model.topology import Link, Topology
+from tracetool.model.topology import Topology
+from tracetool.network.link import Link
 from tracetool.replays import replay
 from tracetool.reports import RunFacts
 from tracetool.reports.answer.json import render

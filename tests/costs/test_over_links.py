@@ -19,7 +19,8 @@ from tracetool.model.notice import NoticeCode
 from tracetool.model.pipeline import TailPart
 from tracetool.model.scenario import LINK_SHARINGS, LinkSharing, Scenario
 from tracetool.model.timeline import Op
-from tracetool.model.topology import Link, Topology
+from tracetool.model.topology import Topology
+from tracetool.network.link import Link
 from tracetool.replays import replay
 from tracetool.replays.scenarios import replay_many
 from tracetool.schedules import build_schedule

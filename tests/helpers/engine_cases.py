@@ -13,7 +13,8 @@ from tracetool.errors import UnsupportedShape
 from tracetool.model.load import SustainedLoad
 from tracetool.model.pipeline import P2P_MODES
 from tracetool.model.schedule import PipelineShape
-from tracetool.model.topology import Link, Topology
+from tracetool.model.topology import Topology
+from tracetool.network.link import Link
 from tracetool.replays.compiled import Compiled
 from tracetool.replays.flow import Slowdown
 from tracetool.schedules import build_schedule

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tracetool.model.topology import Link, Path, Topology
+from tracetool.model.topology import Topology
+from tracetool.network.link import Link, Path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

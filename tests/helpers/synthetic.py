@@ -11,7 +11,8 @@ from tracetool.model.pipeline import ActionCost, Pipeline, RankProfile, StagePro
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape
 from tracetool.model.timeline import measure
-from tracetool.model.topology import Link, Topology
+from tracetool.model.topology import Topology
+from tracetool.network.link import Link
 from tracetool.reconstruction import Reconstruction
 from tracetool.replays import Replayed, replay
 from tracetool.schedules import build_schedule

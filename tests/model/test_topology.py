@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tracetool.errors import BadQuantity, BadTopology
-from tracetool.model.topology import Link, Path, Topology, parse_dc_map, parse_link
+from tracetool.model.topology import Topology, parse_dc_map, parse_link
+from tracetool.network.link import Link, Path
 
 TWO_DCS = ("dc0", "dc0", "dc1", "dc1")
 

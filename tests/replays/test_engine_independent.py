@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 from helpers.synthetic import BYTE_PER_NS, pipeline, places, replayed, scenario, window_ns
 
-from tracetool.model.topology import Link, Topology
+from tracetool.model.topology import Topology
+from tracetool.network.link import Link
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

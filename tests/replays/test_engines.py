@@ -17,7 +17,8 @@ from tracetool.errors import ScheduleDeadlock, TraceToolError, UnknownName
 from tracetool.model.pipeline import P2P_MODES
 from tracetool.model.schedule import PipelineShape
 from tracetool.model.timeline import measure
-from tracetool.model.topology import Link, Topology
+from tracetool.model.topology import Topology
+from tracetool.network.link import Link
 from tracetool.replays import replay
 from tracetool.replays.compiled import Compiled
 from tracetool.replays.engine import compiled_engine, run

@@ -14,7 +14,8 @@ from helpers.recorded import data, looked_at, rebuilt, small
 from tracetool.model.pipeline import P2P_MODES
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure
-from tracetool.model.topology import Link, Topology
+from tracetool.model.topology import Topology
+from tracetool.network.link import Link
 from tracetool.replays import replay
 from tracetool.schedules import SCHEDULES, build_schedule
 from tracetool.whatif.answer import answer

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tracetool.model.pipeline import P2P_MODES
 from tracetool.model.schedule import PipelineShape
 from tracetool.model.timeline import measure
-from tracetool.model.topology import Link, Path
+from tracetool.network.link import Link, Path
 from tracetool.replays import replay
 from tracetool.replays.compiled import Compiled
 from tracetool.replays.scenarios import replay_many

@@ -17,7 +17,8 @@ from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import BLOCKING, P2P_MODES
 from tracetool.model.schedule import PipelineShape, schedule_from_csv
 from tracetool.model.timeline import measure
-from tracetool.model.topology import Link, Topology
+from tracetool.model.topology import Topology
+from tracetool.network.link import Link
 from tracetool.replays import Replayed, replay
 from tracetool.schedules import build_schedule
 

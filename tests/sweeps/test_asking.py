@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tracetool.errors import BadQuantity, BadTopology, ScenarioError, ScheduleError
 from tracetool.model.scenario import Scenario
-from tracetool.model.topology import Link, Topology, parse_dc_map
+from tracetool.model.topology import Topology, parse_dc_map
+from tracetool.network.link import Link
 from tracetool.sweeps import Grid, SweepPoint, sweep
 from tracetool.sweeps.asked import (
     grid,

@@ -10,7 +10,8 @@ import pytest
 from helpers.synthetic import pipeline
 
 from tracetool.model.scenario import Scenario
-from tracetool.model.topology import Link, Topology
+from tracetool.model.topology import Topology
+from tracetool.network.link import Link
 from tracetool.sweeps import Grid, Knee, sweep
 from tracetool.sweeps.bend import KNEE_RATIO, MOST_LATENCY_NS, TOLERANCE_RATIO
 

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from tracetool.model.load import SustainedLoad
 from tracetool.model.scenario import Scenario
-from tracetool.model.topology import Link, Topology
+from tracetool.model.topology import Topology
+from tracetool.network.link import Link
 from tracetool.sweeps import Grid, sweep
 from tracetool.sweeps.bend import KNEE_RATIO, MOST_LATENCY_NS, TOLERANCE_RATIO, UNLIMITED_BYTES_PER_S
 from tracetool.sweeps.grid import Ways

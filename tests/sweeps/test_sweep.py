@@ -14,7 +14,8 @@ from tracetool.model.load import SustainedLoad
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape
 from tracetool.model.timeline import measure
-from tracetool.model.topology import Link, Topology
+from tracetool.model.topology import Topology
+from tracetool.network.link import Link
 from tracetool.replays import replay
 from tracetool.schedules import build_schedule
 from tracetool.sweeps import Grid, Sweep, SweepPoint, sweep

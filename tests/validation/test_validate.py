@@ -22,7 +22,8 @@ from tracetool.model.notice import NoticeCode
 from tracetool.model.pipeline import LayerCosts
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure
-from tracetool.model.topology import Link, RankLink, Topology, between_ranks
+from tracetool.model.topology import RankLink, Topology, between_ranks
+from tracetool.network.link import Link
 from tracetool.reconstruction.capture.coordinates import Coordinates
 from tracetool.replays import replay
 from tracetool.schedules import build_schedule

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracetool.model.scenario import Scenario
-from tracetool.model.topology import Link, Topology
+from tracetool.model.topology import Topology
+from tracetool.network.link import Link
 from tracetool.reports.answer import result_cells
 from tracetool.whatif.accuracy import KnownError, change_error_ratio, change_of, format_error, is_within_error, widened
 from tracetool.whatif.answer import answer

@@ -10,7 +10,8 @@ from helpers.recorded import data, derived, h100
 from tracetool.cli import run
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure
-from tracetool.model.topology import Link, Topology
+from tracetool.model.topology import Topology
+from tracetool.network.link import Link
 from tracetool.reconstruction import reconstruct
 from tracetool.replays import replay
 from tracetool.replays.evaluation import stages_for

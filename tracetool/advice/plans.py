@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from tracetool.errors import TraceToolError
     from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.model.scenario import Scenario
-    from tracetool.model.topology import Link, Topology
+    from tracetool.model.topology import Topology
+    from tracetool.network.link import Link
     from tracetool.reconstruction import Reconstruction
     from tracetool.whatif.accuracy import KnownError
     from tracetool.whatif.best import Evidence

@@ -10,7 +10,7 @@ from tracetool.errors import Option, ScheduleError
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import BY_EDGE, ActionCost
 from tracetool.model.schedule import OBSERVED
-from tracetool.model.topology import Link
+from tracetool.network.link import Link
 from tracetool.replays.evaluation import evaluate
 from tracetool.schedules import build_schedule, is_sourced
 from tracetool.schedules.names import recognise

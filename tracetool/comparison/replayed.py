@@ -13,7 +13,8 @@ from tracetool.comparison.reported import differing
 from tracetool.errors import TraceToolError
 from tracetool.model.pipeline import P2P_MODES
 from tracetool.model.scenario import Scenario
-from tracetool.model.topology import Link, Topology
+from tracetool.model.topology import Topology
+from tracetool.network.link import Link
 from tracetool.schedules import SCHEDULES, build_schedule
 
 if TYPE_CHECKING:

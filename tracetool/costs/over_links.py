@@ -11,20 +11,21 @@ after another.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tracetool.errors import ScenarioError
+from tracetool.network.link import Path
+from tracetool.network.phases import ROUNDS, between_places, chain, ring
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from tracetool.model.action import CollectiveUse
     from tracetool.model.pipeline import Pipeline
-    from tracetool.model.topology import Link, Topology
+    from tracetool.model.topology import Topology
+    from tracetool.network.phases import Phase
 
-_ROUNDS = {"allreduce": 2, "allgather": 1, "reducescatter": 1}
 _CHAINS = ("broadcast", "reduce", "gather", "scatter")
 
 
@@ -104,50 +105,19 @@ def over_links(use: CollectiveUse, topology: Topology, places: Mapping[int, str]
     if use.payload_bytes is None:
         raise ScenarioError("its size is unknown")
     if "alltoall" in operation:
-        return _all_to_all(use, use.payload_bytes / use.shares, topology, dcs, members)
-    rounds = next((count for name, count in _ROUNDS.items() if name in operation), None)
+        return _taken(use, between_places(dict(zip(dcs, members, strict=True)), topology.route))
+    rounds = next((count for name, count in ROUNDS.items() if name in operation), None)
     if rounds is None and not any(operation.endswith(name) for name in _CHAINS):
         raise ScenarioError("how it moves its bytes is not known")
-    ring = [topology.route(src, dst) for src, dst in zip(dcs, [*dcs[1:], dcs[0]], strict=True)]
+    crossing = [topology.route(src, dst) for src, dst in zip(dcs, [*dcs[1:], dcs[0]], strict=True)]
     if rounds is None:
         # A broadcast or reduce goes down a chain: the ring without its closing edge.
-        edges = [link for edge in ring[:-1] for link in edge]
-        return OverLinks(
-            *_loads((link, use.payload_bytes / use.shares) for link in edges),
-            sum(edge.latency_ns for edge in ring[:-1]),
-            use.own_ns,
-        )
-    ranks = len(use.group_ranks)
-    carried = rounds * (ranks - 1) * use.payload_bytes / ranks / use.shares
-    latency = _longest_way([edge.latency_ns for edge in ring], members, rounds * (ranks - 1))
-    return OverLinks(*_loads((link, carried) for edge in ring for link in edge), latency, use.own_ns)
+        return _taken(use, chain(crossing[:-1]))
+    inside = Path(())
+    edges = [edge for way, count in zip(crossing, members, strict=True) for edge in [*[inside] * (count - 1), way]]
+    return _taken(use, ring(edges, rounds))
 
 
-def _loads(carried: Iterable[tuple[Link, float]]) -> tuple[tuple[str, ...], int]:
-    """The links used, and how long the one that is busy longest is."""
-    loads: Counter[Link] = Counter()
-    for link, size in carried:
-        loads[link] += round(size)
-    busy_ns = [link.occupancy_ns(size) for link, size in loads.items()]
-    return tuple(link.name for link in loads), max(busy_ns, default=0)
-
-
-def _longest_way(edges_ns: Sequence[int], members: Sequence[int], hops: int) -> int:
-    """The most latency that a part meets on so many hops round the ring, wherever it begins."""
-    ring = [ns for edge, count in zip(edges_ns, members, strict=True) for ns in [*[0] * (count - 1), edge]]
-    laps, rest = divmod(hops, len(ring))
-    return laps * sum(ring) + max(sum((ring + ring)[first : first + rest]) for first in range(len(ring)))
-
-
-def _all_to_all(
-    use: CollectiveUse, payload_bytes: float, topology: Topology, dcs: Sequence[str], members: Sequence[int]
-) -> OverLinks:
-    """Each rank sends the n-th part of its tensor to every other one, straight."""
-    pairs = [
-        (topology.route(src, dst), here * there * payload_bytes / sum(members))
-        for src, here in zip(dcs, members, strict=True)
-        for dst, there in zip(dcs, members, strict=True)
-        if src != dst
-    ]
-    latency = max(path.latency_ns for path, _ in pairs)
-    return OverLinks(*_loads((link, size) for path, size in pairs for link in path), latency, use.own_ns)
+def _taken(use: CollectiveUse, moved: Phase) -> OverLinks:
+    occupied = moved.occupied_ns(use.payload_bytes or 0, use.shares)
+    return OverLinks(tuple(load.link.name for load in moved.loads), occupied, moved.latency_ns, use.own_ns)

@@ -19,7 +19,8 @@ from tracetool.replays.sweeping import Durations, NodeOrder, make_plan, sweep
 if TYPE_CHECKING:
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.schedule import Schedule
-    from tracetool.model.topology import Link, Path, Topology
+    from tracetool.model.topology import Topology
+    from tracetool.network.link import Link, Path
     from tracetool.replays.flow import Bools, Int32s, Int64s, Message, Slowdown
     from tracetool.replays.graph import TaskGraph
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule
     from tracetool.model.timeline import RankOp
-    from tracetool.model.topology import Path, Topology
+    from tracetool.model.topology import Topology
+    from tracetool.network.link import Path
     from tracetool.replays.compiled import Compiled, Way
     from tracetool.replays.flow import Int64s, Message
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.costs.over_links import crossing_uses
-from tracetool.model.topology import Link
+from tracetool.network.link import Link
 from tracetool.replays import p2p_of
 from tracetool.replays.compiled import Compiled
 from tracetool.replays.costing import TaskCosts

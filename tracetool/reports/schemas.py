@@ -12,6 +12,7 @@ import msgspec
 from tracetool.baselines import Value
 from tracetool.comparison.limits import Config
 from tracetool.comparison.report import REPORT_SCHEMA, ReportInfo
+from tracetool.network.file import NetworkFile
 from tracetool.reports.advice.json import AdviceInfo
 from tracetool.reports.answer.json import WrittenInfo
 from tracetool.reports.checks.stragglers import StragglersInfo
@@ -59,6 +60,10 @@ _CONTRACTS = (
     Contract("validation", ValidationInfo, "what `tracetool validate --json` prints"),
     Contract("geopipe", GeoPipeInfo, "what `tracetool paper geopipe --json` prints"),
     Contract("scenario", ScenarioFile, "the file of named what-ifs (TOML) that `tracetool sweep --scenario` reads"),
+    Contract(
+        "network", NetworkFile,
+        "the file of a network (TOML) that `--network` reads; `networks/` holds examples with comments",
+    ),
     Contract("sweep", SweepInfo, "what `tracetool sweep --json` prints"),
     Contract("written", WrittenInfo, "what `tracetool report --json` prints"),
     Contract("comparison", ComparisonInfo, "what `tracetool compare --json` prints"),
@@ -125,8 +130,8 @@ def _readme() -> str:
         "# schemas",
         "",
         "Generated from `tracetool/tables/`, `tracetool/ingestion/recording.py`,",
-        "`tracetool/validation/measured.py`, `tracetool/comparison/limits.py`, `tracetool/sweeps/scenario_file.py` and",
-        "`tracetool/reports/`",
+        "`tracetool/validation/measured.py`, `tracetool/comparison/limits.py`, `tracetool/sweeps/scenario_file.py`,",
+        "`tracetool/network/file.py` and `tracetool/reports/`",
         f"(schema version {SCHEMA_VERSION}) by",
         "`python -m tracetool.reports.schemas schemas`; a test compares. Do not edit.",
         "",

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Literal
 from tracetool.errors import BadTopology, Option, ScenarioError, together
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import OBSERVED
-from tracetool.model.topology import Link, Topology, in_two
+from tracetool.model.topology import Topology, in_two
+from tracetool.network.link import Link
 from tracetool.schedules import tuning_of
 from tracetool.whatif.best import recorded_schedule
 

@@ -11,7 +11,7 @@ from tracetool.errors import BadQuantity
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.model.topology import Link
+    from tracetool.network.link import Link
     from tracetool.sweeps.results import SweepPoint
 
 _BYTES_PER_GBIT = 125_000_000

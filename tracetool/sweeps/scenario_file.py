@@ -5,19 +5,16 @@ The structs below are its form: ``schemas/scenario.schema.json`` is made from th
 
 from __future__ import annotations
 
-import difflib
-import re
-import tomllib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from tracetool.errors import BadQuantity, BadTopology, ScenarioError
+from tracetool.errors import ScenarioError
 from tracetool.model.pipeline import P2PMode  # noqa: TC001 - msgspec reads it
 from tracetool.model.topology import Topology, parse_link
 from tracetool.sweeps.asked import parse_distances
-from tracetool.tables.fields import doc
+from tracetool.tables.fields import doc, parsed, read_toml
 from tracetool.units import parse_bandwidth_bytes_per_s, parse_duration_ns, parse_size_bytes
 
 if TYPE_CHECKING:
@@ -61,32 +58,12 @@ def read_scenarios(path: Path) -> list[NamedScenario]:
     Raises:
         ScenarioError: If it cannot be read, is no TOML, or a key is unknown, missing or of another type.
     """
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ScenarioError(f"cannot read {path}: {error}.") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ScenarioError(f"{path} is no TOML: {error}.", hint="text values need quotes") from error
-    try:
-        found = msgspec.convert(document, ScenarioFile).scenario
-    except msgspec.ValidationError as error:
-        raise ScenarioError(f"{path}: {_fault(error)}.", hint=_HINT) from error
+    found = read_toml(path, ScenarioFile, hint=_HINT).scenario
     names = [scenario.name for scenario in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ScenarioError(f"{path}: two scenarios are called {twice!r}.", hint="give each a name of its own")
     return found
-
-
-def _fault(error: msgspec.ValidationError) -> str:
-    """What msgspec found, with the key in front, and what may be meant."""
-    text, _, place = str(error).partition(" - at ")
-    key = place.strip("`").removeprefix("$").removeprefix(".")
-    unknown = re.search(r"unknown field `(.*)`", text)
-    known = (*NamedScenario.__struct_fields__, *ScenarioFile.__struct_fields__)
-    close = difflib.get_close_matches(unknown[1], known, n=1) if unknown else []
-    guess = f"; is {close[0]!r} meant?" if close else ""
-    return (f"{key}: " if key else "") + text.rstrip(".").replace("`", "'").replace("Object", "it") + guess
 
 
 def grids_of(
@@ -116,16 +93,16 @@ def _grid(scenario: NamedScenario, at: str, base: Grid, places_of: Callable[[str
     if scenario.latency is not None and scenario.distance is not None:
         raise ScenarioError(f"{at} has a latency and a distance.", hint="give one of them")
     if scenario.dc is not None:
-        grid = replace(grid, dcs=(_read(f"{at}.dc", scenario.dc, places_of),))
+        grid = replace(grid, dcs=(parsed(f"{at}.dc", scenario.dc, places_of),))
     if scenario.bandwidth is not None:
-        figure = _read(f"{at}.bandwidth", scenario.bandwidth, parse_bandwidth_bytes_per_s)
+        figure = parsed(f"{at}.bandwidth", scenario.bandwidth, parse_bandwidth_bytes_per_s)
         grid = replace(grid, bandwidths_bytes_per_s=(figure,))
     if scenario.latency is not None:
-        grid = replace(grid, latencies_ns=(_read(f"{at}.latency", scenario.latency, parse_duration_ns),))
+        grid = replace(grid, latencies_ns=(parsed(f"{at}.latency", scenario.latency, parse_duration_ns),))
     if scenario.distance is not None:
-        grid = replace(grid, latencies_ns=_read(f"{at}.distance", scenario.distance, parse_distances))
+        grid = replace(grid, latencies_ns=parsed(f"{at}.distance", scenario.distance, parse_distances))
     if scenario.hbm is not None:
-        grid = replace(grid, hbm_bytes=(_read(f"{at}.hbm", scenario.hbm, parse_size_bytes),))
+        grid = replace(grid, hbm_bytes=(parsed(f"{at}.hbm", scenario.hbm, parse_size_bytes),))
     if scenario.p2p is not None:
         grid = replace(grid, p2p=(scenario.p2p,))
     if scenario.microbatches is not None:
@@ -133,17 +110,7 @@ def _grid(scenario: NamedScenario, at: str, base: Grid, places_of: Callable[[str
     if scenario.pipelines_on_link is not None:
         grid = replace(grid, scenario=replace(grid.scenario, pipelines=scenario.pipelines_on_link))
     if scenario.links:
-        found = [_read(f"{at}.links[{i}]", text, parse_link) for i, text in enumerate(scenario.links)]
+        found = [parsed(f"{at}.links[{i}]", text, parse_link) for i, text in enumerate(scenario.links)]
         links = tuple(link for directions in found for link in directions)
         grid = replace(grid, scenario=replace(grid.scenario, topology=replace(grid.scenario.topology, links=links)))
     return grid
-
-
-_Value = TypeVar("_Value")
-
-
-def _read(key: str, text: str, parse: Callable[[str], _Value]) -> _Value:
-    try:
-        return parse(text)
-    except (BadQuantity, BadTopology) as error:
-        raise type(error)(f"{key}: {error.message}", hint=error.hint) from error

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import difflib
+import re
+import tomllib
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 
+from tracetool.errors import BadQuantity, BadTopology, ScenarioError
 from tracetool.tables import SCHEMA_VERSION
 from tracetool.tables.results import FIELDS, columns
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
+    from pathlib import Path
 
     from tracetool.tables import Column, ColumnType, Table
 
 S = TypeVar("S", bound=msgspec.Struct)
+V = TypeVar("V")
 
 
 def doc(text: str) -> msgspec.Meta:
@@ -51,6 +57,64 @@ def as_struct(kind: type[S], /, *sources: object, **given: object) -> S:
         if values:
             given[member.name] = list(values[0]) if isinstance(values[0], tuple) else values[0]
     return kind(**given)
+
+
+def read_toml(path: Path, kind: type[S], hint: str) -> S:
+    """A struct from a TOML file.
+
+    Args:
+        path: The file.
+        kind: The struct; those in it are known by their keys as well.
+        hint: Where its form is told.
+
+    Raises:
+        ScenarioError: If it cannot be read, is no TOML, or a key is unknown, missing or of another type.
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScenarioError(f"cannot read {path}: {error}.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ScenarioError(f"{path} is no TOML: {error}.", hint="text values need quotes") from error
+    try:
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as error:
+        raise ScenarioError(f"{path}: {_fault(error, kind)}.", hint=hint) from error
+
+
+def _fault(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> str:
+    """What msgspec found, with the key in front, and what may be meant."""
+    text, _, place = str(error).partition(" - at ")
+    key = place.strip("`").removeprefix("$").removeprefix(".")
+    unknown = re.search(r"unknown field `(.*)`", text)
+    close = difflib.get_close_matches(unknown[1], _keys(kind), n=1) if unknown else []
+    guess = f"; is {close[0]!r} meant?" if close else ""
+    return (f"{key}: " if key else "") + text.rstrip(".").replace("`", "'").replace("Object", "it") + guess
+
+
+def _keys(kind: type[msgspec.Struct]) -> list[str]:
+    """Keys of a struct, those of structs in it first."""
+    _, schemas = msgspec.json.schema_components([kind])
+    return [
+        key for name, schema in schemas.items() if name != kind.__name__ for key in schema.get("properties", ())
+    ] + [*kind.__struct_fields__]
+
+
+def parsed(key: str, text: str, parse: Callable[[str], V]) -> V:
+    """A value of a file, as it is written there.
+
+    Args:
+        key: Where it stands, for messages.
+        text: What stands there.
+        parse: Reads it.
+
+    Raises:
+        ScenarioError: What ``parse`` raises of it, with the key in front.
+    """
+    try:
+        return parse(text)
+    except (BadQuantity, BadTopology) as error:
+        raise type(error)(f"{key}: {error.message}", hint=error.hint) from error
 
 
 class WithFigures(msgspec.Struct, kw_only=True):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tracetool.model.pipeline import Pipeline
-    from tracetool.model.topology import Link
+    from tracetool.network.link import Link
     from tracetool.whatif.best import Candidate
 
 PERIOD_DAYS = {"hour": 1 / 24, "day": 1.0, "month": 365.25 / 12, "year": 365.25}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tracetool.model.dc_map import DCMap
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.scenario import LinkSharing
-    from tracetool.model.topology import Link
+    from tracetool.network.link import Link
     from tracetool.reconstruction import Reconstruction
     from tracetool.reconstruction.capture.coordinates import Coordinates
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from tracetool.model.scenario import Scenario
-    from tracetool.model.topology import Link
+    from tracetool.network.link import Link
     from tracetool.reports.gantt import Panel
 
 LINE_IN = 0.17

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from tracetool.costs.analytical import Accelerator, Training, analytical_pipeline
 from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
-from tracetool.model.topology import Link, Topology
+from tracetool.model.topology import Topology
+from tracetool.network.link import Link
 from tracetool.replays.scenarios import replay_many
 from tracetool.schedules import build_schedule
 from tracetool.schedules.library.geopipe import extra_per_rank

@@ -1,0 +1,121 @@
+"""Collectives against closed forms, and against a simulator of chunks that knows none of the formulas."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from helpers.chunk_simulator import all_to_all_chains, ring_chains, simulate
+
+from tracetool.errors import ScenarioError
+from tracetool.network.collectives import Algorithm, Kind, collective_ns, fastest, pattern
+from tracetool.network.tiers import Network, Tier
+
+GB = 10**9
+FLAT = Network("flat", (Tier("hb", 8, 100 * GB, 1_000),))
+NODES = Network("nodes", (Tier("hb", 4, 400 * GB, 1_000), Tier("rail", 32, 50 * GB, 5_000)))
+DCS = Network("dcs", (*NODES.tiers, Tier("dc", 64, 25 * GB, 2_000_000, shared_by="pair")))
+SHARED = Network("shared", (NODES.tiers[0], Tier("fabric", 32, 50 * GB, 5_000, shared_by="group")))
+THIN = Network("thin", (NODES.tiers[0], Tier("fabric", 32, 50 * GB, 5_000, oversubscription=2)))
+V = 64_000_000
+_LIBRARIES: tuple[Algorithm, ...] = ("ring", "tree", "hierarchical")
+
+
+@pytest.mark.parametrize(
+    ("kind", "algorithm", "expected"),
+    [
+        # 100 GB/s: V takes 640 us; alpha 1 us a hop.
+        ("allreduce", "ring", 2 * 7 / 8 * 640_000 + 14 * 1_000),
+        ("allgather", "ring", 7 / 8 * 640_000 + 7 * 1_000),
+        ("reducescatter", "halving", 7 / 8 * 640_000 + 3 * 1_000),
+        ("allreduce", "halving", 2 * 7 / 8 * 640_000 + 6 * 1_000),
+        ("allreduce", "tree", 2 * 640_000 + 2 * 3 * 1_000),  # trees of 8: 7 under 6, 6 under 4, 4 under 0
+        ("broadcast", "ring", 640_000 + 7 * 1_000),
+        ("alltoall", "direct", 7 / 8 * 640_000 + 1_000),
+    ],
+)
+def test_closed_forms_on_one_tier(kind: Kind, algorithm: Algorithm, expected: float) -> None:
+    assert collective_ns(FLAT, kind, algorithm, range(8), V) == round(expected)
+
+
+def test_hierarchical_is_inside_then_across_with_what_is_left_and_back() -> None:
+    inside = 3 / 4 * V / 400 + 3 * 1_000
+    across = 7 / 8 * V / 4 / 50 + 7 * 5_000
+    assert collective_ns(NODES, "allreduce", "hierarchical", range(32), V) == pytest.approx(
+        2 * (inside + across), abs=4
+    )
+    assert collective_ns(NODES, "allgather", "hierarchical", range(32), V) == pytest.approx(inside + across, abs=2)
+    # Of two DCs: one more tier, whose single link carries the sixteenth and more of all 32 rings at once.
+    wan = 1 / 2 * V / 32 * 32 / 25 + 2_005_000
+    assert collective_ns(DCS, "reducescatter", "hierarchical", range(64), V) == pytest.approx(
+        inside + across + wan, abs=3
+    )
+
+
+def test_the_trees_are_a_double_tree() -> None:
+    """Every rank is inside one tree at most, so that nobody sends more than 2 V up and down together."""
+    for ranks in (2, 3, 5, 8, 12):
+        (phase,) = pattern(FLAT if ranks <= 8 else NODES, "allreduce", "tree", tuple(range(ranks))).phases
+        assert max(load.carried_bytes(V) for load in phase.loads if load.link.src_dc.startswith("device")) <= 2 * V
+
+
+@pytest.mark.parametrize("network", [FLAT, NODES, SHARED, THIN, DCS], ids=lambda network: network.name)
+@pytest.mark.parametrize("kind", ["allreduce", "allgather"])
+@pytest.mark.parametrize("size", [1_000, V])
+def test_rings_take_what_chunks_take(network: Network, kind: Kind, size: int) -> None:
+    """Parts of a ring partly move while others wait: at least the larger of bytes and latencies, at most their sum."""
+    devices = tuple(range(network.devices))
+    chunks = simulate(ring_chains(network.path, network.devices, 2 if kind == "allreduce" else 1, size))
+    found = pattern(network, kind, "ring", devices)
+    assert max(found.occupied_ns(size), found.latency_ns) <= chunks * 1.001 + 1
+    assert chunks <= found.duration_ns(size) * 1.001 + 1
+    if found.latency_ns < found.occupied_ns(size) / 10 or network is FLAT:
+        assert found.duration_ns(size) == pytest.approx(chunks, rel=0.1)
+
+
+@pytest.mark.parametrize("network", [FLAT, NODES, SHARED, THIN, DCS], ids=lambda network: network.name)
+def test_all_to_all_takes_what_chunks_take(network: Network) -> None:
+    chunks = simulate(all_to_all_chains(network.path, network.devices, V))
+    least = collective_ns(network, "alltoall", "direct", range(network.devices), V)
+    assert least <= chunks * 1.001 <= least * 1.126
+
+
+@pytest.mark.parametrize("network", [FLAT, NODES, SHARED, THIN, DCS], ids=lambda network: network.name)
+def test_counting_an_all_to_all_is_the_sum_over_all_pairs(network: Network) -> None:
+    """Bytes over each resource, from the way of each pair by itself."""
+    devices = tuple(range(0, network.devices, 2))
+    loads: dict[str, float] = {}
+    for src, dst in itertools.permutations(devices, 2):
+        for link in network.path(src, dst):
+            loads[link.name] = loads.get(link.name, 0) + V / len(devices)
+    (phase,) = pattern(network, "alltoall", "direct", devices).phases
+    assert {load.link.name: pytest.approx(load.carried_bytes(V), abs=100) for load in phase.loads} == loads
+    assert phase.latency_ns == max(network.path(src, dst).latency_ns for src, dst in itertools.permutations(devices, 2))
+
+
+def test_forwarding_through_the_hb_domain_costs_about_the_ratio_of_bandwidths() -> None:
+    """Rail-only's published 8.2 to 11.2 % (arXiv 2307.12169 v5): 50 GB/s rails and 450 GB/s HB domains are 11.1 %."""
+    hb, clos = Tier("hb", 8, 450 * GB), Tier("rail", 512, 50 * GB)
+    any_to_any = Network("clos", (hb, clos))
+    rails = Network("rail-only", (hb, Tier("rail", 512, 50 * GB, rail_only=True)))
+    direct = collective_ns(any_to_any, "alltoall", "direct", range(512), V)
+    forwarded = collective_ns(rails, "alltoall", "auto", range(512), V)
+    assert forwarded / direct - 1 == pytest.approx(50 / 450 * (7 / 8) / (504 / 512), rel=1e-4)
+    assert 0.082 <= forwarded / direct - 1 <= 0.112
+    assert fastest(any_to_any, "alltoall", tuple(range(512)), V)[0] == "direct"
+
+
+def test_auto_takes_the_fastest() -> None:
+    assert fastest(NODES, "allreduce", tuple(range(32)), V)[0] == "hierarchical"
+    took = [collective_ns(NODES, "allreduce", each, range(32), V) for each in _LIBRARIES]
+    assert collective_ns(NODES, "allreduce", "auto", range(32), V) == min(took)
+
+
+def test_what_cannot_be_done_is_said() -> None:
+    with pytest.raises(ScenarioError, match="tree is no way to run allgather"):
+        collective_ns(FLAT, "allgather", "tree", range(8), V)
+    with pytest.raises(ScenarioError, match="power of two of ranks, the group has 6"):
+        collective_ns(FLAT, "allreduce", "halving", range(6), V)
+    with pytest.raises(ScenarioError, match="as many ranks in each group that hb joins"):
+        collective_ns(NODES, "allreduce", "hierarchical", range(6), V)
+    assert collective_ns(FLAT, "allreduce", "ring", [3], V) == 0

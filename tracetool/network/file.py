@@ -1,0 +1,191 @@
+"""A network in a TOML file, as people write it.
+
+The structs below are its form: ``schemas/network.schema.json`` is made from them, with examples beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from tracetool.errors import BadTopology, ScenarioError
+from tracetool.network.collectives import Algorithm  # noqa: TC001 - msgspec reads it
+from tracetool.network.placement import Dimension, place, read_placement
+from tracetool.network.tiers import Network, SharedBy, Tier
+from tracetool.tables.fields import doc, parsed, read_toml
+from tracetool.units import parse_bandwidth_bytes_per_s, parse_latency_ns, parse_size_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from tracetool.network.link import Sizes
+    from tracetool.network.placement import Degrees, Placement
+    from tracetool.network.tiers import Figure
+
+_HINT = "schemas/network.schema.json; examples are beside it"
+
+
+class TierTable(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One tier: what joins the groups of the tier before it (of the first one: single devices)."""
+
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z][A-Za-z0-9_]*$", description="What it is called: hb, rail.")]
+    size: Annotated[
+        int, msgspec.Meta(ge=1, le=1 << 24, description="Devices that it joins, a multiple of the one before.")
+    ]
+    bandwidth: Annotated[
+        str | dict[str, str],
+        doc(
+            "Of what shares it, in one direction: 450GB/s; or as measured, by size of message: "
+            '{ "1MB" = "13.1GB/s", "64MB" = "102GB/s" }.'
+        ),
+    ]
+    latency: Annotated[
+        str, doc("One way, of a message that passes this tier, over its time on the bandwidth: 5us.")
+    ] = "0ns"
+    shared_by: Annotated[
+        SharedBy,
+        doc("What has this bandwidth: each device, a group that the tier joins, or each pair of those groups."),
+    ] = "device"
+    rail_only: Annotated[
+        bool,
+        doc(
+            "Whether it joins devices of the same number in their HB domains alone (the first tier's groups); messages "
+            "between others are forwarded through the HB domain."
+        ),
+    ] = False
+    oversubscription: Annotated[
+        float,
+        msgspec.Meta(ge=1, description="Bandwidth of a group's ports over that of its uplink (shared_by device)."),
+    ] = 1.0
+    connections: Annotated[
+        int, msgspec.Meta(ge=1, le=4096, description="Connections that fill it; two devices have one.")
+    ] = 1
+
+
+class NetworkFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Tiers of a network from the inside out, and how jobs are placed on it."""
+
+    tier: Annotated[list[TierTable], msgspec.Meta(min_length=1, description="The innermost first.")]
+    name: Annotated[str | None, doc("What it is called; by default its tiers.")] = None
+    placement: Annotated[
+        str,
+        doc(
+            "An order of dimensions, that of neighbouring devices first (tp,cp,ep,dp,pp); what stays in or is spread "
+            "across a tier (tp in hb, pp across dc); or a CSV file beside this one with the columns rank and device."
+        ),
+    ] = ""
+    collectives: Annotated[
+        dict[Dimension, Algorithm], doc("How collectives of a dimension run; by default the fastest (auto).")
+    ] = {}
+
+
+@dataclass(frozen=True)
+class NetworkChoice:
+    """A network as it was asked for.
+
+    Attributes:
+        network: Its tiers.
+        placement: The rule that places jobs, or the text of a file that does.
+        file: The name of that file; empty of a rule.
+        algorithms: How collectives of a dimension run, where that was said.
+    """
+
+    network: Network
+    placement: str = ""
+    file: str = ""
+    algorithms: Mapping[Dimension, Algorithm] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        """Of its tiers: mappings have no hash, and in what else choices differ, equality tells."""
+        return hash((self.network, self.placement))
+
+    def place(self, degrees: Degrees) -> Placement:
+        """Put a job on it.
+
+        Raises:
+            BadTopology: If the job does not fit.
+        """
+        if self.file:
+            return read_placement(self.placement, self.file, degrees, self.network)
+        return place(degrees, self.network, self.placement)
+
+    def with_figure(self, tier: str, figure: Figure, value: float) -> NetworkChoice:
+        """The same with another figure of a tier; a bandwidth takes the place of a measured one, too.
+
+        Raises:
+            UnknownName: If there is no such tier.
+            BadTopology: If a size does not fit the other tiers.
+        """
+        tiers = list(self.network.tiers)
+        number = self.network.number(tier)
+        tiers[number] = tiers[number].with_figure(figure, value)
+        return replace(self, network=replace(self.network, tiers=tuple(tiers)))
+
+
+def read_network(path: Path) -> NetworkChoice:
+    """Read a file of tiers.
+
+    Raises:
+        ScenarioError: If it cannot be read, is no TOML, or a key is unknown, missing or of another type.
+        BadQuantity: If a figure has no unit, or the wrong one.
+        BadTopology: If the tiers do not fit into each other.
+    """
+    asked = read_toml(path, NetworkFile, hint=_HINT)
+    tiers = tuple(_tier(table, f"{path}: tier[{number}]") for number, table in enumerate(asked.tier))
+    try:
+        network = Network(asked.name or " · ".join(f"{tier.name} {tier.size}" for tier in tiers), tiers)
+        if not asked.placement.lower().endswith(".csv"):
+            return NetworkChoice(network, asked.placement, algorithms=asked.collectives)
+    except BadTopology as error:
+        raise BadTopology(f"{path}: {error.message}", hint=error.hint) from error
+    beside = path.parent / asked.placement
+    try:
+        text = beside.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadTopology(f"cannot read the placement {beside}: {error}.", hint="give a CSV file in UTF-8") from error
+    return NetworkChoice(network, text, str(beside), asked.collectives)
+
+
+def _tier(table: TierTable, at: str) -> Tier:
+    times: Sizes = ()
+    if isinstance(table.bandwidth, dict):
+        times = _measured(table.bandwidth, f"{at}.bandwidth")
+        if table.connections > 1:
+            raise ScenarioError(
+                f"{at}.connections: bandwidth is given by size of message, as one connection was measured.",
+                hint="leave connections out, or give one bandwidth",
+            )
+        bandwidth = max(round(size * 10**9 / ns) for size, ns in times)
+    else:
+        bandwidth = parsed(f"{at}.bandwidth", table.bandwidth, parse_bandwidth_bytes_per_s)
+    if table.oversubscription > 1 and table.shared_by != "device":
+        raise ScenarioError(
+            f"{at}.oversubscription is about ports of devices, and what has the bandwidth is each {table.shared_by}.",
+            hint='give what is shared as bandwidth, or shared_by = "device"',
+        )
+    return Tier(
+        table.name, table.size, bandwidth, parsed(f"{at}.latency", table.latency, parse_latency_ns), table.shared_by,
+        table.oversubscription, table.connections, times, table.rail_only,
+    )  # fmt: skip
+
+
+def _measured(table: Mapping[str, str], at: str) -> Sizes:
+    times = []
+    for size_text, bandwidth_text in table.items():
+        size = parsed(at, size_text, parse_size_bytes)
+        bandwidth = parsed(f"{at}.{size_text}", bandwidth_text, parse_bandwidth_bytes_per_s)
+        times.append((size, round(size * 10**9 / bandwidth)))
+    times.sort()
+    if not times or times[0][0] < 1:
+        raise ScenarioError(f"{at}: no size of message above 0 is given.", hint='as in { "1MB" = "13.1GB/s" }')
+    for (low, low_ns), (high, high_ns) in pairwise(times):
+        if high == low or high_ns < low_ns:
+            raise ScenarioError(
+                f"{at}: a message of {high} bytes would take {high_ns} ns and one of {low} bytes {low_ns} ns.",
+                hint="larger messages take longer; give each size once",
+            )
+    return tuple(times)
