@@ -9,7 +9,6 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-import jsonschema
 import pytest
 from helpers.comparing import QUIET_STEPS, as_json, report, said, sample, sample_report, verdict
 from helpers.recorded import ROOT
@@ -168,9 +167,7 @@ def test_a_flag_goes_ahead_of_the_project_file(capsys: pytest.CaptureFixture[str
         found = as_json(capsys, 0, base, slower, "--config", own)
         assert (found["passed"], found["rules"]["least_ratio"]) == (False, 0.09)
         own.write_text('fail_on = "step_ns>+2%"\n', encoding="utf-8")
-        assert "settings are fail-on" in said(capsys, 2, base, slower, "--config", own)[1]
-        schema = json.loads((ROOT / "schemas" / "config.schema.json").read_text(encoding="utf-8"))
-        jsonschema.Draft202012Validator(schema).validate({"fail-on": ["step_ns>+2%"], "informational": True})
+        assert "Did you mean 'fail-on'" in said(capsys, 2, base, slower, "--config", own)[1]
         project.write_text("[tool", encoding="utf-8")
         assert "is no TOML" in said(capsys, 2, base, slower)[1]
 

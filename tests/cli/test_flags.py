@@ -31,7 +31,7 @@ COMMAND = re.compile(r"\b(?:tracetool|pip|msprof)\b[^'`]*")
 # comments of columns.
 KEPT = {
     "reports/html/sections.py": {"--angle", "--line-of", "--tint"},
-    "reports/schemas.py": {"--config", "--save"},
+    "reports/schemas.py": {"--save"},
     "tables/run.py": {"--keep", "--run"},
 }
 

@@ -15,7 +15,7 @@ from helpers.recorded import h100, rebuilt
 
 from tracetool.baselines import add_report, read_history
 from tracetool.cli import run
-from tracetool.cli.recordings import borrow_memory, borrow_slowdown
+from tracetool.cli.question import borrow_memory, borrow_slowdown
 from tracetool.comparison.report import ChoiceInfo, TakenInfo
 from tracetool.explanation import explain
 from tracetool.model.scenario import Choice, Scenario, Taken

@@ -15,7 +15,7 @@ from tracetool.cli.advise import advise
 from tracetool.cli.baseline import baseline
 from tracetool.cli.compare import compare
 from tracetool.cli.explain import explain
-from tracetool.cli.help import print_help
+from tracetool.cli.help import completion, config, print_help
 from tracetool.cli.info import info
 from tracetool.cli.ingest import ingest
 from tracetool.cli.output import flags_of
@@ -23,6 +23,7 @@ from tracetool.cli.paper import paper
 from tracetool.cli.replay import replay
 from tracetool.cli.report import report
 from tracetool.cli.schedules import schedules
+from tracetool.cli.settings import heeding_settings, leaves, set_where
 from tracetool.cli.sql import sql
 from tracetool.cli.sweep import sweep
 from tracetool.cli.validate import validate
@@ -50,9 +51,12 @@ def cli() -> None:
 
 for command in (
     ingest, info, replay, report, advise, sweep, explain, validate, compare, baseline, paper, sql, schedules,
-    print_help,
+    config, completion, print_help,
 ):  # fmt: skip
     cli.add_command(command)
+for _, command in leaves(cli):
+    if command not in (config, completion, print_help):
+        heeding_settings(command)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -86,6 +90,8 @@ def run(arguments: list[str]) -> int:
         return 0
     except click.ClickException as error:
         error.show()
+        if isinstance(error, click.BadParameter) and (where := set_where(error)):
+            click.echo(f"Hint: it is set in {where}; --no-config ignores it", err=True)
         if isinstance(error, click.NoSuchOption) and (verbs := _verbs_with(error.option_name)):
             click.echo(f"Hint: {error.option_name} is an option of {', '.join(verbs)}", err=True)
         return 2

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
-from click.core import ParameterSource
 
-from tracetool.cli.output import JSON, PATHS, QUIET, VERBOSE, ProgressBar, next_step, path_or_url
+from tracetool.cli.output import JSON, PATH_OR_URL, PATHS, QUIET, VERBOSE, ProgressBar, complete_schedules, next_step
 from tracetool.cli.question import OFFERS, RUN_STEPS, Words, ask, question_options
+from tracetool.cli.settings import is_given
 from tracetool.errors import ScenarioError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 @PATHS
 @click.option(
     "--schedule",
+    shell_complete=complete_schedules,
     metavar="NAME,...",
     help="Schedules to choose among; default: all that need no search. 'tracetool schedules' lists them.",
 )
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--also",
-    type=path_or_url,
+    type=PATH_OR_URL,
     metavar="RUN_OR_TRACES",
     help="--co-tune: a recording of the same stages with other microbatches; what grows is fitted to both.",
 )
@@ -182,8 +183,7 @@ def _replay_of(plan: Plan, name: str) -> str:
     if plan.way.p2p is not None:
         words += ["--p2p", plan.way.p2p]
     for option in context.command.params:
-        given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
-        if not given or option.name not in Words.__annotations__:
+        if not is_given(context, option.name) or option.name not in Words.__annotations__:
             continue
         value = context.params[option.name]
         if option.name == "link":

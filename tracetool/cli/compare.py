@@ -19,13 +19,11 @@ from tracetool.cli.output import (
     print_result,
     write_file,
 )
-from tracetool.cli.question import command_line
-from tracetool.cli.recordings import named_paths
+from tracetool.cli.question import command_line, named_paths
 from tracetool.errors import CheckFailed, ScenarioError
 
 if TYPE_CHECKING:
     from tracetool.comparison import Comparison
-    from tracetool.comparison.limits import Config
     from tracetool.comparison.sides import Side
     from tracetool.reports.comparison.forms import Form
 
@@ -40,16 +38,17 @@ if TYPE_CHECKING:
     help="Limit: a change ('bubble_ratio>+2%', 'step_ns>+5ms') or a value ('step_ns>400ms'). Repeatable. Without any, "
     "whatever regressed fails.",
 )
-@click.option("--least-change", metavar="2%", help="Least change that counts; default: 2%.")
-@click.option("--alpha", type=click.FloatRange(0, 1, min_open=True, max_open=True), help="Of the rank test; 0.01.")
+@click.option("--least-change", metavar="2%", default="2%", show_default=True, help="Least change that counts.")
 @click.option(
-    "--config", type=click.Path(path_type=Path), metavar="x.toml", help="Settings; default: [tool.tracetool]."
+    "--alpha",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=0.01,
+    show_default=True,
+    help="Of the rank test: chance at which it calls equal sets different.",
 )
 @click.option("--accept", is_flag=True, help="Of the same traces: other results are meant (the tool has changed).")
-@click.option("--informational/--no-informational", default=None, help="Exit with 0 even where the comparison fails.")
-@click.option(
-    "--allow-inconclusive/--no-allow-inconclusive", default=None, help="Let limits pass that too few steps can tell."
-)
+@click.option("--informational/--no-informational", help="Exit with 0 even where the comparison fails.")
+@click.option("--allow-inconclusive/--no-allow-inconclusive", help="Let limits pass that too few steps can tell.")
 @click.option(
     "--format",
     "form",
@@ -80,17 +79,16 @@ def compare(
     base: str,
     new: str,
     fail_on: tuple[str, ...],
-    least_change: str | None,
-    alpha: float | None,
-    config: Path | None,
+    least_change: str,
+    alpha: float,
     form: str | None,
     output: tuple[str, ...],
     max_bytes: int,
     pipeline: int,
     *,
     accept: bool,
-    informational: bool | None,
-    allow_inconclusive: bool | None,
+    informational: bool,
+    allow_inconclusive: bool,
     as_json: bool,
     force: bool,
     verbose: bool,
@@ -123,14 +121,11 @@ def compare(
     for target in targets:
         if sum(target.path == other.path for other in targets) > 1:
             raise ScenarioError(f"-o names {target.path} twice.", hint="give each form a file of its own")
-    settings = _settings(config)
-    limits = [parse_limit(text) for text in fail_on or settings.fail_on]
-    rules = Rules(settings.alpha if alpha is None else alpha, parse_share_ratio(least_change or settings.least_change))
+    limits = [parse_limit(text) for text in fail_on]
+    rules = Rules(alpha, parse_share_ratio(least_change))
     done = held_against(
         _side(base, pipeline, quiet=quiet), _side(new, pipeline, quiet=quiet),
-        rules=rules, limits=limits, accept=accept,
-        allow_inconclusive=settings.allow_inconclusive if allow_inconclusive is None else allow_inconclusive,
-        informational=settings.informational if informational is None else informational,
+        rules=rules, limits=limits, accept=accept, allow_inconclusive=allow_inconclusive, informational=informational,
     )  # fmt: skip
     if accept and done.gate == "workload":
         click.echo("note: --accept is for other results of the same traces; these are other traces", err=True)
@@ -165,13 +160,6 @@ def _target(text: str, *, force: bool) -> _Target:
         )
     check_target(path, force=force)
     return _Target(form, path)
-
-
-def _settings(path: Path | None) -> Config:
-    from tracetool.comparison.limits import Config, find_config, read_config
-
-    found = path or find_config(Path.cwd())
-    return Config() if found is None else read_config(found)
 
 
 def _side(text: str, pipeline: int, *, quiet: bool) -> Side:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.output import JSON, PATHS, QUIET, VERBOSE, next_step
+from tracetool.cli.output import JSON, PATHS, QUIET, VERBOSE, complete_schedules, next_step
 from tracetool.cli.question import CHUNKS, EXTRA_FORWARDS, TIME_LIMIT, Words, ask, question_options
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 @PATHS
 @click.option(
     "--schedule",
+    shell_complete=complete_schedules,
     metavar="NAME",
     help="Schedule to explain; default: the observed order, as it was recorded or over the links given.",
 )

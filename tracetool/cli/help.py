@@ -1,22 +1,51 @@
-"""tracetool help: topics, which are Markdown files of the package, and the help of commands."""
+"""tracetool help: topics, which are Markdown files of the package, and the help of commands.
+
+tracetool config: which settings hold, and where they come from.
+
+tracetool completion: what a shell needs to complete commands, options and names.
+"""
 
 from __future__ import annotations
 
 import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem, get_completion_class
 
+from tracetool.cli.output import next_step, print_json
+from tracetool.cli.settings import (
+    commands_with_settings,
+    find_settings,
+    flag_of,
+    key_of,
+    place_of,
+    read_settings,
+    settable,
+    shared_options,
+)
 from tracetool.errors import UnknownName
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tracetool.cli.settings import SetOption
 
 TOPICS = Path(__file__).parents[1] / "help"
 _LINK = re.compile(r"\[([\w-]+)\]\(\1\.md\)")
 _WIDEST = 100
 
 
+def _names(context: click.Context, _argument: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Topics and commands that begin so."""
+    about = topics() | _commands(context.find_root())
+    return [CompletionItem(name, help=line) for name, line in about.items() if name.startswith(incomplete)]
+
+
 @click.command("help")
-@click.argument("names", nargs=-1, metavar="[TOPIC|COMMAND]")
+@click.argument("names", nargs=-1, metavar="[TOPIC|COMMAND]", shell_complete=_names)
 @click.pass_context
 def print_help(context: click.Context, names: tuple[str, ...]) -> None:
     """Print a topic, or the help of a command; without a name, list them.
@@ -96,3 +125,147 @@ def _hint(names: tuple[str, ...]) -> str:
     holding = sorted((name for name in often if often[name]), key=lambda name: -often[name])
     listed = "'tracetool help' lists topics and commands"
     return f"topics with it: {', '.join(holding)}; {listed}" if holding else listed
+
+
+def _all_commands(context: click.Context) -> click.Group:
+    group = context.find_root().command
+    if not isinstance(group, click.Group):
+        raise click.UsageError("no commands stand above this one.")
+    return group
+
+
+def _settable_commands(context: click.Context, _argument: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    names = commands_with_settings(_all_commands(context))
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument(
+    "command", nargs=-1, type=click.UNPROCESSED, metavar="[COMMAND [ARGS]...]", shell_complete=_settable_commands
+)
+@click.option("--schema", is_flag=True, help="Print the JSON Schema of tracetool.toml, for editors.")
+@click.pass_context
+def config(context: click.Context, command: tuple[str, ...], *, schema: bool) -> None:
+    """Show which settings hold, and from which file and line; of a command: every option, and where from.
+
+    \b
+    Examples:
+      tracetool config
+      tracetool config replay
+      tracetool config sweep x.run --hbm 80GiB
+    """
+    root = _all_commands(context)
+    if schema:
+        print_json(settings_schema(root))
+        return
+    if command:
+        click.echo(_columns(_held_by(context.find_root(), list(command))))
+        return
+    path = find_settings(Path.cwd())
+    if path is None:
+        click.echo("no settings: no tracetool.toml here or above, and no [tool.tracetool] in a pyproject.toml")
+        next_step("tracetool help settings", quiet=False)
+        return
+    held: dict[tuple[str, str], tuple[SetOption, list[str]]] = {}
+    for name, of_command in read_settings(path, root).items():
+        for setting in of_command.values():
+            held.setdefault((setting.table, key_of(setting.option)), (setting, []))[1].append(name)
+    rows = [["setting", "value", "from", "holds for"]]
+    for (table, key), (setting, names) in held.items():
+        listed = ".".join((*table.split(), key))
+        rows.append([listed, _shown(setting.value), setting.where, ", ".join(names)])
+    click.echo(_columns(rows))
+    next_step(f"tracetool config {next((names[0] for _, names in held.values()), 'replay')}", quiet=False)
+
+
+def _held_by(root: click.Context, words: list[str]) -> list[list[str]]:
+    """Every option of a command, its value and where that is from.
+
+    Raises:
+        UnknownName: If there is no such command.
+        click.ClickException: If the words behind it are none that it takes.
+    """
+    commands = commands_with_settings(_all_commands(root))
+    name = next((" ".join(words[:count]) for count in (1, 2) if " ".join(words[:count]) in commands), None)
+    if name is None:
+        raise UnknownName("command", " ".join(words), commands)
+    typed = words[len(name.split()) :]
+    while True:
+        try:
+            context = commands[name].make_context(name, list(typed), parent=root)
+            break
+        except click.MissingParameter as error:
+            # What is asked is how options stand: what the command is about may be left out.
+            if not isinstance(error.param, click.Argument):
+                raise
+            typed.append(error.param.human_readable_name)
+    rows = [["option", "value", "from"]]
+    options = (each for each in commands[name].params if isinstance(each, click.Option) and each.expose_value)
+    return rows + [
+        [flag_of(each), _shown(context.params[each.name or ""]), place_of(context, each)] for each in options
+    ]
+
+
+def settings_schema(root: click.Group) -> dict[str, Any]:
+    """The JSON Schema of a file of settings.
+
+    Args:
+        root: Whose options may be set.
+    """
+
+    def closed(properties: Mapping[str, Any], about: str) -> dict[str, Any]:
+        return {"description": about, "type": "object", "properties": properties, "additionalProperties": False}
+
+    found = {key: _schema_of(next(iter(options.values()))) for key, options in shared_options(root).items()}
+    for name, command in commands_with_settings(root).items():
+        own = closed({key: _schema_of(option) for key, option in settable(command).items()}, f"tracetool {name} alone")
+        group, _, below = name.partition(" ")
+        if not below:
+            found[name] = own
+        elif isinstance(found.get(group), dict) and "properties" in found[group]:
+            found[group]["properties"][below] = own
+        else:
+            found[group] = closed({below: own}, f"tracetool {group} alone")
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "urn:tracetool:schema:1:config"}
+    return head | {"title": "Settings"} | closed(found, "What a project sets; the command line goes ahead of it.")
+
+
+def _schema_of(option: click.Option) -> dict[str, Any]:
+    if option.is_flag:
+        return {"description": option.help, "type": "boolean"}
+    texts: dict[str, Any] = {"type": ["string", "number"]}
+    if option.multiple or "," in (option.metavar or ""):
+        return {"description": option.help, "anyOf": [texts, {"type": "array", "items": texts, "minItems": 1}]}
+    return {"description": option.help} | texts
+
+
+def _shown(value: object) -> str:
+    if value is None or value == ():
+        return "-"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _columns(rows: list[list[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print what a shell needs to complete commands, options, schedules, DCs and paths.
+
+    \b
+    Examples:
+      source <(tracetool completion bash)             # in ~/.bashrc; zsh alike
+      tracetool completion fish > \\
+          ~/.config/fish/completions/tracetool.fish
+    """
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise click.UsageError(f"click completes nothing in {shell}.")
+    click.echo(kind(_all_commands(context), {}, "tracetool", "_TRACETOOL_COMPLETE").source())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.output import FORCE, JSON, QUIET, VERBOSE, ProgressBar, next_step, path_or_url, print_json
+from tracetool.cli.output import FORCE, JSON, PATH_OR_URL, QUIET, VERBOSE, ProgressBar, next_step, print_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,8 +26,8 @@ def _ranks(_context: click.Context, _option: click.Parameter, values: tuple[str,
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, type=path_or_url, metavar="TRACES...")
-@click.option("-o", "--output", type=path_or_url, help="Folder (or URL) of the new Run.")
+@click.argument("paths", nargs=-1, required=True, type=PATH_OR_URL, metavar="TRACES...")
+@click.option("-o", "--output", type=PATH_OR_URL, help="Folder (or URL) of the new Run.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be read, what would be left, and why.")
 @click.option("--strict", is_flag=True, help="Exit with 2 if anything at all is lost while reading.")
 @click.option("--keep", multiple=True, type=click.Choice(_KEEP), help="Read this, too; may be repeated.")

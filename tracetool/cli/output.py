@@ -12,12 +12,15 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from contextlib import suppress
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from tracetool.errors import AlreadyExists, ScenarioError, StoreError
+from tracetool.errors import AlreadyExists, ScenarioError, StoreError, TraceToolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -27,14 +30,55 @@ if TYPE_CHECKING:
     from tracetool.reports import Report
 
 
-def path_or_url(value: str) -> Path:
+class PathOrUrl(click.ParamType):  # type: ignore[type-arg]  # older ones are not generic
     """What an argument names: a path, or a URL of an object store."""
-    from tracetool.store import as_path
 
-    return as_path(value)
+    name = "path"
+
+    def convert(self, value: str | Path, _option: click.Parameter | None, _context: click.Context | None) -> Path:
+        """The path."""
+        from tracetool.store import as_path
+
+        return as_path(value)
+
+    def shell_complete(
+        self, _context: click.Context, _option: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Whatever the shell finds there."""
+        return [CompletionItem(incomplete, type="file")]
 
 
-PATHS = click.argument("paths", nargs=-1, required=True, type=path_or_url, metavar="RUN_OR_TRACES...")
+PATH_OR_URL = PathOrUrl()
+
+
+def path_or_url(value: str) -> Path:
+    """What a text names: a path, or a URL of an object store."""
+    return PATH_OR_URL.convert(value, None, None)
+
+
+def complete_schedules(_context: click.Context, _option: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The names that the last one of a list may become."""
+    from tracetool.schedules import SCHEDULES
+
+    before, comma, last = incomplete.rpartition(",")
+    return [CompletionItem(f"{before}{comma}{name}") for name in SCHEDULES.names() if name.startswith(last.lower())]
+
+
+def complete_links(context: click.Context, _option: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Pairs of the data centres that are mapped."""
+    from tracetool.whatif.wording import read_dc_map
+
+    given = context.params.get("dc") or ()
+    names: set[str] = set()
+    for text in (given,) if isinstance(given, str) else given:
+        with suppress(TraceToolError):
+            mapped = read_dc_map(text)
+            names.update(mapped.by_position, mapped.by_rank.values(), (dc for _, dc in mapped.by_host))
+    pairs = (f"{one}-{two}=" for one, two in combinations(sorted(names), 2))
+    return [CompletionItem(pair) for pair in pairs if pair.startswith(incomplete)]
+
+
+PATHS = click.argument("paths", nargs=-1, required=True, type=PATH_OR_URL, metavar="RUN_OR_TRACES...")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Everything, not one screen of it.")
 QUIET = click.option("-q", "--quiet", is_flag=True, help="No progress and no next-step hint.")

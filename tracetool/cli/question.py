@@ -1,4 +1,7 @@
-"""The options that commands share in asking what would be: which recording, which links, which limits."""
+"""The options that commands share in asking what would be: which recording, which links, which limits.
+
+Recordings that options and arguments name: several Runs in one argument, and other recordings of the same model.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,17 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import click
 
-from tracetool.cli.output import DC, ProgressBar, path_or_url
-from tracetool.cli.recordings import borrow_memory, borrow_slowdown
-from tracetool.errors import ScenarioError
+from tracetool.cli.output import DC, PATH_OR_URL, ProgressBar, complete_links, path_or_url
+from tracetool.cli.settings import in_effect
+from tracetool.errors import BadQuery, ScenarioError
+from tracetool.model.notice import Notice, NoticeCode, SubjectKind
 from tracetool.model.pipeline import P2P_MODES, POSTED_AHEAD_NEEDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tracetool.ingestion import Progress
     from tracetool.ingestion.recording import Recording
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.scenario import LinkSharing, Scenario
@@ -51,6 +56,7 @@ _OPTIONS = (
     click.option(
         "--link",
         multiple=True,
+        shell_complete=complete_links,
         metavar="dc0-dc1=25Gbit/s,10ms",
         help="Link between two data centres, both ways; dc0->dc1 for one way; 800km for the latency. Repeatable.",
     ),
@@ -80,13 +86,13 @@ _OPTIONS = (
     ),
     click.option(
         "--costs-from",
-        type=path_or_url,
+        type=PATH_OR_URL,
         metavar="RUN_OR_TRACES",
         help="Another recording of the same stages, whose slowdown beside communication is taken.",
     ),
     click.option(
         "--memory-from",
-        type=path_or_url,
+        type=PATH_OR_URL,
         metavar="RUN_OR_TRACES",
         help="Another recording of the same model, whose memory figures are taken.",
     ),
@@ -213,8 +219,11 @@ class Question:
 
 
 def command_line() -> str:
-    """The command that runs, as typed."""
-    return shlex.join(["tracetool", *click.get_current_context().obj])
+    """The command that runs, as typed, with what is set in files behind it."""
+    context = click.get_current_context()
+    typed, held = list(context.obj), [word for one in in_effect(context) for word in one.words]
+    end = typed.index("--") if "--" in typed else len(typed)
+    return shlex.join(["tracetool", *typed[:end], *held, *typed[end:]])
 
 
 def ask(paths: tuple[Path, ...], words: Words, *, quiet: bool, has_maps: bool = False) -> Question:
@@ -276,3 +285,100 @@ def _scenario(words: Words) -> Scenario:
         link_sharing=words["link_sharing"] or "temporal", overlap_ratio=words["overlap_ratio"],
         interference=not words["no_interference"],
     )  # fmt: skip
+
+
+def named_paths(text: str) -> list[tuple[str, Path]]:
+    """The paths of a list ``RUN[,RUN...]``, each with the name it was given (NAME=RUN), else an empty one.
+
+    Raises:
+        BadQuery: If one of them is empty.
+    """
+    # A comma or = may be part of a path that is there.
+    parts = [text] if path_or_url(text).exists() else text.split(",")
+    if not all(part.strip() for part in parts):
+        raise BadQuery(f"{text!r} names an empty path.", hint="write a list as in base.run,new.run")
+    named = [("", part) if path_or_url(part).exists() else part.rpartition("=")[::2] for part in parts]
+    if any(part.startswith("=") and not path_or_url(part).exists() for part in parts):
+        raise BadQuery(f"{text!r} gives an empty name.", hint="name a Run as in base=x.run, or leave the = out")
+    return [(name, path_or_url(path)) for name, path in named]
+
+
+def open_named(text: str, progress: Progress | None = None) -> dict[str, Run]:
+    """The Runs of such a list by name.
+
+    Raises:
+        BadQuery: If two have the same name.
+        TraceToolError: If one cannot be read.
+    """
+    from tracetool.ingestion.runs import open_run
+    from tracetool.store.catalog import names_for
+
+    found = named_paths(text)
+    names = [given or own for (given, _), own in zip(found, names_for([path for _, path in found]), strict=True)]
+    if len(set(names)) < len(names):
+        raise BadQuery(
+            f"two Runs are named {max(names, key=names.count)}.", hint="name each, as in base=a.run,new=b.run"
+        )
+    return {name: open_run([path], progress) for name, (_, path) in zip(names, found, strict=True)}
+
+
+def borrow_slowdown(found: Reconstruction, other: Run, path: Path) -> Reconstruction:
+    """What was reconstructed, slowed down beside communication as another recording was, with a note on how sure it is.
+
+    Args:
+        found: Where all other costs come from.
+        other: The recording to take the slowdown from.
+        path: Its name, for the notes.
+
+    Raises:
+        ScenarioError: If the other one has other stages, or does not tell its slowdown.
+        TraceToolError: If it holds no pipeline.
+    """
+    from tracetool.costs.borrowed import with_factors_of
+    from tracetool.reconstruction import reconstruct
+
+    theirs = reconstruct(other)
+    told = "; ".join(finding.value for finding in theirs.findings if finding.fact == "interference")
+    return replace(
+        found,
+        pipeline=with_factors_of(found.pipeline, theirs.pipeline),
+        notes=(
+            *(note for note in found.notes if note.code is not NoticeCode.SLOWDOWN_DEFAULT),
+            Notice(
+                NoticeCode.COSTS_BORROWED,
+                f"--costs-from {path}: {told or 'no slowdown beside communication'}",
+                subject=SubjectKind.FILE(path),
+            ),
+        ),
+        taken=replace(found.taken, costs_from=str(other.manifest.get("digest", ""))),
+    )
+
+
+def borrow_memory(found: Reconstruction, other: Run, path: Path) -> Reconstruction:
+    """What was reconstructed, with the memory figures of another recording and a note that says so.
+
+    Args:
+        found: Where times, messages and order come from.
+        other: The recording to take memory from.
+        path: Its name, for the notes.
+
+    Raises:
+        ScenarioError: If the other one is of another model, or of stages that cannot be made these.
+        TraceToolError: If it holds no pipeline.
+    """
+    from tracetool.costs.borrowed import with_memory_of
+    from tracetool.reconstruction import reconstruct
+
+    theirs = reconstruct(other)
+    told = "memory figures (peaks, what fits) are that recording's"
+    if any(rank.static_bytes is None for rank in theirs.pipeline.ranks):
+        told = "that recording does not tell what ranks hold in memory"
+    return replace(
+        found,
+        pipeline=with_memory_of(found.pipeline, theirs.pipeline),
+        notes=(
+            *found.notes,
+            Notice(NoticeCode.MEMORY_BORROWED, f"--memory-from {path}: {told}", subject=SubjectKind.FILE(path)),
+        ),
+        taken=replace(found.taken, memory_from=str(other.manifest.get("digest", ""))),
+    )

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from click.core import ParameterSource
 
 from tracetool.cli.output import (
     FORCE,
@@ -25,11 +24,13 @@ from tracetool.cli.output import (
     VERBOSE,
     ProgressBar,
     check_target,
+    complete_schedules,
     next_step,
     report_targets,
     write_file,
 )
 from tracetool.cli.question import CHUNKS, EXTRA_FORWARDS, TIME_LIMIT, Words, ask, command_line, question_options
+from tracetool.cli.settings import alone, is_given
 from tracetool.errors import AlreadyExists, ScenarioError, StoreError
 from tracetool.model.schedule import OBSERVED
 
@@ -132,9 +133,7 @@ def _refuse_others() -> None:
     given = [
         option.opts[-1]
         for option in context.command.params
-        if option.name
-        and option.name not in _TAKEN
-        and context.get_parameter_source(option.name) not in (ParameterSource.DEFAULT, None)
+        if option.name not in _TAKEN and is_given(context, option.name)
     ]
     if given:
         raise ScenarioError(
@@ -148,6 +147,7 @@ def _refuse_others() -> None:
 @PATHS
 @click.option(
     "--schedule",
+    shell_complete=complete_schedules,
     default=OBSERVED,
     show_default=True,
     metavar="NAME,...",
@@ -165,7 +165,10 @@ def _refuse_others() -> None:
 @click.option("--jitter", type=int, metavar="SEED", help="Also replay with costs drawn anew: p50 and p95 of the step.")
 @click.option("--baseline", metavar="NAME", help="Schedule to compare with; default: the recorded order.")
 @click.option(
-    "--equalize", is_flag=True, help="What stragglers cost: equalize all, then a kind, stage, pipeline, rank at a time."
+    "--equalize",
+    is_flag=True,
+    callback=alone(*_TAKEN),
+    help="What stragglers cost: equalize all, then a kind, stage, pipeline, rank at a time.",
 )
 @click.option(
     "-o",

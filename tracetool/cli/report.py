@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.output import FORCE, JSON, PATHS, QUIET, next_step, report_targets, write_file
+from tracetool.cli.output import FORCE, JSON, PATHS, QUIET, complete_schedules, next_step, report_targets, write_file
 from tracetool.cli.question import OFFERS, RUN_STEPS, Words, ask, question_options
 from tracetool.store import is_local
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 @PATHS
 @click.option(
     "--schedule",
+    shell_complete=complete_schedules,
     metavar="NAME,...",
     help="Schedules to compare; default: all that need no search. 'tracetool schedules' lists them.",
 )

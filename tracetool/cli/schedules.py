@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.output import JSON, QUIET, VERBOSE, next_step, print_json
+from tracetool.cli.output import JSON, QUIET, VERBOSE, complete_schedules, next_step, print_json
 from tracetool.errors import ScenarioError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ _MOST_ACTIONS = 1_000_000
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_schedules)
 @click.option(
     "--stages", type=click.IntRange(1, 1024), help="Pipeline ranks p (stages per chunk)  [default: 4; of csv its own]"
 )

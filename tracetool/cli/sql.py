@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from tracetool.cli.output import FORCE, QUIET, check_target, next_step, print_json, write_file
-from tracetool.cli.recordings import named_paths, open_named
+from tracetool.cli.question import named_paths, open_named
 from tracetool.errors import BadQuery
 
 if TYPE_CHECKING:

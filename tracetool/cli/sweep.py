@@ -10,10 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
-from click.core import ParameterSource
 
-from tracetool.cli.output import FORCE, JSON, PATHS, QUIET, VERBOSE, check_target, next_step, write_file
+from tracetool.cli.output import (
+    FORCE,
+    JSON,
+    PATHS,
+    QUIET,
+    VERBOSE,
+    check_target,
+    complete_schedules,
+    next_step,
+    write_file,
+)
 from tracetool.cli.question import CHUNKS, ask, question_options
+from tracetool.cli.settings import ahead_of, is_given
 from tracetool.errors import ScenarioError
 from tracetool.model.notice import Notice, NoticeCode
 from tracetool.model.pipeline import P2P_MODE_NAMES
@@ -32,6 +42,7 @@ if TYPE_CHECKING:
 @PATHS
 @click.option(
     "--schedule",
+    shell_complete=complete_schedules,
     metavar="NAME,...",
     help="Schedules to choose among; default: all that need no search. 'tracetool schedules' lists them.",
 )
@@ -39,11 +50,22 @@ if TYPE_CHECKING:
 @click.option(
     "--bandwidth",
     metavar="10..800Gbit/s",
+    callback=ahead_of("link"),
     help="Of every link between DCs that --link does not fix: a list, or a range at equal ratios, four values per "
     "doubling (10..800Gbit/s*8: eight).",
 )
-@click.option("--latency", metavar="1..40ms", help="One way, of the same links; a list or a range.")
-@click.option("--distance", metavar="80km,400km", help="Instead of --latency: 5 us per km of fibre, one way.")
+@click.option(
+    "--latency",
+    metavar="1..40ms",
+    callback=ahead_of("link", "distance"),
+    help="One way, of the same links; a list or a range.",
+)
+@click.option(
+    "--distance",
+    metavar="80km,400km",
+    callback=ahead_of("link", "latency"),
+    help="Instead of --latency: 5 us per km of fibre, one way.",
+)
 @click.option("--hbm", metavar="64GiB,80GiB", help="Memory limits per rank.")
 @click.option("--microbatches", metavar="8,16,32", help="Per step; a list, or a range that doubles (8..64).")
 @click.option("--p2p", metavar="MODE,...", help=f"How transfers are issued: {P2P_MODE_NAMES}; several are compared.")
@@ -221,8 +243,7 @@ def _given_words() -> list[str]:
     context = click.get_current_context()
     found: list[str] = []
     for option in _SHARED.params:
-        source = None if option.name is None else context.get_parameter_source(option.name)
-        if option.name in _OWN or source in (None, ParameterSource.DEFAULT):
+        if option.name in _OWN or not is_given(context, option.name):
             continue
         value = context.params[option.name or ""]
         for one in value if isinstance(value, tuple) else (value,):

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.output import JSON, QUIET, ProgressBar, next_step, path_or_url, print_result
-from tracetool.cli.question import command_line
-from tracetool.cli.recordings import borrow_slowdown
+from tracetool.cli.output import JSON, PATH_OR_URL, QUIET, ProgressBar, next_step, print_result
+from tracetool.cli.question import borrow_slowdown, command_line
 from tracetool.errors import CheckFailed
 from tracetool.model.schedule import OBSERVED
 
@@ -19,17 +18,17 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("run", type=path_or_url, metavar="RUN_OR_TRACES")
+@click.argument("run", type=PATH_OR_URL, metavar="RUN_OR_TRACES")
 @click.argument("measured", type=click.Path(path_type=Path), metavar="MEASURED.json")
 @click.option(
     "--memory-from",
-    type=path_or_url,
+    type=PATH_OR_URL,
     metavar="RUN_OR_TRACES",
     help="Another recording of the same model, whose memory figures are taken.",
 )
 @click.option(
     "--costs-from",
-    type=path_or_url,
+    type=PATH_OR_URL,
     metavar="RUN_OR_TRACES",
     help="Another recording of the same stages, whose slowdown beside communication is taken.",
 )

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from tracetool.baselines import Value
-from tracetool.comparison.limits import Config
 from tracetool.comparison.report import REPORT_SCHEMA, ReportInfo
 from tracetool.network.file import NetworkFile
 from tracetool.reports.advice.json import AdviceInfo
@@ -75,7 +74,6 @@ _CONTRACTS = (
     Contract("rows", list[dict[str, Any]], "what `tracetool sql --json` prints of a query: its rows by column name"),
     Contract("schedules", list[ScheduleInfo], "what `tracetool schedules --json` prints"),
     Contract("order", OrderInfo, "what `tracetool schedules NAME --json` prints"),
-    Contract("config", Config, "the settings under `[tool.tracetool]` in pyproject.toml, or of a file for `--config`"),
 )  # fmt: skip
 
 _SCENARIOS = """\
@@ -130,8 +128,8 @@ def _readme() -> str:
         "# schemas",
         "",
         "Generated from `tracetool/tables/`, `tracetool/ingestion/recording.py`,",
-        "`tracetool/validation/measured.py`, `tracetool/comparison/limits.py`, `tracetool/sweeps/scenario_file.py`,",
-        "`tracetool/network/file.py` and `tracetool/reports/`",
+        "`tracetool/validation/measured.py`, `tracetool/sweeps/scenario_file.py`, `tracetool/network/file.py` and",
+        "`tracetool/reports/`",
         f"(schema version {SCHEMA_VERSION}) by",
         "`python -m tracetool.reports.schemas schemas`; a test compares. Do not edit.",
         "",
@@ -139,6 +137,7 @@ def _readme() -> str:
         "version columns and keys are only added.",
         "",
         *(f"- `{one.name}.schema.json`: {one.doc}" for one in _CONTRACTS),
+        "- `tracetool config --schema` prints that of tracetool.toml and of `[tool.tracetool]` in pyproject.toml",
         "- `duckdb.sql`: opens a Run in any DuckDB client (`SET VARIABLE run = 'x.run';` first)",
         "- `tables/`: one JSON Schema per table of a Run",
         "",
