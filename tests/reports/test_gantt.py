@@ -111,15 +111,15 @@ def test_settings_of_the_user_do_not_change_the_picture() -> None:
 def test_names_schedules_ranks_dcs_and_figures() -> None:
     drawn = picture_of()
     found = texts(drawn)
-    for title in ("Observed: 1f1b", "Baseline: 1f1b", "Result: geopipe"):
+    for title in ("As recorded: 1f1b", "Baseline: 1f1b", "Result: geopipe"):
         assert found.count(title) == 1
     for rank in range(RANKS):
         assert found.count(f"rank {rank}") == 3
     assert (found.count("dc0"), found.count("dc1")) == (2, 2)
     details = next(t for t in found if "+2 forwards on ranks 0–1" in t)
     assert f"p = {RANKS}, m = {MICROBATCHES}" in details
-    assert "posted-ahead p2p" in details
-    assert f"bubble_ratio {drawn.results[0].metrics.bubble_ratio:.1%}" in details
+    assert "posted-ahead transfers" in details
+    assert f"bubble {drawn.results[0].metrics.bubble_ratio:.1%}" in details
 
 
 def test_every_wide_cell_shows_its_microbatch() -> None:

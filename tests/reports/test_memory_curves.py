@@ -59,7 +59,7 @@ def test_memory_beyond_allocations_counts() -> None:
     assert worst is not None
     assert (worst.rank, worst.needed_bytes - worst.peak_bytes) == (3, 3 * GIB)
     labels = [text.get_text() for text in texts_of(laid_out(lambda: gantt_figure(told)))]
-    assert "Observed: rank 3, peak 8.75 GiB, occupied 11.75 GiB (○)" in labels
+    assert "As recorded: rank 3, peak 8.75 GiB, occupied 11.75 GiB (○)" in labels
 
 
 @pytest.mark.parametrize(("hbm", "words"), [(12, "HBM limit\n12.00 GiB"), (80, "HBM limit\n80.00 GiB\n(above)")])

@@ -13,9 +13,12 @@ from tracetool.cli.question import OFFERS, RUN_STEPS, Words, ask, question_optio
 from tracetool.store import is_local
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Unpack
 
+    from tracetool.advice import Decided
     from tracetool.cli.question import Question
+    from tracetool.reports.html.page import Around
 
 
 @click.command()
@@ -51,7 +54,8 @@ def report(
 ) -> None:
     """Write a page: which schedule is best, by how much, why, and how far to trust it.
 
-    One file that needs no network and no scripts. More options: 'tracetool replay ... -o report.html'.
+    One file that needs no network; sliders try other links and limits. More options: 'tracetool replay ... -o
+    report.html'.
 
     \b
     Examples:
@@ -85,7 +89,8 @@ def report(
         decided = decide(question.found, question.scenario, offers, names, fee=fees, steps=run_steps)
     best = advised_result(found, None if decided is None else decided.advice[0])
     if form is REPORT:
-        data = page(found, question.facts(), decided=decided)
+        around = None if decided is None else _around(question, decided, names)
+        data = page(found, question.facts(), decided=decided, around=around)
     else:
         data = form.render(found, question.facts(), path.suffix.lower())
     write_file(path, data, force=force)
@@ -96,6 +101,17 @@ def report(
     lines = [*told, *near_lines(found), f"wrote {path} ({len(data):,} bytes)"]
     click.echo("\n".join(lines))
     next_step(_after(question, paths, path), quiet=quiet)
+
+
+def _around(question: Question, decided: Decided, names: Sequence[str]) -> Around:
+    """What other links and limits give."""
+    from tracetool.reports.html.page import Around
+    from tracetool.sweeps import sweep
+    from tracetool.sweeps.asked import grid_around
+
+    needs = [plan.needed_bytes for one in decided.advice for plan in one.asked.plans]
+    grid = grid_around([one.scenario for one in decided.advice], names, [size for size in needs if size is not None])
+    return Around(grid, sweep(question.found, grid, knees=False))
 
 
 def default_name(paths: tuple[Path, ...]) -> Path:

@@ -19,10 +19,11 @@ from tracetool.units import parse_bandwidth_bytes_per_s, parse_distance_ns, pars
 from tracetool.whatif.wording import p2p_mode, placed, read_dc_map
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.scenario import Scenario
+    from tracetool.model.topology import Link
     from tracetool.reconstruction import Reconstruction
     from tracetool.sweeps.grid import WarmUp
 
@@ -237,6 +238,56 @@ def unplaced_grid(
         hbm_bytes=() if hbm is None else parse_sizes(hbm),
         p2p=() if p2p is None else _modes(p2p),
     )
+
+
+_USUAL_BANDWIDTHS = "10Gbit/s,25Gbit/s,50Gbit/s,100Gbit/s,200Gbit/s,400Gbit/s,800Gbit/s"
+_USUAL_LATENCIES = "1ms,2ms,5ms,10ms,20ms,40ms"
+_LIMITS = 6
+_ROUND_GIB = (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def grid_around(asked: Sequence[Scenario], schedules: Sequence[str], needed_bytes: Sequence[int]) -> Grid:
+    """A grid of links and limits that people use, and of those that are asked about.
+
+    Swept are the links of the first scenario that are as narrow and as long as its narrowest; the others stay.
+
+    Args:
+        asked: Scenarios that differ in the figures of their links.
+        schedules: Those to choose among.
+        needed_bytes: What plans need: limits lie between the least and the most of it.
+    """
+    first, links = asked[0], asked[0].topology.links
+
+    def figures(link: Link) -> tuple[int, int]:
+        return link.bandwidth_bytes_per_s, -link.latency_ns
+
+    narrowest = min(map(figures, links))
+    swept = tuple((link.src_dc, link.dst_dc) for link in links if figures(link) == narrowest)
+    offered = [link for each in asked for link in each.topology.links if (link.src_dc, link.dst_dc) in swept]
+    fixed = tuple(link for link in links if (link.src_dc, link.dst_dc) not in swept)
+    limits = {each.hbm_bytes for each in asked if each.hbm_bytes is not None} | set(_limits(needed_bytes))
+    return Grid(
+        schedules=tuple(schedules),
+        scenario=replace(first, topology=replace(first.topology, links=fixed), hbm_bytes=None),
+        bandwidths_bytes_per_s=_with(parse_bandwidths(_USUAL_BANDWIDTHS), (o.bandwidth_bytes_per_s for o in offered)),
+        latencies_ns=_with(parse_latencies(_USUAL_LATENCIES), (o.latency_ns for o in offered)),
+        hbm_bytes=(*sorted(limits), None),
+        between=swept,
+    )
+
+
+def _with(usual: Iterable[int], asked: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted({*usual, *asked}))
+
+
+def _limits(needed_bytes: Sequence[int]) -> list[int]:
+    """A few round sizes from below the least need to above the most."""
+    if not needed_bytes:
+        return []
+    low, high = min(needed_bytes), max(needed_bytes)
+    steps = (round(size * 2**30) for size in _ROUND_GIB)
+    step = next((step for step in steps if -(-high // step) - (low - 1) // step < _LIMITS), high)
+    return [n * step for n in range(max(1, (low - 1) // step), -(-high // step) + 1)]
 
 
 def _modes(text: str) -> tuple[P2PMode, ...]:

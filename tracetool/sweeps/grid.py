@@ -55,9 +55,11 @@ class Ways:
 
     Attributes:
         topology: The places, and the links that stay as they are.
+        between: From where to where links are laid; empty for all that do not stay as they are.
     """
 
     topology: Topology
+    between: tuple[tuple[str, str], ...] = ()
 
     @property
     def dcs(self) -> tuple[str, ...]:
@@ -91,7 +93,8 @@ class Ways:
     def _free(self) -> list[tuple[str, str]]:
         names = self.names
         taken = {(link.src_dc, link.dst_dc) for link in self.topology.links}
-        return [(a, b) for a, b in product(names, names) if a != b and (a, b) not in taken]
+        free = [(a, b) for a, b in product(names, names) if a != b and (a, b) not in taken]
+        return [pair for pair in free if pair in self.between] if self.between else free
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,11 +145,12 @@ class Grid:
         extra_forwards: Warm-ups of tuned schedules.
         bandwidths_bytes_per_s: Of every link between DCs that the scenario does not fix.
         latencies_ns: Of the same links, one way.
-        hbm_bytes: Memory limits per rank.
+        hbm_bytes: Memory limits per rank; None for no limit.
         p2p: How transfers are issued.
         dcs: DC of each pipeline rank; or a topology without links, which also says where other ranks of the job sit
             (which collectives cross DCs).
         name: Name of the scenario, where it has one.
+        between: From which DC to which links are swept; empty for all that the scenario does not fix.
     """
 
     schedules: tuple[str, ...]
@@ -155,10 +159,11 @@ class Grid:
     extra_forwards: tuple[WarmUp, ...] = (None,)
     bandwidths_bytes_per_s: tuple[int, ...] = ()
     latencies_ns: tuple[int, ...] = ()
-    hbm_bytes: tuple[int, ...] = ()
+    hbm_bytes: tuple[int | None, ...] = ()
     p2p: tuple[P2PMode, ...] = ()
     dcs: tuple[tuple[str, ...] | Topology, ...] = ()
     name: str | None = None
+    between: tuple[tuple[str, str], ...] = ()
 
     @property
     def size(self) -> int:
@@ -247,11 +252,12 @@ class Grid:
 
     def _ways(self, places: Topology) -> Ways:
         given = self.scenario.topology
-        ways = Ways(replace(given, dcs=places.dcs, rank_dcs=places.rank_dcs, pipelines=places.pipelines))
+        there = replace(given, dcs=places.dcs, rank_dcs=places.rank_dcs, pipelines=places.pipelines)
+        ways = Ways(there, self.between)
         if not self.dcs:
             return ways
         fixed = tuple(link for link in given.links if {link.src_dc, link.dst_dc} <= set(ways.names))
-        return Ways(replace(ways.topology, links=fixed))
+        return replace(ways, topology=replace(there, links=fixed))
 
     def _links(self, ways: Ways) -> tuple[Swept, ...]:
         """Links of all points: latencies outside, bandwidths inside."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.tables.results import KNEES, POINTS
@@ -183,6 +183,17 @@ class Best:
             return None
         return change_error_ratio(self.now.known_error, self.point.known_error, self.change_ratio)
 
+    def offer(self, name: str) -> Offer:
+        """The scenario as an offer of a decision, under a name."""
+        return Offer(
+            name=name,
+            microbatches=self.among.microbatches,
+            best=self.point,
+            now=self.now,
+            hbm_bytes=self.among.hbm_bytes,
+            is_near_the_limit=self.point is not None and self.point.is_near_the_limit,
+        )
+
 
 def best_of_each(points: Sequence[SweepPoint], now: Sequence[SweepPoint], pipeline: Pipeline) -> tuple[Best, ...]:
     """What to run in each scenario, in the order of the grid.
@@ -243,15 +254,7 @@ class Sweep:
             return None
         first = self.best[0].point if self.best else None
         offers = [
-            Offer(
-                name=each.among.scenario or "",
-                microbatches=each.among.microbatches,
-                best=each.point,
-                now=each.now,
-                first_plan=self._plan_there(first, each),
-                hbm_bytes=each.among.hbm_bytes,
-                is_near_the_limit=each.point is not None and each.point.is_near_the_limit,
-            )
+            replace(each.offer(each.among.scenario or ""), first_plan=self._plan_there(first, each))
             for each in self.best
         ]
         return Decision(today=self.today, offers=tuple(offers))

@@ -69,6 +69,29 @@ def gantt_figure(answer: Answer, result: Result | None = None, width_in: float =
     return _figure(panels_of(answer, result or drawn_result(answer)), answer, max(NARROWEST_IN, width_in))
 
 
+def render_pair(
+    answer: Answer,
+    result: Result,
+    *,
+    format: PictureFormat = "svg",  # noqa: A002
+    width_in: float = WIDTH_IN,
+) -> bytes:
+    """Draw a result below what was recorded and nothing else: small, for a first look.
+
+    Args:
+        answer: What to draw.
+        result: The result to draw.
+        format: File format.
+        width_in: Width of the picture in inches, at least 4.
+
+    Returns:
+        The file; equal input gives equal bytes.
+    """
+    first, *_, last = panels_of(answer, result)
+    pair = [first, replace(last, role="Plan", compared_ns=None)]
+    return save(lambda: _figure(pair, answer, max(NARROWEST_IN, width_in), is_first_look=True), format)
+
+
 def _report(answer: Answer, _facts: RunFacts, suffix: str) -> bytes:
     return render_gantt(answer, format=PICTURE_SUFFIXES[suffix.lower()])
 
@@ -88,7 +111,7 @@ def panels_of(answer: Answer, result: Result) -> list[Panel]:
     known = answer.observed_schedule or "unknown schedule"
     without = ["measured without these links"] if answer.scenario.topology.links else []
     observed = _panel(
-        "Observed",
+        "As recorded",
         known,
         answer.observed,
         answer.observed_metrics,
@@ -147,9 +170,9 @@ def _panel(
     details = (
         *before,
         f"p = {len(timeline.global_ranks)}, m = {microbatches}",
-        f"{p2p} p2p",
+        f"{p2p} transfers",
         f"step {format_duration(metrics.step_ns)}{error}",
-        f"bubble_ratio {metrics.bubble_ratio:.1%}",
+        f"bubble {metrics.bubble_ratio:.1%}",
         *after,
     )
     return Panel(role, schedule, details, timeline, metrics, microbatches, idles=idles)
@@ -183,7 +206,7 @@ def _span(first: int, last: int) -> str:
     return f"rank {first}" if first == last else f"ranks {first}–{last}"
 
 
-def _figure(panels: list[Panel], answer: Answer, width_in: float) -> Figure:
+def _figure(panels: list[Panel], answer: Answer, width_in: float, *, is_first_look: bool = False) -> Figure:
     from matplotlib.figure import Figure
 
     from tracetool.reports.gantt import cells, margins
@@ -191,11 +214,11 @@ def _figure(panels: list[Panel], answer: Answer, width_in: float) -> Figure:
     from tracetool.reports.gantt.titles import draw_title
 
     wide_pt, title_pt = (width_in - 0.2) * PT, (width_in - LEFT_IN) * PT
-    heads = wrapped(scenario_parts(answer.scenario), title_pt, _HEAD_PT)
+    heads = [] if is_first_look else wrapped(scenario_parts(answer.scenario), title_pt, _HEAD_PT)
     legends = [marks for marks in (margins.legend_marks(panels), idle_marks(panels)) if marks]
     columns = [legend_columns([str(mark.get_label()) for mark in marks], wide_pt) for marks in legends]
     rows = [ceil(len(marks) / n) for marks, n in zip(legends, columns, strict=True)]
-    curves = margins.curve_marks(panels)
+    curves = [] if is_first_look else margins.curve_marks(panels)
     abreast = legend_columns([str(mark.get_label()) for mark in curves], title_pt)
     memory_rows = ceil(len(curves) / abreast)
     layout = lay_out(panels, width_in, head_lines=len(heads), legend_rows=sum(rows), memory_rows=memory_rows)

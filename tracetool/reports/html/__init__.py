@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from tracetool.model.action import ActionKind
+from tracetool.model.schedule import OBSERVED
+from tracetool.reports.advice import sentences
 from tracetool.reports.answer import COLUMNS, FITS
 from tracetool.reports.answer.text import compared_results, is_baseline, result_details, result_name
 from tracetool.reports.answer.verdict import fit_of
-from tracetool.units import format_bandwidth, format_duration, format_ranks, format_size
+from tracetool.reports.picture import SERIES
+from tracetool.units import format_bandwidth, format_bits, format_duration, format_ranks, format_size
+from tracetool.whatif.best import error_text, plan_name
+from tracetool.whatif.decision import Decision
+from tracetool.whatif.wording import links_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from tracetool.model.scenario import Scenario
     from tracetool.model.timeline import Metrics
+    from tracetool.sweeps import Best, Grid, Sweep
     from tracetool.whatif.results import Answer, Result
 
+_Value = TypeVar("_Value")
 
 MOST_RANKS = 128
 """Ranks, and stages, that are listed one by one."""
@@ -26,12 +37,13 @@ Sortable = int | float | str | None
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell: its text, what it is sorted by if not that, a remark below it, and how many columns it takes."""
+    """A cell: its text, what it is sorted by if not that, a remark below it, columns it takes, and its data."""
 
     text: str
     sort: Sortable = None
     below: str = ""
     span: int = 1
+    data: tuple[tuple[str, Sortable], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +84,50 @@ class Details:
     lines: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Slider:
+    """What a reader moves: its name, what it is called, its values for people, and which one is asked about."""
+
+    name: str
+    label: str
+    values: tuple[str, ...]
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """What other links and limits would give, replayed beforehand.
+
+    Attributes:
+        sliders: Bandwidth, latency and memory limit.
+        tables: One per memory limit: latencies down, bandwidths across; each cell has what the panel shows of it.
+        told: What is told of the offer that is asked about.
+        about: Which links, where others stay as they are; empty for all.
+        marks: Schedules that are best somewhere, each with its colour.
+        now: What the dashed line is of.
+        today: The recorded step, as text and in ms.
+        ticks_ms: Of the axis of steps.
+    """
+
+    sliders: tuple[Slider, Slider, Slider]
+    tables: tuple[PageTable, ...]
+    told: str
+    about: str
+    marks: tuple[tuple[str, str], ...]
+    now: str
+    today: Cell
+    ticks_ms: tuple[int, ...]
+
+
 _COLUMNS = sorted(COLUMNS, key=attrgetter("place"))
 
 
 def comparison(answer: Answer, best: Result) -> PageTable:
-    """Every schedule: as observed, the baseline, the results, and those that could not be replayed."""
-    observed = f"observed {answer.observed_schedule or 'order'}"
+    """Every schedule: as recorded, the baseline, the results, and those that could not be replayed."""
+    order = answer.observed_schedule or "an order without a name"
     rows = [
         Row(
-            Cell(observed, below="as recorded, without the scenario"),
+            Cell("as recorded", below=f"{order}, without the scenario"),
             tuple(_cells(answer, answer.observed_metrics, None)),
             "observed",
         ),
@@ -116,6 +163,95 @@ def _cells(answer: Answer, metrics: Metrics, result: Result | None) -> list[Cell
 def details(answer: Answer) -> tuple[Details, ...]:
     """What each result rests on."""
     return tuple(Details(result_name(r), tuple(result_details(answer, r))) for r in compared_results(answer))
+
+
+def what_if(found: Sweep, grid: Grid, asked: Scenario) -> WhatIf | None:
+    """The panel of what other links and limits would give: every number and sentence of it; None without a recording.
+
+    Args:
+        found: The sweep.
+        grid: What was swept (``grid_around``).
+        asked: The scenario that it opens with.
+    """
+    if found.today is None:
+        return None
+    links = [link for link in asked.topology.links if (link.src_dc, link.dst_dc) in grid.between]
+    sliders = (
+        _slider("bandwidth", "Bandwidth", grid.bandwidths_bytes_per_s, format_bits, links[0].bandwidth_bytes_per_s),
+        _slider("latency", "Latency, one way", grid.latencies_ns, _latency_text, links[0].latency_ns),
+        _slider("limit", "HBM limit per rank", grid.hbm_bytes, _limit_text, asked.hbm_bytes),
+    )
+    names = dict.fromkeys(each.point.schedule for each in found.best if each.point is not None)
+    # The last colour is black, which a dark page does not show.
+    marks = {name: SERIES[number % (len(SERIES) - 1)] for number, name in enumerate(names)}
+    cells: dict[tuple[int, int, int], Cell] = {}
+    for best in found.best:
+        bandwidth, latency_ns = best.among.bandwidth_bytes_per_s or 0, best.among.latency_ns or 0
+        at = (
+            grid.bandwidths_bytes_per_s.index(bandwidth),
+            grid.latencies_ns.index(latency_ns),
+            grid.hbm_bytes.index(best.among.hbm_bytes),
+        )
+        laid = [
+            replace(link, bandwidth_bytes_per_s=bandwidth, latency_ns=latency_ns) if link in links else link
+            for link in asked.topology.links
+        ]
+        offer = replace(best.offer(links_text(laid)), is_lower_bound=asked.activation_bytes is not None)
+        told = sentences(Decision(today=found.today, offers=(offer,)))[0]
+        cells[at] = _what_if_cell(best, at, told, marks)
+    first = sliders[0].at, sliders[1].at, sliders[2].at
+    steps = [point.step_ns or 0 for each in found.best for point in (each.point, each.now) if point is not None]
+    now = next((each.now.schedule for each in found.best if each.now is not None), "")
+    pairs = dict.fromkeys("-".join(sorted(pair)) for pair in grid.between)
+    return WhatIf(
+        sliders=sliders,
+        tables=tuple(_what_if_table(sliders, cells, number) for number in range(len(grid.hbm_bytes))),
+        told=str(dict(cells[first].data)["told"]),
+        about="" if len(links) == len(asked.topology.links) else ", ".join(pairs),
+        marks=tuple(marks.items()),
+        now="the recorded order" if now == OBSERVED else now,
+        today=Cell(format_duration(found.today.step_ns), found.today.step_ns / 1e6),
+        ticks_ms=_ticks(max(*steps, found.today.step_ns) / 1e6),
+    )
+
+
+def _what_if_table(sliders: Sequence[Slider], cells: Mapping[tuple[int, int, int], Cell], limit: int) -> PageTable:
+    bandwidths, latencies, limits = (slider.values for slider in sliders)
+    rows = tuple(
+        Row(Cell(text, row), tuple(cells[column, row, limit] for column in range(len(bandwidths))))
+        for row, text in enumerate(latencies)
+    )
+    return PageTable(f"What to run and its step, HBM limit: {limits[limit]}", ("Latency", *bandwidths), rows)
+
+
+def _slider(name: str, label: str, values: Sequence[_Value], text: Callable[[_Value], str], at: _Value) -> Slider:
+    return Slider(name, label, tuple(map(text, values)), values.index(at))
+
+
+def _latency_text(latency_ns: int) -> str:
+    return f"{latency_ns / 1e6:g} ms"
+
+
+def _limit_text(size: int | None) -> str:
+    return "no limit" if size is None else format_size(size)
+
+
+def _what_if_cell(best: Best, at: tuple[int, int, int], told: str, marks: Mapping[str, str]) -> Cell:
+    data: list[tuple[str, Sortable]] = [("at", ",".join(map(str, at))), ("told", told)]
+    if best.now is not None and best.now.step_ns:
+        data.append(("now", best.now.step_ns / 1e6))
+    point = best.point
+    if point is None or point.step_ns is None:
+        return Cell("nothing fits", data=tuple(data))
+    data += [("step", point.step_ns / 1e6), ("colour", marks[point.schedule]), ("run", plan_name(point))]
+    error = f" ±{text}" if (text := error_text(point)) else ""
+    return Cell(plan_name(point), point.step_ns, f"{format_duration(point.step_ns)}{error}", data=tuple(data))
+
+
+def _ticks(most: float) -> tuple[int, ...]:
+    """Round numbers from 0 on, at most eleven, the last one at or above the most."""
+    size = next(n * 10**e for e in range(12) for n in (1, 2, 5) if n * 10**e * 10 >= most)
+    return tuple(n * size for n in range(1 + max(1, ceil(most / size))))
 
 
 def fidelity(answer: Answer) -> PageTable:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib.resources import files
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from xml.etree import ElementTree as ET
 
 from tracetool.errors import TraceToolError
@@ -24,8 +24,19 @@ from tracetool.reports.advice import offer_rows, sentences
 from tracetool.reports.advice.text import binds_text, listed
 from tracetool.reports.answer.text import compared_results, is_baseline, result_name
 from tracetool.reports.answer.verdict import verdict
-from tracetool.reports.gantt.picture import render_gantt
-from tracetool.reports.html import Cell, PageTable, Row, comparison, details, fidelity, places, scenario, stages
+from tracetool.reports.gantt.picture import render_gantt, render_pair
+from tracetool.reports.html import (
+    Cell,
+    PageTable,
+    Row,
+    comparison,
+    details,
+    fidelity,
+    places,
+    scenario,
+    stages,
+    what_if,
+)
 from tracetool.reports.html.sections import cause_styles, idle_view, recording
 from tracetool.tables.run import SCHEMA_VERSION
 from tracetool.units import format_duration
@@ -40,6 +51,7 @@ if TYPE_CHECKING:
     from tracetool.advice import Advice, Decided, Gain
     from tracetool.reports.html.sections import IdlesOf
     from tracetool.reports.picture import PictureFormat
+    from tracetool.sweeps import Grid, Sweep
     from tracetool.whatif.decision import Decision
     from tracetool.whatif.results import Answer, Result
 
@@ -91,8 +103,14 @@ def advised(answer: Answer, advice: Advice) -> Advised:
 def offers(decision: Decision) -> PageTable:
     """The offers under what was recorded, as the command line shows them."""
     columns = offer_rows(decision)
-    rows = [Row(Cell(head), tuple(map(Cell, cells))) for head, *cells in zip(*columns.values(), strict=True)]
     heads = tuple(name[0].upper() + name[1:] for name in columns)
+    rows = [
+        Row(
+            Cell(first),
+            tuple(Cell(text, data=(("head", head),)) for head, text in zip(heads[1:], cells, strict=True)),
+        )
+        for first, *cells in zip(*columns.values(), strict=True)
+    ]
     return PageTable("What to run over each offer", heads, (replace(rows[0], kind="observed"), *rows[1:]))
 
 
@@ -143,21 +161,41 @@ class Picture:
     left_out: str = ""
 
 
-def pictures(answer: Answer, best: Result, most_bytes: int) -> tuple[Picture, ...]:
-    """The pictures of a page, in at most so many bytes together."""
+_PAIR_IN = 11.5
+"""Wider than the page shows it, so that it is less high: with the sentence and the offers it fits a screen."""
+_PHONE_IN = 4.6
+
+
+def pictures(answer: Answer, best: Result, most_bytes: int) -> tuple[Picture, Picture, Picture]:
+    """The pictures of a page in at most so many bytes: those of its first screen, the second for phones, then all."""
     base = answer.baseline
-    seen = f"observed {answer.observed_schedule or 'order'} ({format_duration(answer.observed_metrics.step_ns)})"
+    seen = f"as recorded {answer.observed_schedule or 'an order without a name'}"
+    seen += f" ({format_duration(answer.observed_metrics.step_ns)})"
+    planned = f"{result_name(best)} ({format_duration(best.metrics.step_ns)})"
+    ranks = f"of {len(answer.observed.global_ranks)} pipeline ranks over one step"
+    pair = Picture(
+        "pair",
+        "As recorded, and the plan",
+        f"Timelines {ranks}: {seen}; {planned}. The tables say the same in numbers.",
+        "A row is a pipeline rank, the axis is time; what is hatched is idle.",
+    )
+    small = _fitted(
+        replace(pair, name="small"),
+        lambda form: render_pair(answer, best, format=form, width_in=_PHONE_IN),
+        most_bytes // 4,
+    )
+    pair = _fitted(pair, lambda form: render_pair(answer, best, format=form, width_in=_PAIR_IN), most_bytes // 2)
     panels = [seen, f"baseline {result_name(base)} ({format_duration(base.metrics.step_ns)})"]
     if not is_baseline(answer, best):
-        panels.append(f"{result_name(best)} ({format_duration(best.metrics.step_ns)})")
+        panels.append(planned)
     gantt = Picture(
         "schedule",
         "When each rank computes",
-        f"Schedule picture of {len(answer.observed.global_ranks)} pipeline ranks over one step: {'; '.join(panels)}. "
-        "The tables say the same in numbers.",
+        f"Schedule picture {ranks}: {'; '.join(panels)}. The tables say the same in numbers.",
         "A row is a pipeline rank, the axis is time; what is hatched or empty is idle. All panels share one axis.",
     )
-    return (_fitted(gantt, lambda form: render_gantt(answer, best, format=form), most_bytes),)
+    left = most_bytes - sum(len(one.markup.encode()) + len(one.pixels) for one in (pair, small))
+    return pair, small, _fitted(gantt, lambda form: render_gantt(answer, best, format=form), left)
 
 
 def _fitted(picture: Picture, draw: Callable[[PictureFormat], bytes], most_bytes: int) -> Picture:
@@ -211,7 +249,7 @@ def inline_svg(svg: bytes, prefix: str) -> str:
     return ET.tostring(root, encoding="unicode")
 
 
-MOST_BYTES = 1_000_000
+MOST_BYTES = 1_500_000
 """A page is smaller: it is mailed, and opened on phones."""
 
 _PAGE = "report.html.jinja"
@@ -225,8 +263,19 @@ def render(answer: Answer, facts: RunFacts, _suffix: str) -> bytes:
 REPORT = Report((".html", ".htm"), render)
 
 
+class Around(NamedTuple):
+    """A sweep round what is asked about, and its grid."""
+
+    grid: Grid
+    found: Sweep
+
+
 def page(
-    answer: Answer, facts: RunFacts, idles_of: IdlesOf = attrgetter("idles"), decided: Decided | None = None
+    answer: Answer,
+    facts: RunFacts,
+    idles_of: IdlesOf = attrgetter("idles"),
+    decided: Decided | None = None,
+    around: Around | None = None,
 ) -> bytes:
     """The report as a page.
 
@@ -235,6 +284,7 @@ def page(
         facts: SubjectKind the Run and the call.
         idles_of: The idle intervals of a result, each with its cause.
         decided: What to run over each offer, where links are given; what it names for the first is then named best.
+        around: What other links and limits give, for readers to try.
 
     Returns:
         The file; equal input gives equal bytes.
@@ -250,6 +300,7 @@ def page(
         "headline": headline,
         "beside": others,
         "asked": subtitle(answer, None if decided is None else decided.decision),
+        "what_if": None if around is None else what_if(around.found, around.grid, answer.scenario),
         "offers": None if decided is None else offers(decided.decision),
         "advised": None if advice is None else advised(answer, advice),
         "comparison": comparison(answer, found.best),

@@ -68,7 +68,7 @@ def idle_view(answer: Answer, best: Result, idles_of: IdlesOf) -> IdleView:
     """
     by_rank = _sums(idles_of(best), len(best.metrics.rank_compute_ns))
     causes = [cause for cause in Cause if any(cause in sums for sums in by_rank)]
-    names = [("compute", "compute"), *((_kind(c), c.words.label) for c in causes)]
+    names = [("compute", "compute"), *((_kind(c), f"idle: {c.words.label}") for c in causes)]
     return IdleView(
         of=result_name(best),
         bars=tuple(_bars(answer, best, by_rank)),
