@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.scenario import Scenario
-    from tracetool.model.topology import Link
+    from tracetool.network.link import Link
     from tracetool.reconstruction import Reconstruction
     from tracetool.sweeps.grid import WarmUp
 
