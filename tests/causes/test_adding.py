@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 EDITS = {
     "causes/cause.py": {
-        "    NO_LIMIT,\n    OPEN_CHANNEL,": "    NO_LIMIT,\n    NO_STROLL,\n    OPEN_CHANNEL,",
+        "    NO_REDUCTION,\n    OPEN_CHANNEL,": "    NO_REDUCTION,\n    NO_STROLL,\n    OPEN_CHANNEL,",
         "\n\nON_LINKS = ": (
             '    STROLL = (\n        "stroll_by",\n'
             '        CauseWords("stroll", "The host took a walk.", on_path="walking"),\n'

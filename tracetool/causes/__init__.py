@@ -10,14 +10,17 @@ path stays what it is. ``explain`` replays the step without each cause.
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from itertools import groupby, pairwise
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.causes.balance import Balance, Ledger, laid_out
-from tracetool.causes.cause import ON_LINKS, Cause, Idle
+from tracetool.causes.cause import IN_WINDOW, ON_LINKS, Cause, Idle
 from tracetool.causes.chain import ChainPiece, Chains, OrderPlace
+from tracetool.causes.removals import is_of_embedding
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import BY_EDGE
+from tracetool.model.timeline import RankOp
 from tracetool.model.topology import Topology
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
     from tracetool.causes.balance import GapPart
     from tracetool.model.action import Action
-    from tracetool.model.timeline import Op, Timeline
+    from tracetool.model.timeline import Op, TailCollective, Timeline
     from tracetool.replays import Replayed
 
 
@@ -150,9 +153,98 @@ def idles_of(replayed: Replayed, *, cut_forwards: Sequence[int] = ()) -> tuple[I
     )
 
 
-def idle_by_cause(idles: Iterable[Idle], ranks: int) -> dict[Cause, tuple[int, ...]]:
-    """Idle time in ns of each pipeline rank by cause: every cause, in the order of ``Cause``."""
-    sums = {cause: [0] * ranks for cause in Cause}
+def idle_after_window(timeline: Timeline) -> tuple[Idle, ...]:
+    """Why the step goes on after its window: on every rank one cause at a time, from the end of the one to the other's.
+
+    That is what the rank itself does then. While it waits at a collective it is what the rank does that comes to it
+    last; once it is through it is what the rank does that ends the step.
+
+    Args:
+        timeline: Observed or replayed.
+
+    Returns:
+        By rank, then by start; neighbours differ in cause. Per rank they sum to step minus window.
+    """
+    window_ns = max(op.end_ns for op in timeline.computes())
+    ranks = range(len(timeline.global_ranks))
+    beside = {one.rank for one in timeline.collectives}  # those of other pipelines too
+    doings = {rank: _doings(timeline, rank, window_ns) for rank in {*ranks, *beside}}
+    last = max(timeline.ops, key=lambda op: (op.end_ns, -op.rank))
+    bounds = {window_ns, last.end_ns, *(ns for of_rank in doings.values() for d in of_rank for ns in d[:2])}
+    times = sorted(ns for ns in bounds if window_ns <= ns <= last.end_ns)
+    idles: list[Idle] = []
+    for rank in ranks:
+        causes = ((_doing_at(doings, rank, start, last.rank), start, end) for start, end in pairwise(times))
+        for cause, spans in groupby(causes, key=itemgetter(0)):
+            (_, start, end), *others = spans
+            idles.append(Idle(rank, start, others[-1][2] if others else end, cause))
+    return tuple(idles)
+
+
+class _Doing(NamedTuple):
+    """What a rank does after the window; None for waiting, and for whom."""
+
+    start_ns: int
+    end_ns: int
+    cause: Cause | None
+    awaited: int | None = None
+
+
+def _doings(timeline: Timeline, rank: int, window_ns: int) -> list[_Doing]:
+    """What a rank does after the window, in order; some of it twice, more closely first."""
+    doings: list[_Doing] = []
+    came: dict[str, TailCollective] = {}
+    for one in timeline.collectives:
+        if one.use.meeting and (one.use.meeting not in came or one.came_ns > came[one.use.meeting].came_ns):
+            came[one.use.meeting] = one
+    for one in timeline.collectives:
+        if one.rank == rank and one.end_ns > window_ns:
+            latest = came.get(one.use.meeting, one).rank
+            doings.append(_Doing(one.came_ns, one.start_ns, None, latest if latest != rank else None))
+            is_embedding = one.kind is ActionKind.REDUCE_GRAD and is_of_embedding(one.use, timeline.global_ranks)
+            cause = Cause.EMBEDDING_ALLREDUCE if is_embedding else _OF_TAIL[one.kind]
+            doings.append(_Doing(one.start_ns, one.end_ns, cause))
+    doings += [
+        _Doing(op.start_ns, op.end_ns, _OF_TAIL[op.kind])
+        for op in timeline.ops
+        if op.rank == rank and isinstance(op, RankOp) and op.end_ns > window_ns
+    ]
+    return doings
+
+
+_OF_TAIL = {ActionKind.REDUCE_GRAD: Cause.GRADIENT_REDUCTION, ActionKind.OPTIMIZER: Cause.OPTIMIZER}
+
+
+def _doing_at(doings: Mapping[int, Sequence[_Doing]], rank: int, now: int, last: int) -> Cause:
+    """What a rank does at a moment, or the one that it waits for."""
+    asked: list[int] = []
+    while rank not in asked:
+        asked.append(rank)
+        doing = next((d for d in doings[rank] if d.start_ns <= now < d.end_ns), None)
+        if doing is not None and doing.cause is not None:
+            return doing.cause
+        if doing is None or doing.awaited is None:
+            beyond = (d.cause for d in doings[rank] if d.cause is not None and d.start_ns > now)
+            own = next(beyond, None) if doing is not None else None
+            if own is not None:
+                return own  # it waits for ranks that were not recorded
+            rank = last
+        else:
+            rank = doing.awaited
+    return Cause.GRADIENT_REDUCTION
+
+
+def idle_by_cause(
+    idles: Iterable[Idle], ranks: int, causes: Iterable[Cause] = IN_WINDOW
+) -> dict[Cause, tuple[int, ...]]:
+    """Idle time in ns of each pipeline rank by cause.
+
+    Args:
+        idles: All of one Timeline.
+        ranks: How many there are.
+        causes: Every cause that these may have, in the order of ``Cause``.
+    """
+    sums = {cause: [0] * ranks for cause in causes}
     for idle in idles:
         sums[idle.cause][idle.rank] += idle.duration_ns
     return {cause: tuple(rank_ns) for cause, rank_ns in sums.items()}

@@ -15,8 +15,11 @@ from tracetool.causes.removals import (
     MORE_MICROBATCHES,
     NO_LATENCY,
     NO_LIMIT,
+    NO_OPTIMIZER,
+    NO_REDUCTION,
     OPEN_CHANNEL,
     UNLIMITED_BANDWIDTH,
+    UNTIED,
     HowRemoved,
 )
 
@@ -58,7 +61,7 @@ class Look(NamedTuple):
 
 
 class Cause(StrEnum):
-    """Why a rank idled within the pipeline window.
+    """Why a rank ran no action: within the pipeline window, or in what follows it.
 
     Attributes:
         words: What people read.
@@ -150,6 +153,30 @@ class Cause(StrEnum):
         Look("#EEF0B0", "#8F9228", "++++", 90),
         HOST_IN_TIME,
     )
+    GRADIENT_REDUCTION = (
+        "gradient_reduction",
+        CauseWords(
+            "gradient reduction",
+            "After the last backward of all: gradients are summed over replicas and made ready, or another rank's are.",
+        ),
+        Look("#DDDDDD", "#707070", "..", 0),
+        NO_REDUCTION,
+    )
+    EMBEDDING_ALLREDUCE = (
+        "embedding_allreduce",
+        CauseWords(
+            "embedding all-reduce",
+            "After the last backward of all: stages that hold the same weights (a tied embedding) sum their gradients.",
+        ),
+        Look("#E6CFEA", "#7A5C80", "//..", 0),
+        UNTIED,
+    )
+    OPTIMIZER = (
+        "optimizer",
+        CauseWords("optimizer", "After the last backward of all: the optimizer runs, or another rank's does."),
+        Look("#C8C8C8", "#2E2E2E", "xx", 0),
+        NO_OPTIMIZER,
+    )
 
 
 ON_LINKS = frozenset((Cause.CROSS_DC_LATENCY, Cause.CROSS_DC_BANDWIDTH))
@@ -167,10 +194,16 @@ ON_CHAINS = (
 )
 """What a chain of actions and messages may be spent with besides computes; what is laid out first comes first."""
 
+AFTER_WINDOW = (Cause.GRADIENT_REDUCTION, Cause.EMBEDDING_ALLREDUCE, Cause.OPTIMIZER)
+"""Causes of what a step takes beyond its pipeline window."""
+
+IN_WINDOW = tuple(cause for cause in Cause if cause not in AFTER_WINDOW)
+"""Causes of idle time within the window: of the bubble."""
+
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """An interval in which a pipeline rank computed nothing, within the pipeline window.
+    """An interval in which a pipeline rank computed nothing: within the pipeline window, or what follows it.
 
     Attributes:
         rank: Pipeline rank.

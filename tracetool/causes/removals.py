@@ -16,9 +16,10 @@ from tracetool.schedules import build_schedule, is_sourced
 from tracetool.schedules.names import recognise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Sequence
 
-    from tracetool.model.pipeline import P2PMode, Pipeline
+    from tracetool.model.action import CollectiveUse
+    from tracetool.model.pipeline import P2PMode, Pipeline, TailPart
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule
 
@@ -166,6 +167,80 @@ def _with_more_microbatches(explained: Explained) -> Removal:
     return replayed(f"{shape.microbatches} microbatches", replace(explained, schedule=longer), now)
 
 
+_LARGEST_SCALARS_BYTES = 4096
+"""Stages also agree on norms and flags, of a few bytes."""
+
+
+def is_of_embedding(use: CollectiveUse, ranks: Collection[int]) -> bool:
+    """Whether a collective sums gradients over stages of one pipeline: of weights that several of them hold.
+
+    Args:
+        use: The collective.
+        ranks: Global ranks of the pipeline.
+    """
+    is_between = len(set(use.group_ranks).intersection(ranks)) > 1
+    is_sum = "allreduce" in "".join(filter(str.isalpha, use.operation.lower()))
+    return is_between and is_sum and (use.payload_bytes or 0) > _LARGEST_SCALARS_BYTES
+
+
+def _with_tails(
+    explained: Explained, how: str, left: Callable[[TailPart, Sequence[CollectiveUse]], TailPart | None]
+) -> Removal:
+    """Replay with what is left of each part of the tails, given the collectives in it that sum an embedding."""
+    ranks = [profile.rank for profile in explained.pipeline.ranks]
+
+    def embeddings(part: TailPart) -> list[CollectiveUse]:
+        return [u for u in part.collectives if part.kind is ActionKind.REDUCE_GRAD and is_of_embedding(u, ranks)]
+
+    profiles = tuple(
+        replace(profile, tail=tuple(kept for p in profile.tail if (kept := left(p, embeddings(p))) is not None))
+        for profile in explained.pipeline.ranks
+    )
+    return replayed(how, replace(explained, pipeline=replace(explained.pipeline, ranks=profiles)))
+
+
+def _with_alone(part: TailPart, uses: Sequence[CollectiveUse], duration_ns: int) -> TailPart:
+    """A part with some of its collectives: ranks meet at its beginning where the first is among them."""
+    meet = part.meet if uses and uses[0] is part.collectives[0] else None
+    return replace(part, duration_ns=max(0, duration_ns), meet=meet, collectives=tuple(uses))
+
+
+def _without_reduction(explained: Explained) -> Removal:
+    def left(part: TailPart, embeddings: Sequence[CollectiveUse]) -> TailPart | None:
+        if part.kind is not ActionKind.REDUCE_GRAD:
+            return part
+        return _with_alone(part, embeddings, sum(use.own_ns for use in embeddings)) if embeddings else None
+
+    kept = tuple(replace(profile, overlapped=()) for profile in explained.pipeline.ranks)
+    alone = replace(explained, pipeline=replace(explained.pipeline, ranks=kept))
+    return _with_tails(alone, "gradient reduction that takes no time", left)
+
+
+def _without_embedding(explained: Explained) -> Removal:
+    def left(part: TailPart, embeddings: Sequence[CollectiveUse]) -> TailPart:
+        if not embeddings:
+            return part
+        others = [use for use in part.collectives if use not in embeddings]
+        return _with_alone(part, others, part.duration_ns - sum(use.own_ns for use in embeddings))
+
+    return _with_tails(explained, "stages that share no weights (an untied embedding)", left)
+
+
+def _without_optimizer(explained: Explained) -> Removal:
+    return _with_tails(
+        explained,
+        "an optimizer that takes no time",
+        lambda part, _embeddings: None if part.kind is ActionKind.OPTIMIZER else part,
+    )
+
+
+def over_no_links(explained: Explained) -> Removal:
+    """Replay with computes whose collectives take what they took when they were recorded."""
+    stages = tuple(replace(stage, collectives={}) for stage in explained.pipeline.stages)
+    alone = replace(explained, pipeline=replace(explained.pipeline, stages=stages))
+    return replayed("collectives inside computes over no links", alone)
+
+
 def equally_fast(explained: Explained) -> Explained:
     """The same with one time for all actions of a kind, their mean: as much compute in all, evenly spread.
 
@@ -217,3 +292,6 @@ UNLIMITED_BANDWIDTH = HowRemoved(_without_occupancy)
 OPEN_CHANNEL = HowRemoved(_without_channel)
 NO_LIMIT = HowRemoved(_without_limit)
 HOST_IN_TIME = HowRemoved(_without_host)
+NO_REDUCTION = HowRemoved(_without_reduction)
+UNTIED = HowRemoved(_without_embedding)
+NO_OPTIMIZER = HowRemoved(_without_optimizer)

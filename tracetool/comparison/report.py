@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tracetool.causes.cause import Cause
+from tracetool.causes.cause import IN_WINDOW
 from tracetool.ingestion.recording import Recording  # noqa: TC001 - msgspec reads it
 from tracetool.tables.fields import EMPTY, Head, SchemaId, WithFigures, doc, fields_of, per_rank
 from tracetool.tables.metrics import IN_REPORTS, OF_RANK, OF_REPLAY
@@ -19,7 +19,7 @@ from tracetool.tables.metrics import IN_REPORTS, OF_RANK, OF_REPLAY
 REPORT_SCHEMA = "urn:tracetool:schema:1:report"
 
 _BY_CAUSE = "Idle time by cause; per rank the causes sum to window minus compute. " + " ".join(
-    f"{cause.value}: {cause.words.meaning}" for cause in Cause
+    f"{cause.value}: {cause.words.meaning}" for cause in IN_WINDOW
 )
 
 

@@ -9,8 +9,10 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tracetool.causes import critical_path, idle_by_cause, mean_by_cause
-from tracetool.causes.removals import Explained, Removal, deeper, equally_fast, replayed, without_moving
+from tracetool.causes import critical_path, idle_after_window, idle_by_cause, mean_by_cause
+from tracetool.causes.cause import Cause
+from tracetool.causes.removals import Explained, Removal, deeper, equally_fast, over_no_links, replayed, without_moving
+from tracetool.costs.over_links import crossing_uses
 from tracetool.errors import TraceToolError, checked
 from tracetool.explanation.path import PathPart, told
 from tracetool.model.pipeline import BLOCKING, BY_EDGE
@@ -25,7 +27,6 @@ from tracetool.whatif.answer import answer
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tracetool.causes.cause import Cause
     from tracetool.causes.chain import ChainPiece
     from tracetool.causes.removals import HowRemoved
     from tracetool.model.pipeline import ActionCost, P2PMode
@@ -66,8 +67,9 @@ def _why_longer(how: HowRemoved, explained: Explained) -> str:
 def remove_all(explained: Explained) -> Removal:
     """Replay with free links, receives posted ahead, messages that take no time inside DCs, and no slowdown beside any.
 
-    That of the order as it is or as deep as it would be without a memory limit, of stages as they are or equally fast,
-    whichever is shortest: each single removal can only be longer, as each of its actions ends later or with that.
+    What follows the window takes what it does inside a DC. That of the order as it is or as deep as it would be without
+    a memory limit, of stages as they are or equally fast, whichever is shortest: each single removal of these can only
+    be longer, as each of its actions ends later or with that.
     """
     explained = replace(explained, pipeline=explained.pipeline.without_waits())
     free = replace(without_moving(_beside_nothing(explained)), scenario=_free(explained.scenario))
@@ -107,7 +109,7 @@ def _beside_nothing(explained: Explained) -> Explained:
     return replace(explained, pipeline=replace(explained.pipeline, stages=stages))
 
 
-MOST_CAUSES = 5
+MOST_CAUSES = 6
 """So many causes are told, the largest first."""
 
 
@@ -118,7 +120,7 @@ class CauseFound:
     Attributes:
         cause: Which.
         rank_ns: Idle time of each pipeline rank.
-        mean_ns: Its mean over ranks, rounded so that all causes sum to the bubble.
+        mean_ns: Its mean over ranks, rounded so that all causes sum to the bubble and what follows the window.
         removal: What the step takes without it.
     """
 
@@ -150,7 +152,8 @@ class Explanation:
         spent_ns: What the critical path was spent with: computes by pipeline rank, other things by cause.
         causes: The largest causes of idle time, largest first; at most ``MOST_CAUSES``.
         rest_ns: Idle time of the causes that are not among them, mean over ranks.
-        without_any: What the step takes with all removed that can be.
+        without_any: What the step takes with all removed from its window that can be.
+        over_no_links: What it takes where collectives inside computes cross no link; None if none does.
         remark: Why the order was chosen so, or how its costs came about.
     """
 
@@ -167,11 +170,17 @@ class Explanation:
     causes: tuple[CauseFound, ...]
     rest_ns: int
     without_any: Removal
+    over_no_links: Removal | None
     remark: str | None
 
     def __repr__(self) -> str:
         causes = ", ".join(found.cause.value for found in self.causes)
         return f"<Explanation of {self.name}: {format_duration(self.metrics.step_ns)}, idle by {causes or 'nothing'}>"
+
+    @property
+    def idle_ns(self) -> int:
+        """How long ranks run no action in the step, mean over ranks: in its window, and after it."""
+        return self.metrics.bubble_ns + self.metrics.step_ns - self.metrics.window_ns
 
     @property
     def busiest_rank(self) -> int:
@@ -244,7 +253,7 @@ def explain(
             timeline, result.replayed.topology, by_edge=mode in BY_EDGE, overlapping=order.overlapping()
         )
     metrics = measure(timeline)
-    by_cause = idle_by_cause(idles, len(metrics.rank_compute_ns))
+    by_cause = idle_by_cause((*idles, *idle_after_window(timeline)), len(metrics.rank_compute_ns), Cause)
     means = mean_by_cause(by_cause)
     largest = sorted((cause for cause, ns in by_cause.items() if any(ns)), key=lambda cause: -sum(by_cause[cause]))
     ways = dict.fromkeys(cause.removal for cause in largest[:MOST_CAUSES])  # causes may be removed together
@@ -265,8 +274,15 @@ def explain(
         ),
         rest_ns=sum(means[cause] for cause in largest[MOST_CAUSES:]),
         without_any=remove_all(explained),
+        over_no_links=over_no_links(explained) if _crosses_inside(explained) else None,
         remark=result.remark,
     )
+
+
+def _crosses_inside(explained: Explained) -> bool:
+    """Whether actions wait for collectives over links."""
+    within = {use for stage in explained.pipeline.stages for uses in stage.collectives.values() for use in uses}
+    return any(use in within for use in crossing_uses(explained.pipeline, explained.scenario.topology))
 
 
 def _changes_nothing(scenario: Scenario) -> bool:

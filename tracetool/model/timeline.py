@@ -15,7 +15,7 @@ from tracetool.units import format_count
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tracetool.model.action import ActionKind
+    from tracetool.model.action import ActionKind, CollectiveUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,33 @@ class RankOp:
     def text(self) -> str:
         """What it is, as in ``OPTIMIZER``."""
         return self.kind.value
+
+
+@dataclass(frozen=True, slots=True)
+class TailCollective:
+    """A collective that a rank runs after its last compute, or beside computes; times as of an ``Op``.
+
+    Attributes:
+        rank: Pipeline rank.
+        kind: What it is part of: REDUCE_GRAD or OPTIMIZER.
+        use: What it is.
+        came_ns: When the rank came to it.
+        start_ns: When all of its ranks had, as far as they were recorded.
+        end_ns: When it was over.
+        links: Names of the links between DCs that it crosses.
+        taken_ns: When it took them.
+        left_ns: When it had moved its bytes over them.
+    """
+
+    rank: int
+    kind: ActionKind
+    use: CollectiveUse
+    came_ns: int
+    start_ns: int
+    end_ns: int
+    links: tuple[str, ...] = ()
+    taken_ns: int = 0
+    left_ns: int = 0
 
 
 MemoryCurve = tuple[tuple[int, int], ...]
@@ -140,6 +167,8 @@ class Timeline:
         overhead_bytes: Per pipeline rank, device memory occupied beyond the highest allocation, as measured; None, or
             no entry, if unknown.
         profiler: Per pipeline rank, when the profiler itself was at work, ascending; no entries in a replay.
+        collectives: Of the ranks' tails, and beside computes those that links are part of; of
+            pipelines beside this one too, whose ranks it does not have.
     """
 
     name: str
@@ -149,6 +178,7 @@ class Timeline:
     memory: tuple[MemoryCurve | None, ...]
     overhead_bytes: tuple[int | None, ...] = ()
     profiler: tuple[tuple[tuple[int, int], ...], ...] = ()
+    collectives: tuple[TailCollective, ...] = ()
 
     def __repr__(self) -> str:
         ranks = format_count(len(self.global_ranks), "rank")

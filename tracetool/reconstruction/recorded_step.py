@@ -13,7 +13,7 @@ from tracetool.model.action import Action, ActionKind
 from tracetool.model.notice import NoticeCode, SubjectKind
 from tracetool.model.pipeline import Pipeline, RankProfile, StageProfile
 from tracetool.model.schedule import OBSERVED, schedule_from_orders
-from tracetool.model.timeline import Op, RankOp, Timeline
+from tracetool.model.timeline import Op, RankOp, TailCollective, Timeline
 from tracetool.reconstruction.actions.cautions import check_times, note_cautions
 from tracetool.reconstruction.actions.hops import join_labelled, tensors_per_hop
 from tracetool.reconstruction.actions.segments import StepWork, find_work
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from tracetool.model.timeline import Transfer
     from tracetool.reconstruction.actions import RankWork, Tail
     from tracetool.reconstruction.actions.surroundings import Spans
+    from tracetool.reconstruction.actions.tails import StepCollective
     from tracetool.reconstruction.capture.clocks import Clocks
     from tracetool.reconstruction.capture.groups import PipelineGroup
     from tracetool.reconstruction.capture.survey import Survey
@@ -60,6 +61,7 @@ def observed_timeline(
     memory: Mapping[int, MemoryFacts],
     clocks: Clocks,
     profiler: Mapping[int, Spans],
+    collectives: Mapping[int, Sequence[StepCollective]],
     origin: int,
 ) -> Timeline:
     """The Timeline of the step as it was recorded.
@@ -71,10 +73,12 @@ def observed_timeline(
         memory: Memory of each global rank.
         clocks: How far each rank's clock is ahead.
         profiler: When the profiler was at work on each global rank.
+        collectives: Of each global rank.
         origin: Aligned time at which the Timeline begins, ns.
     """
     ops: list[Op] = []
     tails: list[RankOp] = []
+    after: list[TailCollective] = []
     for position, rank in enumerate(group.ranks):
         mine = [
             Op(
@@ -84,10 +88,16 @@ def observed_timeline(
             for s in work[rank].segments
         ]  # fmt: skip
         ops += mine
-        at = max(op.end_ns for op in mine)
+        at = ended = max(op.end_ns for op in mine)
         for part in work[rank].tail:
             tails.append(RankOp(position, part.kind, at, part.duration_ns))
             at += part.duration_ns
+        optimizing = next((op.start_ns for op in tails if op.rank == position and op.kind is ActionKind.OPTIMIZER), at)
+        for one in collectives.get(rank, ()):
+            came, end = (clocks.aligned_ns(rank, ns) - origin for ns in (one.start_ns, one.end_ns))
+            if end > ended:
+                kind = ActionKind.OPTIMIZER if came >= optimizing else ActionKind.REDUCE_GRAD
+                after.append(TailCollective(position, kind, one.use(), came, max(came, end - one.own_ns), end))
     return Timeline(
         name=OBSERVED,
         global_ranks=group.ranks,
@@ -104,6 +114,7 @@ def observed_timeline(
             )
             for rank in group.ranks
         ),
+        collectives=tuple(after),
     )
 
 
@@ -189,7 +200,14 @@ def record_step(
             buffered=buffers_sends(messages.messages, survey.clocks, Account()),
         ),
         observed=observed_timeline(
-            group, work.ranks, transfers, memory, survey.clocks, profiler_spans(run, step, group.ranks), origin
+            group,
+            work.ranks,
+            transfers,
+            memory,
+            survey.clocks,
+            profiler_spans(run, step, group.ranks),
+            collectives,
+            origin,
         ),
         window_ns=max(end for _, end in spans) - origin,
         residents=read_residents(run, group, work.ranks),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.model.schedule import PipelineShape, Schedule
+    from tracetool.model.timeline import TailCollective
     from tracetool.model.topology import Topology
     from tracetool.replays.engine import Times
     from tracetool.replays.graph import TaskGraph
@@ -134,7 +135,8 @@ def _timeline(
     by_rank: list[list[Op]] = [[] for _ in range(schedule.shape.ranks)]
     for op in ops:
         by_rank[op.rank].append(op)
-    tails = costs.tails([rank_ops[-1].end_ns for rank_ops in by_rank])
+    collectives: list[TailCollective] = []
+    tails = costs.tails([rank_ops[-1].end_ns for rank_ops in by_rank], collectives)
     return Timeline(
         name=schedule.name,
         global_ranks=tuple(profile.rank for profile in pipeline.ranks),
@@ -142,6 +144,7 @@ def _timeline(
         transfers=_transfers(schedule.shape, graph, times, costs, origin, mode),
         memory=tuple(_memory(rank_ops, rank, costs) for rank, rank_ops in enumerate(by_rank)),
         overhead_bytes=tuple(costs.measured.overhead_bytes(rank) for rank in range(len(by_rank))),
+        collectives=tuple(collectives),
     )
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import Launch, Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule
-    from tracetool.model.timeline import RankOp
+    from tracetool.model.timeline import RankOp, TailCollective
     from tracetool.model.topology import Topology
     from tracetool.network.link import Path
     from tracetool.replays.compiled import Compiled, Way
@@ -119,12 +119,17 @@ class TaskCosts:
         self._tails = [self.measured.tail(rank) for rank in ranks]
         self._overlapped = [self.measured.overlapped(rank) for rank in ranks]
 
-    def tails(self, ends_ns: Sequence[int]) -> list[RankOp]:
-        """What follows the last compute of each rank, given when that ended."""
+    def tails(self, ends_ns: Sequence[int], collectives: list[TailCollective] | None = None) -> list[RankOp]:
+        """What follows the last compute of each rank, given when that ended.
+
+        Args:
+            ends_ns: When.
+            collectives: Takes up when each collective ran; by default nobody asks.
+        """
         if not self.measured.crosses:
-            return run_tails(ends_ns, self._tails)
+            return run_tails(ends_ns, self._tails, collectives=collectives)
         queues = LinkQueues(self.measured.over_links)
-        return run_tails(ends_ns, self._tails, self._overlapped, queues)
+        return run_tails(ends_ns, self._tails, self._overlapped, queues, collectives)
 
     def durations(self, compiled: Compiled) -> Int64s:
         """Per cost class, its duration in ns; of an action, by itself.

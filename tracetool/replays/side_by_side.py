@@ -145,6 +145,7 @@ def slowest(timeline: Timeline, ranks: int, stages: int) -> Timeline:
             for t in timeline.transfers
             if t.src_rank in mine
         ),
+        collectives=tuple(replace(one, rank=one.rank - first_rank) for one in timeline.collectives),
         memory=timeline.memory[first_rank : first_rank + ranks],
         overhead_bytes=timeline.overhead_bytes[first_rank : first_rank + ranks],
     )

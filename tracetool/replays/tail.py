@@ -12,10 +12,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.model.action import ActionKind
-from tracetool.model.timeline import RankOp
+from tracetool.model.timeline import RankOp, TailCollective
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from tracetool.costs.over_links import OverLinks
     from tracetool.model.action import CollectiveUse
@@ -148,6 +148,14 @@ def _whole(uses: Sequence[CollectiveUse]) -> CollectiveUse:
     return replace(uses[0], payload_bytes=max(sizes, default=None), own_ns=max(use.own_ns for use in uses))
 
 
+class Moved(NamedTuple):
+    """The links that a collective crossed, when it took them, and when it had moved its bytes."""
+
+    links: tuple[str, ...] = ()
+    taken_ns: int = 0
+    left_ns: int = 0
+
+
 class LinkQueues:
     """Links that serve collectives in turn.
 
@@ -158,6 +166,7 @@ class LinkQueues:
     def __init__(self, over_links: Callable[[CollectiveUse], OverLinks | None]) -> None:
         self._over_links = over_links
         self._free_ns: dict[str, int] = {}
+        self._moved: dict[tuple[CollectiveUse, int], Moved] = {}
 
     def end_ns(self, use: CollectiveUse, start_ns: int) -> int:
         """When a collective that its ranks begin at a time ends; its links are taken until it has moved its bytes."""
@@ -166,7 +175,18 @@ class LinkQueues:
             return start_ns + use.own_ns
         start = max([start_ns, *(self._free_ns.get(link, 0) for link in found.links)])
         self._free_ns |= dict.fromkeys(found.links, start + found.occupied_ns)
-        return start + found.duration_ns
+        end = start + found.duration_ns
+        self._moved[_alike(use), end] = Moved(found.links, start, start + found.occupied_ns)
+        return end
+
+    def moved(self, use: CollectiveUse, end_ns: int) -> Moved:
+        """What a collective that ended at a time did on links."""
+        return self._moved.get((_alike(use), end_ns), Moved())
+
+
+def _alike(use: CollectiveUse) -> CollectiveUse:
+    """What a collective is to all of its ranks."""
+    return replace(use, payload_bytes=None, own_ns=0, lead_ns=0, after_ns=0)
 
 
 def run_tails(
@@ -174,6 +194,7 @@ def run_tails(
     tails: Sequence[Sequence[TailPart]],
     overlapped: Sequence[Sequence[CollectiveUse]] = (),
     queues: LinkQueues | None = None,
+    collectives: list[TailCollective] | None = None,
 ) -> list[RankOp]:
     """Run every rank's tail.
 
@@ -185,6 +206,7 @@ def run_tails(
         tails: Per pipeline rank, its parts in order.
         overlapped: Per pipeline rank, the collectives that run beside its computes, and may outlast them.
         queues: The links that collectives cross; None if all take what was measured.
+        collectives: Takes up when each collective ran; by default nobody asks.
 
     Returns:
         The parts as ops with stage and microbatch -1, rank by rank.
@@ -192,6 +214,9 @@ def run_tails(
     if queues is None:
         alone = [[Visit(part.duration_ns, part.meet) for part in tail] for tail in tails]
         spans = run_visits(ends_ns, alone)
+        if collectives is not None:
+            for rank, (tail, of_rank) in enumerate(zip(tails, spans, strict=True)):
+                collectives += _inside(rank, ends_ns[rank], tail, of_rank)
         return [op for rank, tail in enumerate(tails) for op in _ops(rank, [(p, 1) for p in tail], spans[rank])]
     beside = [_by_group(uses) for uses in overlapped] or [[] for _ in tails]
     lanes = [
@@ -199,10 +224,12 @@ def run_tails(
         for rank, (end, groups, tail) in enumerate(zip(ends_ns, beside, tails, strict=True))
     ]
     begins = list(ends_ns)
+    ranks = list(range(len(tails)))
     for rank, (end, groups) in enumerate(zip(ends_ns, beside, strict=True)):
         for uses in groups:
             lanes.append([*(_beside(use, end) for use in uses), Visit(0, _through(rank))])
             begins.append(end - max(use.lead_ns for use in uses))
+            ranks.append(rank)
     spans = run_visits(begins, lanes, queues.end_ns)
     ops: list[RankOp] = []
     for rank, (end, tail) in enumerate(zip(ends_ns, tails, strict=True)):
@@ -211,7 +238,37 @@ def run_tails(
         if begun > end:
             ops.append(RankOp(rank, ActionKind.REDUCE_GRAD, end, begun - end))
         ops += _ops(rank, [(part, len(_visits(part))) for part in tail], spans[rank][ahead:])
+    if collectives is not None:
+        for rank, begin, lane, of_lane in zip(ranks, begins, lanes, spans, strict=True):
+            collectives += _crossing(rank, begin, lane, of_lane, queues, ops)
     return ops
+
+
+def _inside(rank: int, end_ns: int, tail: Sequence[TailPart], spans: Sequence[Span]) -> Iterator[TailCollective]:
+    """The collectives of a tail that crosses no links: those of a part one after another, then what else it does."""
+    came = end_ns
+    for part, span in zip(tail, spans, strict=True):
+        start = span.start_ns
+        for use in part.collectives:
+            end = min(span.end_ns, start + use.own_ns)
+            yield TailCollective(rank, part.kind, use, came, start, end)
+            came = start = end
+        came = span.end_ns
+
+
+def _crossing(
+    rank: int, begin: int, lane: Sequence[Visit], spans: Sequence[Span], queues: LinkQueues, ops: Sequence[RankOp]
+) -> Iterator[TailCollective]:
+    """The collectives of what a rank visits, one after another, some of them over links."""
+    came = begin
+    optimizing = [op for op in ops if op.rank == rank and op.kind is ActionKind.OPTIMIZER]
+    for visit, span in zip(lane, spans, strict=True):
+        if visit.use is not None:
+            is_late = any(op.start_ns <= span.start_ns and span.end_ns <= op.end_ns for op in optimizing)
+            kind = ActionKind.OPTIMIZER if is_late else ActionKind.REDUCE_GRAD
+            moved = queues.moved(visit.use, span.end_ns)._asdict()
+            yield TailCollective(rank, kind, visit.use, came, span.start_ns, span.end_ns, **moved)
+        came = span.end_ns
 
 
 def _ops(rank: int, parts: Sequence[tuple[TailPart, int]], spans: Sequence[Span]) -> list[RankOp]:

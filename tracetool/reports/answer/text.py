@@ -236,6 +236,21 @@ def terminal_width() -> int:
     return max(_LEAST_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns)
 
 
+_SCREEN_LINES = 24
+_LONGEST_NEXT = 160
+"""What to run next is not broken; commands that are longer than so many columns scroll."""
+
+
+def lines_left(lines: Sequence[str], width: int | None = None) -> int:
+    """How many lines fit on a screen below some, with what to run next below them.
+
+    Args:
+        lines: As they are broken.
+        width: Columns; by default the terminal's.
+    """
+    return _SCREEN_LINES - len(lines) - 1 - -(-_LONGEST_NEXT // (width or terminal_width()))
+
+
 class Note(str):
     """A line that is broken under what it says, behind its label."""
 

@@ -13,6 +13,7 @@ from tracetool.reports.answer.text import (
     Note,
     compared_results,
     is_baseline,
+    lines_left,
     result_name,
     results_table,
     terminal_width,
@@ -68,12 +69,23 @@ _FIRST = (
 _MOST_NOTES = 2
 
 
-def first_notes(notes: Sequence[Notice]) -> list[str]:
-    """The notes of which an answer hangs most, two at most, as lines, and how many more there are."""
+def first_notes(notes: Sequence[Notice], width: int | None = None, above: Sequence[str] = ()) -> list[str]:
+    """The notes of which an answer hangs most as lines, and how many more there are: two, and no more than fit.
+
+    Args:
+        notes: All of them.
+        width: Columns; by default the terminal's.
+        above: The lines of the answer that they stand below.
+    """
     shown = sorted((note for note in notes if note.code in _FIRST), key=lambda note: _FIRST.index(note.code))
-    shown = shown[:_MOST_NOTES]
-    rest = len(notes) - len(shown)
-    return [*map(Note, shown), f"{format_count(rest, 'note')} more, and everything tried: -v"]
+    for count in range(min(_MOST_NOTES, len(shown)), -1, -1):
+        rest = len(notes) - count
+        told = wrapped(
+            [*map(Note, shown[:count]), f"{format_count(rest, 'note')} more, and everything tried: -v"], width
+        )
+        if not count or len(told) + 1 <= lines_left(above, width):
+            return told
+    return []
 
 
 _NO_STEPS_RATIO = 0.2
@@ -102,8 +114,8 @@ def screen(answer: Answer) -> bytes:
     ]
     refused = [f"  {one.schedule}: {one.reason}" for one in answer.refused[:_MOST_NOTES]]
     lines = [*(f"warning: {text}" for text in answer.warnings), f"{found.headline}.", f"  {', '.join(asked)}", ""]
-    lines += [*results_table(answer, width), *refused, *near_lines(answer), "", *first_notes(answer.notes)]
-    return ("\n".join(wrapped(lines, width)) + "\n").encode()
+    lines = wrapped([*lines, *results_table(answer, width), *refused, *near_lines(answer)], width)
+    return ("\n".join([*lines, "", *first_notes(answer.notes, width, lines)]) + "\n").encode()
 
 
 def _orders(answer: Answer, width: int) -> bytes:
@@ -118,7 +130,8 @@ def _orders(answer: Answer, width: int) -> bytes:
         moves = ", ".join(f"{src}→{dst} {format_count(count, 'message')}" for (src, dst), count in sorted(sent.items()))
         lines += ["", f"{named(result)}, {result.p2p} transfers: {moves or 'no messages'}"]
         lines += result.replayed.schedule.grid(width).split("\n")
-    return ("\n".join([*wrapped(lines, width), "", *wrapped(first_notes(answer.notes), width)]) + "\n").encode()
+    lines = wrapped(lines, width)
+    return ("\n".join([*lines, "", *first_notes(answer.notes, width, lines)]) + "\n").encode()
 
 
 def best_result(answer: Answer) -> Result:

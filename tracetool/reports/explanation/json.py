@@ -89,9 +89,14 @@ class ExplanationInfo(Head, kw_only=True):
     __annotations__.update(fields_of("step_ns", "window_ns", "bubble_ns"))
     replayed_step_ns: Annotated[int, doc("The step replayed: of a replay step_ns.")]
     rank_compute_ns: Annotated[list[int], doc("Compute per pipeline rank: no step can be shorter than the largest.")]
-    causes: Annotated[list[CauseInfo], doc("The largest causes of idle time, largest first.")]
+    causes: Annotated[
+        list[CauseInfo], doc("The largest causes of idle time in the step, its window and what follows, largest first.")
+    ]
     other_causes_ns: Annotated[int, doc("Idle time of causes that are not listed, mean over ranks.")]
-    without_any: Annotated[RemovalInfo, doc("All removed at once that can be.")]
+    without_any: Annotated[RemovalInfo, doc("All removed at once that can be from the window.")]
+    over_no_links: Annotated[
+        RemovalInfo | None, doc("Where collectives inside computes cross no link; null if none does.")
+    ]
     critical_path: Annotated[list[PartInfo], doc("What each moment of the window was spent with.")]
     spent: Annotated[list[SpentInfo], doc("The critical path in sums, largest first.")]
     __annotations__.update(fields_of("remark"))
@@ -126,6 +131,7 @@ def explanation_info(explained: Explanation, facts: RunFacts) -> ExplanationInfo
         ],
         other_causes_ns=explained.rest_ns,
         without_any=_removal(explained.without_any),
+        over_no_links=None if explained.over_no_links is None else _removal(explained.over_no_links),
         critical_path=[_part(part, words) for part in explained.path],
         spent=[
             SpentInfo(

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracetool.causes.cause import LATE, Cause
-from tracetool.costs.over_links import crossing_uses
 from tracetool.errors import Option
-from tracetool.reports.answer.text import Note, aligned, wrap, wrapped
+from tracetool.reports.answer.text import Note, aligned, lines_left, wrap, wrapped
 from tracetool.reports.answer.verdict import first_notes
 from tracetool.reports.explanation import PathWords
 from tracetool.units import format_duration, format_ranges
-from tracetool.whatif.wording import sharing_lines
+from tracetool.whatif.wording import links_text, sharing_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,7 +25,7 @@ _MOST_PARTS = 24
 
 
 _NO_GAIN_RATIO = 0.0005
-"""A step that is longer by so much without a cause gains nothing by its removal: another wait takes its place."""
+"""A step that is not shorter by so much without a cause gains nothing by its removal: another wait takes its place."""
 _WORTH_RATIO = 0.01
 """What shortens the step by less is not advised."""
 
@@ -42,13 +41,14 @@ def render_text(explained: Explanation, facts: RunFacts, width: int, *, verbose:
     """
     words = PathWords(explained.answer.observed.global_ranks)
     warnings = [f"warning: {text}" for text in explained.answer.warnings]
-    lines = [*wrapped([*warnings, *_idle(explained, words)], width), ""]
-    lines += wrapped([*_asked(explained, facts if verbose else None)], width)
-    lines += ["", *_table(explained, words), *_footnote(explained)]
+    told, inside = [*warnings, *_idle(explained)], [*_inside(explained)]
     if not verbose:
-        lines += ["", *wrapped(first_notes(explained.answer.notes), width)]
-        return ("\n".join(lines) + "\n").encode()
+        asked = ["", *wrapped([*_asked(explained)], width), ""]
+        return _screen(explained, words, width, [[*told, _shortest(explained), *inside], [*told, *inside]], asked)
+    lines = [*wrapped([*told, _bound(explained, words), *inside], width), ""]
+    lines += [*wrapped([*_asked(explained, facts)], width), ""]
     lines += [
+        *_table(explained, words, width, len(explained.causes)),
         *wrapped([*_meanings(explained)], width),
         "",
         *_path(explained, words, width),
@@ -58,61 +58,126 @@ def render_text(explained: Explanation, facts: RunFacts, width: int, *, verbose:
     return ("\n".join(lines) + "\n").encode()
 
 
+def _screen(
+    explained: Explanation, words: PathWords, width: int, told: Sequence[Sequence[str]], asked: Sequence[str]
+) -> bytes:
+    """The answer, as many causes as there is room for, and the notes of which it hangs.
+
+    Args:
+        explained: The explanation.
+        words: Of its ranks.
+        width: Columns.
+        told: The answer in full, and shorter.
+        asked: What is explained.
+    """
+    all_notes = first_notes(explained.answer.notes, width)
+    for sentences in told:
+        lines = [*wrapped(sentences, width), *asked]
+        notes = first_notes(explained.answer.notes, width, [*lines, *[""] * (_BESIDE_CAUSES + _FEWEST_CAUSES)])
+        room = lines_left(lines, width) - _BESIDE_CAUSES - len(notes)
+        if room >= _ENOUGH_CAUSES and len(notes) >= min(2, len(all_notes)):
+            break
+    table = _table(explained, words, width, max(_FEWEST_CAUSES, room))
+    return ("\n".join([*lines, *table, "", *notes]) + "\n").encode()
+
+
+_FEWEST_CAUSES = 3
+_ENOUGH_CAUSES = 5
+"""Where there is no room for so many beside notes, the answer is told shorter."""
+_BESIDE_CAUSES = 4
+"""Lines besides rows of causes and notes: head, other causes, what a mark means, and an empty one."""
+
+
 def _name(explained: Explanation) -> str:
     extra = explained.extra_forwards
     return explained.name + (f" +{','.join(map(str, extra))}" if extra is not None else "")
 
 
-def _asked(explained: Explanation, facts: RunFacts | None) -> Iterator[str]:
-    """What is explained."""
-    metrics = explained.metrics
+def _asked(explained: Explanation, facts: RunFacts | None = None) -> Iterator[str]:
+    """What is explained; with facts, all of it."""
+    metrics, links = explained.metrics, explained.answer.scenario.topology.links
     if facts is not None:
         yield facts.name
     what = "as recorded" if explained.seen else "replayed"
-    yield (
-        f"  {_name(explained)}, {what}: {explained.microbatches} microbatches, {explained.p2p} transfers; a step of "
-        f"{format_duration(metrics.step_ns)}, its window {format_duration(metrics.window_ns)}"
+    over = f" over {links_text(links)}" if links and not explained.seen and facts is None else ""
+    told = (
+        f"  {_name(explained)}, {what}{over}: {explained.microbatches} microbatches, {explained.p2p} transfers; a step "
     )
+    told += f"of {format_duration(metrics.step_ns)}"
+    yield told if facts is None else f"{told}, its window {format_duration(metrics.window_ns)}"
     if not explained.seen:
-        yield from (f"  link {link}" for link in explained.answer.scenario.topology.links)
+        yield from (f"  link {link}" for link in links if facts is not None)
         yield from (f"  {line}" for line in sharing_lines(explained.answer.scenario))
 
 
-def _idle(explained: Explanation, words: PathWords) -> Iterator[str]:
-    """How much ranks idle and why, what would shorten the step most, and what it cannot be shorter than."""
+def _idle(explained: Explanation) -> Iterator[str]:
+    """How much ranks idle and why, and what would shorten the step most."""
     metrics = explained.metrics
-    yield (
-        f"Ranks idle {format_duration(metrics.bubble_ns)} of the window on average ({metrics.bubble_ratio:.1%})"
-        + (f", most for {explained.causes[0].cause.words.label}." if explained.causes else ".")
-    )
+    beyond = metrics.step_ns - metrics.window_ns
+    parts = [f"{format_duration(beyond)} of it after its last backward"] if beyond else []
+    parts += [f"most for {explained.causes[0].cause.words.label}"] if explained.causes else []
+    told = f"Ranks idle {format_duration(explained.idle_ns)} of the step on average"
+    yield ", ".join([f"{told} ({explained.idle_ns / metrics.step_ns:.1%})", *parts]) + "."
     yield _advice(explained)
-    busiest = explained.busiest_rank
-    bound = f"The busiest rank ({words.rank(busiest)}) computes {format_duration(metrics.rank_compute_ns[busiest])}."
+
+
+def _bound(explained: Explanation, words: PathWords) -> str:
+    """What the step cannot be shorter than."""
+    busiest, beyond = explained.busiest_rank, explained.metrics.step_ns > explained.metrics.window_ns
+    compute = format_duration(explained.metrics.rank_compute_ns[busiest])
+    bound = f"The busiest rank ({words.rank(busiest)}) computes {compute}."
     if explained.without_any.step_ns is not None:
         bound += (
             " With free links, free transfers that slow no compute, and stages "
             f"{'equally fast' if explained.without_any.stages_alike else 'as they are'} a step takes "
-            f"{_change(explained.without_any)}: compute, fill and drain, and the optimizer."
+            f"{_change(explained.without_any)}: compute, fill and drain{', and what follows' * beyond}."
         )
-    yield bound
-    if crossing_uses(explained.answer.pipeline, explained.answer.scenario.topology):
+    return bound
+
+
+def _shortest(explained: Explanation) -> str:
+    """The same, in short."""
+    bound = explained.without_any
+    if bound.step_ns is None:
+        compute = format_duration(max(explained.metrics.rank_compute_ns))
+        return f"No step of these computes is shorter than {compute}, what the busiest rank computes."
+    alike = " and equally fast stages" if bound.stages_alike else ""
+    return f"At best, with free links and transfers{alike}, a step takes {_change(bound)}."
+
+
+def _inside(explained: Explanation) -> Iterator[str]:
+    """What links make of collectives inside computes."""
+    inside = explained.over_no_links
+    if inside is not None and inside.step_ns is not None:
         yield (
-            "What collectives take over links is in none of these causes: it is part of computes and of what follows "
-            "the last backward. tracetool advise says what faster or nearer links would save of it."
+            "Collectives inside computes cross links and make these longer, which is no idle time: inside one DC a "
+            f"step takes {_change(inside)}."
         )
 
 
 def _advice(explained: Explanation) -> str:
-    """What would shorten the step most."""
-    best, longer = _best(explained), _longer(explained)
-    if best is not None and _gain(best, explained) <= -_WORTH_RATIO:
-        change = _signed(_gain(best, explained)) + (" of the recorded one" if _is_base(best) else "")
-        step = format_duration(best.removal.step_ns or 0)
-        return f"Most would come from {best.removal.how}: a step of {step} ({change})."
-    told = f"No single cause of idle time would give {_WORTH_RATIO:.0%} of the step if it were removed."
-    if longer is not None:
-        told += f" A step of {longer.how}: {_signed(longer.change_ratio)} per microbatch."
-    return told
+    """What would shorten the step most; where that is more microbatches, also what would with as many."""
+    worth = [cause for cause in explained.causes if _gain(cause, explained) <= -_WORTH_RATIO]
+    if not worth:
+        return f"No single cause of idle time would give {_WORTH_RATIO:.0%} of the step if it were removed."
+    best = min(worth, key=lambda cause: _gain(cause, explained))
+    if not _is_longer(best, explained):
+        return f"Most would come from {_offer(best, explained)}."
+    told = f"Most would come from {best.removal.how}: {_signed(best.removal.change_ratio)} per microbatch"
+    others = [cause for cause in worth if not _is_longer(cause, explained)]
+    if not others:
+        return f"{told}."
+    return f"{told}; with as many as now, from {_offer(min(others, key=lambda c: _gain(c, explained)), explained)}."
+
+
+def _offer(found: CauseFound, explained: Explanation) -> str:
+    change = _signed(_gain(found, explained)) + (" of the recorded one" if _is_base(found) else "")
+    return f"{found.removal.how}: a step of {format_duration(found.removal.step_ns or 0)} ({change})"
+
+
+def _is_longer(found: CauseFound, explained: Explanation) -> bool:
+    """Whether the step without a cause has more microbatches."""
+    return found.removal.microbatches > explained.microbatches
 
 
 def _change(removal: Removal) -> str:
@@ -121,14 +186,8 @@ def _change(removal: Removal) -> str:
 
 def _longer(explained: Explanation) -> Removal | None:
     """The step with more microbatches, if it was replayed."""
-    longer = (f.removal for f in explained.causes if f.removal.microbatches > explained.microbatches)
+    longer = (found.removal for found in explained.causes if _is_longer(found, explained))
     return next(longer, None)
-
-
-def _best(explained: Explanation) -> CauseFound | None:
-    """The cause whose removal shortens the step most, with as many microbatches."""
-    found = [cause for cause in explained.causes if cause.removal.microbatches == explained.microbatches]
-    return min(found, key=lambda cause: _gain(cause, explained), default=None)
 
 
 def _gain(found: CauseFound, explained: Explanation) -> float:
@@ -147,10 +206,10 @@ def _signed(change: float | None) -> str:
     return "" if change is None else f"{change:+.1%}".replace("-0.0%", "+0.0%")
 
 
-def _table(explained: Explanation, words: PathWords) -> list[str]:
-    rows = [("idle for", "mean", "most on", "", "step without", "")]
-    for found in explained.causes:
-        is_longer = found.removal.microbatches > explained.microbatches
+def _table(explained: Explanation, words: PathWords, width: int, most: int) -> list[str]:
+    """So many causes, and the others in sum; where there is no room, without the rank that has most of each."""
+    rows: list[tuple[str, ...]] = [("idle for", "mean", "most on", "", "step without", "")]
+    for found in explained.causes[:most]:
         each = [format_duration(ns) for ns in found.rank_ns]
         alike = len(each) > 1 and len(set(each)) == 1
         change, step = _without(found, explained)
@@ -161,32 +220,35 @@ def _table(explained: Explanation, words: PathWords) -> list[str]:
                 "all ranks" if alike else f"rank {words.rank(found.worst_rank)}",
                 "alike" if alike else each[found.worst_rank],
                 step,
-                change + ("*" if is_longer else " "),
+                change + ("*" if _is_longer(found, explained) else " "),
             )
         )
-    if explained.rest_ns:
-        rows.append(("other causes", format_duration(explained.rest_ns), "", "", "", ""))
+    rest_ns = explained.rest_ns + sum(found.mean_ns for found in explained.causes[most:])
+    if rest_ns:
+        rows.append(("other causes", format_duration(rest_ns), "", "", "", ""))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [aligned(row, widths) for row in rows]
+    if sum(widths) + 2 * len(widths) > width:
+        rows, widths = [(*row[:2], *row[4:]) for row in rows], [*widths[:2], *widths[4:]]
+    return [*(aligned(row, widths) for row in rows), *wrapped(_footnote(explained, most), width)]
 
 
 def _without(found: CauseFound, explained: Explanation) -> tuple[str, str]:
-    """The change without a cause, and the step then: of as many microbatches, and none where it would be longer."""
+    """The change without a cause, and the step then: of as many microbatches, and none where it is not shorter."""
     removal = found.removal
     if removal.step_ns is None:
         return "", "-"
     if _is_base(found):
         return "base", format_duration(removal.step_ns)
-    if removal.change_ratio is not None and removal.change_ratio >= _NO_GAIN_RATIO:
+    if removal.change_ratio is not None and removal.change_ratio > -_NO_GAIN_RATIO:
         return "", "no gain"
     same_work = removal.step_ns * explained.microbatches / (removal.microbatches or explained.microbatches)
     return _signed(removal.change_ratio), format_duration(same_work)
 
 
-def _footnote(explained: Explanation) -> list[str]:
-    """What the mark means, where a row has it."""
+def _footnote(explained: Explanation, most: int) -> list[str]:
+    """What the mark means, where a row of the first causes has it."""
     longer = _longer(explained)
-    if longer is None or longer.step_ns is None:
+    if longer is None or longer.step_ns is None or not any(_is_longer(f, explained) for f in explained.causes[:most]):
         return []
     return [f"  *: of every {explained.microbatches} microbatches, with {longer.microbatches} in a step"]
 

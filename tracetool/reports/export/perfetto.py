@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Raw
 
-from tracetool.causes.cause import Cause
+from tracetool.causes.cause import IN_WINDOW
 from tracetool.model.action import Action, ActionKind
 from tracetool.model.timeline import Op
 from tracetool.model.topology import Topology
@@ -286,7 +286,7 @@ def _about(answer: Answer, facts: RunFacts) -> dict[str, object]:
         "links": [str(link) for link in topology.links],
         "warnings": list(map(str, answer.warnings)),
         "notes": list(map(str, answer.notes)),
-        "idle_causes": {cause.value: cause.words.meaning for cause in Cause},
+        "idle_causes": {cause.value: cause.words.meaning for cause in IN_WINDOW},
     }
 
 
