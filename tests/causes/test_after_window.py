@@ -47,6 +47,10 @@ def test_each_cause_of_the_tail_is_what_the_step_is_shorter_without_it() -> None
     explained = explain(found(_tied()), "1f1b", scenario(topology, "posted-ahead"))
     window = explained.metrics.window_ns
     assert explained.metrics.step_ns == window + REDUCE + over + OPTIMIZER
+    (result,) = explained.answer.results
+    free = CLOSED + REDUCE + OWN + OPTIMIZER
+    assert result.cross_dc_step_ns == explained.metrics.step_ns - free
+    assert result.cross_dc_bubble_ns == window - CLOSED
     told = {one.cause: one for one in explained.causes if one.cause in AFTER_WINDOW}
     for rank in (0, P - 1):
         assert {cause: one.rank_ns[rank] for cause, one in told.items()} == {

@@ -14,7 +14,7 @@ from helpers.drawn import laid_out, with_idles
 from matplotlib.path import Path
 
 from tracetool.causes.cause import Cause, Idle
-from tracetool.model.action import ActionKind
+from tracetool.model.action import ActionKind, CollectiveUse
 from tracetool.model.pipeline import ActionCost, Pipeline, RankProfile, StageProfile, TailPart
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape
@@ -22,6 +22,7 @@ from tracetool.model.topology import Topology, parse_dc_map, parse_link
 from tracetool.reconstruction import Reconstruction
 from tracetool.replays import replay
 from tracetool.reports import RunFacts
+from tracetool.reports.gantt import cells
 from tracetool.reports.gantt import picture as gantt
 from tracetool.reports.gantt.picture import REPORT, render_gantt
 from tracetool.schedules import build_schedule
@@ -251,6 +252,38 @@ def test_causes_that_occur_are_hatched_and_summed() -> None:
     hatched = {patch.get_hatch(): rectangles(patch) for patch in panel.patches if patch.get_hatch()}
     # Intervals that touch are one rectangle.
     assert hatched == {Cause.FILL.look.hatch: 1, Cause.CROSS_DC_LATENCY.look.hatch: 1}
+
+
+def test_collectives_over_links_are_in_their_lanes() -> None:
+    """A tied embedding of 2^26 bytes, at 25 Gbit/s 21.475 ms each way, and two hops of 10 ms; the norm hops alone."""
+    from matplotlib.colors import to_rgba
+
+    measured = picture_of(extra_forwards=None).pipeline
+    sums = (("embedding", 2**26, (0, RANKS - 1)), ("norm", 8, tuple(range(RANKS))))
+    uses = [CollectiveUse("allreduce", ranks, size, MS, meeting=name) for name, size, ranks in sums]
+    tails = [
+        tuple(TailPart(ActionKind.REDUCE_GRAD, MS, u.meeting, (u,)) for u in uses if profile.rank in u.group_ranks)
+        for profile in measured.ranks
+    ]
+    ranks = tuple(replace(profile, tail=tail) for profile, tail in zip(measured.ranks, tails, strict=True))
+    tied = replace(measured, ranks=ranks)
+    alone = replay(tied, tied.observed, Scenario())
+    reconstructed = Reconstruction(tied, replace(alone.timeline, name="observed"), {}, {}, ())
+    told = answer(reconstructed, ["1f1b"], Scenario(topology=TWO_DCS))
+    window = told.results[0].metrics.window_ns / MS
+    panel = laid_out(lambda: gantt.gantt_figure(told)).axes[1]
+
+    def spans(colour: str) -> set[tuple[float, float]]:
+        boxes = [patch.get_path().vertices for patch in panel.patches if patch.get_facecolor() == to_rgba(colour)]
+        corners = [box[at : at + 4, 0] for box in boxes for at in range(0, len(box), 5)]
+        return {(round(min(x), 2), round(max(x), 2)) for x in corners if min(x) >= window}
+
+    over = round(window + 2**26 * 8 / 25e9 * 1e3, 2)
+    assert (round(window, 2), over) in spans(cells.LINK_BUSY)
+    assert (over, round(over + 20, 2)) in spans(cells.LINK_FLIGHT)
+    (norm,) = {span for span in spans(cells.LINK_FLIGHT) if span[0] > over}
+    # Four ranks in two DCs: six hops round the ring, three over links, beside what it takes inside one.
+    assert norm[1] - norm[0] == pytest.approx(31, abs=0.02)
 
 
 def test_a_dollar_in_a_name_is_no_formula() -> None:

@@ -165,6 +165,8 @@ class ResultInfo(WithFigures, kw_only=True):
     __annotations__.update(fields_of(*OF_REPLAY) | per_rank(*OF_RANK))
     bubble_reduction: Annotated[float | None, doc("1 - bubble_ns / the baseline's; null if that is 0.")]
     cross_dc_bubble_reduction: Annotated[float | None, doc("The same for cross_dc_bubble_ns.")]
+    __annotations__.update(fields_of("cross_dc_step_ns"))
+    cross_dc_step_ns = None
     __annotations__.update(fields_of("seen_error_ratio", "step_change_ratio", "step_change_error_ratio"))
     step_change_ratio = step_change_error_ratio = None
     bubble_by_cause_ns: Annotated[dict[str, IdleInfo], doc(_BY_CAUSE)]

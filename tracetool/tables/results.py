@@ -55,6 +55,10 @@ FIELDS: dict[str, Column] = {name: metric.column for name, metric in METRICS.ite
         ),
         nullable("change_ratio", "float64", "Its step over that of the order compared with, minus one; null without."),
         nullable("change_error_ratio", "float64", "Error of that change on recorded runs; null if none was like both."),
+        nullable(
+            "cross_dc_step_ns", "int64",
+            "What cross-DC links add to the step: it minus the step with free ones; null if not replayed.",
+        ),
         nullable("step_change_ratio", "float64", "step_ns over the baseline's, minus one."),
         nullable(
             "step_change_error_ratio", "float64",
@@ -90,7 +94,8 @@ RESULTS = table(
     "results",
     "What was observed, the baseline and the schedules asked for: one row each.",
     _ROLE,
-    *columns("schedule", "extra_forwards", "p2p", "microbatches", *OF_STEP, "cross_dc_bubble_ns", "peak_hbm_bytes",
+    *columns("schedule", "extra_forwards", "p2p", "microbatches", *OF_STEP, "cross_dc_bubble_ns",
+             "cross_dc_step_ns", "peak_hbm_bytes",
              "needed_hbm_bytes", "feasible", "seen_error_ratio", "step_change_ratio", "step_change_error_ratio",
              "evidence", "remark", null=("cross_dc_bubble_ns", "peak_hbm_bytes", "evidence")),
 )  # fmt: skip

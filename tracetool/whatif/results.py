@@ -40,6 +40,7 @@ class Result:
         shortage: Who exceeds the limit first and who lacks most, if it does not fit.
         metrics: Its metrics.
         cross_dc_bubble_ns: Window minus the window with free cross-DC links.
+        cross_dc_step_ns: The same of the step: what links add to it, collectives over them among that.
         replayed: Its order, and when everything ran.
         known_error: How far off predictions of this kind were on the recorded H100 runs; None for kinds that none of
             them was like.
@@ -61,6 +62,7 @@ class Result:
     shortage: Shortage | None
     metrics: Metrics
     cross_dc_bubble_ns: int
+    cross_dc_step_ns: int
     replayed: Replayed
     known_error: KnownError | None
     remarks: tuple[Notice, ...] = ()

@@ -75,8 +75,8 @@ def _bubble(_answer: Answer, metrics: Metrics, _result: Result | None) -> Shown:
 def _cross_dc(answer: Answer, _metrics: Metrics, result: Result | None) -> Shown:
     if result is None:
         return Shown()
-    text = format_duration(result.cross_dc_bubble_ns) if answer.scenario.topology.dcs else ""
-    return Shown(text, result.cross_dc_bubble_ns)
+    text = format_duration(result.cross_dc_step_ns) if answer.scenario.topology.dcs else ""
+    return Shown(text, result.cross_dc_step_ns)
 
 
 def _peak(answer: Answer, metrics: Metrics, result: Result | None) -> Shown:
@@ -108,7 +108,7 @@ COLUMNS = (
     ResultColumn("±", "±", 3, _error),
     ResultColumn("Δ", "Change", 2, _change),
     ResultColumn("bubble", "Bubble", 4, _bubble),
-    ResultColumn("cross-DC", "Cross-DC bubble", 5, _cross_dc),
+    ResultColumn("cross-DC", "Cross-DC", 5, _cross_dc),
     ResultColumn("peak HBM", "Peak HBM", 6, _peak),
     FITS,
 )

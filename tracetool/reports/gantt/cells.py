@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.transforms import Transform
 
     from tracetool.causes.cause import Idle, Look
-    from tracetool.model.timeline import RankOp, Transfer
+    from tracetool.model.timeline import RankOp, TailCollective, Transfer
     from tracetool.reports.gantt import Panel
     from tracetool.reports.gantt.layout import Layout, Place
 
@@ -60,7 +60,9 @@ _DIGIT = 0.64
 
 def cell_count(panel: Panel) -> int:
     """Rectangles that a panel draws."""
-    return len(panel.timeline.ops) + len(panel.idles) + 2 * sum(t.link is not None for t in panel.timeline.transfers)
+    on_links = sum(t.link is not None for t in panel.timeline.transfers)
+    on_links += sum(bool(one.links) for one in panel.timeline.collectives)
+    return len(panel.timeline.ops) + len(panel.idles) + 2 * on_links
 
 
 def chunks_of(panel: Panel) -> dict[int, int]:
@@ -102,9 +104,9 @@ def draw_cells(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None:
 
 
 def draw_links(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None:
-    """At each DC border the messages of its link, those to the later DC in the upper half.
+    """At each DC border the messages and collectives of its link, those to the later DC in the upper half.
 
-    These are the activations, but for those that wrap round to a rank's next stage.
+    Of messages these are the activations, but for those that wrap round to a rank's next stage.
     """
     busy: list[Box] = []
     flight: list[Box] = []
@@ -121,6 +123,11 @@ def draw_links(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None:
         bottom = top + half - 1.5 * pad
         busy.append((transfer.start_ns / MS, gone / MS, top, bottom))
         flight.append((gone / MS, transfer.end_ns / MS, top, bottom))
+    rows = list(_collective_rows(panel, place))
+    flight += [(one.left_ns / MS, one.end_ns / MS, top, bottom) for top, bottom, one in rows]
+    # Norms of a few bytes are among them: they decide nothing of how messages look.
+    summed = [(one.taken_ns / MS, one.left_ns / MS, top, bottom) for top, bottom, one in rows]
+    draw_boxes(axes, summed, zorder=1, facecolor=LINK_BUSY, snap=False)
     draw_boxes(axes, flight, zorder=0.8, facecolor=LINK_FLIGHT)
     if busy:
         width_pt = min(end - start for start, end, *_ in busy) * MS * layout.pt_per_ns
@@ -128,6 +135,20 @@ def draw_links(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None:
         # Snapped, messages of less than a pixel would vanish.
         snap = edge_pt > 0
         draw_boxes(axes, busy, zorder=1, facecolor=LINK_BUSY, edgecolor="white", linewidth=edge_pt, snap=snap)
+
+
+def _collective_rows(panel: Panel, place: Place) -> Iterator[tuple[float, float, TailCollective]]:
+    """Upper and lower edge of each collective in the lanes of the links that it crosses, once for all of its ranks."""
+    dcs, pad = panel.topology.dcs, 0.08 * place.lane_in
+    crossing = [one for one in panel.timeline.collectives if one.links]
+    for one in {(one.use.meeting or one.rank, one.end_ns): one for one in crossing}.values():
+        for border, top in place.lanes_in.items():
+            down, up = f"{dcs[border]}-{dcs[border + 1]}", f"{dcs[border + 1]}-{dcs[border]}"
+            half = place.lane_in / 2
+            if down in one.links:
+                yield top + pad, top + half - pad / 2, one
+            if up in one.links:
+                yield top + half + pad / 2, top + 2 * half - pad, one
 
 
 def _border(panel: Panel, transfer: Transfer) -> int:

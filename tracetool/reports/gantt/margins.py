@@ -196,7 +196,10 @@ def legend_marks(panels: Sequence[Panel]) -> list[Artist]:
     if wraps:
         darker = shade(ActionKind.FORWARD, 1, 2)
         marks.append(Patch(color=darker, label="darker: further stages of the rank"))
-    if any(t.link for panel in panels for t in panel.timeline.transfers):
+    timelines = [panel.timeline for panel in panels]
+    if any(t.link for of in timelines for t in of.transfers) or any(
+        c.links for of in timelines for c in of.collectives
+    ):
         halves = "downstream above, upstream below" if wraps else "activations above, gradients below"
         marks.append(Patch(color=LINK_BUSY, label=f"link busy ({halves})"))
         marks.append(Patch(color=LINK_FLIGHT, label="in flight (latency)"))

@@ -77,6 +77,7 @@ def _judged(result: Result, *, is_limited: bool) -> pa.Table:
     """What is predicted of a result beyond its Timeline; what is unknown has no row."""
     values = {
         "cross_dc_bubble_ns": result.cross_dc_bubble_ns,
+        "cross_dc_step_ns": result.cross_dc_step_ns,
         "fits": result.feasible if is_limited else None,
         "seen_error_ratio": result.seen_error_ratio,
         "unproven": result.evidence == "unproven",

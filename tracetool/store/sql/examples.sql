@@ -1,6 +1,6 @@
 -- What would the step take under other schedules (of a Run that tracetool replay --run wrote)?
 SELECT timeline, step_ns / 1e6 AS step_ms, seen_error_ratio, unproven, fits, round(bubble_ratio, 4) AS bubble_ratio,
-       cross_dc_bubble_ns / 1e6 AS cross_dc_ms, peak_hbm_bytes / 2 ** 30 AS peak_gib
+       cross_dc_step_ns / 1e6 AS cross_dc_ms, peak_hbm_bytes / 2 ** 30 AS peak_gib
 FROM schedule_comparison
 ORDER BY step_ns, timeline;
 
