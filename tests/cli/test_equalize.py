@@ -46,8 +46,9 @@ def test_json_conforms_and_its_numbers_fit_together(capsys: pytest.CaptureFixtur
 
 def test_text_names_the_worst_and_files_are_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     target = tmp_path / "stragglers.json"
-    assert run(["replay", SAMPLE, "--equalize", "-o", str(target)]) == 0
+    assert run(["replay", SAMPLE, "--equalize", "-o", str(target), "-v"]) == 0
     text = capsys.readouterr().out
+    assert text.startswith("Equal ranks and stages would take ")
     assert "stage 3 costs most" in text
     assert "Next: tracetool replay" in text
     assert max(len(line) for line in text.splitlines()[1:] if not line.startswith("Next")) <= 80
@@ -64,7 +65,7 @@ def test_one_step_is_looked_at_alone(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_step_of_several_is_suggested_with_what_changes(capsys: pytest.CaptureFixture[str]) -> None:
     """Averages of one step are others than those over all: both reports say over what they are."""
     several = str(data("h100-pp4", "traces", "1f1b_m8"))
-    assert run(["replay", several, "--equalize"]) == 0
+    assert run(["replay", several, "--equalize", "-v"]) == 0
     text = capsys.readouterr().out
     assert "microbatches and steps;" in " ".join(text.split())
     line = text.splitlines()[-1]

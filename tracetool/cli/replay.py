@@ -76,11 +76,18 @@ def write_chakra(result: Answer, folder: Path, *, force: bool) -> None:
     click.echo(f"wrote {folder / name}.*.et ({len(traces)} ranks, {chosen.schedule})", err=True)
 
 
-_TAKEN = frozenset({"paths", "step", "output", "equalize", "force", "as_json", "quiet"})
+_TAKEN = frozenset({"paths", "step", "output", "equalize", "force", "as_json", "quiet", "verbose"})
 
 
 def report_stragglers(
-    paths: tuple[Path, ...], step: int | None, output: tuple[Path, ...], *, force: bool, as_json: bool, quiet: bool
+    paths: tuple[Path, ...],
+    step: int | None,
+    output: tuple[Path, ...],
+    *,
+    verbose: bool,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     """Equalize a Run or raw traces, print the report and write it to files.
 
@@ -88,6 +95,7 @@ def report_stragglers(
         paths: The Run, or the traces.
         step: Only this step.
         output: Reports to write: .json or .txt.
+        verbose: Whether to print everything, not one screen of it.
         force: Whether to replace them.
         as_json: Whether to print JSON.
         quiet: Whether to print no progress and no hint.
@@ -118,7 +126,8 @@ def report_stragglers(
     for path in output:
         write_file(path, forms[path.suffix.lower()](result, facts), force=force)
         click.echo(f"wrote {path}", err=True)
-    click.echo((render_json if as_json else render_text)(result, facts).decode(), nl=False)
+    form = render_json(result, facts) if as_json else render_text(result, facts, verbose=verbose)
+    click.echo(form.decode(), nl=False)
     if not as_json:
         longest = max(result.steps, key=lambda s: (s.measured_ns, -s.number))
         other = "--schedule 1f1b -o gantt.png"
@@ -228,7 +237,7 @@ def replay(
       tracetool replay x.run --equalize
     """
     if equalize:
-        report_stragglers(paths, words["step"], output, force=force, as_json=as_json, quiet=quiet)
+        report_stragglers(paths, words["step"], output, verbose=verbose, force=force, as_json=as_json, quiet=quiet)
         return
     from tracetool.cli.output import parse_counts
     from tracetool.reports import REPORTS

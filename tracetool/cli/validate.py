@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.output import JSON, PATH_OR_URL, QUIET, ProgressBar, next_step, print_result
+from tracetool.cli.output import JSON, PATH_OR_URL, QUIET, VERBOSE, ProgressBar, next_step, print_result
 from tracetool.cli.question import borrow_slowdown, command_line
 from tracetool.errors import CheckFailed
 from tracetool.model.schedule import OBSERVED
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 @click.option(
     "--pipeline", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Which of several pipelines."
 )
+@VERBOSE
 @JSON
 @QUIET
 def validate(
@@ -50,6 +51,7 @@ def validate(
     step: int | None,
     pipeline: int,
     *,
+    verbose: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -91,7 +93,8 @@ def validate(
         InputInfo(name=str(measured), digest=measurements.digest),
         command_line(),
     )
-    print_result((render_json if as_json else render_text)(done, facts).decode())
+    form = render_json(done, facts) if as_json else render_text(done, facts, verbose=verbose)
+    print_result(form.decode())
     if not as_json:
         several = found[0].pipeline.observed.shape.chunks > 1
         names_to_try = OBSERVED if several else "1f1b,geopipe"

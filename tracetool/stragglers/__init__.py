@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tracetool.model.notice import Notice, NoticeCode
 from tracetool.reconstruction.capture import Account
-from tracetool.stragglers.equalize import Averages, Where, places
+from tracetool.stragglers.equalize import Averages, SlowPlace, Where, places, slowest_places
 from tracetool.stragglers.measured import job_steps
 from tracetool.stragglers.step import JobStep, StepReplay
 
@@ -30,6 +30,7 @@ class WhatIfTimes:
         observed_ns: As it was observed.
         replayed_ns: Its observed order with its measured costs: the check of the model.
         measured_ns: The same without host gaps ahead of and after the pipeline: what stragglers are judged by.
+        alike_ns: With one time for every kind of operation of a stage: what uneven stages alone cost stays.
         equalized_ns: With one time for every kind of operation.
     """
 
@@ -37,6 +38,7 @@ class WhatIfTimes:
     observed_ns: int
     replayed_ns: int
     measured_ns: int
+    alike_ns: int
     equalized_ns: int
 
     @property
@@ -108,12 +110,16 @@ class Stragglers:
         steps: In order of time.
         suspects: Per axis, the one that costs most first; of equal costs, the shorter name first (ranks by number).
         ranks: Global ranks of each pipeline.
+        slow_stage: The stage that computes longest, beside the mean one; None of a single one.
+        slow_rank: The rank that computes longest beside those of its stage; None where each stage has a single one.
         notes: What was inferred, left out or is not modelled.
     """
 
     steps: tuple[WhatIfTimes, ...]
     suspects: tuple[Suspect, ...]
     ranks: tuple[tuple[int, ...], ...]
+    slow_stage: SlowPlace | None
+    slow_rank: SlowPlace | None
     notes: tuple[Notice, ...]
 
     @property
@@ -160,6 +166,9 @@ def stragglers_of(steps: Sequence[JobStep], notes: Iterable[Notice] = ()) -> Str
     def times(chosen: Callable[[Where], bool]) -> list[int]:
         return [replays.step_ns(averages.apply(step, chosen)) for step in measured]
 
+    own = Averages(measured, by_stage=True)
+    alike = [replays.step_ns(own.apply(step, lambda _where: True)) for step in measured]
+    slow_stage, slow_rank = slowest_places(measured)
     as_measured = [replays.step_ns(step) for step in measured]
     equalized = times(lambda _where: True)
     suspects = []
@@ -178,11 +187,20 @@ def stragglers_of(steps: Sequence[JobStep], notes: Iterable[Notice] = ()) -> Str
     suspects.sort(key=lambda s: (_AXES.index(s.axis), -s.saved_ns, len(s.name), s.name))
     return Stragglers(
         steps=tuple(
-            WhatIfTimes(step.number, step.observed_ns, replays.step_ns(step), before, after)
-            for step, before, after in zip(steps, as_measured, equalized, strict=True)
+            WhatIfTimes(
+                number=step.number,
+                observed_ns=step.observed_ns,
+                replayed_ns=replays.step_ns(step),
+                measured_ns=before,
+                alike_ns=between,
+                equalized_ns=after,
+            )
+            for step, before, between, after in zip(steps, as_measured, alike, equalized, strict=True)
         ),
         suspects=tuple(suspects),
         ranks=tuple(tuple(profile.rank for profile in pipeline.ranks) for pipeline in steps[0].pipelines),
+        slow_stage=slow_stage,
+        slow_rank=slow_rank,
         notes=tuple(dict.fromkeys(notes)),
     )
 

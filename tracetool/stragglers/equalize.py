@@ -56,35 +56,47 @@ class Where(NamedTuple):
     kind: str
 
 
+_Of = tuple[int | None, str]
+"""A stage, where each has its own time, and the name of a kind of operation."""
+
+
 class Averages:
     """The one time of each kind of operation, over all steps given.
 
     Args:
         steps: At least one.
+        by_stage: Each stage's own: then what is equal is the ranks that hold the same stage, and microbatches.
     """
 
-    def __init__(self, steps: Sequence[JobStep]) -> None:
-        computes: dict[str, list[ActionCost]] = defaultdict(list)
-        sent: dict[ActionKind, list[int]] = defaultdict(list)
-        collectives: dict[tuple[str, int], list[int]] = defaultdict(list)
-        loads: dict[str, list[int]] = defaultdict(list)
+    def __init__(self, steps: Sequence[JobStep], *, by_stage: bool = False) -> None:
+        self._by_stage = by_stage
+        computes: dict[_Of, list[ActionCost]] = defaultdict(list)
+        sent: dict[_Of, list[int]] = defaultdict(list)
+        collectives: dict[tuple[_Of, int], list[int]] = defaultdict(list)
+        loads: dict[_Of, list[int]] = defaultdict(list)
         for pipeline in (pipeline for step in steps for pipeline in step.pipelines):
             for stage in pipeline.stages:
                 for kind, costs in stage.costs.items():
-                    computes[name_of(stage, kind)] += costs
+                    computes[self._of(stage.stage, name_of(stage, kind))] += costs
                 for kind in _sends(pipeline, stage.stage):
                     is_forward = kind is ActionKind.FORWARD
-                    sent[kind].append(stage.forward_transfer_ns if is_forward else stage.backward_transfer_ns)
-        for parts in _all_parts(steps):
+                    times = stage.forward_transfer_ns if is_forward else stage.backward_transfer_ns
+                    sent[self._of(stage.stage, SENT[kind])].append(times)
+        for at, parts in _all_parts(steps):
             for part in parts:
                 if part.kind == "collective":
-                    collectives[part.name, part.number].append(part.duration_ns)
+                    collectives[self._of(at, part.name), part.number].append(part.duration_ns)
             for name, total in _loads(parts).items():
-                loads[name].append(total)
-        self._computes = _conserved({name: _mean_cost(costs) for name, costs in computes.items()}, computes)
-        self._sent = {kind: round(median(times)) for kind, times in sent.items()}
+                loads[self._of(at, name)].append(total)
+        means = {of: _mean_cost(costs) for of, costs in computes.items()}
+        self._computes = means if by_stage else _conserved(means, computes)
+        self._sent = {of: round(median(times)) for of, times in sent.items()}
         self._collectives = {key: round(median(times)) for key, times in collectives.items()}
-        self._loads = {name: _mean(totals) for name, totals in loads.items()}
+        self._loads = {of: _mean(totals) for of, totals in loads.items()}
+
+    def _of(self, stage: int | None, name: str) -> _Of:
+        """What has one time."""
+        return (stage if self._by_stage else None), name
 
     def apply(self, step: JobStep, chosen: Callable[[Where], bool]) -> JobStep:
         """A step with the one time of its kind for every operation that is chosen."""
@@ -111,12 +123,12 @@ class Averages:
         costs: dict[ActionKind, tuple[ActionCost, ...]] = {}
         for kind, measured in stage.costs.items():
             name = name_of(stage, kind)
-            one = self._computes[name]
+            one = self._computes[self._of(stage.stage, name)]
             costs[kind] = (
                 tuple(replace(c, duration_ns=one.duration_ns) for c in measured) if is_chosen(name) else measured
             )
         # Nothing reads the time of messages that a stage does not send.
-        forward, backward = (self._sent.get(kind, 0) for kind in SENT)
+        forward, backward = (self._sent.get(self._of(stage.stage, name), 0) for name in SENT.values())
         return replace(
             stage,
             costs=costs,
@@ -134,10 +146,12 @@ class Averages:
             if part.kind == "host" or not chosen(Where(pipeline, rank, stage, part.name)):
                 return part
             if part.kind == "collective":
-                return replace(part, duration_ns=self._collectives[part.name, part.number])
+                return replace(part, duration_ns=self._collectives[self._of(stage, part.name), part.number])
             # A rank may do its work in several stretches: each keeps its share of it.
             total = loads[part.name]
-            return replace(part, duration_ns=part.duration_ns * self._loads[part.name] // total if total else 0)
+            return replace(
+                part, duration_ns=part.duration_ns * self._loads[self._of(stage, part.name)] // total if total else 0
+            )
 
         return Frame(tuple(map(one, frame.head)), tuple(map(one, frame.tail)))
 
@@ -183,11 +197,13 @@ def name_of(stage: StageProfile, kind: ActionKind) -> str:
     return _NAMES[kind]
 
 
-def _all_parts(steps: Iterable[JobStep]) -> Iterable[tuple[OutsideStretch, ...]]:
+def _all_parts(steps: Iterable[JobStep]) -> Iterable[tuple[int | None, tuple[OutsideStretch, ...]]]:
+    """What each rank does around its computes, with its stage where it has one alone."""
     for step in steps:
-        for frames in step.frames:
-            for frame in frames:
-                yield (*frame.head, *frame.tail)
+        for pipeline, frames in zip(step.pipelines, step.frames, strict=True):
+            for position, frame in enumerate(frames):
+                at = position if pipeline.observed.shape.chunks == 1 else None
+                yield at, (*frame.head, *frame.tail)
 
 
 def _loads(parts: Iterable[OutsideStretch]) -> dict[str, int]:
@@ -199,9 +215,9 @@ def _loads(parts: Iterable[OutsideStretch]) -> dict[str, int]:
     return totals
 
 
-def _conserved(means: Mapping[str, ActionCost], costs: Mapping[str, Sequence[ActionCost]]) -> dict[str, ActionCost]:
+def _conserved(means: Mapping[_Of, ActionCost], costs: Mapping[_Of, Sequence[ActionCost]]) -> dict[_Of, ActionCost]:
     """The means, with one whole backward for all where some stages run it in halves and some do not."""
-    whole, inputs, weights = (_NAMES[kind] for kind in (ActionKind.BACKWARD, *_HALVES))
+    whole, inputs, weights = ((None, _NAMES[kind]) for kind in (ActionKind.BACKWARD, *_HALVES))
     if not (whole in means and inputs in means and weights in means):
         return dict(means)
     times = {name: sum(c.duration_ns for c in costs[name]) for name in (whole, inputs, weights)}
@@ -214,6 +230,45 @@ def _conserved(means: Mapping[str, ActionCost], costs: Mapping[str, Sequence[Act
         inputs: ActionCost(half),
         weights: ActionCost(one - half),
     }
+
+
+class SlowPlace(NamedTuple):
+    """A stage beside the others, or a rank beside those of the same stage.
+
+    Attributes:
+        stage: The stage.
+        rank: Its global rank; None of a stage.
+        compute_ratio: How much longer it computes than they do on average: 0 for as long.
+    """
+
+    stage: int
+    rank: int | None
+    compute_ratio: float
+
+
+def slowest_places(steps: Sequence[JobStep]) -> tuple[SlowPlace | None, SlowPlace | None]:
+    """The stage that computes longest beside the mean one, and the rank beside the mean of its stage's ranks.
+
+    None where there is no other to compare with.
+    """
+    by_rank: dict[tuple[int, int], int] = defaultdict(int)
+    for pipeline in (pipeline for step in steps for pipeline in step.pipelines):
+        for stage in pipeline.stages:
+            rank = pipeline.ranks[pipeline.observed.shape.rank_of(stage.stage)].rank
+            by_rank[stage.stage, rank] += sum(c.duration_ns for costs in stage.costs.values() for c in costs)
+    by_stage: dict[int, list[int]] = defaultdict(list)
+    for (stage_number, _), ns in by_rank.items():
+        by_stage[stage_number].append(ns)
+    means = {number: sum(ns) / len(ns) for number, ns in by_stage.items()}
+    mean = sum(means.values()) / max(1, len(means))
+    stages = [SlowPlace(number, None, ns / mean - 1) for number, ns in means.items()] if len(means) > 1 and mean else []
+    ranks = [
+        SlowPlace(number, rank, ns / means[number] - 1)
+        for (number, rank), ns in by_rank.items()
+        if len(by_stage[number]) > 1 and means[number]
+    ]
+    slowest = [max(places, key=lambda p: p.compute_ratio, default=None) for places in (stages, ranks)]
+    return slowest[0], slowest[1]
 
 
 def _mean(values: Sequence[int]) -> int:

@@ -9,7 +9,7 @@ import msgspec
 
 from tracetool.errors import Option
 from tracetool.reports import as_json
-from tracetool.reports.answer.text import Note, table, wrapped
+from tracetool.reports.answer.text import Note, lines_left, table, wrapped
 from tracetool.tables.fields import Head, SchemaId, as_struct, doc
 from tracetool.units import format_count, format_duration
 
@@ -31,8 +31,19 @@ class StepTimesInfo(msgspec.Struct, kw_only=True):
     replayed_ns: Annotated[int, doc("Its observed order at its measured costs.")]
     error_ratio: Annotated[float, doc("Replayed over observed, minus one.")]
     measured_ns: Annotated[int, doc("Replayed without host gaps ahead of and after the pipeline.")]
+    alike_ns: Annotated[
+        int, doc("With one time for every kind of operation of a stage: of its ranks and microbatches.")
+    ]
     equalized_ns: Annotated[int, doc("With one time for every kind of operation.")]
     slowdown_ratio: Annotated[float, doc("measured_ns over equalized_ns.")]
+
+
+class SlowPlaceInfo(msgspec.Struct, kw_only=True):
+    """A stage beside the others, or a rank beside those of the same stage."""
+
+    stage: Annotated[int, doc("The stage.")]
+    rank: Annotated[int | None, doc("Its global rank; null of a stage.")]
+    compute_ratio: Annotated[float, doc("How much longer it computes than they do on average: 0 for as long.")]
 
 
 class SuspectInfo(msgspec.Struct, kw_only=True):
@@ -56,11 +67,16 @@ class StragglersInfo(Head, kw_only=True):
     run: Annotated[str, doc("What the user named.")]
     digest: Annotated[str, doc("SHA-256 over the traces' content.")]
     pipelines: Annotated[list[list[int]], doc("Global ranks of each pipeline, in stage order.")]
-    observed_ns: Annotated[int, doc("Mean over the steps, as are the next three.")]
+    observed_ns: Annotated[int, doc("Mean over the steps, as are the next four.")]
     replayed_ns: Annotated[int, doc("Observed order at measured costs.")]
     measured_ns: Annotated[int, doc("The same without host gaps ahead of and after the pipeline.")]
+    alike_ns: Annotated[int, doc("With one time for every kind of operation of a stage.")]
     equalized_ns: Annotated[int, doc("With one time for every kind of operation.")]
     slowdown_ratio: Annotated[float, doc("measured_ns over equalized_ns.")]
+    slow_stage: Annotated[SlowPlaceInfo | None, doc("The stage that computes longest; null of a single one.")]
+    slow_rank: Annotated[
+        SlowPlaceInfo | None, doc("The rank that is slowest beside those of its stage; null where each has one.")
+    ]
     steps: Annotated[list[StepTimesInfo], doc("In order of time.")]
     suspects: Annotated[list[SuspectInfo], doc("Per axis, the one that costs most first.")]
     notes: Annotated[list[str], doc("What was inferred, left out or is not modelled.")]
@@ -79,7 +95,10 @@ def stragglers_info(result: Stragglers, facts: RunFacts) -> StragglersInfo:
         observed_ns=result.mean_ns(lambda s: s.observed_ns),
         replayed_ns=result.mean_ns(lambda s: s.replayed_ns),
         measured_ns=result.mean_ns(lambda s: s.measured_ns),
+        alike_ns=result.mean_ns(lambda s: s.alike_ns),
         equalized_ns=result.mean_ns(lambda s: s.equalized_ns),
+        slow_stage=None if result.slow_stage is None else SlowPlaceInfo(**result.slow_stage._asdict()),
+        slow_rank=None if result.slow_rank is None else SlowPlaceInfo(**result.slow_rank._asdict()),
         notes=list(map(str, result.notes)),
     )
 
@@ -89,19 +108,34 @@ def render_json(result: Stragglers, facts: RunFacts) -> bytes:
     return as_json(stragglers_info(result, facts))
 
 
-def render_text(result: Stragglers, facts: RunFacts) -> bytes:
-    """The report as text of at most 80 columns, names and paths aside."""
+def render_text(result: Stragglers, facts: RunFacts, *, verbose: bool = True) -> bytes:
+    """The report as text of at most 80 columns, names and paths aside.
+
+    Args:
+        result: The answer.
+        facts: Facts about the Run and the call.
+        verbose: Everything; else one screen.
+    """
     ranks = "; ".join(", ".join(map(str, ranks)) for ranks in result.ranks)
+    asked = f"  {format_count(len(result.steps), 'step')}, {format_count(len(result.ranks), 'pipeline')}"
+    if not verbose:
+        lines = wrapped([*_sentences(result), "", f"{asked}: mean of its steps", "", *_parts_table(result), ""])
+        notes = wrapped([f"{format_count(len(result.notes), 'note')} more, and everything tried: -v"])
+        room = lines_left(lines) - len(notes) - 1
+        suspects = _suspects_table(result, max(1, (room - 2) // len({s.axis for s in result.suspects} or {0})))
+        return ("\n".join([*lines, *suspects, "", *notes]) + "\n").encode()
     lines = [
+        *_sentences(result),
+        "",
         facts.name,
-        f"  {format_count(len(result.steps), 'step')}, {format_count(len(result.ranks), 'pipeline')} (ranks {ranks})",
+        f"{asked} (ranks {ranks})",
         "",
         *_steps_table(result.steps),
         f"  replay misses the observed steps by at most {result.fidelity_ratio:+.2%}",
         "",
         *_verdict(result),
         "",
-        *_suspects_table(result),
+        *_suspects_table(result, _SHOWN),
         "  step, saved, left: the mean step and its slowdown if this alone were equalized",
         "  (what is faster than the mean would take longer then)",
         "  alone: the slowdown if all but this were equalized",
@@ -109,6 +143,41 @@ def render_text(result: Stragglers, facts: RunFacts) -> bytes:
         *map(Note, result.notes),
     ]
     return ("\n".join(wrapped(lines)) + "\n").encode()
+
+
+def _sentences(result: Stragglers) -> list[str]:
+    """What equal ranks would gain, what of it is the cut and what the ranks, and who is slow."""
+    measured, alike, equalized = (
+        result.mean_ns(of) for of in (lambda s: s.measured_ns, lambda s: s.alike_ns, lambda s: s.equalized_ns)
+    )
+    gained = f"Equal ranks and stages would take {format_duration(equalized)} a step instead of "
+    lines = [f"{gained}{format_duration(measured)} ({equalized / measured - 1:+.1%})."]
+    if result.slow_stage is not None:
+        lines.append(
+            f"Uneven stages, a matter of the cut, cost {_cost(alike - equalized)}: stage "
+            f"{result.slow_stage.stage} computes {result.slow_stage.compute_ratio:.1%} longer than the mean one."
+        )
+    told = f"Stragglers, slow beside what their stage takes on average, cost {_cost(measured - alike)}: "
+    slow = result.slow_rank
+    if slow is None:
+        return [*lines, f"{told}of microbatches alone, as each stage has one rank, and its slowness is the stage's."]
+    beside = f"{slow.compute_ratio:.1%} longer than the ranks of stage {slow.stage} do on average"
+    return [*lines, f"{told}rank {slow.rank} computes {beside}."]
+
+
+def _cost(ns: int) -> str:
+    return f"{format_duration(ns)} of it" if ns > 0 else "nothing"
+
+
+def _parts_table(result: Stragglers) -> list[str]:
+    """What each part costs the mean step."""
+    times = {
+        "as measured": result.mean_ns(lambda s: s.measured_ns),
+        "ranks of a stage alike": result.mean_ns(lambda s: s.alike_ns),
+        "stages alike, too": result.mean_ns(lambda s: s.equalized_ns),
+    }
+    rows = [(name, format_duration(ns), f"{ns / times['as measured'] - 1:+.1%}") for name, ns in times.items()]
+    return table([("", "step", ""), (*rows[0][:2], ""), *rows[1:]])
 
 
 def _steps_table(steps: Sequence[WhatIfTimes]) -> list[str]:
@@ -143,7 +212,7 @@ def _verdict(result: Stragglers) -> list[str]:
     return lines
 
 
-def _suspects_table(result: Stragglers) -> list[str]:
+def _suspects_table(result: Stragglers, most: int) -> list[str]:
     rows: list[tuple[str, ...]] = [("equalized", "step", "saved", "left", "alone")]
     more = []
     for axis in dict.fromkeys(suspect.axis for suspect in result.suspects):
@@ -156,10 +225,10 @@ def _suspects_table(result: Stragglers) -> list[str]:
                 f"{s.slowdown_ratio:.3f}",
                 f"{s.alone_ratio:.3f}",
             )
-            for s in members[:_SHOWN]
+            for s in members[:most]
         ]
-        if len(members) > _SHOWN:
-            more.append(f"{len(members) - _SHOWN} more of {axis}")
+        if len(members) > most:
+            more.append(f"{len(members) - most} more of {axis}")
     return table(rows) + ([f"  {', '.join(more)} ({Option.JSON} has all)"] if more else [])
 
 

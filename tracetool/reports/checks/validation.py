@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from tracetool.reports import as_json
-from tracetool.reports.answer.text import Note, table, wrapped
+from tracetool.reports.answer.text import Note, lines_left, table, terminal_width, wrapped
 from tracetool.tables.fields import Head, SchemaId, as_struct, doc
-from tracetool.units import format_duration
+from tracetool.units import format_count, format_duration
 from tracetool.validation.notes import listed
 
 if TYPE_CHECKING:
@@ -142,25 +142,58 @@ def render_json(done: Validation, facts: ValidationFacts) -> bytes:
 
 
 _HEAD = ("", "ms", "predicted", "error", "peak GiB", "predicted GiB", "error")
+_STEPS = 4
+"""The columns that are of steps, behind which those of memory stand."""
 _PEAKS = "  peak GiB: rN is the pipeline rank, from 0, whose predicted peak is furthest off"
+_MOST_NOTES = 1
 
 
-def render_text(done: Validation, facts: ValidationFacts) -> bytes:
-    """A table, what could not be predicted and why, and the summary; as wide as the terminal at most."""
-    rows = [_HEAD, *(_cells(row) for row in done.rows)]
-    columns = [i for i in range(len(_HEAD)) if any(row[i] for row in rows[1:])]
-    lines = [facts.measured.name, f"  predicted from {facts.run.name}, step {done.sources.run.pipeline.step}"]
+def render_text(done: Validation, facts: ValidationFacts, *, verbose: bool = True) -> bytes:
+    """The answer, a table, what could not be predicted and why; as wide as the terminal at most.
+
+    Args:
+        done: The comparison.
+        facts: About inputs and call.
+        verbose: Everything; else one screen: the rows that are furthest off.
+    """
+    if not verbose:
+        return _screen(done, facts)
+    lines = [*_summary(done), "", facts.measured.name]
+    lines.append(f"  predicted from {facts.run.name}, step {done.sources.run.pipeline.step}")
     if facts.memory_run is not None:
         lines.append(f"  memory from {facts.memory_run.name}")
-    figures = table([[row[i] for i in columns] for row in rows]) if columns else []
     took, replayed = format_duration(done.recorded_ns), format_duration(done.replayed_ns)
     lines.append(f"  which took {took} with the profiler, {replayed} replayed")
     after = [] if done.max_peak_error_ratio is None else [_PEAKS]
     after += _folded(done, lambda row: () if row.reason is None else (f"not predicted: {row.reason}",))
     after += _folded(done, lambda row: list(map(str, row.prediction.remarks)) if row.prediction else ())
-    after += [f"  {line}" for line in _summary(done)]
     after += map(Note, done.notes)
-    return ("\n".join([*wrapped(lines), "", *figures, "", *wrapped(after)]) + "\n").encode()
+    return ("\n".join([*wrapped(lines), "", *_figures(done.rows), "", *wrapped(after)]) + "\n").encode()
+
+
+def _screen(done: Validation, facts: ValidationFacts) -> bytes:
+    lines = wrapped([*_summary(done), "", f"  {facts.measured.name} from step {done.sources.run.pipeline.step}", ""])
+    reasons = _folded(done, lambda row: () if row.reason is None else (f"not predicted: {row.reason}",))
+    after = wrapped([*([] if done.max_peak_error_ratio is None else [_PEAKS]), *reasons[:_MOST_NOTES]])
+    hidden = format_count(len(reasons[_MOST_NOTES:]) + len(done.notes), "note")
+    predicted = [row for row in done.rows if row.prediction is not None]
+    most = max(3, lines_left(lines) - len(after) - 4)
+    shown = sorted(predicted, key=lambda row: -abs(row.error_ratio or 0))[:most]
+    figures = _figures([row for row in done.rows if any(row is one for one in shown)])
+    if figures and _HEAD[_STEPS] not in figures[0]:
+        after = wrapped(reasons[:_MOST_NOTES])
+    left = len(done.rows) - len(shown)
+    after += wrapped([f"{format_count(left, 'row')} and {hidden} more: -v"])
+    return ("\n".join([*lines, *figures, "", *after]) + "\n").encode()
+
+
+def _figures(shown: Sequence[PredictedRow]) -> list[str]:
+    """Rows as a table, those of memory where there is room and something to tell."""
+    rows = [_HEAD, *(_cells(row) for row in shown)]
+    columns = [i for i in range(len(_HEAD)) if any(row[i] for row in rows[1:])]
+    if sum(2 + max(len(row[i]) for row in rows) for i in columns) > terminal_width():
+        columns = [i for i in columns if i < _STEPS]
+    return table([[row[i] for i in columns] for row in rows]) if columns else []
 
 
 def _cells(row: PredictedRow) -> tuple[str, ...]:
@@ -207,15 +240,15 @@ def _folded(done: Validation, said: Callable[[PredictedRow], Sequence[str]]) -> 
 
 
 def _summary(done: Validation) -> list[str]:
+    """How far off predictions are, in a sentence."""
     compared = f"{len(done.errors)} of {len(done.rows)} rows compared, {done.not_predicted} not predicted"
     peak = done.max_peak_error_ratio
-    peaks = [] if peak is None else [f"peak memory: worst {peak:.2%}"]
+    peaks = "" if peak is None else f"; peak memory: worst {peak:.2%}"
     if done.mape_ratio is None or done.max_error_ratio is None:
-        return [compared, *peaks]
+        return [f"{compared}{peaks}."]
     worst = max(done.rows, key=lambda row: abs(row.error_ratio or 0))
     tau = "" if done.kendall_tau is None else f", Kendall tau of the ranking {done.kendall_tau:.3f}"
     return [
-        compared,
-        f"MAPE {done.mape_ratio:.2%}, worst {_signed(worst.error_ratio)} ({worst.measured.name}){tau}",
-        *peaks,
+        f"MAPE {done.mape_ratio:.2%}, worst {_signed(worst.error_ratio)} ({worst.measured.name}){tau}: "
+        f"{compared}{peaks}."
     ]
