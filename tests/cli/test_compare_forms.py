@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 import junitparser
+import numpy as np
 import pytest
+from helpers.browser import chromium
 from helpers.comparing import report, said
+from helpers.drawn import laid_out, texts_of
+
+from tracetool import compare
+from tracetool.reports import CallFacts
+from tracetool.reports.comparison.forms import render_page, timelines_figure
+from tracetool.reports.gantt.cells import MARK_PT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,3 +115,60 @@ def test_markdown_fits_and_keeps_its_marker(
     assert len(out.encode()) <= size
     assert out.startswith(MARKER)
     assert ("Left out, for the size" in out) is (size < 4_000)
+
+
+def with_slower(path: Path, stage: int, kind: str, ratio: float) -> Path:
+    """The report with one kind of action on one stage so many times as long in every step."""
+    made = json.loads(report(path, digest="slower").read_text(encoding="utf-8"))
+    for number, step in enumerate(made["recording"]["steps"]):
+        action = step["actions"][f"{stage}{kind}"]
+        action["duration_ns"] = [round(ns * ratio) + number for ns in action["duration_ns"]]
+    path.write_text(json.dumps(made), encoding="utf-8")
+    return path
+
+
+def test_timelines_share_an_axis_and_outline_what_changed(base: Path, tmp_path: Path) -> None:
+    """Every backward of stage 2 takes half as long again: its eight cells are outlined on both sides, no others."""
+    done = compare(base, with_slower(tmp_path / "b.json", 2, "B", 1.5))
+    regressed = [line.key.text for line in done.lines if line.verdict == "regressed"]
+    assert regressed == ["action_ns/2B"]
+    figure = laid_out(lambda: timelines_figure(done))
+    assert len(figure.axes) == 2
+    assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim()
+    titles = [text.get_text() for text in texts_of(figure)]
+    assert {"Base: 1f1b", "New: 1f1b", "regressed"} <= set(titles)
+    outlined = []
+    for axes in figure.axes:
+        (marked,) = [p for p in axes.patches if p.get_linewidth() == MARK_PT]
+        edges: np.ndarray = np.reshape(np.array(marked.get_path().vertices, np.float64), (-1, 5, 2))
+        outlined.append(sorted((edges[:, 1, 0] - edges[:, 0, 0]).tolist()))
+    assert len(outlined[0]) == len(outlined[1]) == 8
+    took = json.loads(base.read_text(encoding="utf-8"))["recording"]["steps"][0]["actions"]["2B"]["duration_ns"]
+    assert outlined[0] == pytest.approx(sorted(ns / 1e6 for ns in took))
+    assert outlined[1] == pytest.approx(sorted(ns * 1.5 / 1e6 for ns in took), abs=1e-5)
+
+
+def test_the_page_of_a_comparison_is_whole_in_itself(
+    capsys: pytest.CaptureFixture[str], base: Path, slower: Path, tmp_path: Path
+) -> None:
+    said(capsys, 1, base, slower, "-o", "x.html", "-o", "x.png", "-o", "x.svg", "-q")
+    assert (tmp_path / "x.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    text = (tmp_path / "x.html").read_text(encoding="utf-8")
+    assert "<h1>step_ns 246.4 ms → 258.7 ms (+5.00%, regressed)" in text
+    assert "<svg" in text
+    with chromium() as browser:
+        for width in (390, 1280, 1920):
+            seen = browser.open(tmp_path / "x.html", width=width, scheme="dark" if width == 390 else "light")
+            assert (seen.overflow_px, seen.requests, seen.complaints) == (0, [], [])
+
+
+def test_timelines_that_cannot_be_drawn_are_refused(
+    capsys: pytest.CaptureFixture[str], base: Path, tmp_path: Path
+) -> None:
+    assert "a picture is not printed: png" in said(capsys, 2, base, base, "--format", "png")[1]
+    bare = tmp_path / "bare.json"
+    made = json.loads(base.read_text(encoding="utf-8"))
+    made["recording"] = None
+    bare.write_text(json.dumps(made), encoding="utf-8")
+    assert "no timelines: " in said(capsys, 2, base, bare, "-o", "y.png")[1]
+    assert "a side holds no costs" in render_page(compare(base, bare), CallFacts("9.9", "tracetool compare")).decode()

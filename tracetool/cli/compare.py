@@ -53,15 +53,15 @@ if TYPE_CHECKING:
     "--format",
     "form",
     metavar="FORM",
-    help="Of what is printed: text (default), markdown, json, junit, github or benchmark-action.",
+    help="Of what is printed: text (default), markdown, json, junit, github, benchmark-action or html.",
 )
 @click.option(
     "-o",
     "--output",
     multiple=True,
     metavar="[FORM:]FILE",
-    help="Write it there as well, in the form of the suffix (.txt, .md, .json, .xml) or as named (github:FILE). "
-    "Repeatable.",
+    help="Write it there as well, in the form of the suffix (.txt, .md, .json, .xml; with both timelines .html, .png, "
+    ".svg, .pdf) or as named (github:FILE). Repeatable.",
 )
 @click.option(
     "--max-bytes",
@@ -117,6 +117,8 @@ def compare(
     from tracetool.version import __version__
 
     printed = form_named("json" if as_json else form or "text")
+    if not printed.is_text:
+        raise ScenarioError(f"a picture is not printed: {printed.name}.", hint=f"write it, as in -o x.{printed.name}")
     targets = [_target(each, force=force) for each in output]
     for target in targets:
         if sum(target.path == other.path for other in targets) > 1:
@@ -154,9 +156,10 @@ def _target(text: str, *, force: bool) -> _Target:
     path = Path(rest if colon and name in FORMS else text)
     form = form_named(name) if colon and name in FORMS else form_of_suffix(path.suffix)
     if form is None:
+        known = [suffix for each in FORMS.values() for suffix in each.suffixes]
         raise ScenarioError(
             f"no form is written to {path.suffix or 'files without suffix'}: {text}.",
-            hint=f"use .txt, .md, .json or .xml, or name the form ahead: {', '.join(f'{n}:FILE' for n in FORMS)}",
+            hint=f"use {' '.join(known)}, or name the form ahead: {', '.join(f'{n}:FILE' for n in FORMS)}",
         )
     check_target(path, force=force)
     return _Target(form, path)

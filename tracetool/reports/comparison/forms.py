@@ -1,26 +1,51 @@
 """The forms that a comparison is written in, by name and suffix.
 
 A comparison for CI: JUnit, GitHub annotations, github-action-benchmark.
+
+A comparison to look at: both sides' steps on one time axis, what changed outlined; as a picture, and as a page.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 from xml.etree import ElementTree
 
+from tracetool.comparison.comparable import typical
 from tracetool.comparison.summary import from_to, main_causes, signed, summary
-from tracetool.errors import UnknownName
+from tracetool.comparison.values import KNOWN, Key
+from tracetool.errors import ScenarioError, UnknownName
+from tracetool.model.scenario import Scenario
+from tracetool.model.timeline import Op
+from tracetool.replays.evaluation import evaluate
 from tracetool.reports import as_json
 from tracetool.reports.comparison.json import render_json
-from tracetool.reports.comparison.text import gate_words, render_markdown, render_text, verdict_words
+from tracetool.reports.comparison.text import (
+    gate_words,
+    line_cells,
+    render_markdown,
+    render_text,
+    told_causes,
+    verdict_words,
+)
+from tracetool.reports.html import Cell, PageTable, Row
+from tracetool.reports.picture import PICTURE_SUFFIXES, RED, save
+from tracetool.schedules.names import recognise
+from tracetool.units import format_count, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from matplotlib.figure import Figure
 
     from tracetool.comparison import Comparison
+    from tracetool.comparison.sides import Side
     from tracetool.comparison.verdict import Line
+    from tracetool.model.timeline import RankOp
     from tracetool.reports import CallFacts
+    from tracetool.reports.gantt import Panel
+    from tracetool.reports.picture import PictureFormat
 
 _ANNOTATION_BYTES = 4000
 
@@ -156,6 +181,138 @@ def render_benchmarks(done: Comparison) -> bytes:
     return as_json(rows)
 
 
+_OUTLINES: dict[str, tuple[str, Literal["-", "--", ":"]]] = {
+    "regressed": (RED, "-"), "improved": ("#1A7F37", "--"), "inconclusive": ("#000000", ":"),
+}  # fmt: skip
+"""By verdict, how cells are outlined: told apart without colour, too."""
+
+
+def timelines_figure(done: Comparison, *, is_alone: bool = True) -> Figure:
+    """Both sides' steps, as replay gives them with the median costs of each side's steps, on one time axis.
+
+    Args:
+        done: The comparison; each side needs a recording.
+        is_alone: Whether no text stands beside it, so that it says itself what changed.
+
+    Raises:
+        ScenarioError: If a side holds no costs.
+        TraceToolError: If a side's order cannot be replayed.
+    """
+    from tracetool.reports.gantt.picture import panels_figure
+
+    bare = [source.name for side in (done.base, done.new) if not side.recordings for source in side.sources]
+    if bare:
+        raise ScenarioError(
+            f"no timelines: {', '.join(bare)} holds no costs (a report of copied ranks, or of an older version).",
+            hint="compare Runs or traces, or write another form (.txt, .md, .json)",
+        )
+    panels = [_panel(done, side, role) for side, role in ((done.base, "Base"), (done.new, "New"))]
+    return panels_figure(panels, [summary(done)] if is_alone else [], has_curves=False)
+
+
+def _panel(done: Comparison, side: Side, role: str) -> Panel:
+    """A side's typical step, with the actions and tails outlined whose times changed."""
+    from tracetool.causes import idles_of
+    from tracetool.reports.gantt import Mark, Panel
+
+    pipeline = typical(side.recordings)
+    ran = evaluate(pipeline, pipeline.observed, Scenario(p2p=pipeline.p2p, interference=False))
+    ops, known = ran.replayed.timeline.ops, recognise(pipeline.observed)
+    least = done.rules.least_ratio
+    verdicts = {line.key.text: line.verdict for line in done.lines if abs(line.change_ratio or 0) >= least}
+    marks = []
+    for verdict, (colour, style) in _OUTLINES.items():
+        changed = tuple(op for op in ops if verdicts.get(_key_of(op, side)) == verdict)
+        label = f"{verdict}: by {100 * least:g} % or more" if verdict == "inconclusive" else verdict
+        marks += [Mark(label, colour, style, changed)] if changed else []
+    steps = sum(len(recording.steps) for recording in side.recordings)
+    shape = pipeline.observed.shape
+    recorded = side.values[Key("step_ns")].typical
+    details = (
+        f"p = {shape.ranks}, m = {shape.microbatches}",
+        f"{pipeline.p2p} transfers",
+        f"step {format_duration(recorded)}",
+        f"drawn: median costs of {format_count(steps, 'step')}, replayed ({format_duration(ran.metrics.step_ns)})",
+    )
+    return Panel(
+        role, known.name if known is not None else "an order without a name", details, ran.replayed.timeline,
+        ran.metrics, shape.microbatches, idles=idles_of(ran.replayed), marks=tuple(marks),
+    )  # fmt: skip
+
+
+def _key_of(op: Op | RankOp, side: Side) -> str:
+    """The key of what a cell's time is compared by."""
+    if isinstance(op, Op):
+        return Key("action_ns", f"{op.stage}{op.kind.value}").text
+    return Key.of_rank("tail_ns", side.recordings[0].global_ranks[op.rank]).text
+
+
+def render_timelines(
+    done: Comparison,
+    _facts: CallFacts,
+    _max_bytes: int,
+    format: PictureFormat = "png",  # noqa: A002
+) -> bytes:
+    """The picture of ``timelines_figure``, as a file."""
+    return save(lambda: timelines_figure(done), format)
+
+
+def render_page(done: Comparison, facts: CallFacts) -> bytes:
+    """The comparison as one HTML file: the sentence, both timelines, what changed and why; no network, no scripts."""
+    from tracetool.reports.html.page import Picture, fitted, rendered
+
+    picture: Picture | None = None
+    if done.base.recordings and done.new.recordings:
+        names = [", ".join(source.name for source in side.sources) for side in (done.base, done.new)]
+        alt = f"Timelines of a step of {names[0]} and of {names[1]}, on one time axis. The tables say what changed."
+        caption = "A row is a pipeline rank, the axis is time; what changed is outlined."
+        plain = Picture("timelines", "Both steps on one time axis", alt, caption)
+        picture = fitted(
+            plain, lambda form: save(lambda: timelines_figure(done, is_alone=False), form), _MOST_PICTURE_BYTES
+        )
+    rest = [line for line in done.lines if line not in done.shown]
+    parts = {
+        "headline": summary(done),
+        "level": done.level,
+        "why": "; ".join(done.failures) or gate_words(done),
+        "picture": picture,
+        "lines": _lines_table(done, done.shown, "What changed"),
+        "causes": [_causes_table(done, metric, title) for metric, title in told_causes(done)],
+        "checks": [f"{check.limit.text}: {check.outcome}: {check.detail}" for check in done.checks],
+        "notes": list(map(str, done.notes)),
+        "rest": _lines_table(done, rest, "Everything else") if rest else None,
+        "sources": [
+            f"{label} {source.name}: {format_count(len(source.steps), 'step')}, traces {source.digest}"
+            for label, side in (("base", done.base), ("new", done.new))
+            for source in side.sources
+        ],
+        "facts": facts,
+    }
+    return rendered("compare.html.jinja", parts)
+
+
+_MOST_PICTURE_BYTES = 1_000_000
+
+
+def _lines_table(done: Comparison, lines: Sequence[Line], caption: str) -> PageTable:
+    rows = []
+    for line in lines:
+        name, base, new, change, verdict = line_cells(done, line)
+        cells = Cell(base, line.base), Cell(new, line.new), Cell(change, line.change_ratio), Cell(verdict)
+        rows.append(Row(Cell(name), cells, line.verdict))
+    return PageTable(caption, ("Value", "Base", "New", "Change", "Verdict"), tuple(rows), remarked=True)
+
+
+def _causes_table(done: Comparison, metric: str, title: str) -> PageTable:
+    unit = KNOWN[metric.partition("/")[0]].unit
+    rows = tuple(
+        Row(Cell(cause.name), (Cell(signed(unit, cause.value), float(cause.value)), Cell(cause.detail)))
+        for cause in done.causes[metric]
+        if cause.value
+    )
+    return PageTable(title, ("Cause", "Of it", "Why"), rows, remarked=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """A form.
@@ -164,11 +321,13 @@ class Form:
         name: Its name.
         suffixes: Files it is written to without being named.
         render: Makes it, given the greatest size of Markdown.
+        is_text: Whether it can be printed.
     """
 
     name: str
     suffixes: tuple[str, ...]
     render: Callable[[Comparison, CallFacts, int], bytes]
+    is_text: bool = True
 
 
 FORMS: dict[str, Form] = {
@@ -179,6 +338,11 @@ FORMS: dict[str, Form] = {
         Form("json", (".json",), lambda done, facts, _: render_json(done, facts)),
         Form("junit", (".xml",), lambda done, facts, _: render_junit(done, facts)),
         Form("github", (), lambda done, _facts, _: render_github(done)),
+        Form("html", (".html", ".htm"), lambda done, facts, _: render_page(done, facts)),
+        *(
+            Form(kind, (suffix,), partial(render_timelines, format=kind), is_text=False)
+            for suffix, kind in PICTURE_SUFFIXES.items()
+        ),
         Form("benchmark-action", (), lambda done, _facts, _: render_benchmarks(done)),
     )
 }

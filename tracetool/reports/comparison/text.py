@@ -40,7 +40,7 @@ def render_text(done: Comparison, _facts: CallFacts, width: int | None = None, *
     limited = [check.line for check in done.checks]
     first = done.shown[:_SCREEN_LINES]
     shown = [line for line in done.shown if verbose or line in first or line in limited]
-    rows = [("", "base", "new", "change", ""), *(_cells(done, line) for line in shown)]
+    rows = [("", "base", "new", "change", ""), *(line_cells(done, line) for line in shown)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines += [aligned(row, widths).rstrip() for row in rows]
     lines += wrapped([f"  {words}" for words in (*_doubts(shown), *_hidden(done, shown))], width)
@@ -118,7 +118,8 @@ def gate_words(done: Comparison) -> str:
     )
 
 
-def _cells(done: Comparison, line: Line) -> tuple[str, ...]:
+def line_cells(done: Comparison, line: Line) -> tuple[str, str, str, str, str]:
+    """Its name, base, new, change and verdict."""
     before, after = ("none" if v is None else format_value(line.metric.unit, v) for v in (line.base, line.new))
     change = "" if line.change_ratio is None else percent(line.change_ratio)
     return _named(done, line), before, after, change, verdict_words(line)
@@ -219,7 +220,7 @@ def _why(done: Comparison) -> str:
 def _table(done: Comparison, lines: Sequence[Line]) -> list[str]:
     rows = ["| | base | new | change | |", "|---|--:|--:|--:|---|"]
     for line in lines:
-        name, before, after, change, verdict = _cells(done, line)
+        name, before, after, change, verdict = line_cells(done, line)
         rows.append(f"| {_code(name)} | {before} | {after} | {change} | {_SIGNS[line.verdict]} {_escaped(verdict)} |")
     return rows
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tracetool.causes.cause import Cause, Look
 from tracetool.model.topology import Topology
@@ -16,10 +16,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracetool.causes.cause import Idle
-    from tracetool.model.timeline import Metrics, Timeline
+    from tracetool.model.timeline import Metrics, Op, RankOp, Timeline
 
 
 MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Cells that stand out, with an outline: what they are, and its colour and style."""
+
+    name: str
+    colour: str
+    style: Literal["-", "--", ":"]
+    ops: tuple[Op | RankOp, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +50,7 @@ class Panel:
         compared_ns: Step time of the baseline, if the difference is to be drawn here.
         error_ratio: Known error of that difference, in shares of the baseline; a smaller one says so.
         idles: Its idle time by cause; empty where causes are not known.
+        marks: Cells that stand out.
     """
 
     role: str
@@ -55,6 +66,7 @@ class Panel:
     compared_ns: int | None = None
     error_ratio: float | None = None
     idles: Sequence[Idle] = ()
+    marks: tuple[Mark, ...] = ()
 
     @property
     def name(self) -> str:

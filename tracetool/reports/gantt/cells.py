@@ -50,6 +50,9 @@ COLOURS = {
 LINK_BUSY = "#CC79A7"
 LINK_FLIGHT = "#F0D9E5"
 
+MARK_PT = 1.3
+"""Width of the outline of cells that stand out."""
+
 LABEL_PX = 12
 """Cells narrower than this in the PNG get no number."""
 
@@ -98,6 +101,10 @@ def draw_cells(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None:
             _numbers(
                 axes, [op for op in ops if isinstance(op, Op)], place, size, "white" if _is_dark(colour) else "black"
             )
+    for mark in panel.marks:
+        boxes = [row_box(place, op.rank, op.start_ns, op.end_ns) for op in mark.ops]
+        outline = draw_boxes(axes, boxes, zorder=3.5, facecolor="none", edgecolor=mark.colour, linewidth=MARK_PT)
+        outline.set_linestyle(mark.style)
     end = panel.metrics.window_ns / MS
     rows = [place.tops_in[0], place.tops_in[-1] + place.row_in]
     axes.plot([end, end], rows, color="black", linewidth=0.9, dashes=(4, 2), zorder=4)

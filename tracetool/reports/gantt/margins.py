@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracetool.model.action import ActionKind
 from tracetool.reports.gantt import MS, Panel
-from tracetool.reports.gantt.cells import COLOURS, LINK_BUSY, LINK_FLIGHT, Box, chunks_of, draw_boxes, shade
+from tracetool.reports.gantt.cells import COLOURS, LINK_BUSY, LINK_FLIGHT, MARK_PT, Box, chunks_of, draw_boxes, shade
 from tracetool.reports.picture import GREY, PT, RED, text_width_pt
 from tracetool.units import format_duration, format_size
 from tracetool.whatif.accuracy import format_error
@@ -204,6 +204,11 @@ def legend_marks(panels: Sequence[Panel]) -> list[Artist]:
         marks.append(Patch(color=LINK_BUSY, label=f"link busy ({halves})"))
         marks.append(Patch(color=LINK_FLIGHT, label="in flight (latency)"))
     marks.append(Line2D([], [], color="black", linewidth=0.9, dashes=(4, 2), label="window end"))
+    outlined = {mark.name: mark for panel in panels for mark in panel.marks}.values()
+    marks += [
+        Patch(facecolor="none", edgecolor=m.colour, linestyle=m.style, linewidth=MARK_PT, label=m.name)
+        for m in outlined
+    ]
     return marks
 
 

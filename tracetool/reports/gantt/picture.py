@@ -66,7 +66,8 @@ def render_gantt(
 
 def gantt_figure(answer: Answer, result: Result | None = None, width_in: float = WIDTH_IN) -> Figure:
     """The picture of ``render_gantt``, not yet written."""
-    return _figure(panels_of(answer, result or drawn_result(answer)), answer, max(NARROWEST_IN, width_in))
+    heads, hbm = scenario_parts(answer.scenario), answer.scenario.hbm_bytes
+    return panels_figure(panels_of(answer, result or drawn_result(answer)), heads, width_in, hbm_bytes=hbm)
 
 
 def render_pair(
@@ -89,7 +90,7 @@ def render_pair(
     """
     first, *_, last = panels_of(answer, result)
     pair = [first, replace(last, role="Plan", compared_ns=None)]
-    return save(lambda: _figure(pair, answer, max(NARROWEST_IN, width_in), is_first_look=True), format)
+    return save(lambda: panels_figure(pair, [], width_in, has_curves=False), format)
 
 
 def _report(answer: Answer, _facts: RunFacts, suffix: str) -> bytes:
@@ -206,19 +207,36 @@ def _span(first: int, last: int) -> str:
     return f"rank {first}" if first == last else f"ranks {first}–{last}"
 
 
-def _figure(panels: list[Panel], answer: Answer, width_in: float, *, is_first_look: bool = False) -> Figure:
+def panels_figure(
+    panels: Sequence[Panel],
+    heads: Sequence[str],
+    width_in: float = WIDTH_IN,
+    *,
+    hbm_bytes: int | None = None,
+    has_curves: bool = True,
+) -> Figure:
+    """Panels on one time axis, from the top.
+
+    Args:
+        panels: At least one.
+        heads: What is said above them.
+        width_in: Width of the picture in inches, at least 4.
+        hbm_bytes: Memory limit per rank, for the curves.
+        has_curves: Whether memory over time is drawn below, where it is known.
+    """
     from matplotlib.figure import Figure
 
     from tracetool.reports.gantt import cells, margins
     from tracetool.reports.gantt.cells import draw_idle, idle_marks
     from tracetool.reports.gantt.titles import draw_title
 
+    width_in = max(NARROWEST_IN, width_in)
     wide_pt, title_pt = (width_in - 0.2) * PT, (width_in - LEFT_IN) * PT
-    heads = [] if is_first_look else wrapped(scenario_parts(answer.scenario), title_pt, _HEAD_PT)
+    heads = wrapped(heads, title_pt, _HEAD_PT)
     legends = [marks for marks in (margins.legend_marks(panels), idle_marks(panels)) if marks]
     columns = [legend_columns([str(mark.get_label()) for mark in marks], wide_pt) for marks in legends]
     rows = [ceil(len(marks) / n) for marks, n in zip(legends, columns, strict=True)]
-    curves = [] if is_first_look else margins.curve_marks(panels)
+    curves = margins.curve_marks(panels) if has_curves else []
     abreast = legend_columns([str(mark.get_label()) for mark in curves], title_pt)
     memory_rows = ceil(len(curves) / abreast)
     layout = lay_out(panels, width_in, head_lines=len(heads), legend_rows=sum(rows), memory_rows=memory_rows)
@@ -241,7 +259,7 @@ def _figure(panels: list[Panel], answer: Answer, width_in: float, *, is_first_lo
         margins.draw_saved(axes, panel, place, layout)
     if layout.memory is not None:
         axes = figure.add_axes(layout.memory)
-        margins.draw_worst(axes, panels, answer.scenario.hbm_bytes, layout.end_ns)
+        margins.draw_worst(axes, panels, hbm_bytes, layout.end_ns)
         margins.label_time(axes)
         top_in = (layout.memory[1] + layout.memory[3]) * layout.height_in + 0.05
         legend(figure, curves, abreast, x=layout.left_in / layout.width_in, y_in=top_in, loc="lower left")

@@ -179,12 +179,12 @@ def pictures(answer: Answer, best: Result, most_bytes: int) -> tuple[Picture, Pi
         f"Timelines {ranks}: {seen}; {planned}. The tables say the same in numbers.",
         "A row is a pipeline rank, the axis is time; what is hatched is idle.",
     )
-    small = _fitted(
+    small = fitted(
         replace(pair, name="small"),
         lambda form: render_pair(answer, best, format=form, width_in=_PHONE_IN),
         most_bytes // 4,
     )
-    pair = _fitted(pair, lambda form: render_pair(answer, best, format=form, width_in=_PAIR_IN), most_bytes // 2)
+    pair = fitted(pair, lambda form: render_pair(answer, best, format=form, width_in=_PAIR_IN), most_bytes // 2)
     panels = [seen, f"baseline {result_name(base)} ({format_duration(base.metrics.step_ns)})"]
     if not is_baseline(answer, best):
         panels.append(planned)
@@ -195,11 +195,11 @@ def pictures(answer: Answer, best: Result, most_bytes: int) -> tuple[Picture, Pi
         "A row is a pipeline rank, the axis is time; what is hatched or empty is idle. All panels share one axis.",
     )
     left = most_bytes - sum(len(one.markup.encode()) + len(one.pixels) for one in (pair, small))
-    return pair, small, _fitted(gantt, lambda form: render_gantt(answer, best, format=form), left)
+    return pair, small, fitted(gantt, lambda form: render_gantt(answer, best, format=form), left)
 
 
-def _fitted(picture: Picture, draw: Callable[[PictureFormat], bytes], most_bytes: int) -> Picture:
-    """The picture with the first form of it that fits."""
+def fitted(picture: Picture, draw: Callable[[PictureFormat], bytes], most_bytes: int) -> Picture:
+    """The picture with the first form of it that fits so many bytes."""
     from dataclasses import replace
 
     try:
@@ -311,12 +311,13 @@ def page(
         "scenario": scenario(answer),
         "recording": None if facts.run is None else recording(facts.run),
     }
-    bare = _rendered(parts, pictures=())
+    bare = rendered(_PAGE, parts, pictures=())
     drawn = pictures(answer, found.best, int(0.98 * MOST_BYTES) - len(bare))
-    return _rendered(parts, pictures=drawn)
+    return rendered(_PAGE, parts, pictures=drawn)
 
 
-def _rendered(parts: dict[str, Any], **more: Any) -> bytes:
+def rendered(template: str, parts: dict[str, Any], **more: Any) -> bytes:
+    """A page by its template."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     folder = files("tracetool.reports.html") / "static"
@@ -330,7 +331,7 @@ def _rendered(parts: dict[str, Any], **more: Any) -> bytes:
     environment = Environment(
         loader=FunctionLoader(read), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    text = environment.get_template(_PAGE).render(
+    text = environment.get_template(template).render(
         parts, style=read("report.css") + cause_styles(), script=script, script_digest=f"sha256-{allowed}", **more
     )
     # Names of files may be any bytes.
