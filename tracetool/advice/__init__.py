@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.advice.plans import Deepened, More, Plan, Resource, ScenarioPlans, more_of_each, plans_for, ways
 from tracetool.errors import Option, ScenarioError, ScheduleError, checked, command_or_call, together
+from tracetool.model.notice import Silent
 from tracetool.model.topology import in_two
 from tracetool.schedules import parse_names
 from tracetool.sweeps.grid import Grid
@@ -35,6 +36,7 @@ from tracetool.whatif.wording import links_text, offered_links
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from tracetool.model.notice import Progress
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.reconstruction import Reconstruction
@@ -132,11 +134,18 @@ def advise(found: Reconstruction, scenario: Scenario, schedules: str | Sequence[
         >>> advice.best.label, advice.best.step_ns, advice.binds
         ('geopipe +2,2,0,0', 319617225, 'latency')
     """
+    return _advise(found, scenario, schedules, Silent())
+
+
+def _advise(
+    found: Reconstruction, scenario: Scenario, schedules: str | Sequence[str] | None, progress: Progress
+) -> Advice:
     if not scenario.topology.links:
         raise _no_links(len(found.observed.global_ranks), scenario.topology.dcs)
     tried = ways(found, scenario, None if schedules is None else parse_names(schedules))
     baseline = recorded_schedule(found.pipeline.observed, scenario.microbatches)
     asked = plans_for(found, scenario, tried, baseline=baseline)
+    progress.advance(1)
     usual = [plan for plan in asked.plans if plan.way.p2p is None]
     is_recorded = recorded_test(found.pipeline)
     chosen = choose(usual, is_recorded, baseline)
@@ -148,7 +157,7 @@ def advise(found: Reconstruction, scenario: Scenario, schedules: str | Sequence[
             missing=(), binds="hbm",
         )  # fmt: skip
     sure = [plan for plan in usual if TIERS.index(plan.evidence) <= TIERS.index(best.evidence)]
-    gains, missing = _gains(found, scenario, best, sure)
+    gains, missing = _gains(found, scenario, best, sure, progress)
     return Advice(
         asked=asked, scenario=scenario, now=now, best=best, rivals=chosen.as_good, unproven=chosen.unproven,
         other_transfers=_other_transfers(asked.plans, best), gains=gains, missing=missing, binds=_binding(gains),
@@ -170,6 +179,7 @@ def decide(
     *,
     fee: str | Fee | Fees | None = None,
     steps: int | None = None,
+    progress: Progress | None = None,
 ) -> Decided:
     """Find what to run over each of several offers of links, what the others buy, and where more stops paying.
 
@@ -182,6 +192,7 @@ def decide(
         fee: What the first offer costs, as in ``2000EUR/month``; or what each of its links does
             (``tracetool.whatif.decision.Fees``): an offer that names some of them keeps the price of the others.
         steps: Steps of the run that is planned.
+        progress: Told in how many scenarios all schedules are replayed, and how many are done.
 
     Raises:
         BadTopology: If an offer is about other links.
@@ -205,7 +216,10 @@ def decide(
         total = offered_fee(price, directions(replaced), fees)
         asked.append((replace(scenario, topology=replace(scenario.topology, links=every)), total))
     check_fees([price for _, price in asked])
-    advice = tuple(advise(found, one, schedules) for one, _ in asked)
+    progress = progress or Silent()
+    more = (more_of_each(found.pipeline, one, memory_known=True) for one, _ in asked if one.topology.links)
+    progress.start(sum(1 + len(units) for units in more) + 1)
+    advice = tuple(_advise(found, one, schedules, progress) for one, _ in asked)
     made = tuple(_offer(each, price, advice[0].best) for each, (_, price) in zip(advice, asked, strict=True))
     answer = advice[0].asked.answer
     decision = Decision(
@@ -214,6 +228,7 @@ def decide(
         steps=steps,
         pays_until=_pays_until(found, advice),
     )
+    progress.advance(1)
     return Decided(decision, advice)
 
 
@@ -280,7 +295,7 @@ def _no_links(ranks: int, dcs: Sequence[str]) -> ScenarioError:
 
 
 def _gains(
-    found: Reconstruction, scenario: Scenario, best: Plan, sure: Sequence[Plan]
+    found: Reconstruction, scenario: Scenario, best: Plan, sure: Sequence[Plan], progress: Progress
 ) -> tuple[tuple[Gain, ...], tuple[tuple[str, str], ...]]:
     """What each unit buys: the plan chosen anew with it, or the same plan where that is shorter."""
     gains: list[Gain] = []
@@ -302,6 +317,8 @@ def _gains(
         except ScheduleError as error:
             missing.append((more.text, error.message))
             continue
+        finally:
+            progress.advance(1)
         plans = asked.plans
         if more.resource == "compute":
             # No recording was of faster compute, nor is what it misses of the recorded step an error of replay.

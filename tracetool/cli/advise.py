@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -15,7 +13,6 @@ from tracetool.cli.settings import is_given
 from tracetool.errors import ScenarioError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
     from typing import Unpack
 
@@ -109,8 +106,8 @@ def advise(
     if sizes is not None and also is not None:
         other = _other_sizes(also, MicrobatchSize(also_mbs or sizes.sequences, also_seq or sizes.length), quiet=quiet)
     tuning = None
-    with _busy("replaying", quiet=quiet):
-        decided = decide(question.found, question.scenario, offers, names, fee=fees, steps=run_steps)
+    with ProgressBar(quiet=quiet, doing="replaying", of="scenarios") as progress:
+        decided = decide(question.found, question.scenario, offers, names, fee=fees, steps=run_steps, progress=progress)
         if sizes is not None:
             tuned = next((name for name in names or () if tuning_of(name) is not None), None)
             tuning = find_sizes(question.found, question.scenario, sizes, schedule=tuned, hidden=hidden, also=other)
@@ -126,18 +123,6 @@ def advise(
 
     lacks_least = min(advice.asked.plans, key=lack)
     next_step(_replay_of(advice.best or lacks_least, question.name), quiet=quiet)
-
-
-@contextmanager
-def _busy(what: str, *, quiet: bool) -> Iterator[None]:
-    """Say on a terminal that something takes its time."""
-    if quiet or not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status(what):
-        yield
 
 
 def _sizes(mbs: int | None, seq: int | None, *, co_tune: bool, others: tuple[object, ...]) -> MicrobatchSize | None:

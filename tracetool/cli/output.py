@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from rich.progress import Progress as RichProgress
+    from rich.progress import ProgressColumn, Task
 
     from tracetool.reports import Report
 
@@ -154,31 +155,42 @@ def check_target(path: Path, *, force: bool) -> None:
 
 
 class ProgressBar:
-    """A bar of bytes read, with rate and time left, on stderr; shown only on a terminal."""
+    """A bar with rate and time left, on stderr; shown only on a terminal.
 
-    def __init__(self, *, quiet: bool) -> None:
+    Args:
+        quiet: Whether it is not shown there either.
+        doing: What is done.
+        of: What there are so many of; bytes are shown by size.
+    """
+
+    def __init__(self, *, quiet: bool, doing: str = "reading", of: str = "bytes") -> None:
         self._shown = sys.stderr.isatty() and not quiet
+        self.doing, self.of = doing, of
         self._bar: RichProgress | None = None
         self._advance: Callable[[int], None] = lambda _count: None
 
-    def start(self, total_bytes: int) -> None:
-        """Show the bar."""
+    def start(self, total: int) -> None:
+        """Show the bar; anew, where further work begins."""
         if not self._shown:
             return
         from rich.console import Console
         from rich.progress import (
             BarColumn,
             DownloadColumn,
+            MofNCompleteColumn,
             Progress,
             TimeRemainingColumn,
             TransferSpeedColumn,
         )
 
+        self.stop()
+        how: tuple[ProgressColumn, ...] = (DownloadColumn(), TransferSpeedColumn())
+        if self.of != "bytes":
+            how = (MofNCompleteColumn(), _rate(self.of))
         bar = Progress(
-            "reading", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
-            console=Console(stderr=True), transient=True,
-        )  # fmt: skip
-        task = bar.add_task("reading", total=total_bytes)
+            self.doing, BarColumn(), *how, TimeRemainingColumn(), console=Console(stderr=True), transient=True
+        )
+        task = bar.add_task(self.doing, total=total)
         bar.start()
         self._bar = bar
         self._advance = lambda count: bar.advance(task, count)
@@ -187,12 +199,28 @@ class ProgressBar:
         """Move the bar."""
         self._advance(count)
 
+    def stop(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+
     def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self.stop()
+
+
+def _rate(of: str) -> ProgressColumn:
+    """A column of how many are done in a second."""
+    from rich.progress import ProgressColumn
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(f"{of}, {task.speed:.2g}/s" if task.speed else of)
+
+    return Rate()
 
 
 def report_targets(output: Iterable[Path], *, force: bool) -> list[tuple[Path, Report]]:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.output import FORCE, JSON, QUIET, check_target, next_step, write_file
+from tracetool.cli.output import FORCE, JSON, QUIET, ProgressBar, check_target, next_step, write_file
 from tracetool.cli.question import command_line
 from tracetool.errors import ScenarioError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tracetool.costs.analytical import Recompute
 
 
@@ -146,7 +143,8 @@ def geopipe(
         equal_stages=equal_stages,
         grid=grid,
     )
-    study = study_geopipe(choice, _progress(quiet=quiet))
+    with ProgressBar(quiet=quiet, doing="replaying", of="settings") as progress:
+        study = study_geopipe(choice, progress)
     facts = CallFacts(__version__, command_line())
     for path in output:
         write_file(path, FORMS[path.suffix.lower()](study, facts), force=force)
@@ -173,10 +171,3 @@ def _positive(text: str, option: str, unit: str = "") -> tuple[int, ...]:
             )
         numbers.add(int(number))
     return tuple(sorted(numbers))
-
-
-def _progress(*, quiet: bool) -> Callable[[str, int], object]:
-    """Tell on a terminal what is done."""
-    if quiet or not sys.stderr.isatty():
-        return lambda _name, _points: None
-    return lambda name, points: click.echo(f"{name}: {points:,} settings replayed", err=True)

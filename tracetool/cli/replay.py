@@ -120,7 +120,8 @@ def report_stragglers(
         check_target(path, force=force)
     with ProgressBar(quiet=quiet) as progress:
         run = open_run(paths, progress)
-    result = find_stragglers(run, step)
+    with ProgressBar(quiet=quiet, doing="replaying", of="steps") as progress:
+        result = find_stragglers(run, step, progress)
     named = " ".join(str(p) for p in paths)
     facts = run_facts(named, run.manifest, command_line())
     for path in output:
@@ -263,17 +264,19 @@ def replay(
     check_schedules([*names, *([] if baseline is None else [baseline])])
     time_limit_s = None if time_limit is None else parse_duration_ns(time_limit) / 1e9
     question = ask(paths, words, quiet=quiet)
-    result = answer(
-        question.found,
-        names,
-        question.scenario,
-        baseline=baseline,
-        extra_forwards=parse_counts(extra_forwards) if extra_forwards else None,
-        jitter_seed=jitter,
-        chunks=chunks,
-        time_limit_s=time_limit_s,
-        each_step=question.each_step() if each_step else (),
-    )
+    with ProgressBar(quiet=quiet, doing="replaying", of="schedules") as progress:
+        result = answer(
+            question.found,
+            names,
+            question.scenario,
+            baseline=baseline,
+            extra_forwards=parse_counts(extra_forwards) if extra_forwards else None,
+            jitter_seed=jitter,
+            chunks=chunks,
+            time_limit_s=time_limit_s,
+            each_step=question.each_step() if each_step else (),
+            progress=progress,
+        )
     facts = question.facts(recorded=as_json or any(form is REPORTS.get("json") for _, form in targets))
     for path, report in targets:
         write_file(path, report.render(result, facts, path.suffix.lower()), force=force)

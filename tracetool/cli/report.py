@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.output import FORCE, JSON, PATHS, QUIET, complete_schedules, next_step, report_targets, write_file
+from tracetool.cli.output import (
+    FORCE,
+    JSON,
+    PATHS,
+    QUIET,
+    ProgressBar,
+    complete_schedules,
+    next_step,
+    report_targets,
+    write_file,
+)
 from tracetool.cli.question import OFFERS, RUN_STEPS, Words, ask, question_options
 from tracetool.store import is_local
 
@@ -83,10 +93,14 @@ def report(
     words["link"], fees = without_fees(words["link"])
     question = ask(paths, words, quiet=quiet)
     names = names or default_schedules(question.found.pipeline.observed)
-    found = answer(question.found, names, question.scenario, baseline=baseline)
+    with ProgressBar(quiet=quiet, doing="replaying", of="schedules") as progress:
+        found = answer(question.found, names, question.scenario, baseline=baseline, progress=progress)
     decided = None
     if offers or question.scenario.topology.links:
-        decided = decide(question.found, question.scenario, offers, names, fee=fees, steps=run_steps)
+        with ProgressBar(quiet=quiet, doing="replaying", of="scenarios") as progress:
+            decided = decide(
+                question.found, question.scenario, offers, names, fee=fees, steps=run_steps, progress=progress
+            )
     best = advised_result(found, None if decided is None else decided.advice[0])
     if form is REPORT:
         around = None if decided is None else _around(question, decided, names)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +16,7 @@ from tracetool.cli.output import (
     PATHS,
     QUIET,
     VERBOSE,
+    ProgressBar,
     check_target,
     complete_schedules,
     next_step,
@@ -30,8 +30,6 @@ from tracetool.model.pipeline import P2P_MODE_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from rich.progress import Progress as RichProgress
 
     from tracetool.cli.question import Question, Words
     from tracetool.sweeps import Grid, Sweep, SweepPoint
@@ -164,7 +162,7 @@ def sweep(
         check_address(executor)
     question = ask(paths, _shared_words(words), quiet=quiet, has_maps=True)
     grids = _grids(grid, question, dc, scenarios, scenario)
-    with _PointBar(quiet=quiet) as progress:
+    with ProgressBar(quiet=quiet, doing="replaying", of="points") as progress:
         found = run_sweep(
             question.found,
             grids,
@@ -290,39 +288,3 @@ def _form(path: Path) -> Callable[..., bytes]:
             hint="use .parquet, .csv, .json, .png, .svg or .pdf",
         )
     return forms[suffix]
-
-
-class _PointBar:
-    """A bar of points done, with time left, on stderr; shown only on a terminal."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        self._shown = sys.stderr.isatty() and not quiet
-        self._bar: RichProgress | None = None
-        self._advance: Callable[[int], None] = lambda _count: None
-
-    def start(self, total: int) -> None:
-        """Show the bar."""
-        if not self._shown:
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-        bar = Progress(
-            "replaying", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-            console=Console(stderr=True), transient=True,
-        )  # fmt: skip
-        task = bar.add_task("replaying", total=total)
-        bar.start()
-        self._bar = bar
-        self._advance = lambda count: bar.advance(task, count)
-
-    def advance(self, count: int) -> None:
-        """Move the bar."""
-        self._advance(count)
-
-    def __enter__(self) -> _PointBar:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()

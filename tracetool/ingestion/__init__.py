@@ -21,9 +21,9 @@ from tracetool.ingestion.discover import (
 )
 from tracetool.ingestion.discover import Discovery as Discovery
 from tracetool.ingestion.discover import discover as discover
-from tracetool.ingestion.executors import Progress as Progress
-from tracetool.ingestion.executors import Silent as Silent
 from tracetool.ingestion.executors import SourceOutcome, Task, run_tasks
+from tracetool.model.notice import Progress as Progress
+from tracetool.model.notice import Silent as Silent
 from tracetool.readers import ABSOLUTE_NS, Left, rows_table
 from tracetool.store import as_path, source_part
 from tracetool.store.run import Run, RunWriter, is_run

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tracetool.errors import IngestError, MalformedTrace, Option, flags_now, installing, typed_as
 from tracetool.readers import READERS, SeveralRanks, SourceReport
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tracetool.ingestion.discover import DiscoveredSource
+    from tracetool.model.notice import Progress
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -144,26 +145,6 @@ _done_so_far: Any = None
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
-
-
-class Progress(Protocol):
-    """Told about bytes read; the command line shows a bar."""
-
-    def start(self, total_bytes: int) -> None:
-        """Reading begins."""
-
-    def advance(self, count: int) -> None:
-        """So many more bytes of the files were consumed."""
-
-
-class Silent:
-    """No progress shown."""
-
-    def start(self, total_bytes: int) -> None:
-        """Do nothing."""
-
-    def advance(self, count: int) -> None:
-        """Do nothing."""
 
 
 def run_tasks(

@@ -1,10 +1,13 @@
-"""What a user should know beside the numbers: a code for those who ask what it is, a text for those who read it."""
+"""What a user should know beside the numbers: a code for those who ask what it is, a text for those who read it.
+
+How far the work is, for those who wait for it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 NoticeCode = Enum(
     "NoticeCode",
@@ -93,3 +96,23 @@ class Notices(list[Notice]):
         """Add one, unless it is known."""
         if (notice := Notice(code, text, hint, subject)) not in self:
             self.append(notice)
+
+
+class Progress(Protocol):
+    """Told how far the work is; the command line shows a bar."""
+
+    def start(self, total: int) -> None:
+        """Work begins: so many bytes to read, or replays."""
+
+    def advance(self, count: int) -> None:
+        """So many more of them are done."""
+
+
+class Silent:
+    """No progress shown."""
+
+    def start(self, total: int) -> None:
+        """Do nothing."""
+
+    def advance(self, count: int) -> None:
+        """Do nothing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from tracetool.model.notice import Notice, NoticeCode
+from tracetool.model.notice import Notice, NoticeCode, Silent
 from tracetool.reconstruction.capture import Account
 from tracetool.stragglers.equalize import Averages, SlowPlace, Where, places, slowest_places
 from tracetool.stragglers.measured import job_steps
@@ -14,6 +14,7 @@ from tracetool.stragglers.step import JobStep, StepReplay
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from tracetool.model.notice import Progress
     from tracetool.store.run import Run
 
 Axis = Literal["kind", "stage", "pipeline", "rank"]
@@ -141,38 +142,48 @@ class Stragglers:
         return self.mean_ns(lambda s: s.measured_ns) / self.mean_ns(lambda s: s.equalized_ns)
 
 
-def find_stragglers(run: Run, step: int | None = None) -> Stragglers:
+def find_stragglers(run: Run, step: int | None = None, progress: Progress | None = None) -> Stragglers:
     """Equalize a Run: everything at once, then one kind, stage, pipeline and rank at a time.
 
     Args:
         run: The Run, with all pipelines it holds: they meet at their collectives.
         step: Only this step; by default all complete ones.
+        progress: Told how many replays of steps there are, and how many are done.
 
     Raises:
         TraceToolError: If no step can be reconstructed.
     """
     account = Account()
     found = job_steps(run, step, account)
-    result = stragglers_of(found, account.notes)
+    result = stragglers_of(found, account.notes, progress)
     return replace(result, notes=(*result.notes, *_notes(result)))
 
 
-def stragglers_of(steps: Sequence[JobStep], notes: Iterable[Notice] = ()) -> Stragglers:
+def stragglers_of(
+    steps: Sequence[JobStep], notes: Iterable[Notice] = (), progress: Progress | None = None
+) -> Stragglers:
     """The same from costs of steps."""
+    progress = progress or Silent()
     replays = StepReplay()
     measured = [step.without_host_gaps() for step in steps]
     averages = Averages(measured)
 
-    def times(chosen: Callable[[Where], bool]) -> list[int]:
-        return [replays.step_ns(averages.apply(step, chosen)) for step in measured]
+    def times(chosen: Callable[[Where], bool], typical: Averages = averages) -> list[int]:
+        steps_ns = []
+        for step in measured:
+            steps_ns.append(replays.step_ns(typical.apply(step, chosen)))
+            progress.advance(1)
+        return steps_ns
 
     own = Averages(measured, by_stage=True)
-    alike = [replays.step_ns(own.apply(step, lambda _where: True)) for step in measured]
     slow_stage, slow_rank = slowest_places(measured)
+    candidates = _candidates(measured)
+    progress.start((2 + 2 * len(candidates)) * len(measured))
+    alike = times(lambda _where: True, own)
     as_measured = [replays.step_ns(step) for step in measured]
     equalized = times(lambda _where: True)
     suspects = []
-    for axis, name, belongs in _candidates(measured):
+    for axis, name, belongs in candidates:
         suspects.append(
             Suspect(
                 axis=axis,

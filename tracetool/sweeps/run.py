@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from tracetool.errors import Option, ScheduleError, checked, command_or_call
-from tracetool.ingestion.executors import Silent, in_processes, on_cluster, usable_cores
-from tracetool.model.notice import Notice, NoticeCode, Notices, SubjectKind
+from tracetool.ingestion.executors import in_processes, on_cluster, usable_cores
+from tracetool.model.notice import Notice, NoticeCode, Notices, Silent, SubjectKind
 from tracetool.model.pipeline import Pipeline
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import OBSERVED
@@ -31,7 +31,7 @@ from tracetool.whatif.remarks import collective_notes, distrust, host_notes, is_
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from tracetool.ingestion.executors import Progress
+    from tracetool.model.notice import Progress
     from tracetool.reconstruction import Reconstruction
     from tracetool.sweeps.grid import LinkColumn
     from tracetool.sweeps.pareto import Price

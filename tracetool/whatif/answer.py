@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tracetool.errors import BadTopology, Option, ScenarioError, ScheduleError, checked
-from tracetool.model.notice import Notice, NoticeCode, Notices
+from tracetool.model.notice import Notice, NoticeCode, Notices, Silent
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import OBSERVED
 from tracetool.model.timeline import measure
@@ -35,6 +35,7 @@ from tracetool.whatif.variation import predict_each_step, spread
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tracetool.model.notice import Progress
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.schedule import PipelineShape
     from tracetool.reconstruction import Reconstruction
@@ -56,6 +57,7 @@ def answer(
     chunks: int | None = None,
     time_limit_s: float | None = None,
     each_step: Sequence[Pipeline] = (),
+    progress: Progress | None = None,
 ) -> Answer:
     """Replay schedules in a scenario and compare them with a baseline.
 
@@ -69,6 +71,7 @@ def answer(
         chunks: Stages per rank that schedules of several get from a trace of one; by default as few as they take.
         time_limit_s: For optimal: how long to search; by default half a minute.
         each_step: What each recorded step measured: results are replayed by each as well.
+        progress: Told how many schedules there are to replay, and how many are done.
 
     Raises:
         ScenarioError: If none of the schedules heeds an option that was given.
@@ -121,8 +124,11 @@ def answer(
         shape=shape, scenario=scenario, chunks=chunks, own_error=own_error, is_like=is_like, jitter_seed=jitter_seed,
         time_limit_s=time_limit_s, each_step=each_step,
     )  # fmt: skip
+    progress = progress or Silent()
+    progress.start(1 + len(schedules))
     base = _evaluate(pipeline, baseline, how, None)
-    results, refused = _evaluate_each(pipeline, schedules, how, extra_forwards)
+    progress.advance(1)
+    results, refused = _evaluate_each(pipeline, schedules, how, extra_forwards, progress)
     tuned = [name for name in schedules if tuning_of(name) is not None and extra_forwards is None]
     closer = [result for name in tuned for result in _closer(pipeline, name, how)]
     best = choose([base, *results, *closer], recorded_test(pipeline), baseline).best
@@ -167,7 +173,7 @@ class _How:
 
 
 def _evaluate_each(
-    pipeline: Pipeline, names: Sequence[str], how: _How, extra_forwards: tuple[int, ...] | None
+    pipeline: Pipeline, names: Sequence[str], how: _How, extra_forwards: tuple[int, ...] | None, progress: Progress
 ) -> tuple[list[Result], list[Refused]]:
     """Results of the schedules that fit, and why the others do not."""
     results: list[Result] = []
@@ -179,6 +185,7 @@ def _evaluate_each(
             if len(names) == 1:
                 raise
             refused.append(Refused(name, error.message, error.hint))
+        progress.advance(1)
     if not results:
         raise ScheduleError(
             f"none of {', '.join(names)} fits. " + " ".join(f"{r.schedule}: {r.reason}" for r in refused),

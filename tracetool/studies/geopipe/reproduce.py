@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
+from math import prod
 from typing import TYPE_CHECKING
 
 from tracetool.costs.analytical import Training, analytical_pipeline, collective_ns
 from tracetool.errors import Option
 from tracetool.model.action import ActionKind
+from tracetool.model.notice import Silent
 from tracetool.studies.geopipe import STAGES, TENSOR, THROUGHPUT, Assumption
 from tracetool.studies.geopipe.findings import FigureOrigin, both_findings, bubble_findings, iteration_findings
 from tracetool.studies.geopipe.optimum import Need, Optimum, find_optimum, needs
@@ -15,9 +18,10 @@ from tracetool.studies.geopipe.sweep import PaperGrid, PaperSweep, Setting, cycl
 from tracetool.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from tracetool.costs.analytical import Accelerator, Recompute, Transformer
+    from tracetool.model.notice import Progress
 
 _BATCHES = (1, 2, 4, 8)
 _SHARING = (1, 8)
@@ -129,34 +133,31 @@ class Study:
     microbatches: int
 
 
-def study_geopipe(choice: PaperChoice, advance: Callable[[str, int], object] = lambda _name, _points: None) -> Study:
+def study_geopipe(choice: PaperChoice, progress: Progress | None = None) -> Study:
     """Sweep the setting and find where the published figures arise.
 
     Args:
         choice: What is assumed and swept.
-        advance: Called after each model, with its name and the number of settings replayed.
+        progress: Told how many rows of the grid and best bandwidths there are to find, and how many are done.
 
     Raises:
         ScenarioError: If the model cannot be cut so.
     """
     split = choice.grid.splits[0]
-    studies = []
-    for name, model in choice.models.items():
-        studies.append(_study(name, choice, choice.setting(model), split))
-        advance(name, studies[-1].swept.depth.size)
+    progress = progress or Silent()
+    rows = prod(choice.grid.shape[:3])
+    progress.start(len(choice.models) * (rows + len(_SHARING) * len(_DISTANCES_KM)))
+    studies = [_study(name, choice, choice.setting(model), split, progress) for name, model in choice.models.items()]
     return Study(choice, _assumptions(choice), tuple(studies), split, _MICROBATCHES)
 
 
-def _study(name: str, choice: PaperChoice, setting: Setting, split: tuple[int, ...]) -> ModelStudy:
-    swept = sweep(setting, choice.grid)
+def _study(name: str, choice: PaperChoice, setting: Setting, split: tuple[int, ...], progress: Progress) -> ModelStudy:
+    swept = sweep(setting, choice.grid, progress)
     pipeline = setting.pipeline(choice.middle_ratio, _MICROBATCHES)
-    optima: tuple[Optimum, ...] = ()
-    if swept.feasible.all():
-        optima = tuple(
-            find_optimum(setting, choice.middle_ratio, _MICROBATCHES, split, sharing, distance)
-            for sharing in _SHARING
-            for distance in _DISTANCES_KM
-        )
+    optima: list[Optimum] = []
+    for sharing, distance in product(_SHARING, _DISTANCES_KM) if swept.feasible.all() else ():
+        optima.append(find_optimum(setting, choice.middle_ratio, _MICROBATCHES, split, sharing, distance))
+        progress.advance(1)
     middle = pipeline.stages[STAGES // 2]
     return ModelStudy(
         name=name,
@@ -165,7 +166,7 @@ def _study(name: str, choice: PaperChoice, setting: Setting, split: tuple[int, .
         bubbles=bubble_findings(swept),
         iterations=iteration_findings(swept),
         both=both_findings(swept),
-        optima=optima,
+        optima=tuple(optima),
         needs=needs(setting, _MICROBATCHES, split, _BATCHES),
         cycles_ns=(sum(costs[0].duration_ns for costs in middle.costs.values()), cycle_ns(pipeline)),
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.costs.analytical import Accelerator, Training, analytical_pipeline
 from tracetool.model.action import ActionKind
+from tracetool.model.notice import Silent
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology
 from tracetool.network.link import Link
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tracetool.costs.analytical import Transformer
+    from tracetool.model.notice import Progress
     from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.model.schedule import Schedule
 
@@ -124,14 +126,20 @@ class _Row:
     by_depth: list[list[int]] = field(default_factory=list)
 
 
-def sweep(setting: Setting, grid: PaperGrid) -> PaperSweep:
+def sweep(setting: Setting, grid: PaperGrid, progress: Progress | None = None) -> PaperSweep:
     """Replay every point of a grid.
+
+    Args:
+        setting: What is replayed.
+        grid: Over what.
+        progress: Told of every efficiency, number of microbatches and split that is done.
 
     Raises:
         ScenarioError: If the model cannot be cut so.
     """
     import numpy as np
 
+    progress = progress or Silent()
     speeds = grid.speeds()
     at_speed = np.array(
         [[speeds.index(gbit * 10**9 // 8 // n) for gbit in grid.bandwidths_gbit_per_s] for n in grid.sharing]
@@ -158,6 +166,7 @@ def sweep(setting: Setting, grid: PaperGrid) -> PaperSweep:
                 depth[e, m, s] = best
                 deeper[e, m, s] = by_depth[:, :-1].min(axis=0).reshape(spread)[at_speed]
                 deeper_free[e, m, s] = by_depth[:, -1][best]
+                progress.advance(1)
     return PaperSweep(
         setting=setting, grid=grid, compute_ns=compute, window_ns=windows, free_ns=free, deeper_ns=deeper,
         deeper_free_ns=deeper_free, depth=depth, feasible=feasible,
