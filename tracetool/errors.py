@@ -86,6 +86,7 @@ class Option(Enum):
     MBS = "mbs"
     MEMORY_FROM = "memory_from"
     MICROBATCHES = "microbatches"
+    NETWORK = "network"
     OFFERS = "offers"
     OVERLAP_RATIO = "overlap_ratio"
     P2P = "p2p"
@@ -98,6 +99,7 @@ class Option(Enum):
     STATIC = "static"
     STEP = "step"
     STRICT = "strict"
+    TIER = "tier"
     TIME_LIMIT = "time_limit_s"
 
     def __str__(self) -> str:

@@ -31,7 +31,7 @@ from tracetool.whatif.decision import (
 from tracetool.whatif.depth import RELEVANT_RATIO
 from tracetool.whatif.memory_limit import is_near_the_limit
 from tracetool.whatif.results import step_change_error
-from tracetool.whatif.wording import links_text, offered_links
+from tracetool.whatif.wording import offered_links, way_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -237,7 +237,7 @@ def _offer(advice: Advice, fee: Fee | None, first: Plan | None) -> Offer:
     fitting = [plan for plan in there if plan.feasible is not False]
     is_best = first is None or advice.best is None or advice.best.way == first.way
     return Offer(
-        name=links_text(advice.scenario.topology.links),
+        name=way_text(advice.scenario.topology),
         fee=fee,
         microbatches=advice.now.microbatches,
         best=advice.best,

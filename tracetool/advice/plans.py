@@ -270,26 +270,25 @@ def more_of_each(pipeline: Pipeline, scenario: Scenario, *, memory_known: bool) 
 
 
 def _pairs(topology: Topology) -> list[str]:
-    return list(dict.fromkeys("-".join(sorted((link.src_dc, link.dst_dc))) for link in topology.links))
+    return list(dict.fromkeys(map(topology.part, topology.links)))
 
 
 def _better_links(pipeline: Pipeline, scenario: Scenario, pair: str | None) -> Iterator[More]:
     def better(resource: Resource, text: str, change: Callable[[Link], Link]) -> More:
         links = tuple(
-            change(link) if pair in {None, "-".join(sorted((link.src_dc, link.dst_dc)))} else link
-            for link in scenario.topology.links
+            change(link) if pair in {None, scenario.topology.part(link)} else link for link in scenario.topology.links
         )
         topology = replace(scenario.topology, links=links)
         where = text if pair is None else f"{text}, {pair} alone"
         return More(resource, where, replace(scenario, topology=topology), pipeline, pair)
 
     def wider(link: Link, percent: int) -> Link:
-        return replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * percent // 100)
+        return link.at(link.bandwidth_bytes_per_s * percent // 100)
 
     yield better("bandwidth", "bandwidth × 2", lambda link: wider(link, 200))
     if pair is None:
         yield better("bandwidth", "bandwidth + 10%", lambda link: wider(link, 110))
-    affected = [k for k in scenario.topology.links if pair in {None, "-".join(sorted((k.src_dc, k.dst_dc)))}]
+    affected = [link for link in scenario.topology.links if pair in {None, scenario.topology.part(link)}]
     if not any(link.latency_ns for link in affected):
         return
     yield better("latency", "latency / 2", lambda link: replace(link, latency_ns=link.latency_ns // 2))

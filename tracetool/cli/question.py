@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import click
@@ -19,7 +20,6 @@ from tracetool.model.pipeline import P2P_MODES, POSTED_AHEAD_NEEDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tracetool.ingestion import Progress
     from tracetool.ingestion.recording import Recording
@@ -35,6 +35,7 @@ class Words(TypedDict):
 
     dc: str | None
     link: tuple[str, ...]
+    network: Path | None
     hbm: str | None
     p2p: str | None
     microbatches: int | None
@@ -51,6 +52,12 @@ class Words(TypedDict):
     copy_missing_ranks: bool
 
 
+NETWORK = click.option(
+    "--network",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="n.toml",
+    help="Tiers of a network, and how ranks are placed on it, instead of --dc and --link (tracetool help network).",
+)
 _OPTIONS = (
     DC,
     click.option(
@@ -60,6 +67,7 @@ _OPTIONS = (
         metavar="dc0-dc1=25Gbit/s,10ms",
         help="Link between two data centres, both ways; dc0->dc1 for one way; 800km for the latency. Repeatable.",
     ),
+    NETWORK,
     click.option("--hbm", metavar="80GiB", help="Memory limit per rank."),
     click.option(
         "--p2p",
@@ -239,10 +247,14 @@ def ask(paths: tuple[Path, ...], words: Words, *, quiet: bool, has_maps: bool = 
         TraceToolError: If an option cannot be read, or the recording cannot, or holds no such pipeline.
     """
     from tracetool.ingestion.runs import open_run
+    from tracetool.network.file import read_network
     from tracetool.reconstruction import reconstruct
-    from tracetool.whatif.wording import placed, read_dc_map
+    from tracetool.whatif.wording import placed, read_dc_map, refuse_both, seated
 
     scenario = _scenario(words)
+    choice = None if words["network"] is None else read_network(words["network"])
+    if choice is not None:
+        refuse_both(words["dc"], scenario.topology.links)
     dc_map = read_dc_map(words["dc"]) if words["dc"] else None
     takes = {borrow_slowdown: words["costs_from"], borrow_memory: words["memory_from"]}
     with ProgressBar(quiet=quiet) as progress:
@@ -258,6 +270,8 @@ def ask(paths: tuple[Path, ...], words: Words, *, quiet: bool, has_maps: bool = 
     found = borrow(found)
     if dc_map is not None:
         scenario = replace(scenario, topology=placed(scenario.topology, dc_map, found))
+    if choice is not None:
+        scenario = replace(scenario, topology=seated(choice, found))
     if words["link_sharing"] is not None and not has_maps and scenario.pipelines_on_link == 1:
         raise _nothing_shared()
     name = " ".join(str(path) for path in paths)

@@ -77,6 +77,12 @@ if TYPE_CHECKING:
 @click.option("--scenario", type=click.Path(path_type=Path), metavar="WAN.toml", help="Named what-ifs, one by one.")
 @click.option("--price-per-gbit", metavar="120EUR", help="Of links, per Gbit/s: marks the Pareto front.")
 @click.option("--no-knees", is_flag=True, help="Do not seek knees between the points.")
+@click.option(
+    "--tier",
+    multiple=True,
+    metavar="dc.bandwidth=100..800Gbit/s",
+    help="A figure of a tier of --network: bandwidth, latency, oversubscription, size or connections. Repeatable.",
+)
 @CHUNKS
 @click.option(
     "--time-limit", default="5s", show_default=True, metavar="5s", help="optimal: how long to search for each point."
@@ -108,6 +114,7 @@ def sweep(
     extra_forwards: str,
     scenario: Path | None,
     price_per_gbit: str | None,
+    tier: tuple[str, ...],
     chunks: int | None,
     time_limit: str,
     jobs: int | None,
@@ -161,7 +168,7 @@ def sweep(
     if executor is not None:
         check_address(executor)
     question = ask(paths, _shared_words(words), quiet=quiet, has_maps=True)
-    grids = _grids(grid, question, dc, scenarios, scenario)
+    grids = _on_network(_grids(grid, question, dc, scenarios, scenario), question, tier, words["network"])
     with ProgressBar(quiet=quiet, doing="replaying", of="points") as progress:
         found = run_sweep(
             question.found,
@@ -265,6 +272,20 @@ def _grids(
     found = question.found
     grid = replace(grid, scenario=question.scenario, dcs=tuple(places(text, found) for text in maps))
     return [grid] if scenarios is None else grids_of(scenarios, grid, lambda text: places(text, found), str(path))
+
+
+def _on_network(grids: list[Grid], question: Question, tiers: tuple[str, ...], network: Path | None) -> list[Grid]:
+    """The grids, or one for each combination of figures of tiers."""
+    from tracetool.sweeps.asked import over_tiers
+
+    if not tiers:
+        return grids
+    if network is None or len(grids) > 1 or grids[0].name is not None:
+        raise ScenarioError(
+            "--tier is about the tiers of a network, without named scenarios.",
+            hint="add --network n.toml, and leave --scenario out",
+        )
+    return over_tiers(grids[0], network, tiers, question.found)
 
 
 def _form(path: Path) -> Callable[..., bytes]:

@@ -73,7 +73,7 @@ def _asked(result: ResultInfo, scenario: Mapping[str, Any], pipelines: Sequence[
     if result.schedule not in SCHEDULES.names() or SCHEDULES.get(result.schedule).needs_costs:
         return None
     shapes = {pipeline.observed.shape for pipeline in pipelines}
-    if len(shapes) > 1:
+    if len(shapes) > 1 or "network" in scenario:
         return None
     (shape,) = shapes
     p2p = next((mode for mode in P2P_MODES if mode == result.p2p), None)

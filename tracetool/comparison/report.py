@@ -87,6 +87,28 @@ class RankPlaceInfo(msgspec.Struct, kw_only=True):
     dc: Annotated[str, doc("Its data centre.")]
 
 
+class TierInfo(msgspec.Struct, kw_only=True):
+    """One tier of a network."""
+
+    name: Annotated[str, doc("What it is called.")]
+    size: Annotated[int, doc("Devices that it joins.")]
+    bandwidth_bytes_per_s: Annotated[int, doc("Of what shares it, in one direction; of a measured one the largest.")]
+    latency_ns: Annotated[int, doc("One way.")]
+    shared_by: Annotated[str, doc("What has the bandwidth: device, group or pair.")]
+    oversubscription: Annotated[float, doc("Bandwidth of a group's ports over that of its uplink.")]
+    connections: Annotated[int, doc("Connections that fill it.")]
+    rail_only: Annotated[bool, doc("Whether it joins devices of the same number in their innermost groups alone.")]
+    times: Annotated[list[tuple[int, int]], doc("Measured messages, bytes and ns; empty of one bandwidth.")]
+
+
+class NetworkInfo(msgspec.Struct, kw_only=True):
+    """A network, and where the pipeline is on it."""
+
+    name: Annotated[str, doc("What it is called.")]
+    tiers: Annotated[list[TierInfo], doc("From the inside out.")]
+    devices: Annotated[list[int], doc("Device of each pipeline rank.")]
+
+
 class ScenarioInfo(msgspec.Struct, kw_only=True):
     """What differs from the measurement: all of it that the version which wrote it knew of."""
 
@@ -106,6 +128,10 @@ class ScenarioInfo(msgspec.Struct, kw_only=True):
     rank_dcs: Annotated[
         list[RankPlaceInfo] | UnsetType,
         doc("Ranks of the job that the map places: which collectives cross data centres."),
+    ] = UNSET
+    network: Annotated[
+        NetworkInfo | UnsetType,
+        doc("The network that lies between ranks; data centres are its innermost groups then, links what they pass."),
     ] = UNSET
     partial: Annotated[
         bool | UnsetType, doc("Whether places that no link joins exchange messages as fast as was measured.")

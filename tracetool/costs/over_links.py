@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tracetool.errors import ScenarioError
+from tracetool.network.collectives import fitting, pattern
 from tracetool.network.link import Path
 from tracetool.network.phases import ROUNDS, between_places, chain, ring
+from tracetool.network.seating import FREE_BYTES_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -24,7 +26,15 @@ if TYPE_CHECKING:
     from tracetool.model.action import CollectiveUse
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.topology import Topology
-    from tracetool.network.phases import Phase
+    from tracetool.network.collectives import Algorithm, Kind
+    from tracetool.network.phases import Pattern, Phase
+    from tracetool.network.seating import Seating
+
+_KINDS: Mapping[str, Kind] = {
+    "alltoall": "alltoall", "allreduce": "allreduce", "allgather": "allgather", "reducescatter": "reducescatter",
+    "broadcast": "broadcast", "reduce": "reduce", "gather": "reduce", "scatter": "broadcast",
+}  # fmt: skip
+"""By what the operation's name holds, the first that fits."""
 
 _CHAINS = ("broadcast", "reduce", "gather", "scatter")
 
@@ -100,6 +110,8 @@ def over_links(use: CollectiveUse, topology: Topology, places: Mapping[int, str]
     if topology.partial or len(dcs) < 2:
         return None
     operation = re.sub(r"[^a-z]", "", use.operation.lower())
+    if topology.seating is not None:
+        return _over_network(use, operation, topology.seating, free=topology.free)
     members = [seats.count(dc) for dc in dcs]
     members[0] += seats.count(None)
     if use.payload_bytes is None:
@@ -121,3 +133,51 @@ def over_links(use: CollectiveUse, topology: Topology, places: Mapping[int, str]
 def _taken(use: CollectiveUse, moved: Phase) -> OverLinks:
     occupied = moved.occupied_ns(use.payload_bytes or 0, use.shares)
     return OverLinks(tuple(load.link.name for load in moved.loads), occupied, moved.latency_ns, use.own_ns)
+
+
+def _over_network(use: CollectiveUse, operation: str, seating: Seating, *, free: bool) -> OverLinks:
+    """What a collective takes on a network, its innermost tier as it was measured.
+
+    What was measured is taken to be a ring (an all-to-all: direct) through the innermost tier alone, as when it was
+    recorded; of ways that do less there it counts by its share of the bytes.
+    """
+    if use.payload_bytes is None:
+        raise ScenarioError("its size is unknown")
+    if any(rank not in seating.device_of for rank in use.group_ranks):
+        raise ScenarioError("where its ranks are on the network is unknown")
+    if free:
+        return OverLinks((), 0, 0, use.own_ns)
+    devices = tuple(sorted(seating.device_of[rank] for rank in use.group_ranks))
+    kind = next((kind for name, kind in _KINDS.items() if name in operation), None)
+    if kind is None:
+        raise ScenarioError("how it moves its bytes is not known")
+    asked = seating.algorithm(devices)
+    tried = [way for way in fitting(kind) if way != "halving"] if asked not in fitting(kind) else [asked]
+    found: list[OverLinks] = []
+    fault: ScenarioError | None = None
+    for algorithm in tried:
+        try:
+            found.append(_by(use, pattern(seating.outside, kind, algorithm, devices), algorithm, seating, devices))
+        except ScenarioError as error:
+            fault = error
+    if not found and fault is not None:
+        raise fault
+    return min(found, key=lambda over: over.duration_ns)
+
+
+def _by(
+    use: CollectiveUse, moved: Pattern, algorithm: Algorithm, seating: Seating, devices: tuple[int, ...]
+) -> OverLinks:
+    loads = [
+        load for phase in moved.phases for load in phase.loads if load.link.bandwidth_bytes_per_s < FREE_BYTES_PER_S
+    ]
+    links = tuple(dict.fromkeys(load.link.name for load in loads))
+    occupied = moved.occupied_ns(use.payload_bytes or 0, use.shares)
+    if algorithm not in ("hierarchical", "forwarded"):
+        return OverLinks(links, occupied, moved.latency_ns, use.own_ns)
+    ranks = len(devices)
+    inside = ranks // len({seating.place_of(device) for device in devices})
+    if inside == 1:
+        return OverLinks(links, occupied, moved.latency_ns, use.own_ns)
+    own = round(use.own_ns * ((inside - 1) / inside) / ((ranks - 1) / ranks))
+    return OverLinks(links, occupied, moved.latency_ns + own, 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from tracetool.units import parse_bandwidth_bytes_per_s, parse_latency_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from tracetool.network.seating import Seating
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,8 @@ class Topology:
             between them is an error.
         pipelines: Pipelines of the job that use the links, the one that is replayed among them.
         free: Whether what crosses DCs passes none of the links, and so takes no time there.
+        seating: Where ranks are on a network, which says instead what lies between them; DCs are its innermost groups
+            then, and links what neighbours of the pipeline pass.
     """
 
     dcs: tuple[str, ...] = ()
@@ -39,6 +44,7 @@ class Topology:
     partial: bool = False
     pipelines: int = 1
     free: bool = False
+    seating: Seating | None = None
 
     def path(self, src_rank: int, dst_rank: int) -> Path | None:
         """The links that a message between two pipeline ranks passes, or None where it takes what was measured.
@@ -48,6 +54,10 @@ class Topology:
         """
         if not self.dcs or self.dcs[src_rank] == self.dcs[dst_rank]:
             return None
+        if self.seating is not None:
+            figures = _by_name(self.links)
+            way = self.seating.path(src_rank, dst_rank) or ()
+            return self._passed(tuple(figures.get(link.name, link) for link in way))
         src, dst = self.dcs[src_rank], self.dcs[dst_rank]
         link = self._link(src, dst)
         if link is None and not self.partial:
@@ -106,8 +116,44 @@ class Topology:
 
     def without_delays(self) -> Topology:
         """The same places and links, none of which anything passes: equal whatever the figures of the links are."""
+        return replace(self.without_figures(), free=bool(self.links))
+
+    def without_figures(self) -> Topology:
+        """The same places and links, equal whatever the figures of the links are."""
         links = tuple(Link(link.src_dc, link.dst_dc, 1, 0) for link in self.links)
-        return replace(self, links=links, free=bool(links))
+        seating = None if self.seating is None else self.seating.bare()
+        return replace(self, links=links, free=False, seating=seating)
+
+    def beside(self, pipelines: int) -> Topology:
+        """The places of so many pipelines one after another.
+
+        Raises:
+            BadTopology: If the network has not as many that share what this one passes.
+        """
+        if self.seating is None or pipelines == 1:
+            return replace(self, dcs=self.dcs * pipelines)
+        known = len(self.seating.pipelines)
+        if pipelines > known:
+            raise BadTopology(
+                f"{pipelines} pipelines are to share links, and by its placement {known} of the job "
+                f"{'does' if known == 1 else 'do'}.",
+                hint=f"{Option.PIPELINES_ON_LINK(known)} or less",
+            )
+        seating = self.seating.beside(pipelines)
+        return replace(self, dcs=tuple(map(seating.place_of, seating.devices)), seating=seating)
+
+    def is_shared(self, link: Link) -> bool:
+        """Whether a link is not one device's own."""
+        return self.seating is None or not any(end.startswith("device") for end in (link.src_dc, link.dst_dc))
+
+    def part(self, link: Link) -> str:
+        """What a link is a part of: a pair of DCs, as ``dc0-dc1``, or a tier."""
+        tier = None if self.seating is None else self.seating.tier_names.get(link.name)
+        return "-".join(sorted((link.src_dc, link.dst_dc))) if tier is None else tier
+
+    def lines(self) -> list[str]:
+        """The links as texts, or the tiers of the network."""
+        return [f"link {link}" for link in self.links] if self.seating is None else self.seating.lines()
 
     def check(self, ranks: int) -> Topology:
         """Check the map and the links against a pipeline.
@@ -127,6 +173,8 @@ class Topology:
                 f"the DC map covers pipeline ranks 0..{len(self.dcs) - 1}, the pipeline has ranks 0..{ranks - 1}.",
                 hint=f"name every rank once, as in {Option.DC(in_two(ranks))} for two DCs",
             )
+        if self.seating is not None:
+            return self
         known = set(self.dcs) | {dc for _, dc in self.rank_dcs}
         pairs = [(link.src_dc, link.dst_dc) for link in self.links]
         for pair in pairs:
@@ -142,6 +190,11 @@ class Topology:
             self.path(rank, rank + 1)
             self.path(rank + 1, rank)
         return self
+
+
+@lru_cache(maxsize=256)
+def _by_name(links: tuple[Link, ...]) -> dict[str, Link]:
+    return {link.name: link for link in links}
 
 
 def in_two(ranks: int) -> str:

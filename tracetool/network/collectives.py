@@ -55,6 +55,11 @@ _FITTING: Mapping[Kind, tuple[Algorithm, ...]] = {
 }
 
 
+def fitting(kind: Kind) -> tuple[Algorithm, ...]:
+    """The algorithms that run a collective."""
+    return _FITTING[kind]
+
+
 def collective_ns(
     network: Network, kind: Kind, algorithm: Algorithm, devices: Sequence[int], payload_bytes: int
 ) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.units import DURATION_NS, format_bandwidth, format_duration
@@ -39,6 +39,10 @@ class Link:
     def busy_ns(self, payload_bytes: float, messages: float) -> int:  # noqa: ARG002 - each at the same bandwidth
         """Time that so many messages keep it busy which carry so many bytes together."""
         return self.occupancy_ns(round(payload_bytes))
+
+    def at(self, bandwidth_bytes_per_s: int) -> Link:
+        """The same of another bandwidth, at least 1 byte/s."""
+        return replace(self, bandwidth_bytes_per_s=max(1, bandwidth_bytes_per_s))
 
     def widened(self) -> Link:
         """The same of unlimited bandwidth: any number of messages pass it at once, each in its latency alone."""
@@ -99,6 +103,12 @@ class SizedLink(Link):
         (low, low_ns), (high, high_ns) = self.times[max(0, at - 1) : max(0, at - 1) + 2]
         run = high - low
         return max(0, low_ns + (2 * (high_ns - low_ns) * (payload_bytes - low) + run) // (2 * run))
+
+    def at(self, bandwidth_bytes_per_s: int) -> Link:
+        """The same at another largest bandwidth: messages of every size take as many times as long."""
+        wanted = max(1, bandwidth_bytes_per_s)
+        times = tuple((size, ns * self.bandwidth_bytes_per_s // wanted) for size, ns in self.times)
+        return replace(self, bandwidth_bytes_per_s=wanted, times=times)
 
     def busy_ns(self, payload_bytes: float, messages: float) -> int:
         """Each of the messages at the bandwidth of its size."""

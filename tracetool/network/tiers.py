@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from tracetool.errors import BadTopology, UnknownName
 from tracetool.network.link import Link, Path, SizedLink
+from tracetool.units import format_bandwidth, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,6 +65,20 @@ class Tier:
         if figure == "oversubscription":
             return replace(self, oversubscription=value)
         return replace(self, size=round(value)) if figure == "size" else replace(self, connections=round(value))
+
+    @property
+    def text(self) -> str:
+        """Its figures in words."""
+        shared = {"device": "each device", "group": "each group", "pair": "each pair"}[self.shared_by]
+        parts = [
+            f"{self.name}: {shared} {'up to ' * bool(self.times)}{format_bandwidth(self.bandwidth_bytes_per_s)}",
+            f"{format_duration(self.latency_ns)}",
+        ]
+        if self.oversubscription > 1:
+            parts.append(f"oversubscribed {self.oversubscription:g}:1")
+        if self.connections > 1:
+            parts.append(f"filled by {self.connections} connections")
+        return ", ".join(parts)
 
     def link(self, src: str, dst: str, latency_ns: int, widened: float = 1.0) -> Link:
         """One direction of what is shared: so many times as wide as the tier's bandwidth."""
@@ -167,18 +182,26 @@ class Network:
         Raises:
             BadTopology: If a device is none of the network's.
         """
+        return Path(link for link, _ in self.passed(src, dst))
+
+    def passed(self, src: int, dst: int) -> list[tuple[Link, Tier]]:
+        """The same with the tier that each resource is of.
+
+        Raises:
+            BadTopology: If a device is none of the network's.
+        """
         crossed = self.crossed(src, dst)
         if crossed is None:
-            return Path(())
+            return []
         domain = self.tiers[0].size
         if crossed and src % domain != dst % domain and any(tier.rail_only for tier in self.tiers[1 : crossed + 1]):
             forwarding = src // domain * domain + dst % domain
-            return Path((*self.path(src, forwarding), *self.path(forwarding, dst)))
-        levels = [crossed] if crossed == 0 else range(1, crossed + 1)
-        up = [link for tier in levels for link in self.up(tier, src, dst)]
-        down = [link for tier in reversed(levels) for link in self.down(tier, dst)]
-        one = [link for tier in levels for link in self.connection(tier, src, dst)]
-        return Path((*one, *up, *down))
+            return [*self.passed(src, forwarding), *self.passed(forwarding, dst)]
+        levels = range(min(1, crossed), crossed + 1)
+        one = [(link, tier) for tier in levels for link in self.connection(tier, src, dst)]
+        up = [(link, tier) for tier in levels for link in self.up(tier, src, dst)]
+        down = [(link, tier) for tier in reversed(levels) for link in self.down(tier, dst)]
+        return [(link, self.tiers[tier]) for link, tier in (*one, *up, *down)]
 
     def up(self, number: int, src: int, dst: int) -> list[Link]:
         """What a message out of a device passes of a tier on its way up; of pairs the link itself."""
@@ -223,7 +246,7 @@ class Network:
         return path.occupancy_ns(payload_bytes) + path.latency_ns
 
     def check_used(self, devices: Sequence[int]) -> None:
-        """Refuse a tier that nothing uses.
+        """Refuse a tier outside of the innermost one that nothing uses.
 
         Args:
             devices: Those of the job.
@@ -231,12 +254,12 @@ class Network:
         Raises:
             BadTopology: If one joins nothing, saying what would.
         """
-        for number, tier in enumerate(self.tiers):
+        for number, tier in list(enumerate(self.tiers))[1:]:
             inner = self.inner_size(number)
             groups = {device // inner for device in devices}
             wholes = {device // tier.size for device in devices}
             if len(groups) == len(wholes) and len(devices) > 1:
-                inside = f"one group of {self.tiers[number - 1].name} ({inner})" if number else "one device"
+                inside = f"one group of {self.tiers[number - 1].name} ({inner})"
                 raise BadTopology(
                     f"nothing uses tier {tier.name}: each part of the job that it could join sits in {inside}.",
                     hint=f'leave the tier out, or place a dimension over it, as in placement = "pp across {tier.name}"',

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.costs.over_links import crossing_uses
-from tracetool.network.link import Link
 from tracetool.replays import p2p_of
 from tracetool.replays.compiled import Compiled
 from tracetool.replays.costing import TaskCosts
@@ -108,8 +107,7 @@ def _kept(pipeline: Pipeline, scenario: Scenario) -> Scenario:
 
 
 def _without_speeds(scenario: Scenario) -> Scenario:
-    links = tuple(Link(link.src_dc, link.dst_dc, 1, 0) for link in scenario.topology.links)
-    return replace(scenario, topology=replace(scenario.topology, links=links, free=False))
+    return replace(scenario, topology=scenario.topology.without_figures())
 
 
 class _Together:
@@ -139,7 +137,7 @@ class _Together:
 
         compiled = self._compiled
         varying = np.array(self._costs.message_classes(compiled), np.int32)
-        laid = [replace(topology, dcs=topology.dcs * self._pipelines) for topology in topologies]
+        laid = [topology.beside(self._pipelines) for topology in topologies]
         messages = [self._costs.message_ns(compiled, topology) for topology in laid]
         values = np.array(messages, np.int64).reshape(len(topologies), len(varying)).T
         last = compiled.graph.compute[compiled.graph.flow.first[1:] - 1]

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 def divided(topology: Topology, pipelines: int) -> Topology:
     """The same places, with each pipeline's share of every link's bandwidth (at least 1 byte/s)."""
     links = tuple(
-        replace(link, bandwidth_bytes_per_s=max(1, link.bandwidth_bytes_per_s // pipelines)) for link in topology.links
+        link.at(link.bandwidth_bytes_per_s // pipelines) if topology.is_shared(link) else link
+        for link in topology.links
     )
     return replace(topology, links=links)
 
@@ -80,7 +81,7 @@ def side_by_side(
     return (
         _repeated(pipeline, pipelines, stages),
         replace(schedule, shape=many, orders=orders, overlaps=schedule.overlaps * pipelines),
-        replace(topology, dcs=topology.dcs * pipelines),
+        topology.beside(pipelines),
     )
 
 

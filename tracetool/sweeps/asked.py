@@ -7,16 +7,26 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import product
 from math import log2
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracetool.errors import BadQuantity, Option, ScenarioError, checked
+from tracetool.errors import BadQuantity, Option, ScenarioError, UnknownName, checked
 from tracetool.model.topology import Topology
+from tracetool.network.file import NetworkChoice, read_network
+from tracetool.network.tiers import FIGURES
 from tracetool.schedules import parse_names, tuning_of
 from tracetool.schedules.names import check_schedules, takers_of
 from tracetool.sweeps.grid import Grid
-from tracetool.units import parse_bandwidth_bytes_per_s, parse_distance_ns, parse_duration_ns, parse_size_bytes
-from tracetool.whatif.wording import p2p_mode, placed, read_dc_map
+from tracetool.units import (
+    format_bits,
+    parse_bandwidth_bytes_per_s,
+    parse_distance_ns,
+    parse_duration_ns,
+    parse_size_bytes,
+)
+from tracetool.whatif.wording import p2p_mode, placed, read_dc_map, seated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +34,7 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.scenario import Scenario
     from tracetool.network.link import Link
+    from tracetool.network.tiers import Figure
     from tracetool.reconstruction import Reconstruction
     from tracetool.sweeps.grid import WarmUp
 
@@ -292,6 +303,71 @@ def _limits(needed_bytes: Sequence[int]) -> list[int]:
 
 def _modes(text: str) -> tuple[P2PMode, ...]:
     return tuple(dict.fromkeys(p2p_mode(name.strip()) for name in text.split(",")))
+
+
+def over_tiers(
+    grid: Grid, network: NetworkChoice | str | Path, tiers: str | Sequence[str], found: Reconstruction
+) -> list[Grid]:
+    """The grid on a network, once for each combination of figures of its tiers.
+
+    Args:
+        grid: Everything else.
+        network: The network, or the TOML file of one.
+        tiers: Figures to sweep, as in ``dc.bandwidth=100..800Gbit/s``; of bandwidth, latency, oversubscription, size
+            and connections of any tier.
+        found: A reconstructed Run: where its ranks are on the network.
+
+    Returns:
+        Grids that are named by the figures.
+
+    Raises:
+        ScenarioError: If an axis cannot be read.
+        BadTopology: If the job does not fit the network by some figure.
+        UnknownName: If there is no such tier or figure.
+    """
+    choice = network if isinstance(network, NetworkChoice) else read_network(Path(network))
+    axes = [_tier_axis(text, choice) for text in ([tiers] if isinstance(tiers, str) else tiers)]
+    grids = []
+    for figures in product(*axes):
+        changed = choice
+        for tier, figure, value, _ in figures:
+            changed = changed.with_figure(tier, figure, value)
+        topology = seated(changed, found)
+        name = ", ".join(text for *_, text in figures) or None
+        grids.append(replace(grid, name=name, scenario=replace(grid.scenario, topology=topology)))
+    return grids
+
+
+def _tier_axis(text: str, choice: NetworkChoice) -> list[tuple[str, Figure, float, str]]:
+    """Values of one figure of one tier, each with what it is called."""
+    name, is_pair, values = text.partition("=")
+    tier, is_figure, asked = name.strip().partition(".")
+    if not is_pair or not is_figure:
+        raise ScenarioError(
+            f"{text!r} is no figure of a tier.", hint=f"write it as in {Option.TIER('dc.bandwidth=100..800Gbit/s')}"
+        )
+    choice.network.number(tier)
+    figure = next((figure for figure in FIGURES if figure == asked), None)
+    if figure is None:
+        raise UnknownName("figure of a tier", asked, FIGURES)
+    if figure == "bandwidth":
+        return [(tier, figure, value, f"{tier} {format_bits(value)}") for value in parse_bandwidths(values)]
+    if figure == "latency":
+        parse = parse_distances if values.rstrip().endswith("km") else parse_latencies
+        return [(tier, figure, value, f"{tier} {value / 1e6:g} ms") for value in parse(values)]
+    if figure != "oversubscription":
+        return [(tier, figure, value, f"{tier}.{figure} {value}") for value in parse_numbers(values)]
+    return [(tier, figure, value, f"{tier} {value:g}:1") for value in map(_ratio, values.split(","))]
+
+
+def _ratio(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 1 <= value < 1e6:
+        raise BadQuantity(f"oversubscription is {text.strip()!r}.", hint="a number from 1, as in 2")
+    return value
 
 
 def places(text: str, found: Reconstruction) -> Topology:

@@ -208,7 +208,13 @@ class Grid:
                 "figures of links are given, but every pipeline rank sits in one DC.",
                 hint=f"add {Option.DC}, as in {Option.DC(in_two(ranks))}",
             )
-        for link in self.scenario.topology.links:
+        if self.scenario.topology.seating is not None and (self.latencies_ns or self.dcs):
+            raise ScenarioError(
+                f"{Option.DC}, {Option.BANDWIDTH} and {Option.LATENCY} are about links between DCs, and a network says "
+                "what lies between ranks.",
+                hint=f"sweep figures of its tiers: {Option.TIER('dc.bandwidth=100..800Gbit/s')}",
+            )
+        for link in () if self.scenario.topology.seating is not None else self.scenario.topology.links:
             if apart and not any({link.src_dc, link.dst_dc} <= known for known in apart):
                 raise BadTopology(f"link {link.name} joins DCs that no map has together.", hint=f"see {Option.DC}")
         for one in ways:

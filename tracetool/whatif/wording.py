@@ -19,6 +19,9 @@ from tracetool.model.dc_map import parse_map, parse_table
 from tracetool.model.pipeline import P2P_MODES
 from tracetool.model.scenario import LINK_SHARINGS, Scenario
 from tracetool.model.topology import Topology, parse_link
+from tracetool.network.file import NetworkChoice, read_network
+from tracetool.network.placement import Degrees
+from tracetool.network.seating import Seating
 from tracetool.units import format_bits, parse_size_bytes
 
 if TYPE_CHECKING:
@@ -93,6 +96,7 @@ def scenario(
     *,
     dc: str | None = None,
     link: str | Sequence[str] = (),
+    network: str | Path | NetworkChoice | None = None,
     hbm: str | None = None,
     p2p: P2PMode | None = None,
     microbatches: int | None = None,
@@ -109,6 +113,7 @@ def scenario(
         found: A reconstructed Run: where its ranks sit says which messages and collectives cross data centres.
         dc: Where ranks sit: ``0-1,2-3`` (pipeline ranks), ``dc0=gpu-a*,dc1=gpu-b*`` (hosts) or a CSV file.
         link: One or several links, as in ``dc0-dc1=25Gbit/s,10ms`` (both ways) or ``dc0->dc1=...`` (one way).
+        network: Tiers of a network in a TOML file, or as ``read_network`` gives them, instead of ``dc`` and ``link``.
         hbm: Memory limit per rank, as in ``80GiB``.
         p2p: How transfers are issued: one of blocking, grouped, in-order, per-edge, posted-ahead; by default as the
             trace shows.
@@ -147,6 +152,9 @@ def scenario(
         interference=interference,
     )
     topology = asked.topology if dc is None else placed(asked.topology, read_dc_map(dc), found)
+    if network is not None:
+        refuse_both(dc, asked.topology.links)
+        topology = seated(read_network(Path(network)) if isinstance(network, str | Path) else network, found)
     return replace(asked, topology=topology.check(len(found.observed.global_ranks)))
 
 
@@ -261,6 +269,25 @@ def links_text(links: Sequence[Link]) -> str:
     return "; ".join(text if len(told) == 1 else f"{', '.join(named[of])} {text}" for of, text in told.items())
 
 
+def way_text(topology: Topology) -> str:
+    """What lies between places in short: the network by its name, or the figures of the links."""
+    return links_text(topology.links) if topology.seating is None else topology.seating.network.name
+
+
+def refuse_both(dc: str | None, links: Sequence[Link]) -> None:
+    """Refuse places and links beside a network, which says both.
+
+    Raises:
+        BadTopology: If one of them is given.
+    """
+    if dc is not None or links:
+        raise BadTopology(
+            f"{Option.NETWORK} says where ranks are and what lies between them; {Option.DC} and {Option.LINK} are the "
+            "short form of a network with two tiers.",
+            hint="give one or the other",
+        )
+
+
 def read_dc_map(text: str) -> DCMap:
     """Read a DC map in any of its forms; a name that ends in .csv is a file.
 
@@ -288,6 +315,44 @@ def placed(topology: Topology, dc_map: DCMap, found: Reconstruction) -> Topology
         rank_dcs=tuple(sorted(dc_map.of_known(positions, found.hosts).items())),
     )
     return replace(places, pipelines=pipelines_on_links(found, places))
+
+
+def seated(choice: NetworkChoice, found: Reconstruction) -> Topology:
+    """Where the ranks of the job are on a network, and which pipelines share what this one's messages pass.
+
+    Raises:
+        BadTopology: If the job does not fit the network.
+    """
+    known = {place.rank: place for place in found.coordinates if place.pipeline is not None}
+    own = found.observed.global_ranks
+    widths = {name: 1 + max((getattr(p, name) or 0 for p in known.values()), default=0) for name in ("tp", "cp", "dp")}
+    placement = choice.place(Degrees(**widths, pp=len(own)))
+    devices = {}
+    for rank, at in known.items():
+        stage = own.index(rank) if rank in own else at.pp or 0
+        of_job = placement.rank({"tp": at.tp or 0, "cp": at.cp or 0, "dp": at.dp or 0, "pp": stage})
+        devices[rank] = placement.devices[of_job]
+    lines: dict[int, dict[int, int]] = defaultdict(dict)
+    for rank, place in known.items():
+        if place.pipeline is not None and place.pp is not None:
+            lines[place.pipeline][place.pp] = devices[rank]
+    mine = tuple(devices[rank] for rank in own)
+    others = [tuple(line[at] for at in sorted(line)) for line in lines.values() if len(line) == len(own)]
+    algorithms = tuple(
+        (frozenset(placement.devices[rank] for rank in group), algorithm)
+        for dimension, algorithm in choice.algorithms.items()
+        for group in placement.groups(dimension)
+    )
+    seating = Seating(
+        choice.network, (mine, *(line for line in others if line != mine)), tuple(sorted(devices.items())), algorithms
+    ).sharing()
+    return Topology(
+        dcs=tuple(map(seating.place_of, mine)),
+        links=tuple(seating.resources),
+        rank_dcs=tuple((rank, seating.place_of(device)) for rank, device in seating.rank_devices),
+        pipelines=len(seating.pipelines),
+        seating=seating,
+    )
 
 
 def sharing_lines(scenario: Scenario) -> list[str]:

@@ -25,6 +25,7 @@ from tracetool.comparison.report import (
     JitterInfo,
     LinkInfo,
     NearInfo,
+    NetworkInfo,
     RankPlaceInfo,
     RefusedInfo,
     ReportInfo,
@@ -34,6 +35,7 @@ from tracetool.comparison.report import (
     ShortageInfo,
     StepInfo,
     TakenInfo,
+    TierInfo,
 )
 from tracetool.reports import Report, RunFacts, as_json
 from tracetool.reports.answer.verdict import verdict
@@ -96,6 +98,10 @@ def scenario_info(scenario: Scenario) -> ScenarioInfo:
     # Who shares the links, asked for or found out.
     own["pipelines"] = scenario.pipelines_on_link
     del places["pipelines"], places["free"]  # nobody asks for free links: results are compared with them
+    seating = places.pop("seating")
+    if seating is not None:
+        tiers = [TierInfo(**_members(tier) | {"times": list(tier.times)}) for tier in seating.network.tiers]
+        places["network"] = NetworkInfo(name=seating.network.name, tiers=tiers, devices=list(seating.devices))
     places["dcs"] = list(scenario.topology.dcs)
     places["links"] = link_infos(scenario.topology)
     places["rank_dcs"] = [RankPlaceInfo(rank=rank, dc=dc) for rank, dc in scenario.topology.rank_dcs]
@@ -109,7 +115,7 @@ def taken_info(taken: Taken) -> TakenInfo:
 
 def link_infos(topology: Topology) -> list[LinkInfo]:
     """The links of a topology as structs."""
-    return [LinkInfo(**_members(link)) for link in topology.links]
+    return [as_struct(LinkInfo, link) for link in topology.links]
 
 
 def _members(value: DataclassInstance) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def title(answer: Answer, facts: RunFacts) -> list[str]:
         f"{answer.pipeline.p2p} transfers",
         *([f"  replayed with {replayed} microbatches"] if replayed != shape.microbatches else []),
     ]
-    lines += [f"  link {link}" for link in topology.links]
+    lines += [f"  {line}" for line in topology.lines()]
     lines += [f"  {line}" for line in sharing_lines(answer.scenario)]
     if hbm is not None:
         lines.append(f"  HBM limit {format_size(hbm)} per rank")

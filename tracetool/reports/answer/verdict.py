@@ -24,7 +24,7 @@ from tracetool.whatif.accuracy import format_error
 from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT, is_as_good
 from tracetool.whatif.depth import RELEVANT_RATIO
 from tracetool.whatif.memory_limit import is_near_the_limit
-from tracetool.whatif.wording import links_text, sharing_lines
+from tracetool.whatif.wording import sharing_lines, way_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,7 +107,7 @@ def screen(answer: Answer) -> bytes:
     asked = [
         f"{answer.observed_schedule or 'an order without a name'} on {format_count(shape.stages, 'stage')}",
         f"{answer.baseline.microbatches} microbatch{'es' if answer.baseline.microbatches != 1 else ''}",
-        *([f"over {links_text(topology.links)}"] if topology.links else []),
+        *([f"over {way_text(topology)}"] if topology.links else []),
         *sharing_lines(answer.scenario),
         *([f"{format_size(hbm)} of HBM"] if hbm is not None else []),
         *([] if len({r.p2p for r in compared_results(answer)}) > 1 else [f"{answer.pipeline.p2p} transfers"]),

@@ -106,7 +106,8 @@ def _asked(explained: Explanation, facts: RunFacts | None = None) -> Iterator[st
     told += f"of {format_duration(metrics.step_ns)}"
     yield told if facts is None else f"{told}, its window {format_duration(metrics.window_ns)}"
     if not explained.seen:
-        yield from (f"  link {link}" for link in links if facts is not None)
+        told_apart = facts is not None or not links
+        yield from (f"  {line}" for line in explained.answer.scenario.topology.lines() if told_apart)
         yield from (f"  {line}" for line in sharing_lines(explained.answer.scenario))
 
 

@@ -110,9 +110,10 @@ _NAMED = 12
 def scenario_parts(scenario: Scenario) -> list[str]:
     """What a scenario differs in, part by part; empty if in nothing that the picture shows."""
     same: dict[tuple[int, int], list[str]] = {}
-    for name, link in _named(scenario.topology.links):
+    topology = scenario.topology
+    for name, link in _named(topology.links if topology.seating is None else ()):
         same.setdefault((link.bandwidth_bytes_per_s, link.latency_ns), []).append(name)
-    parts = []
+    parts = [] if topology.seating is None else ["; ".join(topology.lines())]
     for (bandwidth, latency), names in same.items():
         shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
         colon, each = (":", " each") if len(names) > 1 else ("", "")

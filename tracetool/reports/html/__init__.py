@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from tracetool.model.scenario import Scenario
     from tracetool.model.timeline import Metrics
+    from tracetool.model.topology import Topology
     from tracetool.sweeps import Best, Grid, Sweep
     from tracetool.whatif.results import Answer, Result
 
@@ -312,13 +313,21 @@ def scenario(answer: Answer) -> PageTable:
     what = answer.scenario
     rows = [
         ("Data centres", places(answer)),
-        *((f"Link {k.src_dc}→{k.dst_dc}", _link(k.bandwidth_bytes_per_s, k.latency_ns)) for k in what.topology.links),
+        *_between(what.topology),
         ("HBM limit per rank", "none given" if what.hbm_bytes is None else _exact_size(what.hbm_bytes)),
         ("Transfers", what.p2p or f"as recorded ({answer.pipeline.p2p}), or as the schedule needs them"),
         ("Microbatches", str(what.microbatches or f"{answer.pipeline.observed.shape.microbatches}, as recorded")),
         *_unusual(what),
     ]
     return PageTable("The scenario", ("What", "Value"), tuple(Row(Cell(a), (Cell(b),)) for a, b in rows), words=True)
+
+
+def _between(topology: Topology) -> list[tuple[str, str]]:
+    """What lies between places."""
+    if topology.seating is None:
+        return [(f"Link {k.src_dc}→{k.dst_dc}", _link(k.bandwidth_bytes_per_s, k.latency_ns)) for k in topology.links]
+    network = topology.seating.network
+    return [("Network", network.name), *((f"Tier {tier.name}", tier.text) for tier in network.tiers)]
 
 
 def _unusual(what: Scenario) -> list[tuple[str, str]]:

@@ -42,7 +42,7 @@ from tracetool.tables.run import SCHEMA_VERSION
 from tracetool.units import format_duration
 from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT
 from tracetool.whatif.depth import RELEVANT_RATIO
-from tracetool.whatif.wording import links_text
+from tracetool.whatif.wording import way_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,7 +117,9 @@ def offers(decision: Decision) -> PageTable:
 def subtitle(answer: Answer, decision: Decision | None) -> list[str]:
     """What was asked: the offers, where ranks sit, and today's step."""
     links = answer.scenario.topology.links
-    named = [offer.name for offer in decision.offers] if decision else [links_text(links)] if links else []
+    named = (
+        [offer.name for offer in decision.offers] if decision else [way_text(answer.scenario.topology)] if links else []
+    )
     today = f"today {format_duration(answer.observed_metrics.step_ns)} a step"
     return [*([" or ".join(named), places(answer)] if named else []), today]
 
