@@ -92,7 +92,14 @@ def replayed(how: str, explained: Explained, microbatches: int | None = None) ->
     return Removal(how, step_ns, now, step_ns * (microbatches or now) / (explained.step_ns * now) - 1)
 
 
-def _with_links(explained: Explained, how: str, changed: Callable[[Link], Link]) -> Removal:
+def with_links(explained: Explained, how: str, changed: Callable[[Link], Link]) -> Removal:
+    """Replay over other links.
+
+    Args:
+        explained: What is replayed.
+        how: What is replayed, in words.
+        changed: What each link becomes.
+    """
     topology = explained.scenario.topology
     links = tuple(changed(link) for link in topology.links)
     scenario = replace(explained.scenario, topology=replace(topology, links=links))
@@ -100,11 +107,11 @@ def _with_links(explained: Explained, how: str, changed: Callable[[Link], Link])
 
 
 def _without_latency(explained: Explained) -> Removal:
-    return _with_links(explained, "links with 0 ms latency", lambda link: replace(link, latency_ns=0))
+    return with_links(explained, "links with 0 ms latency", lambda link: replace(link, latency_ns=0))
 
 
 def _without_occupancy(explained: Explained) -> Removal:
-    return _with_links(explained, "links of unlimited bandwidth", Link.widened)
+    return with_links(explained, "links of unlimited bandwidth", Link.widened)
 
 
 def _without_channel(explained: Explained) -> Removal:

@@ -103,7 +103,8 @@ def report(
             )
     best = advised_result(found, None if decided is None else decided.advice[0])
     if form is REPORT:
-        around = None if decided is None else _around(question, decided, names)
+        on_network = question.scenario.topology.seating is not None
+        around = None if decided is None or on_network else _around(question, decided, names)
         data = page(found, question.facts(), decided=decided, around=around)
     else:
         data = form.render(found, question.facts(), path.suffix.lower())

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING
 
 from tracetool.causes import critical_path, idle_after_window, idle_by_cause, mean_by_cause
 from tracetool.causes.cause import Cause
-from tracetool.causes.removals import Explained, Removal, deeper, equally_fast, over_no_links, replayed, without_moving
+from tracetool.causes.removals import (
+    Explained,
+    Removal,
+    deeper,
+    equally_fast,
+    over_no_links,
+    replayed,
+    with_links,
+    without_moving,
+)
 from tracetool.costs.over_links import crossing_uses
 from tracetool.errors import TraceToolError, checked
 from tracetool.explanation.path import PathPart, told
@@ -25,11 +34,12 @@ from tracetool.units import format_duration
 from tracetool.whatif.answer import answer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from tracetool.causes.chain import ChainPiece
     from tracetool.causes.removals import HowRemoved
     from tracetool.model.pipeline import ActionCost, P2PMode
+    from tracetool.network.link import Link
     from tracetool.reconstruction import Reconstruction
     from tracetool.whatif.results import Answer
 
@@ -86,6 +96,21 @@ def remove_all(explained: Explained) -> Removal:
     except TraceToolError as error:
         return Removal(f"cannot be replayed: {error.message.splitlines()[0]}")
     return min(removals, key=lambda removal: removal.step_ns or 0)
+
+
+def without_tiers(explained: Explained) -> dict[str, Removal]:
+    """What a step takes without each tier of the network that messages pass, by its name; the shortest first."""
+    topology = explained.scenario.topology
+    if topology.seating is None:
+        return {}
+    found = {}
+    for name in dict.fromkeys(topology.seating.tier_names.values()):
+
+        def freed(link: Link, name: str = name) -> Link:
+            return replace(link.widened(), latency_ns=0) if topology.part(link) == name else link
+
+        found[name] = with_links(explained, f"a tier {name} that takes no time", freed)
+    return dict(sorted(found.items(), key=lambda each: each[1].step_ns or 0))
 
 
 def _free(scenario: Scenario) -> Scenario:
@@ -155,6 +180,7 @@ class Explanation:
         without_any: What the step takes with all removed from its window that can be.
         over_no_links: What it takes where collectives inside computes cross no link; None if none does.
         remark: Why the order was chosen so, or how its costs came about.
+        tiers: What the step takes without each tier of a network that messages pass, the shortest first.
     """
 
     answer: Answer
@@ -172,6 +198,7 @@ class Explanation:
     without_any: Removal
     over_no_links: Removal | None
     remark: str | None
+    tiers: Mapping[str, Removal]
 
     def __repr__(self) -> str:
         causes = ", ".join(found.cause.value for found in self.causes)
@@ -276,6 +303,7 @@ def explain(
         without_any=remove_all(explained),
         over_no_links=over_no_links(explained) if _crosses_inside(explained) else None,
         remark=result.remark,
+        tiers=without_tiers(explained),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from tracetool.causes.cause import Cause
 from tracetool.comparison.report import IdleInfo, LinkInfo, ScenarioInfo, TakenInfo
@@ -97,6 +98,9 @@ class ExplanationInfo(Head, kw_only=True):
     over_no_links: Annotated[
         RemovalInfo | None, doc("Where collectives inside computes cross no link; null if none does.")
     ]
+    tiers: Annotated[
+        dict[str, RemovalInfo] | UnsetType, doc("The step without each tier of the network that messages pass.")
+    ] = UNSET
     critical_path: Annotated[list[PartInfo], doc("What each moment of the window was spent with.")]
     spent: Annotated[list[SpentInfo], doc("The critical path in sums, largest first.")]
     __annotations__.update(fields_of("remark"))
@@ -132,6 +136,7 @@ def explanation_info(explained: Explanation, facts: RunFacts) -> ExplanationInfo
         other_causes_ns=explained.rest_ns,
         without_any=_removal(explained.without_any),
         over_no_links=None if explained.over_no_links is None else _removal(explained.over_no_links),
+        tiers={name: _removal(gone) for name, gone in explained.tiers.items()} or UNSET,
         critical_path=[_part(part, words) for part in explained.path],
         spent=[
             SpentInfo(

@@ -120,6 +120,8 @@ def _idle(explained: Explanation) -> Iterator[str]:
     told = f"Ranks idle {format_duration(explained.idle_ns)} of the step on average"
     yield ", ".join([f"{told} ({explained.idle_ns / metrics.step_ns:.1%})", *parts]) + "."
     yield _advice(explained)
+    if explained.tiers:
+        yield f"Without {', '.join(f'tier {name}: {_change(gone)}' for name, gone in explained.tiers.items())}."
 
 
 def _bound(explained: Explanation, words: PathWords) -> str:

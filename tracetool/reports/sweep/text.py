@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _ROWS = 16
 """So many rows of a table are printed; files have all."""
+_SCREEN_SENTENCES = 4
 _SCREEN_ROWS = 4
 
 _ALL_RANKS = 8
@@ -57,6 +58,8 @@ def render_text(found: Sweep, facts: RunFacts, price: Price | None, *, verbose: 
         verbose: Everything; else one screen.
     """
     told = sentences(found.decision) if found.decision is not None else _found_best(found)
+    if not verbose and len(told) > _SCREEN_SENTENCES:
+        told = [*told[:_SCREEN_SENTENCES], f"{len(told) - _SCREEN_SENTENCES} more: -v."]
     asked = [facts.name, *_summary(found)] if verbose else _summary(found)[:1]
     lines = [*wrapped(told, WIDTH), "", *asked, "", *_best(found, _ROWS if verbose else _SCREEN_ROWS)]
     lines += _knees(found, verbose=verbose)

@@ -1,0 +1,133 @@
+"""What-ifs on a network: the short form gives the same to the ns, tiers bind where they are narrow, and are told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from helpers.recorded import rebuilt
+
+from tracetool.errors import BadTopology, ScenarioError, UnknownName
+from tracetool.explanation import explain
+from tracetool.model.timeline import measure
+from tracetool.network.file import NetworkChoice
+from tracetool.network.tiers import Network, SharedBy, Tier
+from tracetool.replays import replay
+from tracetool.replays.scenarios import replay_many
+from tracetool.schedules import build_schedule
+from tracetool.sweeps import sweep
+from tracetool.sweeps.asked import grid, over_tiers
+from tracetool.whatif.wording import scenario
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tracetool.network.collectives import Algorithm
+
+GBIT = 125_000_000
+MS = 1_000_000
+
+
+def two_dcs(placement: str, tp: Algorithm = "ring") -> NetworkChoice:
+    """Two pairs of devices and one link of 25 Gbit/s and 10 ms between them."""
+    tiers = Tier("hb", 2, 450 * 10**9), Tier("dc", 4, 25 * GBIT, 10 * MS, "pair")
+    return NetworkChoice(Network("two pairs", tiers), placement, algorithms={"tp": tp})
+
+
+@pytest.mark.parametrize("name", ["1f1b", "geopipe", "gpipe", "zb-h1"])
+def test_two_tiers_give_what_the_short_form_gives(name: str) -> None:
+    found = rebuilt("rt1f1b_m8")
+    order = build_schedule(name, found.pipeline.observed.shape)
+    short = scenario(found, dc="0-1,2-3", link="dc0-dc1=25Gbit/s,10ms")
+    tiers = scenario(found, network=two_dcs("pp across dc"))
+    one, other = (replay(found.pipeline, order, each).timeline for each in (short, tiers))
+    assert measure(one) == measure(other)
+    assert [t.end_ns for t in one.transfers] == [t.end_ns for t in other.transfers]
+
+
+@pytest.mark.parametrize(
+    ("placement", "ranks"), [("tp in hb, pp across dc", "0011"), ("pp in hb, tp across dc", "0101")]
+)
+def test_collectives_of_two_tiers_take_what_they_take_over_links(placement: str, ranks: str, tmp_path: Path) -> None:
+    """Messages cross in the one, tensor parallel collectives in the other, of two pipelines that share the links."""
+    places = tmp_path / "map.csv"
+    places.write_text("rank,dc\n" + "".join(f"{rank},dc{dc}\n" for rank, dc in enumerate(ranks)), encoding="utf-8")
+    found = rebuilt("tp2pp2_1f1b_m8")
+    order = build_schedule("1f1b", found.pipeline.observed.shape)
+    short = scenario(found, dc=str(places), link="dc0-dc1=25Gbit/s,10ms")
+    tiers = scenario(found, network=two_dcs(placement))
+    if ranks == "0011":
+        assert short.pipelines_on_link == tiers.pipelines_on_link == 2
+    one, other = (measure(replay(found.pipeline, order, each).timeline) for each in (short, tiers))
+    assert one == other
+    recorded = measure(found.observed)
+    assert other.step_ns > recorded.step_ns + 10 * MS
+
+
+def rails(uplink: int = 100 * GBIT, shared_by: SharedBy = "pair") -> NetworkChoice:
+    tiers = (
+        Tier("gpu", 1, 450 * 10**9),
+        Tier("rail", 2, 400 * GBIT, 5_000),
+        Tier("dc", 4, uplink, 2 * MS, shared_by),
+    )
+    return NetworkChoice(Network("rails", tiers), "pp across dc")
+
+
+def test_a_sweep_replays_together_what_replay_gives_alone() -> None:
+    """Figures of tiers, of one order, compiled once: paths of three resources."""
+    found = rebuilt("rt1f1b_m8")
+    order = build_schedule("1f1b", found.pipeline.observed.shape)
+    asked = [scenario(found, network=rails(gbit * GBIT)) for gbit in (10, 40, 160, 640)]
+    together = replay_many(found.pipeline, order, asked)
+    alone = [measure(replay(found.pipeline, order, each).timeline).step_ns for each in asked]
+    assert [each.step_ns for each in together] == alone
+    assert alone == sorted(alone, reverse=True)
+    assert alone[0] > alone[-1]
+
+
+def test_figures_of_tiers_are_axes() -> None:
+    found = rebuilt("rt1f1b_m8")
+    grids = over_tiers(grid(found, "1f1b"), rails(), ["dc.bandwidth=10..40Gbit/s*1", "dc.latency=1ms,10ms"], found)
+    assert [each.name for each in grids][:2] == ["dc 10 Gbit/s, dc 1 ms", "dc 10 Gbit/s, dc 10 ms"]
+    assert len(grids) == 6
+    points = sweep(found, grids, knees=False).points
+    steps = {point.scenario: point.step_ns for point in points}
+    assert len(steps) == 6
+    alone = scenario(found, network=rails(40 * GBIT).with_figure("dc", "latency", 10 * MS))
+    order = build_schedule("1f1b", found.pipeline.observed.shape)
+    assert steps["dc 40 Gbit/s, dc 10 ms"] == measure(replay(found.pipeline, order, alone).timeline).step_ns
+
+
+@pytest.mark.parametrize(
+    ("axis", "fault"),
+    [
+        ("dc", "no figure of a tier"),
+        ("dc.speed=1", "speed"),
+        ("wan.bandwidth=1Gbit/s", "wan"),
+        ("dc.oversubscription=0", "is '0'"),
+    ],
+)
+def test_an_axis_that_is_none_is_said(axis: str, fault: str) -> None:
+    found = rebuilt("rt1f1b_m8")
+    with pytest.raises((ScenarioError, UnknownName), match=fault):
+        over_tiers(grid(found, "1f1b"), rails(), axis, found)
+
+
+def test_an_explanation_tells_which_tier(tmp_path: Path) -> None:
+    found = rebuilt("rt1f1b_m8")
+    told = explain(found, "1f1b", scenario(found, network=rails(10 * GBIT)))
+    assert list(told.tiers) == ["dc", "rail"]
+    gone = {name: removal.step_ns for name, removal in told.tiers.items()}
+    assert gone["dc"] is not None
+    assert gone["rail"] is not None
+    assert gone["dc"] < gone["rail"] <= told.metrics.step_ns
+    assert not explain(found, "1f1b", scenario(found, dc="0-1,2-3", link="dc0-dc1=25Gbit/s,10ms")).tiers
+
+
+def test_a_network_and_its_short_form_are_not_given_together() -> None:
+    found = rebuilt("rt1f1b_m8")
+    with pytest.raises(BadTopology, match="short"):
+        scenario(found, dc="0-1,2-3", network=rails())
+    unused = NetworkChoice(Network("large", (Tier("hb", 4, 1), Tier("dc", 64, 1))), "")
+    with pytest.raises(BadTopology, match="nothing uses tier dc"):
+        scenario(found, network=unused)
