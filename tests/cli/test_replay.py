@@ -94,7 +94,7 @@ def test_raw_traces_are_ingested_once_and_the_run_is_reused(capsys: pytest.Captu
         second = _report(capsys, str(moved))
         assert [p.name for p in (tmp_path / "cache").iterdir()] == [cached.name]
         assert cached.stat().st_mtime_ns == written
-        patch.setattr(sys.modules["tracetool.ingestion"], "_code_digest", lambda: "0123456789")
+        patch.setattr(sys.modules["tracetool.ingestion"], "code_digest", lambda: "0123456789")
         third = _report(capsys, str(moved))
         assert len(list((tmp_path / "cache").iterdir())) == 2, "other code answered from what this code had read"
     assert first["results"] == second["results"] == third["results"]

@@ -141,9 +141,11 @@ def reconstruct_once(run: Run, *, account: Account | None = None, **how: Any) ->
     key = _content(run), *sorted(given.items()), before
 
     def make() -> _Reconstructed:
-        own = Account() if account is None else account
-        found = reconstruct(run, account=own, **how)
-        return found, tuple(own.notes), tuple(own.findings)
+        # Asked without any wish, a Run gives what it keeps.
+        found = reconstruct(run, **how) if account is None else reconstruct(run, account=account, **how)
+        return found, *(
+            (found.notes, found.findings) if account is None else (tuple(account.notes), tuple(account.findings))
+        )
 
     if key not in _known:
         _known[key] = once(make, "reconstructed", key)

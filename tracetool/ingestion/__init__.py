@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +25,7 @@ from tracetool.model.notice import Silent as Silent
 from tracetool.readers import ABSOLUTE_NS, Left, rows_table
 from tracetool.store import as_path, source_part
 from tracetool.store.run import Run, RunWriter, is_run
-from tracetool.version import __version__
+from tracetool.version import __version__, code_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -160,7 +158,7 @@ def cached_run(paths: Sequence[Path], progress: Progress) -> Run:
     base = os.environ.get("TRACETOOL_CACHE")
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tracetool"
     folder = Path(base).expanduser() if base else default
-    target = folder / f"{digest_of(discovery.sources)[:24]}-{_code_digest()[:8]}.run"
+    target = folder / f"{digest_of(discovery.sources)[:24]}-{code_digest()[:8]}.run"
     name = " ".join(str(path) for path in paths)
     try:
         return Run(target, name=name)
@@ -205,17 +203,6 @@ def _check(discovery: Discovery, outcomes: Sequence[SourceOutcome], *, strict: b
     if losses:
         more = f" And {len(losses) - 1} more." if len(losses) > 1 else ""
         raise IngestError(f"something is lost: {losses[0]}.{more}", hint=f"without {Option.STRICT} the rest is read")
-
-
-@cache
-def _code_digest() -> str:
-    """SHA-256 over the tool's own files: two installs that may read or reconstruct differently differ in it."""
-    package = Path(__file__).parent.parent
-    total = hashlib.sha256()
-    for file in sorted(f for f in package.rglob("*") if f.suffix in (".py", ".sql", ".c", ".h")):
-        total.update(f"{file.relative_to(package).as_posix()}\n".encode())
-        total.update(hashlib.sha256(file.read_bytes()).digest())
-    return total.hexdigest()
 
 
 def _tables(

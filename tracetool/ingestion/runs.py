@@ -11,11 +11,12 @@ from tracetool.ingestion import IngestOptions, Silent, cached_run
 from tracetool.ingestion import ingest as read_traces
 from tracetool.ingestion.recording import keep_recording
 from tracetool.model.action import ActionKind
+from tracetool.model.notice import NoticeCode
 from tracetool.model.pipeline import BLOCKING, BY_EDGE
 from tracetool.model.timeline import RankOp, measure
 from tracetool.model.topology import Topology
 from tracetool.readers import rows_table
-from tracetool.reconstruction import Reconstruction, reconstruct
+from tracetool.reconstruction import KEPT, Reconstruction, reconstruct
 from tracetool.reconstruction.actions.hops import link_rows
 from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.capture.survey import survey_run, survey_tables
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from tracetool.reconstruction.capture.survey import Survey
 
 _ENTRY = "reconstruction"
+_OF_SOURCES = (NoticeCode.SOURCE, NoticeCode.HOST_ONLY)
 
 
 def ingest(
@@ -108,7 +110,9 @@ def derive(run: Run) -> Run:
     account = Account()
     survey = survey_run(run, account)
     survey = replace(survey, waits=with_exposed(run, survey.waits))
+    surveyed = len(account.notes), len(account.findings)
     record_snapshots_apart_in_time(run, account)
+    apart = len(account.notes), len(account.findings)
     tables = survey_tables(survey)
     entry: dict[str, object]
     try:
@@ -119,11 +123,35 @@ def derive(run: Run) -> Run:
     else:
         tables |= tables_of(reconstruction, survey)
         _name_schedule(reconstruction, account)
-        entry = {"step": reconstruction.pipeline.step, **_noted(reconstruction.notes)}
+        entry = {"step": reconstruction.pipeline.step, **_noted([*reconstruction.notes, *reconstruction.step_notes])}
         keep_recording(run, reconstruction)
+        run.keep(KEPT, _as_asked_again(reconstruction, surveyed, apart))
     tables["findings"] = rows_table("findings", account.findings)
     run.add(tables, {_ENTRY: entry})
     return run
+
+
+def _as_asked_again(
+    reconstruction: Reconstruction, surveyed: tuple[int, int], apart: tuple[int, int]
+) -> Reconstruction:
+    """What ``reconstruct`` says of the Run: one step, what is to say of the sources ahead of what the survey said.
+
+    Args:
+        reconstruction: With a look at every step.
+        surveyed: How many notes and findings the survey made.
+        apart: The same, after what is no part of a reconstruction.
+    """
+    notes, findings = reconstruction.notes, reconstruction.findings
+    own = notes[apart[0] :]
+    of_sources = next((n for n, note in enumerate(own) if note.code not in _OF_SOURCES), len(own))
+    return replace(
+        reconstruction,
+        notes=(*own[:of_sources], *notes[: surveyed[0]], *own[of_sources:]),
+        findings=(*findings[: surveyed[1]], *findings[apart[1] :]),
+        tables={**reconstruction.tables, "costs": reconstruction.costs},
+        recorded_steps=(),
+        step_notes=(),
+    )
 
 
 def _noted(notes: Iterable[Notice]) -> dict[str, list[str]]:

@@ -28,6 +28,10 @@ from tracetool.reconstruction.recorded_step import RecordedStep, StepEvidence, r
 from tracetool.reconstruction.steps import Step, choose_step, steps_of
 from tracetool.units import format_count, format_ranges, format_ranks
 
+KEPT = "reconstruction"
+"""What a Run keeps the reconstruction as that is asked for without any wish."""
+
+_AS_KEPT = (None, 0, False, True, False, None, None)
 _MOST_OTHER_STEPS = 7
 T = TypeVar("T")
 
@@ -59,7 +63,8 @@ class Reconstruction:
         hosts: Host of each recorded rank; None where its trace does not name it.
         steps: All steps of the pipeline, in order of time.
         coordinates: Where each rank of the job sits.
-        looks: The step, and with ``every_step`` the others, in order of time.
+        recorded_steps: With ``every_step``, what each of them holds, in order of time.
+        step_notes: With ``every_step``, what is to say about the others.
         taken: What of it was not measured where it is used.
     """
 
@@ -74,6 +79,7 @@ class Reconstruction:
     steps: tuple[Step, ...] = ()
     coordinates: tuple[Coordinates, ...] = ()
     recorded_steps: tuple[RecordedStep, ...] = field(default=(), repr=False, compare=False)
+    step_notes: tuple[Notice, ...] = ()
     taken: Taken = field(default_factory=Taken)
 
     def __repr__(self) -> str:
@@ -124,6 +130,9 @@ def reconstruct(
         Traceback (most recent call last):
         tracetool.errors.ReconstructError: ...
     """
+    as_kept = (step, pipeline, copy_missing, use_labels, every_step, survey, account) == _AS_KEPT
+    if as_kept and isinstance(kept := run.kept(KEPT), Reconstruction):
+        return kept
     account = account or Account()
     for text in notes_of_sources(run.manifest.get("sources", ())):
         account.note(NoticeCode.SOURCE, text)
@@ -150,8 +159,10 @@ def reconstruct(
     work, transfers = recorded.work, recorded.transfers
     others: list[RecordedStep] = []
     turns = _turns(run, recorded)
-    if every_step or has_late_launches(turns):
-        others = record_other_steps(run, group, steps, chosen, survey, evidence, account, _MOST_OTHER_STEPS)
+    is_late = has_late_launches(turns)
+    beside = account if is_late else Account()
+    if every_step or is_late:
+        others = record_other_steps(run, group, steps, chosen, survey, evidence, beside, _MOST_OTHER_STEPS)
     launches = find_launches([turns, *(_turns(run, other) for other in others)], account)
     logs = {rank: facts.log for rank, facts in recorded.memory.items() if facts.log is not None}
     closeup = closeup_of(
@@ -189,7 +200,8 @@ def reconstruct(
         hosts=hosts,
         steps=tuple(steps),
         coordinates=survey.coordinates,
-        recorded_steps=tuple(sorted([recorded, *others], key=lambda each: each.step.start_ns)),
+        recorded_steps=tuple(sorted([recorded, *others], key=lambda each: each.step.start_ns)) if every_step else (),
+        step_notes=() if is_late else tuple(beside.notes),
         taken=Taken(copied_ranks=copies),
     )
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
+import pickle
 import shutil
 import tempfile
+import zlib
+from dataclasses import is_dataclass
+from enum import Enum
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tracetool.errors import AlreadyExists, NotARun, Option, SchemaVersion, StoreError, UnknownName, command_or_call
-from tracetool.store import as_path, is_local, part_path, read_parts, remove_tree, whole_file, write_part
+from tracetool.store import WHOLE, as_path, is_local, part_path, read_parts, remove_tree, whole_file, write_part
 from tracetool.store.query import Lens, connect, empty_source, make_views, seal, table_sources
 from tracetool.tables.run import SCHEMA_VERSION, TABLES
+from tracetool.version import code_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +31,22 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MANIFEST = "manifest.json"
+_KEPT = ".kept"
+_PACKAGE = __name__.partition(".")[0]
+
+
+class _OwnValues(pickle.Unpickler):
+    """Reads values of the product's own types, and nothing that runs anything else: a Run may come from anywhere."""
+
+    def __init__(self, text: bytes) -> None:
+        super().__init__(io.BytesIO(zlib.decompress(text)))
+
+    def find_class(self, module: str, name: str) -> Any:
+        """A dataclass, named tuple or enumeration of the product."""
+        found = getattr(import_module(module), name) if module.startswith(f"{_PACKAGE}.") else None
+        if isinstance(found, type) and (issubclass(found, Enum | tuple) or is_dataclass(found)):
+            return found
+        raise pickle.UnpicklingError(f"{module}.{name} is no value")
 
 
 class RunWriter:
@@ -149,7 +173,10 @@ class Run(Lens):
         absent = [name for name, files_of in parts.items() if not files_of]
         if absent:
             raise NotARun(f"{path} lacks {', '.join(absent)}.", hint="ingest the traces again")
-        cut = [f"{name}/{file.name}" for name, files_of in parts.items() for file in files_of if not _is_whole(file)]
+        self._sizes = {
+            f"{name}/{file.name}": _whole_size(file) for name, files_of in parts.items() for file in files_of
+        }
+        cut = [name for name, size in self._sizes.items() if not size]
         if cut:
             raise NotARun(f"{path}: {', '.join(cut)} is cut off.", hint="ingest the traces again")
 
@@ -234,6 +261,37 @@ class Run(Lens):
         _write_manifest(self.path, self.manifest)
         self.__dict__.pop("connection", None)
 
+    def keep(self, name: str, value: object) -> None:
+        """Keep what was worked out of the traces beside the tables, for :meth:`kept` of this very code.
+
+        Args:
+            name: What to call it.
+            value: Made of the product's own dataclasses, named tuples and enumerations, and of plain data.
+        """
+        with whole_file(self.path / f"{name}{_KEPT}") as file:
+            file.write(self._made_of())
+            file.write(zlib.compress(pickle.dumps(value, protocol=5), 1))
+
+    def kept(self, name: str) -> object | None:
+        """What :meth:`keep` was given; None if nothing was, or by other code, of other tables, or not to be trusted.
+
+        It can be deleted: it is made anew from the tables.
+        """
+        if self.is_overlaid:
+            return None
+        try:
+            text = (self.path / f"{name}{_KEPT}").read_bytes()
+            made_of = self._made_of()
+            return _OwnValues(text[len(made_of) :]).load() if text.startswith(made_of) else None
+        except Exception:
+            # Damaged pickles fail in many ways, and none of them matters.
+            return None
+
+    def _made_of(self) -> bytes:
+        """What tells whether something kept still holds: the code, and the sizes of the tables as they were read."""
+        read = sorted(item for item in self._sizes.items() if not item[0].endswith(f"/{WHOLE}.parquet"))
+        return hashlib.sha256(f"{code_digest()} {self.manifest.get('digest')} {read}".encode()).digest()
+
 
 def _minor(version: str) -> int:
     return int(version.partition(".")[2] or 0)
@@ -248,10 +306,11 @@ def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
         file.write((json.dumps(manifest, indent=2, sort_keys=True) + "\n").encode())
 
 
-def _is_whole(path: Path) -> bool:
-    """Whether a Parquet file has its closing mark."""
+def _whole_size(path: Path) -> int:
+    """Size of a Parquet file that has its closing mark; 0 for one that is cut off."""
     with path.open("rb") as file:
-        return file.seek(0, os.SEEK_END) > 12 and file.seek(-4, os.SEEK_END) > 0 and file.read() == b"PAR1"
+        size = file.seek(0, os.SEEK_END)
+        return size if size > 12 and file.seek(-4, os.SEEK_END) > 0 and file.read() == b"PAR1" else 0
 
 
 def is_run(path: Path) -> bool:

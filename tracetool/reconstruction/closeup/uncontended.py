@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.errors import Option
 from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction.closeup.contention import Sample, learn_alone, pieces
 from tracetool.reconstruction.closeup.slowdown import (
@@ -150,7 +149,7 @@ def _record_factors(factors: Factors, account: Account) -> None:
         account.note(
             NoticeCode.SLOWDOWN_DEFAULT,
             "hardly any kernel ran beside communication, so by how much compute slows down there is the default of its "
-            f"kernels' class (H100): {Option.COSTS_FROM} takes it from another recording",
+            "kernels' class (H100), unless costs are taken from another recording",
         )
 
 

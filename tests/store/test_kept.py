@@ -1,0 +1,114 @@
+"""What a Run keeps beside its tables: what would be worked out anew, of this very code and tables, and no program."""
+
+from __future__ import annotations
+
+import pickle
+import zlib
+from pathlib import Path
+from shutil import copytree
+from typing import TYPE_CHECKING
+
+import pytest
+from helpers.recorded import SAMPLES, data, derived, small
+
+from tracetool.model.action import Action, ActionKind
+from tracetool.reconstruction import KEPT, Reconstruction, reconstruct
+from tracetool.reconstruction.capture import Account
+from tracetool.store import run as store_run
+from tracetool.store.run import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+RECORDINGS = {
+    "several steps, labelled": lambda: derived(data("h100-pp4", "traces", "rt1f1b_m8")),
+    "memory": lambda: derived(data("h100-pp4", "traces", "1f1b_m8_mem")),
+    "two pipelines": lambda: derived(data("h100-pp4", "traces", "tp2pp2_1f1b_m8")),
+    "no device": lambda: derived(data("cpu-gloo-pp4", "ScheduleZBVZeroBubble")),
+    "ascend": lambda: derived(SAMPLES / "ascend-1f1b"),
+}
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Run:
+    """A Run of a test's own."""
+    return Run(Path(copytree(derived(SAMPLES / "h100-1f1b").path, tmp_path / "x.run")))
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_what_is_kept_is_what_would_be_found_again(name: str) -> None:
+    run = RECORDINGS[name]()
+    kept = run.kept(KEPT)
+    assert isinstance(kept, Reconstruction)
+    found = reconstruct(run, account=Account())
+    assert kept == found
+    assert repr([getattr(kept, field) for field in kept.__slots__]) == repr(
+        [getattr(found, field) for field in found.__slots__]
+    )
+
+
+def test_a_plain_question_asks_no_table(copied: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a table was asked")
+
+    monkeypatch.setattr(store_run, "connect", refuse)
+    assert reconstruct(copied).pipeline.observed.shape.ranks == 4
+    with pytest.raises(AssertionError, match="a table was asked"):
+        reconstruct(copied, use_labels=False)
+
+
+def _other_code(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    del run
+    monkeypatch.setattr(store_run, "code_digest", lambda: "another")
+
+
+def _other_tables(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    del monkeypatch
+    (run.path / "memory" / "source-00001.parquet").unlink()
+
+
+def _damage(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    del monkeypatch
+    file = run.path / f"{KEPT}.kept"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize("change", [_other_code, _other_tables, _damage])
+def test_what_may_not_hold_any_more_is_not_taken(
+    copied: Run, monkeypatch: pytest.MonkeyPatch, change: Callable[[Run, pytest.MonkeyPatch], None]
+) -> None:
+    change(copied, monkeypatch)
+    assert Run(copied.path).kept(KEPT) is None
+
+
+def test_tables_seen_otherwise_are_looked_at_anew(copied: Run) -> None:
+    assert copied.overlay({"events": "SELECT * FROM {recorded} WHERE rank < 4"}).kept(KEPT) is None
+
+
+class _Program:
+    """Pickled as a call of something else."""
+
+    def __init__(self, call: Callable[[str], object], argument: str) -> None:
+        self._call = call, (argument,)
+
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return self._call
+
+
+def test_a_kept_value_runs_nothing(copied: Run, tmp_path: Path) -> None:
+    """A Run may come from anywhere: neither the standard library nor a function of the product is called."""
+    target = tmp_path / "called"
+    for value in (_Program(eval, f"open({str(target)!r}, 'w')"), _Program(small, "x"), _Program(Path, "x")):
+        copied.keep(KEPT, None)
+        file = copied.path / f"{KEPT}.kept"
+        file.write_bytes(file.read_bytes()[:32] + zlib.compress(pickle.dumps(value)))
+        assert copied.kept(KEPT) is None
+    assert not target.exists()
+    assert reconstruct(copied).pipeline.observed.shape.ranks == 4
+
+
+def test_own_values_come_back(copied: Run) -> None:
+    copied.keep("actions", [Action(2, ActionKind.FORWARD, 0)])
+    assert copied.kept("actions") == [Action(2, ActionKind.FORWARD, 0)]
+    assert copied.kept("nothing") is None
