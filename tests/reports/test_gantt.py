@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from helpers.drawn import laid_out, with_idles
 from matplotlib.path import Path
@@ -274,7 +275,9 @@ def test_collectives_over_links_are_in_their_lanes() -> None:
     panel = laid_out(lambda: gantt.gantt_figure(told)).axes[1]
 
     def spans(colour: str) -> set[tuple[float, float]]:
-        boxes = [patch.get_path().vertices for patch in panel.patches if patch.get_facecolor() == to_rgba(colour)]
+        boxes = [
+            np.asarray(patch.get_path().vertices) for patch in panel.patches if patch.get_facecolor() == to_rgba(colour)
+        ]
         corners = [box[at : at + 4, 0] for box in boxes for at in range(0, len(box), 5)]
         return {(round(min(x), 2), round(max(x), 2)) for x in corners if min(x) >= window}
 
