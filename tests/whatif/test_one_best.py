@@ -5,16 +5,23 @@ from __future__ import annotations
 import html
 import json
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.recorded import ROOT, SAMPLES, data, looked_at, run_of
+from helpers.synthetic import found, pipeline, places, scenario
 
-from tracetool.advice import advise
+from tracetool.advice import advise, decide
 from tracetool.cli import run
+from tracetool.model.action import ActionKind
+from tracetool.model.pipeline import ActionCost
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology, parse_dc_map, parse_link
-from tracetool.reports.answer.verdict import best_result
+from tracetool.reports import RunFacts
+from tracetool.reports.advice import sentences
+from tracetool.reports.advice.text import render_text
+from tracetool.reports.answer.verdict import best_result, verdict
 from tracetool.reports.html import comparison
 from tracetool.reports.sweep import facets_of
 from tracetool.reports.sweep.best_map import cells_of
@@ -260,3 +267,45 @@ def test_an_order_that_memory_or_transfers_tell_apart_stays_two_candidates() -> 
     plans = advise(found, Scenario(topology=over)).asked.plans
     assert sorted(plan.p2p for plan in plans if plan.schedule == "observed") == ["in-order", "per-edge"]
     assert sum(plan.schedule == "looped-bfs" for plan in plans) == 2
+
+
+def test_unknown_is_not_fits() -> None:
+    """1F1B needs 500 + 4 x 10 bytes. What zb-h1 holds is unknown, as the halves of its backward are no more than times:
+    over a limit that 1F1B misses nothing is named, and all faces say so; where nobody's memory is known, it is said
+    that nothing was checked."""
+    measured = pipeline(4, 8, 100, 200, activation_bytes=10, static_bytes=500, payload_bytes=1)
+    halves = {kind: (ActionCost(100),) * 8 for kind in (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)}
+    stages = tuple(replace(stage, derived=halves) for stage in measured.stages)
+    known = found(replace(measured, stages=stages))
+    over = replace(scenario(places([2, 2], latency_ns=300)), hbm_bytes=539)
+    facts = RunFacts("x", "", "", "")
+    names = ["1f1b", "zb-h1"]
+    done = answer(known, names, over)
+    assert {r.schedule: r.feasible for r in done.results} == {"1f1b": False, "zb-h1": None}
+    assert done.best is None
+    headline = verdict(done).headline
+    assert headline == "Nothing is known to fit 539.00 B of HBM (unknown of zb-h1): 1f1b lacks least, 1.00 B"
+    decided = decide(known, over, schedules=names)
+    assert decided.advice[0].best is None
+    assert "nothing is known to fit the memory (unknown of zb-h1)" in " ".join(sentences(decided.decision))
+    assert "nothing is known to fit 539.00 B (unknown of zb-h1)" in " ".join(
+        render_text(decided, facts, verbose=True).decode().split()
+    )
+    grid = Grid(
+        tuple(names),
+        bandwidths_bytes_per_s=(10**9,),
+        latencies_ns=(300,),
+        dcs=(("a", "a", "b", "b"),),
+        hbm_bytes=(539,),
+    )
+    assert [one.point for one in sweep(known, grid).best] == [None]
+    # With room for 1F1B it is what to run, whatever zb-h1 needs.
+    roomy = answer(known, names, replace(over, hbm_bytes=540))
+    assert roomy.best is not None
+    assert (roomy.best.schedule, roomy.best.feasible) == ("1f1b", True)
+    # Without any memory figures the shortest is named, and that it was not checked.
+    unknown = found(pipeline(4, 8, 100, 200, payload_bytes=1))
+    blind = answer(unknown, ["gpipe"], over)
+    assert blind.best is not None
+    assert "not checked against 539.00 B of HBM" in verdict(blind).headline
+    assert "not checked against 539.00 B of HBM" in sentences(decide(unknown, over, schedules=["gpipe"]).decision)[0]

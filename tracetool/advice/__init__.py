@@ -13,7 +13,7 @@ from tracetool.schedules import parse_names
 from tracetool.sweeps.grid import Grid
 from tracetool.sweeps.run import sweep
 from tracetool.units import format_duration
-from tracetool.whatif.best import TIERS, choose, is_as_good, recorded_schedule, recorded_test, rows_of
+from tracetool.whatif.best import TIERS, choose, is_as_good, recorded_schedule, recorded_test, rows_of, unchecked
 from tracetool.whatif.decision import (
     Decision,
     Fee,
@@ -247,6 +247,7 @@ def _offer(advice: Advice, fee: Fee | None, first: Plan | None) -> Offer:
         is_lower_bound=advice.scenario.activation_bytes is not None,
         is_near_the_limit=advice.best is not None and is_near_the_limit(advice.best.result.metrics, advice.scenario),
         binds=advice.binds,
+        unchecked=unchecked(advice.asked.plans),
     )
 
 

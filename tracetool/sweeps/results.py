@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tracetool.tables.results import KNEES, POINTS
 from tracetool.units import format_count
 from tracetool.whatif.accuracy import change_error_ratio
-from tracetool.whatif.best import choose, evidence_of, recorded_schedule, recorded_test, rows_of
+from tracetool.whatif.best import choose, evidence_of, recorded_schedule, recorded_test, rows_of, unchecked
 from tracetool.whatif.decision import Decision, Offer
 
 if TYPE_CHECKING:
@@ -254,7 +254,11 @@ class Sweep:
             return None
         first = self.best[0].point if self.best else None
         offers = [
-            replace(each.offer(each.among.scenario or ""), first_plan=self._plan_there(first, each))
+            replace(
+                each.offer(each.among.scenario or ""),
+                first_plan=self._plan_there(first, each),
+                unchecked=unchecked(p for p in self.points if scenario_of(p) == scenario_of(each.among)),
+            )
             for each in self.best
         ]
         return Decision(today=self.today, offers=tuple(offers))

@@ -267,14 +267,17 @@ def choose_best(candidates: Iterable[_Candidate], recorded: Callable[[Candidate]
 
     As short as the shortest is what comes within ``RELEVANT_RATIO`` of it whether that fits or not; where nothing so
     short fits, memory holds the step back, and the shortest that fits is taken. More memory then never means a longer
-    step. Where it is known of none that it fits, those are taken of which it is unknown.
+    step. Where memory is known of none, those are taken of which it is unknown; where it is known of some and none of
+    these fits, nothing is named: unknown is not "fits".
 
     Args:
         candidates: Of one scenario.
         recorded: Tells the recorded order (``recorded_test``); None where it is not among them.
     """
     run = [one for one in candidates if one.step_ns is not None]
-    fitting = [one for one in run if one.feasible] or [one for one in run if one.feasible is None]
+    fitting = [one for one in run if one.feasible]
+    if not fitting and all(one.needed_bytes is None for one in run):
+        fitting = [one for one in run if one.feasible is None]
     tier = next((tier for tier in TIERS if any(evidence_of(one) == tier for one in fitting)), None)
     fitting = [one for one in fitting if evidence_of(one) == tier]
     if not fitting:
@@ -291,6 +294,25 @@ def choose_best(candidates: Iterable[_Candidate], recorded: Callable[[Candidate]
         chosen = min(same, key=lambda one: (sum(one.extra_forwards or ()), _step(one)))
     kept = next((one for one in fitting if recorded(one)), None) if recorded is not None else None
     return kept if kept is not None and is_as_good(chosen, kept) else chosen
+
+
+def unchecked(candidates: Iterable[Candidate]) -> tuple[str, ...]:
+    """Names of the schedules of which it is unknown whether they fit the memory, each once.
+
+    Args:
+        candidates: Of one scenario.
+    """
+    return tuple(dict.fromkeys(one.schedule for one in candidates if one.step_ns is not None and one.feasible is None))
+
+
+def nothing_fits(names: Sequence[str], limit: str = "the memory") -> str:
+    """That nothing is to be named, in words.
+
+    Args:
+        names: Of which it is unknown whether they fit.
+        limit: What they were to fit.
+    """
+    return f"nothing is known to fit {limit} (unknown of {', '.join(names)})" if names else f"nothing fits {limit}"
 
 
 def recorded_test(pipeline: Pipeline) -> Callable[[Candidate], bool]:

@@ -160,6 +160,7 @@ class Offer:
         is_near_the_limit: Whether the best plan fits, but so closely that the error of peaks may decide.
         is_lower_bound: Whether it may need more, as activations were given and not measured.
         binds: The resource of which more would shorten the best plan's step most; None if that was not asked.
+        unchecked: Schedules of which it is unknown whether they fit.
     """
 
     name: str
@@ -172,6 +173,7 @@ class Offer:
     is_near_the_limit: bool = False
     is_lower_bound: bool = False
     binds: str | None = None
+    unchecked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

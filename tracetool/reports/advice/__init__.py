@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tracetool.model.schedule import OBSERVED
 from tracetool.units import format_duration, format_size
 from tracetool.whatif.accuracy import format_error
-from tracetool.whatif.best import UNPROVEN_TEXT, error_text, is_as_good, plan_name
+from tracetool.whatif.best import UNPROVEN_TEXT, error_text, is_as_good, nothing_fits, plan_name
 
 if TYPE_CHECKING:
     from tracetool.whatif.best import Candidate
@@ -44,7 +44,7 @@ def offer_rows(decision: Decision) -> dict[str, list[str]]:
     for offer in decision.offers:
         best, change, price = offer.best, decision.to_today(offer), str(offer.fee or "")
         if best is None:
-            rows.append((offer.name, "nothing fits", *[""] * 6, price))
+            rows.append((offer.name, "none known to fit" if offer.unchecked else "nothing fits", *[""] * 6, price))
             continue
         to_today = "" if change is None else f"{change:+.0%}"
         unknown = "" if offer.hbm_bytes is None else "unknown"
@@ -72,7 +72,7 @@ def today_text(decision: Decision) -> str:
 def _first(decision: Decision, offer: Offer) -> str:
     best, now, change = offer.best, offer.now, decision.to_today(offer)
     if best is None or change is None:
-        return f"Over {offer.name} nothing fits the memory."
+        return f"Over {offer.name} {nothing_fits(offer.unchecked)}."
     per = " per microbatch" if offer.microbatches != decision.today.microbatches else ""
     word = "longer" if change >= 0 else "shorter"
     longer = f"{abs(change):.0%} {word}{per} than today's {today_text(decision)} as recorded"
@@ -116,7 +116,7 @@ def _to_now(best: Candidate, now: Candidate | None, *, same: bool) -> str:
 
 def _other(decision: Decision, offer: Offer) -> str:
     if offer.best is None:
-        return f"Over {offer.name} nothing fits the memory."
+        return f"Over {offer.name} {nothing_fits(offer.unchecked)}."
     bought = decision.bought(offer)
     plan = f"{offer.name} with {_named(decision, offer.best)}: {step_text(offer.best)}{_memory(offer, offer.best)}"
     if bought is None:

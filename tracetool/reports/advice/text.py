@@ -7,11 +7,19 @@ from typing import TYPE_CHECKING
 from tracetool.errors import Option
 from tracetool.model.schedule import OBSERVED
 from tracetool.reports.advice import offer_rows, sentences, step_text
-from tracetool.reports.answer.text import Note, aligned, table, terminal_width, title, wrap, wrapped
+from tracetool.reports.answer.text import Note, aligned, lines_left, table, terminal_width, title, wrap, wrapped
 from tracetool.reports.answer.verdict import first_notes, gives_no_steps
-from tracetool.units import format_duration, format_size
+from tracetool.units import format_count, format_duration, format_size
 from tracetool.whatif.accuracy import format_error
-from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT, depth_label, error_text, recorded_test
+from tracetool.whatif.best import (
+    UNPROVEN_MARK,
+    UNPROVEN_TEXT,
+    depth_label,
+    error_text,
+    nothing_fits,
+    recorded_test,
+    unchecked,
+)
 from tracetool.whatif.depth import RELEVANT_RATIO
 from tracetool.whatif.memory_limit import PEAK_ERROR_RATIO, is_near_the_limit
 from tracetool.whatif.results import step_change_error
@@ -48,19 +56,22 @@ def render_text(decided: Decided, facts: RunFacts, tuning: CoTuning | None = Non
         lines.append("No advice: step times of such a replay say nothing of links; tracetool replay shows its orders.")
         return ("\n".join(wrapped(lines, width)) + "\n").encode()
     lines += [*sentences(decided.decision), *_tried(advice), "", *_offers_table(decided.decision, width), ""]
+    if tuning is not None and not verbose:
+        return _sizes_screen(tuning, advice, lines, width)
     if tuning is not None:
-        lines += [*_sizes_table(tuning, advice.scenario), ""]
+        lines += [*_sizes_table(tuning, advice.scenario, len(tuning.candidates), width), ""]
     if verbose:
         for one in decided.advice:
             lines += _in_full(one, facts, width)
         lines += map(Note, (*_notes(decided.advice), *answer.notes))
     else:
         lines += [part for line in _near(advice) for part in wrap(line, width, _INDENT)]
-        if len(decided.advice) == 1 and tuning is None:
+        if len(decided.advice) == 1:
             resources = dict.fromkeys(gain.more.resource for gain in advice.gains)
             largest = [gain for gain in map(advice.gain_of, resources) if gain is not None]
             lines += _gains_table([gain for gain in largest if gain.gain_ratio >= RELEVANT_RATIO], advice.best)
-        lines += first_notes(answer.notes)
+        lines = wrapped(lines, width)
+        lines += first_notes(answer.notes, width, lines)
     if tuning is not None:
         lines += [Note(f"extrapolated: {assumption}") for assumption in tuning.assumptions]
     return ("\n".join(wrapped(lines, width)) + "\n").encode()
@@ -100,7 +111,7 @@ def _headlines(advice: Advice) -> list[str]:
     best = advice.best
     if best is None:
         return [
-            _headline("best", f"none: no schedule fits in {format_size(advice.scenario.hbm_bytes or 0)}"),
+            _headline("best", nothing_fits(unchecked(advice.asked.plans), format_size(advice.scenario.hbm_bytes or 0))),
             *_near(advice),
         ]
     lines = [_headline("best", f"{_step(best)}; {_compared(advice, best)}"), *_near(advice)]
@@ -211,18 +222,29 @@ def _nearest(advice: Advice) -> list[str]:
 
 
 def _gains_table(gains: Sequence[Gain], best: Plan | None) -> list[str]:
-    rows = [
-        (
-            gain.more.text,
-            format_duration(gain.plan.step_ns),
-            f"{gain.gained_ns / 1e6:.1f} ms",
-            f"{gain.gain_ratio:.1%}",
-            "" if best is not None and gain.plan.label == best.label else gain.plan.label,
+    """Gains; of steps with other microbatches the time of as many as the best has."""
+    now = None if best is None else best.result.microbatches
+    rows: list[tuple[str, ...]] = []
+    others: dict[int, None] = {}
+    for gain in gains:
+        plan = gain.plan
+        many = plan.result.microbatches
+        differs = now is not None and many != now
+        others |= {many: None} if differs else {}
+        rows.append(
+            (
+                gain.more.text,
+                format_duration(plan.step_ns * (now or many) / many) + ("*" if differs else " "),
+                f"{gain.gained_ns / 1e6:.1f} ms",
+                f"{gain.gain_ratio:.1%}",
+                "" if best is not None and plan.label == best.label else plan.label,
+            )
         )
-        for gain in gains
-    ]
+    if not others:
+        rows = [(name, step.rstrip(), *rest) for name, step, *rest in rows]
     head = ("one more unit", "step", "gain", "of best", "with" if any(label for *_, label in rows) else "")
-    return _table([head, *rows])
+    marks = [f"  *: of every {now} microbatches, with {' or '.join(map(str, others))} in a step"] if others else []
+    return [*_table([head, *rows]), *marks]
 
 
 def _plans_table(plans: Sequence[Plan], scenario: Scenario) -> list[str]:
@@ -251,11 +273,29 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     return [aligned(row, widths) for row in rows]
 
 
-def _sizes_table(tuning: CoTuning, scenario: Scenario) -> list[str]:
-    """Sizes of a microbatch, the best first."""
+def _sizes_screen(tuning: CoTuning, advice: Advice, above: Sequence[str], width: int) -> bytes:
+    """What other sizes of a microbatch would take, below what to run: as many as there is room for."""
+    notes = [*tuning.assumptions, *advice.asked.answer.notes]
+    more = wrapped([f"{format_count(len(notes), 'note')} more, and everything tried: -v"], width)
+    head = wrapped(above, width)
+    for most in range(len(tuning.candidates), 0, -1):
+        lines = [*head, *wrapped(_sizes_table(tuning, advice.scenario, most, width), width), "", *more]
+        if most == _FEWEST_SIZES or lines_left(lines, width) >= 0:
+            break
+    return ("\n".join(lines) + "\n").encode()
+
+
+_FEWEST_SIZES = 3
+
+
+def _sizes_table(tuning: CoTuning, scenario: Scenario, most: int, width: int) -> list[str]:
+    """Sizes of a microbatch, the best first, the recorded ones among them; columns without room are left out."""
     limited = scenario.hbm_bytes is not None
     rows: list[tuple[str, ...]] = [("mbs × seq", "m", "depth", "step", "per token", "needs", "fits", "costs")]
-    for found in tuning.candidates:
+    shown = tuning.candidates[:most]
+    if tuning.measured not in shown:
+        shown = (*shown[:-1], tuning.measured)
+    for found in shown:
         needed = [size for size in found.metrics.needed_hbm_bytes if size is not None]
         rows.append(
             (
@@ -270,6 +310,9 @@ def _sizes_table(tuning: CoTuning, scenario: Scenario) -> list[str]:
             )
         )
     columns = [i for i in range(len(rows[0])) if limited or rows[0][i] != "fits"]
+    for head in ("per token", "depth", "needs"):
+        if sum(2 + max(len(row[i]) for row in rows) for i in columns) > width:
+            columns = [i for i in columns if rows[0][i] != head]
     title = f"{tuning.schedule} at {tuning.tokens:,} tokens per step, h {tuning.hidden}: {_sizes_verdict(tuning)}"
     return [f"  {title}", "", *_table([tuple(row[i] for i in columns) for row in rows])]
 

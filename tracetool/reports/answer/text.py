@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 from tracetool.model.schedule import OBSERVED
 from tracetool.reports import Report, RunFacts
 from tracetool.reports.answer import COLUMNS, result_cells
-from tracetool.units import format_duration, format_size
+from tracetool.units import BANDWIDTH_BYTES_PER_S, SIZE_BYTES, format_duration, format_size
 from tracetool.whatif.best import recorded_test, rows_of
 from tracetool.whatif.wording import sharing_lines
 
@@ -274,11 +275,17 @@ def wrapped(lines: Sequence[str], width: int | None = None) -> list[str]:
     return broken
 
 
+_UNITS = ("ns", "us", "ms", "s", "%", "EUR", *SIZE_BYTES, *BANDWIDTH_BYTES_PER_S)
+_QUANTITY = re.compile(rf"(?<=\d) (?=(?:{'|'.join(sorted(map(re.escape, _UNITS), key=len, reverse=True))})(?!\w))")
+"""The space within a quantity, where no line is broken."""
+
+
 def wrap(line: str, width: int, indent: str) -> list[str]:
     """One line broken to a width, with an indent before what follows."""
     found = []
-    for part in textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False):
-        rest = part
+    whole = _QUANTITY.sub("\N{NO-BREAK SPACE}", line)
+    for part in textwrap.wrap(whole, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False):
+        rest = part.replace("\N{NO-BREAK SPACE}", " ")
         while len(rest) > width:
             at = rest.rfind("/", len(indent) + 1, width) + 1 or width
             found.append(rest[:at])

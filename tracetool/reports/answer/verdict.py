@@ -21,7 +21,7 @@ from tracetool.reports.answer.text import (
 )
 from tracetool.units import format_count, format_duration, format_size
 from tracetool.whatif.accuracy import format_error
-from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT, is_as_good
+from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT, is_as_good, nothing_fits, unchecked
 from tracetool.whatif.depth import RELEVANT_RATIO
 from tracetool.whatif.memory_limit import is_near_the_limit
 from tracetool.whatif.wording import sharing_lines, way_text
@@ -137,8 +137,9 @@ def _orders(answer: Answer, width: int) -> bytes:
 def best_result(answer: Answer) -> Result:
     """The result to act on, the baseline among them: by the rule of ``whatif.best``, else what lacks least."""
 
-    def lacks(result: Result) -> tuple[int, int]:
-        return (result.shortage.missing_bytes if result.shortage is not None else 0), result.step_ns
+    def lacks(result: Result) -> tuple[bool, int, int]:
+        short = result.shortage
+        return short is None, 0 if short is None else short.missing_bytes, result.step_ns
 
     best = answer.best
     return min(compared_results(answer), key=lacks) if best is None else best
@@ -177,12 +178,18 @@ def _headline(answer: Answer, best: Result) -> str:
     name, known, error = named(best), best.seen_error_ratio, answer.step_change_error(best)
     step = format_duration(best.metrics.step_ns)
     step += " a step (error unknown)" if known is None else f" ±{format_error(known)} a step"
+    if best.feasible is None:
+        step += f", not checked against {format_size(answer.scenario.hbm_bytes or 0)} of HBM"
     if best.feasible is False:
         count = len(compared_results(answer))
         limit = format_size(answer.scenario.hbm_bytes or 0)
         lacks = format_size(best.shortage.missing_bytes if best.shortage is not None else 0)
         if count == 1:
             return f"{name} does not fit {limit} of HBM: it lacks {lacks}"
+        unknown = unchecked(compared_results(answer))
+        if unknown:
+            told = nothing_fits(unknown, f"{limit} of HBM")
+            return f"{told[0].upper()}{told[1:]}: {name} lacks least, {lacks}"
         return f"None of {count} schedules fits {limit} of HBM: {name} lacks least, {lacks}"
     if is_baseline(answer, best):
         stays = len(compared_results(answer)) > 1
@@ -195,7 +202,7 @@ def _headline(answer: Answer, best: Result) -> str:
     more = "less" if change < 0 else "more"
     certain = "" if error is None else f" ±{format_error(error)}"
     unfit = ", which does not fit" if base.feasible is False else ""
-    sure = " if it fits" if fit_of(answer, best) != "fits" and answer.scenario.hbm_bytes is not None else ""
+    sure = " if it fits" if fit_of(answer, best) == "may fit" and answer.scenario.hbm_bytes is not None else ""
     rivals = (*_fitting(answer, best), *answer.chosen.as_good)
     is_shortest = all(r.metrics.step_ns >= best.metrics.step_ns for r in rivals)
     word = "shortest" if known is None and is_shortest else "best"

@@ -40,7 +40,7 @@ from tracetool.reports.html import (
 from tracetool.reports.html.sections import cause_styles, idle_view, recording
 from tracetool.tables.run import SCHEMA_VERSION
 from tracetool.units import format_duration
-from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT
+from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT, nothing_fits, unchecked
 from tracetool.whatif.depth import RELEVANT_RATIO
 from tracetool.whatif.wording import way_text
 
@@ -80,7 +80,7 @@ def advised(answer: Answer, advice: Advice) -> Advised:
     """The advice in words and a table."""
     best = advice.best
     if best is None:
-        return Advised(("HBM binds: none of these schedules fits.",), None)
+        return Advised((f"HBM binds: {nothing_fits(unchecked(advice.asked.plans))}.",), None)
     lines = []
     if advised_result(answer, advice) is None:
         lines.append(f"To run: {best.label} with {best.result.p2p} transfers, {format_duration(best.step_ns)} a step.")

@@ -12,7 +12,7 @@ from tracetool.reports.answer.verdict import first_notes
 from tracetool.reports.sweep import WIDTH, Cells, map_of, table, trouble_lines
 from tracetool.units import format_count
 from tracetool.whatif.accuracy import change_error_ratio, format_error
-from tracetool.whatif.best import UNPROVEN_MARK, error_text
+from tracetool.whatif.best import UNPROVEN_MARK, error_text, nothing_fits, unchecked
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
@@ -73,7 +73,8 @@ def _found_best(found: Sweep) -> list[str]:
     """Which schedules are best in how many scenarios, and where more bandwidth stops paying for them."""
     count = Counter(each.point.schedule for each in found.best if each.point is not None)
     if not count:
-        return ["Nothing fits in any scenario."]
+        told = nothing_fits(unchecked(found.points), "in any scenario")
+        return [f"{told[0].upper()}{told[1:]}."]
     every = format_count(len(found.best), "scenario")
     best = f"Best of {every}: {', '.join(f'{name} in {number:,}' for name, number in count.most_common())}"
     knees = [knee for knee in found.knees if knee.bandwidth_bytes_per_s and count[knee.schedule]]
