@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
-from helpers.recorded import ROOT, SAMPLES
+from helpers.recorded import ROOT, SAMPLES, data, looked_at, run_of
 
 from tracetool.cli import run
+from tracetool.errors import TraceToolError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,3 +85,76 @@ def test_everything_is_a_flag_away(capsys: pytest.CaptureFixture[str]) -> None:
         assert run([*COMMANDS[name], "-v"]) == 0
         assert len(capsys.readouterr().out) > 1.5 * len(short)
         assert "-v" in short
+
+
+OWN = sorted(path.name for path in (ROOT / "tests" / "data").iterdir() if any(path.glob("*.gz")))
+SHARED = (
+    *(f"h100-pp4/traces/{name}" for name in ("1f1b_m8_mem", "gpipe_m8", "rt1f1b_m8", "zbh1_m8", "interleaved_m8")),
+    "h100-pp4/traces/tp2pp2_1f1b_m8", "megatron/1f1b_m8", "megatron/vpp2_overlap_m8",
+    "ascend/Ascend+msinsight/test/st/level2", "cpu-gloo-pp4/ScheduleInterleaved1F1B",
+    "cpu-gloo-pp4/ScheduleZBVZeroBubble",
+)  # fmt: skip
+JOBS = {"h100-1f1b", "ascend-1f1b", "h100-pp4/traces/zbh1_m8", "megatron/1f1b_m8", SHARED[8]}
+"""Of which is asked too what tries many orders."""
+
+
+def _folder(name: str) -> Path:
+    places = {**{each: ROOT / "tests" / "data" / each for each in OWN}, **dict.fromkeys(SHARED)}
+    if name not in places:
+        return SAMPLES / name
+    return places[name] or data(*name.split("/"))
+
+
+def _asked(recording: str, ranks: int | None, *, is_job: bool) -> list[list[str]]:
+    asked = [["info", recording]]
+    if ranks is None or ranks < 2:
+        return asked
+    half = ranks // 2
+    place = ["--dc", f"0-{half - 1},{half}-{ranks - 1}"]
+    over, few = [*place, "--link", "dc0-dc1=25Gbit/s,10ms"], ["--schedule", "1f1b,geopipe"]
+    asked += [["info", recording, *place], ["replay", recording], ["explain", recording], ["explain", recording, *over]]
+    asked += [["replay", recording, *few, *over, "--hbm", "14GiB"]]
+    if is_job:
+        asked += [["replay", recording, "--equalize"]]
+        swept = [*place, "--bandwidth", "10..100Gbit/s*2", "--latency", "10ms"]
+        asked += [["advise", recording, *few, *over, "--hbm", "14GiB"], ["sweep", recording, *few, *swept]]
+        asked += [["advise", recording, *few, *over, "--co-tune", "--mbs", "1", "--seq", "2048"]]
+    return asked
+
+
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
+_UNIT = re.compile(r"\s*(ns|us|ms|s|%|GiB|MiB|KiB|Gbit/s)( |$)")
+
+
+@pytest.mark.parametrize("name", ["h100-1f1b", "ascend-1f1b", *OWN, *SHARED])
+def test_every_recording_fits_the_screen(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 60, 80 and 120 columns, in a terminal with colours too: 24 lines, no wider, and no quantity is cut."""
+    made = run_of(_folder(name))
+    try:
+        ranks = looked_at(made).pipeline.observed.shape.ranks
+    except TraceToolError:
+        ranks = None
+    monkeypatch.setenv("LINES", "24")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    recording = str(made.path)
+    for asked in _asked(recording, ranks, is_job=name in JOBS):
+        for columns in (60, 80, 120):
+            monkeypatch.setenv("COLUMNS", str(columns))
+            for coloured in (False, True) if asked[0] == "replay" else (False,):
+                with monkeypatch.context() as terminal:
+                    if coloured:
+                        terminal.setattr("sys.stdout.isatty", lambda: True)
+                    code = run(asked)
+                text = _STYLE.sub("", capsys.readouterr().out).replace(recording, "sample_traces/h100-1f1b")
+                where = f"{asked} at {columns}: {text}"
+                if code:
+                    assert (code, text) == (2, ""), where
+                    continue
+                lines = text.splitlines()
+                assert sum(max(1, -(-len(line) // columns)) for line in lines) <= 24, where
+                body = [line for line in lines if not line.startswith("Next: ") and "/" not in line]
+                assert max(map(len, body)) <= columns, where
+                for line, after in pairwise(lines):
+                    assert not (line[-1:].isdigit() and _UNIT.match(after)), where

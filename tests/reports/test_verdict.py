@@ -49,7 +49,9 @@ def judged(*steps: Step, hbm: bool = True) -> Answer:
         ([("1f1b", 100, True, 0.04), ("zb-h1", 90, True, 0.04), ("gpipe", 95, True, 0.04)], "zb-h1"),
         ([("1f1b", 100, True, 0.04), ("zb-h1", 90, False, 0.04), ("gpipe", 95, True, 0.04)], "gpipe"),
         ([("1f1b", 100, True, 0.04), ("zb-h1", 90, None, 0.04), ("gpipe", 120, True, 0.04)], "1f1b"),
-        ([("1f1b", 100, False, 0.04), ("zb-h1", 90, None, 0.04), ("gpipe", 80, None, 0.04)], "gpipe"),
+        # Unknown is not "fits": where memory is known of one and that lacks some, it is what is told of.
+        ([("1f1b", 100, False, 0.04), ("zb-h1", 90, None, 0.04), ("gpipe", 80, None, 0.04)], "1f1b"),
+        ([("1f1b", 100, None, 0.04), ("zb-h1", 90, None, 0.04), ("gpipe", 80, None, 0.04)], "gpipe"),
         # What lacks is as many GiB as the step has ms: least of it counts where nothing fits.
         ([("1f1b", 30, False, 0.04), ("zb-h1", 20, False, 0.04)], "zb-h1"),
     ],

@@ -74,7 +74,10 @@ def results_table(answer: Answer, width: int) -> list[str]:
         (f"observed {answer.observed_schedule or ''}".rstrip(), *_texts(answer, answer.observed_metrics, None)),
     ]
     rows += [(result_name(r), *_texts(answer, r.metrics, r)) for r in compared_results(answer)]
-    rows += [(refused.schedule, "not replayed", *[""] * (len(COLUMNS) - 1)) for refused in answer.refused]
+    heads = [column.head for column in COLUMNS]
+    rows += [
+        (refused.schedule, *("not replayed" if head == "step" else "" for head in heads)) for refused in answer.refused
+    ]
     columns = [i for i in range(len(COLUMNS) + 1) if any(row[i] for row in rows[1:])]
     for head in ("cross-DC", "transfers", "peak HBM"):
         if sum(2 + max(len(row[i]) for row in rows) for i in columns) > width:

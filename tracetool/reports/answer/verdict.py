@@ -202,7 +202,7 @@ def _headline(answer: Answer, best: Result) -> str:
     more = "less" if change < 0 else "more"
     certain = "" if error is None else f" ±{format_error(error)}"
     unfit = ", which does not fit" if base.feasible is False else ""
-    sure = " if it fits" if fit_of(answer, best) == "may fit" and answer.scenario.hbm_bytes is not None else ""
+    sure = " if it fits" if fit_of(answer, best) != "fits" and answer.scenario.hbm_bytes is not None else ""
     rivals = (*_fitting(answer, best), *answer.chosen.as_good)
     is_shortest = all(r.metrics.step_ns >= best.metrics.step_ns for r in rivals)
     word = "shortest" if known is None and is_shortest else "best"

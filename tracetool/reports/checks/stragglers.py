@@ -119,11 +119,7 @@ def render_text(result: Stragglers, facts: RunFacts, *, verbose: bool = True) ->
     ranks = "; ".join(", ".join(map(str, ranks)) for ranks in result.ranks)
     asked = f"  {format_count(len(result.steps), 'step')}, {format_count(len(result.ranks), 'pipeline')}"
     if not verbose:
-        lines = wrapped([*_sentences(result), "", f"{asked}: mean of its steps", "", *_parts_table(result), ""])
-        notes = wrapped([f"{format_count(len(result.notes), 'note')} more, and everything tried: -v"])
-        room = lines_left(lines) - len(notes) - 1
-        suspects = _suspects_table(result, max(1, (room - 2) // len({s.axis for s in result.suspects} or {0})))
-        return ("\n".join([*lines, *suspects, "", *notes]) + "\n").encode()
+        return _screen(result, asked)
     lines = [
         *_sentences(result),
         "",
@@ -143,6 +139,18 @@ def render_text(result: Stragglers, facts: RunFacts, *, verbose: bool = True) ->
         *map(Note, result.notes),
     ]
     return ("\n".join(wrapped(lines)) + "\n").encode()
+
+
+def _screen(result: Stragglers, asked: str) -> bytes:
+    axes = len({suspect.axis for suspect in result.suspects})
+    notes = wrapped([f"{format_count(len(result.notes), 'note')} more, and everything tried: -v"])
+    lines = wrapped([*_sentences(result), "", f"{asked}: mean of its steps", ""])
+    with_parts = [*lines, *wrapped(_parts_table(result)), ""]
+    beside = len(notes) + 3  # what the table of suspects has besides rows, and an empty line
+    if lines_left(with_parts) - beside >= 2 * axes:
+        lines = with_parts
+    most = max(1, (lines_left(lines) - beside) // max(1, axes))
+    return ("\n".join([*lines, *wrapped(_suspects_table(result, most)), "", *notes]) + "\n").encode()
 
 
 def _sentences(result: Stragglers) -> list[str]:
@@ -229,7 +237,7 @@ def _suspects_table(result: Stragglers, most: int) -> list[str]:
         ]
         if len(members) > most:
             more.append(f"{len(members) - most} more of {axis}")
-    return table(rows) + ([f"  {', '.join(more)} ({Option.JSON} has all)"] if more else [])
+    return table(rows) + ([f"  {', '.join(more)}: {Option.JSON}"] if more else [])
 
 
 def _name(suspect: Suspect) -> str:

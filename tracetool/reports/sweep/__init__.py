@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.reports.answer.text import aligned
+from tracetool.reports.answer.text import aligned, terminal_width
 from tracetool.reports.picture import RED
 from tracetool.units import format_count, format_duration, format_ranges, format_size
 
@@ -261,7 +261,13 @@ def shade_unfit(axes: Axes, series: Sequence[Series], x_of: Callable[[SweepPoint
             axes.axvspan(*span, facecolor=UNFIT_TINT, edgecolor=RED, hatch="///", linewidth=0, alpha=0.5, zorder=0.5)
 
 
-WIDTH = 80
+_WIDEST = 80
+
+
+def table_width() -> int:
+    """Columns of the terminal, of wide ones no more than texts have."""
+    return min(_WIDEST, terminal_width())
+
 
 Cells = dict[str, str]
 """Cells of a row by the head of their column; in a head of two lines the second follows a line break."""
@@ -279,7 +285,7 @@ def table(rows: Sequence[Cells], expendable: Sequence[str]) -> list[str]:
         lines = [line for number, line in enumerate(lines) if number != 1 or any(line)]
         widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
         drop = next((head for head in expendable if head in heads), None)
-        if sum(widths) + 2 * len(widths) <= WIDTH:
+        if sum(widths) + 2 * len(widths) <= table_width():
             return [aligned(line, widths) for line in lines]
         if drop is None:
             return _squeezed(lines, widths)
@@ -291,9 +297,9 @@ def _squeezed(lines: Sequence[Sequence[str]], widths: list[int]) -> list[str]:
         cells = [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
         return "  " + " ".join([line[0].ljust(widths[0]), *cells]).rstrip()
 
-    if sum(widths) + len(widths) + 1 <= WIDTH:
+    if sum(widths) + len(widths) + 1 <= table_width():
         return [narrow(line) for line in lines]
-    widths = [max(2, WIDTH - sum(widths[1:]) - len(widths) - 1), *widths[1:]]
+    widths = [max(2, table_width() - sum(widths[1:]) - len(widths) - 1), *widths[1:]]
     parted = [[f"  {line[0]}", narrow(["", *line[1:]])] for line in lines]
     return [text.rstrip() for pair in parted for text in pair if text.strip()]
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from tracetool.errors import Option
 from tracetool.reports.advice import pays_text, sentences
-from tracetool.reports.answer.text import Note, wrapped
+from tracetool.reports.answer.text import Note, lines_left, wrapped
 from tracetool.reports.answer.verdict import first_notes
-from tracetool.reports.sweep import WIDTH, Cells, map_of, table, trouble_lines
+from tracetool.reports.sweep import Cells, map_of, table, table_width, trouble_lines
 from tracetool.units import format_count
 from tracetool.whatif.accuracy import change_error_ratio, format_error
 from tracetool.whatif.best import UNPROVEN_MARK, error_text, nothing_fits, unchecked
@@ -49,7 +50,7 @@ _AXES = (
 
 
 def render_text(found: Sweep, facts: RunFacts, price: Price | None, *, verbose: bool = True) -> bytes:
-    """Tables of 80 columns: the best schedule per scenario, knees, the Pareto front; then what did not fit and why.
+    """Tables of 80 columns at most: what to run per scenario, knees, the Pareto front; what did not fit and why.
 
     Args:
         found: The sweep.
@@ -61,12 +62,13 @@ def render_text(found: Sweep, facts: RunFacts, price: Price | None, *, verbose: 
     if not verbose and len(told) > _SCREEN_SENTENCES:
         told = [*told[:_SCREEN_SENTENCES], f"{len(told) - _SCREEN_SENTENCES} more: -v."]
     asked = [facts.name, *_summary(found)] if verbose else _summary(found)[:1]
-    lines = [*wrapped(told, WIDTH), "", *asked, "", *_best(found, _ROWS if verbose else _SCREEN_ROWS)]
-    lines += _knees(found, verbose=verbose)
-    if price is not None:
-        lines += _pareto(found, price)
-    notes = list(map(Note, found.notes)) if verbose else first_notes(found.notes)
-    return ("\n".join([*lines, *wrapped([*trouble_lines(found), *notes])]).rstrip() + "\n").encode()
+    lines = [*wrapped(told, table_width()), "", *asked, "", *_best(found, _ROWS if verbose else _SCREEN_ROWS)]
+    parts = [_knees(found, verbose=verbose), _pareto(found, price) if price else [], wrapped(trouble_lines(found))]
+    if not verbose and lines_left([*lines, *chain(*parts)]) < 1:
+        parts[0] = []  # the first sentence says where more bandwidth stops paying
+    lines += chain(*parts)
+    notes = wrapped([*map(Note, found.notes)]) if verbose else first_notes(found.notes, None, lines)
+    return ("\n".join([*lines, *notes]).rstrip() + "\n").encode()
 
 
 def _found_best(found: Sweep) -> list[str]:
@@ -107,7 +109,7 @@ def _summary(found: Sweep) -> list[str]:
         modes.setdefault(point.p2p, []).append(point.schedule)
     issued = [f"{', '.join(dict.fromkeys(names))} {mode}" for mode, names in modes.items()]
     lines.append(f"transfers: {next(iter(modes))}" if len(modes) == 1 else f"transfers: {'; '.join(issued)}")
-    return [f"  {line}" for line in wrapped(lines, WIDTH - 2)]
+    return [f"  {line}" for line in wrapped(lines, table_width() - 2)]
 
 
 _LISTED = 4
@@ -126,8 +128,7 @@ def _state(point: SweepPoint) -> str:
         return "not replayed"
     if point.feasible is None:
         return "fit or not: memory is unknown"
-    limited = "fit" if point.hbm_bytes is not None else "replayed"
-    return limited if point.feasible else "do not fit"
+    return ("fit" if point.hbm_bytes is not None else "replayed") if point.feasible else "do not fit"
 
 
 def _value(name: str, value: object) -> str:
