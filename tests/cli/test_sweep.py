@@ -105,6 +105,16 @@ def test_scenarios_have_names(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert {knee["scenario"] for knee in report["knees"]} == {"metro"}
 
 
+def test_what_has_no_axis_is_drawn_as_bars(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """One scenario: neither figure of a link varies."""
+    target = tmp_path / "x.svg"
+    assert run(["sweep", SAMPLE, "--schedule", "1f1b,gpipe", "-o", str(target)]) == 0
+    capsys.readouterr()
+    drawn = target.read_text(encoding="utf-8")
+    assert "Step of each schedule" in drawn
+    assert drawn.index(">1f1b<") < drawn.index(">gpipe<")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -116,7 +126,7 @@ def test_scenarios_have_names(capsys: pytest.CaptureFixture[str], tmp_path: Path
         (["--schedule", "1f1b", "--extra-forwards", "2"], "add geopipe"),
         (["--p2p", "groupd"], "grouped"),
         (["-o", "x.txt"], ".parquet"),
-        (["-o", "x.png"], "nothing to draw over"),
+        (["-o", "x.png.zip"], ".png"),
         (["--scenario", "/nowhere.toml"], "/nowhere.toml"),
         (["--executor", "slurm://x"], "dask://"),
     ],

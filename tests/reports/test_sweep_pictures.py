@@ -2,25 +2,48 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
 from itertools import product
+from math import log
 from typing import TYPE_CHECKING, get_args
 
 import pytest
-from helpers.drawn import GBIT, GIB, MS, bend, laid_out, pipeline, point, points_of, sweep_of, swept, texts_of
+from helpers.drawn import (
+    GBIT,
+    GIB,
+    MS,
+    bend,
+    laid_out,
+    log_range,
+    pipeline,
+    point,
+    points_of,
+    sweep_of,
+    swept,
+    texts_of,
+    untidy,
+)
+from matplotlib.patches import Rectangle
 
 from tracetool.errors import ScenarioError
+from tracetool.model.topology import Topology
 from tracetool.reports.picture import PictureFormat
 from tracetool.reports.sweep import facets_of, series_of
 from tracetool.reports.sweep.best_map import cells_of, render_sweep_map, sweep_map_figure
-from tracetool.reports.sweep.lines import render_sweep, render_sweep_lines, sweep_lines_figure
+from tracetool.reports.sweep.lines import render_sweep, render_sweep_lines, sweep_figure, sweep_lines_figure
+from tracetool.sweeps import Best, Sweep
+from tracetool.whatif.accuracy import KnownError
 
 if TYPE_CHECKING:
-    from tracetool.sweeps import Sweep, SweepPoint
+    from matplotlib.axes import Axes
+
+    from tracetool.sweeps import SweepPoint
 
 BANDWIDTHS = [5 * GBIT, 10 * GBIT, 20 * GBIT, 40 * GBIT, 80 * GBIT]
-LATENCIES = [MS, 4 * MS, 16 * MS]
+LATENCIES = [MS, 2 * MS, 4 * MS, 8 * MS, 16 * MS]
+FEW = [MS, 4 * MS, 16 * MS]
 FORMATS: tuple[PictureFormat, ...] = get_args(PictureFormat)
 
 
@@ -61,9 +84,98 @@ def test_both_figures_get_a_panel_each() -> None:
     ]
 
 
+def test_a_few_latencies_are_panels_on_one_axis() -> None:
+    """Each panel has the steps of its latency; one scale of steps, so that panels are read side by side."""
+    sweep = swept(pipeline(4, 8), BANDWIDTHS, FEW)
+    assert render_sweep(sweep) == render_sweep_lines(sweep)
+    figure = laid_out(lambda: sweep_figure(sweep))
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [f"latency {ns / MS:.1f} ms" for ns in FEW]
+    assert len({axes.get_ylim() for axes in figure.axes}) == 1
+    for axes, latency in zip(figure.axes, FEW, strict=True):
+        drawn = {round(y, 6) for line in axes.lines if len(points_of(line)) == 2 for _, y in points_of(line)}
+        assert drawn == {round((p.step_ns or 0) / MS, 6) for p in sweep.points if p.latency_ns == latency}
+    across = swept(pipeline(4, 8), BANDWIDTHS[:2], LATENCIES)
+    figure = laid_out(lambda: sweep_figure(across))
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["5 Gbit/s", "10 Gbit/s"]
+
+
+@pytest.mark.parametrize("count", [3, 26])
+def test_ticks_are_bandwidths_that_people_use(count: int) -> None:
+    bandwidths = log_range(10 * GBIT, 800 * GBIT, count)
+    points = [point("1f1b", bandwidth_bytes_per_s=b, latency_ns=MS, step_ns=10**9 - b // 10**4) for b in bandwidths]
+    (axes,) = laid_out(lambda: sweep_figure(sweep_of(points))).axes
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["10", "25", "50", "100", "200", "400", "800"]
+
+
+def test_a_fine_map_has_round_ticks_where_their_values_are() -> None:
+    """A cell is about its value: 41 of them from 10 to 800 Gbit/s, so that 25 is log(2.5) / log(80) of 40 cells on."""
+    bandwidths, latencies = log_range(10 * GBIT, 800 * GBIT, 41), log_range(MS, 40 * MS, 21)
+    points = [
+        point("1f1b", bandwidth_bytes_per_s=b, latency_ns=a, step_ns=200 * MS + 2 * a + 2**26 * 10**9 // b)
+        for b, a in product(bandwidths, latencies)
+    ]
+    figure = laid_out(lambda: sweep_figure(sweep_of(points)))
+    (axes,) = figure.axes
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["10", "25", "50", "100", "200", "400", "800"]
+    assert list(axes.get_xticks()) == pytest.approx(
+        [0.5 + 40 * log(x / 10) / log(80) for x in (10, 25, 50, 100, 200, 400, 800)], abs=1e-3
+    )
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["1 ms", "2 ms", "5 ms", "10 ms", "20 ms"]
+    said = words(figure)
+    assert any("lines: equal step" in text for text in said)
+    assert len([text for text in said if re.fullmatch(r"\d+ ms", text)]) > len(axes.get_yticklabels())
+
+
+def test_the_map_marks_the_knee_of_what_is_best_there() -> None:
+    """Only where the schedule of the knee is the one to run: that of another is none of the map's."""
+    sweep = over_both()
+    (facet,) = facets_of(sweep.points)
+    best = {link: cell.label or "" for link, cell in cells_of(facet).items()}
+    latency = LATENCIES[3]
+    at = BANDWIDTHS[2]
+    other = next(name for name in ("1f1b", "gpipe", "geopipe") if name != best[at, latency])
+    knees = [bend(best[at, latency], at, at_latency_ns=latency), bend(other, at, at_latency_ns=latency)]
+    figure = laid_out(lambda: sweep_map_figure(sweep_of(sweep.points, knees)))
+    (mark,) = [line for line in figure.axes[0].lines if line.get_marker() == "D"]
+    ((x, y),) = points_of(mark)
+    assert x == pytest.approx(2.5)
+    assert 3 < y < 4
+    assert any(text.startswith("knee: ") for text in words(figure))
+
+
+def bars_in(axes: Axes) -> list[Rectangle]:
+    return [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+
+
+def test_scenarios_are_bars_as_long_as_their_steps() -> None:
+    """The plan of each scenario with its error, and the recorded order; of one scenario, a bar per schedule."""
+    names = ("leased line", "dark fibre", "no link that fits")
+    error = KnownError(0.04, 0.03, Topology(), 8)
+    plans = [
+        point("geopipe", (2, 0), step_ns=320 * MS, scenario=names[0], known_error=error),
+        point("1f1b", step_ns=280 * MS, scenario=names[1]),
+    ]
+    now = [point("1f1b", step_ns=350 * MS, scenario=names[0]), plans[1]]
+    best = [Best(plan, plan, there) for plan, there in zip(plans, now, strict=True)]
+    unfit = point("1f1b", step_ns=300 * MS, scenario=names[2], feasible=False)
+    sweep = Sweep((*plans, unfit), (), best=(*best, Best(unfit, None, unfit)))
+    figure = laid_out(lambda: sweep_figure(sweep))
+    (axes,) = figure.axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == list(names[:2])
+    assert [bar.get_width() for bar in bars_in(axes)] == [320, 280]
+    assert {"geopipe +2,0  320.0 ms ±4%", "1f1b  280.0 ms"} <= set(words(figure))
+    ticks = [points_of(line)[0][0] for line in axes.lines if len(points_of(line)) == 2]
+    assert ticks == [350, 280]
+    assert untidy(figure) == []
+    alone = replace(sweep, points=(plans[0], now[0]), best=tuple(best[:1]))
+    (axes,) = laid_out(lambda: sweep_figure(alone)).axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["geopipe +2,0", "1f1b"]
+    assert [bar.get_width() for bar in bars_in(axes)] == [320, 350]
+
+
 def test_bubble_ratio_instead_of_the_step() -> None:
     figure = laid_out(lambda: sweep_lines_figure(over_bandwidth(), "bubble_ratio"))
-    assert figure.axes[0].get_ylabel() == "bubble_ratio"
+    assert figure.axes[0].get_ylabel() == "bubble"
     top = max(y for line in figure.axes[0].lines for _, y in points_of(line))
     assert top == pytest.approx(max(p.bubble_ratio or 0 for p in over_bandwidth().points))
 
@@ -165,7 +277,7 @@ def test_what_could_not_be_replayed_is_counted() -> None:
 @pytest.mark.parametrize(
     ("points", "message"),
     [
-        ([point("1f1b", step_ns=5)], "neither bandwidth nor latency varies"),
+        ([point("1f1b")], "nothing of this sweep"),
         ([point("1f1b", bandwidth_bytes_per_s=b, latency_ns=1) for b in BANDWIDTHS], "nothing of this sweep"),
         ([point("1f1b", bandwidth_bytes_per_s=b, latency_ns=a) for b, a in product(BANDWIDTHS, LATENCIES)], "nothing"),
     ],

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.legend import Legend
 
@@ -95,6 +96,78 @@ def wrapped(parts: Sequence[str], width_pt: float, size_pt: float, *, between: s
             else:
                 lines.append(word)
     return lines
+
+
+def is_dark(colour: str | tuple[float, float, float]) -> bool:
+    """Whether white is read better on it than black."""
+    from matplotlib.colors import to_rgb
+
+    red, green, blue = to_rgb(colour)
+    return 0.3 * red + 0.59 * green + 0.11 * blue < 0.55
+
+
+USED_GBIT_PER_S = (1, 2.5, 5, 10, 25, 50, 100, 200, 400, 800, 1600, 3200)
+"""Bandwidths that links come in: where an axis of them has ticks."""
+
+_MOST_TICKS = 9
+_MOST_LEVELS = 7
+
+
+def link_ticks(xs: Sequence[float]) -> list[float]:
+    """The bandwidths that people use within a range, or as ``log_ticks`` where it holds too few or too many."""
+    ticks = [x for x in USED_GBIT_PER_S if xs[0] * 0.999 <= x <= xs[-1] * 1.001]
+    return ticks if 2 < len(ticks) <= _MOST_TICKS else log_ticks(xs)
+
+
+def log_ticks(xs: Sequence[float]) -> list[float]:
+    """At most nine round numbers within a range, or a few of the values where it holds too few."""
+    for steps in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [s * 10.0**e for e in range(-9, 10) for s in steps if xs[0] * 0.999 <= s * 10.0**e <= xs[-1] * 1.001]
+        if len(ticks) <= _MOST_TICKS:
+            break
+    return ticks if len(ticks) > 2 else list(xs[:: max(1, len(xs) // 5)])
+
+
+def round_levels(low: float, high: float) -> list[float]:
+    """At most seven values between two, at equal ratios, rounded so far that they stay apart."""
+    wanted = [low * (high / low) ** ((n + 1) / (_MOST_LEVELS + 1)) for n in range(_MOST_LEVELS)]
+    for digits in (1, 2, 3):
+        levels = sorted({float(f"{value:.{digits}g}") for value in wanted})
+        if len(levels) >= _MOST_LEVELS - 2:
+            break
+    return [level for level in levels if low < level < high]
+
+
+def label_value_axis(axes: Axes, figured: str, values: Sequence[float]) -> float:
+    """The y axis, logarithmic where values span more than a factor of eight.
+
+    Returns:
+        By what values are divided.
+    """
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
+
+    axes.tick_params(labelsize=8, width=0.6, length=3)
+    axes.grid(visible=True, color="#D0D0D0", linewidth=0.5, linestyle=":")
+    axes.set_axisbelow(True)
+    for side in ("right", "top"):
+        axes.spines[side].set_visible(False)
+    low, high = min(values), max(values)
+    if figured == "bubble_ratio":
+        axes.set_ylabel("bubble", fontsize=8.5)
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axes.set_ylim(0, min(1.0, high * 1.1) or 1.0)
+        return 1.0
+    factor, unit = (1e9, "s") if low >= 1e9 else (1e6, "ms")
+    axes.set_ylabel(f"step ({unit})", fontsize=8.5)
+    if high > 8 * low > 0:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(FixedLocator(log_ticks([low / factor, high / factor])))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        axes.set_ylim(low / factor / 1.15, high / factor * 1.15)
+    else:
+        axes.set_ylim(0, high / factor * 1.08)
+    return factor
 
 
 Corner = Literal["lower left", "lower center"]

@@ -13,7 +13,7 @@ from tracetool.causes.cause import Cause
 from tracetool.model.action import ActionKind
 from tracetool.model.timeline import Op
 from tracetool.reports.gantt import MS, PLAIN
-from tracetool.reports.picture import PT
+from tracetool.reports.picture import PT, is_dark
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -99,7 +99,7 @@ def draw_cells(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None:
         size = _number_pt(width_pt, digits, place, layout)
         if size is not None:
             _numbers(
-                axes, [op for op in ops if isinstance(op, Op)], place, size, "white" if _is_dark(colour) else "black"
+                axes, [op for op in ops if isinstance(op, Op)], place, size, "white" if is_dark(colour) else "black"
             )
     for mark in panel.marks:
         boxes = [row_box(place, op.rank, op.start_ns, op.end_ns) for op in mark.ops]
@@ -249,11 +249,6 @@ def _number_pt(width_pt: float, digits: int, place: Place, layout: Layout) -> fl
     highest = place.row_in * BAR * PT * 0.85
     sizes = (size for size in _NUMBER_PT if size <= highest and digits * _DIGIT * size + 0.4 <= width_pt)
     return next(sizes, None)
-
-
-def _is_dark(colour: RGB) -> bool:
-    red, green, blue = colour
-    return 0.3 * red + 0.59 * green + 0.11 * blue < 0.55
 
 
 def draw_idle(axes: Axes, panel: Panel, place: Place) -> None:

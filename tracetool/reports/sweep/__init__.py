@@ -2,9 +2,9 @@
 
 What pictures of sweeps take, and how points are sorted: facets of equal settings, and in them lines of schedules.
 
-Axes of pictures of sweeps: bandwidth and latency, step and bubble ratio, and where nothing fits.
+Axes of pictures of sweeps: bandwidth and latency, and where nothing fits.
 
-Tables of a sweep within 80 columns, whatever they have to say.
+Bars of what is no axis: named scenarios, maps, limits, or schedules in one scenario.
 """
 
 from __future__ import annotations
@@ -12,16 +12,32 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tracetool.reports.answer.text import aligned, terminal_width
-from tracetool.reports.picture import RED
+from tracetool.errors import ScenarioError
+from tracetool.model.schedule import OBSERVED
+from tracetool.reports.picture import (
+    GREY,
+    PT,
+    RED,
+    SERIES,
+    legend,
+    legend_columns,
+    link_ticks,
+    log_ticks,
+    text_width_pt,
+    wrapped,
+)
+from tracetool.sweeps.results import scenario_of
 from tracetool.units import format_count, format_duration, format_ranges, format_size
+from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT, error_text, plan_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from tracetool.sweeps import Knee, Sweep, SweepPoint
 
@@ -96,6 +112,19 @@ def common_settings(points: Sequence[SweepPoint]) -> list[str]:
     return shared
 
 
+def left_undone(sweep: Sweep, facets: int) -> list[str]:
+    """What a picture of so many facets does not show, in words."""
+    said = []
+    lost = sum(point.step_ns is None for point in sweep.points)
+    if lost:
+        said.append(f"{lost} of {len(sweep.points)} points could not be replayed")
+    if any(point.feasible is None and point.hbm_bytes is not None and point.step_ns for point in sweep.points):
+        said.append("memory is unknown: HBM limit not checked")
+    if facets > MOST_FACETS:
+        said.append(f"{facets - MOST_FACETS} further combinations of settings not drawn")
+    return said
+
+
 def _varies(points: Iterable[SweepPoint], name: str) -> bool:
     """Whether a setting differs; the p2p mode belongs to a schedule unless it differs among the points of one."""
     seen: dict[str, Hashable] = {}
@@ -111,7 +140,7 @@ def _setting(name: str, value: object) -> str:
     if name == "hbm_bytes":
         return f"HBM limit {format_size(value)}" if isinstance(value, int) else "no HBM limit"
     if name == "p2p":
-        return f"{value} p2p"
+        return f"{value} transfers"
     if name == "dcs" and isinstance(value, tuple):
         places: dict[str, list[int]] = defaultdict(list)
         for rank, dc in enumerate(value):
@@ -172,6 +201,8 @@ def format_short(value_ns: int, *, even: bool = False) -> str:
 
 LINK_LABELS = {"bandwidth": "cross-DC bandwidth ({unit})", "latency": "one-way cross-DC latency ({unit})"}
 
+KNEE_TEXT = "knee: from here on twice the bandwidth gains less than 1 %"
+
 UNFIT_TINT = "#F7E3E6"
 
 
@@ -191,7 +222,7 @@ def link_axis(axes: Axes, over: str, points: Sequence[SweepPoint]) -> Scale:
     if xs[0] > 0 and (over == "bandwidth" or xs[-1] > 10 * xs[0]):
         axes.set_xscale("log")
         axes.set_xlim(xs[0] / (xs[-1] / xs[0]) ** 0.03, xs[-1] * (xs[-1] / xs[0]) ** 0.03)
-        axes.xaxis.set_major_locator(FixedLocator(log_ticks(xs)))
+        axes.xaxis.set_major_locator(FixedLocator(link_ticks(xs) if over == "bandwidth" else log_ticks(xs)))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.3g}" if x < 1000 else f"{x:.0f}"))
     return scale
@@ -203,47 +234,6 @@ def _gbit(point: SweepPoint) -> float:
 
 def _ms(point: SweepPoint) -> float:
     return (point.latency_ns or 0) / 1e6
-
-
-def log_ticks(xs: Sequence[float]) -> list[float]:
-    """At most nine round numbers within a range, or a few of the values where it holds too few."""
-    for steps in ((1, 2, 5), (1, 3), (1,)):
-        ticks = [s * 10.0**e for e in range(-9, 10) for s in steps if xs[0] * 0.999 <= s * 10.0**e <= xs[-1] * 1.001]
-        if len(ticks) <= 9:
-            break
-    return ticks if len(ticks) > 2 else list(xs[:: max(1, len(xs) // 5)])
-
-
-def label_value_axis(axes: Axes, figured: str, values: Sequence[float]) -> float:
-    """The y axis, logarithmic where values span more than a factor of eight.
-
-    Returns:
-        By what values are divided.
-    """
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
-
-    axes.tick_params(labelsize=8, width=0.6, length=3)
-    axes.grid(visible=True, color="#D0D0D0", linewidth=0.5, linestyle=":")
-    axes.set_axisbelow(True)
-    for side in ("right", "top"):
-        axes.spines[side].set_visible(False)
-    low, high = min(values), max(values)
-    if figured == "bubble_ratio":
-        axes.set_ylabel("bubble_ratio", fontsize=8.5)
-        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        axes.set_ylim(0, min(1.0, high * 1.1) or 1.0)
-        return 1.0
-    factor, unit = (1e9, "s") if low >= 1e9 else (1e6, "ms")
-    axes.set_ylabel(f"step ({unit})", fontsize=8.5)
-    if high > 8 * low > 0:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(FixedLocator(log_ticks([low / factor, high / factor])))
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-        axes.set_ylim(low / factor / 1.15, high / factor * 1.15)
-    else:
-        axes.set_ylim(0, high / factor * 1.08)
-    return factor
 
 
 def shade_unfit(axes: Axes, series: Sequence[Series], x_of: Callable[[SweepPoint], float]) -> None:
@@ -261,47 +251,124 @@ def shade_unfit(axes: Axes, series: Sequence[Series], x_of: Callable[[SweepPoint
             axes.axvspan(*span, facecolor=UNFIT_TINT, edgecolor=RED, hatch="///", linewidth=0, alpha=0.5, zorder=0.5)
 
 
-_WIDEST = 80
+MOST_BARS = 40
+"""Scenarios, or schedules, that get a bar; further ones are counted."""
 
 
-def table_width() -> int:
-    """Columns of the terminal, of wide ones no more than texts have."""
-    return min(_WIDEST, terminal_width())
+class Bar(NamedTuple):
+    """A bar: what it is of, the plan whose step it is, and the recorded order there."""
+
+    label: str
+    point: SweepPoint
+    now: SweepPoint | None
+
+    def text(self, *, named: bool) -> str:
+        """Its step and the error of that, behind the plan's name where the label is of something else."""
+        error = f" ±{text}" if (text := error_text(self.point)) else ""
+        step = f"{format_duration(self.point.step_ns or 0)}{error}"
+        return f"{plan_name(self.point)}  {step}" if named else step
 
 
-Cells = dict[str, str]
-"""Cells of a row by the head of their column; in a head of two lines the second follows a line break."""
+def bars_of(sweep: Sweep) -> list[Bar]:
+    """What to run in each scenario; of one scenario alone every schedule, the shortest first."""
+    if len(sweep.best) != 1:
+        facets = facets_of([each.among for each in sweep.best])
+        titles = {scenario_of(point): facet.title for facet in facets for point in facet.points}
+        return [
+            Bar(each.among.scenario or titles[scenario_of(each.among)], each.point, each.now)
+            for each in sweep.best
+            if each.point is not None
+        ]
+    every = [point for point in sweep.points if point.step_ns is not None]
+    return [Bar(plan_name(point), point, None) for point in sorted(every, key=lambda p: p.step_ns or 0)]
 
 
-def table(rows: Sequence[Cells], expendable: Sequence[str]) -> list[str]:
-    """Columns without any cell are left out, and expendable ones, first to last, as long as the rest is too wide.
+def sweep_bars_figure(sweep: Sweep, width_in: float = 7.2) -> Figure:
+    """A bar per scenario, as long as the step of what to run there, with its error; of one scenario a bar per schedule.
 
-    What is too wide even so gets single blanks between columns, then its first cells in lines of their own.
+    Args:
+        sweep: What was swept.
+        width_in: Width of the picture in inches, more where labels need it.
+
+    Raises:
+        ScenarioError: If nothing could be replayed.
     """
-    heads = [head for head in rows[0] if any(row[head] for row in rows)]
-    while True:
-        top = [head.partition("\n") for head in heads]
-        lines = [[part[0] for part in top], [part[2] for part in top], *([row[head] for head in heads] for row in rows)]
-        lines = [line for number, line in enumerate(lines) if number != 1 or any(line)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
-        drop = next((head for head in expendable if head in heads), None)
-        if sum(widths) + 2 * len(widths) <= table_width():
-            return [aligned(line, widths) for line in lines]
-        if drop is None:
-            return _squeezed(lines, widths)
-        heads.remove(drop)
+    from matplotlib.figure import Figure
+
+    every, several = bars_of(sweep), len(sweep.best) != 1
+    bars = every[:MOST_BARS]
+    if not bars:
+        raise ScenarioError("nothing of this sweep could be replayed: there is nothing to draw.")
+    left = 0.25 + max(text_width_pt(bar.label, 8) for bar in bars) / PT
+    room = 0.3 + max(text_width_pt(bar.text(named=several), 8) for bar in bars) / PT
+    width = max(width_in, left + room + 2.5)
+    heads = common_settings(sweep.points)
+    heads += [f"{len(every) - len(bars)} further bars not drawn"] * (len(every) > len(bars))
+    heads += [f"{UNPROVEN_MARK}: unproven, {UNPROVEN_TEXT}"] * any(bar.point.evidence == "unproven" for bar in bars)
+    lines = wrapped(heads, (width - 0.3) * PT, 8)
+    names = list(dict.fromkeys(bar.point.schedule for bar in bars))
+    colours = {name: SERIES[number % len(SERIES)] if several else SERIES[0] for number, name in enumerate(names)}
+    marks = _bar_marks(sweep, bars, colours if several else {})
+    abreast = legend_columns([str(mark.get_label()) for mark in marks], (width - 0.3) * PT) if marks else 1
+    below, tall = 0.55 + 0.17 * -(-len(marks) // abreast), 0.3 * len(bars)
+    height = 0.42 + 0.18 * len(lines) + tall + below
+    figure = Figure(figsize=(width, height), dpi=150)
+    title = "What to run in each scenario" if several else "Step of each schedule"
+    figure.text(0.15 / width, 1 - 0.1 / height, title, va="top", fontsize=10, weight="bold")
+    for number, line in enumerate(lines):
+        y = 1 - (0.32 + 0.18 * number) / height
+        figure.text(0.15 / width, y, line, va="top", fontsize=8, color=GREY)
+    across = width - left - 0.15
+    axes = figure.add_axes((left / width, below / height, across / width, tall / height))
+    _draw_bars(axes, sweep, bars, colours, across / (across - room))
+    if marks:
+        legend(figure, marks, abreast, x=0.5, y_in=0.08, loc="lower center")
+    return figure
 
 
-def _squeezed(lines: Sequence[Sequence[str]], widths: list[int]) -> list[str]:
-    def narrow(line: Sequence[str]) -> str:
-        cells = [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
-        return "  " + " ".join([line[0].ljust(widths[0]), *cells]).rstrip()
+def _draw_bars(axes: Axes, sweep: Sweep, bars: Sequence[Bar], colours: Mapping[str, str], beyond: float) -> None:
+    """The bars, with room for their texts behind them: so many times as wide as the longest."""
+    today = 0 if sweep.today is None else sweep.today.step_ns
+    longest = max(today, *(one.step_ns or 0 for bar in bars for one in (bar.point, bar.now) if one is not None))
+    factor, unit = (1e9, "s") if longest >= 10e9 else (1e6, "ms")
+    axes.set_xlim(0, longest / factor * beyond)
+    axes.set_ylim(len(bars) - 0.5, -0.5)
+    axes.set_yticks(range(len(bars)), [bar.label for bar in bars])
+    axes.tick_params(labelsize=8, length=2, width=0.6)
+    axes.set_xlabel(f"step ({unit})", fontsize=8.5)
+    for side in ("right", "top"):
+        axes.spines[side].set_visible(False)
+    if today:
+        axes.axvline(today / factor, color="black", linewidth=1, linestyle=":", zorder=0.5)
+    for number, bar in enumerate(bars):
+        step, error = (bar.point.step_ns or 0) / factor, bar.point.seen_error_ratio or 0
+        look: dict[str, Any] = {"color": colours[bar.point.schedule]}
+        axes.barh(number, step, height=0.6, **(_UNFIT_BAR if bar.point.feasible is False else look))
+        axes.errorbar([step] * bool(error), [number] * bool(error), xerr=error * step, color="black", capsize=3)
+        now = 0.0 if bar.now is None else (bar.now.step_ns or 0) / factor
+        if now:
+            axes.plot([now, now], [number - 0.4, number + 0.4], color=GREY, linewidth=2)
+        look = {"textcoords": "offset points", "fontsize": 8, "va": "center"}
+        axes.annotate(bar.text(named=len(sweep.best) != 1), (max(step * (1 + error), now), number), (5, 0), **look)
 
-    if sum(widths) + len(widths) + 1 <= table_width():
-        return [narrow(line) for line in lines]
-    widths = [max(2, table_width() - sum(widths[1:]) - len(widths) - 1), *widths[1:]]
-    parted = [[f"  {line[0]}", narrow(["", *line[1:]])] for line in lines]
-    return [text.rstrip() for pair in parted for text in pair if text.strip()]
+
+_UNFIT_BAR: dict[str, Any] = {"facecolor": "white", "edgecolor": RED, "hatch": "///", "linewidth": 0.6}
+
+
+def _bar_marks(sweep: Sweep, bars: Sequence[Bar], colours: Mapping[str, str]) -> list[Artist]:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    marks: list[Artist] = [Patch(color=colour, label=name) for name, colour in colours.items()]
+    now = next((bar.now.schedule for bar in bars if bar.now is not None), None)
+    if now is not None:
+        name = "the recorded order" if now == OBSERVED else f"{now}, as recorded,"
+        marks.append(Line2D([], [], color=GREY, linewidth=2, label=f"{name} over the same link"))
+    if any(bar.point.feasible is False for bar in bars):
+        marks.append(Patch(label="does not fit the HBM limit", **_UNFIT_BAR))
+    if sweep.today is not None:
+        marks.append(Line2D([], [], color="black", linestyle=":", label="today, as recorded"))
+    return marks
 
 
 def trouble_lines(found: Sweep) -> list[str]:

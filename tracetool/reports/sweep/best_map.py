@@ -7,30 +7,41 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from tracetool.errors import Option, ScenarioError, together
+from tracetool.reports.gantt import MS
 from tracetool.reports.picture import (
     GREY,
     PT,
     SERIES,
     PictureFormat,
+    is_dark,
     legend,
     legend_columns,
+    link_ticks,
+    log_ticks,
+    round_levels,
     save,
     text_width_pt,
     wrapped,
 )
 from tracetool.reports.sweep import (
+    GBIT_BYTES,
+    KNEE_TEXT,
     MOST_FACETS,
     Facet,
+    Series,
     bandwidths_of,
     common_settings,
     facets_of,
     format_gbit,
     format_short,
+    knee_of,
     latencies_of,
+    left_undone,
     series_of,
 )
 from tracetool.schedules import REFERENCE
 from tracetool.sweeps.results import scenario_of
+from tracetool.whatif.accuracy import format_error
 from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT, choose_best
 
 if TYPE_CHECKING:
@@ -40,7 +51,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from tracetool.sweeps import Best, Sweep, SweepPoint
+    from tracetool.sweeps import Best, Knee, Sweep, SweepPoint
 
 WIDTH_IN = 9.5
 
@@ -51,8 +62,13 @@ _BLANK = "#EDEDED"
 _LEFT_IN, _RIGHT_IN, _HEAD_IN, _FOOT_IN, _ROW_IN, _TITLE_IN, _LINE_IN = 0.95, 0.2, 0.28, 0.52, 0.17, 0.32, 0.18
 _TEXT_PT = (8.0, 7.0, 6.0)
 _CORNER_PT = 6
-_LEVELS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-"""Of the lines of equal step, above the shortest."""
+_MOST_NAMED = 8
+"""So many latencies are named each; of more, round ones are."""
+
+_KNEE: dict[str, Any] = {
+    "linestyle": "none", "marker": "D", "markersize": 5, "markerfacecolor": "white", "markeredgecolor": "black",
+    "markeredgewidth": 0.8, "zorder": 4,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +78,7 @@ class MapCell:
     Attributes:
         label: The schedule to run (``tracetool.whatif.best``), marked if it is unproven; None if none fits.
         step_ns: Its step.
+        error_ratio: The largest error seen of such steps; None if none was like it.
         gain_ratio: Its step over that of the recorded order, minus one; None without one.
         is_limited: Whether one that does not fit is faster.
         is_unfit: Whether none fits, for lack of memory.
@@ -74,6 +91,7 @@ class MapCell:
     is_limited: bool
     is_unfit: bool
     is_unproven: bool = False
+    error_ratio: float | None = None
 
 
 Cells = dict[tuple[int, int], MapCell]
@@ -120,8 +138,9 @@ def _cell(points: Sequence[tuple[str, SweepPoint]], best: Best | None) -> MapCel
     gain = None if base is None else step / base - 1
     unproven = point.evidence == "unproven"
     marked = f"{label} {UNPROVEN_MARK}" if unproven else label
+    limited = bool(unfit) and min(unfit) < step
     return MapCell(
-        marked, step, gain, is_limited=bool(unfit) and min(unfit) < step, is_unfit=False, is_unproven=unproven
+        marked, step, gain, is_limited=limited, is_unfit=False, is_unproven=unproven, error_ratio=point.seen_error_ratio
     )
 
 
@@ -157,14 +176,14 @@ def sweep_map_figure(sweep: Sweep, width_in: float = WIDTH_IN) -> Figure:
     found = [cell for _, cells in maps for cell in cells.values()]
     if all(cell.label is None and not cell.is_unfit for cell in found):
         raise ScenarioError("nothing of this sweep could be replayed: there is nothing to draw.")
-    names = dict.fromkeys(series.label for facet, _ in maps for series in series_of(facet))
-    order = list(dict.fromkeys([*names, *(cell.label for cell in found if cell.label is not None)]))
+    order = list(dict.fromkeys(cell.label for cell in found if cell.label is not None))
+    knees = [_knee_places(facet, cells, sweep.knees, bandwidths, latencies) for facet, cells in maps]
     columns = 1 if len(maps) == 1 or width_in < 7 else 2
     rows = ceil(len(maps) / columns)
     cell_in = _cell_size(len(bandwidths), len(latencies), max(3.5, width_in) / columns - _LEFT_IN - _RIGHT_IN)
     axes_in = cell_in[0] * len(bandwidths), cell_in[1] * len(latencies)
     width = columns * (_LEFT_IN + axes_in[0] + _RIGHT_IN)
-    marks = _marks(order, found)
+    marks = _marks(order, found, has_knees=any(knees))
     abreast = legend_columns([str(mark.get_label()) for mark in marks], (width - 0.3) * PT)
     heads = wrapped(_heads(sweep, len(facets), found, cell_in), (width - 0.3) * PT, 8)
     top_in = _TITLE_IN + _LINE_IN * len(heads)
@@ -189,6 +208,7 @@ def sweep_map_figure(sweep: Sweep, width_in: float = WIDTH_IN) -> Figure:
         places = {(b, a): (bandwidths.index(b), latencies.index(a)) for b, a in cells}
         _fill(axes, cells, order, places, cell_in)
         _numbers(axes, cells, order, places, _kept(found, cell_in))
+        axes.plot(*zip(*knees[number], strict=True), **_KNEE) if knees[number] else None
     legend(figure, marks, abreast, x=0.5, y_in=0.08, loc="lower center")
     return figure
 
@@ -204,22 +224,43 @@ def _heads(sweep: Sweep, facets: int, found: Sequence[MapCell], cell_in: tuple[f
     recorded = next((each.now.schedule for each in sweep.best if each.now is not None), REFERENCE)
     against = f"change against {recorded} over the same link"
     has_base = any(cell.gain_ratio is not None for cell in found)
+    errors = [cell.error_ratio for cell in found if cell.error_ratio is not None]
     if size is None:
-        said.append("lines: step above the shortest of the map")
+        said.append("lines: equal step")
+        said += [f"errors up to ±{format_error(max(errors))}"] if errors else []
     elif first and has_base:
         said.append(f"in each cell: {against}")
     else:
-        said.append(f"in each cell: step, and its {against}" if has_base else "in each cell: step")
+        error = " ± its error" if errors else ""
+        said.append(f"in each cell: step{error}" + (f", and its {against}" if has_base else ""))
     if any(cell.is_unproven for cell in found):
         said.append(f"{UNPROVEN_MARK}: unproven, {UNPROVEN_TEXT}")
-    lost = sum(point.step_ns is None for point in sweep.points)
-    if lost:
-        said.append(f"{lost} of {len(sweep.points)} points could not be replayed")
-    if any(point.feasible is None and point.hbm_bytes is not None and point.step_ns for point in sweep.points):
-        said.append("memory is unknown: HBM limit not checked")
-    if facets > MOST_FACETS:
-        said.append(f"{facets - MOST_FACETS} further combinations of settings not drawn")
-    return said
+    return [*said, *left_undone(sweep, facets)]
+
+
+def _knee_places(
+    facet: Facet, cells: Cells, knees: Sequence[Knee], bandwidths: Sequence[int], latencies: Sequence[int]
+) -> list[tuple[float, float]]:
+    """Where on the map, in each row, the knee is of a schedule that is best there."""
+    rows: dict[str, Series] = {series.label: series for series in series_of(facet)}
+    places = []
+    for row, latency in enumerate(latencies):
+        for column, bandwidth in enumerate(bandwidths):
+            cell = cells.get((bandwidth, latency))
+            series = rows.get(((cell and cell.label) or "").removesuffix(f" {UNPROVEN_MARK}"))
+            knee = None if series is None else knee_of(series, knees, latency_ns=latency)
+            at = None if knee is None or knee.at_latency_ns != latency else knee.bandwidth_bytes_per_s
+            if at is not None and abs((x := _across(at, bandwidths)) - column - 0.5) <= 0.5:
+                places.append((x, row + 0.14))
+    return places
+
+
+def _across(value: float, values: Sequence[int]) -> float:
+    """Where a bandwidth, or latency, is on the map: cells are about their values, and logarithmic in between."""
+    import numpy as np
+
+    middles = np.arange(len(values)) + 0.5
+    return float(np.interp(np.log(value), np.log(values), middles, left=-1.0, right=-1.0))
 
 
 def _axes(axes: Axes, bandwidths: Sequence[int], latencies: Sequence[int], cell_in: tuple[float, float]) -> None:
@@ -228,9 +269,16 @@ def _axes(axes: Axes, bandwidths: Sequence[int], latencies: Sequence[int], cell_
     across, up = [format_gbit(b) for b in bandwidths], [format_short(a) for a in latencies]
     need_in = max(text_width_pt(text, 8) for text in across) / PT + 0.08
     every = ceil(need_in / cell_in[0])
-    axes.set_xticks([n + 0.5 for n in range(0, len(across), every)], across[::every])
-    every = ceil(0.15 / cell_in[1])
-    axes.set_yticks([n + 0.5 for n in range(0, len(up), every)], up[::every])
+    if every > 1:
+        used = link_ticks([bandwidths[0] / GBIT_BYTES, bandwidths[-1] / GBIT_BYTES])
+        axes.set_xticks([_across(x * GBIT_BYTES, bandwidths) for x in used], [f"{x:g}" for x in used])
+    else:
+        axes.set_xticks([n + 0.5 for n in range(len(across))], across)
+    if len(up) > _MOST_NAMED and latencies[0] > 0:
+        used = log_ticks([latencies[0] / MS, latencies[-1] / MS])
+        axes.set_yticks([_across(x * MS, latencies) for x in used], [f"{x:.3g} ms" for x in used])
+    else:
+        axes.set_yticks([n + 0.5 for n in range(len(up))], up)
     axes.tick_params(labelsize=8, length=2, width=0.6)
     axes.set_xlabel("cross-DC bandwidth (Gbit/s)", fontsize=8.5)
     axes.set_ylabel("one-way latency", fontsize=8.5)
@@ -278,7 +326,7 @@ def _numbers(axes: Axes, cells: Cells, order: Sequence[str], places: Places, kep
     for link, cell in cells.items():
         if cell.label is not None:
             x, y = places[link]
-            colour = "white" if _is_dark(_look(cell.label, order)[0]) else "black"
+            colour = "white" if is_dark(_look(cell.label, order)[0]) else "black"
             text = "\n".join(_lines(cell)[first:])
             look: dict[str, Any] = {"ha": "center", "va": "center", "linespacing": 1.1, "zorder": 3, "color": colour}
             axes.text(x + 0.5, y + 0.5, text, fontsize=size, **look)
@@ -291,14 +339,15 @@ def _contours(axes: Axes, cells: Cells, places: Places) -> None:
     if not known:
         return
     wide, tall = 1 + max(x for x, _ in places.values()), 1 + max(y for _, y in places.values())
-    above = np.full((tall, wide), np.nan)
+    steps = np.full((tall, wide), np.nan)
     for (x, y), step in known.items():
-        above[y, x] = step / min(known.values()) - 1
-    levels = [level for level in _LEVELS if np.nanmin(above) < level < np.nanmax(above)]
-    if levels and min(above.shape) > 1:
+        steps[y, x] = step / MS
+    low, high = float(np.nanmin(steps)), float(np.nanmax(steps))
+    levels = round_levels(low, high)
+    if levels and min(steps.shape) > 1:
         across, up = np.arange(wide) + 0.5, np.arange(tall) + 0.5
-        drawn = axes.contour(across, up, above, levels=levels, colors="black", linewidths=0.9)
-        for text in axes.clabel(drawn, fmt=lambda level: f"+{level:.0%}", fontsize=7, inline=True):
+        drawn = axes.contour(across, up, steps, levels=levels, colors="black", linewidths=0.9)
+        for text in axes.clabel(drawn, fmt=lambda level: format_short(round(level * MS)), fontsize=7, inline=True):
             text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8})
 
 
@@ -314,11 +363,12 @@ def _kept(found: Sequence[MapCell], cell_in: tuple[float, float]) -> tuple[int, 
 
 
 def _lines(cell: MapCell) -> tuple[str, ...]:
-    step = format_short(cell.step_ns or 0, even=True)
+    error = "" if cell.error_ratio is None else f" ±{format_error(cell.error_ratio)}"
+    step = format_short(cell.step_ns or 0, even=True) + error
     if cell.gain_ratio is None:
         return (step,)
     percent = round(100 * cell.gain_ratio)
-    return step, f"{percent:+d}%".replace("-", "−") if percent else "±0%"
+    return step, f"{percent:+d}%".replace("-", "−") if percent else "0%"
 
 
 def _fits(texts: Iterable[tuple[str, ...]], size: float, cell_in: tuple[float, float]) -> bool:
@@ -328,14 +378,7 @@ def _fits(texts: Iterable[tuple[str, ...]], size: float, cell_in: tuple[float, f
     return wide + _CORNER_PT + 3 <= cell_in[0] * PT and tall + 2 <= cell_in[1] * PT
 
 
-def _is_dark(colour: str) -> bool:
-    from matplotlib.colors import to_rgb
-
-    red, green, blue = to_rgb(colour)
-    return 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
-
-
-def _marks(order: Sequence[str], found: Sequence[MapCell]) -> list[Artist]:
+def _marks(order: Sequence[str], found: Sequence[MapCell], *, has_knees: bool) -> list[Artist]:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -344,6 +387,8 @@ def _marks(order: Sequence[str], found: Sequence[MapCell]) -> list[Artist]:
     for label in (label for label in order if label in best):
         face, line, hatch = _look(label, order)
         marks.append(Patch(facecolor=face, edgecolor=line, hatch=hatch, linewidth=0, label=label))
+    if has_knees:
+        marks.append(Line2D([], [], label=KNEE_TEXT, **_KNEE))
     if any(cell.is_limited for cell in found):
         look: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "white", "markeredgecolor": "black"}
         text = "corner: a faster one does not fit the HBM limit"

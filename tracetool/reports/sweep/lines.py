@@ -1,6 +1,6 @@
 """Lines of a sweep: step time, or bubble ratio, over cross-DC bandwidth and over latency, one line per schedule.
 
-The picture of a sweep: lines where bandwidth or latency was swept, a map where both were.
+The picture of a sweep: lines over bandwidth or latency, a map over many of both, bars over anything else.
 """
 
 from __future__ import annotations
@@ -12,9 +12,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tracetool.errors import Option, ScenarioError
 from tracetool.reports.gantt import MS
-from tracetool.reports.picture import GREY, PT, RED, SERIES, PictureFormat, legend, legend_columns, save, wrapped
+from tracetool.reports.picture import (
+    GREY,
+    PT,
+    RED,
+    SERIES,
+    PictureFormat,
+    label_value_axis,
+    legend,
+    legend_columns,
+    save,
+    wrapped,
+)
 from tracetool.reports.sweep import (
     GBIT_BYTES,
+    KNEE_TEXT,
     LINK_LABELS,
     MOST_FACETS,
     UNFIT_TINT,
@@ -26,14 +38,15 @@ from tracetool.reports.sweep import (
     format_gbit,
     format_short,
     knee_of,
-    label_value_axis,
     latencies_of,
+    left_undone,
     link_axis,
     series_of,
     shade_unfit,
+    sweep_bars_figure,
 )
-from tracetool.reports.sweep.best_map import render_sweep_map
-from tracetool.units import format_bandwidth, format_duration
+from tracetool.reports.sweep.best_map import sweep_map_figure
+from tracetool.units import format_bits, format_duration
 from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT
 
 if TYPE_CHECKING:
@@ -48,6 +61,9 @@ if TYPE_CHECKING:
 
 Figured = Literal["step", "bubble_ratio"]
 Over = Literal["bandwidth", "latency"]
+
+FEW = 4
+"""So many latencies, or bandwidths, get a panel of lines each; more of both make a map."""
 
 _MARKERS = "os^vDP"
 _UNFIT = (0, (3, 2))
@@ -106,12 +122,17 @@ def sweep_lines_figure(sweep: Sweep, figured: Figured = "step", width_in: float 
     if not any(value_of(p, figured) is not None for panel in panels for s in panel.series for p in s.points):
         raise ScenarioError("nothing of this sweep could be replayed: there is nothing to draw.")
     labels = list(dict.fromkeys(s.label for panel in panels for s in panel.series))
-    width = max(3.5, width_in or (7.2 if len(panels) == 1 else 9.6))
-    columns = min(2, len(panels), max(1, int(width // 3.4)))
+    over = list(dict.fromkeys(panel.over for panel in panels))
+    all_values = [
+        v for panel in panels for s in panel.series for p in s.points if (v := value_of(p, figured)) is not None
+    ]
+    most = 3 if len(panels) % 3 == 0 else 2
+    width = max(3.5, width_in or (7.2 if len(panels) == 1 else 9.6 if most == 2 else 12))
+    columns = min(most, len(panels), max(1, int(width // 3.4)))
     rows = ceil(len(panels) / columns)
     axes_in = (width - _LEFT_IN - _RIGHT_IN - (columns - 1) * _BETWEEN_IN) / columns, 3.1 if rows == 1 else 2.4
     heads = wrapped(_heads(sweep, len(facets), left_out), (width - 0.3) * PT, 8)
-    marks = _marks(labels, panels, sweep, alone=len(facets) == 1)
+    marks = _marks(labels, panels, sweep, alone=len(panels) == len(over))
     abreast = legend_columns([str(mark.get_label()) for mark in marks], (width - 0.3) * PT)
     head_in = _HEAD_IN if any(panel.title for panel in panels) else 0.12
     below = _ROW_IN * ceil(len(marks) / abreast) + 0.12
@@ -119,8 +140,8 @@ def sweep_lines_figure(sweep: Sweep, figured: Figured = "step", width_in: float 
     height = top_in + rows * (head_in + axes_in[1] + _FOOT_IN) + below
     figure = Figure(figsize=(width, height), dpi=150)
     name = "Step time" if figured == "step" else "Bubble ratio"
-    over = " and ".join(dict.fromkeys(panel.over for panel in panels))
-    figure.text(0.15 / width, 1 - 0.1 / height, f"{name} over cross-DC {over}", va="top", fontsize=10, weight="bold")
+    title = f"{name} over cross-DC {' and '.join(over)}"
+    figure.text(0.15 / width, 1 - 0.1 / height, title, va="top", fontsize=10, weight="bold")
     for number, line in enumerate(heads):
         y = 1 - (_TITLE_IN + _LINE_IN * number) / height
         figure.text(0.15 / width, y, line, va="top", fontsize=8, color=GREY)
@@ -129,7 +150,8 @@ def sweep_lines_figure(sweep: Sweep, figured: Figured = "step", width_in: float 
         left = _LEFT_IN + column * (axes_in[0] + _BETWEEN_IN)
         bottom = height - top_in - (row + 1) * (head_in + axes_in[1]) - row * _FOOT_IN
         box = left / width, bottom / height, axes_in[0] / width, axes_in[1] / height
-        _draw(figure.add_axes(box), panel, sweep.knees, labels, figured)
+        # Panels over the same are read side by side: they share the axis of what they show.
+        _draw(figure.add_axes(box), panel, sweep.knees, labels, figured, all_values if len(over) == 1 else None)
     legend(figure, marks, abreast, x=0.5, y_in=0.08, loc="lower center")
     return figure
 
@@ -142,23 +164,34 @@ def value_of(point: SweepPoint, figured: Figured) -> float | None:
 def _panels(facet: Facet, knees: Sequence[Knee]) -> list[_Panel]:
     bandwidths, latencies = bandwidths_of(facet.points), latencies_of(facet.points)
     panels = []
+    if 1 < len(latencies) <= min(FEW, len(bandwidths)):
+        return [_panel(facet, "bandwidth", at) for at in latencies]
+    if 1 < len(bandwidths) <= min(FEW, len(latencies)):
+        return [_panel(facet, "latency", at) for at in bandwidths]
     if len(bandwidths) > 1:
         # Knees are sought at some of the latencies only.
         sought = [a for a in latencies if any(a == knee.at_latency_ns for knee in knees)] or latencies
         at = sought[len(sought) // 2] if sought else None
-        said = [facet.title] * bool(facet.title) + ([f"latency {format_duration(at)}"] if at is not None else [])
-        panels.append(_Panel("  ·  ".join(said), "bandwidth", _cut(facet, "latency_ns", at), at))
+        panels.append(_panel(facet, "bandwidth", at))
     if len(latencies) > 1:
         # Hidden latencies are about links whose bandwidth costs nothing.
         at = bandwidths[-1] if bandwidths else None
-        said = [facet.title] * bool(facet.title) + ([format_bandwidth(at)] if at is not None else [])
-        panels.append(_Panel("  ·  ".join(said), "latency", _cut(facet, "bandwidth_bytes_per_s", at), at))
+        panels.append(_panel(facet, "latency", at))
     if not panels:
         raise ScenarioError(
             "neither bandwidth nor latency varies in this sweep: there is nothing to draw over.",
             hint=f"sweep one of them, as in {Option.BANDWIDTH('10..800Gbit/s')}",
         )
     return panels
+
+
+def _panel(facet: Facet, over: Over, at: int | None) -> _Panel:
+    """The panel over one figure of the link at a value of the other one; None where there is one value."""
+    said = [facet.title] if facet.title else []
+    if at is not None:
+        said.append(f"latency {format_duration(at)}" if over == "bandwidth" else format_bits(at))
+    held = "latency_ns" if over == "bandwidth" else "bandwidth_bytes_per_s"
+    return _Panel("  ·  ".join(said), over, _cut(facet, held, at), at)
 
 
 def _cut(facet: Facet, held: str, at: int | None) -> tuple[Series, ...]:
@@ -180,20 +213,20 @@ def _heads(sweep: Sweep, facets: int, left_out: set[str]) -> list[str]:
         said.append(f"{len(left_out)} schedules that are nowhere best are not drawn")
     if any(point.step_ns and point.evidence == "unproven" and point.schedule not in left_out for point in sweep.points):
         said.append(f"{UNPROVEN_MARK}: unproven, {UNPROVEN_TEXT}")
-    lost = sum(point.step_ns is None for point in sweep.points)
-    if lost:
-        said.append(f"{lost} of {len(sweep.points)} points could not be replayed")
-    if any(point.feasible is None and point.hbm_bytes is not None and point.step_ns for point in sweep.points):
-        said.append("memory is unknown: HBM limit not checked where dotted")
-    if facets > MOST_FACETS:
-        said.append(f"{facets - MOST_FACETS} further combinations of settings not drawn")
-    return said
+    return [*said, *left_undone(sweep, facets)]
 
 
-def _draw(axes: Axes, panel: _Panel, knees: Sequence[Knee], labels: Sequence[str], figured: Figured) -> None:
+def _draw(
+    axes: Axes,
+    panel: _Panel,
+    knees: Sequence[Knee],
+    labels: Sequence[str],
+    figured: Figured,
+    shared: Sequence[float] | None,
+) -> None:
     scale = link_axis(axes, panel.over, [p for s in panel.series for p in s.points])
     values = [value for s in panel.series for p in s.points if (value := value_of(p, figured)) is not None]
-    factor = label_value_axis(axes, figured, values)
+    factor = label_value_axis(axes, figured, shared or values)
     widths = 2.6, 1.2
     for number, series in enumerate(panel.series):
         place = labels.index(series.label)
@@ -293,8 +326,7 @@ def _marks(labels: Sequence[str], panels: Sequence[_Panel], sweep: Sweep, *, alo
     marked = {panel.over for panel in panels for s in panel.series if _knee_x(panel, s, sweep.knees) is not None}
     hollow: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "none", "markeredgecolor": "black"}
     if "bandwidth" in marked:
-        text = "knee: from here on twice the bandwidth gains less than 1 %"
-        marks.append(Line2D([], [], marker="D", markersize=6, label=text, **hollow))
+        marks.append(Line2D([], [], marker="D", markersize=6, label=KNEE_TEXT, **hollow))
     if "latency" in marked:
         marks.append(
             Line2D([], [], marker="v", markersize=6, label="latency hidden up to here, bandwidth aside", **hollow)
@@ -343,7 +375,7 @@ def _hidden_text(knee: Knee, longest_ns: int) -> str:
 
 
 def render_sweep(sweep: Sweep, format: PictureFormat = "png") -> bytes:  # noqa: A002
-    """Draw a sweep as what it varies asks for.
+    """Draw a sweep as what it varies asks for: lines, or a map of many links; bars where no figure of a link varies.
 
     Args:
         sweep: Points and knees.
@@ -353,7 +385,14 @@ def render_sweep(sweep: Sweep, format: PictureFormat = "png") -> bytes:  # noqa:
         The file; equal input gives equal bytes.
 
     Raises:
-        ScenarioError: If neither bandwidth nor latency was swept, or nothing could be replayed.
+        ScenarioError: If nothing could be replayed.
     """
-    both = len(bandwidths_of(sweep.points)) > 1 and len(latencies_of(sweep.points)) > 1
-    return render_sweep_map(sweep, format=format) if both else render_sweep_lines(sweep, format=format)
+    return save(lambda: sweep_figure(sweep), format)
+
+
+def sweep_figure(sweep: Sweep) -> Figure:
+    """The picture of ``render_sweep``, not yet written."""
+    swept = [(len(bandwidths_of(facet.points)), len(latencies_of(facet.points))) for facet in facets_of(sweep.points)]
+    if max(map(max, swept), default=0) < 2:
+        return sweep_bars_figure(sweep)
+    return sweep_map_figure(sweep) if any(min(each) > FEW for each in swept) else sweep_lines_figure(sweep)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from tracetool.errors import Option
 from tracetool.reports.advice import pays_text, sentences
-from tracetool.reports.answer.text import Note, lines_left, wrapped
+from tracetool.reports.answer.text import Cells, Note, fitted_table, lines_left, table_width, wrapped
 from tracetool.reports.answer.verdict import first_notes
-from tracetool.reports.sweep import Cells, map_of, table, table_width, trouble_lines
+from tracetool.reports.sweep import map_of, trouble_lines
 from tracetool.units import format_count
 from tracetool.whatif.accuracy import change_error_ratio, format_error
 from tracetool.whatif.best import UNPROVEN_MARK, error_text, nothing_fits, unchecked
@@ -216,7 +216,7 @@ def _best(found: Sweep, most: int) -> list[str]:
         )
         listed_rows = [{"best first": cells.name(p)} | _along(p, axes) | cells.of(p) for p in rows[:most]]
         hidden = [f"  ... {format_count(len(rows) - most, 'point')} more: -v"] if len(rows) > most else []
-        return [*table(listed_rows, expendable), *hidden, ""]
+        return [*fitted_table(listed_rows, expendable), *hidden, ""]
     keys = [key for key in dict.fromkeys(_key(point, axes) for point in found.points) if key in winners]
     shown = _shown(keys, most)
     told = [winners[key] for key in keys if key in shown]
@@ -230,7 +230,7 @@ def _best(found: Sweep, most: int) -> list[str]:
         for each in told
         if each.point is not None
     ]
-    return [*table(rows_of, expendable), *after]
+    return [*fitted_table(rows_of, expendable), *after]
 
 
 def _said_by_the_name(axes: Sequence[_Axis]) -> list[str]:
@@ -325,7 +325,7 @@ def _knees(found: Sweep, *, verbose: bool) -> list[str]:
     remarks = names_of.remarks([knee for knee, _ in rows.values()])
     told = [f"... {format_count(more, 'row')} more: {Option.JSON} has all"] if more else []
     told += [explained, *remarks[:_REMARKS]] if verbose else []
-    return [*table(cells, ()), *wrapped([f"  {line}" for line in told]), ""]
+    return [*fitted_table(cells, ()), *wrapped([f"  {line}" for line in told]), ""]
 
 
 _REMARKS = 4
@@ -399,5 +399,5 @@ def _pareto(found: Sweep, price: Price) -> list[str]:
         "for each map of DCs and latency."
     )
     told = [*([f"... {format_count(more, 'point')} more: -o sweep.parquet has all"] if more else []), about]
-    lines = table(rows, ("bubble", "per m\nms", *_said_by_the_name(axes))) if rows else []
+    lines = fitted_table(rows, ("bubble", "per m\nms", *_said_by_the_name(axes))) if rows else []
     return [*lines, *wrapped([f"  {line}" for line in told]), ""]
