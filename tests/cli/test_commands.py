@@ -194,7 +194,7 @@ def test_sql_answers_in_three_forms_and_lists_what_there_is(capsys: pytest.Captu
     assert run(["sql", SAMPLE, "bubbles"]) == 0
     text = capsys.readouterr().out
     assert "before_action" in text
-    assert 'select * from bubbles"' in text
+    assert "'select * from bubbles'" in text
 
 
 def test_the_views_agree_with_the_metrics(capsys: pytest.CaptureFixture[str]) -> None:

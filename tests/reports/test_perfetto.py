@@ -210,7 +210,7 @@ def test_replay_writes_it_of_a_recording(tmp_path: Path) -> None:
     said = CliRunner().invoke(
         cli, ["replay", str(run_of(SAMPLES / "h100-1f1b").path), "--schedule", "1f1b,gpipe", "-o", str(path)], obj=[]
     )
-    assert (said.exit_code, said.stderr) == (0, f"wrote {path}\n")
+    assert (said.exit_code, said.stderr) == (0, f"wrote {path} (https://ui.perfetto.dev opens it)\n")
     written = read_trace(gzip.decompress(path.read_bytes()))
     assert list(written.order) == ["1 observed 1f1b", "2 1f1b (baseline)", "3 gpipe"]
     # Four stages and eight microbatches: six boundaries both ways, and of every rank 16 computes and what follows them.

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.output import JSON, PATH_OR_URL, PATHS, QUIET, VERBOSE, ProgressBar, complete_schedules, next_step
+from tracetool.cli.output import (
+    JSON,
+    PATH_OR_URL,
+    PATHS,
+    QUIET,
+    VERBOSE,
+    ProgressBar,
+    complete_schedules,
+    following,
+    free_name,
+    next_step,
+)
 from tracetool.cli.question import OFFERS, RUN_STEPS, Words, ask, question_options
-from tracetool.cli.settings import is_given
 from tracetool.errors import ScenarioError
 
 if TYPE_CHECKING:
@@ -122,7 +131,7 @@ def advise(
         return (plan.result.shortage.missing_bytes if plan.result.shortage is not None else 0), plan.step_ns
 
     lacks_least = min(advice.asked.plans, key=lack)
-    next_step(_replay_of(advice.best or lacks_least, question.name), quiet=quiet)
+    next_step(_replay_of(advice.best or lacks_least), quiet=quiet)
 
 
 def _sizes(mbs: int | None, seq: int | None, *, co_tune: bool, others: tuple[object, ...]) -> MicrobatchSize | None:
@@ -157,25 +166,17 @@ def _other_sizes(also: Path, batch: MicrobatchSize, *, quiet: bool) -> OtherSize
     return OtherSizes(reconstruct(run).pipeline, batch)
 
 
-def _replay_of(plan: Plan, name: str) -> str:
+def _replay_of(plan: Plan) -> str:
     """The command that draws a plan, with the shared options that were given."""
     from tracetool.whatif.decision import without_fees
 
-    context = click.get_current_context()
-    words = ["tracetool", "replay", name, "--schedule", plan.way.schedule]
+    links, _ = without_fees(click.get_current_context().params["link"])
+    words = ["--schedule", plan.way.schedule]
     if plan.result.extra_forwards is not None:
         words += ["--extra-forwards", ",".join(map(str, plan.result.extra_forwards))]
     if plan.way.p2p is not None:
         words += ["--p2p", plan.way.p2p]
-    for option in context.command.params:
-        if not is_given(context, option.name) or option.name not in Words.__annotations__:
-            continue
-        value = context.params[option.name]
-        if option.name == "link":
-            value, _ = without_fees(value)
-        if isinstance(option, click.Option) and option.is_flag:
-            words.append(option.opts[0])
-            continue
-        for each in value if isinstance(value, tuple) else (value,):
-            words += [option.opts[0], str(each)]
-    return f"{shlex.join(words)} -o gantt.png"
+    for link in links:
+        words += ["--link", link]
+    without = {"schedule", "link", *(["p2p"] if plan.way.p2p is not None else [])}
+    return following("replay", *words, "-o", free_name("gantt.png"), without=without)

@@ -7,7 +7,18 @@ from pathlib import Path
 
 import click
 
-from tracetool.cli.output import FORCE, JSON, QUIET, check_target, next_step, print_json, print_result, write_file
+from tracetool.cli.output import (
+    FORCE,
+    JSON,
+    QUIET,
+    check_target,
+    free_name,
+    next_step,
+    print_json,
+    print_result,
+    say_written,
+    write_file,
+)
 from tracetool.errors import CheckFailed, ScenarioError
 
 HISTORY = click.option(
@@ -126,10 +137,11 @@ def show(
     )
     if output is not None:
         write_file(output, render_picture(found, PICTURE_SUFFIXES[output.suffix.lower()]), force=force)
-        click.echo(f"wrote {output}", err=True)
+        say_written(output)
     print_result(render_json(found, str(history)).decode() if as_json else render_text(found, str(history)))
     if not as_json:
-        next_step(f"tracetool baseline show step_ns --history {shlex.quote(str(history))} -o trend.png", quiet=quiet)
+        words = ["baseline", "show", "step_ns", "--history", str(history), "-o", free_name("trend.png")]
+        next_step(shlex.join(["tracetool", *words]), quiet=quiet)
     worse = [f"{trend.schedule} {trend.metric}" for trend in found if trend.is_regression]
     if fail_on_step and worse:
         raise CheckFailed(f"took a step to the worse: {', '.join(worse)}.")

@@ -14,9 +14,12 @@ from tracetool.cli.output import (
     VERBOSE,
     ProgressBar,
     check_target,
+    following,
+    free_name,
     next_step,
     path_or_url,
     print_result,
+    say_written,
     write_file,
 )
 from tracetool.cli.question import command_line, named_paths
@@ -134,7 +137,7 @@ def compare(
     facts = CallFacts(__version__, command_line())
     for target in targets:
         write_file(target.path, target.form.render(done, facts, max_bytes), force=force)
-        click.echo(f"wrote {target.path}", err=True)
+        say_written(target.path)
     if printed.name != "text":
         print_result(printed.render(done, facts, max_bytes).decode())
     else:
@@ -178,12 +181,13 @@ def _side(text: str, pipeline: int, *, quiet: bool) -> Side:
 
 
 def _next(base: str, new: str, done: Comparison) -> str:
-    again = shlex.join(["tracetool", "compare", base, new])
     if done.gate == "tool" and done.drifted and not done.accepted:
-        return f"{again} --accept"
+        return following("compare", "--accept")
     if all(path_or_url(side).is_dir() for side in (base, new)):
         return shlex.join(["tracetool", "explain", new])
-    return f"{again} -o comparison.md"
+    # What failed fails again, but for the file.
+    closed = ["--informational"] if done.failures and not done.informational else []
+    return following("compare", "-o", free_name("comparison.md"), *closed)
 
 
 def _close(done: Comparison) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.output import JSON, PATHS, QUIET, VERBOSE, complete_schedules, next_step
+from tracetool.cli.output import JSON, PATHS, QUIET, VERBOSE, complete_schedules, following, free_name, next_step
 from tracetool.cli.question import CHUNKS, EXTRA_FORWARDS, TIME_LIMIT, Words, ask, question_options
 
 if TYPE_CHECKING:
@@ -84,8 +83,4 @@ def explain(
     form = render_json(explained, facts) if as_json else render_text(explained, facts, width, verbose=verbose)
     click.echo(form.decode(), nl=False)
     if not as_json:
-        typed = click.get_current_context().obj
-        again = [
-            word for word in typed[typed.index("explain") + 1 :] if word not in {"-q", "--quiet", "-v", "--verbose"}
-        ]
-        next_step(shlex.join(["tracetool", "replay", *again, "-o", "gantt.png"]), quiet=quiet)
+        next_step(following("replay", "-o", free_name("gantt.png")), quiet=quiet)

@@ -9,6 +9,7 @@ import shlex
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
+from tracetool.cli.output import free_name
 from tracetool.errors import CopyableRank
 from tracetool.model.notice import NoticeCode
 from tracetool.model.schedule import OBSERVED
@@ -43,7 +44,7 @@ def next_command(named: str, run: Run, facts: SummaryInfo, dc: str | None = None
     """The command that is useful after a Run was shown.
 
     Args:
-        named: The Run as it was named, quoted for the shell.
+        named: The Run, or its traces, as named, quoted for the shell.
         run: The Run.
         facts: Its summary.
         dc: The map of data centres that was given.
@@ -52,6 +53,8 @@ def next_command(named: str, run: Run, facts: SummaryInfo, dc: str | None = None
     copying = run.manifest.get("reconstruction", {}).get("kind") == CopyableRank.__name__
     if pipeline["missing"] and not copying:
         table = "vendor_figures" if not facts["ranks"] else "events" if facts["events"] else "comms"
+        if len(shlex.split(named)) > 1:
+            return f"tracetool ingest {named} -o {shlex.quote(free_name('x.run'))}"
         column = {"vendor_figures": "metric", "events": "category", "comms": "operation"}[table]
         return f'tracetool sql {named} "select {column}, count(*) from {table} group by all"'
     stages = pipeline["stages"]

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from tracetool.cli.output import next_step, print_json
+from tracetool.cli.output import flag_of, next_step, print_json
 from tracetool.cli.settings import (
     commands_with_settings,
     find_settings,
-    flag_of,
     key_of,
     place_of,
     read_settings,

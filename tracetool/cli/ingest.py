@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.output import FORCE, JSON, PATH_OR_URL, QUIET, VERBOSE, ProgressBar, next_step, print_json
+from tracetool.cli.output import (
+    FORCE,
+    JSON,
+    PATH_OR_URL,
+    QUIET,
+    VERBOSE,
+    ProgressBar,
+    next_step,
+    print_json,
+    say_written,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,6 +97,6 @@ def ingest(
     if as_json:
         print_json(summary)
         return
-    click.echo(f"wrote {output}")
+    say_written(output)
     click.echo("\n".join(wrapped((summary_lines if verbose else screen_lines)(summary, run))))
     next_step(next_command(shlex.quote(str(output)), run, summary), quiet=quiet)

@@ -10,6 +10,7 @@ Options as they are typed: texts of the library call them by their arguments in 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import tempfile
 from contextlib import suppress
@@ -18,12 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from tracetool.errors import AlreadyExists, ScenarioError, StoreError, TraceToolError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from rich.progress import Progress as RichProgress
     from rich.progress import ProgressColumn, Task
@@ -114,6 +116,69 @@ def next_step(command: str, *, quiet: bool) -> None:
     """Suggest the next useful command."""
     if not quiet:
         click.echo(f"\nNext: {command}")
+
+
+def flag_of(option: click.Option) -> str:
+    """An option as typed."""
+    return max(option.opts, key=len)
+
+
+def is_given(context: click.Context, name: str | None) -> bool:
+    """Whether an option was typed, or set in a file."""
+    return context.get_parameter_source(name or "") not in (ParameterSource.DEFAULT, None)
+
+
+def following(verb: str, *more: str, without: Collection[str] = ()) -> str:
+    """A command about the same: with the arguments and options of the one that runs, as far as it takes them.
+
+    Args:
+        verb: Which command.
+        more: What it is to have besides.
+        without: Names of what it is not to have: of options that ``more`` has, and of what was for this call.
+    """
+    context = click.get_current_context()
+    words = ["tracetool", *verb.split()]
+    command = context.find_root().command
+    for word in verb.split():
+        command = command.commands[word] if isinstance(command, click.Group) else command
+    taken = {option.name for option in command.params}
+    for option in sorted(context.command.params, key=lambda each: isinstance(each, click.Option)):
+        if option.name in {*_OF_THE_CALL, *without} or option.name not in taken or not is_given(context, option.name):
+            continue
+        value = context.params.get(option.name or "")
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(option, click.Option) and option.is_flag:
+                words.append(flag_of(option) if one else option.secondary_opts[0])
+            else:
+                words += [*([flag_of(option)] if isinstance(option, click.Option) else []), str(one)]
+    return shlex.join([*words, *more])
+
+
+_OF_THE_CALL = frozenset({"output", "force", "as_json", "quiet", "verbose", "chakra", "run_target", "debug", "jobs"})
+
+_OPENED = {
+    ".html": "a browser opens it", ".perfetto.json": "https://ui.perfetto.dev opens it",
+    ".perfetto.json.gz": "https://ui.perfetto.dev opens it", ".et": "ASTRA-sim and other simulators read it",
+}  # fmt: skip
+
+
+def say_written(path: Path | str, about: str = "") -> None:
+    """Say what was written, and what opens it where that does not go without saying.
+
+    Args:
+        path: Where it is.
+        about: What more there is to say of it.
+    """
+    opened = [told for suffix, told in _OPENED.items() if str(path).lower().endswith(suffix)]
+    told = "; ".join([*([about] if about else []), *opened])
+    click.echo(f"wrote {path}" + (f" ({told})" if told else ""), err=True)
+
+
+def free_name(name: str) -> str:
+    """A name like it of no file here: what is suggested must not be refused for a file that is there."""
+    path = Path(name)
+    names = (path, *(path.with_name(f"{path.stem}-{number}{path.suffix}") for number in range(2, 100)))
+    return str(next((one for one in names if not one.exists()), path))
 
 
 def write_file(path: Path, data: bytes, *, force: bool) -> None:

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.output import FORCE, JSON, QUIET, ProgressBar, check_target, next_step, write_file
+from tracetool.cli.output import (
+    FORCE,
+    JSON,
+    QUIET,
+    ProgressBar,
+    check_target,
+    following,
+    free_name,
+    next_step,
+    say_written,
+    write_file,
+)
 from tracetool.cli.question import command_line
 from tracetool.errors import ScenarioError
 
@@ -148,11 +159,11 @@ def geopipe(
     facts = CallFacts(__version__, command_line())
     for path in output:
         write_file(path, FORMS[path.suffix.lower()](study, facts), force=force)
-        click.echo(f"wrote {path}", err=True)
+        say_written(path)
     click.echo((render_json if as_json else render_text)(study, facts).decode(), nl=False)
     if not as_json:
-        following = "geopipe" + ("" if equal_stages else " --equal-stages") + " -o points.parquet"
-        next_step(f"tracetool paper {following}", quiet=quiet)
+        equal = [] if equal_stages else ["--equal-stages"]
+        next_step(following("paper geopipe", *equal, "-o", free_name("points.parquet")), quiet=quiet)
 
 
 def _positive(text: str, option: str, unit: str = "") -> tuple[int, ...]:

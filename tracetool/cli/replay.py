@@ -25,12 +25,16 @@ from tracetool.cli.output import (
     ProgressBar,
     check_target,
     complete_schedules,
+    following,
+    free_name,
+    is_given,
     next_step,
     report_targets,
+    say_written,
     write_file,
 )
 from tracetool.cli.question import CHUNKS, EXTRA_FORWARDS, TIME_LIMIT, Words, ask, command_line, question_options
-from tracetool.cli.settings import alone, is_given
+from tracetool.cli.settings import alone
 from tracetool.errors import AlreadyExists, ScenarioError, StoreError
 from tracetool.model.schedule import OBSERVED
 
@@ -73,7 +77,7 @@ def write_chakra(result: Answer, folder: Path, *, force: bool) -> None:
         raise StoreError(f"could not make the folder {folder}: {error}.") from error
     for rank, trace in enumerate(traces):
         write_file(folder / f"{name}.{rank}.et", trace, force=force)
-    click.echo(f"wrote {folder / name}.*.et ({len(traces)} ranks, {chosen.schedule})", err=True)
+    say_written(f"{folder / name}.*.et", f"{len(traces)} ranks, {chosen.schedule}")
 
 
 _TAKEN = frozenset({"paths", "step", "output", "equalize", "force", "as_json", "quiet", "verbose"})
@@ -126,15 +130,16 @@ def report_stragglers(
     facts = run_facts(named, run.manifest, command_line())
     for path in output:
         write_file(path, forms[path.suffix.lower()](result, facts), force=force)
-        click.echo(f"wrote {path}", err=True)
+        say_written(path)
     form = render_json(result, facts) if as_json else render_text(result, facts, verbose=verbose)
     click.echo(form.decode(), nl=False)
     if not as_json:
         longest = max(result.steps, key=lambda s: (s.measured_ns, -s.number))
-        other = "--schedule 1f1b -o gantt.png"
+        after = following("replay", "-o", free_name("gantt.png"), without={"step", "equalize"})
         if len(result.steps) > 1:
-            other = f"--equalize --step {longest.number}  # the longest, by averages of that step alone"
-        next_step(f"tracetool replay {shlex.quote(named)} {other}", quiet=quiet)
+            after = following("replay", "--step", str(longest.number), without={"step"})
+            after += "  # the longest, by averages of that step alone"
+        next_step(after, quiet=quiet)
 
 
 def _refuse_others() -> None:
@@ -280,25 +285,25 @@ def replay(
     facts = question.facts(recorded=as_json or any(form is REPORTS.get("json") for _, form in targets))
     for path, report in targets:
         write_file(path, report.render(result, facts, path.suffix.lower()), force=force)
-        drawn = f" ({drawn_result(result).schedule})" if report is REPORTS.get("gantt") else ""
-        click.echo(f"wrote {path}{drawn}", err=True)
+        drawn = drawn_result(result).schedule if report is REPORTS.get("gantt") else ""
+        say_written(path, drawn)
     if chakra is not None:
         write_chakra(result, chakra, force=force)
     if run_target is not None:
         names = write_replayed_run(result, question.run, run_target, facts.command, force=force)
-        click.echo(f"wrote {run_target} (timelines observed, {', '.join(names)})", err=True)
+        say_written(run_target, f"timelines observed, {', '.join(names)}")
     in_full = REPORTS.get("json" if as_json else "text").render(result, facts, "") if as_json or verbose else None
     text = (screen(result) if in_full is None else in_full).decode()
     click.echo(text, nl=False)
     if not as_json:
         if sys.stdout.isatty() and not quiet:
             _show_gantt(result, 0 if verbose else text.count("\n") + _LINES_AFTER)
-        after = f"{facts.command} -o gantt.png"
+        after = following("replay", "-o", free_name("gantt.png"))
         if run_target is not None:
             after = f'tracetool sql {shlex.quote(str(run_target))} "select * from schedule_comparison"'
         elif targets:
-            in_run = f'tracetool sql {shlex.quote(question.name)} "select * from step_breakdown"'
-            after = f"{facts.command} --json" if elsewhere else in_run
+            in_run = shlex.join(["tracetool", "sql", *map(str, paths), "select * from step_breakdown"])
+            after = following("explain", without={"schedule"}) if elsewhere or len(paths) > 1 else in_run
         next_step(after, quiet=quiet)
 
 

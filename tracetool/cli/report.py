@@ -15,8 +15,11 @@ from tracetool.cli.output import (
     QUIET,
     ProgressBar,
     complete_schedules,
+    following,
+    free_name,
     next_step,
     report_targets,
+    say_written,
     write_file,
 )
 from tracetool.cli.question import OFFERS, RUN_STEPS, Words, ask, question_options
@@ -104,7 +107,7 @@ def report(
     best = advised_result(found, None if decided is None else decided.advice[0])
     if form is REPORT:
         on_network = question.scenario.topology.seating is not None
-        around = None if decided is None or on_network else _around(question, decided, names)
+        around = None if decided is None or on_network else _around(question, decided, names, quiet=quiet)
         data = page(found, question.facts(), decided=decided, around=around)
     else:
         data = form.render(found, question.facts(), path.suffix.lower())
@@ -113,12 +116,12 @@ def report(
     if as_json:
         click.echo(render_json(written_info(found, question.facts(), path, len(data), best, told)), nl=False)
         return
-    lines = [*told, *near_lines(found), f"wrote {path} ({len(data):,} bytes)"]
-    click.echo("\n".join(lines))
-    next_step(_after(question, paths, path), quiet=quiet)
+    say_written(path, f"{len(data):,} bytes")
+    click.echo("\n".join([*told, *near_lines(found)]))
+    next_step(_after(question, path), quiet=quiet)
 
 
-def _around(question: Question, decided: Decided, names: Sequence[str]) -> Around:
+def _around(question: Question, decided: Decided, names: Sequence[str], *, quiet: bool) -> Around:
     """What other links and limits give."""
     from tracetool.reports.html.page import Around
     from tracetool.sweeps import sweep
@@ -126,7 +129,8 @@ def _around(question: Question, decided: Decided, names: Sequence[str]) -> Aroun
 
     needs = [plan.needed_bytes for one in decided.advice for plan in one.asked.plans]
     grid = grid_around([one.scenario for one in decided.advice], names, [size for size in needs if size is not None])
-    return Around(grid, sweep(question.found, grid, knees=False))
+    with ProgressBar(quiet=quiet, doing="replaying", of="points") as progress:
+        return Around(grid, sweep(question.found, grid, progress=progress, knees=False))
 
 
 def default_name(paths: tuple[Path, ...]) -> Path:
@@ -136,11 +140,12 @@ def default_name(paths: tuple[Path, ...]) -> Path:
     return Path(f"{name.split('.')[0] or name.strip('.') or 'report'}.html")
 
 
-def _after(question: Question, paths: tuple[Path, ...], path: Path) -> str:
+def _after(question: Question, path: Path) -> str:
     """Without links the page answers only half of what it is for; with them, it is to be read."""
     ranks = len(question.found.observed.global_ranks)
     if question.scenario.topology.links or ranks < 2:
         return f"python3 -m webbrowser -t {shlex.quote(str(path))}"
     half = f"0-{ranks // 2 - 1},{ranks // 2}-{ranks - 1}"
-    named = shlex.join(map(str, paths))
-    return f"tracetool report {named} --dc {half} --link dc0-dc1=25Gbit/s,10ms --hbm 80GiB --force"
+    beside = free_name(str(path.with_name(f"{path.stem}-links{path.suffix}")))
+    words = ["--dc", half, "--link", "dc0-dc1=25Gbit/s,10ms", "-o", beside]
+    return following("report", *words, without={"dc", "link"})

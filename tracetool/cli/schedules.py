@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.output import JSON, QUIET, VERBOSE, complete_schedules, next_step, print_json
+from tracetool.cli.output import JSON, QUIET, VERBOSE, complete_schedules, following, next_step, print_json
 from tracetool.errors import ScenarioError
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ def schedules(
         click.echo(schedule.grid(terminal_width()))
         tuning = tuning_of(name)
         if tuning is not None and not extra_forwards:
-            click.echo(f"without --extra-forwards this is {tuning.untuned.upper()}'s order")
-        next_step(f"tracetool replay TRACES --schedule {name}", quiet=quiet)
+            click.echo(f"note: without --extra-forwards this is {tuning.untuned.upper()}'s order", err=True)
+        next_step(following("schedules", "--csv"), quiet=quiet)
 
 
 def _shape(name: str, stages: int | None, chunks: int | None, microbatches: int | None) -> PipelineShape:

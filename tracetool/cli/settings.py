@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from click.core import ParameterSource
 
-from tracetool.cli.output import PATH_OR_URL
+from tracetool.cli.output import PATH_OR_URL, flag_of, is_given
 from tracetool.errors import Option, ScenarioError, TraceToolError, UnknownName
 
 if TYPE_CHECKING:
@@ -58,11 +58,6 @@ class SetOption(NamedTuple):
             return [flag_of(self.option)] if self.value else off[:1]
         values = self.value if isinstance(self.value, tuple) else (self.value,)
         return [word for value in values for word in (flag_of(self.option), value)]
-
-
-def flag_of(option: click.Option) -> str:
-    """An option as typed."""
-    return max(option.opts, key=len)
 
 
 def key_of(option: click.Option) -> str:
@@ -278,11 +273,6 @@ def _check(name: str, text: str, where: str) -> None:
         checks.get(name, len)(text)
     except TraceToolError as error:
         raise ScenarioError(f"{where}: {error.message}", hint=error.hint) from error
-
-
-def is_given(context: click.Context, name: str | None) -> bool:
-    """Whether an option was typed or set in a file."""
-    return context.get_parameter_source(name or "") not in (ParameterSource.DEFAULT, None)
 
 
 def place_of(context: click.Context, option: click.Option) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from tracetool.cli.output import FORCE, QUIET, check_target, next_step, print_json, write_file
+from tracetool.cli.output import FORCE, QUIET, check_target, next_step, print_json, say_written, write_file
 from tracetool.cli.question import named_paths, open_named
 from tracetool.errors import BadQuery
 
@@ -90,20 +90,25 @@ def sql(
         _save(opened, save, force=force)
     elif text is None or (text.isidentifier() and text in _names(opened)):
         _describe(opened, form, text)
-        shown = "step_breakdown" if text is None else f'"select * from {text}"'
-        next_step(f"tracetool sql {shlex.quote(runs)} {shown}", quiet=quiet or form == "json")
+        is_table = text is not None and text in _columns(opened)
+        shown = f"select * from {text}" if is_table else "step_breakdown"
+        next_step(shlex.join(["tracetool", "sql", runs, shown]), quiet=quiet or form == "json")
     elif text is not None:
         _answer(lens, opened, text, form, output, force=force)
 
 
 def _names(opened: dict[str, Run]) -> set[str]:
     """Names of tables, views and macros."""
+    from tracetool.store.query import macro_docs
+
+    return _columns(opened) | {name.partition("(")[0] for name in macro_docs()}
+
+
+def _columns(opened: dict[str, Run]) -> set[str]:
+    """Names of tables and views."""
     from tracetool.reports.recording.catalog import catalog_info
 
-    catalog = catalog_info(opened)
-    return {column["name"] for column in catalog["columns"]} | {
-        macro["name"].partition("(")[0] for macro in catalog["macros"]
-    }
+    return {column["name"] for column in catalog_info(opened)["columns"]}
 
 
 _MOST_ROWS = 40
@@ -145,7 +150,7 @@ def _save(opened: dict[str, Run], path: Path, *, force: bool) -> None:
         save_database(opened, made)
         check_target(path, force=force)
         made.replace(path)
-    click.echo(f"wrote {path}", err=True)
+    say_written(path)
 
 
 def _answer(lens: Lens, opened: dict[str, Run], query: str, form: str, output: Path | None, *, force: bool) -> None:
@@ -159,10 +164,10 @@ def _answer(lens: Lens, opened: dict[str, Run], query: str, form: str, output: P
     if output is None:
         click.echo(data if form == "parquet" else data.decode(), nl=False)
         if is_shown and frame.height > _MOST_ROWS:
-            click.echo(f"{_MOST_ROWS} of {frame.height:,} rows; all with -o FILE, or piped")
+            click.echo(f"note: {_MOST_ROWS} of {frame.height:,} rows; all with -o FILE, or piped", err=True)
         return
     write_file(output, data, force=force)
-    click.echo(f"wrote {output}", err=True)
+    say_written(output)
 
 
 def _rendered(frame: pl.DataFrame, form: str) -> bytes:

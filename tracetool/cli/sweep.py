@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,12 +20,16 @@ from tracetool.cli.output import (
     ProgressBar,
     check_target,
     complete_schedules,
+    following,
+    free_name,
+    is_given,
     next_step,
+    say_written,
     write_file,
 )
 from tracetool.cli.question import CHUNKS, ask, question_options
-from tracetool.cli.settings import ahead_of, is_given
-from tracetool.errors import ScenarioError
+from tracetool.cli.settings import ahead_of
+from tracetool.errors import BadQuantity, ScenarioError
 from tracetool.model.notice import Notice, NoticeCode
 from tracetool.model.pipeline import P2P_MODE_NAMES
 
@@ -192,14 +197,19 @@ def sweep(
     facts = question.facts()
     for path in output:
         write_file(path, _form(path)(found, facts, price), force=force)
-        click.echo(f"wrote {path}", err=True)
-    data = render_json(found, facts, price) if as_json else render_text(found, facts, price, verbose=verbose)
-    click.echo(data.decode(), nl=False)
-    if not as_json:
-        shared = words | ({} if chunks is None else {"chunks": chunks})
-        after = _replay_of(_best_points(found), paths, shared) if output else None
-        next_step(after or f"{facts.command} {'--json' if output else '-o sweep.parquet'}", quiet=quiet)
+        say_written(path)
+    if as_json:
+        click.echo(render_json(found, facts, price).decode(), nl=False)
+        return
+    kept = next((str(path) for path in output if path.suffix.lower() in (".parquet", ".csv", ".json")), None)
+    told = render_text(found, facts, price, verbose=verbose, kept=kept or _KEPT)
+    click.echo(told.decode(), nl=False)
+    keeping = following("sweep", "-o", free_name("sweep.parquet"))
+    after = _replay_of(_best_points(found), paths) if kept is not None else keeping
+    next_step(after or following("info"), quiet=quiet)
 
+
+_KEPT = "-o sweep.parquet"
 
 _SHARED = click.Command("shared")
 question_options(_SHARED)
@@ -214,33 +224,55 @@ def _best_points(found: Sweep) -> list[SweepPoint]:
     return sorted(points, key=lambda point: point.step_ns_per_microbatch or 0)
 
 
-def _replay_of(best: Sequence[SweepPoint], paths: tuple[Path, ...], words: dict[str, Any]) -> str | None:
-    """The command that replays the best point.
+def _replay_of(best: Sequence[SweepPoint], paths: tuple[Path, ...]) -> str | None:
+    """The command that replays the best point, with what was asked of it as typed.
 
     None if no point fits, it is of a named scenario, or its map of DCs cannot be written in ranges.
     """
     from tracetool.model.topology import parse_dc_map, parse_link
+    from tracetool.network.link import Link
     from tracetool.reports.sweep import map_of
+    from tracetool.units import parse_bandwidth_bytes_per_s, parse_distance_ns, parse_duration_ns, parse_size_bytes
 
     point = next(iter(best), None)
-    if point is None or point.scenario is not None or (point.dcs and parse_dc_map(map_of(point.dcs)) != point.dcs):
+    context = click.get_current_context()
+    words = context.params
+    if point is None or point.scenario is not None:
         return None
-    asked = ["--schedule", point.schedule, "--microbatches", str(point.microbatches), "--p2p", point.p2p]
+    places = words["dc"][0] if len(words["dc"]) == 1 else map_of(point.dcs)
+    if point.dcs and len(words["dc"]) > 1 and parse_dc_map(places) != point.dcs:
+        return None
+    asked = ["--schedule", point.schedule]
     if point.extra_forwards is not None:
         asked += ["--extra-forwards", ",".join(map(str, point.extra_forwards))]
+    asked += ["--microbatches", str(point.microbatches)] if is_given(context, "microbatches") else []
+    asked += ["--p2p", point.p2p] if is_given(context, "p2p") else []
     if point.dcs:
-        asked += ["--dc", map_of(point.dcs)]
-    if point.bandwidth_bytes_per_s is not None:
-        figures = f"{point.bandwidth_bytes_per_s}B/s,{point.latency_ns}ns"
+        asked += ["--dc", places]
+    if point.bandwidth_bytes_per_s is not None and point.latency_ns is not None:
+        exact = Link("", "", point.bandwidth_bytes_per_s, point.latency_ns).figures.split(",")
+        rate = _typed(words["bandwidth"], parse_bandwidth_bytes_per_s, point.bandwidth_bytes_per_s) or exact[0]
+        late = _typed(words["latency"], parse_duration_ns, point.latency_ns)
+        figures = f"{rate},{late or _typed(words['distance'], parse_distance_ns, point.latency_ns) or exact[1]}"
         fixed = {frozenset((link.src_dc, link.dst_dc)) for text in words["link"] for link in parse_link(text)}
         pairs = dict.fromkeys(frozenset(pair) for pair in pairwise(point.dcs) if pair[0] != pair[1])
         for pair in (pair for pair in pairs if pair not in fixed):
             asked += ["--link", f"{'-'.join(sorted(pair))}={figures}"]
-    if "chunks" in words:
+    if words["chunks"] is not None:
         asked += ["--chunks", str(words["chunks"])]
     if point.hbm_bytes is not None:
-        asked += ["--hbm", f"{point.hbm_bytes}B"]
-    return shlex.join(["tracetool", "replay", *map(str, paths), *asked, *_given_words(), "-o", "gantt.png"])
+        asked += ["--hbm", _typed(words["hbm"], parse_size_bytes, point.hbm_bytes) or f"{point.hbm_bytes}B"]
+    picture = free_name("gantt.png")
+    return shlex.join(["tracetool", "replay", *map(str, paths), *asked, *_given_words(), "-o", picture])
+
+
+def _typed(listed: str | None, parse: Callable[[str], int], value: int) -> str | None:
+    """The value of a list as it was typed; None if it is one of a range."""
+    for part in (listed or "").split(","):
+        with suppress(BadQuantity):
+            if parse(part) == value:
+                return part.strip()
+    return None
 
 
 def _given_words() -> list[str]:

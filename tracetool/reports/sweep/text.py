@@ -49,7 +49,9 @@ _AXES = (
 )
 
 
-def render_text(found: Sweep, facts: RunFacts, price: Price | None, *, verbose: bool = True) -> bytes:
+def render_text(
+    found: Sweep, facts: RunFacts, price: Price | None, *, verbose: bool = True, kept: str = "-o sweep.parquet"
+) -> bytes:
     """Tables of 80 columns at most: what to run per scenario, knees, the Pareto front; what did not fit and why.
 
     Args:
@@ -57,13 +59,18 @@ def render_text(found: Sweep, facts: RunFacts, price: Price | None, *, verbose: 
         facts: About the Run and the call.
         price: What links cost, if that was said.
         verbose: Everything; else one screen.
+        kept: What has all points.
     """
     told = sentences(found.decision) if found.decision is not None else _found_best(found)
     if not verbose and len(told) > _SCREEN_SENTENCES:
         told = [*told[:_SCREEN_SENTENCES], f"{len(told) - _SCREEN_SENTENCES} more: -v."]
     asked = [facts.name, *_summary(found)] if verbose else _summary(found)[:1]
-    lines = [*wrapped(told, table_width()), "", *asked, "", *_best(found, _ROWS if verbose else _SCREEN_ROWS)]
-    parts = [_knees(found, verbose=verbose), _pareto(found, price) if price else [], wrapped(trouble_lines(found))]
+    lines = [*wrapped(told, table_width()), "", *asked, "", *_best(found, _ROWS if verbose else _SCREEN_ROWS, kept)]
+    parts = [
+        _knees(found, verbose=verbose),
+        _pareto(found, price, kept) if price else [],
+        wrapped(trouble_lines(found)),
+    ]
     if not verbose and lines_left([*lines, *chain(*parts)]) < 1:
         parts[0] = []  # the first sentence says where more bandwidth stops paying
     lines += chain(*parts)
@@ -196,7 +203,7 @@ _MOST_AXES = 3
 _EXPENDABLE = ("bubble", "needs\nGiB", f"maybe\n{UNPROVEN_MARK}", "per m\nms")
 
 
-def _best(found: Sweep, most: int) -> list[str]:
+def _best(found: Sweep, most: int, kept: str) -> list[str]:
     """Few points each in its row, best first in each scenario; of many the best of each scenario."""
     usable = found.best_first()
     if not usable:
@@ -221,7 +228,7 @@ def _best(found: Sweep, most: int) -> list[str]:
     shown = _shown(keys, most)
     told = [winners[key] for key in keys if key in shown]
     more = len(keys) - len(told)
-    after = [f"  ... {format_count(more, 'scenario')} more: -o sweep.parquet has all", ""] if more else [""]
+    after = [f"  ... {format_count(more, 'scenario')} more: {kept} has all", ""] if more else [""]
     rows_of = [
         {"best schedule": cells.name(each.point)}
         | _along(each.point, axes)
@@ -378,7 +385,7 @@ def _bends(knee: Knee) -> Cells:
     }
 
 
-def _pareto(found: Sweep, price: Price) -> list[str]:
+def _pareto(found: Sweep, price: Price, kept: str) -> list[str]:
     axes = [a for a in _varying(found.points, _AXES) if a.name != "hbm_bytes"]
     cells = _Results(found, _varying(found.points, _AXES))
     front = [point for point in found.points if point.is_pareto]
@@ -398,6 +405,6 @@ def _pareto(found: Sweep, price: Price) -> list[str]:
         f"Pareto front of link cost ({price.per_gbit:g} {price.currency} per Gbit/s), memory and step per microbatch, "
         "for each map of DCs and latency."
     )
-    told = [*([f"... {format_count(more, 'point')} more: -o sweep.parquet has all"] if more else []), about]
+    told = [*([f"... {format_count(more, 'point')} more: {kept} has all"] if more else []), about]
     lines = fitted_table(rows, ("bubble", "per m\nms", *_said_by_the_name(axes))) if rows else []
     return [*lines, *wrapped([f"  {line}" for line in told]), ""]
