@@ -20,10 +20,11 @@ SMALL = ["--efficiency", "50%", "--microbatches", "16,20", "--distances", "80km,
 
 def test_the_report_fits_80_columns_and_says_what_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     table = tmp_path / "points.parquet"
-    assert run(["paper", "geopipe", *SMALL, "-o", str(table), "-o", str(tmp_path / "report.txt")]) == 0
+    assert run(["paper", "geopipe", *SMALL, "-v", "-o", str(table), "-o", str(tmp_path / "report.txt")]) == 0
     text = capsys.readouterr().out
-    assert max(map(len, text.splitlines())) <= 80
-    assert text.splitlines()[-1].startswith("Next: tracetool paper geopipe")
+    *lines, following = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert following.startswith("Next: tracetool paper geopipe")
     flat = " ".join(text.split())
     for said in (
         "nothing here was measured",
@@ -41,6 +42,32 @@ def test_the_report_fits_80_columns_and_says_what_it_is(capsys: pytest.CaptureFi
     one = points.row(7, named=True)
     assert one["latency_ns"] == 5000 * one["distance_km"]
     assert one["grouped_iteration_reduction_ratio"] == 1 - one["window_ns"] / one["grouped_1f1b_window_ns"]
+
+
+def test_one_screen_says_whether_the_figures_arise(capsys: pytest.CaptureFixture[str]) -> None:
+    """The definitions that the sentence names are those of which JSON has points."""
+    asked = ["paper", "geopipe", "--model", "70b", *SMALL]
+    assert run([*asked, "--json"]) == 0
+    (model,) = json.loads(capsys.readouterr().out)["models"]
+    counted = {"bubble_ratio": "idle share", "bubble_ns": "idle time", "cross_dc_bubble_ns": "cross-DC time"}
+    arise = {
+        pick: [
+            words
+            for name, words in counted.items()
+            if any(f["points"] and f["definition"] == name for f in model[pick])
+        ]
+        for pick in ("bubbles", "both")
+    }
+    assert run(asked) == 0
+    *lines, following = capsys.readouterr().out.splitlines()
+    assert following.startswith("Next: tracetool paper geopipe --model 70b ")
+    assert len(lines) + 1 <= 24
+    assert max(map(len, lines)) <= 80
+    sentence = " ".join(" ".join(lines[: lines.index("")]).split())
+    assert sentence.startswith("In a model of GeoPipe's setting (70b), 78.91 % fewer bubbles arise ")
+    for pick, told in (("bubbles", "fewer bubbles arise"), ("both", "both arise in one configuration")):
+        assert f"{told} {'as ' + ', '.join(arise[pick]) if arise[pick] else 'nowhere'}" in sentence
+    assert "nothing here was measured" in " ".join(lines)
 
 
 def test_json_conforms_to_its_schema_and_is_the_same_every_time(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +95,7 @@ def test_what_the_user_says_replaces_what_is_assumed(capsys: pytest.CaptureFixtu
         (model,) = json.loads(capsys.readouterr().out)["models"]
         cycles.append(model["middle_cycle_ns"])
     assert cycles[0] == cycles[1]
-    assert run(["paper", "geopipe", "--model", "70b", *SMALL, "--hbm", "24GB"]) == 0
+    assert run(["paper", "geopipe", "--model", "70b", *SMALL, "--hbm", "24GB", "-v"]) == 0
     flat = " ".join(capsys.readouterr().out.split())
     assert "fit the HBM limit: 70b 0" in flat
     assert "not looked for: 1F1B does not fit the HBM limit" in flat

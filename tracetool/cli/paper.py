@@ -12,6 +12,7 @@ from tracetool.cli.output import (
     FORCE,
     JSON,
     QUIET,
+    VERBOSE,
     ProgressBar,
     check_target,
     following,
@@ -83,6 +84,7 @@ def paper() -> None:
     help="Also write every point (.parquet, .csv) or the report (.json, .txt). Repeatable.",
 )  # fmt: skip
 @FORCE
+@VERBOSE
 @JSON
 @QUIET
 def geopipe(
@@ -100,6 +102,7 @@ def geopipe(
     output: tuple[Path, ...],
     *,
     equal_stages: bool,
+    verbose: bool,
     force: bool,
     as_json: bool,
     quiet: bool,
@@ -160,7 +163,8 @@ def geopipe(
     for path in output:
         write_file(path, FORMS[path.suffix.lower()](study, facts), force=force)
         say_written(path)
-    click.echo((render_json if as_json else render_text)(study, facts).decode(), nl=False)
+    text = render_json(study, facts) if as_json else render_text(study, facts, verbose=verbose)
+    click.echo(text.decode(), nl=False)
     if not as_json:
         equal = [] if equal_stages else ["--equal-stages"]
         next_step(following("paper geopipe", *equal, "-o", free_name("points.parquet")), quiet=quiet)

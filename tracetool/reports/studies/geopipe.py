@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from tracetool.reports import CallFacts, as_json
-from tracetool.reports.studies.geopipe_text import render
+from tracetool.reports.studies.geopipe_text import render, render_screen
 from tracetool.studies.geopipe import BUBBLE_REDUCTION, FACTS, ITERATION_REDUCTION, NOT_PUBLISHED, SOURCES, TOLERANCE
 from tracetool.studies.geopipe.findings import bubble_reduction, iteration_reduction
 from tracetool.studies.geopipe.sweep import BASELINES, NS_PER_KM
@@ -224,9 +224,9 @@ def render_json(study: Study, facts: CallFacts) -> bytes:
     return as_json(geopipe_info(study, facts))
 
 
-def render_text(study: Study, _facts: CallFacts) -> bytes:
-    """The report for people, of at most 80 columns."""
-    return ("\n".join(render(study)) + "\n").encode()
+def render_text(study: Study, _facts: CallFacts, *, verbose: bool = True) -> bytes:
+    """The report for people, of at most 80 columns; else one screen of it."""
+    return ("\n".join(render(study) if verbose else render_screen(study)) + "\n").encode()
 
 
 _SHORT: Mapping[Definition, str] = {

@@ -59,6 +59,31 @@ def render(study: Study) -> list[str]:
     return [*lines, "", *_optimum(study), "", *_memory(study), "", *sources]
 
 
+def render_screen(study: Study) -> list[str]:
+    """One screen of it: whether the figures arise, where, and what they rest on."""
+    models = " and ".join(model.name for model in study.models)
+    told = (
+        f"In a model of GeoPipe's setting ({models}), {_BUBBLES} fewer bubbles arise "
+        f"{_arises(study, lambda m: m.bubbles)}; {_ITERATIONS} shorter iterations arise "
+        f"{_arises(study, lambda m: m.iterations)}; both arise in one configuration "
+        f"{_arises(study, lambda m: m.both)}."
+    )
+    notes = [
+        "Compute times come from an analytical model; nothing here was measured. It is not a claim about the paper."
+    ]
+    more = "Maps of where, what is published, assumed and counted as a bubble, and memory: -v"
+    return wrapped([told, "", *_short(study), "", *notes, more], _WIDTH)
+
+
+def _arises(study: Study, pick: Pick) -> str:
+    """As what a figure arises in any model."""
+    found = [f for model in study.models for f in pick(model) if f.points]
+    words = [_WORDS[d] for d in (*DEFINITIONS, None) if any(f.definition == d for f in found)]
+    if not words:
+        return "nowhere"
+    return "somewhere" if words == [_WORDS[None]] else f"as {', '.join(words)}"
+
+
 def _title() -> list[str]:
     return [
         "GeoPipe (arXiv 2510.12064): where its published figures can arise",
