@@ -104,6 +104,23 @@ def test_a_vendors_analysis_alone_has_a_hint(capsys: pytest.CaptureFixture[str])
     assert "name the folders of the traces" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("trunc", r"Hint: 1 record lost in reading, as the file ends inside an event \(.*r0\.json\): record or copy"),
+        ("ok", "Hint: one rank is all that was recorded or named: name the traces of all ranks of the pipeline"),
+    ],
+)
+def test_a_recording_without_messages_says_what_it_lacks(
+    name: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither lacks a newer torch: one ends inside a record, the other is one rank of a job without pipeline."""
+    assert run(["advise", str(data("broken", name)), "--dc", "0,1", "--link", "dc0-dc1=25Gbit/s,10ms"]) == 2
+    told = capsys.readouterr().err
+    assert re.search(why, told)
+    assert "torch" not in told
+
+
 def test_an_empty_table_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     alone = str(data("broken", "ok"))
     assert run(["sql", alone, "select * from costs"]) == 0

@@ -200,3 +200,21 @@ def test_prices_are_known_of_all_links_or_of_none() -> None:
         check_all_priced(some, links)
     check_all_priced({}, links)
     check_all_priced(without_fees(["a-b=25Gbit/s,10ms=9EUR/day", "b-c=40Gbit/s,2ms=0EUR/day"])[1], links)
+
+
+def test_a_third_offer_is_also_told_beyond_the_second() -> None:
+    """300, 250 and 200 ms for 1,000, 2,000 and 9,000 a month: 20 for each ms of the first 50, 140 for the next 50."""
+    fees = [Fee(amount, "EUR", "month") for amount in (1000.0, 2000.0, 9000.0)]
+    decision = _decision(*(_offer(n, ms, fee) for n, ms, fee in zip("ABC", (300, 250, 200), fees, strict=True)))
+    told = sentences(decision)
+    assert "50.0 ms a step (16.7%, error unknown) for 1,000 EUR/month more, 20.00 EUR/month per ms" in told[1]
+    assert "100.0 ms a step (33.3%, error unknown) for 8,000 EUR/month more, 80 EUR/month per ms" in told[2]
+    assert told[3] == "Beyond B, C buys 50.0 ms (20.0%, error unknown) for 7,000 EUR/month more, 140 EUR/month per ms."
+    assert len(told) == 4
+    assert len(sentences(_decision(*decision.offers[:2]))) == 2, "of two offers there is nothing between"
+
+
+def test_further_offers_that_are_as_good_or_longer_are_told_so() -> None:
+    told = sentences(_decision(_offer("A", 300), _offer("B", 200), _offer("C", 200), _offer("D", 250)))
+    assert told[4] == "C and B are too near to tell apart (+0.0%, error unknown)."
+    assert told[5] == "Beyond C, D is 50.0 ms longer (+25.0%, error unknown)."

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 TOPICS = Path(__file__).parents[1] / "help"
 _LINK = re.compile(r"\[([\w-]+)\]\(\1\.md\)")
 _WIDEST = 100
+_LISTED = "'tracetool help' lists topics and commands"
 
 
 def _names(context: click.Context, _argument: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -47,19 +48,22 @@ def _names(context: click.Context, _argument: click.Parameter, incomplete: str) 
 @click.argument("names", nargs=-1, metavar="[TOPIC|COMMAND]", shell_complete=_names)
 @click.pass_context
 def print_help(context: click.Context, names: tuple[str, ...]) -> None:
-    """Print a topic, or the help of a command; without a name, list them.
+    """Print a topic, or the help of a command; list them; or find the topics that speak of a word.
 
     \b
     Examples:
       tracetool help
       tracetool help metrics
       tracetool help replay
+      tracetool help knee
     """
     name = " ".join(names).lower()
     if not names:
         click.echo(_listed(context))
     elif name in topics():
         _print_topic(name)
+    elif not _is_command(context, names) and (found := _speaking_of(names)):
+        click.echo(_found(context, found))
     else:
         click.echo(_of_command(context.find_root(), names))
 
@@ -106,24 +110,40 @@ def _of_command(context: click.Context, names: tuple[str, ...]) -> str:
     """The help of a command, or of one below it.
 
     Raises:
-        UnknownName: If there is none; says which topics hold the words.
+        UnknownName: If there is none.
     """
     root = context
     for name in names:
         below = context.command.get_command(context, name.lower()) if isinstance(context.command, click.Group) else None
         if below is None:
-            raise UnknownName("topic or command", " ".join(names), [*topics(), *_commands(root)], hint=_hint(names))
+            raise UnknownName("topic or command", " ".join(names), [*topics(), *_commands(root)], hint=_LISTED)
         context = click.Context(below, parent=context, info_name=name.lower())
     return context.get_help()
 
 
-def _hint(names: tuple[str, ...]) -> str:
+def _is_command(context: click.Context, names: tuple[str, ...]) -> bool:
+    return names[0].lower() in _commands(context.find_root())
+
+
+def _speaking_of(names: tuple[str, ...]) -> dict[str, str]:
+    """The topics that hold all the words, by how often, each with the first line that holds one."""
     words = [name.lower() for name in names]
-    texts = {name: topic_text(name).lower() for name in topics()}
-    often = {name: min(map(text.count, words)) for name, text in texts.items()}
+    texts = {name: topic_text(name) for name in topics()}
+    often = {name: min(text.lower().count(word) for word in words) for name, text in texts.items()}
     holding = sorted((name for name in often if often[name]), key=lambda name: -often[name])
-    listed = "'tracetool help' lists topics and commands"
-    return f"topics with it: {', '.join(holding)}; {listed}" if holding else listed
+    return {
+        name: next(line for line in texts[name].splitlines() if any(word in line.lower() for word in words))
+        for name in holding
+    }
+
+
+def _found(context: click.Context, found: dict[str, str]) -> str:
+    formatter = context.make_formatter()
+    with formatter.section("Topics that speak of it"):
+        formatter.write_dl([(name, line.removeprefix(f"# {name}: ").strip("-|` ")) for name, line in found.items()])
+    formatter.write_paragraph()
+    formatter.write_text("'tracetool help NAME' prints one.")
+    return formatter.getvalue().rstrip()
 
 
 def _all_commands(context: click.Context) -> click.Group:

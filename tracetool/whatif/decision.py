@@ -273,9 +273,14 @@ class Decision:
             return None
         return offer.best.step_ns / offer.microbatches / (self.today.step_ns / self.today.microbatches) - 1
 
-    def bought(self, offer: Offer) -> Bought | None:
-        """What an offer buys beyond the first one; None for the first, and where nothing fits one of them."""
-        first = self.offers[0]
+    def bought(self, offer: Offer, beyond: Offer | None = None) -> Bought | None:
+        """What an offer buys beyond another, by default the first; None for itself, and where nothing fits one of them.
+
+        Args:
+            offer: The one.
+            beyond: The other.
+        """
+        first = self.offers[0] if beyond is None else beyond
         base, other = first.best, offer.best
         if offer is first or base is None or other is None or not base.step_ns or not other.step_ns:
             return None

@@ -148,6 +148,8 @@ def find_pipelines(
 def _hint_without_messages(run: Run) -> str:
     """What could be done about a Run without sends and receives: nothing about one that shows all its communication."""
     operations = {operation for (operation,) in run.rows("SELECT DISTINCT operation FROM comms")}
+    if not operations and (why := _why_nothing_is_there(run)):
+        return why
     if not operations or any(_MAY_SEND.search(operation or "") for operation in operations):
         return "send and receive records need torch 2.6 or newer, or Ascend Level1 and up"
     listed = ", ".join(sorted(operations))
@@ -155,6 +157,19 @@ def _hint_without_messages(run: Run) -> str:
         f"all of its communication is collective ({listed}), as without pipeline parallelism; else its ranks hold one "
         "stage alone, or its transfers run outside NCCL, RCCL and HCCL (such as TCP), which are not recorded"
     )
+
+
+def _why_nothing_is_there(run: Run) -> str | None:
+    """Why a Run may hold no communication at all, other than by how it was recorded; None if nothing says so."""
+    sources = run.manifest["sources"]
+    lost = [(source["path"], reason, n) for source in sources for reason, n in source["dropped"].items()]
+    if lost:
+        path, reason, _ = max(lost, key=lambda one: one[2])
+        records = format_count(sum(n for _, _, n in lost), "record")
+        return f"{records} lost in reading, as {reason} ({path}): record or copy those files again"
+    if len({source["rank"] for source in sources}) == 1:
+        return "one rank is all that was recorded or named: name the traces of all ranks of the pipeline"
+    return None
 
 
 _MAY_SEND = re.compile(r"send|recv|receive|unknown|^$", re.IGNORECASE)

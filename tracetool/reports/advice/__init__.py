@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tracetool.model.schedule import OBSERVED
@@ -25,6 +26,7 @@ def sentences(decision: Decision) -> list[str]:
     """
     first, *others = decision.offers
     told = [_first(decision, first), *(_other(decision, offer) for offer in others)]
+    told += [line for one, other in pairwise(others) if (line := _between(decision, one, other))]
     if (until := decision.pays_until) is not None:
         told.append(f"For {pays_text(until.schedule, until.bandwidth_bytes_per_s, until.latency_ns)}.")
     return told
@@ -138,6 +140,25 @@ def _other(decision: Decision, offer: Offer) -> str:
     )
     gain = f"{format_duration(bought.saved_ns)} {work} ({bought.saved_ratio:.1%}{error}){paid}{per_ms}"
     return f"{plan}, buys {gain}; {_run(decision, offer, bought.steps_per_day)}."
+
+
+def _between(decision: Decision, one: Offer, other: Offer) -> str | None:
+    """What the later of two further offers buys beyond the one before it: what each buys is told beyond the first."""
+    bought = decision.bought(other, beyond=one)
+    if bought is None:
+        return None
+    error = ", error unknown" if bought.error_ratio is None else f" ±{format_error(bought.error_ratio)}"
+    paid = _paid(bought, is_beyond=one.fee is not None)
+    if not bought.is_certain:
+        return f"{other.name} and {one.name} are too near to tell apart{paid} ({-bought.saved_ratio:+.1%}{error})."
+    if bought.saved_ns < 0:
+        longer = f"{format_duration(-bought.saved_ns)} longer ({-bought.saved_ratio:+.1%}{error})"
+        return f"Beyond {one.name}, {other.name} is {longer}{paid}."
+    per_ms = ""
+    if bought.fee_per_ms is not None and bought.fee is not None and one.fee is not None:
+        per_ms = f", {replace(bought.fee, amount=bought.fee_per_ms)} per ms"
+    gain = f"{format_duration(bought.saved_ns)} ({bought.saved_ratio:.1%}{error})"
+    return f"Beyond {one.name}, {other.name} buys {gain}{paid}{per_ms}."
 
 
 def _paid(bought: Bought, *, is_beyond: bool) -> str:
