@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import shutil
+import zlib
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -22,7 +24,7 @@ from tracetool.readers import SourceReport
 from tracetool.readers.chrome import Field
 from tracetool.readers.chrome.compiled import event_scanner
 from tracetool.readers.chrome.scan import ChromeTrace
-from tracetool.readers.files import ByteStream
+from tracetool.readers.files import ByteStream, fastest_inflater
 
 FIELDS = (Field("ph", "text"), Field("cat", "text"), Field("name", "text"), Field("ts", "time"), Field("dur", "time"))
 
@@ -241,3 +243,38 @@ def test_strict_refuses_any_loss_and_names_the_place(tmp_path: Path) -> None:
     with pytest.raises(IngestError, match=r"1 dropped: the file ends inside an event \(the first at byte [\d,]+\)"):
         ingest([data("broken", "trunc")], tmp_path / "x.run", options=strict)
     ingest([data("broken", "ok")], tmp_path / "x.run", options=strict)
+
+
+def _random_text(seed: int, size: int) -> bytes:
+    return bytes(random.Random(seed).choices(b'{}"abc0123,:[]', k=size))  # noqa: S311 - no secret
+
+
+@pytest.mark.parametrize("size", [1 << 10, 1 << 18])
+def test_members_of_a_gzip_larger_than_a_block_are_read_one_after_the_other(size: int, tmp_path: Path) -> None:
+    """As ``cat a.gz b.gz`` and parallel compressors write them."""
+    text = _random_text(1, 1_000_000)
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(b"".join(gzip.compress(text[at : at + 400_000]) for at in range(0, 1_000_000, 400_000)))
+    for inflater in (zlib, fastest_inflater()):
+        stream = ByteStream(path, inflater=inflater)
+        assert b"".join(stream.blocks(size)) == text
+        assert stream.broken is None
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(drawn=st.data())
+def test_what_a_damaged_gzip_gives_does_not_depend_on_what_inflates_it(drawn: st.DataObject, tmp_path: Path) -> None:
+    text = _random_text(drawn.draw(st.integers(0, 9)), 60_000)
+    whole = bytearray(gzip.compress(text[:40_000]) + gzip.compress(text[40_000:], 1))
+    at = drawn.draw(st.integers(3, len(whole) - 1))
+    damage = drawn.draw(st.sampled_from(("cut", "flip", "more")))
+    if damage == "flip":
+        whole[at] ^= 1 << drawn.draw(st.integers(0, 7))
+    (path := tmp_path / "t.json.gz").write_bytes(whole[:at] if damage == "cut" else whole + b"x" * (damage == "more"))
+    size = drawn.draw(st.sampled_from((1 << 10, 1 << 14, 1 << 18)))
+    seen = []
+    for inflater in (zlib, fastest_inflater()):
+        stream = ByteStream(path, inflater=inflater)
+        seen.append((b"".join(stream.blocks(size)), stream.broken))
+    # A reserved bit of a header stops zlib alone: all that was compressed is there.
+    assert seen[0] == seen[1] or seen[1] == (text, None)

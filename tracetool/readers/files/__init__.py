@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import zlib
 from contextlib import closing
+from functools import cache
 from importlib import import_module
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -43,15 +44,23 @@ class ByteStream:
         path: The file.
         member: Name of a member if the file is an archive.
         advance: Called with the bytes of the file (as it lies on disk) consumed.
+        inflater: What inflates gzip, with the interface of ``zlib``; by default the fastest there is.
     """
 
-    def __init__(self, path: Path, member: str = "", advance: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        member: str = "",
+        advance: Callable[[int], None] | None = None,
+        inflater: Any = None,
+    ) -> None:
         self.name = f"{path}:{member}" if member else str(path)
         self.broken: str | None = None
         self.is_plain = False
         self._path = path
         self._member = member
         self._advance = advance
+        self._inflater = inflater or fastest_inflater()
 
     def blocks(self, size: int) -> Iterator[bytes]:
         """The decompressed bytes, ``size`` at a time; ends where the data breaks, and ``broken`` says why.
@@ -59,16 +68,31 @@ class ByteStream:
         Raises:
             OSError: If the file cannot be opened at all.
         """
+        given = position = 0
         with self._path.open("rb") as raw:
-            position = 0
             try:
-                stream = _opened(raw, self._member)
+                stream = _opened(raw, self._member, self._inflater)
                 self.is_plain = isinstance(stream, _Ahead) and not self._member
                 while block := stream.read(size):
                     if self._advance is not None:
                         self._advance(raw.tell() - position)
                         position = raw.tell()
+                    given += len(block)
                     yield block
+            except _BROKEN as error:
+                self.broken = str(error) or type(error).__name__
+        if self.broken is not None and self._inflater is not zlib:
+            yield from self._rest(given, size)
+
+    def _rest(self, given: int, size: int) -> Iterator[bytes]:
+        """What is left ahead of the damage: zlib gives every byte of it, as faster ones do not."""
+        with self._path.open("rb") as raw:
+            try:
+                stream = _opened(raw, self._member, zlib)
+                while block := stream.read(size):
+                    left, given = block[given:], max(0, given - len(block))
+                    if left:
+                        yield left
             except _BROKEN as error:
                 self.broken = str(error) or type(error).__name__
 
@@ -131,21 +155,30 @@ def _first(content: Readable, size: int) -> bytes:
     return first
 
 
-def _opened(raw: IO[bytes], member: str) -> Readable:
-    stream = _decompressed(raw)
+@cache
+def fastest_inflater() -> Any:
+    """What inflates gzip fastest: isal three times as fast as zlib, where there is a build of it."""
+    try:
+        return import_module("isal.isal_zlib")
+    except ImportError:
+        return zlib
+
+
+def _opened(raw: IO[bytes], member: str, inflater: Any) -> Readable:
+    stream = _decompressed(raw, inflater)
     if not member:
         return stream
     archive = TarStream(stream)
     for name, content in archive:
         if name == member:
-            return _decompressed(content)
+            return _decompressed(content, inflater)
     raise EOFError(archive.trouble or f"it has no member {member!r}")
 
 
-def _decompressed(raw: Readable) -> Readable:
+def _decompressed(raw: Readable, inflater: Any = zlib) -> Readable:
     ahead = _Ahead(raw)
     if ahead.mark[:2] == _GZIP:
-        return _Gunzip(ahead)
+        return _Gunzip(ahead, inflater)
     if ahead.mark == _ZSTD:
         import pyarrow as pa
 
@@ -168,13 +201,10 @@ class _Ahead:
 
 
 class _Gunzip:
-    """Gzip, one or several members, that gives every byte before the place where it breaks."""
+    """Gzip, one or several members; with zlib it gives every byte before the place where it breaks."""
 
-    def __init__(self, raw: Readable) -> None:
-        try:
-            self._zlib: Any = import_module("isal.isal_zlib")  # the extra fast-gzip: about three times as fast
-        except ImportError:
-            self._zlib = zlib
+    def __init__(self, raw: Readable, inflater: Any) -> None:
+        self._zlib = inflater
         self._raw = raw
         self._inside = self._zlib.decompressobj(31)
         self._text = b""
@@ -196,12 +226,14 @@ class _Gunzip:
             part = self._text[self._at : self._at + self._feed]
             self._feed = min(_BLOCK, 2 * self._feed)
             inflated = self._inflated(part, size)
-            self._at += len(part) - len(self._inside.unconsumed_tail) - len(self._inside.unused_data)
+            # At the end of a member zlib has what follows in both.
+            left = self._inside.unused_data if self._inside.eof else self._inside.unconsumed_tail
+            self._at += len(part) - len(left)
             if inflated:
                 return inflated
 
     def _inflated(self, part: bytes, size: int) -> bytes:
-        before = self._inside.copy() if hasattr(self._inside, "copy") else None
+        before = self._inside.copy() if self._zlib is zlib else None
         try:
             inflated: bytes = self._inside.decompress(part, size)
         except Exception as error:

@@ -108,10 +108,12 @@ class TarStream:
 
     def take(self, size: int) -> bytes:
         """The next bytes of the archive; fewer only at its end."""
-        # Nothing is asked for by none: to zlib a limit of 0 is no limit.
-        taken = self._stream.read(size) if size else b""
-        while len(taken) < size and (more := self._stream.read(size - len(taken))):
-            taken += more
+        # Nothing is asked for by none: to zlib a limit of 0 is no limit. Larger pieces are copied as they grow.
+        pieces: list[bytes] = []
+        while size > 0 and (piece := self._stream.read(min(size, _PIECE))):
+            pieces.append(piece)
+            size -= len(piece)
+        taken = b"".join(pieces)
         self._at += len(taken)
         return taken
 
