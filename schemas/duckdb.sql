@@ -639,3 +639,44 @@ COMMENT ON COLUMN kernel_time_by_stage.part IS 'Of a backward: input or weight g
 COMMENT ON COLUMN kernel_time_by_stage.name IS 'Name of the kernel.';
 COMMENT ON COLUMN kernel_time_by_stage.kernels IS 'How many.';
 COMMENT ON COLUMN kernel_time_by_stage.duration_ns IS 'Their time.';
+
+CREATE VIEW traffic AS
+WITH placed AS (
+    SELECT c.rank, c.operation, c.group_ranks, c.peer, c.payload_bytes, s.step
+    FROM comms AS c ASOF LEFT JOIN steps AS s ON s.rank = c.rank AND s.start_ns <= c.posted_ns
+    WHERE c.payload_bytes IS NOT NULL
+),
+named AS (
+    SELECT *, regexp_replace(lower(operation), '[^a-z]', '', 'g') AS name, len(group_ranks) AS members,
+           list_position(group_ranks, rank) AS place
+    FROM placed
+    WHERE operation NOT IN ('send', 'recv', 'exchange', 'barrier') AND len(group_ranks) > 1
+),
+rings AS (
+    SELECT step, rank AS src_rank, group_ranks[place % members + 1] AS dst_rank, operation,
+           payload_bytes * (members - 1) / members * CASE WHEN name LIKE '%allreduce%' THEN 2 ELSE 1 END AS payload_bytes
+    FROM named
+    WHERE name LIKE '%allreduce%' OR name LIKE '%allgather%' OR name LIKE '%reducescatter%'
+),
+sends AS (
+    SELECT step, rank AS src_rank, unnest(group_ranks) AS dst_rank, operation, payload_bytes / members AS payload_bytes
+    FROM named
+    WHERE name LIKE '%alltoall%'
+),
+moved AS (
+    SELECT step, rank AS src_rank, peer AS dst_rank, operation, payload_bytes::DOUBLE AS payload_bytes
+    FROM placed WHERE operation = 'send' AND peer IS NOT NULL
+    UNION ALL SELECT * FROM rings
+    UNION ALL SELECT * FROM sends WHERE src_rank <> dst_rank
+)
+SELECT step, src_rank, dst_rank, operation, count(*) AS operations, round(sum(payload_bytes))::BIGINT AS payload_bytes
+FROM moved
+GROUP BY ALL
+ORDER BY step, src_rank, dst_rank, operation;
+COMMENT ON VIEW traffic IS 'What recorded ranks hand each other: messages, and of collectives what rings or straight sends carry.';
+COMMENT ON COLUMN traffic.step IS 'Step in which it was posted; null outside of any.';
+COMMENT ON COLUMN traffic.src_rank IS 'Global rank that sends.';
+COMMENT ON COLUMN traffic.dst_rank IS 'Global rank that receives.';
+COMMENT ON COLUMN traffic.operation IS 'send, allreduce, allgather ...';
+COMMENT ON COLUMN traffic.operations IS 'How many.';
+COMMENT ON COLUMN traffic.payload_bytes IS 'Bytes of all of them.';

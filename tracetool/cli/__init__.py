@@ -29,6 +29,7 @@ from tracetool.cli.explain import explain
 from tracetool.cli.help import completion, config, print_help
 from tracetool.cli.info import info
 from tracetool.cli.ingest import ingest
+from tracetool.cli.network import network
 from tracetool.cli.output import flags_of
 from tracetool.cli.paper import paper
 from tracetool.cli.question import named_paths
@@ -78,7 +79,7 @@ def cli() -> None:
 
 
 for command in (
-    ingest, info, replay, report, advise, sweep, explain, validate, compare, baseline, paper, sql, schedules,
+    ingest, info, replay, report, advise, sweep, explain, validate, compare, baseline, network, paper, sql, schedules,
     config, completion, print_help,
 ):  # fmt: skip
     cli.add_command(command)

@@ -249,7 +249,8 @@ def ask(paths: tuple[Path, ...], words: Words, *, quiet: bool, has_maps: bool = 
     from tracetool.ingestion.runs import open_run
     from tracetool.network.file import read_network
     from tracetool.reconstruction import reconstruct
-    from tracetool.whatif.wording import placed, read_dc_map, refuse_both, seated
+    from tracetool.whatif.on_network import seated
+    from tracetool.whatif.wording import placed, read_dc_map, refuse_both
 
     scenario = _scenario(words)
     choice = None if words["network"] is None else read_network(words["network"])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tracetool.errors import ScenarioError
-from tracetool.network.collectives import fitting, pattern
+from tracetool.network.collectives import fitting, kind_of, pattern
 from tracetool.network.link import Path
 from tracetool.network.phases import ROUNDS, between_places, chain, ring
 from tracetool.network.seating import FREE_BYTES_PER_S
@@ -26,15 +26,9 @@ if TYPE_CHECKING:
     from tracetool.model.action import CollectiveUse
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.topology import Topology
-    from tracetool.network.collectives import Algorithm, Kind
+    from tracetool.network.collectives import Algorithm
     from tracetool.network.phases import Pattern, Phase
     from tracetool.network.seating import Seating
-
-_KINDS: Mapping[str, Kind] = {
-    "alltoall": "alltoall", "allreduce": "allreduce", "allgather": "allgather", "reducescatter": "reducescatter",
-    "broadcast": "broadcast", "reduce": "reduce", "gather": "reduce", "scatter": "broadcast",
-}  # fmt: skip
-"""By what the operation's name holds, the first that fits."""
 
 _CHAINS = ("broadcast", "reduce", "gather", "scatter")
 
@@ -111,7 +105,7 @@ def over_links(use: CollectiveUse, topology: Topology, places: Mapping[int, str]
         return None
     operation = re.sub(r"[^a-z]", "", use.operation.lower())
     if topology.seating is not None:
-        return _over_network(use, operation, topology.seating, free=topology.free)
+        return _over_network(use, topology.seating, free=topology.free)
     members = [seats.count(dc) for dc in dcs]
     members[0] += seats.count(None)
     if use.payload_bytes is None:
@@ -135,7 +129,7 @@ def _taken(use: CollectiveUse, moved: Phase) -> OverLinks:
     return OverLinks(tuple(load.link.name for load in moved.loads), occupied, moved.latency_ns, use.own_ns)
 
 
-def _over_network(use: CollectiveUse, operation: str, seating: Seating, *, free: bool) -> OverLinks:
+def _over_network(use: CollectiveUse, seating: Seating, *, free: bool) -> OverLinks:
     """What a collective takes on a network, its innermost tier as it was measured.
 
     What was measured is taken to be a ring (an all-to-all: direct) through the innermost tier alone, as when it was
@@ -148,7 +142,7 @@ def _over_network(use: CollectiveUse, operation: str, seating: Seating, *, free:
     if free:
         return OverLinks((), 0, 0, use.own_ns)
     devices = tuple(sorted(seating.device_of[rank] for rank in use.group_ranks))
-    kind = next((kind for name, kind in _KINDS.items() if name in operation), None)
+    kind = kind_of(use.operation)
     if kind is None:
         raise ScenarioError("how it moves its bytes is not known")
     asked = seating.algorithm(devices)

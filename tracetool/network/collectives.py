@@ -26,6 +26,7 @@ sends in the usual order the simulator needs up to an eighth more.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from fractions import Fraction
 from functools import lru_cache
@@ -53,6 +54,25 @@ _FITTING: Mapping[Kind, tuple[Algorithm, ...]] = {
     "reduce": ("ring",),
     "alltoall": ("direct", "forwarded"),
 }
+
+
+_NAMED: tuple[tuple[str, Kind], ...] = (
+    ("alltoall", "alltoall"),
+    ("allreduce", "allreduce"),
+    ("allgather", "allgather"),
+    ("reducescatter", "reducescatter"),
+    ("broadcast", "broadcast"),
+    ("reduce", "reduce"),
+    ("gather", "reduce"),
+    ("scatter", "broadcast"),
+)
+"""Kinds by what names of operations hold; the first that fits."""
+
+
+def kind_of(operation: str) -> Kind | None:
+    """What a collective does that a trace names so, as in ``_allgather_base``; None if that is not known."""
+    letters = re.sub(r"[^a-z]", "", operation.lower())
+    return next((kind for name, kind in _NAMED if name in letters), None)
 
 
 def fitting(kind: Kind) -> tuple[Algorithm, ...]:

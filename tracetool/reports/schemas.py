@@ -11,6 +11,7 @@ import msgspec
 
 from tracetool.baselines import Value
 from tracetool.comparison.report import REPORT_SCHEMA, ReportInfo
+from tracetool.network.fabric import PriceFile
 from tracetool.network.file import NetworkFile
 from tracetool.reports.advice.json import AdviceInfo
 from tracetool.reports.answer.json import WrittenInfo
@@ -19,6 +20,7 @@ from tracetool.reports.checks.trends import TrendsInfo
 from tracetool.reports.checks.validation import ValidationInfo
 from tracetool.reports.comparison.json import ComparisonInfo
 from tracetool.reports.explanation.json import ExplanationInfo
+from tracetool.reports.network import FabricsInfo, TrafficInfo
 from tracetool.reports.recording.catalog import CatalogInfo, OrderInfo, ScheduleInfo
 from tracetool.reports.recording.summary import DiscoveryInfo, SummaryInfo
 from tracetool.reports.studies.geopipe import GeoPipeInfo
@@ -62,6 +64,12 @@ _CONTRACTS = (
     Contract(
         "network", NetworkFile,
         "the file of a network (TOML) that `--network` reads; `networks/` holds examples with comments",
+    ),
+    Contract("traffic", TrafficInfo, "what `tracetool network RUN --json` prints"),
+    Contract("fabrics", FabricsInfo, "what `tracetool network --devices --json` prints"),
+    Contract(
+        "prices", PriceFile,
+        "the file of prices (TOML) that `tracetool network --prices` reads; `prices/` holds an example",
     ),
     Contract("sweep", SweepInfo, "what `tracetool sweep --json` prints"),
     Contract("written", WrittenInfo, "what `tracetool report --json` prints"),

@@ -26,7 +26,8 @@ from tracetool.units import (
     parse_duration_ns,
     parse_size_bytes,
 )
-from tracetool.whatif.wording import p2p_mode, placed, read_dc_map, seated
+from tracetool.whatif.on_network import seated
+from tracetool.whatif.wording import p2p_mode, placed, read_dc_map
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -20,9 +20,8 @@ from tracetool.model.pipeline import P2P_MODES
 from tracetool.model.scenario import LINK_SHARINGS, Scenario
 from tracetool.model.topology import Topology, parse_link
 from tracetool.network.file import NetworkChoice, read_network
-from tracetool.network.placement import Degrees
-from tracetool.network.seating import Seating
 from tracetool.units import format_bits, parse_size_bytes
+from tracetool.whatif.on_network import seated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -315,44 +314,6 @@ def placed(topology: Topology, dc_map: DCMap, found: Reconstruction) -> Topology
         rank_dcs=tuple(sorted(dc_map.of_known(positions, found.hosts).items())),
     )
     return replace(places, pipelines=pipelines_on_links(found, places))
-
-
-def seated(choice: NetworkChoice, found: Reconstruction) -> Topology:
-    """Where the ranks of the job are on a network, and which pipelines share what this one's messages pass.
-
-    Raises:
-        BadTopology: If the job does not fit the network.
-    """
-    known = {place.rank: place for place in found.coordinates if place.pipeline is not None}
-    own = found.observed.global_ranks
-    widths = {name: 1 + max((getattr(p, name) or 0 for p in known.values()), default=0) for name in ("tp", "cp", "dp")}
-    placement = choice.place(Degrees(**widths, pp=len(own)))
-    devices = {}
-    for rank, at in known.items():
-        stage = own.index(rank) if rank in own else at.pp or 0
-        of_job = placement.rank({"tp": at.tp or 0, "cp": at.cp or 0, "dp": at.dp or 0, "pp": stage})
-        devices[rank] = placement.devices[of_job]
-    lines: dict[int, dict[int, int]] = defaultdict(dict)
-    for rank, place in known.items():
-        if place.pipeline is not None and place.pp is not None:
-            lines[place.pipeline][place.pp] = devices[rank]
-    mine = tuple(devices[rank] for rank in own)
-    others = [tuple(line[at] for at in sorted(line)) for line in lines.values() if len(line) == len(own)]
-    algorithms = tuple(
-        (frozenset(placement.devices[rank] for rank in group), algorithm)
-        for dimension, algorithm in choice.algorithms.items()
-        for group in placement.groups(dimension)
-    )
-    seating = Seating(
-        choice.network, (mine, *(line for line in others if line != mine)), tuple(sorted(devices.items())), algorithms
-    ).sharing()
-    return Topology(
-        dcs=tuple(map(seating.place_of, mine)),
-        links=tuple(seating.resources),
-        rank_dcs=tuple((rank, seating.place_of(device)) for rank, device in seating.rank_devices),
-        pipelines=len(seating.pipelines),
-        seating=seating,
-    )
 
 
 def sharing_lines(scenario: Scenario) -> list[str]:

@@ -79,3 +79,8 @@ SELECT fact, subject, value, evidence, confidence
 FROM findings
 ORDER BY confidence, fact, subject
 LIMIT 20;
+
+-- Who sends most to whom in a step?
+SELECT step, src_rank, dst_rank, operation, payload_bytes / 2 ** 20 AS mib
+FROM traffic
+ORDER BY step, payload_bytes DESC, src_rank, dst_rank, operation;

@@ -1,0 +1,224 @@
+"""tracetool network: who sends how much to whom over which tier, and what a network is built of and costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tracetool.cli.output import FORCE, JSON, QUIET, ProgressBar, check_target, next_step, path_or_url, write_file
+from tracetool.cli.question import command_line
+from tracetool.errors import ScenarioError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from tracetool.network.fabric import DomainSize, Fabric, PriceFile
+    from tracetool.network.fabric import Kind as FabricKind
+    from tracetool.network.file import NetworkChoice
+    from tracetool.reconstruction import Reconstruction
+    from tracetool.reports.network import OnNetwork
+
+
+@click.command()
+@click.argument("paths", nargs=-1, type=path_or_url, metavar="[RUN_OR_TRACES]...")
+@click.option(
+    "--network",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="n.toml",
+    help="Tiers of a network, and how ranks are placed on it.",
+)
+@click.option(
+    "--sizes", metavar="1,2,4", help="Also replay with HB domains (the innermost tier) of these sizes: which pays."
+)
+@click.option("--devices", type=click.IntRange(1, 1 << 24), metavar="N", help="Without a recording: devices to join.")
+@click.option("--hb-domain", type=click.IntRange(1), metavar="K", help="Devices of an HB domain  [default: 8]")
+@click.option("--radix", type=click.IntRange(2), metavar="R", help="Ports of a switch  [default: 64]")
+@click.option(
+    "--compare",
+    metavar="clos3,rail-only",
+    help="Networks to compare with the first of them: clos, clos1, clos2, clos3, rail-optimised, rail-only.",
+)
+@click.option(
+    "--prices", type=click.Path(path_type=Path, dir_okay=False), metavar="p.toml", help="What switches and links cost."
+)
+@click.option("--hb-bandwidth", metavar="450GB/s", help="Of a device in its HB domain  [default: 450GB/s]")
+@click.option("--port-bandwidth", metavar="400Gbit/s", help="Of a device's port  [default: 400Gbit/s]")
+@click.option(
+    "-o",
+    "--output",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also a picture (.png, .svg, .pdf), .json, or the table traffic (.parquet, .csv).",
+)
+@FORCE
+@JSON
+@QUIET
+def network(
+    paths: tuple[Path, ...],
+    network: Path | None,
+    sizes: str | None,
+    devices: int | None,
+    hb_domain: int | None,
+    radix: int | None,
+    compare: str | None,
+    prices: Path | None,
+    hb_bandwidth: str | None,
+    port_bandwidth: str | None,
+    output: tuple[Path, ...],
+    *,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Show a recorded job's traffic on a network, or what networks take to be built.
+
+    \b
+    Examples:
+      tracetool network x.run --network n.toml -o traffic.png
+      tracetool network --devices 32768 --hb-domain 16 --radix 64 \\
+          --compare clos3,rail-optimised,rail-only --prices p.toml
+    """
+    for path in output:
+        check_target(path, force=force)
+    if bool(paths) == (devices is not None):
+        raise ScenarioError(
+            "tracetool network takes a recording and --network, or --devices alone.",
+            hint="tracetool network x.run --network n.toml, or tracetool network --devices 32768",
+        )
+    if not paths:
+        _refuse({"--network": network, "--sizes": sizes}, "recordings")
+        shown = _fabrics(devices or 1, hb_domain or 8, radix or 64, compare, prices, hb_bandwidth, port_bandwidth)
+    else:
+        of_fabrics = {
+            "--hb-domain": hb_domain, "--radix": radix, "--compare": compare, "--prices": prices,
+            "--hb-bandwidth": hb_bandwidth, "--port-bandwidth": port_bandwidth,
+        }  # fmt: skip
+        _refuse(of_fabrics, "--devices")
+        if network is None:
+            raise ScenarioError("which network is not said.", hint="add --network n.toml (tracetool help network)")
+        shown = _traffic(paths, network, sizes, quiet=quiet)
+    text, forms, after = shown
+    for path in output:
+        if path.suffix.lower() not in forms:
+            raise ScenarioError(
+                f"this is not written to {path.suffix or 'files without suffix'}: {path}.",
+                hint=f"use {', '.join(forms)}",
+            )
+        write_file(path, forms[path.suffix.lower()](), force=force)
+        click.echo(f"wrote {path}", err=True)
+    click.echo((forms[".json"]() if as_json else text()).decode(), nl=False)
+    if not as_json:
+        next_step(after, quiet=quiet)
+
+
+_Shown = tuple["Callable[[], bytes]", "dict[str, Callable[[], bytes]]", str]
+"""The text, what writes files by suffix, and the next command."""
+
+
+def _refuse(options: Mapping[str, object], needs: str) -> None:
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise ScenarioError(f"{', '.join(given)} {'is' if len(given) == 1 else 'are'} for {needs}.")
+
+
+def _fabrics(
+    devices: int, hb_domain: int, radix: int, compare: str | None, prices: Path | None, hb: str | None, port: str | None
+) -> _Shown:
+    from tracetool.errors import UnknownName
+    from tracetool.network.fabric import FABRICS, build, read_prices
+    from tracetool.reports.network import fabrics_info, fabrics_json, fabrics_text
+    from tracetool.reports.network.picture import fabrics_picture
+    from tracetool.reports.picture import PICTURE_SUFFIXES
+    from tracetool.units import parse_bandwidth_bytes_per_s
+
+    known: PriceFile | None = None if prices is None else read_prices(prices)
+    kinds: list[FabricKind] = []
+    for name in (compare or "clos,rail-optimised,rail-only").split(","):
+        kind = next((kind for kind in FABRICS if kind == name.strip()), None)
+        if kind is None:
+            raise UnknownName("network", name.strip(), FABRICS)
+        kinds.append(kind)
+    found: list[Fabric] = [
+        build(
+            kind, devices, radix, hb_domain, prices=known,
+            hb_bytes_per_s=parse_bandwidth_bytes_per_s(hb or "450GB/s"),
+            port_bytes_per_s=parse_bandwidth_bytes_per_s(port or "400Gbit/s"),
+        )
+        for kind in kinds
+    ]  # fmt: skip
+    info = fabrics_info(found, radix, hb_domain, known, command_line())
+    forms: dict[str, Callable[[], bytes]] = {".json": lambda: fabrics_json(info)}
+    for suffix, form in PICTURE_SUFFIXES.items():
+        forms[suffix] = lambda form=form: fabrics_picture(info, form)  # type: ignore[misc]
+    priced = "" if prices is None else f" --prices {prices}"
+    after = f"tracetool network --devices {devices} --hb-domain {2 * hb_domain} --radix {radix}{priced}"
+    return lambda: fabrics_text(info), forms, after
+
+
+def _traffic(paths: Sequence[Path], network: Path, sizes: str | None, *, quiet: bool) -> _Shown:
+    from tracetool.ingestion.runs import open_run
+    from tracetool.model.scenario import Scenario
+    from tracetool.network.file import read_network
+    from tracetool.reconstruction import reconstruct
+    from tracetool.reports import run_facts
+    from tracetool.reports.network import OnNetwork, sizes_text, traffic_json, traffic_rows, traffic_text
+    from tracetool.reports.network.picture import traffic_picture
+    from tracetool.reports.picture import PICTURE_SUFFIXES
+    from tracetool.whatif.on_network import busiest_time, job_traffic, seated
+
+    choice = read_network(network)
+    with ProgressBar(quiet=quiet) as progress:
+        run = open_run(list(paths), progress)
+    recording = reconstruct(run)
+    topology = seated(choice, recording)
+    if topology.seating is None:
+        raise ScenarioError("the recording has no ranks on the network.")
+    job = job_traffic(run, recording)
+    devices = [topology.seating.device_of.get(rank, 0) for rank in range(job.traffic.ranks)]
+    used = job.traffic.busiest(choice.network, devices)
+    when = busiest_time(recording, Scenario(topology=topology), used[0].link) if used else None
+    name = " ".join(map(str, paths))
+    facts = run_facts(name, run.manifest, command_line())
+    found: OnNetwork = OnNetwork(facts=facts, job=job, seating=topology.seating, used=used, when=when)
+    asked = None if sizes is None else _domain_sizes(sizes, choice, recording)
+    forms: dict[str, Callable[[], bytes]] = {".json": lambda: traffic_json(found)}
+    for suffix, form in PICTURE_SUFFIXES.items():
+        forms[suffix] = lambda form=form: traffic_picture(found, form)  # type: ignore[misc]
+    forms |= {".csv": lambda: traffic_rows(found).write_csv().encode(), ".parquet": lambda: _parquet(found)}
+
+    def text() -> bytes:
+        more = [] if asked is None else ["", *sizes_text(*asked)]
+        return traffic_text(found) + "".join(f"{line}\n" for line in more).encode()
+
+    return text, forms, f"tracetool replay {name} --network {network}"
+
+
+def _parquet(found: OnNetwork) -> bytes:
+    import io
+
+    from tracetool.reports.network import traffic_rows
+
+    file = io.BytesIO()
+    traffic_rows(found).write_parquet(file)
+    return file.getvalue()
+
+
+def _domain_sizes(text: str, choice: NetworkChoice, found: Reconstruction) -> tuple[list[DomainSize], int]:
+    """The step with HB domains of each size, and the size after which more does not pay."""
+    from tracetool.cli.output import parse_counts
+    from tracetool.model.scenario import Scenario
+    from tracetool.model.timeline import measure
+    from tracetool.network.fabric import domain_sizes
+    from tracetool.replays import replay
+    from tracetool.whatif.on_network import seated
+
+    inner = choice.network.tiers[0].name
+
+    def step_ns(size: int) -> int:
+        topology = seated(choice.with_figure(inner, "size", size), found)
+        return measure(replay(found.pipeline, found.pipeline.observed, Scenario(topology=topology)).timeline).step_ns
+
+    return domain_sizes(parse_counts(text), step_ns)

@@ -1,0 +1,199 @@
+"""Who sends how many bytes to whom in a step, by the dimension of parallelism that makes them.
+
+Collectives are counted as what rings carry, all-to-alls as what each rank sends every other one: what a pair exchanges
+is what one of them hands the other, not what passes on the way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from tracetool.network.placement import DIMENSIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import numpy as np
+
+    from tracetool.network.collectives import Kind
+    from tracetool.network.link import Link
+    from tracetool.network.placement import Dimension, Placement
+    from tracetool.network.tiers import Network, Tier
+
+    Int64s = np.ndarray[Any, np.dtype[np.int64]]
+
+MESSAGES = "messages"
+"""What pipeline stages send each other: no collective."""
+
+OTHER = "other"
+"""Groups along no one dimension."""
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """What the groups along a dimension move in a step.
+
+    Attributes:
+        kind: The collective, or that it is messages between neighbours.
+        payload_bytes: Of all of a step's together: of collectives their tensors, of messages what one neighbour sends.
+    """
+
+    kind: Kind | str
+    payload_bytes: float
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of a step by pair and dimension; a pair without traffic has no row.
+
+    Attributes:
+        ranks: Ranks of the job.
+        src: Sending rank.
+        dst: Receiving rank.
+        dimension: Number of what makes the bytes, among ``names``.
+        payload_bytes: Bytes.
+        names: Dimensions of parallelism.
+    """
+
+    ranks: int
+    src: Int64s
+    dst: Int64s
+    dimension: Int64s
+    payload_bytes: Int64s
+    names: tuple[str, ...] = (*DIMENSIONS, OTHER)
+
+    @property
+    def silent_ratio(self) -> float:
+        """Share of ordered pairs of ranks that exchange nothing."""
+        pairs = self.ranks * (self.ranks - 1)
+        import numpy as np
+
+        return 1 - len(np.unique(self.src * self.ranks + self.dst)) / pairs if pairs else 1.0
+
+    def by_dimension(self) -> dict[str, int]:
+        """Bytes of each dimension that makes any, the most first."""
+        import numpy as np
+
+        sums = np.bincount(self.dimension, weights=self.payload_bytes, minlength=len(self.names))
+        found = {name: round(total) for name, total in zip(self.names, sums.tolist(), strict=True) if total}
+        return dict(sorted(found.items(), key=lambda each: -each[1]))
+
+    def tiers(self, network: Network, devices: Sequence[int]) -> Int64s:
+        """The tier at which each row's devices meet, by number."""
+        import numpy as np
+
+        at = np.asarray(devices, np.int64)
+        src, dst = at[self.src], at[self.dst]
+        found = np.full(len(src), len(network.tiers) - 1, np.int64)
+        for number, tier in reversed(list(enumerate(network.tiers))):
+            found[src // tier.size == dst // tier.size] = number
+        return found
+
+    def busiest(self, network: Network, devices: Sequence[int]) -> list[Used]:
+        """Every resource that bytes pass, the one first that they occupy longest."""
+        import numpy as np
+
+        keys, first = np.unique(self.src * self.ranks + self.dst, return_inverse=True)
+        sums = np.zeros((len(keys), len(self.names)))
+        np.add.at(sums, (first, self.dimension), self.payload_bytes)
+        used: dict[Link, list[float]] = {}
+        tier_of: dict[Link, Tier] = {}
+        for key, of_pair in zip(keys.tolist(), sums.tolist(), strict=True):
+            for link, tier in network.passed(devices[key // self.ranks], devices[key % self.ranks]):
+                tier_of[link] = tier
+                so_far = used.setdefault(link, [0.0] * len(self.names))
+                for number, size in enumerate(of_pair):
+                    so_far[number] += size
+        found = [
+            Used(link, tier_of[link].name, dict(zip(self.names, map(round, sizes), strict=True)))
+            for link, sizes in used.items()
+        ]
+        return sorted(found, key=lambda each: (-each.busy_ns, each.link.name))
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What passes a resource in a step.
+
+    Attributes:
+        link: The resource.
+        tier: Of which tier it is.
+        by_dimension: Bytes by what makes them.
+    """
+
+    link: Link
+    tier: str
+    by_dimension: Mapping[str, int]
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of all."""
+        return sum(self.by_dimension.values())
+
+    @property
+    def busy_ns(self) -> int:
+        """How long its whole bandwidth would need for them."""
+        return round(self.payload_bytes * 10**9 / self.link.bandwidth_bytes_per_s)
+
+    @property
+    def mostly(self) -> str:
+        """The dimension that makes most of them."""
+        return max(self.by_dimension, key=lambda name: self.by_dimension[name])
+
+
+Row = tuple[int, int, str, float]
+"""Sending and receiving rank, dimension, bytes."""
+
+
+def of_rows(ranks: int, rows: Iterable[Row]) -> Traffic:
+    """Traffic from rows; those of the same pair and dimension are added up."""
+    import numpy as np
+
+    names = (*DIMENSIONS, OTHER)
+    numbers = {name: number for number, name in enumerate(names)}
+    sums: dict[tuple[int, int, int], float] = {}
+    for src, dst, name, size in rows:
+        key = src, dst, numbers.get(name, numbers[OTHER])
+        sums[key] = sums.get(key, 0.0) + size
+    columns = np.array([(*key, round(size)) for key, size in sums.items() if src != dst or key[0] != key[1]], np.int64)
+    return Traffic(ranks, *columns.reshape(-1, 4).T)
+
+
+def edges(kind: Kind | str, group: Sequence[int], payload_bytes: float) -> list[tuple[int, int, float]]:
+    """What members of a group send each other in a collective: sender, receiver, bytes.
+
+    Args:
+        kind: The collective; messages go both ways between neighbours.
+        group: Its ranks in order.
+        payload_bytes: Of the whole tensor, or of what one neighbour sends another.
+    """
+    ranks = len(group)
+    if ranks < 2:
+        return []
+    if kind == MESSAGES:
+        there = [(a, b, payload_bytes) for a, b in pairwise(group)]
+        return [*there, *((b, a, size) for a, b, size in there)]
+    if kind == "alltoall":
+        return [(a, b, payload_bytes / ranks) for a in group for b in group if a != b]
+    if kind in ("broadcast", "reduce"):
+        return [(a, b, payload_bytes) for a, b in pairwise(group)]
+    rounds = 2 if kind == "allreduce" else 1
+    carried = rounds * (ranks - 1) / ranks * payload_bytes
+    return [(a, b, carried) for a, b in zip(group, [*group[1:], group[0]], strict=True)]
+
+
+def of_job(placement: Placement, volumes: Mapping[Dimension, Sequence[Volume]]) -> Traffic:
+    """Traffic of a job whose groups along each dimension all move the same.
+
+    Args:
+        placement: The job.
+        volumes: What the groups along each dimension move in a step.
+    """
+    rows: list[Row] = []
+    for dimension, moved in volumes.items():
+        for group in placement.groups(dimension):
+            for volume in moved:
+                rows += [(a, b, dimension, size) for a, b, size in edges(volume.kind, group, volume.payload_bytes)]
+    return of_rows(placement.degrees.ranks, rows)

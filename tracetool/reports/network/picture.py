@@ -1,0 +1,101 @@
+"""Traffic as a heat map of ranks beside bars of tiers; and what networks are built of, as bars."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tracetool.reports.picture import SERIES, save
+from tracetool.units import format_size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from tracetool.network.traffic import Traffic
+    from tracetool.reports.network import FabricsInfo, OnNetwork
+    from tracetool.reports.picture import PictureFormat
+
+MOST_CELLS = 512
+"""Cells along a side of the map: of more ranks several share one, which shows their sum."""
+
+
+def traffic_picture(found: OnNetwork, picture_format: PictureFormat) -> bytes:
+    """Who sends how much to whom, and which tier carries it."""
+    return save(partial(_traffic, found), picture_format)
+
+
+def _traffic(found: OnNetwork) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    heat, bars = figure.subplots(1, 2, width_ratios=(3, 2))
+    draw_heat(heat, found.job.traffic)
+    tiers = found.tier_bytes()
+    bars.barh(list(tiers), [size / 2**30 for size in tiers.values()], color=SERIES[0])
+    for place, size in enumerate(tiers.values()):
+        bars.annotate(format_size(size), (size / 2**30, place), (3, 0), textcoords="offset points", va="center")
+    bars.margins(x=0.25)
+    bars.set_xlabel("GiB a step that ranks exchange which meet at a tier")
+    bars.invert_yaxis()
+    silent = f"{found.job.traffic.silent_ratio:.1%} of pairs exchange nothing"
+    figure.suptitle(f"{found.facts.name} on {found.seating.network.name}: {silent}")
+    return figure
+
+
+def draw_heat(axes: Axes, traffic: Traffic) -> None:
+    """A cell per pair of ranks, or of as many ranks as fit.
+
+    Args:
+        axes: Where.
+        traffic: What.
+    """
+    import numpy as np
+    from matplotlib.colors import LogNorm
+
+    each = -(-traffic.ranks // MOST_CELLS)
+    side = -(-traffic.ranks // each)
+    cells = np.zeros(side * side)
+    np.add.at(cells, traffic.src // each * side + traffic.dst // each, traffic.payload_bytes)
+    shown = np.ma.masked_equal(cells.reshape(side, side), 0)
+    norm = LogNorm() if shown.count() else None
+    image = axes.imshow(
+        shown,
+        norm=norm,
+        cmap="viridis",
+        interpolation="nearest",
+        extent=(-0.5, side * each - 0.5, side * each - 0.5, -0.5),
+    )
+    axes.set_xlabel("receiving rank")
+    axes.set_ylabel("sending rank" + (f" ({each} in a cell)" if each > 1 else ""))
+    if shown.count():
+        axes.figure.colorbar(image, ax=axes, label="bytes a step")
+
+
+def fabrics_picture(info: FabricsInfo, picture_format: PictureFormat) -> bytes:
+    """Switches, links, and money where it is known, of each network against the first."""
+    return save(partial(_fabrics, info), picture_format)
+
+
+def _fabrics(info: FabricsInfo) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 3.5), layout="constrained")
+    axes = figure.subplots()
+    first = info.fabrics[0]
+    shares = {
+        "switches": [one.switches / first.switches for one in info.fabrics],
+        "links": [one.links / first.links for one in info.fabrics],
+    }
+    if first.cost:
+        shares["cost"] = [(one.cost or 0) / first.cost for one in info.fabrics]
+    room = 0.8 / len(shares)
+    for number, (name, values) in enumerate(shares.items()):
+        places = [place + number * room for place in range(len(values))]
+        axes.bar(places, [100 * value for value in values], room, label=name, color=SERIES[number])
+    axes.set_xticks([place + room * (len(shares) - 1) / 2 for place in range(len(info.fabrics))])
+    axes.set_xticklabels([f"{one.kind}\n{one.tiers} tiers" for one in info.fabrics])
+    axes.set_ylabel(f"% of {first.kind}")
+    axes.set_title(f"{info.devices:,} devices, switches of {info.radix} ports, HB domains of {info.hb_domain}")
+    axes.legend()
+    return figure

@@ -1,0 +1,172 @@
+"""A recorded job on a network: where its ranks are, and what they send each other in a step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from tracetool.model.dc_map import DCMap
+from tracetool.model.topology import Topology
+from tracetool.network.collectives import kind_of
+from tracetool.network.placement import DIMENSIONS, Degrees
+from tracetool.network.seating import Seating
+from tracetool.network.traffic import OTHER, Traffic, edges, of_rows
+from tracetool.reconstruction.steps.crossing import find_crossing
+from tracetool.replays import replay
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.model.scenario import Scenario
+    from tracetool.network.file import NetworkChoice
+    from tracetool.network.link import Link
+    from tracetool.network.traffic import Row
+    from tracetool.reconstruction import Reconstruction
+    from tracetool.reconstruction.capture.coordinates import Coordinates
+    from tracetool.store.run import Run
+
+
+def seated(choice: NetworkChoice, found: Reconstruction) -> Topology:
+    """Where the ranks of the job are on a network, and which pipelines share what this one's messages pass.
+
+    Raises:
+        BadTopology: If the job does not fit the network.
+    """
+    known = {place.rank: place for place in found.coordinates if place.pipeline is not None}
+    own = found.observed.global_ranks
+    widths = {name: 1 + max((getattr(p, name) or 0 for p in known.values()), default=0) for name in ("tp", "cp", "dp")}
+    placement = choice.place(Degrees(**widths, pp=len(own)))
+    devices = {}
+    for rank, at in known.items():
+        stage = own.index(rank) if rank in own else at.pp or 0
+        of_job = placement.rank({"tp": at.tp or 0, "cp": at.cp or 0, "dp": at.dp or 0, "pp": stage})
+        devices[rank] = placement.devices[of_job]
+    lines: dict[int, dict[int, int]] = defaultdict(dict)
+    for rank, place in known.items():
+        if place.pipeline is not None and place.pp is not None:
+            lines[place.pipeline][place.pp] = devices[rank]
+    mine = tuple(devices[rank] for rank in own)
+    others = [tuple(line[at] for at in sorted(line)) for line in lines.values() if len(line) == len(own)]
+    algorithms = tuple(
+        (frozenset(placement.devices[rank] for rank in group), algorithm)
+        for dimension, algorithm in choice.algorithms.items()
+        for group in placement.groups(dimension)
+    )
+    seating = Seating(
+        choice.network, (mine, *(line for line in others if line != mine)), tuple(sorted(devices.items())), algorithms
+    ).sharing()
+    return Topology(
+        dcs=tuple(map(seating.place_of, mine)),
+        links=tuple(seating.resources),
+        rank_dcs=tuple((rank, seating.place_of(device)) for rank, device in seating.rank_devices),
+        pipelines=len(seating.pipelines),
+        seating=seating,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class JobTraffic:
+    """What the ranks of a recorded job send each other in a step.
+
+    Attributes:
+        traffic: By pair of global ranks.
+        step: The step; None if the capture cannot be cut into steps: then all of it is counted.
+        unsized: Operations whose size is unknown: they are left out.
+        unrecorded: Ranks of the job that were not recorded: what only they send is not in it.
+        unfamiliar: Operations that move their bytes in ways that are not known: they are left out.
+    """
+
+    traffic: Traffic
+    step: int | None
+    unsized: int
+    unrecorded: int
+    unfamiliar: tuple[str, ...]
+
+
+def job_traffic(run: Run, found: Reconstruction) -> JobTraffic:
+    """Who sends how many bytes to whom in the step that was looked at.
+
+    Args:
+        run: The Run.
+        found: What was reconstructed of it: along which dimension a group lies.
+    """
+    places = {place.rank: place for place in found.coordinates}
+    crossing = find_crossing(run, DCMap("each rank alone", by_rank={rank: f"rank{rank}" for rank in places}))
+    rows: list[Row] = []
+    unsized = 0
+    unfamiliar = set()
+    for message in crossing.messages:
+        if message.payload_bytes is None:
+            unsized += message.messages
+            continue
+        rows.append((message.src_rank, message.dst_rank, "pp", message.payload_bytes))
+    for moved in crossing.collectives:
+        kind = kind_of(moved.operation)
+        if moved.operation == "barrier":
+            continue
+        if moved.payload_bytes is None:
+            unsized += moved.operations
+        elif kind is None:
+            unfamiliar.add(moved.operation)
+        else:
+            dimension = _dimension([places[rank] for rank in moved.ranks if rank in places])
+            rows += [(a, b, dimension, size) for a, b, size in edges(kind, moved.ranks, moved.payload_bytes)]
+    return JobTraffic(
+        traffic=of_rows(max(places, default=-1) + 1, rows),
+        step=crossing.step,
+        unsized=unsized,
+        unrecorded=sum(not place.recorded for place in places.values()),
+        unfamiliar=tuple(sorted(unfamiliar)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """When messages of the replayed pipeline occupy a resource most: the fullest tenth of the window.
+
+    Attributes:
+        start_ns: Its begin, from the first forward on.
+        end_ns: Its end.
+        busy_ratio: Share of it that the resource is occupied.
+    """
+
+    start_ns: int
+    end_ns: int
+    busy_ratio: float
+
+
+_PARTS = 10
+
+
+def busiest_time(found: Reconstruction, scenario: Scenario, link: Link) -> When | None:
+    """When a resource is busiest as the recorded order runs on a network; None if no message of the pipeline passes it.
+
+    Args:
+        found: The recording.
+        scenario: The what-if with the network.
+        link: The resource.
+    """
+    timeline = replay(found.pipeline, found.pipeline.observed, scenario).timeline
+    end_ns = max(op.end_ns for op in timeline.ops)
+    edges_ns = [end_ns * part // _PARTS for part in range(_PARTS + 1)]
+    busy = [0] * _PARTS
+    for sent in timeline.transfers:
+        path = scenario.topology.path(sent.src_rank, sent.dst_rank) or ()
+        if all(passed.name != link.name for passed in path):
+            continue
+        start, end = sent.start_ns, sent.start_ns + link.occupancy_ns(sent.payload_bytes or 0)
+        for part, (low, high) in enumerate(pairwise(edges_ns)):
+            busy[part] += max(0, min(end, high) - max(start, low))
+    part = busy.index(max(busy))
+    if not busy[part]:
+        return None
+    low, high = edges_ns[part], edges_ns[part + 1]
+    return When(low, high, busy[part] / (high - low))
+
+
+def _dimension(members: Sequence[Coordinates]) -> str:
+    """The one dimension that the members of a group differ in."""
+    varied = [name for name in DIMENSIONS if len({getattr(place, name) for place in members}) > 1]
+    return varied[0] if len(varied) == 1 else OTHER
