@@ -1,0 +1,113 @@
+"""tracetool network: traffic of a recording, and networks compared; one screen, JSON by its schema, files."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import jsonschema
+import polars as pl
+import pytest
+from helpers.recorded import ROOT, SAMPLES
+
+from tracetool.cli import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SAMPLE = str(SAMPLES / "h100-1f1b")
+NETWORK = """\
+placement = "pp across dc"
+[[tier]]
+name = "hb"
+size = 1
+bandwidth = "450GB/s"
+[[tier]]
+name = "rail"
+size = 2
+bandwidth = "400Gbit/s"
+latency = "5us"
+[[tier]]
+name = "dc"
+size = 4
+shared_by = "pair"
+bandwidth = "25Gbit/s"
+latency = "10ms"
+"""
+FABRICS = ["network", "--devices", "32768", "--hb-domain", "16", "--compare", "clos3,rail-optimised,rail-only"]
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> str:
+    path = tmp_path / "n.toml"
+    path.write_text(NETWORK, encoding="utf-8")
+    return str(path)
+
+
+def schema(name: str) -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(json.loads((ROOT / "schemas" / f"{name}.schema.json").read_text("utf-8")))
+
+
+def test_traffic_of_a_recording(network: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Four stages in two DCs: 3 of 6 pairs are neighbours, and a third of the messages crosses."""
+    files = [tmp_path / name for name in ("t.parquet", "t.csv", "t.png", "t.json")]
+    asked = ["network", SAMPLE, "--network", network]
+    assert run([*asked, *(word for path in files for word in ("-o", str(path)))]) == 0
+    lines = capsys.readouterr().out.replace(str(SAMPLES), "sample_traces").splitlines()
+    assert lines[0].startswith("50.0% of pairs of ranks exchange nothing; tier rail joins those that exchange")
+    assert all(len(line) <= 80 for line in lines if not line.startswith("Next"))
+    assert len(lines) <= 24
+    rows = pl.read_parquet(files[0])
+    assert rows.columns == ["src_rank", "dst_rank", "dimension", "tier", "payload_bytes"]
+    assert rows.equals(pl.read_csv(files[1], schema=rows.schema))
+    assert dict(rows.group_by("tier").agg(pl.len()).iter_rows()) == {"rail": 4, "dc": 2}
+    found = json.loads(files[3].read_text("utf-8"))
+    schema("traffic").validate(found)
+    assert sum(found["by_tier_bytes"].values()) == rows["payload_bytes"].sum() == found["by_dimension_bytes"]["pp"]
+    crossing = found["by_tier_bytes"]["dc"] // 2
+    busiest = found["resources"][0]
+    assert (busiest["name"], busiest["busy_ns"]) == ("rail0-rail1", round(crossing / 3.125))
+    assert 0 < found["busiest_when"]["busy_ratio"] <= 1
+    assert run(["sql", SAMPLE, "SELECT sum(payload_bytes)::BIGINT AS b FROM traffic GROUP BY step", "--json"]) == 0
+    assert {row["b"] for row in json.loads(capsys.readouterr().out)} == {found["by_dimension_bytes"]["pp"]}
+
+
+def test_the_size_of_hb_domains_that_pays(network: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["network", SAMPLE, "--network", network, "--sizes", "1,2"]) == 2
+    assert "which are not several whole groups of hb (2)" in capsys.readouterr().err
+    assert run(["network", SAMPLE, "--network", network, "--sizes", "1"]) == 0
+    assert "HB domains larger than 1 do not pay" in capsys.readouterr().out
+
+
+def test_networks_are_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    prices = ROOT / "schemas" / "prices" / "example.toml"
+    picture = tmp_path / "f.svg"
+    assert run([*FABRICS, "--prices", str(prices), "-o", str(picture)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("Against clos3 rail-only saves 40% of the switches, 33% of the links")
+    assert "1 tier with HB domains of 512" in " ".join(out.split())
+    assert len(out.splitlines()) <= 24
+    assert all(len(line) <= 80 for line in out.splitlines() if not line.startswith("Next"))
+    assert picture.read_bytes().startswith(b"<?xml")
+    assert run([*FABRICS, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    schema("fabrics").validate(found)
+    assert [one["switches"] for one in found["fabrics"]] == [2560, 2560, 1536]
+    assert found["hb_domain_for_tiers"] == {"3": 1, "2": 16, "1": 512}
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (["network"], "takes a recording and --network, or --devices alone"),
+        (["network", SAMPLE], "which network is not said"),
+        (["network", SAMPLE, "--devices", "8"], "takes a recording"),
+        (["network", "--devices", "64", "--sizes", "1,2"], "--sizes is for recordings"),
+        (["network", SAMPLE, "--radix", "64"], "--radix is for --devices"),
+        ([*FABRICS[:5], "--compare", "torus"], "torus"),
+        (["network", "--devices", "64", "-o", "x.txt"], "is not written to .txt"),
+    ],
+)
+def test_what_does_not_go_together(words: list[str], fault: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words) == 2
+    assert fault in capsys.readouterr().err
