@@ -31,6 +31,7 @@ from tracetool.cli.info import info
 from tracetool.cli.ingest import ingest
 from tracetool.cli.network import network
 from tracetool.cli.output import flags_of
+from tracetool.cli.overlap import overlap
 from tracetool.cli.paper import paper
 from tracetool.cli.question import named_paths
 from tracetool.cli.replay import replay
@@ -79,8 +80,8 @@ def cli() -> None:
 
 
 for command in (
-    ingest, info, replay, report, advise, sweep, explain, validate, compare, baseline, network, paper, sql, schedules,
-    config, completion, print_help,
+    ingest, info, replay, report, advise, sweep, explain, overlap, validate, compare, baseline, network, paper, sql,
+    schedules, config, completion, print_help,
 ):  # fmt: skip
     cli.add_command(command)
 for _, command in leaves(cli):

@@ -147,8 +147,13 @@ def _read_apart(
     return [task for task, _ in both], [outcome for _, outcome in both]
 
 
-def cached_run(paths: Sequence[Path], progress: Progress) -> Run:
+def cached_run(paths: Sequence[Path], progress: Progress, *, keep: tuple[str, ...] = ()) -> Run:
     """The Run of these traces, from the user's cache if the same content was read before.
+
+    Args:
+        paths: Trace files, or folders to look through.
+        progress: Told about bytes read.
+        keep: What is read only on request.
 
     The cache is ``$TRACETOOL_CACHE``, else ``tracetool`` under ``$XDG_CACHE_HOME`` or ``~/.cache``; its
     entries are named by the digests of the traces and of the tool's code, so that no change of the tool
@@ -158,7 +163,7 @@ def cached_run(paths: Sequence[Path], progress: Progress) -> Run:
     base = os.environ.get("TRACETOOL_CACHE")
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tracetool"
     folder = Path(base).expanduser() if base else default
-    target = folder / f"{digest_of(discovery.sources)[:24]}-{code_digest()[:8]}.run"
+    target = folder / ("-".join((digest_of(discovery.sources)[:24], code_digest()[:8], *keep)) + ".run")
     name = " ".join(str(path) for path in paths)
     try:
         return Run(target, name=name)
@@ -167,7 +172,7 @@ def cached_run(paths: Sequence[Path], progress: Progress) -> Run:
         if not is_run(target):
             shutil.rmtree(target, ignore_errors=True)
     try:
-        write_run(discovery, target, force=True, progress=progress)
+        write_run(discovery, target, force=True, progress=progress, options=IngestOptions(keep=keep))
     except StoreError as error:
         hint = "set $TRACETOOL_CACHE to a folder that can be written, or ingest to a Run first"
         raise StoreError(f"the cache cannot be used: {error.message}", hint=hint) from error

@@ -13,8 +13,10 @@ from tracetool.baselines import Value
 from tracetool.comparison.report import REPORT_SCHEMA, ReportInfo
 from tracetool.network.fabric import PriceFile
 from tracetool.network.file import NetworkFile
+from tracetool.overlap.measured import MeasuredVariants
 from tracetool.reports.advice.json import AdviceInfo
 from tracetool.reports.answer.json import WrittenInfo
+from tracetool.reports.checks.overlap import OverlapComparisonInfo, OverlapInfo
 from tracetool.reports.checks.stragglers import StragglersInfo
 from tracetool.reports.checks.trends import TrendsInfo
 from tracetool.reports.checks.validation import ValidationInfo
@@ -59,6 +61,9 @@ _CONTRACTS = (
     Contract("explanation", ExplanationInfo, "what `tracetool explain --json` prints"),
     Contract("measured", MeasuredFile, "the file of measured steps that `tracetool validate` reads"),
     Contract("validation", ValidationInfo, "what `tracetool validate --json` prints"),
+    Contract("overlap", OverlapInfo, "what `tracetool overlap --json` prints"),
+    Contract("measured-overlap", MeasuredVariants, "the file that `tracetool overlap --measured` reads"),
+    Contract("overlap-comparison", OverlapComparisonInfo, "what `tracetool overlap --measured --json` prints"),
     Contract("geopipe", GeoPipeInfo, "what `tracetool paper geopipe --json` prints"),
     Contract("scenario", ScenarioFile, "the file of named what-ifs (TOML) that `tracetool sweep --scenario` reads"),
     Contract(
@@ -135,9 +140,7 @@ def _readme() -> str:
     lines = [
         "# schemas",
         "",
-        "Generated from `tracetool/tables/`, `tracetool/ingestion/recording.py`,",
-        "`tracetool/validation/measured.py`, `tracetool/sweeps/scenario_file.py`, `tracetool/network/file.py` and",
-        "`tracetool/reports/`",
+        "Generated from the declarations of tables, of files that are read, and of results (`tracetool/reports/`)",
         f"(schema version {SCHEMA_VERSION}) by",
         "`python -m tracetool.reports.schemas schemas`; a test compares. Do not edit.",
         "",

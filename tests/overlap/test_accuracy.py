@@ -1,0 +1,86 @@
+"""Predictions from recordings of layers as they are, against ways that were measured without a profiler."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+import pytest
+from helpers.recorded import ROOT, data
+
+from tracetool.overlap.measured import read_measured
+from tracetool.overlap.prediction import compare
+from tracetool.overlap.recording import read_recordings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tracetool.overlap.prediction import OverlapComparison, PredictedVariant
+
+H200 = ROOT / "tests" / "data" / "h200-overlap"
+RECORDED = {(8192, 4096, 2752), (8192, 8192, 7168)}
+
+
+@cache
+def compared(traces: tuple[Path, ...], measured: Path) -> OverlapComparison:
+    return compare(read_recordings(traces), read_measured(measured)[0])
+
+
+def h200() -> OverlapComparison:
+    return compared((H200 / "traces",), H200 / "measured.json")
+
+
+def h100() -> OverlapComparison:
+    folder = data("h100-tp")
+    plain = tuple(sorted(folder.glob("traces/*_coll")))
+    assert len(plain) == 4
+    return compared(plain, folder / "measured.json")
+
+
+def mean_error(rows: list[PredictedVariant]) -> float:
+    errors = [abs(row.error_ratio) for row in rows if row.error_ratio is not None]
+    assert len(errors) == len(rows)
+    return sum(errors) / len(errors)
+
+
+def is_recorded(row: PredictedVariant) -> bool:
+    shape = row.measured.shape
+    return (shape.tokens, shape.hidden, shape.ffn_per_rank) in RECORDED
+
+
+def test_four_h100_from_plain_layers_alone() -> None:
+    """28 rows; the four beyond 8 % are named in 'tracetool help overlap'."""
+    done = h100()
+    assert mean_error(list(done.rows)) < 0.05
+    beyond = {row.measured.variant for row in done.rows if abs(row.error_ratio or 1) > 0.08}
+    assert beyond <= {"rs_p2p", "rs_sliced2", "ag_sliced4", "ag_sliced8"}
+    assert (done.max_error_ratio or 1) < 0.16
+
+
+def test_who_wins_on_four_h100() -> None:
+    assert [(winner.side, winner.predicted) for winner in h100().winners] == [("ag", "ag_coll"), ("rs", "rs_coll")] * 2
+    assert all(winner.is_right for winner in h100().winners)
+
+
+@pytest.mark.parametrize("transport", ["nvlink", "host"])
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded shapes", "other shapes"])
+def test_two_h200(transport: str, *, recorded: bool) -> None:
+    rows = [row for row in h200().rows if row.measured.transport == transport and is_recorded(row) is recorded]
+    assert len(rows) >= 32
+    most = {("nvlink", True): 0.03, ("nvlink", False): 0.065, ("host", True): 0.015, ("host", False): 0.035}
+    assert mean_error(rows) < most[transport, recorded]
+
+
+def test_who_wins_on_two_h200() -> None:
+    """Five shapes, both sides, both transports: overlap wins in some of them and loses in others."""
+    winners = h200().winners
+    assert len(winners) == 20
+    assert all(winner.is_right for winner in winners)
+    assert {winner.predicted.partition("_")[2] for winner in winners} >= {"coll", "async_tp", "sliced4", "p2p"}
+
+
+def test_doubtful_rows_say_why() -> None:
+    for row in h200().rows:
+        guessed = not is_recorded(row) and "only" not in row.measured.variant
+        assert ("its kernel is a guess" in (row.reason or "")) is guessed
+    assert any(row.time and row.time.is_host_bound and "host" in (row.reason or "") for row in h200().rows)

@@ -1,0 +1,200 @@
+"""Whether overlap pays for recorded layers: every way on each side of a layer, and the fastest."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tracetool.errors import BadQuery, ReconstructError
+from tracetool.overlap.calibration import calibrate
+from tracetool.overlap.measured import Timing
+from tracetool.overlap.prediction import CallTime, call_time
+from tracetool.overlap.variants import ELEMENT_BYTES, LayerShape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.overlap.machine import Machine
+    from tracetool.overlap.recording import LayerRecording
+
+NONE = "none"
+_IN_A_ROW = Timing(calls=8)
+"""Layers follow each other: what a host needs before the first one counts an eighth."""
+WAYS = (NONE, "slice:2", "slice:4", "slice:8", "p2p", "p2p:2", "async-tp")
+"""Ways that are tried unless others are named."""
+_WAY = re.compile(r"(?P<way>none|slice|p2p|async-tp)(?::(?P<count>[1-9]\d?))?$")
+_VARIANTS = {"none": "coll", "slice": "sliced", "p2p": "p2p", "async-tp": "async_tp"}
+ERROR_RATIO = 0.08
+"""Largest error of rows that the device bounds, on recorded layers, but for single ones; of differences likewise."""
+HOST_ERROR_RATIO = 0.16
+"""The same of rows that the host bounds."""
+_PEAK_FLOPS_PER_NS = {"A100": 312_000.0, "H100": 989_000.0, "H200": 989_000.0, "H20": 148_000.0, "B200": 2_250_000.0}
+"""Dense 16 bit peak by device, as vendors publish it (SXM)."""
+
+
+def parse_ways(text: str) -> tuple[str, ...]:
+    """The ways of a list such as ``none,slice:4,p2p``; none is always among them, first.
+
+    Raises:
+        BadQuery: If one is no way.
+    """
+    ways = [each.strip() for each in text.split(",")]
+    for way in ways:
+        match = _WAY.match(way)
+        if match is None or (match["count"] and match["way"] in {"none", "async-tp"}) or way == "slice":
+            raise BadQuery(
+                f"{way!r} is no way to overlap.", hint="ways are none, slice:N, p2p, p2p:N and async-tp, as in slice:4"
+            )
+    return (NONE, *dict.fromkeys(way for way in ways if way != NONE))
+
+
+def variant_of(way: str, side: str) -> str:
+    """The variant that a way is on a side of a layer."""
+    name, _, count = way.partition(":")
+    return f"{side}_{_VARIANTS[name]}{count}"
+
+
+@dataclass(frozen=True, slots=True)
+class WayTime:
+    """One way on one side of a layer.
+
+    Attributes:
+        way: The way.
+        time: What a call takes.
+        exposed_ns: What it takes beyond the product alone.
+        error_ratio: How far the time may be off.
+        mfu_ratio: Model FLOPS utilisation: operations of the product over what the device could do meanwhile; None of
+            a device whose peak is not known.
+    """
+
+    way: str
+    time: CallTime
+    exposed_ns: float
+    error_ratio: float
+    mfu_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSide:
+    """One side of a layer: an all-gather that a product eats (ag), or a reduce-scatter that one feeds (rs).
+
+    Attributes:
+        shape: The layer.
+        side: ag or rs.
+        ranks: Of the group.
+        ways: As it is (none) first.
+    """
+
+    shape: LayerShape
+    side: str
+    ranks: int
+    ways: tuple[WayTime, ...]
+
+    @property
+    def best(self) -> WayTime:
+        """The fastest way."""
+        return min(self.ways, key=lambda way: way.time.call_ns)
+
+    @property
+    def next_best(self) -> WayTime | None:
+        """The fastest way that overlaps; None if none was asked for."""
+        return min(self.ways[1:], key=lambda way: way.time.call_ns, default=None)
+
+    def gain_ratio(self, way: WayTime) -> float:
+        """What a way takes less than the layer as it is, over that."""
+        return 1 - way.time.call_ns / self.ways[0].time.call_ns
+
+    @property
+    def pays_without_host(self) -> WayTime | None:
+        """The fastest way if hosts took no time, where it is faster than the layer as it is by more than its error."""
+        best = min(self.ways, key=lambda way: way.time.device_ns)
+        gain = 1 - best.time.device_ns / self.ways[0].time.device_ns
+        return best if gain > ERROR_RATIO else None
+
+    @property
+    def pays(self) -> bool | None:
+        """Whether some way is faster by more than its error; None if the error leaves that open."""
+        found = self.next_best
+        if found is None:
+            return False
+        gain = self.gain_ratio(found)
+        if abs(gain) <= found.error_ratio:
+            return None
+        return gain > 0
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapAnswer:
+    """Whether overlap pays for recorded layers.
+
+    Attributes:
+        device: Name of the device.
+        machine: What is known of it.
+        sides: Of each layer.
+        left: Recordings that were not used, and why.
+    """
+
+    device: str
+    machine: Machine
+    sides: tuple[LayerSide, ...]
+    left: tuple[str, ...]
+
+
+def answer_for(recordings: Sequence[LayerRecording], ways: Sequence[str] = WAYS) -> OverlapAnswer:
+    """Evaluate ways for every layer that was recorded as it is.
+
+    Args:
+        recordings: Of layers.
+        ways: What to try; none first.
+
+    Raises:
+        ReconstructError: If no product stands beside a collective.
+    """
+    machine = calibrate(recordings)
+    found = dict.fromkeys(side for each in recordings if not each.has_exchanges for side in _sides_of(each))
+    if not found:
+        raise ReconstructError(
+            "no matrix product stands beside a collective of its bytes.",
+            hint="CUDA graphs and compiled kernels hide them; so do recordings without shapes",
+        )
+    device = recordings[0].device
+    sides = tuple(
+        LayerSide(shape, side, machine.gather.ranks, tuple(_way(way, side, shape, machine, device) for way in ways))
+        for shape, side in found
+    )
+    left = tuple(
+        f"{each.name}: sends and receives, as of a layer that overlaps already"
+        for each in recordings
+        if each.has_exchanges
+    )
+    return OverlapAnswer(device, machine, sides, left)
+
+
+def _sides_of(recording: LayerRecording) -> list[tuple[LayerShape, str]]:
+    """Sides of layers: products whose input an all-gather gives, or whose result a reduce-scatter takes."""
+    sides = []
+    for collective in recording.collectives:
+        whole = collective.part_bytes * collective.ranks
+        for product in recording.products:
+            shape = product.shape
+            width = shape.columns if collective.scatter else shape.depth
+            other = shape.depth if collective.scatter else shape.columns
+            if shape.rows * width * ELEMENT_BYTES == whole:
+                sides.append((LayerShape(shape.rows, width, other), "rs" if collective.scatter else "ag"))
+    return sides
+
+
+def _way(way: str, side: str, shape: LayerShape, machine: Machine, device: str) -> WayTime:
+    time = call_time(variant_of(way, side), shape, machine, _IN_A_ROW)
+    if time is None:
+        raise BadQuery(f"{way!r} is no way to overlap.")
+    product = shape.gathered(shape.tokens) if side == "ag" else shape.scattered(shape.tokens)
+    peak = next((peak for name, peak in _PEAK_FLOPS_PER_NS.items() if name in device), None)
+    return WayTime(
+        way,
+        time,
+        time.call_ns - machine.products.time(product).alone_ns,
+        HOST_ERROR_RATIO if time.is_host_bound else ERROR_RATIO,
+        None if peak is None else product.flops / time.call_ns / peak,
+    )

@@ -1,0 +1,232 @@
+"""What a way to run a layer would take, which way is fastest, and how that compares with measured ones."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tracetool.overlap.calibration import calibrate
+from tracetool.overlap.program import Stream
+from tracetool.overlap.simulation import Physics, Simulation
+from tracetool.overlap.variants import LayerShape, issue_calls, side_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from tracetool.overlap.machine import Machine
+    from tracetool.overlap.measured import MeasuredVariant, MeasuredVariants, Timing
+    from tracetool.overlap.program import Program
+    from tracetool.overlap.recording import LayerRecording
+
+_DEVICE_BOUND_RATIO = 0.93
+"""Of the predicted time, what the device alone would take: below it the host bounds the call."""
+_FASTER_RATIO = 0.03
+"""Variants within this of each other are as fast."""
+_NO_HOST_NS = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class CallTime:
+    """What one call takes.
+
+    Attributes:
+        call_ns: Mean over the orders in which works that are ready together may start.
+        device_ns: What it would take if the host took no time.
+    """
+
+    call_ns: float
+    device_ns: float
+
+    @property
+    def is_host_bound(self) -> bool:
+        """Whether the host's calls decide it."""
+        return self.device_ns < _DEVICE_BOUND_RATIO * self.call_ns
+
+
+def call_time(variant: str, shape: LayerShape, machine: Machine, timing: Timing) -> CallTime | None:
+    """What one call of a variant takes; None if no variant has this name.
+
+    Args:
+        variant: Its name.
+        shape: The layer.
+        machine: What runs it.
+        timing: How calls are timed.
+    """
+    free = replace(machine, call_ns=_NO_HOST_NS)
+    programs = [
+        issue_calls(variant, shape, each, calls=timing.calls, ahead_ns=timing.host_ahead_ns) for each in (machine, free)
+    ]
+    issued, by_device = programs
+    if issued is None or by_device is None:
+        return None
+    times = _expected_ns(issued, machine.gather.ranks), last_end_ns(by_device, [False, True])
+    return CallTime(*((time - timing.host_ahead_ns) / timing.calls for time in times))
+
+
+def _expected_ns(program: Program, ranks: int) -> float:
+    """Mean over which ranks' works come second where either may come first: each rank's is even odds."""
+    if all(work.stream is Stream.COMPUTE for work in program.works):
+        return last_end_ns(program, [False])
+    same = 0.5**ranks
+    return (
+        same * last_end_ns(program, [False])
+        + same * last_end_ns(program, [True])
+        + (1 - 2 * same) * last_end_ns(program, [False, True])
+    )
+
+
+def last_end_ns(program: Program, late: Sequence[bool], physics: Physics | None = None) -> float:
+    """When the compute stream of the slowest rank is done with all works, those that it waits for included."""
+    spans = Simulation(program, physics or Physics(), late).run()
+    awaited = set(program.awaited())
+    return max(
+        ended
+        for of_rank in spans
+        for number, (_, ended) in of_rank.items()
+        if program.works[number].stream is Stream.COMPUTE or number in awaited
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedVariant:
+    """A measured variant beside its prediction.
+
+    Attributes:
+        measured: The row.
+        time: The prediction; None if there is none.
+        reason: Why there is none, or why it is doubtful.
+    """
+
+    measured: MeasuredVariant
+    time: CallTime | None
+    reason: str | None
+
+    @property
+    def predicted_ms(self) -> float | None:
+        """Predicted time of a call."""
+        return None if self.time is None else self.time.call_ns / 1e6
+
+    @property
+    def error_ratio(self) -> float | None:
+        """Predicted over measured time, minus one."""
+        return None if self.time is None else self.time.call_ns / 1e6 / self.measured.measured_ms - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Winner:
+    """Which way is fastest for one side of a layer.
+
+    Attributes:
+        shape: The layer.
+        transport: What the bytes go over.
+        side: ag (all-gather and product) or rs (product and reduce-scatter).
+        measured: The fastest that was measured.
+        predicted: The one that is predicted to be.
+        lead_ratio: By how much the fastest one measured is faster than the slowest one.
+        lost_ratio: How much longer than the fastest the predicted one was measured to take.
+    """
+
+    shape: LayerShape
+    transport: str
+    side: str
+    measured: str
+    predicted: str
+    lead_ratio: float
+    lost_ratio: float
+
+    @property
+    def is_right(self) -> bool:
+        """Whether no other was measured to be faster by more than what is as fast."""
+        return self.lost_ratio <= _FASTER_RATIO
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapComparison:
+    """Measured variants beside predictions.
+
+    Attributes:
+        rows: In the file's order.
+        winners: Per layer, transport and side.
+    """
+
+    rows: tuple[PredictedVariant, ...]
+    winners: tuple[Winner, ...]
+
+    @property
+    def errors(self) -> tuple[float, ...]:
+        """Signed errors of all rows that have a prediction."""
+        return tuple(row.error_ratio for row in self.rows if row.error_ratio is not None)
+
+    @property
+    def mape_ratio(self) -> float | None:
+        """Mean absolute error; None if nothing is predicted."""
+        return sum(map(abs, self.errors)) / len(self.errors) if self.errors else None
+
+    @property
+    def max_error_ratio(self) -> float | None:
+        """Largest absolute error; None if nothing is predicted."""
+        return max(map(abs, self.errors), default=None)
+
+
+def compare(recordings: Sequence[LayerRecording], measured: MeasuredVariants) -> OverlapComparison:
+    """Predict every row of a file of measured variants from recordings of the same machine.
+
+    Args:
+        recordings: Of layers as they are. Where folders of some are named as a row's transport, the row is predicted
+            from those alone.
+        measured: The file.
+
+    Raises:
+        ReconstructError: If the recordings tell nothing of the machine.
+    """
+    machines = {
+        name: calibrate(_of_transport(recordings, name)) for name in {row.transport for row in measured.results}
+    }
+    rows = tuple(_predict(row, machines[row.transport], measured.timing) for row in measured.results)
+    return OverlapComparison(rows, tuple(_winners(rows)))
+
+
+def _of_transport(recordings: Sequence[LayerRecording], transport: str) -> Sequence[LayerRecording]:
+    named = [each for each in recordings if transport in each.name.split("/")]
+    return named or recordings
+
+
+def _predict(row: MeasuredVariant, machine: Machine, timing: Timing) -> PredictedVariant:
+    if row.group_size != machine.gather.ranks:
+        return PredictedVariant(row, None, f"recorded are groups of {machine.gather.ranks} ranks")
+    shape = row.layer
+    if shape.tokens % row.group_size:
+        return PredictedVariant(row, None, f"{shape.tokens} tokens are no multiple of {row.group_size} ranks")
+    time = call_time(row.variant, shape, machine, timing)
+    if time is None:
+        return PredictedVariant(row, None, f"no variant is named {row.variant}")
+    return PredictedVariant(row, time, _doubt(row.variant, shape, machine, time))
+
+
+def _doubt(variant: str, shape: LayerShape, machine: Machine, time: CallTime) -> str | None:
+    """Why a prediction is less sure than most."""
+    product = shape.gathered(shape.tokens) if side_of(variant) == "ag" else shape.scattered(shape.tokens)
+    doubts = []
+    if time.is_host_bound:
+        doubts.append("the host's calls bound it, whose time without the profiler is an estimate (15 % off)")
+    if product not in machine.products.known and "only" not in variant:
+        doubts.append("no product of this shape was recorded: its kernel is a guess")
+    return "; ".join(doubts) or None
+
+
+def _winners(rows: Iterable[PredictedVariant]) -> Iterator[Winner]:
+    layers: dict[tuple[LayerShape, str, str], list[PredictedVariant]] = defaultdict(list)
+    for row in rows:
+        side = side_of(row.measured.variant)
+        if side is not None and row.time is not None:
+            layers[row.measured.layer, row.measured.transport, side].append(row)
+    for (shape, transport, side), of_layer in layers.items():
+        if len(of_layer) > 1:
+            best = min(of_layer, key=lambda row: row.measured.measured_ms).measured
+            said = min(of_layer, key=lambda row: row.time.call_ns if row.time else 0.0).measured
+            most = max(row.measured.measured_ms for row in of_layer)
+            yield Winner(
+                shape, transport, side, best.variant, said.variant,
+                most / best.measured_ms - 1, said.measured_ms / best.measured_ms - 1,
+            )  # fmt: skip

@@ -1,0 +1,199 @@
+"""What recordings of single layers hold: products with their shapes, collectives, and what the host's calls took."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import TYPE_CHECKING
+
+from tracetool.errors import DuplicateRank, ReconstructError
+from tracetool.ingestion import Silent, cached_run, discover
+from tracetool.overlap.products import ProductShape, Tile, tile_of
+from tracetool.store.run import Run, is_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from tracetool.ingestion import Progress
+
+_PRODUCTS = """
+SELECT k.rank, k.start_ns, k.duration_ns, k.name, o.args
+FROM events k JOIN events o ON o.rank = k.rank AND o.external_id = k.external_id
+WHERE k.category = 'kernel' AND o.category = 'op' AND o.name IN ('aten::mm', 'aten::addmm')
+ORDER BY k.rank, k.start_ns
+"""
+_COLLECTIVES = """
+SELECT c.operation, c.rank, c.end_ns - c.start_ns, c.payload_bytes, len(c.group_ranks), k.blocks
+FROM comms c LEFT JOIN events k
+    ON k.rank = c.rank AND k.category = 'kernel' AND k.start_ns = c.start_ns AND k.stream = c.stream
+WHERE c.start_ns IS NOT NULL
+ORDER BY c.rank, c.position
+"""
+_CALLS = """
+SELECT rank, duration_ns FROM events
+WHERE category = 'op' AND regexp_matches(name, '^c10d::.*(allgather|reduce_scatter)') ORDER BY rank, start_ns
+"""
+_GATHERS = ("_allgather_base", "all_gather", "allgather", "all_gather_into_tensor")
+_SCATTERS = ("_reduce_scatter_base", "reduce_scatter", "reduce_scatter_tensor")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedProduct:
+    """A product that ran in a recording.
+
+    Attributes:
+        shape: Its shape.
+        tile: The tile that its kernel's name tells; None if it tells none.
+        duration_ns: Mean of the ranks' medians.
+    """
+
+    shape: ProductShape
+    tile: Tile | None
+    duration_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCollective:
+    """An all-gather or reduce-scatter that ran in a recording.
+
+    Attributes:
+        scatter: Whether it is a reduce-scatter.
+        part_bytes: What each rank gave (all-gather) or got (reduce-scatter).
+        duration_ns: Once all ranks were there: of each call the rank that waited least, and the median of the calls.
+        blocks: Thread blocks of its kernel.
+        ranks: Of its group.
+    """
+
+    scatter: bool
+    part_bytes: int
+    duration_ns: float
+    blocks: int
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRecording:
+    """One recording.
+
+    Attributes:
+        name: Its path.
+        device: Name of the device.
+        sms: Its SMs; None if the trace does not tell.
+        products: Of each shape.
+        collectives: Of each kind and size.
+        call_ns: What the slowest rank's host spent on a collective's call, with the profiler; None if it made none.
+        has_exchanges: Whether it holds sends and receives: then it is no layer as it is without overlap.
+    """
+
+    name: str
+    device: str
+    sms: int | None
+    products: tuple[RecordedProduct, ...]
+    collectives: tuple[RecordedCollective, ...]
+    call_ns: float | None
+    has_exchanges: bool
+
+
+def read_recordings(paths: Sequence[Path], progress: Progress | None = None) -> list[LayerRecording]:
+    """Read every recording in some folders.
+
+    Args:
+        paths: Runs, trace files, or folders; a folder with several recordings has a folder for each.
+        progress: Told about bytes read.
+
+    Raises:
+        TraceToolError: If something cannot be read.
+    """
+    runs: list[Run] = []
+    for path in paths:
+        if is_run(path):
+            runs.append(Run(path))
+        else:
+            runs += [cached_run([one], progress or Silent(), keep=("args",)) for one in _apart(path)]
+    return [_recording(run) for run in runs]
+
+
+def _apart(path: Path) -> Iterator[Path]:
+    """The recordings in a folder: itself, unless ranks occur twice in it."""
+    try:
+        discover([path])
+    except DuplicateRank:
+        folders = sorted(each for each in path.iterdir() if each.is_dir()) if path.is_dir() else []
+        if not folders:
+            raise
+        for folder in folders:
+            yield from _apart(folder)
+        return
+    yield path
+
+
+def _recording(run: Run) -> LayerRecording:
+    """What one Run holds.
+
+    Raises:
+        ReconstructError: If it was read without the shapes of products.
+    """
+    connection = run.connection
+    ((device, sms),) = connection.execute("SELECT any_value(device_name), any_value(sm_count) FROM ranks").fetchall()
+    rows = connection.execute(_PRODUCTS).fetchall()
+    if rows and all(args is None for *_, args in rows):
+        raise ReconstructError(
+            f"{run.name} does not keep the shapes of products.",
+            hint="name the traces instead of the Run",
+        )
+    collectives = connection.execute(_COLLECTIVES).fetchall()
+    return LayerRecording(
+        run.name,
+        device or "",
+        sms,
+        tuple(_products(rows)),
+        tuple(_collectives(collectives)),
+        max(_by_rank(connection.execute(_CALLS).fetchall()), default=None),
+        any(row[0] in {"send", "recv"} for row in collectives),
+    )
+
+
+def _warm(values: Sequence[float]) -> Sequence[float]:
+    """The later half: earlier calls warm up."""
+    return values[len(values) // 2 :]
+
+
+def _by_rank(rows: Sequence[tuple[int, float]]) -> list[float]:
+    """Of each rank, the median."""
+    by_rank: dict[int, list[float]] = defaultdict(list)
+    for rank, duration in rows:
+        by_rank[rank].append(duration)
+    return [median(_warm(durations)) for durations in by_rank.values()]
+
+
+def _products(rows: Sequence[tuple[int, int, int, str, str | None]]) -> Iterator[RecordedProduct]:
+    found: dict[tuple[ProductShape, str], list[tuple[int, float]]] = defaultdict(list)
+    for rank, _, duration, kernel, args in rows:
+        shape = _shape(args)
+        if shape is not None:
+            found[shape, kernel].append((rank, duration))
+    for (shape, kernel), durations in found.items():
+        yield RecordedProduct(shape, tile_of(kernel), fmean(_by_rank(durations)))
+
+
+def _shape(args: str | None) -> ProductShape | None:
+    """The shape that an op's arguments tell."""
+    dims = json.loads(args or "{}").get("Input Dims", ())
+    matrices = [each for each in dims if isinstance(each, list) and len(each) == 2]
+    if len(matrices) < 2 or matrices[-2][1] != matrices[-1][0]:
+        return None
+    return ProductShape(matrices[-2][0], matrices[-1][1], matrices[-1][0])
+
+
+def _collectives(rows: Sequence[tuple[str, int, int, int | None, int, int | None]]) -> Iterator[RecordedCollective]:
+    calls: dict[tuple[bool, int, int, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for operation, rank, duration, payload, size, blocks in rows:
+        if operation in (*_GATHERS, *_SCATTERS) and payload and size > 1:
+            scatter = operation in _SCATTERS
+            calls[scatter, payload // size, blocks or 0, size][rank].append(duration)
+    for (scatter, part, blocks, size), by_rank in calls.items():
+        together = [min(of_call) for of_call in zip(*by_rank.values(), strict=False)]
+        yield RecordedCollective(scatter, part, median(_warm(together)), blocks, size)
