@@ -161,6 +161,7 @@ class Best:
         now: The recorded order over the same links; None if it could not be replayed.
         as_good: As sure, and not longer by more than the error of the difference.
         unproven: Shorter, but predictions rest on less; the shortest of each schedule.
+        unchecked: Schedules of which it is unknown whether they fit.
     """
 
     among: SweepPoint
@@ -168,6 +169,7 @@ class Best:
     now: SweepPoint | None
     as_good: tuple[SweepPoint, ...] = ()
     unproven: tuple[SweepPoint, ...] = ()
+    unchecked: tuple[str, ...] = ()
 
     @property
     def change_ratio(self) -> float | None:
@@ -192,6 +194,7 @@ class Best:
             now=self.now,
             hbm_bytes=self.among.hbm_bytes,
             is_near_the_limit=self.point is not None and self.point.is_near_the_limit,
+            unchecked=self.unchecked,
         )
 
 
@@ -212,7 +215,16 @@ def best_of_each(points: Sequence[SweepPoint], now: Sequence[SweepPoint], pipeli
     for candidates in scenarios.values():
         recorded = next((one for one in candidates if one.schedule == names[one.microbatches] and one.step_ns), None)
         chosen = choose(candidates, is_recorded, names[candidates[0].microbatches])
-        found.append(Best(candidates[0], chosen.best, recorded, chosen.as_good, chosen.unproven))
+        found.append(
+            Best(
+                among=candidates[0],
+                point=chosen.best,
+                now=recorded,
+                as_good=chosen.as_good,
+                unproven=chosen.unproven,
+                unchecked=unchecked(candidates),
+            )
+        )
     return tuple(found)
 
 
@@ -254,11 +266,7 @@ class Sweep:
             return None
         first = self.best[0].point if self.best else None
         offers = [
-            replace(
-                each.offer(each.among.scenario or ""),
-                first_plan=self._plan_there(first, each),
-                unchecked=unchecked(p for p in self.points if scenario_of(p) == scenario_of(each.among)),
-            )
+            replace(each.offer(each.among.scenario or ""), first_plan=self._plan_there(first, each))
             for each in self.best
         ]
         return Decision(today=self.today, offers=tuple(offers))

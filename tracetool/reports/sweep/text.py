@@ -66,11 +66,8 @@ def render_text(
         told = [*told[:_SCREEN_SENTENCES], f"{len(told) - _SCREEN_SENTENCES} more: -v."]
     asked = [facts.name, *_summary(found)] if verbose else _summary(found)[:1]
     lines = [*wrapped(told, table_width()), "", *asked, "", *_best(found, _ROWS if verbose else _SCREEN_ROWS, kept)]
-    parts = [
-        _knees(found, verbose=verbose),
-        _pareto(found, price, kept) if price else [],
-        wrapped(trouble_lines(found)),
-    ]
+    front = _pareto(found, price, kept) if price else []
+    parts = [_knees(found, verbose=verbose), front, wrapped(trouble_lines(found))]
     if not verbose and lines_left([*lines, *chain(*parts)]) < 1:
         parts[0] = []  # the first sentence says where more bandwidth stops paying
     lines += chain(*parts)
@@ -82,10 +79,9 @@ def _found_best(found: Sweep) -> list[str]:
     """Which schedules are best in how many scenarios, and where more bandwidth stops paying for them."""
     count = Counter(each.point.schedule for each in found.best if each.point is not None)
     if not count:
-        told = nothing_fits(unchecked(found.points), "in any scenario")
-        return [f"{told[0].upper()}{told[1:]}."]
-    every = format_count(len(found.best), "scenario")
-    best = f"Best of {every}: {', '.join(f'{name} in {number:,}' for name, number in count.most_common())}"
+        return [f"In every scenario {nothing_fits(unchecked(found.points))}."]
+    often = ", ".join(f"{name} in {number:,}" for name, number in count.most_common())
+    best = f"Best of {format_count(len(found.best), 'scenario')}: {often}"
     knees = [knee for knee in found.knees if knee.bandwidth_bytes_per_s and count[knee.schedule]]
     if not knees:
         return [f"{best}."]
@@ -95,20 +91,16 @@ def _found_best(found: Sweep) -> list[str]:
 
 def _summary(found: Sweep) -> list[str]:
     points = found.points
-    count = Counter(_state(point) for point in points)
-    states = [f"{number:,} {state}" for state, number in count.items()]
-    lines = [f"{format_count(len(points), 'point')}: {', '.join(states)}"]
-    lines.append(f"schedules tried: {', '.join(dict.fromkeys(point.schedule for point in points))}")
+    states = [f"{number:,} {state}" for state, number in Counter(map(_state, points)).items()]
+    names = dict.fromkeys(point.schedule for point in points)
+    lines = [f"{format_count(len(points), 'point')}: {', '.join(states)}", f"schedules tried: {', '.join(names)}"]
     for axis in _AXES:
         told = [v for v in dict.fromkeys(getattr(point, axis.name) for point in points) if v not in (None, ())]
         if told:
             texts = [value if isinstance(value, str) else _value(axis.name, value) for value in told]
-            listed = (
-                (", " if axis.name != "dcs" else "; ").join(texts)
-                if len(texts) <= _LISTED
-                else f"{texts[0]} to {texts[-1]}"
-            )
-            many = "" if len(texts) <= _LISTED else f" ({len(texts)} values)"
+            are_few = len(texts) <= _LISTED
+            listed = ("; " if axis.name == "dcs" else ", ").join(texts) if are_few else f"{texts[0]} to {texts[-1]}"
+            many = "" if are_few else f" ({len(texts)} values)"
             others = "; scenarios whose links differ: see notes" if any(_differ(p, axis.name) for p in points) else ""
             lines.append(f"{_WORDS[axis.name]}: {listed} {axis.unit}".rstrip() + many + others)
     modes: dict[str, list[str]] = {}
@@ -187,10 +179,7 @@ def _spread(values: list[_T], count: int) -> list[_T]:
 
 
 def _along(row: object, axes: Iterable[_Axis]) -> Cells:
-    return {
-        _head(axis): "differ" if _differ(row, axis.name) else _value(axis.name, getattr(row, axis.name))
-        for axis in axes
-    }
+    return {_head(a): "differ" if _differ(row, a.name) else _value(a.name, getattr(row, a.name)) for a in axes}
 
 
 def _head(axis: _Axis) -> str:
