@@ -49,6 +49,20 @@ ALLOWED: dict[str, str] = {
     "sweep /headline": "what to run in each named scenario",
     "schedules /*/constraints": "every schedule that splits the backward says so",
     "schedules /*/summary": "summaries name no option",
+    "explain /causes": "what follows the window has causes too",
+    "explain /causes/*": "what follows the window has causes too",
+    "explain /causes/*/*": "what follows the window has causes too",
+    "explain /causes/*/*/*": "what follows the window has causes too",
+    "explain /causes/*/*/*/*": "what follows the window has causes too",
+    "explain /other_causes_ns": "what follows the window has causes too",
+    "explain /over_no_links": "what links make of collectives inside computes",
+    "replay /baseline/cross_dc_step_ns": "what links add to the step",
+    "replay /results/*/cross_dc_step_ns": "what links add to the step",
+    "advise /now/cross_dc_step_ns": "what links add to the step",
+    "replay /alike_ns": "uneven stages are told from stragglers",
+    "replay /steps/*/alike_ns": "uneven stages are told from stragglers",
+    "replay /slow_stage": "uneven stages are told from stragglers",
+    "replay /slow_rank": "uneven stages are told from stragglers",
 }
 
 # Commands in the order in which they need each other's files; ``> FILE`` keeps what a command prints.
