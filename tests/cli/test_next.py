@@ -22,6 +22,19 @@ H100, ASCEND, LABELLED = (str(SAMPLES / name) for name in ("h100-1f1b", "ascend-
 FILES = [str(path) for path in sorted((SAMPLES / "h100-1f1b").glob("rank*"))]
 DC, LINK = ["--dc", "0-1,2-3"], ["--link", "dc0-dc1=25Gbit/s,10ms"]
 SWEPT = ["sweep", H100, "--schedule", "1f1b,geopipe", *DC, "--no-knees", "--jobs", "1"]
+NETWORK = """\
+[[tier]]
+name = "node"
+size = 2
+bandwidth = "450GB/s"
+latency = "1us"
+
+[[tier]]
+name = "wan"
+size = 4
+bandwidth = "25Gbit/s"
+latency = "10ms"
+"""
 PAPER = ["paper", "geopipe", "--model", "13b", "--efficiency", "55%", "--microbatches", "16", "--distances", "80km"]
 COMMANDS = [
     ["info", H100], ["info", H100, *DC], ["info", ASCEND], ["info", *FILES[:1]],
@@ -39,6 +52,8 @@ COMMANDS = [
     [*SWEPT, "--bandwidth", "2.5GB/s", "--distance", "80km", "--hbm", "64GB,80GiB", "-o", "k.csv"],
     [*SWEPT, "--bandwidth", "10..40Gbit/s*3", "--latency", "1ms", "--p2p", "per-edge", "-o", "k.png", "-o", "k.json"],
     [*SWEPT, "--bandwidth", "25Gbit/s", "--latency", "2ms", "--hbm", "1MiB", "-o", "k.csv"],
+    ["sweep", H100, "--schedule", "1f1b", "--network", "n.toml", "--no-knees", "--jobs", "1", "-o", "k.csv"],
+    ["advise", H100, "--schedule", "1f1b", "--network", "n.toml"],
     ["explain", H100], ["explain", *FILES, "--schedule", "gpipe", "-v"], ["explain", ASCEND, "-v"],
     ["sql", H100], ["sql", H100, "bubbles"], ["sql", f"{H100},{LABELLED}"],
     ["compare", "base.json", "base.json"], ["compare", "base.json", "slower.json", "--fail-on", "step_ns>+2%"],
@@ -55,6 +70,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with reports and a history; what would open a browser does nothing."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BROWSER", "true")
+    (tmp_path / "n.toml").write_text(NETWORK, encoding="utf-8")
     report(tmp_path / "base.json")
     report(tmp_path / "slower.json", tuple(f * 1.05 for f in QUIET_STEPS))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import click
 import jsonschema
@@ -13,9 +14,6 @@ from helpers.recorded import SAMPLES
 
 from tracetool.cli import cli, run
 from tracetool.cli.settings import commands_with_settings, settable
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SAMPLE = str(SAMPLES / "h100-1f1b")
 LINKED = """\
@@ -163,6 +161,15 @@ def test_what_cannot_be_set_is_refused_with_its_file_line_and_key(
     assert _said(capsys, 0, "replay", SAMPLE, "--no-config", "-q")[0]
 
 
+@pytest.mark.usefixtures("project")
+def test_a_network_that_is_typed_goes_ahead_of_set_links(capsys: pytest.CaptureFixture[str]) -> None:
+    tier = '[[tier]]\nname = "{}"\nsize = {}\nbandwidth = "25Gbit/s"\nlatency = "1ms"\n'
+    Path("n.toml").write_text(tier.format("node", 2) + tier.format("wan", 4), encoding="utf-8")
+    out, said = _said(capsys, 0, "replay", SAMPLE, "--schedule", "1f1b", "--network", "n.toml", "--json")
+    assert "--hbm 80GiB (" in said
+    assert "--dc" not in said + json.loads(out)["command"]
+
+
 def test_files_that_are_set_lie_beside_the_settings(capsys: pytest.CaptureFixture[str], project: Path) -> None:
     (project.parent / "map.csv").write_text("rank,dc\n0,a\n1,a\n2,b\n3,b\n", encoding="utf-8")
     project.write_text('[tool.tracetool]\ndc = "map.csv"\nlink = "a-b=25Gbit/s,10ms"\n', encoding="utf-8")
@@ -173,7 +180,12 @@ def test_next_commands_ask_the_same_where_nothing_is_set(capsys: pytest.CaptureF
     text = LINKED.replace("[tool.tracetool]", "[tool.tracetool.advise]").replace('"1f1b", "gpipe"', '"1f1b"')
     project.write_text(text, encoding="utf-8")
     following = _said(capsys, 0, "advise", SAMPLE)[0].splitlines()[-1]
-    assert "--dc 0-1,2-3 --link dc0-dc1=25Gbit/s,10ms --hbm 80GiB" in following
+    for words in ("--dc 0-1,2-3", "--link dc0-dc1=25Gbit/s,10ms", "--hbm 80GiB"):
+        assert words in following
+    following = _said(capsys, 0, "replay", SAMPLE, "--no-config")[0].splitlines()[-1]
+    assert following == f"Next: tracetool replay {SAMPLE} --no-config -o gantt.png"
+    following = _said(capsys, 0, "explain", SAMPLE, "--config", str(project))[0].splitlines()[-1]
+    assert following == f"Next: tracetool replay {SAMPLE} --schedule gpipe --no-config -o gantt.png"
 
 
 def test_the_schema_takes_what_a_file_may_set_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:

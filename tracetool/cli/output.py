@@ -141,9 +141,9 @@ def following(verb: str, *more: str, without: Collection[str] = ()) -> str:
     command = context.find_root().command
     for word in verb.split():
         command = command.commands[word] if isinstance(command, click.Group) else command
-    taken = {option.name for option in command.params}
+    taken = {option.name for option in command.params} - _OF_THE_CALL - {*without}
     for option in sorted(context.command.params, key=lambda each: isinstance(each, click.Option)):
-        if option.name in {*_OF_THE_CALL, *without} or option.name not in taken or not is_given(context, option.name):
+        if option.name not in taken or not is_given(context, option.name):
             continue
         value = context.params.get(option.name or "")
         for one in value if isinstance(value, tuple) else (value,):
@@ -151,10 +151,14 @@ def following(verb: str, *more: str, without: Collection[str] = ()) -> str:
                 words.append(flag_of(option) if one else option.secondary_opts[0])
             else:
                 words += [*([flag_of(option)] if isinstance(option, click.Option) else []), str(one)]
-    return shlex.join([*words, *more])
+    # What was set and is heeded stands among the words: nothing else is to be.
+    alone = ["--no-config"] if is_given(context, "config") or is_given(context, "no_config") else []
+    return shlex.join([*words, *alone, *more])
 
 
-_OF_THE_CALL = frozenset({"output", "force", "as_json", "quiet", "verbose", "chakra", "run_target", "debug", "jobs"})
+_OF_THE_CALL = frozenset({
+    "output", "force", "as_json", "quiet", "verbose", "chakra", "run_target", "debug", "config", "no_config", "jobs",
+})  # fmt: skip
 
 _OPENED = {
     ".html": "a browser opens it", ".perfetto.json": "https://ui.perfetto.dev opens it",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 import click
 
 from tracetool.cli.output import DC, PATH_OR_URL, ProgressBar, complete_links, path_or_url
-from tracetool.cli.settings import in_effect
+from tracetool.cli.settings import ahead_of, in_effect
 from tracetool.errors import BadQuery, ScenarioError
 from tracetool.model.notice import Notice, NoticeCode, SubjectKind
 from tracetool.model.pipeline import P2P_MODES, POSTED_AHEAD_NEEDS
@@ -56,6 +56,7 @@ NETWORK = click.option(
     "--network",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="n.toml",
+    callback=ahead_of("dc", "link"),
     help="Tiers of a network, and how ranks are placed on it, instead of --dc and --link (tracetool help network).",
 )
 _OPTIONS = (
@@ -64,6 +65,7 @@ _OPTIONS = (
         "--link",
         multiple=True,
         shell_complete=complete_links,
+        callback=ahead_of("network"),
         metavar="dc0-dc1=25Gbit/s,10ms",
         help="Link between two data centres, both ways; dc0->dc1 for one way; 800km for the latency. Repeatable.",
     ),

@@ -247,13 +247,14 @@ def _replay_of(best: Sequence[SweepPoint], paths: tuple[Path, ...]) -> str | Non
         asked += ["--extra-forwards", ",".join(map(str, point.extra_forwards))]
     asked += ["--microbatches", str(point.microbatches)] if is_given(context, "microbatches") else []
     asked += ["--p2p", point.p2p] if is_given(context, "p2p") else []
-    if point.dcs:
+    if point.dcs and words["network"] is None:
         asked += ["--dc", places]
-    if point.bandwidth_bytes_per_s is not None and point.latency_ns is not None:
-        exact = Link("", "", point.bandwidth_bytes_per_s, point.latency_ns).figures.split(",")
-        rate = _typed(words["bandwidth"], parse_bandwidth_bytes_per_s, point.bandwidth_bytes_per_s) or exact[0]
-        late = _typed(words["latency"], parse_duration_ns, point.latency_ns)
-        figures = f"{rate},{late or _typed(words['distance'], parse_distance_ns, point.latency_ns) or exact[1]}"
+    bandwidth, latency = point.bandwidth_bytes_per_s, point.latency_ns
+    if bandwidth is not None and latency is not None and words["network"] is None:
+        exact = Link("", "", bandwidth, latency).figures.split(",")
+        rate = _typed(words["bandwidth"], parse_bandwidth_bytes_per_s, bandwidth) or exact[0]
+        late = _typed(words["latency"], parse_duration_ns, latency)
+        figures = f"{rate},{late or _typed(words['distance'], parse_distance_ns, latency) or exact[1]}"
         fixed = {frozenset((link.src_dc, link.dst_dc)) for text in words["link"] for link in parse_link(text)}
         pairs = dict.fromkeys(frozenset(pair) for pair in pairwise(point.dcs) if pair[0] != pair[1])
         for pair in (pair for pair in pairs if pair not in fixed):
