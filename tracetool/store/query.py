@@ -15,7 +15,7 @@ from tracetool.tables.metrics import IN_REPORTS, METRICS
 from tracetool.tables.run import OF_A_PIPELINE, TABLES, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     import duckdb
@@ -70,6 +70,11 @@ def seal(connection: duckdb.DuckDBPyConnection) -> None:
 def table_sources(folder: Path) -> dict[str, str]:
     """For each table of a Run, what to select from to read it."""
     return {name: f"read_parquet({quoted(f'{pattern(location(folder))}/{name}/*.parquet')})" for name in TABLES}
+
+
+def files_source(folder: Path, names: Iterable[str]) -> str:
+    """What to select from to read some of a Run's files, named within it."""
+    return f"read_parquet([{', '.join(quoted(f'{pattern(location(folder))}/{name}') for name in names)}])"
 
 
 def empty_source(table: Table) -> str:

@@ -10,6 +10,8 @@ import pickle
 import shutil
 import tempfile
 import zlib
+from collections import defaultdict
+from copy import copy
 from dataclasses import is_dataclass
 from enum import Enum
 from functools import cached_property
@@ -18,13 +20,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tracetool.errors import AlreadyExists, NotARun, Option, SchemaVersion, StoreError, UnknownName, command_or_call
-from tracetool.store import WHOLE, as_path, is_local, part_path, read_parts, remove_tree, whole_file, write_part
-from tracetool.store.query import Lens, connect, empty_source, make_views, seal, table_sources
+from tracetool.store import (
+    WHOLE,
+    as_path,
+    is_local,
+    part_path,
+    read_parts,
+    remove_tree,
+    source_part,
+    whole_file,
+    write_part,
+)
+from tracetool.store.query import Lens, connect, empty_source, files_source, make_views, seal, table_sources
 from tracetool.tables.run import SCHEMA_VERSION, TABLES
 from tracetool.version import code_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
 
     import duckdb
@@ -32,6 +44,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 _KEPT = ".kept"
+_WORTH_FILES = 32
 _PACKAGE = __name__.partition(".")[0]
 
 
@@ -154,6 +167,7 @@ class Run(Lens):
         self.path = path
         self.name = name or str(path)
         self._through: Mapping[str, str] = {}
+        self._narrowed: Mapping[str, Sequence[str]] = {}
         try:
             self.manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
             version = str(self.manifest["schema_version"])
@@ -228,6 +242,7 @@ class Run(Lens):
     def sources(self) -> dict[str, str]:
         """For each table, what its view selects from."""
         sources = table_sources(self.path) | {name: empty_source(TABLES[name]) for name in self._later}
+        sources |= {name: files_source(self.path, names) for name, names in self._narrowed.items()}
         return sources | {name: _over(query, sources[name]) for name, query in self._through.items()}
 
     def overlay(self, queries: Mapping[str, str]) -> Run:
@@ -236,11 +251,43 @@ class Run(Lens):
         Args:
             queries: Per table, a query in which ``{recorded}`` stands for the table as it is seen now.
         """
-        run = Run(self.path, name=self.name)
-        run._through = {**self._through}
+        through = {**self._through}
         for name, query in queries.items():
             before = self._through.get(name)
-            run._through[name] = query if before is None else _over(query, f"({before})")
+            through[name] = query if before is None else _over(query, f"({before})")
+        run = self._again()
+        run._through = through
+        return run
+
+    def _again(self) -> Run:
+        run = copy(self)
+        run.__dict__.pop("connection", None)
+        return run
+
+    def of_ranks(self, ranks: Iterable[int]) -> Run:
+        """The same Run for questions about some ranks: of tables split by source, only their files are opened.
+
+        Args:
+            ranks: Those that are asked about; rows of others may be missing.
+        """
+        wanted = set(ranks)
+        whole = {WHOLE} | {
+            source_part(source)
+            for source, rank in zip(*self.table("sources", ["source", "rank"]).to_pydict().values(), strict=True)
+            if rank is None or rank in wanted
+        }
+        narrowed: dict[str, list[str]] = defaultdict(list)
+        for name in self._sizes:
+            table, _, file = name.partition("/")
+            if file.removesuffix(".parquet") in whole:
+                narrowed[table].append(name)
+        opened = sum(map(len, narrowed.values()))
+        # Another connection costs more than opening a few files more.
+        if len(self._sizes) - opened < _WORTH_FILES:
+            return self
+        run = self._again()
+        # A table in which none of them has a file is opened as before: no row of it is asked for.
+        run._narrowed = narrowed
         return run
 
     @property

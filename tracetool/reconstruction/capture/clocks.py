@@ -14,7 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from tracetool.model.notice import NoticeCode, SubjectKind
-from tracetool.reconstruction.capture.clock_pairs import Anchors, join_pair, slopes_of, tells_offset
+from tracetool.reconstruction.capture.clock_pairs import Anchors, join_pair, least_squares, slopes_of, tells_offset
 from tracetool.units import format_count, format_duration, format_ranks
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def _drifts(reference: int, slopes: Mapping[tuple[int, int], Sequence[Slope]], s
     measured = [(pair, slope) for pair, slope in measured if set(pair) & joined]
     at = {rank: n for n, rank in enumerate(sorted(joined))}
     matrix = _differences([pair for pair, _ in measured], at)
-    gains, errors = _least_squares(matrix, values := [(s.value, s.sd) for _, s in measured])
+    gains, errors = least_squares(matrix, values := [(s.value, s.sd) for _, s in measured])
     freedom = len(measured) - len(at)
     if freedom > 0:
         off = np.array([(value - row @ gains) / sd for row, (value, sd) in zip(matrix, values, strict=True)])
@@ -285,14 +285,17 @@ def _solve(
 ) -> dict[int, Clock]:
     """Weighted least squares over the graph of ranks; the reference rank's clock is kept."""
     used = sorted(edges.items())
+    of_rank: dict[int, list[Edge]] = defaultdict(list)
+    for pair, edge in used:
+        for rank in pair:
+            of_rank[rank].append(edge)
     at = {rank: n for n, rank in enumerate(r for r in ranks if r != reference)}
     matrix = _differences([pair for pair, _ in used], at)
-    ahead, errors = _least_squares(matrix, [(e.offset_ns, e.offset_sd) for _, e in used])
-    clocks = {reference: _clock(reference, middle, 0.0, 0.0, None, [e for p, e in used if reference in p])}
+    ahead, errors = least_squares(matrix, [(e.offset_ns, e.offset_sd) for _, e in used])
+    clocks = {reference: _clock(reference, middle, 0.0, 0.0, None, of_rank[reference])}
     for rank, n in at.items():
         drift = None if rank not in drifts else 0.0 - drifts[rank] * 1e6
-        mine = [e for p, e in used if rank in p]
-        clocks[rank] = _clock(reference, middle, float(ahead[n]), float(errors[n]), drift, mine)
+        clocks[rank] = _clock(reference, middle, float(ahead[n]), float(errors[n]), drift, of_rank[rank])
     return clocks
 
 
@@ -312,18 +315,6 @@ def _clock(
         anchors=sum(e.anchors for e in edges),
         applied=abs(ahead_ns) > max(NOISE_NS, residual or 0, _SIGNIFICANT * error_ns) or bool(drift_ppm),
     )
-
-
-def _least_squares(matrix: Array, measured: Sequence[tuple[float, float]]) -> tuple[Array, Array]:
-    import numpy as np
-
-    if not matrix.size:
-        return np.zeros(matrix.shape[1]), np.ones(matrix.shape[1])
-    values, errors = (np.array(column) for column in zip(*measured, strict=True))
-    scaled = matrix / errors[:, None]
-    solution, *_ = np.linalg.lstsq(scaled, values / errors, rcond=None)
-    covariance = np.linalg.pinv(scaled.T @ scaled)
-    return solution, np.sqrt(np.maximum(np.diag(covariance), 0))
 
 
 def _record_clocks(

@@ -182,8 +182,11 @@ def _shifts(
     clocks = RoughClocks(differences)
     shifts: dict[_Key, int | None] = {}
     lags: list[tuple[int, int, int]] = []
+    by_way: dict[tuple[int, int], list[tuple[RankOperations, RankOperations]]] = defaultdict(list)
+    for (_, src, dst), side in sides.items():
+        by_way[src, dst].append(side)
     for key, (sends, recvs) in sorted(sides.items()):
-        back = [side for (_, *way), side in sides.items() if way == [key[2], key[1]]]
+        back = by_way[key[2], key[1]]
         if _needs_none(sends, recvs, clocks.ahead_ns(*key[1:])) or _causal_both_ways((sends, recvs), back):
             shifts[key] = 0
             lag = least_lag_ns(sends, recvs)

@@ -1,0 +1,115 @@
+"""Jobs of several equal pipelines: what a question of one costs does not grow with the others, nor does its answer."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import pytest
+from helpers.recorded import SAMPLES, derived, h100
+from helpers.renumbered import write_renumbered
+
+from tracetool.ingestion import ingest
+from tracetool.ingestion.runs import derive
+from tracetool.reconstruction import Reconstruction, reconstruct
+from tracetool.reconstruction.capture import Account, clock_pairs
+from tracetool.reconstruction.capture.survey import survey_run
+from tracetool.store import query as store_query
+from tracetool.store import run as store_run
+from tracetool.store.query import Lens
+from tracetool.store.run import Run
+
+ONE = SAMPLES / "h100-1f1b"
+AHEAD_NS = {5: 40_000_000, 9: -3_000_000}
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return Run(Path(copytree(derived(ONE).path, tmp_path_factory.mktemp("one") / "x.run")))
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("three")
+    traces = write_renumbered(ONE, folder / "traces", 3, clocks_ns=AHEAD_NS)
+    return ingest([traces], folder / "x.run", complete=derive)
+
+
+def _measured(found: Reconstruction) -> list[Any]:
+    """All that neither says which ranks they are nor depends on their clocks."""
+    pipe = found.pipeline
+    return [
+        [(stage.costs, stage.forward_payload_bytes, stage.collectives) for stage in pipe.stages],
+        pipe.observed.orders, pipe.p2p, pipe.step,
+        [(op.rank, op.duration_ns) for op in found.observed.ops if not hasattr(op, "stage")],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_each_of_equal_pipelines_is_the_one_that_was_recorded(one: Run, three: Run, number: int) -> None:
+    found = reconstruct(three, pipeline=number)
+    assert found.observed.global_ranks == tuple(range(4 * number, 4 * number + 4))
+    assert _measured(found) == _measured(reconstruct(one))
+
+
+def test_clocks_that_were_set_apart_are_found(three: Run) -> None:
+    clocks = survey_run(three, Account()).clocks.by_rank
+    for rank, ahead in AHEAD_NS.items():
+        alike = clocks[rank % 4].offset_ns or 0
+        assert (clocks[rank].offset_ns or 0) + ahead == pytest.approx(alike, abs=60_000)
+
+
+def _asked(run: Run, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Queries of all that ingest derives, by their text without numbers."""
+    asked: Counter[str] = Counter()
+    before = Lens._statement
+
+    def statement(self: Lens, sql: str) -> object:
+        asked[re.sub(r"\d+", "0", sql)] += 1
+        return before(self, sql)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lens, "_statement", statement)
+        derive(Run(run.path))
+    return asked
+
+
+def test_three_pipelines_ask_no_more_queries_than_one(one: Run, three: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But one: what groups across pipelines are for."""
+    more = _asked(three, monkeypatch) - _asked(one, monkeypatch)
+    assert [text.split()[:3] for text in more.elements()] == [["WITH", "placed", "AS"]]
+
+
+def test_a_question_of_one_pipeline_opens_the_files_of_its_ranks(three: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_run, "_WORTH_FILES", 1)
+    narrowed = Run(three.path).of_ranks(range(4, 8))
+    for table in ("events", "comms", "steps", "memory"):
+        files = re.findall(rf"/{table}/(source-\d+)\.parquet", narrowed.sources[table])
+        assert files == [f"source-{number:05d}" for number in range(4, 8)]
+        ((rows,),) = narrowed.rows(f"SELECT count(*) FROM {table}")
+        assert rows == three.rows(f"SELECT count(*) FROM {table} WHERE rank BETWEEN 4 AND 7")[0][0] > 0
+    assert narrowed.count("ranks") == 12
+    opened: list[str] = []
+    before = store_query.files_source
+
+    def recorded(folder: Path, names: list[str]) -> str:
+        opened.extend(names)
+        return before(folder, names)
+
+    monkeypatch.setattr(store_run, "files_source", recorded)
+    assert _measured(reconstruct(Run(three.path), pipeline=1)) == _measured(reconstruct(three, pipeline=1))
+    assert {name for name in opened if name.startswith("events/")} == {
+        f"events/source-{number:05d}.parquet" for number in range(4, 8)
+    }
+
+
+def test_clocks_of_many_ranks_are_those_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way of solving for many ranks, on a recording of few: the same offsets to the ns."""
+    run = h100("tp2pp2_1f1b_m8")
+    few = survey_run(run, Account()).clocks
+    monkeypatch.setattr(clock_pairs, "_MANY", 0)
+    many = survey_run(run, Account()).clocks
+    assert {r: c.offset_ns for r, c in many.by_rank.items()} == {r: c.offset_ns for r, c in few.by_rank.items()}
