@@ -129,6 +129,8 @@ _EXPORTS = {
     "ingest": "tracetool.ingestion.runs",
     "measure": "tracetool.model.timeline",
     "open_run": "tracetool.ingestion.runs",
+    "over_tiers": "tracetool.sweeps.asked",
+    "read_network": "tracetool.network.file",
     "reconstruct": "tracetool.reconstruction",
     "replay": "tracetool.replays",
     "scenario": "tracetool.whatif.wording",
@@ -162,6 +164,7 @@ if TYPE_CHECKING:
     from tracetool.model.timeline import Timeline as Timeline
     from tracetool.model.timeline import measure as measure
     from tracetool.model.topology import Topology as Topology
+    from tracetool.network.file import read_network as read_network
     from tracetool.network.link import Link as Link
     from tracetool.reconstruction import Reconstruction as Reconstruction
     from tracetool.reconstruction import reconstruct as reconstruct
@@ -176,6 +179,7 @@ if TYPE_CHECKING:
     from tracetool.sweeps import Sweep as Sweep
     from tracetool.sweeps import sweep as sweep
     from tracetool.sweeps.asked import grid as grid
+    from tracetool.sweeps.asked import over_tiers as over_tiers
     from tracetool.whatif.answer import answer as answer
     from tracetool.whatif.results import Answer as Answer
     from tracetool.whatif.results import Result as Result

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.output import DC, JSON, PATHS, QUIET, VERBOSE, ProgressBar, next_step, print_json
+from tracetool.cli.output import JSON, PATHS, QUIET, VERBOSE, ProgressBar, next_step, print_json
+from tracetool.cli.topology import DC
 
 if TYPE_CHECKING:
     from pathlib import Path

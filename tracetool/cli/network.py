@@ -7,8 +7,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.output import FORCE, JSON, QUIET, ProgressBar, check_target, next_step, path_or_url, write_file
+from tracetool.cli.output import (
+    FORCE,
+    JSON,
+    QUIET,
+    ProgressBar,
+    check_target,
+    next_step,
+    path_or_url,
+    write_file,
+)
 from tracetool.cli.question import command_line
+from tracetool.cli.topology import NETWORK
 from tracetool.errors import ScenarioError
 
 if TYPE_CHECKING:
@@ -23,12 +33,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("paths", nargs=-1, type=path_or_url, metavar="[RUN_OR_TRACES]...")
-@click.option(
-    "--network",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="n.toml",
-    help="Tiers of a network, and how ranks are placed on it.",
-)
+@NETWORK
 @click.option(
     "--sizes", metavar="1,2,4", help="Also replay with HB domains (the innermost tier) of these sizes: which pays."
 )

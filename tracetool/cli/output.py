@@ -13,8 +13,6 @@ import os
 import shlex
 import sys
 import tempfile
-from contextlib import suppress
-from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +20,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from tracetool.errors import AlreadyExists, ScenarioError, StoreError, TraceToolError
+from tracetool.errors import AlreadyExists, ScenarioError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -67,31 +65,11 @@ def complete_schedules(_context: click.Context, _option: click.Parameter, incomp
     return [CompletionItem(f"{before}{comma}{name}") for name in SCHEDULES.names() if name.startswith(last.lower())]
 
 
-def complete_links(context: click.Context, _option: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Pairs of the data centres that are mapped."""
-    from tracetool.whatif.wording import read_dc_map
-
-    given = context.params.get("dc") or ()
-    names: set[str] = set()
-    for text in (given,) if isinstance(given, str) else given:
-        with suppress(TraceToolError):
-            mapped = read_dc_map(text)
-            names.update(mapped.by_position, mapped.by_rank.values(), (dc for _, dc in mapped.by_host))
-    pairs = (f"{one}-{two}=" for one, two in combinations(sorted(names), 2))
-    return [CompletionItem(pair) for pair in pairs if pair.startswith(incomplete)]
-
-
 PATHS = click.argument("paths", nargs=-1, required=True, type=PATH_OR_URL, metavar="RUN_OR_TRACES...")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Everything, not one screen of it.")
 QUIET = click.option("-q", "--quiet", is_flag=True, help="No progress and no next-step hint.")
 FORCE = click.option("--force", is_flag=True, help="Replace existing output.")
-DC = click.option(
-    "--dc",
-    metavar="MAP",
-    help="Where ranks sit: ranges of pipeline ranks, one per data centre (0-1,2-3); host patterns "
-    "('dc0=gpu-a*,dc1=gpu-b*'); or a CSV file with the columns rank (global) or host, and dc.",
-)
 
 
 def print_json(value: Any) -> None:

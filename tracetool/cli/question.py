@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import click
 
-from tracetool.cli.output import DC, PATH_OR_URL, ProgressBar, complete_links, path_or_url
-from tracetool.cli.settings import ahead_of, in_effect
+from tracetool.cli.output import PATH_OR_URL, ProgressBar, path_or_url
+from tracetool.cli.settings import in_effect
+from tracetool.cli.topology import DC, LINK, ON_NETWORK, read_choice
 from tracetool.errors import BadQuery, ScenarioError
 from tracetool.model.notice import Notice, NoticeCode, SubjectKind
 from tracetool.model.pipeline import P2P_MODES, POSTED_AHEAD_NEEDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tracetool.ingestion import Progress
     from tracetool.ingestion.recording import Recording
@@ -36,6 +37,7 @@ class Words(TypedDict):
     dc: str | None
     link: tuple[str, ...]
     network: Path | None
+    collective: tuple[str, ...]
     hbm: str | None
     p2p: str | None
     microbatches: int | None
@@ -52,24 +54,10 @@ class Words(TypedDict):
     copy_missing_ranks: bool
 
 
-NETWORK = click.option(
-    "--network",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="n.toml",
-    callback=ahead_of("dc", "link"),
-    help="Tiers of a network, and how ranks are placed on it, instead of --dc and --link (tracetool help network).",
-)
 _OPTIONS = (
     DC,
-    click.option(
-        "--link",
-        multiple=True,
-        shell_complete=complete_links,
-        callback=ahead_of("network"),
-        metavar="dc0-dc1=25Gbit/s,10ms",
-        help="Link between two data centres, both ways; dc0->dc1 for one way; 800km for the latency. Repeatable.",
-    ),
-    NETWORK,
+    LINK,
+    *ON_NETWORK,
     click.option("--hbm", metavar="80GiB", help="Memory limit per rank."),
     click.option(
         "--p2p",
@@ -249,15 +237,12 @@ def ask(paths: tuple[Path, ...], words: Words, *, quiet: bool, has_maps: bool = 
         TraceToolError: If an option cannot be read, or the recording cannot, or holds no such pipeline.
     """
     from tracetool.ingestion.runs import open_run
-    from tracetool.network.file import read_network
     from tracetool.reconstruction import reconstruct
     from tracetool.whatif.on_network import seated
-    from tracetool.whatif.wording import placed, read_dc_map, refuse_both
+    from tracetool.whatif.wording import placed, read_dc_map
 
     scenario = _scenario(words)
-    choice = None if words["network"] is None else read_network(words["network"])
-    if choice is not None:
-        refuse_both(words["dc"], scenario.topology.links)
+    choice = read_choice(words["network"], words["collective"], words["dc"], scenario.topology.links)
     dc_map = read_dc_map(words["dc"]) if words["dc"] else None
     takes = {borrow_slowdown: words["costs_from"], borrow_memory: words["memory_from"]}
     with ProgressBar(quiet=quiet) as progress:

@@ -29,6 +29,7 @@ from tracetool.cli.output import (
 )
 from tracetool.cli.question import CHUNKS, ask, question_options
 from tracetool.cli.settings import ahead_of
+from tracetool.cli.topology import read_choice
 from tracetool.errors import BadQuantity, ScenarioError
 from tracetool.model.notice import Notice, NoticeCode
 from tracetool.model.pipeline import P2P_MODE_NAMES
@@ -173,7 +174,7 @@ def sweep(
     if executor is not None:
         check_address(executor)
     question = ask(paths, _shared_words(words), quiet=quiet, has_maps=True)
-    grids = _on_network(_grids(grid, question, dc, scenarios, scenario), question, tier, words["network"])
+    grids = _on_network(_grids(grid, question, dc, scenarios, scenario), question, tier, words)
     with ProgressBar(quiet=quiet, doing="replaying", of="points") as progress:
         found = run_sweep(
             question.found,
@@ -307,12 +308,13 @@ def _grids(
     return [grid] if scenarios is None else grids_of(scenarios, grid, lambda text: places(text, found), str(path))
 
 
-def _on_network(grids: list[Grid], question: Question, tiers: tuple[str, ...], network: Path | None) -> list[Grid]:
+def _on_network(grids: list[Grid], question: Question, tiers: tuple[str, ...], words: dict[str, Any]) -> list[Grid]:
     """The grids, or one for each combination of figures of tiers."""
     from tracetool.sweeps.asked import over_tiers
 
     if not tiers:
         return grids
+    network = read_choice(words["network"], words["collective"])
     if network is None or len(grids) > 1 or grids[0].name is not None:
         raise ScenarioError(
             "--tier is about the tiers of a network, without named scenarios.",

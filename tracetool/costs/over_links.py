@@ -147,16 +147,16 @@ def _over_network(use: CollectiveUse, seating: Seating, *, free: bool) -> OverLi
         raise ScenarioError("how it moves its bytes is not known")
     asked = seating.algorithm(devices)
     tried = [way for way in fitting(kind) if way != "halving"] if asked not in fitting(kind) else [asked]
-    found: list[OverLinks] = []
+    ways: list[OverLinks] = []
     fault: ScenarioError | None = None
     for algorithm in tried:
         try:
-            found.append(_by(use, pattern(seating.outside, kind, algorithm, devices), algorithm, seating, devices))
+            ways.append(_by(use, pattern(seating.outside, kind, algorithm, devices), algorithm, seating, devices))
         except ScenarioError as error:
             fault = error
-    if not found and fault is not None:
+    if not ways and fault is not None:
         raise fault
-    return min(found, key=lambda over: over.duration_ns)
+    return min(ways, key=lambda over: over.duration_ns)
 
 
 def _by(

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from tracetool.errors import BadTopology, ScenarioError
-from tracetool.network.collectives import Algorithm  # noqa: TC001 - msgspec reads it
-from tracetool.network.placement import Dimension, place, read_placement
+from tracetool.errors import BadTopology, ScenarioError, UnknownName
+from tracetool.network.collectives import ALGORITHMS, Algorithm
+from tracetool.network.placement import DIMENSIONS, Dimension, parse_dimension, place, read_placement
 from tracetool.network.tiers import Network, SharedBy, Tier
 from tracetool.tables.fields import doc, parsed, read_toml
 from tracetool.units import parse_bandwidth_bytes_per_s, parse_latency_ns, parse_size_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from tracetool.network.link import Sizes
@@ -113,6 +113,24 @@ class NetworkChoice:
             return read_placement(self.placement, self.file, degrees, self.network)
         return place(degrees, self.network, self.placement)
 
+    def with_collectives(self, asked: Sequence[str]) -> NetworkChoice:
+        """The same with collectives that run otherwise.
+
+        Args:
+            asked: As in ``dp=hierarchical``, or an algorithm alone for all dimensions.
+
+        Raises:
+            UnknownName: If there is no such dimension or algorithm.
+        """
+        algorithms = dict(self.algorithms)
+        for text in asked:
+            name, is_pair, wanted = (part.strip() for part in text.rpartition("="))
+            algorithm = next((each for each in ALGORITHMS if each == wanted), None)
+            if algorithm is None:
+                raise UnknownName("algorithm of collectives", wanted, ALGORITHMS)
+            algorithms |= dict.fromkeys([parse_dimension(name)] if is_pair else DIMENSIONS, algorithm)
+        return replace(self, algorithms=algorithms)
+
     def with_figure(self, tier: str, figure: Figure, value: float) -> NetworkChoice:
         """The same with another figure of a tier; a bandwidth takes the place of a measured one, too.
 
@@ -133,6 +151,14 @@ def read_network(path: Path) -> NetworkChoice:
         ScenarioError: If it cannot be read, is no TOML, or a key is unknown, missing or of another type.
         BadQuantity: If a figure has no unit, or the wrong one.
         BadTopology: If the tiers do not fit into each other.
+
+    Example:
+        >>> from pathlib import Path
+        >>> tier = '[[tier]]\\nname = "{}"\\nsize = {}\\nbandwidth = "{}"\\n'
+        >>> _ = Path("n.toml").write_text(tier.format("hb", 2, "450GB/s") + tier.format("dc", 4, "25Gbit/s"))
+        >>> choice = tt.read_network(Path("n.toml"))
+        >>> choice.network.text, choice.network.transfer_ns(25_000_000, 0, 2)
+        ('hb 2 · dc 4', 8000000)
     """
     asked = read_toml(path, NetworkFile, hint=_HINT)
     tiers = tuple(_tier(table, f"{path}: tier[{number}]") for number, table in enumerate(asked.tier))
@@ -168,9 +194,16 @@ def _tier(table: TierTable, at: str) -> Tier:
             hint='give what is shared as bandwidth, or shared_by = "device"',
         )
     return Tier(
-        table.name, table.size, bandwidth, parsed(f"{at}.latency", table.latency, parse_latency_ns), table.shared_by,
-        table.oversubscription, table.connections, times, table.rail_only,
-    )  # fmt: skip
+        name=table.name,
+        size=table.size,
+        bandwidth_bytes_per_s=bandwidth,
+        latency_ns=parsed(f"{at}.latency", table.latency, parse_latency_ns),
+        shared_by=table.shared_by,
+        oversubscription=table.oversubscription,
+        connections=table.connections,
+        times=times,
+        rail_only=table.rail_only,
+    )
 
 
 def _measured(table: Mapping[str, str], at: str) -> Sizes:

@@ -179,7 +179,7 @@ def _read(rule: str, network: Network) -> tuple[list[Dimension], dict[Dimension,
     named: list[Dimension] = []
     for part in filter(None, (part.strip() for part in rule.split(","))):
         match = _RULE.match(part)
-        name = _dimension(match["name"] if match else part)
+        name = parse_dimension(match["name"] if match else part)
         if name in named:
             raise BadTopology(f"placement {rule!r} says two things of {name}.", hint="name each dimension once")
         named.append(name)
@@ -193,7 +193,12 @@ def _read(rule: str, network: Network) -> tuple[list[Dimension], dict[Dimension,
     return [*kept, *middle, *over], inside, spread
 
 
-def _dimension(text: str) -> Dimension:
+def parse_dimension(text: str) -> Dimension:
+    """A dimension of parallelism by its name.
+
+    Raises:
+        UnknownName: If there is none of this name.
+    """
     found = next((name for name in DIMENSIONS if name == text), None)
     if found is None:
         raise UnknownName("parallel dimension", text, DIMENSIONS)

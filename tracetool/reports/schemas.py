@@ -68,7 +68,7 @@ _CONTRACTS = (
     Contract("scenario", ScenarioFile, "the file of named what-ifs (TOML) that `tracetool sweep --scenario` reads"),
     Contract(
         "network", NetworkFile,
-        "the file of a network (TOML) that `--network` reads; `networks/` holds examples with comments",
+        "the file of a network (TOML) that `tracetool replay --network` reads; `networks/` holds examples",
     ),
     Contract("traffic", TrafficInfo, "what `tracetool network RUN --json` prints"),
     Contract("fabrics", FabricsInfo, "what `tracetool network --devices --json` prints"),

@@ -325,6 +325,13 @@ def over_tiers(
         ScenarioError: If an axis cannot be read.
         BadTopology: If the job does not fit the network by some figure.
         UnknownName: If there is no such tier or figure.
+
+    Example:
+        >>> from pathlib import Path
+        >>> tier = '[[tier]]\\nname = "{}"\\nsize = {}\\nbandwidth = "{}"\\n'
+        >>> _ = Path("m.toml").write_text(tier.format("hb", 2, "450GB/s") + tier.format("dc", 4, "25Gbit/s"))
+        >>> [grid.name for grid in tt.over_tiers(tt.grid(found, "1f1b"), "m.toml", "dc.latency=1ms,10ms", found)]
+        ['dc 1 ms', 'dc 10 ms']
     """
     choice = network if isinstance(network, NetworkChoice) else read_network(Path(network))
     axes = [_tier_axis(text, choice) for text in ([tiers] if isinstance(tiers, str) else tiers)]

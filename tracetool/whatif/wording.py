@@ -19,9 +19,7 @@ from tracetool.model.dc_map import parse_map, parse_table
 from tracetool.model.pipeline import P2P_MODES
 from tracetool.model.scenario import LINK_SHARINGS, Scenario
 from tracetool.model.topology import Topology, parse_link
-from tracetool.network.file import NetworkChoice, read_network
 from tracetool.units import format_bits, parse_size_bytes
-from tracetool.whatif.on_network import seated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     from tracetool.model.dc_map import DCMap
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.scenario import LinkSharing
+    from tracetool.network.file import NetworkChoice
     from tracetool.network.link import Link
     from tracetool.reconstruction import Reconstruction
     from tracetool.reconstruction.capture.coordinates import Coordinates
@@ -152,6 +151,9 @@ def scenario(
     )
     topology = asked.topology if dc is None else placed(asked.topology, read_dc_map(dc), found)
     if network is not None:
+        from tracetool.network.file import read_network
+        from tracetool.whatif.on_network import seated
+
         refuse_both(dc, asked.topology.links)
         topology = seated(read_network(Path(network)) if isinstance(network, str | Path) else network, found)
     return replace(asked, topology=topology.check(len(found.observed.global_ranks)))

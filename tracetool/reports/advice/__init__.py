@@ -18,17 +18,23 @@ if TYPE_CHECKING:
 _RESOURCES = {"hbm": "HBM"}
 
 
-def sentences(decision: Decision) -> list[str]:
+_MOST_SENTENCES = 4
+
+
+def sentences(decision: Decision, *, brief: bool = False) -> list[str]:
     """The decision as a person would say it: what to run over each offer, what the others buy, where more stops paying.
 
     Args:
         decision: What was found.
+        brief: Whether offers beyond the first few are counted.
     """
     first, *others = decision.offers
     told = [_first(decision, first), *(_other(decision, offer) for offer in others)]
     told += [line for one, other in pairwise(others) if (line := _between(decision, one, other))]
     if (until := decision.pays_until) is not None:
         told.append(f"For {pays_text(until.schedule, until.bandwidth_bytes_per_s, until.latency_ns)}.")
+    if brief and (more := len(told) - _MOST_SENTENCES) > 0:
+        told[_MOST_SENTENCES:] = [f"{more} more: -v."]
     return told
 
 

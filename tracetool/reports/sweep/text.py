@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _ROWS = 16
 """So many rows of a table are printed; files have all."""
-_SCREEN_SENTENCES = 4
 _SCREEN_ROWS = 4
 
 _ALL_RANKS = 8
@@ -61,9 +60,7 @@ def render_text(
         verbose: Everything; else one screen.
         kept: What has all points.
     """
-    told = sentences(found.decision) if found.decision is not None else _found_best(found)
-    if not verbose and len(told) > _SCREEN_SENTENCES:
-        told = [*told[:_SCREEN_SENTENCES], f"{len(told) - _SCREEN_SENTENCES} more: -v."]
+    told = sentences(found.decision, brief=not verbose) if found.decision is not None else _found_best(found)
     asked = [facts.name, *_summary(found)] if verbose else _summary(found)[:1]
     lines = [*wrapped(told, table_width()), "", *asked, "", *_best(found, _ROWS if verbose else _SCREEN_ROWS, kept)]
     front = _pareto(found, price, kept) if price else []
