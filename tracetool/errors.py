@@ -73,6 +73,7 @@ class Option(Enum):
     DISTANCE = "distance"
     EQUAL_STAGES = "equal_stages"
     EXTRA_FORWARDS = "extra_forwards"
+    FIT = "fit"
     FORCE = "force"
     GROUP = "group"
     HBM = "hbm"

@@ -23,6 +23,7 @@ JOBS = {
     "two-dcs": Degrees(tp=8, dp=16, pp=8),
     "rail-only": Degrees(tp=8, dp=64, pp=2),
     "gh200": Degrees(tp=4, dp=2, pp=8),
+    "a100": Degrees(tp=8, pp=64),
 }
 
 

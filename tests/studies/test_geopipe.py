@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tracetool.costs.analytical import A100, LLAMA_2_13B, LLAMA_2_70B, Training
+from tracetool.estimate.device import A100
+from tracetool.estimate.training import Training
+from tracetool.estimate.transformer import LLAMA_2_13B, LLAMA_2_70B
 from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure

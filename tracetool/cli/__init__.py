@@ -25,6 +25,7 @@ import click
 from tracetool.cli.advise import advise
 from tracetool.cli.baseline import baseline
 from tracetool.cli.compare import compare
+from tracetool.cli.estimate import estimate
 from tracetool.cli.explain import explain
 from tracetool.cli.help import completion, config, print_help
 from tracetool.cli.info import info
@@ -80,8 +81,8 @@ def cli() -> None:
 
 
 for command in (
-    ingest, info, replay, report, advise, sweep, explain, overlap, validate, compare, baseline, network, paper, sql,
-    schedules, config, completion, print_help,
+    ingest, info, replay, report, advise, sweep, estimate, explain, overlap, validate, compare, baseline, network,
+    paper, sql, schedules, config, completion, print_help,
 ):  # fmt: skip
     cli.add_command(command)
 for _, command in leaves(cli):

@@ -25,7 +25,7 @@ from tracetool.cli.question import command_line
 from tracetool.errors import ScenarioError
 
 if TYPE_CHECKING:
-    from tracetool.costs.analytical import Recompute
+    from tracetool.estimate.transformer import Recompute
 
 
 @click.group()

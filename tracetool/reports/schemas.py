@@ -11,6 +11,9 @@ import msgspec
 
 from tracetool.baselines import Value
 from tracetool.comparison.report import REPORT_SCHEMA, ReportInfo
+from tracetool.estimate.file import ModelFile
+from tracetool.estimate.plans import PlansFile
+from tracetool.estimate.timings import LayersFile
 from tracetool.network.fabric import PriceFile
 from tracetool.network.file import NetworkFile
 from tracetool.overlap.measured import MeasuredVariants
@@ -21,6 +24,7 @@ from tracetool.reports.checks.stragglers import StragglersInfo
 from tracetool.reports.checks.trends import TrendsInfo
 from tracetool.reports.checks.validation import ValidationInfo
 from tracetool.reports.comparison.json import ComparisonInfo
+from tracetool.reports.estimate.json import EstimateInfo, PlansInfo
 from tracetool.reports.explanation.json import ExplanationInfo
 from tracetool.reports.network import FabricsInfo, TrafficInfo
 from tracetool.reports.recording.catalog import CatalogInfo, OrderInfo, ScheduleInfo
@@ -60,6 +64,11 @@ _CONTRACTS = (
     Contract("stragglers", StragglersInfo, "what `tracetool replay --equalize --json` prints"),
     Contract("explanation", ExplanationInfo, "what `tracetool explain --json` prints"),
     Contract("measured", MeasuredFile, "the file of measured steps that `tracetool validate` reads"),
+    Contract("estimate", EstimateInfo, "what `tracetool estimate MODEL.toml --json` prints"),
+    Contract("plan-predictions", PlansInfo, "what `tracetool estimate --plans --json` prints"),
+    Contract("model", ModelFile, "the model (TOML) that `tracetool estimate` reads; `models/` has an example"),
+    Contract("layers", LayersFile, "the file of layer timings that `tracetool estimate --layers` reads"),
+    Contract("plans", PlansFile, "the file of measured plans that `tracetool estimate --plans` reads"),
     Contract("validation", ValidationInfo, "what `tracetool validate --json` prints"),
     Contract("overlap", OverlapInfo, "what `tracetool overlap --json` prints"),
     Contract("measured-overlap", MeasuredVariants, "the file that `tracetool overlap --measured` reads"),

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tracetool.costs.analytical import A100, LLAMA_2_13B, LLAMA_2_70B, Accelerator, Transformer
+from tracetool.estimate.device import A100, Accelerator
+from tracetool.estimate.transformer import LLAMA_2_13B, LLAMA_2_70B, Transformer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

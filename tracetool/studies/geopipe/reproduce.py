@@ -7,8 +7,9 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING
 
-from tracetool.costs.analytical import Training, analytical_pipeline, collective_ns
 from tracetool.errors import Option
+from tracetool.estimate.stages import analytical_pipeline, fabric_of
+from tracetool.estimate.training import Training
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import Silent
 from tracetool.studies.geopipe import STAGES, TENSOR, THROUGHPUT, Assumption
@@ -20,7 +21,8 @@ from tracetool.units import format_duration
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tracetool.costs.analytical import Accelerator, Recompute, Transformer
+    from tracetool.estimate.device import Accelerator
+    from tracetool.estimate.transformer import Recompute, Transformer
     from tracetool.model.notice import Progress
 
 _BATCHES = (1, 2, 4, 8)
@@ -194,10 +196,11 @@ def _assumptions(choice: PaperChoice) -> tuple[Assumption, ...]:
         f"B {format_duration(pipeline.stages[1].median_ns(ActionKind.BACKWARD) or 0)}"
         for setting, pipeline in zip(settings, pipelines, strict=True)
     ]
-    exposed = [
-        format_duration(8 * setting.model.layers // STAGES * collective_ns(setting.model, device, setting.training))
-        for setting in settings
-    ]
+    exposed = []
+    for setting, pipeline in zip(settings, pipelines, strict=True):
+        fabric = fabric_of(device, setting.training, None)
+        one = fabric.collective_ns("allgather", "tp", payload_bytes(pipeline))
+        exposed.append(format_duration(8 * setting.model.layers // STAGES * one))
     payloads = [f"{payload_bytes(pipeline) / 1e6:.1f} MB" for pipeline in pipelines]
     efficiencies = ", ".join(f"{100 * ratio:g} %" for ratio in grid.efficiency_ratios)
     return (

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
-from tracetool.costs.analytical import Accelerator, Training, analytical_pipeline
+from tracetool.estimate.stages import analytical_pipeline
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import Silent
 from tracetool.model.scenario import Scenario
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from tracetool.costs.analytical import Transformer
+    from tracetool.estimate.device import Accelerator
+    from tracetool.estimate.training import Training
+    from tracetool.estimate.transformer import Transformer
     from tracetool.model.notice import Progress
     from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.model.schedule import Schedule

@@ -7,17 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from tracetool.costs.analytical import (
-    A100,
-    LLAMA_2_13B,
-    LLAMA_2_70B,
-    Accelerator,
-    Recompute,
-    Training,
-    Transformer,
-    analytical_pipeline,
-)
 from tracetool.errors import ScenarioError
+from tracetool.estimate.device import A100, Accelerator
+from tracetool.estimate.stages import analytical_pipeline
+from tracetool.estimate.training import Training
+from tracetool.estimate.transformer import LLAMA_2_13B, LLAMA_2_70B, Recompute, Transformer
 from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure

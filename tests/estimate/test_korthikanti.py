@@ -1,0 +1,74 @@
+"""Korthikanti et al., arXiv 2205.05198, table 5: eight measured iterations, an efficiency fitted on one of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from helpers.recorded import ROOT
+
+from tracetool.estimate.estimating import estimate, fit_efficiency
+from tracetool.estimate.file import AskedJobs, read_model
+from tracetool.estimate.many import estimate_many
+from tracetool.network.file import NetworkChoice, read_network
+
+if TYPE_CHECKING:
+    from tracetool.estimate.estimating import Estimate
+
+MODEL, NETWORK = ROOT / "schemas" / "models" / "korthikanti.toml", ROOT / "schemas" / "networks" / "a100.toml"
+FITTED = "22B selective"
+SECONDS = {
+    "22B selective": 1.10, "22B full": 1.42, "175B selective": 13.75, "175B full": 18.13,
+    "530B selective": 37.83, "530B full": 49.05, "1T selective": 71.49, "1T full": 94.42,
+}  # fmt: skip
+"""Table 5 as published."""
+MFU = {"22B selective": 0.415, "175B selective": 0.514, "530B selective": 0.560, "1T selective": 0.563}
+"""The same table's model FLOPS utilisation."""
+
+
+@pytest.fixture(scope="module")
+def network() -> NetworkChoice:
+    return read_network(NETWORK)
+
+
+@pytest.fixture(scope="module")
+def asked(network: NetworkChoice) -> AskedJobs:
+    return read_model(MODEL, [FITTED], network)
+
+
+@pytest.fixture(scope="module")
+def estimates(asked: AskedJobs, network: NetworkChoice) -> dict[str, Estimate]:
+    return {done.name: done for done in estimate_many(asked.measured, network)}
+
+
+def test_the_file_has_the_published_table(estimates: dict[str, Estimate]) -> None:
+    assert {name: done.measured_s for name, done in estimates.items()} == SECONDS
+    shares = {
+        name: done.mfu_ratio * done.predicted_s / SECONDS[name] for name, done in estimates.items() if name in MFU
+    }
+    assert shares == pytest.approx(MFU, abs=0.003)  # the model's operations over the measured time
+
+
+def test_every_other_row_is_within_three_per_cent(estimates: dict[str, Estimate]) -> None:
+    errors = {name: done.error_ratio for name, done in estimates.items()}
+    assert errors.pop(FITTED) == pytest.approx(0, abs=2e-5)
+    assert len(errors) == 7
+    assert {name: error for name, error in errors.items() if error is None or abs(error) > 0.03} == {}
+
+
+def test_utilisation(estimates: dict[str, Estimate]) -> None:
+    """Within 1.5 points: of 530B 1.3 too high, of 1T 1.4 too low. Half a point was aimed at and is not reached."""
+    assert {name: estimates[name].mfu_ratio for name in MFU} == pytest.approx(MFU, abs=0.015)
+
+
+def test_memory_is_below_the_devices(estimates: dict[str, Estimate]) -> None:
+    """All of them ran on 80 GB."""
+    assert max(max(done.peak_hbm_bytes) for done in estimates.values()) < 80e9
+
+
+def test_fitting_on_more_rows_balances_them(asked: AskedJobs, network: NetworkChoice) -> None:
+    both = [job for job in asked.measured if job.name.startswith("22B")]
+    ratio = fit_efficiency(both, network)
+    first, second = (estimate(job.at(ratio), network).error_ratio or 0 for job in both)
+    assert first == pytest.approx(-second, abs=3e-5)
+    assert first > 0.001

@@ -1,0 +1,131 @@
+"""tracetool estimate: from shapes or layer timings to step, utilisation and memory, without a trace."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tracetool.cli.output import JSON, QUIET, VERBOSE, next_step, print_result
+from tracetool.cli.question import NETWORK, command_line
+from tracetool.errors import ScenarioError
+
+if TYPE_CHECKING:
+    from tracetool.estimate.timings import LayerTimings
+    from tracetool.network.file import NetworkChoice
+    from tracetool.reports.estimate.json import EstimateFacts
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command()
+@click.argument("model", type=_FILE, metavar="[MODEL.toml]", required=False)
+@NETWORK
+@click.option(
+    "--fit", multiple=True, metavar="NAME", help="A measured run of the file to fit the efficiency on. Repeatable."
+)
+@click.option(
+    "--layers", type=_FILE, metavar="LAYERS.json", help="Layer timings, in place of the device's curve of efficiency."
+)
+@click.option("--plans", type=_FILE, metavar="PLANS.json", help="Measured plans: predict each from layer timings.")
+@VERBOSE
+@JSON
+@QUIET
+def estimate(
+    model: Path | None,
+    network: Path | None,
+    fit: tuple[str, ...],
+    layers: Path | None,
+    plans: Path | None,
+    *,
+    verbose: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Estimate a job that nobody has run: step, utilisation and memory.
+
+    A model's shape, how it is trained, and a device with one curve of efficiency (given, or fitted on measured runs of
+    the file), or layer timings in its place, make the costs of all stages; the same engine replays them.
+
+    \b
+    Examples:
+      tracetool estimate model.toml --network network.toml
+      tracetool estimate model.toml --network network.toml --fit "22B selective"
+      tracetool estimate --plans plans.json --layers layers.json --network n.toml
+    """
+    from tracetool.estimate.timings import read_layers
+    from tracetool.network.file import read_network
+
+    choice = None if network is None else read_network(network)
+    timings = None if layers is None else read_layers(layers)
+    if plans is not None:
+        if model is not None or fit:
+            raise ScenarioError("plans are predicted from layer timings alone.", hint="leave model and --fit out")
+        _plans(plans, timings, choice, verbose=verbose, as_json=as_json)
+    elif model is not None:
+        _model(model, fit, timings, choice, verbose=verbose, as_json=as_json)
+        if not as_json:
+            following = f" --network {shlex.quote(str(network))}" if network else ""
+            next_step(f"tracetool estimate {shlex.quote(str(model))}{following} -v", quiet=quiet or verbose)
+    else:
+        raise ScenarioError("nothing to estimate.", hint="give a MODEL.toml, or --plans with --layers")
+
+
+def _model(
+    model: Path,
+    fit: tuple[str, ...],
+    timings: LayerTimings | None,
+    choice: NetworkChoice | None,
+    *,
+    verbose: bool,
+    as_json: bool,
+) -> None:
+    from tracetool.estimate.estimating import estimate as run
+    from tracetool.estimate.file import read_model
+    from tracetool.estimate.many import estimate_many
+    from tracetool.reports.estimate import json, text
+
+    asked = read_model(model, fit, choice, timed=timings is not None)
+    jobs = [asked.job, *asked.measured]
+    if choice is not None and timings is None:
+        done, *rows = estimate_many(jobs, choice)
+    else:
+        done, *rows = (run(job, choice, timings) for job in jobs)
+    facts = _facts(choice, timings)
+    if as_json:
+        print_result(json.render_estimate(done, rows, asked.fitted, facts).decode())
+    else:
+        print_result(text.render_estimate(done, rows, asked.fitted, facts, verbose=verbose).decode())
+
+
+def _plans(
+    plans: Path, timings: LayerTimings | None, choice: NetworkChoice | None, *, verbose: bool, as_json: bool
+) -> None:
+    from dataclasses import replace
+
+    from tracetool.estimate.plans import predict_plans, read_plans
+    from tracetool.reports.estimate import json, text
+
+    if timings is None or choice is None:
+        raise ScenarioError(
+            "plans are predicted from layer timings over a network.", hint="add --layers LAYERS.json --network N.toml"
+        )
+    listed, digest = read_plans(plans)
+    done = predict_plans(listed, digest, timings, choice)
+    facts = replace(_facts(choice, timings), plans=str(plans))
+    if as_json:
+        print_result(json.render_plans(done, facts).decode())
+    else:
+        print_result(text.render_plans(done, facts, verbose=verbose).decode())
+
+
+def _facts(choice: NetworkChoice | None, timings: LayerTimings | None) -> EstimateFacts:
+    from tracetool.reports.estimate.json import EstimateFacts
+    from tracetool.version import __version__
+
+    return EstimateFacts(
+        __version__, command_line(), None if choice is None else choice.network.name,
+        None if timings is None else timings.name, "" if timings is None else timings.digest,
+    )  # fmt: skip

@@ -1,0 +1,181 @@
+"""What a job takes from its shapes: one that is replayed, its efficiency fitted on measured rows, and very many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from tracetool.errors import ScenarioError
+from tracetool.estimate.memory import peaks_bytes
+from tracetool.estimate.stages import analytical_pipeline
+from tracetool.model.action import ActionKind
+from tracetool.model.scenario import Scenario
+from tracetool.replays.scenarios import replay_many
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.estimate.device import Accelerator
+    from tracetool.estimate.timings import LayerTimings
+    from tracetool.estimate.training import Training
+    from tracetool.estimate.transformer import Transformer
+    from tracetool.network.file import NetworkChoice
+
+_CLOSE = 1e-5
+"""Within which share of it a fitted step is what was measured."""
+_ROUNDS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A model, devices, and how it is trained on them.
+
+    Attributes:
+        name: What it is called in results.
+        model: The model.
+        device: The device.
+        training: How it is trained.
+        measured_s: What its step took; None if it was not measured.
+    """
+
+    name: str
+    model: Transformer
+    device: Accelerator
+    training: Training
+    measured_s: float | None = None
+
+    def at(self, efficiency_ratio: float) -> Job:
+        """The same at another efficiency."""
+        return replace(self, training=replace(self.training, efficiency_ratio=efficiency_ratio))
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a job takes.
+
+    Attributes:
+        job: The job.
+        step_ns: First forward to the end of gradient reduction and optimizer.
+        window_ns: First forward to last backward.
+        peak_hbm_bytes: Highest allocation of each pipeline rank.
+        compute_ns: Of each rank in the window, mean over ranks.
+        reduction_ns: Of gradients, after the last backward; the longest of a rank.
+        optimizer_ns: The longest of a rank.
+    """
+
+    job: Job
+    step_ns: int
+    window_ns: int
+    peak_hbm_bytes: tuple[int, ...]
+    compute_ns: int
+    reduction_ns: int
+    optimizer_ns: int
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.job.name
+
+    @property
+    def _peak_operations(self) -> float:
+        return self.step_ns / 1e9 * self.job.training.devices * self.job.device.peak_flops
+
+    @property
+    def mfu_ratio(self) -> float:
+        """Operations that the model needs over those of all devices at their peak (arXiv 2205.05198, section 6.3)."""
+        training = self.job.training
+        return self.job.model.model_flops(training.sequences, training.sequence) / self._peak_operations
+
+    @property
+    def hfu_ratio(self) -> float:
+        """The same with what is computed anew."""
+        training = self.job.training
+        flops = self.job.model.hardware_flops(training.sequences, training.sequence, training.recompute)
+        return flops / self._peak_operations
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of all sequences over the step."""
+        training = self.job.training
+        return training.sequences * training.sequence / (self.step_ns / 1e9)
+
+    @property
+    def measured_s(self) -> float | None:
+        """What was measured, if it was."""
+        return self.job.measured_s
+
+    @property
+    def predicted_s(self) -> float:
+        """The step."""
+        return self.step_ns / 1e9
+
+    @property
+    def error_ratio(self) -> float | None:
+        """Predicted over measured step, minus one."""
+        return None if self.measured_s is None else self.predicted_s / self.measured_s - 1
+
+
+def estimate(job: Job, choice: NetworkChoice | None = None, timings: LayerTimings | None = None) -> Estimate:
+    """Replay a job that is made from shapes.
+
+    Args:
+        job: What to estimate.
+        choice: The network; without, messages take no time.
+        timings: Layer timings, in place of the device's curve.
+
+    Raises:
+        ScenarioError: If something does not divide, or a figure is not positive.
+        BadTopology: If the job does not fit on the network.
+    """
+    pipeline = analytical_pipeline(job.model, job.device, job.training, choice, timings)
+    (times,) = replay_many(pipeline, pipeline.observed, [Scenario()])
+    ranks = len(pipeline.ranks)
+    peaks = peaks_bytes(pipeline)
+    after = {
+        kind: max(sum(part.duration_ns for part in rank.tail if part.kind is kind) for rank in pipeline.ranks)
+        for kind in (ActionKind.REDUCE_GRAD, ActionKind.OPTIMIZER)
+    }
+    return Estimate(
+        job, times.step_ns, times.window_ns, peaks, times.compute_ns // ranks, after[ActionKind.REDUCE_GRAD],
+        after[ActionKind.OPTIMIZER],
+    )  # fmt: skip
+
+
+def fit_efficiency(jobs: Sequence[Job], choice: NetworkChoice | None = None) -> float:
+    """The efficiency at which predicted steps are the measured ones, on the mean of their relative errors.
+
+    Args:
+        jobs: Measured ones.
+        choice: The network.
+
+    Raises:
+        ScenarioError: If one was not measured, or no efficiency up to 100 % makes them so fast.
+    """
+    unmeasured = next((job.name for job in jobs if job.measured_s is None), None)
+    if not jobs or unmeasured is not None:
+        raise ScenarioError(f"{unmeasured or 'nothing'} has no measured step to fit on.", hint="give step_s")
+
+    def error(efficiency_ratio: float) -> float:
+        return fmean(estimate(job.at(efficiency_ratio), choice).error_ratio or 0.0 for job in jobs)
+
+    slow, fast = 100.0, 1.0  # inverse of the efficiency: steps grow with it in a straight line, or nearly
+    above, below = error(1 / slow), error(1 / fast)
+    if below > 0:
+        raise ScenarioError(
+            f"even at the peak {', '.join(job.name for job in jobs)} would take {below:.1%} longer than measured.",
+            hint="a figure of the device or of the network is too small",
+        )
+    if above < 0:
+        raise ScenarioError(f"{jobs[0].name} took longer than at 1 % of the peak.", hint="check step_s and the sizes")
+    middle = fast
+    for _ in range(_ROUNDS):
+        middle = fast + (slow - fast) * below / (below - above)
+        here = error(1 / middle)
+        if abs(here) < _CLOSE:
+            break
+        if here > 0:
+            slow, above = middle, here
+        else:
+            fast, below = middle, here
+    return 1 / middle

@@ -1,0 +1,225 @@
+"""How a model is trained, and what its ranks say to each other: over a network, or within a node alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping  # noqa: TC003
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import product
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from tracetool.errors import ScenarioError
+from tracetool.network.collectives import collective_ns
+from tracetool.network.placement import Degrees, Dimension
+
+if TYPE_CHECKING:
+    from tracetool.estimate.device import Accelerator
+    from tracetool.estimate.transformer import Recompute, Transformer
+    from tracetool.network.collectives import Algorithm, Kind
+    from tracetool.network.file import NetworkChoice
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How a model is trained on devices.
+
+    Attributes:
+        tensor: Tensor-parallel ranks per stage.
+        stages: Pipeline ranks; each has ``chunks`` stages, all of equally many layers.
+        microbatches: Microbatches per step and pipeline.
+        batch: Sequences per microbatch.
+        sequence: Tokens per sequence.
+        efficiency_ratio: Share of the peak that a whole wave of long matrix products reaches.
+        recompute: What the backward computes anew.
+        has_head: Whether the last stage computes the head; without, all stages are equal.
+        sequence_parallel: Whether tensor-parallel ranks share what lies between matrix products (norms, dropout) along
+            the sequence, too.
+        context: Context-parallel ranks: each has its part of every sequence.
+        chunks: Stages per pipeline rank, interleaved.
+        data: Data-parallel ranks.
+        expert: Expert-parallel ranks, among the data-parallel ones.
+        sharded_optimizer: Whether data-parallel ranks share the state of the optimizer (ZeRO stage 1).
+        overlap_reduction: Whether the reduction of gradients runs beside the last microbatch's backward.
+    """
+
+    tensor: int
+    stages: int
+    microbatches: int
+    batch: int
+    sequence: int
+    efficiency_ratio: float
+    recompute: Recompute = "none"
+    has_head: bool = True
+    sequence_parallel: bool = True
+    context: int = 1
+    chunks: int = 1
+    data: int = 1
+    expert: int = 1
+    sharded_optimizer: bool = False
+    overlap_reduction: bool = False
+
+    @property
+    def devices(self) -> int:
+        """Devices of the job."""
+        return self.tensor * self.context * self.stages * self.data
+
+    @property
+    def sequences(self) -> int:
+        """Sequences per step."""
+        return self.batch * self.microbatches * self.data
+
+    @property
+    def degrees(self) -> Degrees:
+        """How wide it is along each dimension."""
+        return Degrees(tp=self.tensor, cp=self.context, dp=self.data, pp=self.stages, ep=self.expert)
+
+    def check(self, model: Transformer, device: Accelerator) -> None:
+        """Refuse what cannot be.
+
+        Raises:
+            ScenarioError: If something does not divide, or a figure is not positive.
+        """
+        for what, count, parts, name in (
+            ("layers", model.layers, self.stages * self.chunks, "stages"),
+            ("heads", model.heads, self.tensor, "tensor-parallel ranks"),
+            ("experts", model.experts.count if model.experts else 0, self.expert, "expert-parallel ranks"),
+            ("data-parallel ranks", self.data, self.expert, "expert-parallel groups"),
+            ("tokens", self.sequence, self.context, "context-parallel ranks"),
+        ):
+            if parts > 0 and count % parts:
+                raise ScenarioError(
+                    f"{model.name} has {count} {what}, which do not divide into {parts} {name}.",
+                    hint=f"choose a number of {name} that divides the {what}",
+                )
+        sizes = (self.tensor, self.stages, self.microbatches, self.batch, self.sequence, self.context, self.chunks)
+        if min(*sizes, self.data, self.expert, device.peak_flops) <= 0 or not 0 < self.efficiency_ratio <= 1:
+            raise ScenarioError(
+                f"{model.name} on {device.name}: peak and sizes must be more than 0, the efficiency between 0 and "
+                f"100 % (it is {self.efficiency_ratio:.0%})."
+            )
+        if self.expert > 1 and model.experts is None:
+            raise ScenarioError(f"{model.name} has no experts to share among {self.expert} expert-parallel ranks.")
+
+
+Group = Literal["tp", "cp", "ep", "gradients", "expert_gradients"]
+"""Ranks that have collectives together: along a dimension, or those that share a parameter, of experts or of others."""
+_ALONG: Mapping[Group, Dimension] = {"tp": "tp", "cp": "cp", "ep": "ep", "gradients": "dp", "expert_gradients": "dp"}
+
+
+class Fabric(Protocol):
+    """What carries collectives and messages."""
+
+    def collective_ns(self, kind: Kind, group: Group, payload_bytes: int) -> int:
+        """What a collective of the first such group takes, of that much over all its ranks."""
+
+    def message_ns(self, payload_bytes: int, rank: int) -> int | None:
+        """What a message from a pipeline rank to the next one takes; None if messages take no time."""
+
+
+@dataclass(frozen=True, slots=True)
+class WithinNode:
+    """No network: tensor-parallel ranks sit in one node, as do all others; only collectives among the first take time.
+
+    Attributes:
+        bandwidth_bytes_per_s: What a device sends to the others of its node.
+        tensor: Tensor-parallel ranks.
+    """
+
+    bandwidth_bytes_per_s: int
+    tensor: int
+
+    def collective_ns(self, kind: Kind, group: Group, payload_bytes: int) -> int:
+        """A ring: V (n - 1) / n, twice that of an all-reduce."""
+        if group != "tp" or self.tensor == 1:
+            return 0
+        if self.bandwidth_bytes_per_s <= 0:
+            raise ScenarioError(
+                "nothing says how fast tensor-parallel ranks reach each other.", hint="give a network, or a bandwidth"
+            )
+        rounds = 2 if kind == "allreduce" else 1
+        share = (self.tensor - 1) / self.tensor
+        return round(rounds * payload_bytes * share / self.bandwidth_bytes_per_s * 1e9)
+
+    def message_ns(self, payload_bytes: int, rank: int) -> int | None:  # noqa: ARG002 - none takes any time
+        """No time."""
+        return None
+
+
+@dataclass(frozen=True)
+class OverNetwork:
+    """A job placed on a network: the groups of its first rank stand for all.
+
+    Attributes:
+        groups: Devices of the first group of each kind.
+        pipeline: Devices of the first pipeline.
+        choice: The network.
+        known: What was asked before.
+    """
+
+    groups: Mapping[Group, tuple[int, ...]]
+    pipeline: tuple[int, ...]
+    choice: NetworkChoice
+    known: dict[tuple[str, str | int, int], int] = field(default_factory=dict, compare=False)
+
+    def collective_ns(self, kind: Kind, group: Group, payload_bytes: int) -> int:
+        """As the network has it."""
+        key = kind, group, payload_bytes
+        if key not in self.known:
+            algorithm: Algorithm = self.choice.algorithms.get(_ALONG[group], "auto")
+            devices = self.groups[group]
+            self.known[key] = (
+                collective_ns(self.choice.network, kind, algorithm, devices, payload_bytes) if len(devices) > 1 else 0
+            )
+        return self.known[key]
+
+    def message_ns(self, payload_bytes: int, rank: int) -> int | None:
+        """As the network has it."""
+        key = "message", rank, payload_bytes
+        if key not in self.known:
+            devices = self.pipeline[rank], self.pipeline[rank + 1]
+            self.known[key] = self.choice.network.transfer_ns(payload_bytes, *devices)
+        return self.known[key]
+
+
+@lru_cache(maxsize=4096)
+def placed(choice: NetworkChoice, degrees: Degrees) -> OverNetwork:
+    """A job of these degrees on a network.
+
+    Raises:
+        BadTopology: If it does not fit.
+    """
+    placement = _fitting(choice, degrees).place(degrees)
+
+    def devices(*along: Dimension, **fixed: int) -> tuple[int, ...]:
+        wide = [range(degrees.dp // degrees.ep if d == "dp" and fixed else getattr(degrees, d)) for d in along]
+        places = ({**dict(zip(along, at, strict=True)), **fixed} for at in product(*wide))
+        return tuple(placement.devices[placement.rank(place)] for place in places)
+
+    groups: dict[Group, tuple[int, ...]] = {
+        "tp": devices("tp"),
+        "cp": devices("cp"),
+        "ep": devices("ep"),
+        "gradients": devices("dp", "cp"),
+        "expert_gradients": devices("dp", "cp", ep=0),
+    }
+    return OverNetwork(groups, devices("pp"), choice)
+
+
+def _fitting(choice: NetworkChoice, degrees: Degrees) -> NetworkChoice:
+    """The tiers that a job reaches over, where its placement names no others: jobs of one file differ in size."""
+    tiers = choice.network.tiers
+    number = next((number for number, tier in enumerate(tiers) if tier.size >= degrees.ranks), len(tiers) - 1)
+    beyond = tiers[number + 1 :]
+    if choice.file or any(tier.name in choice.placement.split() for tier in beyond):
+        return choice
+    return replace(choice, network=replace(choice.network, tiers=tiers[: number + 1]))
+
+
+def widened(choice: NetworkChoice, ranks: int) -> NetworkChoice:
+    """The same network with an outermost tier that holds so many ranks."""
+    *inner, outer = choice.network.tiers
+    if outer.size >= ranks:
+        return choice
+    unit = inner[-1].size if inner else 1
+    wide = replace(outer, size=-(-ranks // unit) * unit)
+    return replace(choice, network=replace(choice.network, tiers=(*inner, wide)))

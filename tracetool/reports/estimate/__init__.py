@@ -1,0 +1,1 @@
+"""What ``tracetool estimate`` prints: of a model, and of measured plans."""

@@ -1,0 +1,137 @@
+"""What ``tracetool estimate`` prints for people: the answer first, one screen of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracetool.reports.answer.text import Note, table, wrapped
+from tracetool.reports.estimate.json import unfitted_errors
+from tracetool.units import format_count, format_duration, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.estimate.estimating import Estimate
+    from tracetool.estimate.plans import PredictedPlan, PredictedPlans
+    from tracetool.reports.estimate.json import EstimateFacts
+
+_MOST_ROWS = 14
+_MODEL = (
+    "a derived model of this tool: matrix products on a curve fitted or given, memory and network at their bandwidths; "
+    "tracetool help estimate says what is left out"
+)
+
+
+def render_estimate(
+    done: Estimate, rows: Sequence[Estimate], fitted: Sequence[str], facts: EstimateFacts, *, verbose: bool
+) -> bytes:
+    """The answer, what it is made of, and how measured runs compare; as wide as the terminal at most."""
+    job, peak = done.job, max(done.peak_hbm_bytes)
+    room = "" if peak <= job.device.hbm_bytes else f", more than the device's {format_size(job.device.hbm_bytes)}"
+    lines = [
+        f"Step {format_duration(done.step_ns)}, {done.mfu_ratio:.1%} MFU ({done.hfu_ratio:.1%} HFU), "
+        f"{format_size(peak)} of HBM on the fullest rank{room}.",
+        "",
+        f"  {job.model.name}, {job.model.parameters / 1e9:.1f} billion parameters, on "
+        f"{format_count(job.training.devices, 'device')} ({job.device.name}): {_degrees(done)}",
+        f"  {_basis(done, fitted, facts)}",
+        f"  of the step: compute {_share(done.compute_ns, done)}, pipeline idle "
+        f"{_share(done.window_ns - done.compute_ns, done)}, gradient reduction {_share(done.reduction_ns, done)}, "
+        f"optimizer {_share(done.optimizer_ns, done)}; {done.tokens_per_s:,.0f} tokens/s",
+    ]
+    errors = unfitted_errors(rows, fitted)
+    compared = table([_HEAD, *(_cells(row, fitted) for row in rows)]) if rows else []
+    after = []
+    if errors:
+        runs = format_count(len(errors), "run")
+        after.append(f"  {runs} that nothing was fitted on: off by {max(errors):.1%} at most")
+    after.append(Note(_MODEL))
+    if verbose:
+        after.append(Note("HBM by pipeline rank: " + ", ".join(map(format_size, done.peak_hbm_bytes))))
+    return ("\n".join([*wrapped(lines), "", *compared, *([""] if compared else []), *wrapped(after)]) + "\n").encode()
+
+
+def _degrees(done: Estimate) -> str:
+    training = done.job.training
+    named = (
+        ("tensor", training.tensor), ("context", training.context), ("pipeline", training.stages),
+        ("chunks", training.chunks), ("data", training.data), ("expert", training.expert),
+    )  # fmt: skip
+    wide = " · ".join(f"{name} {degree}" for name, degree in named if degree > 1) or "one of each"
+    return f"{wide}, {training.microbatches} microbatches of {training.batch} x {training.sequence:,} tokens"
+
+
+def _basis(done: Estimate, fitted: Sequence[str], facts: EstimateFacts) -> str:
+    over = f"over {facts.network}" if facts.network else "messages take no time"
+    if facts.layers:
+        return f"layers as timed in {facts.layers}; {over}"
+    origin = f"fitted on {', '.join(fitted)}" if fitted else "as given"
+    return f"matrix products at {done.job.training.efficiency_ratio:.1%} of the peak, {origin}; {over}"
+
+
+def _share(took_ns: int, done: Estimate) -> str:
+    return f"{took_ns / done.step_ns:.1%}"
+
+
+_HEAD = ("run", "measured", "estimated", "error", "MFU", "HFU", "HBM")
+
+
+def _cells(row: Estimate, fitted: Sequence[str]) -> tuple[str, ...]:
+    error = "fitted" if row.name in fitted else f"{row.error_ratio:+.1%}"
+    return (
+        row.name, f"{row.measured_s:.2f} s", f"{row.predicted_s:.2f} s", error, f"{row.mfu_ratio:.1%}",
+        f"{row.hfu_ratio:.1%}", format_size(max(row.peak_hbm_bytes)),
+    )  # fmt: skip
+
+
+_PLANS_HEAD = ("plan", "measured", "predicted", "error", "GiB", "predicted", "error", "")
+
+
+def render_plans(done: PredictedPlans, facts: EstimateFacts, *, verbose: bool) -> bytes:
+    """The errors, each plan, and what is said of it; as wide as the terminal at most."""
+    shown = done.rows if verbose else done.rows[:_MOST_ROWS]
+    said = {text: number for number, text in enumerate(dict.fromkeys(t for row in shown for t in row.reasons), 1)}
+    lines = [_headline(done), ""]
+    rows = table([_PLANS_HEAD, *(_plan_cells(row, said) for row in shown)])
+    after = [f"  {number}  {text}" for text, number in said.items()] if verbose else []
+    if len(shown) < len(done.rows):
+        after.append(f"  {len(done.rows) - len(shown)} plans more: -v")
+    if said and not verbose:
+        after.append("  ? doubtful figures, (n) something that weighs is left out: -v says what")
+    after.append(Note(f"layers as timed in {facts.layers}, over {facts.network}; nothing is fitted on a plan"))
+    return ("\n".join([*wrapped(lines), *rows, "", *wrapped(after)]) + "\n").encode()
+
+
+def _headline(done: PredictedPlans) -> str:
+    plans = format_count(len(done.rows), "plan")
+    absent = sum(row.step_ns is None for row in done.rows)
+    compared = len(done.errors())
+    without = f", {absent} not predicted" if absent else ""
+    if done.mape_ratio is None:
+        return f"{plans}{without}: no measured step to compare with."
+    worst = max(done.rows, key=lambda row: abs(row.error_ratio or 0))
+    doubtful = sum(row.doubtful for row in done.rows)
+    sound = f" ({done.mape_sound_ratio:.1%} without {doubtful} doubtful)" if doubtful and done.mape_sound_ratio else ""
+    peak = "" if done.max_peak_error_ratio is None else f"; memory off by {done.max_peak_error_ratio:.1%} at most"
+    return (
+        f"{compared} of {plans} compared{without}: steps off by {done.mape_ratio:.1%} on average{sound}, "
+        f"{worst.error_ratio:+.1%} at worst ({worst.name}){peak}."
+    )
+
+
+def _plan_cells(row: PredictedPlan, said: dict[str, int]) -> tuple[str, ...]:
+    marks = " ".join(f"({said[text]})" for text in row.reasons)
+    return (
+        row.name,
+        "" if row.plan.step_s is None else f"{row.plan.step_s:.3f} s",
+        "-" if row.step_ns is None else f"{row.step_ns / 1e9:.3f} s",
+        "" if row.error_ratio is None else f"{row.error_ratio:+.1%}",
+        _gib(row.plan.max_allocated_bytes),
+        _gib(row.peak_predicted_bytes),
+        "" if row.peak_error_ratio is None else f"{row.peak_error_ratio:+.1%}",
+        f"{'? ' if row.doubtful else ''}{marks}".strip(),
+    )
+
+
+def _gib(size: int | None) -> str:
+    return "" if size is None else f"{size / 2**30:.2f}"
