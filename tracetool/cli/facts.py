@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tracetool.reports.recording.summary import (
         CrossingInfo,
         DiscoveryInfo,
+        ExposedInfo,
         HostGapInfo,
         LeftInfo,
         ObservedPipelineInfo,
@@ -122,6 +123,7 @@ def screen_lines(facts: SummaryInfo, run: Run) -> list[str]:
     ]
     if (crossing := facts.get("cross_dc")) is not None:
         lines.append(f"  cross-DC: {_crossing_text(crossing)}")
+    lines += _exposed_lines(facts["exposed_collectives"])
     if facts["replayed"]:
         lines.append(_replayed_line(facts["replayed"]))
     gaps = [f"{gap.needed_for}: {gap.lacks} ({gap.hint})" for gap in facts["gaps"]]
@@ -175,6 +177,25 @@ def _observed_lines(pipeline: ObservedPipelineInfo, run: Run) -> list[str]:
     ]
 
 
+def _exposed_lines(collectives: Sequence[ExposedInfo]) -> list[str]:
+    """What collectives inside actions keep ranks from computing, and where most."""
+    lines = []
+    for each in collectives:
+        name = f"{each['parallelism']} {each['operation']}" if each["parallelism"] else each["operation"]
+        where = f"{each['kind']} of stage {each['stage']}" + (
+            "" if each["layer"] is None else f", layer {each['layer']}"
+        )
+        took = f"{format_count(each['operations'], 'time')} in actions"
+        if each["exposed_ns"] is None or each["own_ns"] is None or each["tail_ns"] is None:
+            lines.append(f"  {name}: {took}, fused with its matrix product, {format_duration(each['duration_ns'])}")
+            continue
+        lines.append(
+            f"  {name}: {took}, {format_duration(each['exposed_ns'])} exposed ({format_duration(each['tail_ns'])} as a "
+            f"tail), {format_duration(each['own_ns'])} once all ranks were there; most in {where}"
+        )
+    return lines
+
+
 def _between(values: Sequence[int], shown: Callable[[float], str]) -> str:
     least, most = shown(min(values)), shown(max(values))
     return least if least == most else f"{least} to {most}"
@@ -205,6 +226,7 @@ def summary_lines(facts: SummaryInfo, run: Run) -> list[str]:
     if facts["vendor_figures"]:
         lines.append(f"  vendor_figures: {facts['vendor_figures']:,} figures of a vendor's analysis")
     lines += _pipeline_lines(facts["pipeline"], own_notes(run), facts["host_gaps"])
+    lines += _exposed_lines(facts["exposed_collectives"])
     if facts["replayed"]:
         lines.append(_replayed_line(facts["replayed"]))
     lines += finding_lines(facts["findings"])

@@ -152,6 +152,22 @@ class HostGapInfo(TypedDict):
     gap_ratio: Annotated[float, doc("Share of gaps between kernels in their time.")]
 
 
+class ExposedInfo(TypedDict):
+    """Collectives of one kind in the actions of the chosen step, over all its ranks."""
+
+    parallelism: Annotated[str | None, doc("What their process group is for; null if the trace does not say.")]
+    operation: Annotated[str, doc("The collective, or the kernel that holds one and its matrix product.")]
+    is_fused: Annotated[bool, doc("Whether one kernel holds both, and overlaps them already.")]
+    operations: Annotated[int, doc("How many.")]
+    duration_ns: Annotated[int, doc("Sum of their time, waiting included.")]
+    own_ns: Annotated[int | None, doc("Of it, once all ranks were there; null of fused kernels.")]
+    exposed_ns: Annotated[int | None, doc("Of it, during which a rank computed nothing; null of fused kernels.")]
+    tail_ns: Annotated[int | None, doc("Of it, what was left when all compute that began before was done.")]
+    stage: Annotated[int, doc("Where most is exposed: its stage,")]
+    kind: Annotated[str, doc("kind of action")]
+    layer: Annotated[int | None, doc("and layer; null outside the layers.")]
+
+
 class SourceFactsInfo(TypedDict):
     """A source that was read."""
 
@@ -215,6 +231,7 @@ class SummaryInfo(TypedDict):
     replayed: Annotated[ReplayedRunInfo | None, doc("Null if the Run has the observed Timeline alone.")]
     vendor_figures: Annotated[int, doc("Figures of a vendor's analysis.")]
     host_gaps: Annotated[list[HostGapInfo], doc("Of the observed step; empty without kernels.")]
+    exposed_collectives: Annotated[list[ExposedInfo], doc("Within its actions; most exposed first.")]
     gaps: Annotated[list[Gap], doc("What later steps will miss.")]
     sources: Annotated[list[SourceFactsInfo], doc("What was read.")]
     failed: Annotated[list[LeftInfo], doc("What could not be read.")]
@@ -268,11 +285,31 @@ def run_summary(run: Run) -> SummaryInfo:
         "replayed": run.manifest.get("replayed"),
         "vendor_figures": run.count("vendor_figures"),
         "host_gaps": host_gaps(run, step),
+        "exposed_collectives": exposed_collectives(run),
         "gaps": find_gaps(run),
         "sources": run.manifest["sources"],
         "failed": run.manifest["failed"],
         "left": run.manifest["left"],
     }
+
+
+_EXPOSED_SQL = """
+SELECT
+    parallelism, operation, is_fused, sum(operations)::BIGINT AS operations, sum(duration_ns)::BIGINT AS duration_ns,
+    sum(own_ns)::BIGINT AS own_ns, sum(exposed_ns)::BIGINT AS exposed_ns, sum(tail_ns)::BIGINT AS tail_ns,
+    arg_max(stage, coalesce(exposed_ns, duration_ns)) AS stage,
+    arg_max(kind, coalesce(exposed_ns, duration_ns)) AS kind,
+    arg_max(layer, coalesce(exposed_ns, duration_ns)) AS layer
+FROM overlap_by_layer WHERE stage IS NOT NULL
+GROUP BY ALL ORDER BY exposed_ns DESC NULLS LAST, operation
+"""
+
+
+def exposed_collectives(run: Run) -> list[ExposedInfo]:
+    """Collectives within the actions of the chosen step, and fused kernels; empty where a Run has none."""
+    if not run.rows("SELECT 1 FROM kernel_actions LIMIT 1"):
+        return []
+    return cast("list[ExposedInfo]", run.records(_EXPOSED_SQL))
 
 
 def host_gaps(run: Run, step: int | None) -> list[HostGapInfo]:

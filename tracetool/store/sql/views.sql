@@ -320,3 +320,106 @@ COMMENT ON COLUMN traffic.dst_rank IS 'Global rank that receives.';
 COMMENT ON COLUMN traffic.operation IS 'send, allreduce, allgather ...';
 COMMENT ON COLUMN traffic.operations IS 'How many.';
 COMMENT ON COLUMN traffic.payload_bytes IS 'Bytes of all of them.';
+
+CREATE VIEW layer_overlaps AS
+WITH computes AS (
+    SELECT
+        rank, event, name, start_ns, start_ns + duration_ns AS end_ns,
+        regexp_matches(lower(name), 'nvjet|gemm|cutlass|xmma|cublas|cijk|mat_?mul') AS is_product,
+        max(start_ns + duration_ns) OVER (
+            PARTITION BY rank ORDER BY start_ns, event ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW
+        ) AS last_end_ns
+    FROM events
+    WHERE category = 'kernel' AND NOT regexp_matches(lower(name), '^(nccl|rccl|mscclpp|hcom_)')
+),
+collectives AS (
+    SELECT
+        c.rank, c.position, c.operation, c."group", c.group_ranks, c.payload_bytes, c.start_ns, c.end_ns,
+        k.event, w.wait_ns, w.transfer_ns, w.exposed_ns, w.upper_bound
+    FROM comms AS c
+    JOIN waits AS w USING (rank, position)
+    LEFT JOIN events AS k
+        ON k.rank = c.rank AND k.category = 'kernel' AND k.start_ns = c.start_ns AND k.stream = c.stream
+    WHERE c.operation NOT IN ('send', 'recv', 'barrier')
+),
+around AS (
+    -- The last compute kernel that had started before it, before its end, and the first one after its end.
+    SELECT
+        c.*,
+        CASE WHEN before.is_product THEN before.name END AS fed_by,
+        CASE WHEN behind.is_product THEN behind.name END AS eaten_by,
+        greatest(0, c.end_ns - greatest(c.start_ns, coalesce(until.last_end_ns, c.start_ns))) AS tail_ns
+    FROM collectives AS c
+    ASOF LEFT JOIN computes AS before ON before.rank = c.rank AND before.start_ns < c.start_ns
+    ASOF LEFT JOIN computes AS until ON until.rank = c.rank AND until.start_ns < c.end_ns
+    ASOF LEFT JOIN computes AS behind ON behind.rank = c.rank AND behind.start_ns >= c.end_ns
+),
+fused AS (
+    SELECT rank, event, name, start_ns, end_ns
+    FROM computes
+    WHERE regexp_matches(lower(name), 'mat_?mul.*(all_?reduce|reduce_?scatter|all_?gather)')
+        OR regexp_matches(lower(name), '(all_?reduce|reduce_?scatter|all_?gather).*mat_?mul')
+)
+SELECT
+    o.rank, o.position, g.description AS parallelism, o."group", len(o.group_ranks)::INTEGER AS group_size, o.operation,
+    a.stage, a.kind, a.microbatch, a.layer, o.payload_bytes, o.start_ns, o.end_ns - o.start_ns AS duration_ns,
+    o.transfer_ns AS own_ns, o.exposed_ns, o.tail_ns, o.fed_by, o.eaten_by, false AS is_fused, o.upper_bound
+FROM around AS o
+LEFT JOIN kernel_actions AS a ON a.rank = o.rank AND a.event = o.event
+LEFT JOIN (SELECT DISTINCT rank, name, ranks, description FROM groups) AS g
+    ON g.rank = o.rank AND g.name = o."group" AND g.ranks = o.group_ranks
+UNION ALL
+SELECT
+    f.rank, NULL, NULL, NULL, NULL, f.name, a.stage, a.kind, a.microbatch, a.layer, NULL, f.start_ns,
+    f.end_ns - f.start_ns, NULL, NULL, NULL, NULL, NULL, true, false
+FROM fused AS f
+LEFT JOIN kernel_actions AS a USING (rank, event)
+ORDER BY rank, start_ns;
+COMMENT ON VIEW layer_overlaps IS 'Collectives beside compute: of which layer, how much of each is exposed, and what it leaves at its end; the whole capture.';
+COMMENT ON COLUMN layer_overlaps.rank IS 'Global rank.';
+COMMENT ON COLUMN layer_overlaps.position IS 'The operation''s position in comms; null of a fused kernel.';
+COMMENT ON COLUMN layer_overlaps.parallelism IS 'What its process group is for, as the trace says: tp, dp, ...; null if it does not.';
+COMMENT ON COLUMN layer_overlaps.group IS 'Process group.';
+COMMENT ON COLUMN layer_overlaps.group_size IS 'Ranks of the group.';
+COMMENT ON COLUMN layer_overlaps.operation IS 'The collective, or the fused kernel.';
+COMMENT ON COLUMN layer_overlaps.stage IS 'Global (virtual) stage; null outside the chosen step and of what no action holds.';
+COMMENT ON COLUMN layer_overlaps.kind IS 'F, B, I, W, REDUCE_GRAD, OPTIMIZER, COMMUNICATION or OTHER; null outside the chosen step.';
+COMMENT ON COLUMN layer_overlaps.microbatch IS 'Microbatch.';
+COMMENT ON COLUMN layer_overlaps.layer IS 'Layer within the stage.';
+COMMENT ON COLUMN layer_overlaps.payload_bytes IS 'Bytes of the message.';
+COMMENT ON COLUMN layer_overlaps.start_ns IS 'Start of its kernel, Unix time.';
+COMMENT ON COLUMN layer_overlaps.duration_ns IS 'Its kernel''s time, waiting included.';
+COMMENT ON COLUMN layer_overlaps.own_ns IS 'Of it, once all ranks were there.';
+COMMENT ON COLUMN layer_overlaps.exposed_ns IS 'Of it, during which the rank computed nothing.';
+COMMENT ON COLUMN layer_overlaps.tail_ns IS 'Of it, what is left at its end when all compute that began before is done.';
+COMMENT ON COLUMN layer_overlaps.fed_by IS 'Matrix product that was the last compute kernel to start before it; null if another was.';
+COMMENT ON COLUMN layer_overlaps.eaten_by IS 'Matrix product that was the first compute kernel to start after it; null if another was.';
+COMMENT ON COLUMN layer_overlaps.is_fused IS 'Whether one kernel holds product and communication: it overlaps already.';
+COMMENT ON COLUMN layer_overlaps.upper_bound IS 'Whether a rank was not recorded, so that waiting may be inside own_ns.';
+
+CREATE VIEW overlap_by_layer AS
+SELECT
+    parallelism, operation, stage, kind, layer, is_fused,
+    count(*) AS operations,
+    median(payload_bytes)::BIGINT AS payload_bytes,
+    sum(duration_ns)::BIGINT AS duration_ns,
+    sum(own_ns)::BIGINT AS own_ns,
+    sum(exposed_ns)::BIGINT AS exposed_ns,
+    sum(tail_ns)::BIGINT AS tail_ns
+FROM layer_overlaps
+WHERE kind IS NOT NULL
+GROUP BY ALL
+ORDER BY exposed_ns DESC NULLS LAST;
+COMMENT ON VIEW overlap_by_layer IS 'Collectives of the chosen step by parallelism, stage and layer, over all ranks and microbatches; most exposed first.';
+COMMENT ON COLUMN overlap_by_layer.parallelism IS 'What the process group is for.';
+COMMENT ON COLUMN overlap_by_layer.operation IS 'The collective, or the fused kernel.';
+COMMENT ON COLUMN overlap_by_layer.stage IS 'Global (virtual) stage.';
+COMMENT ON COLUMN overlap_by_layer.kind IS 'Kind of action.';
+COMMENT ON COLUMN overlap_by_layer.layer IS 'Layer within the stage.';
+COMMENT ON COLUMN overlap_by_layer.is_fused IS 'Whether one kernel holds product and communication.';
+COMMENT ON COLUMN overlap_by_layer.operations IS 'How many.';
+COMMENT ON COLUMN overlap_by_layer.payload_bytes IS 'Median bytes of one.';
+COMMENT ON COLUMN overlap_by_layer.duration_ns IS 'Sum of their time, waiting included.';
+COMMENT ON COLUMN overlap_by_layer.own_ns IS 'Of it, once all ranks were there.';
+COMMENT ON COLUMN overlap_by_layer.exposed_ns IS 'Of it, during which a rank computed nothing.';
+COMMENT ON COLUMN overlap_by_layer.tail_ns IS 'Of it, what was left at the end when all compute that began before was done.';
