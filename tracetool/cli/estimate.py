@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from tracetool.cli.output import JSON, QUIET, VERBOSE, next_step, print_result
-from tracetool.cli.question import NETWORK, command_line
+from tracetool.cli.question import command_line
+from tracetool.cli.topology import NETWORK
 from tracetool.errors import ScenarioError
 
 if TYPE_CHECKING:
