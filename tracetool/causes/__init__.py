@@ -11,7 +11,7 @@ path stays what it is. ``explain`` replays the step without each cause.
 from __future__ import annotations
 
 from itertools import groupby, pairwise
-from operator import itemgetter
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.causes.balance import Balance, Ledger, laid_out
@@ -166,23 +166,19 @@ def idle_after_window(timeline: Timeline) -> tuple[Idle, ...]:
         By rank, then by start; neighbours differ in cause. Per rank they sum to step minus window.
     """
     window_ns = max(op.end_ns for op in timeline.computes())
-    ranks = range(len(timeline.global_ranks))
-    beside = {one.rank for one in timeline.collectives}  # those of other pipelines too
-    doings = {rank: _doings(timeline, rank, window_ns) for rank in {*ranks, *beside}}
     last = max(timeline.ops, key=lambda op: (op.end_ns, -op.rank))
-    bounds = {window_ns, last.end_ns, *(ns for of_rank in doings.values() for d in of_rank for ns in d[:2])}
-    times = sorted(ns for ns in bounds if window_ns <= ns <= last.end_ns)
+    lanes = _lanes(timeline, window_ns, last.end_ns, last.rank)
     idles: list[Idle] = []
-    for rank in ranks:
-        causes = ((_doing_at(doings, rank, start, last.rank), start, end) for start, end in pairwise(times))
-        for cause, spans in groupby(causes, key=itemgetter(0)):
-            (_, start, end), *others = spans
-            idles.append(Idle(rank, start, others[-1][2] if others else end, cause))
+    for rank in range(len(timeline.global_ranks)):
+        pieces = _awaited(lanes, rank, window_ns, last.end_ns, frozenset())
+        for cause, spans in groupby(pieces, key=attrgetter("cause")):
+            first, *others = spans
+            idles.append(Idle(rank, first.start_ns, (others[-1] if others else first).end_ns, cause))
     return tuple(idles)
 
 
 class _Doing(NamedTuple):
-    """What a rank does after the window; None for waiting, and for whom."""
+    """What a rank does after the window; of waiting None, and the rank that it waits for, if that was recorded."""
 
     start_ns: int
     end_ns: int
@@ -190,48 +186,59 @@ class _Doing(NamedTuple):
     awaited: int | None = None
 
 
-def _doings(timeline: Timeline, rank: int, window_ns: int) -> list[_Doing]:
-    """What a rank does after the window, in order; some of it twice, more closely first."""
-    doings: list[_Doing] = []
-    came: dict[str, TailCollective] = {}
-    for one in timeline.collectives:
-        if one.use.meeting and (one.use.meeting not in came or one.came_ns > came[one.use.meeting].came_ns):
-            came[one.use.meeting] = one
-    for one in timeline.collectives:
-        if one.rank == rank and one.end_ns > window_ns:
-            latest = came.get(one.use.meeting, one).rank
-            doings.append(_Doing(one.came_ns, one.start_ns, None, latest if latest != rank else None))
-            is_embedding = one.kind is ActionKind.REDUCE_GRAD and is_of_embedding(one.use, timeline.global_ranks)
-            cause = Cause.EMBEDDING_ALLREDUCE if is_embedding else _OF_TAIL[one.kind]
-            doings.append(_Doing(one.start_ns, one.end_ns, cause))
-    doings += [
-        _Doing(op.start_ns, op.end_ns, _OF_TAIL[op.kind])
-        for op in timeline.ops
-        if op.rank == rank and isinstance(op, RankOp) and op.end_ns > window_ns
-    ]
-    return doings
-
-
 _OF_TAIL = {ActionKind.REDUCE_GRAD: Cause.GRADIENT_REDUCTION, ActionKind.OPTIMIZER: Cause.OPTIMIZER}
 
 
-def _doing_at(doings: Mapping[int, Sequence[_Doing]], rank: int, now: int, last: int) -> Cause:
-    """What a rank does at a moment, or the one that it waits for."""
-    asked: list[int] = []
-    while rank not in asked:
-        asked.append(rank)
-        doing = next((d for d in doings[rank] if d.start_ns <= now < d.end_ns), None)
-        if doing is not None and doing.cause is not None:
-            return doing.cause
-        if doing is None or doing.awaited is None:
-            beyond = (d.cause for d in doings[rank] if d.cause is not None and d.start_ns > now)
-            own = next(beyond, None) if doing is not None else None
-            if own is not None:
-                return own  # it waits for ranks that were not recorded
-            rank = last
+def _lanes(timeline: Timeline, window_ns: int, end_ns: int, last: int) -> dict[int, list[_Doing]]:
+    """What each rank does from the end of the window to that of the step, without holes; other pipelines' ranks too."""
+    latest: dict[str, TailCollective] = {}
+    for one in timeline.collectives:
+        if one.use.meeting:
+            latest[one.use.meeting] = max(one, latest.get(one.use.meeting, one), key=attrgetter("came_ns"))
+    doings: dict[int, list[_Doing]] = {rank: [] for rank in range(len(timeline.global_ranks))}
+    for one in timeline.collectives:
+        awaited = latest.get(one.use.meeting, one).rank
+        is_embedding = one.kind is ActionKind.REDUCE_GRAD and is_of_embedding(one.use, timeline.global_ranks)
+        cause = Cause.EMBEDDING_ALLREDUCE if is_embedding else _OF_TAIL[one.kind]
+        doings.setdefault(one.rank, []).extend(
+            (
+                _Doing(one.came_ns, one.start_ns, None, None if awaited == one.rank else awaited),
+                _Doing(one.start_ns, one.end_ns, cause),
+            )
+        )
+    for op in timeline.ops:
+        if isinstance(op, RankOp):
+            doings[op.rank].append(_Doing(op.start_ns, op.end_ns, _OF_TAIL[op.kind]))
+    return {rank: _without_holes(of_rank, window_ns, end_ns, last) for rank, of_rank in doings.items()}
+
+
+def _without_holes(doings: Sequence[_Doing], start_ns: int, end_ns: int, last: int) -> list[_Doing]:
+    """One thing at a time: what stands first where several are told; for what is told of nothing, a rank is awaited."""
+    within = [d for d in doings if d.end_ns > start_ns and d.start_ns < end_ns]
+    bounds = {start_ns, end_ns, *(min(max(ns, start_ns), end_ns) for d in within for ns in d[:2])}
+    lane = []
+    for start, end in pairwise(sorted(bounds)):
+        doing = next((d for d in within if d.start_ns <= start < d.end_ns), _Doing(start, end, None, last))
+        if doing.cause is None and doing.awaited is None:  # for ranks that were not recorded
+            doing = next((d for d in within if d.cause is not None and d.start_ns > start), doing)
+        lane.append(doing._replace(start_ns=start, end_ns=end))
+    return lane
+
+
+def _awaited(
+    lanes: Mapping[int, Sequence[_Doing]], rank: int, start_ns: int, end_ns: int, asked: frozenset[int]
+) -> Iterator[_Doing]:
+    """What a rank does within a time; while it waits, what the rank does that it waits for."""
+    for doing in lanes[rank]:
+        start, end = max(doing.start_ns, start_ns), min(doing.end_ns, end_ns)
+        if start >= end:
+            continue
+        if doing.cause is not None:
+            yield doing._replace(start_ns=start, end_ns=end)
+        elif doing.awaited is None or doing.awaited == rank or doing.awaited in asked:
+            yield _Doing(start, end, Cause.GRADIENT_REDUCTION)
         else:
-            rank = doing.awaited
-    return Cause.GRADIENT_REDUCTION
+            yield from _awaited(lanes, doing.awaited, start, end, asked | {rank})
 
 
 def idle_by_cause(
