@@ -285,7 +285,7 @@ def _sizes_screen(tuning: CoTuning, advice: Advice, above: Sequence[str], width:
     return ("\n".join(lines) + "\n").encode()
 
 
-_FEWEST_SIZES = 3
+_FEWEST_SIZES = 2
 
 
 def _sizes_table(tuning: CoTuning, scenario: Scenario, most: int, width: int) -> list[str]:

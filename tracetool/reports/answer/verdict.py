@@ -129,9 +129,24 @@ def _orders(answer: Answer, width: int) -> bytes:
         sent = Counter((move.src_rank, move.dst_rank) for move in result.timeline.transfers)
         moves = ", ".join(f"{src}→{dst} {format_count(count, 'message')}" for (src, dst), count in sorted(sent.items()))
         lines += ["", f"{named(result)}, {result.p2p} transfers: {moves or 'no messages'}"]
-        lines += result.replayed.schedule.grid(width).split("\n")
-    lines = wrapped(lines, width)
+        lines = _with_grid(wrapped(lines, width), result.replayed.schedule.grid(width))
     return ("\n".join([*lines, "", *first_notes(answer.notes, width, lines)]) + "\n").encode()
+
+
+def _with_grid(lines: Sequence[str], grid: str) -> list[str]:
+    """Lines with as much of an order below as the screen has room for: its beginning at least."""
+    first, *others = grid.split("\n\n")
+    shown = [*lines, *first.split("\n")]
+    for place, part in enumerate(others):
+        more = ["", *part.split("\n")]
+        if lines_left([*shown, *more]) < _BELOW_GRID:
+            return [*shown, f"  {format_count(len(others) - place, 'part')} more of the order: in a wider terminal"]
+        shown += more
+    return shown
+
+
+_BELOW_GRID = 3
+"""Lines for what is not shown of an order, and for notes."""
 
 
 def best_result(answer: Answer) -> Result:
