@@ -159,3 +159,23 @@ def test_every_recording_fits_the_screen(
                 assert max(map(len, body)) <= columns, where
                 for line, after in pairwise(lines):
                     assert not (line[-1:].isdigit() and _UNIT.match(after)), where
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_the_other_commands_fit_too(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """schedules, validate, ingest and compare, on the sample and on what was measured beside it."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.chdir(tmp_path)
+    assert run(["replay", SAMPLE, "--schedule", "geopipe", "--json"]) == 0
+    (tmp_path / "base.json").write_text(capsys.readouterr().out, encoding="utf-8")
+    measured = str(data("h100-pp4", "measured.json"))
+    asked = (["schedules"], ["validate", SAMPLE, measured], ["ingest", SAMPLE, "-o", "x.run"])
+    for words in (*asked, ["compare", "base.json", "x.run"]):
+        assert run(words) == 0
+        text = capsys.readouterr().out.replace(str(SAMPLES), "sample_traces")
+        lines = [line for line in text.splitlines() if not line.startswith("Next: ")]
+        assert sum(max(1, -(-len(line) // columns)) for line in lines) <= 24, text
+        assert max(len(line) for line in lines if "/" not in line) <= columns, text
+        assert lines[0].strip(), text
