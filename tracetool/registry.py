@@ -1,4 +1,7 @@
-"""Plug-ins by name: built-ins named by import path, third parties through entry points."""
+"""Plug-ins by name: built-ins named by import path, third parties through entry points.
+
+Results that show themselves: what draws them stands above them, and is loaded by name.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from tracetool.errors import BrokenPlugin, UnknownName
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from importlib.metadata import EntryPoint
+
+    from matplotlib.figure import Figure
 
 T = TypeVar("T")
 
@@ -70,3 +75,27 @@ def _load_plugin(point: EntryPoint) -> Any:
             f"the plug-in {point.name!r} ({point.value}) of {package} cannot be loaded: {error!r}.",
             hint=f"update {package}, or uninstall it",
         ) from error
+
+
+class Pictured:
+    """A result that draws itself, and shows itself in a notebook."""
+
+    __slots__ = ()
+
+    def plot(self) -> Figure:
+        """Its picture as a matplotlib figure.
+
+        Raises:
+            ScenarioError: If there is nothing to draw.
+        """
+        figure: Figure = import_module(SHOWING).figure_of(self)
+        return figure
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a sentence, a table and the picture."""
+        shown: str = import_module(SHOWING).html_of(self)
+        return shown
+
+
+SHOWING = "tracetool.reports.columnar"
+"""What shows results."""

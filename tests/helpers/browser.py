@@ -1,4 +1,7 @@
-"""A headless Chromium that opens a page as a reader does, and tells what it did. No package beyond the browser."""
+"""A headless Chromium that opens a page as a reader does, and tells what it did. No package beyond the browser.
+
+And what a page is without one: its elements, text and tables.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import sys
 from base64 import b64decode
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from html.parser import HTMLParser
 from select import select
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _PATIENCE_S = 60
+_VOID = {"meta", "img", "br", "hr", "link", "input", "base", "col", "area", "wbr"}
 
 # The protocol is spoken on the descriptors 3 and 4, whatever the numbers of ours.
 _LAUNCH = """
@@ -181,3 +186,46 @@ def chromium() -> Iterator[Browser]:
             os.close(ours_in)
             process.terminate()
             process.wait(_PATIENCE_S)
+
+
+class Parsed(HTMLParser):
+    """Elements and text of a page; complains about what is not closed as it was opened."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.rows: list[list[str]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len(dict(attrs)) == len(attrs), f"an attribute twice in {tag}"
+        self.elements.append((tag, dict(attrs)))
+        if tag not in _VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.words.append(data)
+        if {"td", "th"} & set(self.open):
+            self.rows[-1][-1] += data
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())

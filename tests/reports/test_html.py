@@ -6,24 +6,20 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from html.parser import HTMLParser
 from typing import TYPE_CHECKING
 
 import pytest
 from helpers import synthetic
-from helpers.browser import Browser, chromium
+from helpers.browser import Browser, Parsed, chromium
 
-from tracetool.advice import Decided, advise, decide
 from tracetool.causes.cause import Cause, Idle
 from tracetool.model.notice import Notice, NoticeCode
 from tracetool.model.topology import Topology
 from tracetool.reports import RunFacts, report_for
 from tracetool.reports.html import stages
-from tracetool.reports.html.page import MOST_BYTES, Around, page
+from tracetool.reports.html.page import MOST_BYTES, page
 from tracetool.reports.html.sections import idle_view
 from tracetool.schedules import build_schedule
-from tracetool.sweeps import sweep
-from tracetool.sweeps.asked import grid_around
 from tracetool.whatif.answer import answer
 from tracetool.whatif.results import Answer, Refused, Result
 
@@ -36,7 +32,6 @@ GIB = 2**30
 RANKS, MICROBATCHES, LATENCY_MS = 4, 8, 30
 FACTS = RunFacts("x.run", "d" * 64, "9.9", "tracetool report x.run")
 HOSTILE = "<script>hacked=1</script><img src=x onerror=hacked=1>\"' onclick='hacked=1' $x^{$ &amp; ]]>"
-VOID = {"meta", "img", "br", "hr", "link", "input", "base", "col", "area", "wbr"}
 
 
 def asked(ranks: int = RANKS, microbatches: int = MICROBATCHES, *names: str, hbm_gib: int = 11) -> Answer:
@@ -48,49 +43,6 @@ def asked(ranks: int = RANKS, microbatches: int = MICROBATCHES, *names: str, hbm
     what_if = synthetic.scenario(topology, hbm_bytes=hbm_gib * GIB)
     # Nothing is known of layers here: interleaved, which needs them, is refused.
     return answer(synthetic.found(measured), names or ("1f1b", "geopipe", "gpipe", "interleaved"), what_if)
-
-
-class Parsed(HTMLParser):
-    """Elements and text of a page; complains about what is not closed as it was opened."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.words: list[str] = []
-        self.rows: list[list[str]] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert len(dict(attrs)) == len(attrs), f"an attribute twice in {tag}"
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-        elif tag in ("td", "th"):
-            self.rows[-1].append("")
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] not in ("script", "style"):
-            self.words.append(data)
-        if {"td", "th"} & set(self.open):
-            self.rows[-1][-1] += data
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.elements if name == tag]
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
 
 
 @pytest.fixture(scope="module")
@@ -314,121 +266,3 @@ def test_the_browser_would_have_told(browser_: Browser, tmp_path: Path) -> None:
     assert [url.rpartition("/")[2] for url in seen.requests] == ["missing.png"]
     assert any("said" in text for text in seen.complaints)
     assert any("nothing is not defined" in text for text in seen.complaints)
-
-
-NAMES = ["1f1b", "geopipe", "gpipe"]
-
-
-@pytest.fixture(scope="module")
-def tried(shown: Answer) -> tuple[Decided, Around]:
-    """Two offers, and usual links and limits round them."""
-    found = synthetic.found(shown.pipeline)
-    decided = decide(found, shown.scenario, "100Gbit/s,5ms", NAMES)
-    needs = [plan.needed_bytes for one in decided.advice for plan in one.asked.plans]
-    grid = grid_around([one.scenario for one in decided.advice], NAMES, [n for n in needs if n is not None])
-    return decided, Around(grid, sweep(found, grid, knees=False))
-
-
-@pytest.fixture(scope="module")
-def panel(shown: Answer, tried: tuple[Decided, Around], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("page") / "panel.html"
-    decided, around = tried
-    target.write_bytes(page(shown, FACTS, decided=decided, around=around))
-    return target
-
-
-def cells_of(parsed: Parsed) -> dict[str, dict[str, str | None]]:
-    return {a["data-at"] or "": a for a in parsed.all("td") if "data-at" in a}
-
-
-def test_the_panel_holds_what_advise_says_of_each_link_and_limit(
-    shown: Answer, tried: tuple[Decided, Around], panel: Path
-) -> None:
-    """Advice replays each scenario by itself, in full; the panel's numbers come from a sweep."""
-    parsed = Parsed(panel.read_text(encoding="utf-8"))
-    cells, grid, found = cells_of(parsed), tried[1].grid, synthetic.found(shown.pipeline)
-    assert len(cells) == len(grid.bandwidths_bytes_per_s) * len(grid.latencies_ns) * len(grid.hbm_bytes)
-    assert {8 * 125_000_000, 100 * 125_000_000} < set(grid.bandwidths_bytes_per_s)
-    assert {5 * MS, LATENCY_MS * MS} <= set(grid.latencies_ns)
-    assert {11 * GIB, None} < set(grid.hbm_bytes)
-    for at in ("0,0,0", "1,5,1", "3,2,3", f"0,5,{len(grid.hbm_bytes) - 1}", f"7,6,{grid.hbm_bytes.index(11 * GIB)}"):
-        column, row, limit = map(int, at.split(","))
-        links = tuple(
-            replace(
-                link,
-                bandwidth_bytes_per_s=grid.bandwidths_bytes_per_s[column],
-                latency_ns=grid.latencies_ns[row],
-            )
-            for link in shown.scenario.topology.links
-        )
-        topology = replace(shown.scenario.topology, links=links)
-        best = advise(found, replace(shown.scenario, topology=topology, hbm_bytes=grid.hbm_bytes[limit]), NAMES).best
-        if best is None:
-            assert "nothing fits" in (cells[at]["data-told"] or "")
-            assert "data-step" not in cells[at]
-            continue
-        assert cells[at]["data-run"] == best.label
-        assert float(cells[at]["data-step"] or 0) == best.step_ns / MS
-        assert f"run {best.label}" in (told := cells[at]["data-told"] or "") or f"keep {best.label}" in told
-        assert f"{best.step_ns / MS:.1f} ms" in told
-    assert any("data-step" not in cell for cell in cells.values())
-
-
-def test_the_panel_opens_with_the_first_offer(panel: Path) -> None:
-    parsed = Parsed(panel.read_text(encoding="utf-8"))
-    headline = parsed.text[parsed.text.index("Over ") : parsed.text.index("; latency binds")]
-    sliders = parsed.all("input")
-    start = cells_of(parsed)[",".join(slider["value"] or "" for slider in sliders)]
-    assert start["data-told"] == f"{headline}."
-    assert [slider["aria-valuetext"] for slider in sliders] == ["8 Gbit/s", "30 ms", "11.00 GiB"]
-    labels = {label["for"] for label in parsed.all("label")}
-    assert labels == {slider["id"] for slider in sliders}
-
-
-MOVE = """(() => {
-    const slider = document.getElementById("bandwidth");
-    slider.value = slider.max;
-    slider.dispatchEvent(new Event("input", {bubbles: true}));
-    const at = Array.from(document.querySelectorAll(".sliders input"), one => one.value).join(",");
-    const cell = document.querySelector(`td[data-at="${at}"]`);
-    return [slider.getAttribute("aria-valuetext"), document.querySelector("output[for=bandwidth]").textContent,
-            document.querySelector(".told").textContent === cell.dataset.told, cell.classList.contains("here"),
-            document.querySelectorAll("td.here").length,
-            document.querySelector(".curve svg").ariaLabel.includes(Number(cell.dataset.step).toFixed(1)),
-            document.querySelectorAll(".curve circle").length, document.querySelector(".told").ariaLive];
-})()"""
-UNNAMED = """Array.from(document.querySelectorAll("input, button, summary, [tabindex]"))
-    .filter(one => !(one.labels?.length || one.textContent.trim() || one.ariaLabel)).length"""
-UNSEEN = """(() => {
-    const plain = [];
-    for (const one of document.querySelectorAll("input, button, summary, a, [tabindex]")) {
-        if (!one.checkVisibility()) continue;
-        one.focus({focusVisible: true});
-        if (getComputedStyle(one).outlineStyle === "none") plain.push(one.outerHTML.slice(0, 80));
-    }
-    return plain;
-})()"""
-
-
-@pytest.mark.parametrize("width", [1920, 1280, 390])
-def test_sliders_show_what_the_tables_hold(browser_: Browser, panel: Path, width: int) -> None:
-    seen = browser_.open(panel, width=width, run=(MOVE, UNNAMED, UNSEEN))
-    assert (seen.overflow_px, seen.requests, seen.complaints) == (0, [], [])
-    moved, unnamed, unseen = seen.answers
-    assert moved == ["800 Gbit/s", "800 Gbit/s", True, True, 1, True, 8, "polite"]
-    assert (unnamed, unseen) == (0, [])
-
-
-def test_without_scripts_the_panel_is_tables(browser_: Browser, panel: Path) -> None:
-    shown = """[document.querySelector(".panel").checkVisibility(), document.querySelector("details").open,
-        Array.from(document.querySelectorAll("td[data-at]")).every(cell => cell.checkVisibility())]"""
-    assert browser_.open(panel, width=1280, scripts=False, run=(shown,)).answers == [[False, True, True]]
-    assert browser_.open(panel, width=1280, run=(shown,)).answers == [[True, False, False]]
-
-
-def test_the_first_screen_has_sentence_offers_and_both_timelines(browser_: Browser, panel: Path) -> None:
-    """What stands below the fold of a laptop is not seen by those it is sent to."""
-    ends = """["h1", ".offers", "figure.pair"].map(one => document.querySelector(one).getBoundingClientRect().bottom)"""
-    (places,) = browser_.open(panel, width=1280, run=(ends,)).answers
-    assert places == sorted(places)
-    assert places[-1] < 900

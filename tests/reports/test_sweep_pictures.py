@@ -277,7 +277,7 @@ def test_what_could_not_be_replayed_is_counted() -> None:
 @pytest.mark.parametrize(
     ("points", "message"),
     [
-        ([point("1f1b")], "nothing of this sweep"),
+        ([point("1f1b")], "nothing of this could be replayed, or nothing fits"),
         ([point("1f1b", bandwidth_bytes_per_s=b, latency_ns=1) for b in BANDWIDTHS], "nothing of this sweep"),
         ([point("1f1b", bandwidth_bytes_per_s=b, latency_ns=a) for b, a in product(BANDWIDTHS, LATENCIES)], "nothing"),
     ],

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.advice.plans import Deepened, More, Plan, Resource, ScenarioPlans, more_of_each, plans_for, ways
 from tracetool.errors import Option, ScenarioError, ScheduleError, checked, command_or_call, together
-from tracetool.model.notice import Silent
+from tracetool.model.notice import Silent, unasked
 from tracetool.model.topology import in_two
+from tracetool.registry import Pictured
 from tracetool.schedules import parse_names
 from tracetool.sweeps.grid import Grid
 from tracetool.sweeps.run import sweep
@@ -35,6 +36,8 @@ from tracetool.whatif.wording import offered_links, way_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from matplotlib.figure import Figure
 
     from tracetool.model.notice import Progress
     from tracetool.model.pipeline import Pipeline
@@ -64,7 +67,7 @@ class Gain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
+class Advice(Pictured):
     """The answer to "what should we run, and what should we buy?".
 
     Attributes:
@@ -110,6 +113,25 @@ class Advice:
         """The largest gain of a resource's units; None if it has none."""
         return max(
             (gain for gain in self.gains if gain.more.resource == resource), key=lambda g: g.gained_ns, default=None
+        )
+
+    def offer(self, fee: Fee | None = None, first: Plan | None = None) -> Offer:
+        """Its links as an offer of a decision: with what they cost, and beside the first offer's best plan."""
+        there = [plan for plan in self.asked.plans if first is not None and plan.way == first.way]
+        fitting = [plan for plan in there if plan.feasible is not False]
+        is_best = first is None or self.best is None or self.best.way == first.way
+        return Offer(
+            name=way_text(self.scenario.topology),
+            fee=fee,
+            microbatches=self.now.microbatches,
+            best=self.best,
+            now=self.now,
+            first_plan=None if is_best else min(fitting, key=lambda plan: plan.step_ns, default=None),
+            hbm_bytes=self.scenario.hbm_bytes,
+            is_lower_bound=self.scenario.activation_bytes is not None,
+            is_near_the_limit=self.best is not None and is_near_the_limit(self.best.result.metrics, self.scenario),
+            binds=self.binds,
+            unchecked=unchecked(self.asked.plans),
         )
 
 
@@ -170,6 +192,14 @@ class Decided(NamedTuple):
     decision: Decision
     advice: tuple[Advice, ...]
 
+    def plot(self) -> Figure:
+        """The picture of the decision."""
+        return self.decision.plot()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of the decision."""
+        return self.decision._repr_html_()
+
 
 def decide(
     found: Reconstruction,
@@ -216,11 +246,11 @@ def decide(
         total = offered_fee(price, directions(replaced), fees)
         asked.append((replace(scenario, topology=replace(scenario.topology, links=every)), total))
     check_fees([price for _, price in asked])
-    progress = progress or Silent()
+    progress = progress or unasked()
     more = (more_of_each(found.pipeline, one, memory_known=True) for one, _ in asked if one.topology.links)
     progress.start(sum(1 + len(units) for units in more) + 1)
     advice = tuple(_advise(found, one, schedules, progress) for one, _ in asked)
-    made = tuple(_offer(each, price, advice[0].best) for each, (_, price) in zip(advice, asked, strict=True))
+    made = tuple(each.offer(price, advice[0].best) for each, (_, price) in zip(advice, asked, strict=True))
     answer = advice[0].asked.answer
     decision = Decision(
         today=today_of(answer.pipeline, answer.observed_metrics.step_ns),
@@ -230,25 +260,6 @@ def decide(
     )
     progress.advance(1)
     return Decided(decision, advice)
-
-
-def _offer(advice: Advice, fee: Fee | None, first: Plan | None) -> Offer:
-    there = [plan for plan in advice.asked.plans if first is not None and plan.way == first.way]
-    fitting = [plan for plan in there if plan.feasible is not False]
-    is_best = first is None or advice.best is None or advice.best.way == first.way
-    return Offer(
-        name=way_text(advice.scenario.topology),
-        fee=fee,
-        microbatches=advice.now.microbatches,
-        best=advice.best,
-        now=advice.now,
-        first_plan=None if is_best else min(fitting, key=lambda plan: plan.step_ns, default=None),
-        hbm_bytes=advice.scenario.hbm_bytes,
-        is_lower_bound=advice.scenario.activation_bytes is not None,
-        is_near_the_limit=advice.best is not None and is_near_the_limit(advice.best.result.metrics, advice.scenario),
-        binds=advice.binds,
-        unchecked=unchecked(advice.asked.plans),
-    )
 
 
 def _pays_until(found: Reconstruction, advice: Sequence[Advice]) -> PaysUntil | None:
@@ -267,7 +278,7 @@ def _pays_until(found: Reconstruction, advice: Sequence[Advice]) -> PaysUntil | 
         latencies_ns=(latency,),
         dcs=(replace(topology, links=()),),
     )
-    knees = sweep(found, grid).knees
+    knees = sweep(found, grid, progress=Silent()).knees
     known = [PaysUntil(k.bandwidth_bytes_per_s, latency, best.schedule) for k in knees if k.bandwidth_bytes_per_s]
     return known[0] if known else None
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tracetool.costs.rescaled import with_faster_compute
 from tracetool.errors import BadTopology, ScheduleError
+from tracetool.model.notice import Silent
 from tracetool.model.pipeline import BY_EDGE
 from tracetool.units import format_size
 from tracetool.whatif.answer import answer
@@ -174,7 +175,7 @@ def plans_for(
         mode, names, extra = question
         here = scenario if mode is None else replace(scenario, p2p=mode)
         try:
-            done = answer(found, names, here, baseline=baseline, extra_forwards=extra)
+            done = answer(found, names, here, baseline=baseline, extra_forwards=extra, progress=Silent())
         except (ScheduleError, BadTopology) as error:
             trouble = error
             refused |= {name: Refused(name, error.message, error.hint) for name in names if name not in refused}

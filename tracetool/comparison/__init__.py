@@ -25,6 +25,7 @@ from tracetool.comparison.replayed import asked_of_both
 from tracetool.comparison.verdict import Line, Rules, is_headline, judge
 from tracetool.errors import TraceToolError
 from tracetool.model.notice import Notice, NoticeCode, Notices
+from tracetool.registry import Pictured
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,7 +40,7 @@ _FAR_OFF = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Pictured):
     """Base against new.
 
     Attributes:

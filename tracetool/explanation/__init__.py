@@ -24,11 +24,13 @@ from tracetool.causes.removals import (
 from tracetool.costs.over_links import crossing_uses
 from tracetool.errors import TraceToolError, checked
 from tracetool.explanation.path import PathPart, told
+from tracetool.model.notice import Silent
 from tracetool.model.pipeline import BLOCKING, BY_EDGE
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import OBSERVED
 from tracetool.model.timeline import Metrics, measure
 from tracetool.model.topology import Topology
+from tracetool.registry import Pictured
 from tracetool.replays.evaluation import stages_for
 from tracetool.units import format_duration
 from tracetool.whatif.answer import answer
@@ -161,7 +163,7 @@ class CauseFound:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Pictured):
     """Why a step takes as long as it does.
 
     Attributes:
@@ -258,6 +260,7 @@ def explain(
         extra_forwards=extra_forwards,
         chunks=chunks,
         time_limit_s=time_limit_s,
+        progress=Silent(),
     )
     (result,) = done.results
     order, mode = result.replayed.schedule, result.p2p

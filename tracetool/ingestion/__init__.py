@@ -21,7 +21,7 @@ from tracetool.ingestion.discover import Discovery as Discovery
 from tracetool.ingestion.discover import discover as discover
 from tracetool.ingestion.executors import SourceOutcome, Task, run_tasks
 from tracetool.model.notice import Progress as Progress
-from tracetool.model.notice import Silent as Silent
+from tracetool.model.notice import unasked
 from tracetool.readers import ABSOLUTE_NS, Left, rows_table
 from tracetool.store import as_path, source_part
 from tracetool.store.run import Run, RunWriter, is_run
@@ -83,7 +83,7 @@ def ingest(
         StoreError: If the output cannot be written.
     """
     discovery = discover([as_path(p) for p in paths], options.ranks)
-    target, progress = as_path(output), progress or Silent()
+    target, progress = as_path(output), progress or unasked()
     return write_run(discovery, target, force=force, progress=progress, options=options, complete=complete)
 
 

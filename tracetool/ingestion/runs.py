@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from tracetool.causes import idle_intervals
 from tracetool.errors import AlreadyExists, MissingRank, ReconstructError, ScheduleError
-from tracetool.ingestion import IngestOptions, Silent, cached_run
+from tracetool.ingestion import IngestOptions, cached_run
 from tracetool.ingestion import ingest as read_traces
 from tracetool.ingestion.recording import keep_recording
 from tracetool.model.action import ActionKind
-from tracetool.model.notice import NoticeCode
+from tracetool.model.notice import NoticeCode, unasked
 from tracetool.model.pipeline import BLOCKING, BY_EDGE
 from tracetool.model.timeline import RankOp, measure
 from tracetool.model.topology import Topology
@@ -101,7 +101,7 @@ def open_run(paths: Path | str | Sequence[Path | str], progress: Progress | None
     runs = [p for p in paths if is_run(p)]
     if runs:
         raise AlreadyExists(f"{runs[0]} is a Run; it cannot be mixed with other inputs.", hint="name it alone")
-    run = cached_run(paths, progress or Silent())
+    run = cached_run(paths, progress or unasked())
     return run if _ENTRY in run.manifest else derive(run)
 
 

@@ -5,9 +5,13 @@ How far the work is, for those who wait for it.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from enum import Enum
+from importlib import import_module
 from typing import NamedTuple, Protocol
+
+from tracetool.registry import SHOWING
 
 NoticeCode = Enum(
     "NoticeCode",
@@ -116,3 +120,11 @@ class Silent:
 
     def advance(self, count: int) -> None:
         """Do nothing."""
+
+
+def unasked() -> Progress:
+    """Who is told where nobody was named: in a cell of a notebook a bar, elsewhere nobody."""
+    if "ipykernel" not in sys.modules:
+        return Silent()
+    bar: Progress = import_module(SHOWING).CellBar()
+    return bar

@@ -9,7 +9,8 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from tracetool.errors import DuplicateRank, ReconstructError
-from tracetool.ingestion import Silent, cached_run, discover
+from tracetool.ingestion import cached_run, discover
+from tracetool.model.notice import unasked
 from tracetool.overlap.products import ProductShape, Tile, tile_of
 from tracetool.store.run import Run, is_run
 
@@ -112,7 +113,7 @@ def read_recordings(paths: Sequence[Path], progress: Progress | None = None) -> 
         if is_run(path):
             runs.append(Run(path))
         else:
-            runs += [cached_run([one], progress or Silent(), keep=("args",)) for one in _apart(path)]
+            runs += [cached_run([one], progress or unasked(), keep=("args",)) for one in _apart(path)]
     return [_recording(run) for run in runs]
 
 

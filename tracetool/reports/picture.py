@@ -70,6 +70,16 @@ def save(draw: Callable[[], Figure], picture_format: PictureFormat) -> bytes:
     return out.getvalue()
 
 
+def drawn(draw: Callable[[], Figure]) -> Figure:
+    """A figure in the style of all pictures, which a cell of a notebook shows by itself."""
+    from matplotlib.style import context
+
+    with context(["default", STYLE]):
+        figure = draw()
+    setattr(figure, "_repr_png_", lambda: save(lambda: figure, "png"))  # noqa: B010 - of IPython, none of matplotlib's
+    return figure
+
+
 @lru_cache(maxsize=4096)
 def text_width_pt(text: str, size_pt: float, *, bold: bool = False) -> float:
     """Width of a line of text in points, as wide as it comes out on a coarse grid of pixels."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from tracetool.model.notice import Notice, NoticeCode, Silent
+from tracetool.model.notice import Notice, NoticeCode, unasked
 from tracetool.reconstruction.capture import Account
 from tracetool.stragglers.equalize import Averages, SlowPlace, Where, places, slowest_places
 from tracetool.stragglers.measured import job_steps
@@ -163,7 +163,7 @@ def stragglers_of(
     steps: Sequence[JobStep], notes: Iterable[Notice] = (), progress: Progress | None = None
 ) -> Stragglers:
     """The same from costs of steps."""
-    progress = progress or Silent()
+    progress = progress or unasked()
     replays = StepReplay()
     measured = [step.without_host_gaps() for step in steps]
     averages = Averages(measured)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tracetool.registry import Pictured
 from tracetool.tables.results import KNEES, POINTS
 from tracetool.units import format_count
 from tracetool.whatif.accuracy import change_error_ratio
@@ -242,7 +243,7 @@ def without_twins(points: Sequence[SweepPoint], pipeline: Pipeline) -> list[Swee
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
+class Sweep(Pictured):
     """All points of a grid, in its order, what to run in each scenario, and the knees of its schedules.
 
     Attributes:

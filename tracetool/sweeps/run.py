@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tracetool.errors import Option, ScheduleError, checked, command_or_call
 from tracetool.ingestion.executors import in_processes, on_cluster, usable_cores
-from tracetool.model.notice import Notice, NoticeCode, Notices, Silent, SubjectKind
+from tracetool.model.notice import Notice, NoticeCode, Notices, SubjectKind, unasked
 from tracetool.model.pipeline import Pipeline
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import OBSERVED
@@ -162,7 +162,7 @@ def sweep(
     columns = pieces_of(column for grid in grids for column in grid.columns())
     apart = pieces_of(column for grid in grids for column in grid.recorded_columns(observed))
     pieces = [replace(whole, column=part) for whole in columns for part in whole.column.parts(_LARGEST_PIECE)]
-    workers = _Workers(progress or Silent(), jobs, executor)
+    workers = _Workers(progress or unasked(), jobs, executor)
     workers.progress.start(sum(piece.column.size for piece in (*pieces, *apart)))
     points = workers.run(evaluate, pieces, [piece.column.size for piece in pieces])
     if points and all(point.step_ns is None for point in points):

@@ -70,6 +70,18 @@ FIELDS: dict[str, Column] = {name: metric.column for name, metric in METRICS.ite
             "(all costs are measured) or unproven.",
         ),
         Column("rests_on", "list<string>", "Of an unproven one, what nothing recorded was like."),
+        nullable(
+            "to_today_ratio", "float64",
+            "Time per microbatch over that of the recorded step, minus one; null if nothing fits.",
+        ),
+        Column("binds", "string", "bandwidth, latency, hbm or compute: more of it would shorten the step most."),
+        Column("saved_ns", "int64", "How much shorter the step is; negative where it is longer."),
+        Column("saved_ratio", "float64", "The same as a share of the first offer's step."),
+        Column("is_certain", "bool", "Whether the steps differ by more than the error of predictions."),
+        nullable("fee_per_ms", "float64", "That for each millisecond; null if nothing is certain to be saved."),
+        Column("steps_per_day", "float64", "How many steps more a day has."),
+        nullable("run_days", "float64", "How long the planned run takes; null if none was told of."),
+        nullable("run_fee", "float64", "What the links cost meanwhile; null if that is unknown."),
         nullable("remark", "string", "Why this variant was chosen, or how its costs came about."),
     )
 }  # fmt: skip
@@ -139,6 +151,16 @@ PLANS = table(
     nullable("verdict", "string", "best, rival (as good), unproven (shorter, but less sure) or null."),
     *columns("schedule", "extra_forwards", "p2p", "microbatches", "evidence", "step_ns", "needed_hbm_bytes",
              "feasible", "seen_error_ratio"),
+)  # fmt: skip
+OFFERS = table(
+    "offers",
+    "Offers of links, the first one first: what to run over each, and what the others buy.",
+    Column("name", "string", "Their figures."),
+    nullable("fee", "string", "What they cost; null if that was not said."),
+    *columns("schedule", "extra_forwards", "p2p", "microbatches", "step_ns", "seen_error_ratio", "needed_bytes",
+             "to_today_ratio", "binds", "saved_ns", "saved_ratio", "is_certain", "fee_per_ms", "steps_per_day",
+             "run_days", "run_fee",
+             null=("schedule", "p2p", "step_ns", "binds", "saved_ns", "saved_ratio", "is_certain", "steps_per_day")),
 )  # fmt: skip
 GAINS = table(
     "gains",

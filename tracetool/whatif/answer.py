@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tracetool.errors import BadTopology, Option, ScenarioError, ScheduleError, checked
-from tracetool.model.notice import Notice, NoticeCode, Notices, Silent
+from tracetool.model.notice import Notice, NoticeCode, Notices, unasked
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import OBSERVED
 from tracetool.model.timeline import measure
@@ -124,7 +124,7 @@ def answer(
         shape=shape, scenario=scenario, chunks=chunks, own_error=own_error, is_like=is_like, jitter_seed=jitter_seed,
         time_limit_s=time_limit_s, each_step=each_step,
     )  # fmt: skip
-    progress = progress or Silent()
+    progress = progress or unasked()
     progress.start(1 + len(schedules))
     base = _evaluate(pipeline, baseline, how, None)
     progress.advance(1)

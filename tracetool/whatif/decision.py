@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import Option, ScenarioError
 from tracetool.model.topology import parse_link
+from tracetool.registry import Pictured
 from tracetool.schedules.names import recognise
 from tracetool.whatif.accuracy import change_error_ratio, is_within_error
 
@@ -251,7 +252,7 @@ def today_of(pipeline: Pipeline, step_ns: int) -> Today:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(Pictured):
     """Which offer to take and what to run over it, as far as numbers tell.
 
     Attributes:

@@ -10,6 +10,7 @@ from tracetool.causes import idle_intervals, idles_of
 from tracetool.model.pipeline import BY_EDGE, max_if_known
 from tracetool.model.scenario import Choice, Taken
 from tracetool.model.topology import Topology
+from tracetool.registry import Pictured
 from tracetool.units import format_duration
 from tracetool.whatif.accuracy import change_error_ratio
 from tracetool.whatif.best import Chosen, choose, evidence_of, recorded_test
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Pictured):
     """One schedule in one scenario.
 
     Attributes:
@@ -160,7 +161,7 @@ class Fidelity:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Answer(Pictured):
     """Everything a report says.
 
     Attributes:

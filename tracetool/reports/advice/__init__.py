@@ -1,17 +1,36 @@
-"""Advice as text and as JSON, and the decision between offers in words."""
+"""Advice as text and as JSON, and the decision between offers in words.
+
+Plans as bars: one per offer, scenario or schedule, as long as its step.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tracetool.errors import ScenarioError
 from tracetool.model.schedule import OBSERVED
+from tracetool.reports.picture import GREY, PT, RED, SERIES, legend, legend_columns, text_width_pt, wrapped
 from tracetool.units import format_duration, format_size
 from tracetool.whatif.accuracy import format_error
-from tracetool.whatif.best import UNPROVEN_TEXT, error_text, is_as_good, nothing_fits, plan_name
+from tracetool.whatif.best import (
+    UNPROVEN_MARK,
+    UNPROVEN_TEXT,
+    error_text,
+    evidence_of,
+    is_as_good,
+    nothing_fits,
+    plan_name,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
     from tracetool.whatif.best import Candidate
     from tracetool.whatif.decision import Bought, Decision, Offer
 
@@ -203,3 +222,124 @@ def _time(days: float) -> str:
 
 
 _TIMES = (("days", 1), ("hours", 24), ("minutes", 1440))
+
+
+MOST_BARS = 40
+"""Plans that get a bar; further ones are counted."""
+
+_UNFIT_BAR: dict[str, Any] = {"facecolor": "white", "edgecolor": RED, "hatch": "///", "linewidth": 0.6}
+
+
+class PlanBar(NamedTuple):
+    """A bar: what it is of, the plan whose step it is, and the recorded order there."""
+
+    label: str
+    plan: Candidate
+    now: Candidate | None
+
+    @property
+    def error_ratio(self) -> float:
+        """Error of its step; 0 where that is not known."""
+        return 0 if self.plan.known_error is None else self.plan.known_error.step_ratio
+
+    def text(self, *, named: bool) -> str:
+        """Its step and the error of that, behind the plan's name where the label is of something else."""
+        error = f" ±{text}" if (text := error_text(self.plan)) else ""
+        step = f"{format_duration(self.plan.step_ns or 0)}{error}"
+        return f"{plan_name(self.plan)}  {step}" if named else step
+
+
+def decision_figure(decision: Decision) -> Figure:
+    """A bar per offer, as long as the step of what to run over it.
+
+    Raises:
+        ScenarioError: If nothing fits.
+    """
+    bars = [PlanBar(offer.name, offer.best, offer.now) for offer in decision.offers if offer.best is not None]
+    return bars_figure(bars, [], decision.today.step_ns, named=True)
+
+
+def bars_figure(every: Sequence[PlanBar], heads: Sequence[str], today_ns: int | None, *, named: bool) -> Figure:
+    """Bars below each other.
+
+    Args:
+        every: What to draw; the first ``MOST_BARS`` are.
+        heads: What is said above them.
+        today_ns: The recorded step; None without one.
+        named: Whether bars are of scenarios, so that each says its plan; else each is of a schedule.
+
+    Raises:
+        ScenarioError: If there are none.
+    """
+    from matplotlib.figure import Figure
+
+    bars = every[:MOST_BARS]
+    if not bars:
+        raise ScenarioError("nothing of this could be replayed, or nothing fits: there is nothing to draw.")
+    left = 0.25 + max(text_width_pt(bar.label, 8) for bar in bars) / PT
+    room = 0.3 + max(text_width_pt(bar.text(named=named), 8) for bar in bars) / PT
+    width = max(7.2, left + room + 2.5)
+    said = [*heads, *[f"{len(every) - len(bars)} further bars not drawn"] * (len(every) > len(bars))]
+    said += [f"{UNPROVEN_MARK}: unproven, {UNPROVEN_TEXT}"] * any(evidence_of(bar.plan) == "unproven" for bar in bars)
+    lines = wrapped(said, (width - 0.3) * PT, 8)
+    names = list(dict.fromkeys(bar.plan.schedule for bar in bars))
+    colours = {name: SERIES[number % len(SERIES)] if named else SERIES[0] for number, name in enumerate(names)}
+    marks = _bar_marks(bars, colours if named else {}, has_today=today_ns is not None)
+    abreast = legend_columns([str(mark.get_label()) for mark in marks], (width - 0.3) * PT) if marks else 1
+    below, tall = 0.55 + 0.17 * -(-len(marks) // abreast), 0.3 * len(bars)
+    height = 0.42 + 0.18 * len(lines) + tall + below
+    figure = Figure(figsize=(width, height), dpi=150)
+    title = "What to run, and its step" if named else "Step of each schedule"
+    figure.text(0.15 / width, 1 - 0.1 / height, title, va="top", fontsize=10, weight="bold")
+    for number, line in enumerate(lines):
+        y = 1 - (0.32 + 0.18 * number) / height
+        figure.text(0.15 / width, y, line, va="top", fontsize=8, color=GREY)
+    across = width - left - 0.15
+    axes = figure.add_axes((left / width, below / height, across / width, tall / height))
+    _draw_bars(axes, bars, colours, today_ns or 0, across / (across - room), named=named)
+    if marks:
+        legend(figure, marks, abreast, x=0.5, y_in=0.08, loc="lower center")
+    return figure
+
+
+def _draw_bars(
+    axes: Axes, bars: Sequence[PlanBar], colours: Mapping[str, str], today_ns: int, beyond: float, *, named: bool
+) -> None:
+    """The bars, with room for their texts behind them: so many times as wide as the longest."""
+    longest = max(today_ns, *(one.step_ns or 0 for bar in bars for one in (bar.plan, bar.now) if one is not None))
+    factor, unit = (1e9, "s") if longest >= 10e9 else (1e6, "ms")
+    axes.set_xlim(0, longest / factor * beyond)
+    axes.set_ylim(len(bars) - 0.5, -0.5)
+    axes.set_yticks(range(len(bars)), [bar.label for bar in bars])
+    axes.tick_params(labelsize=8, length=2, width=0.6)
+    axes.set_xlabel(f"step ({unit})", fontsize=8.5)
+    for side in ("right", "top"):
+        axes.spines[side].set_visible(False)
+    if today_ns:
+        axes.axvline(today_ns / factor, color="black", linewidth=1, linestyle=":", zorder=0.5)
+    for number, bar in enumerate(bars):
+        step, error = (bar.plan.step_ns or 0) / factor, bar.error_ratio
+        look: dict[str, Any] = {"color": colours[bar.plan.schedule]}
+        axes.barh(number, step, height=0.6, **(_UNFIT_BAR if bar.plan.feasible is False else look))
+        axes.errorbar([step] * bool(error), [number] * bool(error), xerr=error * step, color="black", capsize=3)
+        now = 0.0 if bar.now is None else (bar.now.step_ns or 0) / factor
+        if now:
+            axes.plot([now, now], [number - 0.4, number + 0.4], color=GREY, linewidth=2)
+        look = {"textcoords": "offset points", "fontsize": 8, "va": "center"}
+        axes.annotate(bar.text(named=named), (max(step * (1 + error), now), number), (5, 0), **look)
+
+
+def _bar_marks(bars: Sequence[PlanBar], colours: Mapping[str, str], *, has_today: bool) -> list[Artist]:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    marks: list[Artist] = [Patch(color=colour, label=name) for name, colour in colours.items()]
+    now = next((bar.now.schedule for bar in bars if bar.now is not None), None)
+    if now is not None:
+        name = "the recorded order" if now == OBSERVED else f"{now}, as recorded,"
+        marks.append(Line2D([], [], color=GREY, linewidth=2, label=f"{name} over the same link"))
+    if any(bar.plan.feasible is False for bar in bars):
+        marks.append(Patch(label="does not fit the HBM limit", **_UNFIT_BAR))
+    if has_today:
+        marks.append(Line2D([], [], color="black", linestyle=":", label="today, as recorded"))
+    return marks

@@ -98,15 +98,13 @@ class FeeInfo(msgspec.Struct, kw_only=True):
 class BoughtInfo(msgspec.Struct, kw_only=True):
     """What an offer buys beyond the first one: the best plan over each."""
 
-    saved_ns: Annotated[int, doc("How much shorter the step is; negative where it is longer.")]
-    saved_ratio: Annotated[float, doc("The same as a share of the first offer's step.")]
+    __annotations__.update(fields_of("saved_ns", "saved_ratio"))
     error_ratio: Annotated[float | None, doc("Error of that share; null if it is not known.")]
-    is_certain: Annotated[bool, doc("Whether the steps differ by more than the error of predictions.")]
+    __annotations__.update(fields_of("is_certain"))
     fee: Annotated[
         FeeInfo | None, doc("What is paid beyond the first offer's price, or all where that is unknown; null without.")
     ]
-    fee_per_ms: Annotated[float | None, doc("That for each millisecond; null if nothing is certain to be saved.")]
-    steps_per_day: Annotated[float, doc("How many steps more a day has.")]
+    __annotations__.update(fields_of("fee_per_ms", "steps_per_day"))
 
 
 class OfferInfo(msgspec.Struct, kw_only=True):
@@ -119,13 +117,9 @@ class OfferInfo(msgspec.Struct, kw_only=True):
     first_plan: Annotated[
         PlanInfo | None, doc("The first offer's plan over these links; null if it is best here too, or does not fit.")
     ]
-    to_today_ratio: Annotated[
-        float | None, doc("Time per microbatch over that of the recorded step, minus one; null if nothing fits.")
-    ]
-    binds: Annotated[str, doc("bandwidth, latency, hbm or compute: more of it would shorten the step most.")]
+    __annotations__.update(fields_of("to_today_ratio", "binds"))
     bought: Annotated[BoughtInfo | None, doc("Null for the first offer, and where nothing fits one of both.")]
-    run_days: Annotated[float | None, doc("How long the planned run takes; null if none was told of.")]
-    run_fee: Annotated[float | None, doc("What the links cost meanwhile; null if that is unknown.")]
+    __annotations__.update(fields_of("run_days", "run_fee"))
 
 
 class PaysUntilInfo(msgspec.Struct, kw_only=True):

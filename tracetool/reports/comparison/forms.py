@@ -213,7 +213,7 @@ def timelines_figure(done: Comparison, *, is_alone: bool = True) -> Figure:
 def _panel(done: Comparison, side: Side, role: str) -> Panel:
     """A side's typical step, with the actions and tails outlined whose times changed."""
     from tracetool.causes import idles_of
-    from tracetool.reports.gantt import Mark, Panel
+    from tracetool.reports.gantt import Outline, Panel
 
     pipeline = typical(side.recordings)
     ran = evaluate(pipeline, pipeline.observed, Scenario(p2p=pipeline.p2p, interference=False))
@@ -224,7 +224,7 @@ def _panel(done: Comparison, side: Side, role: str) -> Panel:
     for verdict, (colour, style) in _OUTLINES.items():
         changed = tuple(op for op in ops if verdicts.get(_key_of(op, side)) == verdict)
         label = f"{verdict}: by {100 * least:g} % or more" if verdict == "inconclusive" else verdict
-        marks += [Mark(label, colour, style, changed)] if changed else []
+        marks += [Outline(label, colour, style, changed)] if changed else []
     steps = sum(len(recording.steps) for recording in side.recordings)
     shape = pipeline.observed.shape
     recorded = side.values[Key("step_ns")].typical
@@ -276,11 +276,11 @@ def render_page(done: Comparison, facts: CallFacts) -> bytes:
         "level": done.level,
         "why": "; ".join(done.failures) or gate_words(done),
         "picture": picture,
-        "lines": _lines_table(done, done.shown, "What changed"),
+        "lines": lines_table(done, done.shown, "What changed"),
         "causes": [_causes_table(done, metric, title) for metric, title in told_causes(done)],
         "checks": [f"{check.limit.text}: {check.outcome}: {check.detail}" for check in done.checks],
         "notes": list(map(str, done.notes)),
-        "rest": _lines_table(done, rest, "Everything else") if rest else None,
+        "rest": lines_table(done, rest, "Everything else") if rest else None,
         "sources": [
             f"{label} {source.name}: {format_count(len(source.steps), 'step')}, traces {source.digest}"
             for label, side in (("base", done.base), ("new", done.new))
@@ -294,7 +294,8 @@ def render_page(done: Comparison, facts: CallFacts) -> bytes:
 _MOST_PICTURE_BYTES = 1_000_000
 
 
-def _lines_table(done: Comparison, lines: Sequence[Line], caption: str) -> PageTable:
+def lines_table(done: Comparison, lines: Sequence[Line], caption: str) -> PageTable:
+    """Values side by side."""
     rows = []
     for line in lines:
         name, base, new, change, verdict = line_cells(done, line)

@@ -41,7 +41,7 @@ def render_text(explained: Explanation, facts: RunFacts, width: int, *, verbose:
     """
     words = PathWords(explained.answer.observed.global_ranks)
     warnings = [f"warning: {text}" for text in explained.answer.warnings]
-    told, inside = [*warnings, *_idle(explained)], [*_inside(explained)]
+    told, inside = [*warnings, *idle_sentences(explained)], [*_inside(explained)]
     if not verbose:
         asked = ["", *wrapped([*_asked(explained)], width), ""]
         return _screen(explained, words, width, [[*told, _shortest(explained), *inside], [*told, *inside]], asked)
@@ -111,7 +111,7 @@ def _asked(explained: Explanation, facts: RunFacts | None = None) -> Iterator[st
         yield from (f"  {line}" for line in sharing_lines(explained.answer.scenario))
 
 
-def _idle(explained: Explanation) -> Iterator[str]:
+def idle_sentences(explained: Explanation) -> Iterator[str]:
     """How much ranks idle and why, and what would shorten the step most."""
     metrics = explained.metrics
     beyond = metrics.step_ns - metrics.window_ns

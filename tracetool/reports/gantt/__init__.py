@@ -23,7 +23,7 @@ MS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Outline:
     """Cells that stand out, with an outline: what they are, and its colour and style."""
 
     name: str
@@ -66,7 +66,7 @@ class Panel:
     compared_ns: int | None = None
     error_ratio: float | None = None
     idles: Sequence[Idle] = ()
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[Outline, ...] = ()
 
     @property
     def name(self) -> str:

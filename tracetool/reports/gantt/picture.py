@@ -70,27 +70,22 @@ def gantt_figure(answer: Answer, result: Result | None = None, width_in: float =
     return panels_figure(panels_of(answer, result or drawn_result(answer)), heads, width_in, hbm_bytes=hbm)
 
 
-def render_pair(
-    answer: Answer,
-    result: Result,
-    *,
-    format: PictureFormat = "svg",  # noqa: A002
-    width_in: float = WIDTH_IN,
-) -> bytes:
-    """Draw a result below what was recorded and nothing else: small, for a first look.
+def pair_figure(answer: Answer, result: Result, width_in: float = WIDTH_IN) -> Figure:
+    """A result below what was recorded and nothing else: small, for a first look.
 
     Args:
         answer: What to draw.
         result: The result to draw.
-        format: File format.
         width_in: Width of the picture in inches, at least 4.
-
-    Returns:
-        The file; equal input gives equal bytes.
     """
     first, *_, last = panels_of(answer, result)
-    pair = [first, replace(last, role="Plan", compared_ns=None)]
-    return save(lambda: panels_figure(pair, [], width_in, has_curves=False), format)
+    return panels_figure([first, replace(last, role="Plan", compared_ns=None)], [], width_in, has_curves=False)
+
+
+def result_figure(result: Result) -> Figure:
+    """One result by itself."""
+    panel = _panel("Replayed", result.schedule, result.timeline, result.metrics, result.p2p, idles=result.idles)
+    return panels_figure([replace(panel, topology=result.replayed.topology)], [], has_curves=False)
 
 
 def _report(answer: Answer, _facts: RunFacts, suffix: str) -> bytes:

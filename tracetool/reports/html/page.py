@@ -24,7 +24,7 @@ from tracetool.reports.advice import offer_rows, sentences
 from tracetool.reports.advice.text import binds_text, listed
 from tracetool.reports.answer.text import compared_results, is_baseline, result_name
 from tracetool.reports.answer.verdict import verdict
-from tracetool.reports.gantt.picture import render_gantt, render_pair
+from tracetool.reports.gantt.picture import pair_figure, render_gantt
 from tracetool.reports.html import (
     Cell,
     PageTable,
@@ -38,6 +38,7 @@ from tracetool.reports.html import (
     what_if,
 )
 from tracetool.reports.html.sections import cause_styles, idle_view, recording
+from tracetool.reports.picture import save
 from tracetool.tables.run import SCHEMA_VERSION
 from tracetool.units import format_duration
 from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT, nothing_fits, unchecked
@@ -183,10 +184,10 @@ def pictures(answer: Answer, best: Result, most_bytes: int) -> tuple[Picture, Pi
     )
     small = fitted(
         replace(pair, name="small"),
-        lambda form: render_pair(answer, best, format=form, width_in=_PHONE_IN),
+        lambda form: save(lambda: pair_figure(answer, best, _PHONE_IN), form),
         most_bytes // 4,
     )
-    pair = fitted(pair, lambda form: render_pair(answer, best, format=form, width_in=_PAIR_IN), most_bytes // 2)
+    pair = fitted(pair, lambda form: save(lambda: pair_figure(answer, best, _PAIR_IN), form), most_bytes // 2)
     panels = [seen, f"baseline {result_name(base)} ({format_duration(base.metrics.step_ns)})"]
     if not is_baseline(answer, best):
         panels.append(planned)

@@ -12,30 +12,17 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.errors import ScenarioError
-from tracetool.model.schedule import OBSERVED
-from tracetool.reports.picture import (
-    GREY,
-    PT,
-    RED,
-    SERIES,
-    legend,
-    legend_columns,
-    link_ticks,
-    log_ticks,
-    text_width_pt,
-    wrapped,
-)
+from tracetool.reports.advice import PlanBar, bars_figure, pays_text, sentences
+from tracetool.reports.picture import RED, link_ticks, log_ticks
 from tracetool.sweeps.results import scenario_of
-from tracetool.units import format_count, format_duration, format_ranges, format_size
-from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT, error_text, plan_name
+from tracetool.units import format_bits, format_count, format_duration, format_ranges, format_size
+from tracetool.whatif.best import nothing_fits, plan_name, unchecked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -251,124 +238,40 @@ def shade_unfit(axes: Axes, series: Sequence[Series], x_of: Callable[[SweepPoint
             axes.axvspan(*span, facecolor=UNFIT_TINT, edgecolor=RED, hatch="///", linewidth=0, alpha=0.5, zorder=0.5)
 
 
-MOST_BARS = 40
-"""Scenarios, or schedules, that get a bar; further ones are counted."""
-
-
-class Bar(NamedTuple):
-    """A bar: what it is of, the plan whose step it is, and the recorded order there."""
-
-    label: str
-    point: SweepPoint
-    now: SweepPoint | None
-
-    def text(self, *, named: bool) -> str:
-        """Its step and the error of that, behind the plan's name where the label is of something else."""
-        error = f" ±{text}" if (text := error_text(self.point)) else ""
-        step = f"{format_duration(self.point.step_ns or 0)}{error}"
-        return f"{plan_name(self.point)}  {step}" if named else step
-
-
-def bars_of(sweep: Sweep) -> list[Bar]:
+def bars_of(sweep: Sweep) -> list[PlanBar]:
     """What to run in each scenario; of one scenario alone every schedule, the shortest first."""
     if len(sweep.best) != 1:
         facets = facets_of([each.among for each in sweep.best])
-        titles = {scenario_of(point): facet.title for facet in facets for point in facet.points}
+        titles = {scenario_of(p): "  ·  ".join(_figures(p, facet)) for facet in facets for p in facet.points}
         return [
-            Bar(each.among.scenario or titles[scenario_of(each.among)], each.point, each.now)
+            PlanBar(each.among.scenario or titles[scenario_of(each.among)], each.point, each.now)
             for each in sweep.best
             if each.point is not None
         ]
     every = [point for point in sweep.points if point.step_ns is not None]
-    return [Bar(plan_name(point), point, None) for point in sorted(every, key=lambda p: p.step_ns or 0)]
+    return [PlanBar(plan_name(point), point, None) for point in sorted(every, key=lambda p: p.step_ns or 0)]
 
 
-def sweep_bars_figure(sweep: Sweep, width_in: float = 7.2) -> Figure:
+def _figures(point: SweepPoint, among: Facet) -> list[str]:
+    """What tells a scenario from others: the settings in its title, and the figures of its links."""
+    said = [among.title] if among.title else []
+    if len(bandwidths_of(among.points)) > 1:
+        said.append(format_bits(point.bandwidth_bytes_per_s or 0))
+    return [*said, format_duration(point.latency_ns or 0)] if len(latencies_of(among.points)) > 1 else said
+
+
+def sweep_bars_figure(sweep: Sweep) -> Figure:
     """A bar per scenario, as long as the step of what to run there, with its error; of one scenario a bar per schedule.
 
     Args:
         sweep: What was swept.
-        width_in: Width of the picture in inches, more where labels need it.
 
     Raises:
         ScenarioError: If nothing could be replayed.
     """
-    from matplotlib.figure import Figure
-
-    every, several = bars_of(sweep), len(sweep.best) != 1
-    bars = every[:MOST_BARS]
-    if not bars:
-        raise ScenarioError("nothing of this sweep could be replayed: there is nothing to draw.")
-    left = 0.25 + max(text_width_pt(bar.label, 8) for bar in bars) / PT
-    room = 0.3 + max(text_width_pt(bar.text(named=several), 8) for bar in bars) / PT
-    width = max(width_in, left + room + 2.5)
+    several = len(sweep.best) != 1
     heads = common_settings(sweep.points)
-    heads += [f"{len(every) - len(bars)} further bars not drawn"] * (len(every) > len(bars))
-    heads += [f"{UNPROVEN_MARK}: unproven, {UNPROVEN_TEXT}"] * any(bar.point.evidence == "unproven" for bar in bars)
-    lines = wrapped(heads, (width - 0.3) * PT, 8)
-    names = list(dict.fromkeys(bar.point.schedule for bar in bars))
-    colours = {name: SERIES[number % len(SERIES)] if several else SERIES[0] for number, name in enumerate(names)}
-    marks = _bar_marks(sweep, bars, colours if several else {})
-    abreast = legend_columns([str(mark.get_label()) for mark in marks], (width - 0.3) * PT) if marks else 1
-    below, tall = 0.55 + 0.17 * -(-len(marks) // abreast), 0.3 * len(bars)
-    height = 0.42 + 0.18 * len(lines) + tall + below
-    figure = Figure(figsize=(width, height), dpi=150)
-    title = "What to run in each scenario" if several else "Step of each schedule"
-    figure.text(0.15 / width, 1 - 0.1 / height, title, va="top", fontsize=10, weight="bold")
-    for number, line in enumerate(lines):
-        y = 1 - (0.32 + 0.18 * number) / height
-        figure.text(0.15 / width, y, line, va="top", fontsize=8, color=GREY)
-    across = width - left - 0.15
-    axes = figure.add_axes((left / width, below / height, across / width, tall / height))
-    _draw_bars(axes, sweep, bars, colours, across / (across - room))
-    if marks:
-        legend(figure, marks, abreast, x=0.5, y_in=0.08, loc="lower center")
-    return figure
-
-
-def _draw_bars(axes: Axes, sweep: Sweep, bars: Sequence[Bar], colours: Mapping[str, str], beyond: float) -> None:
-    """The bars, with room for their texts behind them: so many times as wide as the longest."""
-    today = 0 if sweep.today is None else sweep.today.step_ns
-    longest = max(today, *(one.step_ns or 0 for bar in bars for one in (bar.point, bar.now) if one is not None))
-    factor, unit = (1e9, "s") if longest >= 10e9 else (1e6, "ms")
-    axes.set_xlim(0, longest / factor * beyond)
-    axes.set_ylim(len(bars) - 0.5, -0.5)
-    axes.set_yticks(range(len(bars)), [bar.label for bar in bars])
-    axes.tick_params(labelsize=8, length=2, width=0.6)
-    axes.set_xlabel(f"step ({unit})", fontsize=8.5)
-    for side in ("right", "top"):
-        axes.spines[side].set_visible(False)
-    if today:
-        axes.axvline(today / factor, color="black", linewidth=1, linestyle=":", zorder=0.5)
-    for number, bar in enumerate(bars):
-        step, error = (bar.point.step_ns or 0) / factor, bar.point.seen_error_ratio or 0
-        look: dict[str, Any] = {"color": colours[bar.point.schedule]}
-        axes.barh(number, step, height=0.6, **(_UNFIT_BAR if bar.point.feasible is False else look))
-        axes.errorbar([step] * bool(error), [number] * bool(error), xerr=error * step, color="black", capsize=3)
-        now = 0.0 if bar.now is None else (bar.now.step_ns or 0) / factor
-        if now:
-            axes.plot([now, now], [number - 0.4, number + 0.4], color=GREY, linewidth=2)
-        look = {"textcoords": "offset points", "fontsize": 8, "va": "center"}
-        axes.annotate(bar.text(named=len(sweep.best) != 1), (max(step * (1 + error), now), number), (5, 0), **look)
-
-
-_UNFIT_BAR: dict[str, Any] = {"facecolor": "white", "edgecolor": RED, "hatch": "///", "linewidth": 0.6}
-
-
-def _bar_marks(sweep: Sweep, bars: Sequence[Bar], colours: Mapping[str, str]) -> list[Artist]:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    marks: list[Artist] = [Patch(color=colour, label=name) for name, colour in colours.items()]
-    now = next((bar.now.schedule for bar in bars if bar.now is not None), None)
-    if now is not None:
-        name = "the recorded order" if now == OBSERVED else f"{now}, as recorded,"
-        marks.append(Line2D([], [], color=GREY, linewidth=2, label=f"{name} over the same link"))
-    if any(bar.point.feasible is False for bar in bars):
-        marks.append(Patch(label="does not fit the HBM limit", **_UNFIT_BAR))
-    if sweep.today is not None:
-        marks.append(Line2D([], [], color="black", linestyle=":", label="today, as recorded"))
-    return marks
+    return bars_figure(bars_of(sweep), heads, None if sweep.today is None else sweep.today.step_ns, named=several)
 
 
 def trouble_lines(found: Sweep) -> list[str]:
@@ -394,3 +297,24 @@ def map_of(dcs: Sequence[str]) -> str:
     for rank, dc in enumerate(dcs):
         ranks.setdefault(dc, []).append(rank)
     return ",".join(format_ranges(of_dc).replace(", ", "+") for of_dc in ranks.values())
+
+
+def best_sentences(found: Sweep, *, brief: bool = False) -> list[str]:
+    """What to run in each named scenario; else what is best in how many, and where more bandwidth stops paying.
+
+    Args:
+        found: The sweep.
+        brief: As ``sentences`` takes it.
+    """
+    if found.decision is not None:
+        return sentences(found.decision, brief=brief)
+    count = Counter(each.point.schedule for each in found.best if each.point is not None)
+    if not count:
+        return [f"In every scenario {nothing_fits(unchecked(found.points))}."]
+    often = ", ".join(f"{name} in {number:,}" for name, number in count.most_common())
+    best = f"Best of {format_count(len(found.best), 'scenario')}: {often}"
+    knees = [knee for knee in found.knees if knee.bandwidth_bytes_per_s and count[knee.schedule]]
+    if not knees:
+        return [f"{best}."]
+    far = max(knees, key=lambda knee: (count[knee.schedule], knee.at_latency_ns or 0))
+    return [f"{best}; for {pays_text(far.schedule, far.bandwidth_bytes_per_s or 0, far.at_latency_ns or 0)}."]

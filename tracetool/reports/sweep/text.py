@@ -7,13 +7,12 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from tracetool.errors import Option
-from tracetool.reports.advice import pays_text, sentences
 from tracetool.reports.answer.text import Cells, Note, fitted_table, lines_left, table_width, wrapped
 from tracetool.reports.answer.verdict import first_notes
-from tracetool.reports.sweep import map_of, trouble_lines
+from tracetool.reports.sweep import best_sentences, map_of, trouble_lines
 from tracetool.units import format_count
 from tracetool.whatif.accuracy import change_error_ratio, format_error
-from tracetool.whatif.best import UNPROVEN_MARK, error_text, nothing_fits, unchecked
+from tracetool.whatif.best import UNPROVEN_MARK, error_text
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
@@ -60,7 +59,7 @@ def render_text(
         verbose: Everything; else one screen.
         kept: What has all points.
     """
-    told = sentences(found.decision, brief=not verbose) if found.decision is not None else _found_best(found)
+    told = best_sentences(found, brief=not verbose)
     asked = [facts.name, *_summary(found)] if verbose else _summary(found)[:1]
     lines = [*wrapped(told, table_width()), "", *asked, "", *_best(found, _ROWS if verbose else _SCREEN_ROWS, kept)]
     front = _pareto(found, price, kept) if price else []
@@ -70,20 +69,6 @@ def render_text(
     lines += chain(*parts)
     notes = wrapped([*map(Note, found.notes)]) if verbose else first_notes(found.notes, None, lines)
     return ("\n".join([*lines, *notes]).rstrip() + "\n").encode()
-
-
-def _found_best(found: Sweep) -> list[str]:
-    """Which schedules are best in how many scenarios, and where more bandwidth stops paying for them."""
-    count = Counter(each.point.schedule for each in found.best if each.point is not None)
-    if not count:
-        return [f"In every scenario {nothing_fits(unchecked(found.points))}."]
-    often = ", ".join(f"{name} in {number:,}" for name, number in count.most_common())
-    best = f"Best of {format_count(len(found.best), 'scenario')}: {often}"
-    knees = [knee for knee in found.knees if knee.bandwidth_bytes_per_s and count[knee.schedule]]
-    if not knees:
-        return [f"{best}."]
-    far = max(knees, key=lambda knee: (count[knee.schedule], knee.at_latency_ns or 0))
-    return [f"{best}; for {pays_text(far.schedule, far.bandwidth_bytes_per_s or 0, far.at_latency_ns or 0)}."]
 
 
 def _summary(found: Sweep) -> list[str]:
