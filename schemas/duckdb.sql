@@ -508,9 +508,12 @@ SELECT
     max(value) FILTER (metric = 'peak_hbm_bytes')::BIGINT AS peak_hbm_bytes,
     max(value) FILTER (metric = 'cross_dc_bubble_ns')::BIGINT AS cross_dc_bubble_ns,
     max(value) FILTER (metric = 'cross_dc_step_ns')::BIGINT AS cross_dc_step_ns,
-    max(value) FILTER (metric = 'fits')::BOOLEAN AS fits,
     max(value) FILTER (metric = 'seen_error_ratio') AS seen_error_ratio,
-    max(value) FILTER (metric = 'unproven')::BOOLEAN AS unproven
+    max(value) FILTER (metric = 'step_change_ratio') AS step_change_ratio,
+    max(value) FILTER (metric = 'step_change_error_ratio') AS step_change_error_ratio,
+    max(value) FILTER (metric = 'fits')::BOOLEAN AS fits,
+    max(value) FILTER (metric = 'unproven')::BOOLEAN AS unproven,
+    (['blocking', 'grouped', 'in-order', 'per-edge', 'posted-ahead'])[1 + max(value) FILTER (metric = 'p2p')::INTEGER] AS p2p
 FROM metrics
 GROUP BY timeline
 ORDER BY timeline;
@@ -520,11 +523,14 @@ COMMENT ON COLUMN schedule_comparison.step_ns IS 'First forward to the end of gr
 COMMENT ON COLUMN schedule_comparison.window_ns IS 'First forward on any rank to last backward on any rank.';
 COMMENT ON COLUMN schedule_comparison.bubble_ns IS 'Idle time within the window, mean over ranks.';
 COMMENT ON COLUMN schedule_comparison.bubble_ratio IS 'Idle share of the window.';
+COMMENT ON COLUMN schedule_comparison.cross_dc_bubble_ns IS 'Window minus the window with free cross-DC links. NULL if observed.';
+COMMENT ON COLUMN schedule_comparison.cross_dc_step_ns IS 'What cross-DC links add to the step: it minus the step with free ones; null if not replayed. NULL if observed.';
+COMMENT ON COLUMN schedule_comparison.seen_error_ratio IS 'Largest step time error of such predictions on recorded runs; null if none was like it. NULL if observed.';
+COMMENT ON COLUMN schedule_comparison.step_change_ratio IS 'step_ns over the baseline''s, minus one. NULL if observed.';
+COMMENT ON COLUMN schedule_comparison.step_change_error_ratio IS 'Error of step_change_ratio, as pairs of recorded runs tell it; null if none was like both. NULL if observed.';
+COMMENT ON COLUMN schedule_comparison.p2p IS 'How its transfers are issued: blocking, grouped, in-order, per-edge or posted-ahead. NULL of what was only recorded.';
 COMMENT ON COLUMN schedule_comparison.peak_hbm_bytes IS 'Highest allocation of any rank.';
-COMMENT ON COLUMN schedule_comparison.cross_dc_bubble_ns IS 'Window minus the window with free cross-DC links; NULL if observed.';
-COMMENT ON COLUMN schedule_comparison.cross_dc_step_ns IS 'What cross-DC links add to the step: it minus the step with free ones; NULL if observed.';
 COMMENT ON COLUMN schedule_comparison.fits IS 'Whether it fits the memory limit; NULL if observed, unknown or without a limit.';
-COMMENT ON COLUMN schedule_comparison.seen_error_ratio IS 'Largest step time error of such predictions on recorded runs; NULL if none was like it.';
 COMMENT ON COLUMN schedule_comparison.unproven IS 'Whether the prediction rests on what no recorded step was like; NULL if observed.';
 
 CREATE VIEW exposed_communication AS

@@ -22,6 +22,7 @@ from tracetool.errors import BadQuery
 from tracetool.store.catalog import Catalog, names_for, save_database
 from tracetool.store.query import Example, examples, sql_text
 from tracetool.store.run import Run
+from tracetool.tables.results import OF_A_PREDICTION
 
 SAMPLE = str(SAMPLES / "h100-1f1b")
 OTHER = str(SAMPLES / "ascend-1f1b")
@@ -123,7 +124,8 @@ def test_replayed_timelines_stand_beside_the_observed_one(tmp_path: Path, capsys
     assert {row.pop("timeline"): row for row in figures} == {
         name: {key: one[key] for key in ("step_ns", "window_ns", "bubble_ns", "bubble_ratio")}
         | {"peak_hbm_bytes": max(one["peak_hbm_bytes"])}
-        | {key: one.get(key) for key in ("cross_dc_bubble_ns", "seen_error_ratio")}
+        | {key: one.get(key) for key in OF_A_PREDICTION}
+        | {"p2p": one["p2p"]}
         | {"fits": None, "unproven": None if name == "observed" else one["evidence"] == "unproven"}
         for name, one in {"observed": report["step"], **replayed}.items()
     }

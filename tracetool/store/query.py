@@ -11,7 +11,8 @@ import msgspec
 from tracetool.errors import BadQuery, command_or_call
 from tracetool.store import is_local, location, make_readable, pattern
 from tracetool.tables.fields import doc
-from tracetool.tables.metrics import IN_REPORTS, METRICS
+from tracetool.tables.metrics import IN_REPORTS
+from tracetool.tables.results import FIELDS, OF_A_PREDICTION, P2P_MODES
 from tracetool.tables.run import OF_A_PIPELINE, TABLES, Table
 
 if TYPE_CHECKING:
@@ -235,12 +236,17 @@ def view_statements(sources: Mapping[str, str], *, tables: Literal["VIEW", "TABL
 
 def _views() -> str:
     """The views of ``sql/views.sql``, with the figures of a step as they are declared."""
-    columns, comments = [], []
-    for name in IN_REPORTS:
-        whole = "::BIGINT" if METRICS[name].column.type == "int64" else ""
-        columns.append(f"max(value) FILTER (metric = '{name}'){whole} AS {name}")
-        comments.append(f"COMMENT ON COLUMN schedule_comparison.{name} IS {quoted(METRICS[name].doc)}")
-    views = sql_text("views").replace("{figures of a step}", ",\n    ".join(columns))
+    views, comments = sql_text("views"), []
+    for place, names, added in (("a step", IN_REPORTS, ""), ("a prediction", OF_A_PREDICTION, " NULL if observed.")):
+        columns = []
+        for name in names:
+            whole = "::BIGINT" if FIELDS[name].type == "int64" else ""
+            columns.append(f"max(value) FILTER (metric = '{name}'){whole} AS {name}")
+            comments.append(f"COMMENT ON COLUMN schedule_comparison.{name} IS {quoted(FIELDS[name].doc + added)}")
+        views = views.replace(f"{{figures of {place}}}", ",\n    ".join(columns))
+    issued = f"{FIELDS['p2p'].doc} NULL of what was only recorded."
+    comments.append(f"COMMENT ON COLUMN schedule_comparison.p2p IS {quoted(issued)}")
+    views = views.replace("{modes of transfers}", f"[{', '.join(map(quoted, P2P_MODES))}]")
     return views.replace("{what they mean}", ";\n".join(comments))
 
 

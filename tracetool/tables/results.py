@@ -98,6 +98,11 @@ def columns(*names: str, null: Collection[str] = ()) -> tuple[Column, ...]:
     return tuple(replace(FIELDS[name], nullable=FIELDS[name].nullable or name in null) for name in names)
 
 
+OF_A_PREDICTION = (
+    "cross_dc_bubble_ns", "cross_dc_step_ns", "seen_error_ratio", "step_change_ratio", "step_change_error_ratio",
+)  # fmt: skip
+"""What a Run with replayed Timelines keeps of each of them beside its figures, as one more metric each."""
+
 _ROLE = Column("role", "string", "observed, baseline or result.")
 _RANK = Column("rank", "int32", "Global rank.")
 _CAUSE = Column("cause", "string", "Which.")

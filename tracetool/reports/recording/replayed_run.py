@@ -11,6 +11,7 @@ from tracetool.ingestion.runs import idle_table, timeline_tables
 from tracetool.readers import rows_table
 from tracetool.store import is_local
 from tracetool.store.run import RunWriter
+from tracetool.tables.results import OF_A_PREDICTION, P2P_MODES
 from tracetool.tables.run import TABLES
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tracetool.store.run import Run
+    from tracetool.tables.results import P2PMode
     from tracetool.whatif.results import Answer, Result
 
 
@@ -60,30 +62,38 @@ def _timelines(answer: Answer) -> dict[str, pa.Table]:
     import pyarrow as pa
 
     results = {result.schedule: result for result in (answer.baseline, *answer.results)}
-    each = [timeline_tables(answer.observed) | {"idles": idle_table(answer.observed, answer.observed_idles)}]
+    observed = timeline_tables(answer.observed) | {"idles": idle_table(answer.observed, answer.observed_idles)}
+    issued = rows_table("metrics", [_issued(answer.observed.name, answer.pipeline.p2p)])
+    observed["metrics"] = pa.concat_tables([observed["metrics"], issued])
+    each = [observed]
     for name, result in results.items():
         # The observed order replayed is another Timeline than what was observed.
         timeline = result.timeline
         told = f"{name} replayed" if name == answer.observed.name else name
         named = timeline_tables(timeline) | {"idles": idle_table(timeline, result.idles)}
-        named["metrics"] = pa.concat_tables(
-            [named["metrics"], _judged(result, is_limited=answer.scenario.hbm_bytes is not None)]
-        )
+        named["metrics"] = pa.concat_tables([named["metrics"], _judged(answer, result)])
         each.append({table: _renamed(rows, told) for table, rows in named.items()})
     return {name: pa.concat_tables([tables[name] for tables in each]) for name in each[0]}
 
 
-def _judged(result: Result, *, is_limited: bool) -> pa.Table:
+def _judged(answer: Answer, result: Result) -> pa.Table:
     """What is predicted of a result beyond its Timeline; what is unknown has no row."""
-    values = {
-        "cross_dc_bubble_ns": result.cross_dc_bubble_ns,
-        "cross_dc_step_ns": result.cross_dc_step_ns,
-        "fits": result.feasible if is_limited else None,
-        "seen_error_ratio": result.seen_error_ratio,
+    compared = {
+        "step_change_ratio": answer.step_change(result),
+        "step_change_error_ratio": answer.step_change_error(result),
+    }
+    values = {name: compared[name] if name in compared else getattr(result, name) for name in OF_A_PREDICTION} | {
+        "fits": result.feasible if answer.scenario.hbm_bytes is not None else None,
         "unproven": result.evidence == "unproven",
     }
-    known = [(result.timeline.name, name, None, float(v)) for name, v in values.items() if v is not None]
-    return rows_table("metrics", known)
+    name = result.timeline.name
+    known = [(name, what, None, float(value)) for what, value in values.items() if value is not None]
+    return rows_table("metrics", [*known, _issued(name, result.p2p)])
+
+
+def _issued(timeline: str, mode: P2PMode) -> tuple[str, str, None, float]:
+    """How transfers are issued, as a metric: its place among the modes."""
+    return timeline, "p2p", None, float(P2P_MODES.index(mode))
 
 
 def _renamed(rows: pa.Table, timeline: str) -> pa.Table:

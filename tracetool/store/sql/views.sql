@@ -149,11 +149,10 @@ SELECT
     timeline,
     {figures of a step},
     max(value) FILTER (metric = 'peak_hbm_bytes')::BIGINT AS peak_hbm_bytes,
-    max(value) FILTER (metric = 'cross_dc_bubble_ns')::BIGINT AS cross_dc_bubble_ns,
-    max(value) FILTER (metric = 'cross_dc_step_ns')::BIGINT AS cross_dc_step_ns,
+    {figures of a prediction},
     max(value) FILTER (metric = 'fits')::BOOLEAN AS fits,
-    max(value) FILTER (metric = 'seen_error_ratio') AS seen_error_ratio,
-    max(value) FILTER (metric = 'unproven')::BOOLEAN AS unproven
+    max(value) FILTER (metric = 'unproven')::BOOLEAN AS unproven,
+    ({modes of transfers})[1 + max(value) FILTER (metric = 'p2p')::INTEGER] AS p2p
 FROM metrics
 GROUP BY timeline
 ORDER BY timeline;
@@ -161,10 +160,7 @@ COMMENT ON VIEW schedule_comparison IS 'One row per Timeline of the Run: its met
 COMMENT ON COLUMN schedule_comparison.timeline IS 'Timeline of the row: ''observed'', or a replayed schedule (replay --run).';
 {what they mean};
 COMMENT ON COLUMN schedule_comparison.peak_hbm_bytes IS 'Highest allocation of any rank.';
-COMMENT ON COLUMN schedule_comparison.cross_dc_bubble_ns IS 'Window minus the window with free cross-DC links; NULL if observed.';
-COMMENT ON COLUMN schedule_comparison.cross_dc_step_ns IS 'What cross-DC links add to the step: it minus the step with free ones; NULL if observed.';
 COMMENT ON COLUMN schedule_comparison.fits IS 'Whether it fits the memory limit; NULL if observed, unknown or without a limit.';
-COMMENT ON COLUMN schedule_comparison.seen_error_ratio IS 'Largest step time error of such predictions on recorded runs; NULL if none was like it.';
 COMMENT ON COLUMN schedule_comparison.unproven IS 'Whether the prediction rests on what no recorded step was like; NULL if observed.';
 
 CREATE VIEW exposed_communication AS
