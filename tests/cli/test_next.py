@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from helpers.comparing import QUIET_STEPS, report
-from helpers.recorded import SAMPLES, data
+from helpers.recorded import ROOT, SAMPLES, data
 
 from tracetool.cli import cli, run
 from tracetool.cli.settings import leaves
@@ -35,6 +35,9 @@ size = 4
 bandwidth = "25Gbit/s"
 latency = "10ms"
 """
+MODEL, A100 = (str(ROOT / "schemas" / name) for name in ("models/korthikanti.toml", "networks/a100.toml"))
+H200 = ROOT / "tests" / "data" / "h200-overlap" / "traces" / "nvlink"
+LAYERS = [str(H200 / f"8192_4096_2752_{side}_coll") for side in ("ag", "rs")]
 PAPER = ["paper", "geopipe", "--model", "13b", "--efficiency", "55%", "--microbatches", "16", "--distances", "80km"]
 COMMANDS = [
     ["info", H100], ["info", H100, *DC], ["info", ASCEND], ["info", *FILES[:1]],
@@ -54,6 +57,10 @@ COMMANDS = [
     [*SWEPT, "--bandwidth", "25Gbit/s", "--latency", "2ms", "--hbm", "1MiB", "-o", "k.csv"],
     ["sweep", H100, "--schedule", "1f1b", "--network", "n.toml", "--no-knees", "--jobs", "1", "-o", "k.csv"],
     ["advise", H100, "--schedule", "1f1b", "--network", "n.toml"],
+    ["estimate", MODEL, "--fit", "22B selective", "--network", A100],
+    ["network", H100, "--network", "n.toml"], ["network", H100, "--network", "n.toml", "-o", "traffic.png"],
+    ["network", "--devices", "1024", "--hb-domain", "8", "--compare", "clos3,rail-only"],
+    ["overlap", *LAYERS, "--overlap", "slice:2"],
     ["explain", H100], ["explain", *FILES, "--schedule", "gpipe", "-v"], ["explain", ASCEND, "-v"],
     ["sql", H100], ["sql", H100, "bubbles"], ["sql", f"{H100},{LABELLED}"],
     ["compare", "base.json", "base.json"], ["compare", "base.json", "slower.json", "--fail-on", "step_ns>+2%"],

@@ -196,6 +196,8 @@ def test_the_schema_takes_what_a_file_may_set_and_nothing_else(capsys: pytest.Ca
         {"dc": "0-1,2-3", "link": ["dc0-dc1=25Gbit/s,10ms"], "fail-on": ["step_ns>+2%"], "informational": True,
          "sweep": {"jobs": 2}, "paper": {"geopipe": {"hbm": "32GB"}}}
     )  # fmt: skip
+    validator.validate({"network": "n.toml", "baseline": "1f1b"})
+    validator.validate({"network": {"radix": 64}, "baseline": {"show": {"last": 5}}})
     for wrong in ({"hmb": "1GiB"}, {"each-step": 1}, {"replay": {"jobs": 2}}, {"force": True}):
         assert not validator.is_valid(wrong)
 

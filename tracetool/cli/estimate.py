@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.output import JSON, QUIET, VERBOSE, next_step, print_result
+from tracetool.cli.output import JSON, QUIET, VERBOSE, following, next_step, print_result
 from tracetool.cli.question import command_line
 from tracetool.cli.topology import NETWORK
 from tracetool.errors import ScenarioError
@@ -68,8 +67,7 @@ def estimate(
     elif model is not None:
         _model(model, fit, timings, choice, verbose=verbose, as_json=as_json)
         if not as_json:
-            following = f" --network {shlex.quote(str(network))}" if network else ""
-            next_step(f"tracetool estimate {shlex.quote(str(model))}{following} -v", quiet=quiet or verbose)
+            next_step(following("estimate", "-v"), quiet=quiet or verbose)
     else:
         raise ScenarioError("nothing to estimate.", hint="give a MODEL.toml, or --plans with --layers")
 

@@ -235,16 +235,18 @@ def settings_schema(root: click.Group) -> dict[str, Any]:
     def closed(properties: Mapping[str, Any], about: str) -> dict[str, Any]:
         return {"description": about, "type": "object", "properties": properties, "additionalProperties": False}
 
-    found = {key: _schema_of(next(iter(options.values()))) for key, options in shared_options(root).items()}
+    found: dict[str, Any] = {
+        key: _schema_of(next(iter(options.values()))) for key, options in shared_options(root).items()
+    }
+    tables: dict[str, dict[str, Any]] = {}
     for name, command in commands_with_settings(root).items():
-        own = closed({key: _schema_of(option) for key, option in settable(command).items()}, f"tracetool {name} alone")
+        own = {key: _schema_of(option) for key, option in settable(command).items()}
         group, _, below = name.partition(" ")
-        if not below:
-            found[name] = own
-        elif isinstance(found.get(group), dict) and "properties" in found[group]:
-            found[group]["properties"][below] = own
-        else:
-            found[group] = closed({below: own}, f"tracetool {group} alone")
+        alone = f"tracetool {name} alone"
+        tables.setdefault(group, {}).update({below: closed(own, alone)} if below else own)
+    for group, held in tables.items():
+        table = closed(held, f"tracetool {group} alone")
+        found[group] = {"anyOf": [found[group], table]} if group in found else table
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "urn:tracetool:schema:1:config"}
     return head | {"title": "Settings"} | closed(found, "What a project sets; the command line goes ahead of it.")
 

@@ -13,8 +13,10 @@ from tracetool.cli.output import (
     QUIET,
     ProgressBar,
     check_target,
+    following,
     next_step,
     path_or_url,
+    say_written,
     write_file,
 )
 from tracetool.cli.question import command_line
@@ -113,7 +115,7 @@ def network(
                 hint=f"use {', '.join(forms)}",
             )
         write_file(path, forms[path.suffix.lower()](), force=force)
-        click.echo(f"wrote {path}", err=True)
+        say_written(path)
     click.echo((forms[".json"]() if as_json else text()).decode(), nl=False)
     if not as_json:
         next_step(after, quiet=quiet)
@@ -198,7 +200,7 @@ def _traffic(paths: Sequence[Path], network: Path, sizes: str | None, *, quiet: 
         more = [] if asked is None else ["", *sizes_text(*asked)]
         return traffic_text(found) + "".join(f"{line}\n" for line in more).encode()
 
-    return text, forms, f"tracetool replay {name} --network {network}"
+    return text, forms, following("replay")
 
 
 def _parquet(found: OnNetwork) -> bytes:
