@@ -26,6 +26,7 @@ PAPER = ["--model", "13b", "--efficiency", "55%", "--microbatches", "8", "--dist
         (["replay", SAMPLE, *LINKED], "schedules"),
         (["replay", SAMPLE, "--equalize"], "steps"),
         (["advise", SAMPLE, *LINKED, "--or", "100Gbit/s,10ms"], "scenarios"),
+        (["advise", SAMPLE, "--schedule", "geopipe", *LINKED[2:], "--co-tune", "--mbs", "1", "--seq", "2048"], "sizes"),
         (["report", SAMPLE, *LINKED, "-o", "x.html"], "scenarios"),
         (["sweep", SAMPLE, *SWEPT, "--no-knees"], "points"),
         (["paper", "geopipe", *PAPER], "settings"),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tracetool.costs.rescaled import MicrobatchSize, fixed_by_fit, with_batch
 from tracetool.errors import Option, ScenarioError
 from tracetool.model.action import ActionKind
+from tracetool.model.notice import Silent
 from tracetool.reconstruction.actions import ACCUMULATE_NODE
 from tracetool.reconstruction.closeup.slowdown import WORTH_TELLING, gap_shares
 from tracetool.replays.evaluation import evaluate
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from tracetool.costs.rescaled import Place
+    from tracetool.model.notice import Progress
     from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.model.timeline import Metrics
@@ -137,6 +139,7 @@ def co_tune(
     schedule: str | None = None,
     hidden: int | None = None,
     also: OtherSizes | None = None,
+    progress: Progress | None = None,
 ) -> CoTuning:
     """Replay a tuned schedule, at the depth that is worth it, with every choice of sizes.
 
@@ -150,6 +153,7 @@ def co_tune(
         schedule: Which one; by default the first that there is.
         hidden: Hidden size of the model; by default what messages of two bytes per number tell.
         also: Another recording, to fit what of the times stays; by default kernels tell.
+        progress: Told how many choices of sizes there are, and how many are done.
 
     Raises:
         ScenarioError: If the hidden size is unknown, or the other recording does not go with this one.
@@ -163,10 +167,11 @@ def co_tune(
         assumptions.append(f"h = {hidden} follows from messages of mbs × seq × h numbers of 2 bytes ({Option.HIDDEN})")
     fixed = _fixed(found, recorded, hidden, also, assumptions)
     tokens = recorded.tokens * (scenario.microbatches or pipeline.observed.shape.microbatches)
-    candidates = [
-        _candidate(schedule, pipeline, scenario, recorded, wanted, tokens, hidden, fixed)
-        for wanted in _choices(recorded, tokens)
-    ]
+    progress, choices, candidates = progress or Silent(), list(_choices(recorded, tokens)), []
+    progress.start(len(choices))
+    for wanted in choices:
+        candidates.append(_candidate(schedule, pipeline, scenario, recorded, wanted, tokens, hidden, fixed))
+        progress.advance(1)
     candidates.sort(key=lambda c: (c.feasible is False, c.metrics.step_ns, c.batch.length, c.batch.sequences))
     assumptions += [
         "activations and messages grow with mbs × seq; weights, gradients and optimizer stay",

@@ -117,9 +117,13 @@ def advise(
     tuning = None
     with ProgressBar(quiet=quiet, doing="replaying", of="scenarios") as progress:
         decided = decide(question.found, question.scenario, offers, names, fee=fees, steps=run_steps, progress=progress)
-        if sizes is not None:
-            tuned = next((name for name in names or () if tuning_of(name) is not None), None)
-            tuning = find_sizes(question.found, question.scenario, sizes, schedule=tuned, hidden=hidden, also=other)
+    if sizes is not None:
+        tuned = next((name for name in names or () if tuning_of(name) is not None), None)
+        with ProgressBar(quiet=quiet, doing="replaying", of="sizes") as progress:
+            tuning = find_sizes(
+                question.found, question.scenario, sizes,
+                schedule=tuned, hidden=hidden, also=other, progress=progress,
+            )  # fmt: skip
     facts = question.facts()
     if as_json:
         click.echo(render_json(decided, facts, tuning).decode(), nl=False)

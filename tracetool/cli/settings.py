@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -322,7 +323,9 @@ def ahead_of(*others: str) -> Callable[[click.Context, click.Parameter, Any], An
 def _load(context: click.Context, _option: click.Parameter, path: Path | None) -> None:
     """Give a command what a file sets, before any other option is seen to."""
     root = context.find_root().command
-    path = path or find_settings(Path.cwd())
+    with suppress(FileNotFoundError):
+        # The current folder may be gone.
+        path = path or find_settings(Path.cwd())
     if path is None or _IGNORED in context.meta or not isinstance(root, click.Group):
         return
     command = next(name for name, each in commands_with_settings(root).items() if each is context.command)
