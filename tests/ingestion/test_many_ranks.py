@@ -73,6 +73,8 @@ def _asked(run: Run, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     with monkeypatch.context() as patch:
         patch.setattr(Lens, "_statement", statement)
+        for kept in run.path.glob("*.kept"):
+            kept.unlink()
         derive(Run(run.path))
     return asked
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ from helpers.recorded import SAMPLES, data, derived, small
 from tracetool.model.action import Action, ActionKind
 from tracetool.reconstruction import KEPT, Reconstruction, reconstruct
 from tracetool.reconstruction.capture import Account
+from tracetool.reconstruction.capture.survey import KEPT as SURVEY
+from tracetool.reconstruction.capture.survey import survey_run
 from tracetool.store import run as store_run
 from tracetool.store.run import Run
 
@@ -26,6 +29,7 @@ RECORDINGS = {
     "memory": lambda: derived(data("h100-pp4", "traces", "1f1b_m8_mem")),
     "two pipelines": lambda: derived(data("h100-pp4", "traces", "tp2pp2_1f1b_m8")),
     "no device": lambda: derived(data("cpu-gloo-pp4", "ScheduleZBVZeroBubble")),
+    "rings": lambda: derived(data("cases", "ring-attention-pp2-cp2")),
     "ascend": lambda: derived(SAMPLES / "ascend-1f1b"),
 }
 
@@ -46,6 +50,19 @@ def test_what_is_kept_is_what_would_be_found_again(name: str) -> None:
     assert repr([getattr(kept, field) for field in kept.__slots__]) == repr(
         [getattr(found, field) for field in found.__slots__]
     )
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_a_survey_that_is_kept_is_the_one_that_would_be_made_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RECORDINGS[name]()
+    assert run.kept(SURVEY) is not None
+    kept_account, account = Account(), Account()
+    kept = survey_run(run, kept_account)
+    monkeypatch.setattr(Run, "kept", lambda _run, _name: None)
+    made = survey_run(run, account)
+    assert (kept_account.notes, kept_account.findings) == (account.notes, account.findings)
+    assert kept.run.sources == made.run.sources
+    assert repr(replace(kept, run=run)) == repr(replace(made, run=run))
 
 
 def test_a_plain_question_asks_no_table(copied: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from tracetool.readers import rows_table
 from tracetool.reconstruction import KEPT, Reconstruction, reconstruct
 from tracetool.reconstruction.actions.hops import link_rows
 from tracetool.reconstruction.capture import Account
-from tracetool.reconstruction.capture.survey import survey_run, survey_tables
+from tracetool.reconstruction.capture.survey import keep_survey, survey_run, survey_tables
 from tracetool.reconstruction.capture.waits import with_exposed
 from tracetool.reconstruction.memory.log import record_snapshots_apart_in_time
 from tracetool.reconstruction.steps import step_facts
@@ -109,6 +109,7 @@ def derive(run: Run) -> Run:
     """Write the tables of the observed step into a Run; if there is no pipeline, the manifest says why."""
     account = Account()
     survey = survey_run(run, account)
+    keep_survey(survey, account)
     survey = replace(survey, waits=with_exposed(run, survey.waits))
     surveyed = len(account.notes), len(account.findings)
     record_snapshots_apart_in_time(run, account)

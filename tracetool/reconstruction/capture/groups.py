@@ -87,6 +87,7 @@ def find_pipelines(
     p2p: Mapping[int, Sequence[P2POp]] | None = None,
     groups: Sequence[ProcessGroup] | None = None,
     use_labels: bool = True,
+    stages: Mapping[int, int] | None = None,
     rings: Sequence[Ring] = (),
 ) -> list[PipelineGroup]:
     """All pipelines of the Run, the one with the lowest rank first.
@@ -100,6 +101,7 @@ def find_pipelines(
         p2p: Its sends and receives, if they were read before.
         groups: Its process groups, if they were read before.
         use_labels: Whether labels that name stages count.
+        stages: Lowest stage that labels name on each rank, if they were read before.
         rings: Ranks whose messages are no pipeline's.
 
     Raises:
@@ -124,7 +126,8 @@ def find_pipelines(
     declared = [g.ranks for g in groups if dimension_of(g.description) == "pp" and len(g.ranks) > 1]
     carrying = {op.group for ops in p2p.values() for op in ops}
     lists = sorted({(g.name not in carrying, g.ranks) for g in groups if len(g.ranks) > 1})
-    stages = labelled_stages(run) if use_labels else {}
+    if stages is None:
+        stages = labelled_stages(run) if use_labels else {}
     votes = votes_of(run, p2p)
     pipelines = []
     left = set(votes.peers)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, cast
 
 from tracetool.errors import MissingRank, NoPipeline
 from tracetool.readers import rows_table
@@ -22,11 +22,16 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from tracetool.reconstruction.capture import Account
+    from tracetool.model.notice import Notice
+    from tracetool.reconstruction.capture import Account, Finding
     from tracetool.reconstruction.capture.collectives import Collective
     from tracetool.reconstruction.capture.messages import P2POp
     from tracetool.reconstruction.capture.waits import Wait
     from tracetool.store.run import Run
+
+
+KEPT = "survey"
+"""What a Run keeps its survey as, with what it noted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +82,12 @@ def survey_run(
         copies: Ranks that are copies, and of which recorded one.
         kernels: How many kernels each rank's trace holds, if they were counted before.
     """
+    if use_labels and not copies and (kept := run.kept(KEPT)) is not None:
+        survey, notes, findings = cast("tuple[Survey, list[Notice], list[Finding]]", kept)
+        for note in notes:
+            account.note(note.code, note.text, hint=note.hint, subject=note.subject)
+        account.findings += findings
+        return replace(survey, run=overlay_exchanges(run, survey.rings))
     every = read_p2p(run)
     record_shapes(run, account)
     collectives = find_collectives(run, account)
@@ -91,17 +102,29 @@ def survey_run(
     rings = find_rings(run, every, groups)
     record_rings(rings, account)
     run, p2p = overlay_exchanges(run, rings), without_rings(every, rings)
+    stages = labelled_stages(run) if use_labels else {}
     pipelines: list[PipelineGroup] = []
     # What stands in the way of a pipeline is for reconstruction to say.
     with suppress(NoPipeline, MissingRank):
-        pipelines = find_pipelines(run, p2p=p2p, groups=groups, use_labels=use_labels, rings=rings)
+        pipelines = find_pipelines(run, p2p=p2p, groups=groups, stages=stages, rings=rings)
         record_pipelines(pipelines, account)
-    stages = labelled_stages(run) if use_labels else {}
     coordinates = find_coordinates(run, pipelines, groups, account, copies=copies, stages=stages, rings=rings)
     return Survey(
         run=run, p2p=p2p, matched=matched, clocks=clocks, waits=waits, kernels=kernels, pipelines=tuple(pipelines),
         groups=tuple(groups), coordinates=tuple(coordinates), collectives=tuple(collectives), rings=tuple(rings),
     )  # fmt: skip
+
+
+def keep_survey(survey: Survey, account: Account) -> None:
+    """Have the Run keep its survey, for ``survey_run``.
+
+    Args:
+        survey: Of the Run, its labels used.
+        account: What the survey noted, and nothing else.
+    """
+    # The Run itself is where it is kept.
+    bare = replace(survey, run=cast("Run", None))
+    survey.run.keep(KEPT, (bare, list(account.notes), list(account.findings)))
 
 
 def kernels_of(run: Run) -> dict[int, int]:

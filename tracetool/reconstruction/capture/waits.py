@@ -263,8 +263,8 @@ def with_exposed(run: Run, waits: Sequence[Wait]) -> list[Wait]:
     for wait in waits:
         by_rank[wait.rank].append(wait)
     exposed: dict[Place, int] = {}
-    for rank, mine in by_rank.items():
-        first, last = np.searchsorted(ranks, (rank, rank + 1))
+    bounds = (np.searchsorted(ranks, list(by_rank), side) for side in ("left", "right"))
+    for mine, first, last in zip(by_rank.values(), *bounds, strict=True):
         if first == last:
             continue
         spans = np.array([ops[wait.rank, wait.position][3:5] for wait in mine], dtype=np.int64)
