@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 from helpers.recorded import ROOT
 
-from tracetool.errors import TraceToolError
+from tracetool.errors import TraceToolError, UnknownName
 from tracetool.network.file import read_network
 from tracetool.network.placement import Degrees
 
@@ -83,3 +83,13 @@ def test_a_figure_of_a_tier_can_be_another(tmp_path: Path) -> None:
     choice = read_network(path).with_figure("dc", "bandwidth", 12.5e9).with_figure("dc", "latency", 7e6)
     assert choice.network.tiers[2].bandwidth_bytes_per_s == 12_500_000_000
     assert choice.network.path(0, 512).latency_ns == 7_005_000
+
+
+def test_how_collectives_run_is_said_of_one_dimension_or_of_all() -> None:
+    choice = read_network(ROOT / "schemas" / "networks" / "one-dc.toml")
+    assert choice.algorithms == {"dp": "hierarchical"}
+    assert choice.with_collectives(["tp = tree"]).algorithms == {"dp": "hierarchical", "tp": "tree"}
+    assert set(choice.with_collectives(["ring"]).algorithms.values()) == {"ring"}
+    for text in ("dp=fast", "dq=ring"):
+        with pytest.raises(UnknownName):
+            choice.with_collectives([text])

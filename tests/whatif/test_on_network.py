@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from helpers.recorded import rebuilt
 
+from tracetool.costs.over_links import over_links
 from tracetool.errors import BadTopology, ScenarioError, UnknownName
 from tracetool.explanation import explain
+from tracetool.model.action import CollectiveUse
 from tracetool.model.timeline import measure
+from tracetool.model.topology import Topology
 from tracetool.network.file import NetworkChoice
+from tracetool.network.seating import Seating
 from tracetool.network.tiers import Network, SharedBy, Tier
 from tracetool.replays import replay
 from tracetool.replays.scenarios import replay_many
 from tracetool.schedules import build_schedule
 from tracetool.sweeps import sweep
 from tracetool.sweeps.asked import grid, over_tiers
+from tracetool.whatif.answer import answer
 from tracetool.whatif.wording import scenario
 
 if TYPE_CHECKING:
@@ -25,6 +31,7 @@ if TYPE_CHECKING:
     from tracetool.network.collectives import Algorithm
 
 GBIT = 125_000_000
+PLACES = {0: "hb0", 1: "hb0", 2: "hb1", 3: "hb1"}
 MS = 1_000_000
 
 
@@ -62,6 +69,17 @@ def test_collectives_of_two_tiers_take_what_they_take_over_links(placement: str,
     assert one == other
     recorded = measure(found.observed)
     assert other.step_ns > recorded.step_ns + 10 * MS
+
+
+def test_where_only_collectives_cross_free_links_are_free() -> None:
+    """No message of the pipeline passes the tier: without its delays the collectives take what was measured."""
+    found = rebuilt("tp2pp2_1f1b_m8")
+    given = answer(found, "1f1b", scenario(found, network=two_dcs("pp in hb, tp across dc")))
+    result = given.baseline
+    assert not given.scenario.topology.links
+    measured = answer(found, "1f1b").baseline
+    assert result.metrics.window_ns - result.cross_dc_bubble_ns == measured.metrics.window_ns
+    assert result.cross_dc_bubble_ns > 10 * MS
 
 
 def rails(uplink: int = 100 * GBIT, shared_by: SharedBy = "pair") -> NetworkChoice:
@@ -131,3 +149,28 @@ def test_a_network_and_its_short_form_are_not_given_together() -> None:
     unused = NetworkChoice(Network("large", (Tier("hb", 4, 1), Tier("dc", 64, 1))), "")
     with pytest.raises(BadTopology, match="nothing uses tier dc"):
         scenario(found, network=unused)
+
+
+def test_data_parallel_collectives_of_two_tiers_run_as_they_are_asked_to() -> None:
+    """Groups of four over two pairs: hierarchical hands a half across, a ring three quarters twice.
+
+    64 MiB at 1 GB/s across: a ring's edge carries 2 · 3/4 V, both hierarchical rings across 2 · 1/2 · V/2 each.
+    """
+    tiers = Tier("hb", 2, 450 * 10**9), Tier("dc", 4, 10**9, 0, "pair")
+    seats = Seating(Network("n", tiers), ((0, 1, 2, 3),), tuple((rank, rank) for rank in range(4)))
+    use = CollectiveUse("allreduce", (0, 1, 2, 3), 64 << 20, own_ns=600_000)
+    payload = 64 << 20
+    ring_ns, layered_ns = (
+        over_links(
+            use, Topology(dcs=("hb0",), seating=replace(seats, algorithms=((frozenset(range(4)), how),))), PLACES
+        )
+        for how in ("ring", "hierarchical")
+    )
+    assert ring_ns is not None
+    assert layered_ns is not None
+    assert ring_ns.occupied_ns == round(2 * 3 / 4 * payload)
+    # Reduce-scatter and all-gather inside pairs take (1/2) / (3/4) of what the ring over four took.
+    assert layered_ns.duration_ns == 2 * round(1 / 2 * payload) + 400_000
+    auto = over_links(use, Topology(dcs=("hb0",), seating=seats), PLACES)
+    assert auto is not None
+    assert auto.duration_ns == min(ring_ns.duration_ns, layered_ns.duration_ns)

@@ -116,7 +116,7 @@ class Topology:
 
     def without_delays(self) -> Topology:
         """The same places and links, none of which anything passes: equal whatever the figures of the links are."""
-        return replace(self.without_figures(), free=bool(self.links))
+        return replace(self.without_figures(), free=bool(self.links) or self.seating is not None)
 
     def without_figures(self) -> Topology:
         """The same places and links, equal whatever the figures of the links are."""

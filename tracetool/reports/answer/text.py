@@ -50,7 +50,10 @@ def title(answer: Answer, facts: RunFacts) -> list[str]:
     if ranks != tuple(range(len(ranks))):
         stages += f" (ranks {', '.join(map(str, ranks))})"
     dcs = len(set(topology.dcs))
-    places = f" in {dcs} DC{'s' if dcs > 1 else ''}" if dcs else ""
+    several = "s" if dcs > 1 else ""
+    places = f" in {dcs} DC{several}" if dcs else ""
+    if topology.seating is not None:
+        places = f" in {dcs} group{several} of tier {topology.seating.network.tiers[0].name}"
     nameless = "an order without a name" if answer.pipeline.observed.has_backwards else "forwards alone"
     order = answer.observed_schedule or nameless
     replayed = answer.baseline.microbatches

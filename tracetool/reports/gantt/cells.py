@@ -125,7 +125,7 @@ def draw_links(axes: Axes, panel: Panel, place: Place, layout: Layout) -> None:
         gone = min(transfer.end_ns, transfer.start_ns + path.occupancy_ns(transfer.payload_bytes or 0))
         half = place.lane_in / 2
         pad = 0.08 * place.lane_in
-        down = panel.topology.dcs[border] == path[0].src_dc
+        down = panel.topology.dcs[border] == panel.topology.dcs[transfer.src_rank]
         top = place.lanes_in[border] + (pad if down else half + pad / 2)
         bottom = top + half - 1.5 * pad
         busy.append((transfer.start_ns / MS, gone / MS, top, bottom))
