@@ -20,7 +20,6 @@ from helpers.synthetic import pipeline, places, scenario
 
 from tracetool.model.schedule import PipelineShape
 from tracetool.model.topology import Topology
-from tracetool.network.link import Link
 from tracetool.replays import replay
 from tracetool.replays.compiled import Compiled
 from tracetool.replays.engine import run
@@ -30,6 +29,11 @@ from tracetool.schedules import build_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+try:
+    from tracetool.network.link import Link
+except ModuleNotFoundError:  # a commit before there were networks
+    from tracetool.model.topology import Link  # type: ignore[attr-defined]
 
 MS = 10**6
 
