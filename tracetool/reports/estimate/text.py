@@ -98,7 +98,12 @@ def render_plans(done: PredictedPlans, facts: EstimateFacts, *, verbose: bool) -
         after.append(f"  {len(done.rows) - len(shown)} plans more: -v")
     if said and not verbose:
         after.append("  ? doubtful figures, (n) something that weighs is left out: -v says what")
-    after.append(Note(f"layers as timed in {facts.layers}, over {facts.network}; nothing is fitted on a plan"))
+    after.append(
+        Note(
+            f"layers as timed in {facts.layers}, over {facts.network}; no plan is fitted on, two constants "
+            "are assumed: tracetool help estimate"
+        )
+    )
     return ("\n".join([*wrapped(lines), *rows, "", *wrapped(after)]) + "\n").encode()
 
 
