@@ -224,7 +224,9 @@ def command_line() -> str:
     return shlex.join(["tracetool", *typed[:end], *held, *typed[end:]])
 
 
-def ask(paths: tuple[Path, ...], words: Words, *, quiet: bool, has_maps: bool = False) -> Question:
+def ask(
+    paths: tuple[Path, ...], words: Words, *, quiet: bool, has_maps: bool = False, way: str | None = None
+) -> Question:
     """Read the options, then the recording.
 
     Args:
@@ -232,6 +234,7 @@ def ask(paths: tuple[Path, ...], words: Words, *, quiet: bool, has_maps: bool = 
         words: The shared options.
         quiet: Whether to show no progress.
         has_maps: Whether maps and links of its own come on top of the shared options.
+        way: How layers are to overlap; None leaves them as they are.
 
     Raises:
         TraceToolError: If an option cannot be read, or the recording cannot, or holds no such pipeline.
@@ -246,7 +249,7 @@ def ask(paths: tuple[Path, ...], words: Words, *, quiet: bool, has_maps: bool = 
     dc_map = read_dc_map(words["dc"]) if words["dc"] else None
     takes = {borrow_slowdown: words["costs_from"], borrow_memory: words["memory_from"]}
     with ProgressBar(quiet=quiet) as progress:
-        run = open_run(paths, progress)
+        run = open_run(paths, progress, keep=() if way is None else ("args",))
         others = {take: (open_run([path], progress), path) for take, path in takes.items() if path is not None}
     found = reconstruct(run, step=words["step"], pipeline=words["pipeline"], copy_missing=words["copy_missing_ranks"])
 
@@ -256,6 +259,10 @@ def ask(paths: tuple[Path, ...], words: Words, *, quiet: bool, has_maps: bool = 
         return found
 
     found = borrow(found)
+    if way is not None:
+        from tracetool.overlap.actions import with_overlap
+
+        found = with_overlap(found, run, way)
     if dc_map is not None:
         scenario = replace(scenario, topology=placed(scenario.topology, dc_map, found))
     if choice is not None:

@@ -158,6 +158,23 @@ def _refuse_others() -> None:
         )
 
 
+def _one_way(text: str, *, each_step: bool) -> str:
+    """The way to overlap that was named.
+
+    Raises:
+        BadQuery: If it is none, or several.
+        ScenarioError: If every step was asked for, which are replayed as they were.
+    """
+    from tracetool.overlap.answer import NONE, parse_ways
+
+    ways = [way for way in parse_ways(text) if way != NONE] or [NONE]
+    if len(ways) > 1:
+        raise ScenarioError("--overlap takes one way.", hint="run replay once for each")
+    if each_step:
+        raise ScenarioError("--each-step replays steps as they were.", hint="leave out --overlap or --each-step")
+    return ways[0]
+
+
 @click.command()
 @PATHS
 @click.option(
@@ -172,6 +189,12 @@ def _refuse_others() -> None:
 @EXTRA_FORWARDS
 @CHUNKS
 @TIME_LIMIT
+@click.option(
+    "--overlap",
+    metavar="WAY",
+    help="How layers overlap their collectives and matrix products: slice:N, p2p, p2p:N or async-tp ('tracetool help "
+    "overlap'); default: none, as recorded.",
+)
 @click.option(
     "--each-step",
     is_flag=True,
@@ -219,6 +242,7 @@ def replay(
     time_limit: str | None,
     jitter: int | None,
     baseline: str | None,
+    overlap: str | None,
     output: tuple[Path, ...],
     chakra: Path | None,
     run_target: Path | None,
@@ -268,7 +292,7 @@ def replay(
     names = parse_names(schedule)
     check_schedules([*names, *([] if baseline is None else [baseline])])
     time_limit_s = None if time_limit is None else parse_duration_ns(time_limit) / 1e9
-    question = ask(paths, words, quiet=quiet)
+    question = ask(paths, words, quiet=quiet, way=None if overlap is None else _one_way(overlap, each_step=each_step))
     with ProgressBar(quiet=quiet, doing="replaying", of="schedules") as progress:
         result = answer(
             question.found,

@@ -69,6 +69,36 @@ def with_faster_compute(pipeline: Pipeline, ratio: float) -> Pipeline:
     return replace(pipeline, stages=tuple(_stage(stage, faster) for stage in pipeline.stages))
 
 
+def with_changed_actions(pipeline: Pipeline, changes_ns: Mapping[tuple[int, ActionKind], int]) -> Pipeline:
+    """The pipeline with actions that take so much more time (less, if negative), at least 1 ns; layers share it.
+
+    Args:
+        pipeline: What was measured.
+        changes_ns: Per stage and kind; of the halves of a whole backward, that of the input gradient takes all of it.
+    """
+    stages = []
+    for stage in pipeline.stages:
+        change = {kind: change for (number, kind), change in changes_ns.items() if number == stage.stage and change}
+        if change:
+            whole = change.get(ActionKind.BACKWARD, 0)
+            halves = {ActionKind.BACKWARD_INPUT: whole} | change
+            layers = stage.layers
+            if layers is not None and layers.layers:
+                share = {kind: round(of_kind / len(layers.layers)) for kind, of_kind in change.items()}
+                layers = replace(layers, layers=tuple(_longer(layer, share) for layer in layers.layers))
+            costs, derived = _longer(stage.costs, change), _longer(stage.derived, halves)
+            stage = replace(stage, costs=costs, derived=derived, layers=layers)  # noqa: PLW2901 - the same one, changed
+        stages.append(stage)
+    return replace(pipeline, stages=tuple(stages))
+
+
+def _longer(costs: Costs, changes_ns: Mapping[ActionKind, int]) -> Costs:
+    def longer(kind: ActionKind, _microbatch: int, cost: ActionCost) -> ActionCost:
+        return _with_times(cost, lambda time_ns: max(1, time_ns + changes_ns.get(kind, 0)))
+
+    return _changed(costs, longer)
+
+
 def with_batch(
     pipeline: Pipeline, recorded: MicrobatchSize, wanted: MicrobatchSize, *, hidden: int, fixed_ns: Mapping[Place, int]
 ) -> Pipeline:

@@ -81,12 +81,15 @@ def ingest(
     return read_traces(as_paths(paths), output, force=force, progress=progress, options=options, complete=derive)
 
 
-def open_run(paths: Path | str | Sequence[Path | str], progress: Progress | None = None) -> Run:
+def open_run(
+    paths: Path | str | Sequence[Path | str], progress: Progress | None = None, *, keep: tuple[str, ...] = ()
+) -> Run:
     """Open one Run, or ingest raw traces into the user's cache and open that.
 
     Args:
         paths: A Run; or trace files, or folders to look through.
         progress: Told about bytes read.
+        keep: What is read of raw traces only on request, such as ``args``.
 
     Raises:
         TraceToolError: If the Run or the traces cannot be read.
@@ -101,7 +104,7 @@ def open_run(paths: Path | str | Sequence[Path | str], progress: Progress | None
     runs = [p for p in paths if is_run(p)]
     if runs:
         raise AlreadyExists(f"{runs[0]} is a Run; it cannot be mixed with other inputs.", hint="name it alone")
-    run = cached_run(paths, progress or unasked())
+    run = cached_run(paths, progress or unasked(), keep=keep)
     return run if _ENTRY in run.manifest else derive(run)
 
 

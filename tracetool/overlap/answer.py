@@ -178,10 +178,10 @@ def _sides_of(recording: LayerRecording) -> list[tuple[LayerShape, str]]:
         whole = collective.part_bytes * collective.ranks
         for product in recording.products:
             shape = product.shape
-            width = shape.columns if collective.scatter else shape.depth
-            other = shape.depth if collective.scatter else shape.columns
-            if shape.rows * width * ELEMENT_BYTES == whole:
-                sides.append((LayerShape(shape.rows, width, other), "rs" if collective.scatter else "ag"))
+            gathers = collective.kind == "gather"
+            width, other = (shape.depth, shape.columns) if gathers else (shape.columns, shape.depth)
+            if shape.rows * width * ELEMENT_BYTES == whole and collective.kind != "reduce":
+                sides.append((LayerShape(shape.rows, width, other), "ag" if gathers else "rs"))
     return sides
 
 

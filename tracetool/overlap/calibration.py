@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracetool.overlap.products import ProductShape, Tile
-    from tracetool.overlap.recording import LayerRecording, RecordedCollective
+    from tracetool.overlap.recording import CollectiveKind, LayerRecording, RecordedCollective
 
 _UNPROFILED_RATIO = 0.72
 """A call's time without the profiler over its time with it.
@@ -30,16 +30,18 @@ _MEMORY_BYTES_PER_NS = {"A100": 2_039.0, "H100": 3_350.0, "H200": 4_800.0, "H20"
 _DEFAULT_MEMORY = 2_500.0
 
 
-def calibrate(recordings: Sequence[LayerRecording]) -> Machine:
+def calibrate(recordings: Sequence[LayerRecording], *, with_exchanges: bool = False) -> Machine:
     """What recordings tell of their machine.
 
     Args:
-        recordings: Of layers as they are; what holds sends and receives is left out.
+        recordings: Of layers as they are.
+        with_exchanges: Whether sends and receives are those of a pipeline; what holds any is left out else, as a layer
+            that overlaps already.
 
     Raises:
         ReconstructError: If they hold no product, no collective, or devices of several kinds.
     """
-    used = [each for each in recordings if not each.has_exchanges]
+    used = [each for each in recordings if with_exchanges or not each.has_exchanges]
     products = [product for each in used for product in each.products if product.tile is not None]
     collectives = [one for each in used for one in each.collectives]
     calls = [each.call_ns for each in used if each.call_ns is not None]
@@ -54,8 +56,9 @@ def calibrate(recordings: Sequence[LayerRecording]) -> Machine:
         raise ReconstructError("the recordings are of devices of several kinds, or do not tell which.")
     return Machine(
         _rate(used, sms.pop()),
-        _ring(collectives, scatter=False),
-        _ring(collectives, scatter=True),
+        _ring(collectives, "gather"),
+        _ring(collectives, "scatter"),
+        _ring(collectives, "reduce"),
         fmean(calls) * _UNPROFILED_RATIO,
         next((rate for name, rate in _MEMORY_BYTES_PER_NS.items() if name in used[0].device), _DEFAULT_MEMORY),
     )
@@ -88,15 +91,19 @@ def _rate(recordings: Sequence[LayerRecording], sms: int) -> ProductRate:
     )
 
 
-def _ring(collectives: Sequence[RecordedCollective], *, scatter: bool) -> RingCost:
-    """A ring from all sizes of its kind; of the other kind, where none was recorded."""
-    kind = [one for one in collectives if one.scatter is scatter] or list(collectives)
-    ranks = {one.ranks for one in kind}
+def _ring(collectives: Sequence[RecordedCollective], kind: CollectiveKind) -> RingCost:
+    """A ring from all sizes of its kind; of the others, where none was recorded.
+
+    An all-reduce is a reduce-scatter and an all-gather: it passes every hop twice.
+    """
+    own = [one for one in collectives if one.kind == kind]
+    own = own or [_as_kind(one, kind) for one in collectives]
+    ranks = {one.ranks for one in own}
     if len(ranks) != 1:
         raise ReconstructError("the recordings are of groups of several sizes.", hint="name those of one size")
     size = ranks.pop()
     times: dict[int, list[float]] = defaultdict(list)
-    for one in kind:
+    for one in own:
         times[one.part_bytes].append(one.duration_ns)
     least, most = min(times), max(times)
     first, last = median(times[least]), median(times[most])
@@ -105,4 +112,10 @@ def _ring(collectives: Sequence[RecordedCollective], *, scatter: bool) -> RingCo
     if slope <= 0 or start < 0:
         start = min(_START_NS, first / 2)
         slope = (last - start) / most
-    return RingCost(size, start, (size - 1) / slope, max(one.blocks for one in kind))
+    return RingCost(size, start, (size - 1) / slope, max(one.blocks for one in own))
+
+
+def _as_kind(one: RecordedCollective, kind: CollectiveKind) -> RecordedCollective:
+    """A collective of another kind in its place, by the hops that bytes pass."""
+    hops = {"gather": 1, "scatter": 1, "reduce": 2}
+    return replace(one, kind=kind, duration_ns=one.duration_ns * hops[kind] / hops[one.kind])

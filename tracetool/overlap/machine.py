@@ -99,6 +99,7 @@ class Machine:
         products: How fast it computes products.
         gather: Its all-gathers.
         scatter: Its reduce-scatters.
+        reduce: Its all-reduces.
         call_ns: What the host of the slowest rank spends on a collective's call without a profiler.
         memory_bytes_per_ns: Bandwidth of its memory.
         calls: What other calls cost, beside a collective's.
@@ -107,6 +108,7 @@ class Machine:
     products: ProductRate
     gather: RingCost
     scatter: RingCost
+    reduce: RingCost
     call_ns: float
     memory_bytes_per_ns: float
     calls: HostCalls = HostCalls()

@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tracetool.errors import DuplicateRank, ReconstructError
 from tracetool.ingestion import cached_run, discover
@@ -35,10 +35,21 @@ ORDER BY c.rank, c.position
 """
 _CALLS = """
 SELECT rank, duration_ns FROM events
-WHERE category = 'op' AND regexp_matches(name, '^c10d::.*(allgather|reduce_scatter)') ORDER BY rank, start_ns
+WHERE category = 'op' AND regexp_matches(name, '^c10d::.*(allgather|reduce_scatter|allreduce)') ORDER BY rank, start_ns
 """
 _GATHERS = ("_allgather_base", "all_gather", "allgather", "all_gather_into_tensor")
 _SCATTERS = ("_reduce_scatter_base", "reduce_scatter", "reduce_scatter_tensor")
+_REDUCES = ("allreduce", "all_reduce")
+
+
+CollectiveKind = Literal["gather", "scatter", "reduce"]
+"""All-gather, reduce-scatter or all-reduce."""
+
+
+def collective_kind(operation: str) -> CollectiveKind | None:
+    """What a recorded operation is; None if it is none of these."""
+    kinds: dict[CollectiveKind, tuple[str, ...]] = {"gather": _GATHERS, "scatter": _SCATTERS, "reduce": _REDUCES}
+    return next((kind for kind, names in kinds.items() if operation in names), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +69,17 @@ class RecordedProduct:
 
 @dataclass(frozen=True, slots=True)
 class RecordedCollective:
-    """An all-gather or reduce-scatter that ran in a recording.
+    """A collective that ran in a recording.
 
     Attributes:
-        scatter: Whether it is a reduce-scatter.
-        part_bytes: What each rank gave (all-gather) or got (reduce-scatter).
+        kind: What it is.
+        part_bytes: What each rank gave (all-gather) or got (reduce-scatter); of an all-reduce, the same share of it.
         duration_ns: Once all ranks were there: of each call the rank that waited least, and the median of the calls.
         blocks: Thread blocks of its kernel.
         ranks: Of its group.
     """
 
-    scatter: bool
+    kind: CollectiveKind
     part_bytes: int
     duration_ns: float
     blocks: int
@@ -114,7 +125,7 @@ def read_recordings(paths: Sequence[Path], progress: Progress | None = None) -> 
             runs.append(Run(path))
         else:
             runs += [cached_run([one], progress or unasked(), keep=("args",)) for one in _apart(path)]
-    return [_recording(run) for run in runs]
+    return [read_recording(run) for run in runs]
 
 
 def _apart(path: Path) -> Iterator[Path]:
@@ -131,7 +142,7 @@ def _apart(path: Path) -> Iterator[Path]:
     yield path
 
 
-def _recording(run: Run) -> LayerRecording:
+def read_recording(run: Run) -> LayerRecording:
     """What one Run holds.
 
     Raises:
@@ -173,14 +184,14 @@ def _by_rank(rows: Sequence[tuple[int, float]]) -> list[float]:
 def _products(rows: Sequence[tuple[int, int, int, str, str | None]]) -> Iterator[RecordedProduct]:
     found: dict[tuple[ProductShape, str], list[tuple[int, float]]] = defaultdict(list)
     for rank, _, duration, kernel, args in rows:
-        shape = _shape(args)
+        shape = product_shape(args)
         if shape is not None:
             found[shape, kernel].append((rank, duration))
     for (shape, kernel), durations in found.items():
         yield RecordedProduct(shape, tile_of(kernel), fmean(_by_rank(durations)))
 
 
-def _shape(args: str | None) -> ProductShape | None:
+def product_shape(args: str | None) -> ProductShape | None:
     """The shape that an op's arguments tell."""
     dims = json.loads(args or "{}").get("Input Dims", ())
     matrices = [each for each in dims if isinstance(each, list) and len(each) == 2]
@@ -190,11 +201,11 @@ def _shape(args: str | None) -> ProductShape | None:
 
 
 def _collectives(rows: Sequence[tuple[str, int, int, int | None, int, int | None]]) -> Iterator[RecordedCollective]:
-    calls: dict[tuple[bool, int, int, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    calls: dict[tuple[CollectiveKind, int, int, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for operation, rank, duration, payload, size, blocks in rows:
-        if operation in (*_GATHERS, *_SCATTERS) and payload and size > 1:
-            scatter = operation in _SCATTERS
-            calls[scatter, payload // size, blocks or 0, size][rank].append(duration)
-    for (scatter, part, blocks, size), by_rank in calls.items():
+        kind = collective_kind(operation)
+        if kind is not None and payload and size > 1:
+            calls[kind, payload // size, blocks or 0, size][rank].append(duration)
+    for (kind, part, blocks, size), by_rank in calls.items():
         together = [min(of_call) for of_call in zip(*by_rank.values(), strict=False)]
-        yield RecordedCollective(scatter, part, median(_warm(together)), blocks, size)
+        yield RecordedCollective(kind, part, median(_warm(together)), blocks, size)

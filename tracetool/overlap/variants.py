@@ -87,6 +87,15 @@ class _Call:
             blocks=ring.blocks, meets=True, behind=Stream.COMPUTE if beside else None, beside_ratio=ring.beside_ratio,
         )  # fmt: skip
 
+    def reduce(self, rows: float, *, beside: bool = False) -> int:
+        """Issue an all-reduce of so many rows per rank; ``beside`` on the communicator's stream."""
+        ring = self.machine.reduce
+        return self.program.issue(
+            Stream.COMMUNICATION if beside else Stream.COMPUTE,
+            ring.duration_ns(self.bytes_of(rows)), self.cost(self.machine.calls.scatter),
+            blocks=ring.blocks, meets=True, behind=Stream.COMPUTE if beside else None, beside_ratio=ring.beside_ratio,
+        )  # fmt: skip
+
     def exchange(self, rows: float) -> int:
         """Issue a batch of one send and one receive of so many rows."""
         ring = self.machine.gather
@@ -160,6 +169,22 @@ def _scatter_sliced(call: _Call, slices: int) -> None:
     for work in works:
         call.wait(work)
     call.through_memory(2 * call.bytes_of(call.own_rows), calls.concatenation)
+
+
+def _reduce_plain(call: _Call) -> None:
+    call.product(call.shape.scattered(call.shape.tokens))
+    call.reduce(call.own_rows)
+
+
+def _reduce_sliced(call: _Call, slices: int) -> None:
+    """Rows are multiplied slice by slice, each summed beside the next one's product; no row moves in memory."""
+    works = []
+    for _ in range(slices):
+        call.spend(call.machine.calls.slice)
+        call.product(call.shape.scattered(call.shape.tokens // slices))
+        works.append(call.reduce(call.own_rows / slices, beside=True))
+    for work in works:
+        call.wait(work)
 
 
 def _gather_peers(call: _Call, slices: int) -> None:
@@ -240,12 +265,14 @@ _FIXED: dict[str, Callable[[_Call], None]] = {
     "p2p_only": _exchange_alone,
     "ag_coll": _gather_plain,
     "rs_coll": _scatter_plain,
+    "ar_coll": _reduce_plain,
     "ag_async_tp": _gather_engines,
     "rs_async_tp": _scatter_engines,
 }
 _COUNTED: dict[str, Callable[[_Call, int], None]] = {
     "ag_sliced": _gather_sliced,
     "rs_sliced": _scatter_sliced,
+    "ar_sliced": _reduce_sliced,
     "ag_p2p": _gather_peers,
     "rs_p2p": _scatter_peers,
 }
@@ -254,9 +281,9 @@ _PARTS_OF_A_LAYER = re.compile(r"(gemm|.*_only$|.*_part$)")
 
 
 def side_of(variant: str) -> str | None:
-    """The side of a layer that a variant runs whole: ag or rs; None for what is only a part of it."""
+    """The side of a layer that a variant runs whole: ag, rs, or ar (all-reduce); None for what is only a part."""
     side = variant.partition("_")[0]
-    return None if _PARTS_OF_A_LAYER.match(variant) or side not in {"ag", "rs"} else side
+    return None if _PARTS_OF_A_LAYER.match(variant) or side not in {"ag", "rs", "ar"} else side
 
 
 def issue_calls(variant: str, shape: LayerShape, machine: Machine, *, calls: int, ahead_ns: float) -> Program | None:
