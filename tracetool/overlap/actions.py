@@ -10,7 +10,6 @@ from tracetool.costs.rescaled import with_changed_actions
 from tracetool.errors import ReconstructError
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import Notice, NoticeCode
-from tracetool.model.timeline import Op
 from tracetool.overlap.answer import NONE, variant_of
 from tracetool.overlap.calibration import calibrate
 from tracetool.overlap.measured import Timing
@@ -27,18 +26,41 @@ if TYPE_CHECKING:
     from tracetool.store.run import Run
 
 _IN_ACTIONS = """
-WITH products AS (
-    SELECT k.rank, k.start_ns, o.args
-    FROM events k JOIN events o ON o.rank = k.rank AND o.external_id = k.external_id
-    WHERE k.category = 'kernel' AND o.category = 'op' AND o.name IN ('aten::mm', 'aten::addmm')
+WITH chosen AS (
+    -- One action of each kind: the others have the same kernels.
+    SELECT rank, stage, kind, quantile_disc(microbatch, 0.5) AS microbatch
+    FROM kernel_actions WHERE kind IN ('F', 'B', 'I', 'W') AND microbatch IS NOT NULL GROUP BY ALL
+),
+kernels AS (
+    SELECT
+        a.rank, a.stage, a.kind, e.event, e.start_ns, e.stream, e.external_id,
+        regexp_matches(lower(e.name), '^(nccl|rccl|mscclpp|hcom_)') AS communicates
+    FROM kernel_actions a JOIN chosen USING (rank, stage, kind, microbatch)
+    JOIN events e ON e.rank = a.rank AND e.event = a.event AND e.category = 'kernel'
+),
+around AS (
+    SELECT
+        *,
+        last_value(CASE WHEN NOT communicates THEN external_id END IGNORE NULLS) OVER (
+            PARTITION BY rank, stage, kind ORDER BY start_ns, event
+            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+        ) AS before_id,
+        first_value(CASE WHEN NOT communicates THEN external_id END IGNORE NULLS) OVER (
+            PARTITION BY rank, stage, kind ORDER BY start_ns, event
+            ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING
+        ) AS behind_id
+    FROM kernels
+),
+products AS (
+    SELECT rank, external_id, json_extract_string(args, '$."Input Dims"') AS dims
+    FROM events WHERE category = 'op' AND name IN ('aten::mm', 'aten::addmm')
 )
-SELECT
-    c.stage, c.kind, c.operation, c.group_size, c.payload_bytes,
-    CASE WHEN c.fed_by IS NOT NULL THEN b.args END, CASE WHEN c.eaten_by IS NOT NULL THEN a.args END, count(*)
-FROM layer_overlaps c
-ASOF LEFT JOIN products b ON b.rank = c.rank AND b.start_ns < c.start_ns
-ASOF LEFT JOIN products a ON a.rank = c.rank AND a.start_ns >= c.start_ns + c.duration_ns
-WHERE c.kind IN ('F', 'B', 'I', 'W') AND NOT c.is_fused
+SELECT a.stage, a.kind, c.operation, len(c.group_ranks), c.payload_bytes, b.dims, f.dims, count(*)
+FROM around a
+JOIN comms c ON c.rank = a.rank AND c.start_ns = a.start_ns AND c.stream = a.stream
+LEFT JOIN products b ON b.rank = a.rank AND b.external_id = a.before_id
+LEFT JOIN products f ON f.rank = a.rank AND f.external_id = a.behind_id
+WHERE a.communicates AND c.operation NOT IN ('send', 'recv', 'barrier')
 GROUP BY ALL
 """
 _SIDES = {"gather": "ag", "scatter": "rs", "reduce": "ar"}
@@ -71,11 +93,10 @@ def with_overlap(found: Reconstruction, run: Run, way: str) -> Reconstruction:
     if not pairs:
         raise ReconstructError(
             "no action holds a collective beside a matrix product of its bytes.",
-            hint="record with record_shapes=True and name the traces instead of a Run; CUDA graphs and compiled kernels "
-            "hide them",
+            hint="record with record_shapes=True and name the traces, not a Run; CUDA graphs and compiled kernels hide "
+            "them",
         )
     machine = _machine(run, {pair.ranks for of_action in pairs.values() for pair in of_action})
-    actions = Counter((op.stage, op.kind) for op in found.observed.ops if isinstance(op, Op))
     changes: dict[tuple[int, ActionKind], float] = defaultdict(float)
     untouched = left
     for place, of_action in pairs.items():
@@ -84,7 +105,7 @@ def with_overlap(found: Reconstruction, run: Run, way: str) -> Reconstruction:
             if change is None:
                 untouched += count
             else:
-                changes[place] += change * count / max(1, actions[place])
+                changes[place] += change * count
     whole = {place: round(change) for place, change in changes.items()}
     if not whole:
         raise ReconstructError(
@@ -100,12 +121,16 @@ def _note(way: str, changes: Mapping[tuple[int, ActionKind], int], untouched: in
         f"{stage}{kind.value} {'+' if change > 0 else '-'}{format_duration(abs(change))}"
         for (stage, kind), change in sorted(changes.items(), key=lambda item: (item[0][0], item[0][1].value))
     )
-    left = f"; {format_count(untouched, 'collective')} with no product to run beside left alone" if untouched else ""
+    left = (
+        f"; {format_count(untouched, 'collective')} an action with no product to run beside left alone"
+        if untouched
+        else ""
+    )
     return Notice(NoticeCode.OVERLAP_CHANGED, f"layers overlap by {way}: an action takes {told}{left}")
 
 
 def _pairs(run: Run) -> tuple[dict[tuple[int, ActionKind], Counter[_Pair]], int]:
-    """Per stage and kind of action, what stands beside each other; and how many collectives stand alone."""
+    """Of one action of each stage and kind, what stands beside each other; and how many collectives stand alone."""
     pairs: dict[tuple[int, ActionKind], Counter[_Pair]] = defaultdict(Counter)
     left = 0
     for stage, kind, operation, size, payload, fed, eaten, count in run.rows(_IN_ACTIONS):

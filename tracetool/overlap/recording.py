@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 from tracetool.errors import DuplicateRank, ReconstructError
@@ -21,10 +21,21 @@ if TYPE_CHECKING:
     from tracetool.ingestion import Progress
 
 _PRODUCTS = """
-SELECT k.rank, k.start_ns, k.duration_ns, k.name, o.args
-FROM events k JOIN events o ON o.rank = k.rank AND o.external_id = k.external_id
-WHERE k.category = 'kernel' AND o.category = 'op' AND o.name IN ('aten::mm', 'aten::addmm')
-ORDER BY k.rank, k.start_ns
+WITH timed AS (
+    -- The later half of each rank's: earlier ones warm up.
+    SELECT
+        k.rank, k.name, k.duration_ns, o.args IS NOT NULL AS is_kept,
+        json_extract_string(o.args, '$."Input Dims"') AS dims,
+        row_number() OVER (PARTITION BY k.rank, k.name, dims ORDER BY k.start_ns) AS number,
+        count(*) OVER (PARTITION BY k.rank, k.name, dims) AS all_of_it
+    FROM events k JOIN events o ON o.rank = k.rank AND o.external_id = k.external_id
+    WHERE k.category = 'kernel' AND o.category = 'op' AND o.name IN ('aten::mm', 'aten::addmm')
+),
+by_rank AS (
+    SELECT rank, name, dims, is_kept, median(duration_ns) AS duration_ns
+    FROM timed WHERE number > all_of_it // 2 GROUP BY ALL
+)
+SELECT name, dims, is_kept, avg(duration_ns) FROM by_rank GROUP BY ALL ORDER BY ALL
 """
 _COLLECTIVES = """
 SELECT c.operation, c.rank, c.end_ns - c.start_ns, c.payload_bytes, len(c.group_ranks), k.blocks
@@ -151,7 +162,7 @@ def read_recording(run: Run) -> LayerRecording:
     connection = run.connection
     ((device, sms),) = connection.execute("SELECT any_value(device_name), any_value(sm_count) FROM ranks").fetchall()
     rows = connection.execute(_PRODUCTS).fetchall()
-    if rows and all(args is None for *_, args in rows):
+    if rows and not any(kept for _, _, kept, _ in rows):
         raise ReconstructError(
             f"{run.name} does not keep the shapes of products.",
             hint="name the traces instead of the Run",
@@ -181,20 +192,16 @@ def _by_rank(rows: Sequence[tuple[int, float]]) -> list[float]:
     return [median(_warm(durations)) for durations in by_rank.values()]
 
 
-def _products(rows: Sequence[tuple[int, int, int, str, str | None]]) -> Iterator[RecordedProduct]:
-    found: dict[tuple[ProductShape, str], list[tuple[int, float]]] = defaultdict(list)
-    for rank, _, duration, kernel, args in rows:
-        shape = product_shape(args)
+def _products(rows: Sequence[tuple[str, str | None, bool, float]]) -> Iterator[RecordedProduct]:
+    for kernel, dims, _, duration in rows:
+        shape = product_shape(dims)
         if shape is not None:
-            found[shape, kernel].append((rank, duration))
-    for (shape, kernel), durations in found.items():
-        yield RecordedProduct(shape, tile_of(kernel), fmean(_by_rank(durations)))
+            yield RecordedProduct(shape, tile_of(kernel), duration)
 
 
-def product_shape(args: str | None) -> ProductShape | None:
-    """The shape that an op's arguments tell."""
-    dims = json.loads(args or "{}").get("Input Dims", ())
-    matrices = [each for each in dims if isinstance(each, list) and len(each) == 2]
+def product_shape(dims: str | None) -> ProductShape | None:
+    """The shape that the dimensions of an op's inputs tell, as the trace has them; None if they tell none."""
+    matrices = [each for each in json.loads(dims or "[]") if isinstance(each, list) and len(each) == 2]
     if len(matrices) < 2 or matrices[-2][1] != matrices[-1][0]:
         return None
     return ProductShape(matrices[-2][0], matrices[-1][1], matrices[-1][0])
