@@ -83,7 +83,7 @@ def _options(command: click.Command) -> set[str]:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)
 def test_options_in_documents_exist(document: Path) -> None:
-    others = ("pip ", "msprof ")
+    others = ("pip ", "msprof ", "nsys ")
     named = {
         word.partition("=")[0]
         for code in inline_code(text_of(document))

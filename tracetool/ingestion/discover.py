@@ -26,9 +26,12 @@ _STREAMING = ("kineto",)
 """Readers that need a file once from front to back, so that it may lie elsewhere."""
 
 _KNOWN = (
-    "tracetool reads torch.profiler (Kineto) JSON; Ascend torch_npu, MindSpore and msprof output, text or databases; "
+    "tracetool reads torch.profiler (Kineto) JSON; exports of Nsight Systems; Ascend torch_npu, MindSpore and msprof "
+    "output, text or databases; "
     "NDTimeline and straggler-analysis tables"
 )
+_SAME_DEVICES = ("kineto", "nsys")
+"""Readers of what different profilers record of the same devices, the one that tells more first."""
 _MOST_UNCLEAR = 64
 MOST_RANKS = 1 << 20
 
@@ -127,13 +130,28 @@ def discover(
     if not identified:
         raise _nothing(result, len(files), paths)
     ranked = _with_ranks(identified, ranks or {}, result.conflicts)
-    result.sources = in_order(ranked)
+    result.sources = in_order(_of_one_profiler(ranked, result.left))
     _split(result, result.sources if keep_conflicts else _unclear(result.sources))
     result.conflicts += [_no_rank(item) for item in result.sources if item.source.ranked and item.rank is None]
     result.conflicts += job_conflicts(result.sources)
     if result.conflicts and not keep_conflicts:
         raise result.conflicts[0]
     return result
+
+
+def _of_one_profiler(sources: Sequence[DiscoveredSource], left: list[Left]) -> list[DiscoveredSource]:
+    """The sources without a second capture of the same ranks by another profiler, which is left and said.
+
+    Taken is the one of more ranks, of as many the one that names peers and bytes by itself. Never are some ranks taken
+    from the one and some from the other: they are different runs.
+    """
+    ranks = {kind: {item.rank for item in sources if item.reader == kind} - {None} for kind in _SAME_DEVICES}
+    best = max(_SAME_DEVICES, key=lambda kind: len(ranks[kind]))
+    others = [kind for kind in _SAME_DEVICES if kind != best and ranks[kind] & ranks[best]]
+    for item in sources:
+        if item.reader in others and item.source.path not in {one.path for one in left}:
+            left.append(Left(item.source.path, f"a second capture of the same ranks: that of {best} is taken"))
+    return [item for item in sources if item.reader not in others]
 
 
 def ranks_in(item: DiscoveredSource) -> list[DiscoveredSource]:
@@ -263,9 +281,10 @@ def _ranked(item: DiscoveredSource, ranks: Mapping[str, int], unused: set[str], 
 def _no_rank(item: DiscoveredSource) -> MissingRank:
     hint = "name the file rank0.json, rank1.json ..., " if not item.source.complements else "name it like its trace, "
     why = "" if item.source.complements else "torch.distributed was not initialised when it was recorded; "
-    return MissingRank(
-        f"{item.label} does not say its rank.", hint=f"{why}{hint}or say {Option.RANKS(f'{item.source.path.name}=0')}"
-    )
+    name = item.source.path.name
+    if item.source.member:
+        why, hint, name = "", "record each rank to a file of its own, ", f"{name}:{item.source.member}"
+    return MissingRank(f"{item.label} does not say its rank.", hint=f"{why}{hint}or say {Option.RANKS(f'{name}=0')}")
 
 
 def _awaits_rank(item: DiscoveredSource) -> bool:

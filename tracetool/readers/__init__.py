@@ -243,6 +243,7 @@ class Reader(Protocol):
 READERS: Registry[Reader] = Registry(
     "reader",
     {
+        "nsys": "tracetool.readers.nsys:READER",
         "ndtimeline": "tracetool.readers.ndtimeline:READER",
         "ascend": "tracetool.readers.ascend:READER",
         "msprof": "tracetool.readers.msprof:READER",

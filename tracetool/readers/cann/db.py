@@ -1,4 +1,4 @@
-"""SQLite databases of Ascend profilers, read without a trace beside them and in spite of damage.
+"""SQLite databases of profilers, read without a trace beside them and in spite of damage.
 
 A database is opened as immutable: SQLite then makes no ``-wal``, ``-shm`` or ``-journal`` file, not even for
 one in WAL mode. Where such a file with unmerged changes lies beside it, a copy of both is opened instead.
@@ -126,7 +126,10 @@ class Database:
         path: The file.
         tables: Table names to their column names; empty if the schema cannot be read.
         failure: Why the schema cannot be read; empty if it can.
+        again: How to get a whole one.
     """
+
+    again = "copy the file again, or parse the capture again with the profiler's own analysis"
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path
@@ -222,7 +225,7 @@ class Database:
         reason = next(filter(None, reasons), "it has no tables")
         return MalformedTrace(
             f"{self.path}: nothing of this database can be read: {reason}{self._short()}.",
-            hint="copy the file again, or parse the capture again with the profiler's own analysis",
+            hint=self.again,
         )
 
     def record_gaps(self, report: SourceReport) -> None:

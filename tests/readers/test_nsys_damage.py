@@ -1,0 +1,121 @@
+"""Damaged exports of Nsight Systems: what is whole is read, the rest is said, and nothing else goes wrong."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import sqlite3
+from typing import TYPE_CHECKING
+
+import pytest
+from helpers.nsys_export import How, export
+from helpers.recorded import data
+
+from tracetool.errors import TraceToolError
+from tracetool.ingestion import ingest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TABLES = (
+    "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_MEMCPY", "NVTX_EVENTS",
+    "NVTX_PAYLOAD_SCHEMA_ENTRIES", "TARGET_INFO_SESSION_START_TIME", "TARGET_INFO_SYSTEM_ENV", "TARGET_INFO_GPU",
+    "META_DATA_CAPTURE", "META_DATA_EXPORT", "StringIds",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rank0(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small export of one rank: its first milliseconds."""
+    folder = tmp_path_factory.mktemp("nsys")
+    whole = export(data("megatron", "1f1b_m8"), folder / "whole", How())[0]
+    with sqlite3.connect(whole) as connection:
+        for table in TABLES[:4]:
+            connection.execute(f"DELETE FROM {table} WHERE rowid > 1500")
+    connection.close()
+    with sqlite3.connect(whole, isolation_level=None) as connection:
+        connection.execute("VACUUM")
+    connection.close()
+    return whole
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_any_table_may_be_missing(table: str, rank0: Path, tmp_path: Path) -> None:
+    file = shutil.copy(rank0, tmp_path / "rank0.sqlite")
+    with sqlite3.connect(file) as connection:
+        connection.execute(f'DROP TABLE "{table}"')
+    connection.close()
+    run = ingest([file], tmp_path / "x.run")
+    ((kernels, launches, ops),) = run.rows(
+        "SELECT count(*) FILTER (category = 'kernel'), count(*) FILTER (category = 'launch'), "
+        "count(*) FILTER (category = 'op') FROM events"
+    )
+    assert (kernels > 0) == (table != "CUPTI_ACTIVITY_KIND_KERNEL")
+    assert (ops > 0) == (table != "NVTX_EVENTS")
+    assert (launches > 0) == (table != "CUPTI_ACTIVITY_KIND_RUNTIME")
+
+
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [
+        ("CUPTI_ACTIVITY_KIND_KERNEL", "start"), ("CUPTI_ACTIVITY_KIND_KERNEL", "correlationId"),
+        ("CUPTI_ACTIVITY_KIND_KERNEL", "demangledName"), ("CUPTI_ACTIVITY_KIND_RUNTIME", "globalTid"),
+        ("NVTX_EVENTS", "text"), ("NVTX_EVENTS", "domainId"), ("NVTX_EVENTS", "end"), ("StringIds", "value"),
+    ],
+)  # fmt: skip
+def test_any_column_may_be_called_otherwise(table: str, column: str, rank0: Path, tmp_path: Path) -> None:
+    file = shutil.copy(rank0, tmp_path / "rank0.sqlite")
+    with sqlite3.connect(file) as connection:
+        connection.execute(f'ALTER TABLE "{table}" RENAME COLUMN "{column}" TO "other"')
+    connection.close()
+    run = ingest([file], tmp_path / "x.run")
+    ((events,),) = run.rows("SELECT count(*) FROM events")
+    (source,) = run.manifest["sources"]
+    assert events > 0
+    if column in ("start", "end"):
+        assert source["dropped"][f"row of {table} without usable times"] >= 1490
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_broken_bytes_cost_rows_and_nothing_else(seed: int, rank0: Path, tmp_path: Path) -> None:
+    choice = random.Random(seed)  # noqa: S311 - damage
+    text = bytearray(rank0.read_bytes())
+    if seed % 3 == 0:
+        del text[choice.randrange(4096, len(text)) :]
+    else:
+        for _ in range(choice.choice((1, 30, 300))):
+            at = choice.randrange(100, len(text))
+            text[at : at + choice.randrange(1, 64)] = choice.randbytes(8)
+    file = tmp_path / "rank0.sqlite"
+    file.write_bytes(text)
+    try:
+        run = ingest([file], tmp_path / "x.run")
+    except TraceToolError as error:
+        assert str(file) in error.message  # noqa: PT017 - either is right
+        return
+    assert run.rows("SELECT count(*) FROM events WHERE duration_ns < 0") == [(0,)]
+    assert json.dumps(run.manifest)
+
+
+def test_changes_in_a_write_ahead_log_are_read(rank0: Path, tmp_path: Path) -> None:
+    """A database in WAL mode whose last rows are in the log only, as a killed export leaves it."""
+    own = tmp_path / "open.sqlite"
+    shutil.copy(rank0, own)
+    connection = sqlite3.connect(own, isolation_level=None)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
+    connection.execute(
+        "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL SELECT * FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE rowid <= 100"
+    )
+    for suffix in ("", "-wal"):
+        shutil.copy(f"{own}{suffix}", tmp_path / f"rank0.sqlite{suffix}")
+    connection.close()
+    own.unlink()
+    counts = []
+    for name in ("with", "without"):
+        run = ingest([tmp_path / "rank0.sqlite"], tmp_path / f"{name}.run")
+        counts.append(run.rows("SELECT count(*) FROM events WHERE category = 'kernel'")[0][0])
+        (tmp_path / "rank0.sqlite-wal").unlink(missing_ok=True)
+    assert counts == [1600, 1500]
+    assert sorted(path.name for path in tmp_path.glob("rank0*")) == ["rank0.sqlite"]

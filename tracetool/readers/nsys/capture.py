@@ -1,0 +1,311 @@
+"""What an export of Nsight Systems says about itself: its processes, ranks, devices, clock and communicators.
+
+Such files hold whole environments, command lines and the program's output. Of those only the few variables that name
+a rank are looked at, and none is kept: not as text, not in an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, NamedTuple
+
+from tracetool.readers import ABSOLUTE_NS, Source
+from tracetool.readers.cann.db import known, whole
+from tracetool.readers.nsys.nvtx import Domains, Payload, Payloads
+from tracetool.readers.nsys.stored import TEXTS, Texts, opened
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from tracetool.readers.nsys.stored import Stored
+
+KERNELS, COPIES, FILLS = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
+CALLS, GRAPHS = "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+NVTX, MEMORY_USAGE, DIAGNOSTICS = "NVTX_EVENTS", "CUDA_GPU_MEMORY_USAGE_EVENTS", "DIAGNOSTIC_EVENT"
+_TIMED = (KERNELS, CALLS, NVTX, COPIES, FILLS, GRAPHS)
+_METADATA = ("META_DATA_EXPORT", "EXPORT_META_DATA")
+_OWN = frozenset((*_TIMED, *_METADATA, "META_DATA_CAPTURE", "TARGET_INFO_SESSION_START_TIME", "TARGET_INFO_SYSTEM_ENV"))
+
+# Of the environment of the launched process; without a prefix those of torchrun.
+_RANK_VARIABLES = ("RANK", "SLURM_PROCID", "PMI_RANK", "OMPI_COMM_WORLD_RANK")
+_SIZE_VARIABLES = ("WORLD_SIZE", "SLURM_NTASKS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+_VARIABLE = re.compile(rf'^({"|".join((*_RANK_VARIABLES, *_SIZE_VARIABLES))})="?(\d{{1,9}})"?$')
+_LAUNCHERS = re.compile(r"^(torchrun|mpirun|mpiexec|deepspeed|srun|accelerate|horovodrun)$")
+_RANK_OF_THREAD = re.compile(r"^MPI Rank (\d{1,9})$")
+_INIT = re.compile(r"^ncclComm(InitRank|Split)")
+_MOST_MEMBERS = 1 << 20
+_MOST_PROCESSES = 4096
+
+
+class Joined(NamedTuple):
+    """That a process joined a communicator.
+
+    Attributes:
+        communicator: Its id as unsigned decimal text; empty before NCCL 2.25, whose records name none.
+        size: Ranks in it.
+        place: The process' rank within it.
+    """
+
+    communicator: str
+    size: int
+    place: int
+
+
+class Communicator(NamedTuple):
+    """Global ranks of a communicator by place; None where nothing tells one."""
+
+    name: str
+    ranks: tuple[int | None, ...]
+
+
+@dataclass(slots=True)
+class GpuProcess:
+    """A process of a capture that used a GPU, or NCCL.
+
+    Attributes:
+        pid: Its number, as its own namespace counts.
+        device: CUDA device that its kernels ran on, as the process counts; None of several.
+        rank: Global rank, if anything in the file tells.
+        world_size: Ranks in the job, likewise.
+        joined: Communicators that it joined during the capture.
+        host: Host name.
+        gpu: Physical index of the device on its host; the process' own where nothing maps it.
+        gpu_name: Model.
+        sm_count: Streaming multiprocessors.
+        hbm_bytes: Memory.
+    """
+
+    pid: int
+    device: int | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    joined: list[Joined] = field(default_factory=list)
+    host: str | None = None
+    gpu: int | None = None
+    gpu_name: str | None = None
+    sm_count: int | None = None
+    hbm_bytes: int | None = None
+
+
+@dataclass(slots=True)
+class NsysExport:
+    """One export.
+
+    Attributes:
+        processes: By pid; empty if nothing in it used a GPU or NCCL.
+        base_ns: What makes its times Unix times.
+        hides_graphs: Whether it shows CUDA graphs as one row each.
+    """
+
+    processes: dict[int, GpuProcess] = field(default_factory=dict)
+    base_ns: int = 0
+    hides_graphs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSource(Source):
+    """A process of an export, with what exports of other ranks say of its communicators.
+
+    Attributes:
+        pid: The process.
+        rank: Its global rank, if anything tells.
+        communicators: Those that it may take part in.
+    """
+
+    pid: int = 0
+    rank: int | None = None
+    communicators: tuple[Communicator, ...] = ()
+
+
+def is_export(stored: Stored) -> bool:
+    """Whether these are tables of Nsight Systems, whichever of them there are."""
+    return not _OWN.isdisjoint(stored.tables)
+
+
+def process_of(identifier: object) -> int | None:
+    """The pid in a ``globalTid`` or ``globalPid``, which are negative where their highest bit is set."""
+    number = identifier if type(identifier) is int else whole(identifier)
+    return None if number is None else (number >> 24) & 0xFFFFFF
+
+
+def thread_of(identifier: object) -> int | None:
+    """The thread in a ``globalTid``."""
+    number = identifier if type(identifier) is int else whole(identifier)
+    return None if number is None else number & 0xFFFFFF
+
+
+def capture_of(path: Path) -> NsysExport:
+    """What an export says about itself; read once as long as it does not change."""
+    about = path.stat()
+    return _capture(path, about.st_size, about.st_mtime_ns)
+
+
+@lru_cache(maxsize=1024)
+def _capture(path: Path, *_as_of: int) -> NsysExport:
+    with opened(path) as stored:
+        return about(stored)
+
+
+def about(stored: Stored) -> NsysExport:
+    """Everything but its events."""
+    capture = NsysExport(base_ns=_base_ns(stored))
+    devices: dict[int, set[int]] = defaultdict(set)
+    for table in (KERNELS, GRAPHS):
+        for process, device in stored.combinations(table, "globalPid", "deviceId"):
+            pid, number = process_of(process), known(device)
+            if pid is not None:
+                devices[pid] |= set() if number is None else {number}
+    capture.hides_graphs = GRAPHS in stored.tables
+    ranges = _ranges(stored)
+    for pid in sorted(set(devices) or set(ranges.users))[:_MOST_PROCESSES]:
+        used = devices.get(pid, set())
+        device = used.pop() if len(used) == 1 else None
+        capture.processes[pid] = GpuProcess(pid, device, joined=ranges.joined.get(pid, []))
+    for process in capture.processes.values():
+        process.rank = ranges.ranks.get(process.pid)
+    _take_hardware(stored, capture)
+    _take_environment(stored, capture)
+    return capture
+
+
+def communicators_of(processes: Iterable[GpuProcess]) -> dict[str, Communicator]:
+    """Who is where in each communicator, of what all processes of a job say.
+
+    The largest one holds the whole job, in order of rank: torch and Megatron make it so.
+    """
+    mine = list(processes)
+    largest = max((joined.size for process in mine for joined in process.joined), default=0)
+    world = max([largest, *(process.world_size or 0 for process in mine)])
+    members: dict[str, dict[int, int | None]] = defaultdict(dict)
+    sizes: dict[str, int] = {}
+    for process in mine:
+        for joined in process.joined:
+            if joined.size == world and process.rank is None:
+                process.rank = joined.place
+            if joined.size == world:
+                process.world_size = process.world_size or world
+    for process in mine:
+        for joined in process.joined:
+            if joined.communicator:
+                sizes[joined.communicator] = joined.size
+                members[joined.communicator][joined.place] = process.rank
+    return {
+        name: Communicator(
+            name, tuple(range(size)) if size == world else tuple(members[name].get(place) for place in range(size))
+        )
+        for name, size in sizes.items()
+    }
+
+
+class _Ranges(NamedTuple):
+    """What NVTX ranges tell of processes: who used NCCL, who joined which communicator, who said its rank."""
+
+    users: set[int]
+    joined: dict[int, list[Joined]]
+    ranks: dict[int, int]
+
+
+def _ranges(stored: Stored) -> _Ranges:
+    ranges = _Ranges(set(), {}, {})
+    texts, payloads = Texts(stored), Payloads(stored)
+    for text, text_id, thread in stored.select(NVTX, ("text", "textId", "globalTid"), ("eventType", Domains.THREAD)):
+        match, pid = _RANK_OF_THREAD.match(texts.of(text, text_id) or ""), process_of(thread)
+        if match and pid is not None:
+            ranges.ranks[pid] = int(match[1])
+    domains = Domains(stored, texts)
+    numbers = {number for of_process in domains.nccl.values() for number in of_process}
+    where = ("domainId", numbers)
+    if not numbers:
+        where = ("textId", {number for (number,) in stored.select(TEXTS, ("id",), ("value", "nccl"))})
+    columns = ("text", "textId", "globalTid", "domainId", "jsonText", "binaryData")
+    for text, text_id, thread, domain, json_text, blob in stored.select(NVTX, columns, where):
+        pid, name = process_of(thread), texts.of(text, text_id)
+        if pid is None or name is None or not domains.is_nccl(pid, domain, name):
+            continue
+        ranges.users.add(pid)
+        joined = _joined(payloads.decoded(blob, json_text)) if _INIT.match(name) else None
+        if joined is not None:
+            ranges.joined.setdefault(pid, []).append(joined)
+    return ranges
+
+
+def _joined(payload: Payload) -> Joined | None:
+    size, place = payload.size, payload.rank
+    if size is None or place is None or not 0 <= place < size <= _MOST_MEMBERS:
+        return None
+    return Joined(payload.communicator or "", size, place)
+
+
+def _base_ns(stored: Stored) -> int:
+    for table in _TIMED:
+        for (start,) in stored.rows(table, "start"):
+            moment = whole(start)
+            if moment is not None:
+                if moment > ABSOLUTE_NS:
+                    return 0  # exported with --ts-normalize
+                break
+    for (epoch,) in stored.rows("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"):
+        moment = whole(epoch)
+        if moment is not None and ABSOLUTE_NS < moment < 2**62:
+            return moment
+    return 0
+
+
+def _take_hardware(stored: Stored, capture: NsysExport) -> None:
+    """Host and device of each process."""
+    hosts = [
+        str(value)
+        for table, name in (("TARGET_INFO_SYSTEM_ENV", "Hostname"), ("META_DATA_CAPTURE", "DEVICE_DISPLAY_NAME"))
+        for key, value in stored.select(table, ("name", "value"), ("name", name))
+        if key == name and value
+    ]
+    columns = ("id", "cuDevice", "name", "smCount", "totalMemory")
+    gpus = [(known(n), known(cuda), *facts) for n, cuda, *facts in stored.rows("TARGET_INFO_GPU", *columns)]
+    physical = {
+        (process_of_number(pid), known(cuda)): known(gpu)
+        for gpu, cuda, pid in stored.rows("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId", "pid")
+    }
+    for process in capture.processes.values():
+        process.host = hosts[0] if hosts else None
+        process.gpu = process.device
+        mapped = physical.get((process.pid, process.device))
+        mine = [gpu for gpu in gpus if (gpu[0] == mapped if mapped is not None else gpu[1] == process.device)]
+        mine = mine or (gpus if len({gpu[2:] for gpu in gpus}) == 1 else [])
+        if mine:
+            if mapped is not None:
+                process.gpu = mapped
+            _, _, name, count, memory = mine[0]
+            process.gpu_name = str(name) if name else None
+            process.sm_count, process.hbm_bytes = known(count) or None, known(memory) or None
+
+
+def process_of_number(value: object) -> int | None:
+    """A pid that a column holds by itself, or inside a ``globalPid``."""
+    number = whole(value)
+    return number if number is None or 0 <= number < 1 << 24 else process_of(number)
+
+
+def _take_environment(stored: Stored, capture: NsysExport) -> None:
+    """The rank of the launched process, where it is the only one with a GPU and starts no others itself."""
+    variables: dict[str, int] = {}
+    launched = ""
+    for name, value in stored.select("META_DATA_CAPTURE", ("name", "value"), ("name", "PROCESS_0:")):
+        if name == "PROCESS_0:COMMAND":
+            launched = PurePosixPath(str(value)).name
+        elif name == "PROCESS_0:ENVIRONMENT_VARIABLE":
+            match = _VARIABLE.match(str(value))
+            if match:
+                variables[match[1]] = int(match[2])
+    size = next((variables[name] for name in _SIZE_VARIABLES if name in variables), None)
+    rank = next((variables[name] for name in _RANK_VARIABLES if name in variables), None)
+    starts_others = _LAUNCHERS.match(launched) is not None
+    if len(capture.processes) == 1 and not starts_others:
+        (process,) = capture.processes.values()
+        if rank is not None and (size is None or rank < size):
+            process.rank = rank if process.rank is None else process.rank
+            process.world_size = size

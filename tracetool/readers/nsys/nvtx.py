@@ -1,0 +1,206 @@
+"""NVTX ranges: their texts, domains, payloads, and what their names mean."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections import defaultdict
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import msgspec
+
+from tracetool.readers.cann.db import whole
+from tracetool.readers.cuda import action_in
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tracetool.readers.nsys.stored import Stored, Texts
+
+_HEADER = struct.Struct("<4Q")
+_COMMUNICATOR, _BYTES, _PEER = "NCCL communicator ID", "Message size [bytes]", "Peer rank"
+_SIZE, _RANK = "No. of ranks", "Rank"
+# Types of payload entries: NVTX_PAYLOAD_ENTRY_TYPE_*.
+_FORMATS = {
+    3: "<h", 4: "<H", 5: "<i", 6: "<I", 7: "<q", 8: "<Q", 9: "<b", 10: "<B", 11: "<h", 12: "<H", 13: "<b", 14: "<B",
+    15: "<h", 16: "<H", 17: "<q", 18: "<Q", 22: "<Q",
+}  # fmt: skip
+_MOST_BYTES = 2**58
+_MOST_RANKS = 2**31
+
+_SUFFIX = re.compile(r", (?:seq|op_id|sizes|input_op_ids) = ")
+_SEQUENCE = re.compile(r", seq = (\d{1,18})(?=,|$)")
+_SHAPES = re.compile(r", sizes = (\[.*\])(?:, input_op_ids|$)")
+# Kineto calls them annotations too: user scopes, which emit_nvtx numbers like ops.
+_ANNOTATION = re.compile(
+    r"^(PP:|ProfilerStep#|Optimizer\.|nccl:|gloo:|FSDP::|DistributedDataParallel|enumerate\(DataLoader\)|"
+    r"(Forward|Backward) \d+$|iter_\d|[FBWR]\d+\.\d+|pre_(send|recv)|##)"
+)
+_OP = re.compile(r"^(aten|c10d|c10|autograd|torch|record_param_comms)(::|$)")
+_STEP = re.compile(r"^(?:ProfilerStep#|iteration |iter_\d{1,9}_)(\d{1,9})$")
+_C10D = re.compile(r"^nccl:(send|recv) (\d{1,7})(?:->|<-)(\d{1,7})$")
+
+
+class Named(NamedTuple):
+    """What the text of a range says.
+
+    Attributes:
+        category: op or annotation.
+        name: Without what ``emit_nvtx`` appends.
+        sequence: Autograd's number.
+        label: Pipeline action.
+        step: Number of the step that it marks.
+    """
+
+    category: str
+    name: str
+    sequence: int | None = None
+    label: str | None = None
+    step: int | None = None
+
+
+def read_name(text: str) -> Named:
+    """What a range of the program's own domain is."""
+    at = _SUFFIX.search(text)
+    name = text if at is None else text[: at.start()]
+    sequence = _SEQUENCE.search(text)
+    if sequence is not None or _OP.match(name) or (at is not None and not _ANNOTATION.match(name)):
+        return Named("op", name, int(sequence[1]) if sequence is not None else None)
+    step = _STEP.match(name)
+    return Named("annotation", name, None, action_in(name), int(step[1]) if step is not None else None)
+
+
+def labelled_message(name: str) -> tuple[str, int] | None:
+    """Direction and peer within the group that c10d's annotation ``nccl:send 0->1`` or ``nccl:recv 0<-1`` names."""
+    match = _C10D.match(name)
+    return (match[1], int(match[3])) if match is not None else None
+
+
+class Payload(NamedTuple):
+    """What NCCL attached to a range; None where it did not say.
+
+    Attributes:
+        communicator: Id, as unsigned decimal text.
+        size_bytes: Bytes of one message.
+        peer: Rank of the other side within the communicator.
+        size: Ranks in a communicator that is joined.
+        rank: The process' rank within it.
+    """
+
+    communicator: str | None = None
+    size_bytes: int | None = None
+    peer: int | None = None
+    size: int | None = None
+    rank: int | None = None
+
+
+_NOTHING = Payload()
+
+
+class Payloads:
+    """Decodes payloads by the schemas that the capture lists.
+
+    Args:
+        stored: The capture.
+    """
+
+    def __init__(self, stored: Stored) -> None:
+        self._entries: dict[tuple[int, int], dict[str, tuple[int, str]]] = defaultdict(dict)
+        columns = ("domainId", "schemaId", "type", "name", "offset")
+        for domain, schema, kind, name, offset in stored.rows("NVTX_PAYLOAD_SCHEMA_ENTRIES", *columns):
+            place = whole(offset) or 0
+            layout = _FORMATS.get(whole(kind) or 0)
+            if isinstance(domain, int) and isinstance(schema, int) and layout and 0 <= place < 1 << 16:
+                self._entries[domain, schema][str(name)] = place, layout
+
+    def decoded(self, blob: object, json_text: object) -> Payload:
+        """What a payload says; of one that cannot be read nothing."""
+        if isinstance(blob, bytes) and len(blob) > _HEADER.size:
+            values = self._of_blob(blob)
+        elif isinstance(json_text, str) and json_text:
+            values = _of_json(json_text)
+        else:
+            return _NOTHING
+        identifier = values.get(_COMMUNICATOR)
+        return Payload(
+            None if not identifier else str(identifier % 2**64),
+            _within(values.get(_BYTES), _MOST_BYTES),
+            _within(values.get(_PEER), _MOST_RANKS),
+            _within(values.get(_SIZE), _MOST_RANKS),
+            _within(values.get(_RANK), _MOST_RANKS),
+        )
+
+    def _of_blob(self, blob: bytes) -> Mapping[str, int]:
+        domain, schema, size, _ = _HEADER.unpack_from(blob)
+        body = blob[_HEADER.size : _HEADER.size + size]
+        values = {}
+        for name, (offset, layout) in self._entries.get((domain, schema), {}).items():
+            if offset + struct.calcsize(layout) <= len(body):
+                (values[name],) = struct.unpack_from(layout, body, offset)
+        return values
+
+
+def _of_json(text: str) -> Mapping[str, int]:
+    """Numbers of a payload as JSON, by name, however deep they are."""
+    try:
+        waiting = [msgspec.json.decode(text)]
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    values: dict[str, int] = {}
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, list):
+            waiting += one
+        elif isinstance(one, dict):
+            named = one.get("name"), one.get("value")
+            for name, value in (*one.items(), named):
+                number = whole(value)
+                if number is not None:
+                    values.setdefault(_SAME.get(str(name), str(name)), number)
+                elif isinstance(value, (dict, list)):
+                    waiting.append(value)
+    return values
+
+
+_SAME = {"commHash": _COMMUNICATOR, "peer": _PEER, "bytes": _BYTES, "nRanks": _SIZE}
+"""Names of the advanced trace of NCCL."""
+
+
+def _within(value: int | None, limit: int) -> int | None:
+    return value if value is not None and 0 <= value < limit else None
+
+
+class Domains:
+    """Which domains are NCCL's, per process.
+
+    Args:
+        stored: The capture.
+        texts: Its texts.
+
+    Attributes:
+        nccl: Per process, the numbers of its NCCL domains.
+    """
+
+    MARK: ClassVar[int] = 34
+    THREAD: ClassVar[int] = 39
+    NESTED: ClassVar[int] = 59
+    FREE: ClassVar[int] = 60
+    CREATED: ClassVar[int] = 75
+
+    def __init__(self, stored: Stored, texts: Texts) -> None:
+        self.nccl: dict[int, set[int]] = defaultdict(set)
+        self._named: set[tuple[int, int]] = set()
+        columns = ("text", "textId", "globalTid", "domainId")
+        for text, text_id, thread, domain in stored.select("NVTX_EVENTS", columns, ("eventType", self.CREATED)):
+            if not isinstance(thread, int) or not isinstance(domain, int):
+                continue
+            pid = (thread >> 24) & 0xFFFFFF
+            self._named.add((pid, domain))
+            if texts.of(text, text_id) == "NCCL":
+                self.nccl[pid].add(domain)
+
+    def is_nccl(self, pid: int, domain: object, name: str) -> bool:
+        """Whether a range is NCCL's own; by its name where the capture lost what its domain is called."""
+        if domain in self.nccl.get(pid, ()):
+            return True
+        return domain not in (0, None) and (pid, domain) not in self._named and name.startswith("nccl")
