@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, cast
 
 from tracetool.errors import MissingRank, NoPipeline
 from tracetool.readers import rows_table
+from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.capture.clocks import Clocks, find_clocks
 from tracetool.reconstruction.capture.collectives import find_collectives
 from tracetool.reconstruction.capture.coordinates import Coordinates, find_coordinates
 from tracetool.reconstruction.capture.exchanges import Ring, find_rings, overlay_exchanges, record_rings, without_rings
 from tracetool.reconstruction.capture.groups import PipelineGroup, find_pipelines, labelled_stages, record_pipelines
 from tracetool.reconstruction.capture.messages import Matched, match_messages, read_p2p, record_shapes
+from tracetool.reconstruction.capture.peers import infer_peers
 from tracetool.reconstruction.capture.process_groups import ProcessGroup, read_groups
 from tracetool.reconstruction.capture.waits import find_waits, read_ops, record_waits
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tracetool.model.notice import Notice
-    from tracetool.reconstruction.capture import Account, Finding
+    from tracetool.reconstruction.capture import Finding
     from tracetool.reconstruction.capture.collectives import Collective
     from tracetool.reconstruction.capture.messages import P2POp
     from tracetool.reconstruction.capture.waits import Wait
@@ -87,10 +89,12 @@ def survey_run(
         for note in notes:
             account.note(note.code, note.text, hint=note.hint, subject=note.subject)
         account.findings += findings
+        run = infer_peers(run, survey.collectives, Account())
         return replace(survey, run=overlay_exchanges(run, survey.rings))
+    collectives = find_collectives(run, account)
+    run = infer_peers(run, collectives, account)
     every = read_p2p(run)
     record_shapes(run, account)
-    collectives = find_collectives(run, account)
     matched = match_messages(every, account, collectives)
     ranks = [rank for (rank,) in run.rows("SELECT rank FROM ranks ORDER BY rank")]
     clocks = find_clocks(ranks, matched.messages, collectives, account)
