@@ -267,6 +267,17 @@ def autograd_kernels(run: Run, rank: int, span: tuple[int, int]) -> list[Kernel]
     return [Kernel(**row) for row in run.records(_AUTOGRAD_SQL, parameters)]
 
 
+def launch_threads(run: Run, rank: int, span: tuple[int, int]) -> dict[int, int]:
+    """The host thread that launched each kernel within the span of host time, by the kernel's event."""
+    rows = run.rows(
+        "SELECT k.event, l.thread FROM events AS k JOIN events AS l ON l.rank = k.rank AND l.category = 'launch' "
+        "AND l.correlation = k.correlation WHERE k.rank = ? AND k.stream IS NOT NULL AND l.thread IS NOT NULL "
+        "AND l.start_ns >= ? AND l.start_ns < ?",
+        [rank, *span],
+    )
+    return dict(rows)
+
+
 _HOST_SQL = f"""
 WITH {_CONTEXT}ops AS (
     SELECT event, name, thread, start_ns, start_ns + duration_ns AS end_ns, sequence_number

@@ -20,6 +20,7 @@ from tracetool.reconstruction.actions.beside_autograd import (
     goes_down_alone,
     join_accumulation,
     pieces_by_kernel_type,
+    pieces_by_thread,
     runs_backwards,
 )
 from tracetool.reconstruction.actions.hops import join_batches, join_gaps
@@ -28,6 +29,7 @@ from tracetool.reconstruction.actions.kernels import (
     device_kernels,
     host_kernels,
     label_of,
+    launch_threads,
     nodes_that_ran,
     pieces_by_label,
     pieces_of_actions,
@@ -48,6 +50,10 @@ if TYPE_CHECKING:
     from tracetool.reconstruction.capture.messages import P2POp
     from tracetool.reconstruction.steps import Step
     from tracetool.store.run import Run
+
+
+_CHUNKS = (1, 2, 3, 4, 6, 8)
+"""Stages per rank that are tried where nothing tells which forward a backward undoes."""
 
 
 class StepWork(NamedTuple):
@@ -181,13 +187,22 @@ def _placed(
         # Where a message inside a rank is all that parts two stages, only the cut of the graph between them shows it.
         # Like such stages, a loss that is computed or scaled apart is undone right ahead of the forward that it belongs
         # to.
-        for joined, with_cuts, by_direction in itertools.product((False, True), repeat=3):
+        several = _CHUNKS if has_gradients and all(map(_lacks_ops, kernels.values())) else _CHUNKS[:1]
+        both = (False, True)
+        for chunks, joined, with_cuts, by_direction in itertools.product(several, both, both, both):
             cuts = _graph_cuts(run, group, step) if with_cuts else {}
             if has_gradients:
-                by_rank = {
-                    r: _pieces(run, r, step, kernels[r], messages.posts[r], cuts.get(r, ()), joined=joined)
-                    for r in group.ranks
-                }
+                rounds = chunks, len(group.ranks)
+                try:
+                    by_rank = {
+                        r: _pieces(run, r, step, kernels[r], messages.posts[r], cuts.get(r, ()), rounds, joined=joined)
+                        for r in group.ranks
+                    }
+                except ReconstructError as error:
+                    if len(several) == 1:
+                        raise
+                    problem = error if not problem.message else problem
+                    continue
             else:
                 by_rank = {r: _forwards(run, group, r, step, kernels[r], messages.posts[r]) for r in group.ranks}
             trails = [RankTrail(by_rank[r].pieces, messages.posts[r]) for r in group.ranks]
@@ -271,6 +286,7 @@ def _pieces(
     kernels: list[Kernel],
     posts: Sequence[P2POp],
     cuts: Sequence[int],
+    rounds: tuple[int, int],
     *,
     joined: bool,
 ) -> _RankPieces:
@@ -281,6 +297,10 @@ def _pieces(
         sends = sorted(op.posted_ns for op in posts if op.is_send) if joined else None
         pieces, loose = find_pieces(work, nodes_that_ran(run, rank, step.spans[rank]), breaks, sends)
         return _RankPieces(pieces, loose, kernels, "autograd")
+    if _lacks_ops(kernels):
+        breaks = sorted(op.posted_ns for op in posts)
+        pieces, loose = pieces_by_thread(work, launch_threads(run, rank, step.spans[rank]), breaks, *rounds)
+        return _RankPieces(pieces, loose, kernels, "kernels")
     on_device = device_kernels(run, rank, step.spans[rank])
     pieces, loose = pieces_by_kernel_type(on_device, rank)
     return _RankPieces(pieces, loose, on_device, "kernels")
@@ -293,6 +313,12 @@ def _forwards(
     work = [k for k in mine if not (k.is_p2p or k.is_barrier)]
     pieces, loose = forwards_between(work, posts, is_last=rank == group.ranks[-1])
     return _RankPieces(pieces, loose, mine, "messages")
+
+
+def _lacks_ops(kernels: Sequence[Kernel]) -> bool:
+    """Whether launches were recorded, those of messages too, but no autograd node around any."""
+    messages = any(kernel.is_p2p for kernel in kernels)
+    return _is_device(kernels) and messages and not any(k.backward_of is not None for k in kernels)
 
 
 def _is_device(kernels: Sequence[Kernel]) -> bool:

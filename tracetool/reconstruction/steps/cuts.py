@@ -192,8 +192,10 @@ class Cut(NamedTuple):
     evidence: Evidence
 
 
-_OPTIMIZER_KERNELS = "Adam|Sgd|SGD|Optimizer|ApplyMomentum|Adagrad|addcdiv|LAMBStage|ApplyLamb|Muon"
-"""Names of kernels that optimizers alone run, as a DuckDB regular expression."""
+_OPTIMIZER_KERNELS = (
+    "Adam|Sgd|SGD|Optimizer|ApplyMomentum|Adagrad|addcdiv|LAMBStage|ApplyLamb|Muon|PointwiseOpScalarListFunctor"
+)
+"""Names of kernels that optimizers alone run, as a DuckDB regular expression; the last is addcdiv of many tensors."""
 
 _ANNOTATED_SQL = """
 SELECT rank, start_ns + duration_ns AS end_ns FROM events

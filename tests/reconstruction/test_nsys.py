@@ -1,0 +1,134 @@
+"""What torch.profiler recorded, as Nsight Systems would have: the same pipeline comes out, whatever its export lacks.
+
+The exports are made of the recorded traces by the standard library alone (``helpers.nsys_export``); what is expected
+is what reconstruction finds in the recording itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from helpers.nsys_export import How, export
+from helpers.recorded import data, looked_at, reconstruct_once, run_of
+
+from tracetool.ingestion import ingest
+from tracetool.model.timeline import Op, measure
+from tracetool.reconstruction.capture import Account
+from tracetool.reconstruction.capture.peers import Nameless, peers_of
+from tracetool.replays import replay
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tracetool.reconstruction import Reconstruction
+
+H100, MEGATRON = "h100-pp4/traces", "megatron"
+RECORDED = {
+    "1f1b_m8": H100, "interleaved_m8": H100, "zbh1_m8": H100, "vpp2_overlap_m8": MEGATRON,
+}  # fmt: skip
+
+
+def recorded(name: str) -> Path:
+    """The folder of a recording."""
+    return data(*RECORDED[name].split("/"), name)
+
+
+def both(name: str, folder: Path, how: How) -> tuple[Reconstruction, Reconstruction]:
+    """What is found in a recording, and in the same step of its export: nsys marks none, so they count from 0."""
+    kineto = looked_at(run_of(recorded(name)))
+    export(recorded(name), folder / "exports", how)
+    run = ingest([folder / "exports"], folder / "x.run")
+    step = [s.number for s in kineto.steps].index(kineto.pipeline.step)
+    return kineto, reconstruct_once(run, step=step, account=Account())
+
+
+def computes(found: Reconstruction) -> dict[tuple[int, int, str, int], int]:
+    """How long each action took."""
+    ops = (op for op in found.observed.ops if isinstance(op, Op))
+    return {(op.rank, op.stage, op.kind.value, op.microbatch): op.duration_ns for op in ops}
+
+
+def messages(found: Reconstruction, *, sizes: bool) -> list[tuple[object, ...]]:
+    """Who sends what to whom."""
+    return sorted(
+        (t.kind.value, t.microbatch, t.src_stage, t.dst_stage, t.src_rank, t.dst_rank, t.payload_bytes if sizes else 0)
+        for t in found.observed.transfers
+    )
+
+
+def step_ns(found: Reconstruction) -> int:
+    """The step's time in replay, as observed."""
+    return measure(replay(found.pipeline, found.pipeline.observed).timeline).step_ns
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("1f1b_m8", How(normalized=True, together=True)),
+        ("vpp2_overlap_m8", How(as_json=True)),
+    ],
+)  # fmt: skip
+def test_an_export_with_payloads_tells_the_same_as_the_recording(name: str, how: How, tmp_path: Path) -> None:
+    kineto, nsys = both(name, tmp_path, how)
+    assert computes(nsys) == computes(kineto)
+    assert messages(nsys, sizes=True) == messages(kineto, sizes=True)
+    assert nsys.pipeline.p2p == kineto.pipeline.p2p
+    assert step_ns(nsys) == step_ns(kineto)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_an_export_without_payloads_and_labels_tells_all_but_bytes(name: str, tmp_path: Path) -> None:
+    kineto, nsys = both(name, tmp_path, How(payloads=False, labels=False))
+    assert computes(nsys) == computes(kineto)
+    assert messages(nsys, sizes=False) == messages(kineto, sizes=False)
+    assert {t.payload_bytes for t in nsys.observed.transfers} == {None}
+    assert step_ns(nsys) == pytest.approx(step_ns(kineto), rel=0.01)
+    (pairing,) = [f for f in nsys.findings if f.fact == "messages"]
+    assert (pairing.evidence, pairing.confidence) == ("inferred", 1.0)
+
+
+@pytest.mark.parametrize("name", ["1f1b_m8", "zbh1_m8", "vpp2_overlap_m8"])
+def test_launches_alone_tell_actions_by_thread_and_what_repeats(name: str, tmp_path: Path) -> None:
+    """Without any range of torch's: NCCL's own names, kernels and the threads that launched them."""
+    kineto, nsys = both(name, tmp_path, How(payloads=False, labels=False, nvtx="nccl"))
+    taken, expected = computes(nsys), computes(kineto)
+    assert taken.keys() == expected.keys()
+    # What sums gradients between a forward and its backward is of neither here; the first forward has what precedes it.
+    assert sum(taken.values()) == pytest.approx(sum(expected.values()), rel=0.01)
+    assert messages(nsys, sizes=False) == messages(kineto, sizes=False)
+    assert {stage.evidence for stage in nsys.pipeline.stages} == {"kernels"}
+    assert step_ns(nsys) == pytest.approx(step_ns(kineto), rel=0.01)
+
+
+US = 1000
+
+
+def op(rank: int, position: int, start: int, end: int, *, sends: bool, follows: str = "F") -> Nameless:
+    """An operation alone in its kernel; times in us."""
+    return Nameless(rank, position, sends, None, None, True, start * US, end * US, (follows,))
+
+
+def test_messages_meet_where_only_one_send_began_in_time() -> None:
+    """Rank 1 waits for rank 0, then rank 2 for rank 1; bytes take 60 us."""
+    ops = []
+    for n in range(4):
+        at = 10_000 * n
+        ops += [
+            op(0, n, at + 4000, at + 4060, sends=True), op(1, 2 * n, at + 1000, at + 4070, sends=False),
+            op(1, 2 * n + 1, at + 8000, at + 8060, sends=True), op(2, n, at + 5000, at + 8070, sends=False),
+        ]  # fmt: skip
+    peers = peers_of(ops, world=3)
+    assert {peers[0, n] for n in range(4)} == {1}
+    assert {(peers[1, 2 * n], peers[1, 2 * n + 1]) for n in range(4)} == {(0, 2)}
+    assert {peers[2, n] for n in range(4)} == {1}
+
+
+def test_messages_that_nothing_tells_apart_keep_no_peer() -> None:
+    """Two senders begin at one time, for each of two receivers: either could be either's."""
+    ops = []
+    for n in range(4):
+        at = 10_000 * n
+        ops += [op(rank, n, at + 4000, at + 4060, sends=True) for rank in (0, 1)]
+        ops += [op(rank, n, at + 1000, at + 4070, sends=False) for rank in (2, 3)]
+    assert peers_of(ops, world=4) == {}
